@@ -141,7 +141,7 @@ def jargon(roots):
     for entry in re.split(r"\n(?=\S)", text):
         title, _, rest = entry.strip("\n").partition("\n")
         paragraphs = [" ".join(p.split()) for p in re.split(r"\n\s*\n", rest) if p.strip()]
-        # Braces mark cross references, slashes a pronunciation nobody asks this model for.
+        # Braces mark cross references, slashes a pronunciation that this model does not need.
         paragraphs = [re.sub(r"\{ ?([^{}]*)\}", r"\1", p) for p in paragraphs]
         if paragraphs and re.fullmatch(r"/.*|[a-z]+\.( .*)?", paragraphs[0]):
             paragraphs = paragraphs[1:]

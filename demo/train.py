@@ -86,7 +86,7 @@ def held_out_losses(network: Network, rows: dict[str, torch.Tensor], windows: in
 
 def export(network: Network, tokenizer: Tokenizer, out: Path):
     out.mkdir(parents=True, exist_ok=True)
-    # Renamed when complete: somebody may be reading the folder.
+    # Renamed when complete: another process may be reading the folder.
     save_file(network.hub_tensors(), out / "model.safetensors.partial", metadata={"format": "pt"})
     (out / "model.safetensors.partial").chmod(0o644)
     (out / "model.safetensors.partial").rename(out / "model.safetensors")

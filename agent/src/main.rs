@@ -5,7 +5,7 @@ use clap::{Parser, Subcommand};
 use remoe_hub::ModelArgs;
 use remoe_model::{CheckpointError, DenseDtype, ExpertsDtype, Inspection, StoredDtype};
 use remoe_process::shutdown_on_signal;
-use remoe_profiler::{BelowOne, Gate, OnDevice, ProfileError, Reporter, Request, doubts, measure};
+use remoe_profiler::{BelowOne, Gate, OnDevice, ProfileError, ProfileRequest, Reporter, doubts, measure};
 use remoe_rollout::LogLine;
 use remoe_rollout::process::Programs;
 use serde::Serialize;
@@ -24,11 +24,11 @@ const FOLDER_VARIABLE: &str = "REMOE_BIN_DIR";
 #[command(name = "remoe-agent", version, about = "Finds out about a model what the operator cannot see")]
 struct Arguments {
     #[command(subcommand)]
-    errand: Errand,
+    command: AgentCommand,
 }
 
 #[derive(Subcommand)]
-enum Errand {
+enum AgentCommand {
     /// Print the facts of a checkpoint
     Inspect(ModelArgs),
     /// Measure this machine for a model, print the profile
@@ -56,7 +56,7 @@ struct ProfileArgs {
     assume_device: bool,
 }
 
-/// Failure of an errand.
+/// Failure of a command.
 #[derive(Debug, thiserror::Error)]
 enum AgentError {
     #[error(transparent)]
@@ -82,9 +82,9 @@ impl AgentError {
 }
 
 fn main() -> ExitCode {
-    let done = match Arguments::parse().errand {
-        Errand::Inspect(source) => inspect(&source),
-        Errand::Profile(args) => profile(&args),
+    let done = match Arguments::parse().command {
+        AgentCommand::Inspect(source) => inspect(&source),
+        AgentCommand::Profile(args) => profile(&args),
     };
     let Err(error) = done else { return ExitCode::SUCCESS };
     let (kind, code) = error.code();
@@ -115,7 +115,7 @@ fn profile(args: &ProfileArgs) -> Result<(), AgentError> {
     opened.checkpoint.check_experts_dtype(args.experts_dtype, computed_in)?;
     let inspection = opened.checkpoint.inspect()?;
     let inspection = inspection.kept_as(args.experts_dtype, args.dense_dtype, &args.device);
-    let request = Request {
+    let request = ProfileRequest {
         source: args.source.pinned(&opened),
         inspection,
         dtype: args.dtype.clone(),

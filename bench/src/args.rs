@@ -1,6 +1,6 @@
 //! The command line.
 
-use crate::checkpoint::Shape;
+use crate::checkpoint::ModelShape;
 use crate::device::DeviceArgs;
 use crate::parts::PartName;
 use clap::{Args, Parser, Subcommand};
@@ -28,7 +28,7 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 pub(crate) struct CheckpointArgs {
     #[command(flatten)]
-    pub(crate) shape: Shape,
+    pub(crate) shape: ModelShape,
     /// Random seed; equal seeds give equal weights
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,

@@ -1,6 +1,6 @@
 //! Certificates for a remote function under measurement and for who asks it.
 
-use crate::error::{Result, While};
+use crate::error::{ErrorContext, Result};
 use remoe_identity::Authority;
 use remoe_proto::identity::{
     CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, Counterpart, Credentials, Identity, KEY, Keyring, Trust,

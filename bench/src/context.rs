@@ -1,13 +1,13 @@
 //! Facts that every part of a run needs.
 
-use crate::checkpoint::{self, Shape};
-use crate::error::{BenchError, Result, While};
+use crate::checkpoint::{self, ModelShape};
+use crate::error::{BenchError, ErrorContext, Result};
 use crate::llama::LlamaBench;
 use std::path::{Path, PathBuf};
 
 /// Programs, folders and how thorough to be.
 #[derive(Debug)]
-pub(crate) struct Context {
+pub(crate) struct BenchContext {
     /// Fewer and shorter rounds.
     pub(crate) quick: bool,
     /// Folder of the programs under measurement.
@@ -22,7 +22,7 @@ pub(crate) struct Context {
     pub(crate) llama: Option<LlamaBench>,
 }
 
-impl Context {
+impl BenchContext {
     /// `thorough` rounds, or few for a quick run.
     pub(crate) fn rounds(&self, thorough: usize) -> usize {
         if self.quick { thorough.div_ceil(5) } else { thorough }
@@ -39,7 +39,7 @@ impl Context {
     }
 
     /// A checkpoint of `shape`, written when it is not there from an earlier run.
-    pub(crate) fn model(&self, name: &str, shape: &Shape) -> Result<PathBuf> {
+    pub(crate) fn model(&self, name: &str, shape: &ModelShape) -> Result<PathBuf> {
         let folder = self.models.join(name);
         // A config is written last, and that of another shape differs.
         if checkpoint::is_of(shape, &folder) {

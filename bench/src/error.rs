@@ -20,18 +20,18 @@ impl BenchError {
 }
 
 /// Says what was being done when something failed or was missing.
-pub(crate) trait While<T> {
+pub(crate) trait ErrorContext<T> {
     /// `doing` is only called for a failure.
     fn doing<D: Into<String>>(self, doing: impl FnOnce() -> D) -> Result<T>;
 }
 
-impl<T, E: Display> While<T> for std::result::Result<T, E> {
+impl<T, E: Display> ErrorContext<T> for std::result::Result<T, E> {
     fn doing<D: Into<String>>(self, doing: impl FnOnce() -> D) -> Result<T> {
         self.map_err(|error| BenchError::new(doing(), error))
     }
 }
 
-impl<T> While<T> for Option<T> {
+impl<T> ErrorContext<T> for Option<T> {
     fn doing<D: Into<String>>(self, doing: impl FnOnce() -> D) -> Result<T> {
         self.ok_or_else(|| BenchError::new(doing(), "missing"))
     }

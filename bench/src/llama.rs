@@ -1,6 +1,6 @@
 //! llama.cpp's own benchmark, run between our measurements.
 
-use crate::error::{BenchError, Result, While};
+use crate::error::{BenchError, ErrorContext, Result};
 use crate::machine::cores;
 use serde_json::Value;
 use std::path::{Path, PathBuf};

@@ -12,7 +12,7 @@ const STOLEN_LIMIT: f64 = 0.02;
 
 /// Load of the machine beside a measurement.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Load {
+pub(crate) struct MachineLoad {
     seconds: f64,
     /// Share of the cores' time that went to processes which are neither this one nor its descendants, and to the
     /// kernel on no process's behalf.
@@ -22,14 +22,14 @@ pub(crate) struct Load {
     load_average_before: String,
 }
 
-impl Load {
+impl MachineLoad {
     /// Reports if the figures can be held against a bar.
     pub(crate) fn is_quiet(&self) -> bool {
         self.others <= OTHERS_LIMIT && self.stolen <= STOLEN_LIMIT
     }
 }
 
-impl fmt::Display for Load {
+impl fmt::Display for MachineLoad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { seconds, others, stolen, load_average_before } = self;
         write!(
@@ -44,25 +44,25 @@ impl fmt::Display for Load {
 
 /// Watches the machine from now on.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct LoadMonitor {
     started: Instant,
     ticks: Ticks,
     load_average: String,
 }
 
-impl Watch {
+impl LoadMonitor {
     pub(crate) fn start() -> Self {
         Self { started: Instant::now(), ticks: Ticks::now(), load_average: load_average() }
     }
 
     /// To be called when the processes under measurement have ended.
-    pub(crate) fn stop(self) -> Load {
+    pub(crate) fn stop(self) -> MachineLoad {
         let (before, after) = (self.ticks, Ticks::now());
         let seconds = self.started.elapsed().as_secs_f64();
         let all = seconds * clock_ticks_per_second() as f64 * cores() as f64;
         let share = |before: u64, after: u64| after.saturating_sub(before) as f64 / all;
         let busy = share(before.busy, after.busy);
-        Load {
+        MachineLoad {
             seconds,
             others: (busy - share(before.own, after.own)).max(0.0),
             stolen: share(before.stolen, after.stolen),
@@ -105,7 +105,8 @@ mod tests {
 
     #[test]
     fn a_busy_machine_is_not_called_quiet() {
-        let load = |others, stolen| Load { seconds: 1.0, others, stolen, load_average_before: String::new() };
+        let load =
+            |others, stolen| MachineLoad { seconds: 1.0, others, stolen, load_average_before: String::new() };
         assert!(load(0.01, 0.0).is_quiet());
         assert!(!load(0.3, 0.0).is_quiet());
         assert!(!load(0.01, 0.1).is_quiet());

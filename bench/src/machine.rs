@@ -11,7 +11,7 @@ const FLAGS: [&str; 8] =
 
 /// The machine at the start of a run.
 #[derive(Debug, Serialize)]
-pub(crate) struct Machine {
+pub(crate) struct BenchMachine {
     date: String,
     /// The revision that was measured; `+` behind it: with changes.
     revision: Option<String>,
@@ -26,7 +26,7 @@ pub(crate) struct Machine {
     load_average: String,
 }
 
-impl Machine {
+impl BenchMachine {
     pub(crate) fn now() -> Self {
         let cpuinfo = read("/proc/cpuinfo");
         let field = |name: &str| {
@@ -64,7 +64,7 @@ pub(crate) fn available_memory() -> u64 {
     memory("MemAvailable:")
 }
 
-impl fmt::Display for Machine {
+impl fmt::Display for BenchMachine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gigabytes = |bytes: u64| bytes as f64 / 1e9;
         write!(

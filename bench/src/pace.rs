@@ -1,6 +1,6 @@
 //! Length of a run: as many rounds as a part wants, while there is time and the user does not interrupt it.
 
-use crate::error::{BenchError, Result, While};
+use crate::error::{BenchError, ErrorContext, Result};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,30 +43,30 @@ impl Interrupt {
 
 /// Time that a part may take.
 #[derive(Debug, Clone)]
-pub(crate) struct Share {
+pub(crate) struct TimeShare {
     ends: Instant,
     interrupt: Interrupt,
 }
 
 /// How the rounds of a part ended.
 #[derive(Debug)]
-pub(crate) struct Ending {
+pub(crate) struct RoundsEnd {
     pub(crate) wanted: usize,
     /// Rounds that counted.
     pub(crate) done: usize,
-    pub(crate) cause: Cause,
+    pub(crate) cause: StopCause,
 }
 
 /// Why there were no further rounds.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Cause {
+pub(crate) enum StopCause {
     Complete,
     TimeLimit,
     Interrupted,
     Failed(BenchError),
 }
 
-impl Share {
+impl TimeShare {
     pub(crate) fn new(ends: Instant, interrupt: Interrupt) -> Self {
         Self { ends, interrupt }
     }
@@ -85,18 +85,18 @@ impl Share {
         name: &str,
         wanted: usize,
         mut round: impl FnMut(usize) -> Result<()>,
-    ) -> Ending {
+    ) -> RoundsEnd {
         let started = Instant::now();
         let mut longest = Duration::ZERO;
         for number in 0..=wanted {
             let done = number.saturating_sub(1);
-            let end = |cause| Ending { wanted, done, cause };
+            let end = |cause| RoundsEnd { wanted, done, cause };
             if self.interrupt.is_set() {
-                return end(Cause::Interrupted);
+                return end(StopCause::Interrupted);
             }
             let now = Instant::now();
             if number > 1 && now + longest > self.ends {
-                return end(Cause::TimeLimit);
+                return end(StopCause::TimeLimit);
             }
             if number > 0 {
                 let seconds = started.elapsed().as_secs();
@@ -104,24 +104,28 @@ impl Share {
             }
             if let Err(error) = round(number) {
                 // Functions get a terminal's Ctrl-C as well.
-                return end(if self.interrupt.is_set() { Cause::Interrupted } else { Cause::Failed(error) });
+                return end(if self.interrupt.is_set() {
+                    StopCause::Interrupted
+                } else {
+                    StopCause::Failed(error)
+                });
             }
             longest = longest.max(now.elapsed());
         }
-        Ending { wanted, done: wanted, cause: Cause::Complete }
+        RoundsEnd { wanted, done: wanted, cause: StopCause::Complete }
     }
 }
 
-impl fmt::Display for Ending {
+impl fmt::Display for RoundsEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { wanted, done, cause } = self;
         match cause {
-            Cause::Complete => write!(f, "{done} rounds."),
-            Cause::TimeLimit => {
+            StopCause::Complete => write!(f, "{done} rounds."),
+            StopCause::TimeLimit => {
                 write!(f, "**{done} of {wanted} rounds**: time limit reached; raise --time-limit.")
             }
-            Cause::Interrupted => write!(f, "**{done} of {wanted} rounds**: interrupted."),
-            Cause::Failed(error) => write!(f, "**{done} of {wanted} rounds**: {error}"),
+            StopCause::Interrupted => write!(f, "**{done} of {wanted} rounds**: interrupted."),
+            StopCause::Failed(error) => write!(f, "**{done} of {wanted} rounds**: {error}"),
         }
     }
 }
@@ -130,8 +134,8 @@ impl fmt::Display for Ending {
 mod tests {
     use super::*;
 
-    fn share(limit: Duration) -> Share {
-        Share::new(Instant::now() + limit, Interrupt::default())
+    fn share(limit: Duration) -> TimeShare {
+        TimeShare::new(Instant::now() + limit, Interrupt::default())
     }
 
     #[test]
@@ -141,7 +145,7 @@ mod tests {
             seen.push(number);
             Ok(())
         });
-        assert_eq!((seen, ending.done, ending.cause), (vec![0, 1], 1, Cause::TimeLimit));
+        assert_eq!((seen, ending.done, ending.cause), (vec![0, 1], 1, StopCause::TimeLimit));
     }
 
     #[test]
@@ -151,7 +155,7 @@ mod tests {
             count += 1;
             Ok(())
         });
-        assert_eq!((count, ending.done, ending.cause), (6, 5, Cause::Complete));
+        assert_eq!((count, ending.done, ending.cause), (6, 5, StopCause::Complete));
     }
 
     #[test]
@@ -164,13 +168,13 @@ mod tests {
         let ending = all.rounds("part", 5, &mut fail);
         assert_eq!(
             (ending.done, &ending.cause),
-            (2, &Cause::Failed(BenchError::new("measuring", "it broke")))
+            (2, &StopCause::Failed(BenchError::new("measuring", "it broke")))
         );
         let ending = all.rounds("part", 5, |number| {
             all.interrupt.0.store(number == 3, Ordering::Relaxed);
             fail(number)
         });
-        assert_eq!((ending.done, ending.cause), (2, Cause::Interrupted));
+        assert_eq!((ending.done, ending.cause), (2, StopCause::Interrupted));
     }
 
     #[test]

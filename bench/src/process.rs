@@ -1,6 +1,6 @@
 //! Programs under measurement: started, read line by line, ended for certain.
 
-use crate::error::{BenchError, Result, While};
+use crate::error::{BenchError, ErrorContext, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -11,14 +11,14 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// A program that says things on its standard output and is ended when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct ChildProcess {
     name: String,
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
-impl Process {
+impl ChildProcess {
     /// Starts `command`; what it writes to standard error is shown.
     pub(crate) fn start(name: &str, mut command: Command) -> Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -53,7 +53,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         // Asked first: a launcher then waits for its functions, whose time counts as ours only so. One
         // that has ended cannot be signalled any more, and that is all that can go wrong.

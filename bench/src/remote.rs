@@ -1,9 +1,9 @@
 //! A remote-expert function under measurement.
 
 use crate::certificates::Certificates;
-use crate::context::Context;
-use crate::error::{Result, While};
-use crate::process::Process;
+use crate::context::BenchContext;
+use crate::error::{ErrorContext, Result};
+use crate::process::ChildProcess;
 use remoe_process::Announcement;
 use remoe_proto::Conversation;
 use std::path::Path;
@@ -14,14 +14,14 @@ use std::process::Command;
 pub(crate) struct RemoteFunction {
     pub(crate) announcement: Announcement,
     certificates: Option<Certificates>,
-    _process: Process,
+    _process: ChildProcess,
 }
 
 impl RemoteFunction {
     /// Starts one that hosts `experts` (`0:0-7`: experts 0 to 7 of layer 0), with the threads that a
     /// launcher gives it, within TLS where there are `certificates`; returns when it has announced itself.
     pub(crate) fn start(
-        context: &Context,
+        context: &BenchContext,
         model: &Path,
         experts: &str,
         certificates: Option<Certificates>,
@@ -33,7 +33,7 @@ impl RemoteFunction {
         if let Some(certificates) = &certificates {
             command.arg("--identity-dir").arg(certificates.of_remote());
         }
-        let mut process = Process::start("remote-expert-fn", command)?;
+        let mut process = ChildProcess::start("remote-expert-fn", command)?;
         let line = process.line()?;
         let announcement =
             serde_json::from_str(&line).doing(|| format!("reading the announcement {line:?}"))?;

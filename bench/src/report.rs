@@ -1,8 +1,8 @@
 //! Results of a run, as JSON for programs and as a Markdown table for people.
 
-use crate::load::Load;
-use crate::machine::Machine;
-use crate::pace::{Cause, Ending};
+use crate::load::MachineLoad;
+use crate::machine::BenchMachine;
+use crate::pace::{RoundsEnd, StopCause};
 use crate::series::{Series, Spread};
 use serde::Serialize;
 use serde_json::Value;
@@ -17,13 +17,13 @@ pub(crate) struct Report {
     version: u32,
     /// Fewer and shorter rounds: good for a look, not for a comparison.
     quick: bool,
-    machine: Machine,
-    pub(crate) parts: Vec<Part>,
+    machine: BenchMachine,
+    pub(crate) parts: Vec<BenchSection>,
 }
 
 /// One question and its answers.
 #[derive(Debug, Serialize)]
-pub(crate) struct Part {
+pub(crate) struct BenchSection {
     name: String,
     /// Settings of the measurement, with its sizes.
     settings: Value,
@@ -35,7 +35,7 @@ pub(crate) struct Part {
     pub(crate) failure: Option<String>,
     /// Other load of the machine meanwhile.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) load: Option<Load>,
+    pub(crate) load: Option<MachineLoad>,
 }
 
 /// One figure.
@@ -58,12 +58,12 @@ pub(crate) enum Bar {
 }
 
 impl Report {
-    pub(crate) fn new(quick: bool, machine: Machine) -> Self {
+    pub(crate) fn new(quick: bool, machine: BenchMachine) -> Self {
         Self { version: VERSION, quick, machine, parts: Vec::new() }
     }
 }
 
-impl Part {
+impl BenchSection {
     pub(crate) fn new(name: impl Into<String>, settings: Value) -> Self {
         Self {
             name: name.into(),
@@ -104,12 +104,12 @@ impl Part {
 
     /// Says how many rounds the figures are of, and that the part failed where no round counted or one
     /// broke.
-    pub(crate) fn conclude(&mut self, ending: Ending) {
+    pub(crate) fn conclude(&mut self, ending: RoundsEnd) {
         self.note(ending.to_string());
         self.failure = match ending.cause {
-            Cause::Failed(error) => Some(error.to_string()),
-            Cause::Interrupted if ending.done == 0 => Some("interrupted".to_owned()),
-            Cause::Complete | Cause::TimeLimit | Cause::Interrupted => None,
+            StopCause::Failed(error) => Some(error.to_string()),
+            StopCause::Interrupted if ending.done == 0 => Some("interrupted".to_owned()),
+            StopCause::Complete | StopCause::TimeLimit | StopCause::Interrupted => None,
         };
     }
 
@@ -146,12 +146,12 @@ impl fmt::Display for Report {
     }
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for BenchSection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "### {}\n", self.name)?;
         if !self.figures.is_empty() {
             writeln!(f, "| | unit | median | min | max | bar |\n| --- | --- | ---: | ---: | ---: | --- |")?;
-            let judged = self.load.as_ref().is_none_or(Load::is_quiet);
+            let judged = self.load.as_ref().is_none_or(MachineLoad::is_quiet);
             self.figures.iter().try_for_each(|figure| writeln!(f, "{}", figure.row(judged)))?;
         }
         for note in &self.notes {
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_missed_bar_is_seen() {
-        let mut part = Part::new("reading", Value::Null);
+        let mut part = BenchSection::new("reading", Value::Null);
         part.add_with_bar("share", "", &Series::from_iter([0.5, 0.8, 0.9]), Bar::AtLeast(0.85));
         part.add_with_bar("time", "ms", &Series::from_iter([12.34]), Bar::AtMost(50.0));
         part.add("nothing", "ms", &Series::default());

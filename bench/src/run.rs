@@ -1,11 +1,11 @@
 //! A run: the parts one after the other, then the report.
 
 use crate::args::RunArgs;
-use crate::context::Context;
-use crate::error::{Result, While};
+use crate::context::BenchContext;
+use crate::error::{ErrorContext, Result};
 use crate::llama::LlamaBench;
-use crate::machine::Machine;
-use crate::pace::{Interrupt, Share};
+use crate::machine::BenchMachine;
+use crate::pace::{Interrupt, TimeShare};
 use crate::parts::PartName;
 use crate::report::Report;
 use clap::ValueEnum;
@@ -20,7 +20,7 @@ const INTERRUPTED: u8 = 130;
 pub(crate) fn run(args: RunArgs) -> Result<ExitCode> {
     let programs = args.programs.map_or_else(own_folder, Ok)?;
     let llama = args.llama_bench.map(|program| LlamaBench { program, models: args.gguf });
-    let context = Context {
+    let context = BenchContext {
         quick: args.quick,
         programs,
         models: args.models,
@@ -31,14 +31,14 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode> {
     let names = if args.only.is_empty() { PartName::value_variants() } else { &args.only };
     let interrupt = Interrupt::listen()?;
     let ends = Instant::now() + Duration::from_secs(args.time_limit.into());
-    let mut report = Report::new(args.quick, Machine::now());
+    let mut report = Report::new(args.quick, BenchMachine::now());
     println!("{report}");
     for (index, name) in names.iter().enumerate() {
         if interrupt.is_set() {
             break;
         }
         // What a part leaves of its time is for those after it.
-        let share = Share::new(ends, interrupt.clone()).first_of(names.len() - index);
+        let share = TimeShare::new(ends, interrupt.clone()).first_of(names.len() - index);
         for part in name.measure(&context, &share) {
             println!("{part}");
             report.parts.push(part);

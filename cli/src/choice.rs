@@ -2,14 +2,14 @@
 
 use crate::flags::{DeploymentArgs, RemoteArg};
 use remoe_hardware::Origin;
-use remoe_planner::{Answer, Problem, Rival, dollars, seconds};
+use remoe_planner::{PlanningResult, Problem, Rival, dollars, seconds};
 
 /// Costs of single requests are too small to read.
 const MILLION: f64 = 1e6;
 
 /// Why a model is placed as it is, and what that takes.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Choice {
+pub(crate) struct PlacementChoice {
     pub(crate) why: String,
     /// Latencies beside their limits; none without a plan.
     pub(crate) expected: Option<String>,
@@ -17,7 +17,7 @@ pub(crate) struct Choice {
     pub(crate) per_million: Option<String>,
 }
 
-impl Choice {
+impl PlacementChoice {
     /// Names the flags that ask for a placement; `dense`: the model has no experts to place.
     pub(crate) fn asked(deployment: &DeploymentArgs, dense: bool) -> Self {
         let why = match (&deployment.plan, deployment.remote_ratio) {
@@ -37,7 +37,12 @@ impl Choice {
     }
 
     /// Explains `answer` to `problem`, whose figures are of `origin`.
-    pub(crate) fn planned(problem: &Problem, answer: &Answer, remote: RemoteArg, origin: Origin) -> Self {
+    pub(crate) fn planned(
+        problem: &Problem,
+        answer: &PlanningResult,
+        remote: RemoteArg,
+        origin: Origin,
+    ) -> Self {
         let concurrency = match problem.request.concurrency {
             0 | 1 => "1 request at a time".to_owned(),
             count => format!("{count} requests at once"),
@@ -60,7 +65,7 @@ impl Choice {
     }
 }
 
-fn reason(answer: &Answer, remote: RemoteArg, origin: Origin) -> String {
+fn reason(answer: &PlanningResult, remote: RemoteArg, origin: Origin) -> String {
     let is_remote = answer.plan.layers.iter().any(|layer| !layer.remote.is_empty());
     let cost = answer.evaluation.total_cost;
     // Of the other kind: without remote experts where the plan has some, with some where it has none.

@@ -1,24 +1,24 @@
 //! Functions of a command: started, used, stopped.
 
-pub(crate) use remoe_local::{MainReport, Wanted, fallback_bytes};
+pub(crate) use remoe_local::{DesiredDeployment, MainReport, fallback_bytes};
 
-use crate::device::Device;
+use crate::device::MainDevice;
 use crate::exit::CliError;
 use crate::files::read;
 use crate::flags::{CPU, DeploymentArgs, check_experts_dtype};
 use crate::loading::Loading;
 use crate::output::progress::Progress;
 use crate::programs;
-use crate::remote_set::{Foresight, usage};
+use crate::remote_set::{PredictionSource, usage};
 use crate::signals::EndSignals;
-use remoe_hub::{ModelArgs, ModelLocation, Silence};
+use remoe_hub::{ModelArgs, ModelLocation, StallLimit};
 use remoe_local::{LocalError, Ratio};
 use remoe_model::{DenseDtype, ExpertsDtype, Inspection, KvCacheDtype};
-use remoe_planner::{Account, PlanError};
+use remoe_planner::{PlanAccount, PlanError};
 use remoe_proto::v1::main_model_client::MainModelClient;
 use remoe_rollout::decide::Desired;
 use remoe_rollout::{
-    Activity, Cgroups, Event, LogLine, ModelOptions, MoeLayer, Placement, ProcessLauncher, Status,
+    Activity, Cgroups, LogLine, ModelOptions, MoeLayer, Placement, ProcessLauncher, RolloutEvent, Status,
     Supervisor, control,
 };
 use std::path::{Path, PathBuf};
@@ -41,13 +41,13 @@ pub(crate) fn wanted(
     source: &ModelArgs,
     args: &DeploymentArgs,
     default_ratio: f64,
-    foresight: Foresight<'_>,
-) -> Result<Wanted, CliError> {
+    prediction: PredictionSource<'_>,
+) -> Result<DesiredDeployment, CliError> {
     let mut wanted = unplaced(source, args)?;
     match &args.plan {
         Some(path) => place_as_in(&mut wanted, path)?,
         None => {
-            let usage = usage(args, foresight, &wanted.checkpoint)?;
+            let usage = usage(args, prediction, &wanted.checkpoint)?;
             let ratio = ratio_of(args, default_ratio);
             wanted.placement = ratio.place(&wanted.moe_layers, usage.as_deref()).map_err(LocalError::from)?;
         }
@@ -56,21 +56,21 @@ pub(crate) fn wanted(
 }
 
 /// Reads the checkpoint's facts; everything is local until something else is decided.
-pub(crate) fn unplaced(source: &ModelArgs, args: &DeploymentArgs) -> Result<Wanted, CliError> {
+pub(crate) fn unplaced(source: &ModelArgs, args: &DeploymentArgs) -> Result<DesiredDeployment, CliError> {
     let source = ModelArgs { model: absolute(&source.model), ..source.clone() };
-    let silence = Silence { after: args.ready_timeout, flag: "--ready-timeout" };
+    let silence = StallLimit { after: args.ready_timeout, flag: "--ready-timeout" };
     let mut opened = source.open_within(silence)?;
     if let Some(positions) = args.max_model_len {
         opened.checkpoint.set_positions(positions)?;
     }
     let source = source.pinned(&opened);
-    let device = Device::resolve(args.device.as_deref(), args.backend);
+    let device = MainDevice::resolve(args.device.as_deref(), args.backend);
     let experts_dtype = args.experts_dtype;
     check_experts_dtype(&opened.checkpoint, experts_dtype, args.dtype)?;
     let inspection = opened.checkpoint.inspect()?.kept_as(experts_dtype, args.dense_dtype, &device.name);
     let inspection = Inspection { kv_cache_dtype: args.kv_cache_dtype, ..inspection };
     let moe_layers = moe_layers(&inspection);
-    Ok(Wanted {
+    Ok(DesiredDeployment {
         options: ModelOptions {
             model: source.model.to_os_string().into(),
             dtype: args.dtype.map(|dtype| dtype.name().to_owned()),
@@ -104,10 +104,10 @@ pub(crate) fn unplaced(source: &ModelArgs, args: &DeploymentArgs) -> Result<Want
 }
 
 /// Takes the placement from a plan file, and the problem where the file states it.
-fn place_as_in(wanted: &mut Wanted, path: &Path) -> Result<(), CliError> {
+fn place_as_in(wanted: &mut DesiredDeployment, path: &Path) -> Result<(), CliError> {
     let text = read("--plan", path)?;
     // Strictly, for what the placement does not read as well.
-    let account = Account::from_plan_file(&text).map_err(|error| in_plan_file(error.into(), path))?;
+    let account = PlanAccount::from_plan_file(&text).map_err(|error| in_plan_file(error.into(), path))?;
     wanted.placement = Placement::from_plan(&wanted.moe_layers, &text)
         .map_err(|error| CliError::placement(error, Some(path.to_owned())))?;
     let sized = wanted.placement.processes().iter().any(|process| process.memory_bytes.is_some());
@@ -140,7 +140,7 @@ pub(crate) trait Launch {
     ) -> Result<T, CliError>;
 }
 
-impl Launch for Wanted {
+impl Launch for DesiredDeployment {
     fn launch(&self, desired: Desired, progress: &Arc<Progress>) -> Result<Supervisor, CliError> {
         progress.doing(starting(&desired));
         let log_progress = progress.clone();
@@ -163,7 +163,7 @@ impl Launch for Wanted {
         let activity = Activity::default();
         let launcher = launcher.with_activity(activity.clone());
         let event_progress = progress.clone();
-        let events = Arc::new(move |event: &Event| event_progress.event(event));
+        let events = Arc::new(move |event: &RolloutEvent| event_progress.event(event));
         let supervisor = Supervisor::spawn_with(launcher, desired, events, activity.clone());
         let (facts, place) = (self.inspection.clone(), self.source.model.to_string());
         let loading = Loading { facts, place, cache: self.cache.clone(), activity };

@@ -1,6 +1,6 @@
-//! Device of the main functions that a command starts, decided once: what runs there is also measured and planned for.
+//! MainDevice of the main functions that a command starts, decided once: what runs there is also measured and planned for.
 
-use crate::deployment::Wanted;
+use crate::deployment::DesiredDeployment;
 use crate::exit::CliError;
 use crate::flags::{Backend, CPU};
 use crate::gpu::{self, Gpus};
@@ -17,16 +17,16 @@ const GPU_HOUR: f64 = 1.0;
 /// Memory of one GPU in MB without a price list and without `nvidia-smi`.
 const GPU_MEMORY_MB: f64 = 24_000.0;
 
-/// Device of a main function.
+/// MainDevice of a main function.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Device {
+pub(crate) struct MainDevice {
     /// As flags name it: `cpu`, `cuda` or `cuda:INDEX`.
     pub(crate) name: String,
     /// Model name of its GPU, where that is known.
     pub(crate) gpu: Option<String>,
 }
 
-impl Device {
+impl MainDevice {
     /// Returns the device that flags name, else the best one of this machine for `backend`.
     pub(crate) fn resolve(asked: Option<&str>, backend: Option<Backend>) -> Self {
         let name = match (asked, backend) {
@@ -50,7 +50,7 @@ impl Device {
     }
 
     /// Returns the device that the main function of `wanted` runs on.
-    pub(crate) fn of_main(wanted: &Wanted) -> Self {
+    pub(crate) fn of_main(wanted: &DesiredDeployment) -> Self {
         Self::resolve(wanted.options.device.as_deref(), None)
     }
 
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn profiles_of_different_devices_have_different_names() {
         let word = |name: &str, gpu: Option<&str>| {
-            Device { name: name.to_owned(), gpu: gpu.map(str::to_owned) }.word()
+            MainDevice { name: name.to_owned(), gpu: gpu.map(str::to_owned) }.word()
         };
         assert_eq!(word("cpu", None), "cpu");
         assert_eq!(word("cuda", Some("NVIDIA H200")), "cuda-nvidia-h200");
@@ -161,8 +161,8 @@ mod tests {
 
     #[test]
     fn prices_have_a_gpu_only_on_one() {
-        assert_eq!(Device::cpu().prices(), Prices::default());
-        let cuda = Device { name: CUDA.to_owned(), gpu: None };
+        assert_eq!(MainDevice::cpu().prices(), Prices::default());
+        let cuda = MainDevice { name: CUDA.to_owned(), gpu: None };
         assert!(cuda.prices().pricing().is_ok_and(|pricing| pricing.has_gpu()));
     }
 }

@@ -10,13 +10,13 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 /// Gateway at an address.
-pub(crate) struct Endpoint {
+pub(crate) struct GatewayEndpoint {
     client: Client<HttpConnector, Full<Bytes>>,
     url: String,
     api_key: Option<String>,
 }
 
-impl Endpoint {
+impl GatewayEndpoint {
     pub(crate) fn new(url: &str, api_key: Option<&str>) -> Self {
         Self {
             client: Client::builder(TokioExecutor::new()).build_http(),

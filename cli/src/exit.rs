@@ -5,7 +5,7 @@ use remoe_local::LocalError;
 use remoe_model::CheckpointError;
 use remoe_planner::PlanError;
 use remoe_proto::{ErrorCode, ServiceError};
-use remoe_rollout::{Failure, NotReady, PlacementError};
+use remoe_rollout::{NotReady, PlacementError, StartFailure};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -150,8 +150,8 @@ impl From<CheckpointError> for CliError {
     }
 }
 
-impl From<Failure> for CliError {
-    fn from(failure: Failure) -> Self {
+impl From<StartFailure> for CliError {
+    fn from(failure: StartFailure) -> Self {
         let code = match failure.ending.code {
             Some(2) => Code::Arguments,
             Some(3) => Code::Infeasible,

@@ -1,7 +1,7 @@
 //! Figures that plans stand on: of the profile that is known, measured now, or assumed.
 
-use crate::deployment::Wanted;
-use crate::device::Device;
+use crate::deployment::DesiredDeployment;
+use crate::device::MainDevice;
 use crate::exit::CliError;
 use crate::flags::{DeploymentArgs, Dtype, default_dtype};
 use crate::machine;
@@ -25,7 +25,7 @@ impl PlanningArgs {
     /// The known profile; where there is none, the figures that `unmeasured` says.
     pub(crate) async fn profile_of(
         &self,
-        wanted: &Wanted,
+        wanted: &DesiredDeployment,
         args: &DeploymentArgs,
         unmeasured: Unmeasured,
         progress: &Arc<Progress>,
@@ -33,7 +33,7 @@ impl PlanningArgs {
         let request = measurement(wanted, args, BelowOne { main: true, remote: true });
         let subject = &request.subject;
         let id = ModelId::of(&subject.inspection, &subject.dtype);
-        if let Some(profile) = self.known_profile(&id, &Device::of_main(wanted))? {
+        if let Some(profile) = self.known_profile(&id, &MainDevice::of_main(wanted))? {
             return Ok(profile);
         }
         if unmeasured == Unmeasured::Assume {
@@ -56,9 +56,13 @@ impl PlanningArgs {
 }
 
 /// Requests the measurement of `wanted`'s model, for plans that give functions less than one vCPU as `below_one` says.
-pub(crate) fn measurement(wanted: &Wanted, args: &DeploymentArgs, below_one: BelowOne) -> profiling::Request {
-    let (inspection, device) = (wanted.inspection.clone(), Device::of_main(wanted));
-    let subject = remoe_profiler::Request {
+pub(crate) fn measurement(
+    wanted: &DesiredDeployment,
+    args: &DeploymentArgs,
+    below_one: BelowOne,
+) -> profiling::ProfileRequest {
+    let (inspection, device) = (wanted.inspection.clone(), MainDevice::of_main(wanted));
+    let subject = remoe_profiler::ProfileRequest {
         source: wanted.source.clone(),
         dtype: args.dtype.map_or_else(|| default_dtype(&inspection), Dtype::name).to_owned(),
         inspection,
@@ -69,7 +73,7 @@ pub(crate) fn measurement(wanted: &Wanted, args: &DeploymentArgs, below_one: Bel
         address: None,
         below_one,
     };
-    profiling::Request { subject, backend: args.backend }
+    profiling::ProfileRequest { subject, backend: args.backend }
 }
 
 /// Warns of figures of `profile` that plans as `problem` lack.

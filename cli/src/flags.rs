@@ -185,7 +185,7 @@ pub(crate) enum Backend {
     Torch,
 }
 
-impl From<Backend> for remoe_local::Backend {
+impl From<Backend> for remoe_local::MainBackend {
     fn from(backend: Backend) -> Self {
         match backend {
             Backend::Native => Self::Native,

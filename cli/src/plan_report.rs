@@ -2,13 +2,13 @@
 
 use crate::output::table;
 use remoe_planner::{
-    Alternative, Answer, Baseline, Change, Device, Evaluation, Explanation, Latency, Layer, LayerPlan, Life,
-    Plan, Preallocation, Problem, Quantiles, Reason, Refusal, Selection, Sturdiness, Verdict, Violation, Way,
-    WrongCase, amount, dollars, limit_name,
+    Alternative, Baseline, Device, Evaluation, Explanation, Latency, Layer, LayerPlan, Life, Plan,
+    PlanChange, PlanningResult, Preallocation, Problem, Quantiles, Reason, Refusal, Selection, Sturdiness,
+    Verdict, Violation, Way, WrongCase, amount, dollars, limit_name,
 };
 
 /// A plan with everything behind it; with `verbose` also how it was found, in the terms of the Remoe paper.
-pub(crate) fn answer(problem: &Problem, answer: &Answer, verbose: bool) -> String {
+pub(crate) fn answer(problem: &Problem, answer: &PlanningResult, verbose: bool) -> String {
     let mut parts = vec![
         table::of_pairs(&[
             ("sized for", sized_for(problem)),
@@ -289,7 +289,7 @@ fn costs(evaluation: &Evaluation) -> String {
     ])
 }
 
-fn baselines(problem: &Problem, answer: &Answer) -> String {
+fn baselines(problem: &Problem, answer: &PlanningResult) -> String {
     let (baselines, saving) = (&answer.baselines, &answer.explanation.saving);
     let row = |name: &str, baseline: &Baseline, saving: Option<f64>| {
         vec![
@@ -386,7 +386,7 @@ fn refused(refusal: Refusal) -> &'static str {
     }
 }
 
-fn change(change: &Change) -> String {
+fn change(change: &PlanChange) -> String {
     let verdict = match change.reason {
         Reason::Unchanged => "Keeps the previous plan: it is optimal.",
         Reason::WithinHysteresis => "Keeps the previous plan: the best one saves less than the hysteresis.",

@@ -2,13 +2,13 @@
 
 use crate::output::table;
 use crate::plan_report::{bytes, percent};
-use remoe_planner::{Answer, Binding, Plan, Problem, Rival, dollars, limit_name};
+use remoe_planner::{Binding, Plan, PlanningResult, Problem, Rival, dollars, limit_name};
 
 /// Costs of single requests are too small to read.
 const MILLION: f64 = 1e6;
 
 /// Paragraphs without terms of art.
-pub(crate) fn explained(problem: &Problem, answer: &Answer) -> String {
+pub(crate) fn explained(problem: &Problem, answer: &PlanningResult) -> String {
     let mut parts = vec![placement(problem, &answer.plan), speed(problem, answer), cost(answer)];
     parts.push(answer.verdict.sentence.clone());
     parts.extend(rivals(answer));
@@ -58,7 +58,7 @@ fn functions(count: u64) -> String {
     }
 }
 
-fn speed(problem: &Problem, answer: &Answer) -> String {
+fn speed(problem: &Problem, answer: &PlanningResult) -> String {
     let (request, slo, takes) = (&problem.request, &problem.slo, &answer.evaluation);
     format!(
         "A typical request ({:.0} tokens in, {:.0} out) has a time to first token of {} (limit {}) and a time per \
@@ -72,7 +72,7 @@ fn speed(problem: &Problem, answer: &Answer) -> String {
     )
 }
 
-fn cost(answer: &Answer) -> String {
+fn cost(answer: &PlanningResult) -> String {
     let costs = &answer.evaluation;
     let million = |cost: f64| dollars(cost * MILLION);
     let parts = match answer.plan.replicas() {
@@ -86,7 +86,7 @@ fn cost(answer: &Answer) -> String {
     format!("A million such requests cost {}{parts}.", million(costs.total_cost))
 }
 
-fn rivals(answer: &Answer) -> Option<String> {
+fn rivals(answer: &PlanningResult) -> Option<String> {
     let line = |rival: &Rival| {
         let price = rival.price();
         let known = if price.is_empty() { rival.why.clone() } else { format!("{price}; {}", rival.why) };

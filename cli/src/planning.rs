@@ -6,25 +6,27 @@ pub(crate) use ranges::{size_range, vcpu_range};
 pub(crate) use remoe_local::STURDY;
 
 use crate::constraints;
-use crate::deployment::{Wanted, fallback_bytes};
-use crate::device::Device;
+use crate::deployment::{DesiredDeployment, fallback_bytes};
+use crate::device::MainDevice;
 use crate::exit::CliError;
 use crate::files::{in_file, read};
 use crate::flags::{DeploymentArgs, Dtype, RemoteArg};
 use crate::machine;
 use crate::output::progress::print_warning;
-use crate::predictors::Model;
+use crate::predictors::PredictorModel;
 use crate::profiling;
 use crate::prompt;
 use crate::resource::{self, in_spec};
 use crate::workload::WorkloadArgs;
 use clap::Args;
 use ranges::{millicores, sizes};
-use remoe_hardware::{ModelId, Origin, Prices, PricesError, ProblemError, Profile, Wishes, attempted};
+use remoe_hardware::{
+    DeploymentRequirements, ModelId, Origin, Prices, PricesError, ProblemError, Profile, attempted,
+};
 use remoe_model::{Checkpoint, Inspection};
 use remoe_planner::{
-    Answer, Arrivals, ErrorFactor, FieldError, Limits, Options, Pricing, Problem, Quantile, SizeRange, Slo,
-    Specs, VcpuRange, solve, useful_vcpus,
+    Arrivals, ErrorFactor, FieldError, Limits, Options, PlanningResult, Pricing, Problem, Quantile,
+    SizeRange, Slo, Specs, VcpuRange, solve, useful_vcpus,
 };
 use remoe_predictor::{ByPhase, Trained};
 use remoe_process::parse_duration;
@@ -128,7 +130,7 @@ pub(crate) fn not_beside(other: &'static str, argument: clap::Arg) -> clap::Arg 
 
 /// Facts that a problem is stated for, beside the model.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct ProblemInputs<'a> {
     /// One prompt, instead of the mean of the history.
     pub(crate) prompt: Option<&'a str>,
     /// Requests that run at once; the workload's where absent.
@@ -145,7 +147,7 @@ impl PlanningArgs {
     pub(crate) fn known_profile(
         &self,
         model: &ModelId,
-        device: &Device,
+        device: &MainDevice,
     ) -> Result<Option<Profile>, CliError> {
         if let Some(profile) = self.given_profile()? {
             let checked = profile.check_device(&device.name);
@@ -171,9 +173,9 @@ impl PlanningArgs {
     pub(crate) fn problem_on(
         &self,
         profile: &Profile,
-        wanted: &Wanted,
+        wanted: &DesiredDeployment,
         args: &DeploymentArgs,
-        asked: Asked<'_>,
+        asked: ProblemInputs<'_>,
     ) -> Result<Problem, CliError> {
         let mut problem = self.problem(&wanted.checkpoint, &wanted.inspection, profile, args.dtype, asked)?;
         constraints::apply(args, &mut problem)?;
@@ -187,7 +189,7 @@ impl PlanningArgs {
         model: &Inspection,
         profile: &Profile,
         dtype: Option<Dtype>,
-        asked: Asked<'_>,
+        asked: ProblemInputs<'_>,
     ) -> Result<Problem, CliError> {
         let prompt = asked.prompt;
         let dtype = dtype.map_or_else(|| profile.model.dtype.clone(), |dtype| dtype.name().to_owned());
@@ -210,11 +212,11 @@ impl PlanningArgs {
                 expected.least_used_p95.map(|layers| layers.into_iter().map(ErrorFactor::ByCount).collect());
             prediction = Some(expected.shares.to_rows());
         }
-        let pricing = self.pricing_of(&self.prices(&Device::of(profile))?)?;
+        let pricing = self.pricing_of(&self.prices(&MainDevice::of(profile))?)?;
         let arrivals = self.workload.arrivals(asked.idle)?;
         let fallback_bytes = fallback_bytes(model, &profile.model.dtype) as f64;
         let machine = machine::memory_bytes().max(1 << 30) as f64;
-        let wishes = Wishes {
+        let wishes = DeploymentRequirements {
             request,
             slo: self.slo(arrivals.as_ref())?,
             pricing,
@@ -295,7 +297,7 @@ impl PlanningArgs {
     }
 
     /// The prices that were given, or the default ones of `device`.
-    pub(crate) fn prices(&self, device: &Device) -> Result<Prices, CliError> {
+    pub(crate) fn prices(&self, device: &MainDevice) -> Result<Prices, CliError> {
         match &self.pricing {
             None => Ok(device.prices()),
             Some(path) => {
@@ -312,7 +314,7 @@ impl PlanningArgs {
     }
 
     fn trained(&self, checkpoint: &Arc<Checkpoint>) -> Result<Option<Trained>, CliError> {
-        Model::predictor_of(checkpoint, self.predictor.as_deref())
+        PredictorModel::predictor_of(checkpoint, self.predictor.as_deref())
     }
 
     fn tokens(&self, checkpoint: &Checkpoint, text: &str) -> Result<Vec<u32>, CliError> {
@@ -332,7 +334,11 @@ fn share_cores(problem: &mut Problem, cores: u32) {
 }
 
 /// The cheapest plan; on assumed figures one that may miss limits. It takes a moment: a thread of its own makes it.
-pub(crate) async fn plan(problem: &Problem, remote: RemoteArg, origin: Origin) -> Result<Answer, CliError> {
+pub(crate) async fn plan(
+    problem: &Problem,
+    remote: RemoteArg,
+    origin: Origin,
+) -> Result<PlanningResult, CliError> {
     let problem = problem.clone();
     let solved = tokio::task::spawn_blocking(move || {
         attempted(&problem, origin, remote.into(), |problem, remote| {

@@ -12,14 +12,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A checkpoint as far as predictors look into it.
-pub(crate) struct Model {
+pub(crate) struct PredictorModel {
     pub(crate) checkpoint: Arc<Checkpoint>,
     pub(crate) embedding: Embedding,
     /// Fingerprint of the checkpoint.
     pub(crate) fingerprint: String,
 }
 
-impl Model {
+impl PredictorModel {
     /// Reads the embedding.
     pub(crate) fn open(source: &ModelArgs) -> Result<Self, CliError> {
         Self::of(Arc::new(source.open()?.checkpoint))

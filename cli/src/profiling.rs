@@ -3,7 +3,7 @@
 mod kept;
 
 pub(crate) use kept::{default_path, keep, keep_unless_known, store, write};
-pub(crate) use remoe_profiler::{BelowOne, Counts, Gate, OnDevice, doubts, memory_needed};
+pub(crate) use remoe_profiler::{BelowOne, Gate, MeasurementCounts, OnDevice, doubts, memory_needed};
 
 use crate::exit::CliError;
 use crate::flags::Backend;
@@ -15,18 +15,18 @@ use remoe_rollout::LogLine;
 use std::sync::Arc;
 
 /// Request for a measurement with the main function of a backend.
-pub(crate) struct Request {
-    pub(crate) subject: remoe_profiler::Request,
+pub(crate) struct ProfileRequest {
+    pub(crate) subject: remoe_profiler::ProfileRequest,
     pub(crate) backend: Option<Backend>,
 }
 
 /// Measures a profile on this machine while `gate` is open.
 pub(crate) async fn measure(
-    request: Request,
+    request: ProfileRequest,
     gate: Arc<Gate>,
     progress: &Arc<Progress>,
 ) -> Result<Profile, CliError> {
-    let Request { subject, backend } = request;
+    let ProfileRequest { subject, backend } = request;
     let programs = programs::find(backend, &subject.device)?;
     Ok(remoe_profiler::measure(subject, programs, gate, progress.clone()).await?)
 }

@@ -2,7 +2,7 @@
 
 use crate::exit::CliError;
 use crate::flags::CPU;
-use remoe_local::Backend;
+use remoe_local::MainBackend;
 use remoe_rollout::process::Programs;
 use std::path::{Path, PathBuf};
 
@@ -15,11 +15,11 @@ pub(crate) const TORCH: &str = "main-model-fn-torch";
 
 /// Finds the function programs beside this one, or in `REMOE_BIN_DIR`: the main function with the operations of
 /// `backend`, else with those that `device` needs.
-pub(crate) fn find(backend: Option<impl Into<Backend>>, device: &str) -> Result<Programs, CliError> {
+pub(crate) fn find(backend: Option<impl Into<MainBackend>>, device: &str) -> Result<Programs, CliError> {
     let folder = folder()?;
     let main = match backend.map(Into::into) {
-        Some(Backend::Torch) => TORCH,
-        Some(Backend::Native) => NATIVE,
+        Some(MainBackend::Torch) => TORCH,
+        Some(MainBackend::Native) => NATIVE,
         None if device == CPU => NATIVE,
         None => TORCH,
     };

@@ -2,7 +2,7 @@
 
 use crate::exit::CliError;
 use crate::flags::{DeploymentArgs, RemoteSet};
-use crate::predictors::Model;
+use crate::predictors::PredictorModel;
 use crate::prompt::PromptArgs;
 use remoe_model::Checkpoint;
 use remoe_predictor::ByPhase;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// Knowledge of a command beside the placement flags.
 #[derive(Default, Clone, Copy)]
-pub(crate) struct Foresight<'a> {
+pub(crate) struct PredictionSource<'a> {
     /// Folder of a predictor.
     pub(crate) predictor: Option<&'a Path>,
     /// The one prompt that there will be.
@@ -22,7 +22,7 @@ pub(crate) struct Foresight<'a> {
 /// `None`: the last ids are taken.
 pub(crate) fn usage(
     args: &DeploymentArgs,
-    foresight: Foresight<'_>,
+    prediction: PredictionSource<'_>,
     checkpoint: &Arc<Checkpoint>,
 ) -> Result<Option<Vec<Vec<f64>>>, CliError> {
     if args.history.is_some() && args.remote_set != RemoteSet::History {
@@ -42,12 +42,12 @@ pub(crate) fn usage(
             Ok(Some(recorded(path, checkpoint)?))
         }
         RemoteSet::Prediction => {
-            let trained = Model::predictor_of(checkpoint, foresight.predictor)?.ok_or_else(|| {
+            let trained = PredictorModel::predictor_of(checkpoint, prediction.predictor)?.ok_or_else(|| {
                 let message = "missing --predictor: --remote-set prediction needs a predictor; run `remoe predictor \
                                build`, and give its folder unless it is `predictor` in the model's folder";
                 CliError::arguments("--predictor", message)
             })?;
-            let prompt = foresight.prompt.map(|prompt| prompt.tokens(checkpoint)).transpose()?;
+            let prompt = prediction.prompt.map(|prompt| prompt.tokens(checkpoint)).transpose()?;
             // How long the answer will be is not known: the prompt's tokens for those of the answer.
             let expected = trained.expectation(prompt.as_deref(), ByPhase::both(1.0))?;
             Ok(Some(expected.shares.to_rows()))
@@ -57,7 +57,7 @@ pub(crate) fn usage(
 
 /// The pairs of all requests in a record file, prompts and answers.
 fn recorded(path: &Path, checkpoint: &Arc<Checkpoint>) -> Result<Vec<Vec<f64>>, CliError> {
-    let (header, records) = Model::of(Arc::clone(checkpoint))?.records("--history", path)?;
+    let (header, records) = PredictorModel::of(Arc::clone(checkpoint))?.records("--history", path)?;
     if records.is_empty() {
         return Err(CliError {
             path: Some(path.to_owned()),

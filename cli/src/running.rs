@@ -19,7 +19,7 @@ const FILE_LIMIT: u64 = 1 << 20;
 
 /// A command that keeps functions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Running {
+pub(crate) struct RunningCommand {
     pub(crate) pid: u32,
     /// When its process began, in the kernel's clock ticks since the machine's start.
     began: u64,
@@ -53,7 +53,7 @@ pub(crate) fn register(
 ) -> Result<Registered, CliError> {
     let folder = folder()?;
     let pid = std::process::id();
-    let running = Running {
+    let running = RunningCommand {
         pid,
         began: began(pid).unwrap_or_default(),
         command: command.to_owned(),
@@ -74,7 +74,7 @@ pub(crate) fn register(
 }
 
 /// All that run, by their numbers. Files of those that are gone are removed.
-pub(crate) fn all() -> Result<Vec<Running>, CliError> {
+pub(crate) fn all() -> Result<Vec<RunningCommand>, CliError> {
     let folder = folder()?;
     let entries = fs::read_dir(&folder).map_err(|error| of_path(&folder, "read", &error))?;
     let mut found = Vec::new();
@@ -92,7 +92,7 @@ pub(crate) fn all() -> Result<Vec<Running>, CliError> {
     Ok(found)
 }
 
-impl Running {
+impl RunningCommand {
     fn lives(&self) -> bool {
         began(self.pid) == Some(self.began)
     }
@@ -119,7 +119,7 @@ impl Running {
     }
 }
 
-fn read(path: &Path) -> Option<Running> {
+fn read(path: &Path) -> Option<RunningCommand> {
     let mut text = String::new();
     File::open(path).ok()?.take(FILE_LIMIT).read_to_string(&mut text).ok()?;
     serde_json::from_str(&text).ok()

@@ -1,10 +1,10 @@
 //! The deployments that there are, as the operator's `MoEDemand`s say.
 
+use crate::demand_writer::DemandWriter;
 use crate::experience::Experience;
-use crate::notes::Notes;
 use crate::served::{Served, short_names};
-use crate::settings::Settings;
-use crate::usage_learner::{Means, UsageFollower};
+use crate::settings::GatewaySettings;
+use crate::usage_learner::{SharedResources, UsageFollower};
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::select_all;
@@ -12,7 +12,9 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
 use remoe_api::MoEDemand;
-use remoe_gateway_core::{Beginnings, Books, Gateway, GatewayMetrics, Model, ModelOptions, Overhead};
+use remoe_gateway_core::{
+    CostAccounting, Gateway, GatewayMetrics, Model, ModelOptions, Overhead, PrefixIndex,
+};
 use remoe_proto::identity::Keyring;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,16 +30,16 @@ const WATCH_SECONDS: u32 = 60;
 /// Deployments that are served.
 pub(crate) struct Catalogue {
     client: Client,
-    settings: Settings,
+    settings: GatewaySettings,
     metrics: GatewayMetrics,
-    books: Arc<Books>,
+    cost_accounting: Arc<CostAccounting>,
     gateway: Arc<Gateway>,
-    beginnings: Beginnings,
+    prefix_index: PrefixIndex,
     lease: watch::Receiver<bool>,
     /// Credentials shown to main functions that check the caller's identity.
     keyring: Option<Arc<Keyring>>,
     /// Resources for predictions.
-    means: Means,
+    means: SharedResources,
     /// Where what is known of models and past requests is kept; none: until this process ends.
     experience: Option<Experience>,
     /// With the identity of the object that it is served by.
@@ -50,20 +52,20 @@ impl Catalogue {
     /// Nothing yet.
     pub(crate) fn new(
         client: Client,
-        settings: &Settings,
-        (metrics, books): (GatewayMetrics, Arc<Books>),
+        settings: &GatewaySettings,
+        (metrics, cost_accounting): (GatewayMetrics, Arc<CostAccounting>),
         gateway: Arc<Gateway>,
         lease: watch::Receiver<bool>,
         keyring: Option<Arc<Keyring>>,
-        (means, experience): (Means, Option<Experience>),
+        (means, experience): (SharedResources, Option<Experience>),
     ) -> Self {
         Self {
             client,
             settings: settings.clone(),
             metrics,
-            books,
+            cost_accounting,
             gateway,
-            beginnings: Beginnings::default(),
+            prefix_index: PrefixIndex::default(),
             lease,
             keyring,
             means,
@@ -114,8 +116,9 @@ impl Catalogue {
                     self.publish();
                     self.forget_others();
                     if self.overhead.is_empty() {
-                        let Settings { cpu_core_hour, memory_gb_hour, .. } = self.settings;
-                        let overhead = Overhead::new(self.books.clone(), cpu_core_hour, memory_gb_hour);
+                        let GatewaySettings { cpu_core_hour, memory_gb_hour, .. } = self.settings;
+                        let overhead =
+                            Overhead::new(self.cost_accounting.clone(), cpu_core_hour, memory_gb_hour);
                         self.overhead.spawn(overhead.keep());
                     }
                 }
@@ -161,12 +164,20 @@ impl Catalogue {
             wake_limit: Duration::from_secs(settings.wake_seconds),
         };
         let (namespace, name) = (demand.namespace().unwrap_or_default(), demand.name_any());
-        let notes = Notes::new(self.client.clone(), &namespace, &name, &settings.pod, &settings.uid);
+        let demand_writer =
+            DemandWriter::new(self.client.clone(), &namespace, &name, &settings.pod, &settings.uid);
         let folder = self.experience.as_ref().map(|experience| experience.of(&uid));
         let learner = UsageFollower::new(&key, folder, self.means.clone());
-        let model = Model::new(options, &self.metrics, &self.beginnings);
+        let model = Model::new(options, &self.metrics, &self.prefix_index);
         let (lease, keyring) = (self.lease.clone(), self.keyring.clone());
-        let served = Served::new(model, demand.spec, self.books.clone(), (notes, learner), lease, keyring);
+        let served = Served::new(
+            model,
+            demand.spec,
+            self.cost_accounting.clone(),
+            (demand_writer, learner),
+            lease,
+            keyring,
+        );
         self.served.insert(key, (uid, served));
         true
     }

@@ -3,12 +3,12 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use remoe_api::{FunctionPod, MainFunction, MoEDemandSpec};
 use remoe_billing::{Basis, Lives, PresentFunction, Rate};
-use remoe_gateway_core::{Billing, Books};
+use remoe_gateway_core::{Billing, CostAccounting};
 use std::sync::Arc;
 
 /// Writer of ledger records for the pods of one deployment.
 pub(crate) struct CostRecorder {
-    books: Arc<Books>,
+    cost_accounting: Arc<CostAccounting>,
     model: String,
     /// Pods that are paid for, by their uids.
     lives: Lives,
@@ -16,16 +16,16 @@ pub(crate) struct CostRecorder {
 
 impl CostRecorder {
     /// Makes the writer for the deployment `model`; nothing is written yet.
-    pub(crate) fn new(books: Arc<Books>, model: &str) -> Self {
-        Self { books, model: model.to_owned(), lives: Lives::default() }
+    pub(crate) fn new(cost_accounting: Arc<CostAccounting>, model: &str) -> Self {
+        Self { cost_accounting, model: model.to_owned(), lives: Lives::default() }
     }
 
     /// Records what changed: `functions` are the deployment's pods now. A pod that is no longer among them ended just
     /// now, as far as is known.
     pub(crate) fn look(&mut self, functions: &[FunctionPod]) {
         let present = functions.iter().map(|function| (function.uid.clone(), present(function))).collect();
-        let changes = self.lives.observe(Books::now(), present);
-        self.books.changed(&self.model, changes, &self.lives);
+        let changes = self.lives.observe(CostAccounting::now(), present);
+        self.cost_accounting.changed(&self.model, changes, &self.lives);
     }
 }
 
@@ -96,19 +96,19 @@ mod tests {
 
     #[test]
     fn pods_are_paid_for_until_they_are_gone() {
-        let books = Arc::new(Books::open(None, "p", &Registry::new()).unwrap());
-        let mut recorder = CostRecorder::new(books.clone(), "ns/m");
+        let cost_accounting = Arc::new(CostAccounting::open(None, "p", &Registry::new()).unwrap());
+        let mut recorder = CostRecorder::new(cost_accounting.clone(), "ns/m");
         let hour = 3_600_000_000_000;
         let (main, far) = (pod("a", None, hour), pod("b", Some("10.0.0.2:9001"), hour));
         recorder.look(&[main.clone(), far.clone()]);
         recorder.look(&[main.clone(), far.clone()]);
-        let now = books.added_up().unwrap();
+        let now = cost_accounting.added_up().unwrap();
         assert_eq!((now.alive, now.per_hour), (2, 2 * hour));
         let replaced = FunctionPod { replaced: Some(time(100)), ..far };
         recorder.look(&[main, replaced]);
         recorder.look(&[]);
-        let before = Books::now();
-        let account = books.added_up().unwrap();
+        let before = CostAccounting::now();
+        let account = cost_accounting.added_up().unwrap();
         assert_eq!((account.alive, account.per_hour, account.residual), (0, 0, 0));
         // A nano-dollar a nanosecond: both lived from their start until now.
         let lived = before - START as u64 * 1_000_000_000;

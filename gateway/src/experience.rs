@@ -183,11 +183,11 @@ pub(crate) fn read_primer(folder: &Path) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// Keeps `primer` there, whole or not at all, and nothing that is of other models than `model`.
-pub(crate) fn keep_primer(folder: &Path, model: &str, primer: &[u8]) -> io::Result<()> {
+/// Keeps `summary` there, whole or not at all, and nothing that is of other models than `model`.
+pub(crate) fn keep_model_summary(folder: &Path, model: &str, summary: &[u8]) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
     let next = folder.join("primer.next");
-    std::fs::write(&next, primer)?;
+    std::fs::write(&next, summary)?;
     std::fs::rename(next, folder.join(PRIMER))?;
     keep_folders(folder, |name| name == model)
 }
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     fn dated(experience: &Experience, uid: &str, what: &[u8], hours_ago: u64) {
-        keep_primer(&experience.of(uid), "m", what).unwrap();
+        keep_model_summary(&experience.of(uid), "m", what).unwrap();
         let file = File::options().write(true).open(experience.of(uid).join(PRIMER)).unwrap();
         file.set_modified(SystemTime::now() - Duration::from_secs(3600 * hours_ago)).unwrap();
     }
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_forgotten_in_all_parts_that_nobody_has() {
+    fn removed_deployments_are_forgotten_in_unowned_parts() {
         let folder = tempfile::tempdir().unwrap();
         let [mine, others, left] = [(); 3].map(|()| Experience::take(folder.path()).unwrap());
         for experience in [&mine, &others, &left] {
@@ -256,7 +256,7 @@ mod tests {
         assert!(!mine.of("b").join("m").exists() && !past.exists() && others.of("b").join("m").exists());
         // Another model's past goes with the primer.
         std::fs::create_dir_all(mine.of("b").join("m")).unwrap();
-        keep_primer(&mine.of("b"), "n", b"another").unwrap();
+        keep_model_summary(&mine.of("b"), "n", b"another").unwrap();
         assert!(!mine.of("b").join("m").exists());
     }
 }

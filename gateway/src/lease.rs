@@ -7,7 +7,7 @@
 //! A gateway that cannot renew it for [`FENCE`] holds newcomers: the operator takes it for dead a moment later
 //! ([`LEASE_SECONDS`]), and may then end functions without asking it. Both count by their own clocks.
 
-use crate::settings::Settings;
+use crate::settings::GatewaySettings;
 use crate::shared_budgets::{SPENDING_ANNOTATION, annotation};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -59,7 +59,7 @@ pub(crate) struct Holder {
 impl Holder {
     pub(crate) fn new(
         client: Client,
-        settings: &Settings,
+        settings: &GatewaySettings,
         keyring: Option<Arc<Keyring>>,
         gateway: Arc<Gateway>,
     ) -> Self {
@@ -287,7 +287,7 @@ mod tests {
             let client = Client::new(service_fn(move |request| leases.clone().answer(request)), "n");
             let arguments =
                 ["gateway", "--namespace=n", "--pod=p", "--release=r", "--lease-slots=2", "--open", "--uid"];
-            let settings = Settings::try_parse_from(arguments.into_iter().chain([uid])).unwrap();
+            let settings = GatewaySettings::try_parse_from(arguments.into_iter().chain([uid])).unwrap();
             let metrics = GatewayMetrics::new().unwrap();
             let gateway = Gateway::new(GatewayOptions::default(), Vec::new(), metrics);
             Holder::new(client, &settings, None, gateway)

@@ -5,10 +5,10 @@
 
 mod catalogue;
 mod cost_recorder;
+mod demand_writer;
 mod experience;
 mod lease;
 mod mains;
-mod notes;
 mod probes;
 mod run;
 mod served;
@@ -18,12 +18,12 @@ mod usage_learner;
 
 use clap::Parser;
 use remoe_process::{Role, init_logs, shutdown_on_signal};
-use settings::Settings;
+use settings::GatewaySettings;
 use std::error::Error;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let settings = Settings::parse();
+    let settings = GatewaySettings::parse();
     init_logs(Role::Main);
     match serve(settings) {
         Ok(()) => ExitCode::SUCCESS,
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn serve(settings: Settings) -> Result<(), Box<dyn Error>> {
+fn serve(settings: GatewaySettings) -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(async { Ok(run::run(settings, shutdown_on_signal()?).await?) });
     // Requests that did not end in time must not hold up the exit.

@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_whose_name_cannot_be_read_is_not_taken_for_one_that_has_none() {
+    fn unreadable_identity_is_not_treated_as_plaintext() {
         let uri = |identity: Option<&str>| {
             let (uid, pod) = ("u".to_owned(), "p".to_owned());
             let (address, identity) = ("10.0.0.1:8000".to_owned(), identity.map(str::to_owned));

@@ -3,19 +3,19 @@
 use crate::catalogue::Catalogue;
 use crate::experience::Experience;
 use crate::lease::{self, Holder};
-use crate::settings::{NameScope, Settings};
+use crate::settings::{GatewaySettings, NameScope};
 use crate::shared_budgets;
-use crate::usage_learner::Means;
+use crate::usage_learner::SharedResources;
 use kube::{Client, Config};
 use remoe_billing::{Ledger, LedgerLimits};
 use remoe_gateway_core::{
-    Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, KeyFile, Keys, KeysError,
+    CostAccounting, CostAccountingError, Gateway, GatewayMetrics, GatewayOptions, KeyFile, Keys, KeysError,
 };
 use remoe_otel::{Traces, TracesError};
 use remoe_process::listen;
-use remoe_proto::Door;
+use remoe_proto::TlsHandshake;
 use remoe_proto::identity::{IdentityError, Keyring, PublicCertificate};
-use remoe_usage::ForesightMetrics;
+use remoe_usage::PredictionMetrics;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ pub(crate) enum RunError {
     Budget(String),
     /// Where money is accounted for.
     #[error(transparent)]
-    Books(#[from] BooksError),
+    Books(#[from] CostAccountingError),
     /// The certificate cannot be used.
     #[error("--identity-dir: {0}")]
     Identity(#[from] IdentityError),
@@ -73,14 +73,18 @@ pub(crate) enum RunError {
 ///
 /// # Errors
 /// See [`RunError`].
-pub(crate) async fn run(settings: Settings, shutdown: CancellationToken) -> Result<(), RunError> {
+pub(crate) async fn run(settings: GatewaySettings, shutdown: CancellationToken) -> Result<(), RunError> {
     let traces = Traces::from_environment("remoe-gateway")?;
     let outcome = serve(settings, shutdown, traces.clone()).await;
     traces.shut_down().await;
     outcome
 }
 
-async fn serve(settings: Settings, shutdown: CancellationToken, traces: Traces) -> Result<(), RunError> {
+async fn serve(
+    settings: GatewaySettings,
+    shutdown: CancellationToken,
+    traces: Traces,
+) -> Result<(), RunError> {
     let mut config = Config::infer().await?;
     config.connect_timeout = Some(CONNECT);
     // Callers have a deadline, and retry by themselves.
@@ -88,28 +92,28 @@ async fn serve(settings: Settings, shutdown: CancellationToken, traces: Traces) 
     let client = Client::try_from(config)?;
     let metrics = GatewayMetrics::new()?;
     traces.register(metrics.registry())?;
-    let (books, unkept) = open_books(&settings, &metrics)?;
+    let (cost_accounting, unkept) = open_books(&settings, &metrics)?;
     let within_means = move |keys: Keys| within_means(keys, unkept.as_deref());
     let (key_file, keys) = settings.keys.clone().map(KeyFile::open).transpose()?.unzip();
     let keys = within_means(keys.unwrap_or_default()).map_err(RunError::Budget)?;
-    let predictions = ForesightMetrics::register(metrics.registry())?;
+    let predictions = PredictionMetrics::register(metrics.registry())?;
     let keyring = settings.identity_dir.as_deref().map(Keyring::of_folder).transpose()?;
     warn_of_openness(&settings);
-    let door =
+    let handshake =
         settings.tls_dir.as_deref().map(PublicCertificate::of_folder).transpose().map_err(RunError::Tls)?;
     let means = (settings.prediction_bytes, settings.experience_bytes);
-    let means = Means::new(means, EXCHANGED, predictions, keyring.clone());
+    let means = SharedResources::new(means, EXCHANGED, predictions, keyring.clone());
     let predicting = (means, settings.experience.as_deref().and_then(experience));
     let options = GatewayOptions {
         keys,
         short_names: settings.short_names(),
         cors_origins: settings.cors_origins.clone().into(),
         body_limit: settings.body_limit,
-        books: Some(books.clone()),
+        cost_accounting: Some(cost_accounting.clone()),
         access_log: settings.access_log.open_plain()?,
         traces,
         keyring: keyring.clone(),
-        door: door.map(Door::public),
+        handshake: handshake.map(TlsHandshake::public),
         ..GatewayOptions::default()
     };
     let gateway = Gateway::new(options, Vec::new(), metrics.clone());
@@ -126,7 +130,7 @@ async fn serve(settings: Settings, shutdown: CancellationToken, traces: Traces) 
     let (told, mut others_are_known) = watch::channel(false);
     let sharing = shared_budgets::follow(client.clone(), settings.clone(), gateway.clone(), told);
     let sharing = tokio::spawn(sharing);
-    let accounts = (metrics, books);
+    let accounts = (metrics, cost_accounting);
     let mut catalogue =
         Catalogue::new(client, &settings, accounts, gateway.clone(), lease.clone(), keyring, predicting);
     let following = key_file.map(|file| tokio::spawn(file.follow(gateway.clone(), within_means)));
@@ -172,7 +176,7 @@ async fn serve(settings: Settings, shutdown: CancellationToken, traces: Traces) 
 }
 
 /// Logs what every tenant of the cluster may do here.
-fn warn_of_openness(settings: &Settings) {
+fn warn_of_openness(settings: &GatewaySettings) {
     if settings.open {
         tracing::warn!(
             "open gateway: every client may use and wake all models; set gateway.keysSecretName of the chart"
@@ -199,21 +203,22 @@ fn experience(folder: &Path) -> Option<Experience> {
 /// The books of this pod, and why they are not kept in the folder of ledgers where that cannot be used: it is no reason
 /// not to serve.
 fn open_books(
-    settings: &Settings,
+    settings: &GatewaySettings,
     metrics: &GatewayMetrics,
-) -> Result<(Arc<Books>, Option<String>), BooksError> {
+) -> Result<(Arc<CostAccounting>, Option<String>), CostAccountingError> {
     let Some(folder) = &settings.ledger else {
-        return Ok((Arc::new(Books::open(None, PRICES, metrics.registry())?), None));
+        return Ok((Arc::new(CostAccounting::open(None, PRICES, metrics.registry())?), None));
     };
     let ledger = Ledger::open(&folder.join(&settings.pod), LedgerLimits::default());
     let kept = ledger
-        .map_err(|error| BooksError::Ledger(error.into()))
-        .and_then(|ledger| Books::open(Some(ledger), PRICES, metrics.registry()));
+        .map_err(|error| CostAccountingError::Ledger(error.into()))
+        .and_then(|ledger| CostAccounting::open(Some(ledger), PRICES, metrics.registry()));
     match kept {
-        Err(BooksError::Ledger(error)) => {
+        Err(CostAccountingError::Ledger(error)) => {
             tracing::error!(%error, "serving without a ledger: costs are kept in memory only");
-            let books = Books::open(None, PRICES, metrics.registry())?.that_should_be_kept();
-            Ok((Arc::new(books), Some(error.to_string())))
+            let cost_accounting =
+                CostAccounting::open(None, PRICES, metrics.registry())?.that_should_be_kept();
+            Ok((Arc::new(cost_accounting), Some(error.to_string())))
         }
         kept => Ok((Arc::new(kept?), None)),
     }
@@ -248,19 +253,19 @@ mod tests {
 
     /// Opens a gateway with this folder of ledgers. Returns its books, its metrics, and which of two keys files it
     /// takes, one without and one with a budget.
-    fn opened(folder: &std::path::Path) -> (Arc<Books>, GatewayMetrics, [bool; 2]) {
+    fn opened(folder: &std::path::Path) -> (Arc<CostAccounting>, GatewayMetrics, [bool; 2]) {
         let arguments = ["gateway", "--open", "--namespace=n", "--pod=p", "--uid=u", "--ledger"];
         let arguments = arguments.map(Into::into).into_iter().chain([folder.into()]);
-        let settings = Settings::try_parse_from::<_, std::ffi::OsString>(arguments).unwrap();
+        let settings = GatewaySettings::try_parse_from::<_, std::ffi::OsString>(arguments).unwrap();
         let metrics = GatewayMetrics::new().unwrap();
-        let (books, unkept) = open_books(&settings, &metrics).unwrap();
+        let (cost_accounting, unkept) = open_books(&settings, &metrics).unwrap();
         let keys = tempfile::NamedTempFile::new().unwrap();
         let taken = ["", ", dollarsPerDay: 1"].map(|budget| {
             std::fs::write(&keys, format!("tenants: [{{name: t, keys: [k]{budget}}}]")).unwrap();
             let (_, keys) = KeyFile::open(keys.path().to_owned()).unwrap();
             within_means(keys, unkept.as_deref()).is_ok()
         });
-        (books, metrics, taken)
+        (cost_accounting, metrics, taken)
     }
 
     fn failures(metrics: &GatewayMetrics) -> f64 {
@@ -272,17 +277,17 @@ mod tests {
     #[test]
     fn a_pod_has_a_ledger_of_its_own() {
         let folder = tempfile::tempdir().unwrap();
-        let (books, metrics, taken) = opened(folder.path());
-        books.alive(7);
+        let (cost_accounting, metrics, taken) = opened(folder.path());
+        cost_accounting.alive(7);
         assert_eq!((taken, failures(&metrics)), ([true, true], 0.0));
         assert_eq!(records(&folder.path().join("p")).unwrap().count(), 2);
     }
 
     #[test]
-    fn one_whose_folder_cannot_be_used_serves_whoever_has_no_budget() {
-        let (books, metrics, taken) = opened(std::path::Path::new("/dev/null"));
-        books.alive(7);
+    fn gateway_without_folder_serves_tenants_without_budget() {
+        let (cost_accounting, metrics, taken) = opened(std::path::Path::new("/dev/null"));
+        cost_accounting.alive(7);
         assert_eq!((taken, failures(&metrics)), ([true, false], 1.0));
-        assert_eq!(books.added_up().unwrap().overhead, 7, "known as long as this process lives");
+        assert_eq!(cost_accounting.added_up().unwrap().overhead, 7, "known as long as this process lives");
     }
 }

@@ -1,13 +1,15 @@
 //! One deployment behind the gateway: it goes where the operator says, and says what there is to do.
 
 use crate::cost_recorder::{CostRecorder, billing};
+use crate::demand_writer::{DemandWriter, LastEntry, due, request_load, timeline};
 use crate::mains::place;
-use crate::notes::{Notes, Said, due, request_load, timeline};
 use crate::probes::Probes;
 use crate::usage_learner::{UsageFollower, pause};
 use http::HeaderValue;
 use remoe_api::{DemandPhase, GroupDemand, MainFunction, MoEDemandSpec, WakeTimeline, tier};
-use remoe_gateway_core::{ApartGroup, Backend, Books, ColdStart, Directive, Model, Phase, WakeMarks};
+use remoe_gateway_core::{
+    ApartGroup, Backend, ColdStart, CostAccounting, Directive, Model, ScalingPhase, WakeMarks,
+};
 use remoe_proto::identity::Keyring;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -29,19 +31,19 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Begins to serve `model`, which `told` describes, to write down in `books` what that costs, and to have `learner`
+    /// Begins to serve `model`, which `told` describes, to write down in `cost_accounting` what that costs, and to have `learner`
     /// find out what requests use. `lease` says whether this gateway is counted on, `keyring` has what it shows to main
     /// functions.
     pub(crate) fn new(
         model: Arc<Model>,
         told: MoEDemandSpec,
-        books: Arc<Books>,
-        (notes, learner): (Notes, Arc<UsageFollower>),
+        cost_accounting: Arc<CostAccounting>,
+        (demand_writer, learner): (DemandWriter, Arc<UsageFollower>),
         lease: watch::Receiver<bool>,
         keyring: Option<Arc<Keyring>>,
     ) -> Self {
         model.tell(learner.learner.clone());
-        let mut recorder = CostRecorder::new(books.clone(), model.name());
+        let mut recorder = CostRecorder::new(cost_accounting.clone(), model.name());
         recorder.look(&told.functions);
         let (told, telling) = watch::channel(told);
         let (over, ends) = watch::channel(false);
@@ -50,7 +52,7 @@ impl Served {
         tasks.spawn(async move { clock.keep_time().await });
         tasks.spawn(steer(model.clone(), telling.clone(), lease, keyring));
         tasks.spawn(learner.clone().keep(telling.clone()));
-        tasks.spawn(note((model.clone(), learner, books), telling, notes, ends));
+        tasks.spawn(note((model.clone(), learner, cost_accounting), telling, demand_writer, ends));
         Self { model, told, over, recorder, tasks }
     }
 
@@ -115,7 +117,7 @@ async fn steer(
         let backends = serving.filter_map(|main| backend(&now, main)).collect();
         // A gateway that is not counted on must not send requests to functions that may end without asking it.
         let holds = now.sleeps && !is_counted_on;
-        let phase = if holds { Phase::Draining } else { now.phase.into() };
+        let phase = if holds { ScalingPhase::Draining } else { now.phase.into() };
         turn = if holds { turn } else { now.turn };
         model.follow(Directive { phase, turn }, backends, marks);
         // Those of a model of which nothing runs are none.
@@ -164,7 +166,7 @@ fn backend(told: &MoEDemandSpec, main: &MainFunction) -> Option<Backend> {
         id: hasher.finish(),
         address,
         identity,
-        room: usize::try_from(main.room).unwrap_or(usize::MAX).max(1),
+        capacity: usize::try_from(main.room).unwrap_or(usize::MAX).max(1),
         authorization: None::<HeaderValue>,
         billing: billing(told, main),
     })
@@ -172,14 +174,14 @@ fn backend(told: &MoEDemandSpec, main: &MainFunction) -> Option<Backend> {
 
 /// Says what there is to do when that is due, until it is `over`.
 async fn note(
-    (model, learner, books): (Arc<Model>, Arc<UsageFollower>, Arc<Books>),
+    (model, learner, cost_accounting): (Arc<Model>, Arc<UsageFollower>, Arc<CostAccounting>),
     mut told: watch::Receiver<MoEDemandSpec>,
-    mut notes: Notes,
+    mut demand_writer: DemandWriter,
     mut over: watch::Receiver<bool>,
 ) {
     let (mut loads, mut answered) = (model.loads(), learner.learner.answered());
     // What was said, and when.
-    let mut said: Option<(Said, Instant)> = None;
+    let mut said: Option<(LastEntry, Instant)> = None;
     // The latest wake after which a request was answered, and what is reported of it. It is known before the end of
     // that answer is: the entry that reports the end has it.
     let mut woken: Option<(ColdStart, WakeTimeline)> = None;
@@ -193,7 +195,7 @@ async fn note(
         });
         let before = said.map(|(said, at)| {
             let ago = at.elapsed();
-            Said { quiet: said.quiet + ago, ago, ..said }
+            LastEntry { quiet: said.quiet + ago, ago, ..said }
         });
         let mut wait = due(&now, before, load, quiet);
         // No function sleeps or wakes because of it: it may wait for the pause.
@@ -205,11 +207,16 @@ async fn note(
             answered.mark_unchanged();
             let mix = learner.mix(now.phase, load.waiting + load.in_flight).await;
             let took = now.follows_load.then(|| request_load(model.occupied()));
-            if notes
-                .write(load, quiet, books.saved(model.name()), (mix, took, woken.map(|(_, wake)| wake)))
+            if demand_writer
+                .write(
+                    load,
+                    quiet,
+                    cost_accounting.saved(model.name()),
+                    (mix, took, woken.map(|(_, wake)| wake)),
+                )
                 .await
             {
-                said = Some((Said { load, quiet, ago: Duration::ZERO }, Instant::now()));
+                said = Some((LastEntry { load, quiet, ago: Duration::ZERO }, Instant::now()));
             } else {
                 answered.mark_changed();
                 sleep(AGAIN).await;
@@ -225,5 +232,5 @@ async fn note(
             () = sleep(wait.unwrap_or(Duration::MAX)), if wait.is_some() => {}
         }
     }
-    notes.erase().await;
+    demand_writer.erase().await;
 }

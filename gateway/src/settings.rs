@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// Serves all MoEDeployments of the operator at one address.
 #[derive(Debug, Clone, clap::Parser)]
 #[command(name = "remoe-gateway", version)]
-pub(crate) struct Settings {
+pub(crate) struct GatewaySettings {
     /// Address of the HTTP interface. Port 0 selects a free port.
     #[arg(long, env = "REMOE_LISTEN", default_value = "[::]:8000")]
     pub(crate) listen: SocketAddr,
@@ -105,7 +105,7 @@ pub(crate) enum NameScope {
     Any,
 }
 
-impl Settings {
+impl GatewaySettings {
     /// Returns the rule for short names. One watched namespace has one owner: all of its names count.
     pub(crate) fn short_names(&self) -> ShortNames {
         let namespaces: std::collections::BTreeSet<&String> = self.watch_namespaces.iter().collect();
@@ -131,10 +131,10 @@ mod tests {
     use super::*;
     use clap::Parser;
 
-    fn parsed(flags: &[&str]) -> Result<Settings, String> {
+    fn parsed(flags: &[&str]) -> Result<GatewaySettings, String> {
         let arguments = ["remoe-gateway", "--namespace", "n", "--pod", "p", "--uid", "u"];
         let all = [&arguments[..], flags].concat();
-        Settings::try_parse_from(all).map_err(|error| error.to_string())
+        GatewaySettings::try_parse_from(all).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -168,7 +168,7 @@ mod tests {
             let arguments = ["remoe-gateway", "--open", "--namespace", "n", "--pod", "p", "--uid", "u"];
             let flags = ["--wake-seconds", wake, "--drain-seconds", drain, "--body-limit", body];
             let flags = [&arguments[..], &flags, &["--experience-bytes", history]].concat();
-            let it = Settings::try_parse_from(flags).map_err(|error| error.to_string())?;
+            let it = GatewaySettings::try_parse_from(flags).map_err(|error| error.to_string())?;
             Ok::<_, String>((it.wake_seconds, it.drain_seconds, it.body_limit, it.experience_bytes))
         };
         let expected = Ok((600, 300, 4 << 20, 16 << 20));

@@ -1,6 +1,6 @@
 //! Budgets that all gateways of a release share: each writes what was spent at it into its Lease, and reads those of the others.
 
-use crate::settings::Settings;
+use crate::settings::GatewaySettings;
 use futures_util::{StreamExt, pin_mut};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::runtime::WatchStreamExt;
@@ -44,7 +44,7 @@ pub(crate) fn annotation(gateway: &Gateway, uid: &str) -> Option<String> {
 /// Takes over what the other gateways of the release write, for ever. Tells `listed` once all Leases have been read.
 pub(crate) async fn follow(
     client: Client,
-    settings: Settings,
+    settings: GatewaySettings,
     gateway: Arc<Gateway>,
     listed: watch::Sender<bool>,
 ) {

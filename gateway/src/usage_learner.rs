@@ -1,9 +1,9 @@
 //! Expert usage of the requests to one deployment, learned as far as its operator asks for it.
 //!
-//! Files for prediction come from a main function, once: a [`Primer`]. It is kept, so that a gateway that restarts can
+//! Files for prediction come from a main function, once: a [`ModelSummary`]. It is kept, so that a gateway that restarts can
 //! predict for requests that wake a deployment. If it is kept in a folder, it is in memory only while requests come.
 
-use crate::experience::{forget_past, keep_primer, others, others_ended, read_primer};
+use crate::experience::{forget_past, keep_model_summary, others, others_ended, read_primer};
 use crate::mains::uri;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty, Limited};
@@ -13,8 +13,8 @@ use remoe_api::{DemandPhase, MOST_SHARES, MainFunction, MixOf, MoEDemandSpec, Pr
 use remoe_gateway_core::Connector;
 use remoe_proto::identity::Keyring;
 use remoe_usage::{
-    ForesightMetrics, ForesightOptions, MAX_PRIMER, MEMORY, Open, Opened, Peers, Primer, PrimerError,
-    UsageLearner, Watch,
+    MAX_MODEL_SUMMARY, MEMORY, ModelSummary, ModelSummaryError, Opened, Peers, PredictionMetrics,
+    PredictionService, PredictorOpener, PredictorOptions, UsageLearner,
 };
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -43,7 +43,7 @@ const RARELY: Duration = Duration::from_secs(10);
 
 /// Resources that all deployments share.
 #[derive(Clone)]
-pub(crate) struct Means {
+pub(crate) struct SharedResources {
     /// Memory for predictions, in MiB.
     memory: Arc<Semaphore>,
     /// One primer is fetched and opened at a time: that takes additional memory.
@@ -52,18 +52,18 @@ pub(crate) struct Means {
     experience_bytes: u64,
     /// Between two looks at what other gateways have learned.
     exchanged: Duration,
-    metrics: ForesightMetrics,
+    metrics: PredictionMetrics,
     /// Credentials shown to main functions that check the caller's identity.
     keyring: Option<Arc<Keyring>>,
 }
 
-impl Means {
+impl SharedResources {
     /// `memory` bytes for all deployments, of each of which past requests take at most `experience_bytes`; what other
     /// gateways have learned is looked at once in `exchanged`.
     pub(crate) fn new(
         (memory, experience_bytes): (u64, u64),
         exchanged: Duration,
-        metrics: ForesightMetrics,
+        metrics: PredictionMetrics,
         keyring: Option<Arc<Keyring>>,
     ) -> Self {
         let memory = usize::try_from(memory >> 20).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
@@ -85,12 +85,12 @@ pub(crate) struct UsageFollower {
     /// Order by which it learns.
     order: RwLock<Option<PredictionOrder>>,
     folder: Option<PathBuf>,
-    means: Means,
+    means: SharedResources,
 }
 
 /// Why requests of a model are not followed.
 #[derive(Debug, thiserror::Error)]
-enum Unprimed {
+enum SummaryError {
     /// The main function says something else, or nothing.
     #[error("cannot get the model summary of main function {address}: {why}")]
     Main { address: String, why: String },
@@ -104,7 +104,7 @@ enum Unprimed {
     #[error("prediction memory exhausted: needs {wanted} MiB, {left} MiB left; raise --prediction-bytes")]
     Memory { wanted: usize, left: usize },
     #[error(transparent)]
-    Primer(#[from] PrimerError),
+    Primer(#[from] ModelSummaryError),
     #[error("{0}")]
     Thread(String),
 }
@@ -116,7 +116,7 @@ fn is_same(one: &PredictionOrder, other: &PredictionOrder) -> bool {
 
 impl UsageFollower {
     /// Makes the follower of the deployment `name`, which keeps in `folder` what it knows.
-    pub(crate) fn new(name: &str, folder: Option<PathBuf>, means: Means) -> Arc<Self> {
+    pub(crate) fn new(name: &str, folder: Option<PathBuf>, means: SharedResources) -> Arc<Self> {
         let learner = UsageLearner::new(means.metrics.of_model(name));
         Arc::new(Self { learner, order: RwLock::default(), folder, means })
     }
@@ -126,7 +126,7 @@ impl UsageFollower {
         self.order.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn replace(&self, following: Option<(Watch, PredictionOrder)>) {
+    fn replace(&self, following: Option<(PredictionService, PredictionOrder)>) {
         let (watch, order) = following.unzip();
         let mut known = self.order.write().unwrap_or_else(PoisonError::into_inner);
         self.learner.follow(watch);
@@ -188,7 +188,7 @@ impl UsageFollower {
         order: &PredictionOrder,
         told: &MoEDemandSpec,
         attempt: usize,
-    ) -> Result<bool, Unprimed> {
+    ) -> Result<bool, SummaryError> {
         let Ok(_turn) = self.means.turn.clone().acquire_owned().await else { return Ok(false) };
         let (folder, model, forgets) = (self.folder.clone(), order.model.clone(), order.counts_only);
         let kept = spawn_blocking(move || {
@@ -198,14 +198,14 @@ impl UsageFollower {
             }
             read_primer(&folder)
         });
-        let kept = kept.await.map_err(|error| Unprimed::Thread(error.to_string()))?;
-        let kept = kept.map_err(PrimerError::from)?.map(Bytes::from);
-        if let Some(primer) = kept.and_then(|bytes| Primer::from_bytes(&bytes).ok())
-            && primer.model() == order.model
+        let kept = kept.await.map_err(|error| SummaryError::Thread(error.to_string()))?;
+        let kept = kept.map_err(ModelSummaryError::from)?.map(Bytes::from);
+        if let Some(summary) = kept.and_then(|bytes| ModelSummary::from_bytes(&bytes).ok())
+            && summary.model() == order.model
         {
-            match self.follow(primer, order, true).await {
+            match self.follow(summary, order, true).await {
                 Ok(()) => return Ok(true),
-                Err(error @ Unprimed::Memory { .. }) => return Err(error),
+                Err(error @ SummaryError::Memory { .. }) => return Err(error),
                 // Another one may be better: what makes tokens is no part of a model's fingerprint.
                 Err(error) => tracing::warn!(%error, "cached model summary unusable"),
             }
@@ -215,32 +215,32 @@ impl UsageFollower {
         let Some(main) = main.filter(|_| told.phase == DemandPhase::Active) else { return Ok(false) };
         let address = main.address.clone();
         let asked = ask(main, self.means.keyring.clone()).await;
-        let bytes = asked.map_err(|why| Unprimed::Main { address: address.clone(), why })?;
-        let primer = Primer::from_bytes(&bytes)?;
-        if primer.model() != order.model {
-            let (found, wanted) = (primer.model().to_owned(), order.model.clone());
-            return Err(Unprimed::OtherModel { address, found, wanted });
+        let bytes = asked.map_err(|why| SummaryError::Main { address: address.clone(), why })?;
+        let summary = ModelSummary::from_bytes(&bytes)?;
+        if summary.model() != order.model {
+            let (found, wanted) = (summary.model().to_owned(), order.model.clone());
+            return Err(SummaryError::OtherModel { address, found, wanted });
         }
         let mut is_kept = false;
         if let Some(folder) = self.folder.clone() {
             let model = order.model.clone();
-            let kept = spawn_blocking(move || keep_primer(&folder, &model, &bytes)).await;
+            let kept = spawn_blocking(move || keep_model_summary(&folder, &model, &bytes)).await;
             is_kept = matches!(kept, Ok(Ok(())));
             if let Ok(Err(error)) = kept {
                 tracing::warn!(%error, "model summary not cached: fetched again after a restart");
             }
         }
-        self.follow(primer, order, is_kept).await?;
+        self.follow(summary, order, is_kept).await?;
         Ok(true)
     }
 
-    /// Follows by `primer`, which is in the folder if it `is_kept`.
+    /// Follows by `summary`, which is in the folder if it `is_kept`.
     async fn follow(
         self: &Arc<Self>,
-        primer: Primer,
+        summary: ModelSummary,
         order: &PredictionOrder,
         is_kept: bool,
-    ) -> Result<(), Unprimed> {
+    ) -> Result<(), SummaryError> {
         let opening = Opening {
             folder: self.folder.clone(),
             order: order.clone(),
@@ -261,20 +261,20 @@ impl UsageFollower {
             }
         });
         let learned = self.learner.publisher(&order.model);
-        let opened = spawn_blocking(move || -> Result<Watch, Unprimed> {
-            let opened = opening.open(primer)?;
+        let opened = spawn_blocking(move || -> Result<PredictionService, SummaryError> {
+            let opened = opening.open(summary)?;
             // What is in the folder is opened again when a request comes.
             let watch = match opening.again().filter(|_| is_kept) {
                 Some(again) => {
                     drop(opened);
-                    Watch::start_closed(again, IDLE, peers, learned)
+                    PredictionService::start_closed(again, IDLE, peers, learned)
                 }
-                None => Watch::start_opened(opened, peers, learned),
+                None => PredictionService::start_opened(opened, peers, learned),
             };
-            watch.map_err(|error| Unprimed::Thread(error.to_string()))
+            watch.map_err(|error| SummaryError::Thread(error.to_string()))
         });
         // What a primer makes a library do is contained: it comes from functions in tenants' namespaces.
-        let watch = opened.await.map_err(|error| Unprimed::Thread(error.to_string()))??;
+        let watch = opened.await.map_err(|error| SummaryError::Thread(error.to_string()))??;
         tracing::info!(model = order.model, "expert usage prediction enabled");
         self.replace(Some((watch, order.clone())));
         Ok(())
@@ -329,26 +329,27 @@ struct Opening {
 }
 
 impl Opening {
-    /// Reserves memory for what is known of the model of `primer`, and reads it.
-    fn open(&self, primer: Primer) -> Result<Opened, Unprimed> {
+    /// Reserves memory for what is known of the model of `summary`, and reads it.
+    fn open(&self, summary: ModelSummary) -> Result<Opened, SummaryError> {
         let past = self.folder.as_ref().map_or(MEMORY, |_| self.experience_bytes);
-        let bytes = primer.memory_bytes() + past;
+        let bytes = summary.memory_bytes() + past;
         let wanted = usize::try_from(bytes.div_ceil(1 << 20)).unwrap_or(usize::MAX);
         let permits = u32::try_from(wanted).unwrap_or(u32::MAX);
         let held = self.memory.clone().try_acquire_many_owned(permits);
-        let held = held.map_err(|_| Unprimed::Memory { wanted, left: self.memory.available_permits() })?;
-        let options = ForesightOptions {
+        let held =
+            held.map_err(|_| SummaryError::Memory { wanted, left: self.memory.available_permits() })?;
+        let options = PredictorOptions {
             // Another model's is another folder.
-            store: self.folder.as_ref().map(|folder| (folder.join(primer.model()), self.experience_bytes)),
+            store: self.folder.as_ref().map(|folder| (folder.join(summary.model()), self.experience_bytes)),
             forgets: self.order.counts_only,
             output_tokens: f64::from(self.order.output_tokens),
         };
-        Ok(Opened { foresight: primer.open(options)?, held: Box::new(held) })
+        Ok(Opened { predictor: summary.open(options)?, held: Box::new(held) })
     }
 
     /// Opens it from the folder whenever it is needed; `None` where there is no folder. What cannot be opened is tried
     /// again ever less often.
-    fn again(self) -> Option<Open> {
+    fn again(self) -> Option<PredictorOpener> {
         let folder = self.folder.clone()?;
         let (mut next, mut pause) = (Instant::now(), AGAIN);
         Some(Box::new(move || {
@@ -356,13 +357,14 @@ impl Opening {
                 return None;
             }
             let opened =
-                read_primer(&folder).map_err(|error| Unprimed::Primer(error.into())).and_then(|bytes| {
-                    let primer = Primer::from_bytes(&bytes.unwrap_or_default().into())?;
-                    match primer.model() {
-                        found if found == self.order.model => self.open(primer),
-                        found => {
-                            Err(Unprimed::Kept { found: found.to_owned(), wanted: self.order.model.clone() })
-                        }
+                read_primer(&folder).map_err(|error| SummaryError::Primer(error.into())).and_then(|bytes| {
+                    let summary = ModelSummary::from_bytes(&bytes.unwrap_or_default().into())?;
+                    match summary.model() {
+                        found if found == self.order.model => self.open(summary),
+                        found => Err(SummaryError::Kept {
+                            found: found.to_owned(),
+                            wanted: self.order.model.clone(),
+                        }),
                     }
                 });
             match opened {
@@ -397,7 +399,7 @@ async fn ask(main: &MainFunction, keyring: Option<Arc<Keyring>>) -> Result<Bytes
         if !answer.status().is_success() {
             return Err(format!("got status {}", answer.status()));
         }
-        let body = Limited::new(answer.into_body(), MAX_PRIMER).collect().await;
+        let body = Limited::new(answer.into_body(), MAX_MODEL_SUMMARY).collect().await;
         body.map(|body| body.to_bytes()).map_err(|error| error.to_string())
     };
     timeout(PRIMING, asking).await.map_err(|_| format!("no model summary within {PRIMING:?}"))?

@@ -83,7 +83,7 @@ pub enum LoadModelError {
 }
 
 /// Weights that answers can do without for a while.
-pub trait Rest: Send + Sync {
+pub trait DeferredWeights: Send + Sync {
     /// Bytes of memory that it is going to take; 0 once it is there.
     fn missing_bytes(&self) -> usize;
 
@@ -153,7 +153,7 @@ impl<B: Backend> Router<B> {
 }
 
 /// Part of the model that stays in memory as long as the model does.
-pub trait Held {
+pub trait ResidentPart {
     /// Bytes of it, on whatever device.
     fn bytes(&self) -> usize;
 }
@@ -165,15 +165,15 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Rows on the device.
     type Tensor: Send;
     /// A table of rows.
-    type Embedding: Send + Held;
+    type Embedding: Send + ResidentPart;
     /// Weights of a product.
-    type Linear: Send + Held;
+    type Linear: Send + ResidentPart;
     /// Weights of a norm.
-    type Norm: Send + Held;
+    type Norm: Send + ResidentPart;
     /// Weights of a gated network.
-    type Gated: Send + Held;
+    type Gated: Send + ResidentPart;
     /// The up-projections of latent attention.
-    type Heads: Send + Held;
+    type Heads: Send + ResidentPart;
     /// Frequencies of a rotary embedding.
     type Rope: Send;
     /// Cosines and sines of an iteration's rows.
@@ -229,7 +229,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
     ) -> Result<Self::Embedding, LoadModelError>;
 
     /// Returns the part of `table` that is still to be read; until then its rows are looked up in the checkpoint.
-    fn rest_of(&self, _table: &Self::Embedding) -> Option<Arc<dyn Rest>> {
+    fn rest_of(&self, _table: &Self::Embedding) -> Option<Arc<dyn DeferredWeights>> {
         None
     }
 

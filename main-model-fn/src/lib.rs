@@ -43,7 +43,7 @@ pub use grammar::Grammar;
 #[doc(hidden)]
 pub use http::fuzzing as http_fuzzing;
 pub use native::Native;
-pub use pages::{PageNeeds, Tenant};
+pub use pages::{CacheScope, PageNeeds};
 pub use program::main;
 pub use routing::{Routed, RoutingRule};
 #[doc(hidden)]

@@ -1,7 +1,7 @@
 //! The parts that take time to load, and their descriptions for others.
 
-use crate::backend::Rest;
-use crate::dispatch::Expected;
+use crate::backend::DeferredWeights;
+use crate::dispatch::RemoteRequirements;
 use crate::engine::{RequestLimits, Vocabulary};
 use crate::http::ModelCard;
 use crate::model_text::ModelText;
@@ -37,7 +37,7 @@ pub(crate) struct Loaded {
     pub(crate) device_memory: Vec<(&'static str, usize)>,
     /// Pages of keys and values that the device has room for, of those asked for.
     cache_pages: usize,
-    pub(crate) rest: Vec<Arc<dyn Rest>>,
+    pub(crate) rest: Vec<Arc<dyn DeferredWeights>>,
     pub(crate) fingerprint: String,
 }
 
@@ -145,8 +145,8 @@ impl Loaded {
     }
 
     /// Returns the properties that remote functions must agree on, sets left empty.
-    pub(crate) fn expected(&self, trust: Option<&Trust>) -> Expected {
-        Expected {
+    pub(crate) fn expected(&self, trust: Option<&Trust>) -> RemoteRequirements {
+        RemoteRequirements {
             checkpoint: self.fingerprint.clone(),
             dtype: self.class.dtype.to_string(),
             numerics_class: self.class.name().to_owned(),

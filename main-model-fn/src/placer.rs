@@ -11,17 +11,17 @@
 //! leave, layers go over one after the other, each served as one of the two placements says: until all
 //! have, the earlier generation counts as the one in force.
 
-use crate::backend::Rest;
+use crate::backend::DeferredWeights;
 use crate::dispatch::{Arrivals, LocalExperts, patiently};
 use crate::engine::Switch;
-use crate::http::InForce as Shown;
+use crate::http::ActiveGeneration as Shown;
 use crate::memory;
 use crate::routing_check::{EndpointSets, RemoteSets, check_routing};
 use crate::transition::{LayerChange, Shortage, steps};
 use prometheus::IntGauge;
 use remoe_kernels::NumericsClass;
 use remoe_model::Checkpoint;
-use remoe_plan::Account;
+use remoe_plan::PlanAccount;
 use remoe_proto::v1::{EndpointProblem, LayerExperts, Routing, RoutingAck};
 use remoe_proto::{ErrorCode, GENERATION_STEP, ServiceError, largest_generation, placement_digest};
 use remoe_weights::{LoadError, expert_shape, load_experts, prefetch_experts};
@@ -45,7 +45,7 @@ pub(crate) struct PlacerParts {
     /// Set if a generation is in force: the function is ready for requests.
     pub(crate) placed: watch::Sender<bool>,
     /// Expectation of the plan for requests under the generation in force; `None` if it was not planned.
-    pub(crate) account: watch::Sender<Option<Arc<Account>>>,
+    pub(crate) account: watch::Sender<Option<Arc<PlanAccount>>>,
     /// Placement in force, for people.
     pub(crate) shown: watch::Sender<Arc<Shown>>,
     /// No placement comes into force once this is cancelled.
@@ -53,7 +53,7 @@ pub(crate) struct PlacerParts {
     /// How many local experts, and tables after them, are still to be read.
     pub(crate) arriving: IntGauge,
     /// Weights that are read once the local experts are there.
-    pub(crate) rest: Vec<Arc<dyn Rest>>,
+    pub(crate) rest: Vec<Arc<dyn DeferredWeights>>,
     /// Told why local experts of a placement in force, or the rest, cannot be read: the function cannot go on.
     pub(crate) lost: mpsc::UnboundedSender<LoadError>,
     /// When the process was started.
@@ -65,14 +65,14 @@ pub(crate) struct Placer {
     parts: PlacerParts,
     /// Held while a placement is brought into force: one at a time.
     placing: Mutex<()>,
-    in_force: Lock<InForce>,
+    in_force: Lock<CurrentGeneration>,
     /// Placements that are worked on, and the one in force.
     attempts: Lock<Vec<Attempt>>,
 }
 
 /// Generation in force.
 #[derive(Clone, Default)]
-struct InForce {
+struct CurrentGeneration {
     /// 0 before the first.
     generation: u64,
     /// Placement of the generation by content; empty before the first.
@@ -85,12 +85,12 @@ struct InForce {
     load_time: Option<Duration>,
 }
 
-type Outcome = Result<RoutingAck, ServiceError>;
+type PlacementOutcome = Result<RoutingAck, ServiceError>;
 
 /// A placement that was asked for.
 struct Attempt {
     routing: Routing,
-    outcome: watch::Receiver<Option<Outcome>>,
+    outcome: watch::Receiver<Option<PlacementOutcome>>,
 }
 
 impl Attempt {
@@ -122,7 +122,7 @@ impl Placer {
     ///
     /// # Errors
     /// The placement contradicts itself, the model or an earlier one, or cannot be brought into force.
-    pub(crate) async fn place(self: &Arc<Self>, routing: Routing) -> Outcome {
+    pub(crate) async fn place(self: &Arc<Self>, routing: Routing) -> PlacementOutcome {
         let mut outcome = self.attempt(routing)?;
         let ended = |_| ServiceError::new(ErrorCode::Internal, "the placement task crashed");
         let outcome = outcome.wait_for(Option::is_some).await.map_err(ended)?.clone();
@@ -157,13 +157,16 @@ impl Placer {
         self.in_force().load_time.unwrap_or_default().as_secs_f64()
     }
 
-    fn in_force(&self) -> MutexGuard<'_, InForce> {
+    fn in_force(&self) -> MutexGuard<'_, CurrentGeneration> {
         // Changed as a whole, so a panic elsewhere cannot have left it half-written.
         self.in_force.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The attempt at `routing` that is known, or a new one.
-    fn attempt(self: &Arc<Self>, routing: Routing) -> Result<watch::Receiver<Option<Outcome>>, ServiceError> {
+    fn attempt(
+        self: &Arc<Self>,
+        routing: Routing,
+    ) -> Result<watch::Receiver<Option<PlacementOutcome>>, ServiceError> {
         let generation = routing.generation;
         if generation == 0 {
             return Err(ServiceError::invalid("generation", "expected 1 or more, got 0"));
@@ -198,7 +201,7 @@ impl Placer {
         attempts.push(Attempt { routing, outcome: outcome.clone() });
         let placer = self.clone();
         tokio::spawn(async move {
-            let wanted = Wanted { remote, endpoints };
+            let wanted = DesiredPlacement { remote, endpoints };
             let shutdown = &placer.parts.shutdown;
             let (outcome, _placing) = tokio::select! {
                 placing = placer.placing.lock() => tokio::select! {
@@ -220,7 +223,7 @@ impl Placer {
     }
 
     /// Weights outside of experts that are still to be read.
-    fn missing_rest(&self) -> Vec<Arc<dyn Rest>> {
+    fn missing_rest(&self) -> Vec<Arc<dyn DeferredWeights>> {
         self.parts.rest.iter().filter(|part| part.missing_bytes() > 0).cloned().collect()
     }
 
@@ -265,8 +268,8 @@ impl Placer {
         &self,
         generation: u64,
         placement: String,
-        wanted: Wanted,
-        account: Option<Arc<Account>>,
+        wanted: DesiredPlacement,
+        account: Option<Arc<PlanAccount>>,
     ) -> Result<(RoutingAck, Option<Arc<Arrivals>>), ServiceError> {
         let (current, in_force) = self.named();
         if generation <= current {
@@ -351,9 +354,9 @@ impl Placer {
         &self,
         generation: u64,
         local: LocalExperts,
-        wanted: Wanted,
+        wanted: DesiredPlacement,
     ) -> Result<Vec<EndpointProblem>, ServiceError> {
-        let Wanted { remote, endpoints } = wanted;
+        let DesiredPlacement { remote, endpoints } = wanted;
         let problems = self.switch(generation, local.clone(), remote.clone(), endpoints.clone()).await?;
         let mut in_force = self.in_force();
         (in_force.local, in_force.remote, in_force.endpoints) = (local, remote, endpoints);
@@ -421,14 +424,14 @@ impl Placer {
 }
 
 /// Placement to bring into force.
-struct Wanted {
+struct DesiredPlacement {
     remote: RemoteSets,
     endpoints: EndpointSets,
 }
 
-impl InForce {
+impl CurrentGeneration {
     /// The placement in which the layers `changed` are as `wanted` and the others as they are.
-    fn between(&self, wanted: &Wanted, changed: &BTreeSet<usize>) -> Wanted {
+    fn between(&self, wanted: &DesiredPlacement, changed: &BTreeSet<usize>) -> DesiredPlacement {
         let part = |sets: &RemoteSets, new: bool| -> Vec<(usize, BTreeSet<u32>)> {
             let these = sets.iter().filter(|(layer, _)| changed.contains(layer) == new);
             these.map(|(&layer, experts)| (layer, experts.clone())).collect()
@@ -442,16 +445,16 @@ impl InForce {
             }
         }
         endpoints.retain(|_, sets| !sets.is_empty());
-        Wanted { remote, endpoints: endpoints.into_iter().collect() }
+        DesiredPlacement { remote, endpoints: endpoints.into_iter().collect() }
     }
 }
 
 /// The account that a routing carries, where it does.
-fn account(json: &str) -> Result<Option<Arc<Account>>, ServiceError> {
+fn account(json: &str) -> Result<Option<Arc<PlanAccount>>, ServiceError> {
     if json.is_empty() {
         return Ok(None);
     }
-    let account = Account::from_json(json);
+    let account = PlanAccount::from_json(json);
     account.map(|account| Some(Arc::new(account))).map_err(|error| {
         ServiceError::invalid("account", format!("expected a problem and its plan: {error}"))
     })

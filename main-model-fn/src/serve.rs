@@ -3,7 +3,7 @@
 use crate::control::Control;
 use crate::dispatch::ExpertMetrics;
 use crate::engine::{self, EngineHandle, EngineParts, EngineSettings, EngineStop, RequestLimits};
-use crate::http::{self, HttpOptions, HttpState, PlacementView, PrimerSource, TextFrontend};
+use crate::http::{self, HttpOptions, HttpState, PlacementView, SummarySource, TextFrontend};
 use crate::loaded::Loaded;
 use crate::memory;
 use crate::metrics::EngineMetrics;
@@ -20,7 +20,7 @@ use remoe_process::{
 };
 use remoe_proto::identity::Trust;
 use remoe_proto::v1::main_model_server::MainModelServer;
-use remoe_proto::{Door, Intake, IntakeLimits, MAX_CONTROL_MESSAGE, MAX_CONTROL_REQUEST, Refusal};
+use remoe_proto::{Intake, IntakeLimits, MAX_CONTROL_MESSAGE, MAX_CONTROL_REQUEST, Refusal, TlsHandshake};
 use remoe_weights::LoadError;
 use std::io;
 use std::sync::Arc;
@@ -261,12 +261,14 @@ impl Process {
         }
         let (health, health_service) = tonic_health::server::health_reporter();
         health.set_serving::<MainModelServer<Control>>().await;
-        let door = |trust| {
+        let handshake = |trust| {
             let refused = refused.clone();
-            Door::new(trust, move |refusal: Refusal| refused.with_label_values(&[refusal.name()]).inc())
+            TlsHandshake::new(trust, move |refusal: Refusal| {
+                refused.with_label_values(&[refusal.name()]).inc()
+            })
         };
         let gateways = self.trust.as_ref().zip(self.settings.gateway_identity.clone());
-        let http_door = gateways.map(|(trust, gateway)| door(trust.of_http(gateway)));
+        let http_handshake = gateways.map(|(trust, gateway)| handshake(trust.of_http(gateway)));
         let intake = Intake::new(CONTROL_INTAKE);
         let control = intake
             .server()
@@ -277,7 +279,7 @@ impl Process {
                     .max_encoding_message_size(MAX_CONTROL_MESSAGE),
             )
             .serve_with_incoming_shutdown(
-                intake.listen(listeners.control, self.trust.clone().map(door)),
+                intake.listen(listeners.control, self.trust.clone().map(handshake)),
                 self.shutdown.clone().cancelled_owned(),
             );
         let control = tokio::spawn(control);
@@ -285,7 +287,7 @@ impl Process {
         let http = tokio::spawn(async move {
             match listeners.http {
                 None => Ok(()),
-                Some(listener) => http::serve(listener, http_door, http, shutdown).await,
+                Some(listener) => http::serve(listener, http_handshake, http, shutdown).await,
             }
         });
         Ok(Servers { control, http, health, engine })
@@ -385,7 +387,7 @@ fn http_options(settings: &Settings, model: &Loaded, traces: Traces) -> HttpOpti
         end_ids: model.end_ids(),
         primer: settings
             .primer
-            .then(|| PrimerSource::new(model.checkpoint.clone(), model.record_header(settings))),
+            .then(|| SummarySource::new(model.checkpoint.clone(), model.record_header(settings))),
         traces,
         further_names: settings.served_model_name.iter().skip(1).cloned().collect(),
         ..HttpOptions::new(name)

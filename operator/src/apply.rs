@@ -2,13 +2,13 @@
 //!
 //! Certificates are the exception: [`identity`](super::identity) writes them beside the read stage.
 
-use super::calls::{CallError, Calls, Kind};
+use super::calls::{ApiObject, CallError, Calls};
 use super::drift::is_as;
-use super::events::{Happening, shortened, transitions};
+use super::events::{ClusterEvent, shortened, transitions};
 use super::names::Component;
 use super::ownership::{is_owned_by, name_taken};
 use super::trouble::Trouble;
-use super::write::{Creation, Deletion, Keep, STARTED, Write};
+use super::write::{Creation, Deletion, DesiredObject, STARTED, Write};
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -31,7 +31,7 @@ pub(super) struct Applied {
     /// Refusals of the API that a user must mend, with the component of a refused pod.
     pub(super) refused: Vec<(Option<Component>, Trouble)>,
     /// Events of the writes.
-    pub(super) happenings: Vec<Happening>,
+    pub(super) happenings: Vec<ClusterEvent>,
     /// Number of writes that were made, counted from the first.
     pub(super) made: usize,
     /// Failure of the first write that was not made; those after it are left for the next reconcile.
@@ -84,7 +84,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Publishes `happenings`.
-    pub(super) async fn publish(&self, happenings: &[Happening]) {
+    pub(super) async fn publish(&self, happenings: &[ClusterEvent]) {
         publish(self.recorder, self.owner, happenings).await;
     }
 
@@ -94,7 +94,7 @@ impl<'a> Writer<'a> {
     /// The status cannot be written.
     pub(super) async fn report(
         &self,
-        happenings: &[Happening],
+        happenings: &[ClusterEvent],
         status: &MoEDeploymentStatus,
     ) -> Result<(), CallError> {
         self.publish(happenings).await;
@@ -112,18 +112,18 @@ fn are_beside_each_other(one: &Write, other: &Write) -> bool {
 }
 
 /// Outcome of one step.
-enum Written {
+enum WriteOutcome {
     Done,
-    Made(Happening),
+    Made(ClusterEvent),
     Refused(Option<Component>, Trouble),
 }
 
 impl Applied {
-    fn note(&mut self, written: Written) {
+    fn note(&mut self, written: WriteOutcome) {
         match written {
-            Written::Done => {}
-            Written::Refused(component, trouble) => self.refused.push((component, trouble)),
-            Written::Made(happening) => match self.happenings.last_mut() {
+            WriteOutcome::Done => {}
+            WriteOutcome::Refused(component, trouble) => self.refused.push((component, trouble)),
+            WriteOutcome::Made(happening) => match self.happenings.last_mut() {
                 Some(last) if last.reason == happening.reason => {
                     let name = happening.note.strip_prefix(STARTED).unwrap_or(&happening.note);
                     last.note = format!("{}, {name}", last.note);
@@ -135,7 +135,7 @@ impl Applied {
 }
 
 impl Writer<'_> {
-    async fn write(&self, write: &Write) -> Result<Written, ApplyError> {
+    async fn write(&self, write: &Write) -> Result<WriteOutcome, ApplyError> {
         match write {
             Write::Service(keep) => self.keep(keep).await,
             Write::Policy(keep) => self.keep(keep).await,
@@ -144,28 +144,30 @@ impl Writer<'_> {
             Write::Routing(keep) => self.routing(keep).await,
             Write::Demand(keep) => self.demand(keep).await,
             Write::ForgetGateways(left) => {
-                Ok(self.calls.replace_status(left.as_ref()).await.map(|_| Written::Done)?)
+                Ok(self.calls.replace_status(left.as_ref()).await.map(|_| WriteOutcome::Done)?)
             }
             Write::Plan(plan) => self.plan(plan).await,
             Write::Profile(record) => self.profile(record).await,
-            Write::Share(record) => Ok(self.calls.replace(record.as_ref()).await.map(|_| Written::Done)?),
+            Write::Share(record) => {
+                Ok(self.calls.replace(record.as_ref()).await.map(|_| WriteOutcome::Done)?)
+            }
             Write::Create(creation) => self.create(creation).await,
             Write::Relabel { live, wanted } => self.relabel(live, wanted).await,
             Write::Delete(Deletion { name, uid, grace_seconds }) => {
-                Ok(self.calls.delete::<Pod>(name, uid, *grace_seconds).await.map(|()| Written::Done)?)
+                Ok(self.calls.delete::<Pod>(name, uid, *grace_seconds).await.map(|()| WriteOutcome::Done)?)
             }
             Write::DeleteBudget(name, uid) => {
                 let deleted = self.calls.delete::<PodDisruptionBudget>(name, uid, None).await;
-                Ok(deleted.map(|()| Written::Done)?)
+                Ok(deleted.map(|()| WriteOutcome::Done)?)
             }
             Write::DeletePlan(name, uid) => {
-                Ok(self.calls.delete::<MoEPlan>(name, uid, None).await.map(|()| Written::Done)?)
+                Ok(self.calls.delete::<MoEPlan>(name, uid, None).await.map(|()| WriteOutcome::Done)?)
             }
         }
     }
 
     /// Applies an object's desired state, unless the object belongs to another owner.
-    async fn keep<K: Kind>(&self, keep: &Keep<K>) -> Result<Written, ApplyError> {
+    async fn keep<K: ApiObject>(&self, keep: &DesiredObject<K>) -> Result<WriteOutcome, ApplyError> {
         let wanted = keep.wanted.as_ref();
         let live = match &keep.live {
             Some(live) => Some(live.as_ref().clone()),
@@ -173,7 +175,7 @@ impl Writer<'_> {
             None => self.calls.get::<K>(&wanted.name_any()).await?,
         };
         if live.as_ref().is_some_and(|live| !is_owned_by(live, &self.uid)) {
-            return Ok(Written::Refused(None, name_taken(wanted)));
+            return Ok(WriteOutcome::Refused(None, name_taken(wanted)));
         }
         let applied = match (self.calls.apply(wanted).await, live) {
             // Together with the fields that another writer added, the object would be invalid.
@@ -184,23 +186,23 @@ impl Writer<'_> {
             // An entry that another writer added to a list, such as a port, survives a server-side apply.
             self.calls.replace(&in_place_of(&applied, wanted)).await?;
         }
-        Ok(Written::Done)
+        Ok(WriteOutcome::Done)
     }
 
     /// The durable copy of the routing, if it still is what was read: a former leader that writes late is
     /// refused, and so is what was decided without having read what is there.
-    async fn routing(&self, keep: &Keep<MoERecord>) -> Result<Written, ApplyError> {
+    async fn routing(&self, keep: &DesiredObject<MoERecord>) -> Result<WriteOutcome, ApplyError> {
         let wanted = keep.wanted.as_ref();
         if let Some(live) = &keep.live {
             self.calls.replace(&in_place_of(live.as_ref(), wanted)).await?;
-            return Ok(Written::Done);
+            return Ok(WriteOutcome::Done);
         }
-        let Err(error) = self.calls.create(wanted).await else { return Ok(Written::Done) };
+        let Err(error) = self.calls.create(wanted).await else { return Ok(WriteOutcome::Done) };
         let found =
             if error.code() == 409 { self.calls.get::<MoERecord>(&wanted.name_any()).await? } else { None };
         let Some(found) = found else { return Err(error.into()) };
         if !is_owned_by(&found, &self.uid) {
-            return Ok(Written::Refused(None, name_taken(wanted)));
+            return Ok(WriteOutcome::Refused(None, name_taken(wanted)));
         }
         // It lost the labels by which it is found. What it says is read with them again.
         self.calls.merge(&MoERecord { metadata: wanted.metadata.clone(), spec: found.spec }).await?;
@@ -208,22 +210,22 @@ impl Writer<'_> {
     }
 
     /// Writes the operator's part of the demand object, if the gateways' part is unchanged since it was read.
-    async fn demand(&self, keep: &Keep<MoEDemand>) -> Result<Written, ApplyError> {
+    async fn demand(&self, keep: &DesiredObject<MoEDemand>) -> Result<WriteOutcome, ApplyError> {
         let written = match &keep.live {
             Some(live) => self.calls.replace(&in_place_of(live.as_ref(), keep.wanted.as_ref())).await,
             None => self.calls.create(keep.wanted.as_ref()).await,
         };
-        Ok(written.map(|_| Written::Done)?)
+        Ok(written.map(|_| WriteOutcome::Done)?)
     }
 
     /// A plan, once.
-    async fn plan(&self, plan: &MoEPlan) -> Result<Written, ApplyError> {
+    async fn plan(&self, plan: &MoEPlan) -> Result<WriteOutcome, ApplyError> {
         match self.calls.create(plan).await {
             // Named by its content: it is this one.
             Err(error) if error.code() == 409 => self.relabel_plan(plan).await?,
             other => other.map(|_| ())?,
         }
-        Ok(Written::Done)
+        Ok(WriteOutcome::Done)
     }
 
     /// Gives a plan that exists the labels back by which it is found.
@@ -239,24 +241,27 @@ impl Writer<'_> {
     }
 
     /// A profile, unless another deployment was first.
-    async fn profile(&self, record: &MoERecord) -> Result<Written, ApplyError> {
+    async fn profile(&self, record: &MoERecord) -> Result<WriteOutcome, ApplyError> {
         match self.calls.create(record).await {
             // Measured at the same time, or spoiled: the measurement stands.
             Err(error) if error.code() == 409 => self.calls.apply(record).await.map(|_| ())?,
             other => other.map(|_| ())?,
         }
-        Ok(Written::Done)
+        Ok(WriteOutcome::Done)
     }
 
     /// Makes one pod.
-    async fn create(&self, Creation { pod, component, happening }: &Creation) -> Result<Written, ApplyError> {
-        let refused = |trouble| Ok(Written::Refused(Some(*component), trouble));
+    async fn create(
+        &self,
+        Creation { pod, component, happening }: &Creation,
+    ) -> Result<WriteOutcome, ApplyError> {
+        let refused = |trouble| Ok(WriteOutcome::Refused(Some(*component), trouble));
         match self.calls.create(pod.as_ref()).await {
-            Ok(_) => Ok(Written::Made(happening.clone())),
+            Ok(_) => Ok(WriteOutcome::Made(happening.clone())),
             Err(error) if error.code() == 409 => {
                 // Where it is ours, an earlier attempt made it, or it lost its labels.
                 let name = pod.name_any();
-                let Some(live) = self.calls.get::<Pod>(&name).await? else { return Ok(Written::Done) };
+                let Some(live) = self.calls.get::<Pod>(&name).await? else { return Ok(WriteOutcome::Done) };
                 if !is_owned_by(&live, &self.uid) {
                     return refused(name_taken(pod.as_ref()));
                 }
@@ -273,18 +278,18 @@ impl Writer<'_> {
     }
 
     /// Restores the labels of a pod that another writer removed or changed.
-    async fn relabel(&self, live: &Pod, wanted: &Pod) -> Result<Written, ApplyError> {
+    async fn relabel(&self, live: &Pod, wanted: &Pod) -> Result<WriteOutcome, ApplyError> {
         let mut named = Pod { metadata: wanted.metadata.clone(), ..Pod::default() };
         if !is_as(live, &named) && live.metadata.deletion_timestamp.is_none() {
             named.metadata.uid.clone_from(&live.metadata.uid);
             self.calls.merge(&named).await?;
         }
-        Ok(Written::Done)
+        Ok(WriteOutcome::Done)
     }
 }
 
 /// Publishes `happenings` about `owner`. A failure is logged: no reconcile fails for an event.
-pub(super) async fn publish(recorder: &Recorder, owner: &MoEDeployment, happenings: &[Happening]) {
+pub(super) async fn publish(recorder: &Recorder, owner: &MoEDeployment, happenings: &[ClusterEvent]) {
     let reference = owner.object_ref(&());
     for happening in happenings {
         let event = Event {
@@ -315,7 +320,7 @@ fn refusal(message: &str) -> &'static str {
 
 /// `wanted` in place of `live`, if that is still what was read. What others have said about the object
 /// in its metadata stays.
-fn in_place_of<K: Kind>(live: &K, wanted: &K) -> K {
+fn in_place_of<K: ApiObject>(live: &K, wanted: &K) -> K {
     let mut object = wanted.clone();
     let mut metadata = live.meta().clone();
     let said = object.meta();

@@ -1,8 +1,8 @@
 //! The build stage: manifests of everything that is to exist. Pure: the same values give the same objects.
 
 use super::inputs::Inputs;
-use super::manifests::{Frame, Target, budgets, frame};
-use super::plan::Planned;
+use super::manifests::{Frame, TargetPlan, budgets, frame};
+use super::plan::PlanStage;
 use super::scale::Scaled;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
@@ -12,15 +12,15 @@ pub(crate) struct Manifests {
     /// Objects around the pods.
     pub frame: Frame,
     /// Plan that is to run, with the pods of its functions as they are scaled.
-    pub target: Option<Target>,
+    pub target: Option<TargetPlan>,
     /// Disruption budgets of its functions.
     pub budgets: Vec<PodDisruptionBudget>,
 }
 
 /// Builds the manifests of the plan that is to run, with as many replicas as `scaled` says.
-pub(crate) fn build(inputs: Inputs<'_>, planned: &Planned, scaled: &Scaled) -> Manifests {
+pub(crate) fn build(inputs: Inputs<'_>, planned: &PlanStage, scaled: &Scaled) -> Manifests {
     let Inputs { owner, around, .. } = inputs;
-    let target = planned.target.as_ref().map(|Target { revision, plan }| Target {
+    let target = planned.target.as_ref().map(|TargetPlan { revision, plan }| TargetPlan {
         revision: revision.scaled(&scaled.counts),
         plan: plan.clone(),
     });

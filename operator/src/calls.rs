@@ -79,12 +79,12 @@ pub(super) struct Calls {
 }
 
 /// A kind of object that calls are made about.
-pub(super) trait Kind:
+pub(super) trait ApiObject:
     Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize
 {
 }
 
-impl<K> Kind for K where
+impl<K> ApiObject for K where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
         + Clone
         + Debug
@@ -99,11 +99,11 @@ impl Calls {
         Self { client, namespace: namespace.to_owned(), writes }
     }
 
-    fn api<K: Kind>(&self) -> Api<K> {
+    fn api<K: ApiObject>(&self) -> Api<K> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    fn count<K: Kind>(&self, verb: &str) {
+    fn count<K: ApiObject>(&self, verb: &str) {
         self.writes.with_label_values(&[verb, &K::kind(&())]).inc();
     }
 
@@ -123,7 +123,7 @@ impl Calls {
     ///
     /// # Errors
     /// See [`CallError`].
-    pub(super) async fn list<K: Kind>(&self, selector: &str) -> Result<Vec<K>, CallError> {
+    pub(super) async fn list<K: ApiObject>(&self, selector: &str) -> Result<Vec<K>, CallError> {
         let call = || format!("list {} with {selector}", K::plural(&()));
         let params = ListParams::default().labels(selector);
         let list = self.within(call, self.api::<K>().list(&params)).await?;
@@ -134,7 +134,7 @@ impl Calls {
     ///
     /// # Errors
     /// See [`CallError`].
-    pub(super) async fn get<K: Kind>(&self, name: &str) -> Result<Option<K>, CallError> {
+    pub(super) async fn get<K: ApiObject>(&self, name: &str) -> Result<Option<K>, CallError> {
         let call = || format!("get {} {name}", K::kind(&()));
         self.within(call, self.api::<K>().get_opt(name)).await
     }
@@ -143,7 +143,7 @@ impl Calls {
     ///
     /// # Errors
     /// See [`CallError`]; code 409 where the name is taken.
-    pub(super) async fn create<K: Kind>(&self, object: &K) -> Result<K, CallError> {
+    pub(super) async fn create<K: ApiObject>(&self, object: &K) -> Result<K, CallError> {
         self.count::<K>("create");
         let name = object.meta().name.clone().unwrap_or_default();
         let call = || format!("create {} {name}", K::kind(&()));
@@ -155,7 +155,7 @@ impl Calls {
     ///
     /// # Errors
     /// See [`CallError`]; code 409 where it was changed meanwhile.
-    pub(super) async fn replace<K: Kind>(&self, object: &K) -> Result<K, CallError> {
+    pub(super) async fn replace<K: ApiObject>(&self, object: &K) -> Result<K, CallError> {
         self.count::<K>("update");
         let name = object.meta().name.clone().unwrap_or_default();
         let call = || format!("replace {} {name}", K::kind(&()));
@@ -167,7 +167,7 @@ impl Calls {
     ///
     /// # Errors
     /// See [`CallError`]; code 409 where it was changed meanwhile.
-    pub(super) async fn replace_status<K: Kind>(&self, object: &K) -> Result<K, CallError> {
+    pub(super) async fn replace_status<K: ApiObject>(&self, object: &K) -> Result<K, CallError> {
         self.count::<K>("update");
         let name = object.meta().name.clone().unwrap_or_default();
         let call = || format!("replace the status of {} {name}", K::kind(&()));
@@ -179,7 +179,7 @@ impl Calls {
     ///
     /// # Errors
     /// See [`CallError`].
-    pub(super) async fn apply<K: Kind>(&self, object: &K) -> Result<K, CallError> {
+    pub(super) async fn apply<K: ApiObject>(&self, object: &K) -> Result<K, CallError> {
         self.count::<K>("patch");
         let name = object.meta().name.clone().unwrap_or_default();
         let call = || format!("apply {} {name}", K::kind(&()));
@@ -191,7 +191,7 @@ impl Calls {
     ///
     /// # Errors
     /// See [`CallError`].
-    pub(super) async fn merge<K: Kind>(&self, object: &K) -> Result<K, CallError> {
+    pub(super) async fn merge<K: ApiObject>(&self, object: &K) -> Result<K, CallError> {
         self.count::<K>("patch");
         let name = object.meta().name.clone().unwrap_or_default();
         let call = || format!("patch {} {name}", K::kind(&()));
@@ -204,7 +204,7 @@ impl Calls {
     ///
     /// # Errors
     /// See [`CallError`].
-    pub(super) async fn delete<K: Kind>(
+    pub(super) async fn delete<K: ApiObject>(
         &self,
         name: &str,
         uid: &str,

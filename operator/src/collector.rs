@@ -12,7 +12,7 @@ use std::str::FromStr;
 
 /// A collector that takes OTLP over gRPC: `http://HOST:PORT` or `https://HOST:PORT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Endpoint {
+pub struct CollectorEndpoint {
     url: String,
     host: String,
     port: u16,
@@ -31,7 +31,7 @@ pub struct Peers(Vec<NetworkPolicyPeer>);
 )]
 pub struct UnknownCollector(String);
 
-impl FromStr for Endpoint {
+impl FromStr for CollectorEndpoint {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -54,7 +54,7 @@ impl FromStr for Endpoint {
     }
 }
 
-impl Endpoint {
+impl CollectorEndpoint {
     fn address(&self) -> Option<IpAddr> {
         self.host.parse().ok()
     }
@@ -96,8 +96,8 @@ impl FromStr for Peers {
         let given: Value = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
         let peers: Vec<NetworkPolicyPeer> =
             serde_json::from_value(given.clone()).map_err(|error| wrong(error.to_string()))?;
-        let is_somebody = |peer: &NetworkPolicyPeer| *peer != NetworkPolicyPeer::default();
-        if peers.is_empty() || !peers.iter().all(is_somebody) {
+        let is_specific = |peer: &NetworkPolicyPeer| *peer != NetworkPolicyPeer::default();
+        if peers.is_empty() || !peers.iter().all(is_specific) {
             return Err(wrong("each needs an ipBlock, a namespaceSelector or a podSelector".to_owned()));
         }
         // What is misspelt would be left out, and let in more than it says.
@@ -134,7 +134,7 @@ impl fmt::Display for Ratio {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Collector {
     /// Endpoint that traces are exported to.
-    endpoint: Endpoint,
+    endpoint: CollectorEndpoint,
     /// Share of requests that are recorded.
     ratio: Ratio,
     /// Peers behind the endpoint.
@@ -146,7 +146,11 @@ impl Collector {
     ///
     /// # Errors
     /// The name of the endpoint does not tell its peers.
-    pub(crate) fn new(endpoint: Endpoint, ratio: Ratio, to: Option<Peers>) -> Result<Self, UnknownCollector> {
+    pub(crate) fn new(
+        endpoint: CollectorEndpoint,
+        ratio: Ratio,
+        to: Option<Peers>,
+    ) -> Result<Self, UnknownCollector> {
         let to = to.map(|Peers(peers)| peers).or_else(|| endpoint.peers());
         let to = to.ok_or_else(|| UnknownCollector(endpoint.url.clone()))?;
         Ok(Self { endpoint, ratio, to })
@@ -204,7 +208,7 @@ mod tests {
 
     #[test]
     fn an_endpoint_is_an_address_for_grpc() {
-        let port = |text: &str| text.parse::<Endpoint>().map(|endpoint| endpoint.port);
+        let port = |text: &str| text.parse::<CollectorEndpoint>().map(|endpoint| endpoint.port);
         assert_eq!(port("http://otel.monitoring:4317"), Ok(4317));
         assert_eq!(port("https://otel.example/"), Ok(443));
         assert_eq!(port("http://[::1]"), Ok(80));
@@ -228,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_collector_is_who_its_name_says_and_nobody_else() {
+    fn collector_is_identified_by_its_name_only() {
         let namespace = |name: &str| {
             let labels = serde_json::json!({"kubernetes.io/metadata.name": name});
             serde_json::json!([{"namespaceSelector": {"matchLabels": labels}}])

@@ -1,7 +1,7 @@
 //! Runs the pipeline whenever something changes, and again after what failed.
 
 use super::apply::publish;
-use super::events::Happening;
+use super::events::ClusterEvent;
 use super::names::MANAGER;
 use super::reconcile::{Context, ReconcileError, reconcile};
 use futures_util::future::join_all;
@@ -42,18 +42,18 @@ const NEWS: usize = 256;
 /// Pause after a write conflict: another writer was first, so the state that was read is out of date. Nothing is wrong.
 const CONFLICT_PAUSE: Duration = Duration::from_millis(200);
 
-struct Shared {
+struct ControllerShared {
     context: Context,
     /// For looks at deployments of all namespaces together.
     permits: Semaphore,
-    looks: Mutex<HashMap<ObjectRef<MoEDeployment>, Looks>>,
+    looks: Mutex<HashMap<ObjectRef<MoEDeployment>, ReconcileHistory>>,
     /// UIDs of deployments whose namespace is terminating, which takes nothing new for good.
     terminating: Mutex<HashMap<ObjectRef<MoEDeployment>, String>>,
 }
 
 /// State that is kept between reconciles of one deployment.
 #[derive(Clone, Copy, Default)]
-struct Looks {
+struct ReconcileHistory {
     /// Failures in a row.
     failures: u32,
     /// When the last one ended.
@@ -62,7 +62,7 @@ struct Looks {
     taken_up: Option<Instant>,
 }
 
-impl Looks {
+impl ReconcileHistory {
     /// How long to wait with the next one; none: it may be now.
     fn rest(&self, now: Instant) -> Option<Duration> {
         let last = self.last? + BETWEEN_LOOKS;
@@ -91,8 +91,12 @@ pub(super) async fn control(
 ) {
     let client = context.client.clone();
     let permits = Semaphore::new(concurrency.into());
-    let shared =
-        Arc::new(Shared { context, permits, looks: Mutex::default(), terminating: Mutex::default() });
+    let shared = Arc::new(ControllerShared {
+        context,
+        permits,
+        looks: Mutex::default(),
+        terminating: Mutex::default(),
+    });
     let mut scopes: Vec<Option<&str>> = namespaces.iter().map(String::as_str).map(Some).collect();
     scopes.sort_unstable();
     scopes.dedup();
@@ -131,7 +135,7 @@ pub(super) async fn control(
 /// Keeps the deployments of one namespace, or of all.
 async fn control_scope(
     client: &Client,
-    shared: Arc<Shared>,
+    shared: Arc<ControllerShared>,
     news: mpsc::Receiver<ObjectRef<MoEDeployment>>,
     namespace: Option<&str>,
     concurrency: u16,
@@ -180,7 +184,10 @@ where
     }
 }
 
-async fn run(deployment: Arc<MoEDeployment>, shared: Arc<Shared>) -> Result<Action, ReconcileError> {
+async fn run(
+    deployment: Arc<MoEDeployment>,
+    shared: Arc<ControllerShared>,
+) -> Result<Action, ReconcileError> {
     let key = ObjectRef::from_obj(deployment.as_ref());
     if deployment.metadata.deletion_timestamp.is_some() {
         // What belongs to it is collected by the cluster.
@@ -220,7 +227,7 @@ async fn run(deployment: Arc<MoEDeployment>, shared: Arc<Shared>) -> Result<Acti
             if let Some(action) = error.untold() {
                 // The status cannot tell: it is stated when everything else was done.
                 let happening =
-                    Happening { action, ..Happening::warning("ReconcileFailed", error.to_string()) };
+                    ClusterEvent { action, ..ClusterEvent::warning("ReconcileFailed", error.to_string()) };
                 publish(&shared.context.recorder, &deployment, &[happening]).await;
             }
             tracing::warn!(namespace, name, %error, "reconcile failed");
@@ -229,7 +236,7 @@ async fn run(deployment: Arc<MoEDeployment>, shared: Arc<Shared>) -> Result<Acti
     }
 }
 
-fn failed(deployment: Arc<MoEDeployment>, error: &ReconcileError, shared: Arc<Shared>) -> Action {
+fn failed(deployment: Arc<MoEDeployment>, error: &ReconcileError, shared: Arc<ControllerShared>) -> Action {
     if error.kind() == "conflict" {
         return Action::requeue(CONFLICT_PAUSE);
     }
@@ -247,7 +254,7 @@ fn pause(failures: u32) -> Duration {
     pause.mul_f64(1.0 - share as f64 / 1000.0)
 }
 
-impl Shared {
+impl ControllerShared {
     /// Returns whether the namespace of `deployment` is terminating.
     fn is_terminating(&self, key: &ObjectRef<MoEDeployment>, deployment: &MoEDeployment) -> bool {
         self.terminating().get(key).is_some_and(|uid| deployment.uid().as_ref() == Some(uid))
@@ -268,7 +275,7 @@ impl Shared {
         self.terminating().remove(key);
     }
 
-    fn looks(&self) -> std::sync::MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, Looks>> {
+    fn looks(&self) -> std::sync::MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, ReconcileHistory>> {
         // Every change is whole: a panic elsewhere cannot have left it half-done.
         self.looks.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -279,9 +286,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_few_looks_follow_each_other_at_once_and_many_at_the_lasting_pace() {
+    fn few_reconciles_run_at_once_and_many_are_rate_limited() {
         let begin = Instant::now();
-        let (mut looks, mut now) = (Looks::default(), begin);
+        let (mut looks, mut now) = (ReconcileHistory::default(), begin);
         let mut at = Vec::new();
         for _ in 0..40 {
             now += looks.rest(now).unwrap_or_default();

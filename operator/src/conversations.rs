@@ -5,7 +5,7 @@
 //! Each main function is spoken with by a task of its own, which ends with its pod, with the deployment, or
 //! when no look asked for it any more.
 
-use super::mains::{self, Order, Outcome, Undescribed, Watched};
+use super::mains::{self, DescriptionError, GenerationOutcome, Order, WatchedFunctions};
 use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use remoe_api::MoEDeployment;
@@ -13,7 +13,7 @@ use remoe_autoscale::replicas::Worked;
 use remoe_proto::identity::Trust;
 use remoe_proto::placement_digest;
 use remoe_proto::v1::{LayerExperts, LayerPairs};
-use remoe_rollout::groups::Told;
+use remoe_rollout::groups::ReportedUsage;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -46,13 +46,13 @@ const WAITING: usize = 1024;
 
 /// Latest state that a main function reported.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Heard {
+pub(crate) struct MainObservation {
     /// The generation that it has in force; none: it did not answer.
     pub in_force: Option<u64>,
     /// Digest of the placement in force; empty if no generation is in force.
     pub placement: String,
     /// The generation that it was last told, and what came of it. That it is in force is reported once.
-    pub told: Option<(u64, Outcome)>,
+    pub told: Option<(u64, GenerationOutcome)>,
     /// Work that its remote functions did; absent if it did not answer.
     pub worked: Option<Worked>,
     /// When it was last found that remote functions were used, by their names, as far as that was asked.
@@ -71,17 +71,17 @@ pub(crate) struct Partner {
     /// Set until its node has seen it ready.
     pub starting: bool,
     /// Remote functions whose last use is to be found out; absent if that is not needed.
-    pub watched: Option<Arc<Watched>>,
+    pub watched: Option<Arc<WatchedFunctions>>,
 }
 
 /// All conversations of this operator.
 pub(crate) struct Conversations {
-    deployments: Mutex<HashMap<ObjectRef<MoEDeployment>, Deployment>>,
+    deployments: Mutex<HashMap<ObjectRef<MoEDeployment>, DeploymentConversations>>,
     news: mpsc::Sender<ObjectRef<MoEDeployment>>,
 }
 
 /// The conversations of one deployment.
-struct Deployment {
+struct DeploymentConversations {
     calls: Arc<Semaphore>,
     mains: HashMap<String, Conversation>,
     /// Ends the tasks with it.
@@ -90,24 +90,24 @@ struct Deployment {
 
 struct Conversation {
     ip: IpAddr,
-    wish: watch::Sender<Wish>,
-    heard: Arc<Mutex<Heard>>,
+    wish: watch::Sender<DesiredConversation>,
+    heard: Arc<Mutex<MainObservation>>,
     task: AbortHandle,
 }
 
 /// Wishes of the latest reconcile.
 #[derive(Clone)]
-struct Wish {
+struct DesiredConversation {
     order: Option<Arc<Order>>,
     /// Set while the main function starts.
     starting: bool,
-    watched: Option<Arc<Watched>>,
+    watched: Option<Arc<WatchedFunctions>>,
     /// Identity that it has to show.
     trust: Option<Trust>,
     at: Instant,
 }
 
-impl Wish {
+impl DesiredConversation {
     /// The number of what is to be told.
     fn number(&self) -> Option<u64> {
         self.order.as_ref().map(|order| order.number)
@@ -127,13 +127,13 @@ impl Conversations {
     }
 
     /// Returns the latest state that each main function of `owner` reported, by the uid of its pod.
-    pub(crate) fn heard(&self, owner: &MoEDeployment) -> HashMap<String, Heard> {
+    pub(crate) fn heard(&self, owner: &MoEDeployment) -> HashMap<String, MainObservation> {
         let deployments = lock(&self.deployments);
         let mains = deployments.get(&ObjectRef::from_obj(owner)).map(|known| &known.mains);
         let heard = mains.into_iter().flatten().map(|(uid, conversation)| {
             let mut heard = lock(&conversation.heard);
             let said = heard.clone();
-            heard.told.take_if(|(_, outcome)| matches!(outcome, Outcome::InForce { .. }));
+            heard.told.take_if(|(_, outcome)| matches!(outcome, GenerationOutcome::InForce { .. }));
             (uid.clone(), said)
         });
         heard.collect()
@@ -147,14 +147,15 @@ impl Conversations {
             deployments.remove(&key);
             return;
         }
-        let known = deployments.entry(key.clone()).or_insert_with(|| Deployment {
+        let known = deployments.entry(key.clone()).or_insert_with(|| DeploymentConversations {
             calls: Arc::new(Semaphore::new(CALLS)),
             mains: HashMap::new(),
             tasks: JoinSet::new(),
         });
         let mut before = std::mem::take(&mut known.mains);
         for Partner { uid, ip, order, starting, watched } in partners.into_iter().take(MOST_MAINS) {
-            let wish = Wish { order, starting, watched, trust: trust.cloned(), at: Instant::now() };
+            let wish =
+                DesiredConversation { order, starting, watched, trust: trust.cloned(), at: Instant::now() };
             let goes_on = before.remove(&uid).filter(|known| known.ip == ip && !known.task.is_finished());
             let conversation = match goes_on {
                 Some(conversation) => {
@@ -163,7 +164,7 @@ impl Conversations {
                 }
                 None => {
                     let (wish, wishes) = watch::channel(wish);
-                    let heard = Arc::new(Mutex::new(Heard::default()));
+                    let heard = Arc::new(Mutex::new(MainObservation::default()));
                     let news = (self.news.clone(), key.clone());
                     let speaking = converse(ip, wishes, heard.clone(), known.calls.clone(), news);
                     Conversation { ip, wish, heard, task: known.tasks.spawn(speaking) }
@@ -185,14 +186,14 @@ impl Conversations {
 /// that any more.
 async fn converse(
     ip: IpAddr,
-    mut wishes: watch::Receiver<Wish>,
-    heard: Arc<Mutex<Heard>>,
+    mut wishes: watch::Receiver<DesiredConversation>,
+    heard: Arc<Mutex<MainObservation>>,
     calls: Arc<Semaphore>,
     (news, deployment): (mpsc::Sender<ObjectRef<MoEDeployment>>, ObjectRef<MoEDeployment>),
 ) {
     let (mut pause, mut least) = (SHORTEST_PAUSE, EAGER_PAUSE);
     let (begun, mut has_answered) = (Instant::now(), false);
-    let mut told = Told::default();
+    let mut told = ReportedUsage::default();
     loop {
         let wish = wishes.borrow_and_update().clone();
         let (ordered, starting, watched) = (wish.number(), wish.starting, wish.watched.clone());
@@ -239,7 +240,11 @@ async fn converse(
 }
 
 /// The remote functions of `watched` that were used since a main function was last asked, which has counted `pairs` by now.
-fn used(told: &mut Told, watched: &Watched, pairs: &[LayerPairs]) -> BTreeMap<String, Timestamp> {
+fn used(
+    told: &mut ReportedUsage,
+    watched: &WatchedFunctions,
+    pairs: &[LayerPairs],
+) -> BTreeMap<String, Timestamp> {
     let now = Timestamp::now();
     // Kept as long as the conversation: no more than the experts that are asked for.
     let asked: BTreeSet<_> = watched.hosted.values().flatten().flat_map(of_each).collect();
@@ -264,15 +269,15 @@ fn only(asked: &BTreeSet<(u32, u32)>, said: &LayerPairs) -> LayerPairs {
 
 /// One question, and one order where the answer calls for it. With what was heard, how often remote experts were used, where
 /// that was asked and answered.
-async fn exchange(ip: IpAddr, wish: Wish) -> (Heard, Option<Vec<LayerPairs>>) {
+async fn exchange(ip: IpAddr, wish: DesiredConversation) -> (MainObservation, Option<Vec<LayerPairs>>) {
     let trust = wish.trust.as_ref();
     let used = BTreeMap::new();
     let described = match mains::describe(ip, trust, wish.watched.is_some()).await {
         Ok(described) => Some(described),
-        Err(Undescribed::Silent) => None,
-        Err(Undescribed::Invalid(problem)) => {
-            let told = wish.order.map(|order| (order.number, Outcome::Failed(problem)));
-            return (Heard { told, ..Heard::default() }, None);
+        Err(DescriptionError::Silent) => None,
+        Err(DescriptionError::Invalid(problem)) => {
+            let told = wish.order.map(|order| (order.number, GenerationOutcome::Failed(problem)));
+            return (MainObservation { told, ..MainObservation::default() }, None);
         }
     };
     let (in_force, placement, worked, pairs) = described.map_or((None, String::new(), None, None), |is| {
@@ -280,18 +285,18 @@ async fn exchange(ip: IpAddr, wish: Wish) -> (Heard, Option<Vec<LayerPairs>>) {
     });
     let is_behind = |order: &Arc<Order>| in_force.is_some_and(|number| number < order.number);
     let Some(order) = wish.order.filter(|order| wish.at.elapsed() < ORDER_HOLDS && is_behind(order)) else {
-        return (Heard { in_force, placement, told: None, worked, used }, pairs);
+        return (MainObservation { in_force, placement, told: None, worked, used }, pairs);
     };
     let outcome = mains::tell(ip, &order, trust).await;
     let (in_force, placement) = match (&outcome, &order.routing) {
-        (Outcome::InForce { .. }, Ok(routing)) => (Some(order.number), placement_digest(routing)),
+        (GenerationOutcome::InForce { .. }, Ok(routing)) => (Some(order.number), placement_digest(routing)),
         _ => (in_force, placement),
     };
-    (Heard { in_force, placement, told: Some((order.number, outcome)), worked, used }, pairs)
+    (MainObservation { in_force, placement, told: Some((order.number, outcome)), worked, used }, pairs)
 }
 
 /// Takes note of what was `said`. Returns whether it is new.
-fn learn(heard: &mut Heard, said: Heard) -> bool {
+fn learn(heard: &mut MainObservation, said: MainObservation) -> bool {
     let other = (heard.in_force, &heard.placement) != (said.in_force, &said.placement);
     let is_new = other || (said.told.is_some() && heard.told != said.told);
     (heard.in_force, heard.placement) = (said.in_force, said.placement);
@@ -314,13 +319,14 @@ mod tests {
     #[test]
     fn uses_of_experts_not_asked_for_are_not_kept() {
         let hosted = vec![LayerExperts { layer: 1, experts: vec![2] }];
-        let watched = Watched { hosted: [("g0".to_owned(), hosted)].into(), ..Watched::default() };
+        let watched =
+            WatchedFunctions { hosted: [("g0".to_owned(), hosted)].into(), ..WatchedFunctions::default() };
         let said = |layer, experts: Vec<u32>, pairs| LayerPairs {
             layer,
             pairs: vec![pairs; experts.len()],
             experts,
         };
-        let (mut told, mut expected) = (Told::default(), Told::default());
+        let (mut told, mut expected) = (ReportedUsage::default(), ReportedUsage::default());
         expected.note("", &[said(1, vec![2], 5)], false);
         // Other experts with every answer, as a hostile main function would have it.
         for number in 0..100 {

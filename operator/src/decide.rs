@@ -1,17 +1,17 @@
 //! The pure stages of a reconcile, in their order.
 
 use super::build::{Manifests, build};
-use super::diff::{Diff, Scene, diff};
-use super::events::Happening;
-use super::fleet::Silence;
+use super::diff::{Diff, DiffInput, diff};
+use super::events::ClusterEvent;
+use super::fleet::SilentFunctions;
 use super::inputs::Inputs;
 use super::memory::Learned;
-use super::plan::{Planned, Planner, plan};
+use super::plan::{PlanStage, Planner, plan};
 use super::resolve::{Resolved, resolve};
-use super::scale::{Change, GroupChange, PhaseChange, Scaled, scale};
+use super::scale::{GroupChange, PhaseChange, ReplicaChange, Scaled, scale};
 use super::write::Write;
 use remoe_api::MixOf;
-use remoe_autoscale::scale_to_zero::Phase;
+use remoe_autoscale::scale_to_zero::ScalingPhase;
 
 /// Outputs of the pure stages.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,7 +19,7 @@ pub(crate) struct Decided {
     /// Output of the resolve stage.
     pub resolved: Resolved,
     /// Output of the plan stage.
-    pub planned: Planned,
+    pub planned: PlanStage,
     /// Output of the scale stage.
     pub scaled: Scaled,
     /// Output of the build stage.
@@ -32,13 +32,13 @@ pub(crate) struct Decided {
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     /// Events.
-    pub happenings: Vec<Happening>,
+    pub happenings: Vec<ClusterEvent>,
     /// Requests whose expert usage a new plan is for.
     pub replanned: Option<MixOf>,
     /// Change of the phase.
     pub phase: Option<PhaseChange>,
     /// Functions whose replicas change because of load.
-    pub scaled: Vec<Change>,
+    pub scaled: Vec<ReplicaChange>,
     /// Remote functions that fall asleep or wake by themselves.
     pub groups: Vec<GroupChange>,
 }
@@ -52,7 +52,7 @@ pub(crate) fn decide(inputs: Inputs<'_>, planner: &mut impl Planner) -> Result<D
     let planned = plan(inputs, &resolved, planner)?;
     let scaled = scale(inputs, &resolved, &planned);
     let manifests = build(inputs, &planned, &scaled);
-    let diff = diff(Scene {
+    let diff = diff(DiffInput {
         inputs,
         resolved: &resolved,
         planned: &planned,
@@ -68,7 +68,7 @@ impl Decided {
         Learned {
             load: self.scaled.load.clone(),
             cooldown: self.planned.cooldown,
-            silence: Silence::among(&self.scaled.pods),
+            silence: SilentFunctions::among(&self.scaled.pods),
             takes_turn: self.diff.takes_turn,
             settled: self.diff.settled,
         }
@@ -81,11 +81,11 @@ impl Decided {
         let has_made = |is: fn(&Write) -> bool| diff.writes.iter().take(made).any(is);
         let is_told = has_made(|write| matches!(write, Write::Demand(_)));
         let is_planned = has_made(|write| matches!(write, Write::Plan(_)));
-        let awake = scaled.demanded.phase != Phase::Asleep;
+        let awake = scaled.demanded.phase != ScalingPhase::Asleep;
         let changes = if awake { scaled.changes.clone() } else { Vec::new() };
         let groups = if is_told { scaled.groups.changes.clone() } else { Vec::new() };
         let mut happenings = diff.said(made);
-        happenings.extend(changes.iter().map(Change::happening));
+        happenings.extend(changes.iter().map(ReplicaChange::happening));
         happenings.extend(groups.iter().map(GroupChange::happening));
         Effects {
             happenings,

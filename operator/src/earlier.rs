@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn routing_of_another_is_not_believed_and_what_was_spoiled_is_said() {
+    fn foreign_routing_is_ignored_and_corruption_reported() {
         let had = owner(json!({"plan": "p"}));
         let table = routing(&had, records(&details("uid-1"))).unwrap();
         assert_eq!((table.newest(), table.spoiled), (7, true));

@@ -5,7 +5,7 @@ use remoe_api::{Condition, ConditionType, MoEDeploymentStatus};
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Happening {
+pub(crate) struct ClusterEvent {
     /// Set if the event is a warning for a user.
     pub warning: bool,
     /// One word in CamelCase.
@@ -16,7 +16,7 @@ pub(crate) struct Happening {
     pub note: String,
 }
 
-impl Happening {
+impl ClusterEvent {
     /// Something that went as it should.
     pub(crate) fn normal(reason: &str, note: impl Into<String>) -> Self {
         let action = "Reconcile".to_owned();
@@ -39,7 +39,7 @@ impl Happening {
 pub(super) fn transitions(
     before: Option<&MoEDeploymentStatus>,
     after: &MoEDeploymentStatus,
-) -> Vec<Happening> {
+) -> Vec<ClusterEvent> {
     let told = [ConditionType::Planned, ConditionType::Degraded, ConditionType::Ready];
     let changed = told.into_iter().filter_map(|of| {
         let now = after.condition(of)?;
@@ -49,7 +49,7 @@ pub(super) fn transitions(
     changed.collect()
 }
 
-fn happening(of: ConditionType, then: Option<&Condition>, now: &Condition) -> Option<Happening> {
+fn happening(of: ConditionType, then: Option<&Condition>, now: &Condition) -> Option<ClusterEvent> {
     let was = then.map(|then| (then.status.as_str(), then.reason.as_str()));
     if was == Some((&now.status, &now.reason)) {
         return None;
@@ -57,14 +57,14 @@ fn happening(of: ConditionType, then: Option<&Condition>, now: &Condition) -> Op
     let (holds, held) = (now.status == "True", was.is_some_and(|(status, _)| status == "True"));
     let (note, reason) = (now.message.clone(), now.reason.as_str());
     match of {
-        ConditionType::Planned if holds => Some(Happening::normal(reason, note)),
+        ConditionType::Planned if holds => Some(ClusterEvent::normal(reason, note)),
         // Work that goes on is no trouble.
         ConditionType::Planned if matches!(reason, "Inspecting" | "Planning") => None,
-        ConditionType::Planned => Some(Happening::warning(reason, note)),
-        ConditionType::Degraded if holds => Some(Happening::warning(reason, note)),
-        ConditionType::Degraded => held.then(|| Happening::normal("Recovered", note)),
-        ConditionType::Ready if holds => (!held).then(|| Happening::normal("Ready", note)),
-        ConditionType::Ready => held.then(|| Happening::warning("NotReady", note)),
+        ConditionType::Planned => Some(ClusterEvent::warning(reason, note)),
+        ConditionType::Degraded if holds => Some(ClusterEvent::warning(reason, note)),
+        ConditionType::Degraded => held.then(|| ClusterEvent::normal("Recovered", note)),
+        ConditionType::Ready if holds => (!held).then(|| ClusterEvent::normal("Ready", note)),
+        ConditionType::Ready => held.then(|| ClusterEvent::warning("NotReady", note)),
         ConditionType::Progressing | ConditionType::Active | ConditionType::Exposed => None,
     }
 }

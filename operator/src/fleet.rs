@@ -13,7 +13,7 @@ const MANY: usize = 3;
 
 /// How many functions say nothing, of how many.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Silence {
+pub(crate) struct SilentFunctions {
     /// Functions that are there to stay.
     pub there: usize,
     /// Functions among them that were ready and are not.
@@ -22,7 +22,7 @@ pub(crate) struct Silence {
     pub coming: usize,
 }
 
-impl Silence {
+impl SilentFunctions {
     /// Among `pods`.
     pub(crate) fn among(pods: &[PodView]) -> Self {
         let there = || pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none());
@@ -61,33 +61,38 @@ pub(super) fn are_many(some: usize, all: usize) -> bool {
 
 /// Functions of all deployments but one, as they count for that one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Others {
+pub(crate) struct OtherFunctions {
     /// Functions of the other deployments of its namespace.
-    pub namespace: Silence,
+    pub namespace: SilentFunctions,
     /// Functions of all other namespaces. Those that are on their way count as far as their namespace may have them: whose
     /// functions fail without end takes no more room from others than that.
-    pub elsewhere: Silence,
+    pub elsewhere: SilentFunctions,
     /// Other namespaces that have functions.
     pub namespaces: usize,
     /// Namespaces among them in which many functions are silent.
     pub silent_namespaces: usize,
 }
 
-impl Others {
+impl OtherFunctions {
     /// Sums up `deployments`, each with its namespace, as the others of a deployment in `namespace`.
-    pub(crate) fn of<'a>(namespace: &str, deployments: impl IntoIterator<Item = (&'a str, Silence)>) -> Self {
-        let mut by_namespace = BTreeMap::<&str, Silence>::new();
+    pub(crate) fn of<'a>(
+        namespace: &str,
+        deployments: impl IntoIterator<Item = (&'a str, SilentFunctions)>,
+    ) -> Self {
+        let mut by_namespace = BTreeMap::<&str, SilentFunctions>::new();
         for (name, silence) in deployments {
             let known = by_namespace.entry(name).or_default();
             *known = known.and(silence);
         }
         let namespace = by_namespace.remove(namespace).unwrap_or_default();
         let others = || by_namespace.values().filter(|others| others.there > 0);
-        let within =
-            |others: &Silence| Silence { coming: others.coming.min(others.most_coming()), ..*others };
+        let within = |others: &SilentFunctions| SilentFunctions {
+            coming: others.coming.min(others.most_coming()),
+            ..*others
+        };
         Self {
             namespace,
-            elsewhere: others().map(within).fold(Silence::default(), Silence::and),
+            elsewhere: others().map(within).fold(SilentFunctions::default(), SilentFunctions::and),
             namespaces: others().count(),
             silent_namespaces: others().filter(|others| others.is_many()).count(),
         }

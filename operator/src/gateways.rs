@@ -94,12 +94,12 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn who_shows_nothing_or_no_name_is_nobody() {
+    fn lease_without_identity_shows_none() {
         let lease = |shown| serde_json::from_value(json!({"metadata": {"annotations": shown}})).unwrap();
         let name = "spiffe://remoe/remoe-system/gateway";
         assert_eq!(shown(&lease(json!({SHOWN_ANNOTATION: name}))).unwrap().to_string(), name);
-        for nobody in [json!({}), json!({SHOWN_ANNOTATION: "yes"})] {
-            assert_eq!(shown(&lease(nobody)), None);
+        for anonymous in [json!({}), json!({SHOWN_ANNOTATION: "yes"})] {
+            assert_eq!(shown(&lease(anonymous)), None);
         }
     }
 

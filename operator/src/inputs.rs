@@ -1,6 +1,6 @@
 //! Input of the pure stages of one reconcile.
 
-use super::manifests::Surroundings;
+use super::manifests::OperatorEnvironment;
 use super::memory::Remembered;
 use super::observed::Observed;
 use remoe_api::MoEDeployment;
@@ -13,7 +13,7 @@ pub(crate) struct Inputs<'a> {
     /// Prices of the platform apply, and differ from those of the spec.
     pub repriced: bool,
     /// Settings of the operator.
-    pub around: &'a Surroundings,
+    pub around: &'a OperatorEnvironment,
     /// Objects in the cluster, and answers of functions.
     pub observed: &'a Observed,
     /// Soft state.

@@ -1,8 +1,8 @@
 //! The pure step for the model's facts: known, or being found out.
 
 use super::earlier;
-use super::errand::{Errand, UNREADABLE, errand};
 use super::facts::{FactsError, ModelFacts};
+use super::one_shot::{OneShotState, UNREADABLE, one_shot};
 use super::records::Records;
 use super::trouble::Trouble;
 use jiff::Timestamp;
@@ -15,15 +15,15 @@ pub(crate) enum Inspecting {
     /// The facts of the model are known.
     Known(Box<ModelFacts>),
     /// A pod is sent to find them out.
-    Sent(Errand),
+    Sent(OneShotState),
 }
 
 impl Inspecting {
     /// The errand that is of use still.
-    pub(crate) fn errand(&self) -> Option<&Errand> {
+    pub(crate) fn one_shot(&self) -> Option<&OneShotState> {
         match self {
             Self::Known(_) => None,
-            Self::Sent(errand) => Some(errand),
+            Self::Sent(one_shot) => Some(one_shot),
         }
     }
 }
@@ -44,7 +44,7 @@ pub(crate) fn inspecting(
 ) -> Inspecting {
     match known {
         Some(facts) => Inspecting::Known(Box::new(facts)),
-        None => Inspecting::Sent(errand(pods, owner_uid, place, UNREADABLE, now)),
+        None => Inspecting::Sent(one_shot(pods, owner_uid, place, UNREADABLE, now)),
     }
 }
 

@@ -37,7 +37,7 @@ pub(crate) struct Order {
 
 /// Result of telling a main function its generation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum GenerationOutcome {
     /// It is in force, but for endpoints that could not be used.
     InForce {
         /// Why not.
@@ -51,7 +51,7 @@ pub(crate) enum Outcome {
 
 /// The remote functions whose use main functions are asked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Watched {
+pub(crate) struct WatchedFunctions {
     /// The experts of each, by its name.
     pub hosted: BTreeMap<String, Vec<LayerExperts>>,
     /// Names of the functions that sleep: a use of one of them is news.
@@ -73,7 +73,7 @@ pub(super) struct Described {
 
 /// Why there is no description of a main function.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Undescribed {
+pub(super) enum DescriptionError {
     /// It did not answer.
     Silent,
     /// It answered what no main function of this release does.
@@ -86,18 +86,18 @@ pub(super) async fn describe(
     ip: IpAddr,
     trust: Option<&Trust>,
     uses: bool,
-) -> Result<Described, Undescribed> {
+) -> Result<Described, DescriptionError> {
     let main = callee(ip, trust);
     let answer = match uses {
         true => control::describe_uses(main, DESCRIBE).await,
         false => control::describe(main, DESCRIBE).await,
     };
     match answer {
-        Ok(answer) => checked(answer).map_err(Undescribed::Invalid),
+        Ok(answer) => checked(answer).map_err(DescriptionError::Invalid),
         Err(ServiceError { code: ErrorCode::InvalidArgument, message, .. }) => {
-            Err(Undescribed::Invalid(message))
+            Err(DescriptionError::Invalid(message))
         }
-        Err(_unreachable) => Err(Undescribed::Silent),
+        Err(_unreachable) => Err(DescriptionError::Silent),
     }
 }
 
@@ -137,11 +137,11 @@ fn checked(answer: MainDescription) -> Result<Described, String> {
 }
 
 /// Tells the main function at `ip` what it is to have in force.
-pub(super) async fn tell(ip: IpAddr, order: &Order, trust: Option<&Trust>) -> Outcome {
+pub(super) async fn tell(ip: IpAddr, order: &Order, trust: Option<&Trust>) -> GenerationOutcome {
     match timeout(TELL, put_in_force(ip, order, trust)).await {
-        Ok(Ok(problems)) => Outcome::InForce { problems },
-        Ok(Err(message)) => Outcome::Failed(message),
-        Err(_elapsed) => Outcome::Underway,
+        Ok(Ok(problems)) => GenerationOutcome::InForce { problems },
+        Ok(Err(message)) => GenerationOutcome::Failed(message),
+        Err(_elapsed) => GenerationOutcome::Underway,
     }
 }
 
@@ -217,8 +217,8 @@ pub(crate) mod tests {
 
     #[test]
     fn description_beyond_a_bound_is_refused_by_name() {
-        type Change = (&'static str, fn(&mut MainDescription));
-        let changes: [Change; 6] = [
+        type DescriptionChange = (&'static str, fn(&mut MainDescription));
+        let changes: [DescriptionChange; 6] = [
             ("placement", |answer| answer.placement = "f".repeat(PLACEMENT_DIGITS + 1)),
             ("placement", |answer| answer.placement = "é".repeat(PLACEMENT_DIGITS / 2)),
             ("work", |answer| answer.work.push(EndpointWork::default())),

@@ -6,7 +6,7 @@
 //! A reconcile takes it as one value ([`Remembered`]) and returns one ([`Learned`]).
 
 use super::cooldown::Cooldown;
-use super::fleet::{Others, Silence};
+use super::fleet::{OtherFunctions, SilentFunctions};
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
@@ -28,7 +28,7 @@ pub(crate) struct Remembered {
     /// Times before which no other plan is looked for.
     pub cooldown: Cooldown,
     /// Functions of all other deployments.
-    pub others: Others,
+    pub others: OtherFunctions,
     /// The deployment has a turn for a rollout that no user asked for, or may take one.
     pub has_turn: bool,
 }
@@ -41,7 +41,7 @@ pub(crate) struct Learned {
     /// Times before which no other plan is looked for.
     pub cooldown: Cooldown,
     /// Functions of the deployment that are not ready.
-    pub silence: Silence,
+    pub silence: SilentFunctions,
     /// The deployment takes its turn for a rollout that no user asked for, or keeps it.
     pub takes_turn: bool,
     /// Nothing is left to roll out: the turn is over.
@@ -54,25 +54,25 @@ pub(super) struct TurnTaken;
 
 /// Soft state of all deployments.
 #[derive(Default)]
-pub(super) struct Memory(Mutex<HashMap<ObjectRef<MoEDeployment>, Kept>>);
+pub(super) struct SoftState(Mutex<HashMap<ObjectRef<MoEDeployment>, DeploymentMemory>>);
 
 /// Soft state of one deployment.
 #[derive(Default)]
-struct Kept {
+struct DeploymentMemory {
     load: History,
     cooldown: Cooldown,
-    silence: Silence,
+    silence: SilentFunctions,
     /// Time since which it has its turn.
     turn: Option<Timestamp>,
 }
 
-impl Kept {
+impl DeploymentMemory {
     fn turn(&self, now: Timestamp) -> Option<Timestamp> {
         self.turn.filter(|since| now.duration_since(*since) < LONGEST)
     }
 }
 
-impl Memory {
+impl SoftState {
     /// Returns the soft state of `owner`.
     pub(super) fn recall(&self, owner: &MoEDeployment, now: Timestamp) -> Remembered {
         let key = ObjectRef::from_obj(owner);
@@ -85,7 +85,7 @@ impl Memory {
         Remembered {
             load: own.map(|own| own.load.clone()).unwrap_or_default(),
             cooldown: own.map(|own| own.cooldown).unwrap_or_default(),
-            others: Others::of(&namespace, others),
+            others: OtherFunctions::of(&namespace, others),
             has_turn: has_turn(&all, &key, now),
         }
     }
@@ -108,7 +108,7 @@ impl Memory {
         let Learned { load, cooldown, silence, takes_turn, settled } = learned;
         let before = all.get(&key).and_then(|kept| kept.turn(now));
         let turn = before.or(takes_turn.then_some(now)).filter(|_| !settled);
-        all.insert(key, Kept { load, cooldown, silence, turn });
+        all.insert(key, DeploymentMemory { load, cooldown, silence, turn });
         Ok(())
     }
 
@@ -117,7 +117,7 @@ impl Memory {
         self.lock().remove(deployment);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, Kept>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, DeploymentMemory>> {
         // Every change is one insertion or removal: a panic elsewhere cannot have left it half-done.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -125,7 +125,7 @@ impl Memory {
 
 /// Returns whether the deployment `key` has its turn, or may take one.
 fn has_turn(
-    all: &HashMap<ObjectRef<MoEDeployment>, Kept>,
+    all: &HashMap<ObjectRef<MoEDeployment>, DeploymentMemory>,
     key: &ObjectRef<MoEDeployment>,
     now: Timestamp,
 ) -> bool {
@@ -145,15 +145,15 @@ mod tests {
         MoEDeployment::new(name, serde_json::from_value(spec).unwrap())
     }
 
-    fn known(deployments: &[MoEDeployment]) -> Memory {
-        let memory = Memory::default();
+    fn known(deployments: &[MoEDeployment]) -> SoftState {
+        let memory = SoftState::default();
         for owner in deployments {
             memory.learn(owner, Learned::default(), Timestamp::UNIX_EPOCH).unwrap();
         }
         memory
     }
 
-    fn takes_turn(memory: &Memory, owner: &MoEDeployment, now: Timestamp) -> bool {
+    fn takes_turn(memory: &SoftState, owner: &MoEDeployment, now: Timestamp) -> bool {
         let may = memory.recall(owner, now).has_turn;
         let learned = Learned { takes_turn: true, ..Learned::default() };
         assert_eq!(memory.learn(owner, learned, now).is_ok(), may);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_of_all_has_its_turn_and_nobody_for_ever() {
+    fn a_quarter_takes_its_turn_and_none_forever() {
         let deployments: Vec<MoEDeployment> = (0..9).map(|number| named(&format!("d{number}"))).collect();
         let memory = known(&deployments);
         let begin = Timestamp::UNIX_EPOCH;
@@ -187,7 +187,7 @@ mod tests {
         let now = Timestamp::UNIX_EPOCH;
         assert!(memory.recall(&one, now).has_turn && memory.recall(&other, now).has_turn);
         assert!(takes_turn(&memory, &one, now));
-        let silence = Silence { there: 7, ..Silence::default() };
+        let silence = SilentFunctions { there: 7, ..SilentFunctions::default() };
         let late = Learned { takes_turn: true, silence, ..Learned::default() };
         assert_eq!(memory.learn(&other, late.clone(), now), Err(TurnTaken));
         assert_eq!(memory.recall(&one, now).others.namespace.there, 0, "nothing of it is kept");

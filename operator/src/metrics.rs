@@ -1,11 +1,11 @@
 use super::decide::Effects;
 use super::names::Component;
-use super::scale::{Change, GroupTransition, PhaseChange};
+use super::scale::{GroupTransition, PhaseChange, ReplicaChange};
 use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, core::Collector,
 };
 use remoe_api::MixOf;
-use remoe_autoscale::scale_to_zero::Phase;
+use remoe_autoscale::scale_to_zero::ScalingPhase;
 
 /// Whose requests a plan followed.
 const WAKE: &str = "wake";
@@ -154,7 +154,7 @@ impl Metrics {
     }
 
     /// Counts a function whose replicas change because of load.
-    fn scaled(&self, change: &Change) {
+    fn scaled(&self, change: &ReplicaChange) {
         let direction = if change.to > change.from { UP } else { DOWN };
         self.scalings.with_label_values(&[change.component.name(), direction]).inc();
     }
@@ -162,9 +162,9 @@ impl Metrics {
     /// Counts a change of the phase of a deployment that can scale to zero.
     fn changed(&self, PhaseChange { from, to, lasted }: PhaseChange) {
         match (from, to) {
-            (Phase::Asleep, Phase::Waking) => self.wakes.inc(),
-            (Phase::Waking, Phase::Active) => self.wake_seconds.observe(lasted.as_secs_f64()),
-            (_, Phase::Asleep) => self.sleeps.inc(),
+            (ScalingPhase::Asleep, ScalingPhase::Waking) => self.wakes.inc(),
+            (ScalingPhase::Waking, ScalingPhase::Active) => self.wake_seconds.observe(lasted.as_secs_f64()),
+            (_, ScalingPhase::Asleep) => self.sleeps.inc(),
             _ => {}
         }
     }
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(scalings(), none);
         assert_eq!(series("remoe_operator_replans_total").len(), 2);
         let function = "g0".to_owned();
-        metrics.scaled(&Change { component: Component::RemoteExpert, function, from: 1, to: 2 });
+        metrics.scaled(&ReplicaChange { component: Component::RemoteExpert, function, from: 1, to: 2 });
         assert_eq!(scalings()[3], named(["remote-expert", "up"], 1.0));
         assert_eq!(scalings()[..3], none[..3], "the same series go on");
     }

@@ -1,8 +1,8 @@
 //! Output of the read stage: objects in the cluster, and answers of functions.
 
-use super::conversations::Heard;
+use super::conversations::MainObservation;
 use super::earlier;
-use super::pods::{PodView, Run};
+use super::pods::{ContainerRun, PodView};
 use super::records::{Details, Records};
 use super::routing::RoutingTable;
 use jiff::Timestamp;
@@ -33,9 +33,9 @@ pub(crate) struct Observed {
     /// Objects and logs that were read by name.
     pub details: Details,
     /// Answers of main functions, by the UID of their pods.
-    pub heard: HashMap<String, Heard>,
+    pub heard: HashMap<String, MainObservation>,
     /// Containers of remote functions that start and answer their probe.
-    pub serving: BTreeSet<Run>,
+    pub serving: BTreeSet<ContainerRun>,
     /// Demand as gateways and the operator write it, if there are gateways.
     pub demand: Option<MoEDemand>,
     /// The identities of the gateways that live, where functions may sleep, or plans or replicas follow what gateways say.

@@ -25,11 +25,11 @@ const OVERTIME: u32 = 2;
 pub(crate) const SOON: Duration = Duration::from_millis(250);
 
 /// A deployment, as the pool tells them apart.
-pub(super) type Key = ObjectRef<MoEDeployment>;
+pub(super) type DeploymentKey = ObjectRef<MoEDeployment>;
 /// A plan, or none if the present one is good enough.
-pub(super) type Outcome = Result<Option<Box<MoEPlanSpec>>, PlanningError>;
+pub(super) type PlanOutcome = Result<Option<Box<MoEPlanSpec>>, PlanningError>;
 /// A search for a plan.
-pub(super) type Search = Box<dyn FnOnce(Budget<'_>) -> Outcome + Send>;
+pub(super) type Search = Box<dyn FnOnce(Budget<'_>) -> PlanOutcome + Send>;
 
 /// Kind of a plan. Each has threads of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -51,7 +51,7 @@ impl Lane {
 
 /// State of a plan that was asked for.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Progress {
+pub(crate) enum PlanProgress {
     /// The search is queued or runs.
     Underway {
         /// Time since it was asked for.
@@ -60,7 +60,7 @@ pub(crate) enum Progress {
     /// The search has ended.
     Done {
         /// Plan, or none if the present one is good enough.
-        outcome: Outcome,
+        outcome: PlanOutcome,
         /// Time from the question to the answer.
         elapsed: Duration,
     },
@@ -72,7 +72,7 @@ pub(crate) struct WakePlan {
     /// Number of the wake.
     pub wake: u64,
     /// State of the plan.
-    pub progress: Progress,
+    pub progress: PlanProgress,
 }
 
 impl WakePlan {
@@ -86,10 +86,10 @@ impl WakePlan {
             DemandPhase::Active | DemandPhase::Draining => false,
         };
         match self.progress {
-            Progress::Underway { elapsed } if is_present => {
+            PlanProgress::Underway { elapsed } if is_present => {
                 SOON.checked_sub(elapsed).filter(|left| !left.is_zero())
             }
-            Progress::Underway { .. } | Progress::Done { .. } => None,
+            PlanProgress::Underway { .. } | PlanProgress::Done { .. } => None,
         }
     }
 }
@@ -97,16 +97,16 @@ impl WakePlan {
 /// A bounded pool of planning threads.
 #[derive(Clone)]
 pub(super) struct PlanningPool {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<PoolState>>,
     /// Threads of each lane.
     threads: usize,
     /// Deployments to reconcile again.
-    news: mpsc::Sender<Key>,
+    news: mpsc::Sender<DeploymentKey>,
 }
 
 #[derive(Default)]
-struct State {
-    asked: HashMap<(Key, Lane), Asked>,
+struct PoolState {
+    asked: HashMap<(DeploymentKey, Lane), RequestedPlan>,
     /// Searches that have no thread yet, oldest first.
     queue: VecDeque<Queued>,
     /// Searches that run, by lane and namespace.
@@ -116,17 +116,17 @@ struct State {
 }
 
 /// A plan that was asked for.
-struct Asked {
+struct RequestedPlan {
     /// Identity of the question. The answer to another question is dropped.
     id: String,
     sequence: u64,
     at: Instant,
     cancelled: Arc<AtomicBool>,
-    done: Option<(Outcome, Duration)>,
+    done: Option<(PlanOutcome, Duration)>,
 }
 
 struct Queued {
-    key: Key,
+    key: DeploymentKey,
     lane: Lane,
     sequence: u64,
     cancelled: Arc<AtomicBool>,
@@ -135,13 +135,19 @@ struct Queued {
 
 impl PlanningPool {
     /// Creates a pool with `threads` threads in each lane. Deployments with a new plan are sent to `news`.
-    pub(super) fn new(threads: usize, news: mpsc::Sender<Key>) -> Self {
+    pub(super) fn new(threads: usize, news: mpsc::Sender<DeploymentKey>) -> Self {
         Self { state: Arc::default(), threads: threads.max(1), news }
     }
 
     /// Returns the state of the plan with this `id` for `key`, and queues `search` if it is new. A search for the same
     /// deployment and lane with another id is cancelled.
-    pub(super) fn ask(&self, key: &Key, lane: Lane, id: &str, search: impl FnOnce() -> Search) -> Progress {
+    pub(super) fn ask(
+        &self,
+        key: &DeploymentKey,
+        lane: Lane,
+        id: &str,
+        search: impl FnOnce() -> Search,
+    ) -> PlanProgress {
         let mut state = self.lock();
         let slot = (key.clone(), lane);
         if let Some(asked) = state.asked.get(&slot).filter(|asked| asked.id == id) {
@@ -149,7 +155,7 @@ impl PlanningPool {
         }
         let (sequence, cancelled) = (state.next, Arc::<AtomicBool>::default());
         state.next += 1;
-        let asked = Asked {
+        let asked = RequestedPlan {
             id: id.to_owned(),
             sequence,
             at: Instant::now(),
@@ -162,18 +168,18 @@ impl PlanningPool {
         state.queue.retain(|queued| (&queued.key, queued.lane) != (key, lane));
         state.queue.push_back(Queued { key: key.clone(), lane, sequence, cancelled, search: search() });
         self.start(&mut state);
-        Progress::Underway { elapsed: Duration::ZERO }
+        PlanProgress::Underway { elapsed: Duration::ZERO }
     }
 
     /// Returns the state of the plan for `key` in `lane` that was asked for last, with its id.
-    pub(super) fn progress(&self, key: &Key, lane: Lane) -> Option<(String, Progress)> {
+    pub(super) fn progress(&self, key: &DeploymentKey, lane: Lane) -> Option<(String, PlanProgress)> {
         let state = self.lock();
         let asked = state.asked.get(&(key.clone(), lane))?;
         Some((asked.id.clone(), asked.progress()))
     }
 
     /// Forgets the plan for `key` in `lane` if the search has ended.
-    pub(super) fn forget_lane(&self, key: &Key, lane: Lane) {
+    pub(super) fn forget_lane(&self, key: &DeploymentKey, lane: Lane) {
         let slot = (key.clone(), lane);
         let mut state = self.lock();
         if state.asked.get(&slot).is_some_and(|asked| asked.done.is_some()) {
@@ -182,7 +188,7 @@ impl PlanningPool {
     }
 
     /// Cancels all searches for `key`, and forgets what they found.
-    pub(super) fn forget(&self, key: &Key) {
+    pub(super) fn forget(&self, key: &DeploymentKey) {
         let mut state = self.lock();
         for lane in [Lane::Wake, Lane::Full] {
             if let Some(asked) = state.asked.remove(&(key.clone(), lane)) {
@@ -194,7 +200,7 @@ impl PlanningPool {
 
     /// Gives threads to queued searches: first to the namespace that has the fewest, then to the oldest search. One
     /// namespace never has all threads of a lane, if there are several.
-    fn start(&self, state: &mut State) {
+    fn start(&self, state: &mut PoolState) {
         for lane in [Lane::Wake, Lane::Full] {
             while let Some(queued) = state.take(lane, self.threads) {
                 let pool = self.clone();
@@ -234,13 +240,13 @@ impl PlanningPool {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         // Every change is whole: a panic elsewhere cannot have left it half-done.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl PoolState {
     /// Takes the next search of `lane` from the queue, if one of its `threads` threads is free.
     fn take(&mut self, lane: Lane, threads: usize) -> Option<Queued> {
         let of_lane = self.running.iter().filter(|((of, _), _)| *of == lane);
@@ -269,11 +275,11 @@ impl Queued {
     }
 }
 
-impl Asked {
-    fn progress(&self) -> Progress {
+impl RequestedPlan {
+    fn progress(&self) -> PlanProgress {
         match &self.done {
-            Some((outcome, elapsed)) => Progress::Done { outcome: outcome.clone(), elapsed: *elapsed },
-            None => Progress::Underway { elapsed: self.at.elapsed() },
+            Some((outcome, elapsed)) => PlanProgress::Done { outcome: outcome.clone(), elapsed: *elapsed },
+            None => PlanProgress::Underway { elapsed: self.at.elapsed() },
         }
     }
 }
@@ -284,11 +290,11 @@ mod tests {
     use super::*;
     use std::sync::mpsc as channel;
 
-    fn key(namespace: &str, name: &str) -> Key {
+    fn key(namespace: &str, name: &str) -> DeploymentKey {
         ObjectRef::new(name).within(namespace)
     }
 
-    fn pool(threads: usize) -> (PlanningPool, mpsc::Receiver<Key>) {
+    fn pool(threads: usize) -> (PlanningPool, mpsc::Receiver<DeploymentKey>) {
         let (news, looks) = mpsc::channel(64);
         (PlanningPool::new(threads, news), looks)
     }
@@ -316,11 +322,11 @@ mod tests {
         let other = key("other", "one");
         assert!(matches!(
             pool.ask(&other, Lane::Full, "a", || Box::new(|_| Ok(None))),
-            Progress::Underway { .. }
+            PlanProgress::Underway { .. }
         ));
         assert_eq!(looks.recv().await, Some(other.clone()));
         let (id, progress) = pool.progress(&other, Lane::Full).unwrap();
-        assert!(id == "a" && matches!(progress, Progress::Done { outcome: Ok(None), .. }));
+        assert!(id == "a" && matches!(progress, PlanProgress::Done { outcome: Ok(None), .. }));
         assert!(starts.try_recv().is_err(), "the second thread is not for the greedy namespace");
         (0..8).for_each(|number| pool.forget(&key("greedy", &number.to_string())));
     }
@@ -334,7 +340,7 @@ mod tests {
         starts.recv().unwrap();
         pool.ask(&demo, Lane::Wake, "wake 1", || Box::new(|_| Ok(None)));
         assert_eq!(looks.recv().await, Some(demo.clone()));
-        assert!(matches!(pool.progress(&demo, Lane::Wake), Some((_, Progress::Done { .. }))));
+        assert!(matches!(pool.progress(&demo, Lane::Wake), Some((_, PlanProgress::Done { .. }))));
         pool.forget(&demo);
         assert_eq!(pool.progress(&demo, Lane::Full), None);
     }
@@ -350,10 +356,10 @@ mod tests {
         pool.ask(&demo, Lane::Full, "b", || Box::new(|_| Ok(None)));
         assert_eq!(looks.recv().await, Some(demo.clone()));
         let (id, progress) = pool.progress(&demo, Lane::Full).unwrap();
-        assert!(id == "b" && matches!(progress, Progress::Done { outcome: Ok(None), .. }));
+        assert!(id == "b" && matches!(progress, PlanProgress::Done { outcome: Ok(None), .. }));
         // The same question has the same answer, and no search.
         let progress = pool.ask(&demo, Lane::Full, "b", || unreachable!("asked again"));
-        assert!(matches!(progress, Progress::Done { .. }));
+        assert!(matches!(progress, PlanProgress::Done { .. }));
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -365,7 +371,7 @@ mod tests {
         let progress = pool.progress(&demo, Lane::Full);
         assert!(matches!(
             progress,
-            Some((_, Progress::Done { outcome: Err(PlanningError::Aborted(_)), .. }))
+            Some((_, PlanProgress::Done { outcome: Err(PlanningError::Aborted(_)), .. }))
         ));
         // Its thread is free again.
         pool.ask(&demo, Lane::Full, "b", || Box::new(|_| Ok(None)));

@@ -19,7 +19,7 @@ const UNREADY: SignedDuration = SignedDuration::from_secs(90);
 const FIRST_LOOK: SignedDuration = SignedDuration::from_secs(1);
 
 /// A container of a function: its pod's uid, and how often it was started again. What one said is not the next one's word.
-pub(crate) type Run = (String, i32);
+pub(crate) type ContainerRun = (String, i32);
 
 /// A pod of a function.
 #[derive(Debug, Clone, PartialEq)]
@@ -113,7 +113,7 @@ impl PodView {
     }
 
     /// Returns the present run of its container.
-    pub(crate) fn run(&self) -> Run {
+    pub(crate) fn run(&self) -> ContainerRun {
         (self.uid.clone(), self.restarts)
     }
 
@@ -241,7 +241,7 @@ fn trouble(status: &PodStatus) -> Option<Trouble> {
 
 /// How a pod that runs once stands.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Outcome {
+pub(crate) enum PodOutcome {
     /// It has not ended.
     Running {
         /// Trouble that keeps it from working.
@@ -259,10 +259,10 @@ pub(crate) enum Outcome {
 }
 
 /// How `pod`, which is to run once, stands.
-pub(crate) fn outcome(pod: &Pod) -> Outcome {
+pub(crate) fn outcome(pod: &Pod) -> PodOutcome {
     let status = pod.status.clone().unwrap_or_default();
     match status.phase.as_deref() {
-        Some("Succeeded") => Outcome::Succeeded,
+        Some("Succeeded") => PodOutcome::Succeeded,
         Some("Failed") => {
             let ended =
                 container(&status).and_then(|container| container.state.as_ref()?.terminated.as_ref());
@@ -274,11 +274,11 @@ pub(crate) fn outcome(pod: &Pod) -> Outcome {
                 Some("DeadlineExceeded") => "DeadlineExceeded",
                 _ => "PodFailed",
             };
-            Outcome::Failed {
+            PodOutcome::Failed {
                 trouble: Trouble::new(reason, message),
                 at: ended.and_then(|ended| ended.finished_at.as_ref()).map(|time| time.0),
             }
         }
-        _ => Outcome::Running { trouble: trouble(&status).or_else(|| crash_looping(&status)) },
+        _ => PodOutcome::Running { trouble: trouble(&status).or_else(|| crash_looping(&status)) },
     }
 }

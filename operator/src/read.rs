@@ -5,7 +5,7 @@ use super::calls::{CallError, Calls};
 use super::conversations::Conversations;
 use super::gateways::Gateways;
 use super::identity::knows_gateways;
-use super::lacking::{Lacking, lacking};
+use super::missing_inputs::{MissingInput, lacking};
 use super::names;
 use super::observed::Observed;
 use super::ownership::is_owned_by;
@@ -95,15 +95,15 @@ pub(super) async fn read(
         };
         let Some(lacking) = lacking(deployment, records)? else { break };
         match lacking {
-            Lacking::Log(pod) => {
+            MissingInput::Log(pod) => {
                 let log = calls.log(&pod).await.map_err(|error| error.to_string());
                 details.logs.insert(pod, log);
             }
-            Lacking::Profile(name) => {
+            MissingInput::Profile(name) => {
                 let record = calls.get(&name).await?;
                 details.profiles.insert(name, record);
             }
-            Lacking::Map(name) => {
+            MissingInput::Map(name) => {
                 let map = calls.get(&name).await?;
                 details.maps.insert(name, map);
             }

@@ -13,8 +13,8 @@ use super::decide::decide;
 use super::gateways::Gateways;
 use super::identity::{Identities, IdentityFailure};
 use super::inputs::Inputs;
-use super::manifests::Surroundings;
-use super::memory::{Memory, TurnTaken};
+use super::manifests::OperatorEnvironment;
+use super::memory::{SoftState, TurnTaken};
 use super::metrics::Metrics;
 use super::plan::Pooled;
 use super::planning_pool::PlanningPool;
@@ -37,7 +37,7 @@ pub(super) struct Context {
     /// Client of the API.
     pub(super) client: Client,
     /// Settings of the operator.
-    pub(super) around: Surroundings,
+    pub(super) around: OperatorEnvironment,
     /// Certificates.
     pub(super) identities: Arc<Identities>,
     /// Publisher of events.
@@ -49,7 +49,7 @@ pub(super) struct Context {
     /// Probes of remote functions that start.
     pub(super) starting: Starting,
     /// Soft state.
-    pub(super) memory: Memory,
+    pub(super) memory: SoftState,
     /// Gateways, if there are any.
     pub(super) gateways: Option<Gateways>,
     /// Threads that make plans.

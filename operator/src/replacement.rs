@@ -6,7 +6,7 @@
 //!
 //! A namespace is one tenant's: endless failures in it leave other namespaces their replacements.
 
-use super::fleet::{Others, Silence, are_many, is_coming};
+use super::fleet::{OtherFunctions, SilentFunctions, are_many, is_coming};
 use super::manifests::Revision;
 use super::pods::PodView;
 use super::trouble::{NOT_READY, Trouble};
@@ -21,7 +21,7 @@ pub(super) struct Replacements {
 
 impl Replacements {
     /// Returns the replacements that `others` allow of `pods`, of which those of `target` are to stay.
-    pub(super) fn of(target: &Revision, pods: &[PodView], others: Others) -> Self {
+    pub(super) fn of(target: &Revision, pods: &[PodView], others: OtherFunctions) -> Self {
         let wanted = |pod: &PodView| {
             target.functions().any(|function| {
                 function.name == pod.function
@@ -32,19 +32,19 @@ impl Replacements {
         let there: Vec<&PodView> =
             pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none() && wanted(pod)).collect();
         let is_silent = |pod: &PodView| pod.fault.as_ref().is_some_and(|fault| fault.reason == NOT_READY);
-        let deployment = Silence {
+        let deployment = SilentFunctions {
             there: there.len(),
             silent: there.iter().filter(|pod| is_silent(pod)).count(),
             coming: there.iter().filter(|pod| is_coming(pods, pod)).count(),
         };
-        let all = Silence::among(pods);
+        let all = SilentFunctions::among(pods);
         let held = held(deployment, all, others);
         Self { left: if held.is_some() { 0 } else { left(deployment, all, others) }, held }
     }
 }
 
 /// Why none is replaced of a deployment whose functions that are to stay are `deployment`, and `all` with those that are not.
-fn held(deployment: Silence, all: Silence, others: Others) -> Option<Trouble> {
+fn held(deployment: SilentFunctions, all: SilentFunctions, others: OtherFunctions) -> Option<Trouble> {
     let many = |what: String| {
         let message = format!(
             "{what} became unready together; replacement is paused until some recover or their nodes are \
@@ -69,8 +69,8 @@ fn held(deployment: Silence, all: Silence, others: Others) -> Option<Trouble> {
 }
 
 /// How many may be replaced now, where nothing holds them.
-fn left(deployment: Silence, all: Silence, others: Others) -> usize {
-    let left = |of: Silence| of.most_coming().saturating_sub(of.coming);
+fn left(deployment: SilentFunctions, all: SilentFunctions, others: OtherFunctions) -> usize {
+    let left = |of: SilentFunctions| of.most_coming().saturating_sub(of.coming);
     let namespace = all.and(others.namespace);
     // However many are on their way elsewhere, a namespace that has none of them may have one.
     let own = usize::from(namespace.coming == 0);

@@ -1,4 +1,4 @@
-//! The pure step for pods and routing: their scene, and what its outcome is for them.
+//! Rollout of a revision on Kubernetes: input of the pure step from pods and routing, and its outcome for them.
 //!
 //! The process that decides may be restarted or deposed between any two writes, is told of health by nodes, and cannot
 //! tell a pod that is gone from one that it cannot see. So nothing is remembered between two steps: back-off is counted
@@ -8,7 +8,7 @@
 use super::backoff::PAUSES;
 use super::digest::digest;
 use super::epoch::{since_1970, timestamp};
-use super::fleet::Others;
+use super::fleet::OtherFunctions;
 use super::manifests::{Function, Hosted, Revision};
 use super::names::{PodName, next_incarnation};
 use super::pods::PodView;
@@ -21,8 +21,8 @@ use remoe_api::RolloutStrategy;
 use remoe_process::Role;
 use remoe_proto::format_listing;
 use remoe_rollout::scene::{
-    self, Duty, End, Follows, Instance, Part, Place, Policy, Replacement, Sight, Start, State, Succession,
-    Told,
+    self, EndAction, FollowedRouting, FunctionPurpose, HealthSource, Instance, InstanceState,
+    MainReplacement, Policy, PushedRouting, Replacement, ReplicaGroup, ReplicaSlot, Start,
 };
 use remoe_rollout::step as pure;
 use std::time::Duration;
@@ -32,7 +32,7 @@ const FAULTY_GRACE: Duration = Duration::from_secs(45);
 
 /// Inputs of a step.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Scene<'a> {
+pub(crate) struct RolloutInput<'a> {
     /// The name of the deployment.
     pub deployment: &'a str,
     /// Revision that is to run.
@@ -46,7 +46,7 @@ pub(crate) struct Scene<'a> {
     /// Every pod of a function, those of earlier deployments of the same name included.
     pub pods: &'a [PodView],
     /// Functions of all other deployments.
-    pub others: Others,
+    pub others: OtherFunctions,
     /// When.
     pub now: Timestamp,
 }
@@ -94,25 +94,25 @@ pub(crate) fn revision_hash(revision: &Revision) -> Result<String, serde_json::E
 ///
 /// # Errors
 /// A value cannot be written as JSON.
-pub(crate) fn step(scene: Scene<'_>) -> Result<Rollout, serde_json::Error> {
+pub(crate) fn step(scene: RolloutInput<'_>) -> Result<Rollout, serde_json::Error> {
     let Replacements { left, held } = Replacements::of(scene.target, scene.pods, scene.others);
     let functions: Vec<&Function> = scene.target.functions().collect();
-    let next = Next::of(scene)?;
+    let next = NextGeneration::of(scene)?;
     let numbers_are_known = numbers_are_known(scene);
     // On a node that is lost, a pod is listed for ever: what is past its end holds nothing up.
     let there = scene.pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none_or(|end| scene.now < end));
     let there: Vec<&PodView> = there.collect();
-    let outcome = pure::step(&scene::Scene {
+    let outcome = pure::step(&scene::StepInput {
         parts: functions.iter().map(|function| part(scene, function, &next)).collect(),
         instances: there.iter().map(|pod| seen(scene, &next, pod)).collect(),
         told: numbers_are_known.then(|| next.told(scene)),
         asleep: false,
         policy: Policy {
             replacement: Replacement::Beside,
-            sight: Sight::Reported,
+            sight: HealthSource::Reported,
             succession: match scene.strategy {
-                RolloutStrategy::Surge => Succession::Surge,
-                RolloutStrategy::Recreate => Succession::Recreate { prepared: scene.certified },
+                RolloutStrategy::Surge => MainReplacement::Surge,
+                RolloutStrategy::Recreate => MainReplacement::Recreate { prepared: scene.certified },
             },
             replacements: left,
             starts_at_once: usize::MAX,
@@ -125,8 +125,8 @@ pub(crate) fn step(scene: Scene<'_>) -> Result<Rollout, serde_json::Error> {
     let mut table = scene.table.clone();
     if numbers_are_known {
         table.spoiled = false;
-        if let Some(scene::Tell { number, endpoints }) = outcome.tell {
-            let Next { revision, remote, groups, .. } = next;
+        if let Some(scene::RoutingPush { number, endpoints }) = outcome.tell {
+            let NextGeneration { revision, remote, groups, .. } = next;
             let (plan, endpoints) = (scene.target.plan.clone(), endpoints.into_iter().collect());
             let generation = Generation { number, plan, revision, remote, endpoints, groups };
             table.entries.insert(identity.clone(), generation);
@@ -141,8 +141,8 @@ pub(crate) fn step(scene: Scene<'_>) -> Result<Rollout, serde_json::Error> {
     let table = (table != *scene.table).then_some(table);
     let only_target = scene.table.entries.keys().all(|known| known == identity);
     let create = |start: &Start| Some(creation(scene, *functions.get(start.part)?, start, &there));
-    let delete = |(at, end): &(usize, End)| {
-        let (pod, End::Stop(grace)) = (there.get(*at)?, end) else { return None };
+    let delete = |(at, end): &(usize, EndAction)| {
+        let (pod, EndAction::Stop(grace)) = (there.get(*at)?, end) else { return None };
         // A pod that nothing is wrong with but its name ends like any other.
         let grace = grace.filter(|_| pod.fault.is_some());
         let grace_seconds = grace.map(|grace| u32::try_from(grace.as_secs()).unwrap_or(u32::MAX));
@@ -159,15 +159,15 @@ pub(crate) fn step(scene: Scene<'_>) -> Result<Rollout, serde_json::Error> {
 }
 
 /// Generation that main functions of the target are to be told, and the one that they were told of the same revision.
-struct Next<'a> {
+struct NextGeneration<'a> {
     revision: String,
     remote: String,
     groups: Vec<String>,
     present: Option<&'a Generation>,
 }
 
-impl<'a> Next<'a> {
-    fn of(scene: Scene<'a>) -> Result<Self, serde_json::Error> {
+impl<'a> NextGeneration<'a> {
+    fn of(scene: RolloutInput<'a>) -> Result<Self, serde_json::Error> {
         let revision = revision_hash(scene.target)?;
         let present = scene.table.entries.get(&scene.target.main.identity);
         let groups = scene.target.remote.iter().filter_map(|function| match &function.hosted {
@@ -182,7 +182,7 @@ impl<'a> Next<'a> {
         })
     }
 
-    fn told(&self, scene: Scene<'_>) -> Told<RoutedPod> {
+    fn told(&self, scene: RolloutInput<'_>) -> PushedRouting<RoutedPod> {
         // If a main function is further than it was told, or as far with other content, it follows another writer.
         let overruled = |present: &Generation| {
             let mut mains = scene.pods.iter().filter(|pod| pod.owned && pod.is_main);
@@ -193,7 +193,7 @@ impl<'a> Next<'a> {
             })
         };
         let in_force = scene.pods.iter().filter(|pod| pod.owned).filter_map(|pod| pod.in_force).max();
-        Told {
+        PushedRouting {
             endpoints: self.present.map(|present| present.endpoints.iter().cloned().collect()),
             stands: self.present.is_some_and(|present| {
                 present.remote == self.remote
@@ -207,18 +207,18 @@ impl<'a> Next<'a> {
 }
 
 /// A function of the target as the step sees it.
-fn part<'a>(scene: Scene<'_>, function: &'a Function, next: &Next<'_>) -> Part<'a> {
+fn part<'a>(scene: RolloutInput<'_>, function: &'a Function, next: &NextGeneration<'_>) -> ReplicaGroup<'a> {
     let place = |replica| {
         let name = function.place(scene.deployment, replica);
         // One that was asked to end is replaced at once.
         let newest = newest(scene, &name).filter(|pod| pod.ends_by.is_none());
         let not_before =
             newest.map(|pod| since_1970(pod.created).saturating_add(PAUSES.after(pod.name.incarnation)));
-        Place { name, not_before: not_before.unwrap_or_default() }
+        ReplicaSlot { name, not_before: not_before.unwrap_or_default() }
     };
     // Main functions serve the experts of what was asleep until it is there.
     let was_routed = |present: &Generation| present.endpoints.iter().any(|it| is_of(scene, function, it));
-    Part {
+    ReplicaGroup {
         role: if function.hosted.is_none() { Role::Main } else { Role::Remote },
         hosted: function.hosted.as_ref().map_or(&[], Hosted::sets),
         places: (0..function.most()).map(place).collect(),
@@ -229,7 +229,7 @@ fn part<'a>(scene: Scene<'_>, function: &'a Function, next: &Next<'_>) -> Part<'
 }
 
 /// A pod as the step sees it.
-fn seen<'a>(scene: Scene<'_>, next: &Next<'_>, pod: &'a PodView) -> Instance<'a, RoutedPod> {
+fn seen<'a>(scene: RolloutInput<'_>, next: &NextGeneration<'_>, pod: &'a PodView) -> Instance<'a, RoutedPod> {
     // Of remote functions only those of the target count as ready; what has lost its labels is none before it has them again.
     let function = scene.target.functions().find(|function| {
         function.name == pod.function
@@ -238,12 +238,12 @@ fn seen<'a>(scene: Scene<'_>, next: &Next<'_>, pod: &'a PodView) -> Instance<'a,
             && function.place(scene.deployment, pod.replica) == pod.name.place
     });
     let state = if pod.ends_by.is_some() {
-        State::Leaving
+        InstanceState::Leaving
     } else if pod.is_sound() {
         let ready = pod.ready && (pod.is_main || function.is_some());
-        State::Sound { ready, hindered: pod.trouble.is_some() }
+        InstanceState::Sound { ready, hindered: pod.trouble.is_some() }
     } else {
-        State::Faulty { presumed: pod.fault.as_ref().is_some_and(Trouble::is_presumed) }
+        InstanceState::Faulty { presumed: pod.fault.as_ref().is_some_and(Trouble::is_presumed) }
     };
     // One that falters stays as main functions were told of it, whatever its address is by now.
     let name = pod.name.to_string();
@@ -254,12 +254,12 @@ fn seen<'a>(scene: Scene<'_>, next: &Next<'_>, pod: &'a PodView) -> Instance<'a,
         if pod.ready { now } else { known().or(now) }
     });
     let duty = match pod.is_main {
-        true => Duty::Main {
+        true => FunctionPurpose::Main {
             current: pod.identity == scene.target.main.identity,
             told: scene.table.entries.contains_key(&pod.identity),
             follows: follows(scene.table, pod),
         },
-        false => Duty::Remote { endpoint, routed: scene.table.leads_to(&name) },
+        false => FunctionPurpose::Remote { endpoint, routed: scene.table.leads_to(&name) },
     };
     // What others have named says nothing about how many there were.
     let incarnation = pod.name.is_counted().then_some(pod.name.incarnation);
@@ -267,26 +267,26 @@ fn seen<'a>(scene: Scene<'_>, next: &Next<'_>, pod: &'a PodView) -> Instance<'a,
 }
 
 /// Compares the generation that a main function has in force with the one that it was told.
-fn follows(table: &RoutingTable, pod: &PodView) -> Follows {
+fn follows(table: &RoutingTable, pod: &PodView) -> FollowedRouting {
     // On its way out it finishes its requests.
     let generation = table.entries.get(&pod.identity).filter(|_| pod.ends_by.is_none());
     match (generation, pod.in_force) {
-        (_, Some(0)) if pod.ends_by.is_none() => Follows::Nothing,
-        (Some(generation), Some(_)) if pod.acts_on(generation) => Follows::Told,
+        (_, Some(0)) if pod.ends_by.is_none() => FollowedRouting::Nothing,
+        (Some(generation), Some(_)) if pod.acts_on(generation) => FollowedRouting::Told,
         // It has not been up to be told anything.
-        (Some(_), None) if !pod.ready => Follows::Nothing,
-        _ => Follows::Other,
+        (Some(_), None) if !pod.ready => FollowedRouting::Nothing,
+        _ => FollowedRouting::Other,
     }
 }
 
 /// The latest of ours at a place.
-fn newest<'a>(scene: Scene<'a>, place: &str) -> Option<&'a PodView> {
+fn newest<'a>(scene: RolloutInput<'a>, place: &str) -> Option<&'a PodView> {
     let ours = scene.pods.iter().filter(|pod| pod.name.place == place && pod.owned && pod.name.is_counted());
     ours.max_by_key(|pod| pod.name.incarnation)
 }
 
 /// The pod that is to be made for `start`; those that are there go by their index in `there`.
-fn creation(scene: Scene<'_>, function: &Function, start: &Start, there: &[&PodView]) -> Creation {
+fn creation(scene: RolloutInput<'_>, function: &Function, start: &Start, there: &[&PodView]) -> Creation {
     let replica = u32::try_from(start.place).unwrap_or(u32::MAX);
     let place = function.place(scene.deployment, replica);
     let newest = newest(scene, &place).map(|pod| pod.name.incarnation);
@@ -303,14 +303,14 @@ fn creation(scene: Scene<'_>, function: &Function, start: &Start, there: &[&PodV
 
 /// Reports if a number that was never used can be told: where the durable copy was lost or spoiled, only main functions
 /// know which ones were.
-fn numbers_are_known(scene: Scene<'_>) -> bool {
+fn numbers_are_known(scene: RolloutInput<'_>) -> bool {
     let is_whole = !scene.table.entries.is_empty() && !scene.table.spoiled;
     let mut mains = scene.pods.iter().filter(|pod| pod.owned && pod.is_main && pod.fault.is_none());
     is_whole || mains.all(|pod| !pod.ready || pod.in_force.is_some())
 }
 
 /// Reports if the pod that main functions were told of fills, or filled, a place of `function`.
-fn is_of(scene: Scene<'_>, function: &Function, routed: &RoutedPod) -> bool {
+fn is_of(scene: RolloutInput<'_>, function: &Function, routed: &RoutedPod) -> bool {
     let places = |place: &str| place.rsplit_once('-').map(|(places, _replica)| places.to_owned());
     let filled = PodName::parse(&routed.pod).and_then(|name| places(&name.place));
     filled.is_some() && filled == places(&function.place(scene.deployment, 0))

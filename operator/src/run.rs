@@ -7,8 +7,8 @@ use super::conversations::Conversations;
 use super::gateways::Gateways;
 use super::identity::{SignerName, gateway};
 use super::lease::Candidate;
-use super::manifests::Surroundings;
-use super::memory::Memory;
+use super::manifests::OperatorEnvironment;
+use super::memory::SoftState;
 use super::metrics::Metrics;
 use super::planning_pool::PlanningPool;
 use super::reconcile::Context;
@@ -94,7 +94,7 @@ async fn serve_and_work(
 
 async fn work(
     client: Client,
-    (settings, around): (RunSettings, Surroundings),
+    (settings, around): (RunSettings, OperatorEnvironment),
     metrics: Metrics,
     ready: watch::Sender<bool>,
     shutdown: CancellationToken,
@@ -129,7 +129,7 @@ async fn work(
 
 async fn lead(
     client: &Client,
-    (settings, around): (&RunSettings, Surroundings),
+    (settings, around): (&RunSettings, OperatorEnvironment),
     metrics: Metrics,
     ready: watch::Sender<bool>,
     shutdown: CancellationToken,
@@ -142,7 +142,7 @@ async fn lead(
     let identities = Arc::new(settings.identities(client, metrics.writes.clone()));
     let has_gateways = around.gateway.is_some();
     let leases = Calls::new(client.clone(), &settings.namespace, metrics.writes.clone());
-    let shown = (settings.signer != SignerName::Nobody).then(|| gateway(&settings.namespace));
+    let shown = (settings.signer != SignerName::Unsigned).then(|| gateway(&settings.namespace));
     let context = Context {
         client: client.clone(),
         gateways: has_gateways.then(|| Gateways::new(leases, &settings.release, shown)),
@@ -152,7 +152,7 @@ async fn lead(
         metrics,
         conversations,
         starting,
-        memory: Memory::default(),
+        memory: SoftState::default(),
         pool,
     };
     let working =

@@ -1,8 +1,8 @@
 use super::allowed::{Allowed, Names, PriceList};
-use super::collector::{Collector, Endpoint, Peers, Ratio, UnknownCollector};
+use super::collector::{Collector, CollectorEndpoint, Peers, Ratio, UnknownCollector};
 use super::exposure::GatewayService;
 use super::identity::{Identities, IssuerRef, Signer, SignerName};
-use super::manifests::{PodExtras, Surroundings};
+use super::manifests::{OperatorEnvironment, PodExtras};
 use super::rewritten::{Comparison, PodField};
 use super::sources::Sources;
 use clap::{Parser, Subcommand};
@@ -123,7 +123,7 @@ pub struct RunSettings {
     pub gateway_any_short_name: bool,
     /// Collector of request traces, by OTLP over gRPC, as http://HOST:PORT. Default: none.
     #[arg(long, env = "REMOE_TRACING_ENDPOINT", value_name = "URL")]
-    pub tracing_endpoint: Option<Endpoint>,
+    pub tracing_endpoint: Option<CollectorEndpoint>,
     /// Sampling ratio of traces without a sampling decision of the caller, 0 to 1.
     #[arg(long, env = "REMOE_TRACING_RATIO", value_name = "RATIO", default_value = "0.05")]
     pub tracing_ratio: Ratio,
@@ -165,7 +165,7 @@ impl RunSettings {
         let signer = match self.signer {
             SignerName::Operator => Signer::Operator,
             SignerName::CertManager => Signer::CertManager(issuer(), self.identity_dir.clone()),
-            SignerName::Nobody => Signer::Nobody,
+            SignerName::Unsigned => Signer::Unsigned,
         };
         let life = Duration::from_secs(self.certificate_seconds.into());
         Identities::new(signer, life, (&self.namespace, &self.release), client.clone(), writes)
@@ -175,11 +175,11 @@ impl RunSettings {
     ///
     /// # Errors
     /// The peers of the collector cannot be derived from its endpoint.
-    pub(crate) fn surroundings(&self) -> Result<Surroundings, UnknownCollector> {
-        let collector = |endpoint: &Endpoint| {
+    pub(crate) fn surroundings(&self) -> Result<OperatorEnvironment, UnknownCollector> {
+        let collector = |endpoint: &CollectorEndpoint| {
             Collector::new(endpoint.clone(), self.tracing_ratio.clone(), self.tracing_to.clone())
         };
-        Ok(Surroundings {
+        Ok(OperatorEnvironment {
             main_image: self.main_image.clone(),
             main_cuda_image: self.main_cuda_image.clone(),
             remote_image: self.remote_image.clone(),

@@ -4,7 +4,7 @@
 //! Their answer counts until the node reports readiness itself. As in [`conversations`](super::conversations) no
 //! reconcile waits for a pod, and news has the deployment reconciled again.
 
-use super::pods::Run;
+use super::pods::ContainerRun;
 use super::ports::HEALTH_PORT;
 use kube::runtime::reflector::ObjectRef;
 use remoe_api::MoEDeployment;
@@ -30,19 +30,19 @@ const LONGEST: Duration = Duration::from_secs(60);
 
 /// All functions that are asked.
 pub(crate) struct Starting {
-    deployments: Mutex<HashMap<ObjectRef<MoEDeployment>, Deployment>>,
+    deployments: Mutex<HashMap<ObjectRef<MoEDeployment>, DeploymentStarts>>,
     news: mpsc::Sender<ObjectRef<MoEDeployment>>,
 }
 
 /// Functions of one deployment that are asked.
 #[derive(Default)]
-struct Deployment {
-    functions: BTreeMap<Run, Function>,
+struct DeploymentStarts {
+    functions: BTreeMap<ContainerRun, StartingFunction>,
     /// Ends the tasks with it.
     tasks: JoinSet<()>,
 }
 
-struct Function {
+struct StartingFunction {
     serves: Arc<AtomicBool>,
     task: AbortHandle,
 }
@@ -54,7 +54,7 @@ impl Starting {
     }
 
     /// The functions of `owner` that said that they serve.
-    pub(crate) fn serving(&self, owner: &MoEDeployment) -> BTreeSet<Run> {
+    pub(crate) fn serving(&self, owner: &MoEDeployment) -> BTreeSet<ContainerRun> {
         let deployments = self.lock();
         let functions = deployments.get(&ObjectRef::from_obj(owner)).map(|known| &known.functions);
         let serving =
@@ -63,7 +63,7 @@ impl Starting {
     }
 
     /// Asks the functions `starting` of `owner`, and no others.
-    pub(crate) fn keep(&self, owner: &MoEDeployment, starting: BTreeMap<Run, IpAddr>) {
+    pub(crate) fn keep(&self, owner: &MoEDeployment, starting: BTreeMap<ContainerRun, IpAddr>) {
         let key = ObjectRef::from_obj(owner);
         let mut deployments = self.lock();
         if starting.is_empty() {
@@ -83,7 +83,7 @@ impl Starting {
             known.functions.entry(run).or_insert_with(|| {
                 let serves = Arc::new(AtomicBool::new(false));
                 let task = known.tasks.spawn(ask(ip, serves.clone(), self.news.clone(), key.clone()));
-                Function { serves, task }
+                StartingFunction { serves, task }
             });
         }
     }
@@ -93,7 +93,7 @@ impl Starting {
         self.lock().remove(deployment);
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, Deployment>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, DeploymentStarts>> {
         // Every change of it is whole: a panic elsewhere cannot have left it half-done.
         self.deployments.lock().unwrap_or_else(PoisonError::into_inner)
     }

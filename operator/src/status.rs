@@ -22,7 +22,7 @@ use kube::ResourceExt;
 use remoe_api::{
     ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, Mode, ModelStatus, ProfileSource,
 };
-use remoe_autoscale::scale_to_zero::Phase;
+use remoe_autoscale::scale_to_zero::ScalingPhase;
 
 /// Longest time from one step to the next before a rollout counts as stuck: the time that a Deployment is given by
 /// default ..
@@ -264,7 +264,7 @@ fn ready(findings: &Findings<'_>, troubles: &[Trouble]) -> Verdict {
     let serving = findings.pods.iter().filter(|pod| pod.is_main && pod.is_sound() && pod.ready).count();
     let wanted_mains = findings.deployment.spec.main_functions() as usize;
     match findings.target {
-        _ if findings.demanded.phase == Phase::Asleep => {
+        _ if findings.demanded.phase == ScalingPhase::Asleep => {
             Verdict::yes("Asleep", "Scaled to zero; the next request wakes the model and waits for it.")
         }
         _ if serving == 0 && troubles.is_empty() && findings.demanded.is_wake() => {
@@ -326,7 +326,7 @@ fn planned(findings: &Findings<'_>) -> Verdict {
 
 fn progressing(findings: &Findings<'_>, last_progress: Timestamp) -> Verdict {
     let (reason, clause, limit) = match (&findings.planning, findings.target) {
-        (_, Some((target, _))) if findings.demanded.phase == Phase::Asleep => {
+        (_, Some((target, _))) if findings.demanded.phase == ScalingPhase::Asleep => {
             let message = format!("Scaled to zero; plan {} starts with the next request.", target.plan);
             return Verdict::no("Asleep", message);
         }
@@ -382,7 +382,7 @@ fn degraded(troubles: &[Trouble]) -> Verdict {
 }
 
 fn active(findings: &Findings<'_>) -> Verdict {
-    if findings.demanded.phase == Phase::Asleep {
+    if findings.demanded.phase == ScalingPhase::Asleep {
         Verdict::no("Asleep", scaled_to_zero(findings.deployment.spec.idle_window()))
     } else if findings.target.is_some() {
         let woken = findings.demanded.timeline.as_ref();

@@ -16,7 +16,7 @@ use remoe_api::{
 };
 use remoe_model::Inspection;
 use remoe_predictor::Shares;
-use remoe_rollout::need::Expected;
+use remoe_rollout::need::ExpectedPairs;
 use std::time::Duration;
 
 /// Answered requests to go by before a plan is made for them, older ones counting for less than one.
@@ -139,12 +139,12 @@ pub(crate) fn pairs_of_waiting(
     owner: &MoEDeployment,
     observed: &Observed,
     model: &Inspection,
-) -> Option<Expected> {
+) -> Option<ExpectedPairs> {
     let (shares, _) = merged(owner, observed, model, MixOf::Waiting)?;
     let said = observed.gateways_alive().filter_map(|entry| read(entry, model, MixOf::Waiting));
     let tokens: f64 = said.map(|(_, mix)| mix.tokens.max(1) as f64).sum();
     let layers = model.moe_layers.iter().map(|layer| u32::try_from(*layer).unwrap_or(u32::MAX));
-    Some(Expected::new(layers.collect(), shares.to_rows(), tokens * model.top_k as f64))
+    Some(ExpectedPairs::new(layers.collect(), shares.to_rows(), tokens * model.top_k as f64))
 }
 
 /// Shares by tokens, and requests. What was answered by a gateway that has had no request since counts for half as much after

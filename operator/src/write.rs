@@ -1,6 +1,6 @@
 //! Writes as values: the diff stage lists them, the apply stage makes them.
 
-use super::events::Happening;
+use super::events::ClusterEvent;
 use super::names::Component;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -14,17 +14,17 @@ pub(crate) const STARTED: &str = "Started ";
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Write {
     /// Makes a Service what it is to be.
-    Service(Keep<Service>),
+    Service(DesiredObject<Service>),
     /// Makes a policy what it is to be.
-    Policy(Keep<NetworkPolicy>),
+    Policy(DesiredObject<NetworkPolicy>),
     /// Makes a disruption budget what it is to be.
-    Budget(Keep<PodDisruptionBudget>),
+    Budget(DesiredObject<PodDisruptionBudget>),
     /// Makes the copy of the model's facts what it is to be.
-    Facts(Keep<MoERecord>),
+    Facts(DesiredObject<MoERecord>),
     /// Makes the record of the routing what it is to be, unless it changed since it was read.
-    Routing(Keep<MoERecord>),
+    Routing(DesiredObject<MoERecord>),
     /// Tells gateways whether functions run, and where, unless that or an entry was written since it was read.
-    Demand(Keep<MoEDemand>),
+    Demand(DesiredObject<MoEDemand>),
     /// Removes the entries of dead gateways, unless an entry was written since it was read.
     ForgetGateways(Box<MoEDemand>),
     /// Stores a plan; plans never change.
@@ -52,7 +52,7 @@ pub(crate) enum Write {
 
 /// An object that is to be what its manifest says.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Keep<K> {
+pub(crate) struct DesiredObject<K> {
     /// Manifest.
     pub wanted: Box<K>,
     /// Object as it was read; none: it was not found by its labels.
@@ -67,7 +67,7 @@ pub(crate) struct Creation {
     /// Component of the pod.
     pub component: Component,
     /// Event, once it is made.
-    pub happening: Happening,
+    pub happening: ClusterEvent,
 }
 
 /// A pod to be deleted.

@@ -12,7 +12,7 @@ use crate::vector::dot;
 
 /// Two prompts.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Pair {
+pub struct PromptPair {
     /// Soft cosine similarity of the prompts.
     pub prompts: f64,
     /// Similarity of the activations: 1 - JS / ln 2, with the divergence averaged over layers.
@@ -29,7 +29,7 @@ pub fn pairs(
     tests: &[ActivationRecord],
     each: usize,
     seed: u64,
-) -> Result<Vec<Pair>, PredictError> {
+) -> Result<Vec<PromptPair>, PredictError> {
     let slots: Vec<u32> = history.slots().collect();
     let mut random = Random::new(seed);
     let mut found = Vec::with_capacity(tests.len() * each.min(slots.len()));
@@ -40,7 +40,7 @@ pub fn pairs(
             let Some(&slot) = slots.get(index as usize) else { continue };
             let other =
                 Shares::from_weights(history.experts(), history.share_row(slot, Phase::Prefill).to_vec())?;
-            found.push(Pair {
+            found.push(PromptPair {
                 prompts: f64::from(dot(&vector, history.vector(slot))),
                 activations: 1.0 - divergence::mean(&shares, &other) / std::f64::consts::LN_2,
             });
@@ -51,9 +51,9 @@ pub fn pairs(
 
 /// Pearson's correlation of the two similarities; 0 where one does not vary.
 #[must_use]
-pub fn pearson(pairs: &[Pair]) -> f64 {
+pub fn pearson(pairs: &[PromptPair]) -> f64 {
     let count = pairs.len().max(1) as f64;
-    let mean = |of: fn(&Pair) -> f64| pairs.iter().map(of).sum::<f64>() / count;
+    let mean = |of: fn(&PromptPair) -> f64| pairs.iter().map(of).sum::<f64>() / count;
     let (x, y) = (mean(|pair| pair.prompts), mean(|pair| pair.activations));
     let (mut xy, mut xx, mut yy) = (0.0, 0.0, 0.0);
     for pair in pairs {
@@ -68,13 +68,13 @@ pub fn pearson(pairs: &[Pair]) -> f64 {
 
 /// Spearman's correlation: [`pearson`] of the ranks, equal values sharing their mean rank.
 #[must_use]
-pub fn spearman(pairs: &[Pair]) -> f64 {
+pub fn spearman(pairs: &[PromptPair]) -> f64 {
     let prompts = ranks(&pairs.iter().map(|pair| pair.prompts).collect::<Vec<_>>());
     let activations = ranks(&pairs.iter().map(|pair| pair.activations).collect::<Vec<_>>());
-    let ranked: Vec<Pair> = prompts
+    let ranked: Vec<PromptPair> = prompts
         .into_iter()
         .zip(activations)
-        .map(|(prompts, activations)| Pair { prompts, activations })
+        .map(|(prompts, activations)| PromptPair { prompts, activations })
         .collect();
     pearson(&ranked)
 }

@@ -34,7 +34,7 @@ pub struct Prompt {
 pub struct PromptError(String);
 
 #[derive(Deserialize)]
-struct Line {
+struct PromptLine {
     prompt: Option<String>,
     kind: Option<String>,
     text: Option<String>,
@@ -59,7 +59,7 @@ pub fn of_line(line: &str) -> Result<Option<Prompt>, PromptError> {
     if line.is_empty() {
         return Ok(None);
     }
-    let Line { prompt, kind, text, conversation, conversations } =
+    let PromptLine { prompt, kind, text, conversation, conversations } =
         serde_json::from_str(line).map_err(|error| PromptError(error.to_string()))?;
     let text = match (prompt, text, conversation.or(conversations)) {
         (Some(prompt), ..) => Some(prompt),

@@ -13,7 +13,7 @@ use crate::rows::Rows;
 use crate::shares::Shares;
 use crate::sps::{Index, SimilarPrompts};
 use crate::tokens::TokenTable;
-use crate::trained::{Parts, Trained};
+use crate::trained::{PredictorParts, Trained};
 use crate::tree::{Clustering, Sketches, Tree, TreeOptions, TreeParts};
 use crate::tuning::Tuning;
 use bytes::Bytes;
@@ -103,7 +103,7 @@ impl Trained {
     /// # Errors
     /// Never for a predictor that was fitted or loaded.
     pub fn to_bytes(&self) -> Result<Vec<u8>, PredictError> {
-        let Parts { popularity, sps, tokens } = &self.parts;
+        let PredictorParts { popularity, sps, tokens } = &self.parts;
         let Index::Tree(tree) = sps.index() else { return Err(saved("missing search tree")) };
         let history = sps.history();
         let order = tree.leaf_order();
@@ -223,7 +223,7 @@ impl Trained {
         let ((prefill, popular), (decode, popular_decode)) = (of_phase(prefill)?, of_phase(decode)?);
         let popularity = Popularity::from_shares(ByPhase { prefill: popular, decode: popular_decode });
         let tokens = ByPhase { prefill, decode };
-        Ok(Self { header, parts: Parts { popularity, sps, tokens }, tuning })
+        Ok(Self { header, parts: PredictorParts { popularity, sps, tokens }, tuning })
     }
 }
 

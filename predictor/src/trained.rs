@@ -13,7 +13,7 @@ use crate::tokens::TokenTable;
 use crate::tuning::{Prediction, TunedPredictor, Tuning};
 
 #[derive(Debug, Clone)]
-pub(crate) struct Parts {
+pub(crate) struct PredictorParts {
     pub(crate) popularity: Popularity,
     pub(crate) sps: SimilarPrompts,
     pub(crate) tokens: ByPhase<TokenTable>,
@@ -23,11 +23,11 @@ pub(crate) struct Parts {
 #[derive(Debug, Clone)]
 pub struct Trained {
     pub(crate) header: RecordHeader,
-    pub(crate) parts: Parts,
+    pub(crate) parts: PredictorParts,
     pub(crate) tuning: ByPhase<Tuning>,
 }
 
-impl Parts {
+impl PredictorParts {
     /// dop, sps and tokens, in the order of the mixture's weights.
     pub(crate) fn all(&self, prompt: &[u32], phase: Phase) -> Result<[Shares; 3], PredictError> {
         Ok([
@@ -150,7 +150,7 @@ impl Predictor for OneMethod<'_> {
     }
 
     fn bytes(&self) -> u64 {
-        let Parts { popularity, sps, tokens } = &self.trained.parts;
+        let PredictorParts { popularity, sps, tokens } = &self.trained.parts;
         match self.method {
             Method::Dop => popularity.bytes(),
             Method::Sps => sps.bytes(),

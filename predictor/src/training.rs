@@ -15,7 +15,7 @@ use crate::random::Random;
 use crate::record::{ActivationRecord, RecordHeader};
 use crate::sps::SimilarPrompts;
 use crate::tokens::TokenTable;
-use crate::trained::{Parts, Trained};
+use crate::trained::{PredictorParts, Trained};
 use crate::tree::{Clustering, TreeOptions};
 use crate::tuning::{DEFAULT_TEMPERATURE, HeldOut, Tuning, best_table};
 
@@ -163,11 +163,11 @@ fn parts(
     options: TrainingOptions,
     temperature: ByPhase<f32>,
     tokens: ByPhase<TokenTable>,
-) -> Result<Parts, PredictError> {
+) -> Result<PredictorParts, PredictError> {
     let popularity = Popularity::of(history)?;
     let (clustering, TrainingOptions { alpha, tree }) = (Clustering::Centred, options);
     let sps = SimilarPrompts::with_tree("sps", embedding.clone(), history, clustering, tree, alpha)?;
-    Ok(Parts { popularity, sps: sps.tempered("sps", temperature), tokens })
+    Ok(PredictorParts { popularity, sps: sps.tempered("sps", temperature), tokens })
 }
 
 /// Fits the parts to `history`, and tunes and measures them on what is held out, each phase by itself.

@@ -1,4 +1,4 @@
-//! How much accepted work there is, in requests and bytes, and whether more is taken.
+//! Load shedding of a remote-expert function: accepted work, in requests and bytes, and whether more is taken.
 
 use prometheus::IntGauge;
 use std::sync::Arc;

@@ -33,7 +33,7 @@ const CONTENDED: Duration = Duration::from_micros(100);
 
 /// An answer with the room that it holds until it has been handed to the connection; refusals hold
 /// none.
-pub(crate) type Answer = (ForwardReply, Option<Permit>);
+pub(crate) type BudgetedReply = (ForwardReply, Option<Permit>);
 
 /// A request that has been checked and admitted.
 pub(crate) struct Order {
@@ -43,7 +43,7 @@ pub(crate) struct Order {
     /// Answers that the stream still owes; a cancelled request needs none.
     pub(crate) unread: Arc<AtomicUsize>,
     pub(crate) permit: Permit,
-    pub(crate) answers: mpsc::UnboundedSender<Result<Answer, Status>>,
+    pub(crate) answers: mpsc::UnboundedSender<Result<BudgetedReply, Status>>,
 }
 
 /// Computes orders until every sender is gone.

@@ -29,7 +29,7 @@ pub(crate) struct Computed {
 
 /// One token row of a request for one expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Pair {
+struct RoutedRow {
     expert: u32,
     /// Index of the request.
     request: usize,
@@ -99,7 +99,7 @@ impl Pass {
         let pairs = by_expert(works);
         for portion in portions(&pairs, (MAX_PAYLOAD / 2 / row_bytes).max(1)) {
             let cancelled: Vec<bool> = (0..works.len()).map(&is_cancelled).collect();
-            let portion: Vec<Pair> =
+            let portion: Vec<RoutedRow> =
                 portion.iter().filter(|pair| !cancelled[pair.request]).copied().collect();
             self.inputs.clear();
             for pair in &portion {
@@ -124,7 +124,7 @@ fn forward(
     pool: &Pool,
     host: &Host,
     layer: u32,
-    pairs: &[Pair],
+    pairs: &[RoutedRow],
     (inputs, rows): (&[u8], &[u32]),
     (output, row_bytes): (&mut [u8], usize),
 ) -> Result<u64, String> {
@@ -144,12 +144,12 @@ fn forward(
 }
 
 /// The pairs of `works`, those of an expert together.
-fn by_expert(works: &[&Work]) -> Vec<Pair> {
+fn by_expert(works: &[&Work]) -> Vec<RoutedRow> {
     let mut pairs = Vec::with_capacity(works.iter().map(|work| work.experts.len()).sum());
     for (request, work) in works.iter().enumerate() {
         let rows = (0..).zip(&work.counts).flat_map(|(row, &count)| std::iter::repeat_n(row, count as usize));
         let of_work = rows.zip(&work.experts).enumerate();
-        pairs.extend(of_work.map(|(slot, (row, &expert))| Pair { expert, request, row, slot }));
+        pairs.extend(of_work.map(|(slot, (row, &expert))| RoutedRow { expert, request, row, slot }));
     }
     // Stable: an expert's rows stay in the order of the requests.
     pairs.sort_by_key(|pair| pair.expert);
@@ -158,7 +158,7 @@ fn by_expert(works: &[&Work]) -> Vec<Pair> {
 
 /// Cuts `pairs`, those of an expert together, into portions of `most` at most, between experts where
 /// that is possible.
-fn portions(pairs: &[Pair], most: usize) -> Vec<&[Pair]> {
+fn portions(pairs: &[RoutedRow], most: usize) -> Vec<&[RoutedRow]> {
     let mut portions = Vec::new();
     let (mut start, mut end) = (0, 0);
     for group in pairs.chunk_by(|a, b| a.expert == b.expert) {
@@ -182,9 +182,9 @@ fn portions(pairs: &[Pair], most: usize) -> Vec<&[Pair]> {
 mod tests {
     use super::*;
 
-    fn pairs(counts: &[usize]) -> Vec<Pair> {
+    fn pairs(counts: &[usize]) -> Vec<RoutedRow> {
         let experts = (0..).zip(counts).flat_map(|(expert, &count)| std::iter::repeat_n(expert, count));
-        experts.enumerate().map(|(slot, expert)| Pair { expert, request: 0, row: 0, slot }).collect()
+        experts.enumerate().map(|(slot, expert)| RoutedRow { expert, request: 0, row: 0, slot }).collect()
     }
 
     #[test]
@@ -193,7 +193,7 @@ mod tests {
             let pairs = pairs(counts);
             let portions = portions(&pairs, most);
             assert_eq!(portions.concat(), pairs);
-            portions.into_iter().map(<[Pair]>::len).collect()
+            portions.into_iter().map(<[RoutedRow]>::len).collect()
         };
         assert_eq!(lengths(&[2, 2, 2], 4), [4, 2]);
         assert_eq!(lengths(&[3, 3, 3], 4), [3, 3, 3]);

@@ -17,7 +17,7 @@ use remoe_process::{
 use remoe_proto::identity::Trust;
 use remoe_proto::v1::FunctionDescription;
 use remoe_proto::v1::expert_function_server::ExpertFunctionServer;
-use remoe_proto::{Door, Intake, MAX_MESSAGE, Refusal, STREAM_WINDOW, WIRE_VERSION, parse_listing};
+use remoe_proto::{Intake, MAX_MESSAGE, Refusal, STREAM_WINDOW, TlsHandshake, WIRE_VERSION, parse_listing};
 use remoe_weights::{checked_experts_class, default_dtype};
 use std::io;
 use std::sync::Arc;
@@ -153,8 +153,9 @@ impl Function {
             health.set_service_status(name, ServingStatus::Serving).await;
         }
         let refused = refused_connections(&registry, Refusal::ALL.map(Refusal::name))?;
-        let door = trust
-            .map(|trust| Door::new(trust, move |refusal| refused.with_label_values(&[refusal.name()]).inc()));
+        let door = trust.map(|trust| {
+            TlsHandshake::new(trust, move |refusal| refused.with_label_values(&[refusal.name()]).inc())
+        });
         let metrics = tokio::spawn(serve_metrics(listeners.metrics, registry, closing.clone()));
         let intake = Intake::new(host::INTAKE);
         let server = intake

@@ -1,7 +1,7 @@
 //! The gRPC service: checks requests, admits them, hands them to the computer.
 
 use crate::admission::Admission;
-use crate::compute::{Answer, Order};
+use crate::compute::{BudgetedReply, Order};
 use crate::host::Host;
 use crate::metrics::{Metrics, outcome};
 use crate::spans::Spans;
@@ -49,10 +49,10 @@ impl ExpertFunction for Service {
     ) -> Result<Response<Self::ForwardStream>, Status> {
         // Unbounded in type only: admission and `MAX_UNREAD` bound what it holds. A bounded channel
         // would make reading wait for writing.
-        let (answers, outbox) = mpsc::unbounded_channel::<Result<Answer, Status>>();
+        let (answers, outbox) = mpsc::unbounded_channel::<Result<BudgetedReply, Status>>();
         let unread = Arc::new(AtomicUsize::new(0));
         let reader =
-            Reader { service: self.clone(), answers, unread: unread.clone(), pending: HashMap::new() };
+            StreamReader { service: self.clone(), answers, unread: unread.clone(), pending: HashMap::new() };
         tokio::spawn(reader.run(Messages::of(&mut request)?));
         let outbox = UnboundedReceiverStream::new(outbox).map(move |answer| {
             unread.fetch_sub(1, Ordering::AcqRel);
@@ -70,16 +70,16 @@ impl ExpertFunction for Service {
 }
 
 /// The reading half of one stream.
-struct Reader {
+struct StreamReader {
     service: Service,
-    answers: mpsc::UnboundedSender<Result<Answer, Status>>,
+    answers: mpsc::UnboundedSender<Result<BudgetedReply, Status>>,
     /// Answers that wait for the connection.
     unread: Arc<AtomicUsize>,
     /// Requests that can still be cancelled, with their flags.
     pending: HashMap<u64, Arc<AtomicBool>>,
 }
 
-impl Reader {
+impl StreamReader {
     async fn run(mut self, mut requests: Messages<ForwardRequest>) {
         loop {
             let request = tokio::select! {

@@ -20,9 +20,9 @@ const LOOK: Duration = Duration::from_millis(500);
 
 /// All of them. Clones share them.
 #[derive(Clone, Default)]
-pub(crate) struct Spans(Option<Arc<Shared>>);
+pub(crate) struct Spans(Option<Arc<OpenSpans>>);
 
-struct Shared {
+struct OpenSpans {
     traces: Traces,
     open: Mutex<HashMap<[u8; CONTEXT_BYTES], Served>>,
 }
@@ -41,7 +41,7 @@ struct Served {
 impl Spans {
     /// Makes the spans of callers; none if `traces` are off.
     pub(crate) fn new(traces: Traces) -> Self {
-        Self(traces.is_on().then(|| Arc::new(Shared { traces, open: Mutex::default() })))
+        Self(traces.is_on().then(|| Arc::new(OpenSpans { traces, open: Mutex::default() })))
     }
 
     /// Removes the callers' spans from `work` if traces are off, or if the spans are invalid.
@@ -102,7 +102,7 @@ impl Spans {
     }
 }
 
-impl Shared {
+impl OpenSpans {
     fn open(&self) -> MutexGuard<'_, HashMap<[u8; CONTEXT_BYTES], Served>> {
         // Every change of it is whole.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
@@ -145,7 +145,7 @@ mod tests {
             spans.admit(&mut work);
             work.trace.len()
         };
-        assert_eq!(admitted(&Spans::new(Traces::off()), 24), 0, "nobody wants it");
+        assert_eq!(admitted(&Spans::new(Traces::off()), 24), 0, "tracing is off");
         let spans = recording();
         for (bytes, left) in
             [(0, 0), (24, 24), (48, 48), (25, 0), (64 * 24, 64 * 24), (65 * 24, 0), (1 << 20, 0)]

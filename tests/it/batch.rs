@@ -4,9 +4,9 @@
 use remoe_proto::v1::{GenerateRequest, generate_request};
 use remoe_test_support::control::{Control, greedy, seeded};
 use remoe_test_support::deadline::{SOON, until};
-use remoe_test_support::fixture::{Model, served_fixtures};
-use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
-use remoe_test_support::metrics::Metrics;
+use remoe_test_support::fixture::{ModelFixture, served_fixtures};
+use remoe_test_support::function::{MainFunction, RemoteFunction, StartOptions};
+use remoe_test_support::metrics::MetricsPage;
 use remoe_test_support::placement::{all_experts, remote_sets};
 use std::net::SocketAddr;
 
@@ -19,7 +19,7 @@ struct Counters {
 }
 
 async fn counters(http: SocketAddr) -> Counters {
-    let metrics = Metrics::read(http).await;
+    let metrics = MetricsPage::read(http).await;
     Counters {
         iterations: metrics.value("remoe_iterations_total"),
         positions: metrics.value("remoe_forwarded_positions_total"),
@@ -38,7 +38,7 @@ impl Counters {
 }
 
 /// Eight requests of different prompts, lengths and sampling.
-fn mixed(model: &Model) -> Vec<GenerateRequest> {
+fn mixed(model: &ModelFixture) -> Vec<GenerateRequest> {
     let prompts = model.prompts();
     let lengths = [20, 3, 17, 8, 12];
     let mut requests: Vec<_> = prompts.iter().zip(lengths).map(|(ids, tokens)| greedy(ids, tokens)).collect();
@@ -79,12 +79,16 @@ async fn smallest_lead(control: &Control, request: &GenerateRequest, tokens: &[u
 
 /// Starts everything, with `requests` waiting for the first routing so that all of them begin in the
 /// same iteration; then each of them alone.
-async fn together_and_alone(model: &Model, options: Options, requests: &[GenerateRequest]) -> f32 {
+async fn together_and_alone(
+    model: &ModelFixture,
+    options: StartOptions,
+    requests: &[GenerateRequest],
+) -> f32 {
     let name = &model.name;
     let checkpoint = model.checkpoint();
     let main = MainFunction::start(&model.folder, options).await;
     let experts = all_experts(&checkpoint);
-    let remote = RemoteFunction::start(&model.folder, &experts, Options::dtype("float32")).await;
+    let remote = RemoteFunction::start(&model.folder, &experts, StartOptions::dtype("float32")).await;
     let mut waiting = Vec::new();
     for request in requests {
         waiting.push(main.control.begin(request.clone()).await.unwrap());
@@ -128,41 +132,41 @@ async fn together_and_alone(model: &Model, options: Options, requests: &[Generat
 
 #[tokio::test(flavor = "multi_thread")]
 async fn eight_mixed_requests_get_the_tokens_that_they_get_alone() {
-    for model in served_fixtures().iter().chain([&Model::demo()]) {
-        let lead = together_and_alone(model, Options::dtype("float32"), &mixed(model)).await;
+    for model in served_fixtures().iter().chain([&ModelFixture::demo()]) {
+        let lead = together_and_alone(model, StartOptions::dtype("float32"), &mixed(model)).await;
         println!("{}: smallest lead of the top token {lead:.1e} of the largest logit", model.name);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn eight_mixed_requests_get_the_tokens_that_they_get_alone_by_libtorch() {
+async fn batched_requests_get_their_single_request_tokens_on_libtorch() {
     for name in ["olmoe-basic", "dsv2-basic"] {
-        let model = Model::fixture(name);
-        together_and_alone(&model, Options::dtype("float32").torch(), &mixed(&model)).await;
+        let model = ModelFixture::fixture(name);
+        together_and_alone(&model, StartOptions::dtype("float32").torch(), &mixed(&model)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn eight_mixed_requests_get_the_tokens_that_they_get_alone_on_a_device() {
+async fn batched_requests_get_their_single_tokens_on_a_device() {
     for model in served_fixtures() {
-        let options = Options::dtype("float32").simulated_device(1 << 30);
+        let options = StartOptions::dtype("float32").simulated_device(1 << 30);
         together_and_alone(&model, options, &mixed(&model)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn eight_equal_requests_take_as_many_forwards_as_one() {
-    let model = Model::fixture("olmoe-basic");
+    let model = ModelFixture::fixture("olmoe-basic");
     let prompt = &model.prompts()[3];
     let requests: Vec<_> = (0..8).map(|seed| seeded(prompt, 24, seed)).collect();
-    together_and_alone(&model, Options::dtype("float32"), &requests).await;
+    together_and_alone(&model, StartOptions::dtype("float32"), &requests).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_join_what_is_running_and_leave_when_they_are_done() {
     const LONG: u32 = 900;
-    let model = Model::demo();
-    let main = MainFunction::start(&model.folder, Options::dtype("float32")).await;
+    let model = ModelFixture::demo();
+    let main = MainFunction::start(&model.folder, StartOptions::dtype("float32")).await;
     main.control.route(&[], &[]).await;
     let prompts = model.prompts();
     let short: Vec<_> = (0..7).map(|seed| seeded(&prompts[seed as usize % 5], 4, seed)).collect();
@@ -191,15 +195,15 @@ async fn requests_join_what_is_running_and_leave_when_they_are_done() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_work_of_a_client_that_has_gone_stops() {
-    let model = Model::demo();
-    let main = MainFunction::start(&model.folder, Options::default()).await;
+    let model = ModelFixture::demo();
+    let main = MainFunction::start(&model.folder, StartOptions::default()).await;
     main.control.route(&[], &[]).await;
     let request = greedy(&model.prompts()[4], 900);
     let mut running = main.control.begin(request.clone()).await.unwrap();
     running.tokens(3).await.unwrap();
     drop(running);
     until(SOON, "an engine without requests", async || {
-        let metrics = Metrics::read(main.http()).await;
+        let metrics = MetricsPage::read(main.http()).await;
         (metrics.value("remoe_requests_running") == 0).then_some(())
     })
     .await;
@@ -208,9 +212,9 @@ async fn the_work_of_a_client_that_has_gone_stops() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn more_requests_than_are_allowed_are_refused_until_there_is_room() {
-    let model = Model::demo();
-    let options = Options::default().with("--max-requests", 2);
+async fn requests_over_limit_are_refused_until_capacity_returns() {
+    let model = ModelFixture::demo();
+    let options = StartOptions::default().with("--max-requests", 2);
     let main = MainFunction::start(&model.folder, options).await;
     // Without a routing both wait.
     let request = greedy(&model.prompts()[1], 8);

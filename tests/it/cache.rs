@@ -4,9 +4,9 @@ use remoe_model::Checkpoint;
 use remoe_proto::v1::GenerateRequest;
 use remoe_test_support::control::{Control, greedy, seeded};
 use remoe_test_support::deadline::{SOON, until};
-use remoe_test_support::fixture::Model;
-use remoe_test_support::function::{MainFunction, Options};
-use remoe_test_support::metrics::Metrics;
+use remoe_test_support::fixture::ModelFixture;
+use remoe_test_support::function::{MainFunction, StartOptions};
+use remoe_test_support::metrics::MetricsPage;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,8 +19,8 @@ fn memory(checkpoint: &Checkpoint, pages: usize) -> usize {
     layers.sum::<usize>() * pages * PAGE * 4
 }
 
-async fn start(model: &Model, memory: usize) -> MainFunction {
-    let options = Options::dtype("float32").with("--kv-cache-bytes", memory);
+async fn start(model: &ModelFixture, memory: usize) -> MainFunction {
+    let options = StartOptions::dtype("float32").with("--kv-cache-bytes", memory);
     let main = MainFunction::start(&model.folder, options).await;
     main.control.route(&[], &[]).await;
     main
@@ -31,8 +31,8 @@ async fn tokens(control: &Control, request: &GenerateRequest) -> Vec<u32> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_that_outgrow_the_cache_are_computed_again_and_nobody_sees_it() {
-    let model = Model::demo();
+async fn preempted_requests_are_recomputed_with_the_same_tokens() {
+    let model = ModelFixture::demo();
     let checkpoint = model.checkpoint();
     let limit = memory(&checkpoint, 11);
     let main = start(&model, limit).await;
@@ -48,7 +48,7 @@ async fn requests_that_outgrow_the_cache_are_computed_again_and_nobody_sees_it()
     for request in &requests {
         alone.push(tokens(&main.control, request).await);
     }
-    assert_eq!(Metrics::read(main.http()).await.value("remoe_preemptions_total"), 0);
+    assert_eq!(MetricsPage::read(main.http()).await.value("remoe_preemptions_total"), 0);
 
     let done = Arc::new(AtomicBool::new(false));
     let watch = tokio::spawn({
@@ -56,7 +56,7 @@ async fn requests_that_outgrow_the_cache_are_computed_again_and_nobody_sees_it()
         async move {
             let mut most = 0;
             while !done.load(Ordering::Acquire) {
-                most = most.max(Metrics::read(http).await.value("remoe_kv_cache_bytes"));
+                most = most.max(MetricsPage::read(http).await.value("remoe_kv_cache_bytes"));
             }
             most
         }
@@ -77,19 +77,19 @@ async fn requests_that_outgrow_the_cache_are_computed_again_and_nobody_sees_it()
     }
     done.store(true, Ordering::Release);
     let most = watch.await.unwrap();
-    let metrics = Metrics::read(main.http()).await;
+    let metrics = MetricsPage::read(main.http()).await;
     assert!(metrics.value("remoe_preemptions_total") > 0, "nothing had to give way");
     assert_eq!(metrics.value("remoe_kv_cache_limit_bytes"), limit as u64);
     assert!(most > 0 && most <= limit as u64, "{most} bytes of {limit}");
     until(SOON, "an empty cache", async || {
-        (Metrics::read(main.http()).await.value("remoe_kv_cache_bytes") == 0).then_some(())
+        (MetricsPage::read(main.http()).await.value("remoe_kv_cache_bytes") == 0).then_some(())
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn choices_that_outgrow_the_cache_are_computed_again() {
-    let model = Model::demo();
+    let model = ModelFixture::demo();
     // Two choices come to 624 positions, 20 pages, the request beside them to as many.
     let main = start(&model, memory(&model.checkpoint(), 22)).await;
     let prompt = &model.prompts()[3];
@@ -109,12 +109,15 @@ async fn choices_that_outgrow_the_cache_are_computed_again() {
     let second = ask().await;
     assert_eq!(second, alone);
     first.finish().await.unwrap();
-    assert!(Metrics::read(main.http()).await.value("remoe_preemptions_total") > 0, "nothing had to give way");
+    assert!(
+        MetricsPage::read(main.http()).await.value("remoe_preemptions_total") > 0,
+        "nothing had to give way"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_may_grow_long_does_not_keep_others_waiting() {
-    let model = Model::demo();
+    let model = ModelFixture::demo();
     let context = model.checkpoint().config().context_length;
     // Not enough for two requests of the whole context.
     let main = start(&model, memory(&model.checkpoint(), (context + context / 2) / PAGE)).await;
@@ -124,13 +127,13 @@ async fn what_may_grow_long_does_not_keep_others_waiting() {
     first.tokens(2).await.unwrap();
     let mut second = main.control.begin(seeded(prompt, long, 1)).await.unwrap();
     second.tokens(2).await.unwrap();
-    let metrics = Metrics::read(main.http()).await;
+    let metrics = MetricsPage::read(main.http()).await;
     assert_eq!(metrics.value("remoe_requests_running"), 2, "the second waits for the first");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_can_never_fit_is_refused_at_once_and_what_cannot_fit_now_waits() {
-    let model = Model::demo();
+async fn request_over_cache_size_is_refused_and_others_queue() {
+    let model = ModelFixture::demo();
     let main = start(&model, memory(&model.checkpoint(), 3)).await;
     let prompt = &model.prompts()[2];
     let most = (3 * PAGE - prompt.len()) as u32;
@@ -145,5 +148,5 @@ async fn what_can_never_fit_is_refused_at_once_and_what_cannot_fit_now_waits() {
     let second = main.control.begin(request).await.unwrap();
     let (first, second) = (first.finish().await.unwrap(), second.finish().await.unwrap());
     assert_eq!(first.finished.tokens, second.finished.tokens);
-    assert_eq!(Metrics::read(main.http()).await.value("remoe_preemptions_total"), 0, "the second waited");
+    assert_eq!(MetricsPage::read(main.http()).await.value("remoe_preemptions_total"), 0, "the second waited");
 }

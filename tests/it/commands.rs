@@ -1,12 +1,12 @@
 //! `remoe logits` and `remoe generate` over the real functions, as scripts use them.
 
 use remoe_test_support::command;
-use remoe_test_support::fixture::{Model, REFUSED};
+use remoe_test_support::fixture::{ModelFixture, REFUSED};
 use remoe_test_support::placement::pairs_per_position;
 use serde_json::{Value, json};
 
 /// Runs `remoe COMMAND --json --model MODEL` with `arguments`; the exit code and the one object.
-async fn remoe(command: &str, model: &Model, arguments: &[&str]) -> (Option<i32>, Value) {
+async fn remoe(command: &str, model: &ModelFixture, arguments: &[&str]) -> (Option<i32>, Value) {
     let folder = model.folder.to_str().unwrap();
     command::remoe(&[&[command, "--model", folder], arguments].concat()).await
 }
@@ -17,7 +17,7 @@ fn listed(ids: &[u32]) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn generate_says_what_it_made_and_where() {
-    let model = Model::fixture("qwen2moe-norm");
+    let model = ModelFixture::fixture("qwen2moe-norm");
     let prompt = model.expected().unwrap().prompts.pop().unwrap();
     let tokens = prompt.greedy.len();
     let ids = listed(&prompt.ids);
@@ -45,7 +45,7 @@ async fn generate_says_what_it_made_and_where() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn logits_are_those_of_the_reference() {
-    let model = Model::fixture("mixtral-basic");
+    let model = ModelFixture::fixture("mixtral-basic");
     let prompt = model.expected().unwrap().prompts.pop().unwrap();
     let arguments = ["--prompt-ids", &listed(&prompt.ids), "--remote-ratio", "0.25"];
     let (code, answer) = remoe("logits", &model, &arguments).await;
@@ -70,7 +70,7 @@ async fn what_cannot_be_computed_is_refused_by_name() {
         for command in ["generate", "logits", "up", "inspect"] {
             let prompt: &[&str] =
                 if matches!(command, "generate" | "logits") { &["--prompt-ids", "1"] } else { &[] };
-            let (code, answer) = remoe(command, &Model::fixture(name), prompt).await;
+            let (code, answer) = remoe(command, &ModelFixture::fixture(name), prompt).await;
             assert_eq!(code, Some(4), "{command}: {answer}");
             let error = &answer["error"];
             assert_eq!((&error["code"], &error["field"]), (&"checkpoint".into(), &field.into()), "{answer}");
@@ -81,7 +81,7 @@ async fn what_cannot_be_computed_is_refused_by_name() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn quantised_experts_foresee_a_text_nearly_as_well() {
-    let model = Model::demo();
+    let model = ModelFixture::demo();
     let folder = tempfile::tempdir().unwrap();
     let text = folder.path().join("text.txt");
     std::fs::write(&text, "In the beginning God created the heaven and the earth. ".repeat(4)).unwrap();
@@ -102,7 +102,7 @@ async fn quantised_experts_foresee_a_text_nearly_as_well() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn run_takes_penalty_and_least_share_from_the_model() {
-    let demo = Model::demo();
+    let demo = ModelFixture::demo();
     let folder = tempfile::tempdir().unwrap();
     for file in
         ["config.json", "chat_template.jinja", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]

@@ -12,12 +12,12 @@ const LOGITS: f64 = 2e-4;
 
 /// Reference values that transformers computed from the dense model.
 #[derive(Deserialize)]
-struct Expected {
-    prompts: Vec<Prompt>,
+struct DenseReference {
+    prompts: Vec<ReferencePrompt>,
 }
 
 #[derive(Deserialize)]
-struct Prompt {
+struct ReferencePrompt {
     ids: Vec<u32>,
     last_logits: Vec<f64>,
     greedy: Vec<u32>,
@@ -47,7 +47,7 @@ fn difference(found: &[f64], expected: &[f64]) -> f64 {
 async fn a_converted_gpt2_is_the_gpt2() {
     let dense = workspace().join("tests/fixtures/dense/gpt2");
     let text = std::fs::read_to_string(dense.join("expected.json")).unwrap();
-    let expected: Expected = serde_json::from_str(&text).unwrap();
+    let expected: DenseReference = serde_json::from_str(&text).unwrap();
     let scratch = tempfile::tempdir().unwrap();
     let convert = async |name: &str, top_k: &str| {
         let to = scratch.path().join(name);

@@ -2,9 +2,9 @@
 
 use remoe_test_support::binaries;
 use remoe_test_support::command::remoe;
-use remoe_test_support::crowd::{Crowd, amount, exported, request, told};
 use remoe_test_support::deadline::{LONG, SOON, until};
-use remoe_test_support::fixture::Model;
+use remoe_test_support::fixture::ModelFixture;
+use remoe_test_support::load_clients::{LoadClients, amount, exported, request, told};
 use remoe_test_support::process::signal;
 use remoe_test_support::raw::{self, Connection};
 use remoe_test_support::up::{Up, all_gone};
@@ -48,7 +48,7 @@ async fn cost(folder: &Path) -> Value {
 /// client was told, and all that was paid is accounted for.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_ledger_is_what_clients_were_told() {
-    let model = Model::fixture("olmoe-basic");
+    let model = ModelFixture::fixture("olmoe-basic");
     let folder = tempfile::tempdir().unwrap();
     let ledger = folder.path().to_str().unwrap();
     let arguments = ["--remote-ratio", "0.5", "--groups", "2", "--replicas", "1", "--ledger", ledger];
@@ -104,18 +104,18 @@ fn requests(folder: &str) -> BTreeMap<String, u64> {
 /// client was told, none twice and no request that no client sent, and adds up. `REMOE_COST_REQUESTS` is the number of
 /// answers.
 #[tokio::test(flavor = "multi_thread")]
-async fn every_whole_answer_is_in_the_ledger_whoever_is_killed() {
+async fn every_whole_answer_is_in_the_ledger_after_any_kill() {
     let count = std::env::var("REMOE_COST_REQUESTS").map_or(240, |count| count.parse().unwrap());
     // Each of the four kinds of kills at least once.
     let kills = (count / 250_usize).max(4);
-    let model = Model::demo();
+    let model = ModelFixture::demo();
     let folder = tempfile::tempdir().unwrap();
     let ledger = folder.path().to_str().unwrap();
     let arguments = ["--remote-ratio", "0.5", "--groups", "2", "--replicas", "1", "--ledger", ledger];
     let mut up = Up::start_with(&model.folder, &arguments).await;
     let mut now = up.ready.clone();
     let (tell, gateways) = watch::channel(vec![now.http()]);
-    let crowd = Crowd::start(16, gateways, &now.model);
+    let crowd = LoadClients::start(16, gateways, &now.model);
     let under_way = async |what: &str| until(LONG, what, async || (crowd.running() > 0).then_some(())).await;
     for kill in 0..kills {
         let due = (kill + 1) * count / (kills + 1);
@@ -156,7 +156,7 @@ async fn every_whole_answer_is_in_the_ledger_whoever_is_killed() {
     // In a short run, a millisecond in which two clocks contradict each other about a killed process is more.
     assert!(count < 10_000 || residual.unsigned_abs() * 1000 <= paid, "{cost}");
     println!(
-        "{} whole answers of {} requests, {others} in the ledger that nobody had whole, {kills} kills; {residual} of \
+        "{} whole answers of {} requests, {others} in the ledger that no client had whole, {kills} kills; {residual} of \
          {paid} n$ are not accounted for",
         seen.told.len(),
         seen.asked.len(),
@@ -187,7 +187,7 @@ async fn sums(address: SocketAddr, model: String, count: usize) -> [u64; 3] {
 /// headers and the ledger add up to one amount.
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_replica_leaves_usage_header_and_ledger_equal() {
-    let model = Model::demo();
+    let model = ModelFixture::demo();
     let folder = tempfile::tempdir().unwrap();
     let ledger = folder.path().to_str().unwrap();
     let arguments = ["--remote-ratio", "0.5", "--replicas", "2", "--ledger", ledger];
@@ -228,7 +228,7 @@ fn value(page: &str, sample: &str) -> f64 {
 /// A tenant is refused when its budget is spent; a model that sleeps costs nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn budgets_end_and_sleep_is_free() {
-    let model = Model::fixture("olmoe-basic");
+    let model = ModelFixture::fixture("olmoe-basic");
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys.yaml");
     std::fs::write(

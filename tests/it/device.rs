@@ -5,9 +5,9 @@ use remoe_model::{AttentionFacts, Checkpoint};
 use remoe_proto::v1::GenerateRequest;
 use remoe_test_support::control::greedy;
 use remoe_test_support::deadline::{SOON, until};
-use remoe_test_support::fixture::{Model, served_fixtures};
-use remoe_test_support::function::{MainFunction, Options};
-use remoe_test_support::metrics::Metrics;
+use remoe_test_support::fixture::{ModelFixture, served_fixtures};
+use remoe_test_support::function::{MainFunction, StartOptions};
+use remoe_test_support::metrics::MetricsPage;
 use serde::Deserialize;
 use std::fs;
 use std::path::PathBuf;
@@ -16,9 +16,9 @@ use tempfile::TempDir;
 
 const GIB: u64 = 1 << 30;
 
-/// What a device was asked for; see `library::Counts` of main-model-torch.
+/// Calls of a device; see `library::DeviceCounts` of main-model-torch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-struct Counts {
+struct DeviceCounts {
     calls: u64,
     copies_down: u64,
     copies_up: u64,
@@ -26,8 +26,8 @@ struct Counts {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-struct Recording {
-    layers: Vec<Counts>,
+struct DeviceRecording {
+    layers: Vec<DeviceCounts>,
     held_bytes: u64,
     peak_bytes: u64,
 }
@@ -39,9 +39,9 @@ struct Recorded {
 }
 
 impl Recorded {
-    async fn start(model: &Model, dtype: &'static str, bytes: u64) -> Self {
+    async fn start(model: &ModelFixture, dtype: &'static str, bytes: u64) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut options = Options::dtype(dtype).simulated_device(bytes);
+        let mut options = StartOptions::dtype(dtype).simulated_device(bytes);
         let file = |name: &str| folder.path().join(name).display().to_string();
         options.environment.push(("REMOE_TEST_RECORDING", file("recording.json")));
         options.environment.push(("REMOE_TEST_DEVICE_LOST", file("lost")));
@@ -53,9 +53,10 @@ impl Recorded {
     }
 
     /// The counters, once they have come to rest.
-    async fn recording(&self) -> Recording {
-        let read =
-            || fs::read(self.file()).ok().and_then(|text| serde_json::from_slice::<Recording>(&text).ok());
+    async fn recording(&self) -> DeviceRecording {
+        let read = || {
+            fs::read(self.file()).ok().and_then(|text| serde_json::from_slice::<DeviceRecording>(&text).ok())
+        };
         until(SOON, "a recording at rest", async || {
             let first = read();
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -65,11 +66,11 @@ impl Recorded {
     }
 
     async fn iterations(&self) -> u64 {
-        Metrics::read(self.main.http()).await.value("remoe_iterations_total")
+        MetricsPage::read(self.main.http()).await.value("remoe_iterations_total")
     }
 
     /// Counts of each layer for `requests`, which begin together, and in how many iterations they were made.
-    async fn counts(&self, requests: &[GenerateRequest]) -> (Vec<Counts>, u64) {
+    async fn counts(&self, requests: &[GenerateRequest]) -> (Vec<DeviceCounts>, u64) {
         let (before, iterations) = (self.recording().await, self.iterations().await);
         let mut begun = Vec::new();
         for request in requests {
@@ -83,9 +84,9 @@ impl Recorded {
             generation.finish().await.unwrap();
         }
         let after = self.recording().await;
-        let nothing = Counts { calls: 0, copies_down: 0, copies_up: 0, synchronisations: 0 };
+        let nothing = DeviceCounts { calls: 0, copies_down: 0, copies_up: 0, synchronisations: 0 };
         let earlier = before.layers.iter().copied().chain(std::iter::repeat(nothing));
-        let layers = after.layers.iter().zip(earlier).map(|(after, before)| Counts {
+        let layers = after.layers.iter().zip(earlier).map(|(after, before)| DeviceCounts {
             calls: after.calls - before.calls,
             copies_down: after.copies_down - before.copies_down,
             copies_up: after.copies_up - before.copies_up,
@@ -109,7 +110,7 @@ fn decoding(count: u32, tokens: u32) -> Vec<GenerateRequest> {
 async fn layer_decodes_in_few_calls_whatever_the_spans() {
     for dtype in ["float32", "bfloat16"] {
         for (name, most) in SHAPES {
-            let model = Model::fixture(name);
+            let model = ModelFixture::fixture(name);
             let mut counted = Vec::new();
             for spans in [1, 2, 8] {
                 let device = Recorded::start(&model, dtype, 8 * GIB).await;
@@ -140,7 +141,7 @@ async fn layer_decodes_in_few_calls_whatever_the_spans() {
 #[tokio::test(flavor = "multi_thread")]
 async fn layer_prefills_in_few_calls_whatever_the_spans() {
     for (name, most) in SHAPES {
-        let model = Model::fixture(name);
+        let model = ModelFixture::fixture(name);
         let prompt = |first: u32, length: u32| (first..first + length).collect::<Vec<u32>>();
         let device = Recorded::start(&model, "float32", 8 * GIB).await;
         let one = [greedy(&prompt(1, 20), 1)];
@@ -169,7 +170,7 @@ fn memory(checkpoint: &Checkpoint, positions: usize) -> usize {
 #[tokio::test(flavor = "multi_thread")]
 async fn device_memory_does_not_grow_after_the_first_requests() {
     for name in ["olmoe-basic", "dsv2-basic", "gptoss-basic"] {
-        let device = Recorded::start(&Model::fixture(name), "float32", 8 * GIB).await;
+        let device = Recorded::start(&ModelFixture::fixture(name), "float32", 8 * GIB).await;
         device.counts(&decoding(8, 24)).await;
         let warm = device.recording().await;
         for _ in 0..3 {
@@ -191,7 +192,7 @@ async fn prefix_reuse_and_preemption_keep_tokens_on_a_device() {
         let prompt = |seed: u32, length: u32| -> Vec<u32> {
             (0..length).map(|at| (7 * at + 11 * seed + at * at) % vocabulary).collect()
         };
-        let options = Options::dtype("float32").simulated_device(8 * GIB);
+        let options = StartOptions::dtype("float32").simulated_device(8 * GIB);
         let options = options.with("--kv-cache-bytes", memory(&checkpoint, 6 * 32));
         let main = MainFunction::start(&model.folder, options).await;
         main.control.route(&[], &[]).await;
@@ -203,7 +204,7 @@ async fn prefix_reuse_and_preemption_keep_tokens_on_a_device() {
         for request in &requests {
             alone.push(main.control.generate(request.clone()).await.finished.tokens);
         }
-        let metrics = Metrics::read(main.http()).await;
+        let metrics = MetricsPage::read(main.http()).await;
         assert!(metrics.value("remoe_prefix_cache_hits_total") > 0, "{name}: no prefix was found");
         let mut together = Vec::new();
         for request in &requests {
@@ -217,7 +218,7 @@ async fn prefix_reuse_and_preemption_keep_tokens_on_a_device() {
             AttentionFacts::Mla(_) => false,
         };
         let has_windows = checkpoint.config().layers.iter().any(|layer| has_window(&layer.attention));
-        let preempted = Metrics::read(main.http()).await.value("remoe_preemptions_total");
+        let preempted = MetricsPage::read(main.http()).await.value("remoe_preemptions_total");
         assert!(has_windows || preempted > 0, "{name}: nothing had to give way");
     }
 }

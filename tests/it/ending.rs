@@ -4,11 +4,11 @@
 use remoe_process::{Announcement, Role};
 use remoe_test_support::control::{Control, greedy};
 use remoe_test_support::deadline::{LONG, SOON, until, within};
-use remoe_test_support::fixture::Model;
-use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
+use remoe_test_support::fixture::ModelFixture;
+use remoe_test_support::function::{MainFunction, RemoteFunction, StartOptions};
 use remoe_test_support::placement::{all_experts, remote_sets};
 use remoe_test_support::process::Process;
-use remoe_test_support::recorder::{Act, Recorder};
+use remoe_test_support::recorder::{MessageFault, Recorder};
 use remoe_test_support::{binaries, http};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -67,10 +67,10 @@ async fn watch(address: SocketAddr) -> tonic::Streaming<tonic_health::pb::Health
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watched_function_ends_as_soon_as_others() {
-    let model = Model::fixture("mixtral-basic");
+    let model = ModelFixture::fixture("mixtral-basic");
     let experts = all_experts(&model.checkpoint());
-    let mut remote = RemoteFunction::start(&model.folder, &experts, Options::default()).await;
-    let options = Options::default().with("--drain-seconds", 3600);
+    let mut remote = RemoteFunction::start(&model.folder, &experts, StartOptions::default()).await;
+    let options = StartOptions::default().with("--drain-seconds", 3600);
     let mut main = MainFunction::start(&model.folder, options).await;
     let watching = [watch(remote.address()).await, watch(main.announcement.grpc).await];
     remote.process.signal(Signal::TERM);
@@ -82,14 +82,14 @@ async fn a_watched_function_ends_as_soon_as_others() {
         while let Some(Ok(answer)) = stream.next().await {
             last = Some(answer.status);
         }
-        assert_eq!(last, Some(2), "whoever watches is told that the function does not serve");
+        assert_eq!(last, Some(2), "watchers are told that the function does not serve");
     }
 }
 
 /// Logs that cannot be written are lost, and nothing else is: functions start, answer and drain as usual.
 #[tokio::test(flavor = "multi_thread")]
 async fn functions_live_on_when_their_logs_cannot_be_written() {
-    let model = Model::fixture("mixtral-basic");
+    let model = ModelFixture::fixture("mixtral-basic");
     for (program, arguments) in
         [("remote-expert-fn", ["--experts", "0:1"]), ("main-model-fn", ["--http-listen", "127.0.0.1:0"])]
     {
@@ -117,16 +117,17 @@ struct Slow {
     main: MainFunction,
     _recorder: Recorder,
     _function: RemoteFunction,
-    stream: http::Exchange,
+    stream: http::HttpExchange,
 }
 
 /// One that is in the middle of a stream.
-async fn slow(options: Options) -> Slow {
-    let model = Model::demo();
+async fn slow(options: StartOptions) -> Slow {
+    let model = ModelFixture::demo();
     let checkpoint = model.checkpoint();
-    let function = RemoteFunction::start(&model.folder, &all_experts(&checkpoint), Options::default()).await;
+    let function =
+        RemoteFunction::start(&model.folder, &all_experts(&checkpoint), StartOptions::default()).await;
     let main = MainFunction::start(&model.folder, options).await;
-    let behaviour = Arc::new(|_, _: &_| Act::Delay(Duration::from_millis(100)));
+    let behaviour = Arc::new(|_, _: &_| MessageFault::Delay(Duration::from_millis(100)));
     let recorder = Recorder::start(function.address(), behaviour, Arc::new(|_| ())).await;
     main.control.route(&[recorder.address()], &remote_sets(&checkpoint, 1.0)).await;
     let body = json!({
@@ -142,7 +143,7 @@ async fn slow(options: Options) -> Slow {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_that_outlast_the_drain_end_with_an_error() {
-    let mut slow = slow(Options::default().with("--drain-seconds", 1)).await;
+    let mut slow = slow(StartOptions::default().with("--drain-seconds", 1)).await;
     slow.main.process.signal(Signal::TERM);
     let mut last = String::new();
     while let Some(chunk) = slow.stream.chunk().await.unwrap() {
@@ -157,7 +158,7 @@ async fn streams_that_outlast_the_drain_end_with_an_error() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_signal_ends_a_function_at_once() {
-    let mut slow = slow(Options::default().with("--drain-seconds", 3600)).await;
+    let mut slow = slow(StartOptions::default().with("--drain-seconds", 3600)).await;
     slow.main.process.signal(Signal::TERM);
     let drains = async || slow.main.process.log().iter().any(|line| line.contains("draining")).then_some(());
     until(SOON, "the beginning of the drain", drains).await;
@@ -168,11 +169,11 @@ async fn a_second_signal_ends_a_function_at_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn remote_function_that_drains_is_no_warning() {
-    let model = Model::demo();
+    let model = ModelFixture::demo();
     let checkpoint = model.checkpoint();
     let mut function =
-        RemoteFunction::start(&model.folder, &all_experts(&checkpoint), Options::default()).await;
-    let main = MainFunction::start(&model.folder, Options::default()).await;
+        RemoteFunction::start(&model.folder, &all_experts(&checkpoint), StartOptions::default()).await;
+    let main = MainFunction::start(&model.folder, StartOptions::default()).await;
     main.control.route(&[function.address()], &remote_sets(&checkpoint, 1.0)).await;
     main.control.generate(greedy(&model.prompts()[0], 4)).await;
     function.process.signal(Signal::TERM);

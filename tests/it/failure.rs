@@ -2,7 +2,7 @@
 
 use remoe_test_support::control::greedy;
 use remoe_test_support::deadline::{LONG, SOON, until};
-use remoe_test_support::fixture::Model;
+use remoe_test_support::fixture::ModelFixture;
 use remoe_test_support::http;
 use remoe_test_support::process::signal;
 use remoe_test_support::up::{Up, all_gone};
@@ -16,13 +16,13 @@ const TOKENS: u32 = 800;
 const BEFORE: usize = 40;
 
 fn prompt() -> Vec<u32> {
-    Model::demo().prompts().pop().unwrap()
+    ModelFixture::demo().prompts().pop().unwrap()
 }
 
 /// During a generation the first `victims` of two remote functions are sent `blow`: the tokens are
 /// those of a generation in peace, the functions come back and are used again.
 async fn survives(blow: Signal, victims: usize) {
-    let mut up = Up::start(&Model::demo().folder, 2).await;
+    let mut up = Up::start(&ModelFixture::demo().folder, 2).await;
     let control = up.ready.control();
     let peace = control.generate_in_peace(&greedy(&prompt(), TOKENS)).await;
     let calls = peace.experts.unwrap();
@@ -76,8 +76,8 @@ fn completion(stream: bool, tokens: u32) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_killed_main_function_had_is_done_again_but_for_streams_that_had_begun() {
-    let mut up = Up::start(&Model::demo().folder, 1).await;
+async fn killed_main_function_loses_only_started_streams() {
+    let mut up = Up::start(&ModelFixture::demo().folder, 1).await;
     let address = up.ready.http();
     let ask = async |tokens| {
         let answer = http::post(address, "/v1/completions", &completion(false, tokens)).await;
@@ -113,7 +113,7 @@ async fn what_a_killed_main_function_had_is_done_again_but_for_streams_that_had_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stopped_main_function_is_replaced() {
-    let mut up = Up::start(&Model::demo().folder, 1).await;
+    let mut up = Up::start(&ModelFixture::demo().folder, 1).await;
     let control = up.ready.control();
     let peace = control.generate(greedy(&prompt(), 20)).await.finished;
     let mut generation = control.begin(greedy(&prompt(), 900)).await.unwrap();
@@ -129,7 +129,7 @@ async fn a_stopped_main_function_is_replaced() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_left_of_a_killed_up() {
-    let mut up = Up::start(&Model::demo().folder, 2).await;
+    let mut up = Up::start(&ModelFixture::demo().folder, 2).await;
     let mut generation = up.ready.control().begin(greedy(&prompt(), 900)).await.unwrap();
     generation.tokens(5).await.unwrap();
     // Not even a function that cannot run.
@@ -142,7 +142,7 @@ async fn nothing_is_left_of_a_killed_up() {
 
 /// Asked to end during a generation, `up` lets it finish and leaves nothing behind.
 async fn drains(request: Signal) {
-    let mut up = Up::start(&Model::demo().folder, 2).await;
+    let mut up = Up::start(&ModelFixture::demo().folder, 2).await;
     let address = up.ready.http();
     let mut stream = http::post(address, "/v1/completions", &completion(true, 300)).await.unwrap();
     for _ in 0..5 {
@@ -178,7 +178,7 @@ async fn an_interrupted_up_drains() {
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_of_a_restarting_main_function_wait() {
     const KILLS: usize = 4;
-    let mut up = Up::start(&Model::demo().folder, 1).await;
+    let mut up = Up::start(&ModelFixture::demo().folder, 1).await;
     let address = up.ready.http();
     let stop = Arc::new(AtomicBool::new(false));
     let answered: Vec<Arc<AtomicUsize>> = (0..4).map(|_| Arc::default()).collect();

@@ -6,8 +6,8 @@ use remoe_test_support::binaries;
 use remoe_test_support::checkpoint::{Sizes, generate};
 use remoe_test_support::control::greedy;
 use remoe_test_support::expert_stream::describe;
-use remoe_test_support::fixture::Model;
-use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
+use remoe_test_support::fixture::ModelFixture;
+use remoe_test_support::function::{MainFunction, RemoteFunction, StartOptions};
 use remoe_test_support::placement::{all_experts, remote_sets};
 use serde_json::Value;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -24,9 +24,9 @@ async fn hub(folder: &Path) -> (Hub, Arc<Content>) {
     (Hub::start(ANY, content.clone(), options).await.unwrap(), content)
 }
 
-fn options(cache: &Path, hub: &Hub, token: &str) -> Options {
+fn options(cache: &Path, hub: &Hub, token: &str) -> StartOptions {
     let environment = vec![("HF_ENDPOINT", hub.endpoint()), ("HF_TOKEN", token.to_owned())];
-    Options { environment, ..Options::default() }.with("--model-cache", cache.display())
+    StartOptions { environment, ..StartOptions::default() }.with("--model-cache", cache.display())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -39,7 +39,7 @@ async fn a_remote_function_fetches_its_experts_only() {
     let web = Web::start(ANY, content.clone()).await.unwrap();
     let cache = tempfile::tempdir().unwrap();
     let start = async || {
-        let options = Options::default().with("--model-cache", cache.path().display());
+        let options = StartOptions::default().with("--model-cache", cache.path().display());
         let function = RemoteFunction::start(Path::new(&web.model()), "0:2,5", options).await;
         let description = describe(function.address()).await;
         assert_eq!(description.checkpoint, folder.fingerprint().unwrap().to_string());
@@ -60,11 +60,11 @@ async fn a_remote_function_fetches_its_experts_only() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_hubs_model_answers_as_the_folders() {
     const TOKENS: u32 = 24;
-    let model = Model::demo();
+    let model = ModelFixture::demo();
     let checkpoint = model.checkpoint();
     let prompt = model.prompts().pop().unwrap();
     let expected = {
-        let main = MainFunction::start(&model.folder, Options::default()).await;
+        let main = MainFunction::start(&model.folder, StartOptions::default()).await;
         main.control.route(&[], &[]).await;
         main.control.generate(greedy(&prompt, TOKENS)).await.finished
     };
@@ -132,7 +132,7 @@ fn inspect(model: &str, cache: &Path, environment: &[(&str, String)]) -> Output 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_inspection_names_the_commit() {
-    let model = Model::demo();
+    let model = ModelFixture::demo();
     let (hub, _content) = hub(&model.folder).await;
     let cache = tempfile::tempdir().unwrap();
     let environment = options(cache.path(), &hub, TOKEN).environment;
@@ -149,7 +149,7 @@ async fn an_inspection_names_the_commit() {
 /// Exit codes tell if starting again can help.
 #[tokio::test(flavor = "multi_thread")]
 async fn functions_that_cannot_have_their_model_say_so() {
-    let model = Model::demo();
+    let model = ModelFixture::demo();
     let (hub, _content) = hub(&model.folder).await;
     let cache = tempfile::tempdir().unwrap();
     let refused = options(cache.path(), &hub, "wr0ng");

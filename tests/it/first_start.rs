@@ -5,7 +5,7 @@ use remoe_test_support::binaries;
 use remoe_test_support::checkpoint::{Sizes, generate, generate_in};
 use remoe_test_support::command::remoe;
 use remoe_test_support::deadline::{LONG, until};
-use remoe_test_support::fixture::Model;
+use remoe_test_support::fixture::ModelFixture;
 use remoe_test_support::many_experts::ManyExperts;
 use remoe_test_support::process::Process;
 use remoe_test_support::raw;
@@ -23,7 +23,7 @@ const LINES: usize = 12;
 const COLUMNS: usize = 80;
 
 fn demo() -> String {
-    Model::demo().folder.to_str().unwrap().to_owned()
+    ModelFixture::demo().folder.to_str().unwrap().to_owned()
 }
 
 /// Children of the process `parent` with the state letter of each.
@@ -147,7 +147,7 @@ async fn start_with_many_experts_is_told_in_few_short_lines() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn verbose_start_shows_the_plan() {
-    let lines = printed(&Model::demo().folder, &["--verbose"]).await;
+    let lines = printed(&ModelFixture::demo().folder, &["--verbose"]).await;
     assert!(lines.iter().any(|line| line.contains("sized for")), "{lines:#?}");
     assert!(lines.iter().any(|line| line.starts_with("placement ")), "{lines:#?}");
 }

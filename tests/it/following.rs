@@ -2,7 +2,7 @@
 
 use remoe_test_support::command::remoe;
 use remoe_test_support::deadline::{LONG, until};
-use remoe_test_support::fixture::Model;
+use remoe_test_support::fixture::ModelFixture;
 use remoe_test_support::raw;
 use remoe_test_support::up::Up;
 use rustix::process::Signal;
@@ -50,7 +50,7 @@ async fn round(address: SocketAddr, prompts: &[&str]) -> (f64, Vec<Value>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_placement_follows_the_topic_and_a_wake_those_who_wait() {
-    let model = Model::demo();
+    let model = ModelFixture::demo();
     let stays = Up::start_with(&model.folder, &["--remote-ratio", "0.5"]).await;
     let (_, scripture) = round(stays.ready.http(), &SCRIPTURE).await;
     let (code_before, code) = round(stays.ready.http(), &CODE).await;
@@ -108,7 +108,7 @@ async fn a_placement_follows_the_topic_and_a_wake_those_who_wait() {
     assert_eq!(tokens, code[0]);
     assert!(
         woken < code_before,
-        "{woken} of the pairs are remote, of a placement that nobody waits for {code_before}"
+        "{woken} of the pairs are remote, of a placement without a waiting request {code_before}"
     );
     let metrics = raw::ask(address, raw::get("/metrics")).await.text();
     assert!(metrics.contains("remoe_replans_total{cause=\"wake\",model=\"model\"} 1"), "{metrics}");
@@ -116,7 +116,7 @@ async fn a_placement_follows_the_topic_and_a_wake_those_who_wait() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_placement_that_cannot_start_is_taken_back() {
-    let model = Model::demo();
+    let model = ModelFixture::demo();
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("model");
     std::fs::create_dir(&copy).unwrap();

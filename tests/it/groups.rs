@@ -7,12 +7,12 @@ use remoe_test_support::binaries::workspace;
 use remoe_test_support::command::remoe;
 use remoe_test_support::control::{Control, Hosted, greedy, seeded};
 use remoe_test_support::deadline::SOON;
-use remoe_test_support::fixture::{Model, served_fixtures};
-use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
-use remoe_test_support::metrics::Metrics;
+use remoe_test_support::fixture::{ModelFixture, served_fixtures};
+use remoe_test_support::function::{MainFunction, RemoteFunction, StartOptions};
+use remoe_test_support::metrics::MetricsPage;
 use remoe_test_support::placement::{all_experts, calls_of, dealt, remote_sets};
 use remoe_test_support::process::signal;
-use remoe_test_support::recorder::{Act, Arrival, Recorder};
+use remoe_test_support::recorder::{Arrival, MessageFault, Recorder};
 use remoe_test_support::up::{Up, all_gone};
 use rustix::process::Signal;
 use serde_json::json;
@@ -33,7 +33,7 @@ struct Answers {
 }
 
 /// Asks everything under the routing in force, and checks that what is remote was computed remotely.
-async fn ask(control: &Control, model: &Model, remote: &[LayerExperts]) -> Answers {
+async fn ask(control: &Control, model: &ModelFixture, remote: &[LayerExperts]) -> Answers {
     let mut prompts = Vec::new();
     for ids in model.prompts() {
         let reply = control.inspect_ids(&ids).await;
@@ -58,13 +58,13 @@ fn hosted(functions: &[RemoteFunction], groups: &[Vec<LayerExperts>], replicas: 
     functions.iter().map(RemoteFunction::address).zip(places.cloned()).collect()
 }
 
-async fn same_in_every_group(model: &Model, dtype: &'static str) {
+async fn same_in_every_group(model: &ModelFixture, dtype: &'static str) {
     let checkpoint = model.checkpoint();
-    let main = MainFunction::start(&model.folder, Options::dtype(dtype)).await;
+    let main = MainFunction::start(&model.folder, StartOptions::dtype(dtype)).await;
     let mut functions = Vec::new();
     for _ in 0..GROUPS * REPLICAS {
         let experts = all_experts(&checkpoint);
-        functions.push(RemoteFunction::start(&model.folder, &experts, Options::dtype(dtype)).await);
+        functions.push(RemoteFunction::start(&model.folder, &experts, StartOptions::dtype(dtype)).await);
     }
     main.control.route(&[], &[]).await;
     let reference = ask(&main.control, model, &[]).await;
@@ -83,14 +83,14 @@ async fn same_in_every_group(model: &Model, dtype: &'static str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn float32_answers_do_not_depend_on_groups() {
-    for model in served_fixtures().iter().chain([&Model::demo()]) {
+    for model in served_fixtures().iter().chain([&ModelFixture::demo()]) {
         same_in_every_group(model, "float32").await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bfloat16_answers_do_not_depend_on_groups() {
-    for model in served_fixtures().iter().chain([&Model::demo()]) {
+    for model in served_fixtures().iter().chain([&ModelFixture::demo()]) {
         same_in_every_group(model, "bfloat16").await;
     }
 }
@@ -99,9 +99,9 @@ async fn bfloat16_answers_do_not_depend_on_groups() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_that_is_killed_changes_no_bit() {
     for (name, dtype) in [("olmoe-basic", "float32"), ("mixtral-basic", "bfloat16")] {
-        let model = Model::fixture(name);
+        let model = ModelFixture::fixture(name);
         let remote = remote_sets(&model.checkpoint(), 1.0);
-        let main = MainFunction::start(&model.folder, Options::dtype(dtype)).await;
+        let main = MainFunction::start(&model.folder, StartOptions::dtype(dtype)).await;
         main.control.route(&[], &[]).await;
         let reference = ask(&main.control, &model, &[]).await.prompts;
         for groups in 1..=GROUPS {
@@ -109,7 +109,8 @@ async fn a_group_that_is_killed_changes_no_bit() {
             let mut functions = Vec::new();
             for sets in &dealt {
                 let experts = format_listing(sets);
-                functions.push(RemoteFunction::start(&model.folder, &experts, Options::dtype(dtype)).await);
+                functions
+                    .push(RemoteFunction::start(&model.folder, &experts, StartOptions::dtype(dtype)).await);
             }
             main.control.route_parts(&hosted(&functions, &dealt, 1), &remote).await;
             assert!(
@@ -133,7 +134,7 @@ async fn a_group_that_is_killed_changes_no_bit() {
 /// experts are, every pair goes once, and the functions' own weights give the answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_go_where_their_experts_are() {
-    let model = Model::fixture("olmoe-basic");
+    let model = ModelFixture::fixture("olmoe-basic");
     let checkpoint = model.checkpoint();
     let remote = remote_sets(&checkpoint, 1.0);
     let parts = |keep: fn(usize, u32) -> bool| -> Vec<LayerExperts> {
@@ -153,11 +154,12 @@ async fn messages_go_where_their_experts_are() {
     let mut functions = Vec::new();
     let mut recorders = Vec::new();
     for sets in &all {
-        let function = RemoteFunction::start(&model.folder, &format_listing(sets), Options::default()).await;
+        let function =
+            RemoteFunction::start(&model.folder, &format_listing(sets), StartOptions::default()).await;
         recorders.push(Recorder::honest(function.address()).await);
         functions.push(function);
     }
-    let main = MainFunction::start(&model.folder, Options::default()).await;
+    let main = MainFunction::start(&model.folder, StartOptions::default()).await;
     main.control.route(&[], &[]).await;
     let reference = ask(&main.control, &model, &[]).await;
     let endpoints: Vec<Hosted> = recorders.iter().map(Recorder::address).zip(all.iter().cloned()).collect();
@@ -190,17 +192,18 @@ async fn messages_go_where_their_experts_are() {
 /// although the functions behind them could answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_message_stays_in_its_group() {
-    let model = Model::fixture("olmoe-basic");
+    let model = ModelFixture::fixture("olmoe-basic");
     let checkpoint = model.checkpoint();
-    let function = RemoteFunction::start(&model.folder, &all_experts(&checkpoint), Options::default()).await;
-    let main = MainFunction::start(&model.folder, Options::default()).await;
+    let function =
+        RemoteFunction::start(&model.folder, &all_experts(&checkpoint), StartOptions::default()).await;
+    let main = MainFunction::start(&model.folder, StartOptions::default()).await;
     let request = greedy(&model.prompts()[0], TOKENS);
     main.control.route(&[], &[]).await;
     let expected = main.control.generate(request.clone()).await.finished.tokens;
     let remote = remote_sets(&checkpoint, 1.0);
     let groups = dealt(&remote, 2);
     for code in [Code::Internal, Code::ResourceExhausted] {
-        let refusing = Arc::new(move |_: usize, _: &_| Act::Fail(code));
+        let refusing = Arc::new(move |_: usize, _: &_| MessageFault::Fail(code));
         let recorders = [
             Recorder::start(function.address(), refusing, Arc::new(|_| ())).await,
             Recorder::honest(function.address()).await,
@@ -230,15 +233,16 @@ async fn a_refused_message_stays_in_its_group() {
 #[tokio::test(flavor = "multi_thread")]
 async fn groups_work_at_the_same_time() {
     const ANSWERS_AFTER: Duration = Duration::from_millis(100);
-    let model = Model::fixture("mixtral-basic");
+    let model = ModelFixture::fixture("mixtral-basic");
     let checkpoint = model.checkpoint();
-    let function = RemoteFunction::start(&model.folder, &all_experts(&checkpoint), Options::default()).await;
+    let function =
+        RemoteFunction::start(&model.folder, &all_experts(&checkpoint), StartOptions::default()).await;
     let mut recorders = Vec::new();
     for _ in 0..2 {
-        let slow = Arc::new(|_: usize, _: &_| Act::Delay(ANSWERS_AFTER));
+        let slow = Arc::new(|_: usize, _: &_| MessageFault::Delay(ANSWERS_AFTER));
         recorders.push(Recorder::start(function.address(), slow, Arc::new(|_| ())).await);
     }
-    let main = MainFunction::start(&model.folder, Options::default()).await;
+    let main = MainFunction::start(&model.folder, StartOptions::default()).await;
     let remote = remote_sets(&checkpoint, 1.0);
     let endpoints: Vec<Hosted> = recorders.iter().map(Recorder::address).zip(dealt(&remote, 2)).collect();
     main.control.route_parts(&endpoints, &remote).await;
@@ -265,7 +269,7 @@ async fn groups_work_at_the_same_time() {
 /// are those of a generation in peace, and the functions come back.
 async fn survives(blow: Signal, replicas: &str, victims: &[usize], fallback: bool) {
     const LONG_ANSWER: u32 = 800;
-    let model = Model::demo();
+    let model = ModelFixture::demo();
     let arguments = ["--remote-ratio", "0.5", "--groups", "3", "--replicas", replicas];
     let mut up = Up::start_with(&model.folder, &arguments).await;
     let pids = up.ready.remote_pids();
@@ -335,7 +339,7 @@ async fn a_plan_file_may_group_experts() {
         assert_eq!(code, Some(0), "{answer}");
         answer
     };
-    let sets = remote_sets(&Model::demo().checkpoint(), 0.5);
+    let sets = remote_sets(&ModelFixture::demo().checkpoint(), 0.5);
     let groups: Vec<serde_json::Value> = dealt(&sets, 2)
         .iter()
         .map(|sets| json!({"experts": format_listing(sets), "replicas": 2, "memory_bytes": 300_000_000}))
@@ -357,11 +361,11 @@ async fn a_plan_file_may_group_experts() {
 
     let up = Up::start_with(model.as_ref(), &["--plan", &plan]).await;
     assert_eq!(up.ready.remote_pids().len(), 4, "{:?}", up.ready);
-    let ids = Model::demo().prompts().pop().unwrap();
+    let ids = ModelFixture::demo().prompts().pop().unwrap();
     let reply = up.ready.control().inspect_ids(&ids).await;
     assert_eq!(reply.experts, Some(calls_of(&reply, &sets)));
     for function in up.ready.functions.iter().filter(|function| function.role == "remote") {
-        assert!(Metrics::read(function.metrics.unwrap()).await.value("remoe_function_experts") > 0);
+        assert!(MetricsPage::read(function.metrics.unwrap()).await.value("remoe_function_experts") > 0);
     }
 
     let twice = json!([{"experts": "0:1"}, {"experts": "0:1-2"}]);

@@ -3,7 +3,7 @@
 //! there; memory stays bounded; nothing is left of clients that have gone.
 
 use remoe_test_support::deadline::{LONG, SOON, until, within};
-use remoe_test_support::fixture::Model;
+use remoe_test_support::fixture::ModelFixture;
 use remoe_test_support::main_http::MainHttp;
 use remoe_test_support::raw::{self, Connection};
 use serde_json::{Value, json};
@@ -177,7 +177,7 @@ async fn quiet(server: &MainHttp) {
     let rows = server.metrics().await.value("remoe_forwarded_positions_total");
     sleep(Duration::from_millis(200)).await;
     let later = server.metrics().await.value("remoe_forwarded_positions_total");
-    assert_eq!(rows, later, "rows are forwarded for nobody");
+    assert_eq!(rows, later, "no rows are forwarded without a client");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -185,7 +185,7 @@ async fn two_hundred_streams() {
     let (cache, name) = (CACHE.to_string(), "m".repeat(NAME));
     // Those that do not read are never given up here: nothing may depend on that they go.
     let server = MainHttp::start(
-        &Model::demo().folder,
+        &ModelFixture::demo().folder,
         &["--max-batch", "256", "--kv-cache-bytes", &cache, "--served-model-name", &name],
         &[("REMOE_HTTP_STALL_S", "3600"), ("REMOE_HTTP_HEAD_S", "3600"), ("REMOE_HTTP_IDLE_S", "3600")],
     )
@@ -250,7 +250,7 @@ async fn two_hundred_streams() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_work_of_clients_that_go_ends() {
-    let server = MainHttp::start(&Model::demo().folder, &[], &[]).await;
+    let server = MainHttp::start(&ModelFixture::demo().folder, &[], &[]).await;
     let rows = async || server.metrics().await.value("remoe_forwarded_positions_total");
     for stream in [true, false] {
         let before = rows().await;
@@ -271,7 +271,7 @@ async fn the_work_of_clients_that_go_ends() {
 async fn clients_that_keep_the_server_waiting_are_given_up() {
     const STUCK: usize = 8;
     let server = MainHttp::start(
-        &Model::demo().folder,
+        &ModelFixture::demo().folder,
         &["--served-model-name", &"m".repeat(NAME)],
         &[("REMOE_HTTP_STALL_S", "1"), ("REMOE_HTTP_HEAD_S", "1"), ("REMOE_HTTP_IDLE_S", "1")],
     )
@@ -311,10 +311,10 @@ async fn clients_that_keep_the_server_waiting_are_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn idle_sockets_keep_nobody_out() {
+async fn idle_sockets_keep_no_client_out() {
     const PLACES: usize = 16;
     let server = MainHttp::start(
-        &Model::demo().folder,
+        &ModelFixture::demo().folder,
         &["--health-listen", "127.0.0.1:0"],
         &[("REMOE_HTTP_MAX_CONNECTIONS", &PLACES.to_string())],
     )

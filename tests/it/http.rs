@@ -3,12 +3,12 @@
 
 use remoe_test_support::binaries::workspace;
 use remoe_test_support::deadline::LONG;
-use remoe_test_support::fixture::Model;
-use remoe_test_support::function::{MainFunction, Options};
+use remoe_test_support::fixture::ModelFixture;
+use remoe_test_support::function::{MainFunction, StartOptions};
 use remoe_test_support::main_http::MainHttp;
-use remoe_test_support::metrics::Metrics;
+use remoe_test_support::metrics::MetricsPage;
 use remoe_test_support::process::Process;
-use remoe_test_support::raw::{Answer, Connection, ask, get, post};
+use remoe_test_support::raw::{Connection, RawResponse, ask, get, post};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -19,12 +19,12 @@ const CHAT: &str = "/v1/chat/completions";
 const PROMPT: &str = "Once upon a time";
 
 /// The server and the least body of a completion: greedy, of a fixed length, with token ids.
-struct Client {
+struct HttpClient {
     address: SocketAddr,
 }
 
-impl Client {
-    async fn send(&self, path: &str, body: &Value) -> Answer {
+impl HttpClient {
+    async fn send(&self, path: &str, body: &Value) -> RawResponse {
         ask(self.address, post(path, &body.to_string())).await
     }
 
@@ -36,16 +36,16 @@ impl Client {
     }
 
     /// The choices of a completion, which are the same when they are streamed.
-    async fn choices(&self, extra: Value) -> Vec<Choice> {
+    async fn choices(&self, extra: Value) -> Vec<CollectedChoice> {
         let body = Self::body(&extra);
-        let whole = Choice::all(&[self.send(COMPLETIONS, &body).await.ok()]);
+        let whole = CollectedChoice::all(&[self.send(COMPLETIONS, &body).await.ok()]);
         let stream = merged(body, &json!({"stream": true}));
-        let streamed = Choice::all(&self.send(COMPLETIONS, &stream).await.events());
+        let streamed = CollectedChoice::all(&self.send(COMPLETIONS, &stream).await.events());
         assert_eq!(streamed, whole, "streamed: {extra}");
         whole
     }
 
-    async fn choice(&self, extra: Value) -> Choice {
+    async fn choice(&self, extra: Value) -> CollectedChoice {
         let mut choices = self.choices(extra).await;
         assert_eq!(choices.len(), 1);
         choices.remove(0)
@@ -63,7 +63,7 @@ fn merged(mut body: Value, extra: &Value) -> Value {
 
 /// A choice, put together from one answer or from the chunks of a stream.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Choice {
+struct CollectedChoice {
     text: String,
     ids: Vec<u32>,
     finish: String,
@@ -74,7 +74,7 @@ struct Choice {
     offsets: Vec<u64>,
 }
 
-impl Choice {
+impl CollectedChoice {
     fn all(parts: &[Value]) -> Vec<Self> {
         let mut choices = BTreeMap::<u64, Self>::new();
         for part in parts.iter().flat_map(|part| part["choices"].as_array().unwrap()) {
@@ -101,8 +101,8 @@ impl Choice {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn loading_and_ready() {
-    let server = MainHttp::unplaced(&Model::demo().folder, &[], &[]).await;
-    let client = Client { address: server.address };
+    let server = MainHttp::unplaced(&ModelFixture::demo().folder, &[], &[]).await;
+    let client = HttpClient { address: server.address };
     let loading = ask(server.address, get("/health")).await;
     let error = loading.error(503);
     assert_eq!(error["code"], "service_unavailable");
@@ -122,12 +122,12 @@ async fn loading_and_ready() {
 /// A client of the metrics needs no key there, and gets nothing else.
 #[tokio::test(flavor = "multi_thread")]
 async fn metrics_have_an_address_of_their_own_where_one_is_given() {
-    let options = Options::default().with("--metrics-listen", "127.0.0.1:0").with("--api-key", "secret");
-    let main = MainFunction::start(&Model::demo().folder, options).await;
+    let options = StartOptions::default().with("--metrics-listen", "127.0.0.1:0").with("--api-key", "secret");
+    let main = MainFunction::start(&ModelFixture::demo().folder, options).await;
     main.control.route(&[], &[]).await;
     let address = main.announcement.metrics.unwrap();
     assert_ne!(address, main.http());
-    assert_eq!(Metrics::read(address).await.value("remoe_routing_generation"), 1);
+    assert_eq!(MetricsPage::read(address).await.value("remoe_routing_generation"), 1);
     for path in ["/", "/health", "/v1/models"] {
         assert_eq!(ask(address, get(path)).await.head.status, 404, "{path}");
     }
@@ -145,7 +145,7 @@ async fn names_keys_origins_and_limits() {
         "--body-limit",
         "20000",
     ];
-    let server = MainHttp::start(&Model::demo().folder, &arguments, &[]).await;
+    let server = MainHttp::start(&ModelFixture::demo().folder, &arguments, &[]).await;
     let ask = async |head: &str, headers: &str, body: &str| {
         let length = body.len();
         let request =
@@ -222,8 +222,8 @@ async fn names_keys_origins_and_limits() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn parameters() {
-    let server = MainHttp::start(&Model::demo().folder, &["--max-batch", "16"], &[]).await;
-    let client = Client { address: server.address };
+    let server = MainHttp::start(&ModelFixture::demo().folder, &["--max-batch", "16"], &[]).await;
+    let client = HttpClient { address: server.address };
     let greedy = client.choice(json!({})).await;
     assert_eq!((greedy.ids.len(), greedy.finish.as_str()), (12, "length"));
     prompts(&client, &greedy).await;
@@ -237,7 +237,7 @@ async fn parameters() {
 }
 
 /// Prompts as text, ids and lists of either; echo; the tokenizer's route.
-async fn prompts(client: &Client, greedy: &Choice) {
+async fn prompts(client: &HttpClient, greedy: &CollectedChoice) {
     let tokenized = client.send("/tokenize", &json!({"prompt": PROMPT})).await.ok();
     let ids = &tokenized["tokens"];
     assert_eq!(tokenized["count"], ids.as_array().unwrap().len());
@@ -272,7 +272,7 @@ async fn prompts(client: &Client, greedy: &Choice) {
 }
 
 /// Roles and content parts, as the template sees them.
-async fn chats(client: &Client) {
+async fn chats(client: &HttpClient) {
     let say = async |messages: Value| {
         let body = json!({"messages": messages, "max_tokens": 8, "temperature": 0, "ignore_eos": true, "return_token_ids": true});
         let answer = client.send(CHAT, &body).await.ok();
@@ -281,8 +281,8 @@ async fn chats(client: &Client) {
         let stream = merged(body, &json!({"stream": true}));
         let events = client.send(CHAT, &stream).await.events();
         assert_eq!(events[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
-        assert_eq!(Choice::all(&events), Choice::all(std::slice::from_ref(&answer)));
-        (answer["usage"]["prompt_tokens"].clone(), Choice::all(&[answer]).remove(0))
+        assert_eq!(CollectedChoice::all(&events), CollectedChoice::all(std::slice::from_ref(&answer)));
+        (answer["usage"]["prompt_tokens"].clone(), CollectedChoice::all(&[answer]).remove(0))
     };
     let plain =
         say(json!([{"role": "system", "content": "Be kind."}, {"role": "user", "content": "a\nb"}])).await;
@@ -317,8 +317,8 @@ async fn chats(client: &Client) {
 }
 
 /// The framing of a stream, and its usage.
-async fn streams(client: &Client) {
-    let body = Client::body(&json!({"stream": true, "stream_options": {"include_usage": true}, "n": 2}));
+async fn streams(client: &HttpClient) {
+    let body = HttpClient::body(&json!({"stream": true, "stream_options": {"include_usage": true}, "n": 2}));
     let answer = client.send(COMPLETIONS, &body).await;
     let mut events = answer.events();
     let last = events.pop().unwrap();
@@ -339,13 +339,13 @@ async fn streams(client: &Client) {
             .iter()
             .all(|event| event["usage"].is_null() && event["choices"].as_array().unwrap().len() == 1)
     );
-    let body = Client::body(&json!({"stream": true}));
+    let body = HttpClient::body(&json!({"stream": true}));
     let events = client.send(COMPLETIONS, &body).await.events();
     assert!(events.iter().all(|event| event.get("usage").is_none()));
 }
 
 /// Stop strings wherever tokens are cut, stop tokens, ends of sequence, least lengths.
-async fn ends(client: &Client, greedy: &Choice) {
+async fn ends(client: &HttpClient, greedy: &CollectedChoice) {
     // Every stretch of three characters, most of them across the borders of tokens.
     let starts: Vec<usize> = greedy.text.char_indices().map(|(at, _)| at).collect();
     for window in starts.windows(4).step_by(5) {
@@ -381,12 +381,12 @@ async fn ends(client: &Client, greedy: &Choice) {
     assert!(choice.text.len() >= 12 && choice.text == choice.tokens.concat(), "{}", choice.text);
     let choice = client.choice(with(json!({"ignore_eos": false, "min_tokens": 5}))).await;
     assert_eq!((choice.ids.len(), choice.ids.contains(&1), choice.finish.as_str()), (5, false, "stop"));
-    let usage = client.send(COMPLETIONS, &Client::body(&with(json!({"ignore_eos": false})))).await.ok();
+    let usage = client.send(COMPLETIONS, &HttpClient::body(&with(json!({"ignore_eos": false})))).await.ok();
     assert_eq!(usage["usage"]["completion_tokens"], 1, "the end of sequence was drawn");
 }
 
 /// Temperature, filters, seeds, biases and penalties.
-async fn draws(client: &Client, greedy: &Choice) {
+async fn draws(client: &HttpClient, greedy: &CollectedChoice) {
     // Filters that leave one token are greedy, however hot.
     for filter in
         [json!({"top_k": 1}), json!({"top_p": 0}), json!({"min_p": 1}), json!({"temperature": 0, "top_k": 5})]
@@ -404,8 +404,8 @@ async fn draws(client: &Client, greedy: &Choice) {
     assert!(three[1].ids != three[0].ids && three[2].ids != three[1].ids);
     let listed = client.choices(merged(seeded(7), &json!({"prompt": ["The king said", PROMPT]}))).await;
     assert_eq!(listed[1], one);
-    let unseeded = Client::body(&json!({"temperature": 1.5, "n": 8, "max_tokens": 16}));
-    let drawn = Choice::all(&[client.send(COMPLETIONS, &unseeded).await.ok()]);
+    let unseeded = HttpClient::body(&json!({"temperature": 1.5, "n": 8, "max_tokens": 16}));
+    let drawn = CollectedChoice::all(&[client.send(COMPLETIONS, &unseeded).await.ok()]);
     assert!(drawn.iter().collect::<Vec<_>>().windows(2).any(|pair| pair[0].ids != pair[1].ids));
     // Biases force and forbid.
     let (first, second) = (greedy.ids[0].to_string(), greedy.ids[1].to_string());
@@ -447,7 +447,7 @@ async fn draws(client: &Client, greedy: &Choice) {
 }
 
 /// Log-probabilities in both forms, of answers and of prompts.
-async fn scores(client: &Client, greedy: &Choice) {
+async fn scores(client: &HttpClient, greedy: &CollectedChoice) {
     let plain = client.choice(json!({"logprobs": 3})).await;
     assert_eq!(plain.ids, greedy.ids);
     assert_eq!(plain.tokens.concat(), greedy.text);
@@ -497,9 +497,9 @@ async fn scores(client: &Client, greedy: &Choice) {
 }
 
 /// Characters of several bytes, drawn byte by byte: a stream gives them whole.
-async fn characters(client: &Client) {
+async fn characters(client: &HttpClient) {
     // The two bytes of "é", by their places in the vocabulary of byte-level BPE.
-    let vocabulary = std::fs::read_to_string(Model::demo().folder.join("tokenizer.json")).unwrap();
+    let vocabulary = std::fs::read_to_string(ModelFixture::demo().folder.join("tokenizer.json")).unwrap();
     let vocabulary: Value = serde_json::from_str(&vocabulary).unwrap();
     let id = |token: &str| vocabulary["model"]["vocab"][token].to_string();
     let bias = json!({ id("Ã"): 100, id("©"): 100 });
@@ -508,7 +508,7 @@ async fn characters(client: &Client) {
         let extra = json!({"logit_bias": bias, "temperature": 2, "seed": seed, "max_tokens": 40});
         let choice = client.choice(extra.clone()).await;
         assert_eq!(choice.ids.len(), 40);
-        let events = merged(Client::body(&extra), &json!({"stream": true}));
+        let events = merged(HttpClient::body(&extra), &json!({"stream": true}));
         let mut given = String::new();
         for event in client.send(COMPLETIONS, &events).await.events() {
             given += event["choices"][0]["text"].as_str().unwrap();
@@ -520,7 +520,7 @@ async fn characters(client: &Client) {
 }
 
 /// Requests that cannot be served are refused by the name of a field.
-async fn refusals(client: &Client) {
+async fn refusals(client: &HttpClient) {
     let message = json!([{"role": "user", "content": "hi"}]);
     let tool = json!([{"type": "function", "function": {"name": "f"}}]);
     let image = json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]);
@@ -558,14 +558,14 @@ async fn refusals(client: &Client) {
         (json!({"stream_options": {}}), "stream_options"),
         (json!({"suffix": "x"}), "suffix"),
     ] {
-        client.refuses(COMPLETIONS, &Client::body(&extra), param).await;
+        client.refuses(COMPLETIONS, &HttpClient::body(&extra), param).await;
     }
     for extra in [
         json!({"max_tokens": 1021}),
         json!({"max_tokens": 1e15 as u64}),
         json!({"prompt": vec![7; 1025], "max_tokens": 1}),
     ] {
-        let error = client.send(COMPLETIONS, &Client::body(&extra)).await.error(400);
+        let error = client.send(COMPLETIONS, &HttpClient::body(&extra)).await.error(400);
         assert_eq!(
             (&error["code"], &error["type"]),
             (&json!("context_length_exceeded"), &json!("invalid_request_error"))
@@ -580,8 +580,8 @@ async fn refusals(client: &Client) {
 /// Bytes that are no request, or nearly one: each gets its status, or none, and harms no other client.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_request() {
-    let server = MainHttp::start(&Model::demo().folder, &[], &[]).await;
-    let client = Client { address: server.address };
+    let server = MainHttp::start(&ModelFixture::demo().folder, &[], &[]).await;
+    let client = HttpClient { address: server.address };
     let greedy = client.choice(json!({})).await;
     bodies(&server).await;
     heads(&server).await;

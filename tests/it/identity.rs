@@ -6,9 +6,9 @@ use remoe_proto::v1::{DescribeMainRequest, DescribeRequest, LayerExperts};
 use remoe_test_support::control::{Control, greedy};
 use remoe_test_support::deadline::{SOON, until, within};
 use remoe_test_support::expert_stream::client_within;
-use remoe_test_support::fixture::Model;
-use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
-use remoe_test_support::metrics::Metrics;
+use remoe_test_support::fixture::ModelFixture;
+use remoe_test_support::function::{MainFunction, RemoteFunction, StartOptions};
+use remoe_test_support::metrics::MetricsPage;
 use remoe_test_support::placement::{all_experts, remote_sets};
 use remoe_test_support::realm::{DEPLOYMENT, LIFE, Realm, main_of, operator, remote_of, with_identity};
 use remoe_test_support::stranger::{control_answers, expert_answers};
@@ -21,15 +21,15 @@ use tokio::time::sleep;
 use tonic::Code;
 
 /// A main function and a remote one of one deployment, half of the experts remote.
-struct Deployment {
+struct TlsDeployment {
     realm: Realm,
     main: MainFunction,
     remote: RemoteFunction,
     sets: Vec<LayerExperts>,
 }
 
-impl Deployment {
-    async fn start(model: &Model, options: Options) -> Self {
+impl TlsDeployment {
+    async fn start(model: &ModelFixture, options: StartOptions) -> Self {
         let realm = Realm::default();
         let trust = realm.trust(&operator(), &main_of(DEPLOYMENT));
         let main = MainFunction::start_within(&model.folder, realm.main(options.clone()), trust).await;
@@ -42,17 +42,17 @@ impl Deployment {
 
     async fn refused(&self, reason: &str) -> (u64, u64) {
         let series = format!("remoe_connections_refused_total{{reason=\"{reason}\"}}");
-        let main = Metrics::read(self.main.http()).await.value(&series);
-        let remote = Metrics::read(self.remote.announcement.metrics.unwrap()).await.value(&series);
+        let main = MetricsPage::read(self.main.http()).await.value(&series);
+        let remote = MetricsPage::read(self.remote.announcement.metrics.unwrap()).await.value(&series);
         (main, remote)
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_those_who_may_are_answered() {
-    let model = Model::fixture("mixtral-basic");
-    let deployment = Deployment::start(&model, Options::dtype("float32")).await;
-    let Deployment { realm, main, remote, .. } = &deployment;
+    let model = ModelFixture::fixture("mixtral-basic");
+    let deployment = TlsDeployment::start(&model, StartOptions::dtype("float32")).await;
+    let TlsDeployment { realm, main, remote, .. } = &deployment;
     let (control, experts) = (main.announcement.grpc, remote.address());
     let prompt = &model.expected().unwrap().prompts[0];
     let tokens = prompt.greedy.len() as u32;
@@ -141,7 +141,7 @@ async fn no_certificate(address: SocketAddr) {
             .with_protocol_versions(&[&rustls::version::TLS13])
             .unwrap()
             .dangerous()
-            .with_custom_certificate_verifier(std::sync::Arc::new(anyone::Anyone))
+            .with_custom_certificate_verifier(std::sync::Arc::new(anyone::AcceptAny))
             .with_no_client_auth();
         let name = "remoe".try_into().unwrap();
         let session = rustls::ClientConnection::new(std::sync::Arc::new(config), name).unwrap();
@@ -162,9 +162,9 @@ mod anyone {
     use rustls::{DigitallySignedStruct, Error, SignatureScheme};
 
     #[derive(Debug)]
-    pub(super) struct Anyone;
+    pub(super) struct AcceptAny;
 
-    impl ServerCertVerifier for Anyone {
+    impl ServerCertVerifier for AcceptAny {
         fn verify_server_cert(
             &self,
             _: &CertificateDer<'_>,
@@ -202,16 +202,16 @@ mod anyone {
 
 /// A main function sends hidden states to remote functions of its own deployment only.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_main_function_trusts_the_remote_functions_of_its_deployment_only() {
-    let model = Model::fixture("mixtral-basic");
-    let deployment = Deployment::start(&model, Options::dtype("float32")).await;
-    let Deployment { realm, main, sets, .. } = &deployment;
+async fn main_function_trusts_remotes_of_its_own_deployment_only() {
+    let model = ModelFixture::fixture("mixtral-basic");
+    let deployment = TlsDeployment::start(&model, StartOptions::dtype("float32")).await;
+    let TlsDeployment { realm, main, sets, .. } = &deployment;
     let experts = all_experts(&model.checkpoint());
     let pair = realm.sign(&remote_of("other"), LIFE);
     let folder = realm.write("other", &pair, realm.certificate());
-    let options = with_identity(Options::dtype("float32"), &folder);
+    let options = with_identity(StartOptions::dtype("float32"), &folder);
     let other = RemoteFunction::start(&model.folder, &experts, options).await;
-    let open = RemoteFunction::start(&model.folder, &experts, Options::dtype("float32")).await;
+    let open = RemoteFunction::start(&model.folder, &experts, StartOptions::dtype("float32")).await;
     let ack = main.control.try_route(&[other.address(), open.address()], sets).await;
     let problem = |address: SocketAddr| {
         let found = ack.problems.iter().find(|problem| problem.address == address.to_string());
@@ -226,21 +226,21 @@ async fn a_main_function_trusts_the_remote_functions_of_its_deployment_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_for_another_part_or_without_its_key_is_refused_at_the_start() {
-    let model = Model::fixture("mixtral-basic");
+async fn certificate_of_other_role_or_without_key_is_refused_at_start() {
+    let model = ModelFixture::fixture("mixtral-basic");
     let realm = Realm::default();
     let root = realm.certificate();
     let (main, remote) = (realm.sign(&main_of(DEPLOYMENT), LIFE), realm.sign(&remote_of(DEPLOYMENT), LIFE));
-    let torn = remoe_identity::Pair { key: main.key.clone(), ..remote.clone() };
+    let torn = remoe_identity::CertifiedKey { key: main.key.clone(), ..remote.clone() };
     for (pair, words) in [(&main, "that of a remote function"), (&torn, "cannot use the certificate")] {
         let folder = realm.write("wrong", pair, root);
-        let options = with_identity(Options::default(), &folder);
+        let options = with_identity(StartOptions::default(), &folder);
         let (status, log) = RemoteFunction::refuse(&model.folder, "0:0", options).await;
         assert_eq!(status.code(), Some(1), "{log:?}");
         assert!(log.iter().any(|line| line.contains(words)), "{log:?}");
     }
     let folder = realm.write("wrong", &remote, root);
-    let options = with_identity(Options::default(), &folder).with("--operator-identity", operator());
+    let options = with_identity(StartOptions::default(), &folder).with("--operator-identity", operator());
     let (status, log) = MainFunction::refuse(&model.folder, options).await;
     assert!(!status.success() && log.iter().any(|line| line.contains("that of a main function")), "{log:?}");
 }
@@ -250,7 +250,7 @@ async fn a_certificate_for_another_part_or_without_its_key_is_refused_at_the_sta
 async fn certificates_change_under_running_requests() {
     const STREAMS: usize = 50;
     const LIVES: Duration = Duration::from_secs(3);
-    let model = Model::demo();
+    let model = ModelFixture::demo();
     let realm = Realm::default();
     let next = Realm::default();
     let both = format!("{}{}", realm.certificate(), next.certificate());
@@ -265,11 +265,11 @@ async fn certificates_change_under_running_requests() {
     let (as_operator, as_main, as_remote) = renew(&realm, realm.certificate());
     let trust =
         |peer| Trust { keyring: Keyring::of_folder(&as_operator).unwrap(), peer: Counterpart::Named(peer) };
-    let options = with_identity(Options::default(), &as_main).with("--operator-identity", operator());
+    let options = with_identity(StartOptions::default(), &as_main).with("--operator-identity", operator());
     let options = options.with("--max-batch", STREAMS);
     let main = MainFunction::start_within(&model.folder, options, trust(to_main.clone())).await;
     let experts = all_experts(&model.checkpoint());
-    let options = with_identity(Options::default(), &as_remote);
+    let options = with_identity(StartOptions::default(), &as_remote);
     // Loading may have taken longer than the certificates last.
     renew(&realm, realm.certificate());
     let remote = RemoteFunction::start(&model.folder, &experts, options).await;
@@ -318,8 +318,8 @@ async fn certificates_change_under_running_requests() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_remote_function_costs_no_token() {
-    let model = Model::demo();
-    let mut deployment = Deployment::start(&model, Options::default()).await;
+    let model = ModelFixture::demo();
+    let mut deployment = TlsDeployment::start(&model, StartOptions::default()).await;
     let prompt = model.prompts().pop().unwrap();
     let peace = deployment.main.control.generate(greedy(&prompt, 200)).await.finished;
     assert!(peace.experts.unwrap().remote > 0);
@@ -334,13 +334,13 @@ async fn a_killed_remote_function_costs_no_token() {
 
 /// Connections that say nothing, half of a handshake, or noise: the right ones get in beside them.
 #[tokio::test(flavor = "multi_thread")]
-async fn strangers_keep_nobody_out() {
+async fn strangers_keep_no_peer_out() {
     const EACH: usize = 500;
     /// The beginning of a ClientHello of 512 bytes.
     const HALF: [u8; 11] = [22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3];
-    let model = Model::fixture("mixtral-basic");
-    let deployment = Deployment::start(&model, Options::dtype("float32")).await;
-    let Deployment { realm, main, remote, sets } = &deployment;
+    let model = ModelFixture::fixture("mixtral-basic");
+    let deployment = TlsDeployment::start(&model, StartOptions::dtype("float32")).await;
+    let TlsDeployment { realm, main, remote, sets } = &deployment;
     let mut held = Vec::new();
     for number in 0..3 * EACH {
         for address in [main.announcement.grpc, remote.address()] {

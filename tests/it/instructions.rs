@@ -8,8 +8,8 @@
 
 use remoe_test_support::control::greedy;
 use remoe_test_support::deadline::LONG;
-use remoe_test_support::fixture::Model;
-use remoe_test_support::function::{MainFunction, Options};
+use remoe_test_support::fixture::ModelFixture;
+use remoe_test_support::function::{MainFunction, StartOptions};
 use remoe_test_support::process;
 use rustix::process::Signal;
 use std::collections::HashMap;
@@ -23,12 +23,12 @@ const COUNTED: &str = "main_model_fn::engine::thread::Engine::run";
 
 /// Instructions of functions that are named as the kernels', and of everything else.
 #[derive(Debug, Clone, Copy)]
-struct Counts {
+struct InstructionCounts {
     kernels: u64,
     rest: u64,
 }
 
-impl Counts {
+impl InstructionCounts {
     /// For each of `tokens` that `self` has beyond `base`.
     fn for_each(self, base: Self, tokens: usize) -> Self {
         let each = |more: u64, base: u64| (more - base) / tokens as u64;
@@ -37,40 +37,40 @@ impl Counts {
 }
 
 /// A way to serve the demo model.
-struct Case {
+struct ServingCase {
     name: &'static str,
     options: &'static [(&'static str, &'static str)],
     /// For one more token of an answer.
-    decoded: Counts,
+    decoded: InstructionCounts,
     /// For one more token of a prompt.
-    read: Counts,
+    read: InstructionCounts,
 }
 
-const CASES: &[Case] = &[
-    Case {
+const CASES: &[ServingCase] = &[
+    ServingCase {
         name: "bfloat16",
         options: &[("--dtype", "bfloat16")],
-        decoded: Counts { kernels: 99_167_800, rest: 310_400 },
-        read: Counts { kernels: 66_600_900, rest: 79_600 },
+        decoded: InstructionCounts { kernels: 99_167_800, rest: 310_400 },
+        read: InstructionCounts { kernels: 66_600_900, rest: 79_600 },
     },
-    Case {
+    ServingCase {
         name: "int4",
         options: &[("--experts-dtype", "int4")],
-        decoded: Counts { kernels: 33_070_700, rest: 315_600 },
-        read: Counts { kernels: 26_348_600, rest: 73_400 },
+        decoded: InstructionCounts { kernels: 33_070_700, rest: 315_600 },
+        read: InstructionCounts { kernels: 26_348_600, rest: 73_400 },
     },
 ];
 
 /// Counts what a main function executes for a prompt of `prompt` tokens and `answer` more, all experts in it.
-async fn count(case: &Case, prompt: usize, answer: u32) -> Counts {
+async fn count(case: &ServingCase, prompt: usize, answer: u32) -> InstructionCounts {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("callgrind");
     let out = format!("--callgrind-out-file={}", file.display());
     let toggle = format!("--toggle-collect={COUNTED}");
     let under = ["valgrind", "--tool=callgrind", "--quiet", &toggle, &out].map(str::to_owned).to_vec();
-    let options = Options { under, ..Options::default() }.with("--instruction-path", "portable");
+    let options = StartOptions { under, ..StartOptions::default() }.with("--instruction-path", "portable");
     let options = case.options.iter().fold(options, |options, (name, value)| options.with(name, value));
-    let model = Model::demo();
+    let model = ModelFixture::demo();
     let mut main = MainFunction::start(&model.folder, options).await;
     main.control.route(&[], &[]).await;
     let ids: Vec<u32> = (0..prompt as u32).map(|at| 40 + at * 7 % 400).collect();
@@ -84,10 +84,10 @@ async fn count(case: &Case, prompt: usize, answer: u32) -> Counts {
 
 /// Adds up what each function executed itself, from callgrind's output (valgrind's manual, "Callgrind Format
 /// Specification"): names are written once and numbered, and the line after a call has what is its callee's.
-fn parse(output: &str) -> Counts {
+fn parse(output: &str) -> InstructionCounts {
     let mut names: HashMap<&str, bool> = HashMap::new();
     let (mut is_kernel, mut is_callees) = (false, false);
-    let mut counts = Counts { kernels: 0, rest: 0 };
+    let mut counts = InstructionCounts { kernels: 0, rest: 0 };
     for line in output.lines() {
         if let Some(function) = line.strip_prefix("fn=") {
             let (number, name) = function.split_once(' ').unwrap_or((function, ""));

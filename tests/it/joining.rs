@@ -5,7 +5,7 @@ use remoe_test_support::checkpoint::{Sizes, generate};
 use remoe_test_support::deadline::{LONG, within};
 use remoe_test_support::process::signal;
 use remoe_test_support::raw;
-use remoe_test_support::up::{Event, Up};
+use remoe_test_support::up::{Up, UpEvent};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -21,14 +21,14 @@ const WAKES: usize = 30;
 
 /// An answer's tokens, and what its experts were computed by.
 #[derive(Debug, Clone, PartialEq)]
-struct Answer {
+struct ServedTokens {
     tokens: Value,
     remote: u64,
     fallback: u64,
     was_cold: bool,
 }
 
-async fn ask(address: SocketAddr, name: &str) -> Answer {
+async fn ask(address: SocketAddr, name: &str) -> ServedTokens {
     let body = json!({"model": name, "prompt": [1, 2, 3, 5, 8, 13, 21, 34], "max_tokens": 12, "temperature": 0,
         "ignore_eos": true, "include_figures": true, "return_token_ids": true});
     let answer = raw::ask(address, raw::post("/v1/completions", &body.to_string())).await;
@@ -37,7 +37,7 @@ async fn ask(address: SocketAddr, name: &str) -> Answer {
     let experts = &answer["usage"]["remoe"]["experts"];
     let count = |name: &str| experts[name].as_u64().unwrap();
     let (remote, fallback) = (count("remote"), count("fallback"));
-    Answer { tokens: answer["choices"][0]["token_ids"].clone(), remote, fallback, was_cold }
+    ServedTokens { tokens: answer["choices"][0]["token_ids"].clone(), remote, fallback, was_cold }
 }
 
 async fn functions(address: SocketAddr) -> Vec<Value> {
@@ -72,7 +72,7 @@ async fn stop_one_that_joins(address: SocketAddr, over: impl Fn() -> bool) -> Op
 }
 
 /// Sleeps, wakes for one request, and stops a function that joins; its answer comes all the same.
-async fn served_while_one_is_stopped(up: &mut Up, name: &'static str) -> (Answer, u32, Event) {
+async fn served_while_one_is_stopped(up: &mut Up, name: &'static str) -> (ServedTokens, u32, UpEvent) {
     let address = up.ready.http();
     for _ in 0..WAKES {
         let asleep = async {
@@ -91,7 +91,7 @@ async fn served_while_one_is_stopped(up: &mut Up, name: &'static str) -> (Answer
 }
 
 /// Asks until all functions serve, without `gone`: the events until then.
-async fn until_whole(up: &mut Up, name: &str, expected: &Answer, gone: &[u32]) -> Vec<String> {
+async fn until_whole(up: &mut Up, name: &str, expected: &ServedTokens, gone: &[u32]) -> Vec<String> {
     let address = up.ready.http();
     let mut events = Vec::new();
     let whole = async {
@@ -112,7 +112,7 @@ async fn until_whole(up: &mut Up, name: &str, expected: &Answer, gone: &[u32]) -
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_is_served_by_the_first_functions_and_the_others_join() {
+async fn waiting_request_is_served_by_first_functions_and_others_join() {
     let model = generate(SIZES);
     let (groups, name) = (GROUPS.to_string(), "joining");
     let arguments = ["--remote-ratio", "0.5", "--groups", &groups, "--starts-at-once", "1", "--idle", "2s"];

@@ -6,11 +6,11 @@ use remoe_model::Checkpoint;
 use remoe_proto::MAX_PAYLOAD;
 use remoe_proto::v1::InspectReply;
 use remoe_test_support::binaries::workspace;
-use remoe_test_support::checkpoint::{Tensor, by_rule};
+use remoe_test_support::checkpoint::{TensorRule, by_rule};
 use remoe_test_support::control::greedy;
 use remoe_test_support::fixture::ExpectedToken;
-use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
-use remoe_test_support::metrics::Metrics;
+use remoe_test_support::function::{MainFunction, RemoteFunction, StartOptions};
+use remoe_test_support::metrics::MetricsPage;
 use remoe_test_support::placement::{all_experts, remote_sets};
 use serde::Deserialize;
 use serde_json::Value;
@@ -23,9 +23,9 @@ const WEIGHTS: f32 = 1e-4;
 const ITERATION: usize = 512;
 
 #[derive(Deserialize)]
-struct Expected {
+struct LargeReference {
     config: Value,
-    tensors: Vec<Tensor>,
+    tensors: Vec<TensorRule>,
     prompts: Vec<ExpectedPrompt>,
 }
 
@@ -61,12 +61,12 @@ async fn large_models_answer_as_transformers_does() {
     assert!(families >= 10, "{families} families");
 }
 
-async fn answers_as_transformers_does(family: &str, expected: Expected) {
+async fn answers_as_transformers_does(family: &str, expected: LargeReference) {
     let folder = by_rule(&expected.config, &expected.tensors);
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     let facts = checkpoint.inspect().unwrap();
     assert!(facts.hidden_size >= 512 && facts.experts >= 16, "{family}: {facts:?}");
-    let options = Options::dtype("float32");
+    let options = StartOptions::dtype("float32");
     let main = MainFunction::start(folder.path(), options.clone().with("--iteration-rows", ITERATION)).await;
     let all = all_experts(&checkpoint);
     let remotes = [
@@ -83,10 +83,10 @@ async fn answers_as_transformers_does(family: &str, expected: Expected) {
         let ids: Vec<u32> = (0..prompt.prompt.length)
             .map(|at| (prompt.prompt.start + prompt.prompt.step * at) % facts.vocab_size as u32)
             .collect();
-        let before = Metrics::read(main.http()).await;
+        let before = MetricsPage::read(main.http()).await;
         let answer = main.control.generate(greedy(&ids, prompt.greedy.len() as u32)).await.finished;
         assert_eq!(answer.tokens, prompt.greedy, "{family}: after {} tokens", ids.len());
-        let after = Metrics::read(main.http()).await;
+        let after = MetricsPage::read(main.http()).await;
         let grown = |name: &str| after.value(name) - before.value(name);
         // The prompt's rows, as many as an iteration takes, and a row for each further token.
         let iterations = ids.len().div_ceil(ITERATION) + prompt.greedy.len() - 1;

@@ -2,13 +2,13 @@
 //! no request fails that could still be served.
 
 use remoe_proto::v1::{GenerateRequest, LayerExperts};
-use remoe_test_support::control::{Answer, Control, greedy, seeded};
+use remoe_test_support::control::{Control, GenerationResult, greedy, seeded};
 use remoe_test_support::deadline::{LONG, SOON, until, within};
-use remoe_test_support::fixture::Model;
-use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
-use remoe_test_support::metrics::Metrics;
+use remoe_test_support::fixture::ModelFixture;
+use remoe_test_support::function::{MainFunction, RemoteFunction, StartOptions};
+use remoe_test_support::metrics::MetricsPage;
 use remoe_test_support::placement::{all_experts, remote_sets};
-use remoe_test_support::recorder::{Act, Recorder};
+use remoe_test_support::recorder::{MessageFault, Recorder};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tonic::Status;
 async fn together(
     control: &Arc<Control>,
     requests: &[GenerateRequest],
-) -> Vec<tokio::task::JoinHandle<Result<Answer, Status>>> {
+) -> Vec<tokio::task::JoinHandle<Result<GenerationResult, Status>>> {
     let mut running = Vec::new();
     for request in requests {
         let (control, request) = (control.clone(), request.clone());
@@ -33,7 +33,10 @@ async fn together(
 }
 
 /// Asserts that all `running` requests are answered, with the tokens `expected` of each.
-async fn all_as(running: Vec<tokio::task::JoinHandle<Result<Answer, Status>>>, expected: &[Vec<u32>]) {
+async fn all_as(
+    running: Vec<tokio::task::JoinHandle<Result<GenerationResult, Status>>>,
+    expected: &[Vec<u32>],
+) {
     for (running, expected) in running.into_iter().zip(expected) {
         let answer = within(LONG, "an answer", running).await.unwrap();
         assert_eq!(&answer.unwrap().finished.tokens, expected);
@@ -41,7 +44,7 @@ async fn all_as(running: Vec<tokio::task::JoinHandle<Result<Answer, Status>>>, e
 }
 
 /// Sixteen requests of different lengths, some with tokens drawn at random.
-fn sixteen(model: &Model) -> Vec<GenerateRequest> {
+fn sixteen(model: &ModelFixture) -> Vec<GenerateRequest> {
     let prompts = model.prompts();
     (0..16)
         .map(|index| {
@@ -56,14 +59,14 @@ fn sixteen(model: &Model) -> Vec<GenerateRequest> {
 /// Sixteen requests run when the first of `replicas` functions pauses: all get the tokens that they get in
 /// peace, and those that begin while it stands still get them meanwhile.
 async fn survive_a_pause(replicas: usize) {
-    let model = Model::demo();
+    let model = ModelFixture::demo();
     let checkpoint = model.checkpoint();
     let mut functions = Vec::new();
     for _ in 0..replicas {
-        let options = Options::dtype("float32");
+        let options = StartOptions::dtype("float32");
         functions.push(RemoteFunction::start(&model.folder, &all_experts(&checkpoint), options).await);
     }
-    let main = MainFunction::start(&model.folder, Options::dtype("float32")).await;
+    let main = MainFunction::start(&model.folder, StartOptions::dtype("float32")).await;
     let control = Arc::new(Control::new(main.announcement.grpc));
     let addresses: Vec<_> = functions.iter().map(RemoteFunction::address).collect();
     control.route(&addresses, &remote_sets(&checkpoint, 0.5)).await;
@@ -88,13 +91,13 @@ async fn survive_a_pause(replicas: usize) {
     let running = together(&control, &requests).await;
     all_as(running, &peace).await;
     functions[0].process.signal(Signal::CONT);
-    let metrics = Metrics::read(main.http()).await;
+    let metrics = MetricsPage::read(main.http()).await;
     let loads = metrics.value("remoe_expert_fallback_loads_total");
     if replicas == 1 {
-        assert!(loads > 0, "nobody has missed the function");
+        assert!(loads > 0, "the function was not missed");
     } else {
         assert_eq!(loads, 0, "experts were loaded although there was a replica");
-        assert!(metrics.value("remoe_expert_retries_total") > 0, "nobody has missed the replica");
+        assert!(metrics.value("remoe_expert_retries_total") > 0, "the replica was not missed");
     }
     // The function serves again, and everything is as before.
     let again = until(SOON, "a generation without local loads", async || {
@@ -117,7 +120,10 @@ async fn a_paused_only_function_holds_no_request() {
 
 /// Two requests to the main function: one that never needs the expert which is all of the set, and one
 /// that does.
-async fn with_and_without(control: &Control, model: &Model) -> ([GenerateRequest; 2], Vec<LayerExperts>) {
+async fn with_and_without(
+    control: &Control,
+    model: &ModelFixture,
+) -> ([GenerateRequest; 2], Vec<LayerExperts>) {
     let mut used = Vec::new();
     for prompt in model.prompts() {
         let request = greedy(&prompt, 40);
@@ -147,12 +153,13 @@ async fn with_and_without(control: &Control, model: &Model) -> ([GenerateRequest
 /// No function serves an expert and it cannot be loaded. Requests that do not need it are not disturbed;
 /// one that does waits and is served when a function is there.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_expert_out_of_reach_fails_nobody_who_does_not_need_it_and_nobody_at_once() {
-    let model = Model::fixture("mixtral-top1");
+async fn unreachable_expert_delays_only_requests_that_need_it() {
+    let model = ModelFixture::fixture("mixtral-top1");
     let folder = model.copy();
     let function =
-        RemoteFunction::start(folder.path(), &all_experts(&model.checkpoint()), Options::default()).await;
-    let main = MainFunction::start(folder.path(), Options::default()).await;
+        RemoteFunction::start(folder.path(), &all_experts(&model.checkpoint()), StartOptions::default())
+            .await;
+    let main = MainFunction::start(folder.path(), StartOptions::default()).await;
     main.control.route(&[], &[]).await;
     let ([without, with], remote) = with_and_without(&main.control, &model).await;
     let expected = [
@@ -165,7 +172,7 @@ async fn an_expert_out_of_reach_fails_nobody_who_does_not_need_it_and_nobody_at_
     let mut waiting = main.control.begin(with).await.unwrap();
     let served = main.control.begin(without).await.unwrap().finish().await.unwrap().finished;
     assert_eq!(served.tokens, expected[0]);
-    let repeated = async || Metrics::read(main.http()).await.value("remoe_iterations_repeated_total");
+    let repeated = async || MetricsPage::read(main.http()).await.value("remoe_iterations_repeated_total");
     until(SOON, "repeated iterations", async || (repeated().await > 1).then_some(())).await;
     main.control.route(&[function.address()], &remote).await;
     waiting.tokens(1).await.unwrap();
@@ -178,12 +185,13 @@ async fn an_expert_out_of_reach_fails_nobody_who_does_not_need_it_and_nobody_at_
 /// A replica swallows a message, and the experts cannot be loaded: the layer's time passes, and the
 /// replica's next answer serves all of the iteration's requests.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_layer_that_misses_its_deadline_fails_no_request_that_can_be_served() {
-    let model = Model::fixture("mixtral-basic");
+async fn layer_past_its_deadline_fails_no_servable_request() {
+    let model = ModelFixture::fixture("mixtral-basic");
     let checkpoint = model.checkpoint();
     let folder = model.copy();
-    let function = RemoteFunction::start(folder.path(), &all_experts(&checkpoint), Options::default()).await;
-    let main = MainFunction::start(folder.path(), Options::default()).await;
+    let function =
+        RemoteFunction::start(folder.path(), &all_experts(&checkpoint), StartOptions::default()).await;
+    let main = MainFunction::start(folder.path(), StartOptions::default()).await;
     let requests: Vec<_> = model.prompts().iter().map(|prompt| greedy(prompt, 12)).collect();
     let control = Arc::new(Control::new(main.announcement.grpc));
     control.route(&[], &[]).await;
@@ -191,22 +199,23 @@ async fn a_layer_that_misses_its_deadline_fails_no_request_that_can_be_served() 
     for request in &requests {
         expected.push(control.generate(request.clone()).await.finished.tokens);
     }
-    let silent = Recorder::once(function.address(), Act::Delay(LONG)).await;
+    let silent = Recorder::once(function.address(), MessageFault::Delay(LONG)).await;
     control.route(&[silent.address()], &remote_sets(&checkpoint, 0.5)).await;
     main.take_weights_away(folder.path()).await;
     all_as(together(&control, &requests).await, &expected).await;
-    let metrics = Metrics::read(main.http()).await;
+    let metrics = MetricsPage::read(main.http()).await;
     assert!(metrics.value("remoe_iterations_repeated_total") > 0, "no layer has missed its deadline");
 }
 
 /// Each layer's messages go to both replicas, whatever the number of layers.
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_take_turns_in_every_layer() {
-    let model = Model::fixture("mixtral-basic");
+    let model = ModelFixture::fixture("mixtral-basic");
     let checkpoint = model.checkpoint();
-    let function = RemoteFunction::start(&model.folder, &all_experts(&checkpoint), Options::default()).await;
+    let function =
+        RemoteFunction::start(&model.folder, &all_experts(&checkpoint), StartOptions::default()).await;
     let recorders = [Recorder::honest(function.address()).await, Recorder::honest(function.address()).await];
-    let main = MainFunction::start(&model.folder, Options::default()).await;
+    let main = MainFunction::start(&model.folder, StartOptions::default()).await;
     // An even number of layers with all of their experts: every layer call has a message.
     let remote = remote_sets(&checkpoint, 1.0)[..2].to_vec();
     main.control.route(&recorders.each_ref().map(Recorder::address), &remote).await;

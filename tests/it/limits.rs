@@ -4,15 +4,15 @@ use remoe_proto::MAX_MESSAGE;
 use remoe_proto::v1::{Code, ForwardRequest, Work, forward_request::Body};
 use remoe_test_support::deadline::{SOON, within};
 use remoe_test_support::expert_stream::{ExpertStream, client, describe};
-use remoe_test_support::fixture::Model;
-use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
-use remoe_test_support::metrics::Metrics;
+use remoe_test_support::fixture::ModelFixture;
+use remoe_test_support::function::{MainFunction, RemoteFunction, StartOptions};
+use remoe_test_support::metrics::MetricsPage;
 use remoe_test_support::placement::all_experts;
 use tokio_stream::StreamExt;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn settings_without_sense_are_refused_by_name() {
-    let model = Model::fixture("mixtral-basic");
+    let model = ModelFixture::fixture("mixtral-basic");
     for (flag, value) in [
         ("--max-batch", "0"),
         ("--max-requests", "0"),
@@ -24,7 +24,8 @@ async fn settings_without_sense_are_refused_by_name() {
         ("--threads", "257"),
         ("--drain-seconds", "1000000"),
     ] {
-        let (status, log) = MainFunction::refuse(&model.folder, Options::default().with(flag, value)).await;
+        let (status, log) =
+            MainFunction::refuse(&model.folder, StartOptions::default().with(flag, value)).await;
         assert_eq!(status.code(), Some(2), "{flag} {value}: {log:?}");
         assert!(
             log.iter().any(|line| line.contains(flag) && line.contains(value)),
@@ -38,7 +39,7 @@ async fn settings_without_sense_are_refused_by_name() {
         ("--memory-bytes", "0"),
         ("--threads", "0"),
     ] {
-        let options = Options::default().with(flag, value);
+        let options = StartOptions::default().with(flag, value);
         let (status, log) = RemoteFunction::refuse(&model.folder, "0:0", options).await;
         assert_eq!(status.code(), Some(2), "{flag} {value}: {log:?}");
         assert!(
@@ -51,17 +52,17 @@ async fn settings_without_sense_are_refused_by_name() {
 #[tokio::test(flavor = "multi_thread")]
 async fn bytes_in_flight_are_what_memory_leaves() {
     const LEAST: u64 = 2 * MAX_MESSAGE as u64;
-    let model = Model::fixture("mixtral-basic");
+    let model = ModelFixture::fixture("mixtral-basic");
     let experts = all_experts(&model.checkpoint());
-    let bound = async |options: Options| {
+    let bound = async |options: StartOptions| {
         let function = RemoteFunction::start(&model.folder, &experts, options).await;
-        let metrics = Metrics::read(function.announcement.metrics.unwrap()).await;
+        let metrics = MetricsPage::read(function.announcement.metrics.unwrap()).await;
         let description = describe(function.address()).await;
         (metrics.value("remoe_function_bytes_in_flight_limit"), description.memory_bytes)
     };
-    let (unlimited, needed) = bound(Options::default()).await;
+    let (unlimited, needed) = bound(StartOptions::default()).await;
     assert_eq!(unlimited, 256 << 20);
-    let limit = |bytes: u64| Options::default().with("--memory-bytes", bytes);
+    let limit = |bytes: u64| StartOptions::default().with("--memory-bytes", bytes);
     assert_eq!(bound(limit(needed)).await, (LEAST, needed));
     assert_eq!(bound(limit(needed + 12_345)).await, (LEAST + 12_345, needed));
     assert_eq!(bound(limit(needed + 12_345).with("--max-in-flight-bytes", 4096)).await, (4096, needed));
@@ -69,10 +70,10 @@ async fn bytes_in_flight_are_what_memory_leaves() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_over_the_limit_ends_its_stream_with_a_status_and_no_other() {
-    let model = Model::fixture("mixtral-basic");
+async fn oversized_message_ends_only_its_own_stream() {
+    let model = ModelFixture::fixture("mixtral-basic");
     let hidden = model.checkpoint().config().hidden_size;
-    let function = RemoteFunction::start(&model.folder, "0:1", Options::default()).await;
+    let function = RemoteFunction::start(&model.folder, "0:1", StartOptions::default()).await;
     let mut other = ExpertStream::open(function.address()).await;
     let good = |id| Work {
         id,

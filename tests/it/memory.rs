@@ -4,10 +4,10 @@ use remoe_proto::format_listing;
 use remoe_proto::v1::main_model_client::MainModelClient;
 use remoe_proto::v1::{Endpoint, LayerExperts, Routing, RoutingAck};
 use remoe_test_support::checkpoint::{Sizes, generate};
-use remoe_test_support::control::{Answer, greedy};
+use remoe_test_support::control::{GenerationResult, greedy};
 use remoe_test_support::deadline::{SOON, within};
-use remoe_test_support::fixture::Model;
-use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
+use remoe_test_support::fixture::ModelFixture;
+use remoe_test_support::function::{MainFunction, RemoteFunction, StartOptions};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -34,24 +34,24 @@ fn taken(pid: u32) -> u64 {
     line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
 }
 
-struct Deployment {
+struct HalvesDeployment {
     model: TempDir,
     lower: RemoteFunction,
     upper: RemoteFunction,
 }
 
-impl Deployment {
+impl HalvesDeployment {
     async fn start() -> Self {
         let model = generate(SIZES);
         let remote = async |upper| {
-            RemoteFunction::start(model.path(), &format_listing(&half(upper)), Options::default()).await
+            RemoteFunction::start(model.path(), &format_listing(&half(upper)), StartOptions::default()).await
         };
         let (lower, upper) = (remote(false).await, remote(true).await);
         Self { model, lower, upper }
     }
 
     /// A main function with the lower half beside it, after a request.
-    async fn main(&self, options: Options) -> (MainFunction, Answer) {
+    async fn main(&self, options: StartOptions) -> (MainFunction, GenerationResult) {
         let main = MainFunction::start(self.model.path(), options).await;
         main.control.route(&[self.upper.address()], &half(true)).await;
         let answer = main.control.generate(greedy(&[1, 2, 3], 60)).await;
@@ -72,15 +72,15 @@ async fn route(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_experts_of_two_placements_are_never_there_together_where_they_do_not_fit() {
-    let deployment = Deployment::start().await;
-    let (main, expected) = deployment.main(Options::default()).await;
+async fn placement_switch_stays_below_memory_limit() {
+    let deployment = HalvesDeployment::start().await;
+    let (main, expected) = deployment.main(StartOptions::default()).await;
     let before = taken(main.process.pid());
     drop(main);
 
     // Room for the experts of one layer more: layers go over one by one, while requests go on.
     let limit = before + LAYER_BYTES * 8 / 5;
-    let (main, _) = deployment.main(Options::default().with("--memory-bytes", limit)).await;
+    let (main, _) = deployment.main(StartOptions::default().with("--memory-bytes", limit)).await;
     let (done, pid) = (Arc::new(AtomicBool::new(false)), main.process.pid());
     let watching = std::thread::spawn({
         let done = done.clone();
@@ -121,7 +121,7 @@ async fn the_experts_of_two_placements_are_never_there_together_where_they_do_no
 
     // Not even one layer's: the placement is refused with numbers, and the earlier one stays.
     let limit = before + LAYER_BYTES / 2;
-    let (main, _) = deployment.main(Options::default().with("--memory-bytes", limit)).await;
+    let (main, _) = deployment.main(StartOptions::default().with("--memory-bytes", limit)).await;
     let refused = route(&main, 2, deployment.lower.address(), false).await.unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
     for figure in [LAYER_BYTES, limit] {
@@ -133,7 +133,7 @@ async fn the_experts_of_two_placements_are_never_there_together_where_they_do_no
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_first_placement_that_does_not_fit_is_refused() {
-    let model = Model::fixture("mixtral-basic");
+    let model = ModelFixture::fixture("mixtral-basic");
     let main = refusing(&model.folder).await;
     let mut client = MainModelClient::connect(format!("http://{}", main.announcement.grpc)).await.unwrap();
     let routing = Routing { generation: 1, ..Routing::default() };
@@ -143,5 +143,5 @@ async fn a_first_placement_that_does_not_fit_is_refused() {
 }
 
 async fn refusing(folder: &Path) -> MainFunction {
-    MainFunction::start(folder, Options::default().with("--memory-bytes", 1_000_000)).await
+    MainFunction::start(folder, StartOptions::default().with("--memory-bytes", 1_000_000)).await
 }

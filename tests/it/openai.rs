@@ -2,7 +2,7 @@
 
 use remoe_test_support::binaries::workspace;
 use remoe_test_support::deadline::LONG;
-use remoe_test_support::fixture::Model;
+use remoe_test_support::fixture::ModelFixture;
 use remoe_test_support::process::Process;
 use remoe_test_support::up::Up;
 use std::process::Command;
@@ -19,7 +19,7 @@ async fn python(name: &str, arguments: &[&str]) -> (Option<i32>, String) {
 async fn the_official_client_works() {
     let (code, log) = python("import openai", &["-c", "import openai"]).await;
     assert_eq!(code, Some(0), "python3 cannot import the package `openai`: run `make test`\n{log}");
-    let up = Up::start(&Model::demo().folder, 1).await;
+    let up = Up::start(&ModelFixture::demo().folder, 1).await;
     let script = workspace().join("tests/python/openai_client.py");
     let arguments = [script.to_str().unwrap(), &up.ready.endpoint, "model"];
     let (code, log) = python("openai_client.py", &arguments).await;

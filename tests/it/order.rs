@@ -6,11 +6,11 @@ use remoe_proto::v1::{Code, ExpertCalls, LayerExperts};
 use remoe_test_support::checkpoint::{Sizes, generate};
 use remoe_test_support::control::greedy;
 use remoe_test_support::deadline::{SOON, until};
-use remoe_test_support::fixture::Model;
-use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
-use remoe_test_support::metrics::Metrics;
+use remoe_test_support::fixture::ModelFixture;
+use remoe_test_support::function::{MainFunction, RemoteFunction, StartOptions};
+use remoe_test_support::metrics::MetricsPage;
 use remoe_test_support::placement::{all_experts, pairs_per_position, remote_sets};
-use remoe_test_support::recorder::{Act, Disguise, Recorder};
+use remoe_test_support::recorder::{Disguise, MessageFault, Recorder};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -33,9 +33,9 @@ async fn messages_leave_before_local_kernels_start() {
         Sizes { layers: 1, hidden: 256, width: 2048, experts: 8, top_k: 7, vocabulary: 512, context: 512 };
     let model = generate(sizes);
     let remote = vec![LayerExperts { layer: 0, experts: vec![7] }];
-    let function = RemoteFunction::start(model.path(), "0:7", Options::default()).await;
+    let function = RemoteFunction::start(model.path(), "0:7", StartOptions::default()).await;
     let recorder = Recorder::honest(function.address()).await;
-    let options = Options { log: Some("main_model_fn=trace"), ..Options::default() };
+    let options = StartOptions { log: Some("main_model_fn=trace"), ..StartOptions::default() };
     let main = MainFunction::start(model.path(), options).await;
     main.control.route(&[recorder.address()], &remote).await;
     // There is local work from the first call on.
@@ -70,13 +70,13 @@ async fn messages_leave_before_local_kernels_start() {
 /// Without a replica a layer's experts are loaded while the local ones are computed, and as many at a
 /// time as there is room for.
 #[tokio::test(flavor = "multi_thread")]
-async fn loads_of_a_layer_without_replicas_begin_before_its_local_work() {
+async fn layer_without_replicas_loads_experts_before_local_work() {
     let sizes =
         Sizes { layers: 1, hidden: 256, width: 2048, experts: 8, top_k: 7, vocabulary: 512, context: 512 };
     let model = generate(sizes);
     let remote = vec![LayerExperts { layer: 0, experts: vec![5, 6, 7] }];
     let ids: Vec<u32> = (0..500).map(|i| i * 7 % 512).collect();
-    let options = Options { log: Some("main_model_fn=trace"), ..Options::default() };
+    let options = StartOptions { log: Some("main_model_fn=trace"), ..StartOptions::default() };
     // No room: one expert after the other, and none is kept.
     let main = MainFunction::start(model.path(), options.with("--fallback-bytes", 1)).await;
     main.control.route(&[], &[]).await;
@@ -97,7 +97,7 @@ async fn loads_of_a_layer_without_replicas_begin_before_its_local_work() {
         "the first load began {:?} after the local work",
         loads[0].duration_since(done[1])
     );
-    let held = Metrics::read(main.http()).await.value("remoe_expert_fallback_bytes");
+    let held = MetricsPage::read(main.http()).await.value("remoe_expert_fallback_bytes");
     assert_eq!(held, 0, "bytes held, where one is allowed");
 }
 
@@ -107,8 +107,8 @@ async fn what_the_weights_make_of_it_is_not_held_against_a_replica() {
     let sizes = Sizes { layers: 1, hidden: 64, width: 64, experts: 4, top_k: 2, vocabulary: 64, context: 64 };
     let model = generate(sizes);
     spoil_weights(model.path(), "model.layers.0.block_sparse_moe.experts.3.w2.weight");
-    let function = RemoteFunction::start(model.path(), "0:0-3", Options::default()).await;
-    let main = MainFunction::start(model.path(), Options::default()).await;
+    let function = RemoteFunction::start(model.path(), "0:0-3", StartOptions::default()).await;
+    let main = MainFunction::start(model.path(), StartOptions::default()).await;
     let ids: Vec<u32> = (0..40).map(|i| i * 7 % 64).collect();
     main.control.route(&[], &[]).await;
     let expected = main.control.inspect_ids(&ids).await;
@@ -141,16 +141,16 @@ fn spoil_weights(folder: &Path, name: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_travel_once_and_decoding_takes_one_message_per_layer() {
     const TOKENS: u32 = 16;
-    let model = Model::fixture("olmoe-basic");
+    let model = ModelFixture::fixture("olmoe-basic");
     let checkpoint = model.checkpoint();
     let experts = all_experts(&checkpoint);
-    let function = RemoteFunction::start(&model.folder, &experts, Options::default()).await;
+    let function = RemoteFunction::start(&model.folder, &experts, StartOptions::default()).await;
     let mut recorders = Vec::new();
     for _ in 0..3 {
         recorders.push(Recorder::honest(function.address()).await);
     }
     let addresses: Vec<_> = recorders.iter().map(Recorder::address).collect();
-    let main = MainFunction::start(&model.folder, Options::default()).await;
+    let main = MainFunction::start(&model.folder, StartOptions::default()).await;
     let remote = remote_sets(&checkpoint, 0.5);
     main.control.route(&addresses, &remote).await;
     main.control.all_experts_read().await;
@@ -210,7 +210,7 @@ async fn rows_travel_once_and_decoding_takes_one_message_per_layer() {
 
 /// Price of a failing replica.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Cost {
+enum FailurePrice {
     /// A message to another replica.
     Retry,
     /// Another message, to the same replica where there is no other.
@@ -221,30 +221,30 @@ enum Cost {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_that_misbehave_do_not_change_the_answer() {
-    let model = Model::fixture("mixtral-odd");
+    let model = ModelFixture::fixture("mixtral-odd");
     let checkpoint = model.checkpoint();
     let experts = all_experts(&checkpoint);
-    let function = RemoteFunction::start(&model.folder, &experts, Options::default()).await;
-    let main = MainFunction::start(&model.folder, Options::default()).await;
+    let function = RemoteFunction::start(&model.folder, &experts, StartOptions::default()).await;
+    let main = MainFunction::start(&model.folder, StartOptions::default()).await;
     let request = greedy(&model.prompts().pop().unwrap(), 16);
     main.control.route(&[], &[]).await;
     let expected = main.control.generate(request.clone()).await.finished;
     let pairs = expected.experts.unwrap().local;
     let remote = remote_sets(&checkpoint, 0.5);
     let cases = [
-        (Act::Repeat, Cost::Retry),
+        (MessageFault::Repeat, FailurePrice::Retry),
         // Longer than what is waited for a replica whose speed is not known.
-        (Act::Delay(Duration::from_secs(4)), Cost::Retry),
-        (Act::Shorten, Cost::Retry),
-        (Act::Spoil, Cost::Retry),
-        (Act::Empty, Cost::Retry),
-        (Act::Close, Cost::Retry),
-        (Act::Fail(Code::Draining), Cost::Retry),
-        (Act::Fail(Code::ResourceExhausted), Cost::Again),
-        (Act::Fail(Code::DeadlineExceeded), Cost::Retry),
-        (Act::Fail(Code::Internal), Cost::Retry),
-        (Act::Fail(Code::NotFound), Cost::Fallback),
-        (Act::Fail(Code::InvalidArgument), Cost::Fallback),
+        (MessageFault::Delay(Duration::from_secs(4)), FailurePrice::Retry),
+        (MessageFault::Shorten, FailurePrice::Retry),
+        (MessageFault::Spoil, FailurePrice::Retry),
+        (MessageFault::Empty, FailurePrice::Retry),
+        (MessageFault::Close, FailurePrice::Retry),
+        (MessageFault::Fail(Code::Draining), FailurePrice::Retry),
+        (MessageFault::Fail(Code::ResourceExhausted), FailurePrice::Again),
+        (MessageFault::Fail(Code::DeadlineExceeded), FailurePrice::Retry),
+        (MessageFault::Fail(Code::Internal), FailurePrice::Retry),
+        (MessageFault::Fail(Code::NotFound), FailurePrice::Fallback),
+        (MessageFault::Fail(Code::InvalidArgument), FailurePrice::Fallback),
     ];
     for (act, cost) in cases {
         for replicas in 1..=2 {
@@ -257,8 +257,8 @@ async fn replicas_that_misbehave_do_not_change_the_answer() {
             assert_eq!(answer.tokens, expected.tokens, "{case}");
             let calls = answer.experts.unwrap();
             assert_eq!(calls.local + calls.remote + calls.fallback, pairs, "{case}: {calls:?}");
-            let retried = cost == Cost::Again || (cost == Cost::Retry && replicas == 2);
-            let fell_back = cost == Cost::Fallback || (cost == Cost::Retry && replicas == 1);
+            let retried = cost == FailurePrice::Again || (cost == FailurePrice::Retry && replicas == 2);
+            let fell_back = cost == FailurePrice::Fallback || (cost == FailurePrice::Retry && replicas == 1);
             assert_eq!((calls.retries > 0, calls.fallback > 0), (retried, fell_back), "{case}: {calls:?}");
             assert!(calls.remote > 0 || act_ends_the_only_replica(&act, replicas), "{case}: {calls:?}");
         }
@@ -266,27 +266,27 @@ async fn replicas_that_misbehave_do_not_change_the_answer() {
 }
 
 /// A replica that is taken out stays out for longer than this generation may take.
-fn act_ends_the_only_replica(act: &Act, replicas: usize) -> bool {
+fn act_ends_the_only_replica(act: &MessageFault, replicas: usize) -> bool {
     let out = matches!(
         act,
-        Act::Repeat
-            | Act::Delay(_)
-            | Act::Shorten
-            | Act::Spoil
-            | Act::Empty
-            | Act::Close
-            | Act::Fail(Code::Draining)
+        MessageFault::Repeat
+            | MessageFault::Delay(_)
+            | MessageFault::Shorten
+            | MessageFault::Spoil
+            | MessageFault::Empty
+            | MessageFault::Close
+            | MessageFault::Fail(Code::Draining)
     );
     out && replicas == 1
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn functions_that_do_not_fit_are_refused_and_their_experts_computed_here() {
-    let model = Model::fixture("mixtral-odd-heads");
+async fn mismatched_functions_are_refused_and_experts_run_locally() {
+    let model = ModelFixture::fixture("mixtral-odd-heads");
     let checkpoint = model.checkpoint();
     let experts = all_experts(&checkpoint);
-    let function = RemoteFunction::start(&model.folder, &experts, Options::default()).await;
-    let main = MainFunction::start(&model.folder, Options::default()).await;
+    let function = RemoteFunction::start(&model.folder, &experts, StartOptions::default()).await;
+    let main = MainFunction::start(&model.folder, StartOptions::default()).await;
     let request = greedy(&model.prompts().pop().unwrap(), 8);
     let remote = remote_sets(&checkpoint, 0.5);
     main.control.route(&[function.address()], &remote).await;
@@ -304,7 +304,8 @@ async fn functions_that_do_not_fit_are_refused_and_their_experts_computed_here()
         ("draining", Arc::new(|it| it.draining = true)),
     ];
     for (word, disguise) in disguises {
-        let stranger = Recorder::start(function.address(), Arc::new(|_, _| Act::Pass), disguise).await;
+        let stranger =
+            Recorder::start(function.address(), Arc::new(|_, _| MessageFault::Pass), disguise).await;
         for (endpoints, computed_there) in
             [(vec![stranger.address()], false), (vec![stranger.address(), function.address()], true)]
         {

@@ -3,7 +3,7 @@
 //! left of it afterwards.
 
 use remoe_test_support::deadline::{LONG, until};
-use remoe_test_support::fixture::Model;
+use remoe_test_support::fixture::ModelFixture;
 use remoe_test_support::raw::{self, Connection};
 use remoe_test_support::up::Up;
 use serde_json::{Value, json};
@@ -119,9 +119,9 @@ fn resident(pid: u32) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ten_times_what_functions_answer_is_shared_refused_and_over_when_it_ends() {
+async fn tenfold_overload_is_shared_shed_and_recovers() {
     let seconds = std::env::var(SECONDS).map_or(6, |text| text.parse().unwrap());
-    let model = Model::fixture("olmoe-basic");
+    let model = ModelFixture::fixture("olmoe-basic");
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys.yaml");
     std::fs::write(&keys, KEYS).unwrap();
@@ -179,7 +179,7 @@ async fn ten_times_what_functions_answer_is_shared_refused_and_over_when_it_ends
         let get = raw::get("/status").replacen("\r\n", "\r\nAuthorization: Bearer key-of-loud\r\n", 1);
         raw::ask(address, get).await.ok()["models"][0].clone()
     };
-    until(LONG, "nobody to wait", async || {
+    until(LONG, "no request to wait", async || {
         let status = status().await;
         let left = ["waiting", "in_flight", "waiting_bytes"].map(|field| status[field].as_u64().unwrap());
         (left == [0; 3]).then_some(())

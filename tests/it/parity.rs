@@ -2,8 +2,8 @@
 
 use remoe_proto::v1::{GenerateRequest, InspectReply, generate_request};
 use remoe_test_support::control::greedy;
-use remoe_test_support::fixture::{ExpectedPrompt, Model, REFUSED, served_fixtures};
-use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
+use remoe_test_support::fixture::{ExpectedPrompt, ModelFixture, REFUSED, served_fixtures};
+use remoe_test_support::function::{MainFunction, RemoteFunction, StartOptions};
 use remoe_test_support::placement::{all_experts, remote_sets};
 
 /// max|difference| / max|reference| of the logits.
@@ -13,32 +13,32 @@ const GIB: u64 = 1 << 30;
 const WEIGHTS: f32 = 1e-4;
 
 /// A model in float32, half of its experts in a remote function.
-async fn half_remote(model: &Model, options: Options) -> (MainFunction, RemoteFunction) {
+async fn half_remote(model: &ModelFixture, options: StartOptions) -> (MainFunction, RemoteFunction) {
     let checkpoint = model.checkpoint();
     let main = MainFunction::start(&model.folder, options).await;
     let experts = all_experts(&checkpoint);
-    let remote = RemoteFunction::start(&model.folder, &experts, Options::dtype("float32")).await;
+    let remote = RemoteFunction::start(&model.folder, &experts, StartOptions::dtype("float32")).await;
     main.control.route(&[remote.address()], &remote_sets(&checkpoint, 0.5)).await;
     (main, remote)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reference_models_answer_as_transformers_does() {
-    answer_as_transformers_does(&Options::dtype("float32")).await;
+    answer_as_transformers_does(&StartOptions::dtype("float32")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reference_models_answer_as_transformers_does_by_libtorch() {
-    answer_as_transformers_does(&Options::dtype("float32").torch()).await;
+    answer_as_transformers_does(&StartOptions::dtype("float32").torch()).await;
 }
 
 /// The branches that a GPU takes: products, gated networks, up-projections, norms and attention by LibTorch.
 #[tokio::test(flavor = "multi_thread")]
 async fn reference_models_answer_as_transformers_does_on_a_device() {
-    answer_as_transformers_does(&Options::dtype("float32").simulated_device(GIB)).await;
+    answer_as_transformers_does(&StartOptions::dtype("float32").simulated_device(GIB)).await;
 }
 
-async fn answer_as_transformers_does(options: &Options) {
+async fn answer_as_transformers_does(options: &StartOptions) {
     for model in served_fixtures() {
         let name = &model.name;
         let expected = model.expected().unwrap();
@@ -97,10 +97,10 @@ fn compare_routing(name: &str, prompt: &ExpectedPrompt, reply: &InspectReply) ->
 
 #[tokio::test(flavor = "multi_thread")]
 async fn text_and_chat_become_text() {
-    let model = Model::fixture("mixtral-text");
+    let model = ModelFixture::fixture("mixtral-text");
     let texts = model.expected().unwrap().texts;
     assert!(texts.iter().any(|text| text.chat) && texts.iter().any(|text| !text.chat));
-    let (main, _remote) = half_remote(&model, Options::dtype("float32")).await;
+    let (main, _remote) = half_remote(&model, StartOptions::dtype("float32")).await;
     for text in texts {
         let prompt = match text.chat {
             true => generate_request::Prompt::Chat(text.prompt.clone()),
@@ -120,10 +120,10 @@ async fn text_and_chat_become_text() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_computed_is_refused_by_name() {
     for (name, field) in REFUSED {
-        let model = Model::fixture(name);
+        let model = ModelFixture::fixture(name);
         for (status, log) in [
-            MainFunction::refuse(&model.folder, Options::default()).await,
-            RemoteFunction::refuse(&model.folder, "1:0", Options::default()).await,
+            MainFunction::refuse(&model.folder, StartOptions::default()).await,
+            RemoteFunction::refuse(&model.folder, "1:0", StartOptions::default()).await,
         ] {
             assert_eq!(status.code(), Some(4), "{name}: {log:?}");
             let last = log.last().unwrap();

@@ -4,10 +4,10 @@
 use remoe_model::Checkpoint;
 use remoe_proto::v1::{ExpertCalls, LayerExperts};
 use remoe_test_support::control::{Control, greedy, seeded};
-use remoe_test_support::fixture::{Model, served_fixtures};
-use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
+use remoe_test_support::fixture::{ModelFixture, served_fixtures};
+use remoe_test_support::function::{MainFunction, RemoteFunction, StartOptions};
 use remoe_test_support::http;
-use remoe_test_support::metrics::Metrics;
+use remoe_test_support::metrics::MetricsPage;
 use remoe_test_support::placement::{all_experts, calls_of, pairs_per_position, remote_sets};
 use remoe_test_support::up::Up;
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ struct Answers {
 /// Asks everything under the routing in force and checks where it was computed.
 async fn ask(
     control: &Control,
-    model: &Model,
+    model: &ModelFixture,
     checkpoint: &Checkpoint,
     remote: &[LayerExperts],
 ) -> (Answers, u64) {
@@ -74,12 +74,12 @@ fn add(sum: &mut ExpertCalls, calls: &ExpertCalls) {
 async fn pairs_at(metrics: &[SocketAddr]) -> Vec<u64> {
     let mut pairs = Vec::new();
     for &address in metrics {
-        pairs.push(Metrics::read(address).await.value("remoe_function_pairs_total"));
+        pairs.push(MetricsPage::read(address).await.value("remoe_function_pairs_total"));
     }
     pairs
 }
 
-async fn same_everywhere(model: &Model, options: &Options) {
+async fn same_everywhere(model: &ModelFixture, options: &StartOptions) {
     let name = format!("{}, {:?} {:?}", model.name, options.dtype, options.arguments);
     let checkpoint = model.checkpoint();
     let main = MainFunction::start(&model.folder, options.clone()).await;
@@ -112,15 +112,15 @@ async fn same_everywhere(model: &Model, options: &Options) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn float32_answers_do_not_depend_on_placement() {
-    for model in served_fixtures().iter().chain([&Model::demo()]) {
-        same_everywhere(model, &Options::dtype("float32")).await;
+    for model in served_fixtures().iter().chain([&ModelFixture::demo()]) {
+        same_everywhere(model, &StartOptions::dtype("float32")).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bfloat16_answers_do_not_depend_on_placement() {
-    for model in served_fixtures().iter().chain([&Model::demo()]) {
-        same_everywhere(model, &Options::dtype("bfloat16")).await;
+    for model in served_fixtures().iter().chain([&ModelFixture::demo()]) {
+        same_everywhere(model, &StartOptions::dtype("bfloat16")).await;
     }
 }
 
@@ -129,7 +129,7 @@ async fn bfloat16_answers_do_not_depend_on_placement() {
 async fn answers_by_libtorch_do_not_depend_on_placement() {
     for name in ["olmoe-basic", "dsv2-basic"] {
         for dtype in ["float32", "bfloat16"] {
-            same_everywhere(&Model::fixture(name), &Options::dtype(dtype).torch()).await;
+            same_everywhere(&ModelFixture::fixture(name), &StartOptions::dtype(dtype).torch()).await;
         }
     }
 }
@@ -140,13 +140,13 @@ async fn answers_by_libtorch_do_not_depend_on_placement() {
 async fn answers_of_quantised_experts_do_not_depend_on_placement() {
     let models = served_fixtures();
     let named = |name: &str| models.iter().find(|model| model.name == name).unwrap();
-    for model in [named("gptoss-basic"), named("dsv2-basic"), &Model::demo()] {
+    for model in [named("gptoss-basic"), named("dsv2-basic"), &ModelFixture::demo()] {
         for (dtype, experts) in [("float32", "int8"), ("bfloat16", "int4")] {
-            same_everywhere(model, &Options::dtype(dtype).with("--experts-dtype", experts)).await;
+            same_everywhere(model, &StartOptions::dtype(dtype).with("--experts-dtype", experts)).await;
         }
     }
     for (name, form) in [("gptoss-mxfp4", "mxfp4"), ("dsv3-fp8", "fp8")] {
-        let as_stored = Options::dtype("bfloat16").with("--experts-dtype", form);
+        let as_stored = StartOptions::dtype("bfloat16").with("--experts-dtype", form);
         same_everywhere(named(name), &as_stored).await;
     }
 }
@@ -154,11 +154,11 @@ async fn answers_of_quantised_experts_do_not_depend_on_placement() {
 /// A remote function that keeps its experts in another form computes other bits: it is not used.
 #[tokio::test(flavor = "multi_thread")]
 async fn forms_of_experts_do_not_mix() {
-    let model = Model::demo();
+    let model = ModelFixture::demo();
     let checkpoint = model.checkpoint();
-    let main = MainFunction::start(&model.folder, Options::dtype("float32")).await;
+    let main = MainFunction::start(&model.folder, StartOptions::dtype("float32")).await;
     let experts = all_experts(&checkpoint);
-    let options = Options::dtype("float32").with("--experts-dtype", "int8");
+    let options = StartOptions::dtype("float32").with("--experts-dtype", "int8");
     let remote = RemoteFunction::start(&model.folder, &experts, options).await;
     let ack = main.control.try_route(&[remote.address()], &remote_sets(&checkpoint, 0.5)).await;
     assert_eq!(ack.problems.len(), 1, "{ack:?}");
@@ -167,14 +167,14 @@ async fn forms_of_experts_do_not_mix() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn metrics_of_all_functions_are_found_and_well_named() {
-    let up = Up::start(&Model::demo().folder, 2).await;
+    let up = Up::start(&ModelFixture::demo().folder, 2).await;
     let endpoint = up.ready.http();
     let body = serde_json::json!({"prompt": "Once upon a time", "max_tokens": 4});
     let answer = http::post(endpoint, "/v1/completions", &body).await.unwrap().finish().await.unwrap();
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert_eq!(up.ready.functions.len(), 3);
     // The gateway's page has that of the main function, but one process and one build: its own.
-    let gateway = Metrics::read(endpoint).await;
+    let gateway = MetricsPage::read(endpoint).await;
     assert_eq!(gateway.problems(), Vec::<String>::new(), "gateway");
     let build = format!("remoe_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION"));
     let prompt_tokens = format!("remoe_prompt_tokens_total{{model=\"{}\"}}", up.ready.model);
@@ -182,7 +182,7 @@ async fn metrics_of_all_functions_are_found_and_well_named() {
         assert!(gateway.value(own) > 0, "{own}");
     }
     for function in &up.ready.functions {
-        let metrics = Metrics::read(function.metrics.unwrap()).await;
+        let metrics = MetricsPage::read(function.metrics.unwrap()).await;
         assert_eq!(metrics.problems(), Vec::<String>::new(), "{}", function.role);
         let own = match function.role.as_str() {
             "main" => format!("remoe_prompt_tokens_total{{model=\"{}\"}}", up.ready.model),

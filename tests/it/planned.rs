@@ -5,7 +5,7 @@ use remoe_test_support::binaries::workspace;
 use remoe_test_support::command::{remoe, remoe_with_log};
 use remoe_test_support::deadline::{LONG, until};
 use remoe_test_support::http::post;
-use remoe_test_support::metrics::Metrics;
+use remoe_test_support::metrics::MetricsPage;
 use remoe_test_support::once;
 use remoe_test_support::up::Up;
 use serde_json::{Value, json};
@@ -67,7 +67,7 @@ async fn answer(up: &Up) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_planned_deployment_answers_as_any_other_and_says_what_was_expected() {
+async fn planned_deployment_answers_alike_and_reports_expectations() {
     let local = Up::start_with(demo().as_ref(), &["--remote-ratio", "0"]).await;
     let expected = answer(&local).await;
     assert_eq!(expected["usage"]["remoe"].get("plan"), None);
@@ -125,7 +125,7 @@ async fn a_planned_deployment_serves_as_many_at_once_as_it_says() {
         .collect();
     let of_model = |name: &str| format!("{name}{{model=\"{}\"}}", up.ready.model);
     until(LONG, "all requests running at once", async || {
-        let running = Metrics::read(http).await.value(&of_model("remoe_requests_running"));
+        let running = MetricsPage::read(http).await.value(&of_model("remoe_requests_running"));
         (running == CLIENTS).then_some(())
     })
     .await;
@@ -134,7 +134,7 @@ async fn a_planned_deployment_serves_as_many_at_once_as_it_says() {
         assert_eq!(status, 200, "{reply}");
     }
     // No request was preempted.
-    assert_eq!(Metrics::read(http).await.value(&of_model("remoe_preemptions_total")), 0);
+    assert_eq!(MetricsPage::read(http).await.value(&of_model("remoe_preemptions_total")), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

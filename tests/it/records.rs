@@ -5,7 +5,7 @@ use remoe_predictor::{Activations, Phase};
 use remoe_test_support::binaries::workspace;
 use remoe_test_support::command::remoe;
 use remoe_test_support::deadline::{SOON, until};
-use remoe_test_support::fixture::Model;
+use remoe_test_support::fixture::ModelFixture;
 use remoe_test_support::main_http::MainHttp;
 use remoe_test_support::raw;
 use serde_json::Value;
@@ -19,12 +19,12 @@ const PROMPTS: [&str; 3] = [
     "def main():\n    return 0",
 ];
 
-struct Case {
+struct RecordFixture {
     folder: tempfile::TempDir,
     model: String,
 }
 
-impl Case {
+impl RecordFixture {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let lines: Vec<String> =
@@ -56,7 +56,7 @@ impl Case {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn records_say_which_experts_the_tokens_had() {
-    let case = Case::new();
+    let case = RecordFixture::new();
     let (code, summary) = case.record("counts.npy", &["--dtype", "float32"]).await;
     assert_eq!((code, &summary["records"]), (Some(0), &3.into()), "{summary}");
     let (header, records) = case.read("counts.npy");
@@ -108,7 +108,7 @@ async fn records_say_which_experts_the_tokens_had() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_goes_on_after_a_crash_and_belongs_to_one_model() {
-    let case = Case::new();
+    let case = RecordFixture::new();
     assert_eq!(case.record("history.npy", &[]).await.0, Some(0));
     let path = case.folder.path().join("history.npy");
     let whole = std::fs::metadata(&path).unwrap().len();
@@ -128,7 +128,7 @@ async fn a_file_goes_on_after_a_crash_and_belongs_to_one_model() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn prompt_sets_are_read_with_care() {
-    let case = Case::new();
+    let case = RecordFixture::new();
     let wrong: [(&str, &str); 3] = [
         ("{\"prompt\": \"a\"}\n{\"question\": 1}\n", "line 2"),
         ("\n\n", "no prompt"),
@@ -149,7 +149,7 @@ async fn what_is_told_at_the_end_of_an_answer_is_what_is_recorded() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("records.npy");
     let arguments = ["--record-activations", file.to_str().unwrap()];
-    let server = MainHttp::start(&Model::demo().folder, &arguments, &[]).await;
+    let server = MainHttp::start(&ModelFixture::demo().folder, &arguments, &[]).await;
     let ask = async |stream: bool| {
         let body =
             serde_json::json!({"prompt": PROMPTS[0], "max_tokens": 6, "ignore_eos": true, "stream": stream});

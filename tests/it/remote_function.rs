@@ -6,9 +6,9 @@ use remoe_proto::v1::{Code, Work};
 use remoe_test_support::checkpoint::{Sizes, generate};
 use remoe_test_support::deadline::SOON;
 use remoe_test_support::expert_stream::{ExpertStream, describe};
-use remoe_test_support::fixture::Model;
-use remoe_test_support::function::{Options, RemoteFunction};
-use remoe_test_support::metrics::Metrics;
+use remoe_test_support::fixture::ModelFixture;
+use remoe_test_support::function::{RemoteFunction, StartOptions};
+use remoe_test_support::metrics::MetricsPage;
 use remoe_test_support::placement::all_experts;
 use rustix::process::Signal;
 use std::time::Duration;
@@ -31,11 +31,11 @@ fn slow_work(id: u64, rows: usize) -> Work {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_set_that_does_not_fit_is_refused_with_the_bytes_that_are_missing() {
-    let model = Model::fixture("mixtral-basic");
+async fn oversized_expert_set_is_refused_with_missing_bytes() {
+    let model = ModelFixture::fixture("mixtral-basic");
     let experts = all_experts(&model.checkpoint());
-    let limit = |bytes: u64| Options::default().with("--memory-bytes", bytes);
-    let function = RemoteFunction::start(&model.folder, &experts, Options::default()).await;
+    let limit = |bytes: u64| StartOptions::default().with("--memory-bytes", bytes);
+    let function = RemoteFunction::start(&model.folder, &experts, StartOptions::default()).await;
     let needed = describe(function.address()).await.memory_bytes;
     drop(function);
     for missing in [1, 1000, needed - 1] {
@@ -51,11 +51,11 @@ async fn a_set_that_does_not_fit_is_refused_with_the_bytes_that_are_missing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn experts_that_do_not_exist_are_refused() {
-    let model = Model::fixture("mixtral-basic");
+    let model = ModelFixture::fixture("mixtral-basic");
     for (listing, words) in
         [("0:1,99", ["99", "layer 0"]), ("17:0", ["17", "layer"]), ("0:x", ["0:x", "LAYER"])]
     {
-        let (status, log) = RemoteFunction::refuse(&model.folder, listing, Options::default()).await;
+        let (status, log) = RemoteFunction::refuse(&model.folder, listing, StartOptions::default()).await;
         assert!(!status.success(), "{listing}");
         let last = log.last().unwrap();
         assert!(words.iter().all(|word| last.contains(word)), "{listing}: {last}");
@@ -63,7 +63,7 @@ async fn experts_that_do_not_exist_are_refused() {
 }
 
 /// Change that makes a good request a bad one.
-type Change = fn(&mut Work);
+type WorkChange = fn(&mut Work);
 
 /// Requests for expert 1 of layer 0 of a model, of which only that is hosted.
 fn work(checkpoint: &Checkpoint, id: u64) -> Work {
@@ -72,15 +72,15 @@ fn work(checkpoint: &Checkpoint, id: u64) -> Work {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_that_contradict_themselves_are_refused_and_the_stream_goes_on() {
-    let model = Model::fixture("mixtral-basic");
+async fn contradictory_requests_are_refused_and_stream_continues() {
+    let model = ModelFixture::fixture("mixtral-basic");
     let checkpoint = model.checkpoint();
-    let function = RemoteFunction::start(&model.folder, "0:1", Options::default()).await;
+    let function = RemoteFunction::start(&model.folder, "0:1", StartOptions::default()).await;
     let mut stream = ExpertStream::open(function.address()).await;
     let good = stream.ask(work(&checkpoint, 1)).await.unwrap();
     assert_eq!(good.len(), checkpoint.config().hidden_size * 4);
     let row = work(&checkpoint, 0).rows;
-    let changes: [(Code, Change); 10] = [
+    let changes: [(Code, WorkChange); 10] = [
         (Code::InvalidArgument, |work| work.rows = work.rows.slice(1..)),
         (Code::InvalidArgument, |work| work.rows = [&work.rows[..], &[0]].concat().into()),
         (Code::InvalidArgument, |work| work.counts = vec![1, 1]),
@@ -108,7 +108,7 @@ async fn requests_that_contradict_themselves_are_refused_and_the_stream_goes_on(
 #[tokio::test(flavor = "multi_thread")]
 async fn work_in_flight_is_bounded_in_count_and_bytes() {
     let model = slow_model();
-    let options = Options::default().with("--max-in-flight", 2).with("--max-in-flight-bytes", 3 << 20);
+    let options = StartOptions::default().with("--max-in-flight", 2).with("--max-in-flight-bytes", 3 << 20);
     let function = RemoteFunction::start(model.path(), "0:0-1", options).await;
     let mut stream = ExpertStream::open(function.address()).await;
     // 1024 rows and twice as many in the answer are 3 MiB; one row more is too much by itself.
@@ -136,7 +136,7 @@ async fn work_in_flight_is_bounded_in_count_and_bytes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn cancelled_requests_are_not_computed_and_late_ones_not_either() {
     let model = slow_model();
-    let function = RemoteFunction::start(model.path(), "0:0-1", Options::default()).await;
+    let function = RemoteFunction::start(model.path(), "0:0-1", StartOptions::default()).await;
     let mut stream = ExpertStream::open(function.address()).await;
     stream.send(slow_work(1, 400));
     stream.send(slow_work(2, 400));
@@ -154,7 +154,7 @@ async fn cancelled_requests_are_not_computed_and_late_ones_not_either() {
         answers.push((id, code));
     }
     assert_eq!(answers, [(1, None), (3, Some(Code::DeadlineExceeded)), (4, None)]);
-    let metrics = Metrics::read(function.announcement.metrics.unwrap()).await;
+    let metrics = MetricsPage::read(function.announcement.metrics.unwrap()).await;
     let answered =
         |outcome: &str| metrics.value(&format!("remoe_function_answers_total{{outcome=\"{outcome}\"}}"));
     assert_eq!((answered("ok"), answered("cancelled"), answered("deadline_exceeded")), (2, 1, 1));
@@ -174,17 +174,17 @@ fn distinct_work(id: u64, rows: usize) -> Work {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn messages_that_wait_together_are_computed_in_one_pass_with_the_same_bits() {
+async fn waiting_messages_are_computed_in_one_pass_bit_identically() {
     const MESSAGES: u64 = 24;
     let model = slow_model();
-    let function = RemoteFunction::start(model.path(), "0:0-1", Options::default()).await;
+    let function = RemoteFunction::start(model.path(), "0:0-1", StartOptions::default()).await;
     let mut stream = ExpertStream::open(function.address()).await;
     let mut alone = Vec::new();
     for id in 1..=MESSAGES {
         alone.push(stream.ask(distinct_work(id, 20 + id as usize)).await.unwrap());
     }
     let reads = async || {
-        let metrics = Metrics::read(function.announcement.metrics.unwrap()).await;
+        let metrics = MetricsPage::read(function.announcement.metrics.unwrap()).await;
         metrics.value("remoe_function_expert_reads_total")
     };
     let before = reads().await;
@@ -214,7 +214,7 @@ async fn messages_that_wait_together_are_computed_in_one_pass_with_the_same_bits
 async fn a_function_that_is_to_end_answers_what_it_has_accepted() {
     const ACCEPTED: u64 = 12;
     let model = slow_model();
-    let mut function = RemoteFunction::start(model.path(), "0:0-1", Options::default()).await;
+    let mut function = RemoteFunction::start(model.path(), "0:0-1", StartOptions::default()).await;
     let mut stream = ExpertStream::open(function.address()).await;
     for id in 1..=ACCEPTED {
         stream.send(slow_work(id, 400));

@@ -7,8 +7,8 @@ use remoe_proto::v1::main_model_client::MainModelClient;
 use remoe_proto::v1::{DescribeMainRequest, Endpoint, GenerateRequest, LayerExperts, Routing, RoutingAck};
 use remoe_test_support::control::greedy;
 use remoe_test_support::deadline::{SOON, until, within};
-use remoe_test_support::fixture::Model;
-use remoe_test_support::function::{MainFunction, Options};
+use remoe_test_support::fixture::ModelFixture;
+use remoe_test_support::function::{MainFunction, StartOptions};
 use remoe_test_support::placement::remote_sets;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -36,8 +36,8 @@ impl Launcher {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_placement_goes_on_without_the_one_who_asked_for_it() {
-    let model = Model::fixture("mixtral-basic");
-    let main = MainFunction::start(&model.folder, Options::default()).await;
+    let model = ModelFixture::fixture("mixtral-basic");
+    let main = MainFunction::start(&model.folder, StartOptions::default()).await;
     let launcher = Launcher::new(&main);
     // The system accepts connections to it, and no process ever answers.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -73,8 +73,8 @@ async fn a_placement_goes_on_without_the_one_who_asked_for_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nonsense_is_refused() {
-    let model = Model::fixture("mixtral-basic");
-    let main = MainFunction::start(&model.folder, Options::default()).await;
+    let model = ModelFixture::fixture("mixtral-basic");
+    let main = MainFunction::start(&model.folder, StartOptions::default()).await;
     let launcher = Launcher::new(&main);
     let code = async |routing: Routing| launcher.route(&routing).await.map_err(|status| status.code());
     assert_eq!(code(Routing::default()).await, Err(Code::InvalidArgument), "generation 0");
@@ -97,8 +97,8 @@ async fn nonsense_is_refused() {
     let next = Routing { generation: last.generation + 1, ..Routing::default() };
     assert_eq!(launcher.route(&next).await.unwrap().generation, next.generation);
 
-    type Change = fn(&mut GenerateRequest);
-    let changes: [(&str, Change); 7] = [
+    type RequestChange = fn(&mut GenerateRequest);
+    let changes: [(&str, RequestChange); 7] = [
         ("temperature", |it| it.temperature = Some(f32::NAN)),
         ("temperature", |it| it.temperature = Some(-0.1)),
         ("temperature", |it| it.temperature = Some(2.1)),
@@ -118,9 +118,9 @@ async fn nonsense_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn endpoints_that_cannot_be_are_refused_and_idle_ones_do_no_harm() {
-    let model = Model::fixture("mixtral-basic");
-    let main = MainFunction::start(&model.folder, Options::default()).await;
+async fn invalid_endpoints_are_refused_and_idle_ones_harmless() {
+    let model = ModelFixture::fixture("mixtral-basic");
+    let main = MainFunction::start(&model.folder, StartOptions::default()).await;
     let launcher = Launcher::new(&main);
     let remote = remote_sets(&model.checkpoint(), 1.0);
     let hosting = |layer: u32, experts: Vec<u32>, endpoints: usize| {
@@ -139,13 +139,13 @@ async fn endpoints_that_cannot_be_are_refused_and_idle_ones_do_no_harm() {
     }
     assert_eq!(launcher.generation().await, 0);
     let idle = launcher.route(&hosting(0, vec![], 1)).await.unwrap();
-    assert_eq!(idle.problems.len(), 1, "nobody listens there: {idle:?}");
+    assert_eq!(idle.problems.len(), 1, "no function listens there: {idle:?}");
     let answer = main.control.generate(greedy(&model.prompts()[0], 4)).await.finished;
     assert!(answer.experts.is_some_and(|calls| calls.fallback > 0 && calls.remote == 0), "{answer:?}");
 }
 
 /// A copy of a fixture, and its shards.
-fn copied(model: &Model) -> (tempfile::TempDir, Vec<PathBuf>) {
+fn copied(model: &ModelFixture) -> (tempfile::TempDir, Vec<PathBuf>) {
     let folder = tempfile::tempdir().unwrap();
     let mut shards = Vec::new();
     for entry in std::fs::read_dir(&model.folder).unwrap() {
@@ -167,9 +167,9 @@ fn shrink(shards: &[PathBuf]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn weights_that_shrink_fail_the_placement_and_nothing_else() {
-    let model = Model::fixture("mixtral-basic");
+    let model = ModelFixture::fixture("mixtral-basic");
     let (folder, shards) = copied(&model);
-    let mut main = MainFunction::start(folder.path(), Options::default()).await;
+    let mut main = MainFunction::start(folder.path(), StartOptions::default()).await;
     let launcher = Launcher::new(&main);
     let remote = remote_sets(&model.checkpoint(), 1.0);
     launcher.route(&Routing { generation: 1, remote, ..Routing::default() }).await.unwrap();
@@ -191,9 +191,9 @@ async fn weights_that_shrink_fail_the_placement_and_nothing_else() {
 /// The first placement is in force before its experts are read. Without one of them there is no answer that can be
 /// relied on.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_function_that_cannot_read_its_first_experts_ends_and_says_why() {
-    let (folder, shards) = copied(&Model::fixture("mixtral-basic"));
-    let mut main = MainFunction::start(folder.path(), Options::default()).await;
+async fn main_function_without_first_experts_exits_with_cause() {
+    let (folder, shards) = copied(&ModelFixture::fixture("mixtral-basic"));
+    let mut main = MainFunction::start(folder.path(), StartOptions::default()).await;
     let launcher = Launcher::new(&main);
     shrink(&shards);
     // The end may overtake the answer.

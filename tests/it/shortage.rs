@@ -3,7 +3,7 @@
 
 use remoe_test_support::binaries;
 use remoe_test_support::deadline::SOON;
-use remoe_test_support::fixture::Model;
+use remoe_test_support::fixture::ModelFixture;
 use remoe_test_support::process::Process;
 use rustix::process::Signal;
 use std::path::Path;
@@ -41,7 +41,7 @@ async fn begin(program: &str, model: &Path, limit: &str) -> Option<(ExitStatus, 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn too_few_open_files_are_a_failure_of_the_run_with_what_to_do() {
-    let model = Model::fixture("mixtral-basic");
+    let model = ModelFixture::fixture("mixtral-basic");
     for program in ["remote-expert-fn", "main-model-fn"] {
         let mut of_files = 0;
         // Below 5 the system's own loader fails.
@@ -62,8 +62,8 @@ async fn too_few_open_files_are_a_failure_of_the_run_with_what_to_do() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn too_little_address_space_is_an_exit_3_that_says_how_much_is_missing() {
-    let model = Model::fixture("mixtral-basic");
+async fn address_space_shortage_exits_3_and_states_missing_bytes() {
+    let model = ModelFixture::fixture("mixtral-basic");
     let mut refused = 0;
     // In KiB; below, the system's own loader cannot map the program, whose size depends on how it was compiled.
     let size = std::fs::metadata(binaries::program("remote-expert-fn")).unwrap().len() / 1024;
@@ -83,7 +83,7 @@ async fn too_little_address_space_is_an_exit_3_that_says_how_much_is_missing() {
 /// No process writes into the pipes.
 #[tokio::test(flavor = "multi_thread")]
 async fn pipes_in_place_of_model_files_end_the_load() {
-    let model = Model::fixture("mixtral-basic");
+    let model = ModelFixture::fixture("mixtral-basic");
     for name in ["config.json", "model.safetensors"] {
         let folder = tempfile::tempdir().unwrap();
         for entry in std::fs::read_dir(&model.folder).unwrap().map(Result::unwrap) {

@@ -1,9 +1,9 @@
 //! One address in front of real functions: models that sleep and wake, and keys that change meanwhile.
 
 use remoe_test_support::deadline::{LONG, SOON, until};
-use remoe_test_support::fixture::Model;
+use remoe_test_support::fixture::ModelFixture;
 use remoe_test_support::process::signal;
-use remoe_test_support::raw::{self, Answer};
+use remoe_test_support::raw::{self, RawResponse};
 use remoe_test_support::up::{Up, all_gone};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -21,11 +21,11 @@ fn completion(model: &str, tokens: u32) -> String {
     .to_string()
 }
 
-async fn complete(address: SocketAddr, model: &str, tokens: u32) -> Answer {
+async fn complete(address: SocketAddr, model: &str, tokens: u32) -> RawResponse {
     raw::ask(address, raw::post("/v1/completions", &completion(model, tokens))).await
 }
 
-fn tokens(answer: &Answer) -> Value {
+fn tokens(answer: &RawResponse) -> Value {
     answer.ok()["choices"][0]["token_ids"].clone()
 }
 
@@ -61,7 +61,7 @@ async fn kill_while_it_starts(address: SocketAddr, over: impl Fn() -> bool) -> O
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_wake_a_model_and_none_is_lost() {
-    let model = Model::fixture("olmoe-basic");
+    let model = ModelFixture::fixture("olmoe-basic");
     let mut up = Up::start_with(&model.folder, &["--remote-ratio", "0.5", "--idle", IDLE]).await;
     let address = up.ready.http();
     let expected = tokens(&complete(address, "olmoe-basic", 4).await);
@@ -165,7 +165,7 @@ async fn requests_wake_a_model_and_none_is_lost() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_models_at_one_address_sleep_on_their_own() {
-    let (first, second) = (Model::fixture("olmoe-basic"), Model::fixture("mixtral-basic"));
+    let (first, second) = (ModelFixture::fixture("olmoe-basic"), ModelFixture::fixture("mixtral-basic"));
     let further = second.folder.to_str().unwrap();
     let names = ["--served-model-name", "one", "--served-model-name", "two"];
     let arguments = [&["--remote-ratio", "0", "--idle", "3s"], &names[..]].concat();
@@ -186,8 +186,8 @@ async fn two_models_at_one_address_sleep_on_their_own() {
         let answer = raw::ask(address, raw::post("/v1/completions", &body.to_string())).await;
         assert_eq!(tokens(&answer), json!(prompt.greedy), "{name}");
     }
-    let nobody = complete(address, "three", 1).await.error(404);
-    assert_eq!(nobody["code"], "model_not_found");
+    let unknown = complete(address, "three", 1).await.error(404);
+    assert_eq!(unknown["code"], "model_not_found");
     raw::ask(address, raw::post("/v1/completions", r#"{"prompt": [1]}"#)).await.refuses("model");
     // One of them is kept awake while the other one falls asleep.
     let deadline = Instant::now() + LONG;
@@ -203,7 +203,7 @@ async fn two_models_at_one_address_sleep_on_their_own() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_answer_is_bound_to_outlasts_a_sleep() {
     let arguments = ["--remote-ratio", "0.5", "--idle", IDLE];
-    let up = Up::start_with(&Model::fixture("mixtral-text").folder, &arguments).await;
+    let up = Up::start_with(&ModelFixture::fixture("mixtral-text").folder, &arguments).await;
     let address = up.ready.http();
     let schema = json!({"type": "object", "additionalProperties": false, "required": ["a", "b"],
         "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "yz"]}}});
@@ -234,7 +234,7 @@ async fn what_an_answer_is_bound_to_outlasts_a_sleep() {
 /// Keys come and go while `up` runs, and are written nowhere.
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_change_without_a_restart_and_are_written_nowhere() {
-    let model = Model::fixture("olmoe-basic");
+    let model = ModelFixture::fixture("olmoe-basic");
     let folder = tempfile::tempdir().unwrap();
     let (keys, access) = (folder.path().join("keys.yaml"), folder.path().join("access.log"));
     let write = |text: &str| {

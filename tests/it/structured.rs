@@ -2,7 +2,7 @@
 
 use remoe_test_support::binaries::workspace;
 use remoe_test_support::deadline::LONG;
-use remoe_test_support::fixture::Model;
+use remoe_test_support::fixture::ModelFixture;
 use remoe_test_support::process::Process;
 use remoe_test_support::up::Up;
 use std::path::Path;
@@ -21,7 +21,7 @@ async fn run(name: &str, folder: &Path, program: &str, arguments: &[&str]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_get_what_they_ask_for() {
-    let up = Up::start(&Model::demo().folder, 1).await;
+    let up = Up::start(&ModelFixture::demo().folder, 1).await;
     let endpoint = &up.ready.endpoint;
     let schemas = std::env::var("REMOE_RANDOM_SCHEMAS").unwrap_or_else(|_| SCHEMAS.to_owned());
     let script = "tests/python/structured_client.py";

@@ -4,9 +4,9 @@
 use remoe_proto::format_listing;
 use remoe_proto::v1::LayerExperts;
 use remoe_test_support::deadline::{LONG, SOON, until};
-use remoe_test_support::fixture::Model;
+use remoe_test_support::fixture::ModelFixture;
 use remoe_test_support::process::signal;
-use remoe_test_support::raw::{self, Answer};
+use remoe_test_support::raw::{self, RawResponse};
 use remoe_test_support::up::{Up, all_gone};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -16,18 +16,18 @@ use std::net::SocketAddr;
 /// Longer than anything that is asked again and again takes on a busy machine.
 const WINDOW: &str = "2s";
 
-async fn complete(address: SocketAddr, model: &str, prompt: &[u32], tokens: u32) -> Answer {
+async fn complete(address: SocketAddr, model: &str, prompt: &[u32], tokens: u32) -> RawResponse {
     let body = json!({"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": true,
         "include_figures": true, "return_token_ids": true});
     raw::ask(address, raw::post("/v1/completions", &body.to_string())).await
 }
 
-fn tokens(answer: &Answer) -> Value {
+fn tokens(answer: &RawResponse) -> Value {
     answer.ok()["choices"][0]["token_ids"].clone()
 }
 
 /// (token, expert) pairs of the answer that were computed so.
-fn pairs(answer: &Answer, how: &str) -> u64 {
+fn pairs(answer: &RawResponse, how: &str) -> u64 {
     answer.ok()["usage"]["remoe"]["experts"][how].as_u64().unwrap()
 }
 
@@ -74,8 +74,8 @@ async fn used(up: &Up, prompt: u32) -> Vec<(u32, BTreeSet<u32>)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_uses_sleeps_and_who_asks_for_it_wakes_it() {
-    let model = Model::fixture("olmoe-basic");
+async fn idle_model_sleeps_and_wakes_on_request() {
+    let model = ModelFixture::fixture("olmoe-basic");
     let whole = Up::start_with(&model.folder, &["--remote-ratio", "0"]).await;
     let (often, seldom) = (5, 11);
     let used_often = used(&whole, often).await;
@@ -108,7 +108,7 @@ async fn what_nobody_uses_sleeps_and_who_asks_for_it_wakes_it() {
         assert!(pairs(&answer, "remote") > 0);
         remote(address).await[1].1.eq("asleep").then_some(())
     };
-    until(LONG, "the group that nobody uses sleeps", rests).await;
+    until(LONG, "the idle group to sleep", rests).await;
     all_gone(&[first[1].2.unwrap()], SOON).await;
     assert_eq!(remote(address).await[0], first[0], "the other goes on");
     assert_eq!(gauge(address, "remoe_gateway_groups_asleep{model=\"olmoe-basic\"}").await, 1);
@@ -148,8 +148,8 @@ async fn kill_what_wakes(address: SocketAddr) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_groups_sleep_cost_nothing_and_survive_what_dies_while_they_wake() {
-    let model = Model::fixture("olmoe-basic");
+async fn sleeping_groups_cost_nothing_and_survive_deaths_during_wake() {
+    let model = ModelFixture::fixture("olmoe-basic");
     let arguments = ["--remote-ratio", "0.5", "--groups", "2", "--remote-idle", "500ms"];
     let up = Up::start_with(&model.folder, &arguments).await;
     let address = up.ready.http();
@@ -191,7 +191,7 @@ async fn all_groups_sleep_cost_nothing_and_survive_what_dies_while_they_wake() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_main_function_sleeps_last() {
-    let model = Model::fixture("olmoe-basic");
+    let model = ModelFixture::fixture("olmoe-basic");
     let arguments = ["--remote-ratio", "0.5", "--remote-idle", "200ms", "--idle", "2s"];
     let mut up = Up::start_with(&model.folder, &arguments).await;
     let address = up.ready.http();

@@ -1,11 +1,11 @@
 //! Traces of requests as a collector gets them: one tree over gateway, main function and remote functions.
 
 use remoe_test_support::binaries;
-use remoe_test_support::collector::{Collector, Manner, Span};
+use remoe_test_support::collector::{Collector, CollectorBehaviour, ExportedSpan};
 use remoe_test_support::deadline::{LONG, SOON, until};
-use remoe_test_support::fixture::Model;
-use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
-use remoe_test_support::metrics::Metrics;
+use remoe_test_support::fixture::ModelFixture;
+use remoe_test_support::function::{MainFunction, RemoteFunction, StartOptions};
+use remoe_test_support::metrics::MetricsPage;
 use remoe_test_support::placement::{all_experts, remote_sets};
 use remoe_test_support::process::Process;
 use remoe_test_support::raw::{self, Connection};
@@ -31,13 +31,13 @@ fn post(model: &str, tokens: u32, stream: bool, traceparent: &str) -> String {
     raw::post("/v1/completions", &body.to_string()).replacen("\r\n", &headers, 1)
 }
 
-async fn up(model: &Model, arguments: &[&str], variables: &[(&str, String)]) -> Up {
+async fn up(model: &ModelFixture, arguments: &[&str], variables: &[(&str, String)]) -> Up {
     let arguments = [&["--api-key", "sk-secret"], arguments].concat();
     Up::start_in(&[model.folder.to_str().unwrap()], &arguments, variables).await
 }
 
 /// How many of `spans` are of each service and kind and have this name.
-fn counted(spans: &[Span]) -> BTreeMap<(&str, i32, &str), usize> {
+fn counted(spans: &[ExportedSpan]) -> BTreeMap<(&str, i32, &str), usize> {
     let mut counts = BTreeMap::new();
     for span in spans {
         *counts.entry((span.service(), span.kind, span.name.as_str())).or_default() += 1;
@@ -65,8 +65,8 @@ fn whole(model: &str) -> BTreeMap<(&str, i32, &str), usize> {
 /// Whole answers and streams are one tree each, in which everything lies within what it is a part of.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_is_one_tree() {
-    let model = Model::fixture("olmoe-basic");
-    let collector = Collector::start(Manner::Takes).await;
+    let model = ModelFixture::fixture("olmoe-basic");
+    let collector = Collector::start(CollectorBehaviour::Takes).await;
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("access.log");
     let mut variables = collector.environment();
@@ -162,8 +162,8 @@ async fn a_request_is_one_tree() {
 /// A client that leaves ends the work for it, and the spans of that say so.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_leaves_is_told_apart() {
-    let model = Model::fixture("olmoe-basic");
-    let collector = Collector::start(Manner::Takes).await;
+    let model = ModelFixture::fixture("olmoe-basic");
+    let collector = Collector::start(CollectorBehaviour::Takes).await;
     let up = up(&model, &["--remote-ratio", "0"], &collector.environment()).await;
     let mut connection = Connection::open(up.ready.http()).await;
     let traceparent = format!("00-{}-{PARENT}-01", trace(1));
@@ -171,7 +171,7 @@ async fn who_leaves_is_told_apart() {
     connection.write(post(&model.name, 100, true, &traceparent)).await.unwrap();
     connection.head().await.unwrap();
     drop(connection);
-    let servers = |spans: &[Span]| spans.iter().filter(|span| span.kind == 2).count() == 2;
+    let servers = |spans: &[ExportedSpan]| spans.iter().filter(|span| span.kind == 2).count() == 2;
     for span in collector.trace(&trace(1), "two server spans", servers).await {
         if span.kind == 2 && span.failed {
             assert_eq!(span.attributes["error.type"], "client_disconnected", "{span:?}");
@@ -183,10 +183,10 @@ async fn who_leaves_is_told_apart() {
 /// functions did for it meanwhile is a part of its tree.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_is_given_up_is_one_tree() {
-    let model = Model::fixture("mixtral-basic");
+    let model = ModelFixture::fixture("mixtral-basic");
     let folder = model.copy();
-    let collector = Collector::start(Manner::Takes).await;
-    let options = || Options { environment: collector.environment(), ..Options::default() };
+    let collector = Collector::start(CollectorBehaviour::Takes).await;
+    let options = || StartOptions { environment: collector.environment(), ..StartOptions::default() };
     let checkpoint = model.checkpoint();
     let function = RemoteFunction::start(folder.path(), &all_experts(&checkpoint), options()).await;
     let main = MainFunction::start(folder.path(), options()).await;
@@ -201,11 +201,12 @@ async fn a_request_that_is_given_up_is_one_tree() {
     let traceparent = format!("00-{}-{PARENT}-01", trace(1));
     let name = folder.path().file_name().unwrap().to_str().unwrap();
     connection.write(post(name, 4, false, &traceparent)).await.unwrap();
-    let repeated = async || Metrics::read(main.http()).await.value("remoe_iterations_repeated_total");
+    let repeated = async || MetricsPage::read(main.http()).await.value("remoe_iterations_repeated_total");
     until(LONG, "repeated iterations", async || (repeated().await > 0).then_some(())).await;
     drop(connection);
-    let is_whole = |spans: &[Span]| {
-        let known = |span: &Span| span.parent == PARENT || spans.iter().any(|it| it.id == span.parent);
+    let is_whole = |spans: &[ExportedSpan]| {
+        let known =
+            |span: &ExportedSpan| span.parent == PARENT || spans.iter().any(|it| it.id == span.parent);
         let of = |service| spans.iter().any(|span| span.kind == 2 && span.service() == service);
         of("remoe-main") && of("remoe-expert") && spans.iter().all(known)
     };
@@ -218,15 +219,15 @@ async fn a_request_that_is_given_up_is_one_tree() {
 
 /// Requests are answered and everything ends whatever the collector does; what it did not take is counted.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_collector_hurts_nobody() {
-    let model = Model::fixture("olmoe-basic");
-    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    for manner in [Some(Manner::Hangs), Some(Manner::Refuses), None] {
+async fn hung_collector_delays_no_request() {
+    let model = ModelFixture::fixture("olmoe-basic");
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    for manner in [Some(CollectorBehaviour::Hangs), Some(CollectorBehaviour::Refuses), None] {
         let collector = match manner {
             Some(manner) => Some(Collector::start(manner).await),
             None => None,
         };
-        let address = collector.as_ref().map_or(nobody, |collector| collector.address);
+        let address = collector.as_ref().map_or(closed, |collector| collector.address);
         let variables = [
             ("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{address}")),
             ("OTEL_BSP_SCHEDULE_DELAY", "1".to_owned()),
@@ -239,7 +240,7 @@ async fn a_collector_hurts_nobody() {
             assert_eq!(answer.head.status, 200, "{manner:?}: {}", answer.text());
         }
         let lost = match manner {
-            Some(Manner::Hangs) => "dropped",
+            Some(CollectorBehaviour::Hangs) => "dropped",
             _ => "failed",
         };
         let series = format!("remoe_trace_spans_total{{outcome=\"{lost}\"}}");
@@ -263,8 +264,8 @@ async fn a_collector_hurts_nobody() {
 /// Without the environment there is nothing: no exporter, no metrics of one.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_an_environment_there_are_none() {
-    let model = Model::fixture("olmoe-basic");
-    let collector = Collector::start(Manner::Takes).await;
+    let model = ModelFixture::fixture("olmoe-basic");
+    let collector = Collector::start(CollectorBehaviour::Takes).await;
     for variables in [
         vec![("OTEL_SERVICE_NAME", "x".to_owned())],
         [collector.environment(), vec![("OTEL_SDK_DISABLED", "true".to_owned())]].concat(),
@@ -289,7 +290,7 @@ async fn without_an_environment_there_are_none() {
 /// An unsupported protocol is refused by name, before anything starts.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_protocol_is_refused() {
-    let model = Model::fixture("olmoe-basic");
+    let model = ModelFixture::fixture("olmoe-basic");
     let mut command = Command::new(binaries::program("remoe"));
     command.args(["up", "--json", "--port", "0"]).arg(&model.folder);
     command.env("REMOE_BIN_DIR", binaries::folder());

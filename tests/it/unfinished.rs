@@ -6,8 +6,8 @@ use remoe_test_support::binaries;
 use remoe_test_support::checkpoint::{Sizes, generate};
 use remoe_test_support::deadline::{SOON, until, within};
 use remoe_test_support::expert_stream::{ExpertStream, describe};
-use remoe_test_support::fixture::Model;
-use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
+use remoe_test_support::fixture::ModelFixture;
+use remoe_test_support::function::{MainFunction, RemoteFunction, StartOptions};
 use remoe_test_support::process::Process;
 use remoe_test_support::unfinished::{FORWARD, SET_ROUTING, Unfinished, beginning};
 use std::io::Read;
@@ -84,14 +84,14 @@ async fn peak(process: &Process) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unfinished_messages_of_a_remote_function_are_bounded_and_others_are_served() {
+async fn unfinished_remote_messages_are_bounded_and_others_served() {
     let model = model();
-    let function = RemoteFunction::start(model.path(), "0:0", Options::default()).await;
+    let function = RemoteFunction::start(model.path(), "0:0", StartOptions::default()).await;
     // Code counts as well, and how much there is depends on how it was compiled.
     let code = std::fs::metadata(binaries::program("remote-expert-fn")).unwrap().len();
     let limit = describe(function.address()).await.memory_bytes.max(code + 39_000_000);
     drop(function);
-    let options = Options::default().with("--memory-bytes", limit);
+    let options = StartOptions::default().with("--memory-bytes", limit);
     let function = RemoteFunction::start(model.path(), "0:0", options).await;
     let address = function.address();
     let mut before = ExpertStream::open(address).await;
@@ -121,9 +121,9 @@ async fn unfinished_messages_of_a_remote_function_are_bounded_and_others_are_ser
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unfinished_messages_of_the_control_interface_are_bounded_and_others_are_served() {
-    let model = Model::fixture("mixtral-basic");
-    let function = MainFunction::start(&model.folder, Options::default()).await;
+async fn unfinished_control_messages_are_bounded_and_others_served() {
+    let model = ModelFixture::fixture("mixtral-basic");
+    let function = MainFunction::start(&model.folder, StartOptions::default()).await;
     function.control.route(&[], &[]).await;
     let alone = function.control.inspect_ids(&[1, 2, 3]).await;
     let (_, quiet) = function.process.memory();
@@ -142,7 +142,7 @@ async fn unfinished_messages_of_the_control_interface_are_bounded_and_others_are
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_that_are_answered_keep_no_memory() {
     let model = model();
-    let function = RemoteFunction::start(model.path(), "0:0", Options::default()).await;
+    let function = RemoteFunction::start(model.path(), "0:0", StartOptions::default()).await;
     let mut streams = vec![ExpertStream::open(function.address()).await];
     assert_eq!(streams[0].ask(Work { layer: 9, ..work(1, LARGE) }).await, Err(Code::NotFound));
     let (_, quiet) = function.process.memory();
@@ -158,11 +158,11 @@ async fn messages_that_are_answered_keep_no_memory() {
 
 /// Connections that never brought a message give their places to newcomers.
 #[tokio::test(flavor = "multi_thread")]
-async fn silent_connections_are_bounded_and_keep_nobody_out() {
-    let model = Model::fixture("mixtral-basic");
+async fn silent_connections_are_bounded_and_block_no_client() {
+    let model = ModelFixture::fixture("mixtral-basic");
     let experts = |layer| LayerExperts { layer, experts: vec![0] };
-    let remote = RemoteFunction::start(&model.folder, "0:0", Options::default()).await;
-    let main = MainFunction::start(&model.folder, Options::default()).await;
+    let remote = RemoteFunction::start(&model.folder, "0:0", StartOptions::default()).await;
+    let main = MainFunction::start(&model.folder, StartOptions::default()).await;
     for (address, process) in [(remote.address(), &remote.process), (main.announcement.grpc, &main.process)] {
         let before = process.descriptors();
         let mut silent: Vec<TcpStream> =
@@ -192,8 +192,8 @@ async fn silent_connections_are_bounded_and_keep_nobody_out() {
 /// A placement that is larger than any is refused by its size, before it is read.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_control_request_over_the_limit_is_refused() {
-    let model = Model::fixture("mixtral-basic");
-    let main = MainFunction::start(&model.folder, Options::default()).await;
+    let model = ModelFixture::fixture("mixtral-basic");
+    let main = MainFunction::start(&model.folder, StartOptions::default()).await;
     let remote = vec![LayerExperts { layer: 0, experts: vec![0; 9 << 20] }];
     let routing = Routing { generation: 1, remote, ..Routing::default() };
     let mut client = main.control.client();

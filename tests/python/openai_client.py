@@ -113,7 +113,7 @@ def completions(client, model):
     chunks = list(stream)
     equal("".join(chunk.choices[0].text for chunk in chunks), text, "completion stream: text")
     equal(chunks[-1].choices[0].finish_reason, "length", "completion stream: last finish_reason")
-    check(all(chunk.usage is None for chunk in chunks), "completion stream: usage that nobody asked for")
+    check(all(chunk.usage is None for chunk in chunks), "completion stream: unrequested usage")
 
     default = client.completions.create(model=model, prompt=PROMPT, temperature=0, extra_body=FIXED)
     check(default.usage.completion_tokens <= 16, f"completion: {default.usage.completion_tokens} tokens by default")

@@ -1,10 +1,10 @@
 //! `config.json` of a shape, as transformers writes it.
 
-use super::shape::{Family, Shape};
+use super::shape::{Family, ModelShape};
 use serde_json::{Map, Value, json};
 
 /// The config of `shape`. No token ends a text, so that every answer has the length that is asked for.
-pub(super) fn of(shape: &Shape) -> Value {
+pub(super) fn of(shape: &ModelShape) -> Value {
     let common = json!({
         "dtype": shape.dtype.name(),
         "hidden_size": shape.hidden,

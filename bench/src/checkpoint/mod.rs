@@ -9,16 +9,16 @@ mod shards;
 mod tensors;
 mod weights;
 
-pub(crate) use shape::Shape;
+pub(crate) use shape::ModelShape;
 
-use crate::error::{Result, While};
+use crate::error::{ErrorContext, Result};
 use std::path::Path;
 
 /// Writes the checkpoint into the folder `out`, which is made; returns the bytes of its weights.
 ///
 /// # Errors
 /// The shape contradicts itself, or the folder cannot be written.
-pub(crate) fn write(shape: &Shape, seed: u64, shard_bytes: u64, out: &Path) -> Result<u64> {
+pub(crate) fn write(shape: &ModelShape, seed: u64, shard_bytes: u64, out: &Path) -> Result<u64> {
     shape.check()?;
     let writing = || format!("writing a checkpoint to {}", out.display());
     std::fs::create_dir_all(out).doing(writing)?;
@@ -35,10 +35,10 @@ pub(crate) fn write(shape: &Shape, seed: u64, shard_bytes: u64, out: &Path) -> R
 const CONFIG: &str = "config.json";
 
 /// Reports if `folder` holds a complete checkpoint of `shape`.
-pub(crate) fn is_of(shape: &Shape, folder: &Path) -> bool {
+pub(crate) fn is_of(shape: &ModelShape, folder: &Path) -> bool {
     std::fs::read_to_string(folder.join(CONFIG)).is_ok_and(|text| text == config_text(shape))
 }
 
-fn config_text(shape: &Shape) -> String {
+fn config_text(shape: &ModelShape) -> String {
     format!("{:#}\n", config::of(shape))
 }

@@ -51,7 +51,7 @@ impl Dtype {
 
 /// Sizes of a model. The defaults are OLMoE-1B-7B's, with 4 of its 16 layers.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct Shape {
+pub(crate) struct ModelShape {
     /// Family of the model
     #[arg(long, value_enum, default_value = "olmoe")]
     pub(crate) family: Family,
@@ -106,7 +106,7 @@ pub(crate) struct Shape {
     pub(crate) q_rank: Option<usize>,
 }
 
-impl Shape {
+impl ModelShape {
     /// OLMoE-1B-7B's with so many layers.
     pub(crate) fn olmoe(layers: usize) -> Self {
         Self {

@@ -2,9 +2,9 @@
 //! threads make and write in parts of bounded size.
 
 use super::shape::Dtype;
-use super::tensors::Tensor;
+use super::tensors::TensorSpec;
 use super::weights;
-use crate::error::{BenchError, Result, While};
+use crate::error::{BenchError, ErrorContext, Result};
 use serde_json::{Map, Value, json};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -19,7 +19,7 @@ const _: () = assert!(PART.is_multiple_of(weights::LANES));
 /// Writes `tensors` into as few files as have at most `shard_bytes` of weights each; returns the bytes
 /// of all weights.
 pub(super) fn write(
-    tensors: &[Tensor],
+    tensors: &[TensorSpec],
     dtype: Dtype,
     seed: u64,
     shard_bytes: u64,
@@ -45,7 +45,7 @@ pub(super) fn write(
     Ok(total)
 }
 
-fn divide(tensors: &[Tensor], dtype: Dtype, shard_bytes: u64) -> Vec<&[Tensor]> {
+fn divide(tensors: &[TensorSpec], dtype: Dtype, shard_bytes: u64) -> Vec<&[TensorSpec]> {
     let mut shards = Vec::new();
     let (mut first, mut bytes) = (0, 0);
     for (index, tensor) in tensors.iter().enumerate() {
@@ -60,7 +60,7 @@ fn divide(tensors: &[Tensor], dtype: Dtype, shard_bytes: u64) -> Vec<&[Tensor]> 
     shards
 }
 
-fn write_shard(path: &Path, tensors: &[Tensor], dtype: Dtype, seed: u64) -> Result<u64> {
+fn write_shard(path: &Path, tensors: &[TensorSpec], dtype: Dtype, seed: u64) -> Result<u64> {
     let mut header = Map::from_iter([("__metadata__".to_owned(), json!({"format": "pt"}))]);
     let mut starts = Vec::with_capacity(tensors.len());
     let mut bytes = 0;
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn shards_hold_what_fits() {
         let tensor =
-            |elements| Tensor { name: String::new(), shape: vec![elements], fill: Fill::Random(1.0) };
+            |elements| TensorSpec { name: String::new(), shape: vec![elements], fill: Fill::Random(1.0) };
         let tensors = [tensor(10), tensor(10), tensor(30), tensor(5), tensor(5)];
         let counts = |bytes| -> Vec<usize> {
             divide(&tensors, Dtype::Bfloat16, bytes).iter().map(|shard| shard.len()).collect()

@@ -1,6 +1,6 @@
 //! The tensors of a shape, in the order in which they are stored.
 
-use super::shape::{Family, Shape};
+use super::shape::{Family, ModelShape};
 
 /// Content of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -12,21 +12,21 @@ pub(super) enum Fill {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Tensor {
+pub(super) struct TensorSpec {
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
     pub(super) fill: Fill,
 }
 
-impl Tensor {
+impl TensorSpec {
     pub(super) fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 }
 
 /// All tensors of `shape`.
-pub(super) fn of(shape: &Shape) -> Vec<Tensor> {
-    let mut list = List { tensors: Vec::new(), prefix: String::new() };
+pub(super) fn of(shape: &ModelShape) -> Vec<TensorSpec> {
+    let mut list = TensorList { tensors: Vec::new(), prefix: String::new() };
     // Rows of unit size: what the first norm sees is the token alone.
     list.push("model.embed_tokens.weight", vec![shape.vocab, shape.hidden], Fill::Random(1.0));
     for layer in 0..shape.layers {
@@ -56,7 +56,7 @@ type Names = [&'static str; 3];
 
 const USUAL: Names = ["gate_proj", "up_proj", "down_proj"];
 
-fn attention(list: &mut List, shape: &Shape) {
+fn attention(list: &mut TensorList, shape: &ModelShape) {
     let (q, kv) = (shape.heads * shape.head_dim(), shape.kv_heads() * shape.head_dim());
     for (name, rows) in [("q_proj", q), ("k_proj", kv), ("v_proj", kv)] {
         list.linear(&format!("self_attn.{name}"), rows, shape.hidden);
@@ -75,7 +75,7 @@ fn attention(list: &mut List, shape: &Shape) {
     }
 }
 
-fn latent_attention(list: &mut List, shape: &Shape) {
+fn latent_attention(list: &mut TensorList, shape: &ModelShape) {
     let (head, rope, rank) = (shape.head_dim(), shape.rope_dim(), shape.kv_rank());
     let queries = shape.heads * (head + rope);
     match shape.q_rank {
@@ -92,7 +92,7 @@ fn latent_attention(list: &mut List, shape: &Shape) {
     list.linear("self_attn.o_proj", shape.hidden, shape.heads * head);
 }
 
-fn experts(list: &mut List, shape: &Shape) {
+fn experts(list: &mut TensorList, shape: &ModelShape) {
     let (block, names, shared) = match shape.family {
         Family::Mixtral => ("block_sparse_moe", ["w1", "w3", "w2"], None),
         Family::Olmoe | Family::Qwen3Moe => ("mlp", USUAL, None),
@@ -111,15 +111,15 @@ fn experts(list: &mut List, shape: &Shape) {
     }
 }
 
-struct List {
-    tensors: Vec<Tensor>,
+struct TensorList {
+    tensors: Vec<TensorSpec>,
     /// Prefix of the names of the current layer's tensors.
     prefix: String,
 }
 
-impl List {
+impl TensorList {
     fn push(&mut self, name: &str, shape: Vec<usize>, fill: Fill) {
-        self.tensors.push(Tensor { name: format!("{}{name}", self.prefix), shape, fill });
+        self.tensors.push(TensorSpec { name: format!("{}{name}", self.prefix), shape, fill });
     }
 
     fn norm(&mut self, name: &str, width: usize) {

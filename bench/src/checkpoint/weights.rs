@@ -2,7 +2,7 @@
 //! be made by any thread, and the same weights come out in every dtype.
 
 use super::shape::Dtype;
-use super::tensors::{Fill, Tensor};
+use super::tensors::{Fill, TensorSpec};
 use half::f16;
 
 /// Elements that one random number gives; parts of a tensor begin at multiples of it.
@@ -25,7 +25,7 @@ fn key(seed: u64, name: &str) -> u64 {
 
 /// The elements of `tensor` from number `first`, a multiple of [`LANES`], as many as `out` has room
 /// for.
-pub(super) fn fill(tensor: &Tensor, seed: u64, dtype: Dtype, first: usize, out: &mut [u8]) {
+pub(super) fn fill(tensor: &TensorSpec, seed: u64, dtype: Dtype, first: usize, out: &mut [u8]) {
     match dtype {
         Dtype::Bfloat16 => elements(tensor, seed, first, out, bfloat16),
         Dtype::Float16 => elements(tensor, seed, first, out, |value| f16::from_f32(value).to_le_bytes()),
@@ -42,7 +42,7 @@ fn bfloat16(value: f32) -> [u8; 2] {
 }
 
 fn elements<const BYTES: usize>(
-    tensor: &Tensor,
+    tensor: &TensorSpec,
     seed: u64,
     first: usize,
     out: &mut [u8],
@@ -73,8 +73,8 @@ fn elements<const BYTES: usize>(
 mod tests {
     use super::*;
 
-    fn tensor(fill: Fill) -> Tensor {
-        Tensor { name: "t".to_owned(), shape: vec![4096], fill }
+    fn tensor(fill: Fill) -> TensorSpec {
+        TensorSpec { name: "t".to_owned(), shape: vec![4096], fill }
     }
 
     #[test]

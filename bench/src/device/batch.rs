@@ -1,7 +1,7 @@
 //! Requests that share iterations, and requests that share a beginning.
 
 use super::expected::{reference_of, references};
-use super::function::{Main, Remote, Settings, half, of};
+use super::function::{FunctionSettings, Main, RemoteFunction, half, of};
 use super::{DeviceArgs, Outcome};
 use crate::error::Result;
 
@@ -17,10 +17,10 @@ pub(super) async fn mixed(args: &DeviceArgs) -> Result<Outcome> {
         .filter(|reference| reference.name.ends_with("-basic") || args.small)
         .collect();
     for reference in &few {
-        let settings = Settings::of("float32");
+        let settings = FunctionSettings::of("float32");
         let experts = half(&reference.folder)?;
         let mut main = Main::start(args, &reference.folder, &settings).await?;
-        let remote = Remote::start(args, &reference.folder, &experts, &settings)?;
+        let remote = RemoteFunction::start(args, &reference.folder, &experts, &settings)?;
         main.route(&[&remote], &experts).await?;
         let prompts = &reference.expected.prompts;
         let before = main.metric("remoe_iterations_total")?;
@@ -53,7 +53,7 @@ pub(super) async fn prefix(args: &DeviceArgs) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     for name in ["olmoe-basic", "dsv2-basic", "gptoss-basic"] {
         let reference = reference_of(args, name)?;
-        let mut main = Main::start(args, &reference.folder, &Settings::of("float32")).await?;
+        let mut main = Main::start(args, &reference.folder, &FunctionSettings::of("float32")).await?;
         main.route(&[], &[]).await?;
         let seeds = reference.expected.prompts.iter().flat_map(|prompt| prompt.ids.iter().copied());
         let ids: Vec<u32> = seeds.collect::<Vec<_>>().into_iter().cycle().take(SHARED).collect();

@@ -1,7 +1,7 @@
 //! Reference models with what transformers computed for them.
 
 use super::DeviceArgs;
-use crate::error::{Result, While};
+use crate::error::{ErrorContext, Result};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 

@@ -1,9 +1,9 @@
 //! Functions and requests that fail.
 
 use super::expected::reference_of;
-use super::function::{Main, Remote, Settings, error_code, half, http, of};
+use super::function::{FunctionSettings, Main, RemoteFunction, error_code, half, http, of};
 use super::{DeviceArgs, Outcome};
-use crate::error::{Result, While};
+use crate::error::{ErrorContext, Result};
 use remoe_model::Checkpoint;
 use remoe_proto::v1::generate_event::Event;
 use serde_json::json;
@@ -21,10 +21,10 @@ const REQUESTS: usize = 64;
 pub(super) async fn killed(args: &DeviceArgs) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     let reference = reference_of(args, MODEL)?;
-    let settings = Settings::of("float32");
+    let settings = FunctionSettings::of("float32");
     let experts = half(&reference.folder)?;
     let mut main = Main::start(args, &reference.folder, &settings).await?;
-    let mut remote = Remote::start(args, &reference.folder, &experts, &settings)?;
+    let mut remote = RemoteFunction::start(args, &reference.folder, &experts, &settings)?;
     main.route(&[&remote], &experts).await?;
     let Some(ids) = reference.expected.prompts.last().map(|prompt| prompt.ids.clone()) else {
         return Ok(outcome);
@@ -52,7 +52,7 @@ pub(super) async fn memory(args: &DeviceArgs) -> Result<Outcome> {
     let reading = || format!("reading {}", reference.folder.display());
     let facts = Checkpoint::open(&reference.folder).doing(reading)?.inspect().doing(reading)?;
     let cache_bytes = LITTLE_CACHE * facts.resident_bytes(facts.kv_bytes_per_token, "float32");
-    let little = Settings { cache_bytes, ..Settings::of("float32") };
+    let little = FunctionSettings { cache_bytes, ..FunctionSettings::of("float32") };
     let mut main = Main::start(args, &reference.folder, &little).await?;
     main.route(&[], &[]).await?;
     let Some(prompt) = reference.expected.prompts.last() else { return Ok(outcome) };
@@ -88,7 +88,7 @@ pub(super) async fn memory(args: &DeviceArgs) -> Result<Outcome> {
     outcome.figure("answered", answered);
     outcome.figure("refused", refused);
     drop(main);
-    let much = Settings { cache_bytes: TOO_MUCH, ..Settings::of("float32") };
+    let much = FunctionSettings { cache_bytes: TOO_MUCH, ..FunctionSettings::of("float32") };
     let started = Main::start(args, &reference.folder, &much).await;
     match started {
         // Started with a smaller cache, or with one that grows as it is used: it answers.

@@ -1,9 +1,9 @@
 //! Functions under check, and what is asked of them.
 
 use super::DeviceArgs;
-use super::recording::Recording;
-use crate::error::{BenchError, Result, While};
-use crate::process::Process;
+use super::recording::DeviceRecording;
+use crate::error::{BenchError, ErrorContext, Result};
+use crate::process::ChildProcess;
 use remoe_model::Checkpoint;
 use remoe_process::Announcement;
 use remoe_proto::v1::generate_event::Event;
@@ -30,14 +30,14 @@ const SILENCE: Duration = Duration::from_secs(60);
 
 /// Settings of a main function beside its model.
 #[derive(Debug, Clone)]
-pub(super) struct Settings {
+pub(super) struct FunctionSettings {
     pub(super) dtype: &'static str,
     pub(super) cache_bytes: u64,
     pub(super) max_batch: usize,
     pub(super) threads: Option<usize>,
 }
 
-impl Settings {
+impl FunctionSettings {
     pub(super) fn of(dtype: &'static str) -> Self {
         Self { dtype, cache_bytes: CACHE_BYTES, max_batch: 32, threads: Some(1) }
     }
@@ -49,18 +49,18 @@ pub(super) struct Main {
     client: MainModelClient<Channel>,
     recording: Option<PathBuf>,
     generation: u64,
-    _process: Process,
+    _process: ChildProcess,
 }
 
 /// A remote function.
-pub(super) struct Remote {
+pub(super) struct RemoteFunction {
     pub(super) address: SocketAddr,
-    pub(super) process: Process,
+    pub(super) process: ChildProcess,
 }
 
 impl Main {
     /// Starts one; it has no routing yet.
-    pub(super) async fn start(args: &DeviceArgs, model: &Path, settings: &Settings) -> Result<Self> {
+    pub(super) async fn start(args: &DeviceArgs, model: &Path, settings: &FunctionSettings) -> Result<Self> {
         static STARTED: AtomicU64 = AtomicU64::new(0);
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let mut command = function(&args.main, model, settings.dtype, settings.threads);
@@ -80,7 +80,11 @@ impl Main {
     }
 
     /// Puts `remote` in force, hosted by each of `functions`, and waits until the local experts have been read.
-    pub(super) async fn route(&mut self, functions: &[&Remote], remote: &[LayerExperts]) -> Result<()> {
+    pub(super) async fn route(
+        &mut self,
+        functions: &[&RemoteFunction],
+        remote: &[LayerExperts],
+    ) -> Result<()> {
         self.generation += 1;
         let endpoints = functions
             .iter()
@@ -136,21 +140,21 @@ impl Main {
     }
 
     /// Counted calls of the device so far, where the program counts them.
-    pub(super) async fn recording(&self) -> Result<Option<Recording>> {
+    pub(super) async fn recording(&self) -> Result<Option<DeviceRecording>> {
         let Some(path) = &self.recording else { return Ok(None) };
         // Written within 20 ms of a change.
         tokio::time::sleep(Duration::from_millis(100)).await;
-        Recording::read(path).map(Some)
+        DeviceRecording::read(path).map(Some)
     }
 }
 
-impl Remote {
+impl RemoteFunction {
     /// Starts one that hosts all of `experts`.
     pub(super) fn start(
         args: &DeviceArgs,
         model: &Path,
         experts: &[LayerExperts],
-        settings: &Settings,
+        settings: &FunctionSettings,
     ) -> Result<Self> {
         let mut command = function(&args.remote, model, settings.dtype, settings.threads);
         command.args(["--experts", &format_listing(experts)]);
@@ -234,9 +238,9 @@ fn function(program: &Path, model: &Path, dtype: &str, threads: Option<usize>) -
     command
 }
 
-fn announced(name: &str, command: Command) -> Result<(Process, Announcement)> {
+fn announced(name: &str, command: Command) -> Result<(ChildProcess, Announcement)> {
     // The child is bound to this thread, which outlives it.
-    let mut process = Process::start(name, command)?;
+    let mut process = ChildProcess::start(name, command)?;
     let line = process.line()?;
     let announcement = serde_json::from_str(&line).doing(|| format!("reading the announcement {line:?}"))?;
     Ok((process, announcement))

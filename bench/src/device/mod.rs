@@ -8,7 +8,7 @@ mod parity;
 mod recording;
 mod shapes;
 
-use crate::error::{Result, While};
+use crate::error::{ErrorContext, Result};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use serde_json::Value;

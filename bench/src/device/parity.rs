@@ -1,7 +1,7 @@
 //! Reference models beside what transformers computed.
 
 use super::expected::{Prompt, Reference, references, relative_difference};
-use super::function::{Main, Settings, of};
+use super::function::{FunctionSettings, Main, of};
 use super::{DeviceArgs, Outcome};
 use crate::error::Result;
 use remoe_proto::v1::InspectReply;
@@ -73,7 +73,7 @@ async fn of_all(args: &DeviceArgs, dtype: &'static str) -> Result<Outcome> {
 
 async fn one(args: &DeviceArgs, reference: &Reference, dtype: &'static str) -> Result<Shown> {
     let Reference { name, folder, expected } = reference;
-    let mut main = Main::start(args, folder, &Settings::of(dtype)).await?;
+    let mut main = Main::start(args, folder, &FunctionSettings::of(dtype)).await?;
     main.route(&[], &[]).await?;
     let mut shown = Shown::default();
     let exact = dtype == "float32";

@@ -1,16 +1,16 @@
 //! Counted calls of a device, as the program under check writes them.
 
-use crate::error::{Result, While};
+use crate::error::{ErrorContext, Result};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// Counts since the start.
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct Recording {
+pub(super) struct DeviceRecording {
     /// By layer of the model.
-    pub(super) layers: Vec<Counts>,
+    pub(super) layers: Vec<DeviceCounts>,
     /// Outside of layers.
-    pub(super) outside: Counts,
+    pub(super) outside: DeviceCounts,
     /// Bytes of tensors on the device.
     pub(super) held_bytes: u64,
 }
@@ -18,7 +18,7 @@ pub(super) struct Recording {
 /// Counts of one place.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Counts {
+pub(super) struct DeviceCounts {
     calls: u64,
     copies_down: u64,
     copies_up: u64,
@@ -38,7 +38,7 @@ pub(super) struct PerLayer {
     pub(super) launches_outside: f64,
 }
 
-impl Recording {
+impl DeviceRecording {
     pub(super) fn read(path: &Path) -> Result<Self> {
         let reading = || format!("reading {}", path.display());
         let text = std::fs::read_to_string(path).doing(reading)?;
@@ -47,9 +47,10 @@ impl Recording {
 
     /// Counts since `before`, which is so many iterations ago.
     pub(super) fn per_layer(&self, before: &Self, iterations: f64) -> PerLayer {
-        let sum = |recording: &Self, of: fn(&Counts) -> u64| -> u64 { recording.layers.iter().map(of).sum() };
+        let sum =
+            |recording: &Self, of: fn(&DeviceCounts) -> u64| -> u64 { recording.layers.iter().map(of).sum() };
         let layers = self.layers.len().max(1) as f64;
-        let each = |of: fn(&Counts) -> u64| {
+        let each = |of: fn(&DeviceCounts) -> u64| {
             sum(self, of).saturating_sub(sum(before, of)) as f64 / (layers * iterations.max(1.0))
         };
         let outside = self.outside.calls.saturating_sub(before.outside.calls);
@@ -70,9 +71,9 @@ mod tests {
 
     #[test]
     fn counts_are_of_one_layer_in_one_iteration() {
-        let recording = |calls: u64, outside: u64| Recording {
-            layers: vec![Counts { calls, ..Counts::default() }; 2],
-            outside: Counts { calls: outside, ..Counts::default() },
+        let recording = |calls: u64, outside: u64| DeviceRecording {
+            layers: vec![DeviceCounts { calls, ..DeviceCounts::default() }; 2],
+            outside: DeviceCounts { calls: outside, ..DeviceCounts::default() },
             held_bytes: 0,
         };
         let each = recording(110, 8).per_layer(&recording(10, 2), 4.0);

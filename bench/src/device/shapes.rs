@@ -1,9 +1,9 @@
 //! Times of decode steps of large models' shapes, by part, over sequences and positions.
 
-use super::function::{Main, Remote, Settings, half};
+use super::function::{FunctionSettings, Main, RemoteFunction, half};
 use super::{DeviceArgs, Outcome};
-use crate::checkpoint::{self, Shape};
-use crate::error::{Result, While};
+use crate::checkpoint::{self, ModelShape};
+use crate::error::{ErrorContext, Result};
 use remoe_proto::v1::{ExpertTime, Finished};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
@@ -38,13 +38,13 @@ const SMALL: Grid = Grid { sequences: &[1, 4], positions: &[0, 64], steps: 6 };
 
 /// OLMoE-1B-7B's shape, with a longer context.
 pub(super) async fn olmoe(args: &DeviceArgs) -> Result<Outcome> {
-    let shape = Shape { context: 40_960, ..Shape::olmoe(LAYERS) };
+    let shape = ModelShape { context: 40_960, ..ModelShape::olmoe(LAYERS) };
     measure(args, "olmoe", shape).await
 }
 
 /// Qwen3-30B-A3B's shape.
 pub(super) async fn qwen3(args: &DeviceArgs) -> Result<Outcome> {
-    let mut outcome = measure(args, "qwen3", Shape::qwen3(LAYERS)).await?;
+    let mut outcome = measure(args, "qwen3", ModelShape::qwen3(LAYERS)).await?;
     if args.small {
         return Ok(outcome);
     }
@@ -63,7 +63,7 @@ pub(super) async fn qwen3(args: &DeviceArgs) -> Result<Outcome> {
     Ok(outcome)
 }
 
-async fn measure(args: &DeviceArgs, name: &str, shape: Shape) -> Result<Outcome> {
+async fn measure(args: &DeviceArgs, name: &str, shape: ModelShape) -> Result<Outcome> {
     let (shape, grid) = if args.small { (small(&shape), SMALL) } else { (shape, GRID) };
     let model = written(args, name, &shape)?;
     let longest =
@@ -72,7 +72,7 @@ async fn measure(args: &DeviceArgs, name: &str, shape: Shape) -> Result<Outcome>
     // Sequences share the prompt's pages; each has its own behind them.
     let positions = longest + most * (grid.beside() as usize + 64);
     let position_bytes = 2 * shape.layers * shape.kv_heads() * shape.head_dim() * shape.dtype.bytes();
-    let settings = Settings {
+    let settings = FunctionSettings {
         dtype: "bfloat16",
         cache_bytes: (2 * positions * position_bytes) as u64,
         max_batch: most.max(32),
@@ -107,7 +107,7 @@ async fn measure(args: &DeviceArgs, name: &str, shape: Shape) -> Result<Outcome>
 /// Decode steps of `sequences` requests behind the same prompt.
 async fn steps(
     main: &Main,
-    shape: &Shape,
+    shape: &ModelShape,
     shared: &[u32],
     sequences: usize,
     grid: &Grid,
@@ -158,12 +158,12 @@ fn parts(finished: &Finished, steps: u32) -> Map<String, Value> {
 async fn half_remote(
     args: &DeviceArgs,
     model: &std::path::Path,
-    (shape, steps): (&Shape, u32),
-    settings: &Settings,
+    (shape, steps): (&ModelShape, u32),
+    settings: &FunctionSettings,
 ) -> Result<Map<String, Value>> {
     let experts = half(model)?;
     let mut main = Main::start(args, model, settings).await?;
-    let remote = Remote::start(args, model, &experts, settings)?;
+    let remote = RemoteFunction::start(args, model, &experts, settings)?;
     main.route(&[&remote], &experts).await?;
     main.generate(&prompt(shape, 96, 0), 8).await?;
     let finished = main.generate(&prompt(shape, 64, 2), steps + 1).await?;
@@ -175,8 +175,8 @@ async fn half_remote(
 }
 
 /// The shape with sizes that a test can bear.
-fn small(shape: &Shape) -> Shape {
-    Shape {
+fn small(shape: &ModelShape) -> ModelShape {
+    ModelShape {
         layers: 2,
         hidden: 128,
         experts: 16,
@@ -192,7 +192,7 @@ fn small(shape: &Shape) -> Shape {
 }
 
 /// Tokens of all kinds that no prompt of another number begins with.
-fn prompt(shape: &Shape, tokens: usize, number: usize) -> Vec<u32> {
+fn prompt(shape: &ModelShape, tokens: usize, number: usize) -> Vec<u32> {
     let ids = (0..tokens as u64).map(|index| {
         let mixed = (index + 1).wrapping_add((number as u64) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         ((mixed >> 33) % shape.vocab as u64) as u32
@@ -200,7 +200,7 @@ fn prompt(shape: &Shape, tokens: usize, number: usize) -> Vec<u32> {
     ids.collect()
 }
 
-fn written(args: &DeviceArgs, name: &str, shape: &Shape) -> Result<PathBuf> {
+fn written(args: &DeviceArgs, name: &str, shape: &ModelShape) -> Result<PathBuf> {
     let folder = args.models.join(if args.small { format!("{name}-small") } else { name.to_owned() });
     if !checkpoint::is_of(shape, &folder) {
         checkpoint::write(shape, 0, SHARD_BYTES, &folder)?;

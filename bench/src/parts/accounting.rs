@@ -1,15 +1,15 @@
 //! Overhead of accounting for every request's cost.
 
-use crate::context::Context;
-use crate::error::{BenchError, Result, While};
-use crate::pace::Share;
-use crate::report::{Bar, Part};
+use crate::context::BenchContext;
+use crate::error::{BenchError, ErrorContext, Result};
+use crate::pace::TimeShare;
+use crate::report::{Bar, BenchSection};
 use crate::series::Series;
 use remoe_billing::{
     Attribution, Basis, Billed, FunctionEvent, Ledger, LedgerLimits, Meter, Pairs, Phase, Phases, Rate,
-    Rates, Told, Work, Worked,
+    Rates, ReportedCost, RequestWork, Worked,
 };
-use remoe_gateway_core::{Answered, Billing, Books, GatewayMetrics};
+use remoe_gateway_core::{Billing, CompletedRequest, CostAccounting, GatewayMetrics};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ const RATE: Rate = Rate(44_000_000);
 const REQUEST_BAR: Bar = Bar::AtMost(20.0);
 const TOKEN_BAR: Bar = Bar::AtMost(1.0);
 
-pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
+pub(super) fn measure(context: &BenchContext, share: &TimeShare) -> Result<BenchSection> {
     let addresses: Vec<Arc<str>> =
         (0..REMOTE).map(|port| format!("127.0.0.1:{}", 4000 + port).into()).collect();
     let (mut requests, mut tokens) = (Series::default(), Series::default());
@@ -49,7 +49,7 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
         Ok(())
     });
     let shape = json!({"remote_functions": REMOTE, "requests_in_an_iteration": BATCH, "layers": LAYERS});
-    let mut part = Part::new(NAME, shape);
+    let mut part = BenchSection::new(NAME, shape);
     part.add_with_bar(
         "a request: price, report, send, count, sum, write to the ledger",
         "µs",
@@ -73,7 +73,7 @@ fn request(addresses: &[Arc<str>]) -> Result<f64> {
     let folder = tempfile::tempdir().doing(writing)?;
     let ledger = Ledger::open(folder.path(), LedgerLimits::default()).doing(writing)?;
     let metrics = GatewayMetrics::new().doing(writing)?;
-    let books = Books::open(Some(ledger), "prices", metrics.registry()).doing(writing)?;
+    let books = CostAccounting::open(Some(ledger), "prices", metrics.registry()).doing(writing)?;
     let names = addresses.iter().map(|address| address.to_string()).chain([MAIN.to_owned()]);
     let tier = |name: &str| if name == MAIN { MAIN.to_owned() } else { format!("group-{name}") };
     let billing = Billing {
@@ -83,23 +83,24 @@ fn request(addresses: &[Arc<str>]) -> Result<f64> {
     };
     for (function, tier) in billing.functions.values() {
         let event = FunctionEvent::Started { tier: tier.clone(), rate: RATE, basis: Basis::Alive };
-        books.function(Books::now(), "m", function, event);
+        books.function(CostAccounting::now(), "m", function, event);
     }
     let meter = Meter::default();
     let worked = Worked { share: Phases { prefill: 12_345_678, decode: 87_654_321 }, busy: 1 << 40 };
     let remote = addresses.iter().map(|address| (address.clone(), worked)).collect();
-    let work = Work { main: worked, remote, served: 1 << 41 };
+    let work = RequestWork { main: worked, remote, served: 1 << 41 };
     let rivals: BTreeMap<String, u64> = RIVALS.map(|rival| (rival.to_owned(), 1_000_000)).into();
     let started = Instant::now();
     for number in 0..REQUESTS {
         // The gateway says what functions cost, the main function what it was of that, and the gateway keeps it.
         let rates: Rates = billing.rates.to_string().parse().doing(writing)?;
-        let told = Told { rivals: rivals.clone(), ..meter.tell(&work, &rates) };
+        let told = ReportedCost { rivals: rivals.clone(), ..meter.tell(&work, &rates) };
         let header = serde_json::to_string(&told).doing(writing)?;
         let told = serde_json::from_str(&header).doing(writing)?;
         let (prompt_tokens, completion_tokens) = (100, 100);
         let id = format!("{number:032x}");
-        let answered = Answered { id: &id, model: "m", tenant: "t", prompt_tokens, completion_tokens, told };
+        let answered =
+            CompletedRequest { id: &id, model: "m", tenant: "t", prompt_tokens, completion_tokens, told };
         std::hint::black_box(books.answered(answered, &billing, None));
     }
     let took = started.elapsed().as_secs_f64() * 1e6 / REQUESTS as f64;
@@ -111,17 +112,18 @@ fn request(addresses: &[Arc<str>]) -> Result<f64> {
     Ok(took)
 }
 
-struct Request(Work);
+struct AccountedRequest(RequestWork);
 
-impl Billed for Request {
-    fn work(&mut self) -> (&mut Work, Phase) {
+impl Billed for AccountedRequest {
+    fn work(&mut self) -> (&mut RequestWork, Phase) {
         (&mut self.0, Phase::Decode)
     }
 }
 
 /// Microseconds of one token's share of iterations.
 fn token(addresses: &[Arc<str>]) -> f64 {
-    let mut requests: Vec<Request> = (0..BATCH).map(|_| Request(Work::default())).collect();
+    let mut requests: Vec<AccountedRequest> =
+        (0..BATCH).map(|_| AccountedRequest(RequestWork::default())).collect();
     // One expert of each token in each remote function.
     let slots: Vec<Vec<u32>> = (0..REMOTE as u32)
         .map(|link| (0..BATCH as u32).map(|row| row * REMOTE as u32 + link).collect())

@@ -4,12 +4,12 @@
 //! stands between two measurements of its limit, and torch's next to ours. Ours are by the instruction
 //! paths that a pool chooses; what each path of the CPU gives stands below them.
 
-use crate::context::Context;
-use crate::error::{Result, While};
+use crate::context::BenchContext;
+use crate::error::{ErrorContext, Result};
 use crate::machine::cores;
-use crate::pace::Share;
-use crate::process::Process;
-use crate::report::{Bar, Part};
+use crate::pace::TimeShare;
+use crate::process::ChildProcess;
+use crate::report::{Bar, BenchSection};
 use crate::series::Series;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -38,7 +38,7 @@ const MANY_TOKENS_BAR: Bar = Bar::AtLeast(0.85);
 /// Ours over torch's at 256 tokens.
 const TORCH_BAR: Bar = Bar::AtLeast(1.2);
 
-pub(super) fn measure(context: &Context, share: &Share) -> Result<Vec<Part>> {
+pub(super) fn measure(context: &BenchContext, share: &TimeShare) -> Result<Vec<BenchSection>> {
     let mut threads = vec![1, cores()];
     threads.dedup();
     let cases: Vec<_> = FORMS.iter().flat_map(|dtype| threads.iter().map(move |t| (*dtype, *t))).collect();
@@ -49,7 +49,12 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Vec<Part>> {
     Ok(parts)
 }
 
-fn measure_one(context: &Context, share: &Share, dtype: &str, threads: usize) -> Result<Part> {
+fn measure_one(
+    context: &BenchContext,
+    share: &TimeShare,
+    dtype: &str,
+    threads: usize,
+) -> Result<BenchSection> {
     let name = format!("Expert FFN, {dtype}, {threads} {}", if threads == 1 { "thread" } else { "threads" });
     let (mut ours, description) = start_ours(context, dtype, threads)?;
     let paths = vector_paths(&description);
@@ -94,7 +99,7 @@ fn measure_one(context: &Context, share: &Share, dtype: &str, threads: usize) ->
         _ => Value::Null,
     };
     let settings = json!({"rounds": ending.done, "ours": description, "torch": torch_description});
-    let mut part = Part::new(name, settings);
+    let mut part = BenchSection::new(name, settings);
     figures.report(&mut part, &paths, WITH_BARS.contains(&dtype));
     part.conclude(ending);
     if let Some(Err(why)) = torch {
@@ -105,7 +110,11 @@ fn measure_one(context: &Context, share: &Share, dtype: &str, threads: usize) ->
 }
 
 /// Starts the instrument for the FFN and the machine's limits; returns it with its description of itself.
-pub(super) fn start_ours(context: &Context, dtype: &str, threads: usize) -> Result<(Process, Value)> {
+pub(super) fn start_ours(
+    context: &BenchContext,
+    dtype: &str,
+    threads: usize,
+) -> Result<(ChildProcess, Value)> {
     let mut command = Command::new(context.program("examples/ffn_speed")?);
     command.args(["--dtype", dtype, "--threads", &threads.to_string()]);
     command.args(["--hidden", &HIDDEN.to_string(), "--width", &WIDTH.to_string()]);
@@ -123,7 +132,7 @@ fn by(what: &str, path: &str) -> String {
     format!("{what} {path}")
 }
 
-fn start_torch(context: &Context, threads: usize) -> Result<(Process, Value)> {
+fn start_torch(context: &BenchContext, threads: usize) -> Result<(ChildProcess, Value)> {
     let mut command = Command::new(&context.python);
     command.args(["-c", TORCH_EXPERT]);
     command.args([threads, HIDDEN, WIDTH].map(|number| number.to_string()));
@@ -131,8 +140,8 @@ fn start_torch(context: &Context, threads: usize) -> Result<(Process, Value)> {
 }
 
 /// Starts an instrument; returns it with its description of itself.
-fn start(name: &str, command: Command) -> Result<(Process, Value)> {
-    let mut process = Process::start(name, command)?;
+fn start(name: &str, command: Command) -> Result<(ChildProcess, Value)> {
+    let mut process = ChildProcess::start(name, command)?;
     let line = process.line()?;
     let description = serde_json::from_str(&line).doing(|| format!("reading the description {line:?}"))?;
     Ok((process, description))
@@ -146,7 +155,7 @@ enum Instrument {
 
 /// GB/s or GFLOP/s.
 #[derive(Debug, Clone, Copy, Deserialize)]
-pub(super) struct Answer {
+pub(super) struct Throughput {
     /// Rate of all calls together.
     pub(super) rate: f64,
     /// Rate of the best single call.
@@ -155,27 +164,27 @@ pub(super) struct Answer {
 
 /// Answers by what was asked, in the order in which they came.
 #[derive(Debug, Default)]
-struct Figures(BTreeMap<(Instrument, String), Vec<Answer>>);
+struct Figures(BTreeMap<(Instrument, String), Vec<Throughput>>);
 
 impl Figures {
-    fn push(&mut self, of: Instrument, name: &str, answer: Answer) {
+    fn push(&mut self, of: Instrument, name: &str, answer: Throughput) {
         self.0.entry((of, name.to_owned())).or_default().push(answer);
     }
 
     /// One value per round: the mean of those that were taken in it.
-    fn series(&self, of: Instrument, name: &str, per_round: usize, what: fn(&Answer) -> f64) -> Series {
+    fn series(&self, of: Instrument, name: &str, per_round: usize, what: fn(&Throughput) -> f64) -> Series {
         let answers = self.0.get(&(of, name.to_owned())).map_or(&[][..], Vec::as_slice);
-        let mean = |round: &[Answer]| round.iter().map(what).sum::<f64>() / round.len() as f64;
+        let mean = |round: &[Throughput]| round.iter().map(what).sum::<f64>() / round.len() as f64;
         answers.chunks(per_round).map(mean).collect()
     }
 
-    fn report(&self, part: &mut Part, paths: &[String], bars: bool) {
+    fn report(&self, part: &mut BenchSection, paths: &[String], bars: bool) {
         use Instrument::{Ours, Torch};
         let rate = |of, name: &str| self.series(of, name, 1, |answer| answer.rate);
         // Limits are taken twice a round.
         let limit = |name| self.series(Ours, name, 2, |answer| answer.rate);
         let best_over = |name, limit| {
-            let best: fn(&Answer) -> f64 = |answer| answer.best;
+            let best: fn(&Throughput) -> f64 = |answer| answer.best;
             self.series(Ours, name, 1, best).over(&self.series(Ours, limit, 2, best))
         };
         let (memory, peak) = (limit("read"), limit("peak"));
@@ -185,7 +194,7 @@ impl Figures {
         part.add("1 token, 8 experts per call", "GB/s", &eight);
         // Integers have a peak of their own, which is not measured: theirs is beside that of bfloat16.
         let peak_name = if bars { "arithmetic peak" } else { "arithmetic peak of bfloat16" };
-        let share = |part: &mut Part, name: &str, series: &Series, bar| match bars {
+        let share = |part: &mut BenchSection, name: &str, series: &Series, bar| match bars {
             true => part.add_with_bar(name, "", series, bar),
             false => part.add(name, "", series),
         };

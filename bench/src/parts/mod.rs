@@ -8,10 +8,10 @@ mod start;
 mod wire;
 mod work;
 
-use crate::context::Context;
-use crate::load::Watch;
-use crate::pace::Share;
-use crate::report::Part;
+use crate::context::BenchContext;
+use crate::load::LoadMonitor;
+use crate::pace::TimeShare;
+use crate::report::BenchSection;
 use clap::ValueEnum;
 
 /// A part of a run.
@@ -35,8 +35,8 @@ impl PartName {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    pub(crate) fn measure(self, context: &Context, share: &Share) -> Vec<Part> {
-        let watch = Watch::start();
+    pub(crate) fn measure(self, context: &BenchContext, share: &TimeShare) -> Vec<BenchSection> {
+        let watch = LoadMonitor::start();
         let measured = match self {
             Self::Kernels => kernels::measure(context, share),
             Self::Wire => wire::measure(context, share).map(|part| vec![part]),
@@ -44,7 +44,7 @@ impl PartName {
             Self::Model => model::measure(context, share).map(|part| vec![part]),
             Self::Accounting => accounting::measure(context, share).map(|part| vec![part]),
         };
-        let mut parts = measured.unwrap_or_else(|error| vec![Part::failed(self.name(), error)]);
+        let mut parts = measured.unwrap_or_else(|error| vec![BenchSection::failed(self.name(), error)]);
         let load = watch.stop();
         parts.iter_mut().for_each(|part| part.load = Some(load.clone()));
         parts

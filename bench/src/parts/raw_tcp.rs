@@ -1,6 +1,6 @@
 //! The least that an exchange can cost: TCP on loopback, both sides spinning, nothing in between.
 
-use crate::error::{BenchError, Result, While};
+use crate::error::{BenchError, ErrorContext, Result};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};

@@ -1,15 +1,15 @@
 //! How long a remote function with 100 MB of experts in the page cache takes to start.
 
 use super::work;
-use crate::context::{Context, warm};
-use crate::error::{BenchError, Result, While};
-use crate::pace::Share;
+use crate::context::{BenchContext, warm};
+use crate::error::{BenchError, ErrorContext, Result};
+use crate::pace::TimeShare;
 use crate::remote::RemoteFunction;
-use crate::report::{Bar, Part};
+use crate::report::{Bar, BenchSection};
 use crate::series::Series;
 use remoe_kernels::{Job, Pool, PoolConfig};
 use remoe_model::Checkpoint;
-use remoe_proto::Wait;
+use remoe_proto::PollSettings;
 use remoe_weights::{default_dtype, load_expert};
 use serde_json::json;
 use std::fs::File;
@@ -26,7 +26,7 @@ const WIDTH: usize = 1024;
 /// From the start of the process to its first answer, in milliseconds.
 const BAR: Bar = Bar::AtMost(50.0);
 
-pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
+pub(super) fn measure(context: &BenchContext, share: &TimeShare) -> Result<BenchSection> {
     let shape = work::shape(WIDTH);
     let model = context.model(&format!("one-layer-{WIDTH}"), &shape)?;
     let expected = expected(&model)?;
@@ -41,7 +41,7 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
         let announcement = started.elapsed();
         let mut conversation = function.conversation()?;
         let answer = conversation
-            .ask(work::one_token(1, shape.hidden), Wait::ENGINE)
+            .ask(work::one_token(1, shape.hidden), PollSettings::ENGINE)
             .doing(|| "asking a remote function")?;
         let first_answer = started.elapsed();
         if answer.rows != expected {
@@ -56,7 +56,7 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
         }
         Ok(())
     });
-    let mut part = Part::new(
+    let mut part = BenchSection::new(
         NAME,
         json!({"starts": ending.done, "experts": work::EXPERTS, "hidden": shape.hidden, "width": WIDTH,
                "dtype": "bfloat16", "bytes": bytes}),

@@ -5,17 +5,17 @@
 
 use super::{raw_tcp, work};
 use crate::certificates::Certificates;
-use crate::context::Context;
-use crate::error::{Result, While};
-use crate::pace::Share;
+use crate::context::BenchContext;
+use crate::error::{ErrorContext, Result};
+use crate::pace::TimeShare;
 use crate::remote::RemoteFunction;
-use crate::report::{Bar, Part};
+use crate::report::{Bar, BenchSection};
 use crate::series::Series;
 use prost::Message;
 use remoe_proto::v1::forward_reply::Outcome;
 use remoe_proto::v1::forward_request::Body;
 use remoe_proto::v1::{ForwardReply, ForwardRequest, Rows};
-use remoe_proto::{Conversation, Wait};
+use remoe_proto::{Conversation, PollSettings};
 use serde_json::json;
 use std::time::Duration;
 
@@ -35,15 +35,22 @@ const ADDED_BAR: Bar = Bar::AtMost(60.0);
 /// Bar for the added time as a multiple of raw TCP.
 const RATIO_BAR: Bar = Bar::AtMost(6.0);
 
-pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
+pub(super) fn measure(context: &BenchContext, share: &TimeShare) -> Result<BenchSection> {
     let exchanges = context.rounds(EXCHANGES);
     let hidden = work::shape(16).hidden;
     let (request, answer) = bytes(hidden);
     let mut cases = [
-        Case::open(context, 16, Wait::ENGINE, "exchange alone (width 16)", true, false)?,
-        Case::open(context, 16, Wait::ENGINE, "exchange alone (width 16), within TLS", false, true)?,
-        Case::open(context, 1024, Wait::ENGINE, "OLMoE's experts (width 1024)", true, false)?,
-        Case::open(context, 1024, Wait::SPIN, "OLMoE's experts, client spins", false, false)?,
+        WireCase::open(context, 16, PollSettings::ENGINE, "exchange alone (width 16)", true, false)?,
+        WireCase::open(
+            context,
+            16,
+            PollSettings::ENGINE,
+            "exchange alone (width 16), within TLS",
+            false,
+            true,
+        )?,
+        WireCase::open(context, 1024, PollSettings::ENGINE, "OLMoE's experts (width 1024)", true, false)?,
+        WireCase::open(context, 1024, PollSettings::SPIN, "OLMoE's experts, client spins", false, false)?,
     ];
     let mut raw = Series::default();
     let ending = share.rounds(NAME, context.rounds(ROUNDS), |round| {
@@ -59,11 +66,11 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
         }
         Ok(())
     });
-    let mut part = Part::new(
+    let mut part = BenchSection::new(
         NAME,
         json!({"rounds": ending.done, "exchanges": exchanges, "hidden": hidden, "experts": work::EXPERTS,
                "dtype": "bfloat16", "request_bytes": request, "answer_bytes": answer,
-               "poll_us": Wait::ENGINE.poll.as_micros() as u64}),
+               "poll_us": PollSettings::ENGINE.poll.as_micros() as u64}),
     );
     part.add("raw TCP, both sides spin, p50", "µs", &raw);
     for case in &cases {
@@ -77,16 +84,16 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
          computation that the function reports; median, minimum and maximum are over the rounds' p50s. \
          The client polls for {} µs and then sleeps, as the engine does, unless it is said to spin.",
         work::EXPERTS,
-        Wait::ENGINE.poll.as_micros(),
+        PollSettings::ENGINE.poll.as_micros(),
     ));
     part.conclude(ending);
     Ok(part)
 }
 
 /// A function with experts of one width, and what it took to talk to it.
-struct Case {
+struct WireCase {
     name: &'static str,
-    wait: Wait,
+    wait: PollSettings,
     /// Set if the bars apply to this case.
     has_bar: bool,
     conversation: Conversation,
@@ -97,11 +104,11 @@ struct Case {
     compute: Series,
 }
 
-impl Case {
+impl WireCase {
     fn open(
-        context: &Context,
+        context: &BenchContext,
         width: usize,
-        wait: Wait,
+        wait: PollSettings,
         name: &'static str,
         has_bar: bool,
         within_tls: bool,
@@ -143,7 +150,7 @@ impl Case {
         Ok(())
     }
 
-    fn report(&self, part: &mut Part, raw: &Series) {
+    fn report(&self, part: &mut BenchSection, raw: &Series) {
         let figure = |what: &str| format!("{}: {what}", self.name);
         let ratio = self.added.over(raw);
         if self.has_bar {

@@ -1,6 +1,6 @@
 //! The message of one token and one layer, and the checkpoint whose experts answer it.
 
-use crate::checkpoint::Shape;
+use crate::checkpoint::ModelShape;
 use remoe_proto::v1::Work;
 
 /// Experts of the layer, all of which the token is for: OLMoE's experts per token.
@@ -10,8 +10,14 @@ pub(super) const EXPERTS: u32 = 8;
 pub(super) const LISTING: &str = "0:0-7";
 
 /// One layer with [`EXPERTS`] experts of OLMoE's hidden size in bfloat16.
-pub(super) fn shape(width: usize) -> Shape {
-    Shape { experts: EXPERTS as usize, top_k: EXPERTS as usize, width, vocab: 256, ..Shape::olmoe(1) }
+pub(super) fn shape(width: usize) -> ModelShape {
+    ModelShape {
+        experts: EXPERTS as usize,
+        top_k: EXPERTS as usize,
+        width,
+        vocab: 256,
+        ..ModelShape::olmoe(1)
+    }
 }
 
 /// One row for all experts.

@@ -2,14 +2,14 @@
 
 mod deployment;
 
-use super::schema::Form;
+use super::schema::SchemaKind;
 use crate::exit::{CliError, Code};
 use crate::output::{json, progress::print_error};
 use crate::{files, planning, resource, workload};
 use clap::{Args, ValueEnum};
 use remoe_gateway_core::KeyFile;
 use remoe_hardware::{NodeList, NodesError, Profile, ProfileError};
-use remoe_planner::{Account, AccountError, FieldError, Problem};
+use remoe_planner::{AccountError, FieldError, PlanAccount, Problem};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::cmp::Reverse;
@@ -25,13 +25,13 @@ pub(crate) struct CheckArgs {
     pub(crate) files: Vec<PathBuf>,
     /// Kind of all files [default: recognised by the fields of each file]
     #[arg(long, value_enum, value_name = "KIND")]
-    pub(crate) kind: Option<Kind>,
+    pub(crate) kind: Option<FileKind>,
 }
 
 /// Kinds of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Kind {
+pub(crate) enum FileKind {
     /// API keys by tenant: `up --keys`, `gateway.keysSecretName` of the chart
     Keys,
     /// Requests to plan for: `--workload`
@@ -50,14 +50,14 @@ pub(crate) enum Kind {
     Deployment,
 }
 
-impl Kind {
-    const WITH_SCHEMA: [(Self, Form); 6] = [
-        (Self::Workload, Form::Workload),
-        (Self::Plan, Form::Plan),
-        (Self::Problem, Form::Problem),
-        (Self::Profile, Form::Profile),
-        (Self::Nodes, Form::Nodes),
-        (Self::Prices, Form::Prices),
+impl FileKind {
+    const WITH_SCHEMA: [(Self, SchemaKind); 6] = [
+        (Self::Workload, SchemaKind::Workload),
+        (Self::Plan, SchemaKind::Plan),
+        (Self::Problem, SchemaKind::Problem),
+        (Self::Profile, SchemaKind::Profile),
+        (Self::Nodes, SchemaKind::Nodes),
+        (Self::Prices, SchemaKind::Prices),
     ];
 
     fn name(self) -> String {
@@ -110,7 +110,7 @@ impl Kind {
                 })
             }
             Self::Workload => workload::check(text).map_err(wrong),
-            Self::Plan => Account::from_plan_file(text).map(drop).map_err(|error| match error {
+            Self::Plan => PlanAccount::from_plan_file(text).map(drop).map_err(|error| match error {
                 AccountError::Plan(error) | AccountError::Problem(error) => wrong(error),
             }),
             Self::Problem => Problem::from_json(text).map(drop).map_err(wrong),
@@ -165,11 +165,11 @@ impl Fields {
 struct Checked<'a> {
     path: &'a Path,
     /// `None` if the file could not be read or recognised.
-    kind: Option<Kind>,
+    kind: Option<FileKind>,
     error: Option<CliError>,
 }
 
-fn checked(path: &Path, stated: Option<Kind>) -> Checked<'_> {
+fn checked(path: &Path, stated: Option<FileKind>) -> Checked<'_> {
     let text = match files::read("", path) {
         Ok(text) => text,
         Err(error) => {
@@ -177,8 +177,8 @@ fn checked(path: &Path, stated: Option<Kind>) -> Checked<'_> {
             return Checked { path, kind: stated, error: Some(error) };
         }
     };
-    let Some(kind) = stated.or_else(|| Kind::of(&text)) else {
-        let kinds: Vec<String> = Kind::value_variants().iter().map(|kind| kind.name()).collect();
+    let Some(kind) = stated.or_else(|| FileKind::of(&text)) else {
+        let kinds: Vec<String> = FileKind::value_variants().iter().map(|kind| kind.name()).collect();
         let message = format!(
             "{}: cannot recognise the kind of file; state it with --kind: {}",
             path.display(),

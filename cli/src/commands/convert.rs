@@ -3,7 +3,7 @@
 use crate::exit::CliError;
 use crate::output::{json, table};
 use clap::{Args, Subcommand};
-use remoe_convert::{ConvertError, Converted, Options, gpt2_moe};
+use remoe_convert::{ConvertError, Converted, SplitOptions, gpt2_moe};
 use remoe_hub::{ModelArgs, ModelLocation, SourceArgs};
 use remoe_model::{Checkpoint, Inspection};
 use serde::Serialize;
@@ -13,11 +13,11 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 pub(crate) struct ConvertArgs {
     #[command(subcommand)]
-    to: Target,
+    to: ConvertTarget,
 }
 
 #[derive(Debug, Subcommand)]
-enum Target {
+enum ConvertTarget {
     /// Split each feed-forward network of a GPT-2 into experts, with a router computed from their weights
     #[command(after_help = EXAMPLES)]
     Gpt2Moe(Gpt2MoeArgs),
@@ -91,11 +91,11 @@ impl Report {
 
 /// Converts, and says what came of it.
 pub(crate) fn run(args: &ConvertArgs, as_json: bool) -> Result<(), CliError> {
-    let Target::Gpt2Moe(args) = &args.to;
+    let ConvertTarget::Gpt2Moe(args) = &args.to;
     let (model_cache, sources) = (args.model_cache.clone(), args.sources.clone());
     let source = ModelArgs { model: args.from.clone(), model_cache, sources };
     let (store, _) = source.store()?;
-    let options = Options { experts: args.experts, top_k: args.top_k };
+    let options = SplitOptions { experts: args.experts, top_k: args.top_k };
     let converted = gpt2_moe(&*store, &args.to, options).map_err(failed)?;
     let report = Report::of(args, converted, &Checkpoint::open(&args.to)?.inspect()?);
     if as_json {

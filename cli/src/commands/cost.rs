@@ -4,7 +4,7 @@ use crate::exit::{CliError, Code};
 use crate::output::{json, table};
 use clap::{Args, ValueEnum};
 use remoe_billing::{
-    Account, Amounts, Entries, Functions, LOCK, LedgerError, Tier, export_csv, export_json, records,
+    Amounts, Entries, Functions, LOCK, LedgerError, LedgerTotals, Tier, export_csv, export_json, records,
 };
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -116,8 +116,8 @@ pub(crate) fn run(args: &CostArgs, as_json: bool) -> Result<ExitCode, CliError> 
         .collect::<Result<_, _>>()
         .map_err(|error| wrong(&error))?;
     let account = match entries.as_mut_slice() {
-        [one] => Account::of(one),
-        several => Account::of_several(several.iter_mut()),
+        [one] => LedgerTotals::of(one),
+        several => LedgerTotals::of_several(several.iter_mut()),
     };
     let account = account.map_err(|error| wrong(&error))?;
     let damaged = entries.iter().map(Entries::damaged).sum();
@@ -165,7 +165,7 @@ fn day(number: u64) -> String {
         .map_or_else(|_| number.to_string(), |at| at.strftime("%F").to_string())
 }
 
-fn report(account: &Account, damaged: u64, reconciled: Option<bool>) -> Report<'_> {
+fn report(account: &LedgerTotals, damaged: u64, reconciled: Option<bool>) -> Report<'_> {
     Report {
         requests: account.answered.requests,
         total: account.answered.cost,
@@ -209,7 +209,7 @@ fn share(part: u64, whole: u64) -> String {
     if whole == 0 { String::new() } else { format!("{:.1} %", part as f64 / whole as f64 * 100.0) }
 }
 
-fn text(account: &Account, damaged: u64, reconcile: bool) -> String {
+fn text(account: &LedgerTotals, damaged: u64, reconcile: bool) -> String {
     let mut blocks = vec![parts(account)];
     if account.answered.requests > 0 {
         blocks.push(by("model", &account.by_model, |name| name.to_owned()));
@@ -229,7 +229,7 @@ fn text(account: &Account, damaged: u64, reconcile: bool) -> String {
     if !account.rivals.is_empty() {
         blocks.push(rivals(account));
     }
-    let Account { alive, per_hour, prices, .. } = account;
+    let LedgerTotals { alive, per_hour, prices, .. } = account;
     blocks.push(format!("now: {}/hour, functions alive: {alive}; price list: {prices}", dollars(*per_hour)));
     if account.unknown > 0 {
         blocks.push(format!(
@@ -241,7 +241,7 @@ fn text(account: &Account, damaged: u64, reconcile: bool) -> String {
         blocks.push(format!("skipped damaged ledger lines: {damaged}"));
     }
     if reconcile {
-        let Account { paid, residual, estimated, .. } = account;
+        let LedgerTotals { paid, residual, estimated, .. } = account;
         blocks.push(format!(
             "reconciliation: paid {paid} n$ = requests {} + failed {} + idle {} + cold starts {} + overlap {} + \
              overhead {} + residual {residual} + earlier requests {} - unknown {}: {:.4} % not accounted for; {:.1} s estimated",
@@ -266,7 +266,7 @@ fn bar(part: u64, whole: u64) -> String {
 }
 
 /// Where the money went.
-fn parts(account: &Account) -> String {
+fn parts(account: &LedgerTotals) -> String {
     let parts = [
         ("requests", account.answered.cost),
         ("failed work", account.failed),
@@ -319,7 +319,7 @@ fn tiers(tiers: &BTreeMap<String, Tier>) -> String {
     table::with_header(&["tier", "prefill", "decode", "idle"], rows.collect())
 }
 
-fn rivals(account: &Account) -> String {
+fn rivals(account: &LedgerTotals) -> String {
     let rows = account.rivals.iter().map(|(name, (cost, here))| {
         let saved = 1.0 - *here as f64 / (*cost).max(1) as f64;
         vec![name.clone(), dollars(*cost), dollars(*here), format!("{:.1} %", saved * 100.0)]
@@ -366,7 +366,7 @@ mod tests {
         };
         let requests = [request(20_000, "few", 3_000), request(20_001, "many", 9_000)];
         let records = [started("main"), started("group-0")].into_iter().chain(requests);
-        let account = Account::of(records.map(Ok)).unwrap();
+        let account = LedgerTotals::of(records.map(Ok)).unwrap();
         let text = text(&account, 0, true);
         let row = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or_default();
         for (name, bars) in [("few", 10), ("many", 30), ("2024-10-04", 10), ("2024-10-05", 30), ("m ", 40)] {

@@ -40,7 +40,7 @@ const DASHBOARDS: [(&str, &str); 4] = [
 const RULES: &str = include_str!("../../../charts/remoe/files/rules/remoe.yaml");
 
 #[derive(Serialize)]
-struct Written {
+struct DashboardFiles {
     folder: PathBuf,
     files: Vec<PathBuf>,
 }
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &DashboardsArgs, as_json: bool) -> Result<(), CliError> 
         files.push(path);
     }
     if as_json {
-        return Ok(json::print(&Written { folder, files })?);
+        return Ok(json::print(&DashboardFiles { folder, files })?);
     }
     let shown = folder.display();
     anstream::println!(

@@ -1,15 +1,15 @@
 //! `remoe generate`: one prompt, one answer.
 
-use crate::deployment::{self, Launch, Wanted};
+use crate::deployment::{self, DesiredDeployment, Launch};
 use crate::exit::CliError;
 use crate::figures::{Unmeasured, check_contention};
 use crate::flags::{DeploymentArgs, RemoteArg, SamplingArgs, stop_string};
 use crate::output::progress::Progress;
 use crate::output::{json, table};
 use crate::planning::PlanningArgs;
-use crate::planning::{self, Asked};
+use crate::planning::{self, ProblemInputs};
 use crate::prompt::PromptArgs;
-use crate::remote_set::Foresight;
+use crate::remote_set::PredictionSource;
 use clap::Args;
 use remoe_hub::ModelArgs;
 use remoe_planner::{Comparison, Measured, Outcome};
@@ -57,14 +57,14 @@ pub(crate) const MOST_STOPS: usize = 32;
 
 /// An answer as a whole.
 #[derive(Debug, Serialize)]
-pub(crate) struct Generation {
+pub(crate) struct GenerateOutput {
     prompt_ids: Vec<u32>,
     tokens: Vec<u32>,
     pub(crate) text: Option<String>,
     pub(crate) finish_reason: String,
-    pub(crate) usage: Usage,
+    pub(crate) usage: TokenUsage,
     pub(crate) timings: Timings,
-    pub(crate) experts: Experts,
+    pub(crate) experts: ExpertCounts,
     forwarded_positions: u64,
     /// Seconds that remote functions computed, and how often they were called.
     #[serde(skip)]
@@ -75,7 +75,7 @@ pub(crate) struct Generation {
 }
 
 /// Returns the measured times of `generation`, for the plan's account.
-fn measured(generation: &Generation) -> Measured {
+fn measured(generation: &GenerateOutput) -> Measured {
     let (usage, timings) = (&generation.usage, &generation.timings);
     Measured {
         input_tokens: usage.prompt_tokens,
@@ -99,7 +99,7 @@ fn line(plan: &Comparison, of: impl Fn(&Outcome) -> f64, scale: f64, unit: &str)
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Usage {
+pub(crate) struct TokenUsage {
     pub(crate) prompt_tokens: usize,
     pub(crate) completion_tokens: usize,
     total_tokens: usize,
@@ -114,7 +114,7 @@ pub(crate) struct Timings {
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Experts {
+pub(crate) struct ExpertCounts {
     pub(crate) local: u64,
     pub(crate) remote: u64,
     pub(crate) fallback: u64,
@@ -160,19 +160,19 @@ pub(crate) async fn run(
 }
 
 /// The placement that the arguments name, or a plan.
-async fn placed(args: &GenerateArgs, progress: &Arc<Progress>) -> Result<Wanted, CliError> {
+async fn placed(args: &GenerateArgs, progress: &Arc<Progress>) -> Result<DesiredDeployment, CliError> {
     let Some(remote) = args.remote else {
         let predictor = args.planning.predictor.as_deref();
         return deployment::wanted(
             &args.source,
             &args.deployment,
             0.0,
-            Foresight { predictor, prompt: Some(&args.prompt) },
+            PredictionSource { predictor, prompt: Some(&args.prompt) },
         );
     };
     let mut wanted = deployment::unplaced(&args.source, &args.deployment)?;
     let prompt = args.prompt.prompt.as_deref().filter(|_| !args.prompt.chat);
-    let asked = Asked { prompt, concurrency: Some(1), ..Asked::default() };
+    let asked = ProblemInputs { prompt, concurrency: Some(1), ..ProblemInputs::default() };
     let planning = &args.planning;
     let profile = planning.profile_of(&wanted, &args.deployment, Unmeasured::Measure, progress).await?;
     let problem = planning.problem_on(&profile, &wanted, &args.deployment, asked)?;
@@ -183,7 +183,7 @@ async fn placed(args: &GenerateArgs, progress: &Arc<Progress>) -> Result<Wanted,
 }
 
 /// Where the pieces of an answer go.
-pub(crate) type Shown<'a> = &'a mut dyn FnMut(&str) -> std::io::Result<()>;
+pub(crate) type TextSink<'a> = &'a mut dyn FnMut(&str) -> std::io::Result<()>;
 
 /// Writes pieces to standard output as they come, where they are to be shown.
 pub(crate) fn shown(show: bool) -> impl FnMut(&str) -> std::io::Result<()> {
@@ -201,8 +201,8 @@ pub(crate) fn shown(show: bool) -> impl FnMut(&str) -> std::io::Result<()> {
 pub(crate) async fn generate(
     mut client: MainModelClient<Channel>,
     request: GenerateRequest,
-    shown: Shown<'_>,
-) -> Result<Generation, CliError> {
+    shown: TextSink<'_>,
+) -> Result<GenerateOutput, CliError> {
     let late = |_elapsed| CliError::runtime(format!("cannot generate: no token within {TOKEN_DEADLINE:?}"));
     let stream = timeout(TOKEN_DEADLINE, client.generate(request)).await;
     let mut stream = stream.map_err(late)??.into_inner();
@@ -212,18 +212,18 @@ pub(crate) async fn generate(
             Some(Event::Started(started)) => prompt_ids = started.prompt_ids,
             Some(Event::Piece(piece)) => shown(&piece.text)?,
             None => {}
-            Some(Event::Finished(finished)) => return Ok(Generation::of(prompt_ids, finished)),
+            Some(Event::Finished(finished)) => return Ok(GenerateOutput::of(prompt_ids, finished)),
         }
     }
     Err(CliError::runtime("cannot finish the answer: the main function closed the stream"))
 }
 
-impl Generation {
+impl GenerateOutput {
     fn of(prompt_ids: Vec<u32>, finished: Finished) -> Self {
         let completion_tokens = finished.completion_tokens as usize;
         let experts = finished.experts.unwrap_or_default();
         Self {
-            usage: Usage {
+            usage: TokenUsage {
                 prompt_tokens: prompt_ids.len(),
                 completion_tokens,
                 total_tokens: prompt_ids.len() + completion_tokens,
@@ -238,7 +238,7 @@ impl Generation {
                 prefill_s: finished.prefill_s,
                 decode_s: finished.decode_s,
             },
-            experts: Experts {
+            experts: ExpertCounts {
                 local: experts.local,
                 remote: experts.remote,
                 fallback: experts.fallback,
@@ -273,7 +273,7 @@ impl Generation {
     }
 }
 
-fn figures(generation: &Generation) -> String {
+fn figures(generation: &GenerateOutput) -> String {
     let (usage, timings, experts) = (&generation.usage, &generation.timings, &generation.experts);
     let rate = generation.tokens_per_second();
     let mut figures = vec![

@@ -6,7 +6,7 @@ use crate::flags::{DeploymentArgs, PredictorFolder};
 use crate::output::progress::Progress;
 use crate::output::{json, table};
 use crate::prompt::PromptArgs;
-use crate::remote_set::Foresight;
+use crate::remote_set::PredictionSource;
 use clap::Args;
 use remoe_hub::ModelArgs;
 use remoe_proto::v1::{InspectReply, InspectRequest, TokenRouting};
@@ -49,8 +49,9 @@ struct Token {
 
 /// Runs the prompt and prints what came of it.
 pub(crate) async fn run(args: &LogitsArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
-    let foresight = Foresight { predictor: args.predictor.predictor.as_deref(), prompt: Some(&args.prompt) };
-    let wanted = deployment::wanted(&args.source, &args.deployment, 0.0, foresight)?;
+    let prediction =
+        PredictionSource { predictor: args.predictor.predictor.as_deref(), prompt: Some(&args.prompt) };
+    let wanted = deployment::wanted(&args.source, &args.deployment, 0.0, prediction)?;
     args.prompt.check(&wanted.inspection, 0)?;
     let request = InspectRequest { prompt: Some(args.prompt.for_inspection()), hidden: false, scores: false };
     let reply = wanted

@@ -6,7 +6,7 @@ use crate::machine;
 use crate::output::{json, table};
 use clap::Args;
 use remoe_hub::ModelArgs;
-use remoe_hub::{Kept, ModelLocation, WholeModel, allocated, cache_folder, kept};
+use remoe_hub::{CachedSource, ModelLocation, WholeModel, allocated, cache_folder, kept};
 use remoe_model::{ExpertsDtype, Inspection};
 use serde::Serialize;
 use std::io::Write;
@@ -39,14 +39,14 @@ pub(crate) struct RmArgs {
 const FORMS: [ExpertsDtype; 2] = [ExpertsDtype::Int8, ExpertsDtype::Int4];
 
 #[derive(Serialize)]
-struct Line {
+struct ModelRow {
     model: Option<String>,
     folder: PathBuf,
     bytes: u64,
 }
 
-impl From<Kept> for Line {
-    fn from(kept: Kept) -> Self {
+impl From<CachedSource> for ModelRow {
+    fn from(kept: CachedSource) -> Self {
         Self { model: kept.place, folder: kept.folder, bytes: kept.bytes }
     }
 }
@@ -76,7 +76,7 @@ pub(crate) fn pull(args: &PullArgs, as_json: bool) -> Result<(), CliError> {
     }
     eprint(&memory(&inspection, machine::memory_bytes()));
     model.fetch().map_err(|error| failed(&error))?;
-    let line = Line {
+    let line = ModelRow {
         model: Some(source.model.to_string()),
         bytes: allocated(&folder).map_err(|error| failed(&error))?,
         folder,
@@ -117,7 +117,7 @@ fn free_bytes(folder: &Path) -> std::io::Result<u64> {
 }
 
 /// Returns the place of a model; the name of its folder where that is not known.
-fn shown_name(kept: &Kept) -> String {
+fn shown_name(kept: &CachedSource) -> String {
     let folder = || kept.folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     kept.place.clone().unwrap_or_else(folder)
 }
@@ -125,13 +125,13 @@ fn shown_name(kept: &Kept) -> String {
 /// Lists the models in the cache.
 pub(crate) fn list(args: &ListArgs, as_json: bool) -> Result<(), CliError> {
     #[derive(Serialize)]
-    struct List {
+    struct ModelList {
         cache: PathBuf,
-        models: Vec<Line>,
+        models: Vec<ModelRow>,
     }
     let (cache, all) = all(args.model_cache.as_deref())?;
     if as_json {
-        return Ok(json::print(&List { cache, models: all.into_iter().map(Line::from).collect() })?);
+        return Ok(json::print(&ModelList { cache, models: all.into_iter().map(ModelRow::from).collect() })?);
     }
     let mut out = anstream::stdout().lock();
     if all.is_empty() {
@@ -139,7 +139,7 @@ pub(crate) fn list(args: &ListArgs, as_json: bool) -> Result<(), CliError> {
         return Ok(());
     }
     let total = all.iter().map(|kept| kept.bytes).sum();
-    let row = |kept: &Kept| vec![shown_name(kept), table::bytes(kept.bytes)];
+    let row = |kept: &CachedSource| vec![shown_name(kept), table::bytes(kept.bytes)];
     let mut rows: Vec<Vec<String>> = all.iter().map(row).collect();
     rows.push(vec![format!("total in {}", cache.display()), table::bytes(total)]);
     writeln!(out, "{}", table::with_header(&["model", "disk"], rows))?;
@@ -150,10 +150,10 @@ pub(crate) fn list(args: &ListArgs, as_json: bool) -> Result<(), CliError> {
 pub(crate) fn remove(args: &RmArgs, as_json: bool) -> Result<(), CliError> {
     #[derive(Serialize)]
     struct Removed {
-        removed: Vec<Line>,
+        removed: Vec<ModelRow>,
     }
     let (cache, all) = all(args.model_cache.as_deref())?;
-    let named: Vec<Kept> = all.into_iter().filter(|kept| kept.is(&args.model)).collect();
+    let named: Vec<CachedSource> = all.into_iter().filter(|kept| kept.is(&args.model)).collect();
     if named.is_empty() {
         let message = format!(
             "cannot remove {}: it is not in {}; `remoe list` shows what is",
@@ -166,7 +166,7 @@ pub(crate) fn remove(args: &RmArgs, as_json: bool) -> Result<(), CliError> {
         kept.remove().map_err(|error| CliError::runtime(error.to_string()))?;
     }
     if as_json {
-        return Ok(json::print(&Removed { removed: named.into_iter().map(Line::from).collect() })?);
+        return Ok(json::print(&Removed { removed: named.into_iter().map(ModelRow::from).collect() })?);
     }
     let mut out = anstream::stdout().lock();
     for kept in &named {
@@ -175,7 +175,7 @@ pub(crate) fn remove(args: &RmArgs, as_json: bool) -> Result<(), CliError> {
     Ok(())
 }
 
-fn all(given: Option<&Path>) -> Result<(PathBuf, Vec<Kept>), CliError> {
+fn all(given: Option<&Path>) -> Result<(PathBuf, Vec<CachedSource>), CliError> {
     let failed = |error: &dyn std::fmt::Display| CliError::runtime(error.to_string());
     let cache = cache_folder(given).map_err(|error| failed(&error))?;
     let all = kept(&cache).map_err(|error| failed(&error))?;

@@ -6,8 +6,8 @@ mod nodes_model;
 mod nodes_prices;
 mod nodes_report;
 
-use crate::choice::Choice;
-use crate::device::Device;
+use crate::choice::PlacementChoice;
+use crate::device::MainDevice;
 use crate::exit::{CliError, Code};
 use crate::files;
 use crate::flags::{Dtype, RemoteArg, check_experts_dtype, default_dtype};
@@ -15,18 +15,18 @@ use crate::output::json;
 use crate::output::progress::print_error;
 use crate::plan_report;
 use crate::plan_words;
-use crate::planning::{self, Asked, PlanningArgs};
+use crate::planning::{self, PlanningArgs, ProblemInputs};
 use crate::remedies::{by_flag, infeasible};
 use crate::workload::ConcurrencyArgs;
 use clap::Args;
 use nodes::{NodesArgs, Question};
 use nodes_model::Forms;
-use remoe_hardware::{Factors, ModelId, Origin, Pair};
+use remoe_hardware::{Factors, ModelId, Origin, TimeRatios};
 use remoe_hub::ModelArgs;
 use remoe_model::{DenseDtype, ExpertsDtype, KvCacheDtype};
 use remoe_planner::{
-    Answer, Budget, FieldError, Options, PlanDraft, PlanError, Problem, Proceed, evaluate, preallocate,
-    replan, solve, solve_within,
+    Budget, FieldError, Options, PlanDraft, PlanError, PlanningResult, Problem, Proceed, evaluate,
+    preallocate, replan, solve, solve_within,
 };
 use remoe_process::parse_duration;
 use serde::Serialize;
@@ -219,7 +219,7 @@ pub(crate) fn run(args: &PlanArgs, as_json: bool, verbose: bool) -> Result<ExitC
     command.answer(solved, |answer| match args.explain {
         true => plan_words::explained(problem, answer),
         false => {
-            let choice = Choice::planned(problem, answer, args.remote, Origin::Measured);
+            let choice = PlacementChoice::planned(problem, answer, args.remote, Origin::Measured);
             format!("{}\n\n{}", choice.sentence(), plan_report::answer(problem, answer, verbose))
         }
     })
@@ -231,7 +231,7 @@ fn planned_within(
     problem: &Problem,
     previous: Option<&PlanDraft>,
     options: &Options,
-) -> Result<Answer, PlanError> {
+) -> Result<PlanningResult, PlanError> {
     let start = Instant::now();
     let proceed = || match start.elapsed() < deadline.mul_f64(SEARCH_SHARE) {
         true => Proceed::Continue,
@@ -260,8 +260,8 @@ impl PlanArgs {
         check_experts_dtype(&checkpoint, experts_dtype, self.dtype)?;
         // A profile that was given says what it is planned for.
         let device = match self.planning.given_profile()? {
-            Some(profile) => Device::of(&profile),
-            None => Device::resolve(None, None),
+            Some(profile) => MainDevice::of(&profile),
+            None => MainDevice::resolve(None, None),
         };
         let mut inspection = checkpoint.inspect()?.kept_as(experts_dtype, self.dense_dtype, &device.name);
         inspection.kv_cache_dtype = self.kv_cache_dtype;
@@ -282,7 +282,8 @@ impl PlanArgs {
         })?;
         let profile = factors.map_or_else(|| profile.clone(), |factors| factors.applied(&profile));
         let prompt = self.prompt.as_deref();
-        let asked = Asked { prompt, concurrency: self.concurrency.concurrency, ..Asked::default() };
+        let asked =
+            ProblemInputs { prompt, concurrency: self.concurrency.concurrency, ..ProblemInputs::default() };
         let mut problem = self.planning.problem(&checkpoint, &inspection, &profile, self.dtype, asked)?;
         problem.limits.max_groups.get_or_insert(MOST_GROUPS);
         Ok(problem)
@@ -358,7 +359,7 @@ fn in_file(error: FieldError, path: Option<&Path>) -> CliError {
 }
 
 fn read_factors(path: &Path) -> Result<Factors, CliError> {
-    let pairs = Pair::read(&files::read("--measured", path)?);
+    let pairs = TimeRatios::read(&files::read("--measured", path)?);
     Ok(Factors::of(&pairs.map_err(|error| files::in_file("--measured", path, &error))?))
 }
 

@@ -1,12 +1,12 @@
 //! `remoe profile`: the hardware profile of this machine for a model.
 
-use crate::device::Device;
+use crate::device::MainDevice;
 use crate::exit::CliError;
 use crate::flags::{Backend, Dtype, check_experts_dtype, default_dtype, device};
 use crate::output::plot::{Axis, Lines, Series};
 use crate::output::progress::{Progress, print_warning};
 use crate::output::{folders, json, table};
-use crate::profiling::{BelowOne, Gate, OnDevice, Request, doubts, keep, measure, store, write};
+use crate::profiling::{BelowOne, Gate, OnDevice, ProfileRequest, doubts, keep, measure, store, write};
 use crate::signals::EndSignals;
 use remoe_hardware::{CpuLimit, Profile};
 use remoe_hub::ModelArgs;
@@ -42,7 +42,7 @@ pub(crate) struct ProfileArgs {
     /// dtype]
     #[arg(long, value_name = "int8|int4|bfloat16|float32")]
     dense_dtype: Option<DenseDtype>,
-    /// Device of the main function: cpu, cuda or cuda:INDEX [default: cuda if available]
+    /// MainDevice of the main function: cpu, cuda or cuda:INDEX [default: cuda if available]
     #[arg(long, value_parser = device)]
     device: Option<String>,
     /// Assume the times of the device instead of measuring them: it is in use, or not there
@@ -65,10 +65,10 @@ pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progre
     let opened = args.source.open()?;
     let experts_dtype = args.experts_dtype;
     check_experts_dtype(&opened.checkpoint, experts_dtype, args.dtype)?;
-    let device = Device::resolve(args.device.as_deref(), args.backend);
+    let device = MainDevice::resolve(args.device.as_deref(), args.backend);
     let inspection = opened.checkpoint.inspect()?.kept_as(experts_dtype, args.dense_dtype, &device.name);
     let dtype = args.dtype.map_or_else(|| default_dtype(&inspection), |dtype| dtype.name());
-    let subject = remoe_profiler::Request {
+    let subject = remoe_profiler::ProfileRequest {
         source: args.source.pinned(&opened),
         inspection,
         dtype: dtype.to_owned(),
@@ -79,7 +79,7 @@ pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progre
         address: args.address.clone(),
         below_one: BelowOne { main: true, remote: true },
     };
-    let request = Request { subject, backend: args.backend };
+    let request = ProfileRequest { subject, backend: args.backend };
     let started = Instant::now();
     let mut signals = EndSignals::catch()?;
     let profile = tokio::select! {

@@ -1,10 +1,10 @@
 //! `remoe ps` and `remoe stop`: what runs on this machine, and its end.
 
-use crate::endpoint::Endpoint;
+use crate::endpoint::GatewayEndpoint;
 use crate::exit::CliError;
 use crate::machine::{self, ProcessLine};
 use crate::output::{json, table};
-use crate::running::{self, Running};
+use crate::running::{self, RunningCommand};
 use clap::Args;
 use futures_util::future::join_all;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -44,7 +44,7 @@ const ANSWER: Duration = Duration::from_secs(1);
 const PAGE: usize = 4 << 20;
 
 #[derive(Serialize)]
-struct Line {
+struct ProcessRow {
     pid: u32,
     command: String,
     models: Vec<String>,
@@ -60,7 +60,7 @@ struct Line {
     memory_bytes: u64,
 }
 
-impl Line {
+impl ProcessRow {
     /// Returns the states of its models in their order, once if all have the same.
     fn state(&self) -> String {
         let Some(states) = &self.states else { return "active".to_owned() };
@@ -76,11 +76,12 @@ impl Line {
 /// Shows what runs.
 pub(crate) async fn run(args: &PsArgs, as_json: bool) -> Result<(), CliError> {
     #[derive(Serialize)]
-    struct List {
-        processes: Vec<Line>,
+    struct ProcessList {
+        processes: Vec<ProcessRow>,
     }
     let processes = machine::processes();
-    let mut lines: Vec<Line> = running::all()?.into_iter().map(|running| line(running, &processes)).collect();
+    let mut lines: Vec<ProcessRow> =
+        running::all()?.into_iter().map(|running| line(running, &processes)).collect();
     let mut out = anstream::stdout();
     if args.quiet && !as_json {
         for model in lines.iter().flat_map(|line| &line.models) {
@@ -92,7 +93,7 @@ pub(crate) async fn run(args: &PsArgs, as_json: bool) -> Result<(), CliError> {
     let states = join_all(states).await;
     lines.iter_mut().zip(states).for_each(|(line, states)| line.states = states);
     if as_json {
-        return Ok(json::print(&List { processes: lines })?);
+        return Ok(json::print(&ProcessList { processes: lines })?);
     }
     if lines.is_empty() {
         writeln!(out, "no deployments; start one with `remoe up MODEL` or `remoe run MODEL`")?;
@@ -116,7 +117,7 @@ pub(crate) async fn run(args: &PsArgs, as_json: bool) -> Result<(), CliError> {
 }
 
 /// Returns the states of the models of a deployment, as its gateway says them; `None` if it has no gateway.
-async fn states(line: &Line, api_key: Option<&str>) -> Option<BTreeMap<String, String>> {
+async fn states(line: &ProcessRow, api_key: Option<&str>) -> Option<BTreeMap<String, String>> {
     #[derive(Deserialize)]
     struct Status {
         models: Vec<ModelState>,
@@ -127,7 +128,7 @@ async fn states(line: &Line, api_key: Option<&str>) -> Option<BTreeMap<String, S
         state: String,
     }
     let all = |state: &str| line.models.iter().map(|model| (model.clone(), state.to_owned())).collect();
-    let endpoint = Endpoint::new(line.endpoint.as_deref()?, api_key);
+    let endpoint = GatewayEndpoint::new(line.endpoint.as_deref()?, api_key);
     let Ok(page) = endpoint.get("/status", PAGE, ANSWER).await else {
         // Health needs no key.
         return Some(match endpoint.get("/health", PAGE, ANSWER).await {
@@ -158,13 +159,13 @@ fn uptime(seconds: u64) -> String {
     }
 }
 
-fn line(running: Running, processes: &[ProcessLine]) -> Line {
+fn line(running: RunningCommand, processes: &[ProcessLine]) -> ProcessRow {
     let own = |process: &&ProcessLine| process.pid == running.pid || process.parent == running.pid;
     let of_it: Vec<_> = processes.iter().filter(own).collect();
     let since = running.since.parse::<jiff::Timestamp>();
     let uptime =
         since.map_or(0, |since| jiff::Timestamp::now().as_second().saturating_sub(since.as_second()));
-    Line {
+    ProcessRow {
         functions: of_it.iter().filter(|process| process.parent == running.pid).count(),
         memory_bytes: of_it.iter().map(|process| process.resident_bytes).sum(),
         pid: running.pid,
@@ -182,7 +183,7 @@ fn line(running: Running, processes: &[ProcessLine]) -> Line {
 pub(crate) fn stop(args: &StopArgs, as_json: bool) -> Result<(), CliError> {
     #[derive(Serialize)]
     struct Stopped {
-        stopped: Vec<Line>,
+        stopped: Vec<ProcessRow>,
     }
     let chosen = chosen(args, running::all()?)?;
     let processes = machine::processes();
@@ -200,7 +201,7 @@ pub(crate) fn stop(args: &StopArgs, as_json: bool) -> Result<(), CliError> {
             return Err(CliError::runtime(message));
         }
     }
-    let stopped: Vec<Line> = chosen.into_iter().map(|running| line(running, &processes)).collect();
+    let stopped: Vec<ProcessRow> = chosen.into_iter().map(|running| line(running, &processes)).collect();
     if as_json {
         return Ok(json::print(&Stopped { stopped })?);
     }
@@ -216,9 +217,9 @@ pub(crate) fn stop(args: &StopArgs, as_json: bool) -> Result<(), CliError> {
 
 /// Returns the commands that a name, a process id or `--all` means. A number is a process id if there is such a
 /// process.
-fn chosen(args: &StopArgs, all: Vec<Running>) -> Result<Vec<Running>, CliError> {
+fn chosen(args: &StopArgs, all: Vec<RunningCommand>) -> Result<Vec<RunningCommand>, CliError> {
     let Some(name) = &args.what else { return Ok(all) };
-    let by_pid: Vec<Running> =
+    let by_pid: Vec<RunningCommand> =
         all.iter().filter(|running| running.pid.to_string() == *name).cloned().collect();
     let found = match by_pid.is_empty() {
         true => all.iter().filter(|running| running.models.contains(name)).cloned().collect(),
@@ -266,7 +267,7 @@ mod tests {
 
     #[test]
     fn what_is_to_stop_is_a_process_or_a_model() {
-        let running = |pid: u32, models: &[&str]| -> Running {
+        let running = |pid: u32, models: &[&str]| -> RunningCommand {
             serde_json::from_value(serde_json::json!({
                 "pid": pid, "began": 1, "command": "up", "models": models, "endpoint": null, "since": ""
             }))

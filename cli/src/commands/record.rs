@@ -5,7 +5,7 @@ use crate::exit::CliError;
 use crate::flags::{DeploymentArgs, PredictorFolder, at_least_one, temperature};
 use crate::output::progress::{Progress, bar};
 use crate::output::{folders, json, table};
-use crate::remote_set::Foresight;
+use crate::remote_set::PredictionSource;
 use clap::Args;
 use futures_util::StreamExt;
 use remoe_hub::ModelArgs;
@@ -70,8 +70,8 @@ struct Summary {
 pub(crate) async fn run(args: &RecordArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
     let prompts = read_prompts(&args.prompts)?;
     folders::require_parent("--out", &args.out)?;
-    let foresight = Foresight { predictor: args.predictor.predictor.as_deref(), prompt: None };
-    let mut wanted = deployment::wanted(&args.source, &args.deployment, 0.0, foresight)?;
+    let prediction = PredictionSource { predictor: args.predictor.predictor.as_deref(), prompt: None };
+    let mut wanted = deployment::wanted(&args.source, &args.deployment, 0.0, prediction)?;
     let file = std::path::absolute(&args.out)?;
     wanted.options.record_activations = Some(file.clone());
     wanted.options.record_tokens = args.tokens;

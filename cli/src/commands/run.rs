@@ -5,23 +5,23 @@ mod chat;
 mod input;
 mod settings;
 
-use crate::commands::generate::{Generation, generate, shown};
-use crate::deployment::{self, Launch, Wanted};
+use crate::commands::generate::{GenerateOutput, generate, shown};
+use crate::deployment::{self, DesiredDeployment, Launch};
 use crate::exit::{CliError, Code};
 use crate::flags::{ChatSamplingArgs, DeploymentArgs, PredictorFolder};
 use crate::output::progress::{Progress, print_error, print_warning};
 use crate::output::{json, table};
-use crate::remote_set::Foresight;
+use crate::remote_set::PredictionSource;
 use crate::running;
 use crate::signals::{EndSignals, Ended};
 use chat::Chat;
 use clap::Args;
-use input::{Input, Said};
+use input::{Input, PromptInput};
 use remoe_hub::ModelArgs;
 use remoe_process::Role;
 use remoe_rollout::{Status, Supervisor, control, placement};
 use serde::Serialize;
-use settings::Settings;
+use settings::SamplingSettings;
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 
@@ -48,10 +48,10 @@ pub(crate) struct RunArgs {
 
 /// An answer, for scripts.
 #[derive(Serialize)]
-struct Answer {
+struct PromptOutput {
     prompt: String,
     #[serde(flatten)]
-    generation: Generation,
+    generation: GenerateOutput,
 }
 
 /// Answers prompts until there are no more of them.
@@ -65,8 +65,8 @@ pub(crate) async fn run(
         && args.prompt.is_none()
         && std::io::stdin().is_terminal()
         && std::io::stdout().is_terminal();
-    let foresight = Foresight { predictor: args.predictor.predictor.as_deref(), prompt: None };
-    let wanted = deployment::wanted(&args.source, &args.deployment, 0.0, foresight)?;
+    let prediction = PredictionSource { predictor: args.predictor.predictor.as_deref(), prompt: None };
+    let wanted = deployment::wanted(&args.source, &args.deployment, 0.0, prediction)?;
     let chat = Chat::open(&wanted)?;
     // A model that is fetched until here ends with its process, as nothing runs yet.
     let mut signals = EndSignals::catch()?;
@@ -84,7 +84,7 @@ pub(crate) async fn run(
         (None, false) => Input::pipe(),
     };
     let mut session = Session {
-        settings: Settings::of(args, wanted.checkpoint.generation()),
+        settings: SamplingSettings::of(args, wanted.checkpoint.generation()),
         wanted,
         chat,
         supervisor,
@@ -107,7 +107,7 @@ pub(crate) async fn run(
         #[derive(Serialize)]
         struct Answers {
             model: String,
-            answers: Vec<Answer>,
+            answers: Vec<PromptOutput>,
         }
         json::print(&Answers { model: session.wanted.name(), answers: session.answers })?;
     }
@@ -115,8 +115,8 @@ pub(crate) async fn run(
 }
 
 struct Session<'a> {
-    settings: Settings,
-    wanted: Wanted,
+    settings: SamplingSettings,
+    wanted: DesiredDeployment,
     chat: Chat,
     supervisor: Supervisor,
     input: Input,
@@ -128,7 +128,7 @@ struct Session<'a> {
     shows: bool,
     /// Set if the figures of an answer are printed after it.
     figures: bool,
-    answers: Vec<Answer>,
+    answers: Vec<PromptOutput>,
 }
 
 impl Session<'_> {
@@ -148,10 +148,10 @@ impl Session<'_> {
                 },
             };
             let text = match said {
-                Said::Text(text) => text,
+                PromptInput::Text(text) => text,
                 // Ctrl-C at an empty line; a line that was begun has been thrown away.
-                Said::Nothing => continue,
-                Said::End => return Ok(()),
+                PromptInput::Nothing => continue,
+                PromptInput::End => return Ok(()),
             };
             if text.trim().is_empty() {
                 continue;
@@ -250,7 +250,7 @@ impl Session<'_> {
                 }
                 self.chat.note(prompt.clone(), generation.text.clone().unwrap_or(said));
                 if !self.shows {
-                    self.answers.push(Answer { prompt, generation });
+                    self.answers.push(PromptOutput { prompt, generation });
                 }
             }
         }
@@ -259,7 +259,7 @@ impl Session<'_> {
 }
 
 /// Formats the figures of an answer, in a line.
-fn figures(generation: &Generation) -> String {
+fn figures(generation: &GenerateOutput) -> String {
     let dim = anstyle::Style::new().dimmed();
     let (usage, experts) = (&generation.usage, &generation.experts);
     let calls = experts.local + experts.remote + experts.fallback;
@@ -284,7 +284,7 @@ fn figures(generation: &Generation) -> String {
 }
 
 /// Lists the functions, with the experts that each holds.
-fn functions(wanted: &Wanted, status: &Status) -> String {
+fn functions(wanted: &DesiredDeployment, status: &Status) -> String {
     let remote = wanted.placement.remote();
     let rows = status.functions.iter().map(|function| {
         let experts = match function.role {

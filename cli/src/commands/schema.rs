@@ -14,13 +14,13 @@ use serde::Serialize;
 pub(crate) struct SchemaArgs {
     /// Kind of file; without it the kinds are listed
     #[arg(value_enum, value_name = "NAME")]
-    pub(crate) name: Option<Form>,
+    pub(crate) name: Option<SchemaKind>,
 }
 
 /// Kinds of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Form {
+pub(crate) enum SchemaKind {
     /// Model, workload, prices and limits: `plan --problem`
     Problem,
     /// Remote experts and the functions that host them: `up --plan`, `plan --evaluate`
@@ -35,7 +35,7 @@ pub(crate) enum Form {
     Workload,
 }
 
-impl Form {
+impl SchemaKind {
     pub(crate) fn schema(self) -> Schema {
         match self {
             Self::Problem => of::<Problem>(),
@@ -61,12 +61,13 @@ pub(crate) fn run(args: &SchemaArgs, as_json: bool) -> Result<(), CliError> {
                 .map_err(|error| CliError::runtime(format!("cannot write the schema: {error}")))?;
             anstream::println!("{text}");
         }
-        None if as_json => json::print(&serde_json::json!({ "schemas": Form::value_variants() }))?,
+        None if as_json => json::print(&serde_json::json!({ "schemas": SchemaKind::value_variants() }))?,
         None => {
-            let rows = Form::value_variants().iter().filter_map(Form::to_possible_value).map(|value| {
-                let help = value.get_help().map(ToString::to_string).unwrap_or_default();
-                vec![value.get_name().to_owned(), help]
-            });
+            let rows =
+                SchemaKind::value_variants().iter().filter_map(SchemaKind::to_possible_value).map(|value| {
+                    let help = value.get_help().map(ToString::to_string).unwrap_or_default();
+                    vec![value.get_name().to_owned(), help]
+                });
             anstream::println!("{}", table::of_rows(rows.collect()));
         }
     }

@@ -4,11 +4,11 @@ mod figures;
 mod screen;
 mod view;
 
-use crate::endpoint::Endpoint;
+use crate::endpoint::GatewayEndpoint;
 use crate::exit::CliError;
 use crate::machine;
 use crate::output::json;
-use crate::running::{self, Running};
+use crate::running::{self, RunningCommand};
 use crate::signals::EndSignals;
 use clap::Args;
 use console::Term;
@@ -66,7 +66,7 @@ struct ModelLine {
     last_wake_s: Option<f64>,
     /// `None` where no money is accounted for.
     #[serde(default)]
-    cost: Option<Cost>,
+    cost: Option<CostStatus>,
     functions: Vec<FunctionLine>,
     /// Not part of the status: from `/metrics`.
     #[serde(skip_deserializing)]
@@ -75,7 +75,7 @@ struct ModelLine {
 
 /// In nano-dollars.
 #[derive(Debug, Serialize, Deserialize)]
-struct Cost {
+struct CostStatus {
     /// Functions that are alive, in an hour.
     per_hour: u64,
     /// All functions so far; `None` for a tenant's key, and so the next.
@@ -98,8 +98,8 @@ pub(crate) async fn run(args: &TopArgs, as_json: bool) -> Result<(), CliError> {
         // Where no files of deployments can be read, none is known.
         None => only_endpoint(&running::all().unwrap_or_default())?,
     };
-    let endpoint = Endpoint::new(&url, args.api_key.as_deref());
-    let mut source = Source { endpoint, readings: Readings::default() };
+    let endpoint = GatewayEndpoint::new(&url, args.api_key.as_deref());
+    let mut source = GatewayReadings { endpoint, readings: Readings::default() };
     let first = source.look().await?;
     if !args.once && !as_json && Term::stdout().is_term() {
         return watch(source, first).await;
@@ -119,8 +119,8 @@ pub(crate) async fn run(args: &TopArgs, as_json: bool) -> Result<(), CliError> {
 ///
 /// # Errors
 /// Several are running.
-fn only_endpoint(running: &[Running]) -> Result<String, CliError> {
-    let served = |one: &Running| Some((one.endpoint.clone()?, one.models.join(", ")));
+fn only_endpoint(running: &[RunningCommand]) -> Result<String, CliError> {
+    let served = |one: &RunningCommand| Some((one.endpoint.clone()?, one.models.join(", ")));
     let mut found: Vec<(String, String)> = running.iter().filter_map(served).collect();
     match found.len() {
         0 => Ok(DEFAULT_ENDPOINT.to_owned()),
@@ -137,7 +137,7 @@ fn only_endpoint(running: &[Running]) -> Result<String, CliError> {
 }
 
 /// Shows the status on a screen of its own, beginning with `page`.
-async fn watch(mut source: Source, mut page: StatusPage) -> Result<(), CliError> {
+async fn watch(mut source: GatewayReadings, mut page: StatusPage) -> Result<(), CliError> {
     let mut signals = EndSignals::catch()?;
     let mut resized = signal(SignalKind::window_change())
         .map_err(|error| CliError::runtime(format!("cannot handle signals: {error}")))?;
@@ -183,12 +183,12 @@ async fn watch(mut source: Source, mut page: StatusPage) -> Result<(), CliError>
 }
 
 /// The gateway, and what it said of late.
-struct Source {
-    endpoint: Endpoint,
+struct GatewayReadings {
+    endpoint: GatewayEndpoint,
     readings: Readings,
 }
 
-impl Source {
+impl GatewayReadings {
     /// Reads status and figures. Without metrics, as from a gateway that is busy, figures are missing.
     async fn look(&mut self) -> Result<StatusPage, CliError> {
         let status = self.endpoint.get("/status", PAGE, ANSWER).await?;
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn running(endpoint: Option<&str>, model: &str) -> Running {
+    fn running(endpoint: Option<&str>, model: &str) -> RunningCommand {
         let fields = json!({"pid": 1, "began": 1, "command": "up", "models": [model], "endpoint": endpoint, "since": ""});
         serde_json::from_value(fields).unwrap()
     }

@@ -14,8 +14,8 @@ mod summary;
 pub(crate) use args::UpArgs;
 pub(crate) use manifest::{fill, fill_from_file};
 
-use crate::deployment::Wanted;
-use crate::device::Device;
+use crate::deployment::DesiredDeployment;
+use crate::device::MainDevice;
 use crate::exit::CliError;
 use crate::output::progress::{Progress, print_warning};
 use crate::predictors;
@@ -23,16 +23,19 @@ use crate::programs;
 use crate::running;
 use crate::signals::{EndSignals, Ended};
 use axum::http::HeaderValue;
-use front::{DRAIN, END, Front, listen};
+use front::{DRAIN, END, LocalGateway, listen};
 use keys::keys;
 use measuring::Measuring;
-use remoe_gateway_core::{Books, Model};
-use remoe_local::{CostRecorder, End, Following, History, Keeper, ModelFiles, ModelUsage, Report};
+use remoe_gateway_core::{CostAccounting, Model};
+use remoe_local::{
+    CostRecorder, ModelFiles, ModelSupervisor, ModelUsage, PlacementFollower, Report, ShutdownSignal,
+    UsageHistory,
+};
 use remoe_otel::{Traces, TracesError};
 use remoe_planner::Pricing;
 use remoe_predictor::ByPhase;
 use report::Printer;
-use start::{Asked, Started};
+use start::{ModelSettings, Started};
 use std::io::Read;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -48,13 +51,14 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
     // Models that are fetched until here end with this process, as nothing runs yet.
     let mut signals = EndSignals::catch()?;
     // What will be missing is said before a profile is measured.
-    let device = Device::resolve(args.deployment.device.as_deref(), args.deployment.backend);
+    let device = MainDevice::resolve(args.deployment.device.as_deref(), args.deployment.backend);
     programs::find(args.deployment.backend, &device.name)?;
     let listener = listen(SocketAddr::new(args.host, args.port), "--port")?;
     let prices = args.planning.prices(&device)?;
     let pricing = args.planning.pricing_of(&prices)?;
     let traces = traces()?;
-    let front = Front::open(args, &asked, (keys, key_file), &prices, listener, (traces.clone(), progress))?;
+    let front =
+        LocalGateway::open(args, &asked, (keys, key_file), &prices, listener, (traces.clone(), progress))?;
     let names = front.models.iter().map(|model| model.name().to_owned()).collect();
     let _registered =
         running::register("up", names, Some(format!("http://{}", front.address))).inspect_err(|error| {
@@ -112,7 +116,7 @@ fn secret() -> Result<String, CliError> {
 }
 
 /// Reads the facts of all models.
-fn ask(args: &UpArgs, secret: &str) -> Result<Vec<Asked>, CliError> {
+fn ask(args: &UpArgs, secret: &str) -> Result<Vec<ModelSettings>, CliError> {
     let locations: Vec<_> = args.source.model.iter().chain(&args.further).collect();
     if args.served_model_name.len() > locations.len() {
         let message = format!(
@@ -129,7 +133,7 @@ fn ask(args: &UpArgs, secret: &str) -> Result<Vec<Asked>, CliError> {
         );
         return Err(CliError::arguments("--plan", message));
     }
-    let mut asked: Vec<Asked> = Vec::new();
+    let mut asked: Vec<ModelSettings> = Vec::new();
     for (number, location) in locations.into_iter().enumerate() {
         let one = start::ask(args, location, args.served_model_name.get(number).cloned(), secret)?;
         let name = one.wanted.name();
@@ -149,10 +153,10 @@ fn ask(args: &UpArgs, secret: &str) -> Result<Vec<Asked>, CliError> {
 /// of its own from then on, until `end`. What is not measured yet is measured beside them while the result is kept.
 async fn start(
     args: &UpArgs,
-    asked: Vec<Asked>,
-    front: &Front,
+    asked: Vec<ModelSettings>,
+    front: &LocalGateway,
     (secret, pricing): (&str, &Pricing),
-    (kept, end): (&mut JoinSet<Result<(), CliError>>, End),
+    (kept, end): (&mut JoinSet<Result<(), CliError>>, ShutdownSignal),
     as_json: bool,
     progress: &Arc<Progress>,
 ) -> Result<Option<Measuring>, CliError> {
@@ -160,11 +164,11 @@ async fn start(
         .map_err(|error| CliError::runtime(format!("cannot create the internal API key: {error}")))?;
     authorization.set_sensitive(true);
     // No two runs begin in the same millisecond and write the same ledger.
-    let run: Arc<str> = format!("{:x}", Books::now() / 1_000_000).into();
+    let run: Arc<str> = format!("{:x}", CostAccounting::now() / 1_000_000).into();
     let mut unmeasured = Vec::new();
     for (asked, model) in asked.into_iter().zip(&front.models) {
-        let (books, name) = (front.books.clone(), model.name().to_owned());
-        let costs = CostRecorder { books, model: name, run: run.clone() };
+        let (cost_accounting, name) = (front.cost_accounting.clone(), model.name().to_owned());
+        let costs = CostRecorder { cost_accounting, model: name, run: run.clone() };
         let usage = usage(args, &asked.wanted, front, model)?;
         let remembered = usage.as_ref().and_then(|(usage, _)| usage.remembered.as_ref());
         let Started {
@@ -172,17 +176,17 @@ async fn start(
             supervisor,
             status,
             times,
-            tariff,
+            function_prices,
             accounted,
             tell,
             basis,
             choice,
             measurement,
         } = start::start(args, asked, (&costs, pricing), remembered, as_json, progress).await?;
-        let following = usage.map(|(usage, pause)| Following {
+        let following = usage.map(|(usage, pause)| PlacementFollower {
             usage,
             pause,
-            metrics: front.foresight.of_model(model.name()),
+            metrics: front.prediction_metrics.of_model(model.name()),
         });
         let (subject, measured) = measurement.unzip();
         let printer = Printer {
@@ -190,7 +194,7 @@ async fn start(
             address: front.address,
             has_key: front.has_key,
             choice,
-            hourly: tariff.hourly(),
+            hourly: function_prices.hourly(),
             is_one_of_several: front.models.len() > 1,
             is_measured_later: measured.is_some(),
             as_json,
@@ -198,7 +202,7 @@ async fn start(
         };
         let report = Report { wanted, reporter: Box::new(printer) };
         unmeasured.extend(subject);
-        let keeper = Keeper {
+        let model_supervisor = ModelSupervisor {
             model: model.clone(),
             report,
             supervisor,
@@ -206,7 +210,7 @@ async fn start(
             idle: args.idle,
             remote_idle: args.planning.remote_idle(args.remote_idle)?,
             costs,
-            tariff,
+            function_prices,
             accounted,
             basis,
             pricing: *pricing,
@@ -215,7 +219,7 @@ async fn start(
             measured,
             next: None,
         };
-        let kept_until = keeper.run(status, end.clone());
+        let kept_until = model_supervisor.run(status, end.clone());
         kept.spawn(async { Ok(kept_until.await?) });
     }
     if unmeasured.is_empty() {
@@ -227,8 +231,8 @@ async fn start(
 /// Opens the learner of a model's usage, with the time between two revisions; `None` if its placement stays.
 fn usage(
     args: &UpArgs,
-    wanted: &Wanted,
-    front: &Front,
+    wanted: &DesiredDeployment,
+    front: &LocalGateway,
     model: &Model,
 ) -> Result<Option<(ModelUsage, Duration)>, CliError> {
     let Some(pause) = args.follow.replan.filter(|_| !wanted.moe_layers.is_empty()) else { return Ok(None) };
@@ -236,15 +240,15 @@ fn usage(
     let tokens = ByPhase { prefill: request.input_tokens, decode: request.output_tokens };
     let predictor = args.planning.predictor.as_deref();
     let follow = &args.follow;
-    let history = History {
+    let history = UsageHistory {
         folder: follow.experience.as_deref(),
         folder_bytes: follow.experience_bytes,
         forgets: follow.forget,
     };
-    let known = predictors::Model::of(wanted.checkpoint.clone())?;
+    let known = predictors::PredictorModel::of(wanted.checkpoint.clone())?;
     let trained = known.predictor(predictor)?;
     let files = ModelFiles { fingerprint: known.fingerprint, embedding: known.embedding, trained };
-    let usage = ModelUsage::open(wanted, history, files, tokens, &front.foresight)?;
+    let usage = ModelUsage::open(wanted, history, files, tokens, &front.prediction_metrics)?;
     model.tell(usage.witness());
     Ok(Some((usage, pause)))
 }

@@ -4,7 +4,7 @@ use crate::machine;
 use crate::output::logs;
 use anstyle::AnsiColor;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use remoe_rollout::{Event, LogLine};
+use remoe_rollout::{LogLine, RolloutEvent};
 use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -121,27 +121,27 @@ impl Progress {
     }
 
     /// Something that happened to a function; with `verbose`, when.
-    pub(crate) fn event(&self, event: &Event) {
+    pub(crate) fn event(&self, event: &RolloutEvent) {
         let line = |text: String| match self.verbose {
             true => self.line(&format!("{} {text}", machine::now_micros())),
             false => self.line(&text),
         };
         match event {
-            Event::Unhealthy { name, fault } => line(format!("{name} {fault}")),
-            Event::Ended { name, ending } => line(format!("{name} {ending}")),
-            Event::Stopped { name, ending } if self.verbose => line(format!("{name} {ending}")),
-            Event::Started { name } if self.verbose => line(format!("{name} started")),
-            Event::Stopped { .. } | Event::Started { .. } => {}
-            Event::Routed { problems, .. } => {
+            RolloutEvent::Unhealthy { name, fault } => line(format!("{name} {fault}")),
+            RolloutEvent::Ended { name, ending } => line(format!("{name} {ending}")),
+            RolloutEvent::Stopped { name, ending } if self.verbose => line(format!("{name} {ending}")),
+            RolloutEvent::Started { name } if self.verbose => line(format!("{name} started")),
+            RolloutEvent::Stopped { .. } | RolloutEvent::Started { .. } => {}
+            RolloutEvent::Routed { problems, .. } => {
                 for problem in problems {
                     line(format!("cannot use a remote function: {problem}"));
                 }
             }
-            Event::Overruled { generation } => line(format!(
+            RolloutEvent::Overruled { generation } => line(format!(
                 "main reports unknown routing generation {generation}: another process uses its control address; \
                  restoring this deployment's placement"
             )),
-            Event::RoutingFailed { message } => line(format!("cannot apply the placement: {message}")),
+            RolloutEvent::RoutingFailed { message } => line(format!("cannot apply the placement: {message}")),
         }
     }
 }

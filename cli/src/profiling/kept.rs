@@ -1,12 +1,12 @@
 //! Profiles in files.
 
-use crate::device::Device;
+use crate::device::MainDevice;
 use crate::exit::CliError;
 use remoe_hardware::{ModelId, Origin, Profile};
 use std::path::{Path, PathBuf};
 
 /// Where the profile of a model with its main function on `device` of this machine is kept.
-pub(crate) fn default_path(model: &ModelId, device: &Device) -> PathBuf {
+pub(crate) fn default_path(model: &ModelId, device: &MainDevice) -> PathBuf {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     let folder = cache.or_else(home).unwrap_or_else(std::env::temp_dir);
@@ -19,7 +19,7 @@ pub(crate) fn default_path(model: &ModelId, device: &Device) -> PathBuf {
 }
 
 fn path_of(profile: &Profile) -> PathBuf {
-    default_path(&profile.model, &Device::of(profile))
+    default_path(&profile.model, &MainDevice::of(profile))
 }
 
 /// Stores `profile` where it is looked for, and says where that is.

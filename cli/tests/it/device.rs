@@ -21,9 +21,9 @@ enum Linked {
 }
 
 /// A machine whose root, programs, cache and state are in one folder.
-struct Machine(tempfile::TempDir);
+struct TestMachine(tempfile::TempDir);
 
-impl Machine {
+impl TestMachine {
     /// A machine with a GPU and its driver.
     fn with_gpu(driver: &str, linked: Linked) -> Self {
         let machine = Self(tempfile::tempdir().unwrap());
@@ -148,7 +148,7 @@ fn object(output: &Output) -> Value {
 
 #[test]
 fn up_on_a_gpu_host_runs_and_plans_for_the_gpu() {
-    let machine = Machine::with_gpu(DRIVER, Linked::Cuda);
+    let machine = TestMachine::with_gpu(DRIVER, Linked::Cuda);
     let (printed, warnings) = machine.up(|_| {});
     assert_eq!(machine.ran(), ("cuda".to_owned(), true), "{printed}{warnings}");
     assert!(!warnings.contains("warning"), "{warnings}");
@@ -161,7 +161,7 @@ fn up_on_a_gpu_host_runs_and_plans_for_the_gpu() {
 #[test]
 fn up_with_a_device_or_hidden_gpus_runs_on_cpus() {
     for (arguments, visible) in [(&["--device", "cpu"][..], None), (&[], Some("")), (&[], Some("-1"))] {
-        let machine = Machine::with_gpu(DRIVER, Linked::Cuda);
+        let machine = TestMachine::with_gpu(DRIVER, Linked::Cuda);
         let (printed, warnings) = machine.up(|command| {
             command.args(arguments);
             visible.map(|visible| command.env("CUDA_VISIBLE_DEVICES", visible));
@@ -173,15 +173,15 @@ fn up_with_a_device_or_hidden_gpus_runs_on_cpus() {
 
 #[test]
 fn up_on_a_gpu_host_never_serves_on_the_cpu_silently() {
-    let without = Machine::with_gpu(DRIVER, Linked::Cuda);
+    let without = TestMachine::with_gpu(DRIVER, Linked::Cuda);
     std::fs::remove_file(without.folder().join("main-model-fn-torch")).unwrap();
     for (machine, why) in [
         (
-            Machine::with_gpu(DRIVER, Linked::Cpu),
+            TestMachine::with_gpu(DRIVER, Linked::Cpu),
             "its LibTorch is for CPUs; rebuild with `make build CUDA=1`",
         ),
         (
-            Machine::with_gpu("570.1.2", Linked::Cuda),
+            TestMachine::with_gpu("570.1.2", Linked::Cuda),
             "CUDA 13 needs NVIDIA driver 580 or later, found 570.1.2",
         ),
         (without, "main-model-fn-torch is not there; build it"),
@@ -196,7 +196,7 @@ fn up_on_a_gpu_host_never_serves_on_the_cpu_silently() {
 
 #[test]
 fn plans_use_the_profile_of_the_device_that_runs() {
-    let machine = Machine::with_gpu(DRIVER, Linked::Cuda);
+    let machine = TestMachine::with_gpu(DRIVER, Linked::Cuda);
     let model = fixture("mixtral-basic");
     let facts = Checkpoint::open(&model).unwrap().inspect().unwrap();
     let profiles = machine.folder().join("cache/remoe/profiles");
@@ -232,7 +232,7 @@ fn plans_use_the_profile_of_the_device_that_runs() {
 
 #[test]
 fn profile_of_another_device_is_refused() {
-    let machine = Machine::with_gpu(DRIVER, Linked::Cuda);
+    let machine = TestMachine::with_gpu(DRIVER, Linked::Cuda);
     let model = fixture("mixtral-basic");
     let facts = Checkpoint::open(&model).unwrap().inspect().unwrap();
     for (profile, device, wanted) in [
@@ -252,7 +252,7 @@ fn profile_of_another_device_is_refused() {
 
 #[test]
 fn doctor_says_which_gpu_driver_and_libtorch_there_are() {
-    let machine = Machine::with_gpu(DRIVER, Linked::Cuda);
+    let machine = TestMachine::with_gpu(DRIVER, Linked::Cuda);
     let (gpu, libtorch) = (machine.check("GPU"), machine.check("LibTorch"));
     assert_eq!(gpu["status"], "ok", "{gpu}");
     for part in [GPU, "compute capability 9.0", DRIVER] {
@@ -262,8 +262,11 @@ fn doctor_says_which_gpu_driver_and_libtorch_there_are() {
     let found = libtorch["found"].as_str().unwrap();
     assert!(found.contains("LibTorch 2.11.0+made-up for GPUs with CUDA 13, in "), "{found}");
     for (machine, advice) in [
-        (Machine::with_gpu(DRIVER, Linked::Cpu), "its LibTorch is for CPUs"),
-        (Machine::with_gpu("535.183.01", Linked::Cuda), "needs NVIDIA driver 580 or later, found 535.183.01"),
+        (TestMachine::with_gpu(DRIVER, Linked::Cpu), "its LibTorch is for CPUs"),
+        (
+            TestMachine::with_gpu("535.183.01", Linked::Cuda),
+            "needs NVIDIA driver 580 or later, found 535.183.01",
+        ),
     ] {
         let libtorch = machine.check("LibTorch");
         assert_eq!(libtorch["status"], "warn", "{libtorch}");
@@ -278,7 +281,7 @@ fn doctor_says_which_gpu_driver_and_libtorch_there_are() {
 
 #[test]
 fn doctor_names_a_libtorch_that_is_missing() {
-    let machine = Machine::with_gpu(DRIVER, Linked::Cpu);
+    let machine = TestMachine::with_gpu(DRIVER, Linked::Cpu);
     std::fs::remove_file(machine.folder().join("torch/lib/libtorch_cpu.so")).unwrap();
     let libtorch = machine.check("LibTorch");
     assert_eq!(libtorch["status"], "warn", "{libtorch}");
@@ -289,7 +292,7 @@ fn doctor_names_a_libtorch_that_is_missing() {
 
 #[test]
 fn doctor_without_a_gpu_is_content_with_any_libtorch() {
-    let machine = Machine::with_gpu(DRIVER, Linked::Cpu);
+    let machine = TestMachine::with_gpu(DRIVER, Linked::Cpu);
     std::fs::remove_file(machine.folder().join("root/dev/nvidiactl")).unwrap();
     assert_eq!(
         machine.check("GPU"),

@@ -14,9 +14,9 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 
 /// A folder for functions, files of what runs, and state.
-struct Machine(tempfile::TempDir);
+struct TestMachine(tempfile::TempDir);
 
-impl Machine {
+impl TestMachine {
     fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
@@ -75,7 +75,7 @@ fn object(output: &Output) -> Value {
 
 #[test]
 fn what_runs_is_shown_and_stopped_by_name_and_number() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     assert_eq!(machine.json(&["ps"]), (Some(0), json!({"processes": []})));
     let (mut first, mut second, mut third) = (machine.up("one"), machine.up("two"), machine.up("two"));
     // One that was killed has left its file, under the number of a process that began at another time.
@@ -100,9 +100,9 @@ fn what_runs_is_shown_and_stopped_by_name_and_number() {
     let header: Vec<&str> = table.lines().next().unwrap().split_whitespace().collect();
     assert_eq!(header, ["name", "state", "endpoint", "uptime", "functions", "memory", "pid", "command"]);
 
-    let (code, nobody) = machine.json(&["stop", "three"]);
+    let (code, unknown) = machine.json(&["stop", "three"]);
     assert_eq!(code, Some(1));
-    assert!(nobody["error"]["message"].as_str().unwrap().contains("three"), "{nobody}");
+    assert!(unknown["error"]["message"].as_str().unwrap().contains("three"), "{unknown}");
     let (code, stopped) = machine.json(&["stop", &first.id().to_string()]);
     assert_eq!((code, &stopped["stopped"][0]["pid"]), (Some(0), &json!(first.id())));
     assert_eq!(first.wait().unwrap().code(), Some(0));
@@ -118,7 +118,7 @@ fn what_runs_is_shown_and_stopped_by_name_and_number() {
 #[test]
 fn a_runtime_folder_that_others_may_write_into_is_not_used() {
     use std::os::unix::fs::PermissionsExt;
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let folder = machine.folder().join("remoe");
     std::fs::create_dir(&folder).unwrap();
     std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o777)).unwrap();
@@ -128,7 +128,7 @@ fn a_runtime_folder_that_others_may_write_into_is_not_used() {
 
 #[test]
 fn a_pipe_gets_an_answer_for_each_prompt() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let model = fixture("mixtral-text");
     let mut command = machine.remoe(&["run", &model, "--max-tokens", "3"]);
     let mut child =
@@ -201,7 +201,7 @@ impl Drop for AtTerminal {
 
 #[test]
 fn a_conversation_at_a_terminal() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let model = fixture("mixtral-text");
     let mut talk =
         AtTerminal::start(machine.remoe(&["run", &model, "--max-tokens", "3", "--remote-ratio", "0.5"]));
@@ -229,7 +229,7 @@ fn a_conversation_at_a_terminal() {
 
 #[test]
 fn a_conversation_that_is_ended_gives_the_terminal_back() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let mut talk = AtTerminal::start(machine.remoe(&["run", &fixture("mixtral-text")]));
     let before = tcgetattr(&talk.terminal).unwrap().local_modes;
     talk.shows(">>> ");
@@ -240,8 +240,8 @@ fn a_conversation_that_is_ended_gives_the_terminal_back() {
 }
 
 #[test]
-fn the_doctor_looks_at_everything_and_fails_where_nothing_can_be_served() {
-    let machine = Machine::new();
+fn doctor_checks_everything_and_fails_if_serving_is_impossible() {
+    let machine = TestMachine::new();
     let model = fixture("mixtral-basic");
     let (code, report) = machine.json(&["doctor", &model]);
     assert_eq!((code, &report["ok"]), (Some(0), &json!(true)), "{report}");
@@ -279,7 +279,7 @@ fn the_doctor_looks_at_everything_and_fails_where_nothing_can_be_served() {
 
 #[test]
 fn states_behind_a_key_are_shown_to_who_has_it() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let (mut up, endpoint) = machine.up_with("kept", &["--api-key", "secret"]);
     let shown = |arguments: &[&str]| {
         let output = machine.remoe(arguments).env_remove("REMOE_API_KEY").output().unwrap();
@@ -298,7 +298,7 @@ fn states_behind_a_key_are_shown_to_who_has_it() {
 
 #[test]
 fn top_sorts_resizes_and_gives_the_terminal_back() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let (mut up, endpoint) = machine.up_with("one", &[]);
     let start = || AtTerminal::start(machine.remoe(&["top", "--endpoint", &endpoint]));
     let resize = |top: &AtTerminal, ws_col: u16| {
@@ -350,7 +350,7 @@ fn top_sorts_resizes_and_gives_the_terminal_back() {
 
 #[test]
 fn bash_completes_names_of_running_models() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let mut up = machine.up("odd $(name)");
     let script = machine.remoe(&["completions", "bash"]).output().unwrap().stdout;
     let file = machine.folder().join("remoe.bash");
@@ -377,7 +377,7 @@ fn bash_completes_names_of_running_models() {
 
 #[test]
 fn shells_and_man_know_every_command() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let output = machine.remoe(&["completions", shell]).output().unwrap();
         let script = String::from_utf8(output.stdout).unwrap();
@@ -394,7 +394,7 @@ fn shells_and_man_know_every_command() {
 
 #[test]
 fn a_resource_is_served_as_its_flags_would_be() {
-    let machine = Machine::new();
+    let machine = TestMachine::new();
     let file = machine.folder().join("demo.yaml");
     let resource = "apiVersion: remoe.dev/v1alpha1\nkind: MoEDeployment\nmetadata: {name: demo}\nspec:\n  \
                     model: {source: pvc://models/demo}\n  replicas: 2\n";

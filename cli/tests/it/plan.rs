@@ -66,7 +66,7 @@ fn predictor(folder: &Path, decodes: bool) -> String {
 }
 
 #[test]
-fn robust_plans_take_the_factor_of_every_count_with_a_prompt_and_without() {
+fn robust_plan_takes_error_factor_of_every_expert_count() {
     let folder = tempfile::tempdir().unwrap();
     let (profile, predictor) = (profile(folder.path(), false), predictor(folder.path(), true));
     let known = ["--profile", &profile, "--predictor", &predictor, "--robust"];

@@ -5,7 +5,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::{CustomResource, KubeSchema};
-use remoe_autoscale::scale_to_zero::Phase;
+use remoe_autoscale::scale_to_zero::ScalingPhase;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -161,7 +161,7 @@ pub enum DemandPhase {
     Waking,
 }
 
-impl From<DemandPhase> for Phase {
+impl From<DemandPhase> for ScalingPhase {
     fn from(phase: DemandPhase) -> Self {
         match phase {
             DemandPhase::Active => Self::Active,
@@ -172,13 +172,13 @@ impl From<DemandPhase> for Phase {
     }
 }
 
-impl From<Phase> for DemandPhase {
-    fn from(phase: Phase) -> Self {
+impl From<ScalingPhase> for DemandPhase {
+    fn from(phase: ScalingPhase) -> Self {
         match phase {
-            Phase::Active => Self::Active,
-            Phase::Draining => Self::Draining,
-            Phase::Asleep => Self::Asleep,
-            Phase::Waking => Self::Waking,
+            ScalingPhase::Active => Self::Active,
+            ScalingPhase::Draining => Self::Draining,
+            ScalingPhase::Asleep => Self::Asleep,
+            ScalingPhase::Waking => Self::Waking,
         }
     }
 }

@@ -9,8 +9,8 @@
 mod balance;
 mod history;
 
-pub use balance::{Group, balance};
-pub use history::{History, Said, Worked};
+pub use balance::{ReplicaBalance, balance};
+pub use history::{GatewayReport, History, Worked};
 
 use std::time::Duration;
 
@@ -107,7 +107,7 @@ pub fn remote(
     now: Duration,
 ) -> Vec<u32> {
     let needed = |load: &dyn Fn(&Remote<'_>) -> f64, target: f64| {
-        let groups = functions.iter().map(|function| Group {
+        let groups = functions.iter().map(|function| ReplicaBalance {
             load: load(function),
             least: function.least,
             most: function.most,

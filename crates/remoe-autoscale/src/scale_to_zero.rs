@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Where a model is between awake and asleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Phase {
+pub enum ScalingPhase {
     /// Requests go to its functions as these have room.
     Active,
     /// Functions run, new requests are held, and the engine is asked if it is idle.
@@ -26,7 +26,7 @@ pub enum Phase {
 
 /// Inputs of a step.
 #[derive(Debug, Clone, Copy)]
-pub struct Seen {
+pub struct StepInputs {
     /// Requests that are held.
     pub waiting: usize,
     /// Requests that functions work on.
@@ -45,22 +45,24 @@ pub struct Seen {
 
 /// The phase that follows `phase`.
 #[must_use]
-pub fn step(phase: Phase, seen: &Seen) -> Phase {
+pub fn step(phase: ScalingPhase, seen: &StepInputs) -> ScalingPhase {
     let busy = seen.waiting > 0 || seen.in_flight > 0;
     let open = |least: Duration| seen.idle.is_none_or(|idle| seen.quiet < idle.max(least));
     let needed = busy || open(Duration::ZERO);
     match phase {
-        Phase::Active if needed => Phase::Active,
-        Phase::Active => Phase::Draining,
-        Phase::Draining if needed || seen.engine.is_some_and(|running| running > 0) => Phase::Active,
-        Phase::Draining if seen.engine == Some(0) => Phase::Asleep,
-        Phase::Draining => Phase::Draining,
-        Phase::Asleep if needed => Phase::Waking,
-        Phase::Asleep => Phase::Asleep,
-        Phase::Waking if seen.serving => Phase::Active,
+        ScalingPhase::Active if needed => ScalingPhase::Active,
+        ScalingPhase::Active => ScalingPhase::Draining,
+        ScalingPhase::Draining if needed || seen.engine.is_some_and(|running| running > 0) => {
+            ScalingPhase::Active
+        }
+        ScalingPhase::Draining if seen.engine == Some(0) => ScalingPhase::Asleep,
+        ScalingPhase::Draining => ScalingPhase::Draining,
+        ScalingPhase::Asleep if needed => ScalingPhase::Waking,
+        ScalingPhase::Asleep => ScalingPhase::Asleep,
+        ScalingPhase::Waking if seen.serving => ScalingPhase::Active,
         // A wake outlives the client that caused it, so that the next one need not begin again.
-        Phase::Waking if busy || open(seen.wake_limit) => Phase::Waking,
-        Phase::Waking => Phase::Asleep,
+        ScalingPhase::Waking if busy || open(seen.wake_limit) => ScalingPhase::Waking,
+        ScalingPhase::Waking => ScalingPhase::Asleep,
     }
 }
 
@@ -74,8 +76,8 @@ mod tests {
 
     /// A model with clients and functions that come, go and die; times in milliseconds.
     #[derive(Debug)]
-    struct World {
-        phase: Phase,
+    struct ScalingWorld {
+        phase: ScalingPhase,
         now: u64,
         last_active: u64,
         waiting: usize,
@@ -87,14 +89,14 @@ mod tests {
         demands: usize,
     }
 
-    impl World {
+    impl ScalingWorld {
         fn serving(&self) -> bool {
             self.ready_at.is_some_and(|at| at <= self.now)
         }
 
         fn settle(&mut self) {
             loop {
-                let seen = Seen {
+                let seen = StepInputs {
                     waiting: self.waiting,
                     in_flight: self.in_flight,
                     quiet: Duration::from_millis(self.now - self.last_active),
@@ -108,24 +110,24 @@ mod tests {
                     break;
                 }
                 match next {
-                    Phase::Draining => {
+                    ScalingPhase::Draining => {
                         assert_eq!((self.waiting, self.in_flight), (0, 0));
                         self.engine = None;
                     }
-                    Phase::Asleep => {
+                    ScalingPhase::Asleep => {
                         assert_eq!((self.waiting, self.in_flight), (0, 0), "stopped with work at hand");
                         self.ready_at = None;
                     }
-                    Phase::Waking => {
+                    ScalingPhase::Waking => {
                         assert!(self.waiting > 0, "woken without a request");
                         self.wakes += 1;
                         self.ready_at = Some(self.now + 120);
                     }
-                    Phase::Active => self.last_active = self.now,
+                    ScalingPhase::Active => self.last_active = self.now,
                 }
                 self.phase = next;
             }
-            if self.phase == Phase::Active && self.serving() {
+            if self.phase == ScalingPhase::Active && self.serving() {
                 self.in_flight += std::mem::take(&mut self.waiting);
             }
         }
@@ -135,9 +137,9 @@ mod tests {
         /// Whenever clients come and leave and functions die: nothing stops with work at hand, nothing
         /// wakes without a request, and at the end every request was served and the model sleeps.
         #[test]
-        fn nobody_is_lost_and_nobody_waits_for_ever(moves in proptest::collection::vec((0_u8..8, 0_u64..90), 1..300)) {
-            let mut world = World {
-                phase: Phase::Asleep, now: 1000, last_active: 0, waiting: 0, in_flight: 0, engine: None,
+        fn no_request_is_lost_or_waits_for_ever(moves in proptest::collection::vec((0_u8..8, 0_u64..90), 1..300)) {
+            let mut world = ScalingWorld {
+                phase: ScalingPhase::Asleep, now: 1000, last_active: 0, waiting: 0, in_flight: 0, engine: None,
                 ready_at: None, wakes: 0, demands: 0,
             };
             let (mut came, mut left, mut served) = (0, 0, 0);
@@ -163,7 +165,7 @@ mod tests {
                         world.waiting += std::mem::take(&mut world.in_flight);
                         world.ready_at = Some(world.now + 120);
                     }
-                    5 if world.phase == Phase::Draining => world.engine = Some(u32::from(time < 20)),
+                    5 if world.phase == ScalingPhase::Draining => world.engine = Some(u32::from(time < 20)),
                     _ => world.now += time,
                 }
                 world.settle();
@@ -171,18 +173,18 @@ mod tests {
             for _ in 0..20 {
                 served += std::mem::take(&mut world.in_flight);
                 world.now += 60;
-                world.engine = (world.phase == Phase::Draining).then_some(0);
+                world.engine = (world.phase == ScalingPhase::Draining).then_some(0);
                 world.settle();
             }
             prop_assert_eq!(came, left + served, "{:?}", world);
-            prop_assert_eq!(world.phase, Phase::Asleep);
+            prop_assert_eq!(world.phase, ScalingPhase::Asleep);
             prop_assert!(world.wakes <= world.demands, "{:?}", world);
         }
     }
 
     #[test]
     fn without_a_window_a_model_never_sleeps() {
-        let seen = Seen {
+        let seen = StepInputs {
             waiting: 0,
             in_flight: 0,
             quiet: Duration::MAX,
@@ -191,6 +193,6 @@ mod tests {
             serving: true,
             engine: Some(0),
         };
-        assert_eq!(step(Phase::Active, &seen), Phase::Active);
+        assert_eq!(step(ScalingPhase::Active, &seen), ScalingPhase::Active);
     }
 }

@@ -1,6 +1,6 @@
 //! A ledger added up: what was paid, and what for.
 
-use crate::life::Life;
+use crate::life::FunctionLife;
 use crate::meter::is_rival;
 use crate::read::LedgerError;
 use crate::record::{FunctionEvent, FunctionRecord, Record, RequestRecord};
@@ -84,7 +84,7 @@ pub struct Functions {
 /// If the oldest files of the ledger were removed, that is the sum of what is left: its requests, and the functions
 /// that were alive when it begins, from their starts on.
 #[derive(Debug, Clone, Default)]
-pub struct Account {
+pub struct LedgerTotals {
     /// Requests that were answered.
     pub answered: Amounts,
     /// Time of functions by their price, and the overhead.
@@ -132,21 +132,21 @@ pub struct Account {
     /// Times of the first and the last record.
     pub span: Option<(u64, u64)>,
     /// Functions by name.
-    lives: BTreeMap<String, Known>,
+    lives: BTreeMap<String, UnsettledFunction>,
     /// Functions are added up at the end alone: other ledgers have them too.
     is_part: bool,
 }
 
 /// A function that is not added up yet.
 #[derive(Debug, Clone)]
-struct Known {
+struct UnsettledFunction {
     /// Whose it is.
     model: String,
     tier: String,
-    life: Life,
+    life: FunctionLife,
 }
 
-impl Account {
+impl LedgerTotals {
     /// Adds `records` up, oldest first. Those of the last writer are added up until its last sign of life.
     ///
     /// # Errors
@@ -191,12 +191,12 @@ impl Account {
     fn silent_before(&mut self, end: u64) {
         let Some((_, last)) = self.span else { return };
         if end.saturating_sub(last) > 2 * SIGN_OF_LIFE.as_nanos() as u64 {
-            self.nobody_saw_since(last);
+            self.unobserved_since(last);
         }
     }
 
-    fn nobody_saw_since(&mut self, last: u64) {
-        for Known { life, .. } in self.lives.values_mut() {
+    fn unobserved_since(&mut self, last: u64) {
+        for UnsettledFunction { life, .. } in self.lives.values_mut() {
             life.unseen = life.unseen.or(Some(last));
         }
     }
@@ -271,13 +271,14 @@ impl Account {
         match record {
             // Functions that are not named again have ended since, or in a file that is missing.
             Record::Opened { prices, .. } | Record::Continued { prices, .. } => {
-                self.nobody_saw_since(last);
+                self.unobserved_since(last);
                 self.prices.clone_from(prices);
             }
             Record::Carried { model, function, tier, life, .. } => {
                 entry(&mut self.by_tier, tier, "tiers")?;
                 entry(&mut self.functions_by_model, model, "models")?;
-                let known = Known { model: model.clone(), tier: tier.clone(), life: life.clone() };
+                let known =
+                    UnsettledFunction { model: model.clone(), tier: tier.clone(), life: life.clone() };
                 let known = self.lives.insert(function.clone(), known);
                 grow(&mut self.earlier, life.told.saturating_sub(known.map_or(0, |known| known.life.told)));
             }
@@ -285,14 +286,14 @@ impl Account {
             Record::Function(function) => self.function(function)?,
             Record::Lost { at, since, function, .. } => {
                 self.lost += 1;
-                if let Some(Known { life, .. }) = self.lives.get_mut(started_function(function)) {
+                if let Some(UnsettledFunction { life, .. }) = self.lives.get_mut(started_function(function)) {
                     life.lose(*since, *at);
                 }
             }
             Record::Alive { at, overhead } => {
                 // Answers follow the end of their function closely.
                 let long_ago = at.saturating_sub(SIGN_OF_LIFE.as_nanos() as u64);
-                let is_over = |life: &Life| {
+                let is_over = |life: &FunctionLife| {
                     life.unseen.is_some() || life.stopped.is_some_and(|stopped| stopped < long_ago)
                 };
                 if !self.is_part {
@@ -357,15 +358,15 @@ impl Account {
                 }
                 None => {
                     entry(&mut self.by_tier, tier, "tiers")?;
-                    let life = Life::started(*at, *rate, tier == "main", *basis);
-                    let known = Known { model: model.clone(), tier: tier.clone(), life };
+                    let life = FunctionLife::started(*at, *rate, tier == "main", *basis);
+                    let known = UnsettledFunction { model: model.clone(), tier: tier.clone(), life };
                     self.lives.insert(function.clone(), known);
                 }
             }
             return Ok(());
         }
         // One that the ledger does not know started before its beginning, which it lacks.
-        let Some(Known { life, .. }) = self.lives.get_mut(function) else { return Ok(()) };
+        let Some(UnsettledFunction { life, .. }) = self.lives.get_mut(function) else { return Ok(()) };
         let step = match event {
             FunctionEvent::Serving => &mut life.serving,
             FunctionEvent::Replaced => &mut life.replaced,
@@ -377,11 +378,11 @@ impl Account {
 
     /// Adds the functions up that `are_over`; those without an end lived until `end`, or for all that is known until
     /// they were last seen.
-    fn settle(&mut self, end: u64, are_over: impl Fn(&Life) -> bool) {
+    fn settle(&mut self, end: u64, are_over: impl Fn(&FunctionLife) -> bool) {
         let (over, going): (BTreeMap<_, _>, _) =
             std::mem::take(&mut self.lives).into_iter().partition(|(_, known)| are_over(&known.life));
         self.lives = going;
-        for Known { model, tier, life } in over.into_values() {
+        for UnsettledFunction { model, tier, life } in over.into_values() {
             let functions = self.functions_by_model.entry(model).or_default();
             if life.stopped.is_none() {
                 if life.unseen.is_some() {

@@ -4,7 +4,7 @@
 //! computed. A function that had nothing to do in an iteration was idle. All in integer nanoseconds: shares add up to
 //! the iteration, iterations and idle time to the time that the engine serves.
 
-use crate::meter::Work;
+use crate::meter::RequestWork;
 use crate::money::split;
 use crate::share::Phase;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use std::time::Instant;
 /// A request that takes part in iterations.
 pub trait Billed {
     /// Returns the work that functions have done for it, and its present phase.
-    fn work(&mut self) -> (&mut Work, Phase);
+    fn work(&mut self) -> (&mut RequestWork, Phase);
 }
 
 /// Which remote functions answered for which rows of an iteration: counts of (token, expert) pairs by link and row.
@@ -161,10 +161,10 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    struct Request(Work, Phase);
+    struct AttributedWork(RequestWork, Phase);
 
-    impl Billed for Request {
-        fn work(&mut self) -> (&mut Work, Phase) {
+    impl Billed for AttributedWork {
+        fn work(&mut self) -> (&mut RequestWork, Phase) {
             (&mut self.0, self.1)
         }
     }
@@ -183,16 +183,16 @@ mod tests {
         pairs.count(0, &[0, 1, 2, 6], 2);
         pairs.count(1, &[7, 8], 2);
         pairs.count(9, &[0], 2);
-        let request = |phase| Request(Work::default(), phase);
+        let request = |phase| AttributedWork(RequestWork::default(), phase);
         let mut requests = [request(Phase::Prefill), request(Phase::Decode), request(Phase::Decode)];
         attribution.share(passed, &mut requests, [0..3, 3..4, 4..4].into_iter(), &pairs);
-        let [Request(one, _), Request(other, _), Request(none, _)] = requests;
+        let [AttributedWork(one, _), AttributedWork(other, _), AttributedWork(none, _)] = requests;
         assert_eq!((one.main.share.prefill, one.main.share.decode), (750, 0));
         assert_eq!((other.main.share.prefill, other.main.share.decode), (0, 251));
         assert_eq!((one.main.busy, one.served, other.served), (1_001, 1_901, 1_901));
         assert_eq!((one.remote["a"].share.prefill, other.remote["a"].share.decode), (750, 251));
         assert_eq!((one.remote.get("b"), other.remote["b"].share.decode), (None, 1_001));
-        assert_eq!(none, Work::default());
+        assert_eq!(none, RequestWork::default());
         assert!(!one.remote.contains_key("idle") && !other.remote.contains_key("idle"));
     }
 }

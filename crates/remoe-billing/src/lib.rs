@@ -1,12 +1,12 @@
 //! Cost of requests: integer money, the ledger that keeps it, and how it adds up.
 //!
 //! ```text
-//! engine: nanoseconds of iterations, split by work ([`Attribution`]) ─▶ [`Meter`]: x rate ─▶ [`Told`], with the answer
+//! engine: nanoseconds of iterations, split by work ([`Attribution`]) ─▶ [`Meter`]: x rate ─▶ [`ReportedCost`], with the answer
 //! launcher: functions start, serve, stop ([`FunctionEvent`]) ─┐                             │
 //!                                                             ▼                             ▼
 //!                                            [`Ledger`]: one checked line per record, in a folder
 //!                                                             ▼
-//!                                  [`Account`]: paid = requests + failed + idle + starts + .. + residual
+//!                                  [`LedgerTotals`]: paid = requests + failed + idle + starts + .. + residual
 //! ```
 //!
 //! Money is integer nano-dollars and time integer nanoseconds everywhere: parts add up to their whole exactly.
@@ -25,12 +25,12 @@ mod record;
 mod share;
 mod writer;
 
-pub use account::{Account, AccountError, Amounts, Functions, SIGN_OF_LIFE, Tier};
+pub use account::{AccountError, Amounts, Functions, LedgerTotals, SIGN_OF_LIFE, Tier};
 pub use attribution::{Attribution, Billed, Pairs, Passed};
 pub use export::{export_csv, export_json};
-pub use life::Life;
+pub use life::FunctionLife;
 pub use lives::{LifeChange, Lives, PresentFunction, TierCharge};
-pub use meter::{Meter, RIVALS, Rates, Told, Work, Worked};
+pub use meter::{Meter, RIVALS, Rates, ReportedCost, RequestWork, Worked};
 pub use money::{Carry, Rate, split};
 pub use read::{Entries, LedgerError, records, records_since};
 pub use record::{FunctionEvent, FunctionRecord, Record, RequestCost, RequestRecord};

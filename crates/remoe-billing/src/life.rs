@@ -10,7 +10,7 @@ const SLACK: u64 = 3_600_000_000_000;
 
 /// Life of a function, as far as it is known. Times are nanoseconds since 1970.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Life {
+pub struct FunctionLife {
     pub(crate) rate: Rate,
     is_main: bool,
     basis: Basis,
@@ -24,7 +24,7 @@ pub struct Life {
     /// Nano-dollars that requests were charged.
     pub(crate) told: u64,
     /// Work that it did, by the main function that reports it: each counts from its own start.
-    work: BTreeMap<String, Work>,
+    work: BTreeMap<String, FunctionWork>,
     /// When an answer last left.
     answered: Option<u64>,
     /// When a main function began to serve, by its own account: answers leave some time after the engine ended them, the
@@ -38,7 +38,7 @@ pub struct Life {
 
 /// Work of a function, and the main function's own time, as a main function reports them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Work {
+struct FunctionWork {
     /// How long the function worked.
     busy: u64,
     /// How long the main function had served by then.
@@ -47,7 +47,7 @@ struct Work {
 
 /// Where the money for a function's time went, in nano-dollars.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Spent {
+pub(crate) struct TimeCosts {
     pub(crate) paid: u64,
     pub(crate) failed: u64,
     pub(crate) idle: u64,
@@ -57,7 +57,7 @@ pub(crate) struct Spent {
     pub(crate) residual: i64,
 }
 
-impl Life {
+impl FunctionLife {
     pub(crate) fn started(at: u64, rate: Rate, is_main: bool, basis: Basis) -> Self {
         Self { rate, is_main, basis, started: at, ..Self::default() }
     }
@@ -71,11 +71,11 @@ impl Life {
         // What it did before is in what it says that it worked.
         (self.lost_until, self.lost_for) = (self.lost_until.max(at), 0);
         if !self.work.contains_key(main) {
-            self.work.insert(main.to_owned(), Work::default());
+            self.work.insert(main.to_owned(), FunctionWork::default());
         }
         if let Some(work) = self.work.get_mut(main) {
             // Answers leave in another order than the engine ended them in.
-            *work = Work { busy: work.busy.max(share.busy), served: work.served.max(served) };
+            *work = FunctionWork { busy: work.busy.max(share.busy), served: work.served.max(served) };
         }
     }
 
@@ -92,7 +92,7 @@ impl Life {
         grow(&mut self.told, other.told);
         for (main, work) in other.work {
             let known = self.work.entry(main).or_default();
-            *known = Work { busy: known.busy.max(work.busy), served: known.served.max(work.served) };
+            *known = FunctionWork { busy: known.busy.max(work.busy), served: known.served.max(work.served) };
         }
         self.answered = last(self.answered, other.answered);
         self.began = first(self.began, other.began);
@@ -112,7 +112,7 @@ impl Life {
     ///
     /// The launcher's clock says what was paid, the engine's what it was for: where the two contradict each other, the
     /// difference is the residual.
-    pub(crate) fn spent(&self, now: u64) -> Spent {
+    pub(crate) fn spent(&self, now: u64) -> TimeCosts {
         let end = self.stopped.or(self.unseen).unwrap_or(now).max(self.started);
         // No process works or serves for longer than it lives, whatever it says.
         let longest = (end - self.started).saturating_add(SLACK);
@@ -120,7 +120,7 @@ impl Life {
         if self.basis == Basis::Work {
             // Only work is paid for: work that no request was charged for was for nothing.
             let paid = self.rate.cost(busy).max(self.told);
-            return Spent { paid, failed: paid - self.told, ..Spent::default() };
+            return TimeCosts { paid, failed: paid - self.told, ..TimeCosts::default() };
         }
         let serving = self.serving.unwrap_or(end);
         let serving = self.began.filter(|_| self.is_main).map_or(serving, |began| began.min(serving));
@@ -150,7 +150,7 @@ impl Life {
         let overlap = next(end - replaced);
         let paid = self.rate.cost(end - self.started);
         let parts = sum([worked.max(self.told), idle, lost, cold_start, overlap]);
-        Spent {
+        TimeCosts {
             paid,
             failed: worked.saturating_sub(self.told).saturating_add(lost),
             idle,

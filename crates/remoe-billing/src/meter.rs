@@ -50,7 +50,7 @@ impl FromStr for Rates {
 
 /// Work of functions for a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Work {
+pub struct RequestWork {
     /// The main function.
     pub main: Worked,
     /// Remote functions, by address.
@@ -75,7 +75,7 @@ impl Worked {
     }
 }
 
-impl Work {
+impl RequestWork {
     /// Adds the work of another prompt of the same request.
     pub fn join(&mut self, other: Self) {
         self.main.join(other.main);
@@ -88,7 +88,7 @@ impl Work {
 
 /// Cost of a request, as its main function reports it to the writer of the ledger.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Told {
+pub struct ReportedCost {
     /// By `main` and the addresses of remote functions; without tiers, which it does not know.
     pub shares: BTreeMap<String, Share>,
     /// Counterfactual costs, by the rival's name.
@@ -98,7 +98,7 @@ pub struct Told {
     pub served: u64,
 }
 
-impl Told {
+impl ReportedCost {
     /// Leaves out all but [`RIVALS`], and bounds their costs by `most`. Returns how many were left out or bounded.
     pub fn bound_rivals(&mut self, most: u64) -> usize {
         let told = self.rivals.len();
@@ -119,7 +119,7 @@ pub struct Meter(Mutex<BTreeMap<String, Carry>>);
 
 impl Meter {
     /// Returns the cost of `work` at `rates`; a function without a rate costs nothing.
-    pub fn tell(&self, work: &Work, rates: &Rates) -> Told {
+    pub fn tell(&self, work: &RequestWork, rates: &Rates) -> ReportedCost {
         // Numbers that are right after every step.
         let mut carries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // Functions that are gone leave what they carried.
@@ -135,7 +135,7 @@ impl Meter {
         let remote = work.remote.iter();
         let mut shares: BTreeMap<_, _> = remote.map(|(address, worked)| share(address, worked)).collect();
         shares.extend([share(MAIN, &work.main)]);
-        Told { shares, rivals: BTreeMap::new(), served: work.served }
+        ReportedCost { shares, rivals: BTreeMap::new(), served: work.served }
     }
 }
 
@@ -156,7 +156,7 @@ mod tests {
     fn requests_together_cost_what_their_time_costs() {
         let meter = Meter::default();
         let rates = Rates([("main".to_owned(), Rate(44_000_001)), ("a:1".to_owned(), Rate(9))].into());
-        let work = Work {
+        let work = RequestWork {
             main: Worked { share: Phases { prefill: 7_777, decode: 1_234_567 }, busy: 0 },
             remote: [("a:1".into(), Worked { share: Phases { prefill: 999, decode: 0 }, busy: 0 })].into(),
             served: 0,
@@ -177,7 +177,7 @@ mod tests {
     fn rivals_have_known_names_and_bounded_costs() {
         let names = (0..20_000).map(|number| (format!("rival-{number}"), 1));
         let known = [("mix", 7), ("gpu", u64::MAX)].map(|(name, cost)| (name.to_owned(), cost));
-        let mut told = Told { rivals: names.chain(known).collect(), ..Told::default() };
+        let mut told = ReportedCost { rivals: names.chain(known).collect(), ..ReportedCost::default() };
         assert_eq!(told.bound_rivals(1000), 20_001);
         assert_eq!(told.rivals, [("mix".to_owned(), 7), ("gpu".to_owned(), 1000)].into());
         assert_eq!(told.bound_rivals(1000), 0);

@@ -1,6 +1,6 @@
 //! Records of a ledger. Times are nanoseconds since 1970, durations nanoseconds, money nano-dollars.
 
-use crate::life::Life;
+use crate::life::FunctionLife;
 use crate::money::Rate;
 use crate::share::{Basis, Share, sum};
 use serde::{Deserialize, Serialize};
@@ -68,7 +68,7 @@ pub enum Record {
         /// `main`, or the name of its group.
         tier: String,
         /// Life of the function so far.
-        life: Life,
+        life: FunctionLife,
     },
 }
 

@@ -1,7 +1,7 @@
 //! The ledger's folder: numbered files to whose last one lines are appended. Each begins with what the files before it
 //! have said of functions that are alive, so that it adds up without them.
 
-use crate::account::Account;
+use crate::account::LedgerTotals;
 use crate::line;
 use crate::read::{Entries, LedgerError, segments};
 use crate::record::Record;
@@ -53,7 +53,7 @@ struct Tail {
     /// Set if the file does not begin yet with the state after the files before it.
     headless: bool,
     /// State of the functions that are alive, after all records so far.
-    past: Account,
+    past: LedgerTotals,
 }
 
 impl Ledger {
@@ -163,7 +163,7 @@ impl Drop for Ledger {
 
 /// Returns the state of the functions that are alive after `files`, oldest first, and whether the last file does not
 /// begin with that state yet.
-fn past(folder: &Path, files: &mut Vec<(u64, PathBuf)>) -> Result<(Account, bool), LedgerError> {
+fn past(folder: &Path, files: &mut Vec<(u64, PathBuf)>) -> Result<(LedgerTotals, bool), LedgerError> {
     let mut needed = Vec::new();
     let mut headless = false;
     while let Some(file) = files.pop() {
@@ -174,7 +174,7 @@ fn past(folder: &Path, files: &mut Vec<(u64, PathBuf)>) -> Result<(Account, bool
         }
         headless |= is_last;
     }
-    let mut past = Account::default();
+    let mut past = LedgerTotals::default();
     for record in Entries::of(folder, needed) {
         if let Err(error) = past.add(&record?) {
             tracing::error!(%error, "ledger record not carried over to the next file");

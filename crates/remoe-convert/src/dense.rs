@@ -18,12 +18,12 @@ pub(crate) struct Dense {
     files: TensorFiles,
     prefix: &'static str,
     dtype: StoredDtype,
-    pub(crate) sizes: Sizes,
+    pub(crate) sizes: DenseSizes,
 }
 
 /// Sizes of a dense model, in elements.
 #[derive(Clone, Copy)]
-pub(crate) struct Sizes {
+pub(crate) struct DenseSizes {
     pub(crate) vocabulary: usize,
     pub(crate) positions: usize,
     pub(crate) hidden: usize,
@@ -43,7 +43,7 @@ impl Dense {
         let Some(table) = files.tensor(&tokens) else {
             return Err(files.wrong(&tokens, "expected a tensor in float32, bfloat16 or float16"));
         };
-        let sizes = Sizes {
+        let sizes = DenseSizes {
             vocabulary: config.vocab_size,
             positions: config.context_length,
             hidden: config.hidden_size,
@@ -62,7 +62,7 @@ impl Dense {
 
     /// Names of a layer's tensors, and their shapes.
     fn of_layer(&self) -> [(&'static str, Vec<usize>); 12] {
-        let Sizes { hidden, width, .. } = self.sizes;
+        let DenseSizes { hidden, width, .. } = self.sizes;
         [
             ("ln_1.weight", vec![hidden]),
             ("ln_1.bias", vec![hidden]),
@@ -81,7 +81,7 @@ impl Dense {
 
     /// Names of the tensors outside of layers, and their shapes.
     fn around(&self) -> Vec<(&'static str, Vec<usize>)> {
-        let Sizes { vocabulary, positions, hidden, head, .. } = self.sizes;
+        let DenseSizes { vocabulary, positions, hidden, head, .. } = self.sizes;
         let mut around = vec![
             (TOKENS, vec![vocabulary, hidden]),
             ("wpe.weight", vec![positions, hidden]),

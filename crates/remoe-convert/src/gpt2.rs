@@ -9,11 +9,11 @@
 //! linear function of the hidden state, made of the weights alone (MoEfication's "parameter center", arXiv 2110.01786,
 //! section 3.3).
 
-use crate::dense::{Dense, Sizes};
+use crate::dense::{Dense, DenseSizes};
 use crate::elements::{chosen, floats, rounded, transposed};
 use crate::error::ConvertError;
-use crate::split::{Rows, split};
-use crate::writer::{Planned, Writer};
+use crate::split::{MatrixRows, split};
+use crate::writer::{PlannedTensor, Writer};
 use remoe_model::{Checkpoint, CheckpointError, ModelConfig, Store, StoredFile, TENSOR_LIMIT};
 use serde_json::{Map, Value};
 use std::fs::File;
@@ -40,7 +40,7 @@ const COPIED: u64 = 1 << 20;
 
 /// How networks are cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Options {
+pub struct SplitOptions {
     /// Experts of a layer; they divide its neurons.
     pub experts: usize,
     /// Experts that a token uses.
@@ -63,14 +63,14 @@ pub struct Converted {
 /// # Errors
 /// `from` is no GPT-2 that can be served, by file and field or tensor; the options do not fit it; `to` cannot be
 /// written.
-pub fn gpt2_moe(from: &dyn Store, to: &Path, options: Options) -> Result<Converted, ConvertError> {
+pub fn gpt2_moe(from: &dyn Store, to: &Path, options: SplitOptions) -> Result<Converted, ConvertError> {
     let mut config = read_config(from)?;
     let path = from.root().join(CONFIG);
     let parse = |config: &Map<String, Value>| {
         ModelConfig::from_json(&path, Value::Object(config.clone()).to_string().as_bytes())
     };
     // With one expert a layer, whose width is that of the network.
-    as_moe(&mut config, Options { experts: 1, top_k: 1 });
+    as_moe(&mut config, SplitOptions { experts: 1, top_k: 1 });
     let dense = Dense::open(from, &parse(&config)?)?;
     options.check(dense.sizes.width)?;
     as_moe(&mut config, options);
@@ -109,7 +109,7 @@ pub fn gpt2_moe(from: &dyn Store, to: &Path, options: Options) -> Result<Convert
     Ok(Converted { layers: dense.sizes.layers, expert_width })
 }
 
-impl Options {
+impl SplitOptions {
     fn check(self, width: usize) -> Result<(), ConvertError> {
         let Self { experts, top_k } = self;
         if experts == 0 || !width.is_multiple_of(experts) {
@@ -149,7 +149,7 @@ fn read_config(from: &dyn Store) -> Result<Map<String, Value>, CheckpointError> 
     }
 }
 
-fn as_moe(config: &mut Map<String, Value>, options: Options) {
+fn as_moe(config: &mut Map<String, Value>, options: SplitOptions) {
     config.insert("model_type".to_owned(), "gpt2_moe".into());
     config.insert("architectures".to_owned(), vec!["Gpt2MoeForCausalLM"].into());
     config.insert("num_local_experts".to_owned(), options.experts.into());
@@ -179,12 +179,12 @@ fn copy(file: &dyn StoredFile, from: &Path, to: &Path) -> Result<(), ConvertErro
 }
 
 /// Tensors of the converted checkpoint, in the order in which they are written.
-struct Names(Vec<Planned>);
+struct Names(Vec<PlannedTensor>);
 
 impl Names {
     /// # Errors
     /// They are more than a checkpoint may have.
-    fn of(sizes: Sizes, experts: usize) -> Result<Self, ConvertError> {
+    fn of(sizes: DenseSizes, experts: usize) -> Result<Self, ConvertError> {
         let too_many = || {
             let message = format!(
                 "is {experts}: {} layers of this many exceed the limit of {TENSOR_LIMIT} tensors per checkpoint",
@@ -196,7 +196,7 @@ impl Names {
         if sizes.layers.saturating_mul(experts) > TENSOR_LIMIT {
             return Err(too_many());
         }
-        let Sizes { vocabulary, positions, hidden, layers, width, head } = sizes;
+        let DenseSizes { vocabulary, positions, hidden, layers, width, head } = sizes;
         let mut names = Self(Vec::new());
         names.add("model.embed_tokens.weight", &[vocabulary, hidden]);
         names.add("model.embed_positions.weight", &[positions, hidden]);
@@ -226,7 +226,7 @@ impl Names {
     }
 
     fn add(&mut self, name: &str, shape: &[usize]) {
-        self.0.push(Planned { name: name.to_owned(), shape: shape.to_vec() });
+        self.0.push(PlannedTensor { name: name.to_owned(), shape: shape.to_vec() });
     }
 
     fn linear(&mut self, name: &str, shape: &[usize]) {
@@ -234,7 +234,7 @@ impl Names {
         self.add(&format!("{name}.bias"), &shape[..1]);
     }
 
-    fn planned(self) -> Vec<Planned> {
+    fn planned(self) -> Vec<PlannedTensor> {
         self.0
     }
 }
@@ -271,7 +271,7 @@ fn experts(dense: &Dense, layer: usize, experts: usize, writer: &mut Writer) -> 
     let up = transposed(&read("c_fc.weight")?, width, size);
     let (up_bias, down) = (read("c_fc.bias")?, read("c_proj.weight")?);
     let neurons = floats(dtype, &up);
-    let clusters = split(Rows { elements: &neurons, columns: hidden }, experts);
+    let clusters = split(MatrixRows { elements: &neurons, columns: hidden }, experts);
     let biases = floats(dtype, &up_bias);
     let mean = |members: &[usize], column: usize, columns: usize, of: &[f32]| {
         let elements = members.iter().filter_map(|member| of.get(member * columns + column));

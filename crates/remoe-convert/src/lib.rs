@@ -11,4 +11,4 @@ mod split;
 mod writer;
 
 pub use error::ConvertError;
-pub use gpt2::{Converted, Options, gpt2_moe};
+pub use gpt2::{Converted, SplitOptions, gpt2_moe};

@@ -9,14 +9,14 @@ const ROUNDS: usize = 20;
 
 /// A matrix of float32, row after row.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Rows<'a> {
+pub(crate) struct MatrixRows<'a> {
     /// Elements of all rows.
     pub(crate) elements: &'a [f32],
     /// Elements of a row, at least one.
     pub(crate) columns: usize,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> MatrixRows<'a> {
     fn iter(self) -> impl ExactSizeIterator<Item = &'a [f32]> {
         self.elements.chunks_exact(self.columns)
     }
@@ -25,7 +25,7 @@ impl<'a> Rows<'a> {
 /// The neurons of each of `experts` experts, ascending, as many in each; `neurons` has one row of input weights for
 /// each, and `experts` divides their number. Experts are in the order of their first neurons. The same for the same
 /// weights, everywhere.
-pub(crate) fn split(neurons: Rows<'_>, experts: usize) -> Vec<Vec<usize>> {
+pub(crate) fn split(neurons: MatrixRows<'_>, experts: usize) -> Vec<Vec<usize>> {
     let directions: Vec<Vec<f32>> = neurons.iter().map(direction).collect();
     let room = directions.len() / experts.max(1);
     let mut centres = first_centres(&directions, experts);
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     fn of(rows: &[[f32; 2]], experts: usize) -> Vec<Vec<usize>> {
-        split(Rows { elements: rows.as_flattened(), columns: 2 }, experts)
+        split(MatrixRows { elements: rows.as_flattened(), columns: 2 }, experts)
     }
 
     #[test]

@@ -9,12 +9,12 @@ use std::path::PathBuf;
 
 /// A tensor that will be written.
 #[derive(Debug, Clone)]
-pub(crate) struct Planned {
+pub(crate) struct PlannedTensor {
     pub(crate) name: String,
     pub(crate) shape: Vec<usize>,
 }
 
-impl Planned {
+impl PlannedTensor {
     fn bytes(&self, dtype: StoredDtype) -> u64 {
         self.shape.iter().map(|&size| size as u64).product::<u64>() * dtype.bytes()
     }
@@ -25,7 +25,7 @@ pub(crate) struct Writer {
     path: PathBuf,
     file: BufWriter<File>,
     dtype: StoredDtype,
-    planned: std::vec::IntoIter<Planned>,
+    planned: std::vec::IntoIter<PlannedTensor>,
 }
 
 impl Writer {
@@ -33,7 +33,7 @@ impl Writer {
     pub(crate) fn create(
         path: PathBuf,
         dtype: StoredDtype,
-        planned: Vec<Planned>,
+        planned: Vec<PlannedTensor>,
     ) -> Result<Self, ConvertError> {
         let mut header = Map::new();
         header.insert("__metadata__".to_owned(), json!({"format": "pt"}));
@@ -59,7 +59,8 @@ impl Writer {
     /// Writes the next tensor, which is the one that was planned.
     pub(crate) fn tensor(&mut self, name: &str, bytes: &[u8]) -> Result<(), ConvertError> {
         let planned = self.planned.next();
-        let fits = |tensor: &Planned| tensor.name == name && tensor.bytes(self.dtype) == bytes.len() as u64;
+        let fits =
+            |tensor: &PlannedTensor| tensor.name == name && tensor.bytes(self.dtype) == bytes.len() as u64;
         if !planned.as_ref().is_some_and(fits) {
             let message = format!("expected {planned:?}, got `{name}` of {} bytes", bytes.len());
             return Err(ConvertError::write(&self.path)(std::io::Error::other(message)));

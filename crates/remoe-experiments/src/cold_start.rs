@@ -1,4 +1,4 @@
-//! Figure 11 of the Remoe paper: from nothing to ready, in parts.
+//! Cold start in parts, from nothing to ready: Figure 11 of the Remoe paper.
 
 use crate::costs::{ClassPlans, Strategy};
 use crate::scenario::Scenario;
@@ -20,7 +20,7 @@ pub struct Decisions {
 /// Kind of work in a cold start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Part {
+pub enum ColdStartStage {
     /// Prediction, pre-allocation and planning.
     Calculate,
     /// From the order to a process.
@@ -31,7 +31,7 @@ pub enum Part {
     Move,
 }
 
-impl Part {
+impl ColdStartStage {
     /// Every part.
     pub const ALL: [Self; 4] = [Self::Calculate, Self::Container, Self::Load, Self::Move];
 
@@ -49,9 +49,9 @@ impl Part {
 
 /// One part of a cold start, in seconds since the request arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Span {
+pub struct StageSpan {
     /// Kind of work.
-    pub part: Part,
+    pub part: ColdStartStage,
     /// When it begins.
     pub from: f64,
     /// When it ends.
@@ -64,7 +64,7 @@ pub struct Lane {
     /// Function, or the planner.
     pub who: String,
     /// Spans, one after another.
-    pub spans: Vec<Span>,
+    pub spans: Vec<StageSpan>,
 }
 
 /// The cold start of a strategy.
@@ -95,9 +95,9 @@ impl Sequence {
     }
 
     /// Begins as soon as both the span before it and `earliest` have passed.
-    fn then(mut self, part: Part, earliest: f64, seconds: f64) -> Self {
+    fn then(mut self, part: ColdStartStage, earliest: f64, seconds: f64) -> Self {
         let from = self.end().max(earliest);
-        self.0.spans.push(Span { part, from, to: from + seconds });
+        self.0.spans.push(StageSpan { part, from, to: from + seconds });
         self
     }
 }
@@ -128,9 +128,9 @@ pub fn cold_starts(scenario: &Scenario, plans: &ClassPlans, decisions: Decisions
     let moved = |bytes: f64| bytes / scenario.host_bytes_per_second;
     let alone = |strategy, on_gpu: f64| {
         let sequence = Sequence::from("main")
-            .then(Part::Container, 0.0, start.process_seconds)
-            .then(Part::Load, 0.0, loaded(start, experts + rest))
-            .then(Part::Move, 0.0, moved(on_gpu));
+            .then(ColdStartStage::Container, 0.0, start.process_seconds)
+            .then(ColdStartStage::Load, 0.0, loaded(start, experts + rest))
+            .then(ColdStartStage::Move, 0.0, moved(on_gpu));
         let ready = sequence.end();
         ColdStart::of(strategy, vec![sequence], ready)
     };
@@ -154,24 +154,22 @@ fn with_plan(scenario: &Scenario, strategy: Strategy, plan: &Plan, decisions: De
     let (away, largest) = (of_layers.clone().sum::<f64>(), of_layers.fold(0.0, f64::max));
     let (local, rest) = (shape.expert_bytes() - away, shape.other_bytes());
     let calculation = decisions.predict_seconds.unwrap_or(0.0) + decisions.solve_seconds;
-    let planner = Sequence::from("planner").then(Part::Calculate, 0.0, decisions.preallocate_seconds).then(
-        Part::Calculate,
-        0.0,
-        calculation,
-    );
+    let planner = Sequence::from("planner")
+        .then(ColdStartStage::Calculate, 0.0, decisions.preallocate_seconds)
+        .then(ColdStartStage::Calculate, 0.0, calculation);
     let planned = planner.end();
     let main = Sequence::from("main")
-        .then(Part::Container, decisions.preallocate_seconds, starts.main.process_seconds)
-        .then(Part::Load, 0.0, rest / starts.main.load_bytes_per_second)
-        .then(Part::Move, 0.0, rest / scenario.host_bytes_per_second)
-        .then(Part::Load, planned, local / starts.main.load_bytes_per_second);
+        .then(ColdStartStage::Container, decisions.preallocate_seconds, starts.main.process_seconds)
+        .then(ColdStartStage::Load, 0.0, rest / starts.main.load_bytes_per_second)
+        .then(ColdStartStage::Move, 0.0, rest / scenario.host_bytes_per_second)
+        .then(ColdStartStage::Load, planned, local / starts.main.load_bytes_per_second);
     let mut lanes = vec![planner, main];
     let mut shared = planned.max(starts.main.process_seconds)
         + shape.facts.total_bytes as f64 / starts.main.load_bytes_per_second;
     if away > 0.0 {
         let remote = Sequence::from("slowest remote")
-            .then(Part::Container, planned, starts.remote.process_seconds)
-            .then(Part::Load, 0.0, largest / starts.remote.load_bytes_per_second);
+            .then(ColdStartStage::Container, planned, starts.remote.process_seconds)
+            .then(ColdStartStage::Load, 0.0, largest / starts.remote.load_bytes_per_second);
         lanes.push(remote);
     }
     shared = lanes.iter().map(Sequence::end).fold(shared, f64::max);

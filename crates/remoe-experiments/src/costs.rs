@@ -1,8 +1,8 @@
 //! Figure 9 of the Remoe paper: what requests cost under each strategy.
 
 use crate::error::ExperimentError;
-use crate::scenario::{Request, Scenario};
-use crate::truth::Outcome;
+use crate::scenario::{Scenario, SimulatedRequest};
+use crate::truth::RequestOutcome;
 use remoe_planner::{Baseline, Baselines, Plan, PlanError, Problem, Remote, SizeRange, Slo, baselines};
 use serde::Serialize;
 
@@ -86,7 +86,7 @@ pub struct ClassPlans {
     /// The cheapest plan with remote experts in every layer; absent where none keeps the limits.
     pub always: Option<Plan>,
     /// Expected cost and times of the class, per strategy.
-    pub expected: Vec<(Strategy, Outcome)>,
+    pub expected: Vec<(Strategy, RequestOutcome)>,
     baselines: Baselines,
 }
 
@@ -139,7 +139,7 @@ impl Costs {
     }
 }
 
-impl From<&Baseline> for Outcome {
+impl From<&Baseline> for RequestOutcome {
     fn from(baseline: &Baseline) -> Self {
         Self {
             cost: baseline.total_cost,
@@ -158,18 +158,18 @@ impl ClassPlans {
         let problem = scenario.class_problem()?;
         let answer = scenario.solve(&problem, Remote::Auto)?;
         let always = scenario.solve(&problem, Remote::Always).ok();
-        let outcome = |evaluation: &remoe_planner::Evaluation| Outcome {
+        let outcome = |evaluation: &remoe_planner::Evaluation| RequestOutcome {
             cost: evaluation.total_cost,
             ttft_seconds: evaluation.ttft_seconds,
             tpot_seconds: evaluation.tpot_seconds,
         };
         let baselines = &answer.baselines;
         let known = [
-            (Strategy::Cpu, baselines.cpu.as_ref().map(Outcome::from)),
-            (Strategy::Gpu, baselines.gpu.as_ref().map(Outcome::from)),
+            (Strategy::Cpu, baselines.cpu.as_ref().map(RequestOutcome::from)),
+            (Strategy::Gpu, baselines.gpu.as_ref().map(RequestOutcome::from)),
             (Strategy::Fetch, baselines.fetch.as_ref().map(|ideal| scenario.moving(ideal, &problem.request))),
-            (Strategy::FetchWithoutMoves, baselines.fetch.as_ref().map(Outcome::from)),
-            (Strategy::Mix, baselines.mix.as_ref().map(Outcome::from)),
+            (Strategy::FetchWithoutMoves, baselines.fetch.as_ref().map(RequestOutcome::from)),
+            (Strategy::Mix, baselines.mix.as_ref().map(RequestOutcome::from)),
             (Strategy::Remoe, Some(outcome(&answer.evaluation))),
             (Strategy::RemoeAlways, always.as_ref().map(|answer| outcome(&answer.evaluation))),
         ];
@@ -185,7 +185,7 @@ impl ClassPlans {
 
     /// Returns the expected cost and times of the class under `strategy`.
     #[must_use]
-    pub fn expected(&self, strategy: Strategy) -> Option<Outcome> {
+    pub fn expected(&self, strategy: Strategy) -> Option<RequestOutcome> {
         self.expected.iter().find(|(one, _)| *one == strategy).map(|(_, outcome)| *outcome)
     }
 
@@ -249,7 +249,7 @@ impl Scenario {
     /// Returns the outcome of Fetch with transfers from host memory: one per decode step for each expert that a token
     /// uses, one per prefill for each expert that any token uses, while others compute. `ideal` is the planner's
     /// Fetch for `request`, whose transfers take no time.
-    fn moving(&self, ideal: &Baseline, request: &remoe_planner::Request) -> Outcome {
+    fn moving(&self, ideal: &Baseline, request: &remoe_planner::Request) -> RequestOutcome {
         let facts = &self.shape.facts;
         let moved = |experts: f64| {
             let bytes = experts * facts.expert_bytes as f64 * self.shape.moe_layers() as f64;
@@ -260,7 +260,7 @@ impl Scenario {
             ideal.prefill_seconds.max(moved((request.input_tokens * per_token).min(facts.experts as f64)));
         let step = ideal.tpot_seconds.max(moved(per_token));
         let rate = ideal.total_cost / (ideal.prefill_seconds + ideal.decode_seconds);
-        Outcome {
+        RequestOutcome {
             cost: rate * (prefill + request.output_tokens * step),
             ttft_seconds: prefill,
             tpot_seconds: step,
@@ -270,8 +270,8 @@ impl Scenario {
 
 fn each(
     scenario: &Scenario,
-    outcome: impl Fn(&Request) -> Result<Outcome, ExperimentError>,
-) -> Result<Vec<Outcome>, ExperimentError> {
+    outcome: impl Fn(&SimulatedRequest) -> Result<RequestOutcome, ExperimentError>,
+) -> Result<Vec<RequestOutcome>, ExperimentError> {
     scenario.requests.iter().map(outcome).collect()
 }
 
@@ -281,8 +281,8 @@ fn of_baseline(
     scenario: &Scenario,
     strategy: Strategy,
     of_class: &Baseline,
-    request: &Request,
-) -> Result<Outcome, ExperimentError> {
+    request: &SimulatedRequest,
+) -> Result<RequestOutcome, ExperimentError> {
     let steps = scenario.setting.decode_steps;
     let mut problem = scenario.problem(request.input_tokens, steps, request.prefill.clone())?;
     // The baseline's cost is asked for, not whether another plan would keep the limits.
@@ -302,7 +302,7 @@ fn of_baseline(
     let found = found.as_ref().unwrap_or(of_class);
     Ok(match strategy {
         Strategy::Fetch => scenario.moving(found, &problem.request),
-        _ => Outcome::from(found),
+        _ => RequestOutcome::from(found),
     })
 }
 
@@ -310,9 +310,10 @@ fn summary(
     scenario: &Scenario,
     plans: &ClassPlans,
     strategy: Strategy,
-    outcomes: &[Outcome],
+    outcomes: &[RequestOutcome],
 ) -> StrategyCosts {
-    let mean = |of: fn(&Outcome) -> f64| outcomes.iter().map(of).sum::<f64>() / outcomes.len().max(1) as f64;
+    let mean =
+        |of: fn(&RequestOutcome) -> f64| outcomes.iter().map(of).sum::<f64>() / outcomes.len().max(1) as f64;
     let plan = match strategy {
         Strategy::Remoe => Some(&plans.remoe),
         Strategy::RemoeAlways => plans.always.as_ref(),

@@ -23,7 +23,7 @@ pub struct Phases {
 
 /// Expected cost of a request at one ratio of answer length to prompt length.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Ratio {
+pub struct LengthRatio {
     /// Tokens of the prompt.
     pub input_tokens: f64,
     /// Decode steps.
@@ -56,14 +56,14 @@ pub fn phases(scenario: &Scenario, plans: &ClassPlans) -> Result<Vec<Phases>, Ex
 ///
 /// # Errors
 /// The scenario is invalid, or no plan keeps its limits.
-pub fn ratios(scenario: &Scenario) -> Result<Vec<Ratio>, ExperimentError> {
+pub fn ratios(scenario: &Scenario) -> Result<Vec<LengthRatio>, ExperimentError> {
     let at = |per_token: f64| {
         let mut of_length = scenario.clone();
         let input_tokens = scenario.class_problem()?.request.input_tokens;
         of_length.setting.decode_steps = (input_tokens * per_token).round();
         let plans = ClassPlans::of(&of_length)?;
         let decode_steps = of_length.setting.decode_steps;
-        Ok(Ratio { input_tokens, decode_steps, costs: plans.of_the_paper() })
+        Ok(LengthRatio { input_tokens, decode_steps, costs: plans.of_the_paper() })
     };
     STEPS_PER_TOKEN.into_iter().map(at).collect()
 }

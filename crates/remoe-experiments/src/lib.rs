@@ -26,18 +26,20 @@ mod truth;
 mod wakes;
 mod worth;
 
-pub use cold_start::{ColdStart, Decisions, Lane, Part, Span, cold_starts};
+pub use cold_start::{ColdStart, ColdStartStage, Decisions, Lane, StageSpan, cold_starts};
 pub use costs::{ClassPlans, Costs, Strategy, StrategyCost, StrategyCosts, costs};
 pub use error::ExperimentError;
 pub use expert_time::{CORES, ExpertTime, expert_time};
-pub use lengths::{Phases, Ratio, phases, ratios};
+pub use lengths::{LengthRatio, Phases, phases, ratios};
 pub use machine::{Cpu, CpuScaling, Gpu, Machine};
-pub use regret::{Met, Planned, Regret, RegretCase, RegretSubject, Summary};
+pub use regret::{Met, Regret, RegretCase, RegretSubject, SturdyPlan, Summary};
 pub use replicas::{Scaled, replicas};
 pub use routing::Routing;
-pub use scenario::{INPUT_TOKENS, REQUESTS, Request, Rows, Scenario, Setting, paper_pricing};
+pub use scenario::{
+    ExpertShares, INPUT_TOKENS, REQUESTS, Scenario, Setting, SimulatedRequest, paper_pricing,
+};
 pub use sensitivity::{Sensitivity, sensitivity};
 pub use shape::Shape;
-pub use truth::Outcome;
-pub use wakes::{Load, WakeCosts};
-pub use worth::{Foresight, Paid, Worth};
+pub use truth::RequestOutcome;
+pub use wakes::{TopicMix, WakeCosts};
+pub use worth::{PredictionWorth, RequestPrice, UsageForecast};

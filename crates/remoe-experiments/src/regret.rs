@@ -8,8 +8,8 @@
 use crate::error::ExperimentError;
 use crate::map::{Subject, UnitRegime};
 use remoe_planner::{
-    Answer, Evaluation, Options, PlanDraft, PlanError, Pricing, Problem, Slo, Truth, WrongFigure, evaluate,
-    solve,
+    Evaluation, Options, PlanDraft, PlanError, PlanningResult, Pricing, Problem, Slo, Truth, WrongFigure,
+    evaluate, solve,
 };
 use serde::Serialize;
 
@@ -62,7 +62,7 @@ pub struct RegretCase {
 
 /// Sturdy plan of a problem, compared with the exact one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Planned {
+pub struct SturdyPlan {
     /// Name of the subject that was planned for.
     pub subject: String,
     /// Groups of the sturdy plan; 0 where every layer has a function of its own, or nothing is remote.
@@ -77,7 +77,7 @@ pub struct Planned {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Regret {
     /// Plans of the subjects; subjects without any plan are left out.
-    pub plans: Vec<Planned>,
+    pub plans: Vec<SturdyPlan>,
     /// Every case.
     pub cases: Vec<RegretCase>,
 }
@@ -151,7 +151,7 @@ impl Regret {
         let exactly = answered(&subject.problem, &Options::default()).map_err(failed)?;
         let sturdily = answered(&subject.problem, &sturdy).map_err(failed)?;
         let (Some(exactly), Some(sturdily)) = (exactly, sturdily) else { return Ok(()) };
-        self.plans.push(Planned {
+        self.plans.push(SturdyPlan {
             subject: subject.name.clone(),
             groups: sturdily.plan.groups.len(),
             functions: sturdily.plan.replicas(),
@@ -214,7 +214,7 @@ impl Met {
 }
 
 /// The answer, or none where no plan keeps the limits.
-fn answered(problem: &Problem, options: &Options) -> Result<Option<Answer>, PlanError> {
+fn answered(problem: &Problem, options: &Options) -> Result<Option<PlanningResult>, PlanError> {
     match solve(problem, None, options) {
         Ok(answer) => Ok(Some(answer)),
         Err(PlanError::Infeasible(_)) => Ok(None),

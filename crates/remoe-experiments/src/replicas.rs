@@ -3,7 +3,7 @@
 //! alone.
 
 use fastrand::Rng;
-use remoe_autoscale::replicas::{History, Mains, Policy, Remote, Said, Worked, mains, remote};
+use remoe_autoscale::replicas::{GatewayReport, History, Mains, Policy, Remote, Worked, mains, remote};
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -100,14 +100,14 @@ fn trace(seed: u64) -> Vec<Second> {
 }
 
 /// Observations that replicas are chosen from.
-struct Seen {
+struct Observations {
     history: History,
     now: Duration,
     present: [u32; GROUPS],
 }
 
 /// All groups have as many, by the requests that there are at the same time.
-fn by_concurrency(seen: &mut Seen) -> [u32; GROUPS] {
+fn by_concurrency(seen: &mut Observations) -> [u32; GROUPS] {
     // Requests that one of each group can serve where all are used alike.
     let room = (CAPACITY * TOKEN).round() as u32;
     let present = seen.present.iter().copied().max().unwrap_or(1);
@@ -121,7 +121,7 @@ fn by_concurrency(seen: &mut Seen) -> [u32; GROUPS] {
 }
 
 /// As the operator does.
-fn by_load(seen: &mut Seen) -> [u32; GROUPS] {
+fn by_load(seen: &mut Observations) -> [u32; GROUPS] {
     let addresses: Vec<[String; 1]> = (0..GROUPS).map(|group| [group.to_string()]).collect();
     let functions: Vec<Remote<'_>> = addresses
         .iter()
@@ -139,8 +139,8 @@ fn by_load(seen: &mut Seen) -> [u32; GROUPS] {
     std::array::from_fn(|group| wanted[group])
 }
 
-fn run(name: &'static str, trace: &[Second], decide: impl Fn(&mut Seen) -> [u32; GROUPS]) -> Scaled {
-    let mut seen = Seen { history: History::default(), now: Duration::ZERO, present: [1; GROUPS] };
+fn run(name: &'static str, trace: &[Second], decide: impl Fn(&mut Observations) -> [u32; GROUPS]) -> Scaled {
+    let mut seen = Observations { history: History::default(), now: Duration::ZERO, present: [1; GROUPS] };
     seen.history.look(seen.now);
     // Replicas that serve; those that are coming, and when.
     let (mut serving, mut coming) = ([1_u32; GROUPS], VecDeque::<(u64, [u32; GROUPS])>::new());
@@ -175,7 +175,7 @@ fn run(name: &'static str, trace: &[Second], decide: impl Fn(&mut Seen) -> [u32;
         let requests = now.tokens * (TOKEN + slowest);
         occupied += requests;
         if second >= said.0 + 10 || (second > said.0 && requests >= 2.0 * said.1) {
-            let word = Said {
+            let word = GatewayReport {
                 at: seen.now,
                 occupied: Duration::from_secs_f64(occupied),
                 requests: requests.round() as u32,
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn load_is_followed_with_fewer_functions_than_it_takes_to_be_ready_for_it_always() {
+    fn autoscaling_needs_fewer_functions_than_static_peak_capacity() {
         for seed in [1, 2, 3] {
             let all = replicas(seed);
             let [one, four, eight, concurrency, load] = &all[..] else { unreachable!("five ways") };

@@ -1,6 +1,6 @@
 //! Requests whose routing is drawn, for models without recorded routing.
 
-use crate::scenario::{Request, Rows};
+use crate::scenario::{ExpertShares, SimulatedRequest};
 use crate::shape::Shape;
 use fastrand::Rng;
 use serde::Serialize;
@@ -29,13 +29,18 @@ impl Routing {
     /// `count` requests of `input_tokens` each. All are predicted to be the mean; prefill and decode of
     /// a request have the same shares.
     #[must_use]
-    pub fn requests(&self, shape: &Shape, count: usize, input_tokens: f64) -> Vec<Request> {
+    pub fn requests(&self, shape: &Shape, count: usize, input_tokens: f64) -> Vec<SimulatedRequest> {
         let mut random = Rng::with_seed(self.seed);
-        let mean: Rows =
+        let mean: ExpertShares =
             (0..shape.moe_layers()).map(|_| self.mean(shape.facts.experts, &mut random)).collect();
         let requests = (0..count).map(|_| {
-            let shares: Rows = mean.iter().map(|row| self.drawn(row, &mut random)).collect();
-            Request { input_tokens, predicted: mean.clone(), prefill: shares.clone(), decode: shares }
+            let shares: ExpertShares = mean.iter().map(|row| self.drawn(row, &mut random)).collect();
+            SimulatedRequest {
+                input_tokens,
+                predicted: mean.clone(),
+                prefill: shares.clone(),
+                decode: shares,
+            }
         });
         requests.collect()
     }

@@ -3,15 +3,15 @@
 use crate::error::ExperimentError;
 use crate::machine::Machine;
 use crate::shape::Shape;
-use remoe_hardware::{DeviceTimes, Profile, Wishes, problem};
+use remoe_hardware::{DeploymentRequirements, DeviceTimes, Profile, problem};
 use remoe_planner::{
-    Answer, Billing, Evaluation, GpuProfile, LayerPlan, Limits, Options, Plan, PlanDraft, PlanError, Pricing,
-    Problem, Remote, Slo, evaluate, solve,
+    Billing, Evaluation, GpuProfile, LayerPlan, Limits, Options, Plan, PlanDraft, PlanError, PlanningResult,
+    Pricing, Problem, Remote, Slo, evaluate, solve,
 };
 use serde::Serialize;
 
 /// Shares of assignments, per MoE layer and expert; each row sums to 1.
-pub type Rows = Vec<Vec<f64>>;
+pub type ExpertShares = Vec<Vec<f64>>;
 
 /// Parameters of all requests.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -68,15 +68,15 @@ impl Setting {
 
 /// One request, as it was predicted and as it was.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Request {
+pub struct SimulatedRequest {
     /// Tokens of the prompt.
     pub input_tokens: f64,
     /// Predicted shares.
-    pub predicted: Rows,
+    pub predicted: ExpertShares,
     /// True shares of the prefill.
-    pub prefill: Rows,
+    pub prefill: ExpertShares,
     /// True shares of the decode steps.
-    pub decode: Rows,
+    pub decode: ExpertShares,
 }
 
 /// A model on a machine with requests of one class.
@@ -97,13 +97,18 @@ pub struct Scenario {
     /// Parameters of all requests.
     pub setting: Setting,
     /// The requests.
-    pub requests: Vec<Request>,
+    pub requests: Vec<SimulatedRequest>,
 }
 
 impl Scenario {
     /// `shape` on an assumed machine.
     #[must_use]
-    pub fn assumed(shape: Shape, machine: &Machine, setting: Setting, requests: Vec<Request>) -> Self {
+    pub fn assumed(
+        shape: Shape,
+        machine: &Machine,
+        setting: Setting,
+        requests: Vec<SimulatedRequest>,
+    ) -> Self {
         let scaling = machine.cpu.scaling;
         let profile = machine.profile(&shape);
         Self::on(scaling.name(), scaling.meaning(), shape, profile, machine, setting, requests)
@@ -117,7 +122,7 @@ impl Scenario {
         profile: Profile,
         machine: &Machine,
         setting: Setting,
-        requests: Vec<Request>,
+        requests: Vec<SimulatedRequest>,
     ) -> Self {
         // Those who are compared with it pay for context as measured.
         let read = shape.facts.kv_bytes_per_token as f64 / machine.gpu.bytes_per_second;
@@ -134,7 +139,7 @@ impl Scenario {
         profile: Profile,
         machine: &Machine,
         setting: Setting,
-        requests: Vec<Request>,
+        requests: Vec<SimulatedRequest>,
     ) -> Self {
         let gpu_expert_seconds = machine.gpu_expert_seconds(&shape);
         let host_bytes_per_second = machine.gpu.host_bytes_per_second;
@@ -184,7 +189,7 @@ impl Scenario {
 
     /// The mean of all predictions, which the class is planned with.
     #[must_use]
-    pub fn class_prediction(&self) -> Rows {
+    pub fn class_prediction(&self) -> ExpertShares {
         let count = self.requests.len().max(1) as f64;
         let mut mean = vec![vec![0.0; self.shape.facts.experts]; self.shape.moe_layers()];
         for request in &self.requests {
@@ -210,10 +215,10 @@ impl Scenario {
         &self,
         input_tokens: f64,
         output_tokens: f64,
-        shares: Rows,
+        shares: ExpertShares,
     ) -> Result<Problem, ExperimentError> {
         let (_, most) = self.input_tokens();
-        let wishes = Wishes {
+        let wishes = DeploymentRequirements {
             request: remoe_planner::Request {
                 input_tokens,
                 output_tokens,
@@ -241,7 +246,7 @@ impl Scenario {
     }
 
     /// The cheapest plan for `problem`.
-    pub(crate) fn solve(&self, problem: &Problem, remote: Remote) -> Result<Answer, ExperimentError> {
+    pub(crate) fn solve(&self, problem: &Problem, remote: Remote) -> Result<PlanningResult, ExperimentError> {
         solve(problem, None, &Options { remote, ..Options::default() })
             .map_err(|error| self.plan_error(error))
     }

@@ -1,13 +1,13 @@
 //! Cost of a plan for a request whose routing is known.
 
 use crate::error::ExperimentError;
-use crate::scenario::{Request, Scenario};
+use crate::scenario::{Scenario, SimulatedRequest};
 use remoe_planner::Plan;
 use serde::Serialize;
 
 /// Cost in dollars and times in seconds of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Outcome {
+pub struct RequestOutcome {
     /// Dollars.
     pub cost: f64,
     /// Prefill of all layers; no cold start.
@@ -16,7 +16,7 @@ pub struct Outcome {
     pub tpot_seconds: f64,
 }
 
-impl Outcome {
+impl RequestOutcome {
     /// Reports if the times are within the limits of `scenario`.
     #[must_use]
     pub fn is_in_time(&self, scenario: &Scenario) -> bool {
@@ -32,7 +32,11 @@ impl Scenario {
     ///
     /// # Errors
     /// The plan is invalid for this model.
-    pub fn outcome(&self, plan: &Plan, request: &Request) -> Result<Outcome, ExperimentError> {
+    pub fn outcome(
+        &self,
+        plan: &Plan,
+        request: &SimulatedRequest,
+    ) -> Result<RequestOutcome, ExperimentError> {
         let steps = self.setting.decode_steps;
         let of = |shares: &Vec<Vec<f64>>, steps: f64| {
             self.evaluate(&self.problem(request.input_tokens, steps, shares.clone())?, plan)
@@ -40,7 +44,7 @@ impl Scenario {
         // Costs of both phases add up, under either kind of billing.
         let prefill = of(&request.prefill, 0.0)?;
         let (with, without) = (of(&request.decode, steps)?, of(&request.decode, 0.0)?);
-        Ok(Outcome {
+        Ok(RequestOutcome {
             cost: prefill.total_cost + with.total_cost - without.total_cost,
             ttft_seconds: prefill.ttft_seconds,
             tpot_seconds: with.tpot_seconds,

@@ -3,7 +3,7 @@
 
 use crate::error::ExperimentError;
 use crate::routing::Routing;
-use crate::scenario::{Rows, Scenario};
+use crate::scenario::{ExpertShares, Scenario};
 use fastrand::Rng;
 use remoe_planner::{
     Arrivals, Budget, Options, Plan, PlanDraft, Problem, evaluate, preallocate_for, replan, solve,
@@ -24,7 +24,7 @@ const ERROR: f64 = 1.5;
 /// Topics of the requests that wake functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Load {
+pub enum TopicMix {
     /// Always the same one.
     OneTopic,
     /// Each request has one of eight, at random.
@@ -37,7 +37,7 @@ pub enum Load {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct WakeCosts {
     /// Topics of the requests.
-    pub load: Load,
+    pub load: TopicMix,
     /// The full search with the requests' true usage.
     pub oracle: f64,
     /// The chain: pre-allocation and incremental plan with the predicted usage.
@@ -63,20 +63,20 @@ impl Scenario {
         wakes: usize,
         seed: u64,
     ) -> Result<Vec<WakeCosts>, ExperimentError> {
-        let loads = [Load::OneTopic, Load::Mixed, Load::Changing];
+        let loads = [TopicMix::OneTopic, TopicMix::Mixed, TopicMix::Changing];
         loads.into_iter().map(|load| self.wakes_of(load, arrivals, wakes, seed)).collect()
     }
 
     fn wakes_of(
         &self,
-        load: Load,
+        load: TopicMix,
         arrivals: &Arrivals,
         wakes: usize,
         seed: u64,
     ) -> Result<WakeCosts, ExperimentError> {
         let (layers, experts) = (self.shape.moe_layers(), self.shape.facts.experts);
         let (mut random, usage) = (Rng::with_seed(seed), Routing::default());
-        let topics: Vec<Rows> =
+        let topics: Vec<ExpertShares> =
             (0..TOPICS).map(|_| (0..layers).map(|_| usage.mean(experts, &mut random)).collect()).collect();
         let uniform =
             self.solved(&self.waking(arrivals, vec![vec![1.0 / experts as f64; experts]; layers])?)?;
@@ -87,9 +87,9 @@ impl Scenario {
             let mut truth = vec![vec![0.0; experts]; layers];
             for _ in 0..WAITING {
                 let topic = match load {
-                    Load::OneTopic => 0,
-                    Load::Mixed => random.usize(..TOPICS),
-                    Load::Changing => wake / WAKES_PER_TOPIC % TOPICS,
+                    TopicMix::OneTopic => 0,
+                    TopicMix::Mixed => random.usize(..TOPICS),
+                    TopicMix::Changing => wake / WAKES_PER_TOPIC % TOPICS,
                 };
                 add(&mut truth, &around(&topics[topic], SPREAD, &mut random), 1.0 / WAITING as f64);
             }
@@ -112,7 +112,7 @@ impl Scenario {
     }
 
     /// The problem of requests that use experts by `shares` and find no function.
-    fn waking(&self, arrivals: &Arrivals, shares: Rows) -> Result<Problem, ExperimentError> {
+    fn waking(&self, arrivals: &Arrivals, shares: ExpertShares) -> Result<Problem, ExperimentError> {
         let tokens = self.class_problem()?.request.input_tokens;
         let problem = self.problem(tokens, self.setting.decode_steps, shares)?;
         Ok(Problem { arrivals: Some(arrivals.clone()), ..problem })
@@ -139,12 +139,12 @@ impl Scenario {
 }
 
 /// Usage around `mean`: each share times a factor from 1/spread to spread.
-fn around(mean: &Rows, spread: f64, random: &mut Rng) -> Rows {
+fn around(mean: &ExpertShares, spread: f64, random: &mut Rng) -> ExpertShares {
     let routing = Routing { spread, ..Routing::default() };
     mean.iter().map(|row| routing.drawn(row, random)).collect()
 }
 
-fn add(sum: &mut Rows, rows: &Rows, weight: f64) {
+fn add(sum: &mut ExpertShares, rows: &ExpertShares, weight: f64) {
     for (sum, row) in sum.iter_mut().zip(rows) {
         sum.iter_mut().zip(row).for_each(|(sum, share)| *sum += share * weight);
     }

@@ -2,22 +2,22 @@
 //! its true routing.
 
 use crate::error::ExperimentError;
-use crate::scenario::{Rows, Scenario};
+use crate::scenario::{ExpertShares, Scenario};
 use remoe_planner::{PlanError, Remote};
 use serde::Serialize;
 
 /// One way to tell which experts requests will use.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Foresight {
+pub struct UsageForecast {
     /// Name in tables.
     pub name: &'static str,
     /// Shares of both phases together, for each request of the scenario.
-    pub predicted: Vec<Rows>,
+    pub predicted: Vec<ExpertShares>,
 }
 
 /// Cost of plans by one foresight.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Worth {
+pub struct PredictionWorth {
     /// The foresight's name.
     pub name: &'static str,
     /// Dollars of 1,000 such requests where the planner is free to keep experts beside the main function.
@@ -30,12 +30,12 @@ pub struct Worth {
     /// Each request under its plan with remote experts, in the order of the requests; empty where there is no such
     /// plan.
     #[serde(skip)]
-    pub each: Vec<Paid>,
+    pub each: Vec<RequestPrice>,
 }
 
 /// One request under its plan.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Paid {
+pub struct RequestPrice {
     /// Dollars of the request.
     pub dollars: f64,
     /// Share of its (token, expert) pairs that were remote.
@@ -43,26 +43,26 @@ pub struct Paid {
 }
 
 impl Scenario {
-    /// Plans every request by each of `foresights` and charges what it truly did.
+    /// Plans every request by each of `forecasts` and charges what it truly did.
     ///
     /// # Errors
     /// The scenario is invalid, or no plan keeps its limits.
-    pub fn worth(&self, foresights: &[Foresight]) -> Result<Vec<Worth>, ExperimentError> {
+    pub fn worth(&self, forecasts: &[UsageForecast]) -> Result<Vec<PredictionWorth>, ExperimentError> {
         self.check()?;
-        foresights.iter().map(|foresight| self.worth_of(foresight)).collect()
+        forecasts.iter().map(|forecast| self.worth_of(forecast)).collect()
     }
 
-    fn worth_of(&self, foresight: &Foresight) -> Result<Worth, ExperimentError> {
+    fn worth_of(&self, forecast: &UsageForecast) -> Result<PredictionWorth, ExperimentError> {
         let count = self.requests.len().max(1) as f64;
-        let free = self.paid(foresight, Remote::Auto)?;
-        let mut worth = Worth {
-            name: foresight.name,
+        let free = self.paid(forecast, Remote::Auto)?;
+        let mut worth = PredictionWorth {
+            name: forecast.name,
             free: free.iter().map(|paid| paid.dollars).sum::<f64>() * 1000.0 / count,
             remote: None,
             remote_pairs: None,
             each: Vec::new(),
         };
-        let remote = match self.paid(foresight, Remote::Always) {
+        let remote = match self.paid(forecast, Remote::Always) {
             Ok(remote) => remote,
             Err(ExperimentError::Plan { error: PlanError::Infeasible(_), .. }) => return Ok(worth),
             Err(error) => return Err(error),
@@ -74,13 +74,13 @@ impl Scenario {
     }
 
     /// Returns the cost of each request under its plan.
-    fn paid(&self, foresight: &Foresight, remote: Remote) -> Result<Vec<Paid>, ExperimentError> {
+    fn paid(&self, forecast: &UsageForecast, remote: Remote) -> Result<Vec<RequestPrice>, ExperimentError> {
         let steps = self.setting.decode_steps;
-        let each = self.requests.iter().zip(&foresight.predicted).map(|(request, predicted)| {
+        let each = self.requests.iter().zip(&forecast.predicted).map(|(request, predicted)| {
             let problem = self.problem(request.input_tokens, steps, predicted.clone())?;
             let plan = self.solve(&problem, remote)?.plan;
             let dollars = self.outcome(&plan, request)?.cost;
-            let away = |shares: &Rows| -> f64 {
+            let away = |shares: &ExpertShares| -> f64 {
                 let layers = plan.layers.iter().zip(shares);
                 let of_layer =
                     layers.map(|(layer, row)| layer.remote.iter().map(|id| row[*id as usize]).sum::<f64>());
@@ -88,7 +88,7 @@ impl Scenario {
             };
             let (prefill, decode) = (away(&request.prefill), away(&request.decode));
             let pairs = (prefill * request.input_tokens + decode * steps) / (request.input_tokens + steps);
-            Ok(Paid { dollars, remote_pairs: pairs })
+            Ok(RequestPrice { dollars, remote_pairs: pairs })
         });
         each.collect()
     }

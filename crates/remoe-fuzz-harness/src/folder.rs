@@ -235,13 +235,13 @@ fn seed(files: &[&[u8]]) -> Vec<u8> {
 }
 
 /// Name, type and shape of a tensor.
-type Tensor = (String, &'static str, Vec<u64>);
+type TensorEntry = (String, &'static str, Vec<u64>);
 
 /// The tensors that a config needs, learnt from what is said to be missing.
-fn grown(config: &str, fused: bool) -> Vec<Tensor> {
+fn grown(config: &str, fused: bool) -> Vec<TensorEntry> {
     let scratch = Scratch::new();
     let dtype = if config.contains("bfloat16") { "BF16" } else { "F32" };
-    let mut tensors: Vec<Tensor> = Vec::new();
+    let mut tensors: Vec<TensorEntry> = Vec::new();
     loop {
         let json = Value::Object(table(&tensors)).to_string();
         let file = [&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat();
@@ -282,7 +282,7 @@ fn grown(config: &str, fused: bool) -> Vec<Tensor> {
     }
 }
 
-fn table(tensors: &[Tensor]) -> Map<String, Value> {
+fn table(tensors: &[TensorEntry]) -> Map<String, Value> {
     let mut at = 0;
     let mut map = Map::new();
     for (name, dtype, shape) in tensors {

@@ -5,7 +5,7 @@
 use crate::{check_error, memory};
 use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{Activations, Phase, Shares};
-use remoe_usage::{Arrival, ForesightOptions, Keeps, Primer, Tenant};
+use remoe_usage::{Arrival, ModelSummary, PredictorOptions, Retention, Tenant};
 use serde_json::json;
 
 const LAYERS: usize = 2;
@@ -43,22 +43,22 @@ pub fn run(data: &[u8]) {
             }
             Err(error) => check_error(&error.to_string()),
         },
-        _ => match Primer::from_bytes(&rest.to_vec().into())
-            .and_then(|primer| primer.open(ForesightOptions::default()))
+        _ => match ModelSummary::from_bytes(&rest.to_vec().into())
+            .and_then(|summary| summary.open(PredictorOptions::default()))
         {
-            Ok(mut foresight) => {
+            Ok(mut predictor) => {
                 for (id, body) in
                     [json!({"prompt": [0, 1, 2]}), json!({"prompt": "two words"})].iter().enumerate()
                 {
                     let body = body.to_string();
-                    foresight.came(Arrival {
+                    predictor.came(Arrival {
                         id: id as u64,
                         tenant: Tenant::named("a"),
-                        keeps: Keeps::Records,
+                        keeps: Retention::Records,
                         body: body.as_bytes(),
                     });
                 }
-                if let Ok(Some(mix)) = foresight.mix() {
+                if let Ok(Some(mix)) = predictor.mix() {
                     check_shares(&mix.shares);
                 }
             }
@@ -89,8 +89,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
         "dtype": "float32", "vocabulary": 3, "files": [["tokenizer.json", tokenizer.len()]], "predictor": 0,
         "dimensions": 2, "element": "f32"});
     let rows = [1.0_f32, 0.0, 0.0, 1.0, 0.5, 0.5].into_iter().flat_map(f32::to_le_bytes);
-    let primer = [2].into_iter().chain(format!("{head}\n{tokenizer}").into_bytes()).chain(rows).collect();
+    let summary = [2].into_iter().chain(format!("{head}\n{tokenizer}").into_bytes()).chain(rows).collect();
     let of = |choice: u8, text: &str| [&[choice], text.as_bytes()].concat();
     let approximate = format!("3.5.{shares}.0.");
-    vec![of(0, &shares), of(1, &counts), of(1, &approximate), primer]
+    vec![of(0, &shares), of(1, &counts), of(1, &approximate), summary]
 }

@@ -24,9 +24,9 @@ const BASE: usize = 64 << 10;
 /// Bytes of a row, and what is hosted: experts 0 to 4 of layers 1 and 2.
 const ROW_BYTES: usize = 4;
 
-type Target = fn(&[u8]);
+type FuzzTarget = fn(&[u8]);
 
-const TARGETS: [Target; 13] = [
+const TARGETS: [FuzzTarget; 13] = [
     forward_request,
     routing,
     stable::<ForwardReply>,

@@ -15,7 +15,7 @@ use axum::http::Method;
 use axum::middleware::Next;
 use axum::response::Response;
 use http_body::{Frame, SizeHint};
-use line::Line;
+use line::AccessRecord;
 use remoe_http::{RequestId, route_name};
 use remoe_otel::SpanRef;
 use std::pin::Pin;
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant, SystemTime};
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 /// Request in progress. Its line is written when it is dropped: at the end of the answer, or when the client has left.
-struct Answered {
+struct PendingRecord {
     log: AccessLog,
     time: SystemTime,
     began: Instant,
@@ -43,12 +43,12 @@ struct Answered {
     is_complete: bool,
 }
 
-impl Answered {
+impl PendingRecord {
     /// Returns its line, before which `left_out` lines were left out.
-    fn line(&self, left_out: u64) -> Line<'_> {
+    fn line(&self, left_out: u64) -> AccessRecord<'_> {
         let caller = self.facts.caller.get();
         let tokens = self.facts.tokens.get();
-        Line {
+        AccessRecord {
             time: self.time,
             request_id: self.request_id.as_ref().and_then(|RequestId(id)| id.to_str().ok()),
             trace_id: self.span.trace_id().map(|id| id.to_string()),
@@ -70,7 +70,7 @@ impl Answered {
     }
 }
 
-impl Drop for Answered {
+impl Drop for PendingRecord {
     fn drop(&mut self) {
         self.log.write(|left_out| self.line(left_out));
     }
@@ -78,7 +78,7 @@ impl Drop for Answered {
 
 struct Logged {
     body: Body,
-    answered: Answered,
+    answered: PendingRecord,
 }
 
 impl HttpBody for Logged {
@@ -115,7 +115,7 @@ pub(crate) async fn log(State(log): State<Option<AccessLog>>, mut request: Reque
     let Some(log) = log else { return next.run(request).await };
     let facts = Arc::new(RequestFacts::default());
     request.extensions_mut().insert(facts.clone());
-    let mut answered = Answered {
+    let mut answered = PendingRecord {
         log,
         time: SystemTime::now(),
         began: Instant::now(),

@@ -7,10 +7,10 @@ use crate::metrics::StreamFailure;
 use crate::model::Wake;
 use crate::tenant::Permit;
 use crate::usage_bound::UsageBound;
-use crate::witness::Sighting;
+use crate::usage_observer::ObservedRequest;
 use axum::http::{HeaderMap, HeaderName};
 use remoe_billing::RequestCost;
-use remoe_http::between::{ACTIVATIONS, TOKENS, TOLD};
+use remoe_http::internal_headers::{ACTIVATIONS, TOKENS, TOLD};
 use remoe_otel::SpanRef;
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ const BYTES_PER_TOKEN: u64 = 4;
 const MOST_TOLD: usize = 16 << 10;
 
 /// Account of a request: its part of the tenant's limits, and its bill. It is settled when it is dropped at the latest.
-pub(crate) struct Account {
+pub(crate) struct RequestAccount {
     pub(crate) bill: Arc<Bill>,
     permit: Option<Permit>,
     body_bytes: u64,
@@ -33,19 +33,19 @@ pub(crate) struct Account {
     tokens: Option<(u64, u64)>,
     /// A wake that the request waited for, until the main function tells when its first token came.
     pub(crate) wake: Option<Wake>,
-    sighting: Option<Sighting>,
+    observed_request: Option<ObservedRequest>,
     /// Span of the request.
     span: SpanRef,
     /// For the access log.
     facts: Arc<RequestFacts>,
 }
 
-impl Account {
+impl RequestAccount {
     pub(crate) fn new(
         bill: Arc<Bill>,
         permit: Option<Permit>,
         (body_bytes, bound): (usize, UsageBound),
-        sighting: Option<Sighting>,
+        observed_request: Option<ObservedRequest>,
         (span, facts): (SpanRef, Arc<RequestFacts>),
     ) -> Self {
         Self {
@@ -56,7 +56,7 @@ impl Account {
             events: 0,
             tokens: None,
             wake: None,
-            sighting,
+            observed_request,
             span,
             facts,
         }
@@ -84,10 +84,10 @@ impl Account {
         }
         let [told, activations] =
             [TOLD, ACTIVATIONS].map(|name| headers.remove(name).filter(|value| value.len() <= MOST_TOLD));
-        if let (Some(sighting), Some(activations)) = (&self.sighting, activations)
+        if let (Some(observed_request), Some(activations)) = (&self.observed_request, activations)
             && let Ok(activations) = activations.to_str()
         {
-            sighting.told(activations);
+            observed_request.told(activations);
         }
         let value = headers.remove(TOKENS)?;
         let numbers = value.to_str().unwrap_or_default().split(',');
@@ -115,7 +115,7 @@ impl Account {
     }
 }
 
-impl Drop for Account {
+impl Drop for RequestAccount {
     fn drop(&mut self) {
         // Events are about as many as tokens. A client that leaves before an answer has had its prompt computed.
         let estimate = || match self.bill.is_owed() {

@@ -1,22 +1,22 @@
 //! Requests from their heads to their answers: read, admitted, sent to a main function, relayed.
 
 use crate::access_log::RequestFacts;
-use crate::account::Account;
+use crate::account::RequestAccount;
 use crate::api::Api;
-use crate::ask::{Asked, timeout};
-use crate::beginnings::Beginning;
 use crate::bill::Bill;
+use crate::body_budget::{BodyBudgetError, BodyReservation, Holder};
 use crate::budget::within_budget;
 use crate::caller::Caller;
-use crate::course::Course;
 use crate::gateway::Gateway;
 use crate::headers::{BUDGET, COLD_START, COST, TRAILERS, forwarded, takes_trailers};
-use crate::model::{Entry, Refused};
+use crate::model::{AdmissionRequest, Refused};
+use crate::prefix_index::PromptPrefix;
 use crate::privacy::Privacy;
-use crate::relay::{Answering, Relay};
+use crate::relay::{Relay, ResponseRelay};
+use crate::request_fields::{RequestFields, timeout};
+use crate::request_spans::RequestSpans;
 use crate::responses::{Recording, resolve};
 use crate::retry::{Call, obtain};
-use crate::room::{Holder, NoRoom, Room};
 use crate::usage_bound::UsageBound;
 use axum::Extension;
 use axum::body::{Body, HttpBody};
@@ -24,7 +24,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use remoe_http::between::RESOLVED;
+use remoe_http::internal_headers::RESOLVED;
 use remoe_http::{ApiError, REQUEST_ID, RequestId, parse, receive};
 use remoe_otel::SpanRef;
 use remoe_proto::{ErrorCode, ServiceError};
@@ -46,7 +46,7 @@ pub(crate) async fn handle(
     let span = request.extensions().get::<SpanRef>().cloned().unwrap_or_default();
     let facts = request.extensions().get::<Arc<RequestFacts>>().cloned().unwrap_or_default();
     let options = gateway.options();
-    let mut room = room(&gateway, &request, &caller)?;
+    let mut reservation = reservation(&gateway, &request, &caller)?;
     let mut headers = forwarded(request.headers(), &caller);
     if let Some(RequestId(id)) = request.extensions().get() {
         headers.insert(REQUEST_ID, id.clone());
@@ -55,7 +55,7 @@ pub(crate) async fn handle(
     let takes_trailers = takes_trailers(request.headers());
     let asked_headers = request.headers().clone();
     let body = receive(request, options.body_limit, options.body_timeout).await?;
-    room.keep(body.len());
+    reservation.keep(body.len());
     let asked = read(&gateway, &body).await?;
     let api = Api::of(&target);
     let stream = asked.stream.unwrap_or(false) && streams(&target);
@@ -64,14 +64,14 @@ pub(crate) async fn handle(
         Api::Completions | Api::Messages => (body, None),
     };
     // Earlier items take room as well.
-    let grown = body.len().saturating_sub(room.bytes());
+    let grown = body.len().saturating_sub(reservation.bytes());
     let more = (grown > 0).then(|| take_room(&gateway, &caller, grown)).transpose()?;
     // A time that no clock can show is no limit.
     let until = timeout(&asked_headers, stream)?.and_then(|time| arrived.checked_add(time));
     let model = gateway.model(asked.model.as_deref(), &caller)?;
     // One model per request.
     let _first = facts.model.set(model.name().into());
-    let course = Course::begin(span.clone(), &target, model.name(), &caller);
+    let request_spans = RequestSpans::begin(span.clone(), &target, model.name(), &caller);
     let budget = within_budget(&gateway, caller.tenant.as_deref(), &model)?;
     let permit = match &caller.tenant {
         None => None,
@@ -95,15 +95,16 @@ pub(crate) async fn handle(
     let tenant = caller.tenant.as_ref().map_or("", |tenant| tenant.name());
     // Before it may wake the model.
     let privacy = caller.tenant.as_ref().map_or(Privacy::None, |tenant| tenant.privacy());
-    let sighting = model.sight(tenant, privacy, &body);
-    let is_sighted = sighting.is_some();
+    let observed_request = model.sight(tenant, privacy, &body);
+    let is_sighted = observed_request.is_some();
     let bound = UsageBound::new(&asked, &target, body.len(), model.longest_context());
-    let account = Account::new(bill.clone(), permit, (body.len(), bound), sighting, (span, facts));
-    let answering = Answering { api, recording };
-    let beginning = Beginning::of(tenant, &body);
+    let account =
+        RequestAccount::new(bill.clone(), permit, (body.len(), bound), observed_request, (span, facts));
+    let answering = ResponseRelay { api, recording };
+    let beginning = PromptPrefix::of(tenant, &body);
     let queue_deadline = asked.queue_deadline().or(options.queue_deadline);
     let queue_until = queue_deadline.and_then(|time| arrived.checked_add(time));
-    let entry = Entry {
+    let entry = AdmissionRequest {
         client: caller.client,
         bytes: body.len(),
         arrived,
@@ -124,8 +125,8 @@ pub(crate) async fn handle(
         entry,
         bill,
         is_sighted,
-        course,
-        _room: [Some(room), more],
+        request_spans,
+        _room: [Some(reservation), more],
     };
     let mut obtaining = Box::pin(obtain(call, waiter));
     let patience = match (stream, cold) {
@@ -171,17 +172,17 @@ impl From<Refused> for ApiError {
 }
 
 /// Room for the body, before any of it is read.
-fn room(gateway: &Gateway, request: &Request, caller: &Caller) -> Result<Room, ApiError> {
+fn reservation(gateway: &Gateway, request: &Request, caller: &Caller) -> Result<BodyReservation, ApiError> {
     let limit = gateway.options().body_limit;
     let most = request.body().size_hint().upper().and_then(|most| usize::try_from(most).ok());
     take_room(gateway, caller, most.unwrap_or(limit).min(limit))
 }
 
-fn take_room(gateway: &Gateway, caller: &Caller, bytes: usize) -> Result<Room, ApiError> {
-    gateway.rooms.take(Holder::client(&caller.client), bytes).map_err(|full| {
+fn take_room(gateway: &Gateway, caller: &Caller, bytes: usize) -> Result<BodyReservation, ApiError> {
+    gateway.body_budget.take(Holder::client(&caller.client), bytes).map_err(|full| {
         let message = match full {
-            NoRoom::Everybody => "request body budget exhausted; retry later",
-            NoRoom::Client => {
+            BodyBudgetError::Everybody => "request body budget exhausted; retry later",
+            BodyBudgetError::Client => {
                 "request body budget of this client exhausted; retry when your other requests are done"
             }
         };
@@ -190,7 +191,7 @@ fn take_room(gateway: &Gateway, caller: &Caller, bytes: usize) -> Result<Room, A
 }
 
 /// Reads what decides where the body goes.
-async fn read(gateway: &Arc<Gateway>, body: &Bytes) -> Result<Asked, ServiceError> {
+async fn read(gateway: &Arc<Gateway>, body: &Bytes) -> Result<RequestFields, ServiceError> {
     if body.len() <= SMALL {
         return parse(body);
     }

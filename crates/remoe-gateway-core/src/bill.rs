@@ -1,10 +1,10 @@
 //! The bill of one request: its tenant, and which functions work for it.
 
-use crate::books::{Answered, Billing, Books};
+use crate::body_budget::Holder;
+use crate::cost_accounting::{Billing, CompletedRequest, CostAccounting};
 use crate::gateway::Gateway;
 use crate::model::{Backend, Model};
-use crate::room::Holder;
-use remoe_billing::{Phases, RequestCost, Told};
+use remoe_billing::{Phases, ReportedCost, RequestCost};
 use remoe_http::random_id;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -92,7 +92,7 @@ impl Bill {
     pub(crate) fn sent_to(&self, backend: &Backend) -> Option<Sent> {
         self.replace(backend.billing.clone());
         self.owed.store(true, Ordering::Relaxed);
-        let now = Sent { at: Books::now(), since: Instant::now() };
+        let now = Sent { at: CostAccounting::now(), since: Instant::now() };
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).replace(now)
     }
 
@@ -122,17 +122,17 @@ impl Bill {
     /// It cost what was `told`. Returns the cost as it is in the ledger: nothing else is told to the client.
     pub(crate) fn settle(
         &self,
-        mut told: Told,
+        mut told: ReportedCost,
         prompt_tokens: u64,
         completion_tokens: u64,
     ) -> Option<RequestCost> {
-        let (billing, books) = (self.close()?, self.gateway.books()?);
+        let (billing, cost_accounting) = (self.close()?, self.gateway.cost_accounting()?);
         self.bound(&mut told, &billing);
         let (id, model, tenant) = (&*self.id, &*self.model, &*self.tenant);
         let is_new = |name| !billing.functions.contains_key(name);
         let since = if told.shares.keys().any(is_new) { self.since(&billing) } else { None };
-        let answered = Answered { id, model, tenant, prompt_tokens, completion_tokens, told };
-        books.answered(answered, &billing, since.as_deref())
+        let answered = CompletedRequest { id, model, tenant, prompt_tokens, completion_tokens, told };
+        cost_accounting.answered(answered, &billing, since.as_deref())
     }
 
     /// Returns the current rates of the same main function: a revision may have given it other remote functions while
@@ -150,14 +150,14 @@ impl Bill {
 
     /// Records work of functions that was wasted: the client leaves after about `tokens`.
     pub(crate) fn lost(&self, tokens: u64) {
-        if let (Some(billing), Some(books)) = (self.close(), self.gateway.books()) {
-            books.lost(&self.id, &self.model, &self.tenant, self.sent(), tokens, &billing);
+        if let (Some(billing), Some(cost_accounting)) = (self.close(), self.gateway.cost_accounting()) {
+            cost_accounting.lost(&self.id, &self.model, &self.tenant, self.sent(), tokens, &billing);
         }
     }
 
     /// Bounds what was `told`. No function can have worked for the request for longer than it has had it, or cost more
     /// than its price for that time.
-    fn bound(&self, told: &mut Told, billing: &Billing) {
+    fn bound(&self, told: &mut ReportedCost, billing: &Billing) {
         /// An iteration may have begun this long before the request came.
         const SLACK: u64 = Duration::from_millis(100).as_nanos() as u64;
         /// Clocks of two machines differ by at most this part of the time (Linux slews them by 500 ppm).
@@ -180,7 +180,7 @@ impl Bill {
     }
 
     /// Bounds the counterfactual costs that were `told`: names, and amounts by the cost of the request.
-    fn bound_rivals(&self, told: &mut Told) {
+    fn bound_rivals(&self, told: &mut ReportedCost) {
         /// A rival costs at most so many times what the request did ..
         const RATIO: u64 = 1000;
         /// .. or a dollar: requests can be free.
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
     use crate::gateway::GatewayOptions;
     use crate::model::ModelOptions;
-    use crate::{Beginnings, GatewayMetrics};
+    use crate::{GatewayMetrics, PrefixIndex};
     use remoe_billing::{Rate, Rates, Share};
     use std::time::Duration;
 
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn absurd_costs_are_bounded_and_counted() {
         let metrics = GatewayMetrics::new().unwrap();
-        let books = Arc::new(Books::open(None, "p", metrics.registry()).unwrap());
+        let cost_accounting = Arc::new(CostAccounting::open(None, "p", metrics.registry()).unwrap());
         let options = ModelOptions {
             name: "m".to_owned(),
             short_names: Vec::new(),
@@ -253,15 +253,15 @@ mod tests {
             waiting_bytes: 1,
             wake_limit: Duration::from_secs(1),
         };
-        let model = Model::new(options, &metrics, &Beginnings::default());
-        let options = GatewayOptions { books: Some(books), ..GatewayOptions::default() };
+        let model = Model::new(options, &metrics, &PrefixIndex::default());
+        let options = GatewayOptions { cost_accounting: Some(cost_accounting), ..GatewayOptions::default() };
         let gateway = Gateway::new(options, vec![model.clone()], metrics.clone());
         let functions = ["main", "a:1", "unpriced"].map(|name| (name.into(), (name.into(), name.into())));
         let backend = Backend {
             id: 1,
             address: ([127, 0, 0, 1], 1).into(),
             identity: None,
-            room: 1,
+            capacity: 1,
             authorization: None,
             billing: Some(Arc::new(Billing {
                 // A nano-dollar a nanosecond.
@@ -278,7 +278,7 @@ mod tests {
             let most = Phases { prefill: u64::MAX, decode: u64::MAX };
             let share = Share { work: most, cost: most, busy: u64::MAX, ..Share::default() };
             let names = (0..20_000).map(|number| (format!("rival-{number}"), u64::MAX));
-            let told = Told {
+            let told = ReportedCost {
                 shares: ["main", "a:1", "unpriced", "stranger"]
                     .map(|name| (name.to_owned(), share.clone()))
                     .into(),
@@ -301,8 +301,9 @@ mod tests {
     #[test]
     fn series_of_a_model_end_with_its_last_request() {
         let metrics = GatewayMetrics::new().unwrap();
-        let books = Arc::new(Books::open(None, "p", metrics.registry()).unwrap());
-        let options = GatewayOptions { books: Some(books.clone()), ..GatewayOptions::default() };
+        let cost_accounting = Arc::new(CostAccounting::open(None, "p", metrics.registry()).unwrap());
+        let options =
+            GatewayOptions { cost_accounting: Some(cost_accounting.clone()), ..GatewayOptions::default() };
         let gateway = Gateway::new(options, Vec::new(), metrics.clone());
         let all =
             || metrics.registry().gather().iter().map(|family| family.get_metric().len()).sum::<usize>();
@@ -316,12 +317,12 @@ mod tests {
                 waiting_bytes: 1,
                 wake_limit: Duration::from_secs(1),
             };
-            Model::new(options, &metrics, &Beginnings::default())
+            Model::new(options, &metrics, &PrefixIndex::default())
         };
         for number in 0..200 {
             let model = model(format!("m{number}"));
             gateway.replace_models(vec![model.clone()]);
-            books.costs_now(model.name(), "main", 1, 1);
+            cost_accounting.costs_now(model.name(), "main", 1, 1);
             metrics.took(model.name(), "t", 1);
             assert!(all() > before + 20);
         }

@@ -1,9 +1,9 @@
-//! Daily budgets of tenants, and of the requests of models.
+//! Daily cost quota: budgets of tenants, and of the requests of models.
 
 use crate::gateway::Gateway;
 use crate::model::Model;
 use crate::spending::Payer;
-use crate::tenant::Tenant;
+use crate::tenant::TenantLimits;
 use axum::http::HeaderValue;
 use remoe_http::ApiError;
 use remoe_proto::{ErrorCode, ServiceError};
@@ -18,19 +18,19 @@ const WARNS: f64 = 0.8;
 /// The day's budget of either is spent.
 pub(crate) fn within_budget(
     gateway: &Gateway,
-    tenant: Option<&Tenant>,
+    tenant: Option<&TenantLimits>,
     model: &Model,
 ) -> Result<Option<HeaderValue>, ApiError> {
-    let Some(books) = gateway.books() else { return Ok(None) };
+    let Some(cost_accounting) = gateway.cost_accounting() else { return Ok(None) };
     let of_tenant = tenant.and_then(|tenant| Some((Payer::Tenant(tenant.name()), tenant.budget()?)));
     let limit = gateway.keys().budget_of(model, &gateway.models(), &gateway.options().short_names);
     let of_model = limit.map(|budget| (Payer::Model(model.name()), budget));
     let mut most: f64 = 0.0;
     for (payer, budget) in of_tenant.into_iter().chain(of_model) {
-        let (spent, left) = books.spent_today(payer);
+        let (spent, left) = cost_accounting.spent_today(payer);
         let dollars = |amount: u64| amount as f64 / 1e9;
         if spent >= budget {
-            books.metrics().refused(payer);
+            cost_accounting.metrics().refused(payer);
             let amounts = match payer {
                 Payer::Tenant(_) => format!(": ${} of ${}", dollars(spent), dollars(budget)),
                 // What others have spent is not for everybody to know.

@@ -1,13 +1,13 @@
 //! Caller of a request: the tenant of its key, or its address where there are no keys.
 
-use crate::tenant::Tenant;
+use crate::tenant::TenantLimits;
 use std::sync::Arc;
 
 /// Caller of a request.
 #[derive(Clone)]
 pub(crate) struct Caller {
     /// Tenant of its key; `None` where there are no keys.
-    pub(crate) tenant: Option<Arc<Tenant>>,
+    pub(crate) tenant: Option<Arc<TenantLimits>>,
     /// Name by which waiting requests take turns.
     pub(crate) client: Arc<str>,
 }

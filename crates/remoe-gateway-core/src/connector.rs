@@ -7,7 +7,7 @@ use axum::http::Uri;
 use axum::http::uri::{InvalidUri, Scheme};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
-use remoe_proto::identity::{Counterpart, Identity, Keyring, Line, Protocol, Trust};
+use remoe_proto::identity::{Counterpart, Identity, Keyring, MaybeTlsStream, Protocol, Trust};
 use std::error::Error;
 use std::io;
 use std::net::SocketAddr;
@@ -79,7 +79,7 @@ impl Connector {
 }
 
 impl Service<Uri> for Connector {
-    type Response = TokioIo<Line<TcpStream>>;
+    type Response = TokioIo<MaybeTlsStream<TcpStream>>;
     type Error = Box<dyn Error + Send + Sync>;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
@@ -94,7 +94,7 @@ impl Service<Uri> for Connector {
             let trust = trust?;
             let stream = connecting.await?.into_inner();
             Ok(TokioIo::new(match trust {
-                None => Line::Plain(stream),
+                None => MaybeTlsStream::Plain(stream),
                 Some(trust) => trust.connect_for(Protocol::Http, stream).await?,
             }))
         })
@@ -126,14 +126,14 @@ mod tests {
     }
 
     #[test]
-    fn who_has_to_be_somebody_is_not_asked_without_a_certificate() {
+    fn server_with_required_identity_needs_a_certificate() {
         let connector = Connector::new(None, Duration::from_secs(1));
         let address = "10.0.0.1:8000".parse().unwrap();
         assert!(connector.trust(&uri(address, None, "/").unwrap()).unwrap().is_none());
         let refused = connector.trust(&uri(address, Some(&main_of("uid")), "/").unwrap()).unwrap_err();
         assert!(refused.to_string().contains("spiffe://remoe/models/uid/main"), "{refused}");
-        for nobody in ["https://10.0.0.1:8000/", "https://main@10.0.0.1:8000/"] {
-            assert!(connector.trust(&nobody.parse().unwrap()).is_err(), "{nobody}");
+        for anonymous in ["https://10.0.0.1:8000/", "https://main@10.0.0.1:8000/"] {
+            assert!(connector.trust(&anonymous.parse().unwrap()).is_err(), "{anonymous}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::metrics::remove_series;
 use crate::spending::Payer;
 use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
-use remoe_billing::{Account, RequestRecord};
+use remoe_billing::{LedgerTotals, RequestRecord};
 
 /// Metrics of money.
 pub(crate) struct CostMetrics {
@@ -135,7 +135,7 @@ impl CostMetrics {
         self.memory.with_label_values(&[model, tier]).set(signed(bytes));
     }
 
-    pub(crate) fn account(&self, account: &Account) {
+    pub(crate) fn account(&self, account: &LedgerTotals) {
         let parts = [
             ("requests", account.answered.cost),
             ("failed", account.failed),

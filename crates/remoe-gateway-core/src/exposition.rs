@@ -1,7 +1,7 @@
 //! Pages of metrics in Prometheus' text format: those of functions merged, and what a tenant may see of them. Pure.
 
 use crate::function_page::Page;
-use crate::tenant::Tenant;
+use crate::tenant::TenantLimits;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ const SPENT_BY_ALL: [&str; 6] = [
 ];
 
 /// Returns the samples of `text` that `tenant` may see: its own, those of its models, and those of no tenant or model.
-pub(crate) fn of_tenant(text: &str, tenant: &Tenant) -> String {
+pub(crate) fn of_tenant(text: &str, tenant: &TenantLimits) -> String {
     let is_own = |line: &&str| {
         line.starts_with('#')
             || (label(line, "tenant").is_none_or(|name| name == **tenant.name())
@@ -119,7 +119,7 @@ pub(crate) fn merged(own: &str, pages: &[(Arc<str>, Page)]) -> String {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::room::{Holder, Rooms};
+    use crate::body_budget::{BodyBudget, Holder};
 
     #[test]
     fn labels_are_read_as_they_are_written() {
@@ -136,8 +136,8 @@ mod tests {
         let page = "# HELP a_total A.\n# TYPE a_total counter\na_total 1\n# HELP b B.\n# TYPE b gauge\nb{x=\"1\"} 2\n# HELP c C.\n# TYPE c gauge\nc 3\n";
         let page_of = |model: &str, text: &str| {
             let model = Arc::from(model);
-            let room = Arc::new(Rooms::new(0, 0)).empty(Holder::answer(&"".into(), &model));
-            (model, Page::new(text.to_owned(), room))
+            let reservation = Arc::new(BodyBudget::new(0, 0)).empty(Holder::answer(&"".into(), &model));
+            (model, Page::new(text.to_owned(), reservation))
         };
         let pages = [page_of("m", page), page_of("n\"", page)];
         assert_eq!(

@@ -1,11 +1,11 @@
 //! `/metrics`: the gateway's own, then those of the functions that answer for its models.
 
+use crate::body_budget::Holder;
 use crate::caller::Caller;
+use crate::endpoint_picker;
 use crate::exposition::{merged, of_tenant, without_spending};
 use crate::function_page::fetch;
 use crate::gateway::Gateway;
-use crate::picker;
-use crate::room::Holder;
 use axum::Extension;
 use axum::extract::{ConnectInfo, State};
 use axum::http::response::Parts;
@@ -53,7 +53,7 @@ pub(crate) async fn all_metrics(
     Ok(match own(&gateway).await {
         Ok((head, own)) => {
             let page = page_for(&gateway, &Caller::anybody(), own).await;
-            with_head(&head, page + &picker::gauges(&gateway.models()))
+            with_head(&head, page + &endpoint_picker::gauges(&gateway.models()))
         }
         Err(failure) => failure,
     })
@@ -80,7 +80,7 @@ pub(crate) async fn own_metrics(
         Ok((head, own)) => {
             let own = if sees_all { own } else { without_spending(&own) };
             // What endpoint pickers read are sums over all models, which no tenant is shown.
-            with_head(&head, own + &picker::gauges(&gateway.models()))
+            with_head(&head, own + &endpoint_picker::gauges(&gateway.models()))
         }
         Err(failure) => failure,
     })
@@ -89,8 +89,8 @@ pub(crate) async fn own_metrics(
 /// The gateway's own, as they are now, and their head; or why there are none.
 async fn own(gateway: &Gateway) -> Result<(Parts, String), Response> {
     gateway.forget_gone();
-    if let Some(books) = gateway.books() {
-        books.refresh(gateway.keys().budgets(&gateway.models(), &gateway.options().short_names));
+    if let Some(cost_accounting) = gateway.cost_accounting() {
+        cost_accounting.refresh(gateway.keys().budgets(&gateway.models(), &gateway.options().short_names));
     }
     let page = remoe_process::render_metrics(gateway.metrics().registry());
     if !page.status().is_success() {

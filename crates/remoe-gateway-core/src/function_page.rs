@@ -1,8 +1,8 @@
 //! Pages that functions show over HTTP: metrics and placements.
 
+use crate::body_budget::{BodyReservation, Holder};
 use crate::gateway::Gateway;
 use crate::model::Backend;
-use crate::room::{Holder, Room};
 use axum::http::{HeaderValue, Request, header};
 use http_body_util::{BodyExt, Full};
 use std::time::Duration;
@@ -16,13 +16,13 @@ const PAGE: usize = 4 << 20;
 /// Page of a function, with its room among the answers that the gateway holds.
 pub(crate) struct Page {
     pub(crate) text: String,
-    _room: Room,
+    _room: BodyReservation,
 }
 
 impl Page {
-    /// Returns a page that keeps `room` as long as it is there.
-    pub(crate) fn new(text: String, room: Room) -> Self {
-        Self { text, _room: room }
+    /// Returns a page that keeps `reservation` as long as it is there.
+    pub(crate) fn new(text: String, reservation: BodyReservation) -> Self {
+        Self { text, _room: reservation }
     }
 }
 
@@ -35,11 +35,11 @@ pub(crate) async fn fetch(gateway: &Gateway, holder: Holder, backend: &Backend, 
     let answer = async {
         let response = gateway.upstream().request(request).await.ok();
         let mut body = response.filter(|response| response.status().is_success())?.into_body();
-        let (mut page, mut room) = (Vec::new(), gateway.answers.empty(holder.clone()));
+        let (mut page, mut reservation) = (Vec::new(), gateway.answers.empty(holder.clone()));
         while let Some(frame) = body.frame().await {
             let Ok(data) = frame.ok()?.into_data() else { continue };
             let bytes = page.len() + data.len();
-            if bytes > PAGE || room.resize(bytes).is_err() {
+            if bytes > PAGE || reservation.resize(bytes).is_err() {
                 tracing::warn!(
                     model = holder.model.as_deref(),
                     path,
@@ -50,7 +50,7 @@ pub(crate) async fn fetch(gateway: &Gateway, holder: Holder, backend: &Backend, 
             }
             page.extend_from_slice(&data);
         }
-        Some(Page::new(String::from_utf8(page).ok()?, room))
+        Some(Page::new(String::from_utf8(page).ok()?, reservation))
     };
     timeout(WAIT, answer).await.ok()?
 }

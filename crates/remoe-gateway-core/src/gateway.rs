@@ -1,16 +1,16 @@
 //! The gateway as a whole: its models, options, keys and bounds.
 
 use crate::access_log::AccessLog;
-use crate::books::Books;
+use crate::body_budget::{BodyBudget, FLOOR, WHOLE};
 use crate::caller::Caller;
 use crate::connector::Connector;
+use crate::cost_accounting::CostAccounting;
 use crate::keys::Keys;
 use crate::metrics::GatewayMetrics;
 use crate::model::Model;
 use crate::names::ShortNames;
 use crate::responses::{ResponseLimits, ResponseStore};
-use crate::room::{FLOOR, Rooms, WHOLE};
-use crate::scrapes::Scrapes;
+use crate::scrapes::ScrapeLimits;
 use crate::spending::DaySpending;
 use bytes::Bytes;
 use http_body_util::Full;
@@ -19,7 +19,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use remoe_http::{ConnectionLimits, Lanes, Origins};
 use remoe_otel::Traces;
 use remoe_proto::identity::Keyring;
-use remoe_proto::{Door, ErrorCode, ServiceError};
+use remoe_proto::{ErrorCode, ServiceError, TlsHandshake};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -50,7 +50,7 @@ pub struct GatewayOptions {
     /// Limits of connections.
     pub connections: ConnectionLimits,
     /// Where money is accounted for, if anywhere.
-    pub books: Option<Arc<Books>>,
+    pub cost_accounting: Option<Arc<CostAccounting>>,
     /// Destination of a line per request, if any.
     pub access_log: Option<AccessLog>,
     /// Where spans of requests go.
@@ -58,7 +58,7 @@ pub struct GatewayOptions {
     /// Credentials shown to functions that must prove their identity, if any.
     pub keyring: Option<Arc<Keyring>>,
     /// TLS of the connections of clients; none: plaintext.
-    pub door: Option<Door>,
+    pub handshake: Option<TlsHandshake>,
     /// Responses that later requests go on from.
     pub responses: Arc<ResponseStore>,
 }
@@ -77,11 +77,11 @@ impl Default for GatewayOptions {
             bodies_limit: 256 << 20,
             answers_limit: 64 << 20,
             connections: ConnectionLimits::from_environment(|name| std::env::var(name).ok()),
-            books: None,
+            cost_accounting: None,
             access_log: None,
             traces: Traces::off(),
             keyring: None,
-            door: None,
+            handshake: None,
             responses: ResponseStore::in_memory(ResponseLimits::default()),
         }
     }
@@ -100,12 +100,12 @@ pub struct Gateway {
     /// Bodies that are read at the same time.
     pub(crate) lanes: Lanes,
     /// For bodies.
-    pub(crate) rooms: Arc<Rooms>,
+    pub(crate) body_budget: Arc<BodyBudget>,
     /// For what is held of answers.
-    pub(crate) answers: Arc<Rooms>,
+    pub(crate) answers: Arc<BodyBudget>,
     /// Pages of metrics for clients, and for addresses of their own: neither keeps the other out.
-    pub(crate) scrapes: Scrapes,
-    pub(crate) own_scrapes: Scrapes,
+    pub(crate) scrapes: ScrapeLimits,
+    pub(crate) own_scrapes: ScrapeLimits,
     pub(crate) created: u64,
 }
 
@@ -130,10 +130,10 @@ impl Gateway {
         options.keys.warn_without(&models, &options.short_names);
         Arc::new(Self {
             lanes: Lanes::new(cores, options.body_limit),
-            rooms: Arc::new(Rooms::new(options.bodies_limit, options.body_limit)),
-            answers: Arc::new(Rooms::new(options.answers_limit, WHOLE).with_floor(FLOOR)),
-            scrapes: Scrapes::default(),
-            own_scrapes: Scrapes::default(),
+            body_budget: Arc::new(BodyBudget::new(options.bodies_limit, options.body_limit)),
+            answers: Arc::new(BodyBudget::new(options.answers_limit, WHOLE).with_floor(FLOOR)),
+            scrapes: ScrapeLimits::default(),
+            own_scrapes: ScrapeLimits::default(),
             keys: RwLock::new(Arc::new(std::mem::take(&mut options.keys))),
             options,
             catalogue: RwLock::new(Catalogue { models: models.into(), is_whole: false }),
@@ -157,8 +157,8 @@ impl Gateway {
     /// Removes the metrics of models that are gone. A model is there until the last request to it is over.
     pub(crate) fn forget_gone(&self) {
         self.metrics.forget_gone(|model| {
-            if let Some(books) = self.books() {
-                books.metrics().forget(model);
+            if let Some(cost_accounting) = self.cost_accounting() {
+                cost_accounting.metrics().forget(model);
             }
         });
     }
@@ -180,13 +180,13 @@ impl Gateway {
         let (keys, models) = (self.keys(), self.models());
         let mut budgets = keys.budgets(&models, &self.options.short_names).peekable();
         budgets.peek()?;
-        Some(self.books()?.spending(budgets.map(|(payer, _)| payer)))
+        Some(self.cost_accounting()?.spending(budgets.map(|(payer, _)| payer)))
     }
 
     /// Takes a report of what was spent today at another gateway that shares the budgets of this one.
     pub fn spent_elsewhere(&self, gateway: &str, spending: DaySpending) {
-        if let Some(books) = self.books() {
-            books.spent_elsewhere(gateway, spending);
+        if let Some(cost_accounting) = self.cost_accounting() {
+            cost_accounting.spent_elsewhere(gateway, spending);
         }
     }
 
@@ -218,8 +218,8 @@ impl Gateway {
         &self.metrics
     }
 
-    pub(crate) fn books(&self) -> Option<&Arc<Books>> {
-        self.options.books.as_ref()
+    pub(crate) fn cost_accounting(&self) -> Option<&Arc<CostAccounting>> {
+        self.options.cost_accounting.as_ref()
     }
 
     pub(crate) fn upstream(&self) -> &Upstream {

@@ -2,7 +2,7 @@
 
 use crate::caller::Caller;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header, response};
-use remoe_http::between::{ACTIVATIONS, COST_PLACEHOLDER, RATES, RESOLVED, TENANT, TIMING};
+use remoe_http::internal_headers::{ACTIVATIONS, COST_PLACEHOLDER, RATES, RESOLVED, TENANT, TIMING};
 use remoe_otel::{TRACEPARENT, TRACESTATE, is_valid};
 
 /// Response header of a request that waited for a cold start.

@@ -30,7 +30,7 @@ pub struct KeyFile {
 
 /// Result of a look at the file.
 #[derive(Debug)]
-enum Look {
+enum FileCheck {
     /// Nothing new.
     Nothing,
     /// Other text, twice.
@@ -65,8 +65,8 @@ impl KeyFile {
             let path = self.path.clone();
             let Ok(read) = tokio::task::spawn_blocking(move || Keys::text(&path)).await else { continue };
             match self.look(read) {
-                Look::Nothing => {}
-                Look::Newer => {
+                FileCheck::Nothing => {}
+                FileCheck::Newer => {
                     let keys = Keys::parse(&self.text, &self.path).map_err(|error| error.to_string());
                     let keys = keys.and_then(&checked);
                     self.usable = keys.is_ok();
@@ -81,11 +81,11 @@ impl KeyFile {
                         }
                     }
                 }
-                Look::Gone(error) => {
+                FileCheck::Gone(error) => {
                     tracing::error!(%error, "keys file unreadable: keeping the previous keys");
                     gateway.metrics().keys_are_outdated(true);
                 }
-                Look::Back => {
+                FileCheck::Back => {
                     tracing::info!(path = %self.path.display(), "keys file readable again, unchanged");
                     gateway.metrics().keys_are_outdated(!self.usable);
                 }
@@ -94,26 +94,30 @@ impl KeyFile {
     }
 
     /// Returns what follows from what was `read`.
-    fn look(&mut self, read: Result<String, KeysError>) -> Look {
+    fn look(&mut self, read: Result<String, KeysError>) -> FileCheck {
         let text = match read {
             Ok(text) => text,
             Err(error) => {
                 self.newer = None;
                 self.misses = self.misses.saturating_add(1);
-                return if self.misses == MISSES { Look::Gone(error) } else { Look::Nothing };
+                return if self.misses == MISSES { FileCheck::Gone(error) } else { FileCheck::Nothing };
             }
         };
         let newer = self.newer.take();
         if text == self.text {
-            return if std::mem::take(&mut self.misses) >= MISSES { Look::Back } else { Look::Nothing };
+            return if std::mem::take(&mut self.misses) >= MISSES {
+                FileCheck::Back
+            } else {
+                FileCheck::Nothing
+            };
         }
         if newer.as_ref() != Some(&text) {
             self.newer = Some(text);
-            return Look::Nothing;
+            return FileCheck::Nothing;
         }
         self.misses = 0;
         self.text = text;
-        Look::Newer
+        FileCheck::Newer
     }
 }
 
@@ -138,7 +142,7 @@ mod tests {
         let mut look = |text: &str| {
             std::fs::write(&path, text).unwrap();
             let look = file.look(Keys::text(&path));
-            (matches!(look, Look::Newer), file.text.clone())
+            (matches!(look, FileCheck::Newer), file.text.clone())
         };
         assert_eq!(look(&SECOND[..20]), (false, FIRST.to_owned()));
         assert_eq!(look(SECOND), (false, FIRST.to_owned()), "seen once");
@@ -152,19 +156,19 @@ mod tests {
         let (mut file, path) = file(&folder);
         let mut look = || file.look(Keys::text(&path));
         std::fs::remove_file(&path).unwrap();
-        let gone: Vec<bool> = (0..3 * MISSES).map(|_| matches!(look(), Look::Gone(_))).collect();
+        let gone: Vec<bool> = (0..3 * MISSES).map(|_| matches!(look(), FileCheck::Gone(_))).collect();
         assert_eq!(gone.iter().position(|gone| *gone), Some(MISSES as usize - 1));
         assert_eq!(gone.iter().filter(|gone| **gone).count(), 1);
         std::fs::write(&path, FIRST).unwrap();
-        assert!(matches!(look(), Look::Back));
+        assert!(matches!(look(), FileCheck::Back));
         std::fs::remove_file(&path).unwrap();
-        assert!(matches!(look(), Look::Nothing), "it may be being replaced");
+        assert!(matches!(look(), FileCheck::Nothing), "it may be being replaced");
         std::fs::write(&path, FIRST).unwrap();
-        assert!(matches!(look(), Look::Nothing));
+        assert!(matches!(look(), FileCheck::Nothing));
         (0..MISSES).for_each(|_| drop(file.look(Err(Keys::text(folder.path()).unwrap_err()))));
         std::fs::write(&path, SECOND).unwrap();
-        assert!(matches!(file.look(Keys::text(&path)), Look::Nothing));
+        assert!(matches!(file.look(Keys::text(&path)), FileCheck::Nothing));
         std::fs::write(&path, FIRST).unwrap();
-        assert!(matches!(file.look(Keys::text(&path)), Look::Back), "after a moment as another");
+        assert!(matches!(file.look(Keys::text(&path)), FileCheck::Back), "after a moment as another");
     }
 }

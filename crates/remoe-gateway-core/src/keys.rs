@@ -6,7 +6,7 @@ use crate::key_entries::{KeysFile, ModelEntry};
 use crate::model::Model;
 use crate::names::ShortNames;
 use crate::spending::{Payer, nanodollars};
-use crate::tenant::Tenant;
+use crate::tenant::TenantLimits;
 use remedy::remedy;
 use remoe_http::same;
 use sha2::{Digest, Sha256};
@@ -53,7 +53,7 @@ pub enum KeysError {
 /// The keys of a gateway. Without any, every client may use everything.
 #[derive(Debug, Default)]
 pub struct Keys {
-    keys: Vec<([u8; 32], Arc<Tenant>)>,
+    keys: Vec<([u8; 32], Arc<TenantLimits>)>,
     /// Daily budgets of the requests of models, in nano-dollars.
     models: BTreeMap<String, u64>,
 }
@@ -73,7 +73,7 @@ impl Keys {
         if self.keys.iter().any(|(known, tenant)| *known == digest || **tenant.name() == *name) {
             return None;
         }
-        self.keys.push((digest, Arc::new(Tenant::unlimited(name))));
+        self.keys.push((digest, Arc::new(TenantLimits::unlimited(name))));
         Some(self)
     }
 
@@ -114,7 +114,7 @@ impl Keys {
             if !names.insert(name.clone()) {
                 return Err(wrong(format!("duplicate tenant {name}")));
             }
-            let (entries, tenant) = (entry.keys.clone(), Arc::new(Tenant::of(entry)));
+            let (entries, tenant) = (entry.keys.clone(), Arc::new(TenantLimits::of(entry)));
             for (number, key) in entries.iter().enumerate() {
                 let digest = digest(key).ok_or_else(|| {
                     wrong(format!(
@@ -146,10 +146,10 @@ impl Keys {
 
     /// These keys after those `before`: what a tenant of both has used up it has used up, and what runs of it counts.
     pub(crate) fn after(mut self, before: &Self) -> Self {
-        let mut tenants: BTreeMap<Arc<str>, Arc<Tenant>> = BTreeMap::new();
+        let mut tenants: BTreeMap<Arc<str>, Arc<TenantLimits>> = BTreeMap::new();
         for (_, tenant) in &mut self.keys {
             let known = tenants.entry(tenant.name().clone()).or_insert_with(|| {
-                let same = |(_, other): &&([u8; 32], Arc<Tenant>)| other.name() == tenant.name();
+                let same = |(_, other): &&([u8; 32], Arc<TenantLimits>)| other.name() == tenant.name();
                 before.keys.iter().find(same).map_or_else(|| tenant.clone(), |(_, other)| tenant.after(other))
             });
             *tenant = known.clone();
@@ -209,7 +209,7 @@ impl Keys {
     }
 
     /// Whose key was presented. The time depends on how long it is and on how many keys there are.
-    pub(crate) fn tenant(&self, presented: &[u8]) -> Option<&Arc<Tenant>> {
+    pub(crate) fn tenant(&self, presented: &[u8]) -> Option<&Arc<TenantLimits>> {
         let presented = Sha256::digest(presented);
         let mut found = None;
         for (digest, tenant) in &self.keys {
@@ -352,7 +352,7 @@ mod tests {
         let (new, newer) = (after.tenant(b"new").unwrap(), after.tenant(b"newer").unwrap());
         assert!(Arc::ptr_eq(new, newer), "one tenant has its limits once");
         let second = new.admit(now).unwrap();
-        let limited = |tenant: &Arc<Tenant>| tenant.admit(now).err().unwrap().error.message;
+        let limited = |tenant: &Arc<TenantLimits>| tenant.admit(now).err().unwrap().error.message;
         assert!(limited(newer).contains("concurrent requests"));
         drop(second);
         assert!(limited(newer).contains("requests per minute"));

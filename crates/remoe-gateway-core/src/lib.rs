@@ -8,8 +8,8 @@
 //!
 //! A request is held while its model has nothing that answers, and released when it has. What the client
 //! sees then is what the main function sends: status, headers, bytes. What an answer cost is written down before its
-//! end leaves ([`Books`]). When a model sleeps is [`remoe_autoscale::scale_to_zero`]'s; [`queue`] and [`timeline`] are pure; [`Model`]
-//! joins them under one lock; all models share [`Beginnings`]; `relay` moves bytes.
+//! end leaves ([`CostAccounting`]). When a model sleeps is [`remoe_autoscale::scale_to_zero`]'s; [`queue`] and [`timeline`] are pure; [`Model`]
+//! joins them under one lock; all models share [`PrefixIndex`]; `relay` moves bytes.
 //!
 //! Modules use each other in one direction: those of a line use those below it.
 //!
@@ -20,28 +20,26 @@
 //! | `authentication`, `key_file`, `listing`, `placement`, `stored_response`, `page` | API keys, all other paths |
 //! | `federation`, `exposition`, `function_page` | `/metrics`, with those of functions |
 //! | `gateway` | all models behind one address, and the bounds that they share |
-//! | `access_log`, `headers`, `course`, `caller`, `keys`, `tenant`, `names`, `picker` | clients, and what they may use |
-//! | `model`, `witness`, `beginnings`, `queue`, `connector` | one model: its queue, phase and main functions |
-//! | `books`, `overhead`, `cost_metrics`, `spending`, `metrics` | costs and counts |
-//! | `room`, `scrapes`, `responses`, `rate_limit`, `usage_bound`, `ending`, `cost_field`, `timeline` | bounds, parts of answers |
+//! | `access_log`, `headers`, `request_spans`, `caller`, `keys`, `tenant`, `names`, `picker` | clients, and what they may use |
+//! | `model`, `usage_observer`, `prefix_index`, `queue`, `connector` | one model: its queue, phase and main functions |
+//! | `cost_accounting`, `overhead`, `cost_metrics`, `spending`, `metrics` | costs and counts |
+//! | `reservation`, `scrapes`, `responses`, `rate_limit`, `usage_bound`, `ending`, `cost_field`, `timeline` | bounds, parts of answers |
 //! | `api`, `ask`, `privacy`, `key_entries` | formats |
 
 mod access_log;
 mod account;
 mod answer;
 mod api;
-mod ask;
 mod authentication;
-mod beginnings;
 mod bill;
-mod books;
+mod body_budget;
 mod budget;
 mod caller;
 mod connector;
+mod cost_accounting;
 mod cost_field;
 mod cost_metrics;
-mod course;
-mod ending;
+mod endpoint_picker;
 mod exposition;
 mod federation;
 mod function_page;
@@ -56,42 +54,45 @@ mod model;
 mod names;
 mod overhead;
 mod page;
-mod picker;
 mod placement;
+mod prefix_index;
 mod privacy;
 mod queue;
 mod rate_limit;
 mod relay;
+mod request_fields;
+mod request_spans;
 mod responses;
 mod retry;
-mod room;
 mod router;
 mod scrapes;
 mod server;
 mod spending;
 mod stored_response;
+mod stream_ending;
 mod tenant;
 mod timeline;
 mod usage_bound;
-mod witness;
+mod usage_observer;
 
 pub use access_log::{AccessLog, AccessLogFormat, AccessLogTarget, AccessLogTargetError};
-pub use beginnings::Beginnings;
-pub use books::{Answered, Billing, Books, BooksError};
 pub use connector::{Connector, uri};
+pub use cost_accounting::{Billing, CompletedRequest, CostAccounting, CostAccountingError};
 pub use exposition::first_label;
 pub use gateway::{Gateway, GatewayOptions};
 pub use key_file::KeyFile;
 pub use keys::{Keys, KeysError};
 pub use metrics::{GatewayMetrics, WakeCause};
 pub use model::{
-    ApartGroup, Backend, Directive, FunctionLine, Load, Model, ModelOptions, Running, Want, Wanted,
+    ApartGroup, Backend, DesiredState, Directive, FunctionLine, LauncherOrder, Model, ModelLoad,
+    ModelOptions, RunningFunctions,
 };
 pub use names::ShortNames;
 pub use overhead::Overhead;
+pub use prefix_index::PrefixIndex;
 pub use privacy::Privacy;
-pub use remoe_autoscale::scale_to_zero::Phase;
+pub use remoe_autoscale::scale_to_zero::ScalingPhase;
 pub use responses::{ResponseFolderError, ResponseLimits, ResponseStore};
 pub use spending::DaySpending;
 pub use timeline::{ColdStart, WakeMarks};
-pub use witness::Witness;
+pub use usage_observer::UsageObserver;

@@ -1,22 +1,22 @@
 //! Listings: models, their state, the gateway's own health.
 
-use crate::books::Books;
 use crate::caller::Caller;
+use crate::cost_accounting::CostAccounting;
 use crate::gateway::Gateway;
 use crate::model::{Model, ModelStatus};
 use crate::spending::Payer;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::{Extension, Json};
-use remoe_autoscale::scale_to_zero::Phase;
-use remoe_billing::Account;
+use remoe_autoscale::scale_to_zero::ScalingPhase;
+use remoe_billing::LedgerTotals;
 use remoe_http::ApiError;
 use remoe_proto::{ErrorCode, ServiceError};
 use serde::Serialize;
 use std::sync::Arc;
 
 #[derive(Serialize)]
-pub(crate) struct List {
+pub(crate) struct ModelListing {
     object: &'static str,
     data: Vec<ModelEntry>,
 }
@@ -28,7 +28,7 @@ pub(crate) struct ModelEntry {
     created: u64,
     owned_by: &'static str,
     max_model_len: usize,
-    state: Phase,
+    state: ScalingPhase,
 }
 
 #[derive(Serialize)]
@@ -41,19 +41,19 @@ struct StatusLine {
     #[serde(flatten)]
     model: ModelStatus,
     /// `None` where no money is accounted for.
-    cost: Option<Cost>,
+    cost: Option<ModelCost>,
 }
 
 /// Returns what `model` costs, for `caller`; `None` where no money is accounted for.
-pub(crate) fn cost(gateway: &Gateway, model: &str, caller: &Caller) -> Option<Cost> {
-    let books = gateway.books()?;
-    Some(Cost::of(books, &books.so_far(), model, caller))
+pub(crate) fn cost(gateway: &Gateway, model: &str, caller: &Caller) -> Option<ModelCost> {
+    let cost_accounting = gateway.cost_accounting()?;
+    Some(ModelCost::of(cost_accounting, &cost_accounting.so_far(), model, caller))
 }
 
 /// Costs of a model, in nano-dollars. A tenant that does not see all is not told costs that reveal use by other
 /// tenants.
 #[derive(Serialize)]
-pub(crate) struct Cost {
+pub(crate) struct ModelCost {
     /// The functions that are alive, in an hour.
     per_hour: u64,
     /// All functions since the gateway started, or since they did.
@@ -66,13 +66,13 @@ pub(crate) struct Cost {
     tenant_today: Option<u64>,
 }
 
-impl Cost {
-    fn of(books: &Books, account: &Account, model: &str, caller: &Caller) -> Self {
+impl ModelCost {
+    fn of(cost_accounting: &CostAccounting, account: &LedgerTotals, model: &str, caller: &Caller) -> Self {
         let functions = account.functions_by_model.get(model).copied().unwrap_or_default();
         let requests = account.by_model.get(model).map_or(0, |requests| requests.cost);
         let tenant = caller.tenant.as_ref();
         let sees_all = tenant.is_none_or(|tenant| tenant.sees_all());
-        let today = |payer| books.spent_today(payer).0;
+        let today = |payer| cost_accounting.spent_today(payer).0;
         Self {
             per_hour: functions.per_hour,
             paid: sees_all.then_some(functions.paid),
@@ -108,9 +108,9 @@ fn describe(gateway: &Gateway, model: &Model) -> ModelEntry {
 pub(crate) async fn models(
     State(gateway): State<Arc<Gateway>>,
     Extension(caller): Extension<Caller>,
-) -> Json<List> {
+) -> Json<ModelListing> {
     let seen = gateway.models_of(&caller).into_iter();
-    Json(List { object: "list", data: seen.map(|model| describe(&gateway, &model)).collect() })
+    Json(ModelListing { object: "list", data: seen.map(|model| describe(&gateway, &model)).collect() })
 }
 
 /// One of them.
@@ -130,9 +130,12 @@ pub(crate) async fn status(
     State(gateway): State<Arc<Gateway>>,
     Extension(caller): Extension<Caller>,
 ) -> Json<StatusList> {
-    let books = gateway.books().map(|books| (books, books.so_far()));
+    let cost_accounting =
+        gateway.cost_accounting().map(|cost_accounting| (cost_accounting, cost_accounting.so_far()));
     let line = |model: Arc<Model>| StatusLine {
-        cost: books.as_ref().map(|(books, account)| Cost::of(books, account, model.name(), &caller)),
+        cost: cost_accounting
+            .as_ref()
+            .map(|(cost_accounting, account)| ModelCost::of(cost_accounting, account, model.name(), &caller)),
         model: model.status(),
     };
     Json(StatusList { models: gateway.models_of(&caller).into_iter().map(line).collect() })

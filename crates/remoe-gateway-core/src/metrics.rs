@@ -1,17 +1,17 @@
 //! Metrics of the gateway.
 
-use crate::timeline::Parts;
+use crate::timeline::RequestTimeline;
 use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::{
     HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
-use remoe_autoscale::scale_to_zero::Phase;
+use remoe_autoscale::scale_to_zero::ScalingPhase;
 use remoe_http::ConnectionMetrics;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The part of a cold start that main functions measure; those before it are [`Parts::NAMES`].
+/// The part of a cold start that main functions measure; those before it are [`RequestTimeline::NAMES`].
 const FIRST: &str = "first";
 
 /// Seconds of wakes, and of the parts of cold starts.
@@ -38,12 +38,12 @@ pub struct GatewayMetrics {
     wake_seconds: HistogramVec,
     cold_start_seconds: HistogramVec,
     keys_outdated: IntGauge,
-    living: Arc<Mutex<Living>>,
+    living: Arc<Mutex<ShownModels>>,
 }
 
 /// Models whose series are shown.
 #[derive(Default)]
-struct Living {
+struct ShownModels {
     /// Models by name: one may follow another one of its name that still answers a request.
     models: HashMap<String, usize>,
     /// Names whose last model is gone, and whose series are not removed yet.
@@ -198,7 +198,7 @@ impl GatewayMetrics {
         }
         self.cold_start_seconds.with_label_values(&[model, FIRST]);
         let metrics = ModelMetrics { all: self.clone(), model: model.to_owned() };
-        metrics.load(0, 0, Phase::Asleep);
+        metrics.load(0, 0, ScalingPhase::Asleep);
         metrics.groups_sleep(0);
         for counters in [&self.wakes, &self.sleeping_pairs, &self.prefix_routed] {
             counters.with_label_values(&[model]);
@@ -207,7 +207,7 @@ impl GatewayMetrics {
             self.group_wakes.with_label_values(&[model, cause.name()]);
         }
         self.wake_seconds.with_label_values(&[model]);
-        for part in Parts::NAMES {
+        for part in RequestTimeline::NAMES {
             self.cold_start_seconds.with_label_values(&[model, part]);
         }
         metrics
@@ -223,7 +223,7 @@ impl GatewayMetrics {
         }
     }
 
-    fn living(&self) -> MutexGuard<'_, Living> {
+    fn living(&self) -> MutexGuard<'_, ShownModels> {
         // Each change of it is whole.
         self.living.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -304,11 +304,11 @@ impl Drop for ModelMetrics {
 }
 
 impl ModelMetrics {
-    pub(crate) fn load(&self, waiting: usize, in_flight: usize, phase: Phase) {
+    pub(crate) fn load(&self, waiting: usize, in_flight: usize, phase: ScalingPhase) {
         let gauge = |gauges: &IntGaugeVec| gauges.with_label_values(&[&self.model]);
         gauge(&self.all.waiting).set(i64::try_from(waiting).unwrap_or(i64::MAX));
         gauge(&self.all.in_flight).set(i64::try_from(in_flight).unwrap_or(i64::MAX));
-        gauge(&self.all.awake).set(i64::from(phase == Phase::Active));
+        gauge(&self.all.awake).set(i64::from(phase == ScalingPhase::Active));
     }
 
     pub(crate) fn sent_where_seen(&self) {
@@ -334,7 +334,7 @@ impl ModelMetrics {
     }
 
     /// A request that waited for functions to start is handed over.
-    pub(crate) fn started_cold(&self, parts: &Parts) {
+    pub(crate) fn started_cold(&self, parts: &RequestTimeline) {
         for (part, from, until) in parts.each() {
             let histogram = self.all.cold_start_seconds.with_label_values(&[self.model.as_str(), part]);
             histogram.observe(until.saturating_duration_since(from).as_secs_f64());

@@ -1,6 +1,6 @@
 //! One model behind the gateway: which requests wait, where they are served, and if the model is to be awake.
 //!
-//! Everything is decided under one lock ([`State`]): a request cannot slip between the last look and the sleep.
+//! Everything is decided under one lock ([`ModelRuntime`]): a request cannot slip between the last look and the sleep.
 
 mod entry;
 mod history;
@@ -8,31 +8,33 @@ mod running;
 mod state;
 mod waiting;
 
-pub(crate) use entry::{Entry, Refused};
+pub(crate) use entry::{AdmissionRequest, Refused};
 pub(crate) use history::SleepView;
-pub use running::{ApartGroup, Backend, Directive, FunctionLine, Load, Running, Want, Wanted};
-pub(crate) use waiting::{Grant, Waiter, Wake};
+pub use running::{
+    ApartGroup, Backend, DesiredState, Directive, FunctionLine, LauncherOrder, ModelLoad, RunningFunctions,
+};
+pub(crate) use waiting::{Grant, QueuedRequest, Wake};
 
-use crate::beginnings::Beginnings;
-use crate::books::Billing;
+use crate::cost_accounting::Billing;
 use crate::metrics::{ModelMetrics, WakeCause};
+use crate::prefix_index::PrefixIndex;
 use crate::privacy::Privacy;
 use crate::queue::{Pushed, Ticket};
-use crate::timeline::{ColdStart, Parts, WakeMarks};
-use crate::witness::{Sighting, Witness};
+use crate::timeline::{ColdStart, RequestTimeline, WakeMarks};
+use crate::usage_observer::{ObservedRequest, UsageObserver};
 use bytes::Bytes;
 use entry::{Waiting, closed, full, late};
 use history::LastWake;
-use remoe_autoscale::scale_to_zero::{Phase, step};
+use remoe_autoscale::scale_to_zero::{ScalingPhase, step};
 use remoe_proto::ServiceError;
 use serde::Serialize;
-use state::State;
+use state::ModelRuntime;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::sleep_until;
-use waiting::{Answer, Places, answer};
+use waiting::{GrantReply, Places, answer};
 
 /// Longest wait for a place while the model is awake.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
@@ -58,7 +60,7 @@ pub struct ModelOptions {
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct ModelStatus {
     pub(crate) model: String,
-    pub(crate) state: Phase,
+    pub(crate) state: ScalingPhase,
     pub(crate) in_flight: usize,
     pub(crate) waiting: usize,
     pub(crate) waiting_bytes: usize,
@@ -77,13 +79,13 @@ pub struct Model {
     described: RwLock<(Arc<[String]>, usize)>,
     /// A longer context that it had, and the functions that had it too.
     longer: Mutex<Option<LongerContext>>,
-    state: Mutex<State<Grant>>,
-    want: watch::Sender<Want>,
-    load: watch::Sender<Load>,
+    state: Mutex<ModelRuntime<Grant>>,
+    want: watch::Sender<LauncherOrder>,
+    load: watch::Sender<ModelLoad>,
     /// A deadline may have changed.
     moved: Notify,
     metrics: ModelMetrics,
-    witness: OnceLock<Arc<dyn Witness>>,
+    usage_observer: OnceLock<Arc<dyn UsageObserver>>,
 }
 
 /// A context that was longer, which functions may still have.
@@ -94,20 +96,24 @@ struct LongerContext {
 }
 
 impl Model {
-    /// A model whose functions are being started; it does not sleep until [`Self::sleep_when_idle`]. `beginnings` are
+    /// A model whose functions are being started; it does not sleep until [`Self::sleep_when_idle`]. `prefix_index` are
     /// those of all models of the process.
-    pub fn new(options: ModelOptions, metrics: &crate::GatewayMetrics, beginnings: &Beginnings) -> Arc<Self> {
-        let state = State::new(options.waiting_bytes, beginnings.of_model());
+    pub fn new(
+        options: ModelOptions,
+        metrics: &crate::GatewayMetrics,
+        prefix_index: &PrefixIndex,
+    ) -> Arc<Self> {
+        let state = ModelRuntime::new(options.waiting_bytes, prefix_index.of_model());
         Arc::new(Self {
             metrics: metrics.of_model(&options.name),
             described: RwLock::new((options.short_names.clone().into(), options.context_length)),
             longer: Mutex::default(),
             options,
             state: Mutex::new(state),
-            want: watch::Sender::new(Want { order: 0, wanted: Wanted::Awake }),
-            load: watch::Sender::new(Load::default()),
+            want: watch::Sender::new(LauncherOrder { order: 0, wanted: DesiredState::Awake }),
+            load: watch::Sender::new(ModelLoad::default()),
             moved: Notify::new(),
-            witness: OnceLock::new(),
+            usage_observer: OnceLock::new(),
         })
     }
 
@@ -145,14 +151,14 @@ impl Model {
         self.longer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has `witness` told of all requests from now on. Only the first call has an effect.
-    pub fn tell(&self, witness: Arc<dyn Witness>) {
-        self.witness.get_or_init(|| witness);
+    /// Has `usage_observer` told of all requests from now on. Only the first call has an effect.
+    pub fn tell(&self, usage_observer: Arc<dyn UsageObserver>) {
+        self.usage_observer.get_or_init(|| usage_observer);
     }
 
     /// Tells the model's witness of a request; none without a witness.
-    pub(crate) fn sight(&self, tenant: &str, privacy: Privacy, body: &Bytes) -> Option<Sighting> {
-        Sighting::begin(self.witness.get()?.clone(), tenant, privacy, body)
+    pub(crate) fn sight(&self, tenant: &str, privacy: Privacy, body: &Bytes) -> Option<ObservedRequest> {
+        ObservedRequest::begin(self.usage_observer.get()?.clone(), tenant, privacy, body)
     }
 
     /// Returns the short names, and the context length in positions.
@@ -166,7 +172,7 @@ impl Model {
     }
 
     /// Watches the state that is wanted of the launcher, now and whenever it changes.
-    pub fn want(&self) -> watch::Receiver<Want> {
+    pub fn want(&self) -> watch::Receiver<LauncherOrder> {
         self.want.subscribe()
     }
 
@@ -181,7 +187,7 @@ impl Model {
     }
 
     /// Takes note of what runs.
-    pub fn runs(self: &Arc<Self>, running: Running) {
+    pub fn runs(self: &Arc<Self>, running: RunningFunctions) {
         let now = Instant::now();
         self.state().runs(running, now);
         self.changed(now);
@@ -191,7 +197,7 @@ impl Model {
     pub fn follow(self: &Arc<Self>, directive: Directive, backends: Vec<Backend>, wake: WakeMarks) {
         self.state().directive = Some(directive);
         // All listed backends were started for the present phase: the decider leaves the others out.
-        self.runs(Running { order: u64::MAX, backends, wake, functions: Vec::new() });
+        self.runs(RunningFunctions { order: u64::MAX, backends, wake, functions: Vec::new() });
     }
 
     /// Takes note of remote groups that sleep while the main function runs, or start beside it, and of how many (token,
@@ -217,10 +223,10 @@ impl Model {
         self.state().group_wakes += 1;
     }
 
-    /// Answers a [`Wanted::Recheck`] of number `order`: the engine has `requests`.
+    /// Answers a [`DesiredState::Recheck`] of number `order`: the engine has `requests`.
     pub fn rechecked(self: &Arc<Self>, order: u64, requests: u32) {
         let mut state = self.state();
-        if state.order == order && state.phase == Phase::Draining {
+        if state.order == order && state.phase == ScalingPhase::Draining {
             state.engine = Some(requests);
         }
         drop(state);
@@ -250,7 +256,7 @@ impl Model {
         let mut state = self.state();
         state.places.clear();
         if let Some(directive) = &mut state.directive {
-            directive.phase = Phase::Asleep;
+            directive.phase = ScalingPhase::Asleep;
         }
         drop(state);
         self.close();
@@ -270,7 +276,7 @@ impl Model {
     }
 
     /// Watches the model's load, now and whenever it changes.
-    pub fn loads(&self) -> watch::Receiver<Load> {
+    pub fn loads(&self) -> watch::Receiver<ModelLoad> {
         self.load.subscribe()
     }
 
@@ -292,7 +298,7 @@ impl Model {
     }
 
     /// Where it is between awake and asleep.
-    pub fn phase(&self) -> Phase {
+    pub fn phase(&self) -> ScalingPhase {
         self.state().phase
     }
 
@@ -303,10 +309,10 @@ impl Model {
     }
 
     /// Returns how many requests the backends that serve now can have at the same time.
-    pub(crate) fn room(&self) -> usize {
+    pub(crate) fn capacity(&self) -> usize {
         let state = self.state();
         let serving = state.is_serving();
-        state.places.iter().filter(|_| serving).map(|place| place.backend.room).sum()
+        state.places.iter().filter(|_| serving).map(|place| place.backend.capacity).sum()
     }
 
     /// Returns the backends that serve now.
@@ -368,7 +374,7 @@ impl Model {
     /// # Errors
     /// Too many wait, or the client would not wait long enough for the model to wake. That wakes it
     /// nevertheless: it was asked for.
-    pub(crate) fn enter(self: &Arc<Self>, entry: &Entry) -> Result<Waiter, Refused> {
+    pub(crate) fn enter(self: &Arc<Self>, entry: &AdmissionRequest) -> Result<QueuedRequest, Refused> {
         let now = Instant::now();
         let mut state = self.state();
         let now = state.at(now);
@@ -412,10 +418,10 @@ impl Model {
         let limit = if cold { self.options.wake_limit } else { LONGEST_WAIT };
         let until = entry.last().map_or(now + limit, |until| until.min(now + limit));
         let by_queue_deadline = entry.is_queue_deadline_first() && entry.last() == Some(until);
-        Ok(Waiter { places: self.clone(), ticket, cold, until, by_queue_deadline, receiver })
+        Ok(QueuedRequest { places: self.clone(), ticket, cold, until, by_queue_deadline, receiver })
     }
 
-    fn state(&self) -> MutexGuard<'_, State<Grant>> {
+    fn state(&self) -> MutexGuard<'_, ModelRuntime<Grant>> {
         // Nothing panics while it is held.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -443,13 +449,13 @@ impl Model {
                 self.metrics.woke(wake);
             }
         }
-        let mut granted: Vec<Answer> = Vec::new();
+        let mut granted: Vec<GrantReply> = Vec::new();
         while let Some((waiting, backend, is_seen)) = state.next_grant(now) {
             if is_seen {
                 self.metrics.sent_where_seen();
             }
             let decided = state.decided.filter(|_| waiting.cold);
-            let parts = Parts::new(waiting.arrived, decided, &state.running.wake, now);
+            let parts = RequestTimeline::new(waiting.arrived, decided, &state.running.wake, now);
             if waiting.cold {
                 self.metrics.started_cold(&parts);
             }
@@ -458,7 +464,7 @@ impl Model {
         }
         state.occupy(now);
         let turn = state.directive.map_or(0, |directive| directive.turn);
-        let load = Load { waiting: state.queue.len(), in_flight: state.in_flight, turn };
+        let load = ModelLoad { waiting: state.queue.len(), in_flight: state.in_flight, turn };
         replace(&self.load, load);
         replace(&self.want, state.want());
         self.metrics.load(state.queue.len(), state.in_flight, state.phase);

@@ -71,7 +71,7 @@ pub(crate) fn namespace(name: &str) -> Option<&str> {
 mod tests {
     use super::*;
     use crate::metrics::GatewayMetrics;
-    use crate::{Beginnings, ModelOptions};
+    use crate::{ModelOptions, PrefixIndex};
     use std::time::Duration;
 
     fn model(name: &str, served: &str) -> Arc<Model> {
@@ -86,7 +86,7 @@ mod tests {
             waiting_bytes: 1,
             wake_limit: Duration::from_secs(1),
         };
-        Model::new(options, &GatewayMetrics::new().unwrap(), &Beginnings::default())
+        Model::new(options, &GatewayMetrics::new().unwrap(), &PrefixIndex::default())
     }
 
     fn found(

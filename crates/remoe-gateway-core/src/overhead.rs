@@ -1,6 +1,6 @@
 //! Cost of this process itself: the gateway, and whatever else runs in it.
 
-use crate::books::Books;
+use crate::cost_accounting::CostAccounting;
 use remoe_billing::{Carry, Rate, SIGN_OF_LIFE};
 use std::fs;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Gives the ledger signs of life, with what this process has cost since the last one: its CPU time by the price of
 /// cores, and its memory by that of memory.
 pub struct Overhead {
-    books: Arc<Books>,
+    cost_accounting: Arc<CostAccounting>,
     core: Rate,
     gigabyte: f64,
     carries: (Carry, Carry),
@@ -20,9 +20,9 @@ pub struct Overhead {
 impl Overhead {
     /// From now on, with a core at `core_hour` dollars an hour and 1 GB (1e9 bytes) of memory at `gigabyte_hour`.
     #[must_use]
-    pub fn new(books: Arc<Books>, core_hour: f64, gigabyte_hour: f64) -> Self {
+    pub fn new(cost_accounting: Arc<CostAccounting>, core_hour: f64, gigabyte_hour: f64) -> Self {
         Self {
-            books,
+            cost_accounting,
             core: Rate::per_second(core_hour / 3600.0),
             gigabyte: gigabyte_hour / 3600.0,
             carries: Default::default(),
@@ -47,7 +47,7 @@ impl Overhead {
         let overhead = cores.charge(self.core, nanoseconds(cpu.saturating_sub(self.cpu)))
             + bytes.charge(memory, nanoseconds(now - self.since));
         (self.cpu, self.since) = (cpu, now);
-        self.books.alive(overhead);
+        self.cost_accounting.alive(overhead);
     }
 }
 

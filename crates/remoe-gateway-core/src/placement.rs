@@ -1,13 +1,13 @@
 //! `/v1/placement`: what the main function of a model says of its placement, and whether the model is awake. It
 //! wakes nothing.
 
-use crate::books::Billing;
+use crate::body_budget::Holder;
 use crate::caller::Caller;
+use crate::cost_accounting::Billing;
 use crate::function_page::fetch;
 use crate::gateway::Gateway;
 use crate::listing::cost;
 use crate::model::ApartGroup;
-use crate::room::Holder;
 use axum::extract::State;
 use axum::http::Uri;
 use axum::{Extension, Json};

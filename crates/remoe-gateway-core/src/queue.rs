@@ -1,4 +1,4 @@
-//! Requests that wait: bounded in count and bytes, and fair. Pure.
+//! Request queue with load shedding: bounded in count and bytes, and fair among clients. Pure.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ pub(crate) type Ticket = u64;
 /// in which they came.
 pub(crate) struct FairQueue<T> {
     most_bytes: usize,
-    clients: BTreeMap<Arc<str>, VecDeque<Entry<T>>>,
+    clients: BTreeMap<Arc<str>, VecDeque<QueueEntry<T>>>,
     /// Whose turn is next; every client that has something waiting, once.
     turns: VecDeque<Arc<str>>,
     count: usize,
@@ -18,7 +18,7 @@ pub(crate) struct FairQueue<T> {
     tickets: Ticket,
 }
 
-struct Entry<T> {
+struct QueueEntry<T> {
     ticket: Ticket,
     bytes: usize,
     item: T,
@@ -79,7 +79,7 @@ impl<T> FairQueue<T> {
         if entries.is_empty() {
             self.turns.push_back(client.clone());
         }
-        entries.push_back(Entry { ticket: self.tickets, bytes, item });
+        entries.push_back(QueueEntry { ticket: self.tickets, bytes, item });
         self.count += 1;
         self.bytes += bytes;
         self.tickets
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_take_turns_whoever_asks_most() {
+    fn clients_take_turns_regardless_of_their_load() {
         let [a, b, _] = names();
         let mut queue = FairQueue::new(100);
         for item in 0..4 {

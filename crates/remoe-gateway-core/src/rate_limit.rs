@@ -1,4 +1,4 @@
-//! Rate limits of tenants. Pure: the time is given.
+//! Rate limits, the request and token quota of tenants. Pure: the time is given.
 
 use std::time::{Duration, Instant};
 

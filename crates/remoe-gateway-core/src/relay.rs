@@ -1,13 +1,13 @@
 //! Answers on their way to clients: the backend's bytes as they come, comments while a stream waits, and
 //! an error event where it breaks off.
 
-use crate::account::Account;
+use crate::account::RequestAccount;
 use crate::api::Api;
-use crate::ending::Ending;
+use crate::body_budget::BodyReservation;
 use crate::metrics::StreamFailure;
 use crate::model::Grant;
 use crate::responses::Recording;
-use crate::room::Room;
+use crate::stream_ending::StreamEnding;
 use axum::body::HttpBody;
 use axum::http::{HeaderMap, header, response};
 use bytes::{Bytes, BytesMut};
@@ -30,37 +30,37 @@ const COMMENT: &[u8] = b": keep-alive\n\n";
 pub(crate) const SILENCE: Duration = Duration::from_secs(3600);
 
 /// The answer of a backend, of which the client has seen nothing.
-pub(crate) struct Obtained {
+pub(crate) struct BackendResponse {
     pub(crate) head: response::Parts,
-    body: ObtainedBody,
+    body: BackendResponseBody,
     pub(crate) grant: Grant,
     /// Span of the backend's answer, until that is complete.
     span: Span,
 }
 
 /// Body of an answer as far as it has come.
-pub(crate) enum ObtainedBody {
-    Whole(Bytes, Room),
+pub(crate) enum BackendResponseBody {
+    Whole(Bytes, BodyReservation),
     Stream(Frame<Bytes>, Incoming),
 }
 
-impl Obtained {
-    pub(crate) fn new(head: response::Parts, body: ObtainedBody, grant: Grant, span: Span) -> Self {
+impl BackendResponse {
+    pub(crate) fn new(head: response::Parts, body: BackendResponseBody, grant: Grant, span: Span) -> Self {
         let span = match body {
-            ObtainedBody::Whole(..) => {
+            BackendResponseBody::Whole(..) => {
                 span.end();
                 Span::default()
             }
-            ObtainedBody::Stream(..) => span,
+            BackendResponseBody::Stream(..) => span,
         };
         Self { head, body, grant, span }
     }
 }
 
-type Obtaining = Pin<Box<dyn Future<Output = Result<Obtained, ApiError>> + Send>>;
+type BackendResponseFuture = Pin<Box<dyn Future<Output = Result<BackendResponse, ApiError>> + Send>>;
 
 /// Treatment of an answer on its way.
-pub(crate) struct Answering {
+pub(crate) struct ResponseRelay {
     pub(crate) api: Api,
     /// It is stored.
     pub(crate) recording: Option<Recording>,
@@ -72,11 +72,11 @@ const RECORDED: usize = 16 << 20;
 /// The body of an answer.
 pub(crate) struct Relay {
     stage: Stage,
-    account: Account,
-    answering: Answering,
+    account: RequestAccount,
+    answering: ResponseRelay,
     /// Bytes that have come of an answer that is no stream and is stored.
     recorded: BytesMut,
-    recorded_room: Room,
+    recorded_room: BodyReservation,
     /// Set if the answer that was begun is a stream of server-sent events.
     is_stream: bool,
     /// Span of the backend's answer.
@@ -86,7 +86,7 @@ pub(crate) struct Relay {
 enum Stage {
     /// A stream whose backend is waited for.
     Waiting {
-        obtaining: Obtaining,
+        obtaining: BackendResponseFuture,
         comment: Pin<Box<Sleep>>,
     },
     /// All that is left.
@@ -94,8 +94,8 @@ enum Stage {
     /// Body of the answer. The end of a stream waits until its cost is written down, and with it the usage that states
     /// the cost.
     Rest {
-        flow: Box<Flow>,
-        end: Ending,
+        flow: Box<BackendBody>,
+        end: StreamEnding,
     },
     /// Trailers, which follow the last bytes.
     Trailers(Frame<Bytes>),
@@ -103,7 +103,7 @@ enum Stage {
 }
 
 /// A backend's body that has not ended.
-struct Flow {
+struct BackendBody {
     first: Option<Frame<Bytes>>,
     body: Incoming,
     last: Instant,
@@ -111,7 +111,7 @@ struct Flow {
     _grant: Grant,
 }
 
-impl Flow {
+impl BackendBody {
     fn new(first: Frame<Bytes>, body: Incoming, grant: Grant) -> Self {
         Self {
             first: Some(first),
@@ -149,9 +149,9 @@ impl Flow {
 impl Relay {
     /// Hands on what a backend answers.
     pub(crate) fn answer(
-        obtained: Obtained,
-        account: Account,
-        answering: Answering,
+        obtained: BackendResponse,
+        account: RequestAccount,
+        answering: ResponseRelay,
     ) -> (response::Parts, Self) {
         let is_stream = is_stream(&obtained.head);
         let mut relay = Self::new(Stage::Ended, account, answering, is_stream);
@@ -160,20 +160,24 @@ impl Relay {
     }
 
     /// Sends comments until there is an answer, and then its events.
-    pub(crate) fn stream(obtaining: Obtaining, account: Account, answering: Answering) -> Self {
+    pub(crate) fn stream(
+        obtaining: BackendResponseFuture,
+        account: RequestAccount,
+        answering: ResponseRelay,
+    ) -> Self {
         // The first comment leaves at once, with the head.
         let comment = Box::pin(sleep(Duration::ZERO));
         let stage = Stage::Waiting { obtaining, comment };
         Self::new(stage, account, answering, true)
     }
 
-    fn new(stage: Stage, account: Account, answering: Answering, is_stream: bool) -> Self {
-        let recorded_room = room(&account);
+    fn new(stage: Stage, account: RequestAccount, answering: ResponseRelay, is_stream: bool) -> Self {
+        let recorded_room = reservation(&account);
         let (recorded, span) = (BytesMut::new(), Span::default());
         Self { stage, account, answering, recorded, recorded_room, is_stream, span }
     }
 
-    fn begin(&mut self, mut obtained: Obtained) -> response::Parts {
+    fn begin(&mut self, mut obtained: BackendResponse) -> response::Parts {
         self.account.wake = obtained.grant.wake();
         // Of a stream it is told at the end.
         let cost = self.account.read(&mut obtained.head.headers);
@@ -185,28 +189,28 @@ impl Relay {
         let end = if is_stream(&obtained.head) {
             let is_held = self.account.bill.is_open() || self.answering.recording.is_some();
             let marks = if is_held { self.answering.api.ends() } else { &[] };
-            Ending::of_stream(marks, placeholder).within(room(&self.account))
+            StreamEnding::of_stream(marks, placeholder).within(reservation(&self.account))
         } else {
             if placeholder.is_some() {
                 // The cost changes the length.
                 obtained.head.headers.remove(header::CONTENT_LENGTH);
             }
-            Ending::of_body(placeholder, cost.as_ref())
+            StreamEnding::of_body(placeholder, cost.as_ref())
         };
         if !is_stream(&obtained.head) {
             // Only a stream tells what it cost at its end; what generated nothing cost nothing.
             self.account.bill.void();
         }
         self.stage = match obtained.body {
-            ObtainedBody::Whole(bytes, room) => {
+            BackendResponseBody::Whole(bytes, reservation) => {
                 let bytes = whole(end, bytes);
                 if let Some(recording) = self.answering.recording.take() {
                     recording.body(&bytes);
                 }
-                Stage::Last(room.around(bytes))
+                Stage::Last(reservation.around(bytes))
             }
-            ObtainedBody::Stream(first, rest) => {
-                let flow = Box::new(Flow::new(first, rest, obtained.grant));
+            BackendResponseBody::Stream(first, rest) => {
+                let flow = Box::new(BackendBody::new(first, rest, obtained.grant));
                 Stage::Rest { flow, end }
             }
         };
@@ -214,22 +218,22 @@ impl Relay {
     }
 
     /// Begins an answer after comments were sent: what is no stream becomes an event of one.
-    fn begin_late(&mut self, mut obtained: Obtained) {
+    fn begin_late(&mut self, mut obtained: BackendResponse) {
         if is_stream(&obtained.head) {
             self.begin(obtained);
             return;
         }
         let cost = self.account.read(&mut obtained.head.headers);
-        let end = Ending::of_body(self.account.bill.placeholder(), cost.as_ref());
+        let end = StreamEnding::of_body(self.account.bill.placeholder(), cost.as_ref());
         self.account.bill.void();
         if obtained.head.status.is_server_error() {
             self.account.failed(StreamFailure::NotBegun);
         }
         let event = match obtained.body {
-            ObtainedBody::Whole(bytes, room) => {
-                room.around(self.answering.api.late_event(&whole(end, bytes)))
+            BackendResponseBody::Whole(bytes, reservation) => {
+                reservation.around(self.answering.api.late_event(&whole(end, bytes)))
             }
-            ObtainedBody::Stream(..) => {
+            BackendResponseBody::Stream(..) => {
                 let message = "cannot stream the answer: expected server-sent events from the main function";
                 self.error_event(ServiceError::new(ErrorCode::Internal, message))
             }
@@ -304,12 +308,12 @@ impl Relay {
 }
 
 /// Room for what is held of an answer.
-fn room(account: &Account) -> Room {
+fn reservation(account: &RequestAccount) -> BodyReservation {
     account.bill.gateway.answers.empty(account.bill.holder())
 }
 
 /// Returns a body that has come whole, with its cost.
-fn whole(mut end: Ending, body: Bytes) -> Bytes {
+fn whole(mut end: StreamEnding, body: Bytes) -> Bytes {
     let body = end.take(body);
     if end.is_held() { [body, end.release(None)].concat().into() } else { body }
 }
@@ -322,16 +326,16 @@ pub(crate) fn is_stream(head: &response::Parts) -> bool {
 /// A broken connection is all that is left to say where the answer is no stream.
 #[derive(Debug, thiserror::Error)]
 #[error("main function ended the answer early: {0}")]
-pub(crate) struct BrokenOff(String);
+pub(crate) struct BrokenStream(String);
 
 impl HttpBody for Relay {
     type Data = Bytes;
-    type Error = BrokenOff;
+    type Error = BrokenStream;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokenStream>>> {
         loop {
             match &mut self.stage {
                 Stage::Waiting { obtaining, comment } => match obtaining.as_mut().poll(context) {
@@ -387,7 +391,7 @@ impl HttpBody for Relay {
                         self.account.bill.lost(0);
                         self.stage = Stage::Ended;
                         if !self.is_stream {
-                            return Poll::Ready(Some(Err(BrokenOff(problem))));
+                            return Poll::Ready(Some(Err(BrokenStream(problem))));
                         }
                         self.account.failed(StreamFailure::BrokenOff);
                         let message = "cannot complete the answer: its main function failed";

@@ -1,19 +1,19 @@
 //! Requests on their way to a main function: sent to another one if it fails before the client saw anything.
 
 use crate::bill::Bill;
-use crate::course::Course;
+use crate::body_budget::{BodyReservation, FLOOR, WHOLE};
 use crate::gateway::Gateway;
 use crate::headers::strip;
-use crate::model::{Entry, Grant, Model, Waiter};
-use crate::relay::{Obtained, ObtainedBody, SILENCE, is_stream};
-use crate::room::{FLOOR, Room, WHOLE};
+use crate::model::{AdmissionRequest, Grant, Model, QueuedRequest};
+use crate::relay::{BackendResponse, BackendResponseBody, SILENCE, is_stream};
+use crate::request_spans::RequestSpans;
 use axum::body::HttpBody;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use bytes::{Bytes, BytesMut};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use remoe_http::between::{ACTIVATIONS, COST_PLACEHOLDER, RATES, TIMING};
+use remoe_http::internal_headers::{ACTIVATIONS, COST_PLACEHOLDER, RATES, TIMING};
 use remoe_http::{ApiError, SHOULD_RETRY};
 use remoe_proto::identity::is_refusal;
 use remoe_proto::{ErrorCode, ServiceError};
@@ -36,13 +36,13 @@ pub(crate) struct Call {
     pub(crate) target: String,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
-    pub(crate) entry: Entry,
+    pub(crate) entry: AdmissionRequest,
     pub(crate) bill: Arc<Bill>,
     /// Asks main functions for its expert usage.
     pub(crate) is_sighted: bool,
-    pub(crate) course: Course,
+    pub(crate) request_spans: RequestSpans,
     /// Room of its body, until it is over.
-    pub(crate) _room: [Option<Room>; 2],
+    pub(crate) _room: [Option<BodyReservation>; 2],
 }
 
 /// Waits for a main function and sends it the request. If it fails before the client saw anything, does so again.
@@ -52,15 +52,15 @@ pub(crate) struct Call {
 ///
 /// # Errors
 /// The request got no turn in time, no main function could be reached in time, or each that got it failed.
-pub(crate) async fn obtain(call: Call, mut waiter: Waiter) -> Result<Obtained, ApiError> {
+pub(crate) async fn obtain(call: Call, mut waiter: QueuedRequest) -> Result<BackendResponse, ApiError> {
     let mut attempt = 1;
-    let mut entry = Entry { again: true, ..call.entry.clone() };
+    let mut entry = AdmissionRequest { again: true, ..call.entry.clone() };
     let (mut arrived, mut is_unreached) = (Some(entry.arrived), false);
     loop {
-        let grant = call.course.wait(waiter, arrived.take()).await?;
+        let grant = call.request_spans.wait(waiter, arrived.take()).await?;
         match send(&call, grant, attempt).await {
             Ok(obtained) => return Ok(obtained),
-            Err(Failure::Unreached(problem)) => {
+            Err(AttemptFailure::Unreached(problem)) => {
                 let now = Instant::now();
                 if !std::mem::replace(&mut is_unreached, true) {
                     tracing::warn!(model = call.model.name(), problem, "main function unreachable");
@@ -72,7 +72,7 @@ pub(crate) async fn obtain(call: Call, mut waiter: Waiter) -> Result<Obtained, A
                     return Err(ServiceError::new(ErrorCode::Unavailable, message).into());
                 }
             }
-            Err(Failure::Broken { problem, sent_away }) => {
+            Err(AttemptFailure::Broken { problem, sent_away }) => {
                 tracing::warn!(
                     model = call.model.name(),
                     attempt,
@@ -101,32 +101,35 @@ pub(crate) async fn obtain(call: Call, mut waiter: Waiter) -> Result<Obtained, A
 }
 
 /// Reason why a main function gave no answer.
-enum Failure {
+enum AttemptFailure {
     /// No connection: it got nothing.
     Unreached(String),
     /// It may have begun.
     Broken {
         problem: String,
         /// Answer with which it rejected the request.
-        sent_away: Option<Box<Obtained>>,
+        sent_away: Option<Box<BackendResponse>>,
     },
 }
 
-async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<Obtained, Failure> {
+async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<BackendResponse, AttemptFailure> {
     let sent = Instant::now();
     let backend = grant.backend();
-    let span = call.course.send(backend.address, attempt);
+    let span = call.request_spans.send(backend.address, attempt);
     let broken = |grant: &Grant, problem: String| {
         grant.failed();
         span.fail("broken_off", "main function failed before answering");
-        Failure::Broken { problem, sent_away: None }
+        AttemptFailure::Broken { problem, sent_away: None }
     };
     let mut request = axum::http::Request::new(Full::new(call.body.clone()));
     *request.method_mut() = call.method.clone();
     match backend.uri(&call.target) {
         Ok(uri) => *request.uri_mut() = uri,
         Err(error) => {
-            return Err(Failure::Broken { problem: format!("invalid target URI: {error}"), sent_away: None });
+            return Err(AttemptFailure::Broken {
+                problem: format!("invalid target URI: {error}"),
+                sent_away: None,
+            });
         }
     }
     *request.headers_mut() = call.headers.clone();
@@ -158,13 +161,13 @@ async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<Obtained, Fai
             call.bill.not_sent(before);
             grant.failed();
             span.fail("unreached", "main function unreachable");
-            return Err(Failure::Unreached(chain(&error)));
+            return Err(AttemptFailure::Unreached(chain(&error)));
         }
         Ok(Err(error)) => return Err(broken(&grant, chain(&error))),
         Err(_late) => return Err(broken(&grant, format!("no response head within {BEGIN:?}"))),
     };
     let (mut head, body) = response.into_parts();
-    call.course.answered(&span, head.status);
+    call.request_spans.answered(&span, head.status);
     strip(&mut head);
     let silent = tokio::time::Instant::now() + SILENCE;
     let nothing_came = || format!("no data for {SILENCE:?} after the response head");
@@ -173,11 +176,11 @@ async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<Obtained, Fai
         Ok(Err(error)) => return Err(broken(&grant, chain(&error))),
         Err(_late) => return Err(broken(&grant, nothing_came())),
     };
-    let obtained = Obtained::new(head, body, grant, span);
+    let obtained = BackendResponse::new(head, body, grant, span);
     let is_final = obtained.head.headers.get(SHOULD_RETRY).is_some_and(|value| value == "false");
     if obtained.head.status == StatusCode::SERVICE_UNAVAILABLE && !is_final && sent.elapsed() < SENT_AWAY {
         obtained.grant.failed();
-        return Err(Failure::Broken {
+        return Err(AttemptFailure::Broken {
             problem: "rejected the request with 503".to_owned(),
             sent_away: Some(Box::new(obtained)),
         });
@@ -187,34 +190,38 @@ async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<Obtained, Fai
 
 /// Waits for the beginning of an answer's `body`. If the length is known and there is room, or if it is small and no stream,
 /// waits for all of it.
-async fn begin(bill: &Bill, is_stream: bool, mut body: Incoming) -> Result<ObtainedBody, hyper::Error> {
-    let mut room = bill.gateway.answers.empty(bill.holder());
+async fn begin(
+    bill: &Bill,
+    is_stream: bool,
+    mut body: Incoming,
+) -> Result<BackendResponseBody, hyper::Error> {
+    let mut reservation = bill.gateway.answers.empty(bill.holder());
     let length = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
     if let Some(bytes) = length.filter(|bytes| *bytes <= WHOLE)
-        && room.resize(bytes).is_ok()
+        && reservation.resize(bytes).is_ok()
     {
-        return Ok(ObtainedBody::Whole(body.collect().await?.to_bytes(), room));
+        return Ok(BackendResponseBody::Whole(body.collect().await?.to_bytes(), reservation));
     }
     // Of an unknown length it may be small.
     let (mut begun, most) = (BytesMut::new(), if is_stream || length.is_some() { 0 } else { FLOOR });
     while begun.len() <= most {
         let data = match body.frame().await.transpose()?.map(Frame::into_data) {
             // A stream is over with its trailers, which the client gets.
-            Some(Err(trailers)) if is_stream => return Ok(ObtainedBody::Stream(trailers, body)),
+            Some(Err(trailers)) if is_stream => return Ok(BackendResponseBody::Stream(trailers, body)),
             Some(Err(_trailers)) => continue,
             None => {
                 // There always is for so few bytes.
-                let _fits = room.resize(begun.len());
-                return Ok(ObtainedBody::Whole(begun.freeze(), room));
+                let _fits = reservation.resize(begun.len());
+                return Ok(BackendResponseBody::Whole(begun.freeze(), reservation));
             }
             Some(Ok(data)) => data,
         };
         if is_stream {
-            return Ok(ObtainedBody::Stream(Frame::data(data), body));
+            return Ok(BackendResponseBody::Stream(Frame::data(data), body));
         }
         begun.extend_from_slice(&data);
     }
-    Ok(ObtainedBody::Stream(Frame::data(begun.freeze()), body))
+    Ok(BackendResponseBody::Stream(Frame::data(begun.freeze()), body))
 }
 
 /// Returns the message of `error` with its causes.

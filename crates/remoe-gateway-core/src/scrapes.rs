@@ -19,34 +19,34 @@ const TURN: Duration = Duration::from_secs(4);
 const RETRY_AFTER: Duration = Duration::from_secs(2);
 
 /// Limits of the requests for pages of metrics.
-pub(crate) struct Scrapes {
+pub(crate) struct ScrapeLimits {
     places: Semaphore,
     turns: Semaphore,
-    clients: Mutex<HashMap<Arc<str>, Places>>,
+    clients: Mutex<HashMap<Arc<str>, ClientScrapes>>,
     patience: Duration,
 }
 
 /// Places of one client.
 #[derive(Clone)]
-struct Places {
+struct ClientScrapes {
     taken: usize,
     turn: Arc<Semaphore>,
 }
 
 /// Turn of a request; it ends when this is dropped.
-pub(crate) struct Turn<'a> {
-    _place: Place<'a>,
+pub(crate) struct ScrapePermit<'a> {
+    _place: ScrapeSlot<'a>,
     _turns: (OwnedSemaphorePermit, SemaphorePermit<'a>),
 }
 
 /// Place of a client in the queue; given back when dropped.
-struct Place<'a> {
-    scrapes: &'a Scrapes,
+struct ScrapeSlot<'a> {
+    scrapes: &'a ScrapeLimits,
     client: Arc<str>,
     _of_all: SemaphorePermit<'a>,
 }
 
-impl Default for Scrapes {
+impl Default for ScrapeLimits {
     fn default() -> Self {
         Self {
             places: Semaphore::new(TURNS + WAITING),
@@ -57,12 +57,12 @@ impl Default for Scrapes {
     }
 }
 
-impl Scrapes {
+impl ScrapeLimits {
     /// Waits for a turn of `client`.
     ///
     /// # Errors
     /// Too many wait, or it takes too long.
-    pub(crate) async fn turn(&self, client: &Arc<str>) -> Result<Turn<'_>, ApiError> {
+    pub(crate) async fn turn(&self, client: &Arc<str>) -> Result<ScrapePermit<'_>, ApiError> {
         let refused = |message: String| {
             ApiError::from(ServiceError::new(ErrorCode::ResourceExhausted, message)).retry_after(RETRY_AFTER)
         };
@@ -79,7 +79,7 @@ impl Scrapes {
         let turns = turns.ok_or_else(|| {
             refused(format!("cannot show metrics: no turn within {:?}; retry later", self.patience))
         })?;
-        Ok(Turn { _place: place, _turns: turns })
+        Ok(ScrapePermit { _place: place, _turns: turns })
     }
 
     /// Takes a place of `client` beside its one of all, with its turn; `None` if it has as many as one client may.
@@ -87,25 +87,25 @@ impl Scrapes {
         &'a self,
         client: &Arc<str>,
         of_all: SemaphorePermit<'a>,
-    ) -> Option<(Place<'a>, Arc<Semaphore>)> {
+    ) -> Option<(ScrapeSlot<'a>, Arc<Semaphore>)> {
         let mut clients = self.clients();
         let places = clients
             .entry(client.clone())
-            .or_insert_with(|| Places { taken: 0, turn: Arc::new(Semaphore::new(1)) });
+            .or_insert_with(|| ClientScrapes { taken: 0, turn: Arc::new(Semaphore::new(1)) });
         if places.taken == OF_ONE {
             return None;
         }
         places.taken += 1;
-        Some((Place { scrapes: self, client: client.clone(), _of_all: of_all }, places.turn.clone()))
+        Some((ScrapeSlot { scrapes: self, client: client.clone(), _of_all: of_all }, places.turn.clone()))
     }
 
-    fn clients(&self) -> MutexGuard<'_, HashMap<Arc<str>, Places>> {
+    fn clients(&self) -> MutexGuard<'_, HashMap<Arc<str>, ClientScrapes>> {
         // Each change of it is whole.
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for ScrapeSlot<'_> {
     fn drop(&mut self) {
         let mut clients = self.scrapes.clients();
         if let Some(places) = clients.get_mut(&self.client) {
@@ -127,7 +127,7 @@ mod tests {
 
     #[tokio::test]
     async fn pages_beyond_the_queue_are_refused() {
-        let scrapes = Scrapes::default();
+        let scrapes = ScrapeLimits::default();
         let client = |number: usize| Arc::from(format!("client-{number}"));
         let names: Vec<Arc<str>> = (0..TURNS + WAITING).map(client).collect();
         let mut turns: Vec<_> = names.iter().map(|name| Box::pin(scrapes.turn(name))).collect();
@@ -147,7 +147,7 @@ mod tests {
 
     #[tokio::test]
     async fn client_that_keeps_its_places_blocks_no_scraper() {
-        let scrapes = Scrapes { patience: Duration::from_millis(50), ..Scrapes::default() };
+        let scrapes = ScrapeLimits { patience: Duration::from_millis(50), ..ScrapeLimits::default() };
         let (greedy, scraper) = (Arc::from("greedy"), Arc::from("scraper"));
         let _held = scrapes.turn(&greedy).await.unwrap();
         let mut waiting: Vec<_> = (1..OF_ONE).map(|_| Box::pin(scrapes.turn(&greedy))).collect();

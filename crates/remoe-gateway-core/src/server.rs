@@ -38,8 +38,8 @@ impl Gateway {
         let clocks = models.iter().cloned().map(|model| async move { model.keep_time().await });
         let clocks = futures_util::future::join_all(clocks);
         let (limits, metrics) = (self.options().connections, self.metrics().connections.clone());
-        let door = self.options().door.clone();
-        let served = remoe_http::serve(listener, door, routes(self.clone()), limits, metrics, stop);
+        let handshake = self.options().handshake.clone();
+        let served = remoe_http::serve(listener, handshake, routes(self.clone()), limits, metrics, stop);
         tokio::select! {
             served = served => served,
             // They never end; without models there is nothing to keep.

@@ -94,9 +94,9 @@ impl DaySpending {
 
 /// Spending at other gateways.
 #[derive(Debug, Default)]
-pub(crate) struct Elsewhere(BTreeMap<String, DaySpending>);
+pub(crate) struct OtherGatewaySpending(BTreeMap<String, DaySpending>);
 
-impl Elsewhere {
+impl OtherGatewaySpending {
     /// Takes a report of `gateway`. Within a day no report takes back what an earlier one said: a gateway that was started again
     /// may have forgotten it.
     pub(crate) fn report(&mut self, gateway: &str, now: u64, reported: DaySpending) {
@@ -140,8 +140,8 @@ mod tests {
 
     #[test]
     fn reports_of_gateways_add_up_and_never_fall() {
-        let mut elsewhere = Elsewhere::default();
-        let sum = |elsewhere: &Elsewhere, day| elsewhere.of(Payer::Tenant("t"), day * DAY);
+        let mut elsewhere = OtherGatewaySpending::default();
+        let sum = |elsewhere: &OtherGatewaySpending, day| elsewhere.of(Payer::Tenant("t"), day * DAY);
         elsewhere.report("a", DAY, spent(1, 5));
         elsewhere.report("b", DAY, spent(1, 7));
         elsewhere.report("a", DAY, spent(1, 6));
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn gateways_beyond_the_bound_are_left_out() {
-        let mut elsewhere = Elsewhere::default();
+        let mut elsewhere = OtherGatewaySpending::default();
         for number in 0..2 * MOST_GATEWAYS {
             elsewhere.report(&number.to_string(), DAY, spent(1, 1));
         }

@@ -1,4 +1,4 @@
-//! A tenant: what its keys may use, and its limits.
+//! Quota of a tenant: models that its keys may use, concurrent requests, rate limits and budget.
 
 use crate::key_entries::TenantEntry;
 use crate::names::namespace;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Limits and usage of the holder of one or several keys.
 #[derive(Debug)]
-pub(crate) struct Tenant {
+pub(crate) struct TenantLimits {
     name: Arc<str>,
     /// It may know what others do.
     sees_all: bool,
@@ -27,11 +27,11 @@ pub(crate) struct Tenant {
     budget: Option<u64>,
     privacy: Privacy,
     /// Shared with what the tenant was before its limits changed.
-    usage: Arc<Mutex<Usage>>,
+    usage: Arc<Mutex<TenantUsage>>,
 }
 
 #[derive(Debug)]
-struct Usage {
+struct TenantUsage {
     requests: Option<RateLimit>,
     tokens: Option<RateLimit>,
     running: usize,
@@ -44,9 +44,9 @@ pub(crate) struct Limited {
     pub(crate) retry_after: Duration,
 }
 
-impl Tenant {
+impl TenantLimits {
     pub(crate) fn unlimited(name: &str) -> Self {
-        let usage = Usage { requests: None, tokens: None, running: 0 };
+        let usage = TenantUsage { requests: None, tokens: None, running: 0 };
         Self {
             name: name.into(),
             sees_all: true,
@@ -71,7 +71,7 @@ impl Tenant {
             concurrent: entry.concurrent.map_or(usize::MAX, |count| count.get() as usize),
             budget: entry.dollars_per_day.and_then(nanodollars),
             privacy: entry.privacy,
-            usage: Arc::new(Mutex::new(Usage {
+            usage: Arc::new(Mutex::new(TenantUsage {
                 requests: limit(entry.requests_per_minute),
                 tokens: limit(entry.tokens_per_minute),
                 running: 0,
@@ -84,7 +84,7 @@ impl Tenant {
         {
             let mut own = self.usage();
             let mut used = other.usage();
-            let Usage { requests, tokens, .. } = &mut *own;
+            let TenantUsage { requests, tokens, .. } = &mut *own;
             used.requests = requests.take().map(|limit| limit.after(used.requests.take()));
             used.tokens = tokens.take().map(|limit| limit.after(used.tokens.take()));
         }
@@ -133,7 +133,7 @@ impl Tenant {
         self.home.as_deref()
     }
 
-    fn usage(&self) -> MutexGuard<'_, Usage> {
+    fn usage(&self) -> MutexGuard<'_, TenantUsage> {
         // Numbers that are right after every step.
         self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -171,7 +171,7 @@ impl Tenant {
 
 /// A request of a tenant that is not over.
 pub(crate) struct Permit {
-    tenant: Arc<Tenant>,
+    tenant: Arc<TenantLimits>,
 }
 
 impl Permit {

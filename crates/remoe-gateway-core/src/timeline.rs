@@ -1,4 +1,4 @@
-//! Where the time to the first token went: parts that follow each other without a gap. Pure.
+//! Time to first token of a cold start, in parts that follow each other without a gap. Pure.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ pub struct ColdStart {
 impl ColdStart {
     /// Makes the timeline of a request that a main function got after `parts`, in a wake that was decided at `decided`,
     /// and whose first token came `first` seconds later.
-    pub(crate) fn new(decided: Instant, parts: &Parts, first: f64) -> Self {
+    pub(crate) fn new(decided: Instant, parts: &RequestTimeline, first: f64) -> Self {
         let before = parts.each().map(|(_, from, until)| until.saturating_duration_since(from));
         let first = Duration::try_from_secs_f64(first).unwrap_or_default();
         let mut all = [Duration::ZERO; 6];
@@ -41,7 +41,7 @@ impl ColdStart {
 
     /// Returns the parts with their names.
     pub(crate) fn named(&self) -> [(&'static str, Duration); 6] {
-        let [decide, schedule, start, load, ready] = Parts::NAMES;
+        let [decide, schedule, start, load, ready] = RequestTimeline::NAMES;
         let names = [decide, schedule, start, load, ready, "first"];
         std::array::from_fn(|part| (names[part], self.parts[part]))
     }
@@ -54,13 +54,13 @@ impl ColdStart {
 
 /// The parts of a request's time until a main function has it. They add up.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Parts {
+pub(crate) struct RequestTimeline {
     arrived: Instant,
     /// When each of them was over, in their order.
     ends: [Instant; 5],
 }
 
-impl Parts {
+impl RequestTimeline {
     /// Their names, in their order.
     pub(crate) const NAMES: [&str; 5] = ["decide", "schedule", "start", "load", "ready"];
 
@@ -84,12 +84,12 @@ impl Parts {
 
     /// Each part with its beginning and its end.
     pub(crate) fn each(&self) -> impl Iterator<Item = (&'static str, Instant, Instant)> {
-        let beginnings = std::iter::once(self.arrived).chain(self.ends);
-        Self::NAMES.into_iter().zip(beginnings).zip(self.ends).map(|((name, from), end)| (name, from, end))
+        let prefix_index = std::iter::once(self.arrived).chain(self.ends);
+        Self::NAMES.into_iter().zip(prefix_index).zip(self.ends).map(|((name, from), end)| (name, from, end))
     }
 }
 
-impl fmt::Display for Parts {
+impl fmt::Display for RequestTimeline {
     /// In milliseconds: `decide;dur=0.1, schedule;dur=0, start;dur=0, load;dur=0, ready;dur=0`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, (name, from, end)) in self.each().enumerate() {
@@ -115,7 +115,8 @@ mod tests {
     #[test]
     fn a_warm_request_has_only_waited() {
         let start = Instant::now();
-        let parts = Parts::new(start, None, &WakeMarks::default(), start + Duration::from_millis(3));
+        let parts =
+            RequestTimeline::new(start, None, &WakeMarks::default(), start + Duration::from_millis(3));
         let text = parts.to_string();
         assert_eq!(
             text,
@@ -132,7 +133,7 @@ mod tests {
             let at = |ms| start + Duration::from_millis(ms);
             let released = at(arrived + wait);
             let wake = WakeMarks { started: marks[1].map(at), listening: marks[2].map(at), serving: marks[3].map(at) };
-            let parts = Parts::new(at(arrived), marks[0].map(at), &wake, released);
+            let parts = RequestTimeline::new(at(arrived), marks[0].map(at), &wake, released);
             let each: Vec<_> = parts.each().collect();
             prop_assert_eq!((each[0].1, each[4].2), (at(arrived), released));
             prop_assert!(each.iter().all(|(_, from, end)| from <= end));

@@ -1,6 +1,6 @@
 //! Bound of the tokens that an answer may claim: what its request and its model's context allow. Pure.
 
-use crate::ask::Asked;
+use crate::request_fields::RequestFields;
 
 /// Positions of a context that is not known yet: as many as the largest usual one has.
 const UNKNOWN_CONTEXT: u64 = 1 << 20;
@@ -20,7 +20,7 @@ pub(crate) struct UsageBound {
 
 impl UsageBound {
     /// Returns the bound for a body of `bytes` that was `asked` at `target`, and a context of so many positions; 0: not known.
-    pub(crate) fn new(asked: &Asked, target: &str, bytes: usize, context_length: usize) -> Self {
+    pub(crate) fn new(asked: &RequestFields, target: &str, bytes: usize, context_length: usize) -> Self {
         let context = match context_length {
             0 => UNKNOWN_CONTEXT,
             known => known as u64,
@@ -52,7 +52,7 @@ mod tests {
     /// The most that an answer to `body` may claim with a context of 1000 positions.
     fn most(target: &str, body: &Value) -> (u64, u64) {
         let body = body.to_string();
-        let asked: Asked = remoe_http::parse(body.as_bytes()).unwrap();
+        let asked: RequestFields = remoe_http::parse(body.as_bytes()).unwrap();
         UsageBound::new(&asked, target, body.len(), 1000).clamp(u64::MAX, u64::MAX)
     }
 
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn unknown_context_is_bounded_too() {
-        let bound = UsageBound::new(&Asked::default(), "/v1/chat/completions", usize::MAX, 0);
+        let bound = UsageBound::new(&RequestFields::default(), "/v1/chat/completions", usize::MAX, 0);
         assert_eq!(bound.clamp(u64::MAX, u64::MAX), (UNKNOWN_CONTEXT, UNKNOWN_CONTEXT));
         assert_eq!(bound.clamp(3, 4), (3, 4));
     }

@@ -1,7 +1,7 @@
 //! How a plan is looked for while figures are assumed.
 
 use crate::profile::Origin;
-use remoe_planner::{Answer, Infeasible, PlanError, Problem, Remote, Slo};
+use remoe_planner::{Infeasible, PlanError, PlanningResult, Problem, Remote, Slo};
 
 /// A limit that is meant not to bind, in seconds.
 const NO_LIMIT: f64 = 1e6;
@@ -17,8 +17,8 @@ pub fn attempted(
     problem: &Problem,
     origin: Origin,
     wanted: Remote,
-    search: impl Fn(&Problem, Remote) -> Result<Answer, PlanError>,
-) -> Result<(Answer, Option<Box<Infeasible>>), PlanError> {
+    search: impl Fn(&Problem, Remote) -> Result<PlanningResult, PlanError>,
+) -> Result<(PlanningResult, Option<Box<Infeasible>>), PlanError> {
     let mut refusal = None;
     for (remote, relaxed) in attempts(origin, wanted) {
         let found = match relaxed {

@@ -1,7 +1,7 @@
 //! Factors from what plans expected of requests and what those took: a profile is measured once, on a machine that did
 //! nothing else, and what serves day by day is slower or quicker in ways that it cannot know.
 //!
-//! Each answer says both times of both phases ([`Pair`]). The median of the ratios of a phase is its factor: half of the
+//! Each answer says both times of both phases ([`TimeRatios`]). The median of the ratios of a phase is its factor: half of the
 //! answers may be as far off as they like (requests that waited for others, machines that were busy) without moving it.
 //! It is bounded, and counts only where there are enough answers.
 
@@ -18,7 +18,7 @@ const PREFILL_TOKENS: f64 = 8.0;
 
 /// Seconds of one answer, as expected and as they were.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Pair {
+pub struct TimeRatios {
     /// The prefill; none where the answer does not say both times.
     pub prefill: Option<Ratio>,
     /// A decode step.
@@ -55,7 +55,7 @@ pub struct Factor {
 
 /// The parts of an answer with figures that are read here.
 #[derive(Deserialize)]
-struct Said {
+struct MeasuredResponse {
     plan: Plan,
     /// Computing the prompt, without waiting for a turn.
     prefill_s: Option<f64>,
@@ -82,7 +82,7 @@ impl Ratio {
     }
 }
 
-impl Pair {
+impl TimeRatios {
     /// Reads answers, one a line: whole ones or events of a stream (`data: ..`) with `usage.remoe`, that object alone, or
     /// its `plan`. Lines without figures, as streams have, are passed over. A prompt of which a part was cached says
     /// nothing about prefills.
@@ -101,12 +101,11 @@ impl Pair {
             let is_cached = cached.and_then(serde_json::Value::as_u64).is_some_and(|tokens| tokens > 0);
             let said = match value.pointer("/usage/remoe").unwrap_or(&value) {
                 figures if figures.get("plan").is_some() => serde_json::from_value(figures.clone()),
-                plan if plan.get("expected").is_some() => {
-                    serde_json::from_value(plan.clone()).map(|plan| Said { plan, prefill_s: None })
-                }
+                plan if plan.get("expected").is_some() => serde_json::from_value(plan.clone())
+                    .map(|plan| MeasuredResponse { plan, prefill_s: None }),
                 _ => continue,
             };
-            let Said { plan: Plan { expected, measured }, prefill_s } = said.map_err(wrong)?;
+            let MeasuredResponse { plan: Plan { expected, measured }, prefill_s } = said.map_err(wrong)?;
             let prefill = Ratio::new(expected.ttft_s, prefill_s.unwrap_or(measured.ttft_s));
             pairs.push(Self {
                 prefill: prefill.filter(|_| !is_cached),
@@ -120,7 +119,7 @@ impl Pair {
 impl Factors {
     /// Computes the factors from `pairs`.
     #[must_use]
-    pub fn of(pairs: &[Pair]) -> Self {
+    pub fn of(pairs: &[TimeRatios]) -> Self {
         Self {
             prefill: Factor::of(pairs.iter().filter_map(|pair| pair.prefill)),
             decode: Factor::of(pairs.iter().filter_map(|pair| pair.decode)),

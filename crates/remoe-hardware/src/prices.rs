@@ -61,7 +61,7 @@ pub struct Prices {
     pub gpu_memory_mb: Option<f64>,
 }
 
-/// What remote functions are billed for.
+/// Billing basis of remote functions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PricesBilling {
     /// The seconds in which they work.
@@ -210,12 +210,12 @@ fn gpu_memory_schema(_: &mut SchemaGenerator) -> Schema {
 /// A number, or a string that holds one: custom resources write prices as strings.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected a number such as 0.04 or \"0.04\"")]
-enum Number {
+enum NumberOrText {
     Number(f64),
     Text(String),
 }
 
-impl Number {
+impl NumberOrText {
     fn value<E: serde::de::Error>(self) -> Result<f64, E> {
         match self {
             Self::Number(value) => Ok(value),
@@ -227,9 +227,9 @@ impl Number {
 }
 
 fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    Number::deserialize(deserializer)?.value()
+    NumberOrText::deserialize(deserializer)?.value()
 }
 
 fn optional_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
-    Option::<Number>::deserialize(deserializer)?.map(Number::value).transpose()
+    Option::<NumberOrText>::deserialize(deserializer)?.map(NumberOrText::value).transpose()
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 /// Requirements of a deployment, beside the facts of model and machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Wishes {
+pub struct DeploymentRequirements {
     /// Typical and largest requests.
     pub request: Request,
     /// Service level objectives that were promised.
@@ -46,7 +46,11 @@ pub struct Wishes {
 ///
 /// # Errors
 /// The model has no routed experts, the profile has a GPU without a price, or a figure is none that the planner takes.
-pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result<Problem, ProblemError> {
+pub fn problem(
+    model: &Inspection,
+    profile: &Profile,
+    wishes: &DeploymentRequirements,
+) -> Result<Problem, ProblemError> {
     let count = model.moe_layers.len();
     if count == 0 || model.experts == 0 {
         return Err(ProblemError::NoExperts { family: model.family.clone() });

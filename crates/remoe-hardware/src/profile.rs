@@ -21,7 +21,7 @@ const POINTS: RangeInclusive<f64> = 1e-15..=1e12;
 /// No time is longer, in seconds, and no size or rate larger, in bytes.
 const LARGEST: f64 = 1e15;
 
-/// What one machine takes to run one model in one dtype. Units: seconds and bytes.
+/// Times and memory of one machine for one model in one dtype. Units: seconds and bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
@@ -120,7 +120,7 @@ pub struct Machine {
     pub vcpus_by: CpuLimit,
 }
 
-/// What limits a function to its vCPUs.
+/// Mechanism that limits a function to its vCPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CpuLimit {

@@ -5,7 +5,6 @@
 //! of them refused it.
 
 mod bearer;
-pub mod between;
 mod body;
 mod connections;
 mod cors;
@@ -13,6 +12,7 @@ mod entropy;
 mod error;
 mod fallback;
 mod host;
+pub mod internal_headers;
 mod lanes;
 mod messages;
 mod probes;

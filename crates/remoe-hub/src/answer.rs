@@ -1,7 +1,7 @@
 //! Interpretation of HTTP answers: headers, errors, and broken connections.
 
 use crate::error::FetchError;
-use crate::patience::{Again, Failed};
+use crate::timeouts::{Failed, RetryDecision};
 use http::{HeaderMap, StatusCode, header};
 use reqwest::{Response, Url};
 use std::ops::Range;
@@ -25,7 +25,10 @@ pub(crate) async fn failure(place: String, advice: &str, response: Response) -> 
             if status.is_server_error()
                 || matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS) =>
         {
-            Failed { error: FetchError::Unavailable { place, problem: answer }, again: Again::Soon(after) }
+            Failed {
+                error: FetchError::Unavailable { place, problem: answer },
+                again: RetryDecision::Soon(after),
+            }
         }
         _ => FetchError::Answer { place, problem: answer }.into(),
     }
@@ -35,7 +38,7 @@ pub(crate) async fn failure(place: String, advice: &str, response: Response) -> 
 pub(crate) fn unanswered(place: String, error: reqwest::Error) -> Failed {
     // Its URL may be a signed one.
     let problem = causes(&error.without_url());
-    Failed { error: FetchError::Unavailable { place, problem }, again: Again::Soon(None) }
+    Failed { error: FetchError::Unavailable { place, problem }, again: RetryDecision::Soon(None) }
 }
 
 /// Reports if an answer can mean that a redirect no longer holds.

@@ -5,8 +5,8 @@ use crate::demo;
 use crate::egress::{Egress, Rule};
 use crate::error::FetchError;
 use crate::location::{LocationError, ModelLocation};
-use crate::patience::{Patience, Silence};
 use crate::store::FetchedStore;
+use crate::timeouts::{FetchTimeouts, StallLimit};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
@@ -69,7 +69,7 @@ const PLACES: &str =
 #[derive(clap::Args)]
 // Named, because a flattened struct leaves the group empty: the arguments would never be present.
 #[group(id = "ModelArgs", multiple = true, args = ["model_positional", "model", "model_cache"])]
-struct Form {
+struct RawModelArgs {
     /// Model, required here or as --model: a Hugging Face folder, hf://ORGANISATION/NAME[@REVISION],
     /// s3://BUCKET/PREFIX or https://HOST/PATH; demo is the demo model of an installed package
     #[arg(id = "model_positional", value_name = "MODEL", group = "model_source", value_parser = location())]
@@ -97,7 +97,8 @@ pub fn location() -> impl TypedValueParser<Value = ModelLocation> {
 // By hand, so that the model is one value whichever way it is written.
 impl FromArgMatches for ModelArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let Form { positional, model, model_cache, sources } = Form::from_arg_matches(matches)?;
+        let RawModelArgs { positional, model, model_cache, sources } =
+            RawModelArgs::from_arg_matches(matches)?;
         let model = positional.or(model).ok_or_else(|| {
             let mut error = clap::Error::new(ErrorKind::MissingRequiredArgument);
             // What to give, which most people do without the flag.
@@ -116,15 +117,15 @@ impl FromArgMatches for ModelArgs {
 
 impl Args for ModelArgs {
     fn group_id() -> Option<clap::Id> {
-        Form::group_id()
+        RawModelArgs::group_id()
     }
 
     fn augment_args(command: Command) -> Command {
-        Form::augment_args(command)
+        RawModelArgs::augment_args(command)
     }
 
     fn augment_args_for_update(command: Command) -> Command {
-        Form::augment_args_for_update(command)
+        RawModelArgs::augment_args_for_update(command)
     }
 }
 
@@ -140,7 +141,7 @@ pub struct Opened {
 }
 
 /// Where the files of a model are.
-struct Stored {
+struct LocatedModel {
     store: Arc<dyn Store>,
     revision: Option<String>,
     cache: Option<PathBuf>,
@@ -148,7 +149,7 @@ struct Stored {
 
 /// A model whose sizes are known.
 #[derive(Debug)]
-pub enum Known {
+pub enum SizedModel {
     /// From its weights' headers.
     Checkpoint(Box<Opened>),
     /// From its config alone.
@@ -166,19 +167,19 @@ impl ModelArgs {
     /// # Errors
     /// It cannot be had, or it is no checkpoint.
     pub fn open(&self) -> Result<Opened, CheckpointError> {
-        self.open_with(Patience::default())
+        self.open_with(FetchTimeouts::default())
     }
 
     /// Opens the model as [`Self::open`] does; a source is given up after `silence`, also later on.
     ///
     /// # Errors
     /// It cannot be had, or it is no checkpoint.
-    pub fn open_within(&self, silence: Silence) -> Result<Opened, CheckpointError> {
-        self.open_with(Patience::default().within(silence))
+    pub fn open_within(&self, silence: StallLimit) -> Result<Opened, CheckpointError> {
+        self.open_with(FetchTimeouts::default().within(silence))
     }
 
-    fn open_with(&self, patience: Patience) -> Result<Opened, CheckpointError> {
-        let Stored { store, revision, cache } = self.stored(patience)?;
+    fn open_with(&self, patience: FetchTimeouts) -> Result<Opened, CheckpointError> {
+        let LocatedModel { store, revision, cache } = self.stored(patience)?;
         Ok(Opened { checkpoint: Checkpoint::open_in(store)?, revision, cache })
     }
 
@@ -187,12 +188,12 @@ impl ModelArgs {
     ///
     /// # Errors
     /// It cannot be had, it is damaged, or its config is not enough to know its sizes.
-    pub fn open_or_outline(&self, dtype: Option<&str>) -> Result<Known, CheckpointError> {
-        let Stored { store, revision, cache } = self.stored(Patience::default())?;
+    pub fn open_or_outline(&self, dtype: Option<&str>) -> Result<SizedModel, CheckpointError> {
+        let LocatedModel { store, revision, cache } = self.stored(FetchTimeouts::default())?;
         match Checkpoint::open_in(Arc::clone(&store)) {
-            Ok(checkpoint) => Ok(Known::Checkpoint(Box::new(Opened { checkpoint, revision, cache }))),
+            Ok(checkpoint) => Ok(SizedModel::Checkpoint(Box::new(Opened { checkpoint, revision, cache }))),
             Err(why @ (CheckpointError::MissingFile { .. } | CheckpointError::Unsupported { .. })) => {
-                Ok(Known::Outline { outline: Outline::open_in(&*store, dtype)?, why })
+                Ok(SizedModel::Outline { outline: Outline::open_in(&*store, dtype)?, why })
             }
             Err(error) => Err(error),
         }
@@ -203,11 +204,11 @@ impl ModelArgs {
     /// # Errors
     /// The place cannot be reached.
     pub fn store(&self) -> Result<(Arc<dyn Store>, Option<String>), CheckpointError> {
-        let Stored { store, revision, .. } = self.stored(Patience::default())?;
+        let LocatedModel { store, revision, .. } = self.stored(FetchTimeouts::default())?;
         Ok((store, revision))
     }
 
-    fn stored(&self, patience: Patience) -> Result<Stored, CheckpointError> {
+    fn stored(&self, patience: FetchTimeouts) -> Result<LocatedModel, CheckpointError> {
         if let ModelLocation::Folder(folder) = &self.model {
             if let Some(hub) = self.model.on_hub().filter(|_| !folder.exists()) {
                 return Err(CheckpointError::MissingFile {
@@ -215,7 +216,7 @@ impl ModelArgs {
                     message: format!("no such folder; for the model of the Hugging Face hub, write {hub}"),
                 });
             }
-            return Ok(Stored { store: Arc::new(Folder::new(folder)), revision: None, cache: None });
+            return Ok(LocatedModel { store: Arc::new(Folder::new(folder)), revision: None, cache: None });
         }
         let connect = || {
             FetchedStore::connect(
@@ -229,7 +230,7 @@ impl ModelArgs {
             source: error.into(),
         })?;
         let (revision, cache) = (store.revision().map(str::to_owned), store.cache().to_owned());
-        Ok(Stored { store: Arc::new(store), revision, cache: Some(cache) })
+        Ok(LocatedModel { store: Arc::new(store), revision, cache: Some(cache) })
     }
 
     /// Returns these arguments with the commit that was opened, for programs that must read the same.
@@ -319,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_folder_with_the_name_of_a_repository_is_answered_with_its_place() {
+    fn missing_folder_named_like_repository_suggests_hf_location() {
         for name in ["Qwen/Qwen3-30B-A3B", "no-such-organisation/name"] {
             let error = parse(&[name]).unwrap().open().unwrap_err().to_string();
             assert!(error.contains(&format!("write hf://{name}")), "{error}");

@@ -3,7 +3,7 @@
 use crate::answer::{causes, unanswered};
 use crate::egress::{Egress, NotAllowed, address_in};
 use crate::error::FetchError;
-use crate::patience::{Failed, Patience};
+use crate::timeouts::{Failed, FetchTimeouts};
 use http::{HeaderMap, HeaderValue, header};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::{Client, Request, Response, Url};
@@ -25,7 +25,7 @@ pub(crate) struct CheckedClient {
 
 impl CheckedClient {
     /// A client with the machine's certificates and proxies.
-    pub(crate) fn new(egress: Egress, patience: &Patience) -> Result<Self, FetchError> {
+    pub(crate) fn new(egress: Egress, patience: &FetchTimeouts) -> Result<Self, FetchError> {
         // Where another part of the program has chosen a provider, it is the same one.
         let _chosen = rustls::crypto::ring::default_provider().install_default();
         let mut headers = HeaderMap::new();

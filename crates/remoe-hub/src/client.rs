@@ -7,9 +7,9 @@ use crate::checked_client::CheckedClient;
 use crate::checksum::Sha256Sum;
 use crate::error::FetchError;
 use crate::identity::Identity;
-use crate::patience::{Again, Failed};
 use crate::progress;
 use crate::source::Source;
+use crate::timeouts::{Failed, RetryDecision};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use reqwest::{Response, Url};
 use std::collections::HashMap;
@@ -105,7 +105,7 @@ impl SourceClient {
         let last = range.end.saturating_sub(1);
         headers.insert(header::RANGE, value(&format!("bytes={}-{last}", range.start), &place)?);
         self.set_condition(&mut headers, condition, &place)?;
-        let Answer { response, sha256 } = self.send(Method::GET, name, &headers).await?;
+        let VerifiedResponse { response, sha256 } = self.send(Method::GET, name, &headers).await?;
         let answer = |problem: String| FetchError::Answer { place: place.clone(), problem };
         if response.headers().get(header::CONTENT_ENCODING).is_some_and(|coding| coding != "identity") {
             return Err(answer("unexpected compressed body".to_owned()).into());
@@ -162,7 +162,7 @@ impl SourceClient {
 
     /// The SHA-256 that the source states of a file, where it does only when it is asked for it.
     pub(crate) async fn checksum(&self, name: &str) -> Result<Option<Sha256Sum>, Failed> {
-        let Answer { response, .. } = self.send(Method::HEAD, name, &HeaderMap::new()).await?;
+        let VerifiedResponse { response, .. } = self.send(Method::HEAD, name, &HeaderMap::new()).await?;
         match response.status() {
             StatusCode::OK => Ok(Sha256Sum::from_s3(response.headers())),
             _ => Err(self.failed(self.place(name), response).await),
@@ -208,12 +208,17 @@ impl SourceClient {
     }
 
     /// Sends a request to where the bytes of `name` are.
-    async fn send(&self, method: Method, name: &str, headers: &HeaderMap) -> Result<Answer, Failed> {
+    async fn send(
+        &self,
+        method: Method,
+        name: &str,
+        headers: &HeaderMap,
+    ) -> Result<VerifiedResponse, Failed> {
         let known = self.targets().get(name).cloned();
         if let Some(target) = known {
             let response = self.send_to(&method, &target, headers, name).await?;
             if !is_lost(response.status()) {
-                return Ok(Answer { response, sha256: None });
+                return Ok(VerifiedResponse { response, sha256: None });
             }
             // Signed URLs expire: ask for another one.
             self.targets().remove(name);
@@ -231,12 +236,12 @@ impl SourceClient {
                 if away && is_lost(response.status()) {
                     let problem = format!("{} after a redirect", describe(&response));
                     let error = FetchError::Unavailable { place: self.place(name), problem };
-                    return Err(Failed { error, again: Again::Soon(None) });
+                    return Err(Failed { error, again: RetryDecision::Soon(None) });
                 }
                 if away {
                     self.targets().insert(name.to_owned(), url);
                 }
-                return Ok(Answer { response, sha256 });
+                return Ok(VerifiedResponse { response, sha256 });
             }
             url = redirect(&response, &url)
                 .map_err(|problem| FetchError::Answer { place: self.place(name), problem })?;
@@ -275,7 +280,7 @@ impl SourceClient {
 }
 
 /// An answer and what was learned on the way to it.
-struct Answer {
+struct VerifiedResponse {
     response: Response,
     sha256: Option<Sha256Sum>,
 }

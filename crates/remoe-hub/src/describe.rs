@@ -3,8 +3,8 @@
 use crate::answer::{failure, is_redirect, redirect, unanswered};
 use crate::checked_client::CheckedClient;
 use crate::error::FetchError;
-use crate::patience::{Attempts, Failed, Heard, Patience};
 use crate::source::{Description, HubServer};
+use crate::timeouts::{Attempts, Failed, FetchTimeouts, SourceActivity};
 use http::{Method, StatusCode};
 use reqwest::Request;
 
@@ -27,9 +27,9 @@ pub(crate) async fn describe(
     repository: &str,
     revision: &str,
     place: &str,
-    patience: Patience,
+    patience: FetchTimeouts,
 ) -> Result<Description, FetchError> {
-    let mut attempts = Attempts::new(patience, &Heard::new());
+    let mut attempts = Attempts::new(patience, &SourceActivity::new());
     loop {
         match attempt(http, server, repository, revision, place).await {
             Ok(description) => return Ok(description),

@@ -13,7 +13,7 @@ const READ_BYTES: usize = 4 << 20;
 /// Copies a model into a folder.
 #[derive(Debug, Parser)]
 #[command(name = "remoe-fetch", version)]
-struct Settings {
+struct DownloadArgs {
     #[command(flatten)]
     source: ModelArgs,
     /// Output folder.
@@ -22,7 +22,7 @@ struct Settings {
 }
 
 fn main() -> ExitCode {
-    match copy(&Settings::parse()) {
+    match copy(&DownloadArgs::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // A closed standard error must not change the exit code.
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn copy(settings: &Settings) -> Result<(), Box<dyn Error>> {
+fn copy(settings: &DownloadArgs) -> Result<(), Box<dyn Error>> {
     let model = WholeModel::open(settings.source.open()?.checkpoint)?;
     model.fetch()?;
     let mut buffer = vec![0; READ_BYTES];

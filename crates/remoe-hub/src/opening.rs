@@ -1,10 +1,10 @@
 //! Opening files of a source: which version there is, and whether the cache has it.
 
-use crate::cache::{CachedFile, Claiming, SourceFolder, Turn};
+use crate::cache::{CachedFile, ClaimOutcome, OpenLock, SourceFolder};
 use crate::client::{Condition, Reply};
 use crate::error::FetchError;
-use crate::patience::{Attempts, Failed};
-use crate::progress::{self, Progress};
+use crate::progress::{self, FetchProgress};
+use crate::timeouts::{Attempts, Failed};
 use crate::transfer::{POLL, Transfer};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -80,7 +80,7 @@ impl Opening {
         }
     }
 
-    async fn turn(&self, name: &str) -> Result<Turn, FetchError> {
+    async fn turn(&self, name: &str) -> Result<OpenLock, FetchError> {
         let begun = Instant::now();
         let patience = self.transfer.patience.others;
         loop {
@@ -133,10 +133,10 @@ impl Opening {
         let file = self.folder.begin(name, bytes.identity.clone(), sha256)?;
         let range = bytes.range.clone();
         if !range.is_empty()
-            && let Claiming::Claimed(mut claim) = file.claim(range.clone())?
+            && let ClaimOutcome::Claimed(mut claim) = file.claim(range.clone())?
         {
             let mut at = range.start;
-            let progress = Progress::new(String::new(), 0, 0);
+            let progress = FetchProgress::new(String::new(), 0, 0);
             let received =
                 self.transfer.receive(*bytes, &mut claim, name, &mut at, range.end, &progress).await;
             claim.record()?;

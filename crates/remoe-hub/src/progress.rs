@@ -9,7 +9,7 @@ pub(crate) const EVERY: Duration = Duration::from_secs(2);
 
 /// Progress of the fetch of the wanted bytes.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub(crate) struct FetchProgress {
     place: String,
     wanted: u64,
     there: AtomicU64,
@@ -17,7 +17,7 @@ pub(crate) struct Progress {
     started: Instant,
 }
 
-impl Progress {
+impl FetchProgress {
     /// `there` of the `wanted` bytes of `place` are in the cache.
     pub(crate) fn new(place: String, wanted: u64, there: u64) -> Self {
         Self {

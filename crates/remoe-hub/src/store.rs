@@ -3,16 +3,16 @@
 use crate::access::Access;
 use crate::background::Background;
 use crate::cache::{CachedFile, SourceFolder};
+use crate::cached_sources;
 use crate::checked_client::CheckedClient;
 use crate::client::SourceClient;
 use crate::describe::describe;
 use crate::error::FetchError;
-use crate::kept;
 use crate::location::ModelLocation;
 use crate::opening::Opening;
-use crate::patience::{Heard, Patience};
-use crate::progress::{self, Progress};
+use crate::progress::{self, FetchProgress};
 use crate::source::{Hub, HubServer, S3, Source, Web, is_commit};
+use crate::timeouts::{FetchTimeouts, SourceActivity};
 use crate::transfer::{Missing, Transfer, total};
 use rangemap::RangeSet;
 use remoe_model::{FileRange, Store, StoredFile};
@@ -86,9 +86,10 @@ impl FetchedStore {
                 (Source::Hub(hub), folder)
             }
         };
-        kept::note(&folder, &pinned.to_string());
+        cached_sources::note(&folder, &pinned.to_string());
         let client = SourceClient::new(http, source, PathBuf::from(pinned.to_string()));
-        let opening = Opening::new(Arc::new(Transfer { client, patience, heard: Heard::new() }), folder);
+        let opening =
+            Opening::new(Arc::new(Transfer { client, patience, heard: SourceActivity::new() }), folder);
         Ok(Self { opening: Arc::new(opening), runtime, revision, said_cached: AtomicBool::new(false) })
     }
 
@@ -132,7 +133,7 @@ fn open_hub(
     repository: &str,
     wanted: &str,
     place: String,
-    patience: Patience,
+    patience: FetchTimeouts,
 ) -> Result<(Hub, SourceFolder), FetchError> {
     let server = HubServer::from_environment()?;
     let folder =
@@ -196,7 +197,7 @@ impl Store for FetchedStore {
             return Ok(());
         }
         self.said_cached.store(true, Ordering::Relaxed);
-        let progress = Arc::new(Progress::new(place, bytes, bytes - missing.bytes()));
+        let progress = Arc::new(FetchProgress::new(place, bytes, bytes - missing.bytes()));
         let transfer = Arc::clone(&self.opening.transfer);
         Ok(self.runtime.run(transfer.bring(missing, progress, true))?)
     }
@@ -240,7 +241,7 @@ impl StoredFile for FetchedFile {
         if !self.file.missing(&bytes)?.is_empty() {
             let wanted = coalesced(std::slice::from_ref(&bytes), size);
             let missing = Missing::of([(Arc::clone(&self.file), wanted)])?;
-            let progress = Arc::new(Progress::new(String::new(), 0, 0));
+            let progress = Arc::new(FetchProgress::new(String::new(), 0, 0));
             self.runtime.run(Arc::clone(&self.transfer).bring(missing, progress, false))?;
         }
         let length = usize::try_from(bytes.end - bytes.start).unwrap_or(target.len());

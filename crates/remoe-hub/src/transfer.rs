@@ -1,11 +1,11 @@
 //! Bytes from the source into the cache: in pieces, several at a time, shared with other processes.
 
 use crate::answer::unanswered;
-use crate::cache::{CachedFile, Claim, Claiming};
+use crate::cache::{CachedFile, ClaimOutcome, RangeClaim};
 use crate::client::{Bytes, Condition, Reply, SourceClient};
 use crate::error::FetchError;
-use crate::patience::{Again, Attempts, Failed, Heard, Patience};
-use crate::progress::{self, Progress};
+use crate::progress::{self, FetchProgress};
+use crate::timeouts::{Attempts, Failed, FetchTimeouts, RetryDecision, SourceActivity};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,13 +24,13 @@ pub(crate) const POLL: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct Transfer {
     pub(crate) client: SourceClient,
-    pub(crate) patience: Patience,
-    pub(crate) heard: Arc<Heard>,
+    pub(crate) patience: FetchTimeouts,
+    pub(crate) heard: Arc<SourceActivity>,
 }
 
 /// Bytes of a file that one request asks for.
 #[derive(Debug)]
-struct Piece {
+struct ByteRange {
     file: Arc<CachedFile>,
     bytes: Range<u64>,
     /// How many of them were missing when last looked at.
@@ -40,7 +40,7 @@ struct Piece {
 /// The bytes that are wanted and missing.
 #[derive(Debug)]
 pub(crate) struct Missing {
-    pieces: VecDeque<Piece>,
+    pieces: VecDeque<ByteRange>,
     files: Vec<Arc<CachedFile>>,
     bytes: u64,
 }
@@ -58,7 +58,7 @@ impl Missing {
             for wanted in ranges {
                 for missing in file.missing(&wanted)? {
                     all.bytes += missing.end - missing.start;
-                    all.pieces.extend(pieces(missing).map(|bytes| Piece {
+                    all.pieces.extend(pieces(missing).map(|bytes| ByteRange {
                         missing: bytes.end - bytes.start,
                         file: Arc::clone(&file),
                         bytes,
@@ -83,10 +83,10 @@ fn pieces(bytes: Range<u64>) -> impl Iterator<Item = Range<u64>> {
 
 /// Pieces that no task of this process works on.
 #[derive(Debug)]
-struct Queue(Mutex<VecDeque<Piece>>);
+struct Queue(Mutex<VecDeque<ByteRange>>);
 
 impl Queue {
-    fn pieces(&self) -> MutexGuard<'_, VecDeque<Piece>> {
+    fn pieces(&self) -> MutexGuard<'_, VecDeque<ByteRange>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -99,7 +99,7 @@ impl Transfer {
     pub(crate) async fn bring(
         self: Arc<Self>,
         missing: Missing,
-        progress: Arc<Progress>,
+        progress: Arc<FetchProgress>,
         report: bool,
     ) -> Result<(), FetchError> {
         let workers = PARALLEL.min(missing.pieces.len());
@@ -138,7 +138,11 @@ impl Transfer {
     }
 
     /// Works on pieces until none is left.
-    async fn work(self: Arc<Self>, queue: Arc<Queue>, progress: Arc<Progress>) -> Result<(), FetchError> {
+    async fn work(
+        self: Arc<Self>,
+        queue: Arc<Queue>,
+        progress: Arc<FetchProgress>,
+    ) -> Result<(), FetchError> {
         let mut busy = 0;
         let mut watch = None;
         loop {
@@ -146,13 +150,13 @@ impl Transfer {
                 return Ok(());
             };
             match piece.file.claim(piece.bytes.clone())? {
-                Claiming::Complete => progress.found(piece.missing),
-                Claiming::Claimed(claim) => {
+                ClaimOutcome::Complete => progress.found(piece.missing),
+                ClaimOutcome::Claimed(claim) => {
                     self.fetch(claim, &piece, &progress).await?;
                     (busy, watch) = (0, None);
                     continue;
                 }
-                Claiming::Busy => {
+                ClaimOutcome::Busy => {
                     let missing = total(&piece.file.missing(&piece.bytes)?);
                     progress.found(piece.missing.saturating_sub(missing));
                     piece.missing = missing;
@@ -177,8 +181,8 @@ impl Transfer {
     fn check_others(
         &self,
         watch: &mut Option<(u64, Instant)>,
-        piece: &Piece,
-        progress: &Progress,
+        piece: &ByteRange,
+        progress: &FetchProgress,
     ) -> Result<(), FetchError> {
         // Their pieces can begin with bytes that are not wanted here.
         let there = progress.there() + piece.file.complete();
@@ -200,7 +204,12 @@ impl Transfer {
         }
     }
 
-    async fn fetch(&self, mut claim: Claim, piece: &Piece, progress: &Progress) -> Result<(), FetchError> {
+    async fn fetch(
+        &self,
+        mut claim: RangeClaim,
+        piece: &ByteRange,
+        progress: &FetchProgress,
+    ) -> Result<(), FetchError> {
         let parts = claim.missing()?;
         progress.found(piece.missing.saturating_sub(total(&parts)));
         for part in parts {
@@ -226,11 +235,11 @@ impl Transfer {
     /// Fetches the bytes from `at` to `end`, with one request; `at` moves with what has been kept.
     async fn fetch_some(
         &self,
-        claim: &mut Claim,
+        claim: &mut RangeClaim,
         file: &CachedFile,
         at: &mut u64,
         end: u64,
-        progress: &Progress,
+        progress: &FetchProgress,
     ) -> Result<(), Failed> {
         let condition = Condition::Same(&file.identity);
         match self.client.get(&file.name, *at..end, condition).await? {
@@ -248,11 +257,11 @@ impl Transfer {
     pub(crate) async fn receive(
         &self,
         bytes: Bytes,
-        claim: &mut Claim,
+        claim: &mut RangeClaim,
         name: &str,
         at: &mut u64,
         end: u64,
-        progress: &Progress,
+        progress: &FetchProgress,
     ) -> Result<(), Failed> {
         let mut position = bytes.range.start;
         let until = end.min(bytes.range.end);
@@ -279,7 +288,7 @@ impl Transfer {
         if *at < until {
             let problem = "the answer was shorter than announced".to_owned();
             let error = FetchError::Unavailable { place: self.client.place(name), problem };
-            return Err(Failed { error, again: Again::Soon(None) });
+            return Err(Failed { error, again: RetryDecision::Soon(None) });
         }
         Ok(())
     }

@@ -28,7 +28,7 @@ pub enum AuthorityError {
 
 /// A certificate and its key, as PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pair {
+pub struct CertifiedKey {
     /// The certificate.
     pub certificate: String,
     /// The key.
@@ -47,11 +47,11 @@ impl Authority {
     ///
     /// # Errors
     /// No key can be made.
-    pub fn create(life: Duration) -> Result<(Self, Pair), AuthorityError> {
+    pub fn create(life: Duration) -> Result<(Self, CertifiedKey), AuthorityError> {
         let key = KeyPair::generate()?;
         let mut params = own_params();
         (params.not_before, params.not_after) = validity(life);
-        let pair = Pair { certificate: params.self_signed(&key)?.pem(), key: key.serialize_pem() };
+        let pair = CertifiedKey { certificate: params.self_signed(&key)?.pem(), key: key.serialize_pem() };
         Ok((Self { issuer: Issuer::new(own_params(), key), certificate: pair.certificate.clone() }, pair))
     }
 
@@ -60,7 +60,7 @@ impl Authority {
     ///
     /// # Errors
     /// The key cannot be read.
-    pub fn open(pair: &Pair) -> Result<Self, AuthorityError> {
+    pub fn open(pair: &CertifiedKey) -> Result<Self, AuthorityError> {
         let key = KeyPair::from_pem(&pair.key)?;
         Ok(Self { issuer: Issuer::new(own_params(), key), certificate: pair.certificate.clone() })
     }
@@ -75,7 +75,7 @@ impl Authority {
     ///
     /// # Errors
     /// No key can be made.
-    pub fn sign(&self, identity: &Identity, life: Duration) -> Result<Pair, AuthorityError> {
+    pub fn sign(&self, identity: &Identity, life: Duration) -> Result<CertifiedKey, AuthorityError> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
@@ -86,7 +86,7 @@ impl Authority {
         params.use_authority_key_identifier_extension = true;
         (params.not_before, params.not_after) = validity(life);
         let certificate = params.signed_by(&key, &self.issuer)?;
-        Ok(Pair { certificate: certificate.pem(), key: key.serialize_pem() })
+        Ok(CertifiedKey { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 
     /// As [`Self::sign`], as credentials that trust this authority only.
@@ -179,7 +179,7 @@ mod tests {
         assert!(refused(&one.certificate, &one.key, "").contains("missing authority"));
         assert!(refused(&kept.certificate, &kept.key, root).contains("got 0"));
         let (_, second) = Authority::create(DAY).unwrap();
-        let torn = Authority::open(&Pair { certificate: kept.certificate, key: second.key }).unwrap();
+        let torn = Authority::open(&CertifiedKey { certificate: kept.certificate, key: second.key }).unwrap();
         assert!(torn.credentials(&main(), DAY).is_err(), "a certificate of one, the key of another");
     }
 }

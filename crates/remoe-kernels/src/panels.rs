@@ -28,7 +28,7 @@ impl Panels {
         row_bytes: usize,
         bytes: &[u8],
     ) {
-        let rows = Rows { first: first_row, row_bytes, bytes };
+        let rows = StoredRows { first: first_row, row_bytes, bytes };
         if class.weights.has_integers() {
             let words = step_words(class.dtype, class.weights);
             return match stored {
@@ -67,7 +67,7 @@ impl Panels {
     fn transpose(
         self,
         packed: &mut [u32],
-        rows: Rows<'_>,
+        rows: StoredRows<'_>,
         whole: impl Fn(&[u8], usize, &mut [u32]) -> usize,
         decode: impl Fn(&[u8], usize) -> u32,
     ) {
@@ -108,7 +108,7 @@ impl Panels {
     fn quantise<const BYTES: usize>(
         self,
         packed: &mut [u32],
-        rows: Rows<'_>,
+        rows: StoredRows<'_>,
         format: WeightFormat,
         step_words: usize,
         decode: impl Fn([u8; BYTES]) -> f32,
@@ -141,7 +141,7 @@ impl Panels {
 
 /// Rows as a checkpoint stores them.
 #[derive(Clone, Copy)]
-struct Rows<'a> {
+struct StoredRows<'a> {
     first: usize,
     row_bytes: usize,
     bytes: &'a [u8],

@@ -3,7 +3,7 @@
 use crate::memory::Buffer;
 use crate::numerics::from_bf16;
 use crate::paths::panel::Panel;
-use crate::phase::Phase;
+use crate::phase::CallPhase;
 use crate::quantise::write_row;
 use crate::shape::PANEL;
 use crate::{
@@ -180,7 +180,7 @@ impl Plan {
         Ok(Self { phases: Default::default(), scratch: Buffer::zeroed(0)?, copies: Vec::new(), task: None })
     }
 
-    pub(crate) fn units(&self, phase: Phase) -> u32 {
+    pub(crate) fn units(&self, phase: CallPhase) -> u32 {
         self.phases[phase as usize].units
     }
 
@@ -317,7 +317,7 @@ impl Plan {
     pub(crate) fn prepare_task<F: Fn(u32) + Sync>(&mut self, closure: &F, units: u32) {
         self.phases.iter_mut().for_each(PhasePlan::clear);
         self.task = Some(Task::of(closure));
-        self.phases[Phase::Down as usize].units = units;
+        self.phases[CallPhase::Down as usize].units = units;
     }
 
     /// Returns the task whose units these are, where they are no panels.
@@ -326,7 +326,7 @@ impl Plan {
     }
 
     /// Class of a unit and its panel; `next` is the panel itself until the caller knows better.
-    pub(crate) fn panel(&self, phase: Phase, unit: u32) -> Option<(NumericsClass, Panel)> {
+    pub(crate) fn panel(&self, phase: CallPhase, unit: u32) -> Option<(NumericsClass, Panel)> {
         let units = &self.phases[phase as usize];
         let position = units.stages.partition_point(|stage| stage.before <= unit).checked_sub(1)?;
         let stage = units.stages.get(position)?;
@@ -367,7 +367,7 @@ struct Totals {
 }
 
 /// One job or product of a call.
-struct Item {
+struct WorkItem {
     position: usize,
     rows: usize,
     /// Bytes of one row of its output, and of the whole output as it was given.
@@ -377,7 +377,7 @@ struct Item {
 }
 
 impl Totals {
-    fn add(&mut self, item: &Item) -> Result<(), KernelError> {
+    fn add(&mut self, item: &WorkItem) -> Result<(), KernelError> {
         self.rows = self.rows.saturating_add(item.rows);
         if self.rows > MAX_ROWS {
             return Err(KernelError::TooMany { what: "rows", actual: self.rows, max: MAX_ROWS });
@@ -413,7 +413,7 @@ fn validate_products(products: &[Product<'_>]) -> Result<usize, KernelError> {
                 dtype: matrix.dtype(),
             });
         }
-        totals.add(&Item {
+        totals.add(&WorkItem {
             position,
             rows: product.inputs.len() / matrix.input_bytes(),
             output_row_bytes: matrix.output_bytes(),
@@ -445,7 +445,7 @@ fn validate_jobs(jobs: &[Job<'_>]) -> Result<usize, KernelError> {
         if let Some(&index) = job.row_index.iter().find(|&&index| index as usize >= input_rows) {
             return Err(KernelError::RowIndex { job: position, index, rows: input_rows });
         }
-        totals.add(&Item {
+        totals.add(&WorkItem {
             position,
             rows: job.row_index.len(),
             output_row_bytes: row_bytes,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::paths::{self, PathChoice};
 use crate::plan::Plan;
 use crate::suspended::SuspendedRows;
-use crate::threads::{Paths, Shared};
+use crate::threads::{Paths, PoolShared};
 use crate::{Dtype, InstructionPath, Job, KernelError, MAX_ROWS, NumericsClass, Product};
 
 /// Most threads of a pool, the caller included.
@@ -42,7 +42,7 @@ impl Default for PoolConfig {
 /// A pool computes one call at a time with all its threads; calls from several threads wait for each other. Dropping it
 /// ends and joins the workers.
 pub struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
     workers: Vec<JoinHandle<()>>,
     threads: usize,
     /// Held during a call: there is one plan.
@@ -77,7 +77,7 @@ impl Pool {
         }
         let cores = thread::available_parallelism().map_or(1, |n| n.get());
         let poll = if threads > cores { Duration::ZERO } else { config.poll };
-        let shared = Arc::new(Shared::new(paths, poll, threads, cores)?);
+        let shared = Arc::new(PoolShared::new(paths, poll, threads, cores)?);
         // Workers are added one by one, so that a failure drops, and thereby ends, those that run.
         let mut pool = Self { shared, workers: Vec::new(), threads, calling: Mutex::new(()) };
         for thread in 1..threads {

@@ -13,11 +13,11 @@ pub struct SuspendedRows {
     inputs: Arc<[u8]>,
     /// Written by the plan until it is done: not touched before.
     output: Vec<u8>,
-    plan: State,
+    plan: SuspensionState,
 }
 
 #[derive(Debug)]
-enum State {
+enum SuspensionState {
     New,
     Begun(Box<Suspended>),
     /// A part panicked: what is in the output is not known.
@@ -29,7 +29,7 @@ impl SuspendedRows {
     #[must_use]
     pub fn new(jobs: Vec<(Arc<PackedExpert>, Vec<u32>)>, inputs: Arc<[u8]>) -> Self {
         let bytes = jobs.iter().map(|(expert, rows)| rows.len() * expert.shape().row_bytes()).sum();
-        Self { jobs, inputs, output: vec![0; bytes], plan: State::New }
+        Self { jobs, inputs, output: vec![0; bytes], plan: SuspensionState::New }
     }
 
     /// Results: a row of `hidden` elements for each row index, job after job. Zeros where they are not done.
@@ -41,10 +41,10 @@ impl SuspendedRows {
 
     /// The plan of what is left, which stays away if it is not [put back](Self::put_back).
     pub(crate) fn take(&mut self) -> Result<Box<Suspended>, KernelError> {
-        match std::mem::replace(&mut self.plan, State::Failed) {
-            State::Begun(suspended) => Ok(suspended),
-            State::Failed => Err(KernelError::Panicked),
-            State::New => {
+        match std::mem::replace(&mut self.plan, SuspensionState::Failed) {
+            SuspensionState::Begun(suspended) => Ok(suspended),
+            SuspensionState::Failed => Err(KernelError::Panicked),
+            SuspensionState::New => {
                 let mut plan = Plan::new()?;
                 let mut output = self.output.as_mut_slice();
                 let mut jobs = Vec::with_capacity(self.jobs.len());
@@ -60,6 +60,6 @@ impl SuspendedRows {
     }
 
     pub(crate) fn put_back(&mut self, suspended: Box<Suspended>) {
-        self.plan = State::Begun(suspended);
+        self.plan = SuspensionState::Begun(suspended);
     }
 }

@@ -20,7 +20,7 @@ use crate::cores::Cores;
 use crate::paths::float_mode::FloatMode;
 use crate::paths::panel::Panel;
 use crate::paths::{Computing, Kernels, PathChoice};
-use crate::phase::Phase;
+use crate::phase::CallPhase;
 use crate::plan::Plan;
 use crate::shape::step_words;
 use crate::signal::Signal;
@@ -73,12 +73,12 @@ impl Range {
 }
 
 #[derive(Debug, Default)]
-struct Progress {
+struct PhaseProgress {
     ranges: Box<[Range]>,
     remaining: AtomicU32,
 }
 
-impl Progress {
+impl PhaseProgress {
     /// All units are left, the same number for each thread.
     fn begin(&self, units: u32) {
         let threads = self.ranges.len() as u64;
@@ -89,10 +89,10 @@ impl Progress {
         self.remaining.store(units, Ordering::Relaxed);
     }
 
-    fn resume(&self, left: &Left) {
+    fn resume(&self, left: &RemainingUnits) {
         match left {
-            Left::All(units) => self.begin(*units),
-            Left::Some(ranges) => {
+            RemainingUnits::All(units) => self.begin(*units),
+            RemainingUnits::Some(ranges) => {
                 for (range, left) in self.ranges.iter().zip(ranges) {
                     range.0.store(*left, Ordering::Relaxed);
                 }
@@ -106,24 +106,24 @@ impl Progress {
     }
 
     /// The rest of the threads' ranges, while no unit is being computed.
-    fn left(&self) -> Left {
+    fn left(&self) -> RemainingUnits {
         if self.ranges.iter().all(Range::is_empty) {
-            return Left::All(0);
+            return RemainingUnits::All(0);
         }
-        Left::Some(self.ranges.iter().map(|range| range.0.load(Ordering::Relaxed)).collect())
+        RemainingUnits::Some(self.ranges.iter().map(|range| range.0.load(Ordering::Relaxed)).collect())
     }
 }
 
 /// Units of a phase that are not done.
 #[derive(Debug)]
-enum Left {
+enum RemainingUnits {
     /// The first so many.
     All(u32),
     /// By thread, as in [`Range`].
     Some(Vec<u64>),
 }
 
-impl Left {
+impl RemainingUnits {
     fn is_done(&self) -> bool {
         matches!(self, Self::All(0))
     }
@@ -133,7 +133,7 @@ impl Left {
 #[derive(Debug)]
 pub(crate) struct Suspended {
     plan: Plan,
-    left: [Left; 2],
+    left: [RemainingUnits; 2],
     /// Address of what the threads share that have computed a part of it.
     pool: Option<usize>,
 }
@@ -141,7 +141,7 @@ pub(crate) struct Suspended {
 impl Suspended {
     /// Begins `plan`.
     pub(crate) fn new(plan: Plan) -> Self {
-        let left = Phase::ALL.map(|phase| Left::All(plan.units(phase)));
+        let left = CallPhase::ALL.map(|phase| RemainingUnits::All(plan.units(phase)));
         Self { plan, left, pool: None }
     }
 }
@@ -177,7 +177,7 @@ impl Paths {
     }
 }
 
-pub(crate) struct Shared {
+pub(crate) struct PoolShared {
     pub(crate) paths: Paths,
     pub(crate) poll: Duration,
     state: AtomicU64,
@@ -187,7 +187,7 @@ pub(crate) struct Shared {
     suspended: AtomicBool,
     /// Written by the caller while no call is open and no worker joined; read by those who take part.
     plan: UnsafeCell<Plan>,
-    phases: [Progress; 2],
+    phases: [PhaseProgress; 2],
     opened: Signal,
     progressed: Signal,
     #[cfg(target_os = "linux")]
@@ -195,9 +195,9 @@ pub(crate) struct Shared {
 }
 
 // SAFETY: `plan` is written only between calls, see its comment; everything else is Sync by itself.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for PoolShared {}
 
-impl Shared {
+impl PoolShared {
     /// For so many `threads`, on cores that have time for `at_once`.
     #[cfg_attr(not(target_os = "linux"), allow(unused_variables))]
     pub(crate) fn new(
@@ -206,7 +206,7 @@ impl Shared {
         threads: usize,
         at_once: usize,
     ) -> Result<Self, KernelError> {
-        let progress = || Progress {
+        let progress = || PhaseProgress {
             ranges: (0..threads).map(|_| Range::default()).collect(),
             remaining: AtomicU32::new(0),
         };
@@ -248,7 +248,7 @@ impl Shared {
             // a time.
             let plan = unsafe { &mut *self.plan.get() };
             prepare(plan)?;
-            for phase in Phase::ALL {
+            for phase in CallPhase::ALL {
                 self.phases[phase as usize].begin(plan.units(phase));
             }
         }
@@ -291,7 +291,7 @@ impl Shared {
         }
         // SAFETY: as above; all workers have left.
         std::mem::swap(unsafe { &mut *self.plan.get() }, &mut suspended.plan);
-        computed.map(|()| suspended.left.iter().all(Left::is_done))
+        computed.map(|()| suspended.left.iter().all(RemainingUnits::is_done))
     }
 
     /// Opens the call that is prepared, takes part in it and closes it, once it is done or suspended.
@@ -313,7 +313,8 @@ impl Shared {
             self.progressed.wake();
         } else {
             // A thread that panicked has counted its unit as done all the same, so that this ends.
-            self.progressed.wait(self.poll, || self.is_done(Phase::GateUp) && self.is_done(Phase::Down));
+            self.progressed
+                .wait(self.poll, || self.is_done(CallPhase::GateUp) && self.is_done(CallPhase::Down));
         }
         self.state.fetch_and(!OPEN, Ordering::SeqCst);
         self.progressed.wait(self.poll, || self.state.load(Ordering::Acquire) & JOINED == 0);
@@ -368,7 +369,7 @@ impl Shared {
         self.suspended.load(Ordering::Relaxed)
     }
 
-    fn is_done(&self, phase: Phase) -> bool {
+    fn is_done(&self, phase: CallPhase) -> bool {
         self.phases[phase as usize].remaining.load(Ordering::Acquire) == 0
     }
 
@@ -379,14 +380,14 @@ impl Shared {
     unsafe fn take_part(&self, thread: usize, between: &mut dyn FnMut()) {
         // SAFETY: the plan is not written while the call is open or joined.
         let plan = unsafe { &*self.plan.get() };
-        for phase in Phase::ALL {
+        for phase in CallPhase::ALL {
             let ranges = &self.phases[phase as usize].ranges;
             while !self.is_suspended()
                 && let Some(unit) = ranges[thread].take(true)
             {
                 let next = ranges[thread].front().map(|unit| (phase, unit));
                 let next = next.or_else(|| {
-                    self.phases[Phase::Down as usize].ranges[thread].front().map(|u| (Phase::Down, u))
+                    self.phases[CallPhase::Down as usize].ranges[thread].front().map(|u| (CallPhase::Down, u))
                 });
                 self.compute(plan, phase, unit, next);
                 self.in_between(between);
@@ -399,7 +400,7 @@ impl Shared {
                     self.in_between(between);
                 }
             }
-            if phase == Phase::GateUp {
+            if phase == CallPhase::GateUp {
                 self.progressed.wait(self.poll, || self.is_done(phase) || self.is_suspended());
                 if !self.is_done(phase) {
                     return;
@@ -416,7 +417,7 @@ impl Shared {
     }
 
     /// Computes one unit and counts it as done, whatever happens.
-    fn compute(&self, plan: &Plan, phase: Phase, unit: u32, next: Option<(Phase, u32)>) {
+    fn compute(&self, plan: &Plan, phase: CallPhase, unit: u32, next: Option<(CallPhase, u32)>) {
         let result = catch_unwind(AssertUnwindSafe(|| {
             if let Some(task) = plan.task() {
                 // What is not the kernels' own is computed as anywhere else: no float mode is entered.

@@ -48,9 +48,9 @@ fn by_avx2<L: Loops>(work: L) -> L::Output {
 mod tests {
     use super::*;
 
-    struct Sums<'a>(&'a [f32]);
+    struct RowSums<'a>(&'a [f32]);
 
-    impl Loops for Sums<'_> {
+    impl Loops for RowSums<'_> {
         type Output = [f32; 8];
 
         #[inline(always)]
@@ -68,12 +68,12 @@ mod tests {
     #[test]
     fn vectors_of_any_width_give_the_same_bits() {
         let values: Vec<f32> = (0..4096).map(|i| ((i * 7919) % 4099) as f32 / 37.0 - 50.0).collect();
-        let expected = Sums(&values).run().map(f32::to_bits);
-        assert_eq!(by_vectors(Sums(&values)).map(f32::to_bits), expected);
+        let expected = RowSums(&values).run().map(f32::to_bits);
+        assert_eq!(by_vectors(RowSums(&values)).map(f32::to_bits), expected);
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") {
             // SAFETY: the processor has this feature.
-            assert_eq!(unsafe { by_avx2(Sums(&values)) }.map(f32::to_bits), expected);
+            assert_eq!(unsafe { by_avx2(RowSums(&values)) }.map(f32::to_bits), expected);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Writes down when the functions of a model start, serve and stop, and what they cost.
 
-use crate::rates::{Place, Tariff};
+use crate::rates::{FunctionPrices, FunctionPricing};
 use remoe_billing::{Lives, PresentFunction};
-use remoe_gateway_core::{Billing, Books};
+use remoe_gateway_core::{Billing, CostAccounting};
 use remoe_process::Role;
 use remoe_rollout::{FunctionState, FunctionStatus, Status};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio::sync::watch;
 #[derive(Clone)]
 pub struct CostRecorder {
     /// Where costs are written.
-    pub books: Arc<Books>,
+    pub cost_accounting: Arc<CostAccounting>,
     /// Name of the model.
     pub model: String,
     /// A name that no other run of `up` has.
@@ -29,45 +29,45 @@ impl CostRecorder {
     pub async fn follow(
         self,
         mut status: watch::Receiver<Status>,
-        mut tariff: watch::Receiver<Option<Tariff>>,
+        mut function_prices: watch::Receiver<Option<FunctionPrices>>,
     ) {
         let mut lives = Lives::default();
         let mut before: Vec<(u64, Status)> = Vec::new();
         loop {
-            before.push((Books::now(), status.borrow_and_update().clone()));
-            if let Some(tariff) = tariff.borrow_and_update().clone() {
-                before.iter().for_each(|(at, status)| self.look(*at, status, &tariff, &mut lives));
+            before.push((CostAccounting::now(), status.borrow_and_update().clone()));
+            if let Some(function_prices) = function_prices.borrow_and_update().clone() {
+                before.iter().for_each(|(at, status)| self.look(*at, status, &function_prices, &mut lives));
                 break;
             }
             // Either may be gone for ever; then nothing was started that is worth an account.
             tokio::select! {
                 changed = status.changed() => if changed.is_err() { return },
-                changed = tariff.changed() => if changed.is_err() { return },
+                changed = function_prices.changed() => if changed.is_err() { return },
             }
         }
         loop {
             let ended = status.changed().await.is_err();
             let now = if ended { Status::default() } else { status.borrow_and_update().clone() };
-            let known = tariff.borrow_and_update().clone().unwrap_or_default();
-            self.look(Books::now(), &now, &known, &mut lives);
+            let known = function_prices.borrow_and_update().clone().unwrap_or_default();
+            self.look(CostAccounting::now(), &now, &known, &mut lives);
             if ended {
                 return;
             }
         }
     }
 
-    fn look(&self, at: u64, status: &Status, tariff: &Tariff, lives: &mut Lives) {
+    fn look(&self, at: u64, status: &Status, function_prices: &FunctionPrices, lives: &mut Lives) {
         // Another placement may have more of them.
-        lives.add_tiers(tariff.tiers());
+        lives.add_tiers(function_prices.tiers());
         let serves = |function: &FunctionStatus| function.state == FunctionState::Serving;
         // Where the main function ends as well, as for a sleep, no other function has taken over.
         let goes_on = status.functions.iter().any(|function| function.role == Role::Main && serves(function));
         let present = |function: &FunctionStatus| {
-            let (pid, place) = (function.pid?, tariff.place(&function.name)?);
+            let (pid, place) = (function.pid?, function_prices.place(&function.name)?);
             let name = self.function(&function.name, pid);
             // It is paid for as it was when it started.
             let known = lives.get(&name).cloned().unwrap_or_else(|| {
-                let Place { tier, rate, basis, memory_bytes } = place.clone();
+                let FunctionPricing { tier, rate, basis, memory_bytes } = place.clone();
                 PresentFunction {
                     tier,
                     rate,
@@ -85,11 +85,11 @@ impl CostRecorder {
         };
         let present = status.functions.iter().filter_map(present).collect();
         let changes = lives.observe(at, present);
-        self.books.changed(&self.model, changes, lives);
+        self.cost_accounting.changed(&self.model, changes, lives);
     }
 
     /// Returns the rates of the functions of `status`, by the names that the main function has for them.
-    pub(crate) fn billing(&self, status: &Status, tariff: &Tariff) -> Arc<Billing> {
+    pub(crate) fn billing(&self, status: &Status, function_prices: &FunctionPrices) -> Arc<Billing> {
         let mut billing = Billing::default();
         let key = |function: &FunctionStatus| match function.role {
             Role::Main => Some("main".to_owned()),
@@ -97,7 +97,9 @@ impl CostRecorder {
         };
         for function in &status.functions {
             let (Some(pid), Some(key)) = (function.pid, key(function)) else { continue };
-            let Some(Place { tier, rate, .. }) = tariff.place(&function.name) else { continue };
+            let Some(FunctionPricing { tier, rate, .. }) = function_prices.place(&function.name) else {
+                continue;
+            };
             billing.rates.0.insert(key.clone(), *rate);
             billing.functions.insert(key, (self.function(&function.name, pid), tier.clone()));
         }

@@ -3,8 +3,8 @@
 use crate::error::LocalError;
 use remoe_hub::ModelArgs;
 use remoe_model::{Checkpoint, Inspection};
-use remoe_planner::{Account, Answer, MainSize, PlanDraft, Problem};
-use remoe_rollout::decide::{Desired, Patience};
+use remoe_planner::{MainSize, PlanAccount, PlanDraft, PlanningResult, Problem};
+use remoe_rollout::decide::{Desired, RolloutTimeouts};
 use remoe_rollout::functions::{DEFAULT_MAX_BATCH, deployment};
 use remoe_rollout::{ModelOptions, MoeLayer, Placement, PlacementError, ResourceLimits};
 use serde::Serialize;
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// Operations of a main function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Backend {
+pub enum MainBackend {
     /// Remoe's kernels, on CPUs.
     Native,
     /// LibTorch.
@@ -24,7 +24,7 @@ pub enum Backend {
 
 /// Deployment of one model on this machine.
 #[derive(Debug, Clone)]
-pub struct Wanted {
+pub struct DesiredDeployment {
     /// Options of all functions.
     pub options: ModelOptions,
     /// The model as every function is told: with the commit, where it comes from the hub.
@@ -40,7 +40,7 @@ pub struct Wanted {
     /// Experts of each function.
     pub placement: Placement,
     /// Expected times of requests under the placement; absent if it was not planned.
-    pub account: Option<Account>,
+    pub account: Option<PlanAccount>,
     /// Grace period in which the functions may end by themselves after the work of a one-shot command.
     pub drain: Duration,
     /// Set if its main function serves HTTP, to a gateway on this machine.
@@ -50,7 +50,7 @@ pub struct Wanted {
     /// Planned size of the main function; absent if it was not planned.
     pub main_size: Option<MainSize>,
     /// Operations of the main function, where they were asked for.
-    pub backend: Option<Backend>,
+    pub backend: Option<MainBackend>,
 }
 
 /// Share of experts that are remote, without a plan.
@@ -99,7 +99,7 @@ pub struct MainReport {
     pub kv_cache_tokens: u64,
 }
 
-impl Wanted {
+impl DesiredDeployment {
     /// Returns the model's name in the HTTP interface.
     pub fn name(&self) -> String {
         self.options.served_model_name.clone().unwrap_or_else(|| self.source.model.name())
@@ -109,7 +109,7 @@ impl Wanted {
     ///
     /// # Errors
     /// The account cannot be written for the main function.
-    pub fn adopt(&mut self, account: Account) -> Result<(), LocalError> {
+    pub fn adopt(&mut self, account: PlanAccount) -> Result<(), LocalError> {
         let cores = u32::try_from(self.options.shared_cores.unwrap_or(1)).unwrap_or(u32::MAX);
         let account = account.on_one_machine(cores);
         self.options.account = serde_json::to_string(&account)?;
@@ -174,10 +174,10 @@ impl Wanted {
     ///
     /// # Errors
     /// A plan that is not of this model.
-    pub fn place_as_planned(&mut self, problem: &Problem, answer: &Answer) -> Result<(), LocalError> {
+    pub fn place_as_planned(&mut self, problem: &Problem, answer: &PlanningResult) -> Result<(), LocalError> {
         let json = serde_json::to_string(&answer.plan)?;
         self.placement = Placement::from_plan(&self.moe_layers, &json)?;
-        self.adopt(Account::new(problem.clone(), &PlanDraft::from(&answer.plan))?)
+        self.adopt(PlanAccount::new(problem.clone(), &PlanDraft::from(&answer.plan))?)
     }
 
     /// Returns the compute dtype: that of the options, else that of the checkpoint.
@@ -188,7 +188,7 @@ impl Wanted {
     /// Returns the desired state: the functions that are to run.
     pub fn desired(&self) -> Desired {
         let http = self.serves_http.then(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
-        let patience = Patience::with_ready(self.ready_timeout);
+        let patience = RolloutTimeouts::with_ready(self.ready_timeout);
         let mut desired = deployment(&self.options, &self.placement, http, Duration::ZERO, patience);
         for function in &mut desired.functions {
             function.arguments.extend(self.source.options());

@@ -1,16 +1,16 @@
 //! Which remote groups of a model run while its main function does: asks that what they are used for, and has the pure
 //! step decide.
 
-use crate::deployment::Wanted;
-use crate::usage::Present;
-use remoe_autoscale::scale_to_zero::groups::{Glance, Group};
+use crate::deployment::DesiredDeployment;
+use crate::usage::ActiveRequests;
+use remoe_autoscale::scale_to_zero::groups::{GroupObservation, SleepingGroup};
 use remoe_gateway_core::{ApartGroup, WakeCause};
 use remoe_proto::format_listing;
 use remoe_proto::v1::LayerPairs;
-use remoe_rollout::groups::{self, Told};
-use remoe_rollout::need::Expected;
+use remoe_rollout::groups::{self, ReportedUsage};
+use remoe_rollout::need::ExpectedPairs;
 use remoe_rollout::{FunctionState, Status, control};
-use remoe_usage::Mix;
+use remoe_usage::JointUsage;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -29,8 +29,8 @@ pub(crate) struct Tiers {
     window: Duration,
     began: Instant,
     groups: Vec<Tier>,
-    told: Told,
-    looking: Option<JoinHandle<Looked>>,
+    told: ReportedUsage,
+    looking: Option<JoinHandle<UsageObservation>>,
     next: Instant,
 }
 
@@ -38,22 +38,22 @@ pub(crate) struct Tiers {
 struct Tier {
     /// `group-0`, or `layer-3`: the function of its first place.
     name: String,
-    group: groups::Group,
-    state: Group,
+    group: groups::SleepGroup,
+    state: SleepingGroup,
 }
 
 /// Result of a look.
-pub(crate) struct Looked {
+pub(crate) struct UsageObservation {
     main: u32,
     /// Absent if the main function did not answer.
     pairs: Option<Vec<LayerPairs>>,
     /// Experts that present requests will use, where that is known.
-    expected: Option<Mix>,
+    expected: Option<JointUsage>,
 }
 
 /// Changes after a look.
 #[derive(Debug, Default)]
-pub(crate) struct Change {
+pub(crate) struct GroupUpdate {
     /// Why each group wakes that does.
     pub(crate) wakes: Vec<WakeCause>,
     /// Some group falls asleep.
@@ -66,13 +66,13 @@ impl Tiers {
     /// Groups of no model yet.
     pub(crate) fn new(window: Duration) -> Self {
         let now = Instant::now();
-        let (groups, told) = (Vec::new(), Told::default());
+        let (groups, told) = (Vec::new(), ReportedUsage::default());
         Self { window, began: now, groups, told, looking: None, next: now }
     }
 
     /// The functions of `wanted` start: all of them, but groups that requests are known not to need which use experts by
     /// `expected`.
-    pub(crate) fn begin(&mut self, wanted: &Wanted, expected: Option<&Mix>) {
+    pub(crate) fn begin(&mut self, wanted: &DesiredDeployment, expected: Option<&JointUsage>) {
         let now = self.began.elapsed();
         let groups = groups::groups(&wanted.desired().functions).into_iter();
         let processes = wanted.placement.processes();
@@ -82,7 +82,7 @@ impl Tiers {
                 let needed = expected.as_ref().is_none_or(|expected| expected.is_on(&group.hosted));
                 let process = processes.iter().find(|process| group.places.contains(&process.name));
                 let name = process.map_or_else(String::new, |process| process.function.clone());
-                Tier { name, group, state: Group::new(needed, now) }
+                Tier { name, group, state: SleepingGroup::new(needed, now) }
             })
             .collect();
         self.looking = None;
@@ -119,8 +119,8 @@ impl Tiers {
     pub(crate) async fn look(
         &mut self,
         main: Option<(u32, SocketAddr)>,
-        present: Option<Present>,
-    ) -> Option<Looked> {
+        present: Option<ActiveRequests>,
+    ) -> Option<UsageObservation> {
         if self.groups.is_empty() {
             return std::future::pending().await;
         }
@@ -135,7 +135,7 @@ impl Tiers {
                     Some(present) => present.mix().await,
                     None => None,
                 };
-                Looked { main, pairs: answer.ok().map(|description| description.pairs), expected }
+                UsageObservation { main, pairs: answer.ok().map(|description| description.pairs), expected }
             }));
         }
         let looked = match &mut self.looking {
@@ -148,8 +148,13 @@ impl Tiers {
     }
 
     /// Returns the changes after a look, where functions are as `status` says.
-    pub(crate) fn note(&mut self, looked: &Looked, wanted: &Wanted, status: &Status) -> Change {
-        let mut change = Change::default();
+    pub(crate) fn note(
+        &mut self,
+        looked: &UsageObservation,
+        wanted: &DesiredDeployment,
+        status: &Status,
+    ) -> GroupUpdate {
+        let mut change = GroupUpdate::default();
         // Who says nothing has not been used any less for that.
         let Some(pairs) = &looked.pairs else { return change };
         let main = looked.main.to_string();
@@ -164,7 +169,7 @@ impl Tiers {
         for Tier { group, state, .. } in &mut self.groups {
             let pairs = uses.of(&group.hosted);
             let is_expected = || expected.as_ref().is_some_and(|expected| expected.is_on(&group.hosted));
-            let seen = Glance {
+            let seen = GroupObservation {
                 asked: pairs > 0,
                 predicted: !state.awake && is_expected(),
                 starting: !group.places.iter().any(serves),
@@ -195,7 +200,7 @@ impl Drop for Tiers {
 }
 
 /// The pairs of requests that use experts by `mix`.
-fn pairs_of(mix: &Mix, wanted: &Wanted) -> Expected {
+fn pairs_of(mix: &JointUsage, wanted: &DesiredDeployment) -> ExpectedPairs {
     let layers = wanted.moe_layers.iter().map(|moe| moe.layer).collect();
-    Expected::new(layers, mix.shares.to_rows(), mix.tokens * wanted.inspection.top_k as f64)
+    ExpectedPairs::new(layers, mix.shares.to_rows(), mix.tokens * wanted.inspection.top_k as f64)
 }

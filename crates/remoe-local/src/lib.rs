@@ -2,7 +2,7 @@
 //! from requests, replans, and accounts for costs. It knows no command, no flag and no terminal.
 //!
 //! ```text
-//! gateway: wakes, sleeps ─▶ [`Keeper`] ─▶ supervisor of the functions
+//! gateway: wakes, sleeps ─▶ [`ModelSupervisor`] ─▶ supervisor of the functions
 //!                             ▲   │
 //!   [`ModelUsage`]: requests ─┘   ├─▶ [`Reporter`]: what changes, for people
 //!                                 └─▶ [`CostRecorder`]: what it costs, for the ledger
@@ -20,11 +20,11 @@ mod supervisor;
 mod usage;
 
 pub use cost::CostRecorder;
-pub use deployment::{Backend, MainReport, Ratio, Wanted, default_dtype, fallback_bytes};
+pub use deployment::{DesiredDeployment, MainBackend, MainReport, Ratio, default_dtype, fallback_bytes};
 pub use error::LocalError;
-pub use following::Following;
-pub use rates::Tariff;
-pub use replan::{Basis, Better, Measured, STURDY};
+pub use following::PlacementFollower;
+pub use rates::FunctionPrices;
+pub use replan::{BetterPlacement, Measured, PlacementBasis, STURDY};
 pub use report::{Report, Reporter};
-pub use supervisor::{End, Keeper};
-pub use usage::{History, ModelFiles, ModelUsage};
+pub use supervisor::{ModelSupervisor, ShutdownSignal};
+pub use usage::{ModelFiles, ModelUsage, UsageHistory};

@@ -1,6 +1,6 @@
 //! Rates of the functions of a model while they are alive.
 
-use crate::deployment::Wanted;
+use crate::deployment::DesiredDeployment;
 use remoe_billing::{Basis, Rate};
 use remoe_hardware::Profile;
 use remoe_planner::{Billing, Pricing};
@@ -15,11 +15,11 @@ fn sold(bytes: f64) -> f64 {
 
 /// Rates by the places of functions.
 #[derive(Debug, Clone, Default)]
-pub struct Tariff(BTreeMap<String, Place>);
+pub struct FunctionPrices(BTreeMap<String, FunctionPricing>);
 
 /// A function's place.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Place {
+pub(crate) struct FunctionPricing {
     /// `main`, or the function that it is a replica of: `group-0`, `layer-3`.
     pub(crate) tier: String,
     pub(crate) rate: Rate,
@@ -28,10 +28,10 @@ pub(crate) struct Place {
     pub(crate) memory_bytes: u64,
 }
 
-impl Tariff {
+impl FunctionPrices {
     /// Rates of the functions of `wanted`: of the sizes that its plan gives them at the plan's prices, or without
     /// a plan of the smallest sizes that hold them at `pricing`.
-    pub fn of(wanted: &Wanted, pricing: &Pricing) -> Self {
+    pub fn of(wanted: &DesiredDeployment, pricing: &Pricing) -> Self {
         let model = &wanted.inspection;
         let dtype = wanted.dtype();
         let expert = model.resident_expert_bytes(dtype) as f64;
@@ -50,7 +50,7 @@ impl Tariff {
             },
             |account| (account.main_per_second(), account.main_size().memory_bytes),
         );
-        let place = Place {
+        let place = FunctionPricing {
             tier: "main".to_owned(),
             rate: Rate::per_second(main),
             basis: Basis::Alive,
@@ -66,7 +66,7 @@ impl Tariff {
             let vcpus = process.cpu_millis.map(|millis| millis as f64 / 1e3);
             let rate = Rate::per_second(pricing.function_rate(bytes, vcpus));
             let tier = process.function;
-            places.insert(process.name, Place { tier, rate, basis, memory_bytes: bytes as u64 });
+            places.insert(process.name, FunctionPricing { tier, rate, basis, memory_bytes: bytes as u64 });
         }
         Self(places)
     }
@@ -82,7 +82,7 @@ impl Tariff {
     }
 
     /// The place called `name`.
-    pub(crate) fn place(&self, name: &str) -> Option<&Place> {
+    pub(crate) fn place(&self, name: &str) -> Option<&FunctionPricing> {
         self.0.get(name)
     }
 

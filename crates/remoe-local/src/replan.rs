@@ -1,10 +1,10 @@
 //! Decision if a placement is replaced, now that something is known of requests.
 
-use crate::deployment::{Ratio, Wanted};
+use crate::deployment::{DesiredDeployment, Ratio};
 use crate::error::LocalError;
 use remoe_planner::{
-    Answer, Budget, Change, Options, PlanDraft, PlanError, Problem, Remote, dollars, preallocate_for, replan,
-    solve, solve_within,
+    Budget, Options, PlanChange, PlanDraft, PlanError, PlanningResult, Problem, Remote, dollars,
+    preallocate_for, replan, solve, solve_within,
 };
 use remoe_predictor::Shares;
 use remoe_process::Role;
@@ -19,7 +19,7 @@ const HYSTERESIS: f64 = 0.05;
 
 /// Basis of placements.
 #[derive(Debug, Clone)]
-pub enum Basis {
+pub enum PlacementBasis {
     /// The planner's problem and whether experts may be remote.
     Planned(Box<Problem>, Remote),
     /// A number of the least used experts.
@@ -37,8 +37,8 @@ pub struct Measured {
 /// A question that can be answered by any thread.
 #[derive(Debug, Clone)]
 pub(crate) struct Question {
-    basis: Basis,
-    wanted: Wanted,
+    basis: PlacementBasis,
+    wanted: DesiredDeployment,
     shares: Shares,
     moment: Moment,
 }
@@ -54,24 +54,31 @@ pub(crate) enum Moment {
 
 /// A placement that is better than the one that there is.
 #[derive(Debug)]
-pub struct Better {
+pub struct BetterPlacement {
     /// With it.
-    pub wanted: Wanted,
+    pub wanted: DesiredDeployment,
     /// Why, for people.
     pub why: String,
 }
 
 impl Question {
     /// Asks if `wanted` is to be placed in another way where requests use experts by `shares`.
-    pub(crate) fn new(basis: &Basis, wanted: &Wanted, shares: Shares, moment: Moment) -> Self {
+    pub(crate) fn new(
+        basis: &PlacementBasis,
+        wanted: &DesiredDeployment,
+        shares: Shares,
+        moment: Moment,
+    ) -> Self {
         Self { basis: basis.clone(), wanted: wanted.clone(), shares, moment }
     }
 
     /// Returns the present placement with the memory that MMP gives the main function (Remoe paper, Algorithm 2); `None` if it
     /// has that, or nothing was planned.
-    pub(crate) fn preallocated(self) -> Result<Option<Better>, LocalError> {
+    pub(crate) fn preallocated(self) -> Result<Option<BetterPlacement>, LocalError> {
         let usage = self.shares.to_rows();
-        let Self { basis: Basis::Planned(problem, _), mut wanted, .. } = self else { return Ok(None) };
+        let Self { basis: PlacementBasis::Planned(problem, _), mut wanted, .. } = self else {
+            return Ok(None);
+        };
         let Some(plan) = wanted.account.as_ref().map(|account| account.plan().clone()) else {
             return Ok(None);
         };
@@ -90,15 +97,15 @@ impl Question {
         let revision = next_revision(&wanted);
         wanted.place_as_planned(&problem, &answer)?;
         wanted.placement = wanted.placement.revised(revision);
-        Ok(Some(Better { wanted, why }))
+        Ok(Some(BetterPlacement { wanted, why }))
     }
 
     /// Returns the better placement that is found within `budget`; `None` where the one that there is stays.
-    pub(crate) fn answer(self, budget: Budget<'_>) -> Result<Option<Better>, LocalError> {
+    pub(crate) fn answer(self, budget: Budget<'_>) -> Result<Option<BetterPlacement>, LocalError> {
         let usage = self.shares.to_rows();
         let Self { basis, mut wanted, moment, .. } = self;
         match basis {
-            Basis::Ratio(ratio) => {
+            PlacementBasis::Ratio(ratio) => {
                 let placement = ratio.place(&wanted.moe_layers, Some(&usage))?;
                 let remote = |placement: &Placement| remote_share(&wanted, placement, &usage);
                 let (before, after) = (remote(&wanted.placement), remote(&placement));
@@ -107,9 +114,9 @@ impl Question {
                 }
                 let why = format!("{:.1} % of pairs remote, was {:.1} %", after * 100.0, before * 100.0);
                 wanted.placement = placement.revised(next_revision(&wanted));
-                Ok(Some(Better { wanted, why }))
+                Ok(Some(BetterPlacement { wanted, why }))
             }
-            Basis::Planned(problem, remote) => {
+            PlacementBasis::Planned(problem, remote) => {
                 let problem = Problem { prediction: Some(usage), prediction_p95: None, ..*problem };
                 beside_main(&problem, remote, wanted, moment, budget)
             }
@@ -122,10 +129,10 @@ impl Question {
 fn beside_main(
     problem: &Problem,
     remote: Remote,
-    mut wanted: Wanted,
+    mut wanted: DesiredDeployment,
     moment: Moment,
     budget: Budget<'_>,
-) -> Result<Option<Better>, LocalError> {
+) -> Result<Option<BetterPlacement>, LocalError> {
     let Some(plan) = wanted.account.as_ref().map(|account| account.plan().clone()) else { return Ok(None) };
     let revision = next_revision(&wanted);
     let problem = problem.clone().with_main(plan.main_bytes, plan.main_vcpus);
@@ -141,7 +148,7 @@ fn beside_main(
         Err(PlanError::Infeasible(_) | PlanError::Cancelled) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    let Answer { change: Some(change), .. } = &answer else { return Ok(None) };
+    let PlanningResult { change: Some(change), .. } = &answer else { return Ok(None) };
     if change.kept {
         return Ok(None);
     }
@@ -154,11 +161,11 @@ fn beside_main(
         return Ok(None);
     }
     wanted.placement = wanted.placement.revised(revision);
-    Ok(Some(Better { wanted, why }))
+    Ok(Some(BetterPlacement { wanted, why }))
 }
 
 /// The number of the next revision: its functions have names of their own and can run beside those that there are.
-fn next_revision(wanted: &Wanted) -> u32 {
+fn next_revision(wanted: &DesiredDeployment) -> u32 {
     wanted.placement.revision().wrapping_add(1).max(1)
 }
 
@@ -167,7 +174,7 @@ fn options(remote: Remote) -> Options {
 }
 
 /// The cost of a new plan beside that of the one before.
-fn compared(change: &Change) -> String {
+fn compared(change: &PlanChange) -> String {
     change.new_cost.map_or_else(
         || "the previous plan misses a limit".to_owned(),
         |cost| {
@@ -181,9 +188,9 @@ fn compared(change: &Change) -> String {
 #[derive(Debug)]
 pub(crate) struct OnMeasurements {
     /// A placement beside the main function as it runs.
-    pub(crate) now: Option<Better>,
+    pub(crate) now: Option<BetterPlacement>,
     /// A plan with a main function of another size, for its next start.
-    pub(crate) next: Option<Better>,
+    pub(crate) next: Option<BetterPlacement>,
     /// The outcome, for people.
     pub(crate) line: String,
 }
@@ -192,7 +199,7 @@ pub(crate) struct OnMeasurements {
 pub(crate) fn on_measurements(
     problem: &Problem,
     remote: Remote,
-    wanted: &Wanted,
+    wanted: &DesiredDeployment,
 ) -> Result<OnMeasurements, LocalError> {
     let stays = |line: String| Ok(OnMeasurements { now: None, next: None, line });
     let Some(plan) = wanted.account.as_ref().map(|account| account.plan().clone()) else {
@@ -214,11 +221,12 @@ pub(crate) fn on_measurements(
     let mut planned = wanted.clone();
     planned.place_as_planned(problem, &answer)?;
     planned.placement = planned.placement.revised(next_revision(wanted));
-    let main =
-        |wanted: &Wanted| wanted.desired().functions.into_iter().find(|function| function.role == Role::Main);
+    let main = |wanted: &DesiredDeployment| {
+        wanted.desired().functions.into_iter().find(|function| function.role == Role::Main)
+    };
     if main(&planned) == main(wanted) {
         let line = format!("placement revised: {why}");
-        return Ok(OnMeasurements { now: Some(Better { wanted: planned, why }), next: None, line });
+        return Ok(OnMeasurements { now: Some(BetterPlacement { wanted: planned, why }), next: None, line });
     }
     // Another main function starts from nothing, and so do its requests: that waits for its next start.
     let mut now = beside_main(problem, remote, wanted.clone(), Moment::Serves, Budget::UNLIMITED)?;
@@ -229,11 +237,11 @@ pub(crate) fn on_measurements(
         Some(better) => format!("placement revised: {}; the next start has {why}", better.why),
         None => format!("the placement stays until the next start, which has {why}"),
     };
-    Ok(OnMeasurements { now, next: Some(Better { wanted: planned, why }), line })
+    Ok(OnMeasurements { now, next: Some(BetterPlacement { wanted: planned, why }), line })
 }
 
 /// The share of all pairs that is remote under `placement`, the mean over layers.
-fn remote_share(wanted: &Wanted, placement: &Placement, usage: &[Vec<f64>]) -> f64 {
+fn remote_share(wanted: &DesiredDeployment, placement: &Placement, usage: &[Vec<f64>]) -> f64 {
     let remote = placement.remote();
     let of_layer = |(moe, usage): (&remoe_rollout::MoeLayer, &Vec<f64>)| {
         let away = remote.iter().find(|set| set.layer == moe.layer);

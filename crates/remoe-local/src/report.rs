@@ -1,6 +1,6 @@
 //! Reports of what runs.
 
-use crate::deployment::Wanted;
+use crate::deployment::DesiredDeployment;
 use crate::error::LocalError;
 use remoe_rollout::{FunctionState, Status};
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ pub trait Reporter: Send + Sync {
     ///
     /// # Errors
     /// The report cannot be written; the model is not kept any longer.
-    fn say(&self, wanted: &Wanted, event: &str, status: &Status) -> io::Result<()>;
+    fn say(&self, wanted: &DesiredDeployment, event: &str, status: &Status) -> io::Result<()>;
 
     /// Reports something beside the events.
     fn note(&self, text: &str);
@@ -24,7 +24,7 @@ pub trait Reporter: Send + Sync {
 /// Model as it is placed now, with its reporter.
 pub struct Report {
     /// The model.
-    pub wanted: Wanted,
+    pub wanted: DesiredDeployment,
     /// Reporter of what becomes of it.
     pub reporter: Box<dyn Reporter>,
 }

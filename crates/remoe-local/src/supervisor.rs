@@ -4,13 +4,15 @@ mod revising;
 
 use crate::cost::CostRecorder;
 use crate::error::LocalError;
-use crate::following::{Answering, Following, taken};
-use crate::groups::{Change, Tiers};
-use crate::rates::Tariff;
-use crate::replan::{Basis, Better, Measured};
+use crate::following::{PendingReplan, PlacementFollower, taken};
+use crate::groups::{GroupUpdate, Tiers};
+use crate::rates::FunctionPrices;
+use crate::replan::{BetterPlacement, Measured, PlacementBasis};
 use crate::report::{self, Report};
 use http::HeaderValue;
-use remoe_gateway_core::{Backend, FunctionLine, Model, Running, WakeMarks, Want, Wanted};
+use remoe_gateway_core::{
+    Backend, DesiredState, FunctionLine, LauncherOrder, Model, RunningFunctions, WakeMarks,
+};
 use remoe_planner::Pricing;
 use remoe_predictor::Shares;
 use remoe_process::Role;
@@ -18,7 +20,7 @@ use remoe_proto::v1::LayerExperts;
 use remoe_rollout::decide::Desired;
 use remoe_rollout::functions::DEFAULT_MAX_BATCH;
 use remoe_rollout::{FunctionState, FunctionStatus, Status, Supervisor, control, need};
-use revising::{Cause, Planning, Revision};
+use revising::{Planning, Revision, RevisionCause};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,10 +34,10 @@ const ASK: Duration = Duration::from_secs(1);
 const MOST_PAUSES: u32 = 64;
 
 /// Set when functions are to end: the time that they may drain.
-pub type End = watch::Receiver<Option<Duration>>;
+pub type ShutdownSignal = watch::Receiver<Option<Duration>>;
 
 /// Keeps the functions of a model as its gateway wants them.
-pub struct Keeper {
+pub struct ModelSupervisor {
     /// The model as clients see it.
     pub model: Arc<Model>,
     /// Placement of the model, and the reporter of changes.
@@ -51,25 +53,25 @@ pub struct Keeper {
     /// Recorder of what the functions cost.
     pub costs: CostRecorder,
     /// Rates of the functions.
-    pub tariff: Tariff,
+    pub function_prices: FunctionPrices,
     /// Ends when all that ran is accounted for.
     pub accounted: JoinHandle<()>,
     /// Source of another placement.
-    pub basis: Basis,
+    pub basis: PlacementBasis,
     /// Prices of functions without a plan.
     pub pricing: Pricing,
     /// Tells the recorder of costs the present rates.
-    pub tell: watch::Sender<Option<Tariff>>,
+    pub tell: watch::Sender<Option<FunctionPrices>>,
     /// Absent where the placement does not follow requests.
-    pub following: Option<Following>,
+    pub following: Option<PlacementFollower>,
     /// Tells what was measured beside the model; none where nothing is.
     pub measured: Option<oneshot::Receiver<Measured>>,
     /// A plan with another main function, for its next start.
-    pub next: Option<Better>,
+    pub next: Option<BetterPlacement>,
 }
 
 /// State of the keeper between two looks.
-struct Seen {
+struct SupervisorState {
     /// The number of the latest order that was followed.
     order: u64,
     /// The number of the change that it made.
@@ -91,7 +93,7 @@ struct Seen {
     /// Remote experts before the last revision.
     replaced: Option<Vec<LayerExperts>>,
     /// Search for a better placement than the one that runs.
-    answering: Option<Answering>,
+    answering: Option<PendingReplan>,
     /// A plan on measurements that is being worked out.
     planning: Option<Planning>,
     /// Absent if remote groups sleep with their main function.
@@ -100,13 +102,13 @@ struct Seen {
     rested: BTreeMap<String, bool>,
 }
 
-impl Keeper {
+impl ModelSupervisor {
     /// Says that the model is ready, follows orders and reports until `end` says how long the functions may
     /// take to end.
     ///
     /// # Errors
     /// The gateway or the supervisor is gone, or a report cannot be written.
-    pub async fn run(mut self, first: Status, mut end: End) -> Result<(), LocalError> {
+    pub async fn run(mut self, first: Status, mut end: ShutdownSignal) -> Result<(), LocalError> {
         let ending = async {
             let grace = end.wait_for(Option::is_some).await;
             grace.ok().and_then(|grace| *grace).unwrap_or_default()
@@ -122,7 +124,7 @@ impl Keeper {
 
     async fn keep(&mut self, first: &Status) -> Result<(), LocalError> {
         let (mut orders, mut changes) = (self.model.want(), self.supervisor.status());
-        let mut seen = Seen {
+        let mut seen = SupervisorState {
             order: 0,
             change: 0,
             asleep: false,
@@ -206,7 +208,7 @@ impl Keeper {
                 answered = answered => {
                     seen.answering = None;
                     if let Some(better) = taken(&self.report, answered) {
-                        self.revise(better, Cause::Drift, &mut seen);
+                        self.revise(better, RevisionCause::Drift, &mut seen);
                     }
                 }
                 () = late => self.take_back("the new functions did not start in time", &mut seen),
@@ -227,11 +229,11 @@ impl Keeper {
         }
     }
 
-    async fn follow(&mut self, want: Want, seen: &mut Seen) {
+    async fn follow(&mut self, want: LauncherOrder, seen: &mut SupervisorState) {
         let asleep = match want.wanted {
-            Wanted::Awake => false,
-            Wanted::Asleep => true,
-            Wanted::Recheck => {
+            DesiredState::Awake => false,
+            DesiredState::Asleep => true,
+            DesiredState::Recheck => {
                 let main = self.supervisor.status().borrow().functions.iter().find_map(main_address);
                 // One that does not answer has no request that anybody waits for.
                 let requests = match main {
@@ -246,7 +248,7 @@ impl Keeper {
             // What was asked about the placement before is of no use any more. What measurements led to waits for the next
             // wake.
             if let Some(revision) = seen.revision.take()
-                && revision.cause == Cause::Measurements
+                && revision.cause == RevisionCause::Measurements
             {
                 self.next.get_or_insert(revision.better);
             }
@@ -285,7 +287,7 @@ impl Keeper {
 
     /// Plans a wake for waiting requests that use experts by `shares`, as the operator does: the main function starts with
     /// the size that it is pre-allocated, and the remote functions are planned while it starts.
-    async fn plan_wake(&mut self, shares: Shares, seen: &mut Seen) {
+    async fn plan_wake(&mut self, shares: Shares, seen: &mut SupervisorState) {
         let Some(following) = &self.following else { return };
         let started = Instant::now();
         let preallocated = following.preallocated(&self.basis, &self.report, shares.clone()).await;
@@ -315,7 +317,7 @@ impl Keeper {
     }
 
     /// Returns the functions that are to run, without those that rest.
-    fn desired(&self, seen: &mut Seen) -> Desired {
+    fn desired(&self, seen: &mut SupervisorState) -> Desired {
         let mut desired = self.report.wanted.desired();
         if let Some(tiers) = &seen.tiers {
             desired.resting = tiers.resting();
@@ -327,7 +329,7 @@ impl Keeper {
     }
 
     /// Has groups end and start as was decided.
-    fn groups(&mut self, change: &Change, seen: &mut Seen) {
+    fn groups(&mut self, change: &GroupUpdate, seen: &mut SupervisorState) {
         change.wakes.iter().for_each(|cause| self.model.group_woke(*cause));
         self.model.groups_are(seen.tiers.as_ref().map_or_else(Vec::new, Tiers::groups), change.pairs);
         if change.sleeps || !change.wakes.is_empty() {
@@ -344,7 +346,7 @@ impl Keeper {
     }
 
     /// Tells the gateway what runs, and the user what changed.
-    fn look(&mut self, status: &Status, seen: &mut Seen) -> Result<(), LocalError> {
+    fn look(&mut self, status: &Status, seen: &mut SupervisorState) -> Result<(), LocalError> {
         if status.change < seen.change {
             return Ok(());
         }
@@ -362,7 +364,7 @@ impl Keeper {
         }
         mark(&mut seen.wake, status);
         let serving = main.filter(|_| !seen.asleep && status.generation.is_some());
-        self.model.runs(Running {
+        self.model.runs(RunningFunctions {
             order: seen.order,
             backends: serving.and_then(|main| self.backend(main, status)).into_iter().collect(),
             wake: seen.wake,
@@ -371,7 +373,7 @@ impl Keeper {
         self.say(status, seen)
     }
 
-    fn say(&mut self, status: &Status, seen: &mut Seen) -> Result<(), LocalError> {
+    fn say(&mut self, status: &Status, seen: &mut SupervisorState) -> Result<(), LocalError> {
         if seen.asleep {
             let gone = status.functions.iter().all(|function| function.pid.is_none());
             if gone && !seen.said_asleep {
@@ -415,7 +417,7 @@ impl Keeper {
     }
 
     /// Says that groups sleep, once their functions are gone.
-    fn say_rest(&self, status: &Status, seen: &mut Seen) -> Result<(), LocalError> {
+    fn say_rest(&self, status: &Status, seen: &mut SupervisorState) -> Result<(), LocalError> {
         let asleep = |name: &str| {
             let of = |function: &&FunctionStatus| function.name == name;
             let function = status.functions.iter().find(of);
@@ -436,9 +438,9 @@ impl Keeper {
             id: u64::from(main.pid?) << 16 | u64::from(address.port()),
             address,
             identity: None,
-            room: self.report.wanted.options.max_batch.unwrap_or(DEFAULT_MAX_BATCH),
+            capacity: self.report.wanted.options.max_batch.unwrap_or(DEFAULT_MAX_BATCH),
             authorization: Some(self.authorization.clone()),
-            billing: Some(self.costs.billing(status, &self.tariff)),
+            billing: Some(self.costs.billing(status, &self.function_prices)),
         })
     }
 }

@@ -1,12 +1,13 @@
 //! Expert usage of a model, learned from its requests.
 
-use crate::deployment::Wanted;
+use crate::deployment::DesiredDeployment;
 use crate::error::LocalError;
-use remoe_gateway_core::Witness;
+use remoe_gateway_core::UsageObserver;
 use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{ByPhase, Embedding, Shares, Trained, TunedPredictor};
 use remoe_usage::{
-    AnsweredMix, Foresight, ForesightMetrics, ForesightOptions, Mix, Prompts, UsageLearner, Watch,
+    AnsweredMix, JointUsage, PredictionMetrics, PredictionService, PredictorOptions, Prompts, UsageLearner,
+    UsagePredictor,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ pub struct ModelUsage {
 
 /// Training history of a model's requests.
 #[derive(Debug, Clone, Copy)]
-pub struct History<'a> {
+pub struct UsageHistory<'a> {
     /// Folder that keeps it over restarts.
     pub folder: Option<&'a Path>,
     /// Limit of its size.
@@ -53,11 +54,11 @@ impl ModelUsage {
     /// # Errors
     /// The history cannot be used, the tokenizer cannot be read, or the system refuses a thread.
     pub fn open(
-        wanted: &Wanted,
-        history: History<'_>,
+        wanted: &DesiredDeployment,
+        history: UsageHistory<'_>,
         files: ModelFiles,
         tokens: ByPhase<f64>,
-        metrics: &ForesightMetrics,
+        metrics: &PredictionMetrics,
     ) -> Result<Self, LocalError> {
         let facts = &wanted.inspection;
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
@@ -71,31 +72,31 @@ impl ModelUsage {
         };
         // One folder serves for several models.
         let folder = history.folder.map(|folder| folder.join(&files.fingerprint));
-        let options = ForesightOptions {
+        let options = PredictorOptions {
             store: folder.map(|folder| (folder, history.folder_bytes)),
             forgets: history.forgets,
             output_tokens: tokens.decode,
         };
         let prompts = Prompts::open(&wanted.checkpoint)?;
         let trained = files.trained.map(|trained| Box::new(trained) as Box<dyn TunedPredictor>);
-        let foresight = Foresight::new(header, files.embedding, prompts, trained, options)?;
-        let is_enough = foresight.remembered().0 as f64 >= ENOUGH;
-        let remembered = if is_enough { foresight.mean(tokens)? } else { None };
+        let predictor = UsagePredictor::new(header, files.embedding, prompts, trained, options)?;
+        let is_enough = predictor.remembered().0 as f64 >= ENOUGH;
+        let remembered = if is_enough { predictor.mean(tokens)? } else { None };
         let learner = UsageLearner::new(metrics.of_model(&wanted.name()));
-        let watch = Watch::start(foresight, None, learner.publisher(&files.fingerprint));
+        let watch = PredictionService::start(predictor, None, learner.publisher(&files.fingerprint));
         let watch = watch.map_err(LocalError::Thread)?;
         learner.follow(Some(watch));
         Ok(Self { answered: learner.answered(), learner, remembered })
     }
 
     /// Returns the witness of the model's requests.
-    pub fn witness(&self) -> Arc<dyn Witness> {
+    pub fn witness(&self) -> Arc<dyn UsageObserver> {
         self.learner.clone()
     }
 
     /// Returns the present requests.
-    pub(crate) fn present(&self) -> Present {
-        Present(self.learner.clone())
+    pub(crate) fn present(&self) -> ActiveRequests {
+        ActiveRequests(self.learner.clone())
     }
 
     /// Returns the recent expert usage, if that is enough to go by.
@@ -117,11 +118,11 @@ fn enough(answered: Option<&AnsweredMix>) -> Option<Shares> {
 }
 
 /// Requests that wait or are worked on.
-pub(crate) struct Present(Arc<UsageLearner>);
+pub(crate) struct ActiveRequests(Arc<UsageLearner>);
 
-impl Present {
+impl ActiveRequests {
     /// Predicts which experts they will use; `None` if that is not known.
-    pub(crate) async fn mix(self) -> Option<Mix> {
+    pub(crate) async fn mix(self) -> Option<JointUsage> {
         self.0.predicted(PREDICTIONS).await
     }
 }

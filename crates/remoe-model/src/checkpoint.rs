@@ -14,7 +14,7 @@ use crate::fingerprint::{self, Fingerprint};
 use crate::generation::GenerationDefaults;
 use crate::inspection::Inspection;
 use crate::layout::{self, LayerMlp, LayerTensors, Layout};
-use crate::shards::{Place, Shards};
+use crate::shards::{Shards, TensorLocation};
 use crate::sizes::Sizes;
 use crate::store::{FileRange, Folder, Store};
 use crate::stored_form::ShortForm;
@@ -413,8 +413,12 @@ impl Checkpoint {
     ) -> Result<Vec<u8>, CheckpointError> {
         let mut bytes = vec![0; rows.len() * row_bytes];
         let range = (rows.start * row_bytes) as u64..(rows.end * row_bytes) as u64;
-        let place =
-            Place { name: &scales.name, file: scales.file, offset: scales.offset, bytes: scales.bytes };
+        let place = TensorLocation {
+            name: &scales.name,
+            file: scales.file,
+            offset: scales.offset,
+            bytes: scales.bytes,
+        };
         self.shards.read(place, range, &mut bytes)?;
         Ok(bytes)
     }
@@ -435,8 +439,12 @@ impl Checkpoint {
         range: Range<u64>,
         target: &mut [u8],
     ) -> Result<(), CheckpointError> {
-        let place =
-            Place { name: &tensor.name, file: tensor.file, offset: tensor.offset, bytes: tensor.bytes };
+        let place = TensorLocation {
+            name: &tensor.name,
+            file: tensor.file,
+            offset: tensor.offset,
+            bytes: tensor.bytes,
+        };
         self.shards.read(place, range, target)
     }
 

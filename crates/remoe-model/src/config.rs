@@ -119,7 +119,7 @@ impl ModelConfig {
 }
 
 /// The fields that all families share, read once.
-pub(crate) struct Common<'a> {
+pub(crate) struct CommonConfig<'a> {
     pub(crate) fields: Fields<'a>,
     pub(crate) layers: usize,
     pub(crate) heads: usize,
@@ -163,7 +163,7 @@ const USUAL_FIELDS: FieldNames = FieldNames {
     norm_eps: "rms_norm_eps",
 };
 
-impl<'a> Common<'a> {
+impl<'a> CommonConfig<'a> {
     pub(crate) fn read(fields: Fields<'a>, defaults: &'static Defaults) -> Result<Self, CheckpointError> {
         Self::read_named(fields, defaults, &USUAL_FIELDS)
     }

@@ -53,12 +53,17 @@ pub(crate) struct LayerTensors {
 #[derive(Debug)]
 pub(crate) enum LayerMlp {
     Dense(MlpTensors),
-    Moe { router: RouterTensors, shared: Option<SharedTensors>, bias: Option<TensorRef>, experts: Experts },
+    Moe {
+        router: RouterTensors,
+        shared: Option<SharedTensors>,
+        bias: Option<TensorRef>,
+        experts: ExpertsLayout,
+    },
 }
 
 /// Where the routed experts of a layer are.
 #[derive(Debug)]
-pub(crate) enum Experts {
+pub(crate) enum ExpertsLayout {
     /// Tensors for each expert, as `save_pretrained` writes them.
     Separate(Vec<MlpTensors>),
     /// Two tensors for all, as transformers keeps them in memory: [experts, 2 x width, hidden], gate
@@ -71,7 +76,7 @@ pub(crate) enum Experts {
     RowsInTurns { gate_up: Linear, down: Linear, experts: usize },
 }
 
-impl Experts {
+impl ExpertsLayout {
     pub(crate) fn get(&self, expert: usize) -> Option<MlpTensors> {
         match self {
             Self::Separate(experts) => experts.get(expert).cloned(),
@@ -426,7 +431,12 @@ impl<'a> Finder<'a> {
         Ok(LayerMlp::Moe { router, shared, bias, experts: self.experts(&block, names, facts)? })
     }
 
-    fn experts(&self, block: &str, names: &BlockNames, facts: &MoeFacts) -> Result<Experts, CheckpointError> {
+    fn experts(
+        &self,
+        block: &str,
+        names: &BlockNames,
+        facts: &MoeFacts,
+    ) -> Result<ExpertsLayout, CheckpointError> {
         let gate_up = format!("{block}.{}", names.gate_up);
         let (experts, width) = (facts.experts, facts.expert_width);
         if names.fused == Fused::InTurns {
@@ -447,12 +457,12 @@ impl<'a> Finder<'a> {
             let gate_up = with_bias(&gate_up, [self.hidden, 2 * width])?;
             let down = with_bias(&down, [width, self.hidden])?;
             return Ok(match mxfp4 {
-                true => Experts::RowsInTurns { gate_up, down, experts },
-                false => Experts::InTurns { gate_up, down, experts },
+                true => ExpertsLayout::RowsInTurns { gate_up, down, experts },
+                false => ExpertsLayout::InTurns { gate_up, down, experts },
             });
         }
         if facts.gated && self.has(&gate_up) {
-            return Ok(Experts::Fused {
+            return Ok(ExpertsLayout::Fused {
                 gate_up: self.find(&gate_up, &[experts, 2 * width, self.hidden])?,
                 down: self.find(&format!("{block}.{}", names.down), &[experts, self.hidden, width])?,
                 experts,
@@ -462,7 +472,7 @@ impl<'a> Finder<'a> {
         (0..experts)
             .map(|expert| self.expert(&format!("{block}.experts.{expert}"), facts))
             .collect::<Result<_, _>>()
-            .map(Experts::Separate)
+            .map(ExpertsLayout::Separate)
     }
 }
 

@@ -43,7 +43,7 @@ pub(crate) struct RawTensor {
 }
 
 /// Where a tensor lies, or its scales.
-pub(crate) struct Place<'a> {
+pub(crate) struct TensorLocation<'a> {
     pub(crate) name: &'a str,
     pub(crate) file: usize,
     pub(crate) offset: u64,
@@ -87,11 +87,11 @@ impl Shards {
     /// Reads the bytes `range` of `place` into `target`, which has the length of the range.
     pub(crate) fn read(
         &self,
-        place: Place<'_>,
+        place: TensorLocation<'_>,
         range: Range<u64>,
         target: &mut [u8],
     ) -> Result<(), CheckpointError> {
-        let Place { name, file, offset, bytes } = place;
+        let TensorLocation { name, file, offset, bytes } = place;
         let request = |message| CheckpointError::Request { path: self.listing.clone(), message };
         if range.start > range.end || range.end > bytes || range.end - range.start != target.len() as u64 {
             return Err(request(format!(

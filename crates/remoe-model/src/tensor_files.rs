@@ -1,7 +1,7 @@
 //! The tensors of a folder by their names, of a model of any kind: for what makes checkpoints of others.
 
 use crate::error::CheckpointError;
-use crate::shards::{Place, Shards};
+use crate::shards::{Shards, TensorLocation};
 use crate::store::Store;
 use crate::tensors::TensorRef;
 
@@ -53,8 +53,12 @@ impl TensorFiles {
         let too_large =
             |_| self.wrong(&tensor.name, format!("its {} bytes do not fit into memory", tensor.bytes));
         let mut bytes = vec![0; usize::try_from(tensor.bytes).map_err(too_large)?];
-        let place =
-            Place { name: &tensor.name, file: tensor.file, offset: tensor.offset, bytes: tensor.bytes };
+        let place = TensorLocation {
+            name: &tensor.name,
+            file: tensor.file,
+            offset: tensor.offset,
+            bytes: tensor.bytes,
+        };
         self.shards.read(place, 0..tensor.bytes, &mut bytes)?;
         Ok(bytes)
     }

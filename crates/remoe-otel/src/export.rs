@@ -3,7 +3,7 @@
 //! The SDK's own batch processor neither counts what it drops where it can be seen nor ends while a collector keeps
 //! silent; and the exporter needs a runtime, which must be none that requests are served by.
 
-use crate::settings::Settings;
+use crate::settings::ExportSettings;
 use opentelemetry::Context;
 use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
 use opentelemetry_sdk::trace::{Span, SpanData, SpanExporter, SpanProcessor};
@@ -22,9 +22,9 @@ use tokio_util::sync::CancellationToken;
 
 /// Number of spans by outcome.
 #[derive(Debug, Clone)]
-pub(crate) struct Counts(pub(crate) IntCounterVec);
+pub(crate) struct SpanCounts(pub(crate) IntCounterVec);
 
-impl Counts {
+impl SpanCounts {
     pub(crate) fn new() -> Result<Self, prometheus::Error> {
         let help = "Spans by outcome: exported, dropped (queue full), failed (at the collector).";
         let counts = Self(IntCounterVec::new(Opts::new("remoe_trace_spans_total", help), &["outcome"])?);
@@ -45,7 +45,7 @@ pub(crate) struct Queue {
     stop: CancellationToken,
     /// Closes when the last span has left, so that later callers, too, learn of it.
     done: Mutex<Done<Infallible>>,
-    counts: Counts,
+    counts: SpanCounts,
 }
 
 impl Queue {
@@ -56,8 +56,8 @@ impl Queue {
     pub(crate) fn start(
         runtime: Runtime,
         exporter: impl SpanExporter + 'static,
-        settings: &Settings,
-        counts: Counts,
+        settings: &ExportSettings,
+        counts: SpanCounts,
     ) -> io::Result<Self> {
         let (spans, waiting) = channel(settings.queue);
         let (running, done) = until();
@@ -111,7 +111,7 @@ struct Export<E> {
     stop: CancellationToken,
     batch: usize,
     delay: Duration,
-    counts: Counts,
+    counts: SpanCounts,
     /// Set if the collector did not take the last export.
     is_failing: bool,
 }
@@ -222,7 +222,7 @@ mod tests {
     fn queue(permits: usize, delay: Duration) -> (Queue, Collector) {
         let collector =
             Collector { permits: Arc::new(tokio::sync::Semaphore::new(permits)), taken: Arc::default() };
-        let settings = Settings {
+        let settings = ExportSettings {
             endpoint: String::new(),
             sampler: Sampler::AlwaysOn,
             queue: 8,
@@ -232,7 +232,7 @@ mod tests {
             is_numbered: false,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        (Queue::start(runtime, collector.clone(), &settings, Counts::new().unwrap()).unwrap(), collector)
+        (Queue::start(runtime, collector.clone(), &settings, SpanCounts::new().unwrap()).unwrap(), collector)
     }
 
     fn counted(queue: &Queue, outcome: &str) -> u64 {

@@ -44,7 +44,7 @@ pub enum TracesError {
 
 /// How traces are exported.
 #[derive(Debug)]
-pub(crate) struct Settings {
+pub(crate) struct ExportSettings {
     /// `http://HOST:PORT` or `https://HOST:PORT`.
     pub(crate) endpoint: String,
     pub(crate) sampler: Sampler,
@@ -60,7 +60,7 @@ pub(crate) struct Settings {
     pub(crate) is_numbered: bool,
 }
 
-impl Settings {
+impl ExportSettings {
     /// Reads the settings from what `variable` returns; none if traces are not asked for. An empty variable counts as
     /// absent.
     ///
@@ -152,9 +152,9 @@ mod tests {
 
     const AT: (&str, &str) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317");
 
-    fn read(pairs: &[(&str, &str)]) -> Result<Option<Settings>, String> {
+    fn read(pairs: &[(&str, &str)]) -> Result<Option<ExportSettings>, String> {
         let variable = |name: &str| pairs.iter().find(|(known, _)| *known == name).map(|it| it.1.to_owned());
-        Settings::read(variable).map_err(|error| error.to_string())
+        ExportSettings::read(variable).map_err(|error| error.to_string())
     }
 
     #[test]

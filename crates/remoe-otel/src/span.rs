@@ -36,11 +36,11 @@ impl From<Kind> for SpanKind {
 /// Reference to a span, through which other code that works on the request adds to it; none by default. It does not
 /// keep the span open.
 #[derive(Debug, Clone, Default)]
-pub struct SpanRef(Option<Arc<Place>>);
+pub struct SpanRef(Option<Arc<SpanState>>);
 
 /// A span's place in its trace.
 #[derive(Debug)]
-struct Place {
+struct SpanState {
     tracer: SdkTracer,
     context: Context,
     clock: Clock,
@@ -146,7 +146,7 @@ impl SpanRef {
     #[must_use]
     pub fn child_at(&self, name: impl Into<Cow<'static, str>>, kind: Kind, start: Instant) -> Span {
         let Some(place) = self.recording() else { return self.silent() };
-        let Place { tracer, context, clock, .. } = &**place;
+        let SpanState { tracer, context, clock, .. } = &**place;
         Span::start(tracer, name.into(), kind, context, *clock, start)
     }
 
@@ -177,7 +177,7 @@ impl SpanRef {
         }
     }
 
-    fn recording(&self) -> Option<&Arc<Place>> {
+    fn recording(&self) -> Option<&Arc<SpanState>> {
         self.0.as_ref().filter(|place| place.is_recording)
     }
 
@@ -238,7 +238,7 @@ impl Span {
         let context = parent.with_span(builder.start_with_context(tracer, parent));
         let is_recording = context.span().is_recording();
         let has_failed = AtomicBool::new(false);
-        let place = Place { tracer: tracer.clone(), context, clock, is_recording, has_failed };
+        let place = SpanState { tracer: tracer.clone(), context, clock, is_recording, has_failed };
         Self { reference: SpanRef(Some(Arc::new(place))), is_open: is_recording, otherwise: ABANDONED }
     }
 

@@ -1,9 +1,9 @@
 //! Traces of one process.
 
 use crate::context::{self, CONTEXT_BYTES};
-use crate::export::{Counts, Queue};
+use crate::export::{Queue, SpanCounts};
 use crate::ids::Ids;
-use crate::settings::{Settings, TracesError};
+use crate::settings::{ExportSettings, TracesError};
 use crate::span::{Kind, Span};
 use http::HeaderMap;
 use opentelemetry::trace::{TraceContextExt, TracerProvider};
@@ -24,13 +24,13 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// Where spans go; nowhere by default. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct Traces(Option<Arc<On>>);
+pub struct Traces(Option<Arc<ActiveTracer>>);
 
 #[derive(Debug)]
-struct On {
+struct ActiveTracer {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
-    counts: Counts,
+    counts: SpanCounts,
 }
 
 impl Traces {
@@ -58,7 +58,7 @@ impl Traces {
         service: &'static str,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, TracesError> {
-        let Some(settings) = Settings::read(variable)? else { return Ok(Self::off()) };
+        let Some(settings) = ExportSettings::read(variable)? else { return Ok(Self::off()) };
         let resource = resource(service, &settings);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let mut exporter = {
@@ -72,7 +72,7 @@ impl Traces {
             builder.build().map_err(|error| TracesError::Exporter(error.to_string()))?
         };
         exporter.set_resource(&resource);
-        let counts = Counts::new()?;
+        let counts = SpanCounts::new()?;
         let queue = Queue::start(runtime, exporter, &settings, counts.clone())?;
         let provider = SdkTracerProvider::builder()
             .with_sampler(settings.sampler)
@@ -82,7 +82,7 @@ impl Traces {
             .build();
         let tracer = provider.tracer("remoe");
         tracing::info!(endpoint = settings.endpoint, "trace export enabled");
-        Ok(Self(Some(Arc::new(On { provider, tracer, counts }))))
+        Ok(Self(Some(Arc::new(ActiveTracer { provider, tracer, counts }))))
     }
 
     /// Reports if traces are on.
@@ -139,7 +139,7 @@ impl Traces {
 
 /// Returns the identity of this process for the collector: attributes from the environment, the program's name, and a
 /// number of its own.
-fn resource(service: &'static str, settings: &Settings) -> Resource {
+fn resource(service: &'static str, settings: &ExportSettings) -> Resource {
     let mut attributes = vec![KeyValue::new("service.version", env!("CARGO_PKG_VERSION"))];
     if !settings.is_named {
         attributes.push(KeyValue::new("service.name", service));

@@ -80,7 +80,7 @@ pub struct Model<'p> {
 }
 
 /// Use of every expert in a decode step, per batch but the first and layer.
-pub type UsedInSteps = Vec<Vec<Vec<Used>>>;
+pub type UsedInSteps = Vec<Vec<Vec<ExpertUse>>>;
 
 /// One layer of a [`Model`].
 #[derive(Debug)]
@@ -95,29 +95,29 @@ pub struct LayerModel {
     pub curve: Curve,
     /// Curve on a remote function's CPUs, where it differs.
     remote: Option<Curve>,
-    rest: Rest,
+    rest: NonExpertTime,
     /// Seconds of every further request in a decode step, for the device, its context and the moves.
     row_seconds: f64,
 }
 
 /// The non-expert part and two moves of hidden states.
 #[derive(Debug)]
-enum Rest {
+enum NonExpertTime {
     /// On a device: always the same.
     Device(Seconds),
     /// On the main function's CPUs: seconds over tokens and vCPUs, and the moves.
-    Cpus { curve: Curve, context: Option<Box<Context>>, input: f64, moves: Seconds },
+    Cpus { curve: Curve, context: Option<Box<ContextCost>>, input: f64, moves: Seconds },
 }
 
 /// Time that attention to the context adds to decode steps on CPUs.
 #[derive(Debug)]
-struct Context {
+struct ContextCost {
     curve: Curve,
     /// Tokens of it in the mean.
     tokens: f64,
 }
 
-impl Context {
+impl ContextCost {
     /// Seconds for each request in a step, with `vcpus`.
     fn seconds(&self, vcpus: f64) -> f64 {
         self.curve.seconds(self.tokens, self.curve.column(vcpus))
@@ -159,16 +159,15 @@ impl LayerModel {
             row_seconds: 2.0 * problem.swap_seconds.per_token
                 + on_cpus.map_or(layer.nonexpert_prefill_seconds.per_token + of_context, |_| 0.0),
             rest: match on_cpus {
-                Some(profile) => Rest::Cpus {
+                Some(profile) => NonExpertTime::Cpus {
                     curve: Curve::of_cpu(profile),
-                    context: layer
-                        .cpu_context_seconds
-                        .as_ref()
-                        .map(|profile| Box::new(Context { curve: Curve::of_cpu(profile), tokens: context })),
+                    context: layer.cpu_context_seconds.as_ref().map(|profile| {
+                        Box::new(ContextCost { curve: Curve::of_cpu(profile), tokens: context })
+                    }),
                     input,
                     moves,
                 },
-                None => Rest::Device(Seconds {
+                None => NonExpertTime::Device(Seconds {
                     prefill: layer.nonexpert_prefill_seconds.at(input) + moves.prefill,
                     step: layer.nonexpert_decode_seconds + of_context + moves.step,
                 }),
@@ -189,8 +188,8 @@ impl LayerModel {
     /// Seconds of everything but routed experts, in a main function with `vcpus`.
     pub fn fixed(&self, vcpus: f64) -> Seconds {
         match &self.rest {
-            Rest::Device(seconds) => *seconds,
-            Rest::Cpus { input, moves, .. } => {
+            NonExpertTime::Device(seconds) => *seconds,
+            NonExpertTime::Cpus { input, moves, .. } => {
                 Seconds { prefill: self.computing(vcpus, *input), step: self.step_computing(vcpus, 1.0) }
                     .plus(*moves)
             }
@@ -201,8 +200,8 @@ impl LayerModel {
     /// with `vcpus`.
     pub fn fixed_step(&self, vcpus: f64, rows: f64) -> f64 {
         let one = match &self.rest {
-            Rest::Device(seconds) => seconds.step,
-            Rest::Cpus { moves, .. } => self.step_computing(vcpus, rows) + moves.step,
+            NonExpertTime::Device(seconds) => seconds.step,
+            NonExpertTime::Cpus { moves, .. } => self.step_computing(vcpus, rows) + moves.step,
         };
         one + self.row_seconds * (rows - 1.0)
     }
@@ -210,8 +209,8 @@ impl LayerModel {
     /// The vCPUs at which that was measured; one of them where a device does it.
     pub fn rest_vcpus(&self) -> impl Iterator<Item = f64> {
         let (rest, context): (&[f64], &[f64]) = match &self.rest {
-            Rest::Device(_) => (&[1.0], &[]),
-            Rest::Cpus { curve, context, .. } => {
+            NonExpertTime::Device(_) => (&[1.0], &[]),
+            NonExpertTime::Cpus { curve, context, .. } => {
                 (curve.vcpus(), context.as_ref().map_or(&[][..], |context| context.curve.vcpus()))
             }
         };
@@ -221,16 +220,16 @@ impl LayerModel {
     /// Seconds of that on the main function's CPUs for a prompt of `tokens`; 0 where a device computes.
     pub fn computing(&self, vcpus: f64, tokens: f64) -> f64 {
         match &self.rest {
-            Rest::Device(_) => 0.0,
-            Rest::Cpus { curve, .. } => curve.seconds(tokens, curve.column(vcpus)),
+            NonExpertTime::Device(_) => 0.0,
+            NonExpertTime::Cpus { curve, .. } => curve.seconds(tokens, curve.column(vcpus)),
         }
     }
 
     /// As above for a decode step of `rows` requests.
     pub fn step_computing(&self, vcpus: f64, rows: f64) -> f64 {
         let context = match &self.rest {
-            Rest::Device(_) => None,
-            Rest::Cpus { context, .. } => context.as_ref(),
+            NonExpertTime::Device(_) => None,
+            NonExpertTime::Cpus { context, .. } => context.as_ref(),
         };
         self.computing(vcpus, rows) + context.map_or(0.0, |context| rows * context.seconds(vcpus))
     }
@@ -238,8 +237,8 @@ impl LayerModel {
     /// Reports if the main function's part never takes longer with more memory.
     fn is_isotonic(&self) -> bool {
         let rest = match &self.rest {
-            Rest::Device(_) => true,
-            Rest::Cpus { curve, context, .. } => {
+            NonExpertTime::Device(_) => true,
+            NonExpertTime::Cpus { curve, context, .. } => {
                 let of_context = context.as_ref().is_none_or(|context| context.curve.is_isotonic_beyond());
                 curve.is_isotonic_beyond() && of_context
             }
@@ -356,7 +355,7 @@ impl<'p> Model<'p> {
     }
 
     /// As [`Self::used`] in a step of `rows` requests, where that is one of those batches.
-    pub fn used_in(&self, rows: f64) -> Option<&Vec<Vec<Used>>> {
+    pub fn used_in(&self, rows: f64) -> Option<&Vec<Vec<ExpertUse>>> {
         let batch = self.batches()[1..].iter().position(|batch| *batch == rows)?;
         self.used().get(batch)
     }
@@ -455,11 +454,11 @@ impl<'p> Model<'p> {
 }
 
 /// With what probability an expert is used in a step, and how many tokens it has then.
-pub type Used = (f64, f64);
+pub type ExpertUse = (f64, f64);
 
 /// With what probability any of `rows` tokens uses an expert that each of them uses with probability
 /// `chance`, and how many of them do then.
-pub fn used(rows: f64, chance: f64) -> Used {
+pub fn used(rows: f64, chance: f64) -> ExpertUse {
     let chance = chance.min(1.0);
     let used = 1.0 - (1.0 - chance).powf(rows);
     if used > 0.0 { (used, rows * chance / used) } else { (0.0, 1.0) }

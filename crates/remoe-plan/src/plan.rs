@@ -6,7 +6,7 @@ use crate::error::FieldError;
 use crate::model::Model;
 use crate::problem::sizes::first_at_least;
 use crate::problem::{Problem, VcpuRange};
-use crate::read::{Unread, from_json};
+use crate::read::{IgnoredJson, from_json};
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema, json_schema};
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -213,31 +213,31 @@ pub struct AnswerFile<P> {
     /// The problem that the plan was made for.
     pub problem: Option<P>,
     #[serde(default, rename = "factors")]
-    _factors: Unread,
+    _factors: IgnoredJson,
     #[serde(default, rename = "evaluation")]
-    _evaluation: Unread,
+    _evaluation: IgnoredJson,
     #[serde(default, rename = "baselines")]
-    _baselines: Unread,
+    _baselines: IgnoredJson,
     #[serde(default, rename = "walk")]
-    _walk: Unread,
+    _walk: IgnoredJson,
     #[serde(default, rename = "explanation")]
-    _explanation: Unread,
+    _explanation: IgnoredJson,
     #[serde(default, rename = "verdict")]
-    _verdict: Unread,
+    _verdict: IgnoredJson,
     #[serde(default, rename = "sturdiness")]
-    _sturdiness: Unread,
+    _sturdiness: IgnoredJson,
     #[serde(default, rename = "change")]
-    _change: Unread,
+    _change: IgnoredJson,
     #[serde(default, rename = "search")]
-    _search: Unread,
+    _search: IgnoredJson,
     #[serde(default, rename = "incremental")]
-    _incremental: Unread,
+    _incremental: IgnoredJson,
     #[serde(default, rename = "cost_bound")]
-    _cost_bound: Unread,
+    _cost_bound: IgnoredJson,
     #[serde(default, rename = "complete")]
-    _complete: Unread,
+    _complete: IgnoredJson,
     #[serde(default, rename = "elapsed_seconds")]
-    _elapsed_seconds: Unread,
+    _elapsed_seconds: IgnoredJson,
 }
 
 /// Returns the JSON schema of plan files: a plan, or the output of `remoe plan --json`.
@@ -274,7 +274,7 @@ impl PlanDraft {
     /// # Errors
     /// The first field that is unknown, stated twice or of the wrong type.
     pub fn from_json(text: &str) -> Result<Self, FieldError> {
-        read_file::<Unread>(text).map(|(plan, _)| plan)
+        read_file::<IgnoredJson>(text).map(|(plan, _)| plan)
     }
 }
 

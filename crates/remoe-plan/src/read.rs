@@ -68,9 +68,9 @@ fn remove(tree: &mut Value, path: &[Segment]) {
 
 /// A part of a file that nothing reads: any JSON in which no object states a field twice.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Unread;
+pub struct IgnoredJson;
 
-impl JsonSchema for Unread {
+impl JsonSchema for IgnoredJson {
     fn inline_schema() -> bool {
         true
     }
@@ -84,13 +84,13 @@ impl JsonSchema for Unread {
     }
 }
 
-impl<'de> Deserialize<'de> for Unread {
+impl<'de> Deserialize<'de> for IgnoredJson {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(Self)
     }
 }
 
-impl<'de> Visitor<'de> for Unread {
+impl<'de> Visitor<'de> for IgnoredJson {
     type Value = Self;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -174,8 +174,9 @@ mod tests {
 
     #[test]
     fn unread_part_with_a_duplicate_field_is_refused() {
-        serde_json::from_str::<Unread>(r#"[1, -1, 0.5, "a", null, true, {"a": 1, "b": {"a": 2}}]"#).unwrap();
-        let error = serde_json::from_str::<Unread>(r#"{"a": [{"b": 1, "b": 1}]}"#).unwrap_err();
+        serde_json::from_str::<IgnoredJson>(r#"[1, -1, 0.5, "a", null, true, {"a": 1, "b": {"a": 2}}]"#)
+            .unwrap();
+        let error = serde_json::from_str::<IgnoredJson>(r#"{"a": [{"b": 1, "b": 1}]}"#).unwrap_err();
         assert!(error.to_string().contains("duplicate field `b`"), "{error}");
     }
 }

@@ -12,22 +12,23 @@
 #[path = "../tests/it/generate/mod.rs"]
 mod generate;
 
-use generate::{Beyond, Random, Shape, beyond, model_problem, next_shares};
+use generate::{ExtendedDecisions, Shape, SplitMix64, beyond, model_problem, next_shares};
 use remoe_planner::{Billing, Budget, Device, Options, PlanDraft, Problem, evaluate, replan, solve_within};
 
 /// Layers, experts, top-k, bytes of an expert, and the milliseconds that a plan may take.
 const MODELS: [(usize, u32, u32, f64, f64); 3] =
     [(16, 64, 8, 1.26e7, 50.0), (27, 64, 6, 1.73e7, 50.0), (58, 256, 8, 4.4e7, 150.0)];
 
-const GROUPS: Beyond = Beyond { groups: Some(16), vcpus: true, per_second: Some(1e-2), idle_seconds: None };
+const GROUPS: ExtendedDecisions =
+    ExtendedDecisions { groups: Some(16), vcpus: true, per_second: Some(1e-2), idle_seconds: None };
 
 /// Name, slack of the limits, and what is turned on.
-type Case = (&'static str, f64, fn(&Problem) -> Problem);
+type SpeedCase = (&'static str, f64, fn(&Problem) -> Problem);
 
-const CASES: [Case; 7] = [
+const CASES: [SpeedCase; 7] = [
     ("reserved, groups sleep", 1.0, |problem| Problem {
         remote_idle_seconds: Some(60.0),
-        ..beyond(problem, Beyond { per_second: Some(2e-3), ..GROUPS })
+        ..beyond(problem, ExtendedDecisions { per_second: Some(2e-3), ..GROUPS })
     }),
     ("reserved, operator", 1.0, |problem| {
         let mut problem = beyond(problem, GROUPS);
@@ -37,13 +38,15 @@ const CASES: [Case; 7] = [
         problem
     }),
     ("reserved, all sleep", 0.2, |problem| {
-        beyond(problem, Beyond { per_second: Some(1e-3), idle_seconds: Some(300.0), ..GROUPS })
+        beyond(problem, ExtendedDecisions { per_second: Some(1e-3), idle_seconds: Some(300.0), ..GROUPS })
     }),
     ("reserved, busy", 0.2, |problem| beyond(problem, GROUPS)),
-    ("reserved, memory", 0.2, |problem| beyond(problem, Beyond { vcpus: false, per_second: None, ..GROUPS })),
+    ("reserved, memory", 0.2, |problem| {
+        beyond(problem, ExtendedDecisions { vcpus: false, per_second: None, ..GROUPS })
+    }),
     ("invocation, layers", 0.2, Problem::clone),
     ("invocation, groups", 0.2, |problem| {
-        let mut problem = beyond(problem, Beyond { vcpus: true, per_second: None, ..GROUPS });
+        let mut problem = beyond(problem, ExtendedDecisions { vcpus: true, per_second: None, ..GROUPS });
         problem.pricing.billing = Billing::Invocation;
         problem
     }),
@@ -122,7 +125,7 @@ struct Figure {
 }
 
 fn followed(mut problem: Problem, vectors: usize) -> Vec<Figure> {
-    let random = &mut Random::new(11);
+    let random = &mut SplitMix64::new(11);
     let options = Options { sturdy: 0.0, hysteresis: 0.0, stands_seconds: 1e12, ..Options::default() };
     let solved = |problem: &Problem, previous: Option<&PlanDraft>| {
         solve_within(problem, previous, &options, Budget::UNLIMITED).ok()

@@ -19,7 +19,7 @@ pub struct Infeasible {
     /// Name, as in [`Violation`].
     pub limit: String,
     /// Where the limits come closest to being kept.
-    pub at: Pair,
+    pub at: RatioAndSize,
     /// Value that it would take.
     pub value: f64,
     /// Allowed value.
@@ -37,7 +37,7 @@ pub struct Infeasible {
 
 /// A remote ratio and a main size.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Pair {
+pub struct RatioAndSize {
     /// The ratio times the experts of the largest layer.
     pub i: usize,
     /// The main function's memory.
@@ -96,7 +96,7 @@ pub(crate) fn device_too_small(model: &Model<'_>) -> Option<Infeasible> {
     let allowed = model.problem.limits.gpu_bytes?;
     (model.gpu_bytes > allowed + remoe_plan::problem::sizes::BYTE_SLACK).then(|| Infeasible {
         limit: "gpu".to_owned(),
-        at: Pair { i: model.most_experts(), main_bytes: model.problem.specs.main.largest() },
+        at: RatioAndSize { i: model.most_experts(), main_bytes: model.problem.specs.main.largest() },
         value: model.gpu_bytes,
         allowed,
         remedy: vec![Remedy { field: "limits.gpu_bytes".to_owned(), at_least: model.gpu_bytes }],
@@ -107,7 +107,7 @@ pub(crate) fn device_too_small(model: &Model<'_>) -> Option<Infeasible> {
 
 /// Why none of `candidates` passes the worst case; none where one does. Ties go to the larger ratio.
 pub(crate) fn worst_case(model: &Model<'_>, candidates: &[Candidate]) -> Option<Infeasible> {
-    let mut best: Option<(f64, Pair, (f64, f64))> = None;
+    let mut best: Option<(f64, RatioAndSize, (f64, f64))> = None;
     let mut least_memory: Option<(f64, usize)> = None;
     for candidate in candidates {
         let case = WorstCase::new(model, candidate.counts.clone());
@@ -122,7 +122,7 @@ pub(crate) fn worst_case(model: &Model<'_>, candidates: &[Candidate]) -> Option<
         }
         let Some((main_bytes, strain)) = case.least_strain() else { continue };
         if best.as_ref().is_none_or(|(least, ..)| strain < *least) {
-            best = Some((strain, Pair { i: candidate.i, main_bytes }, case.times(main_bytes)));
+            best = Some((strain, RatioAndSize { i: candidate.i, main_bytes }, case.times(main_bytes)));
         }
     }
     let largest = model.problem.specs.main.largest();
@@ -130,7 +130,7 @@ pub(crate) fn worst_case(model: &Model<'_>, candidates: &[Candidate]) -> Option<
         (Some((_, at, times)), _) => Some(Infeasible { worst_case: true, ..too_slow(model, at, times) }),
         (None, Some((needed, i))) => Some(Infeasible {
             limit: "main".to_owned(),
-            at: Pair { i, main_bytes: largest },
+            at: RatioAndSize { i, main_bytes: largest },
             value: needed,
             allowed: largest,
             remedy: vec![Remedy { field: "specs.main.max_bytes".to_owned(), at_least: needed }],
@@ -142,7 +142,7 @@ pub(crate) fn worst_case(model: &Model<'_>, candidates: &[Candidate]) -> Option<
 }
 
 /// The limit of which `times` uses more than of the other one.
-fn too_slow(model: &Model<'_>, at: Pair, times: (f64, f64)) -> Infeasible {
+fn too_slow(model: &Model<'_>, at: RatioAndSize, times: (f64, f64)) -> Infeasible {
     let (ttft, tpot) = times;
     let limits = [
         ("ttft", "slo.ttft_seconds", ttft, model.ttft_limit),
@@ -179,7 +179,7 @@ fn no_room(model: &Model<'_>, candidates: &[Candidate]) -> Option<Infeasible> {
         .fold((0, 0.0), |most, next| if next.1 > most.1 { next } else { most });
     Some(Infeasible {
         limit: format!("mem{layer}"),
-        at: Pair { i: smallest.i, main_bytes: model.problem.specs.main.largest() },
+        at: RatioAndSize { i: smallest.i, main_bytes: model.problem.specs.main.largest() },
         value,
         allowed,
         remedy: vec![Remedy { field: "specs.remote.max_bytes".to_owned(), at_least: value }],
@@ -206,7 +206,7 @@ pub(crate) fn on_prediction(
         if best.as_ref().is_none_or(|(least, _)| strain(worst) < *least) {
             let found = Infeasible {
                 limit: worst.limit.clone(),
-                at: Pair { i: candidate.i, main_bytes: plan.main_bytes },
+                at: RatioAndSize { i: candidate.i, main_bytes: plan.main_bytes },
                 value: worst.value,
                 allowed: worst.allowed,
                 remedy: missed.iter().filter_map(|violation| Remedy::of(model, violation)).collect(),
@@ -238,6 +238,6 @@ impl Infeasible {
         let main_bytes = model.problem.specs.main.largest();
         let counts = vec![0; model.layers.len()];
         let times = WorstCase::new(model, counts).times(main_bytes);
-        too_slow(model, Pair { i: 0, main_bytes }, times)
+        too_slow(model, RatioAndSize { i: 0, main_bytes }, times)
     }
 }

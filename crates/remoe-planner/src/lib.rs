@@ -1,7 +1,7 @@
 //! Where every expert of a Mixture-of-Experts model lives, with how much memory and how many
 //! replicas, at the lowest cost that keeps the latency promises.
 //!
-//! Pure: a [`Problem`] goes in, an [`Answer`] with all its figures comes out; no clock, no files, no
+//! Pure: a [`Problem`] goes in, an [`PlanningResult`] with all its figures comes out; no clock, no files, no
 //! threads, and the same answer on every run. [`preallocate`] sizes the main function before
 //! anything is predicted, [`evaluate`] states what any plan costs, [`solve`] finds the cheapest one.
 //! The README beside this crate states the cost model, the algorithms and where they differ from the
@@ -15,6 +15,7 @@ extern crate self as remoe_planner;
 mod generate;
 
 mod answer;
+mod flip_search;
 mod infeasible;
 mod nodes;
 mod plan_error;
@@ -23,20 +24,19 @@ mod preallocation;
 mod remote;
 mod search;
 mod slicing;
-mod turns;
 mod verdict;
 mod ways;
 mod words;
 
 pub use answer::explain::{Alternative, Binding, Explanation, Saving};
-pub use answer::hysteresis::{Bytes, Change, LayerChange, Reason, Toll};
+pub use answer::hysteresis::{Bytes, ChangeCost, LayerChange, PlanChange, Reason};
 pub use answer::preallocated::preallocate_for;
 pub use answer::{
-    Answer, Options, Preallocation, compare, compare_within, evaluate, preallocate, replan, solve,
+    Options, PlanningResult, Preallocation, compare, compare_within, evaluate, preallocate, replan, solve,
     solve_within,
 };
 pub use infeasible::remedy::Remedy;
-pub use infeasible::{Infeasible, Pair};
+pub use infeasible::{Infeasible, RatioAndSize};
 pub use nodes::{
     Arrangement, BrokenLimit, ExpectedTimes, Flip, FlipCause, GpuGroup, GpuTimes, MetTimes, NodeShape,
     NodesAnswer, NodesLayout, NodesVerdict, Rental, RentedNodes, Reserve, ResidentModel, RivalNodes, Spot,
@@ -46,12 +46,12 @@ pub use plan_error::PlanError;
 pub use preallocation::WalkStep;
 pub use preallocation::hoeffding::{assignments_bound, paper_bound};
 pub use remoe_plan::{
-    Account, AccountError, Affine, Alive, Alone, AloneTime, Arrivals, Baseline, Baselines, BatchStep,
-    Billing, Budget, Comparison, Contention, CpuProfile, Device, ErrorFactor, Evaluation, FieldError,
-    GpuProfile, Group, GroupEvaluation, GroupLife, Latency, Layer, LayerEvaluation, LayerPlan, Life, Limits,
-    MainSize, Measured, Outcome, PAGE_POSITIONS, Plan, PlanDraft, Pricing, Problem, Proceed, Quantile,
-    Quantiles, Replica, Request, Service, SizeRange, Slo, Specs, Start, Starts, Transport, Truth, VcpuRange,
-    Violation, Way, WindowedCache, WrongFigure, alive, baselines, latency, load_bound, longest_first,
+    AccountError, Affine, Alive, Alone, AloneTime, Arrivals, Baseline, Baselines, BatchStep, Billing, Budget,
+    Comparison, Contention, CpuProfile, Device, ErrorFactor, Evaluation, FieldError, GpuProfile, Group,
+    GroupEvaluation, GroupLife, Latency, Layer, LayerEvaluation, LayerPlan, Life, Limits, MainSize, Measured,
+    Outcome, PAGE_POSITIONS, Plan, PlanAccount, PlanDraft, Pricing, Problem, Proceed, Quantile, Quantiles,
+    Replica, Request, Service, SizeRange, Slo, Specs, Start, Starts, Transport, Truth, VcpuRange, Violation,
+    Way, WindowedCache, WrongFigure, alive, baselines, latency, load_bound, longest_first,
     longest_first_beside, of_any_version, plan_file_schema, useful_vcpus,
 };
 pub use remote::Remote;
@@ -59,5 +59,5 @@ pub use search::Counters;
 pub use search::continuous::{Continuous, Fit, Refusal};
 pub use search::selection::Selection;
 pub use slicing::{Sturdiness, WrongCase};
-pub use verdict::{Cause, Rival, Turn, Verdict};
+pub use verdict::{FlipFigure, Rival, Verdict, VerdictFlip};
 pub use words::{amount, dollars, limit_name, rounded_up, seconds};

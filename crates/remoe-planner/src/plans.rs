@@ -2,12 +2,14 @@
 
 use crate::preallocation::WalkStep;
 use crate::remote::Remote;
-use crate::search::candidate::{Multipliers, Sides};
+use crate::search::candidate::{CandidateSides, Multipliers};
 use crate::search::mixed::Mixed;
 use crate::search::selection::{Candidate, Selection, across_layers, by_ratio, others, whole_layers};
 use crate::search::tables::LayerTable;
-use crate::search::{COST_TIE, Counters, Found, Search};
-use crate::slicing::{Family, LayerTerms, Moves, Planned, RestOfLayers, Slicing, Sturdiness, most_moves};
+use crate::search::{COST_TIE, Counters, EvaluatedPlan, Search};
+use crate::slicing::{
+    ArrangementFamily, FeasiblePlan, LayerTerms, Moves, RestOfLayers, Slicing, Sturdiness, most_moves,
+};
 use remoe_plan::cost::stress::all_violations;
 use remoe_plan::cost::{Evaluation, Violation};
 use remoe_plan::model::Model;
@@ -52,14 +54,14 @@ pub(crate) struct Inputs<'s, 'm> {
 /// The cheapest plans that keep every limit.
 pub(crate) struct Plans<'s> {
     /// Best of the search over single layers, with or without remote experts: its neighbours are known.
-    pub(crate) found: Option<Found>,
+    pub(crate) found: Option<EvaluatedPlan>,
     pub(crate) search: Option<Search<'s>>,
     /// With a function per layer.
-    pub(crate) per_layer: Option<Planned>,
+    pub(crate) per_layer: Option<FeasiblePlan>,
     /// With groups; none where the problem does not allow them.
-    pub(crate) sliced: Option<Planned>,
+    pub(crate) sliced: Option<FeasiblePlan>,
     /// With nothing remote.
-    pub(crate) mix: Option<Planned>,
+    pub(crate) mix: Option<FeasiblePlan>,
     pub(crate) counters: Counters,
     /// Only plans near the previous one were looked at.
     pub(crate) is_near: bool,
@@ -83,7 +85,7 @@ impl Plans<'_> {
     }
 
     /// The cheapest of them; of equal ones the one with fewer functions, then with less memory.
-    pub(crate) fn best(&self) -> Option<&Planned> {
+    pub(crate) fn best(&self) -> Option<&FeasiblePlan> {
         let all = [&self.per_layer, &self.sliced, &self.mix].into_iter().flatten();
         all.reduce(|best, other| if other.beats(best) { other } else { best })
     }
@@ -122,8 +124,8 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
                 Some((found, of_mixed)) => (Some(found), Some(of_mixed)),
                 None => (away, None),
             };
-            plans.per_layer = away.as_ref().map(Planned::from);
-            plans.mix = mix.as_ref().map(Planned::from);
+            plans.per_layer = away.as_ref().map(FeasiblePlan::from);
+            plans.mix = mix.as_ref().map(FeasiblePlan::from);
             plans.counters = search.counters;
             plans.search = Some(search);
             plans.found = match (mix, away) {
@@ -135,11 +137,11 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
                 }
             };
         } else {
-            plans.per_layer = self.sliced(Family::PerLayer, effort, &mut plans.counters);
+            plans.per_layer = self.sliced(ArrangementFamily::PerLayer, effort, &mut plans.counters);
             plans.mix = self.mix(&mut plans.counters);
         }
         if self.model.problem.limits.max_groups.is_some() {
-            plans.sliced = self.sliced(Family::Sliced, effort, &mut plans.counters);
+            plans.sliced = self.sliced(ArrangementFamily::Sliced, effort, &mut plans.counters);
             // A function per layer is a start as good as any.
             let start = plans.per_layer.as_ref().filter(|_| effort == Effort::Full);
             let moved = start.and_then(|planned| self.new_slicing().moved_on(planned));
@@ -153,7 +155,9 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
             let mut counters = Counters::default();
             let coarse = self.model.experts() > MANY_EXPERTS;
             let paid_effort = if coarse { Effort::Coarse } else { effort };
-            let paid = |inputs: &Inputs<'_, '_>| inputs.arranged(Family::Sliced, paid_effort, &mut counters);
+            let paid = |inputs: &Inputs<'_, '_>| {
+                inputs.arranged(ArrangementFamily::Sliced, paid_effort, &mut counters)
+            };
             plans.sliced = self.with_sleepers(sliced, plans.mix.as_ref(), effort, paid);
             plans.counters.add(counters);
         }
@@ -167,7 +171,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
 
     /// The cheapest plan with a function per layer whose layers differ freely, if it is cheaper than `known`, and what
     /// knows its neighbours.
-    fn mixed(&'s self, known: Option<&Found>) -> Option<(Found, Search<'s>)> {
+    fn mixed(&'s self, known: Option<&EvaluatedPlan>) -> Option<(EvaluatedPlan, Search<'s>)> {
         if self.remote == Remote::Never {
             return None;
         }
@@ -180,7 +184,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         let search = Search { tables: self.own_sets.get()?, ..self.new_search() };
         let i = counts.iter().copied().max().unwrap_or(0);
         let candidate = Candidate { selection: Selection::Mixed, i, counts };
-        let sides = Sides::new(model, search.tables, &candidate, factors)?;
+        let sides = CandidateSides::new(model, search.tables, &candidate, factors)?;
         let found = search.found(&sides, &candidate, picked.main, &picked.sizing, f64::INFINITY)?;
         known.is_none_or(|known| found.beats(known)).then_some((found, search))
     }
@@ -188,10 +192,10 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
     /// The cheapest plan of `family` as far as `effort` finds it, in groups.
     pub(super) fn arranged(
         &self,
-        family: Family,
+        family: ArrangementFamily,
         effort: Effort,
         counters: &mut Counters,
-    ) -> Option<Planned> {
+    ) -> Option<FeasiblePlan> {
         let mut choices = self.choices();
         if effort == Effort::Full && self.remote == Remote::Auto {
             let known: std::collections::BTreeSet<Vec<usize>> =
@@ -202,7 +206,12 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         self.slicing(choices, family, effort, counters)
     }
 
-    fn sliced(&self, family: Family, effort: Effort, counters: &mut Counters) -> Option<Planned> {
+    fn sliced(
+        &self,
+        family: ArrangementFamily,
+        effort: Effort,
+        counters: &mut Counters,
+    ) -> Option<FeasiblePlan> {
         let best = self.arranged(family, effort, counters)?;
         Some(self.in_layers(&best).unwrap_or(best))
     }
@@ -233,9 +242,13 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
 
     /// A plan with remote experts that costs less than `cutoff`, as far as `choices` and the most promising
     /// arrangements have one: the cheapest of those that were looked into.
-    pub(crate) fn below(&self, cutoff: f64, choices: &[Candidate]) -> Option<(Family, Planned)> {
-        let mut best: Option<(Family, Planned)> = None;
-        let mut take = |family: Family, found: Option<Planned>| {
+    pub(crate) fn below(
+        &self,
+        cutoff: f64,
+        choices: &[Candidate],
+    ) -> Option<(ArrangementFamily, FeasiblePlan)> {
+        let mut best: Option<(ArrangementFamily, FeasiblePlan)> = None;
+        let mut take = |family: ArrangementFamily, found: Option<FeasiblePlan>| {
             let Some(found) = found.filter(|found| found.cost() < cutoff && found.plan.replicas() > 0) else {
                 return;
             };
@@ -243,14 +256,14 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
                 best = Some((family, found));
             }
         };
-        let sliced = |family: Family| {
+        let sliced = |family: ArrangementFamily| {
             let mut slicing = self.new_slicing();
             slicing.cutoff = cutoff;
             slicing.run(choices, family, Moves::Few);
             slicing.best
         };
         if self.model.problem.limits.max_groups.is_some() {
-            take(Family::Sliced, sliced(Family::Sliced));
+            take(ArrangementFamily::Sliced, sliced(ArrangementFamily::Sliced));
         }
         if self.has_rival_layers() && is_paper_form(self.model) {
             let mut search = self.new_search();
@@ -258,15 +271,15 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
             search.cutoff = cutoff;
             let remote = self.candidates.iter().filter(|candidate| !is_local(candidate));
             search.run(thinned(remote.cloned().collect(), Effort::Coarse));
-            take(Family::PerLayer, search.best.as_ref().map(Planned::from));
+            take(ArrangementFamily::PerLayer, search.best.as_ref().map(FeasiblePlan::from));
         } else if self.has_rival_layers() {
-            take(Family::PerLayer, sliced(Family::PerLayer));
+            take(ArrangementFamily::PerLayer, sliced(ArrangementFamily::PerLayer));
         }
         best
     }
 
     /// `planned` on this model: in groups with sizes that hold what is there. None where it does not keep every limit.
-    pub(crate) fn carried(&self, planned: &Planned) -> Option<Planned> {
+    pub(crate) fn carried(&self, planned: &FeasiblePlan) -> Option<FeasiblePlan> {
         let slicing = self.new_slicing();
         let plan = match planned.plan.groups.is_empty() {
             true => planned.plan.clone(),
@@ -291,21 +304,21 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
     }
 
     /// Nothing remote, where that is allowed.
-    pub(super) fn mix(&self, counters: &mut Counters) -> Option<Planned> {
+    pub(super) fn mix(&self, counters: &mut Counters) -> Option<FeasiblePlan> {
         let mut all = by_ratio(self.model);
         all.retain(|candidate| self.remote.allows(self.model, &candidate.counts) && is_local(candidate));
-        let best = self.slicing(all, Family::PerLayer, Effort::Coarse, counters)?;
+        let best = self.slicing(all, ArrangementFamily::PerLayer, Effort::Coarse, counters)?;
         Some(self.in_layers(&best).unwrap_or(best))
     }
 
     /// The plan near `best` that stands wrong figures best, within `share` of its cost.
     pub(crate) fn sturdier(
         &self,
-        best: &Planned,
+        best: &FeasiblePlan,
         plans: &Plans<'_>,
         share: f64,
-    ) -> (Planned, Option<Sturdiness>) {
-        let others: Vec<&Planned> =
+    ) -> (FeasiblePlan, Option<Sturdiness>) {
+        let others: Vec<&FeasiblePlan> =
             [&plans.per_layer, &plans.sliced, &plans.mix].into_iter().flatten().collect();
         self.new_slicing().sturdier(best, &others, share)
     }
@@ -335,10 +348,10 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
     fn slicing(
         &self,
         candidates: Vec<Candidate>,
-        family: Family,
+        family: ArrangementFamily,
         effort: Effort,
         counters: &mut Counters,
-    ) -> Option<Planned> {
+    ) -> Option<FeasiblePlan> {
         let mut slicing = self.new_slicing();
         let moves = if effort == Effort::Full { Moves::All } else { Moves::None };
         slicing.run(&thinned(candidates, effort), family, moves);
@@ -347,7 +360,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
     }
 
     /// Rewrites the plan as a function per layer, where its groups are that.
-    pub(super) fn in_layers(&self, planned: &Planned) -> Option<Planned> {
+    pub(super) fn in_layers(&self, planned: &FeasiblePlan) -> Option<FeasiblePlan> {
         let mut layers = vec![LayerPlan::default(); self.model.layers.len()];
         if planned.plan.main_vcpus.is_some() {
             return None;
@@ -372,7 +385,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         let shared = self.model.problem.shared_cores.is_some();
         let same = cost <= known * (1.0 + COST_TIE) && !(shared && cost < known * (1.0 - COST_TIE));
         let stands = same && (self.violations)(&plan, &evaluation).is_empty();
-        stands.then(|| Planned { candidate: planned.candidate.clone(), plan, evaluation })
+        stands.then(|| FeasiblePlan { candidate: planned.candidate.clone(), plan, evaluation })
     }
 }
 
@@ -381,8 +394,8 @@ fn is_local(candidate: &Candidate) -> bool {
     candidate.counts.iter().all(|count| *count == 0)
 }
 
-impl From<&Found> for Planned {
-    fn from(found: &Found) -> Self {
+impl From<&EvaluatedPlan> for FeasiblePlan {
+    fn from(found: &EvaluatedPlan) -> Self {
         Self {
             candidate: found.candidate.clone(),
             plan: found.plan.clone(),

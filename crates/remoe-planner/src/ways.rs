@@ -9,7 +9,7 @@ use crate::search::tables::LayerTable;
 use crate::verdict::{Rival, rivals};
 use remoe_plan::budget::Meter;
 use remoe_plan::cost::Evaluation;
-use remoe_plan::cost::baselines::{Unsplit, WithoutRemote};
+use remoe_plan::cost::baselines::{AllLocalTimes, WithoutRemote};
 use remoe_plan::error::FieldError;
 use remoe_plan::model::Model;
 use remoe_plan::plan::Plan;
@@ -45,7 +45,7 @@ pub(crate) fn ways<'p>(
         remote,
         candidates: &candidates,
     };
-    let unsplit = Unsplit::new(&model);
+    let unsplit = AllLocalTimes::new(&model);
     let without = WithoutRemote::new(&model, &unsplit);
     let plans = inputs.plans(effort);
     go_on(&model)?;

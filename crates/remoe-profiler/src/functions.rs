@@ -9,7 +9,7 @@ use remoe_proto::v1::{DescribeRequest, FunctionDescription};
 use remoe_rollout::control;
 use remoe_rollout::process::Programs;
 use remoe_rollout::{
-    Cgroups, FunctionId, FunctionSpec, Launcher, LogLine, Phase, ProcessLauncher, ResourceLimits,
+    Cgroups, FunctionId, FunctionPhase, FunctionSpec, Launcher, LogLine, ProcessLauncher, ResourceLimits,
 };
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ pub(crate) struct Functions {
 }
 
 /// A function that listens.
-pub(crate) struct Running<'f> {
+pub(crate) struct ListeningFunction<'f> {
     functions: &'f Functions,
     id: FunctionId,
     pub(crate) grpc: SocketAddr,
@@ -84,7 +84,7 @@ impl Functions {
         role: Role,
         arguments: Vec<OsString>,
         vcpus: f64,
-    ) -> Result<Running<'_>, ProfileError> {
+    ) -> Result<ListeningFunction<'_>, ProfileError> {
         let spec = FunctionSpec {
             name: format!("profiled-{}", if role == Role::Main { "main" } else { "remote" }),
             role,
@@ -111,23 +111,23 @@ impl Functions {
                     self.gate.started(pid);
                 }
                 match observed.phase {
-                    Phase::Listening { grpc, .. } => return Ok((id, grpc, observed.pid)),
-                    Phase::Ended(ending) => {
+                    FunctionPhase::Listening { grpc, .. } => return Ok((id, grpc, observed.pid)),
+                    FunctionPhase::Ended(ending) => {
                         known.into_iter().for_each(|pid| self.gate.ending(pid));
                         self.launcher.stop(&id, Duration::ZERO).await;
                         return Err(ProfileError::Ended { name: spec.name, ending });
                     }
-                    Phase::Starting | Phase::Stopping => self.launcher.changed().await,
+                    FunctionPhase::Starting | FunctionPhase::Stopping => self.launcher.changed().await,
                 }
             }
         });
         let (id, grpc, pid) = found?;
         let start = started.elapsed().saturating_sub(self.gate.held_up() - held_up);
-        Ok(Running { functions: self, id, grpc, pid, start })
+        Ok(ListeningFunction { functions: self, id, grpc, pid, start })
     }
 }
 
-impl Running<'_> {
+impl ListeningFunction<'_> {
     /// Limits it to `vcpus` from now on; without quotas it keeps what its threads use.
     pub(crate) fn limit(&self, vcpus: f64) -> Result<(), ProfileError> {
         let limited = self.functions.launcher.limit_cpu(&self.id, millis(vcpus));
@@ -156,7 +156,7 @@ impl Running<'_> {
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for ListeningFunction<'_> {
     fn drop(&mut self) {
         self.pid.into_iter().for_each(|pid| self.functions.gate.ending(pid));
         self.functions.runtime.block_on(self.functions.launcher.stop(&self.id, Duration::ZERO));

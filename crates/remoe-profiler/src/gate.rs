@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 /// Lets measurements run, or holds them up.
 #[derive(Debug)]
 pub struct Gate {
-    state: Mutex<State>,
+    state: Mutex<GateState>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct GateState {
     /// Start of the present pause; none while it is open.
     closed_since: Option<Instant>,
     /// How long it was closed before that.
@@ -26,12 +26,12 @@ struct State {
     /// Nothing is measured any more.
     ended: bool,
     /// Results so far, and those that a closing spoiled.
-    counts: Counts,
+    counts: MeasurementCounts,
 }
 
 /// Measurements behind a gate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct MeasurementCounts {
     /// Number that were not disturbed.
     pub done: u64,
     /// Number that were disturbed, and are repeated.
@@ -41,13 +41,13 @@ pub struct Counts {
 impl Gate {
     /// One that is open, or closed until [`Self::open`].
     pub fn new(open: bool) -> Arc<Self> {
-        let state = State {
+        let state = GateState {
             closed_since: (!open).then(Instant::now),
             closed_before: Duration::ZERO,
             closings: 0,
             functions: Vec::new(),
             ended: false,
-            counts: Counts::default(),
+            counts: MeasurementCounts::default(),
         };
         Arc::new(Self { state: Mutex::new(state), changed: Condvar::new() })
     }
@@ -88,7 +88,7 @@ impl Gate {
     }
 
     /// Returns how many measurements there were so far.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> MeasurementCounts {
         self.state().counts
     }
 
@@ -154,13 +154,13 @@ impl Gate {
         if state.ended { Err(ProfileError::Interrupted) } else { Ok(state.closings) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, GateState> {
         // Every change is a few assignments that cannot panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl GateState {
     fn signal(&self, signal: Signal) {
         for pid in &self.functions {
             // The only failure is that it has ended meanwhile.
@@ -187,7 +187,7 @@ mod tests {
             Ok(rounds.get())
         });
         assert_eq!(measured.unwrap(), 2);
-        assert_eq!(gate.counts(), Counts { done: 1, disturbed: 1 });
+        assert_eq!(gate.counts(), MeasurementCounts { done: 1, disturbed: 1 });
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! A main function that answers as it does in use: prompts and decode steps, alone and several at once, and calls of
 //! remote functions.
 
-use crate::Subject;
+use crate::ProfiledModel;
 use crate::WARMING;
 use crate::error::ProfileError;
-use crate::functions::Running;
+use crate::functions::ListeningFunction;
 use crate::grid::median;
 use crate::lines::Points;
 use futures_util::future::try_join_all;
@@ -64,12 +64,12 @@ pub(crate) struct RemoteCall {
 
 /// A prompt's or a decode step's seconds, besides local experts and in them.
 #[derive(Clone, Copy)]
-pub(crate) struct Parts {
+pub(crate) struct StepSeconds {
     pub(crate) rest: f64,
     pub(crate) experts: f64,
 }
 
-impl Parts {
+impl StepSeconds {
     /// Returns the times with a part of a vCPU, from those with a whole one.
     fn with_part(self, vcpus: f64) -> Self {
         Self { rest: self.rest / vcpus, experts: self.experts / vcpus }
@@ -78,9 +78,9 @@ impl Parts {
 
 /// A prompt and the decode steps behind it.
 #[derive(Clone, Copy)]
-struct Answered {
-    prompt: Parts,
-    step: Parts,
+struct MeasuredRequest {
+    prompt: StepSeconds,
+    step: StepSeconds,
 }
 
 /// Measurements with one number of vCPUs.
@@ -91,24 +91,24 @@ pub(crate) struct Column {
     pub(crate) experts: f64,
     /// Decode steps of several requests, context included. Below one vCPU their prompts would use up the quota that the
     /// steps are to have: see [`fill_together`].
-    pub(crate) together: Vec<Parts>,
+    pub(crate) together: Vec<StepSeconds>,
     /// Each prompt of the grid.
-    pub(crate) prompts: Vec<Parts>,
+    pub(crate) prompts: Vec<StepSeconds>,
 }
 
 /// Below one vCPU several requests take what they take with one, stretched: as for context ([`crate::lines`]).
 pub(crate) fn fill_together(columns: &mut [Column]) {
     let one = columns.iter().find(|column| column.steps.vcpus >= 1.0).map(|column| column.together.clone());
     for column in columns.iter_mut().filter(|column| column.steps.vcpus < 1.0) {
-        let part = |parts: &Parts| parts.with_part(column.steps.vcpus);
+        let part = |parts: &StepSeconds| parts.with_part(column.steps.vcpus);
         column.together = one.iter().flatten().map(part).collect();
     }
 }
 
 /// A main function with every expert local.
-pub(crate) struct Main<'s> {
-    subject: &'s Subject<'s>,
-    pub(crate) function: Running<'s>,
+pub(crate) struct ProfiledMain<'s> {
+    subject: &'s ProfiledModel<'s>,
+    pub(crate) function: ListeningFunction<'s>,
     client: MainModelClient<Channel>,
     runtime: tokio::runtime::Handle,
     /// Packing all experts, and reading what comes after them.
@@ -117,9 +117,9 @@ pub(crate) struct Main<'s> {
     prompts: Cell<u64>,
 }
 
-impl<'s> Main<'s> {
+impl<'s> ProfiledMain<'s> {
     pub(crate) fn start(
-        subject: &'s Subject<'_>,
+        subject: &'s ProfiledModel<'_>,
         threads: usize,
         device: &str,
         step: &dyn Fn(String),
@@ -175,7 +175,7 @@ impl<'s> Main<'s> {
         let together = together.collect::<Result<_, ProfileError>>()?;
         let behind = answered(DECODE_PROMPT)?;
         let grid = &self.subject.grid;
-        let prompts: Vec<Answered> =
+        let prompts: Vec<MeasuredRequest> =
             grid.prompts.iter().map(|&tokens| answered(tokens)).collect::<Result<_, _>>()?;
         let mut steps = vec![(DECODE_PROMPT, behind.step.rest)];
         steps.extend(grid.prompts.iter().zip(&prompts).map(|(tokens, answer)| (*tokens, answer.step.rest)));
@@ -196,17 +196,17 @@ impl<'s> Main<'s> {
         })
     }
 
-    fn answer(&self, tokens: usize) -> Result<Answered, ProfileError> {
+    fn answer(&self, tokens: usize) -> Result<MeasuredRequest, ProfileError> {
         let finished = self.subject.gate().undisturbed(|| self.generate(tokens, STEPS + 1))?;
-        Ok(Answered::of(&finished, STEPS))
+        Ok(MeasuredRequest::of(&finished, STEPS))
     }
 
     /// The median of so many measurements with rests between them.
     fn rested(
         &self,
         rounds: usize,
-        measure: &dyn Fn() -> Result<Answered, ProfileError>,
-    ) -> Result<Answered, ProfileError> {
+        measure: &dyn Fn() -> Result<MeasuredRequest, ProfileError>,
+    ) -> Result<MeasuredRequest, ProfileError> {
         let measured = (0..rounds).map(|_| {
             self.subject.gate().undisturbed(|| {
                 std::thread::sleep(REST);
@@ -214,15 +214,15 @@ impl<'s> Main<'s> {
             })
         });
         let answers = measured.collect::<Result<Vec<_>, _>>()?;
-        let middle = |of: fn(&Answered) -> Parts| Parts {
+        let middle = |of: fn(&MeasuredRequest) -> StepSeconds| StepSeconds {
             rest: median(answers.iter().map(|answer| of(answer).rest).collect()),
             experts: median(answers.iter().map(|answer| of(answer).experts).collect()),
         };
-        Ok(Answered { prompt: middle(|answer| answer.prompt), step: middle(|answer| answer.step) })
+        Ok(MeasuredRequest { prompt: middle(|answer| answer.prompt), step: middle(|answer| answer.step) })
     }
 
     /// One request that comes when `rows` - 1 others decode, and ends before they do.
-    fn answer_together(&self, rows: usize) -> Result<Answered, ProfileError> {
+    fn answer_together(&self, rows: usize) -> Result<MeasuredRequest, ProfileError> {
         let within = async {
             let others = (1..rows).map(|_| self.asked(TOGETHER_PROMPT, BESIDE_TOKENS));
             let mut others = try_join_all(others).await?;
@@ -231,7 +231,7 @@ impl<'s> Main<'s> {
             self.asked(TOGETHER_PROMPT, TOGETHER_STEPS + 1).await?.finished().await
             // The others end with their streams.
         };
-        Ok(Answered::of(&self.within_limit(within)?, TOGETHER_STEPS))
+        Ok(MeasuredRequest::of(&self.within_limit(within)?, TOGETHER_STEPS))
     }
 
     /// Decode steps with all experts of the first layers in a remote function, against steps without.
@@ -260,7 +260,7 @@ impl<'s> Main<'s> {
                 let seconds = if waited { time.waited_s } else { time.local_s };
                 experts.push(seconds / steps);
             }
-            Ok::<_, ProfileError>(Parts { rest: median(rest), experts: median(experts) })
+            Ok::<_, ProfileError>(StepSeconds { rest: median(rest), experts: median(experts) })
         };
         let local = step(false)?;
         let function = crate::remote::start(self.subject, &sets, 1)?;
@@ -345,7 +345,7 @@ impl<'s> Main<'s> {
 
 /// Keys and values of the longest request that is measured, or of all that decode together: room for no more, so that
 /// all of it has been used, and plans count them apart.
-pub(crate) fn cache_bytes(subject: &Subject<'_>) -> u64 {
+pub(crate) fn cache_bytes(subject: &ProfiledModel<'_>) -> u64 {
     let pages = |positions: usize| (positions as u64).div_ceil(u64::from(PAGE_POSITIONS)) + 1;
     let longest = subject.grid.long_prompt.max(DECODE_PROMPT) + STEPS as usize + 1;
     let rows = subject.grid.rows.last().copied().unwrap_or(0) as u64;
@@ -393,14 +393,14 @@ impl Streaming {
     }
 }
 
-impl Answered {
+impl MeasuredRequest {
     /// Takes the times of an answer with this number of decode steps.
     fn of(finished: &Finished, steps: u32) -> Self {
         let (prefill, decode) = (local(finished.prefill_experts), local(finished.decode_experts));
         let steps = f64::from(steps);
         Self {
-            prompt: Parts { rest: finished.ttft_s - prefill, experts: prefill },
-            step: Parts { rest: (finished.decode_s - decode) / steps, experts: decode / steps },
+            prompt: StepSeconds { rest: finished.ttft_s - prefill, experts: prefill },
+            step: StepSeconds { rest: (finished.decode_s - decode) / steps, experts: decode / steps },
         }
     }
 }
@@ -416,19 +416,24 @@ fn local(time: Option<ExpertTime>) -> f64 {
 
 /// The mean of measurements without rests over several periods of the quota, in each of which a function
 /// runs freely at first and then waits.
-fn sustained(measure: &mut dyn FnMut() -> Result<Answered, ProfileError>) -> Result<Answered, ProfileError> {
+fn sustained(
+    measure: &mut dyn FnMut() -> Result<MeasuredRequest, ProfileError>,
+) -> Result<MeasuredRequest, ProfileError> {
     let started = Instant::now();
     let mut answers = Vec::new();
     while answers.len() < 2 || started.elapsed() < SUSTAINED {
         answers.push(measure()?);
     }
-    let mean = |of: fn(&Answered) -> f64| answers.iter().map(of).sum::<f64>() / answers.len() as f64;
-    Ok(Answered {
-        prompt: Parts {
+    let mean = |of: fn(&MeasuredRequest) -> f64| answers.iter().map(of).sum::<f64>() / answers.len() as f64;
+    Ok(MeasuredRequest {
+        prompt: StepSeconds {
             rest: mean(|answer| answer.prompt.rest),
             experts: mean(|answer| answer.prompt.experts),
         },
-        step: Parts { rest: mean(|answer| answer.step.rest), experts: mean(|answer| answer.step.experts) },
+        step: StepSeconds {
+            rest: mean(|answer| answer.step.rest),
+            experts: mean(|answer| answer.step.experts),
+        },
     })
 }
 
@@ -437,15 +442,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn below_one_vcpu_several_requests_take_what_they_take_with_one_stretched() {
-        let column = |vcpus: f64, together: Vec<Parts>| Column {
+    fn times_below_one_vcpu_are_stretched_times_of_one_vcpu() {
+        let column = |vcpus: f64, together: Vec<StepSeconds>| Column {
             steps: Points { vcpus, points: Vec::new() },
             experts: 0.0,
             together,
             prompts: Vec::new(),
         };
-        let several = [Parts { rest: 2.0, experts: 1.0 }, Parts { rest: 3.0, experts: 4.0 }];
-        let fewer = several.map(|parts| Parts { rest: parts.rest / 2.0, experts: parts.experts / 2.0 });
+        let several = [StepSeconds { rest: 2.0, experts: 1.0 }, StepSeconds { rest: 3.0, experts: 4.0 }];
+        let fewer = several.map(|parts| StepSeconds { rest: parts.rest / 2.0, experts: parts.experts / 2.0 });
         let mut columns =
             [column(0.25, Vec::new()), column(1.0, several.to_vec()), column(2.0, fewer.to_vec())];
         fill_together(&mut columns);

@@ -11,7 +11,7 @@ mod main_function;
 mod remote;
 
 pub use error::ProfileError;
-pub use gate::{Counts, Gate};
+pub use gate::{Gate, MeasurementCounts};
 
 use functions::Functions;
 use grid::Grid;
@@ -40,7 +40,7 @@ const BESIDE_WEIGHTS: u64 = 500 << 20;
 const CPU: &str = "cpu";
 
 /// Request for a measurement.
-pub struct Request {
+pub struct ProfileRequest {
     /// The model as every function is told.
     pub source: ModelArgs,
     /// Facts of the model, with experts and dense weights as functions keep them.
@@ -113,7 +113,7 @@ pub trait Reporter: Send + Sync {
 /// # Errors
 /// A function cannot be started or measured, or the gate was ended.
 pub async fn measure(
-    request: Request,
+    request: ProfileRequest,
     programs: Programs,
     gate: Arc<Gate>,
     reporter: Arc<dyn Reporter>,
@@ -142,20 +142,27 @@ pub fn memory_needed(inspection: &Inspection, dtype: &str) -> u64 {
 }
 
 fn measure_blocking(
-    request: &Request,
+    request: &ProfileRequest,
     programs: Programs,
     gate: Arc<Gate>,
     reporter: &Arc<dyn Reporter>,
 ) -> Result<Profile, ProfileError> {
-    let Request { source, inspection, dtype, device, gpu, on_device, quick, address, below_one } = request;
+    let ProfileRequest { source, inspection, dtype, device, gpu, on_device, quick, address, below_one } =
+        request;
     if inspection.moe_layers.is_empty() {
         return Err(ProfileError::NoExperts { family: inspection.family.clone() });
     }
     let functions = Functions::new(programs, reporter, machine::memory_bytes().max(1 << 30), gate)?;
     let grid = Grid::new(machine::cores(), *quick, inspection.served_context());
     let step = |what: String| reporter.doing(what);
-    let subject =
-        Subject { functions: &functions, source, inspection, dtype, grid: &grid, below_one: *below_one };
+    let subject = ProfiledModel {
+        functions: &functions,
+        source,
+        inspection,
+        dtype,
+        grid: &grid,
+        below_one: *below_one,
+    };
     let measured_device = if *on_device == OnDevice::Measure { device.as_str() } else { CPU };
     reporter.expect(steps(&subject, measured_device, address.is_some()));
     let before = CpuTimes::now();
@@ -210,7 +217,7 @@ fn measure_blocking(
 }
 
 /// How many steps [`RemoteSetup::measure`] and [`MainSetup::measure`] announce together.
-fn steps(subject: &Subject<'_>, device: &str, elsewhere: bool) -> usize {
+fn steps(subject: &ProfiledModel<'_>, device: &str, elsewhere: bool) -> usize {
     // Each function starts and is then measured with every size.
     let of_role = |role: Role| {
         let groups = subject.grid.by_threads(subject.below_one(role));
@@ -223,7 +230,7 @@ fn steps(subject: &Subject<'_>, device: &str, elsewhere: bool) -> usize {
 }
 
 /// Model under measurement, with the functions that run it.
-struct Subject<'a> {
+struct ProfiledModel<'a> {
     functions: &'a Functions,
     source: &'a ModelArgs,
     inspection: &'a Inspection,
@@ -232,7 +239,7 @@ struct Subject<'a> {
     below_one: BelowOne,
 }
 
-impl Subject<'_> {
+impl ProfiledModel<'_> {
     /// Returns true if functions of this role are measured with less than one vCPU.
     fn below_one(&self, role: Role) -> bool {
         self.functions.quotas

@@ -1,9 +1,11 @@
 //! The main function in use: what it takes besides experts, and what experts take beside everything
 //! else, over prompts and vCPUs.
 
-use crate::Subject;
+use crate::ProfiledModel;
 use crate::error::ProfileError;
-use crate::in_use::{Column, Main, Parts, RemoteCall, TOGETHER_CONTEXT, cache_bytes, fill_together};
+use crate::in_use::{
+    Column, ProfiledMain, RemoteCall, StepSeconds, TOGETHER_CONTEXT, cache_bytes, fill_together,
+};
 use crate::lines::{Points, lines};
 use remoe_hardware::{DeviceTimes, Start};
 use remoe_planner::{Affine, CpuProfile};
@@ -35,7 +37,7 @@ struct OfThreads {
 
 /// Setup of the measurement of the main function.
 pub(crate) struct MainSetup<'a> {
-    pub(crate) subject: &'a Subject<'a>,
+    pub(crate) subject: &'a ProfiledModel<'a>,
     /// Where the non-expert part runs: `cpu`, or a device of its own.
     pub(crate) device: &'a str,
     /// One expert alone on all cores, over the grid's tokens.
@@ -71,7 +73,7 @@ impl MainSetup<'_> {
             "cpu" => None,
             device => Some(self.subject.gate().piece(|| self.on_device(device, step))?),
         };
-        let rest = |parts: &[Parts]| parts.iter().map(|parts| parts.rest).collect::<Vec<f64>>();
+        let rest = |parts: &[StepSeconds]| parts.iter().map(|parts| parts.rest).collect::<Vec<f64>>();
         let rests: Vec<(Vec<f64>, Vec<f64>)> =
             columns.iter().map(|column| (rest(&column.together), rest(&column.prompts))).collect();
         let steps = lines(&columns.into_iter().map(|column| column.steps).collect::<Vec<_>>());
@@ -109,7 +111,7 @@ impl MainSetup<'_> {
         known: bool,
         step: &dyn Fn(String),
     ) -> Result<OfThreads, ProfileError> {
-        let main = Main::start(self.subject, threads, "cpu", step)?;
+        let main = ProfiledMain::start(self.subject, threads, "cpu", step)?;
         let loads = if known { None } else { Some(self.loads(&main)?) };
         let mut columns = Vec::new();
         for &vcpus in vcpus {
@@ -135,7 +137,7 @@ impl MainSetup<'_> {
 
     /// How many experts receive how many tokens at each of [`Self::counts`], all layers together: so many requests that
     /// decode together spread as a prompt does.
-    fn loads(&self, main: &Main<'_>) -> Result<Vec<BTreeMap<u32, u32>>, ProfileError> {
+    fn loads(&self, main: &ProfiledMain<'_>) -> Result<Vec<BTreeMap<u32, u32>>, ProfileError> {
         self.counts().map(|tokens| main.loads(tokens)).collect()
     }
 
@@ -176,7 +178,7 @@ impl MainSetup<'_> {
     }
 
     fn on_device(&self, device: &str, step: &dyn Fn(String)) -> Result<DeviceTimes, ProfileError> {
-        let main = Main::start(self.subject, self.subject.grid.threads(), device, step)?;
+        let main = ProfiledMain::start(self.subject, self.subject.grid.threads(), device, step)?;
         step(format!("main function on {device}"));
         let column = main.column(f64::from(self.subject.grid.cores), &[])?;
         let prompts = self.subject.grid.prompts.iter().zip(&column.prompts);

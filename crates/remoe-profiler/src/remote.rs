@@ -2,16 +2,16 @@
 //! memory.
 
 use crate::error::ProfileError;
-use crate::functions::Running;
+use crate::functions::ListeningFunction;
 use crate::gate::Gate;
 use crate::grid::median;
 use crate::machine::own_cpu_seconds;
-use crate::{Subject, WARMING};
+use crate::{ProfiledModel, WARMING};
 use remoe_hardware::{Start, Transport};
 use remoe_planner::{Contention, CpuProfile};
 use remoe_process::Role;
 use remoe_proto::v1::{FunctionDescription, LayerExperts, Work};
-use remoe_proto::{Conversation, MAX_PAYLOAD, Wait, format_listing};
+use remoe_proto::{Conversation, MAX_PAYLOAD, PollSettings, format_listing};
 use std::time::{Duration, Instant};
 
 /// Experts under measurement, in bytes at least where the model has them: beyond any cache, as in use.
@@ -61,7 +61,7 @@ struct OfThreads {
 
 /// Setup of the measurement of remote functions.
 pub(crate) struct RemoteSetup<'a> {
-    pub(crate) subject: &'a Subject<'a>,
+    pub(crate) subject: &'a ProfiledModel<'a>,
     /// A function elsewhere over which the transport is measured; loopback otherwise.
     pub(crate) address: Option<&'a str>,
 }
@@ -87,7 +87,7 @@ impl RemoteSetup<'_> {
         }
         if let Some(address) = self.address {
             step(format!("network to {address}"));
-            transport = Some(Client::open(address, &hosted, self)?.transport(address)?);
+            transport = Some(ProbeClient::open(address, &hosted, self)?.transport(address)?);
         }
         let described = description.ok_or_else(|| ProfileError::NoVcpus { function: "remote function" })?;
         let tokens = self.subject.grid.tokens.clone();
@@ -127,11 +127,11 @@ impl RemoteSetup<'_> {
     ) -> Result<OfThreads, ProfileError> {
         step(format!("starting a remote function: threads {threads}"));
         let function = self.start(hosted, threads)?;
-        let mut client = Client::open(&function.grpc.to_string(), hosted, self)?;
+        let mut client = ProbeClient::open(&function.grpc.to_string(), hosted, self)?;
         let began = Instant::now();
         let mut calls = 0;
         while calls < client.calls_for_all() || began.elapsed() < WARMING {
-            self.gate().undisturbed(|| client.ask(1, Wait::ENGINE))?;
+            self.gate().undisturbed(|| client.ask(1, PollSettings::ENGINE))?;
             calls += 1;
         }
         let mut columns = Vec::new();
@@ -197,10 +197,10 @@ impl RemoteSetup<'_> {
         let running = (0..functions).map(|_| self.start(hosted, 1)).collect::<Result<Vec<_>, _>>()?;
         let clients = running.iter().map(|function| {
             function.limit(1.0)?;
-            Client::open(&function.grpc.to_string(), hosted, self)
+            ProbeClient::open(&function.grpc.to_string(), hosted, self)
         });
         let mut clients = clients.collect::<Result<Vec<_>, _>>()?;
-        let all = clients.first().map_or(0, Client::calls_for_all);
+        let all = clients.first().map_or(0, ProbeClient::calls_for_all);
         let warming = Instant::now();
         while warming.elapsed() < WARMING {
             self.gate().undisturbed(|| together(&mut clients, 1, all))?;
@@ -229,7 +229,7 @@ impl RemoteSetup<'_> {
         Ok(Some(Contention { functions, step, prefill }))
     }
 
-    fn start(&self, hosted: &[LayerExperts], threads: usize) -> Result<Running<'_>, ProfileError> {
+    fn start(&self, hosted: &[LayerExperts], threads: usize) -> Result<ListeningFunction<'_>, ProfileError> {
         start(self.subject, hosted, threads)
     }
 
@@ -256,10 +256,10 @@ impl RemoteSetup<'_> {
 
 /// Starts a remote function that hosts `hosted`.
 pub(crate) fn start<'f>(
-    subject: &'f Subject<'_>,
+    subject: &'f ProfiledModel<'_>,
     hosted: &[LayerExperts],
     threads: usize,
-) -> Result<Running<'f>, ProfileError> {
+) -> Result<ListeningFunction<'f>, ProfileError> {
     let mut arguments = subject.source.arguments();
     arguments.extend(subject.precision());
     arguments.extend([
@@ -276,13 +276,13 @@ pub(crate) fn start<'f>(
 
 /// Has each of `clients` ask for `rows` rows so many times at the same time, one call right behind the other; seconds of an expert
 /// of each call but the first and the last, which others do not all compute beside.
-fn together(clients: &mut [Client<'_>], rows: usize, calls: usize) -> Result<Vec<f64>, ProfileError> {
-    let asking = |client: &mut Client<'_>| -> Result<Vec<f64>, ProfileError> {
+fn together(clients: &mut [ProbeClient<'_>], rows: usize, calls: usize) -> Result<Vec<f64>, ProfileError> {
+    let asking = |client: &mut ProbeClient<'_>| -> Result<Vec<f64>, ProfileError> {
         // What is sent is written down before: only then do functions hardly rest.
         let works: Vec<Work> = (0..calls).map(|_| client.work(rows)).collect();
         let mut seconds = Vec::with_capacity(calls);
         for work in works {
-            let (_, compute, experts) = client.send(work, Wait::SLEEP)?;
+            let (_, compute, experts) = client.send(work, PollSettings::SLEEP)?;
             seconds.push(compute / experts as f64);
         }
         let last = seconds.len().saturating_sub(1);
@@ -312,7 +312,7 @@ struct CallCpu {
 }
 
 /// Asks a function for rows of its experts, other ones each time.
-struct Client<'a> {
+struct ProbeClient<'a> {
     conversation: Conversation,
     hosted: &'a [LayerExperts],
     row_bytes: usize,
@@ -320,7 +320,7 @@ struct Client<'a> {
     gate: &'a Gate,
 }
 
-impl<'a> Client<'a> {
+impl<'a> ProbeClient<'a> {
     fn open(
         address: &str,
         hosted: &'a [LayerExperts],
@@ -343,13 +343,13 @@ impl<'a> Client<'a> {
 
     /// Sends `rows` rows to the next few experts; seconds of the round trip and of the computation,
     /// and how many experts there were.
-    fn ask(&mut self, rows: usize, wait: Wait) -> Result<(f64, f64, usize), ProfileError> {
+    fn ask(&mut self, rows: usize, wait: PollSettings) -> Result<(f64, f64, usize), ProfileError> {
         let work = self.work(rows);
         self.send(work, wait)
     }
 
     /// Sends `work`. Returns the seconds of the round trip and of the computation, and the number of experts.
-    fn send(&mut self, work: Work, wait: Wait) -> Result<(f64, f64, usize), ProfileError> {
+    fn send(&mut self, work: Work, wait: PollSettings) -> Result<(f64, f64, usize), ProfileError> {
         let experts = work.counts.first().copied().unwrap_or(1) as usize;
         let answer = self.conversation.ask(work, wait)?;
         Ok((answer.round_trip.as_secs_f64(), answer.compute.as_secs_f64(), experts))
@@ -390,7 +390,7 @@ impl<'a> Client<'a> {
                 let gate = self.gate;
                 let (_, compute, experts) = gate.undisturbed(|| {
                     std::thread::sleep(rest);
-                    self.ask(rows, Wait::ENGINE)
+                    self.ask(rows, PollSettings::ENGINE)
                 })?;
                 seconds.push(compute / experts as f64);
             }
@@ -401,13 +401,16 @@ impl<'a> Client<'a> {
 
     /// Measures the CPU time of a call besides experts, with a caller that drives its connection as the engine does and, as one below
     /// one vCPU, never polls.
-    fn computing_beside_experts(&mut self, function: &Running<'_>) -> Result<CallCpu, ProfileError> {
+    fn computing_beside_experts(
+        &mut self,
+        function: &ListeningFunction<'_>,
+    ) -> Result<CallCpu, ProfileError> {
         let counters = || own_cpu_seconds().zip(function.cpu_seconds());
         let before = counters();
         let mut experts = 0.0;
         for _ in 0..EXCHANGES {
             std::thread::sleep(REST);
-            experts += self.ask(1, Wait::SLEEP)?.1;
+            experts += self.ask(1, PollSettings::SLEEP)?.1;
         }
         let Some((before, after)) = before.zip(counters()) else { return Ok(CallCpu::default()) };
         let calls = EXCHANGES as f64;
@@ -425,7 +428,8 @@ impl<'a> Client<'a> {
             let mut bytes = 0.0;
             for _ in 0..EXCHANGES {
                 let gate = self.gate;
-                let (round_trip, compute, experts) = gate.undisturbed(|| self.ask(rows, Wait::ENGINE))?;
+                let (round_trip, compute, experts) =
+                    gate.undisturbed(|| self.ask(rows, PollSettings::ENGINE))?;
                 seconds.push((round_trip - compute).max(0.0));
                 bytes = (rows * self.row_bytes * (1 + experts)) as f64;
             }

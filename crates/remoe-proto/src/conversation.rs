@@ -19,12 +19,12 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// How to wait for an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wait {
+pub struct PollSettings {
     /// How long to poll before sleeping.
     pub poll: Duration,
 }
 
-impl Wait {
+impl PollSettings {
     /// As the engine waits by default: `poll_us` in main-model-fn/src/settings.rs.
     pub const ENGINE: Self = Self { poll: Duration::from_micros(100) };
     /// Sleeps until the answer is there.
@@ -44,7 +44,7 @@ pub struct Conversation {
 
 /// An answer and the time that it took.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct TimedRows {
     /// One row per (token, expert), as in the message.
     pub rows: Bytes,
     /// From the question to the answer.
@@ -105,7 +105,7 @@ impl Conversation {
     ///
     /// # Errors
     /// The function refuses, ends, or stays silent for half a minute.
-    pub fn ask(&mut self, work: Work, wait: Wait) -> Result<Answer, ServiceError> {
+    pub fn ask(&mut self, work: Work, wait: PollSettings) -> Result<TimedRows, ServiceError> {
         let lost = |why: &str| ServiceError::new(ErrorCode::Unavailable, format!("no answer: {why}"));
         let started = Instant::now();
         let request = ForwardRequest { body: Some(Body::Work(work)) };
@@ -123,7 +123,7 @@ impl Conversation {
         let round_trip = started.elapsed();
         let reply = reply.ok_or_else(|| lost("timeout"))?.map_err(|why| lost(&why))?;
         match reply.outcome {
-            Some(Outcome::Rows(rows)) => Ok(Answer {
+            Some(Outcome::Rows(rows)) => Ok(TimedRows {
                 rows: rows.rows,
                 round_trip,
                 compute: Duration::from_micros(rows.compute_us.into()),

@@ -15,10 +15,12 @@ mod limits;
 mod listing;
 mod placement;
 
-pub use conversation::{Answer, Conversation, Wait};
+pub use conversation::{Conversation, PollSettings, TimedRows};
 pub use counts::{Counted, CountedCodec, Counts};
 pub use error::{ErrorCode, ServiceError};
-pub use intake::{Door, Incoming, Intake, IntakeLimits, IntakeService, Messages, PeerInfo, Refusal, Socket};
+pub use intake::{
+    Incoming, Intake, IntakeLimits, IntakeService, Messages, PeerInfo, Refusal, Socket, TlsHandshake,
+};
 pub use limits::{
     GENERATION_STEP, MAX_CONTROL_MESSAGE, MAX_CONTROL_REQUEST, MAX_DESCRIPTION, MAX_ENDPOINTS, MAX_EXPERTS,
     MAX_LAYERS, MAX_MESSAGE, MAX_PAYLOAD, STREAM_WINDOW, WIRE_VERSION, largest_generation,

@@ -12,7 +12,7 @@ const FORM: &[u8] = b"remoe placement 1\n";
 /// its account are not part of it.
 #[must_use]
 pub fn placement_digest(routing: &Routing) -> String {
-    let mut form = Form(Sha256::new_with_prefix(FORM));
+    let mut form = PlacementHash(Sha256::new_with_prefix(FORM));
     form.sets(&sorted(&routing.remote));
     let endpoints: BTreeSet<_> = routing
         .endpoints
@@ -34,9 +34,9 @@ pub fn placement_digest(routing: &Routing) -> String {
 
 /// Hashed form of a placement: every list after its length, every number with eight bytes, so that no two placements
 /// have the same bytes.
-struct Form(Sha256);
+struct PlacementHash(Sha256);
 
-impl Form {
+impl PlacementHash {
     fn count(&mut self, count: usize) {
         self.0.update((count as u64).to_le_bytes());
     }

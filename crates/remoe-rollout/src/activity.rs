@@ -6,10 +6,10 @@ use tokio::time::Instant;
 
 /// The last progress of functions that read or fetch weights, as a watcher of them notes it.
 #[derive(Debug, Clone, Default)]
-pub struct Activity(Arc<Mutex<Noted>>);
+pub struct Activity(Arc<Mutex<LastActivity>>);
 
 #[derive(Debug, Default)]
-struct Noted {
+struct LastActivity {
     last: Option<Instant>,
     what: String,
 }
@@ -17,7 +17,7 @@ struct Noted {
 impl Activity {
     /// Notes that more has arrived; `what` has in all, for people.
     pub fn moved(&self, what: String) {
-        *self.noted() = Noted { last: Some(Instant::now()), what };
+        *self.noted() = LastActivity { last: Some(Instant::now()), what };
     }
 
     /// Notes `what` has arrived at first, for people, which is no progress.
@@ -45,7 +45,7 @@ impl Activity {
         self.noted().last.is_some_and(|last| last.elapsed() < time)
     }
 
-    fn noted(&self) -> MutexGuard<'_, Noted> {
+    fn noted(&self) -> MutexGuard<'_, LastActivity> {
         // Every change is a single assignment.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -79,7 +79,7 @@ enum Hierarchy {
 /// A group of processes under common limits. Its folders are removed when it is dropped, which works
 /// once its processes have ended.
 #[derive(Debug)]
-pub struct Group {
+pub struct Cgroup {
     cpu: PathBuf,
     memory: PathBuf,
     unified: bool,
@@ -113,15 +113,15 @@ impl Cgroups {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn group(&self, limits: ResourceLimits) -> Result<Group, CgroupError> {
+    pub fn group(&self, limits: ResourceLimits) -> Result<Cgroup, CgroupError> {
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let name = format!("{PREFIX}{}-{number}", std::process::id());
         let group = match &self.hierarchy {
             Hierarchy::V1 { cpu, memory } => {
-                Group { cpu: cpu.join(&name), memory: memory.join(&name), unified: false }
+                Cgroup { cpu: cpu.join(&name), memory: memory.join(&name), unified: false }
             }
             Hierarchy::V2(folder) => {
-                Group { cpu: folder.join(&name), memory: folder.join(&name), unified: true }
+                Cgroup { cpu: folder.join(&name), memory: folder.join(&name), unified: true }
             }
         };
         let folders = [Some(&group.memory), (!group.unified).then_some(&group.cpu)];
@@ -136,7 +136,7 @@ impl Cgroups {
     }
 }
 
-impl Group {
+impl Cgroup {
     /// Moves a process here.
     ///
     /// # Errors
@@ -170,7 +170,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for Cgroup {
     fn drop(&mut self) {
         for folder in [&self.cpu, &self.memory] {
             // Already gone, or a process lives on: the next launcher removes it.

@@ -4,10 +4,11 @@
 //! started which function, and is the only one that decides.
 
 use crate::action::{Action, Route};
-use crate::launcher::{FunctionId, FunctionSpec, Observed, Phase};
+use crate::launcher::{FunctionId, FunctionPhase, FunctionSpec, ObservedFunction};
 use crate::memory::RestartMemory;
 use crate::scene::{
-    self, Duty, End, Follows, Part, Place, Policy, Replacement, Scene, Sight, State, Succession, Told,
+    self, EndAction, FollowedRouting, FunctionPurpose, HealthSource, InstanceState, MainReplacement, Policy,
+    PushedRouting, Replacement, ReplicaGroup, ReplicaSlot, StepInput,
 };
 use crate::step::step;
 use crate::time::Time;
@@ -44,7 +45,7 @@ pub struct Desired {
     /// Drain time of a function that is no longer wanted.
     pub drain: Duration,
     /// Bounds on waiting before a fault is assumed.
-    pub patience: Patience,
+    pub patience: RolloutTimeouts,
 }
 
 impl Desired {
@@ -61,7 +62,7 @@ impl Desired {
 
 /// Bounds on waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
+pub struct RolloutTimeouts {
     /// Longest time without an answer to a probe before a remote function is ended.
     pub remote_silence: Duration,
     /// Longest time without an answer before a main function is ended; longer, because ending it costs requests.
@@ -71,7 +72,7 @@ pub struct Patience {
     pub ready: Duration,
 }
 
-impl Patience {
+impl RolloutTimeouts {
     /// The usual bounds, with `ready` as given.
     pub fn with_ready(ready: Duration) -> Self {
         Self { remote_silence: Duration::from_secs(12), main_silence: Duration::from_secs(15), ready }
@@ -82,7 +83,7 @@ impl Patience {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Instance {
     /// State that the launcher reports.
-    pub observed: Observed,
+    pub observed: ObservedFunction,
     /// Time of its last answer to a probe, or of the start of listening.
     pub answered: Time,
     /// Time since when it has not been ready. Absent if it is ready.
@@ -93,9 +94,9 @@ pub struct Instance {
 pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory, now: Time) -> Vec<Action> {
     let faults: Vec<Option<String>> = instances.iter().map(|it| fault(desired, it, memory, now)).collect();
     let listening = |(instance, fault): &(&Instance, &Option<String>)| {
-        let Observed { name, role, phase, .. } = &instance.observed;
+        let ObservedFunction { name, role, phase, .. } = &instance.observed;
         *role == Role::Main
-            && matches!(phase, Phase::Listening { .. })
+            && matches!(phase, FunctionPhase::Listening { .. })
             && fault.is_none()
             && desired.wants(name)
     };
@@ -103,7 +104,8 @@ pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory,
     let main = instances.iter().zip(&faults).find(listening).map(|(main, _)| &main.observed.id);
     let in_force = memory.in_force().map(|(_, route)| route).filter(|route| main == Some(&route.main));
     let is_out = |instance: &Instance, fault: &Option<String>| {
-        fault.is_some() || matches!(instance.observed.phase, Phase::Stopping | Phase::Ended(_))
+        fault.is_some()
+            || matches!(instance.observed.phase, FunctionPhase::Stopping | FunctionPhase::Ended(_))
     };
     let mut first = if memory.settled() { at_once(desired) } else { usize::MAX };
     let parts = desired.functions.iter().map(|spec| {
@@ -116,8 +118,8 @@ pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory,
             .zip(&faults)
             .any(|(it, fault)| it.observed.name == spec.name && is_out(it, fault));
         let may_come = || !memory.settled() || memory.wakes(&spec.name, failed);
-        let place = || Place { name: spec.name.clone(), not_before: memory.not_before(&spec.name) };
-        Part {
+        let place = || ReplicaSlot { name: spec.name.clone(), not_before: memory.not_before(&spec.name) };
+        ReplicaGroup {
             role: spec.role,
             hosted: &spec.hosted,
             places: if desired.rests(spec) { Vec::new() } else { vec![place()] },
@@ -130,7 +132,7 @@ pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory,
         let revision = desired.revision;
         main.map(|main| Route { revision, main: main.clone(), endpoints })
     };
-    let told = main.filter(|_| desired.placed && memory.may_push(now)).map(|_| Told {
+    let told = main.filter(|_| desired.placed && memory.may_push(now)).map(|_| PushedRouting {
         endpoints: in_force
             .filter(|route| route.revision == desired.revision)
             .map(|route| route.endpoints.clone()),
@@ -138,10 +140,10 @@ pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory,
         newest: memory.newest(),
     });
     let is_left = |main: &FunctionId| {
-        let left = instances.iter().filter(|it| !matches!(it.observed.phase, Phase::Ended(_)));
+        let left = instances.iter().filter(|it| !matches!(it.observed.phase, FunctionPhase::Ended(_)));
         left.map(|it| &it.observed.id).any(|id| id == main)
     };
-    let outcome = step(&Scene {
+    let outcome = step(&StepInput {
         parts: parts.collect(),
         instances: instances
             .iter()
@@ -152,8 +154,8 @@ pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory,
         asleep: desired.asleep,
         policy: Policy {
             replacement: Replacement::InPlace,
-            sight: Sight::Own,
-            succession: Succession::Surge,
+            sight: HealthSource::Own,
+            succession: MainReplacement::Surge,
             replacements: usize::MAX,
             starts_at_once: at_once(desired),
             // Who sleeps has nothing to drain, and may be woken before a drain would end.
@@ -170,11 +172,11 @@ pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory,
         ends.sort_by_key(|(at, _)| !is_main(*at));
     }
     let ends = ends.into_iter().filter_map(|(at, end)| {
-        let Observed { id, name, phase, .. } = instances.get(at)?.observed.clone();
+        let ObservedFunction { id, name, phase, .. } = instances.get(at)?.observed.clone();
         Some(match (end, phase) {
-            (End::GiveUp, Phase::Ended(ending)) => Action::GiveUp { id, name, ending },
-            (_, Phase::Ended(ending)) => Action::Forget { id, name, ending },
-            (End::Stop(grace), _) => Action::Stop {
+            (EndAction::GiveUp, FunctionPhase::Ended(ending)) => Action::GiveUp { id, name, ending },
+            (_, FunctionPhase::Ended(ending)) => Action::Forget { id, name, ending },
+            (EndAction::Stop(grace), _) => Action::Stop {
                 id,
                 name,
                 grace: grace.unwrap_or(desired.drain),
@@ -204,27 +206,31 @@ fn seen<'a>(
     memory: &RestartMemory,
     is_left: impl Fn(&FunctionId) -> bool,
 ) -> scene::Instance<'a, FunctionId> {
-    let Observed { id, name, role, phase, .. } = &instance.observed;
-    let listens = matches!(phase, Phase::Listening { .. });
+    let ObservedFunction { id, name, role, phase, .. } = &instance.observed;
+    let listens = matches!(phase, FunctionPhase::Listening { .. });
     let state = match phase {
         // Killed from outside is chance; an exit of its own would be repeated.
-        Phase::Ended(ending) => {
-            State::Ended { refused: (ending.code.is_some() || ending.cause.is_some()) && !memory.settled() }
+        FunctionPhase::Ended(ending) => InstanceState::Ended {
+            refused: (ending.code.is_some() || ending.cause.is_some()) && !memory.settled(),
+        },
+        FunctionPhase::Stopping => InstanceState::Leaving,
+        FunctionPhase::Starting | FunctionPhase::Listening { .. } if is_faulty => {
+            InstanceState::Faulty { presumed: false }
         }
-        Phase::Stopping => State::Leaving,
-        Phase::Starting | Phase::Listening { .. } if is_faulty => State::Faulty { presumed: false },
-        Phase::Starting | Phase::Listening { .. } => {
-            State::Sound { ready: listens && instance.unready_since.is_none(), hindered: false }
+        FunctionPhase::Starting | FunctionPhase::Listening { .. } => {
+            InstanceState::Sound { ready: listens && instance.unready_since.is_none(), hindered: false }
         }
     };
     let follows = memory.in_force().is_some_and(|(_, route)| route.main == *id);
     let duty = match role {
-        Role::Main => Duty::Main {
+        Role::Main => FunctionPurpose::Main {
             current: true,
             told: true,
-            follows: if follows { Follows::Told } else { Follows::Nothing },
+            follows: if follows { FollowedRouting::Told } else { FollowedRouting::Nothing },
         },
-        Role::Remote => Duty::Remote { endpoint: Some(id.clone()), routed: memory.routes_to(id, is_left) },
+        Role::Remote => {
+            FunctionPurpose::Remote { endpoint: Some(id.clone()), routed: memory.routes_to(id, is_left) }
+        }
     };
     scene::Instance { place: name, incarnation: None, state, duty }
 }
@@ -232,8 +238,8 @@ fn seen<'a>(
 /// Why a function that is wanted is to be ended, where it is.
 fn fault(desired: &Desired, instance: &Instance, memory: &RestartMemory, now: Time) -> Option<String> {
     let Desired { patience, .. } = desired;
-    let Observed { id, name, phase, .. } = &instance.observed;
-    let listens = matches!(phase, Phase::Listening { .. });
+    let ObservedFunction { id, name, phase, .. } = &instance.observed;
+    let listens = matches!(phase, FunctionPhase::Listening { .. });
     // Its launcher bounds how long it may start, and the push of a generation has its own deadline.
     if !listens || !desired.wants(name) || memory.pushes_to(id) {
         return None;

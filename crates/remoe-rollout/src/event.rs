@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 /// An event, for users.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub enum RolloutEvent {
     /// A function was started.
     Started {
         /// Place of the function.
@@ -53,4 +53,4 @@ pub enum Event {
 }
 
 /// Receives what happens.
-pub type EventSink = Arc<dyn Fn(&Event) + Send + Sync>;
+pub type EventSink = Arc<dyn Fn(&RolloutEvent) + Send + Sync>;

@@ -1,7 +1,7 @@
 //! The command lines of the functions of one deployment.
 
 use crate::cgroup::ResourceLimits;
-use crate::decide::{Desired, Patience};
+use crate::decide::{Desired, RolloutTimeouts};
 use crate::launcher::FunctionSpec;
 use crate::placement::{Placement, RemoteProcess};
 use remoe_process::{Role, format_duration};
@@ -86,7 +86,7 @@ pub fn deployment(
     placement: &Placement,
     http: Option<SocketAddr>,
     drain: Duration,
-    patience: Patience,
+    patience: RolloutTimeouts,
 ) -> Desired {
     let processes = placement.processes();
     let crowded = options.shared_cores.is_some_and(|cores| cores < CORES_TO_POLL * (processes.len() + 1));
@@ -197,7 +197,7 @@ mod tests {
         let placement =
             Placement::from_ratio(&layers, 0.5, 1).and_then(|placement| placement.in_groups(1)).unwrap();
         let options = ModelOptions { shared_cores, ..ModelOptions::default() };
-        let patience = Patience::with_ready(Duration::from_secs(1));
+        let patience = RolloutTimeouts::with_ready(Duration::from_secs(1));
         let desired = deployment(&options, &placement, None, Duration::ZERO, patience);
         let remote = desired.functions.iter().find(|function| function.role == Role::Remote).unwrap();
         !remote.arguments.contains(&OsString::from("--poll-us"))

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Remote functions that sleep and wake together: no other has any of their experts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Group {
+pub struct SleepGroup {
     /// The places that they fill.
     pub places: Vec<String>,
     /// Their experts, layers and experts ascending.
@@ -15,15 +15,15 @@ pub struct Group {
 }
 
 /// Layers and experts.
-type Experts = BTreeSet<(u32, u32)>;
+type ExpertSet = BTreeSet<(u32, u32)>;
 
 /// Returns the groups among `functions`, in the order of their first functions. Replicas are in one group, and so are
 /// functions that only share some experts: requests for the shared experts can go to any of them.
 #[must_use]
-pub fn groups(functions: &[FunctionSpec]) -> Vec<Group> {
-    let mut groups: Vec<(Vec<String>, Experts)> = Vec::new();
+pub fn groups(functions: &[FunctionSpec]) -> Vec<SleepGroup> {
+    let mut groups: Vec<(Vec<String>, ExpertSet)> = Vec::new();
     for function in functions.iter().filter(|function| function.role == Role::Remote) {
-        let hosted: Experts = pairs_of(&function.hosted).collect();
+        let hosted: ExpertSet = pairs_of(&function.hosted).collect();
         let (mut joined, others): (Vec<_>, Vec<_>) =
             groups.into_iter().partition(|(_, experts)| !experts.is_disjoint(&hosted));
         joined.push((vec![function.name.clone()], hosted));
@@ -33,7 +33,7 @@ pub fn groups(functions: &[FunctionSpec]) -> Vec<Group> {
     }
     let order = |places: &[String]| functions.iter().position(|function| places.contains(&function.name));
     groups.sort_by_key(|(places, _)| order(places));
-    let listed = groups.into_iter().map(|(places, experts)| Group { places, hosted: listing(experts) });
+    let listed = groups.into_iter().map(|(places, experts)| SleepGroup { places, hosted: listing(experts) });
     listed.collect()
 }
 
@@ -41,7 +41,7 @@ fn pairs_of(hosted: &[LayerExperts]) -> impl Iterator<Item = (u32, u32)> {
     hosted.iter().flat_map(|set| set.experts.iter().map(|expert| (set.layer, *expert)))
 }
 
-fn listing(experts: Experts) -> Vec<LayerExperts> {
+fn listing(experts: ExpertSet) -> Vec<LayerExperts> {
     let mut layers: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for (layer, expert) in experts {
         layers.entry(layer).or_default().push(expert);
@@ -51,20 +51,20 @@ fn listing(experts: Experts) -> Vec<LayerExperts> {
 
 /// Expert usage that main functions have reported so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct ReportedUsage {
     /// (token, expert) pairs by main function, layer and expert.
     mains: BTreeMap<String, BTreeMap<(u32, u32), u64>>,
 }
 
 /// (token, expert) pairs by layer and expert.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Uses(BTreeMap<(u32, u32), u64>);
+pub struct ExpertUses(BTreeMap<(u32, u32), u64>);
 
-impl Told {
+impl ReportedUsage {
     /// Notes what the main function `main` has counted since it started, and returns what of that is new. A main
     /// function that counted less than before has restarted. If it was not known and is `young` (it started since
     /// others were asked), everything is new; if it was not known and is not young, nothing is.
-    pub fn note(&mut self, main: &str, said: &[LayerPairs], young: bool) -> Uses {
+    pub fn note(&mut self, main: &str, said: &[LayerPairs], young: bool) -> ExpertUses {
         let listed = said.iter().flat_map(|of| {
             of.experts.iter().zip(&of.pairs).map(|(expert, pairs)| ((of.layer, *expert), *pairs))
         });
@@ -81,7 +81,7 @@ impl Told {
             .map(|(expert, pairs)| (*expert, pairs.saturating_sub(known.get(expert).copied().unwrap_or(0))));
         let new = new.filter(|(_, pairs)| *pairs > 0).collect();
         known.extend(counted);
-        Uses(new)
+        ExpertUses(new)
     }
 
     /// Forgets main functions that are not among those that `stays` names.
@@ -90,7 +90,7 @@ impl Told {
     }
 }
 
-impl Uses {
+impl ExpertUses {
     /// Returns the number of pairs on the experts `hosted`.
     #[must_use]
     pub fn of(&self, hosted: &[LayerExperts]) -> u64 {

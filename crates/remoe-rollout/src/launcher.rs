@@ -92,7 +92,7 @@ impl fmt::Display for Ending {
 
 /// Where a function is in its life.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Phase {
+pub enum FunctionPhase {
     /// Started, not reachable yet.
     Starting,
     /// It said where it listens.
@@ -112,7 +112,7 @@ pub enum Phase {
 
 /// One function as its launcher sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Observed {
+pub struct ObservedFunction {
     /// Id of this start of the function.
     pub id: FunctionId,
     /// Place that it fills.
@@ -122,7 +122,7 @@ pub struct Observed {
     /// Process id, if the launcher's functions are processes of this machine.
     pub pid: Option<u32>,
     /// Phase of its life.
-    pub phase: Phase,
+    pub phase: FunctionPhase,
 }
 
 /// Why a function could not be started.
@@ -143,7 +143,7 @@ pub trait Launcher: Send + Sync + 'static {
     fn stop(&self, id: &FunctionId, grace: Duration) -> impl Future<Output = ()> + Send;
 
     /// Every function that was started and not forgotten, oldest first.
-    fn list(&self) -> impl Future<Output = Vec<Observed>> + Send;
+    fn list(&self) -> impl Future<Output = Vec<ObservedFunction>> + Send;
 
     /// Returns when the list may have changed since this was last called.
     fn changed(&self) -> impl Future<Output = ()> + Send;

@@ -28,11 +28,13 @@ pub mod supervise;
 pub mod time;
 
 pub use activity::Activity;
-pub use cgroup::{CgroupError, Cgroups, Group, ResourceLimits};
-pub use event::{Event, EventSink};
+pub use cgroup::{Cgroup, CgroupError, Cgroups, ResourceLimits};
+pub use event::{EventSink, RolloutEvent};
 pub use functions::ModelOptions;
-pub use launcher::{Ending, FunctionId, FunctionSpec, LaunchError, Launcher, Observed, Phase};
+pub use launcher::{
+    Ending, FunctionId, FunctionPhase, FunctionSpec, LaunchError, Launcher, ObservedFunction,
+};
 pub use placement::{MoeLayer, Placement, PlacementError};
 pub use process::{LogLine, ProcessLauncher};
-pub use status::{Failure, FunctionState, FunctionStatus, Status};
+pub use status::{FunctionState, FunctionStatus, StartFailure, Status};
 pub use supervise::{NotReady, Supervisor};

@@ -20,7 +20,7 @@ pub const ROUTING_PAUSE: Duration = Duration::from_secs(1);
 /// Restarts by place, and the routing so far.
 #[derive(Debug, Clone, Default)]
 pub struct RestartMemory {
-    places: BTreeMap<String, Place>,
+    places: BTreeMap<String, ReplicaHistory>,
     generation: u64,
     pushing: Option<Route>,
     in_force: Option<(u64, Route)>,
@@ -29,7 +29,7 @@ pub struct RestartMemory {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Place {
+struct ReplicaHistory {
     started: Time,
     /// In a row.
     failures: u32,

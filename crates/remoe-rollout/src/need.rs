@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 /// How much a remote function is needed. The smallest starts first.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Need<'a> {
+pub struct ReplicaNeed<'a> {
     /// How many functions with the same experts start before it: one of each group is enough to be served.
     pub replica: u32,
     /// The part of requests' (token, expert) pairs, summed over layers, that is on its experts.
@@ -18,7 +18,7 @@ pub struct Need<'a> {
     pub name: &'a str,
 }
 
-impl Need<'_> {
+impl ReplicaNeed<'_> {
     /// The first replica of each group before the second of any, then by work, then by name.
     #[must_use]
     pub fn order(&self, other: &Self) -> Ordering {
@@ -41,12 +41,12 @@ pub fn work(hosted: &[LayerExperts], layers: &[u32], usage: &[Vec<f64>]) -> f64 
 
 /// (token, expert) pairs that requests are expected to have.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Expected {
+pub struct ExpectedPairs {
     layers: Vec<u32>,
     pairs: Vec<Vec<f64>>,
 }
 
-impl Expected {
+impl ExpectedPairs {
     /// `pairs` of them in each layer of `layers` (the model's ids), where `usage` has a row of shares for each.
     #[must_use]
     pub fn new(layers: Vec<u32>, mut usage: Vec<Vec<f64>>, pairs: f64) -> Self {
@@ -67,12 +67,12 @@ pub fn by_need(functions: &mut Vec<FunctionSpec>, layers: &[MoeLayer], usage: &[
     let ids: Vec<u32> = layers.iter().map(|moe| moe.layer).collect();
     let (mut sorted, remote): (Vec<_>, Vec<_>) =
         functions.drain(..).partition(|function| function.role == Role::Main);
-    let mut needs: Vec<(Need<'_>, &FunctionSpec)> = Vec::new();
+    let mut needs: Vec<(ReplicaNeed<'_>, &FunctionSpec)> = Vec::new();
     for function in &remote {
         let before = needs.iter().filter(|(_, other)| other.hosted == function.hosted).count();
         let replica = u32::try_from(before).unwrap_or(u32::MAX);
         let work = work(&function.hosted, &ids, usage);
-        needs.push((Need { replica, work, name: &function.name }, function));
+        needs.push((ReplicaNeed { replica, work, name: &function.name }, function));
     }
     needs.sort_by(|(one, _), (other, _)| one.order(other));
     sorted.extend(needs.into_iter().map(|(_, function)| function.clone()));

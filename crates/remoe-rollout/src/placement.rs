@@ -18,7 +18,7 @@ pub struct MoeLayer {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Placement {
     layers: Vec<RemoteSet>,
-    groups: Vec<Group>,
+    groups: Vec<RemoteGroup>,
     revision: u32,
 }
 
@@ -33,7 +33,7 @@ struct RemoteSet {
 
 /// Remote experts of any layers, hosted as a whole by each of its replicas. No expert is in two groups.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Group {
+struct RemoteGroup {
     /// Layers and experts ascending.
     hosted: Vec<LayerExperts>,
     replicas: u32,
@@ -151,7 +151,7 @@ impl Placement {
     pub fn in_groups(self, groups: u32) -> Result<Self, PlacementError> {
         check_count("groups", groups, MAX_GROUPS)?;
         let replicas = self.layers.iter().map(|set| set.replicas).max().unwrap_or(0);
-        let mut dealt = vec![Group { replicas, ..Group::default() }; groups as usize];
+        let mut dealt = vec![RemoteGroup { replicas, ..RemoteGroup::default() }; groups as usize];
         for LayerExperts { layer, experts } in self.remote() {
             for (turn, group) in dealt.iter_mut().enumerate() {
                 let experts: Vec<u32> = experts.iter().skip(turn).step_by(groups as usize).copied().collect();
@@ -180,7 +180,7 @@ impl Placement {
         plan_file::read(model, json)
     }
 
-    fn of(mut layers: Vec<RemoteSet>, groups: Vec<Group>) -> Self {
+    fn of(mut layers: Vec<RemoteSet>, groups: Vec<RemoteGroup>) -> Self {
         layers.retain(|set| !set.experts.experts.is_empty());
         Self { layers, groups, revision: 0 }
     }

@@ -22,7 +22,7 @@ const FIRST_INTERVAL: Duration = Duration::from_millis(5);
 const UNREADY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// One answer.
-pub(crate) struct Answer {
+pub(crate) struct ProbeResult {
     pub(crate) id: FunctionId,
     pub(crate) ready: bool,
     /// The generation that a main function has in force; 0: none.
@@ -30,14 +30,19 @@ pub(crate) struct Answer {
 }
 
 /// Probes the function at `address` until the receiver of `answers` is gone. Probes without an answer are not reported.
-pub(crate) async fn probe(id: FunctionId, role: Role, address: SocketAddr, answers: mpsc::Sender<Answer>) {
+pub(crate) async fn probe(
+    id: FunctionId,
+    role: Role,
+    address: SocketAddr,
+    answers: mpsc::Sender<ProbeResult>,
+) {
     let Ok(channel) = control::channel(address) else { return };
     let mut unready = FIRST_INTERVAL;
     loop {
         let answer = timeout(PROBE_TIMEOUT, ask(role, channel.clone())).await.ok().flatten();
         if let Some((ready, generation)) = answer {
             let id = id.clone();
-            if answers.send(Answer { id, ready, generation }).await.is_err() {
+            if answers.send(ProbeResult { id, ready, generation }).await.is_err() {
                 return;
             }
         }

@@ -5,7 +5,7 @@ use crate::cgroup::{CgroupError, Cgroups};
 mod child;
 
 use self::child::Child;
-use crate::launcher::{FunctionId, FunctionSpec, LaunchError, Launcher, Observed, Phase};
+use crate::launcher::{FunctionId, FunctionPhase, FunctionSpec, LaunchError, Launcher, ObservedFunction};
 use remoe_process::Role;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -53,7 +53,7 @@ pub struct ProcessLauncher {
     activity: Activity,
     spawner: std::sync::mpsc::Sender<SpawnJob>,
     started: AtomicU64,
-    shared: Arc<Shared>,
+    shared: Arc<LauncherShared>,
 }
 
 struct SpawnJob {
@@ -63,12 +63,12 @@ struct SpawnJob {
 
 /// State that the launcher shares with the tasks that watch its children.
 #[derive(Default)]
-pub(crate) struct Shared {
+pub(crate) struct LauncherShared {
     children: Mutex<BTreeMap<u64, Child>>,
     changed: Notify,
 }
 
-impl Shared {
+impl LauncherShared {
     /// Changes the record of child `number` and wakes the task that waits for changes.
     pub(crate) fn update(&self, number: u64, change: impl FnOnce(&mut Child)) {
         if let Some(child) = self.children().get_mut(&number) {
@@ -212,19 +212,19 @@ impl Launcher for ProcessLauncher {
         children.insert(
             number,
             Child {
-                observed: Observed {
+                observed: ObservedFunction {
                     id: id.clone(),
                     name: spec.name.clone(),
                     role: spec.role,
                     pid: Some(pid),
-                    phase: Phase::Starting,
+                    phase: FunctionPhase::Starting,
                 },
                 stop,
                 group: group.clone(),
             },
         );
         drop(children);
-        tokio::spawn(child::watch(child::Watched {
+        tokio::spawn(child::watch(child::ChildWatch {
             number,
             name: spec.name.clone(),
             pid,
@@ -245,10 +245,10 @@ impl Launcher for ProcessLauncher {
         let found = children.iter().find(|(_, child)| child.observed.id == *id);
         let Some(number) = found.map(|(number, _)| *number) else { return };
         if let Some(child) = children.get_mut(&number) {
-            if matches!(child.observed.phase, Phase::Ended(_)) {
+            if matches!(child.observed.phase, FunctionPhase::Ended(_)) {
                 children.remove(&number);
             } else {
-                child.observed.phase = Phase::Stopping;
+                child.observed.phase = FunctionPhase::Stopping;
                 // Full means that requests are waiting already; closed, that the child has ended.
                 let _sent = child.stop.try_send(grace);
             }
@@ -257,7 +257,7 @@ impl Launcher for ProcessLauncher {
         self.shared.changed.notify_one();
     }
 
-    async fn list(&self) -> Vec<Observed> {
+    async fn list(&self) -> Vec<ObservedFunction> {
         let children = self.shared.children();
         children.values().map(|child| child.observed.clone()).collect()
     }

@@ -11,13 +11,13 @@ use std::time::Duration;
 
 /// Input of a step. `E` is what a generation says of one remote function.
 #[derive(Debug, Clone)]
-pub struct Scene<'a, E> {
+pub struct StepInput<'a, E> {
     /// Desired functions, in their start order.
-    pub parts: Vec<Part<'a>>,
+    pub parts: Vec<ReplicaGroup<'a>>,
     /// Existing functions, oldest first where that is known.
     pub instances: Vec<Instance<'a, E>>,
     /// Routing that main functions of the desired shape were told. Absent if they can be told nothing now.
-    pub told: Option<Told<E>>,
+    pub told: Option<PushedRouting<E>>,
     /// Set if nothing is to run for now and no request is in flight.
     pub asleep: bool,
     /// Differences between processes and pods.
@@ -28,13 +28,13 @@ pub struct Scene<'a, E> {
 
 /// Interchangeable functions.
 #[derive(Debug, Clone)]
-pub struct Part<'a> {
+pub struct ReplicaGroup<'a> {
     /// Role of the functions.
     pub role: Role,
     /// Remote experts that each function hosts.
     pub hosted: &'a [LayerExperts],
     /// Places to fill. Empty if the functions rest: their experts are not missed then.
-    pub places: Vec<Place>,
+    pub places: Vec<ReplicaSlot>,
     /// Number of functions needed. The places after the first `needed` exist because of load: nothing waits for them.
     pub needed: usize,
     /// Set if a placement that begins waits for the needed functions.
@@ -45,7 +45,7 @@ pub struct Part<'a> {
 
 /// Place of one function.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct ReplicaSlot {
     /// Name of the place.
     pub name: String,
     /// Earliest time to fill the place again, after what became of the functions before.
@@ -60,21 +60,21 @@ pub struct Instance<'a, E> {
     /// Number of functions that filled the place before it. Absent if that is not known.
     pub incarnation: Option<u32>,
     /// State of the function.
-    pub state: State,
+    pub state: InstanceState,
     /// Purpose of the function.
-    pub duty: Duty<E>,
+    pub duty: FunctionPurpose<E>,
 }
 
 impl<E> Instance<'_, E> {
     /// Reports if it serves, or can.
     pub(crate) fn is_ready(&self) -> bool {
-        matches!(self.state, State::Sound { ready: true, .. })
+        matches!(self.state, InstanceState::Sound { ready: true, .. })
     }
 }
 
 /// State of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum InstanceState {
     /// The function stays.
     Sound {
         /// Set if it serves, or can.
@@ -98,7 +98,7 @@ pub enum State {
 
 /// Purpose of a function, and what is known of it for that.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Duty<E> {
+pub enum FunctionPurpose<E> {
     /// A main function.
     Main {
         /// Set if it is of the desired shape.
@@ -106,7 +106,7 @@ pub enum Duty<E> {
         /// Set if there is a generation that main functions of its shape are to have in force.
         told: bool,
         /// Routing that it has in force.
-        follows: Follows,
+        follows: FollowedRouting,
     },
     /// A remote function.
     Remote {
@@ -119,7 +119,7 @@ pub enum Duty<E> {
 
 /// Routing that a main function acts on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Follows {
+pub enum FollowedRouting {
     /// No routing: it calls no remote function.
     Nothing,
     /// The routing that it was told, as far as that matters to remote functions.
@@ -130,7 +130,7 @@ pub enum Follows {
 
 /// Routing that main functions of the desired shape were told.
 #[derive(Debug, Clone)]
-pub struct Told<E> {
+pub struct PushedRouting<E> {
     /// Endpoints of the generation of the desired placement. Absent if there is no such generation.
     pub endpoints: Option<BTreeSet<E>>,
     /// Set if that generation is right in all else.
@@ -145,9 +145,9 @@ pub struct Policy {
     /// Start of a replacement relative to the function that is lost.
     pub replacement: Replacement,
     /// Source of health reports.
-    pub sight: Sight,
+    pub sight: HealthSource,
     /// Treatment of main functions of another shape.
-    pub succession: Succession,
+    pub succession: MainReplacement,
     /// Number of functions presumed lost that may be replaced now.
     pub replacements: usize,
     /// Number of remote functions that may start at the same time.
@@ -169,7 +169,7 @@ pub enum Replacement {
 
 /// Source of health reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sight {
+pub enum HealthSource {
     /// Probes of the caller itself: a generation names functions as soon as they are ready.
     Own,
     /// Late reports of others: a faltering function stays named until it is lost. While experts have lost all of their
@@ -179,7 +179,7 @@ pub enum Sight {
 
 /// Treatment of main functions of another shape than the desired one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Succession {
+pub enum MainReplacement {
     /// They serve until the desired main functions do.
     Surge,
     /// There is no room for both: the desired main functions start when the others have ended.
@@ -191,13 +191,13 @@ pub enum Succession {
 
 /// Outcome of a step. Functions are named by their index in the scene.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outcome<E> {
+pub struct StepOutcome<E> {
     /// Functions that end, in their order.
-    pub ends: Vec<(usize, End)>,
+    pub ends: Vec<(usize, EndAction)>,
     /// Functions to start, in this order.
     pub starts: Vec<Start>,
     /// Generation that main functions are told from now on. Absent if nothing changes.
-    pub tell: Option<Tell<E>>,
+    pub tell: Option<RoutingPush<E>>,
     /// Set if main functions of the desired shape serve: main functions of other shapes are told nothing any more.
     pub succeeded: bool,
     /// Latest time of the next step, if only time has to pass.
@@ -208,7 +208,7 @@ pub struct Outcome<E> {
 
 /// End of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum EndAction {
     /// Ask it to end within this time; if absent, within the grace period that it was made with.
     Stop(Option<Duration>),
     /// Acknowledge that it ended.
@@ -230,7 +230,7 @@ pub struct Start {
 
 /// A generation to tell main functions.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tell<E> {
+pub struct RoutingPush<E> {
     /// Number of the generation, larger than any before.
     pub number: u64,
     /// Endpoints that it leads to.

@@ -2,7 +2,7 @@
 
 use crate::action::Route;
 use crate::decide::Instance;
-use crate::launcher::{Ending, FunctionSpec, Phase};
+use crate::launcher::{Ending, FunctionPhase, FunctionSpec};
 use remoe_process::Role;
 use remoe_proto::v1::LayerExperts;
 use serde::Serialize;
@@ -19,7 +19,7 @@ pub struct Status {
     /// are still there.
     pub functions: Vec<FunctionStatus>,
     /// Set when the deployment was given up.
-    pub failure: Option<Failure>,
+    pub failure: Option<StartFailure>,
     /// Why the last routing was not put in force, where it was not.
     pub routing_problem: Option<String>,
 }
@@ -83,7 +83,7 @@ impl FunctionState {
 /// A function that refused to start, and with it the deployment.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{name} {ending}")]
-pub struct Failure {
+pub struct StartFailure {
     /// The place that it was to fill.
     pub name: String,
     /// Exit of the function, with its last log lines.
@@ -112,8 +112,8 @@ impl FunctionStatus {
         };
         let Some(instance) = instance else { return status };
         status.state = match &instance.observed.phase {
-            Phase::Starting => FunctionState::Starting,
-            Phase::Listening { grpc, http, metrics } => {
+            FunctionPhase::Starting => FunctionState::Starting,
+            FunctionPhase::Listening { grpc, http, metrics } => {
                 (status.grpc, status.http, status.metrics) = (Some(*grpc), *http, *metrics);
                 let id = &instance.observed.id;
                 let routed = in_force.is_some_and(|route| route.main == *id || route.endpoints.contains(id));
@@ -123,8 +123,8 @@ impl FunctionStatus {
                     (_, _, _) => FunctionState::Loading,
                 }
             }
-            Phase::Stopping => FunctionState::Stopping,
-            Phase::Ended(_) => {
+            FunctionPhase::Stopping => FunctionState::Stopping,
+            FunctionPhase::Ended(_) => {
                 status.pid = None;
                 nothing
             }

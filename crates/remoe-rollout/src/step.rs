@@ -5,8 +5,8 @@
 //! that main functions no longer use are ended.
 
 use crate::scene::{
-    Duty, End, Follows, Instance, Outcome, Part, Place, Replacement, Scene, Sight, Start, State, Succession,
-    Tell,
+    EndAction, FollowedRouting, FunctionPurpose, HealthSource, Instance, InstanceState, MainReplacement,
+    Replacement, ReplicaGroup, ReplicaSlot, RoutingPush, Start, StepInput, StepOutcome,
 };
 use crate::time::Time;
 use remoe_process::Role;
@@ -14,8 +14,8 @@ use remoe_proto::v1::LayerExperts;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Returns the outcome of `scene`: functions to end, functions to start, and routing to tell.
-pub fn step<E: Ord + Clone>(scene: &Scene<'_, E>) -> Outcome<E> {
-    let look = Look::at(scene);
+pub fn step<E: Ord + Clone>(scene: &StepInput<'_, E>) -> StepOutcome<E> {
+    let look = StepView::at(scene);
     let tell = look.tell();
     let succeeded = tell.is_none() && scene.told.is_some() && look.main_functions_serve();
     let (starts, look_again) = look.starts();
@@ -27,21 +27,21 @@ pub fn step<E: Ord + Clone>(scene: &Scene<'_, E>) -> Outcome<E> {
         let vacant = look.filled.get(instance.place) == Some(&None);
         let waits = vacant && scene.policy.replacement == Replacement::Beside;
         let end = match instance.state {
-            State::Ended { refused } if refused && vacant => End::GiveUp,
-            State::Ended { .. } => End::Forget,
+            InstanceState::Ended { refused } if refused && vacant => EndAction::GiveUp,
+            InstanceState::Ended { .. } => EndAction::Forget,
             // What is wrong goes when something better is there, or comes.
-            State::Faulty { .. } if !waits || replaced.contains(instance.place) => {
-                End::Stop(scene.policy.faulty_drain)
+            InstanceState::Faulty { .. } if !waits || replaced.contains(instance.place) => {
+                EndAction::Stop(scene.policy.faulty_drain)
             }
-            State::Sound { .. } if look.fills(at, instance) => continue,
-            State::Sound { .. } if scene.asleep || look.may_leave(instance, succeeded) => {
-                End::Stop(scene.policy.drain)
+            InstanceState::Sound { .. } if look.fills(at, instance) => continue,
+            InstanceState::Sound { .. } if scene.asleep || look.may_leave(instance, succeeded) => {
+                EndAction::Stop(scene.policy.drain)
             }
-            State::Sound { .. } => {
+            InstanceState::Sound { .. } => {
                 in_use += 1;
                 continue;
             }
-            State::Faulty { .. } | State::Leaving => continue,
+            InstanceState::Faulty { .. } | InstanceState::Leaving => continue,
         };
         ends.push((at, end));
     }
@@ -53,19 +53,19 @@ pub fn step<E: Ord + Clone>(scene: &Scene<'_, E>) -> Outcome<E> {
         && look_again.is_none()
         && look.parts.iter().all(|part| look.is_complete(part))
         && look.main_functions_serve();
-    Outcome { ends, starts, tell, succeeded, look_again, settled }
+    StepOutcome { ends, starts, tell, succeeded, look_again, settled }
 }
 
 /// A scene, and which function fills which place.
-struct Look<'a, E> {
-    scene: &'a Scene<'a, E>,
-    parts: &'a [Part<'a>],
+struct StepView<'a, E> {
+    scene: &'a StepInput<'a, E>,
+    parts: &'a [ReplicaGroup<'a>],
     /// The function that fills it, by the name of the place.
     filled: BTreeMap<&'a str, Option<usize>>,
 }
 
-impl<'a, E: Ord + Clone> Look<'a, E> {
-    fn at(scene: &'a Scene<'a, E>) -> Self {
+impl<'a, E: Ord + Clone> StepView<'a, E> {
+    fn at(scene: &'a StepInput<'a, E>) -> Self {
         let parts = if scene.asleep { &[] } else { scene.parts.as_slice() };
         let places = parts.iter().flat_map(|part| &part.places);
         let mut filled: BTreeMap<&str, Option<usize>> =
@@ -74,7 +74,8 @@ impl<'a, E: Ord + Clone> Look<'a, E> {
         let rank = |at: usize| scene.instances.get(at).map(|it| (it.is_ready(), it.incarnation));
         for (at, instance) in scene.instances.iter().enumerate() {
             let Some(best) = filled.get_mut(instance.place) else { continue };
-            if matches!(instance.state, State::Sound { .. }) && best.is_none_or(|best| rank(best) < rank(at))
+            if matches!(instance.state, InstanceState::Sound { .. })
+                && best.is_none_or(|best| rank(best) < rank(at))
             {
                 *best = Some(at);
             }
@@ -87,25 +88,25 @@ impl<'a, E: Ord + Clone> Look<'a, E> {
     }
 
     /// The functions that fill places of `part`.
-    fn filling(&self, part: &'a Part<'a>) -> impl Iterator<Item = &'a Instance<'a, E>> {
-        let at = |place: &Place| self.filled.get(place.name.as_str()).copied().flatten();
+    fn filling(&self, part: &'a ReplicaGroup<'a>) -> impl Iterator<Item = &'a Instance<'a, E>> {
+        let at = |place: &ReplicaSlot| self.filled.get(place.name.as_str()).copied().flatten();
         part.places.iter().filter_map(at).filter_map(|at| self.scene.instances.get(at))
     }
 
-    fn of(&self, role: Role) -> impl Iterator<Item = &'a Part<'a>> {
+    fn of(&self, role: Role) -> impl Iterator<Item = &'a ReplicaGroup<'a>> {
         self.parts.iter().filter(move |part| part.role == role)
     }
 
     /// Reports if all needed functions of `part` are ready.
-    fn is_complete(&self, part: &'a Part<'a>) -> bool {
+    fn is_complete(&self, part: &'a ReplicaGroup<'a>) -> bool {
         self.filling(part).filter(|instance| instance.is_ready()).count() >= part.needed
     }
 
     /// Main functions that are there, those on their way out among them.
-    fn main_functions(&self) -> impl Iterator<Item = (&'a Instance<'a, E>, bool, Follows)> {
+    fn main_functions(&self) -> impl Iterator<Item = (&'a Instance<'a, E>, bool, FollowedRouting)> {
         self.scene.instances.iter().filter_map(|instance| match (&instance.duty, instance.state) {
-            (_, State::Ended { .. }) | (Duty::Remote { .. }, _) => None,
-            (Duty::Main { current, follows, .. }, _) => Some((instance, *current, *follows)),
+            (_, InstanceState::Ended { .. }) | (FunctionPurpose::Remote { .. }, _) => None,
+            (FunctionPurpose::Main { current, follows, .. }, _) => Some((instance, *current, *follows)),
         })
     }
 
@@ -116,14 +117,14 @@ impl<'a, E: Ord + Clone> Look<'a, E> {
         let starting = starting.filter(|instance| !instance.is_ready()).count();
         let mut room = policy.starts_at_once.saturating_sub(starting);
         let mut replacements = policy.replacements;
-        let in_the_way =
-            policy.succession != Succession::Surge && self.main_functions().any(|(_, current, _)| !current);
+        let in_the_way = policy.succession != MainReplacement::Surge
+            && self.main_functions().any(|(_, current, _)| !current);
         let (mut starts, mut look_again) = (Vec::new(), None::<Time>);
         for (part, its) in self.parts.iter().enumerate() {
             if its.role == Role::Main && in_the_way {
                 continue;
             }
-            for (place, Place { name, not_before }) in its.places.iter().enumerate() {
+            for (place, ReplicaSlot { name, not_before }) in its.places.iter().enumerate() {
                 let there = || self.scene.instances.iter().enumerate().filter(|(_, it)| it.place == *name);
                 let is_taken = policy.replacement == Replacement::InPlace && there().next().is_some();
                 if is_taken || self.filled.get(name.as_str()) != Some(&None) {
@@ -135,11 +136,11 @@ impl<'a, E: Ord + Clone> Look<'a, E> {
                 }
                 let newest = there().filter(|(_, it)| it.incarnation.is_some());
                 let newest = newest.max_by_key(|(_, it)| it.incarnation);
-                let faulty = newest.filter(|(_, it)| matches!(it.state, State::Faulty { .. }));
+                let faulty = newest.filter(|(_, it)| matches!(it.state, InstanceState::Faulty { .. }));
                 let limits = [
                     (its.role == Role::Remote).then_some(&mut room),
                     faulty
-                        .is_some_and(|(_, it)| it.state == State::Faulty { presumed: true })
+                        .is_some_and(|(_, it)| it.state == InstanceState::Faulty { presumed: true })
                         .then_some(&mut replacements),
                 ];
                 if limits.iter().flatten().any(|left| **left == 0) {
@@ -153,20 +154,20 @@ impl<'a, E: Ord + Clone> Look<'a, E> {
     }
 
     /// The generation that main functions are to be told, where what they were told is not what it should be.
-    fn tell(&self) -> Option<Tell<E>> {
+    fn tell(&self) -> Option<RoutingPush<E>> {
         let told = self.scene.told.as_ref().filter(|_| !self.scene.asleep)?;
         let stays = |endpoint: &E| {
             let routed = told.endpoints.as_ref().is_some_and(|known| known.contains(endpoint));
-            self.scene.policy.sight == Sight::Reported && routed
+            self.scene.policy.sight == HealthSource::Reported && routed
         };
         let mut endpoints = BTreeSet::new();
         let (mut served, mut missed) = (Vec::new(), Vec::new());
         for part in self.of(Role::Remote) {
             let usable = self.filling(part).filter_map(|instance| match &instance.duty {
-                Duty::Remote { endpoint, .. } => {
+                FunctionPurpose::Remote { endpoint, .. } => {
                     endpoint.clone().filter(|endpoint| instance.is_ready() || stays(endpoint))
                 }
-                Duty::Main { .. } => None,
+                FunctionPurpose::Main { .. } => None,
             });
             let usable: Vec<E> = usable.collect();
             // A placement begins as a whole, less what rests. Later it does with what there is.
@@ -186,12 +187,12 @@ impl<'a, E: Ord + Clone> Look<'a, E> {
             }
             // If experts have lost all of their functions, main functions compute them themselves under the generation
             // that they have, until one is back.
-            let waits = self.scene.policy.sight == Sight::Reported || endpoints.is_subset(known);
+            let waits = self.scene.policy.sight == HealthSource::Reported || endpoints.is_subset(known);
             if waits && !missed.iter().all(|set| is_among(set, &served)) {
                 return None;
             }
         }
-        Some(Tell { number: told.newest.saturating_add(1), endpoints })
+        Some(RoutingPush { number: told.newest.saturating_add(1), endpoints })
     }
 
     /// Reports if main functions of the desired shape serve: all that are needed, and of those that exist because of
@@ -201,10 +202,11 @@ impl<'a, E: Ord + Clone> Look<'a, E> {
         let others = others.count();
         self.of(Role::Main).all(|part| {
             let follows = |it: &&Instance<'_, E>| {
-                matches!(it.duty, Duty::Main { current: true, follows: Follows::Told, .. })
+                matches!(it.duty, FunctionPurpose::Main { current: true, follows: FollowedRouting::Told, .. })
             };
             let serving = self.filling(part).filter(|it| it.is_ready()).filter(follows).count();
-            let is_kept = |it: &&Instance<'_, E>| it.state == State::Sound { ready: false, hindered: true };
+            let is_kept =
+                |it: &&Instance<'_, E>| it.state == InstanceState::Sound { ready: false, hindered: true };
             let kept = self.filling(part).filter(is_kept).count();
             serving >= part.needed && serving + kept >= others.min(part.places.len())
         })
@@ -214,14 +216,14 @@ impl<'a, E: Ord + Clone> Look<'a, E> {
     fn may_leave(&self, instance: &Instance<'_, E>, succeeded: bool) -> bool {
         match &instance.duty {
             // Serves until those that are to run do, or could.
-            Duty::Main { current, told, .. } => {
-                let gives_way = self.scene.policy.succession == Succession::Recreate { prepared: true };
+            FunctionPurpose::Main { current, told, .. } => {
+                let gives_way = self.scene.policy.succession == MainReplacement::Recreate { prepared: true };
                 let could = || self.of(Role::Remote).all(|part| self.is_complete(part));
                 *current || !told || succeeded || (gives_way && could())
             }
             // No request can be sent to it any more.
-            Duty::Remote { routed, .. } => {
-                !routed && self.main_functions().all(|(_, _, follows)| follows != Follows::Other)
+            FunctionPurpose::Remote { routed, .. } => {
+                !routed && self.main_functions().all(|(_, _, follows)| follows != FollowedRouting::Other)
             }
         }
     }

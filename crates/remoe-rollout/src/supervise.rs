@@ -4,11 +4,11 @@ use crate::action::{Action, Route};
 use crate::activity::Activity;
 use crate::control;
 use crate::decide::{Desired, Instance, decide};
-use crate::event::{Event, EventSink};
-use crate::launcher::{Ending, FunctionId, FunctionSpec, Launcher, Phase};
+use crate::event::{EventSink, RolloutEvent};
+use crate::launcher::{Ending, FunctionId, FunctionPhase, FunctionSpec, Launcher};
 use crate::memory::RestartMemory;
-use crate::probe::{Answer, probe};
-use crate::status::{Failure, FunctionState, FunctionStatus, Status};
+use crate::probe::{ProbeResult, probe};
+use crate::status::{FunctionState, FunctionStatus, StartFailure, Status};
 use crate::time::Time;
 use remoe_proto::v1::{Endpoint, Routing, RoutingAck};
 use remoe_proto::{ErrorCode, ServiceError};
@@ -33,7 +33,7 @@ const PROBED: Duration = Duration::from_secs(1);
 pub enum NotReady {
     /// A function refused to start.
     #[error(transparent)]
-    Failed(#[from] Failure),
+    Failed(#[from] StartFailure),
     /// It took too long.
     #[error("not ready after {after:?}: {missing}; raise --ready-timeout to wait longer")]
     TimedOut {
@@ -184,9 +184,9 @@ struct Supervision<L> {
     /// The number of the latest change that was followed.
     change: u64,
     publish: watch::Sender<Status>,
-    failure: Option<Failure>,
+    failure: Option<StartFailure>,
     routing_problem: Option<String>,
-    answer_sender: mpsc::Sender<Answer>,
+    answer_sender: mpsc::Sender<ProbeResult>,
     routing_sender: mpsc::Sender<RoutingResult>,
     activity: Activity,
 }
@@ -212,7 +212,7 @@ impl<L: Launcher> Supervision<L> {
         mut self,
         mut changes: watch::Receiver<(u64, Option<Desired>)>,
         mut shutdown: watch::Receiver<Option<Duration>>,
-        mut answers: mpsc::Receiver<Answer>,
+        mut answers: mpsc::Receiver<ProbeResult>,
         mut routings: mpsc::Receiver<RoutingResult>,
     ) {
         let mut round = Instant::now();
@@ -275,7 +275,7 @@ impl<L: Launcher> Supervision<L> {
                 asked_to_end: false,
                 probe: None,
             });
-            if let (Phase::Listening { grpc, .. }, None) = (&observed.phase, &tracked.probe) {
+            if let (FunctionPhase::Listening { grpc, .. }, None) = (&observed.phase, &tracked.probe) {
                 tracked.instance.answered = now;
                 let probing = probe(observed.id.clone(), observed.role, *grpc, self.answer_sender.clone());
                 tracked.probe = Some(tokio::spawn(probing).abort_handle());
@@ -284,7 +284,7 @@ impl<L: Launcher> Supervision<L> {
         }
     }
 
-    fn answered(&mut self, answer: &Answer) {
+    fn answered(&mut self, answer: &ProbeResult) {
         let Some(tracked) = self.tracked.get_mut(&answer.id) else { return };
         let instance = &mut tracked.instance;
         instance.answered = self.now;
@@ -300,7 +300,7 @@ impl<L: Launcher> Supervision<L> {
     /// Says where a main function follows a generation that is not of this deployment.
     fn found(&mut self, generation: u64) {
         if self.memory.found(generation, self.now) {
-            (self.events)(&Event::Overruled { generation });
+            (self.events)(&RolloutEvent::Overruled { generation });
         }
     }
 
@@ -310,7 +310,7 @@ impl<L: Launcher> Supervision<L> {
                 let spec = self.desired.functions.iter().find(|spec| spec.name == name);
                 let Some(spec) = spec else { return };
                 match self.launcher.start(spec).await {
-                    Ok(_id) => (self.events)(&Event::Started { name }),
+                    Ok(_id) => (self.events)(&RolloutEvent::Started { name }),
                     Err(error) => self.not_started(name, error.message),
                 }
             }
@@ -320,16 +320,16 @@ impl<L: Launcher> Supervision<L> {
                     tracked.asked_to_end = true;
                 }
                 if let Some(fault) = fault {
-                    (self.events)(&Event::Unhealthy { name, fault });
+                    (self.events)(&RolloutEvent::Unhealthy { name, fault });
                 }
             }
             Action::Forget { id, name, ending } => {
                 self.launcher.stop(&id, Duration::ZERO).await;
                 let asked = self.tracked.get(&id).is_some_and(|tracked| tracked.asked_to_end);
                 (self.events)(&if asked {
-                    Event::Stopped { name, ending }
+                    RolloutEvent::Stopped { name, ending }
                 } else {
-                    Event::Ended { name, ending }
+                    RolloutEvent::Ended { name, ending }
                 });
             }
             Action::Route { generation, route } => self.push(generation, &route),
@@ -344,14 +344,14 @@ impl<L: Launcher> Supervision<L> {
         self.memory.ended(&name, self.now);
         let ending = Ending { cause: Some(message), ..Ending::default() };
         if self.memory.settled() {
-            (self.events)(&Event::Ended { name, ending });
+            (self.events)(&RolloutEvent::Ended { name, ending });
         } else {
             self.give_up(name, ending);
         }
     }
 
     fn give_up(&mut self, name: String, ending: Ending) {
-        self.failure.get_or_insert(Failure { name, ending });
+        self.failure.get_or_insert(StartFailure { name, ending });
         self.want_nothing(Duration::ZERO);
     }
 
@@ -392,7 +392,7 @@ impl<L: Launcher> Supervision<L> {
 
     fn address(&self, id: &FunctionId) -> Option<SocketAddr> {
         match self.tracked.get(id)?.instance.observed.phase {
-            Phase::Listening { grpc, .. } => Some(grpc),
+            FunctionPhase::Listening { grpc, .. } => Some(grpc),
             _ => None,
         }
     }
@@ -406,7 +406,7 @@ impl<L: Launcher> Supervision<L> {
             Ok(ack) => {
                 self.routing_problem = None;
                 let problems = ack.problems.iter();
-                Event::Routed {
+                RolloutEvent::Routed {
                     generation: ack.generation,
                     problems: problems
                         .map(|problem| format!("{}: {}", problem.address, problem.message))
@@ -421,7 +421,7 @@ impl<L: Launcher> Supervision<L> {
                     let ending = Ending { cause, ..Ending::default() };
                     self.give_up("main".to_owned(), ending);
                 }
-                Event::RoutingFailed { message: error.message }
+                RolloutEvent::RoutingFailed { message: error.message }
             }
         };
         (self.events)(&event);

@@ -1,7 +1,7 @@
 //! The files of a folder, sent in whole or in part, counted, with faults.
 
 use crate::faults::Faults;
-use crate::ranges::{Wanted, wanted};
+use crate::ranges::{RequestedRange, wanted};
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -25,7 +25,7 @@ const DATE: &str = "Wed, 21 Oct 2015 07:28:00 GMT";
 
 /// Record of what was sent of one file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Counted {
+pub struct TransferCount {
     /// Requests.
     pub requests: usize,
     /// Bytes of answers.
@@ -39,7 +39,7 @@ pub struct Counted {
 pub struct Content {
     folder: PathBuf,
     faults: Mutex<Faults>,
-    counted: Mutex<BTreeMap<String, Counted>>,
+    counted: Mutex<BTreeMap<String, TransferCount>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -66,12 +66,12 @@ impl Content {
 
     /// Returns what was sent, by the files' names.
     #[must_use]
-    pub fn counted(&self) -> BTreeMap<String, Counted> {
+    pub fn counted(&self) -> BTreeMap<String, TransferCount> {
         locked(&self.counted).clone()
     }
 
     /// Returns what was sent, and forgets it.
-    pub fn take_counted(&self) -> BTreeMap<String, Counted> {
+    pub fn take_counted(&self) -> BTreeMap<String, TransferCount> {
         std::mem::take(&mut locked(&self.counted))
     }
 
@@ -136,9 +136,9 @@ impl Content {
             headers.insert(header::LAST_MODIFIED, HeaderValue::from_static(DATE));
         }
         let (status, range) = match wanted(text(header::RANGE).filter(|_| !faults.no_ranges), size) {
-            Wanted::Whole => (StatusCode::OK, 0..size),
-            Wanted::Part(range) => (StatusCode::PARTIAL_CONTENT, range),
-            Wanted::Unsatisfiable => return StatusCode::RANGE_NOT_SATISFIABLE.into_response(),
+            RequestedRange::Whole => (StatusCode::OK, 0..size),
+            RequestedRange::Part(range) => (StatusCode::PARTIAL_CONTENT, range),
+            RequestedRange::Unsatisfiable => return StatusCode::RANGE_NOT_SATISFIABLE.into_response(),
         };
         if status == StatusCode::PARTIAL_CONTENT {
             let value = format!("bytes {}-{}/{size}", range.start, range.end - 1);

@@ -12,7 +12,7 @@ mod s3;
 mod signature;
 mod web;
 
-pub use content::{Content, Counted};
+pub use content::{Content, TransferCount};
 pub use faults::Faults;
 pub use hub::{Hub, HubOptions};
 pub use s3::{S3, S3Options};

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 /// Serves a model's folder as the hub, S3 and a web server do.
 #[derive(Debug, Parser)]
-struct Settings {
+struct ServeArgs {
     /// The folder.
     folder: PathBuf,
     /// The address to listen on.
@@ -27,7 +27,7 @@ struct Settings {
 
 #[tokio::main]
 async fn main() -> io::Result<()> {
-    let settings = Settings::parse();
+    let settings = ServeArgs::parse();
     let content = Content::new(settings.folder);
     content.change(|faults| faults.bytes_per_second = settings.bytes_per_second);
     let at = |number: u16| {

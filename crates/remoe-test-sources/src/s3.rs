@@ -2,7 +2,7 @@
 
 use crate::Server;
 use crate::content::Content;
-use crate::signature::{Key, check};
+use crate::signature::{SigningKey, check};
 use axum::Router;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -93,7 +93,7 @@ impl S3 {
 
 async fn object(State(state): State<Arc<S3State>>, method: Method, uri: Uri, headers: HeaderMap) -> Response {
     let S3State { options, content } = &*state;
-    let key = Key { id: &options.key_id, secret: &options.secret, region: &options.region };
+    let key = SigningKey { id: &options.key_id, secret: &options.secret, region: &options.region };
     if let Err(refused) = check(key, &method, &uri, &headers) {
         return error(StatusCode::FORBIDDEN, &format!("{refused:?}"));
     }

@@ -17,14 +17,19 @@ pub(crate) enum Refused {
 
 /// Credentials and region with which requests must be signed.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Key<'a> {
+pub(crate) struct SigningKey<'a> {
     pub(crate) id: &'a str,
     pub(crate) secret: &'a str,
     pub(crate) region: &'a str,
 }
 
 /// Checks the signature of a request without a body.
-pub(crate) fn check(key: Key<'_>, method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), Refused> {
+pub(crate) fn check(
+    key: SigningKey<'_>,
+    method: &Method,
+    uri: &Uri,
+    headers: &HeaderMap,
+) -> Result<(), Refused> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let authorization = text("authorization").ok_or(Refused::AccessDenied)?;
     let fields =
@@ -89,7 +94,7 @@ mod tests {
     /// The example "GET Object" of Amazon's documentation.
     #[test]
     fn the_documented_example_is_accepted() {
-        let key = Key {
+        let key = SigningKey {
             id: "AKIAIOSFODNN7EXAMPLE",
             secret: "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
             region: "us-east-1",
@@ -109,7 +114,7 @@ mod tests {
         }
         let uri: Uri = "/test.txt".parse().unwrap();
         assert_eq!(check(key, &Method::GET, &uri, &headers), Ok(()));
-        let other = Key { secret: "another", ..key };
+        let other = SigningKey { secret: "another", ..key };
         assert_eq!(check(other, &Method::GET, &uri, &headers), Err(Refused::SignatureDoesNotMatch));
         headers.insert("range", "bytes=0-8".parse().unwrap());
         assert_eq!(check(key, &Method::GET, &uri, &headers), Err(Refused::SignatureDoesNotMatch));

@@ -58,7 +58,7 @@ pub fn generate_in(folder: &Path, sizes: Sizes) {
     let tensors = tensors(sizes).into_iter().map(|(name, shape)| {
         let scale = (*shape.last().unwrap_or(&1) as f32).sqrt().recip();
         let (base, scale) = if name.contains("norm") { (1.0, 0.0) } else { (0.0, scale) };
-        Tensor { name, shape, base, scale }
+        TensorRule { name, shape, base, scale }
     });
     write(folder, &config, &tensors.collect::<Vec<_>>());
 }
@@ -66,13 +66,13 @@ pub fn generate_in(folder: &Path, sizes: Sizes) {
 /// Writes a model of any family, whose weights follow from a rule (`tests/fixtures/large.py`); the folder lives as long
 /// as the value.
 #[must_use]
-pub fn by_rule(config: &Value, tensors: &[Tensor]) -> TempDir {
+pub fn by_rule(config: &Value, tensors: &[TensorRule]) -> TempDir {
     let folder = tempfile::tempdir().expect("there is a temporary folder");
     write(folder.path(), config, tensors);
     folder
 }
 
-fn write(folder: &Path, config: &Value, tensors: &[Tensor]) {
+fn write(folder: &Path, config: &Value, tensors: &[TensorRule]) {
     std::fs::write(folder.join("config.json"), config.to_string()).expect("the config is written");
     write_tensors(folder, tensors);
 }
@@ -80,7 +80,7 @@ fn write(folder: &Path, config: &Value, tensors: &[Tensor]) {
 /// A tensor in float32 and the rule of its elements: the next random number from -1 to 1, times `scale`, plus `base`.
 /// Written as an array of these four.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct Tensor {
+pub struct TensorRule {
     /// Name of the tensor.
     pub name: String,
     /// Dimensions of the tensor.
@@ -115,12 +115,12 @@ fn tensors(sizes: Sizes) -> Vec<(String, Vec<usize>)> {
 }
 
 /// Writes the weights: the header's length, the header as JSON, the data.
-fn write_tensors(folder: &Path, tensors: &[Tensor]) {
+fn write_tensors(folder: &Path, tensors: &[TensorRule]) {
     let file = File::create(folder.join("model.safetensors")).expect("the weights can be written");
     let mut out = BufWriter::new(file);
     let mut header = Map::new();
     let mut offset = 0;
-    for Tensor { name, shape, .. } in tensors {
+    for TensorRule { name, shape, .. } in tensors {
         let end = offset + shape.iter().product::<usize>() * 4;
         let entry = json!({"dtype": "F32", "shape": shape, "data_offsets": [offset, end]});
         header.insert(name.clone(), entry);
@@ -131,7 +131,7 @@ fn write_tensors(folder: &Path, tensors: &[Tensor]) {
     write(&(header.len() as u64).to_le_bytes());
     write(header.as_bytes());
     let mut state = 1_u64;
-    for Tensor { shape, base, scale, .. } in tensors {
+    for TensorRule { shape, base, scale, .. } in tensors {
         for _ in 0..shape.iter().product::<usize>() {
             // Knuth's linear congruential generator; its upper bits are random enough.
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

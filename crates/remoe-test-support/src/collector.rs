@@ -18,7 +18,7 @@ use tonic::{Request, Response, Status};
 
 /// Behaviour of a collector towards what it receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Manner {
+pub enum CollectorBehaviour {
     /// It takes everything.
     Takes,
     /// It refuses everything.
@@ -29,7 +29,7 @@ pub enum Manner {
 
 /// A span as it was exported.
 #[derive(Debug, Clone)]
-pub struct Span {
+pub struct ExportedSpan {
     /// Id of the trace, in hexadecimal digits.
     pub trace: String,
     /// Id of the span.
@@ -52,7 +52,7 @@ pub struct Span {
     pub resource: Map<String, Value>,
 }
 
-impl Span {
+impl ExportedSpan {
     /// Returns the service name of the span's process.
     #[must_use]
     pub fn service(&self) -> &str {
@@ -65,19 +65,19 @@ impl Span {
 pub struct Collector {
     /// Where it listens.
     pub address: SocketAddr,
-    got: Arc<Mutex<Got>>,
-    manner: Manner,
+    got: Arc<Mutex<ReceivedSpans>>,
+    manner: CollectorBehaviour,
 }
 
 #[derive(Default)]
-struct Got {
+struct ReceivedSpans {
     requests: usize,
-    spans: Vec<Span>,
+    spans: Vec<ExportedSpan>,
 }
 
 impl Collector {
     /// Starts one on any free port.
-    pub async fn start(manner: Manner) -> Self {
+    pub async fn start(manner: CollectorBehaviour) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let collector = Self { address, got: Arc::default(), manner };
@@ -104,12 +104,17 @@ impl Collector {
 
     /// Returns all spans that it has taken.
     #[must_use]
-    pub fn spans(&self) -> Vec<Span> {
+    pub fn spans(&self) -> Vec<ExportedSpan> {
         self.got.lock().unwrap_or_else(PoisonError::into_inner).spans.clone()
     }
 
     /// The spans of `trace` once `enough` says so.
-    pub async fn trace(&self, trace: &str, what: &str, enough: impl Fn(&[Span]) -> bool) -> Vec<Span> {
+    pub async fn trace(
+        &self,
+        trace: &str,
+        what: &str,
+        enough: impl Fn(&[ExportedSpan]) -> bool,
+    ) -> Vec<ExportedSpan> {
         let of_trace = || self.spans().into_iter().filter(|span| span.trace == trace).collect::<Vec<_>>();
         let what = format!("{what} in trace {trace}");
         until(LONG, &what, async || Some(of_trace()).filter(|spans| enough(spans))).await
@@ -124,16 +129,16 @@ impl TraceService for Collector {
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
         self.got.lock().unwrap_or_else(PoisonError::into_inner).requests += 1;
         match self.manner {
-            Manner::Takes => {}
-            Manner::Refuses => return Err(Status::invalid_argument("no")),
-            Manner::Hangs => std::future::pending().await,
+            CollectorBehaviour::Takes => {}
+            CollectorBehaviour::Refuses => return Err(Status::invalid_argument("no")),
+            CollectorBehaviour::Hangs => std::future::pending().await,
         }
         let mut spans = Vec::new();
         for of_process in request.into_inner().resource_spans {
             let resource =
                 attributes(of_process.resource.map(|resource| resource.attributes).unwrap_or_default());
             for span in of_process.scope_spans.into_iter().flat_map(|scope| scope.spans) {
-                spans.push(Span {
+                spans.push(ExportedSpan {
                     trace: digits(&span.trace_id),
                     id: digits(&span.span_id),
                     parent: digits(&span.parent_span_id),

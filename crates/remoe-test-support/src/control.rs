@@ -108,13 +108,13 @@ impl Control {
     }
 
     /// One generation, begun.
-    pub async fn begin(&self, request: GenerateRequest) -> Result<Generation, Status> {
+    pub async fn begin(&self, request: GenerateRequest) -> Result<GenerationStream, Status> {
         let stream = within(SOON, "the start of Generate", self.client.clone().generate(request)).await?;
-        Ok(Generation { stream: stream.into_inner(), prompt_ids: Vec::new(), pieces: Vec::new() })
+        Ok(GenerationStream { stream: stream.into_inner(), prompt_ids: Vec::new(), pieces: Vec::new() })
     }
 
     /// One generation, to its end.
-    pub async fn generate(&self, request: GenerateRequest) -> Answer {
+    pub async fn generate(&self, request: GenerateRequest) -> GenerationResult {
         let generation = self.begin(request).await.expect("the generation is accepted");
         generation.finish().await.expect("the generation succeeds")
     }
@@ -150,7 +150,7 @@ pub fn seeded(ids: &[u32], max_tokens: u32, seed: u64) -> GenerateRequest {
 }
 
 /// A generation on its way.
-pub struct Generation {
+pub struct GenerationStream {
     stream: Streaming<GenerateEvent>,
     prompt_ids: Vec<u32>,
     pieces: Vec<u32>,
@@ -158,14 +158,14 @@ pub struct Generation {
 
 /// Outcome of a generation.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Answer {
+pub struct GenerationResult {
     /// The prompt as the model saw it.
     pub prompt_ids: Vec<u32>,
     /// Figures and tokens.
     pub finished: Finished,
 }
 
-impl Generation {
+impl GenerationStream {
     /// Waits until `count` tokens have come.
     ///
     /// # Errors
@@ -182,11 +182,11 @@ impl Generation {
     ///
     /// # Errors
     /// The generation failed.
-    pub async fn finish(mut self) -> Result<Answer, Status> {
+    pub async fn finish(mut self) -> Result<GenerationResult, Status> {
         loop {
             if let Some(finished) = self.step().await? {
                 assert_eq!(finished.tokens, self.pieces, "the tokens of the pieces and of the end");
-                return Ok(Answer { prompt_ids: self.prompt_ids, finished });
+                return Ok(GenerationResult { prompt_ids: self.prompt_ids, finished });
             }
         }
     }

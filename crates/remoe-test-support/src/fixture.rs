@@ -14,14 +14,14 @@ pub const DTYPES: [&str; 2] = ["float32", "bfloat16"];
 
 /// A model folder.
 #[derive(Debug)]
-pub struct Model {
+pub struct ModelFixture {
     /// The folder's name.
     pub name: String,
     /// The folder.
     pub folder: PathBuf,
 }
 
-impl Model {
+impl ModelFixture {
     /// The reference model `name`.
     #[must_use]
     pub fn fixture(name: &str) -> Self {
@@ -78,7 +78,7 @@ impl Model {
 
 /// Every reference model that is not among `except`.
 #[must_use]
-pub fn fixtures(except: &[&str]) -> Vec<Model> {
+pub fn fixtures(except: &[&str]) -> Vec<ModelFixture> {
     let folder = workspace().join("tests/fixtures");
     let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let mut names: Vec<String> = entries
@@ -89,12 +89,12 @@ pub fn fixtures(except: &[&str]) -> Vec<Model> {
         .collect();
     names.sort();
     assert!(names.len() >= 15, "only {} reference models in {}", names.len(), folder.display());
-    names.iter().map(|name| Model::fixture(name)).collect()
+    names.iter().map(|name| ModelFixture::fixture(name)).collect()
 }
 
 /// Every reference model that can be served.
 #[must_use]
-pub fn served_fixtures() -> Vec<Model> {
+pub fn served_fixtures() -> Vec<ModelFixture> {
     fixtures(&REFUSED.map(|(name, _)| name))
 }
 

@@ -3,7 +3,7 @@
 use crate::binaries;
 use crate::control::Control;
 use crate::deadline::{LONG, SOON, within};
-use crate::metrics::Metrics;
+use crate::metrics::MetricsPage;
 use crate::process::Process;
 use remoe_process::Announcement;
 use remoe_proto::identity::Trust;
@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 /// How a function is started beside its model.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub struct StartOptions {
     /// `--dtype`; none: the checkpoint's.
     pub dtype: Option<&'static str>,
     /// Filter of the log (`REMOE_LOG`); none: the usual one.
@@ -33,7 +33,7 @@ pub struct Options {
     pub under: Vec<String>,
 }
 
-impl Options {
+impl StartOptions {
     /// Only a dtype.
     #[must_use]
     pub fn dtype(dtype: &'static str) -> Self {
@@ -81,7 +81,7 @@ struct Starting {
 }
 
 impl Starting {
-    fn new(program: &str, model: &Path, options: &Options) -> Self {
+    fn new(program: &str, model: &Path, options: &StartOptions) -> Self {
         let path = binaries::program(program);
         let mut command = match options.under.split_first() {
             None => Command::new(path),
@@ -140,7 +140,7 @@ pub struct MainFunction {
 
 impl MainFunction {
     /// Starts one and waits for its announcement; it has no routing yet.
-    pub async fn start(model: &Path, options: Options) -> Self {
+    pub async fn start(model: &Path, options: StartOptions) -> Self {
         let options = options.with("--http-listen", "127.0.0.1:0");
         let (process, announcement) =
             Starting::new(options.main_program(), model, &options).announced().await;
@@ -148,14 +148,14 @@ impl MainFunction {
     }
 
     /// As [`Self::start`], for an operator with `trust`.
-    pub async fn start_within(model: &Path, options: Options, trust: Trust) -> Self {
+    pub async fn start_within(model: &Path, options: StartOptions, trust: Trust) -> Self {
         let mut main = Self::start(model, options).await;
         main.control = Control::within(main.announcement.grpc, Some(trust));
         main
     }
 
     /// Starts one that is expected to refuse; returns how it ended and what it logged.
-    pub async fn refuse(model: &Path, options: Options) -> (ExitStatus, Vec<String>) {
+    pub async fn refuse(model: &Path, options: StartOptions) -> (ExitStatus, Vec<String>) {
         let options = options.with("--http-listen", "127.0.0.1:0");
         Starting::new(options.main_program(), model, &options).refused().await
     }
@@ -168,7 +168,7 @@ impl MainFunction {
 
     /// Returns when nothing is left that it reads of the checkpoint for the placement in force.
     pub async fn has_read_all(&self) {
-        Metrics::settle(self.http(), "remoe_experts_arriving", 0).await;
+        MetricsPage::settle(self.http(), "remoe_experts_arriving", 0).await;
     }
 
     /// From here on no weights can be read from its model in `folder`. What it reads for the placement in force it has
@@ -190,14 +190,14 @@ pub struct RemoteFunction {
 
 impl RemoteFunction {
     /// Starts one that hosts `listing` and waits for its announcement.
-    pub async fn start(model: &Path, listing: &str, options: Options) -> Self {
+    pub async fn start(model: &Path, listing: &str, options: StartOptions) -> Self {
         let options = options.with("--experts", listing);
         let (process, announcement) = Starting::new("remote-expert-fn", model, &options).announced().await;
         Self { process, announcement }
     }
 
     /// Starts one that is expected to refuse; returns how it ended and what it logged.
-    pub async fn refuse(model: &Path, listing: &str, options: Options) -> (ExitStatus, Vec<String>) {
+    pub async fn refuse(model: &Path, listing: &str, options: StartOptions) -> (ExitStatus, Vec<String>) {
         Starting::new("remote-expert-fn", model, &options.with("--experts", listing)).refused().await
     }
 

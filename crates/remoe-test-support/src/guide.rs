@@ -258,7 +258,7 @@ remoe fetch
 ";
 
     #[test]
-    fn script_holds_commands_and_files_but_neither_output_nor_skipped_blocks() {
+    fn guide_script_holds_commands_and_files_only() {
         let script = script(PAGE, |_| true);
         let expected = "exec >&2\nset -eu -o pipefail\n\
             cat >'keys.yaml' <<'END_OF_keys.yaml'\ntenants: []\nEND_OF_keys.yaml\n\

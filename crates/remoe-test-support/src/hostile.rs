@@ -1,5 +1,5 @@
 //! Generated hostile input, in one shape for all suites: a main function, a remote function, a gateway, a tenant or a client
-//! sends what a [`Dice`] says, at the edges of its protocol.
+//! sends what a [`SeededChoices`] says, at the edges of its protocol.
 //!
 //! Cases are numbered. Each follows from the seed and its number alone, so that one case can be repeated. A change tries some
 //! hundreds; `make nightly` tries ten thousand (`REMOE_HOSTILE_CASES`) of another seed (`REMOE_HOSTILE_SEED`).
@@ -34,8 +34,8 @@ impl Cases {
 
     /// The choices of case `number`.
     #[must_use]
-    pub fn dice(self, number: usize) -> Dice {
-        let mut dice = Dice(self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number as u64);
+    pub fn dice(self, number: usize) -> SeededChoices {
+        let mut dice = SeededChoices(self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number as u64);
         dice.draw();
         dice
     }
@@ -50,9 +50,9 @@ fn set<T: FromStr>(name: &str, unset: T) -> T {
 
 /// Choices in a fixed order that looks random (splitmix64).
 #[derive(Debug, Clone)]
-pub struct Dice(u64);
+pub struct SeededChoices(u64);
 
-impl Dice {
+impl SeededChoices {
     /// The next number.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

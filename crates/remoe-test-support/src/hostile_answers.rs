@@ -1,6 +1,6 @@
 //! Hostile main functions, and an honest one, as servers.
 
-use crate::hostile::{Cases, Dice};
+use crate::hostile::{Cases, SeededChoices};
 use bytes::Bytes;
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -29,7 +29,7 @@ const NAMES: [&str; 13] = [
 ];
 
 /// End of a connection, once its answer is written.
-enum End {
+enum ConnectionEnd {
     Closes,
     Stalls,
     /// Writes the same for ever.
@@ -37,7 +37,7 @@ enum End {
 }
 
 /// Cost of an answer, as no function may say it.
-fn told(dice: &mut Dice) -> String {
+fn told(dice: &mut SeededChoices) -> String {
     let mut share = || {
         let [prefill, decode, cost, more, busy] = std::array::from_fn(|_| dice.whole());
         format!(
@@ -55,7 +55,7 @@ fn told(dice: &mut Dice) -> String {
     }
 }
 
-fn fields(dice: &mut Dice, into: &mut Vec<u8>) {
+fn fields(dice: &mut SeededChoices, into: &mut Vec<u8>) {
     for _ in 0..dice.below(5) {
         let name = dice.one_of(&NAMES);
         let value = match *name {
@@ -74,13 +74,15 @@ fn fields(dice: &mut Dice, into: &mut Vec<u8>) {
 }
 
 /// An answer that is almost one, and what follows it.
-fn answer(dice: &mut Dice) -> (Vec<u8>, End) {
+fn answer(dice: &mut SeededChoices) -> (Vec<u8>, ConnectionEnd) {
     let end = match dice.below(8) {
-        0 => End::Stalls,
-        1 => End::Repeats(b"1000\r\n".iter().copied().chain([b'x'; 0x1000]).chain(*b"\r\n").collect()),
-        2 => End::Repeats(b"HTTP/1.1 100 Continue\r\n\r\n".to_vec()),
-        3 => End::Repeats(b"f\r\ndata: {\"n\":0}\n\n\r\n".to_vec()),
-        _ => End::Closes,
+        0 => ConnectionEnd::Stalls,
+        1 => ConnectionEnd::Repeats(
+            b"1000\r\n".iter().copied().chain([b'x'; 0x1000]).chain(*b"\r\n").collect(),
+        ),
+        2 => ConnectionEnd::Repeats(b"HTTP/1.1 100 Continue\r\n\r\n".to_vec()),
+        3 => ConnectionEnd::Repeats(b"f\r\ndata: {\"n\":0}\n\n\r\n".to_vec()),
+        _ => ConnectionEnd::Closes,
     };
     if dice.once_in(12) {
         return (dice.noise(4096), end);
@@ -102,7 +104,7 @@ fn answer(dice: &mut Dice) -> (Vec<u8>, End) {
         answer.extend(format!("transfer-encoding: chunked\r\n\r\n{:x}\r\n", body.len()).bytes());
         answer.extend(body);
         answer.extend_from_slice(b"\r\n");
-        if matches!(end, End::Closes) {
+        if matches!(end, ConnectionEnd::Closes) {
             answer.extend_from_slice(b"0\r\n");
             fields(dice, &mut answer);
             answer.extend_from_slice(b"\r\n");
@@ -146,10 +148,10 @@ async fn misbehave(
         sent.fetch_add(piece.len() as u64, Ordering::Relaxed);
     }
     match end {
-        End::Closes => Ok(()),
+        ConnectionEnd::Closes => Ok(()),
         // Until the gateway gives it up.
-        End::Stalls => stream.read_to_end(&mut Vec::new()).await.map(drop),
-        End::Repeats(bytes) => loop {
+        ConnectionEnd::Stalls => stream.read_to_end(&mut Vec::new()).await.map(drop),
+        ConnectionEnd::Repeats(bytes) => loop {
             stream.write_all(&bytes).await?;
             sent.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         },

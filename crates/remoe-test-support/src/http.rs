@@ -16,7 +16,7 @@ pub struct Response {
 }
 
 /// An answer whose head has been read.
-pub struct Exchange {
+pub struct HttpExchange {
     /// The status code.
     pub status: u16,
     reader: BufReader<TcpStream>,
@@ -44,11 +44,11 @@ pub async fn get(address: SocketAddr, path: &str) -> Response {
 ///
 /// # Errors
 /// No connection, or it ended before the answer began.
-pub async fn post(address: SocketAddr, path: &str, body: &serde_json::Value) -> io::Result<Exchange> {
+pub async fn post(address: SocketAddr, path: &str, body: &serde_json::Value) -> io::Result<HttpExchange> {
     begin(address, "POST", path, &body.to_string()).await
 }
 
-async fn begin(address: SocketAddr, method: &str, path: &str, body: &str) -> io::Result<Exchange> {
+async fn begin(address: SocketAddr, method: &str, path: &str, body: &str) -> io::Result<HttpExchange> {
     let mut stream = within(SOON, "a TCP connection", TcpStream::connect(address)).await?;
     let request = format!(
         "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: application/json\r\n\
@@ -64,7 +64,7 @@ async fn begin(address: SocketAddr, method: &str, path: &str, body: &str) -> io:
     loop {
         let header = line(&mut reader).await?.to_ascii_lowercase();
         if header.is_empty() {
-            return Ok(Exchange { status, reader, length });
+            return Ok(HttpExchange { status, reader, length });
         }
         match header.split_once(": ") {
             Some(("content-length", value)) => {
@@ -76,7 +76,7 @@ async fn begin(address: SocketAddr, method: &str, path: &str, body: &str) -> io:
     }
 }
 
-impl Exchange {
+impl HttpExchange {
     /// The next part of a body in chunks; none at its proper end.
     ///
     /// # Errors

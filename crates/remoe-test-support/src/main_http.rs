@@ -3,7 +3,7 @@
 use crate::binaries;
 use crate::control::Control;
 use crate::deadline::{SOON, within};
-use crate::metrics::Metrics;
+use crate::metrics::MetricsPage;
 use crate::process::Process;
 use remoe_process::Announcement;
 use std::net::SocketAddr;
@@ -54,13 +54,13 @@ impl MainHttp {
     }
 
     /// Reads the metrics of the function.
-    pub async fn metrics(&self) -> Metrics {
-        Metrics::read(self.address).await
+    pub async fn metrics(&self) -> MetricsPage {
+        MetricsPage::read(self.address).await
     }
 
     /// Waits until `series` has `value`.
     pub async fn settles(&self, series: &str, value: u64) {
-        Metrics::settle(self.address, series, value).await;
+        MetricsPage::settle(self.address, series, value).await;
     }
 
     /// Open file descriptors.

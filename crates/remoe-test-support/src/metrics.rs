@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 
 /// A function's metrics at one moment.
 #[derive(Debug, Clone)]
-pub struct Metrics(String);
+pub struct MetricsPage(String);
 
-impl Metrics {
+impl MetricsPage {
     /// Reads `/metrics` at `address`.
     pub async fn read(address: SocketAddr) -> Self {
         let response = http::get(address, "/metrics").await;

@@ -1,7 +1,7 @@
 //! HTTP/1.1 byte by byte: what a client may write, well formed or not, and exactly what comes back.
 
 use crate::deadline::{LONG, SOON, within};
-use remoe_proto::identity::{Line, Protocol, Trust};
+use remoe_proto::identity::{MaybeTlsStream, Protocol, Trust};
 use serde_json::Value;
 use std::io;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use tokio::net::{TcpSocket, TcpStream};
 
 /// A connection; it is closed when it is dropped.
 pub struct Connection {
-    stream: Line<TcpStream>,
+    stream: MaybeTlsStream<TcpStream>,
     /// Bytes that were received and not yet read.
     came: Vec<u8>,
     /// Trailers of the last chunked body that has ended.
@@ -28,7 +28,7 @@ pub struct Head {
 
 /// A whole answer.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct RawResponse {
     /// Status and headers.
     pub head: Head,
     /// Body, reassembled from its chunks.
@@ -53,7 +53,7 @@ pub fn post(path: &str, body: &str) -> String {
 }
 
 /// Sends one request on a connection of its own.
-pub async fn ask(address: SocketAddr, request: impl AsRef<[u8]>) -> Answer {
+pub async fn ask(address: SocketAddr, request: impl AsRef<[u8]>) -> RawResponse {
     let mut connection = Connection::open(address).await;
     connection.write(request).await.expect("the request is taken");
     connection.answer().await.expect("an answer")
@@ -71,7 +71,7 @@ impl Connection {
     /// There is none.
     pub async fn reach(address: SocketAddr) -> io::Result<Self> {
         let stream = within(SOON, "a TCP connection", TcpStream::connect(address)).await?;
-        Ok(Self::over(Line::Plain(stream)))
+        Ok(Self::over(MaybeTlsStream::Plain(stream)))
     }
 
     /// Connects within TLS, to whom `trust` names.
@@ -83,7 +83,7 @@ impl Connection {
         Ok(Self::over(trust.connect_for(Protocol::Http, stream).await?))
     }
 
-    fn over(stream: Line<TcpStream>) -> Self {
+    fn over(stream: MaybeTlsStream<TcpStream>) -> Self {
         Self { stream, came: Vec::new(), trailers: Vec::new() }
     }
 
@@ -92,7 +92,7 @@ impl Connection {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.set_recv_buffer_size(1024).expect("a small buffer");
         let stream = within(SOON, "a TCP connection", socket.connect(address)).await;
-        Self::over(Line::Plain(stream.expect("the server accepts")))
+        Self::over(MaybeTlsStream::Plain(stream.expect("the server accepts")))
     }
 
     /// Writes bytes.
@@ -167,7 +167,7 @@ impl Connection {
     ///
     /// # Errors
     /// The connection ended before.
-    pub async fn answer(&mut self) -> io::Result<Answer> {
+    pub async fn answer(&mut self) -> io::Result<RawResponse> {
         let head = self.head().await?;
         let (mut body, mut trailers) = (Vec::new(), Vec::new());
         if head.header("transfer-encoding") == "chunked" {
@@ -181,7 +181,7 @@ impl Connection {
             }
             body = self.came.drain(..length).collect();
         }
-        Ok(Answer { head, body, trailers })
+        Ok(RawResponse { head, body, trailers })
     }
 
     /// Everything until the server ends the connection, in whatever way.
@@ -211,7 +211,7 @@ impl Head {
     }
 }
 
-impl Answer {
+impl RawResponse {
     /// The body as text.
     #[must_use]
     pub fn text(&self) -> String {

@@ -1,7 +1,7 @@
 //! Identities for processes under test: an authority, and folders with what it signed.
 
-use crate::function::Options;
-use remoe_identity::{Authority, Pair};
+use crate::function::StartOptions;
+use remoe_identity::{Authority, CertifiedKey};
 use remoe_proto::identity::{
     CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, Counterpart, Credentials, Identity, KEY, Keyring, Trust,
 };
@@ -60,7 +60,7 @@ impl Default for Realm {
 impl Realm {
     /// A certificate of this authority.
     #[must_use]
-    pub fn sign(&self, identity: &Identity, life: Duration) -> Pair {
+    pub fn sign(&self, identity: &Identity, life: Duration) -> CertifiedKey {
         self.authority.sign(identity, life).expect("a certificate is signed")
     }
 
@@ -72,7 +72,7 @@ impl Realm {
 
     /// A folder called `name` with `pair` and `authorities`; what was there before is replaced at once, as a
     /// kubelet does.
-    pub fn write(&self, name: &str, pair: &Pair, authorities: &str) -> PathBuf {
+    pub fn write(&self, name: &str, pair: &CertifiedKey, authorities: &str) -> PathBuf {
         let number = self.written.fetch_add(1, Ordering::Relaxed);
         let data = self.folder.path().join(format!("{name}-{number}"));
         fs::create_dir(&data).expect("the folder is new");
@@ -107,14 +107,14 @@ impl Realm {
 
     /// Options of the main function under test.
     #[must_use]
-    pub fn main(&self, options: Options) -> Options {
+    pub fn main(&self, options: StartOptions) -> StartOptions {
         let folder = self.write("main", &self.sign(&main_of(DEPLOYMENT), LIFE), self.certificate());
         with_identity(options, &folder).with("--operator-identity", operator())
     }
 
     /// Options of a remote function under test.
     #[must_use]
-    pub fn remote(&self, options: Options) -> Options {
+    pub fn remote(&self, options: StartOptions) -> StartOptions {
         let folder = self.write("remote", &self.sign(&remote_of(DEPLOYMENT), LIFE), self.certificate());
         with_identity(options, &folder)
     }
@@ -122,6 +122,6 @@ impl Realm {
 
 /// `options` and an identity that lies in `folder`.
 #[must_use]
-pub fn with_identity(options: Options, folder: &Path) -> Options {
+pub fn with_identity(options: StartOptions, folder: &Path) -> StartOptions {
     options.with("--identity-dir", folder.display())
 }

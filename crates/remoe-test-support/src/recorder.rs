@@ -30,7 +30,7 @@ pub struct Arrival {
 
 /// Reaction to a message.
 #[derive(Debug, Clone)]
-pub enum Act {
+pub enum MessageFault {
     /// The real function's answer.
     Pass,
     /// The real function's answer, later.
@@ -50,7 +50,7 @@ pub enum Act {
 }
 
 /// Chooses by the number of messages that arrived before, and the message.
-pub type Behaviour = Arc<dyn Fn(usize, &Work) -> Act + Send + Sync>;
+pub type Behaviour = Arc<dyn Fn(usize, &Work) -> MessageFault + Send + Sync>;
 
 /// Changes what the real function says about itself.
 pub type Disguise = Arc<dyn Fn(&mut FunctionDescription) + Send + Sync>;
@@ -82,12 +82,12 @@ impl Recorder {
 
     /// One that only records.
     pub async fn honest(backend: SocketAddr) -> Self {
-        Self::start(backend, Arc::new(|_, _| Act::Pass), Arc::new(|_| ())).await
+        Self::start(backend, Arc::new(|_, _| MessageFault::Pass), Arc::new(|_| ())).await
     }
 
     /// One that does `act` about the first message, and passes the others on.
-    pub async fn once(backend: SocketAddr, act: Act) -> Self {
-        let behaviour = move |index, _: &Work| if index == 0 { act.clone() } else { Act::Pass };
+    pub async fn once(backend: SocketAddr, act: MessageFault) -> Self {
+        let behaviour = move |index, _: &Work| if index == 0 { act.clone() } else { MessageFault::Pass };
         Self::start(backend, Arc::new(behaviour), Arc::new(|_| ())).await
     }
 
@@ -161,9 +161,9 @@ impl Proxy {
                     if let Some(Body::Work(work)) = &request.body {
                         let id = work.id;
                         match self.record(work) {
-                            Act::Close => return,
-                            Act::Fail(code) => send(&replies, id, Some(failure(code))),
-                            Act::Empty => send(&replies, id, None),
+                            MessageFault::Close => return,
+                            MessageFault::Fail(code) => send(&replies, id, Some(failure(code))),
+                            MessageFault::Empty => send(&replies, id, None),
                             act => {
                                 acts.insert(id, act);
                                 let _backend_gone = to_backend.send(request);
@@ -173,13 +173,13 @@ impl Proxy {
                 }
                 answer = answers.message() => {
                     let Ok(Some(answer)) = answer else { return };
-                    answer_as(acts.remove(&answer.id).unwrap_or(Act::Pass), answer, &replies);
+                    answer_as(acts.remove(&answer.id).unwrap_or(MessageFault::Pass), answer, &replies);
                 }
             }
         }
     }
 
-    fn record(&self, work: &Work) -> Act {
+    fn record(&self, work: &Work) -> MessageFault {
         let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
         let act = (self.behaviour)(arrivals.len(), work);
         arrivals.push(Arrival { at: SystemTime::now(), work: work.clone() });
@@ -187,17 +187,17 @@ impl Proxy {
     }
 }
 
-fn answer_as(act: Act, answer: ForwardReply, replies: &Replies) {
+fn answer_as(act: MessageFault, answer: ForwardReply, replies: &Replies) {
     let (id, outcome) = (answer.id, answer.outcome);
     match act {
-        Act::Delay(time) => {
+        MessageFault::Delay(time) => {
             let replies = replies.clone();
             tokio::spawn(async move {
                 tokio::time::sleep(time).await;
                 send(&replies, id, outcome);
             });
         }
-        Act::Shorten => {
+        MessageFault::Shorten => {
             let shortened = |mut rows: Bytes| {
                 rows.truncate(rows.len() - 1);
                 rows
@@ -205,8 +205,8 @@ fn answer_as(act: Act, answer: ForwardReply, replies: &Replies) {
             send(replies, id, with_rows(outcome, shortened));
         }
         // All ones: NaN in every dtype.
-        Act::Spoil => send(replies, id, with_rows(outcome, |rows| vec![0xff; rows.len()].into())),
-        Act::Repeat => {
+        MessageFault::Spoil => send(replies, id, with_rows(outcome, |rows| vec![0xff; rows.len()].into())),
+        MessageFault::Repeat => {
             send(replies, u64::MAX, outcome.clone());
             send(replies, id, outcome.clone());
             send(replies, id, outcome);

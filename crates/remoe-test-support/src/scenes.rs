@@ -6,7 +6,7 @@
 //! earlier placement.
 
 /// Observed state, and the decisions that it requires.
-pub struct Scene {
+pub struct RolloutScenario {
     /// Name that says what is special about the scene.
     pub name: &'static str,
     /// Replicas of each remote group; each hosts experts of its own.
@@ -14,7 +14,7 @@ pub struct Scene {
     /// Groups that sleep.
     pub resting: &'static [usize],
     /// Functions that exist, and their states.
-    pub there: &'static [(&'static str, Is)],
+    pub there: &'static [(&'static str, FunctionCondition)],
     /// Where the generation leads that `main` has in force.
     pub in_force: InForce,
     /// Places whose last two functions failed, the second one so many seconds ago.
@@ -25,7 +25,7 @@ pub struct Scene {
 
 /// How a function is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Is {
+pub enum FunctionCondition {
     /// It has not been ready yet.
     Starting,
     /// It serves.
@@ -66,8 +66,8 @@ pub enum Decided {
 }
 
 use Decided::{Alike, Apart};
+use FunctionCondition::{Faltering, Leaving, Lost, Ready, Starting};
 use InForce::{Another, Nothing, This};
-use Is::{Faltering, Leaving, Lost, Ready, Starting};
 
 const IN_PLACE: &str =
     "two functions of one place may not fit into one machine; on a cluster the next one starts beside it";
@@ -76,7 +76,7 @@ const SHARED: &str =
     "a process follows a generation of its own; pods of one shape share one, which is there before they are";
 
 /// Two groups with one replica each, and nothing else to say.
-const PLAIN: Scene = Scene {
+const PLAIN: RolloutScenario = RolloutScenario {
     name: "",
     groups: &[1, 1],
     resting: &[],
@@ -87,31 +87,31 @@ const PLAIN: Scene = Scene {
 };
 
 /// All scenes.
-pub const SCENES: &[Scene] = &[
-    Scene {
+pub const SCENES: &[RolloutScenario] = &[
+    RolloutScenario {
         name: "everything is started at once",
         groups: &[2, 1],
         decided: Alike(&["start main", "start 0.0", "start 0.1", "start 1.0"]),
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "the first generation waits for every remote function",
         there: &[("main", Ready), ("0.0", Ready), ("1.0", Starting)],
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "then it is told",
         there: &[("main", Ready), ("0.0", Ready), ("1.0", Ready)],
         decided: Alike(&["tell 0.0 1.0"]),
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "and stays",
         there: &[("main", Ready), ("0.0", Ready), ("1.0", Ready)],
         in_force: This(&["0.0", "1.0"]),
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "a replica that is gone is routed around and started again",
         groups: &[2, 1],
         there: &[("main", Ready), ("0.1", Ready), ("1.0", Ready)],
@@ -119,7 +119,7 @@ pub const SCENES: &[Scene] = &[
         decided: Alike(&["start 0.0", "tell 0.1 1.0"]),
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "its successor is told once it is ready",
         groups: &[2, 1],
         there: &[("main", Ready), ("0.0'", Ready), ("0.1", Ready), ("1.0", Ready)],
@@ -127,21 +127,21 @@ pub const SCENES: &[Scene] = &[
         decided: Alike(&["tell 0.0' 0.1 1.0"]),
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "a generation stays where experts have lost all of their functions",
         there: &[("main", Ready), ("1.0", Ready)],
         in_force: This(&["0.0", "1.0"]),
         decided: Alike(&["start 0.0"]),
         ..PLAIN
     },
-    Scene {
-        name: "meanwhile another group has a function anew",
+    RolloutScenario {
+        name: "meanwhile another group has a new function",
         there: &[("main", Ready), ("1.0'", Ready)],
         in_force: This(&["0.0", "1.0"]),
         decided: Apart { processes: &["start 0.0", "tell 1.0'"], pods: &["start 0.0"], because: SIGHT },
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "one that falters",
         groups: &[2, 1],
         there: &[("main", Ready), ("0.0", Faltering), ("0.1", Ready), ("1.0", Ready)],
@@ -149,7 +149,7 @@ pub const SCENES: &[Scene] = &[
         decided: Apart { processes: &["tell 0.1 1.0"], pods: &[], because: SIGHT },
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "one that hangs is replaced",
         groups: &[2, 1],
         there: &[("main", Ready), ("0.0", Lost), ("0.1", Ready), ("1.0", Ready)],
@@ -161,7 +161,7 @@ pub const SCENES: &[Scene] = &[
         },
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "one that was asked to end",
         groups: &[2, 1],
         there: &[("main", Ready), ("0.0", Leaving), ("0.1", Ready), ("1.0", Ready)],
@@ -173,14 +173,14 @@ pub const SCENES: &[Scene] = &[
         },
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "a place whose functions fail is filled after a pause",
         there: &[("main", Ready), ("1.0", Ready)],
         in_force: This(&["0.0", "1.0"]),
         failed: &[("0.0", 0)],
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "the pause is over",
         there: &[("main", Ready), ("1.0", Ready)],
         in_force: This(&["0.0", "1.0"]),
@@ -192,35 +192,35 @@ pub const SCENES: &[Scene] = &[
         },
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "a main function that is gone is started again",
         there: &[("0.0", Ready), ("1.0", Ready)],
         in_force: This(&["0.0", "1.0"]),
         decided: Alike(&["start main"]),
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "its successor",
         there: &[("main'", Ready), ("0.0", Ready), ("1.0", Ready)],
         in_force: This(&["0.0", "1.0"]),
         decided: Apart { processes: &["tell 0.0 1.0"], pods: &[], because: SHARED },
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "a replica too many stays while it is routed to",
         there: &[("main", Ready), ("0.0", Ready), ("0.1", Ready), ("1.0", Ready)],
         in_force: This(&["0.0", "0.1", "1.0"]),
         decided: Alike(&["tell 0.0 1.0"]),
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "and leaves after that",
         there: &[("main", Ready), ("0.0", Ready), ("0.1", Ready), ("1.0", Ready)],
         in_force: This(&["0.0", "1.0"]),
         decided: Alike(&["stop 0.1"]),
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "without any main function it leaves at once",
         there: &[("0.0", Ready), ("0.1", Starting), ("1.0", Ready)],
         decided: Apart {
@@ -230,7 +230,7 @@ pub const SCENES: &[Scene] = &[
         },
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "but not where a generation leads to it that main functions find as they come",
         there: &[("0.0", Ready), ("0.1", Ready), ("1.0", Ready)],
         in_force: This(&["0.0", "0.1", "1.0"]),
@@ -241,27 +241,27 @@ pub const SCENES: &[Scene] = &[
         },
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "half of a placement is none, and the one before serves on",
         there: &[("main", Ready), ("x", Ready), ("0.0", Ready), ("1.0", Starting)],
         in_force: Another(&["x"]),
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "a placement begins as a whole",
         there: &[("main", Ready), ("x", Ready), ("0.0", Ready), ("1.0", Ready)],
         in_force: Another(&["x"]),
         decided: Alike(&["tell 0.0 1.0"]),
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "what only the one before used leaves",
         there: &[("main", Ready), ("x", Ready), ("0.0", Ready), ("1.0", Ready)],
         in_force: This(&["0.0", "1.0"]),
         decided: Alike(&["stop x"]),
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "a group that is to sleep is no longer led to",
         resting: &[0],
         there: &[("main", Ready), ("0.0", Ready), ("1.0", Ready)],
@@ -269,7 +269,7 @@ pub const SCENES: &[Scene] = &[
         decided: Alike(&["tell 1.0"]),
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "then it ends",
         resting: &[0],
         there: &[("main", Ready), ("0.0", Ready), ("1.0", Ready)],
@@ -277,35 +277,35 @@ pub const SCENES: &[Scene] = &[
         decided: Alike(&["stop 0.0"]),
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "and stays away",
         resting: &[0],
         there: &[("main", Ready), ("1.0", Ready)],
         in_force: This(&["1.0"]),
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "one that is woken starts",
         there: &[("main", Ready), ("1.0", Ready)],
         in_force: This(&["1.0"]),
         decided: Alike(&["start 0.0"]),
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "one that wakes holds no other one up",
         there: &[("main", Ready), ("0.0", Starting), ("1.0", Ready)],
         in_force: This(&[]),
         decided: Alike(&["tell 1.0"]),
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "and is told once it is ready",
         there: &[("main", Ready), ("0.0", Ready), ("1.0", Ready)],
         in_force: This(&["1.0"]),
         decided: Alike(&["tell 0.0 1.0"]),
         ..PLAIN
     },
-    Scene {
+    RolloutScenario {
         name: "a deployment without remote functions is told so",
         groups: &[],
         there: &[("main", Ready)],
@@ -315,7 +315,7 @@ pub const SCENES: &[Scene] = &[
 ];
 
 /// Returns the decisions for `processes`, or else for pods, in `scene`, in alphabetical order.
-pub fn decided(scene: &Scene, processes: bool) -> Vec<String> {
+pub fn decided(scene: &RolloutScenario, processes: bool) -> Vec<String> {
     let (decided, because) = match scene.decided {
         Alike(decided) => (decided, "-"),
         Apart { processes: decided, because, .. } if processes => (decided, because),

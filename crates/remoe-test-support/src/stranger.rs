@@ -12,11 +12,11 @@ use std::net::SocketAddr;
 use tonic::Code;
 
 /// A call and what it was refused with; none: it was answered.
-pub type Answer = (&'static str, Option<Code>);
+pub type CallOutcome = (&'static str, Option<Code>);
 
 /// Returns the answers of every call of the control port at `address` to a caller with `trust`, each over a
 /// connection of its own.
-pub async fn control_answers(address: SocketAddr, trust: Option<Trust>) -> Vec<Answer> {
+pub async fn control_answers(address: SocketAddr, trust: Option<Trust>) -> Vec<CallOutcome> {
     let client = || Control::within(address, trust.clone()).client();
     let prompt = Some(inspect_request::Prompt::Ids(TokenIds { ids: vec![1] }));
     let routing = Routing { generation: 1 << 20, ..Routing::default() };
@@ -33,7 +33,7 @@ pub async fn control_answers(address: SocketAddr, trust: Option<Trust>) -> Vec<A
 }
 
 /// As [`control_answers`], for the port of a remote function.
-pub async fn expert_answers(address: SocketAddr, trust: Option<Trust>) -> Vec<Answer> {
+pub async fn expert_answers(address: SocketAddr, trust: Option<Trust>) -> Vec<CallOutcome> {
     let client = || client_within(address, trust.clone());
     let all = async {
         vec![
@@ -47,7 +47,7 @@ pub async fn expert_answers(address: SocketAddr, trust: Option<Trust>) -> Vec<An
 
 /// As [`control_answers`], for the HTTP port of a main function. A refused caller is not told why: PERMISSION_DENIED
 /// stands for the refusal of a caller whose certificate is trusted.
-pub async fn http_answer(address: SocketAddr, trust: Option<Trust>) -> Answer {
+pub async fn http_answer(address: SocketAddr, trust: Option<Trust>) -> CallOutcome {
     let (connection, refusal) = match &trust {
         Some(trust) => (Connection::secured(address, trust).await, Code::PermissionDenied),
         None => (Connection::reach(address).await, Code::Unavailable),

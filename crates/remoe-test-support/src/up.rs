@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 
 /// An event of `up`.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Event {
+pub struct UpEvent {
     /// `ready`, `restarted`, `asleep`, `awake`, `joined` or `replanned`.
     pub event: String,
     /// The model that it is about.
@@ -71,7 +71,7 @@ pub struct FunctionState {
     pub state: String,
 }
 
-impl Event {
+impl UpEvent {
     /// The main function.
     #[must_use]
     pub fn main(&self) -> &FunctionState {
@@ -118,7 +118,7 @@ pub struct Up {
     /// Process of the command.
     pub process: Process,
     /// The first event.
-    pub ready: Event,
+    pub ready: UpEvent,
     events: mpsc::UnboundedReceiver<String>,
 }
 
@@ -167,8 +167,8 @@ impl Up {
     }
 
     /// Waits until everything serves again, without the processes `gone`.
-    pub async fn whole_without(&mut self, gone: &[u32]) -> Event {
-        within(LONG, "an event of `up` with all functions serving anew", async {
+    pub async fn whole_without(&mut self, gone: &[u32]) -> UpEvent {
+        within(LONG, "an event of `up` with all functions serving again", async {
             loop {
                 let line = self.events.recv().await.expect("`up` lives on");
                 let event = parse(&line);
@@ -182,12 +182,12 @@ impl Up {
     }
 
     /// Waits for the next event, which is `name`.
-    pub async fn next(&mut self, name: &str) -> Event {
+    pub async fn next(&mut self, name: &str) -> UpEvent {
         self.next_of(&[name]).await
     }
 
     /// Waits for the next event, which is one of `names`.
-    pub async fn next_of(&mut self, names: &[&str]) -> Event {
+    pub async fn next_of(&mut self, names: &[&str]) -> UpEvent {
         let line = within(LONG, "an event of `up`", self.events.recv()).await.expect("`up` lives on");
         let event = parse(&line);
         assert!(names.contains(&event.event.as_str()), "{event:?}, expected one of {names:?}");
@@ -195,7 +195,7 @@ impl Up {
     }
 
     /// The events that have come and were not read.
-    pub fn unread(&mut self) -> Vec<Event> {
+    pub fn unread(&mut self) -> Vec<UpEvent> {
         std::iter::from_fn(|| self.events.try_recv().ok()).map(|line| parse(&line)).collect()
     }
 }
@@ -206,6 +206,6 @@ pub async fn all_gone(pids: &[u32], limit: Duration) {
     deadline::until(limit, &what, async || (!pids.iter().any(|&pid| lives(pid))).then_some(())).await;
 }
 
-fn parse(line: &str) -> Event {
+fn parse(line: &str) -> UpEvent {
     serde_json::from_str(line).unwrap_or_else(|error| panic!("event {line:?}: {error}"))
 }

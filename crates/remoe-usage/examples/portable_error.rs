@@ -24,7 +24,7 @@ use std::path::Path;
 const DIMENSIONS: [usize; 4] = [16, 32, 64, 128];
 
 /// Held-out requests of one kind.
-type Kind = (String, Vec<ActivationRecord>);
+type KindRecords = (String, Vec<ActivationRecord>);
 /// Predicts a phase of the request with a prompt.
 type Predict<'a> = &'a dyn Fn(&[u32], Phase) -> Result<Shares, PredictError>;
 
@@ -52,7 +52,7 @@ fn error(
     Ok((sum, count))
 }
 
-fn row(name: &str, kinds: &[Kind], experts: usize, predict: Predict<'_>) -> Result<(), PredictError> {
+fn row(name: &str, kinds: &[KindRecords], experts: usize, predict: Predict<'_>) -> Result<(), PredictError> {
     let mut cells = vec![name.to_owned()];
     let mut all = ByPhase::both((0.0, 0.0));
     for (_, kind) in kinds {
@@ -89,7 +89,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let name = Path::new(path).file_stem().map_or(String::new(), |name| name.to_string_lossy().into());
         Ok((name, records(path)?.1))
     });
-    let kinds = named.collect::<Result<Vec<Kind>, Box<dyn Error>>>()?;
+    let kinds = named.collect::<Result<Vec<KindRecords>, Box<dyn Error>>>()?;
     let (layers, experts) = (header.layers.len(), header.experts as usize);
     let names: Vec<&str> = kinds.iter().map(|(name, _)| name.as_str()).collect();
     println!("| predictor | {} | prefill | decode |", names.join(" | "));

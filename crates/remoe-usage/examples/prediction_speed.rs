@@ -16,7 +16,7 @@
 mod model;
 
 use remoe_predictor::{Activations, Embedding, Phase};
-use remoe_usage::{Arrival, Foresight, ForesightOptions, Keeps, Prompts, Tenant};
+use remoe_usage::{Arrival, PredictorOptions, Prompts, Retention, Tenant, UsagePredictor};
 use std::error::Error;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -91,15 +91,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     let memory = records * 4 * (HIDDEN + 2 * LAYERS * EXPERTS) as u64 * 2;
     let folder = std::env::temp_dir().join(format!("prediction-speed-{}", std::process::id()));
     let options =
-        ForesightOptions { store: Some((folder.clone(), 2 * memory)), forgets: false, output_tokens: 16.0 };
+        PredictorOptions { store: Some((folder.clone(), 2 * memory)), forgets: false, output_tokens: 16.0 };
     let prompts = Prompts::of_ids(VOCABULARY as usize);
-    let mut foresight = Foresight::new(model::header(LAYERS, EXPERTS), embedding, prompts, None, options)?;
+    let mut predictor =
+        UsagePredictor::new(model::header(LAYERS, EXPERTS), embedding, prompts, None, options)?;
     let tenant = Tenant::named("a");
     let (mut learned, mut growing, mut after) = (Vec::new(), Vec::new(), Vec::new());
     for number in 0..records + QUERIES {
         let body = body(number);
         let begun = Instant::now();
-        foresight.came(Arrival { id: number, tenant, keeps: Keeps::Records, body: body.as_bytes() });
+        predictor.came(Arrival { id: number, tenant, keeps: Retention::Records, body: body.as_bytes() });
         let took = begun.elapsed();
         if number >= records {
             after.push(took);
@@ -108,10 +109,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         growing.push(took);
         let told = activations(number).ok_or("activations that are too long")?;
         let begun = Instant::now();
-        foresight.told(number, &told)?;
+        predictor.told(number, &told)?;
         learned.push(begun.elapsed());
     }
-    println!("{} requests remembered", foresight.remembered().0);
+    println!("{} requests remembered", predictor.remembered().0);
     // Requests learned last, while the tree is grown again twice.
     let last = learned.split_off(learned.len() / 4);
     let growing = growing.split_off(growing.len() / 4);

@@ -30,7 +30,7 @@ struct Body {
 
 /// A prompt, as far as predictions look at it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Prompt {
+pub(crate) struct ObservedPrompt {
     /// Beginning of the prompt; empty if it cannot be read.
     pub(crate) tokens: Vec<u32>,
     /// How many tokens the whole has.
@@ -41,9 +41,9 @@ pub(crate) struct Prompt {
 
 /// Parts of a body that predictions need.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct PredictionInput {
     /// Prompt to be answered.
-    pub(crate) prompt: Prompt,
+    pub(crate) prompt: ObservedPrompt,
     /// Tokens of the answer, at most.
     pub(crate) most_output: Option<u64>,
 }
@@ -74,7 +74,7 @@ impl Prompts {
 
     /// Reads the prompt and the answer's limit from `body`. A prompt that cannot be read has no tokens: the main
     /// function reports what is wrong with it.
-    pub(crate) fn read(&self, body: &[u8]) -> Asked {
+    pub(crate) fn read(&self, body: &[u8]) -> PredictionInput {
         let body: Body = serde_json::from_slice(body).unwrap_or_default();
         let prompt = match &body.prompt {
             Value::Null => self.chat(&body.messages),
@@ -85,20 +85,20 @@ impl Prompts {
                 Some(Value::Array(ids)) => self.ids(ids),
                 _ => self.ids(list),
             },
-            _ => Prompt::default(),
+            _ => ObservedPrompt::default(),
         };
-        Asked { prompt, most_output: body.max_completion_tokens.or(body.max_tokens) }
+        PredictionInput { prompt, most_output: body.max_completion_tokens.or(body.max_tokens) }
     }
 
-    fn chat(&self, messages: &[Value]) -> Prompt {
+    fn chat(&self, messages: &[Value]) -> ObservedPrompt {
         let messages: Vec<Value> = messages.iter().map(plain).collect();
         let template = self.template.as_ref().filter(|_| !messages.is_empty());
         let text = template.and_then(|template| template.render(&messages, true).ok());
         // The template writes special tokens itself.
-        text.map_or_else(Prompt::default, |text| self.encode(&text, false))
+        text.map_or_else(ObservedPrompt::default, |text| self.encode(&text, false))
     }
 
-    fn encode(&self, text: &str, special: bool) -> Prompt {
+    fn encode(&self, text: &str, special: bool) -> ObservedPrompt {
         let end = (0..=text.len().min(MOST_TEXT)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
         let beginning = text.get(..end).unwrap_or_default();
         let tokenizer = self.tokenizer.as_ref();
@@ -110,10 +110,10 @@ impl Prompts {
             false => tokens.len(),
         };
         tokens.truncate(MOST_TOKENS);
-        Prompt { tokens, length, is_estimated }
+        ObservedPrompt { tokens, length, is_estimated }
     }
 
-    fn ids(&self, list: &[Value]) -> Prompt {
+    fn ids(&self, list: &[Value]) -> ObservedPrompt {
         let id = |value: &Value| u32::try_from(value.as_u64()?).ok();
         let known = |id: &u32| (*id as usize) < self.vocabulary;
         let tokens = list
@@ -125,7 +125,7 @@ impl Prompts {
             .into_iter()
             .filter(known)
             .collect();
-        Prompt { tokens, length: list.len(), is_estimated: false }
+        ObservedPrompt { tokens, length: list.len(), is_estimated: false }
     }
 }
 

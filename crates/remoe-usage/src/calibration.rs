@@ -10,7 +10,7 @@ pub const PARTS: usize = 8;
 
 /// The work of one part of the experts, as a share of that of their layers.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Part {
+pub struct ExpertSetShare {
     /// As it was predicted.
     pub predicted: f64,
     /// As it was.
@@ -20,7 +20,7 @@ pub struct Part {
 /// By groups of layers, and in each by parts of the experts: those first that were predicted to be used most. What a model has
 /// no layers or no experts for is 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Calibration(pub [[Part; PARTS]; LAYER_GROUPS]);
+pub struct Calibration(pub [[ExpertSetShare; PARTS]; LAYER_GROUPS]);
 
 /// The bounds of the part `number` of `count` things in `parts` parts that differ by one at most.
 fn bounds(number: usize, parts: usize, count: usize) -> std::ops::Range<usize> {

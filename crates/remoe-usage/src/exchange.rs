@@ -7,11 +7,11 @@
 //! requests taken at a time and the bytes read for them are bounded for each file. A record that is not a request of
 //! this model is skipped, as in the gateway's own file.
 
-use crate::frame::{self, Found, HEAD};
+use crate::frame::{self, FrameRead, HEAD};
 use crate::numbers::is_possible;
-use crate::store::{Header, Store, StoreError, Stored};
+use crate::opted_out::OptedOutTenants;
+use crate::store::{Header, Store, StoreError, StoredRequest};
 use crate::tenant::Tenant;
-use crate::unremembered::Unremembered;
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io;
@@ -33,15 +33,15 @@ const BLOCK: u64 = 1 << 20;
 pub struct Exchange {
     header: Header,
     limit: u64,
-    readers: HashMap<PathBuf, Reader>,
-    unremembered: Unremembered,
+    readers: HashMap<PathBuf, FileCursor>,
+    opted_out: OptedOutTenants,
     /// How files of gateways that have ended were when nothing was left in them of these tenants.
     rid: HashMap<PathBuf, (SystemTime, u64, BTreeSet<Tenant>)>,
 }
 
 /// How far one file was read.
 #[derive(Debug, Default)]
-struct Reader {
+struct FileCursor {
     position: u64,
     /// Where the frame that was read last is, and what it begins with: the file is still the same one.
     last: Option<(u64, [u8; HEAD])>,
@@ -57,7 +57,7 @@ struct Reader {
 
 /// Why a file is not read.
 #[derive(Debug, thiserror::Error)]
-enum Unread {
+enum UnreadFile {
     #[error(transparent)]
     File(#[from] io::Error),
     #[error("expected a training history of this model and version")]
@@ -66,14 +66,14 @@ enum Unread {
 
 impl Exchange {
     /// For the same model as `own`, with files as long as its own may be.
-    pub(crate) fn beside(own: &Store, unremembered: Unremembered) -> Self {
+    pub(crate) fn beside(own: &Store, opted_out: OptedOutTenants) -> Self {
         let (header, limit) = own.form();
-        Self { header: header.clone(), limit, readers: HashMap::new(), unremembered, rid: HashMap::new() }
+        Self { header: header.clone(), limit, readers: HashMap::new(), opted_out, rid: HashMap::new() }
     }
 
     /// Hands what is new in `files` to `take`, until that says false. What cannot be read is said once and looked at again the
     /// next time.
-    pub fn look(&mut self, files: &[PathBuf], mut take: impl FnMut(Vec<Stored>) -> bool) {
+    pub fn look(&mut self, files: &[PathBuf], mut take: impl FnMut(Vec<StoredRequest>) -> bool) {
         let files = files.get(..MOST_FILES.min(files.len())).unwrap_or_default();
         self.readers.retain(|path, _| files.contains(path));
         for path in files {
@@ -110,7 +110,7 @@ impl Exchange {
     /// # Errors
     /// The disk refuses. What was there still is.
     pub fn rid(&mut self, file: &Path) -> Result<(), StoreError> {
-        let tenants = self.unremembered.all();
+        let tenants = self.opted_out.all();
         let stand = |path: &Path| -> io::Result<Option<(SystemTime, u64)>> {
             match std::fs::symlink_metadata(path) {
                 Ok(about) if about.is_file() => Ok(Some((about.modified()?, about.len()))),
@@ -145,13 +145,13 @@ impl Exchange {
     }
 }
 
-impl Reader {
+impl FileCursor {
     /// The next requests; none where there are no more by now.
-    fn read(&mut self, path: &Path, header: &Header, limit: u64) -> Result<Vec<Stored>, Unread> {
+    fn read(&mut self, path: &Path, header: &Header, limit: u64) -> Result<Vec<StoredRequest>, UnreadFile> {
         // Whatever else has that name could keep its reader waiting.
         match std::fs::symlink_metadata(path) {
             Ok(about) if about.is_file() => {}
-            Ok(_) => return Err(Unread::Other),
+            Ok(_) => return Err(UnreadFile::Other),
             // It has learned nothing yet.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(error.into()),
@@ -181,34 +181,39 @@ impl Reader {
     }
 
     /// Passes over the frames in `bytes`, which begin where it stands, and says how many bytes those take.
-    fn pass(&mut self, bytes: &[u8], header: &Header, records: &mut Vec<Stored>) -> Result<usize, Unread> {
+    fn pass(
+        &mut self,
+        bytes: &[u8],
+        header: &Header,
+        records: &mut Vec<StoredRequest>,
+    ) -> Result<usize, UnreadFile> {
         let mut passed = 0;
         while records.len() < TOGETHER {
             let rest = bytes.get(passed..).unwrap_or_default();
             let step = match frame::read(rest) {
-                Found::Whole(step, content) if self.position == 0 => {
+                FrameRead::Whole(step, content) if self.position == 0 => {
                     if !header.is_in(content) {
-                        return Err(Unread::Other);
+                        return Err(UnreadFile::Other);
                     }
                     step
                 }
-                Found::Whole(step, content) => {
+                FrameRead::Whole(step, content) => {
                     let found = header.decode(content);
                     // What is read for the second time, and what would keep everything behind it from being read.
-                    let is_next = |one: &Stored| one.number > self.newest && is_possible(one.number);
+                    let is_next = |one: &StoredRequest| one.number > self.newest && is_possible(one.number);
                     if let Some(one) = found.filter(is_next) {
                         self.newest = one.number;
                         records.push(one);
                     }
                     step
                 }
-                Found::Damaged(_) if self.position == 0 => return Err(Unread::Other),
-                Found::Damaged(step) if self.doubted == Some(self.position) => step,
-                Found::Damaged(_) => {
+                FrameRead::Damaged(_) if self.position == 0 => return Err(UnreadFile::Other),
+                FrameRead::Damaged(step) if self.doubted == Some(self.position) => step,
+                FrameRead::Damaged(_) => {
                     (self.doubted, self.is_doubted_now) = (Some(self.position), true);
                     break;
                 }
-                Found::End => break,
+                FrameRead::End => break,
             };
             if let Some(head) = rest.first_chunk::<HEAD>() {
                 self.last = Some((self.position, *head));

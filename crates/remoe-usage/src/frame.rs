@@ -17,7 +17,7 @@ pub(crate) fn framed(content: &[u8]) -> Option<Vec<u8>> {
 
 /// Beginning of a stretch of bytes.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found<'a> {
+pub(crate) enum FrameRead<'a> {
     /// A whole frame of so many bytes with its content.
     Whole(usize, &'a [u8]),
     /// So many bytes that are no whole frame; behind them there may be others.
@@ -27,16 +27,16 @@ pub(crate) enum Found<'a> {
 }
 
 /// Looks at the frame that `bytes` begin with.
-pub(crate) fn read(bytes: &[u8]) -> Found<'_> {
-    let Some((length, rest)) = bytes.split_first_chunk::<4>() else { return Found::End };
-    let Some((sum, rest)) = rest.split_first_chunk::<4>() else { return Found::End };
+pub(crate) fn read(bytes: &[u8]) -> FrameRead<'_> {
+    let Some((length, rest)) = bytes.split_first_chunk::<4>() else { return FrameRead::End };
+    let Some((sum, rest)) = rest.split_first_chunk::<4>() else { return FrameRead::End };
     let length = u32::from_le_bytes(*length);
     let Some(content) = rest.get(..length as usize).filter(|content| content.len() <= MOST) else {
-        return Found::End;
+        return FrameRead::End;
     };
     match check(length, content) == u32::from_le_bytes(*sum) {
-        true => Found::Whole(HEAD + content.len(), content),
-        false => Found::Damaged(HEAD + content.len()),
+        true => FrameRead::Whole(HEAD + content.len(), content),
+        false => FrameRead::Damaged(HEAD + content.len()),
     }
 }
 

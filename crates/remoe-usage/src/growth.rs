@@ -11,12 +11,12 @@ use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 /// changes, so that there is an end to it.
 const CAUGHT_UP: usize = 8;
 
-type Run = dyn Fn(Regrowth) -> Result<Tree, PredictError> + Send + Sync;
+type RegrowthFn = dyn Fn(Regrowth) -> Result<Tree, PredictError> + Send + Sync;
 
 /// Grows trees, each by a thread of its own, one after the other.
 pub(crate) struct Grower {
     pub(crate) options: TreeOptions,
-    run: Arc<Run>,
+    run: Arc<RegrowthFn>,
     /// Held by whatever grows, and by its thread.
     turn: Arc<()>,
 }
@@ -31,7 +31,7 @@ pub(crate) struct Growing {
 }
 
 /// How a tree stands.
-pub(crate) enum Stand {
+pub(crate) enum TreeState {
     Underway,
     Grown(Box<Tree>),
     Failed,
@@ -82,26 +82,26 @@ impl Growing {
     }
 
     /// One step further; `similar` has the prompts as they are.
-    pub(crate) fn step(&mut self, similar: &SimilarPrompts) -> Stand {
+    pub(crate) fn step(&mut self, similar: &SimilarPrompts) -> TreeState {
         if self.tree.is_none() {
             match self.grown.try_recv() {
                 Ok(Ok(tree)) => self.tree = Some(tree),
                 Ok(Err(error)) => {
                     tracing::warn!(%error, "cannot build the search tree: searches are slower");
-                    return Stand::Failed;
+                    return TreeState::Failed;
                 }
-                Err(TryRecvError::Empty) => return Stand::Underway,
-                Err(TryRecvError::Disconnected) => return Stand::Failed,
+                Err(TryRecvError::Empty) => return TreeState::Underway,
+                Err(TryRecvError::Disconnected) => return TreeState::Failed,
             }
         }
-        let Some(tree) = &mut self.tree else { return Stand::Underway };
+        let Some(tree) = &mut self.tree else { return TreeState::Underway };
         for _ in 0..CAUGHT_UP {
             let Some(slot) = self.changed.pop_first() else { break };
             similar.catch_up(tree, slot);
         }
         match self.tree.take_if(|_| self.changed.is_empty()) {
-            Some(tree) => Stand::Grown(Box::new(tree)),
-            None => Stand::Underway,
+            Some(tree) => TreeState::Grown(Box::new(tree)),
+            None => TreeState::Underway,
         }
     }
 }

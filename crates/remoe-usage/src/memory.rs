@@ -1,9 +1,9 @@
 //! Expert usage of past requests, by tenant: no tenant's predictions depend on another's requests.
 
-use crate::growth::{Grower, Growing, Stand};
-use crate::numbers::Numbers;
+use crate::growth::{Grower, Growing, TreeState};
+use crate::numbers::RecordNumbers;
 use crate::quality::Balance;
-use crate::store::Stored;
+use crate::store::StoredRequest;
 use crate::tenant::Tenant;
 use remoe_predictor::{
     ByPhase, Embedding, Experience, History, Learned, Phase, PredictError, Shares, SimilarPrompts,
@@ -30,17 +30,17 @@ const LENGTHS: RangeInclusive<f32> = 0.99..=1.01;
 
 /// The past of all tenants, within a number of requests.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct RequestMemory {
     embedding: Embedding,
     alpha: usize,
     grower: Grower,
     capacity: usize,
-    tenants: BTreeMap<Tenant, Past>,
-    numbers: Numbers,
+    tenants: BTreeMap<Tenant, TenantHistory>,
+    numbers: RecordNumbers,
 }
 
 #[derive(Debug)]
-struct Past {
+struct TenantHistory {
     similar: SimilarPrompts,
     slots: Slots,
     /// Requests that the tree was last grown among; 0: there is none.
@@ -56,7 +56,7 @@ struct Past {
     balance: ByPhase<Balance>,
 }
 
-impl Past {
+impl TenantHistory {
     /// Forgets the request in `slot`, which has left.
     fn leaves(&mut self, slot: u32) {
         self.slots.remove(slot);
@@ -107,7 +107,7 @@ impl Slots {
     }
 }
 
-impl Memory {
+impl RequestMemory {
     /// Nothing yet, and never more than `capacity` requests, at least one for every tenant.
     pub(crate) fn new(embedding: Embedding, capacity: usize) -> Self {
         let options = TrainingOptions::default();
@@ -117,12 +117,12 @@ impl Memory {
             grower: Grower::new(options.tree),
             capacity: capacity.max(1),
             tenants: BTreeMap::new(),
-            numbers: Numbers::new(),
+            numbers: RecordNumbers::new(),
         }
     }
 
     /// Takes in what was stored.
-    pub(crate) fn restore(&mut self, stored: Stored) -> Result<(), PredictError> {
+    pub(crate) fn restore(&mut self, stored: StoredRequest) -> Result<(), PredictError> {
         self.numbers.passed(stored.number);
         self.take_in(&stored)
     }
@@ -137,8 +137,12 @@ impl Memory {
     }
 
     /// Learns what a request of `tenant` used.
-    pub(crate) fn learn(&mut self, tenant: Tenant, experience: Experience) -> Result<Stored, PredictError> {
-        let stored = Stored { number: self.numbers.draw(), tenant, experience };
+    pub(crate) fn learn(
+        &mut self,
+        tenant: Tenant,
+        experience: Experience,
+    ) -> Result<StoredRequest, PredictError> {
+        let stored = StoredRequest { number: self.numbers.draw(), tenant, experience };
         self.take_in(&stored)?;
         self.grow(tenant);
         Ok(stored)
@@ -146,7 +150,7 @@ impl Memory {
 
     /// Learns what another gateway tells. False where that is known already, or is no request's: a vector of another length
     /// would be like every prompt.
-    pub(crate) fn share(&mut self, stored: &Stored) -> Result<bool, PredictError> {
+    pub(crate) fn share(&mut self, stored: &StoredRequest) -> Result<bool, PredictError> {
         let length = stored.experience.vector.iter().map(|value| value * value).sum::<f32>().sqrt();
         let past = self.tenants.get(&stored.tenant);
         let is_known = past.is_some_and(|past| past.slots.known.contains(&stored.number));
@@ -163,9 +167,9 @@ impl Memory {
         let Some(past) = self.tenants.get_mut(&tenant) else { return };
         if let Some(growing) = &mut past.growing {
             match growing.step(&past.similar) {
-                Stand::Underway => return,
-                Stand::Grown(tree) => past.similar.search_through(*tree),
-                Stand::Failed => {}
+                TreeState::Underway => return,
+                TreeState::Grown(tree) => past.similar.search_through(*tree),
+                TreeState::Failed => {}
             }
             past.growing = None;
         }
@@ -184,8 +188,8 @@ impl Memory {
         self.tenants.remove(&tenant);
     }
 
-    fn take_in(&mut self, stored: &Stored) -> Result<(), PredictError> {
-        let Stored { number, tenant, experience } = stored;
+    fn take_in(&mut self, stored: &StoredRequest) -> Result<(), PredictError> {
+        let StoredRequest { number, tenant, experience } = stored;
         if !self.tenants.contains_key(tenant) {
             return self.admit(*tenant, experience, *number);
         }
@@ -214,8 +218,16 @@ impl Memory {
         let mut slots = Slots::default();
         similar.history().slots().for_each(|slot| slots.insert(slot, number));
         let balance = ByPhase::both(Balance::default());
-        let past =
-            Past { similar, slots, planted: 0, came: 0, deep: false, growing: None, latest: number, balance };
+        let past = TenantHistory {
+            similar,
+            slots,
+            planted: 0,
+            came: 0,
+            deep: false,
+            growing: None,
+            latest: number,
+            balance,
+        };
         self.tenants.insert(tenant, past);
         let share = self.share_of_each();
         for past in self.tenants.values_mut() {
@@ -322,7 +334,7 @@ mod tests {
     }
 
     /// A memory whose trees grow when they are let, and how many have begun.
-    fn memory(capacity: usize) -> (Memory, Sender<()>, Arc<AtomicUsize>) {
+    fn memory(capacity: usize) -> (RequestMemory, Sender<()>, Arc<AtomicUsize>) {
         let embedding = Embedding::from_rows(WIDTH, &[1.0, 0.0, 0.0, 0.0, 0.0, 0.0]).unwrap();
         let (let_grow, may_grow) = channel();
         let may_grow = std::sync::Mutex::new(may_grow);
@@ -334,21 +346,21 @@ mod tests {
             may_grow.lock().unwrap().recv().map_err(|gone| PredictError::Thread(gone.to_string()))?;
             regrowth.run()
         });
-        (Memory { grower, ..Memory::new(embedding, capacity) }, let_grow, begun)
+        (RequestMemory { grower, ..RequestMemory::new(embedding, capacity) }, let_grow, begun)
     }
 
-    fn learn(memory: &mut Memory, numbers: std::ops::Range<usize>) {
+    fn learn(memory: &mut RequestMemory, numbers: std::ops::Range<usize>) {
         for number in numbers {
             memory.learn(TENANT, experience(number)).unwrap();
         }
     }
 
-    fn has_tree(memory: &Memory) -> bool {
+    fn has_tree(memory: &RequestMemory) -> bool {
         matches!(memory.tenants[&TENANT].similar.index(), Index::Tree(_))
     }
 
     /// Counts the requests of `numbers` for which the expert that they use is predicted most.
-    fn recognised(memory: &Memory, numbers: std::ops::Range<usize>) -> usize {
+    fn recognised(memory: &RequestMemory, numbers: std::ops::Range<usize>) -> usize {
         let is_known = |number: &usize| {
             let shares = memory.predict(TENANT, &vector(*number)).unwrap().unwrap().prefill;
             let row = &shares.values()[..8];
@@ -358,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn predictions_go_on_while_a_tree_grows_and_what_was_learned_meanwhile_is_in_it() {
+    fn predictions_continue_during_tree_build_and_records_join_it() {
         let (mut memory, let_grow, begun) = memory(2000);
         learn(&mut memory, 0..PLANTED);
         while begun.load(Ordering::SeqCst) == 0 {
@@ -379,11 +391,15 @@ mod tests {
             assert!(more < 2000 || memory.len() == 2000);
         }
         let Index::Tree(tree) = memory.tenants[&TENANT].similar.index() else { panic!("no tree") };
-        assert_eq!(tree.leaf_sizes().iter().sum::<usize>(), memory.len(), "whoever is remembered is in it");
+        assert_eq!(
+            tree.leaf_sizes().iter().sum::<usize>(),
+            memory.len(),
+            "every remembered request is in it"
+        );
         // Before, all requests were compared with.
         assert!(before > 80 && old > 80 && new > 80, "{before} {old} {new}");
         // However many requests came meanwhile, it finds what one that is planted at once does.
-        let through = |memory: &Memory| [recognised(memory, 0..100), recognised(memory, 1400..1500)];
+        let through = |memory: &RequestMemory| [recognised(memory, 0..100), recognised(memory, 1400..1500)];
         let grown = through(&memory);
         memory.restored().unwrap();
         let planted = through(&memory);
@@ -429,7 +445,8 @@ mod tests {
     fn what_was_stored_is_behind_a_tree_at_once() {
         let (mut memory, _let_grow, begun) = memory(2000);
         for number in 0..700 {
-            let stored = Stored { number: number as u64 + 1, tenant: TENANT, experience: experience(number) };
+            let stored =
+                StoredRequest { number: number as u64 + 1, tenant: TENANT, experience: experience(number) };
             memory.restore(stored).unwrap();
         }
         memory.restored().unwrap();

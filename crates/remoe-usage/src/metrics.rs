@@ -1,8 +1,8 @@
 //! How good predictions are, for Prometheus.
 
 use crate::calibration::{layer_groups, parts};
-use crate::foresight::Foresight;
 use crate::quality::Third;
+use crate::usage_predictor::UsagePredictor;
 use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry};
 use remoe_predictor::Phase;
@@ -14,7 +14,7 @@ const THIRDS: [&str; 3] = ["first", "middle", "last"];
 
 /// Metrics of all models.
 #[derive(Debug, Clone)]
-pub struct ForesightMetrics {
+pub struct PredictionMetrics {
     divergence: GaugeVec,
     hot_recall: GaugeVec,
     cold_share: GaugeVec,
@@ -47,13 +47,13 @@ struct ByLayers {
 
 /// Metrics of one model.
 #[derive(Debug, Clone)]
-pub struct ModelForesightMetrics {
-    all: ForesightMetrics,
+pub struct ModelPredictionMetrics {
+    all: PredictionMetrics,
     model: String,
     number: u64,
 }
 
-impl ForesightMetrics {
+impl PredictionMetrics {
     /// Adds them to `registry`.
     ///
     /// # Errors
@@ -137,13 +137,13 @@ impl ForesightMetrics {
 
     /// Returns the metrics of the model called `name`.
     #[must_use]
-    pub fn of_model(&self, name: &str) -> ModelForesightMetrics {
+    pub fn of_model(&self, name: &str) -> ModelPredictionMetrics {
         let mut latest = self.latest();
         let number = latest.next;
         latest.next += 1;
         latest.numbers.insert(name.to_owned(), number);
         drop(latest);
-        ModelForesightMetrics { all: self.clone(), model: name.to_owned(), number }
+        ModelPredictionMetrics { all: self.clone(), model: name.to_owned(), number }
     }
 
     fn latest(&self) -> MutexGuard<'_, Latest> {
@@ -164,11 +164,11 @@ impl ByLayers {
     }
 }
 
-impl ModelForesightMetrics {
+impl ModelPredictionMetrics {
     /// Shows what is known.
-    pub fn show(&self, foresight: &Foresight) {
+    pub fn show(&self, predictor: &UsagePredictor) {
         let Self { all, model, .. } = self;
-        let quality = foresight.quality();
+        let quality = predictor.quality();
         for phase in Phase::ALL {
             let figures = quality.phases.of(phase);
             let labels = [model.as_str(), phase.name()];
@@ -176,7 +176,7 @@ impl ModelForesightMetrics {
                 all.divergence.with_label_values(&labels).set(figures.divergence);
                 all.hot_recall.with_label_values(&labels).set(figures.hot_recall);
                 all.cold_share.with_label_values(&labels).set(figures.cold_share);
-                self.show_activation(foresight, phase);
+                self.show_activation(predictor, phase);
             }
             if figures.barred > 0.0 {
                 all.coverage.with_label_values(&labels).set(figures.covered);
@@ -191,20 +191,20 @@ impl ModelForesightMetrics {
         all.compared.with_label_values(&[model]).set(count(quality.compared));
         all.unfamiliar.with_label_values(&[model]).set(count(quality.unfamiliar));
         all.shared.with_label_values(&[model]).set(count(quality.shared));
-        all.remembered.with_label_values(&[model]).set(count(foresight.remembered().0 as u64));
+        all.remembered.with_label_values(&[model]).set(count(predictor.remembered().0 as u64));
     }
 
     /// Series are bounded by groups of layers and parts of experts, however many a model has.
-    fn show_activation(&self, foresight: &Foresight, phase: Phase) {
-        let calibration = &foresight.quality().phases.of(phase).calibration;
-        let layers = foresight.layers();
+    fn show_activation(&self, predictor: &UsagePredictor, phase: Phase) {
+        let calibration = &predictor.quality().phases.of(phase).calibration;
+        let layers = predictor.layers();
         for (group, range) in calibration.0.iter().zip(layer_groups(layers.len())) {
             let ids = match &layers[range] {
                 [] => continue,
                 [one] => one.to_string(),
                 [first, .., last] => format!("{first}-{last}"),
             };
-            for (number, part) in group.iter().enumerate().take(parts(foresight.experts())) {
+            for (number, part) in group.iter().enumerate().take(parts(predictor.experts())) {
                 let eighth = (number + 1).to_string();
                 for (of, value) in [("predicted", part.predicted), ("observed", part.observed)] {
                     let labels = [self.model.as_str(), phase.name(), ids.as_str(), eighth.as_str(), of];
@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn metrics_of_a_model_are_removed_with_it() {
         let registry = Registry::new();
-        let all = ForesightMetrics::register(&registry).unwrap();
+        let all = PredictionMetrics::register(&registry).unwrap();
         let series = || registry.gather().iter().map(|family| family.get_metric().len()).sum::<usize>();
         for model in ["gone", "here"] {
             all.divergence.with_label_values(&[model, "decode"]).set(1.0);
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn metrics_of_a_successor_outlive_its_predecessor() {
         let registry = Registry::new();
-        let all = ForesightMetrics::register(&registry).unwrap();
+        let all = PredictionMetrics::register(&registry).unwrap();
         let series = || registry.gather().iter().map(|family| family.get_metric().len()).sum::<usize>();
         let (first, second) = (all.of_model("m"), all.of_model("m"));
         second.replanned("wake");

@@ -11,12 +11,12 @@ const CLOCKS: u64 = 24 * 3600 * 1000;
 
 /// Gives numbers, each larger than the one before.
 #[derive(Debug)]
-pub(crate) struct Numbers {
+pub(crate) struct RecordNumbers {
     last: u64,
     draw: RandomState,
 }
 
-impl Numbers {
+impl RecordNumbers {
     pub(crate) fn new() -> Self {
         Self { last: 0, draw: RandomState::new() }
     }
@@ -53,8 +53,8 @@ mod tests {
 
     #[test]
     fn they_grow_and_two_gateways_give_different_ones() {
-        let [mut one, mut other] = [Numbers::new(), Numbers::new()];
-        let of = |numbers: &mut Numbers| -> Vec<u64> { (0..100).map(|_| numbers.draw()).collect() };
+        let [mut one, mut other] = [RecordNumbers::new(), RecordNumbers::new()];
+        let of = |numbers: &mut RecordNumbers| -> Vec<u64> { (0..100).map(|_| numbers.draw()).collect() };
         let (ones, others) = (of(&mut one), of(&mut other));
         assert!(ones.is_sorted_by(|a, b| a < b) && others.is_sorted_by(|a, b| a < b));
         assert_ne!(ones, others);
@@ -62,8 +62,8 @@ mod tests {
     }
 
     #[test]
-    fn one_that_nobody_can_have_given_holds_up_no_other() {
-        let mut numbers = Numbers::new();
+    fn impossible_number_holds_up_no_other() {
+        let mut numbers = RecordNumbers::new();
         numbers.passed(u64::MAX);
         assert!(numbers.draw() < numbers.draw());
         let before = numbers.draw();

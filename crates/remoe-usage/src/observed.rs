@@ -1,6 +1,6 @@
 //! Recent expert usage: shares of experts in which older requests weigh less.
 
-use crate::mix::Mix;
+use crate::joint_usage::JointUsage;
 use remoe_predictor::{Activations, Phase, PredictError, Shares};
 
 /// A request weighs half as much after so many others.
@@ -13,7 +13,7 @@ const USUAL_TOKENS: f64 = 512.0;
 
 /// Pairs of (token, expert), the latest most.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Observed {
+pub struct ObservedUsage {
     experts: usize,
     top_k: usize,
     /// [layers, experts] row after row.
@@ -24,7 +24,7 @@ pub struct Observed {
     usual: f64,
 }
 
-impl Observed {
+impl ObservedUsage {
     /// Nothing yet, of a model with so many layers with experts, experts in each and of a token.
     #[must_use]
     pub fn new(layers: usize, experts: usize, top_k: usize) -> Self {
@@ -61,13 +61,13 @@ impl Observed {
     ///
     /// # Errors
     /// The model has no experts.
-    pub fn mix(&self) -> Result<Option<Mix>, PredictError> {
+    pub fn mix(&self) -> Result<Option<JointUsage>, PredictError> {
         if self.requests == 0.0 {
             return Ok(None);
         }
         let shares =
             Shares::from_weights(self.experts, self.pairs.iter().map(|pairs| *pairs as f32).collect())?;
         let tokens = self.pairs.iter().sum::<f64>() / (self.layers() * self.top_k.max(1)) as f64;
-        Ok(Some(Mix { shares, requests: self.requests, tokens }))
+        Ok(Some(JointUsage { shares, requests: self.requests, tokens }))
     }
 }

@@ -6,7 +6,7 @@
 //! wrong are skipped and counted. When the file has grown to its limit, it is rewritten with the requests that are
 //! still wanted, beside the old one, which it replaces when it is whole. Only its owner can read it.
 
-use crate::frame::{self, Found};
+use crate::frame::{self, FrameRead};
 use crate::tenant::Tenant;
 use half::f16;
 use remoe_predictor::record::RecordHeader;
@@ -79,7 +79,7 @@ pub(crate) struct Header {
 
 /// A request in a store.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Stored {
+pub struct StoredRequest {
     /// Grows with every request of a gateway, and is another for each of all gateways' requests.
     pub number: u64,
     /// Whose it was.
@@ -116,7 +116,7 @@ impl Store {
         header: &RecordHeader,
         hidden: usize,
         limit: u64,
-        each: impl FnMut(Stored),
+        each: impl FnMut(StoredRequest),
     ) -> Result<Self, StoreError> {
         let header = Header {
             format: FORMAT.to_owned(),
@@ -135,7 +135,7 @@ impl Store {
         folder: &Path,
         header: Header,
         limit: u64,
-        mut each: impl FnMut(Stored),
+        mut each: impl FnMut(StoredRequest),
     ) -> Result<Self, StoreError> {
         let path = folder.join(FILE);
         let failed = |source| StoreError::File { path: path.clone(), source };
@@ -215,7 +215,7 @@ impl Store {
     /// The disk refuses. What is there can still be read.
     pub fn append(
         &mut self,
-        stored: &Stored,
+        stored: &StoredRequest,
         wanted: impl FnOnce() -> HashSet<u64>,
     ) -> Result<(), StoreError> {
         let Some(frame) = frame::framed(&self.header.encode(stored)) else { return Ok(()) };
@@ -280,11 +280,11 @@ impl Store {
             let mut passed = 0;
             loop {
                 match frame::read(buffer.get(passed..).unwrap_or_default()) {
-                    Found::Whole(bytes, content) => {
+                    FrameRead::Whole(bytes, content) => {
                         each(&self.header, content).map_err(ScanError::Content)?;
                         passed += bytes;
                     }
-                    Found::Damaged(bytes) => {
+                    FrameRead::Damaged(bytes) => {
                         // The header cannot be done without.
                         if position + passed as u64 == 0 {
                             return Err(ScanError::Content("damaged header".to_owned()));
@@ -292,7 +292,7 @@ impl Store {
                         damaged += 1;
                         passed += bytes;
                     }
-                    Found::End => break,
+                    FrameRead::End => break,
                 }
             }
             position += passed as u64;
@@ -433,7 +433,7 @@ impl Header {
         frame::framed(&json).ok_or_else(|| "the model has too many layers".to_owned())
     }
 
-    fn encode(&self, stored: &Stored) -> Vec<u8> {
+    fn encode(&self, stored: &StoredRequest) -> Vec<u8> {
         let Experience { vector, prefill, decode } = &stored.experience;
         let mut bytes = Vec::new();
         bytes.extend_from_slice(&stored.number.to_le_bytes());
@@ -448,7 +448,7 @@ impl Header {
     }
 
     /// The request in `content`; `None` where it has another form.
-    pub(crate) fn decode(&self, content: &[u8]) -> Option<Stored> {
+    pub(crate) fn decode(&self, content: &[u8]) -> Option<StoredRequest> {
         let (number, rest) = content.split_first_chunk::<8>()?;
         let (tenant, rest) = rest.split_first_chunk::<8>()?;
         let (has_decode, rest) = rest.split_first()?;
@@ -468,7 +468,7 @@ impl Header {
             (0, _, true) => None,
             _ => return None,
         };
-        Some(Stored {
+        Some(StoredRequest {
             number: u64::from_le_bytes(*number),
             tenant: Tenant(u64::from_le_bytes(*tenant)),
             experience: Experience { vector, prefill: shares(prefill).ok()?, decode },

@@ -12,7 +12,7 @@ mod read;
 pub use nodes::spread_over_nodes;
 pub use quantisation::{QuantisationError, quantisation_errors};
 pub use read::load_floats;
-use read::{Reader, row_bytes};
+use read::{TensorReader, row_bytes};
 use remoe_kernels::{
     Activation, Dtype, ExpertShape, KernelError, Matrix, NumericsClass, PackedExpert, PackedExpertBuilder,
     PackedMatrix, PackedMatrixBuilder, StoredDtype, WeightFormat,
@@ -229,7 +229,7 @@ pub fn load_matrix(
             read_in_parts(checkpoint, tensor, &mut builder, PART_BYTES, threads, refused)?;
         }
         _ => {
-            let mut reader = Reader::new(checkpoint);
+            let mut reader = TensorReader::new(checkpoint);
             for part in parts {
                 let stored = stored_dtype(part.dtype);
                 reader.rows(part, |_, bytes| builder.rows(stored, bytes).map_err(refused))?;
@@ -256,7 +256,7 @@ fn read_in_parts(
         let mut part = parts[index].lock().unwrap_or_else(PoisonError::into_inner);
         let rows = part.range();
         let take = |_, bytes: &[u8]| part.rows(stored, bytes).map_err(&refused);
-        Reader::new(checkpoint).in_order(tensor, rows, take)
+        TensorReader::new(checkpoint).in_order(tensor, rows, take)
     })?;
     Ok(())
 }
@@ -271,7 +271,7 @@ fn pack(
     let stored = stored_dtype(tensors.up.weight.dtype);
     let mut builder = PackedExpertBuilder::new(shape, stored).map_err(&refused)?;
     checkpoint.prefetch(tensors.tensors())?;
-    let mut reader = Reader::new(checkpoint);
+    let mut reader = TensorReader::new(checkpoint);
     let linears =
         || Matrix::ALL.into_iter().zip(tensors.linears()).filter_map(|(matrix, l)| Some((matrix, l?)));
     for (matrix, linear) in linears() {

@@ -13,7 +13,7 @@ const READ_BYTES: usize = 1 << 20;
 const TILE_ROWS: usize = 16;
 
 /// Reads tensors with one buffer. Matrices that lie among each other are read together, once.
-pub(crate) struct Reader<'a> {
+pub(crate) struct TensorReader<'a> {
     checkpoint: &'a Checkpoint,
     buffer: Vec<u8>,
     /// The byte range that `whole` has: file, offset, length.
@@ -21,7 +21,7 @@ pub(crate) struct Reader<'a> {
     whole: Vec<u8>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> TensorReader<'a> {
     pub(crate) fn new(checkpoint: &'a Checkpoint) -> Self {
         Self { checkpoint, buffer: Vec::new(), held: None, whole: Vec::new() }
     }
@@ -105,7 +105,7 @@ pub(crate) fn row_bytes(tensor: &TensorRef) -> usize {
 /// The bytes cannot be read.
 pub fn load_floats(checkpoint: &Checkpoint, tensor: &TensorRef) -> Result<Vec<f32>, CheckpointError> {
     let mut floats = Vec::with_capacity(tensor.elements() as usize);
-    Reader::new(checkpoint).rows(tensor, |_, bytes| {
+    TensorReader::new(checkpoint).rows(tensor, |_, bytes| {
         let halves = |decode: fn(u16) -> f32| {
             bytes.as_chunks().0.iter().map(move |&half| decode(u16::from_le_bytes(half)))
         };

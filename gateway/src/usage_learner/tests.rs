@@ -3,11 +3,11 @@ use crate::experience::Experience;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use prometheus::Registry;
-use remoe_gateway_core::{Privacy, Witness};
+use remoe_gateway_core::{Privacy, UsageObserver};
 use remoe_model::Checkpoint;
 use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{Activations, Phase, Shares};
-use remoe_usage::{Store, write_primer};
+use remoe_usage::{Store, write_model_summary};
 use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,14 +16,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const USED: [(u32, f32); 2] = [(3, 0.5), (5, 0.5)];
 const UID: &str = "the-demand";
 
-struct Main {
+struct TestMain {
     header: RecordHeader,
     address: String,
     asked: Arc<AtomicUsize>,
 }
 
 /// A main function of the demo model, as far as primers go.
-fn main() -> Main {
+fn main() -> TestMain {
     let checkpoint = Checkpoint::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/model")).unwrap();
     let config = checkpoint.config();
     let layers = config.moe_layers();
@@ -35,12 +35,12 @@ fn main() -> Main {
         dtype: "bfloat16".to_owned(),
         tokens: false,
     };
-    let mut primer = Vec::new();
+    let mut summary = Vec::new();
     let take = |part: Vec<u8>| {
-        primer.extend(part);
+        summary.extend(part);
         true
     };
-    write_primer(&checkpoint, &header, take).unwrap();
+    write_model_summary(&checkpoint, &header, take).unwrap();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, asked) = (listener.local_addr().unwrap().to_string(), Arc::new(AtomicUsize::new(0)));
     let counted = asked.clone();
@@ -52,15 +52,15 @@ fn main() -> Main {
             assert!(request[..read].starts_with(b"GET /v1/primer HTTP/1.1\r\n"));
             counted.fetch_add(1, Ordering::SeqCst);
             let head =
-                format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", primer.len());
+                format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", summary.len());
             stream.write_all(head.as_bytes()).unwrap();
-            stream.write_all(&primer).unwrap();
+            stream.write_all(&summary).unwrap();
         }
     });
-    Main { header, address, asked }
+    TestMain { header, address, asked }
 }
 
-fn told(main: &Main, phase: DemandPhase, model: &str) -> MoEDemandSpec {
+fn told(main: &TestMain, phase: DemandPhase, model: &str) -> MoEDemandSpec {
     let uid = "u".to_owned();
     MoEDemandSpec {
         served_name: "demo".to_owned(),
@@ -97,17 +97,17 @@ fn learner(folder: &Path, mebibytes: u64) -> Arc<UsageFollower> {
 }
 
 fn learner_of(folder: &Path, mebibytes: u64) -> Arc<UsageFollower> {
-    let metrics = ForesightMetrics::register(&Registry::new()).unwrap();
-    let means = Means::new((mebibytes << 20, 1 << 20), Duration::from_millis(5), metrics, None);
+    let metrics = PredictionMetrics::register(&Registry::new()).unwrap();
+    let means = SharedResources::new((mebibytes << 20, 1 << 20), Duration::from_millis(5), metrics, None);
     UsageFollower::new("ns/demo", Some(folder.to_owned()), means)
 }
 
 fn came(learner: &UsageFollower, id: u64, tenant: &str, privacy: Privacy) -> bool {
-    Witness::came(&*learner.learner, id, tenant, privacy, &Bytes::from_static(BODY))
+    UsageObserver::came(&*learner.learner, id, tenant, privacy, &Bytes::from_static(BODY))
 }
 
 /// Returns what a main function reports of a request that used these experts.
-fn activations(main: &Main) -> String {
+fn activations(main: &TestMain) -> String {
     let mut activations = Activations::new(main.header.layers.len(), main.header.experts as usize);
     let layers = vec![&USED[..]; main.header.layers.len()];
     (0..100).for_each(|_| activations.count(Phase::Prefill, layers.iter().copied()));
@@ -115,7 +115,7 @@ fn activations(main: &Main) -> String {
 }
 
 /// The share of those experts in what is said.
-fn used(main: &Main, mix: &RequestMix) -> f64 {
+fn used(main: &TestMain, mix: &RequestMix) -> f64 {
     let shares = Shares::from_text(&mix.shares, main.header.layers.len(), main.header.experts as usize);
     let rows = shares.unwrap().to_rows();
     rows.iter().map(|row| row[3] + row[5]).sum::<f64>() / rows.len() as f64
@@ -183,15 +183,15 @@ async fn a_model_that_is_another_or_finds_no_room_is_served_without() {
     let order = told(&main, DemandPhase::Active, "another");
     let other = learner_of(128);
     let refused = other.begin(order.prediction.as_ref().unwrap(), &order, 0).await;
-    assert!(matches!(refused, Err(Unprimed::OtherModel { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(SummaryError::OtherModel { .. })), "{refused:?}");
     let order = told(&main, DemandPhase::Active, &main.header.model);
     let cramped = learner_of(1);
     let refused = cramped.begin(order.prediction.as_ref().unwrap(), &order, 0).await;
-    assert!(matches!(refused, Err(Unprimed::Memory { left: 1, .. })), "{refused:?}");
+    assert!(matches!(refused, Err(SummaryError::Memory { left: 1, .. })), "{refused:?}");
     assert!(!came(&cramped, 1, "", Privacy::None));
     // It is not asked for again where there is a folder.
     let refused = cramped.begin(order.prediction.as_ref().unwrap(), &order, 1).await;
-    assert!(matches!(refused, Err(Unprimed::Memory { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(SummaryError::Memory { .. })), "{refused:?}");
     assert_eq!(main.asked.load(Ordering::SeqCst), 2);
 }
 
@@ -276,7 +276,7 @@ async fn what_one_gateway_serves_another_one_predicts_by() {
 }
 
 #[tokio::test]
-async fn what_a_gateway_that_has_ended_kept_of_a_tenant_goes_when_that_says_so() {
+async fn opted_out_tenant_is_erased_from_ended_gateway_records() {
     let (main, folder) = (main(), tempfile::tempdir().unwrap());
     let file = {
         let ended = Experience::take(folder.path()).unwrap();

@@ -134,7 +134,7 @@ pub(crate) fn has_spent(folder: &Path, pod: &str, tenant: &str, nanodollars: u64
     let cost = Phases { prefill: nanodollars, decode: 0 };
     let share = Share { tier: "main".to_owned(), cost, ..Share::default() };
     let request = RequestRecord {
-        at: remoe_gateway_core::Books::now(),
+        at: remoe_gateway_core::CostAccounting::now(),
         id: String::new(),
         model: "a/demo".to_owned(),
         tenant: tenant.to_owned(),

@@ -57,7 +57,7 @@ async fn attack(gateway: SocketAddr, request: String) -> std::io::Result<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn program_beside_a_hostile_function_stays_small_and_charges_honest_prices() {
+async fn gateway_beside_hostile_function_stays_small_and_bills_right() {
     let cases = Cases::new("answers to the program", FEW);
     let api = Api::start().await;
     let folder = tempfile::tempdir().unwrap();

@@ -4,13 +4,13 @@
 //! | variable | meaning |
 //! | --- | --- |
 //! | `REMOE_TEST_DEVICE_BYTES` | simulate a device of so many bytes, which computes on the CPU; else the machine's |
-//! | `REMOE_TEST_RECORDING` | file for the device's [`Recording`](main_model_torch::library::Recording) as JSON, written anew while it changes |
+//! | `REMOE_TEST_RECORDING` | file for the device's [`Recording`](main_model_torch::library::Recording) as JSON, rewritten while it changes |
 //! | `REMOE_TEST_DEVICE_LIMIT` | once this file exists, the simulated device has as many bytes as it says |
 //! | `REMOE_TEST_DEVICE_LOST` | once this file exists, the simulated device fails every operation |
 
 use main_model_fn::{DeviceError, DeviceName};
 use main_model_torch::TorchOn;
-use main_model_torch::library::{Device, Driver, Installed, Recording};
+use main_model_torch::library::{Driver, Installed, Recording, TorchDevice};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ const PERIOD: Duration = Duration::from_millis(20);
 struct Recorded;
 
 impl Driver for Recorded {
-    fn open(name: Option<DeviceName>) -> Result<Arc<Device>, DeviceError> {
+    fn open(name: Option<DeviceName>) -> Result<Arc<TorchDevice>, DeviceError> {
         let bytes = env::var("REMOE_TEST_DEVICE_BYTES").ok().and_then(|bytes| bytes.parse().ok());
         let device = match bytes {
-            Some(bytes) => Device::simulated(bytes),
+            Some(bytes) => TorchDevice::simulated(bytes),
             None => Installed::open(name)?,
         };
         let file = |variable: &str| env::var_os(variable).map(PathBuf::from);
@@ -49,7 +49,7 @@ struct Files {
     lost: Option<PathBuf>,
 }
 
-fn watch(device: &Device, Files { recording, limit, lost }: &Files) {
+fn watch(device: &TorchDevice, Files { recording, limit, lost }: &Files) {
     let mut written = None;
     loop {
         let limit = limit.as_ref().and_then(|file| fs::read_to_string(file).ok());

@@ -7,7 +7,7 @@ use crate::heads::HeadProjections;
 use crate::library::Tensor;
 use crate::pages::TorchPages;
 use crate::spans::{Chunk, TorchSpans, View};
-use main_model_fn::backend::{BackendError, Held};
+use main_model_fn::backend::{BackendError, ResidentPart};
 
 /// Up-projections and sizes of one layer's latent attention.
 pub struct LatentHeads {
@@ -18,7 +18,7 @@ pub struct LatentHeads {
     pub(crate) latent_dim: i64,
 }
 
-impl Held for LatentHeads {
+impl ResidentPart for LatentHeads {
     fn bytes(&self) -> usize {
         self.projections.bytes()
     }
@@ -26,7 +26,7 @@ impl Held for LatentHeads {
 
 /// Sizes of a layer's attention.
 #[derive(Clone, Copy)]
-struct Sizes {
+struct AttentionSizes {
     kv_heads: i64,
     /// Queries for each of them.
     group: i64,
@@ -56,7 +56,7 @@ enum Arrangement {
 }
 
 impl Arrangement {
-    fn of(chunk: &Chunk, sizes: &Sizes) -> Self {
+    fn of(chunk: &Chunk, sizes: &AttentionSizes) -> Self {
         match (chunk.rows, sizes.kv_heads, chunk.spans) {
             (1, 1, _) => {
                 let rows = (1..=HEAD_ROWS).rev().find(|rows| sizes.group % rows == 0);
@@ -70,8 +70,8 @@ impl Arrangement {
     }
 
     /// Arranges `x`, (spans and rows) x (heads x elements).
-    fn queries(self, x: &Tensor, chunk: &Chunk, sizes: &Sizes) -> Result<Tensor, BackendError> {
-        let Sizes { kv_heads, group, key_dim, .. } = *sizes;
+    fn queries(self, x: &Tensor, chunk: &Chunk, sizes: &AttentionSizes) -> Result<Tensor, BackendError> {
+        let AttentionSizes { kv_heads, group, key_dim, .. } = *sizes;
         let Chunk { spans, rows, .. } = *chunk;
         match self {
             Self::Decode => x.reshape(&[spans, kv_heads, group, key_dim]),
@@ -86,7 +86,13 @@ impl Arrangement {
     }
 
     /// Arranges keys or values, `x`: (spans and positions) x (heads x `dim`).
-    fn shared(self, x: &Tensor, chunk: &Chunk, sizes: &Sizes, dim: i64) -> Result<Tensor, BackendError> {
+    fn shared(
+        self,
+        x: &Tensor,
+        chunk: &Chunk,
+        sizes: &AttentionSizes,
+        dim: i64,
+    ) -> Result<Tensor, BackendError> {
         let x = x.reshape(&[chunk.spans, chunk.positions, sizes.kv_heads, dim])?;
         match self {
             Self::Decode | Self::Several => x.transpose(1, 2),
@@ -102,8 +108,8 @@ impl Arrangement {
     }
 
     /// Brings outputs back to (spans and rows) x (heads x elements).
-    fn outputs(self, x: &Tensor, chunk: &Chunk, sizes: &Sizes) -> Result<Tensor, BackendError> {
-        let Sizes { kv_heads, group, value_dim, .. } = *sizes;
+    fn outputs(self, x: &Tensor, chunk: &Chunk, sizes: &AttentionSizes) -> Result<Tensor, BackendError> {
+        let AttentionSizes { kv_heads, group, value_dim, .. } = *sizes;
         let Chunk { spans, rows, .. } = *chunk;
         let rows_first = match self {
             Self::Decode | Self::DecodeShared(_) => x.alias(),
@@ -118,8 +124,13 @@ impl Arrangement {
 
     /// Arranges one number for each head so that it meets the rows' of [`Self::queries`], whose sizes but the last are
     /// those of the second result.
-    fn heads(self, x: &Tensor, chunk: &Chunk, sizes: &Sizes) -> Result<(Tensor, Vec<i64>), BackendError> {
-        let Sizes { kv_heads, group, .. } = *sizes;
+    fn heads(
+        self,
+        x: &Tensor,
+        chunk: &Chunk,
+        sizes: &AttentionSizes,
+    ) -> Result<(Tensor, Vec<i64>), BackendError> {
+        let AttentionSizes { kv_heads, group, .. } = *sizes;
         let Chunk { spans, rows, .. } = *chunk;
         Ok(match self {
             Self::Decode => (x.reshape(&[1, kv_heads, group])?, vec![spans, kv_heads, group]),
@@ -146,7 +157,7 @@ pub(crate) fn grouped(
     let view = spans.view(&shape, placed.paged.table)?;
     slab.narrow(1, 0, keys)?.index_copy_(0, &view.written, key)?;
     slab.narrow(1, keys, values)?.index_copy_(0, &view.written, value)?;
-    let sizes = Sizes {
+    let sizes = AttentionSizes {
         kv_heads: shape.kv_heads as i64,
         group: shape.group as i64,
         key_dim: shape.key_dim as i64,
@@ -160,7 +171,7 @@ pub(crate) fn grouped(
 /// Returns rows x (heads x value elements) of `query`, rows x (heads x key elements), over the entries of `slab`.
 fn attend(
     view: &View,
-    sizes: &Sizes,
+    sizes: &AttentionSizes,
     query: &Tensor,
     slab: &Tensor,
     sinks: Option<&Tensor>,
@@ -222,7 +233,7 @@ impl LatentHeads {
         let absorbed = self.projections.absorb(&plain)?.transpose(0, 1)?;
         let width = self.latent_dim + self.rope_dim;
         let query = Tensor::cat(&[&absorbed, &rotated], -1)?.reshape(&[rows, self.heads * width])?;
-        let sizes = Sizes {
+        let sizes = AttentionSizes {
             kv_heads: 1,
             group: self.heads,
             key_dim: width,

@@ -5,7 +5,7 @@
 
 use crate::library::Tensor;
 use main_model_fn::LoadModelError;
-use main_model_fn::backend::{BackendError, Held};
+use main_model_fn::backend::{BackendError, ResidentPart};
 use remoe_kernels::{MAX_ROWS, NumericsClass, PackedMatrix, Pool, Product, StoredDtype};
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub(crate) struct DeviceHeads {
     pub(crate) values: Tensor,
 }
 
-impl Held for HeadProjections {
+impl ResidentPart for HeadProjections {
     fn bytes(&self) -> usize {
         match self {
             Self::Host(host) => {
@@ -128,7 +128,7 @@ impl HostHeads {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::library::Device;
+    use crate::library::TorchDevice;
     use remoe_kernels::{Dtype, PoolConfig};
 
     const HEADS: i64 = 3;
@@ -136,7 +136,7 @@ mod tests {
     const VALUE: i64 = 6;
     const LATENT: i64 = 34;
 
-    fn random(device: &Arc<Device>, dtype: Dtype, size: &[i64]) -> Tensor {
+    fn random(device: &Arc<TorchDevice>, dtype: Dtype, size: &[i64]) -> Tensor {
         let count = size.iter().product::<i64>() as u64;
         let element = |at: u64| {
             let mixed = (at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -147,7 +147,7 @@ mod tests {
         all.to_kind(crate::host::kind(dtype)).unwrap()
     }
 
-    fn projections(device: &Arc<Device>, dtype: Dtype, stored: StoredDtype) -> [HeadProjections; 2] {
+    fn projections(device: &Arc<TorchDevice>, dtype: Dtype, stored: StoredDtype) -> [HeadProjections; 2] {
         let weights = |rows| random(device, dtype, &[HEADS, rows, LATENT]);
         let (keys, values) = (weights(NOPE), weights(VALUE));
         let pool = Arc::new(Pool::new(PoolConfig { threads: 2, ..PoolConfig::default() }).unwrap());
@@ -158,7 +158,7 @@ mod tests {
     /// A row's result does not depend on the rows beside it, and is what LibTorch computes.
     #[test]
     fn rows_together_are_rows_alone() {
-        let device = Device::simulated(1 << 30);
+        let device = TorchDevice::simulated(1 << 30);
         for (dtype, stored, tolerance) in
             [(Dtype::F32, StoredDtype::F32, 1e-4), (Dtype::Bf16, StoredDtype::Bf16, 0.2)]
         {

@@ -2,7 +2,7 @@
 
 use crate::host::{HostMatrix, HostMlp};
 use crate::library::Tensor;
-use main_model_fn::backend::{BackendError, Held};
+use main_model_fn::backend::{BackendError, ResidentPart};
 use remoe_kernels::PackedMatrix;
 use remoe_model::Activation;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub enum Embedding {
     Packed(Arc<PackedMatrix>),
 }
 
-impl Held for Linear {
+impl ResidentPart for Linear {
     fn bytes(&self) -> usize {
         let weight = match &self.weight {
             Weight::Host(weight) => weight.matrix.bytes(),
@@ -37,7 +37,7 @@ impl Held for Linear {
     }
 }
 
-impl Held for Embedding {
+impl ResidentPart for Embedding {
     fn bytes(&self) -> usize {
         match self {
             Self::Rows(table) => table.byte_count(),
@@ -46,7 +46,7 @@ impl Held for Embedding {
     }
 }
 
-impl Held for Gated {
+impl ResidentPart for Gated {
     fn bytes(&self) -> usize {
         match self {
             Self::Host(mlp) => mlp.packed.bytes(),
@@ -78,7 +78,7 @@ pub enum Gated {
 
 /// The weights on a device.
 pub struct DeviceMlp {
-    /// Those of the gate, and below them those of the up-projection.
+    /// Rows of the gate, and below them rows of the up-projection.
     pub(crate) gate_up: Tensor,
     pub(crate) down: Tensor,
     pub(crate) activation: Activation,

@@ -1,5 +1,5 @@
 use crate::library::Tensor;
-use main_model_fn::backend::{BackendError, Held};
+use main_model_fn::backend::{BackendError, ResidentPart};
 use remoe_model::NormKind;
 
 /// Normalisation over runs of as many elements as there are weights: one operation of LibTorch, which computes in
@@ -11,7 +11,7 @@ pub struct Norm {
     pub(crate) eps: f64,
 }
 
-impl Held for Norm {
+impl ResidentPart for Norm {
     fn bytes(&self) -> usize {
         self.weight.byte_count() + self.bias.as_ref().map_or(0, Tensor::byte_count)
     }

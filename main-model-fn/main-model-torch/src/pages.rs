@@ -4,7 +4,7 @@
 //! page table, one for each layer. A slab has an entry for each position of every page, and behind them one of zeros,
 //! which stands for positions that do not exist. Slabs are made once; nothing of the cache is allocated later.
 
-use crate::library::{Device, Kind, Tensor};
+use crate::library::{Kind, Tensor, TorchDevice};
 use main_model_fn::backend::{BackendError, PagedLayer};
 use remoe_kernels::{AttentionShape, PAGE_POSITIONS};
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ pub struct TorchPages {
     slabs: Vec<Tensor>,
     pages: usize,
     kind: Kind,
-    device: Arc<Device>,
+    device: Arc<TorchDevice>,
 }
 
 /// A layer and which of a page's it is.
@@ -30,14 +30,14 @@ pub(crate) struct PlacedLayer {
     place: usize,
 }
 
-/// What of a slab's entry is keys or values.
+/// Keys' and values' parts of a slab's entry.
 fn elements(shape: &AttentionShape) -> [i64; 2] {
     [shape.kv_heads * shape.key_dim, shape.kv_heads * shape.stored_values()].map(|count| count as i64)
 }
 
 impl TorchPages {
     /// No pages.
-    pub(crate) fn new(layers: &[PagedLayer], kind: Kind, device: Arc<Device>) -> Self {
+    pub(crate) fn new(layers: &[PagedLayer], kind: Kind, device: Arc<TorchDevice>) -> Self {
         let mut places = BTreeMap::new();
         let layers = layers.iter().map(|&paged| {
             let next = places.entry(paged.table).or_insert(0);
@@ -47,7 +47,7 @@ impl TorchPages {
         Self { layers: layers.collect(), slabs: Vec::new(), pages: 0, kind, device }
     }
 
-    pub(crate) fn device(&self) -> &Arc<Device> {
+    pub(crate) fn device(&self) -> &Arc<TorchDevice> {
         &self.device
     }
 

@@ -1,6 +1,6 @@
 //! Rotary position embedding (Su et al., arXiv 2104.09864).
 
-use crate::library::{Device, Kind, Tensor};
+use crate::library::{Kind, Tensor, TorchDevice};
 use main_model_fn::backend::BackendError;
 use remoe_model::{RopeFacts, RopeLayout};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub struct Angles {
 }
 
 impl Rope {
-    pub(crate) fn new(facts: &RopeFacts, device: &Arc<Device>) -> Result<Self, BackendError> {
+    pub(crate) fn new(facts: &RopeFacts, device: &Arc<TorchDevice>) -> Result<Self, BackendError> {
         let half = facts.inverse_frequencies();
         let factor = facts.attention_factor as f32;
         // First and second of each pair.

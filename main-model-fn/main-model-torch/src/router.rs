@@ -5,7 +5,7 @@ use main_model_fn::backend::BackendError;
 use main_model_fn::{Routed, RoutingRule};
 use remoe_model::{GroupFacts, Score};
 
-/// What is added to the rank of an expert whose group was not chosen. Beyond all scores, and finite.
+/// Penalty on the rank of an expert whose group was not chosen. Beyond all scores, and finite.
 const NOT_CHOSEN: f64 = -1e30;
 
 /// Routes rows by their `logits`, rows x experts; `correction` is the rule's. Returns the bytes of `x`, rows x hidden,

@@ -1,6 +1,6 @@
 //! Which rows of a matrix.
 
-use crate::library::{Device, Tensor};
+use crate::library::{Tensor, TorchDevice};
 use main_model_fn::backend::BackendError;
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ pub(crate) enum Rows {
 }
 
 impl Rows {
-    pub(crate) fn new(device: &Arc<Device>, rows: &[i64]) -> Result<Self, BackendError> {
+    pub(crate) fn new(device: &Arc<TorchDevice>, rows: &[i64]) -> Result<Self, BackendError> {
         let first = rows.first().copied().unwrap_or(0);
         if rows.iter().zip(first..).all(|(&row, expected)| row == expected) {
             return Ok(Self::Following(first, rows.len() as i64));

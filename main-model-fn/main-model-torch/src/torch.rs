@@ -3,7 +3,7 @@
 use crate::attention::{LatentHeads, grouped};
 use crate::heads::{DeviceHeads, HeadProjections, HostHeads};
 use crate::host::{self, HostMatrix, HostMlp};
-use crate::library::{self, Device, Driver, Installed, Kind, Tensor};
+use crate::library::{self, Driver, Installed, Kind, Tensor, TorchDevice};
 use crate::linear::{DeviceMlp, Embedding, Gated, Linear, Weight};
 use crate::norm::Norm;
 use crate::pages::{TorchPages, WORKSPACE_BYTES};
@@ -27,7 +27,7 @@ pub type Torch = TorchOn<Installed>;
 
 /// Operations by LibTorch on the device that `D` opens.
 pub struct TorchOn<D> {
-    device: Arc<Device>,
+    device: Arc<TorchDevice>,
     dtype: Dtype,
     pool: Arc<Pool>,
     driver: PhantomData<D>,
@@ -399,7 +399,7 @@ fn in_heads(x: &Tensor, head_dim: usize) -> Result<Tensor, BackendError> {
     x.reshape(&[x.size()[0], -1, head_dim as i64])
 }
 
-fn rows_of(device: &Arc<Device>, rows: &[usize]) -> Result<Rows, BackendError> {
+fn rows_of(device: &Arc<TorchDevice>, rows: &[usize]) -> Result<Rows, BackendError> {
     let rows: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
     Rows::new(device, &rows)
 }

@@ -10,26 +10,26 @@ const MEMORY: Duration = Duration::from_secs(5);
 
 /// Work that experts and functions have done.
 #[derive(Default)]
-pub(crate) struct Activity(Mutex<State>);
+pub(crate) struct Activity(Mutex<ActivityState>);
 
 #[derive(Default)]
-struct State {
+struct ActivityState {
     /// (token, expert) pairs of each layer, by expert, since the process started.
     pairs: BTreeMap<usize, Vec<u64>>,
     /// The kernels beside the engine.
-    here: Load,
+    here: RecentBusyTime,
     /// Remote functions by their addresses, with how long they have computed so far.
-    remote: BTreeMap<String, (Load, Duration)>,
+    remote: BTreeMap<String, (RecentBusyTime, Duration)>,
 }
 
 /// Time in which something worked, the latest most.
 #[derive(Clone, Copy, Default)]
-struct Load {
+struct RecentBusyTime {
     seconds: f64,
     at: Option<Instant>,
 }
 
-impl Load {
+impl RecentBusyTime {
     fn faded(self, now: Instant) -> f64 {
         let age = self.at.map_or(0.0, |at| now.saturating_duration_since(at).as_secs_f64());
         self.seconds * (-age / MEMORY.as_secs_f64()).exp()
@@ -46,7 +46,7 @@ impl Load {
 }
 
 impl Activity {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ActivityState> {
         // Numbers that are right after every step.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -74,7 +74,7 @@ impl Activity {
         let mut state = self.state();
         let now = Instant::now();
         if !state.remote.contains_key(address) {
-            state.remote.insert(address.to_owned(), <(Load, Duration)>::default());
+            state.remote.insert(address.to_owned(), <(RecentBusyTime, Duration)>::default());
         }
         if let Some((load, computed)) = state.remote.get_mut(address) {
             load.add(took, now);
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn what_works_all_the_time_is_busy_and_what_has_worked_is_not() {
         let start = Instant::now();
-        let mut load = Load::default();
+        let mut load = RecentBusyTime::default();
         assert_eq!(load.share(start), 0.0);
         let at = |tenths: u32| start + Duration::from_millis(100) * tenths;
         (1..=400).for_each(|tenths| load.add(Duration::from_millis(50), at(tenths)));

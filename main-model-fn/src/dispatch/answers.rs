@@ -1,10 +1,10 @@
 //! Outcomes from replicas: rows, refusals, rows that cannot be right, and the ends of streams.
 
 use super::calls::Call;
-use super::exchange::{Cause, Exchange, LEAST_BEFORE_LOADS, LEAST_PATIENCE, RemoteCall};
+use super::exchange::{Exchange, LEAST_BEFORE_LOADS, LEAST_PATIENCE, RemoteCall, ResendCause};
 use super::finite::{first_strange, is_finite};
 use super::link::Link;
-use super::outstanding::{Attempt, Due, Open};
+use super::outstanding::{Attempt, MessageAction, OutstandingMessage};
 use super::split::Message;
 use bytes::Bytes;
 use remoe_proto::v1::forward_reply::Outcome;
@@ -30,7 +30,7 @@ impl Exchange {
                     }
                     Some(slot) => {
                         at.outstanding.accused.push((index, slot));
-                        Cause::Failed
+                        ResendCause::Failed
                     }
                 }
             }
@@ -39,7 +39,7 @@ impl Exchange {
                 const REASON: &str = "wrong answer size from a remote function";
                 tracing::error!(address = at.links()[index].address(), layer = at.call.layer, "{REASON}");
                 at.links()[index].give_up(REASON);
-                Cause::Failed
+                ResendCause::Failed
             }
         };
         self.note_call(at, &attempt, &open.message, None);
@@ -78,7 +78,7 @@ impl Exchange {
         &mut self,
         at: &mut RemoteCall<'_>,
         attempt: &Attempt,
-        mut open: Open,
+        mut open: OutstandingMessage,
         rows: Bytes,
         took: Duration,
     ) {
@@ -102,7 +102,7 @@ impl Exchange {
         let now = Instant::now();
         for other in at.outstanding.open.values_mut().filter(|other| other.waits_for(attempt.link)) {
             if let Some((due, what)) = &mut other.due {
-                let least = if *what == Due::Load { LEAST_BEFORE_LOADS } else { LEAST_PATIENCE };
+                let least = if *what == MessageAction::Load { LEAST_BEFORE_LOADS } else { LEAST_PATIENCE };
                 *due = (*due).max(now + self.replicas.patience(link, least));
             }
         }
@@ -112,8 +112,9 @@ impl Exchange {
     pub(super) fn take_break(&mut self, at: &mut RemoteCall<'_>, link: u64, message: &str) {
         self.replicas.broken(link);
         let Some(index) = at.links().iter().position(|it| it.id() == link) else { return };
-        let hit = |open: &Open| open.attempts.iter().any(|attempt| attempt.link == index);
-        let hit: Vec<(u64, Open)> = at.outstanding.open.extract_if(|_, open| hit(open)).collect();
+        let hit = |open: &OutstandingMessage| open.attempts.iter().any(|attempt| attempt.link == index);
+        let hit: Vec<(u64, OutstandingMessage)> =
+            at.outstanding.open.extract_if(|_, open| hit(open)).collect();
         if !hit.is_empty() {
             at.outstanding.moved = Instant::now();
             tracing::warn!(link, message, messages = hit.len(), "remote answers lost");
@@ -130,7 +131,7 @@ impl Exchange {
                     self.note_call(at, &attempt, &open.message, None);
                 }
             }
-            self.again(at, key, open, Cause::Failed);
+            self.again(at, key, open, ResendCause::Failed);
         }
     }
 
@@ -150,7 +151,7 @@ impl Exchange {
 }
 
 /// Logs a refusal and returns its meaning for the message.
-fn refused(link: &Link, layer: usize, failure: &Failure) -> Cause {
+fn refused(link: &Link, layer: usize, failure: &Failure) -> ResendCause {
     let code = failure.code();
     /// Characters of the remote function's message in a line of the log.
     const SHOWN: usize = 200;
@@ -160,8 +161,8 @@ fn refused(link: &Link, layer: usize, failure: &Failure) -> Cause {
         link.rest();
     }
     match code {
-        _ if !failure.retryable => Cause::Hopeless,
-        Code::ResourceExhausted => Cause::Busy,
-        _ => Cause::Failed,
+        _ if !failure.retryable => ResendCause::Hopeless,
+        Code::ResourceExhausted => ResendCause::Busy,
+        _ => ResendCause::Failed,
     }
 }

@@ -26,14 +26,14 @@ const FIRST_WAIT: Duration = Duration::from_millis(2);
 const LONGEST_WAIT: Duration = Duration::from_millis(50);
 
 /// Layer and expert.
-type Key = (usize, u32);
+type ExpertKey = (usize, u32);
 
 /// An expert that is there or will be.
-pub(super) type Place = Arc<OnceLock<Arc<PackedExpert>>>;
+pub(super) type ExpertSlot = Arc<OnceLock<Arc<PackedExpert>>>;
 
 /// Experts on their way, and those who bring them.
 pub(crate) struct Arrivals {
-    open: Mutex<Open>,
+    open: Mutex<PendingLoads>,
     /// Number of experts that have not arrived, for monitoring.
     shown: IntGauge,
     /// How many have come.
@@ -45,21 +45,21 @@ pub(crate) struct Arrivals {
 }
 
 #[derive(Default)]
-struct Open {
+struct PendingLoads {
     /// Not begun yet.
-    places: BTreeMap<Key, Place>,
+    places: BTreeMap<ExpertKey, ExpertSlot>,
     /// Keys of `places` that an answer waits for, in order of demand. A key that is no longer in `places` is skipped.
-    first: VecDeque<Key>,
+    first: VecDeque<ExpertKey>,
     /// Set once no more experts will arrive.
     stopped: bool,
 }
 
 impl Arrivals {
     /// Creates the arrivals of experts that will be brought to `places`.
-    pub(super) fn new(places: BTreeMap<Key, Place>, shown: IntGauge) -> Self {
+    pub(super) fn new(places: BTreeMap<ExpertKey, ExpertSlot>, shown: IntGauge) -> Self {
         shown.set(i64::try_from(places.len()).unwrap_or(i64::MAX));
         Self {
-            open: Mutex::new(Open { places, ..Open::default() }),
+            open: Mutex::new(PendingLoads { places, ..PendingLoads::default() }),
             shown,
             come: AtomicU64::new(0),
             changed: Notify::new(),
@@ -137,9 +137,12 @@ impl Arrivals {
     }
 
     /// Reads one after the other until none is left to begin.
-    fn read_some(&self, load: impl Fn(Key) -> Result<PackedExpert, LoadError>) -> Result<(), LoadError> {
+    fn read_some(
+        &self,
+        load: impl Fn(ExpertKey) -> Result<PackedExpert, LoadError>,
+    ) -> Result<(), LoadError> {
         let mut until = Instant::now() + FIRST_WAIT;
-        while let Some(Next { key, place, hurried }) = self.begin(until) {
+        while let Some(NextLoad { key, place, hurried }) = self.begin(until) {
             let begun = Instant::now();
             let (layer, expert) = key;
             let packed = patiently(format_args!("expert {expert} of layer {layer}"), || load(key))?;
@@ -156,7 +159,7 @@ impl Arrivals {
     }
 
     /// Returns the next expert to read: before `until`, only one that an answer waits for.
-    fn begin(&self, until: Instant) -> Option<Next> {
+    fn begin(&self, until: Instant) -> Option<NextLoad> {
         let mut open = self.open();
         loop {
             if open.stopped {
@@ -164,36 +167,36 @@ impl Arrivals {
             }
             while let Some(key) = open.first.pop_front() {
                 if let Some(place) = open.places.remove(&key) {
-                    return self.begun(&open, Next { key, place, hurried: true });
+                    return self.begun(&open, NextLoad { key, place, hurried: true });
                 }
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || open.places.is_empty() {
                 let (key, place) = open.places.pop_first()?;
-                return self.begun(&open, Next { key, place, hurried: false });
+                return self.begun(&open, NextLoad { key, place, hurried: false });
             }
             (open, _) = self.hurried.wait_timeout(open, left).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// Returns `next`. If it is the last one, wakes the threads that wait for another.
-    fn begun(&self, open: &Open, next: Next) -> Option<Next> {
+    fn begun(&self, open: &PendingLoads, next: NextLoad) -> Option<NextLoad> {
         if open.places.is_empty() {
             self.hurried.notify_all();
         }
         Some(next)
     }
 
-    fn open(&self) -> MutexGuard<'_, Open> {
+    fn open(&self) -> MutexGuard<'_, PendingLoads> {
         // Changed in single steps, so a panic elsewhere cannot have left it half-written.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// An expert to read.
-struct Next {
-    key: Key,
-    place: Place,
+struct NextLoad {
+    key: ExpertKey,
+    place: ExpertSlot,
     /// Set if an answer waits for it.
     hurried: bool,
 }
@@ -228,13 +231,14 @@ mod tests {
             .unwrap()
     }
 
-    fn arrivals(keys: &[Key]) -> (Arrivals, BTreeMap<Key, Place>) {
-        let places: BTreeMap<Key, Place> = keys.iter().map(|&key| (key, Place::default())).collect();
+    fn arrivals(keys: &[ExpertKey]) -> (Arrivals, BTreeMap<ExpertKey, ExpertSlot>) {
+        let places: BTreeMap<ExpertKey, ExpertSlot> =
+            keys.iter().map(|&key| (key, ExpertSlot::default())).collect();
         (Arrivals::new(places.clone(), IntGauge::new("arriving", "left").unwrap()), places)
     }
 
     #[test]
-    fn what_somebody_waits_for_comes_first_and_the_rest_in_order() {
+    fn awaited_experts_load_first_and_others_in_order() {
         let (arrivals, places) = arrivals(&[(0, 0), (0, 1), (1, 0), (1, 1)]);
         arrivals.hurry(1, 1);
         // Asked for twice, or by an iteration that is repeated; an expert that is not expected never arrives.
@@ -267,7 +271,7 @@ mod tests {
             meanwhile();
             arrivals.hurry(1, 1);
             assert_eq!(next.join().unwrap(), Some(((1, 1), true)));
-            assert_eq!(begin(Instant::now()), Some(((0, 0), false)), "nobody waits for ever");
+            assert_eq!(begin(Instant::now()), Some(((0, 0), false)), "no load waits for ever");
             // There is nothing left to wait for when the last one is begun.
             let next = scope.spawn(|| begin(until));
             meanwhile();
@@ -278,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_is_told_that_nothing_is_read_any_more() {
+    fn waiters_are_told_that_reading_stopped() {
         let (arrivals, _places) = arrivals(&[(0, 0)]);
         let until = Instant::now() + Duration::from_secs(20);
         std::thread::scope(|scope| {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// A traced request of an iteration.
 #[derive(Debug, Clone)]
-pub(crate) struct Followed {
+pub(crate) struct TracedRequest {
     /// Which of the requests that run.
     pub(crate) request: usize,
     /// Rows of the request.
@@ -23,9 +23,9 @@ const MOST_NAMED: usize = 64;
 
 /// Returns the indices of those of `followed` whose spans a message with `slots` names: they have rows among the
 /// slots, and a row has `top_k`.
-pub(super) fn named(followed: &[Followed], slots: &[u32], top_k: usize) -> Vec<usize> {
+pub(super) fn named(followed: &[TracedRequest], slots: &[u32], top_k: usize) -> Vec<usize> {
     // Slots ascend.
-    let has_rows = |request: &Followed| {
+    let has_rows = |request: &TracedRequest| {
         let first = slots.partition_point(|slot| (*slot as usize) < request.rows.start * top_k);
         slots.get(first).is_some_and(|slot| (*slot as usize) < request.rows.end * top_k)
     };
@@ -34,14 +34,14 @@ pub(super) fn named(followed: &[Followed], slots: &[u32], top_k: usize) -> Vec<u
 }
 
 /// Returns the contexts that name the spans of those `named` of `followed` to `link`.
-pub(super) fn contexts(followed: &[Followed], named: &[usize], link: usize) -> Bytes {
+pub(super) fn contexts(followed: &[TracedRequest], named: &[usize], link: usize) -> Bytes {
     let contexts = named.iter().filter_map(|&request| followed.get(request)?.contexts.get(link).copied());
     contexts.collect::<Vec<_>>().into_flattened().into()
 }
 
 /// A message that names those `named` of `followed` left for `link` at `now`. From then on there may be spans below
 /// theirs.
-pub(super) fn told(followed: &mut [Followed], named: &[usize], link: usize, now: Instant) {
+pub(super) fn told(followed: &mut [TracedRequest], named: &[usize], link: usize, now: Instant) {
     for &request in named {
         if let Some(told) = followed.get_mut(request).and_then(|request| request.told.get_mut(link)) {
             told.get_or_insert(now);
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_message_names_whose_rows_it_has() {
-        let request = |rows: Range<usize>, name: u8| Followed {
+        let request = |rows: Range<usize>, name: u8| TracedRequest {
             request: 0,
             rows,
             contexts: vec![[name; CONTEXT_BYTES], [name + 1; CONTEXT_BYTES]],

@@ -4,7 +4,7 @@
 //! not say when that is, the socket does.
 
 use hyper_util::rt::TokioIo;
-use remoe_proto::identity::{Line, Trust};
+use remoe_proto::identity::{MaybeTlsStream, Trust};
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -30,7 +30,7 @@ impl CountingConnector {
 }
 
 impl tower_service::Service<Uri> for CountingConnector {
-    type Response = TokioIo<Line<CountingStream>>;
+    type Response = TokioIo<MaybeTlsStream<CountingStream>>;
     type Error = io::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, io::Error>> + Send>>;
 
@@ -48,7 +48,7 @@ impl tower_service::Service<Uri> for CountingConnector {
             stream.set_nodelay(true)?;
             let stream = CountingStream { stream, written };
             let line = match trust {
-                None => Line::Plain(stream),
+                None => MaybeTlsStream::Plain(stream),
                 Some(trust) => trust.connect(stream).await?,
             };
             Ok(TokioIo::new(line))

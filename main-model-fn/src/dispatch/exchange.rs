@@ -1,17 +1,17 @@
-//! The remote half of a layer call: messages out, answers in, and what is done about answers that
-//! fail or stay away.
+//! The remote half of a layer call: messages out, answers in, and hedged requests, retries and failover for
+//! answers that fail or stay away.
 //!
 //! A replica that takes longer than it should is slow until it is known to be dead: another one is
 //! asked as well, then the experts are loaded as well, and the first answer wins.
 
 use super::LayerCall;
 use super::arrivals::Arrivals;
-use super::calls::{Followed, contexts, named, told};
+use super::calls::{TracedRequest, contexts, named, told};
 use super::error::ExpertError;
 use super::fallback::{FallbackExperts, Loaded};
 use super::link::{Link, LinkEvent};
 use super::metrics::ExpertMetrics;
-use super::outstanding::{Attempt, Due, Open, Outstanding};
+use super::outstanding::{Attempt, MessageAction, Outstanding, OutstandingMessage};
 use super::placement::Placement;
 use super::replicas::Replicas;
 use super::split::{Message, messages, parts, split};
@@ -54,7 +54,7 @@ pub(super) struct Exchange {
     pub(super) replicas: Replicas,
     pub(super) metrics: ExpertMetrics,
     /// Traced requests of the iteration: while there are any each message is noted.
-    pub(super) followed: Vec<Followed>,
+    pub(super) followed: Vec<TracedRequest>,
 }
 
 /// A layer call on its way, under the placement in force.
@@ -78,7 +78,7 @@ impl<'a> RemoteCall<'a> {
 
 /// Why a message needs another replica.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Cause {
+pub(super) enum ResendCause {
     /// The replica has as much as it takes; it is well.
     Busy,
     Failed,
@@ -87,7 +87,7 @@ pub(super) enum Cause {
 }
 
 /// Event that a call waits for.
-enum Happened {
+enum CallEvent {
     Link(LinkEvent),
     Load(Loaded),
     /// A local expert has been read.
@@ -166,7 +166,13 @@ impl Exchange {
             let link = ready.get(part).map(|&(index, _)| index);
             for message in messages(routed, slots, at.call.inputs, self.row_bytes) {
                 self.next_id += 1;
-                self.ask(at, self.next_id, Open::new(message, class), link, Cause::Failed);
+                self.ask(
+                    at,
+                    self.next_id,
+                    OutstandingMessage::new(message, class),
+                    link,
+                    ResendCause::Failed,
+                );
             }
         }
     }
@@ -232,16 +238,16 @@ impl Exchange {
             at.outstanding.listening + self.poll,
             next,
         ) {
-            Some(Happened::Link(LinkEvent::Reply { link, reply })) => {
+            Some(CallEvent::Link(LinkEvent::Reply { link, reply })) => {
                 self.replicas.heard(link, reply.id, took(&reply));
                 self.take_reply(at, link, reply);
             }
-            Some(Happened::Link(LinkEvent::Broken { link, message })) => {
+            Some(CallEvent::Link(LinkEvent::Broken { link, message })) => {
                 self.take_break(at, link, &message);
             }
-            Some(Happened::Link(LinkEvent::Settled)) => (),
-            Some(Happened::Arrival) => at.outstanding.moved = Instant::now(),
-            Some(Happened::Load(loaded)) => match at.fallback.arrive(loaded) {
+            Some(CallEvent::Link(LinkEvent::Settled)) => (),
+            Some(CallEvent::Arrival) => at.outstanding.moved = Instant::now(),
+            Some(CallEvent::Load(loaded)) => match at.fallback.arrive(loaded) {
                 Err((layer, expert, error)) if layer == at.call.layer => {
                     tracing::error!(layer, expert, %error, "expert load failed");
                     at.outstanding.unloadable.insert(expert, error.to_string());
@@ -260,19 +266,19 @@ impl Exchange {
         arrivals: Option<&Arrivals>,
         poll_until: Instant,
         deadline: Instant,
-    ) -> Option<Happened> {
+    ) -> Option<CallEvent> {
         let events = &mut self.events;
         let come = arrivals.map(Arrivals::come);
         self.runtime.block_on(async {
             loop {
                 if let Ok(event) = events.try_recv() {
-                    return Some(Happened::Link(event));
+                    return Some(CallEvent::Link(event));
                 }
                 if let Some(loaded) = fallback.try_next() {
-                    return Some(Happened::Load(loaded));
+                    return Some(CallEvent::Load(loaded));
                 }
                 if arrivals.map(Arrivals::come) != come {
-                    return Some(Happened::Arrival);
+                    return Some(CallEvent::Arrival);
                 }
                 if Instant::now() >= poll_until.min(deadline) {
                     break;
@@ -287,9 +293,9 @@ impl Exchange {
             };
             let next = async {
                 tokio::select! {
-                    Some(event) = events.recv() => Happened::Link(event),
-                    Some(loaded) = fallback.next() => Happened::Load(loaded),
-                    () = arrival => Happened::Arrival,
+                    Some(event) = events.recv() => CallEvent::Link(event),
+                    Some(loaded) = fallback.next() => CallEvent::Load(loaded),
+                    () = arrival => CallEvent::Arrival,
                 }
             };
             tokio::time::timeout_at(deadline.into(), next).await.ok()
@@ -312,9 +318,9 @@ impl Exchange {
         &mut self,
         at: &mut RemoteCall<'_>,
         key: u64,
-        mut open: Open,
+        mut open: OutstandingMessage,
         mut first: Option<usize>,
-        cause: Cause,
+        cause: ResendCause,
     ) {
         let links = at.links();
         let turn_of = (at.call.layer, open.class);
@@ -322,8 +328,8 @@ impl Exchange {
         loop {
             let now = Instant::now();
             let next = match cause {
-                Cause::Hopeless => None,
-                Cause::Busy | Cause::Failed => first.take().or_else(|| {
+                ResendCause::Hopeless => None,
+                ResendCause::Busy | ResendCause::Failed => first.take().or_else(|| {
                     let hosts = at.hosts(open.class);
                     let ready = self.replicas.ranked(links, hosts, turn_of, &open.tried, now);
                     ready.first().map(|&(index, _)| index)
@@ -355,20 +361,20 @@ impl Exchange {
             at.outstanding.note(key, id);
             open.attempts.push(Attempt { id, link: index, sent: now, late: false });
             let patience = self.replicas.patience(link.id(), LEAST_PATIENCE);
-            open.due = Some((now + patience, Due::Hedge));
+            open.due = Some((now + patience, MessageAction::Hedge));
             at.outstanding.open.insert(key, open);
             return;
         }
         if let Some(attempt) = open.attempts.last() {
             // Slow is not dead, and a load is dear: it comes after a while longer.
             let patience = self.replicas.patience(links[attempt.link].id(), LEAST_BEFORE_LOADS);
-            open.due = (!open.ordered).then_some((attempt.sent + patience, Due::Load));
+            open.due = (!open.ordered).then_some((attempt.sent + patience, MessageAction::Load));
             at.outstanding.open.insert(key, open);
-        } else if cause == Cause::Busy && self.is_patient(links, &open, at.outstanding.started) {
-            open.due = Some((Instant::now() + open.pause, Due::Again));
+        } else if cause == ResendCause::Busy && self.is_patient(links, &open, at.outstanding.started) {
+            open.due = Some((Instant::now() + open.pause, MessageAction::Again));
             at.outstanding.open.insert(key, open);
         } else if !open.ordered {
-            if cause == Cause::Busy {
+            if cause == ResendCause::Busy {
                 // They are left alone for a while: what comes next need not find out again.
                 for &index in &open.tried {
                     let _asked_of_late = self.replicas.late(links[index].id(), Instant::now());
@@ -382,7 +388,7 @@ impl Exchange {
     }
 
     /// Reports if replicas that were too busy for `open` are asked again.
-    fn is_patient(&self, links: &[Link], open: &Open, started: Instant) -> bool {
+    fn is_patient(&self, links: &[Link], open: &OutstandingMessage, started: Instant) -> bool {
         let patience =
             open.tried.iter().map(|&index| self.replicas.patience(links[index].id(), Duration::ZERO));
         started.elapsed() < BUSY_LIMIT.max(3 * patience.max().unwrap_or_default())
@@ -391,27 +397,28 @@ impl Exchange {
     /// Does what is due.
     fn act(&mut self, at: &mut RemoteCall<'_>) {
         let now = Instant::now();
-        let is_due = |open: &Open| open.due.is_some_and(|(due, _)| due <= now);
-        let due: Vec<(u64, Open)> = at.outstanding.open.extract_if(|_, open| is_due(open)).collect();
+        let is_due = |open: &OutstandingMessage| open.due.is_some_and(|(due, _)| due <= now);
+        let due: Vec<(u64, OutstandingMessage)> =
+            at.outstanding.open.extract_if(|_, open| is_due(open)).collect();
         for (key, mut open) in due {
             at.outstanding.moved = now;
             match open.due.take() {
-                Some((_, Due::Hedge)) => {
+                Some((_, MessageAction::Hedge)) => {
                     for attempt in open.attempts.iter_mut().filter(|attempt| !attempt.late) {
                         attempt.late = true;
                         self.late(&at.links()[attempt.link], at.call.layer, now);
                     }
-                    self.ask(at, key, open, None, Cause::Failed);
+                    self.ask(at, key, open, None, ResendCause::Failed);
                 }
-                Some((_, Due::Load)) => {
+                Some((_, MessageAction::Load)) => {
                     open.ordered = true;
                     at.outstanding.orphan(at.call.layer, &open.message, at.fallback);
                     at.outstanding.open.insert(key, open);
                 }
-                Some((_, Due::Again)) => {
+                Some((_, MessageAction::Again)) => {
                     open.tried.clear();
                     open.pause = (open.pause * 2).min(LONGEST_PAUSE);
-                    self.ask(at, key, open, None, Cause::Failed);
+                    self.ask(at, key, open, None, ResendCause::Failed);
                 }
                 None => drop(at.outstanding.open.insert(key, open)),
             }
@@ -428,7 +435,13 @@ impl Exchange {
     }
 
     /// An attempt at the message has failed: another replica is asked unless one is already.
-    pub(super) fn again(&mut self, at: &mut RemoteCall<'_>, key: u64, open: Open, cause: Cause) {
+    pub(super) fn again(
+        &mut self,
+        at: &mut RemoteCall<'_>,
+        key: u64,
+        open: OutstandingMessage,
+        cause: ResendCause,
+    ) {
         if !open.attempts.is_empty() {
             at.outstanding.open.insert(key, open);
         } else if !open.ordered {
@@ -453,7 +466,12 @@ impl Exchange {
     }
 
     /// Cancels `open`, whose answer is not needed any more.
-    pub(super) fn cancel(&mut self, links: &[Link], open: &mut Open, outstanding: &mut Outstanding) {
+    pub(super) fn cancel(
+        &mut self,
+        links: &[Link],
+        open: &mut OutstandingMessage,
+        outstanding: &mut Outstanding,
+    ) {
         let units = open.message.units();
         for attempt in outstanding.forget(open) {
             let (link, id) = (&links[attempt.link], attempt.id);

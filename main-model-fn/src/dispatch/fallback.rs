@@ -5,7 +5,7 @@
 //! call that needs more gets its experts in portions, the next when one has been computed.
 
 use super::metrics::ExpertMetrics;
-use super::pace::Pace;
+use super::pace::ReplicaPace;
 use remoe_kernels::{NumericsClass, PackedExpert};
 use remoe_model::Checkpoint;
 use remoe_weights::{LoadError, expert_shape, load_expert};
@@ -22,35 +22,35 @@ const LOADERS: std::ops::RangeInclusive<usize> = 2..=4;
 const LEAST_LOAD_LIMIT: Duration = Duration::from_secs(10);
 
 /// Layer and expert.
-type Key = (usize, u32);
+type ExpertKey = (usize, u32);
 
 /// Loaded experts, those that were used longest ago first to leave.
-struct Held {
+struct ExpertCache {
     bytes: usize,
     clock: u64,
-    experts: HashMap<Key, (u64, Arc<PackedExpert>)>,
+    experts: HashMap<ExpertKey, (u64, Arc<PackedExpert>)>,
 }
 
-impl Held {
+impl ExpertCache {
     fn new() -> Self {
         Self { bytes: 0, clock: 0, experts: HashMap::new() }
     }
 
-    fn get(&mut self, key: Key) -> Option<Arc<PackedExpert>> {
+    fn get(&mut self, key: ExpertKey) -> Option<Arc<PackedExpert>> {
         self.clock += 1;
         let (used, packed) = self.experts.get_mut(&key)?;
         *used = self.clock;
         Some(packed.clone())
     }
 
-    fn insert(&mut self, key: Key, packed: Arc<PackedExpert>) {
+    fn insert(&mut self, key: ExpertKey, packed: Arc<PackedExpert>) {
         self.remove(key);
         self.clock += 1;
         self.bytes += packed.bytes();
         self.experts.insert(key, (self.clock, packed));
     }
 
-    fn remove(&mut self, key: Key) {
+    fn remove(&mut self, key: ExpertKey) {
         if let Some((_, packed)) = self.experts.remove(&key) {
             self.bytes -= packed.bytes();
         }
@@ -58,7 +58,7 @@ impl Held {
 
     /// Lets experts go that are not among `wanted`, those used longest ago first, until there are
     /// `most` bytes at most. False when what is wanted alone is more.
-    fn shrink(&mut self, most: usize, wanted: &BTreeSet<Key>) -> bool {
+    fn shrink(&mut self, most: usize, wanted: &BTreeSet<ExpertKey>) -> bool {
         while self.bytes > most {
             let idle = self.experts.iter().filter(|(key, _)| !wanted.contains(key));
             let Some(key) = idle.min_by_key(|(_, (used, _))| *used).map(|(&key, _)| key) else {
@@ -72,7 +72,7 @@ impl Held {
 
 /// Outcome of one load.
 pub(super) struct Loaded {
-    key: Key,
+    key: ExpertKey,
     outcome: Result<Arc<PackedExpert>, LoadError>,
     took: Duration,
 }
@@ -80,17 +80,17 @@ pub(super) struct Loaded {
 /// Loads experts for the engine and holds them.
 pub(super) struct FallbackExperts {
     limit: usize,
-    held: Held,
+    held: ExpertCache,
     /// Experts that the layer call in progress needs.
-    wanted: BTreeSet<Key>,
+    wanted: BTreeSet<ExpertKey>,
     /// Needed experts that have no room yet, in the order in which they were ordered.
-    queue: VecDeque<Key>,
+    queue: VecDeque<ExpertKey>,
     /// Experts that are being loaded, with their sizes in bytes.
-    loading: HashMap<Key, usize>,
-    orders: blocking::Sender<Key>,
+    loading: HashMap<ExpertKey, usize>,
+    orders: blocking::Sender<ExpertKey>,
     loaded: mpsc::UnboundedReceiver<Loaded>,
     /// Per byte.
-    pace: Pace,
+    pace: ReplicaPace,
     checkpoint: Arc<Checkpoint>,
     class: NumericsClass,
     metrics: ExpertMetrics,
@@ -109,7 +109,7 @@ impl FallbackExperts {
         threads: usize,
         metrics: ExpertMetrics,
     ) -> std::io::Result<Self> {
-        let (orders, queue) = blocking::channel::<Key>();
+        let (orders, queue) = blocking::channel::<ExpertKey>();
         let queue = Arc::new(Mutex::new(queue));
         let (results, loaded) = mpsc::unbounded_channel();
         for loader in 0..threads.clamp(*LOADERS.start(), *LOADERS.end()) {
@@ -131,13 +131,13 @@ impl FallbackExperts {
         }
         Ok(Self {
             limit,
-            held: Held::new(),
+            held: ExpertCache::new(),
             wanted: BTreeSet::new(),
             queue: VecDeque::new(),
             loading: HashMap::new(),
             orders,
             loaded,
-            pace: Pace::default(),
+            pace: ReplicaPace::default(),
             checkpoint,
             class,
             metrics,
@@ -273,7 +273,7 @@ mod tests {
     fn the_least_recently_used_leaves_unless_it_is_wanted() {
         let one = packed().bytes();
         let none = BTreeSet::new();
-        let mut held = Held::new();
+        let mut held = ExpertCache::new();
         (0..3).for_each(|expert| held.insert((0, expert), packed()));
         assert!(held.get((0, 0)).is_some());
         assert!(held.shrink(2 * one, &none));
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_needs_more_than_the_limit_gets_its_experts_in_portions() {
+    fn call_over_memory_limit_loads_experts_in_portions() {
         portions(2.5, |experts| assert!(experts <= 2, "{experts} experts at the same time"));
         // Less than one expert's room: one after the other, and none stays.
         portions(0.5, |experts| assert!(experts <= 1, "{experts} experts at the same time"));

@@ -98,7 +98,7 @@ mod tests {
         let (a, b) = (vec![set(1, &[2, 4])], vec![set(1, &[3])]);
         let hosts = hosts_of(&[2, 3, 4, 5], &[a.clone(), b, a]);
         assert_eq!(hosts.classes(), 3);
-        assert!(hosts.of(0).is_empty(), "nobody has expert 5");
+        assert!(hosts.of(0).is_empty(), "no function has expert 5");
         assert_eq!((hosts.of(1), hosts.of(2)), (&[1][..], &[0, 2][..]));
         let classes: Vec<Option<usize>> = (0..7).map(|expert| hosts.class_of(expert)).collect();
         assert_eq!(classes, [None, None, Some(2), Some(1), Some(2), Some(0), None]);

@@ -1,14 +1,14 @@
 //! A layer call from its inputs to the reduction: the remote half and the local half at the same
 //! time.
 
-use super::calls::{Calls, Followed};
+use super::calls::{Calls, TracedRequest};
 use super::error::ExpertError;
 use super::exchange::{Exchange, RemoteCall};
 use super::fallback::FallbackExperts;
 use super::hosts::LayerHosts;
 use super::link::LinkEvent;
 use super::metrics::ExpertMetrics;
-use super::outstanding::{Answer, Outstanding};
+use super::outstanding::{Outstanding, ReplicaReply};
 use super::placement::Placement;
 use super::reduce::{ExpertRows, reduce};
 use super::split::remote_slots;
@@ -127,12 +127,12 @@ impl Experts {
     }
 
     /// The traced requests of the iteration to come.
-    pub(crate) fn follow(&mut self, followed: Vec<Followed>) {
+    pub(crate) fn follow(&mut self, followed: Vec<TracedRequest>) {
         self.exchange.followed = followed;
     }
 
     /// The traced requests of the iteration that is over, with whom messages told of them.
-    pub(crate) fn take_followed(&mut self) -> Vec<Followed> {
+    pub(crate) fn take_followed(&mut self) -> Vec<TracedRequest> {
         std::mem::take(&mut self.exchange.followed)
     }
 
@@ -260,7 +260,7 @@ impl Experts {
     pub(super) fn reduce(
         &self,
         call: &LayerCall<'_>,
-        (computed, answers): (&[Computed], &[Answer]),
+        (computed, answers): (&[Computed], &[ReplicaReply]),
         tokens: Range<usize>,
         shared: Option<&[u8]>,
         output: &mut [u8],
@@ -488,7 +488,7 @@ pub(super) fn local_slots(routed: &Routed, hosts: Option<&LayerHosts>) -> BTreeM
 fn rows_of<'a>(
     call: &LayerCall<'_>,
     computed: &'a [Computed],
-    answers: &'a [Answer],
+    answers: &'a [ReplicaReply],
     row_bytes: usize,
 ) -> Vec<&'a [u8]> {
     let empty: &[u8] = &[];

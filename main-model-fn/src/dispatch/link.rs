@@ -36,7 +36,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// Properties that a remote function must agree on before it is trusted.
 #[derive(Debug, Clone)]
-pub(crate) struct Expected {
+pub(crate) struct RemoteRequirements {
     pub(crate) checkpoint: String,
     pub(crate) dtype: String,
     pub(crate) numerics_class: String,
@@ -74,21 +74,21 @@ pub(crate) enum LinkState {
 #[derive(Debug, Clone)]
 pub(crate) struct OpenStream {
     outbound: mpsc::UnboundedSender<ForwardRequest>,
-    asked: Arc<Mutex<Asked>>,
+    asked: Arc<Mutex<InFlightMessages>>,
     /// The engine has lost its patience with this replica, or leaves it alone.
     changed: Arc<Notify>,
 }
 
 /// Messages that were sent over a stream and not answered: nothing else is taken from it.
 #[derive(Debug, Default)]
-struct Asked {
+struct InFlightMessages {
     /// Largest answer in bytes by id.
     open: HashMap<u64, usize>,
     /// Largest answer in bytes of each cancelled id, the oldest first.
     cancelled: VecDeque<(u64, usize)>,
 }
 
-impl Asked {
+impl InFlightMessages {
     /// Takes note of what leaves.
     fn send(&mut self, request: &ForwardRequest) {
         match &request.body {
@@ -130,10 +130,10 @@ impl Asked {
     }
 }
 
-struct Shared {
+struct LinkShared {
     id: u64,
     address: String,
-    expected: Expected,
+    expected: RemoteRequirements,
     state: Mutex<LinkState>,
     /// Bytes handed to the operating system on this link's connections.
     written: Arc<AtomicU64>,
@@ -142,7 +142,7 @@ struct Shared {
 
 /// The engine's end of a link. Dropping it closes the connection.
 pub(crate) struct Link {
-    shared: Arc<Shared>,
+    shared: Arc<LinkShared>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -152,10 +152,10 @@ impl Link {
         runtime: &tokio::runtime::Runtime,
         id: u64,
         address: String,
-        expected: Expected,
+        expected: RemoteRequirements,
         events: mpsc::UnboundedSender<LinkEvent>,
     ) -> Self {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(LinkShared {
             id,
             address,
             expected,
@@ -230,7 +230,7 @@ impl Drop for Link {
     }
 }
 
-impl Shared {
+impl LinkShared {
     fn state(&self) -> MutexGuard<'_, LinkState> {
         locked(&self.state)
     }
@@ -241,14 +241,14 @@ impl Shared {
 }
 
 /// Way in which a stream ended.
-enum End {
+enum StreamEnd {
     /// The function closed it, as one does that drains.
     Closed,
     /// It broke, or never began.
     Failed(String),
 }
 
-async fn run(shared: Arc<Shared>) {
+async fn run(shared: Arc<LinkShared>) {
     let mut pause = FIRST_PAUSE;
     let mut settled = false;
     loop {
@@ -265,15 +265,15 @@ async fn run(shared: Arc<Shared>) {
                 }
                 ended
             }
-            Err(message) => End::Failed(message),
+            Err(message) => StreamEnd::Failed(message),
         };
         let message = match ended {
             // It falls asleep, or is replaced. Where it should still be there, the next attempt to connect fails.
-            End::Closed => {
+            StreamEnd::Closed => {
                 tracing::info!(address = %shared.address, "remote function ended");
                 "the function closed the stream".to_owned()
             }
-            End::Failed(message) => {
+            StreamEnd::Failed(message) => {
                 tracing::warn!(address = %shared.address, %message, connected, pause_s = pause.as_secs(), "remote function unavailable (circuit open)");
                 message
             }
@@ -291,14 +291,14 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn settle(shared: &Shared, settled: &mut bool) {
+fn settle(shared: &LinkShared, settled: &mut bool) {
     if !std::mem::replace(settled, true) {
         let _engine_gone = shared.events.send(LinkEvent::Settled);
     }
 }
 
 /// Connects and makes sure that the function at the other end is the one that the placement means.
-async fn connect(shared: &Shared) -> Result<ExpertFunctionClient<Channel>, String> {
+async fn connect(shared: &LinkShared) -> Result<ExpertFunctionClient<Channel>, String> {
     let endpoint = Endpoint::from_shared(format!("http://{}", shared.address))
         .map_err(|error| format!("invalid address {}: {error}", shared.address))?
         .connect_timeout(STEP_LIMIT)
@@ -325,7 +325,7 @@ async fn connect(shared: &Shared) -> Result<ExpertFunctionClient<Channel>, Strin
 
 /// Refuses a function of another checkpoint, dtype or numerics class, one that lacks an expert which it is
 /// to serve, and one that drains. What it hosts beside those does not matter.
-fn check(expected: &Expected, found: &FunctionDescription) -> Result<(), String> {
+fn check(expected: &RemoteRequirements, found: &FunctionDescription) -> Result<(), String> {
     let same = |what: &str, expected: &str, found: &str| match expected == found {
         true => Ok(()),
         false => Err(format!("{what} mismatch: expected {expected:?}, got {found:?}")),
@@ -355,21 +355,21 @@ fn check(expected: &Expected, found: &FunctionDescription) -> Result<(), String>
 /// Opens the stream and passes messages until it ends; returns how it did, and through `answered`
 /// whether any answer came.
 async fn converse(
-    shared: &Shared,
+    shared: &LinkShared,
     mut client: ExpertFunctionClient<Channel>,
     settled: &mut bool,
     answered: &mut bool,
-) -> End {
+) -> StreamEnd {
     // Unbounded in type only: the engine has one layer's messages in flight at most, and nothing is taken but answers
     // to them.
     let (outbound, requests) = mpsc::unbounded_channel();
     let requests = tokio_stream::wrappers::UnboundedReceiverStream::new(requests);
     let mut replies = match timeout(STEP_LIMIT, client.forward(requests)).await {
         Ok(Ok(response)) => response.into_inner(),
-        Ok(Err(status)) => return End::Failed(format!("Forward failed: {}", status.message())),
-        Err(_) => return End::Failed("Forward timeout".to_owned()),
+        Ok(Err(status)) => return StreamEnd::Failed(format!("Forward failed: {}", status.message())),
+        Err(_) => return StreamEnd::Failed("Forward timeout".to_owned()),
     };
-    let (changed, asked) = (Arc::new(Notify::new()), Arc::new(Mutex::new(Asked::default())));
+    let (changed, asked) = (Arc::new(Notify::new()), Arc::new(Mutex::new(InFlightMessages::default())));
     let open = OpenStream { outbound, asked: asked.clone(), changed: changed.clone() };
     shared.set(LinkState::Ready(open));
     settle(shared, settled);
@@ -382,29 +382,29 @@ async fn converse(
                 LinkState::Sick { message } => {
                     // It answers, but not well: each time it is left alone for longer.
                     *answered = false;
-                    return End::Failed(message.clone());
+                    return StreamEnd::Failed(message.clone());
                 }
                 _ => {
                     drained.as_mut().reset(tokio::time::Instant::now() + DRAIN_LIMIT);
                     continue;
                 }
             },
-            () = &mut drained => return End::Failed("drain timeout".to_owned()),
+            () = &mut drained => return StreamEnd::Failed("drain timeout".to_owned()),
         };
         match reply {
             Ok(Some(reply)) => {
                 if let Err(message) = locked(&asked).take(&reply) {
                     // Left alone for longer each time.
                     *answered = false;
-                    return End::Failed(message);
+                    return StreamEnd::Failed(message);
                 }
                 *answered = true;
                 if shared.events.send(LinkEvent::Reply { link: shared.id, reply }).is_err() {
-                    return End::Failed("the engine has stopped".to_owned());
+                    return StreamEnd::Failed("the engine has stopped".to_owned());
                 }
             }
-            Ok(None) => return End::Closed,
-            Err(status) => return End::Failed(format!("stream failed: {}", status.message())),
+            Ok(None) => return StreamEnd::Closed,
+            Err(status) => return StreamEnd::Failed(format!("stream failed: {}", status.message())),
         }
     }
 }

@@ -29,10 +29,10 @@ mod tally;
 
 pub(crate) use activity::Activity;
 pub(crate) use arrivals::{Arrivals, patiently};
-pub(crate) use calls::{Calls, Followed};
+pub(crate) use calls::{Calls, TracedRequest};
 pub(crate) use error::ExpertError;
 pub(crate) use join::{ExpertParts, Experts, LayerCall};
-pub(crate) use link::{Expected, Link, LinkEvent, LinkState};
+pub(crate) use link::{Link, LinkEvent, LinkState, RemoteRequirements};
 pub(crate) use metrics::ExpertMetrics;
 pub(crate) use placement::{LocalExperts, Placement};
 pub(crate) use portions::{Portions, RemoteUnits};

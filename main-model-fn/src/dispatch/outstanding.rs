@@ -1,5 +1,5 @@
-//! State of a layer call that waits: messages and the attempts at them, answers, and pairs that are to be computed
-//! here. Bookkeeping only; [`super::exchange`] acts.
+//! State of a layer call that waits: messages and the attempts at them (hedged requests, retries), answers, and pairs
+//! that are to be computed here. Bookkeeping only; [`super::exchange`] acts.
 
 use super::calls::Call;
 use super::error::ExpertError;
@@ -18,11 +18,11 @@ const FIRST_PAUSE: Duration = Duration::from_millis(5);
 /// The remote half of one layer call.
 pub(crate) struct Outstanding {
     /// Messages without an answer, by a number of their own.
-    pub(super) open: HashMap<u64, Open>,
+    pub(super) open: HashMap<u64, OutstandingMessage>,
     /// The message of each attempt, by the attempt's id.
     attempts: HashMap<u64, u64>,
     /// Answers that have come.
-    pub(super) answers: Vec<Answer>,
+    pub(super) answers: Vec<ReplicaReply>,
     /// How many messages were answered.
     pub(super) replies: u64,
     /// Slots to compute here once their expert is loaded, by expert.
@@ -51,7 +51,7 @@ pub(crate) struct Outstanding {
 }
 
 /// Rows that a function computed.
-pub(super) struct Answer {
+pub(super) struct ReplicaReply {
     /// Index of its link in the placement.
     pub(super) link: usize,
     pub(super) rows: Bytes,
@@ -60,7 +60,7 @@ pub(super) struct Answer {
 }
 
 /// A message without an answer.
-pub(super) struct Open {
+pub(super) struct OutstandingMessage {
     pub(super) message: Message,
     /// The class of the layer's remote experts that all of its experts are of.
     pub(super) class: usize,
@@ -73,7 +73,7 @@ pub(super) struct Open {
     /// How long to rest when every replica is too busy.
     pub(super) pause: Duration,
     /// Action to take if no answer comes, and when.
-    pub(super) due: Option<(Instant, Due)>,
+    pub(super) due: Option<(Instant, MessageAction)>,
     /// Set if its experts are being loaded: the first to come, replica or load, gives the rows.
     pub(super) ordered: bool,
 }
@@ -90,7 +90,7 @@ pub(super) struct Attempt {
 
 /// Action that is possible for a message without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Due {
+pub(super) enum MessageAction {
     /// Ask another replica as well.
     Hedge,
     /// Load its experts as well.
@@ -99,7 +99,7 @@ pub(super) enum Due {
     Again,
 }
 
-impl Open {
+impl OutstandingMessage {
     pub(super) fn new(message: Message, class: usize) -> Self {
         Self {
             message,
@@ -170,7 +170,7 @@ impl Outstanding {
     }
 
     /// Nothing is expected any more from the attempts of `message`, which are returned.
-    pub(super) fn forget(&mut self, message: &mut Open) -> Vec<Attempt> {
+    pub(super) fn forget(&mut self, message: &mut OutstandingMessage) -> Vec<Attempt> {
         let attempts = std::mem::take(&mut message.attempts);
         for attempt in &attempts {
             self.attempts.remove(&attempt.id);
@@ -179,7 +179,7 @@ impl Outstanding {
     }
 
     /// As [`Self::forget`], for one attempt.
-    pub(super) fn forget_one(&mut self, message: &mut Open, id: u64) -> Option<Attempt> {
+    pub(super) fn forget_one(&mut self, message: &mut OutstandingMessage, id: u64) -> Option<Attempt> {
         self.attempts.remove(&id);
         let position = message.attempts.iter().position(|attempt| attempt.id == id)?;
         Some(message.attempts.remove(position))
@@ -219,11 +219,11 @@ impl Outstanding {
             for (row, slot) in message.slots.into_iter().enumerate() {
                 if !self.here.contains(&slot) {
                     let rows = rows.slice(row * row_bytes..(row + 1) * row_bytes);
-                    self.answers.push(Answer { link, rows, slots: vec![slot] });
+                    self.answers.push(ReplicaReply { link, rows, slots: vec![slot] });
                 }
             }
         } else {
-            self.answers.push(Answer { link, rows: rows.clone(), slots: message.slots });
+            self.answers.push(ReplicaReply { link, rows: rows.clone(), slots: message.slots });
         }
     }
 
@@ -232,7 +232,7 @@ impl Outstanding {
     pub(super) fn computed_here(&mut self, slots: &[u32]) -> Vec<u64> {
         self.here.extend(slots);
         let orphans = &self.orphans;
-        let done = |open: &Open| {
+        let done = |open: &OutstandingMessage| {
             open.ordered && !open.message.experts.iter().any(|expert| orphans.contains_key(expert))
         };
         self.open.iter().filter(|(_, open)| done(open)).map(|(&key, _)| key).collect()

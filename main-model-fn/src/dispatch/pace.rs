@@ -15,7 +15,7 @@ const FORGET: f64 = 1.05;
 
 /// Seconds per unit of work, whatever a unit is.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Pace(Option<Measured>);
+pub(super) struct ReplicaPace(Option<Measured>);
 
 #[derive(Debug, Clone, Copy)]
 struct Measured {
@@ -25,7 +25,7 @@ struct Measured {
     best: f64,
 }
 
-impl Pace {
+impl ReplicaPace {
     /// Takes note of `units` that took `took`.
     pub(super) fn observe(&mut self, units: u64, took: Duration) {
         let new = took.as_secs_f64() / units.max(1) as f64;
@@ -62,14 +62,14 @@ mod tests {
 
     #[test]
     fn what_is_not_measured_gets_the_constant() {
-        assert_eq!(Pace::default().patience(1, LEAST), UNMEASURED);
-        assert_eq!(Pace::default().patience(u64::MAX, LEAST), UNMEASURED);
-        assert_eq!(Pace::default().at_best(5), None);
+        assert_eq!(ReplicaPace::default().patience(1, LEAST), UNMEASURED);
+        assert_eq!(ReplicaPace::default().patience(u64::MAX, LEAST), UNMEASURED);
+        assert_eq!(ReplicaPace::default().at_best(5), None);
     }
 
     #[test]
     fn patience_follows_work_and_speed_between_its_bounds() {
-        let mut pace = Pace::default();
+        let mut pace = ReplicaPace::default();
         pace.observe(100, Duration::from_secs(1));
         assert_eq!(pace.patience(1, LEAST), LEAST);
         assert_eq!(pace.patience(100, LEAST), Duration::from_secs(8));
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn one_interrupted_measurement_does_not_change_the_best() {
-        let mut pace = Pace::default();
+        let mut pace = ReplicaPace::default();
         pace.observe(1, Duration::from_micros(10));
         pace.observe(1, Duration::from_secs(1));
         assert!(pace.at_best(1).is_some_and(|seconds| seconds < 12e-6));

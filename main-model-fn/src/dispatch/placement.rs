@@ -1,6 +1,6 @@
 //! Where every expert lives in one routing generation.
 
-use super::arrivals::{Arrivals, Place};
+use super::arrivals::{Arrivals, ExpertSlot};
 use super::hosts::{LayerHosts, layer_hosts};
 use super::link::Link;
 use crate::routing_check::RemoteSets;
@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 /// Packed experts beside the engine, by layer id and expert id. Some may still be on their way.
 #[derive(Clone, Default)]
 pub(crate) struct LocalExperts {
-    layers: BTreeMap<usize, BTreeMap<u32, Place>>,
+    layers: BTreeMap<usize, BTreeMap<u32, ExpertSlot>>,
     arrivals: Option<Arc<Arrivals>>,
 }
 
@@ -25,7 +25,7 @@ impl LocalExperts {
     /// Adds `experts` (layer, expert) that will be here as well: the holder of the returned value brings them.
     /// `shown` tells how many are left.
     pub(crate) fn expect(&mut self, experts: &[(usize, u32)], shown: IntGauge) -> Arc<Arrivals> {
-        let places: BTreeMap<_, _> = experts.iter().map(|&key| (key, Place::default())).collect();
+        let places: BTreeMap<_, _> = experts.iter().map(|&key| (key, ExpertSlot::default())).collect();
         for (&(layer, expert), place) in &places {
             self.layers.entry(layer).or_default().insert(expert, place.clone());
         }

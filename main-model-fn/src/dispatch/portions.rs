@@ -7,7 +7,7 @@
 use super::error::ExpertError;
 use super::hosts::LayerHosts;
 use super::join::{Computed, DRIVEN_EVERY, Experts, LayerCall, local_slots};
-use super::outstanding::Answer;
+use super::outstanding::ReplicaReply;
 use super::split::{remote_slots, units};
 use crate::routing::Routed;
 use remoe_kernels::{PackedExpert, SuspendedRows};
@@ -28,7 +28,7 @@ pub(crate) struct Portions {
     /// Slots by class of the layer's hosts, ascending.
     remote: Vec<Vec<u32>>,
     computed: Vec<Computed>,
-    answers: Vec<Answer>,
+    answers: Vec<ReplicaReply>,
 }
 
 impl Portions {

@@ -32,12 +32,12 @@ pub(super) fn reduce(
 ) -> Result<(), KernelError> {
     let tokens = (PART / (routed.top_k * rows.hidden)).max(1);
     let part_bytes = tokens * rows.hidden * rows.dtype.bytes();
-    let mut parts: Vec<Part<'_>> = output
+    let mut parts: Vec<TokenRange<'_>> = output
         .chunks_mut(part_bytes)
         .zip((0..).step_by(tokens))
-        .map(|(output, first)| Part { first, output })
+        .map(|(output, first)| TokenRange { first, output })
         .collect();
-    let reduce = |part: &mut Part<'_>| match rows.dtype {
+    let reduce = |part: &mut TokenRange<'_>| match rows.dtype {
         Dtype::F32 => by_vectors(Reduction::<F32> { routed, rows, shared, part, element: PhantomData }),
         Dtype::Bf16 => by_vectors(Reduction::<Bf16> { routed, rows, shared, part, element: PhantomData }),
     };
@@ -54,7 +54,7 @@ pub(super) fn reduce(
 const PART: usize = 1 << 18;
 
 /// Some tokens.
-struct Part<'a> {
+struct TokenRange<'a> {
     first: usize,
     output: &'a mut [u8],
 }
@@ -104,7 +104,7 @@ struct Reduction<'a, 'part, E> {
     routed: &'a Routed,
     rows: &'a ExpertRows<'a>,
     shared: Option<&'a [u8]>,
-    part: &'a mut Part<'part>,
+    part: &'a mut TokenRange<'part>,
     element: PhantomData<E>,
 }
 

@@ -1,8 +1,8 @@
-//! State of each replica, and the choice of one for a message: the one with the least work in flight, never one that
-//! has just been late, in turns where they are equal.
+//! State of each replica with its circuit breaker, and the choice of one for a message: the one with the least work in
+//! flight, never one that has just been late, in turns where they are equal.
 
 use super::link::Link;
-use super::pace::Pace;
+use super::pace::ReplicaPace;
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
@@ -24,10 +24,10 @@ pub(super) struct Replicas {
 /// One replica.
 #[derive(Default)]
 struct Replica {
-    pace: Pace,
+    pace: ReplicaPace,
     /// Units of work that it owes.
     in_flight: u64,
-    rest: Option<Rest>,
+    rest: Option<BreakerPause>,
     /// Since when it has been asked without a sign of life.
     asked: Option<Instant>,
     /// A message that it was late with and that needs no answer any more, with its units: when the
@@ -45,7 +45,7 @@ struct Overdue {
 
 /// A pause of a replica that was late.
 #[derive(Debug, Clone, Copy)]
-struct Rest {
+struct BreakerPause {
     until: Instant,
     length: Duration,
 }
@@ -91,9 +91,9 @@ impl Replicas {
     }
 
     /// How fast the slowest of `links` is; not measured where one is not.
-    pub(super) fn slowest(&self, links: impl Iterator<Item = u64>) -> Pace {
-        let paces = links.map(|link| self.by_link.get(&link).map_or(Pace::default(), |it| it.pace));
-        let slower = |a: Pace, b: Pace| match (a.at_best(1), b.at_best(1)) {
+    pub(super) fn slowest(&self, links: impl Iterator<Item = u64>) -> ReplicaPace {
+        let paces = links.map(|link| self.by_link.get(&link).map_or(ReplicaPace::default(), |it| it.pace));
+        let slower = |a: ReplicaPace, b: ReplicaPace| match (a.at_best(1), b.at_best(1)) {
             (None, _) => a,
             (Some(a_best), Some(b_best)) if a_best >= b_best => a,
             _ => b,
@@ -116,7 +116,7 @@ impl Replicas {
     pub(super) fn patience(&self, link: u64, least: Duration) -> Duration {
         let replica = self.by_link.get(&link);
         replica.map_or_else(
-            || Pace::default().patience(0, least),
+            || ReplicaPace::default().patience(0, least),
             |replica| replica.pace.patience(replica.in_flight, least),
         )
     }
@@ -168,7 +168,7 @@ impl Replicas {
     /// from it for so long that it must be given up.
     pub(super) fn late(&mut self, link: u64, now: Instant) -> bool {
         let replica = self.by_link.entry(link).or_default();
-        let from_now = |length: Duration| Rest { until: now + length, length };
+        let from_now = |length: Duration| BreakerPause { until: now + length, length };
         replica.rest = Some(match replica.rest {
             // The messages of one call are late together.
             Some(rest) if now < rest.until => rest,
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn late_replicas_rest_longer_each_time_and_until_they_answer_in_time() {
+    fn circuit_breaker_doubles_until_replica_answers_in_time() {
         let mut replicas = Replicas::default();
         let mut now = Instant::now();
         for seconds in [1, 2, 4, 8, 16, 30, 30] {
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_nobody_needs_any_more_says_how_fast_its_replica_is() {
+    fn late_answer_still_updates_speed_of_its_replica() {
         let mut replicas = Replicas::default();
         // Long enough ago for what the answer will say.
         let now = Instant::now().checked_sub(Duration::from_secs(2)).unwrap();

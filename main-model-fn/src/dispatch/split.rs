@@ -1,7 +1,7 @@
 //! One layer's remote work as messages. Pure.
 
 use super::hosts::LayerHosts;
-use super::pace::Pace;
+use super::pace::ReplicaPace;
 use crate::routing::Routed;
 use bytes::Bytes;
 use remoe_plan::longest_first_beside;
@@ -70,7 +70,7 @@ fn tokens(routed: &Routed, slots: &[u32]) -> BTreeMap<u32, u64> {
 
 /// In how many parts to split `slots`, with so many `replicas` of this pace at hand: all of them for a
 /// prompt; for decoding as many as win more time in computing than their messages cost. At least 1.
-pub(crate) fn parts(routed: &Routed, slots: &[u32], replicas: usize, pace: Pace) -> usize {
+pub(crate) fn parts(routed: &Routed, slots: &[u32], replicas: usize, pace: ReplicaPace) -> usize {
     if routed.tokens() > DECODE_TOKENS || replicas <= 1 {
         return replicas.max(1);
     }
@@ -197,14 +197,14 @@ mod tests {
     #[test]
     fn decoding_is_split_when_computing_takes_longer_than_messages() {
         let at = |nanoseconds: u64| {
-            let mut pace = Pace::default();
+            let mut pace = ReplicaPace::default();
             pace.observe(1000, std::time::Duration::from_micros(nanoseconds));
             pace
         };
         // 8 experts of one token: 136 units.
         let one = routed(1, 64, 8, 1);
         let slots = pairs_from(&one, 0);
-        assert_eq!(parts(&one, &slots, 4, Pace::default()), 1, "nothing is known yet");
+        assert_eq!(parts(&one, &slots, 4, ReplicaPace::default()), 1, "nothing is known yet");
         assert_eq!(parts(&one, &slots, 1, at(1 << 20)), 1);
         assert_eq!(parts(&one, &slots, 4, at(100)), 1, "14 us of work");
         assert_eq!(parts(&one, &slots, 4, at(4_000)), 2, "544 us of work");
@@ -217,8 +217,8 @@ mod tests {
         // A prompt always goes to all.
         let prompt = routed(17, 64, 8, 1);
         let slots = pairs_from(&prompt, 0);
-        assert_eq!(parts(&prompt, &slots, 3, Pace::default()), 3);
-        assert_eq!(parts(&prompt, &slots, 0, Pace::default()), 1);
+        assert_eq!(parts(&prompt, &slots, 3, ReplicaPace::default()), 3);
+        assert_eq!(parts(&prompt, &slots, 0, ReplicaPace::default()), 1);
     }
 
     #[test]
@@ -231,12 +231,12 @@ mod tests {
         );
         assert_eq!(split(&routed, &[0, 1, 2], &[30, 0]), [vec![2], vec![0, 1]]);
         assert_eq!(split(&routed, &[0, 1, 2], &[1000, 0]), [vec![], vec![0, 1, 2]]);
-        assert_eq!(split(&routed, &[1, 2], &[]), [vec![1, 2]], "nobody is there: one part all the same");
+        assert_eq!(split(&routed, &[1, 2], &[]), [vec![1, 2]], "no replica is there: one part all the same");
     }
 
     proptest! {
         #[test]
-        fn every_pair_goes_once_to_a_host_that_is_there_whatever_overlaps(
+        fn every_pair_goes_once_to_a_present_host(
             tokens in 1_usize..40,
             experts in 1_u32..12,
             k in 1_usize..6,

@@ -2,12 +2,12 @@
 
 use super::text_stream::TextStream;
 use super::thought::Thought;
-use crate::grammar::Progress;
+use crate::grammar::GrammarProgress;
 use crate::pages::SequenceCache;
 use std::collections::HashMap;
 
 /// A continuation that has not ended.
-pub(super) struct Choice {
+pub(super) struct OpenChoice {
     pub(super) index: usize,
     pub(super) cache: SequenceCache,
     /// Drawn tokens. The last is not forwarded yet; after a pause the prompt and the others are not
@@ -15,14 +15,14 @@ pub(super) struct Choice {
     pub(super) output: Vec<u32>,
     pub(super) counts: HashMap<u32, u32>,
     pub(super) text: Option<TextStream>,
-    pub(super) progress: Option<Progress>,
+    pub(super) progress: Option<GrammarProgress>,
     /// Where thoughts have a budget.
     pub(super) thought: Option<Thought>,
     /// Rows in the iteration that goes on.
     pub(super) taken: usize,
 }
 
-impl Choice {
+impl OpenChoice {
     /// Known tokens, the prompt's included.
     pub(super) fn known(&self, prompt: &[u32]) -> usize {
         prompt.len() + self.output.len()

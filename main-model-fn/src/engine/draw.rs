@@ -143,7 +143,7 @@ pub(super) mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_last_number_draws_the_last_token_also_where_sums_are_rounded() {
+    fn largest_random_number_draws_last_token_despite_rounding() {
         // Summed block by block, what goes before the last block and its own sum are a little less than the whole.
         let mut logits = [0.0; 514];
         for (token, logit) in [(105, 9.96358), (256, 9.5), (409, 9.75), (512, 9.75), (513, 9.88698)] {

@@ -1,4 +1,5 @@
-//! The engine: one thread that owns the model, its caches and the connections to remote experts.
+//! The engine with continuous batching: one thread that owns the model, its KV cache and the connections to remote
+//! experts.
 //!
 //! Callers hand in requests through [`EngineHandle`] and hear events back. The thread repeats: admit what fits; one
 //! forward for all sequences that decode, a token drawn for each; then prompts go on through the layers for as long
@@ -7,15 +8,15 @@
 
 mod choice;
 mod draw;
+mod failure_backoff;
 mod handle;
 mod pace;
+mod page_reservation;
 mod random;
 pub mod request;
-mod room;
 mod sampling;
 mod scheduler;
 mod sequence;
-mod setback;
 mod softmax;
 mod spans;
 mod switch;

@@ -31,7 +31,7 @@ const LEAST_SHARE: f64 = 0.1;
 
 /// The measured costs.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct PrefillPace {
     /// Seconds per unit.
     steps: BTreeMap<StepKind, f64>,
     /// Seconds of the latest decode iterations.
@@ -42,13 +42,13 @@ pub(super) struct Pace {
     last_token: Option<Instant>,
 }
 
-impl Default for Pace {
+impl Default for PrefillPace {
     fn default() -> Self {
         Self { steps: BTreeMap::new(), decode: VecDeque::new(), part: 1.0, last_token: None }
     }
 }
 
-impl Pace {
+impl PrefillPace {
     /// A decode iteration took from `started` to `ended`; `target` is the inter-token latency that is aimed at.
     pub(super) fn decoded(&mut self, started: Instant, ended: Instant, target: Option<Duration>) {
         let target = self.target(target);
@@ -88,8 +88,8 @@ impl Pace {
 }
 
 /// The time that is left of an iteration.
-pub(super) struct Rest<'a> {
-    pub(super) pace: &'a mut Pace,
+pub(super) struct TimeBudget<'a> {
+    pub(super) pace: &'a mut PrefillPace,
     pub(super) until: Instant,
     /// True once a request or a placement has arrived that is to be looked at before the next step.
     pub(super) interrupted: &'a dyn Fn() -> bool,
@@ -104,7 +104,7 @@ fn unmeasured(kind: StepKind) -> u64 {
     }
 }
 
-impl StepBudget for Rest<'_> {
+impl StepBudget for TimeBudget<'_> {
     fn units(&mut self, kind: StepKind) -> u64 {
         if self.is_over() {
             return 0;
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn prompts_get_what_the_target_leaves() {
-        let (mut pace, start) = (Pace::default(), Instant::now());
+        let (mut pace, start) = (PrefillPace::default(), Instant::now());
         assert_eq!(pace.between_tokens(start, None), LONGEST_STEP, "nothing is known yet");
         let mut pace_of = |target: Option<u64>| {
             for token in 0..40 {
@@ -163,7 +163,7 @@ mod tests {
     /// Gaps that are longer than planned by a random amount: about one in fifty is above the target.
     #[test]
     fn the_planned_part_of_the_target_follows_what_gaps_are() {
-        let (mut pace, target) = (Pace::default(), Duration::from_millis(50));
+        let (mut pace, target) = (PrefillPace::default(), Duration::from_millis(50));
         let (mut now, mut above, mut random) = (Instant::now(), 0, 1_u64);
         for token in 0..20_000 {
             let rest = pace.between_tokens(now, Some(target));
@@ -179,10 +179,13 @@ mod tests {
 
     #[test]
     fn steps_fit_the_rest_of_the_iteration() {
-        let mut pace = Pace::default();
+        let mut pace = PrefillPace::default();
         let idle = || false;
-        let mut rest =
-            Rest { pace: &mut pace, until: Instant::now() + Duration::from_secs(9), interrupted: &idle };
+        let mut rest = TimeBudget {
+            pace: &mut pace,
+            until: Instant::now() + Duration::from_secs(9),
+            interrupted: &idle,
+        };
         assert_eq!((rest.units(StepKind::Rows), rest.is_over()), (64, false));
         rest.took(StepKind::Rows, 100, Duration::from_millis(10));
         assert_eq!(rest.units(StepKind::Rows), 500, "50 ms at 0.1 ms");
@@ -191,6 +194,6 @@ mod tests {
         rest.until = Instant::now();
         assert_eq!((rest.units(StepKind::Rows), rest.is_over()), (0, true));
         let (until, called) = (Instant::now() + Duration::from_secs(9), || true);
-        assert_eq!(Rest { pace: &mut pace, until, interrupted: &called }.units(StepKind::Rows), 0);
+        assert_eq!(TimeBudget { pace: &mut pace, until, interrupted: &called }.units(StepKind::Rows), 0);
     }
 }

@@ -5,8 +5,8 @@ pub use crate::dispatch::{ExpertTally, ExpertTime};
 pub use crate::transformer::{InspectLevel, LayerRouting};
 
 use crate::grammar::Grammar;
-use crate::pages::Tenant;
-use remoe_billing::Work;
+use crate::pages::CacheScope;
+use remoe_billing::RequestWork;
 use remoe_otel::SpanRef;
 use remoe_predictor::Activations;
 use remoe_proto::ServiceError;
@@ -43,7 +43,7 @@ pub struct Request {
     /// Give the mean of the prompt's hidden states.
     pub embeds: bool,
     /// With whose requests it shares keys and values of equal beginnings.
-    pub tenant: Tenant,
+    pub tenant: CacheScope,
     /// Where its experts are counted; comes back with its figures.
     pub activations: Option<Box<Activations>>,
     /// The span that its own are parts of.
@@ -83,7 +83,7 @@ impl Request {
             prompt_logprobs: None,
             inspect: None,
             embeds: false,
-            tenant: Tenant::default(),
+            tenant: CacheScope::default(),
             activations: None,
             span: SpanRef::default(),
             priority: Priority::default(),
@@ -297,7 +297,7 @@ pub struct Figures {
     /// Time of the experts in the iterations of decoding.
     pub decode_experts: ExpertTime,
     /// Share of the time of functions. Unlike the other times, shares of requests add up.
-    pub work: Box<Work>,
+    pub work: Box<RequestWork>,
     /// Which experts its positions used, where the request asks.
     pub activations: Option<Box<Activations>>,
 }
@@ -321,8 +321,8 @@ mod tests {
     #[test]
     fn sampling_values_out_of_range_are_refused_by_name() {
         assert_eq!(Sampling::default().check(), Ok(()));
-        type Change = fn(&mut Sampling, f32);
-        let fields: [(&str, Change, f32, f32); 7] = [
+        type SamplingChange = fn(&mut Sampling, f32);
+        let fields: [(&str, SamplingChange, f32, f32); 7] = [
             ("temperature", |it, value| it.temperature = value, 0.0, 2.0),
             ("top_p", |it, value| it.top_p = value, 0.0, 1.0),
             ("min_p", |it, value| it.min_p = value, 0.0, 1.0),

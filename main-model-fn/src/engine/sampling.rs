@@ -4,7 +4,7 @@ use super::draw::{argmax, draw, likelier};
 use super::random::uniform;
 use super::request::{Sampling, TokenLogprobs};
 use super::softmax::{Weights, largest, maxima};
-use crate::grammar::{GrammarError, Progress};
+use crate::grammar::{GrammarError, GrammarProgress};
 use remoe_kernels::Pool;
 use std::collections::HashMap;
 
@@ -46,7 +46,7 @@ pub(crate) struct Draw<'a> {
     pub(crate) sampling: &'a Sampling,
     pub(crate) drawn: Drawn<'a>,
     /// Only what this allows is drawn.
-    pub(crate) grammar: Option<&'a mut Progress>,
+    pub(crate) grammar: Option<&'a mut GrammarProgress>,
     /// Token that is taken whatever the logits are.
     pub(crate) given: Option<u32>,
     /// How many alternatives are reported, where log-probabilities are.
@@ -54,7 +54,7 @@ pub(crate) struct Draw<'a> {
 }
 
 /// A drawn token.
-pub(crate) struct Outcome {
+pub(crate) struct DrawnToken {
     pub(crate) token: u32,
     pub(crate) logprobs: Option<TokenLogprobs>,
 }
@@ -71,13 +71,13 @@ pub(crate) enum DrawError {
 }
 
 impl Draw<'_> {
-    fn make(&mut self) -> Result<Outcome, DrawError> {
+    fn make(&mut self) -> Result<DrawnToken, DrawError> {
         // A NaN is never the largest logit: without this check the lowest token would be drawn for ever.
         if !are_finite(self.logits) {
             return Err(DrawError::NotFinite);
         }
         if let Some(token) = self.given {
-            return Ok(Outcome {
+            return Ok(DrawnToken {
                 token,
                 logprobs: self.logprobs.map(|top| logprobs(self.logits, token, top)),
             });
@@ -93,7 +93,7 @@ impl Draw<'_> {
             }
             false => choose(self.logits, self.sampling, &self.drawn),
         };
-        Ok(Outcome { token, logprobs: self.logprobs.map(|top| logprobs(self.logits, token, top)) })
+        Ok(DrawnToken { token, logprobs: self.logprobs.map(|top| logprobs(self.logits, token, top)) })
     }
 }
 
@@ -106,7 +106,7 @@ fn are_finite(logits: &[f32]) -> bool {
 const SHARED_LOGITS: usize = 1 << 15;
 
 /// Makes all `draws`, on the threads of `pool` where it is much work.
-pub(crate) fn make_all(draws: Vec<Draw<'_>>, pool: &Pool) -> Vec<Result<Outcome, DrawError>> {
+pub(crate) fn make_all(draws: Vec<Draw<'_>>, pool: &Pool) -> Vec<Result<DrawnToken, DrawError>> {
     let logits: usize = draws.iter().map(|draw| draw.logits.len()).sum();
     let mut made: Vec<_> = draws.into_iter().map(|draw| (draw, None)).collect();
     if made.len() > 1 && logits >= SHARED_LOGITS {

@@ -1,4 +1,4 @@
-//! Which prompt goes on next. Pure.
+//! Scheduler of continuous batching: the prompt whose prefill goes on next. Pure.
 //!
 //! All that decode take part in every iteration; the time between two of them belongs to prompts. It goes to the
 //! shortest prompt (shortest remaining processing time first), but where an older one waits behind it, half of the time
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// Something to compute of a request: its prompt, or known tokens after a preemption.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Prompt {
+pub(crate) struct PrefillWork {
     /// Rows that are left of it.
     pub(crate) rows: usize,
     pub(crate) priority: Priority,
@@ -18,7 +18,7 @@ pub(crate) struct Prompt {
 
 /// Whose turn it is, the oldest prompt's or the shortest's.
 #[derive(Debug, Default)]
-pub(crate) struct Turns {
+pub(crate) struct PrefillOrder {
     /// Seconds that the shortest had and the oldest is owed; below 0 the other way round.
     owed: f64,
 }
@@ -26,15 +26,15 @@ pub(crate) struct Turns {
 /// The most that either is owed, in seconds.
 const MOST_OWED: f64 = 1.0;
 
-impl Turns {
+impl PrefillOrder {
     /// Index of the prompt that goes on next, of `prompts` in the order of arrival.
-    pub(crate) fn next(&self, prompts: &[Prompt]) -> Option<usize> {
+    pub(crate) fn next(&self, prompts: &[PrefillWork]) -> Option<usize> {
         let (oldest, shortest) = candidates(prompts)?;
         Some(if self.owed > 0.0 { oldest } else { shortest })
     }
 
     /// Prompt `index` of `prompts` has had `time`.
-    pub(crate) fn had(&mut self, prompts: &[Prompt], index: usize, time: Duration) {
+    pub(crate) fn had(&mut self, prompts: &[PrefillWork], index: usize, time: Duration) {
         let Some((oldest, shortest)) = candidates(prompts) else { return };
         let time = time.as_secs_f64();
         self.owed = match index {
@@ -46,7 +46,7 @@ impl Turns {
 }
 
 /// The oldest and the shortest of the prompts of the highest priority that there is.
-fn candidates(prompts: &[Prompt]) -> Option<(usize, usize)> {
+fn candidates(prompts: &[PrefillWork]) -> Option<(usize, usize)> {
     let highest = prompts.iter().map(|prompt| prompt.priority).min()?;
     let these = || prompts.iter().enumerate().filter(|(_, prompt)| prompt.priority == highest);
     let (oldest, _) = these().next()?;
@@ -85,13 +85,13 @@ mod tests {
 
     const SLICE: Duration = Duration::from_millis(50);
 
-    fn prompt(rows: usize) -> Prompt {
-        Prompt { rows, priority: Priority::Interactive }
+    fn prompt(rows: usize) -> PrefillWork {
+        PrefillWork { rows, priority: Priority::Interactive }
     }
 
     #[test]
     fn short_ones_pass_long_ones_which_get_half_of_the_time() {
-        let mut turns = Turns::default();
+        let mut turns = PrefillOrder::default();
         let prompts = [prompt(8000), prompt(20)];
         let order: Vec<usize> = (0..6)
             .map(|_| {
@@ -109,8 +109,8 @@ mod tests {
 
     #[test]
     fn batch_prompts_wait_for_interactive_ones() {
-        let batch = Prompt { priority: Priority::Batch, ..prompt(5) };
-        let mut turns = Turns::default();
+        let batch = PrefillWork { priority: Priority::Batch, ..prompt(5) };
+        let mut turns = PrefillOrder::default();
         for _ in 0..3 {
             assert_eq!(turns.next(&[batch, prompt(100)]), Some(1));
             turns.had(&[batch, prompt(100)], 1, SLICE);
@@ -124,7 +124,7 @@ mod tests {
         fn the_oldest_never_starves(
             others in prop::collection::vec((1_usize..500, 1_u64..200), 1..200),
         ) {
-            let (mut turns, mut all, mut its) = (Turns::default(), Duration::ZERO, Duration::ZERO);
+            let (mut turns, mut all, mut its) = (PrefillOrder::default(), Duration::ZERO, Duration::ZERO);
             for (rows, ms) in others {
                 let prompts = [prompt(1000), prompt(rows)];
                 let next = turns.next(&prompts).unwrap();

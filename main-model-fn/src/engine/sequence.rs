@@ -1,23 +1,23 @@
 //! A request inside the engine: its prompt on the way through the model, then its choices.
 
-use super::choice::Choice;
+use super::choice::OpenChoice;
+use super::failure_backoff::FailureBackoff;
 use super::handle::Job;
 use super::request::{
     Delta, Event, ExpertTally, ExpertTime, Figures, FinishReason, Inspection, Priority, Request,
     TokenLogprobs,
 };
-use super::sampling::{Draw, DrawError, Drawn, Outcome, distinct, logprobs};
+use super::sampling::{Draw, DrawError, Drawn, DrawnToken, distinct, logprobs};
 use super::scheduler::Pending;
-use super::setback::Setback;
 use super::spans::Spans;
 use super::text_stream::TextStream;
 use super::thought::Thought;
 use crate::backend::BackendError;
-use crate::grammar::{Grammar, GrammarError, Progress};
+use crate::grammar::{Grammar, GrammarError, GrammarProgress};
 use crate::pages::{BlockPages, SequenceCache};
 use crate::records::{Recording, Step};
-use crate::transformer::{Model, Trace, Wanted};
-use remoe_billing::{Billed, Phase, Work};
+use crate::transformer::{Model, OutputRows, Trace};
+use remoe_billing::{Billed, Phase, RequestWork};
 use remoe_model::text::{TextError, Tokenizer};
 use remoe_proto::{ErrorCode, ServiceError};
 use std::collections::HashMap;
@@ -36,7 +36,7 @@ pub(crate) struct Vocabulary {
 const SCORED_CHUNK: usize = 64;
 
 /// An admitted request.
-pub(crate) struct Running {
+pub(crate) struct ActiveRequest {
     /// Never used twice.
     pub(crate) id: u64,
     pub(super) job: Job,
@@ -58,19 +58,19 @@ pub(crate) struct Running {
     /// For the repetition penalty; empty without one.
     prompt_tokens: Vec<u32>,
     /// Progress of the choices that are to come, if there is a grammar.
-    beginnings: Vec<Progress>,
+    beginnings: Vec<GrammarProgress>,
     /// Token counts of a choice without tokens.
     no_counts: HashMap<u32, u32>,
     /// Where activations are recorded.
     pub(super) recording: Option<Recording>,
     /// Failed iterations since it last went on.
-    setback: Option<Setback>,
+    failure_backoff: Option<FailureBackoff>,
     /// Where it is recorded.
     pub(super) spans: Option<Box<Spans>>,
 }
 
-impl Billed for Running {
-    fn work(&mut self) -> (&mut Work, Phase) {
+impl Billed for ActiveRequest {
+    fn work(&mut self) -> (&mut RequestWork, Phase) {
         let phase = match &self.stage {
             Stage::Prompt(_) => Phase::Prefill,
             Stage::Choices(_) => Phase::Decode,
@@ -119,14 +119,14 @@ pub(super) enum Stage {
     /// The prompt, of which the cache's length is done.
     Prompt(SequenceCache),
     /// Continuations that have not ended.
-    Choices(Vec<Choice>),
+    Choices(Vec<OpenChoice>),
 }
 
 /// The rows that a request has in an iteration: one slice of tokens and a cache per sequence.
-pub(crate) struct Rows<'a> {
+pub(crate) struct IterationRows<'a> {
     pub(crate) tokens: &'a [u32],
     pub(crate) cache: &'a mut SequenceCache,
-    pub(crate) wanted: Wanted,
+    pub(crate) wanted: OutputRows,
 }
 
 /// A request's rows in a layered prefill.
@@ -139,7 +139,7 @@ pub(super) struct PassRows {
 }
 
 /// A request's part of an iteration, in rows.
-pub(crate) struct Share {
+pub(crate) struct RowShare {
     /// The first of them among all rows.
     pub(crate) first: usize,
     pub(crate) rows: usize,
@@ -149,28 +149,28 @@ pub(crate) struct Share {
     pub(crate) states: usize,
 }
 
-impl Share {
+impl RowShare {
     /// Returns the range of its rows among all.
     pub(crate) fn range(&self) -> Range<usize> {
         self.first..self.first + self.rows
     }
 
-    pub(crate) fn of(lent: &[Rows<'_>], first: usize) -> Self {
+    pub(crate) fn of(lent: &[IterationRows<'_>], first: usize) -> Self {
         let mut share = Self { first, rows: 0, logits: 0, states: 0 };
-        for Rows { tokens, wanted, .. } in lent {
+        for IterationRows { tokens, wanted, .. } in lent {
             share.rows += tokens.len();
             match wanted {
-                Wanted::None => (),
-                Wanted::Last => share.logits += 1,
-                Wanted::All => share.logits += tokens.len(),
-                Wanted::States => share.states += tokens.len(),
+                OutputRows::None => (),
+                OutputRows::Last => share.logits += 1,
+                OutputRows::All => share.logits += tokens.len(),
+                OutputRows::States => share.states += tokens.len(),
             }
         }
         share
     }
 }
 
-impl Running {
+impl ActiveRequest {
     pub(crate) fn new(id: u64, mut job: Job, vocabulary: &Vocabulary, recording: Option<Recording>) -> Self {
         let activations = job.request.activations.take();
         let request = &job.request;
@@ -202,7 +202,7 @@ impl Running {
             beginnings,
             no_counts: HashMap::new(),
             recording,
-            setback: None,
+            failure_backoff: None,
             spans: None,
         }
     }
@@ -265,18 +265,18 @@ impl Running {
         self.job.events.is_closed()
     }
 
-    pub(crate) fn setback(&self) -> Option<Setback> {
-        self.setback
+    pub(crate) fn failure_backoff(&self) -> Option<FailureBackoff> {
+        self.failure_backoff
     }
 
     /// The iteration that began at `started` has failed for want of experts that the request needs.
     /// False when it has borne that for too long.
     pub(crate) fn set_back(&mut self, started: Instant) -> bool {
-        self.setback = Setback::after(self.setback, started, Instant::now());
+        self.failure_backoff = FailureBackoff::after(self.failure_backoff, started, Instant::now());
         if let Some(spans) = &self.spans {
             spans.event("experts out of reach");
         }
-        self.setback.is_some()
+        self.failure_backoff.is_some()
     }
 
     /// Reports if it takes part in decode iterations: each of its sequences has at most one row to forward, and it is
@@ -292,8 +292,8 @@ impl Running {
 
     /// Records that its prompt has gone on for `time` since a failure, which does not count as time without progress.
     pub(super) fn went_on(&mut self, time: Duration) {
-        if let Some(setback) = &mut self.setback {
-            setback.went_on(time);
+        if let Some(failure_backoff) = &mut self.failure_backoff {
+            failure_backoff.went_on(time);
         }
     }
 
@@ -314,7 +314,7 @@ impl Running {
     }
 
     /// Lends the tokens and caches of the next iteration; `rows` has one entry per pending one.
-    pub(crate) fn rows<'a>(&'a mut self, rows: &[usize], out: &mut Vec<Rows<'a>>) {
+    pub(crate) fn rows<'a>(&'a mut self, rows: &[usize], out: &mut Vec<IterationRows<'a>>) {
         let prompt = self.job.request.prompt.as_slice();
         match &mut self.stage {
             Stage::Prompt(cache) => {
@@ -324,22 +324,22 @@ impl Running {
                 }
                 let done = cache.length();
                 let wanted = if self.job.request.embeds {
-                    Wanted::States
+                    OutputRows::States
                 } else if self.job.request.prompt_logprobs.is_some() {
-                    Wanted::All
+                    OutputRows::All
                 } else if done + take == prompt.len() {
-                    Wanted::Last
+                    OutputRows::Last
                 } else {
-                    Wanted::None
+                    OutputRows::None
                 };
-                out.push(Rows { tokens: &prompt[done..done + take], cache, wanted });
+                out.push(IterationRows { tokens: &prompt[done..done + take], cache, wanted });
             }
             Stage::Choices(choices) => {
                 for (choice, &take) in choices.iter_mut().zip(rows) {
                     let (tokens, cache, complete) = choice.take(prompt, take);
                     if take > 0 {
-                        let wanted = if complete { Wanted::Last } else { Wanted::None };
-                        out.push(Rows { tokens, cache, wanted });
+                        let wanted = if complete { OutputRows::Last } else { OutputRows::None };
+                        out.push(IterationRows { tokens, cache, wanted });
                     }
                 }
             }
@@ -477,12 +477,12 @@ impl Running {
     pub(crate) fn step(
         &mut self,
         logits: &[f32],
-        outcomes: Vec<Result<Outcome, DrawError>>,
+        outcomes: Vec<Result<DrawnToken, DrawError>>,
         vocab: usize,
         vocabulary: &Vocabulary,
         model: &mut dyn Model,
     ) -> Result<bool, StepError> {
-        self.setback = None;
+        self.failure_backoff = None;
         let stage = std::mem::replace(&mut self.stage, Stage::Choices(Vec::new()));
         match stage {
             Stage::Prompt(cache) => {
@@ -544,7 +544,7 @@ impl Running {
         &mut self,
         cache: SequenceCache,
         logits: &[f32],
-        outcomes: Vec<Result<Outcome, DrawError>>,
+        outcomes: Vec<Result<DrawnToken, DrawError>>,
         vocabulary: &Vocabulary,
         model: &mut dyn Model,
     ) -> Result<(), StepError> {
@@ -588,7 +588,7 @@ impl Running {
             let progress = beginnings.next();
             let thought = self.job.request.thought_budget.as_ref().map(Thought::new);
             let output = Vec::new();
-            let choice = Choice { index, cache, output, counts, text, progress, thought, taken: 0 };
+            let choice = OpenChoice { index, cache, output, counts, text, progress, thought, taken: 0 };
             going.extend(self.take(choice, outcome?)?);
         }
         self.stage = Stage::Choices(going);
@@ -596,8 +596,8 @@ impl Running {
     }
 
     /// Takes and reports the next token of `choice`; gives it back unless it has ended.
-    fn take(&mut self, mut choice: Choice, outcome: Outcome) -> Result<Option<Choice>, StepError> {
-        let Outcome { token, logprobs } = outcome;
+    fn take(&mut self, mut choice: OpenChoice, outcome: DrawnToken) -> Result<Option<OpenChoice>, StepError> {
+        let DrawnToken { token, logprobs } = outcome;
         let early = choice.output.len() < self.job.request.stop.min_tokens;
         if self.first_token.is_none() {
             let now = Instant::now();
@@ -643,7 +643,7 @@ impl Running {
         Ok(Some(choice))
     }
 
-    fn end(&self, mut choice: Choice, reason: FinishReason) -> Result<(), StepError> {
+    fn end(&self, mut choice: OpenChoice, reason: FinishReason) -> Result<(), StepError> {
         let rest = choice.text.as_mut().map(TextStream::finish).transpose()?.unwrap_or_default();
         if !rest.text.is_empty() {
             self.emit(Event::Delta(Delta { choice: choice.index, text: rest.text, ..Delta::default() }));

@@ -77,7 +77,7 @@ impl Weights {
 
     /// The sum over each block's logits, whose largest are `maxima`.
     pub(super) fn sums(&self, logits: &[f32], maxima: &[f32]) -> Vec<f64> {
-        by_vectors(Sums { weights: self, logits, maxima })
+        by_vectors(SoftmaxSums { weights: self, logits, maxima })
     }
 
     /// The sum over one block's logits, of which `largest` is the largest.
@@ -114,13 +114,13 @@ impl Loops for Maxima<'_> {
     }
 }
 
-struct Sums<'a> {
+struct SoftmaxSums<'a> {
     weights: &'a Weights,
     logits: &'a [f32],
     maxima: &'a [f32],
 }
 
-impl Loops for Sums<'_> {
+impl Loops for SoftmaxSums<'_> {
     type Output = Vec<f64>;
 
     #[inline(always)]

@@ -7,10 +7,10 @@ use super::{
     EngineHandle, EngineParts, EngineSettings, EngineStop, Events, RequestLimits, Switch, Vocabulary, start,
 };
 use crate::backend::{Backend, PAGE_POSITIONS};
-use crate::dispatch::{Arrivals, Expected, ExpertMetrics, LocalExperts};
+use crate::dispatch::{Arrivals, ExpertMetrics, LocalExperts, RemoteRequirements};
 use crate::grammar::{Compiler, Grammar, Source, Tokens};
 use crate::metrics::EngineMetrics;
-use crate::pages::Tenant;
+use crate::pages::CacheScope;
 use crate::transformer::{Model, Transformer};
 use crate::{Native, pages};
 use prometheus::Registry;
@@ -125,7 +125,7 @@ impl Engine {
             checkpoint: checkpoint.clone(),
             class: dtype.into(),
             vocabulary: Vocabulary { tokenizer: None, end_ids: Vec::new() },
-            expected: Expected {
+            expected: RemoteRequirements {
                 checkpoint: String::new(),
                 dtype: dtype.to_string(),
                 numerics_class: String::new(),
@@ -170,7 +170,7 @@ fn request(prompt: Vec<u32>, choices: usize, max_tokens: usize) -> Request {
         prompt_logprobs: None,
         inspect: None,
         embeds: false,
-        tenant: Tenant::default(),
+        tenant: CacheScope::default(),
         activations: None,
         span: SpanRef::default(),
         priority: Priority::default(),
@@ -196,9 +196,9 @@ async fn finish(mut events: Events, choices: usize) -> (Vec<Vec<Drawn>>, usize) 
 }
 
 /// A small generator of numbers (SplitMix64).
-struct Random(u64);
+struct SplitMix64(u64);
 
-impl Random {
+impl SplitMix64 {
     fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -222,9 +222,9 @@ fn prompts(vocab: u32) -> Vec<Vec<u32>> {
 }
 
 /// Tokens are single letters.
-struct Letters;
+struct LetterTokenizer;
 
-impl Tokens for Letters {
+impl Tokens for LetterTokenizer {
     fn bytes(&self, id: u32) -> Vec<u8> {
         vec![letter(id)]
     }
@@ -240,7 +240,7 @@ fn letter(id: u32) -> u8 {
 
 /// Returns a grammar of the alphabet's first half and its second, in turns, longer than any request gets.
 async fn in_turns(vocab: u32) -> Grammar {
-    let compiler = Compiler::new(Arc::new(Letters), vocab as usize, Vec::new());
+    let compiler = Compiler::new(Arc::new(LetterTokenizer), vocab as usize, Vec::new());
     compiler.compile(Source::regex("([a-m][n-z]){100}").unwrap(), "regex").await.unwrap()
 }
 
@@ -279,7 +279,7 @@ async fn schedules_change_nothing(fixture: &str, dtype: Dtype, schedules: usize,
         settings.target_itl = target;
     });
     engine.place().await;
-    let mut random = Random(3);
+    let mut random = SplitMix64(3);
     let mut cached = 0;
     for schedule in 0..schedules {
         let mut running = Vec::new();

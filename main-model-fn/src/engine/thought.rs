@@ -17,7 +17,7 @@ pub struct ThoughtBudget {
 
 /// How far the thought of one choice has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ThoughtState {
     /// The answer has begun; whether with a thought is not known yet.
     Beginning,
     Thinking,
@@ -28,7 +28,7 @@ enum State {
 #[derive(Debug)]
 pub(super) struct Thought {
     budget: ThoughtBudget,
-    state: State,
+    state: ThoughtState,
     drawn: usize,
     /// Text of the answer, as far as it may still be part of what opens or ends a thought.
     text: String,
@@ -38,45 +38,45 @@ pub(super) struct Thought {
 
 impl Thought {
     pub(super) fn new(budget: &ThoughtBudget) -> Self {
-        let state = if budget.open.is_some() { State::Beginning } else { State::Thinking };
+        let state = if budget.open.is_some() { ThoughtState::Beginning } else { ThoughtState::Thinking };
         Self { budget: budget.clone(), state, drawn: 0, text: String::new(), ending: 0 }
     }
 
     /// Token that has to come next, if any.
     pub(super) fn next(&self) -> Option<u32> {
-        let is_over = self.state != State::Thinking || self.drawn < self.budget.tokens;
+        let is_over = self.state != ThoughtState::Thinking || self.drawn < self.budget.tokens;
         (!is_over).then(|| self.budget.close_ids.get(self.ending).copied()).flatten()
     }
 
     /// Takes the next `token` of the answer and the `text` that it adds.
     pub(super) fn take(&mut self, token: u32, text: &str) {
-        if self.state == State::Over {
+        if self.state == ThoughtState::Over {
             return;
         }
         self.ending += usize::from(self.next() == Some(token));
         self.drawn += 1;
         self.text.push_str(text);
-        if let Some(open) = self.budget.open.filter(|_| self.state == State::Beginning) {
+        if let Some(open) = self.budget.open.filter(|_| self.state == ThoughtState::Beginning) {
             let begun = self.text.trim_start();
             if let Some(rest) = begun.strip_prefix(open) {
-                self.state = State::Thinking;
+                self.state = ThoughtState::Thinking;
                 self.text = rest.to_owned();
             } else if !open.starts_with(begun) {
-                self.state = State::Over;
+                self.state = ThoughtState::Over;
             }
         }
         let close = self.budget.close;
         // A single token is known by its id: a special token may have no text.
         let is_closed = self.text.contains(close) || *self.budget.close_ids == [token];
-        if self.state == State::Thinking && (is_closed || self.ending == self.budget.close_ids.len()) {
-            self.state = State::Over;
+        if self.state == ThoughtState::Thinking && (is_closed || self.ending == self.budget.close_ids.len()) {
+            self.state = ThoughtState::Over;
         }
         // The end may be cut anywhere; before its last characters nothing of it can begin.
         let mut from = self.text.len().saturating_sub(close.len());
         while !self.text.is_char_boundary(from) {
             from -= 1;
         }
-        if self.state != State::Beginning {
+        if self.state != ThoughtState::Beginning {
             self.text.drain(..from);
         }
     }

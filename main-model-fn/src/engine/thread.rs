@@ -6,12 +6,12 @@ mod memory;
 mod prefill;
 
 use super::handle::{EngineHandle, Job, RequestLimits};
-use super::pace::Pace;
+use super::pace::PrefillPace;
 use super::request::Event;
-use super::scheduler::Turns;
-use super::sequence::{Running, Vocabulary};
+use super::scheduler::PrefillOrder;
+use super::sequence::{ActiveRequest, Vocabulary};
 use super::switch::{PendingSwitch, Switch};
-use crate::dispatch::{Expected, ExpertMetrics, ExpertParts, Experts, Link, LinkEvent};
+use crate::dispatch::{ExpertMetrics, ExpertParts, Experts, Link, LinkEvent, RemoteRequirements};
 use crate::metrics::EngineMetrics;
 use crate::pages::Pages;
 use crate::records::Recorder;
@@ -57,7 +57,7 @@ pub(crate) struct EngineParts {
     pub(crate) class: NumericsClass,
     pub(crate) vocabulary: Vocabulary,
     /// Properties that remote functions must agree on, sets left empty.
-    pub(crate) expected: Expected,
+    pub(crate) expected: RemoteRequirements,
     pub(crate) expert_metrics: ExpertMetrics,
     pub(crate) metrics: EngineMetrics,
     /// Where activations are recorded.
@@ -105,7 +105,7 @@ struct Engine {
     pool: Arc<Pool>,
     vocabulary: Vocabulary,
     experts: Experts,
-    expected: Expected,
+    expected: RemoteRequirements,
     metrics: EngineMetrics,
     recorder: Option<Recorder>,
     runtime: Rc<Runtime>,
@@ -117,16 +117,16 @@ struct Engine {
     waiting: VecDeque<Job>,
     /// Requests that had to give their cache back, in the order of admission. They go before those
     /// that wait.
-    paused: VecDeque<Running>,
+    paused: VecDeque<ActiveRequest>,
     /// In the order of admission.
-    running: Vec<Running>,
+    running: Vec<ActiveRequest>,
     /// Requests that were ever admitted.
     admitted: u64,
     /// Layered prefills under way, in the order in which they began.
     prefills: Vec<Prefill>,
     passes_begun: u64,
-    turns: Turns,
-    pace: Pace,
+    turns: PrefillOrder,
+    pace: PrefillPace,
     /// Set if the running requests that were set back take their turn next.
     apart: bool,
     stop: EngineStop,
@@ -180,8 +180,8 @@ impl Engine {
             admitted: 0,
             prefills: Vec::new(),
             passes_begun: 0,
-            turns: Turns::default(),
-            pace: Pace::default(),
+            turns: PrefillOrder::default(),
+            pace: PrefillPace::default(),
             apart: false,
             stop,
             row_bytes: hidden * parts.class.dtype.bytes(),
@@ -226,9 +226,9 @@ impl Engine {
 
     /// Until when every request that runs rests after a failed iteration.
     fn resting(&self) -> Option<Instant> {
-        let until = |running: &Running| match &running.pass {
+        let until = |running: &ActiveRequest| match &running.pass {
             Some(_) => None,
-            None => running.setback().map(|setback| setback.until),
+            None => running.failure_backoff().map(|failure_backoff| failure_backoff.until),
         };
         let first = self.running.iter().map(until).min().flatten();
         first.filter(|&first| first > Instant::now())
@@ -257,7 +257,7 @@ impl Engine {
         // Requests whose client has gone give their slots back, running or not.
         self.waiting.retain(|job| !job.events.is_closed());
         self.paused.retain(|paused| !paused.is_abandoned());
-        while let Some(index) = self.running.iter().position(Running::is_abandoned) {
+        while let Some(index) = self.running.iter().position(ActiveRequest::is_abandoned) {
             drop(self.take_out(index));
         }
         self.end_overdue(Instant::now());
@@ -267,7 +267,7 @@ impl Engine {
     }
 
     /// Takes a request out of those that run, and of its prefill.
-    fn take_out(&mut self, index: usize) -> Running {
+    fn take_out(&mut self, index: usize) -> ActiveRequest {
         self.leave_prefill(index);
         self.running.remove(index)
     }
@@ -329,7 +329,7 @@ impl Engine {
             .iter()
             .map(|(address, sets)| {
                 self.next_link += 1;
-                let expected = Expected { sets: sets.clone(), ..self.expected.clone() };
+                let expected = RemoteRequirements { sets: sets.clone(), ..self.expected.clone() };
                 let events = self.link_events.clone();
                 Link::open(&self.runtime, self.next_link, address.clone(), expected, events)
             })

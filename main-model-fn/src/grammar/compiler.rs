@@ -52,7 +52,7 @@ const LIMITS: ParserLimits = ParserLimits {
 const FOREIGN_ITEMS: usize = 300;
 
 /// Work of a thread: [`compile`].
-type Work = dyn Fn(&ParserFactory, &Source) -> Result<Grammar, String> + Send + Sync;
+type CompileFn = dyn Fn(&ParserFactory, &Source) -> Result<Grammar, String> + Send + Sync;
 
 /// Compiles grammars over one vocabulary.
 pub(crate) struct Compiler {
@@ -67,29 +67,29 @@ pub(crate) struct Compiler {
     /// Digests of what took too much time.
     refused: Cache<u64, ()>,
     digests: RandomState,
-    pub(super) work: Arc<Work>,
+    pub(super) work: Arc<CompileFn>,
 }
 
 /// A compilation on its way.
 struct Compilation {
     factory: Arc<ParserFactory>,
     source: Source,
-    work: Arc<Work>,
+    work: Arc<CompileFn>,
     /// Permit for its turn, or for its room among late compilations.
     place: Arc<Mutex<OwnedSemaphorePermit>>,
 }
 
 /// Result of a thread.
-struct Done {
+struct CompileResult {
     compiled: Result<Grammar, String>,
     /// CPU time that it took.
     computed: Duration,
 }
 
-enum Outcome {
+enum CompileOutcome {
     InTime(Result<Grammar, ServiceError>),
     /// It takes too long; what it comes to is still told.
-    Late(oneshot::Receiver<Done>),
+    Late(oneshot::Receiver<CompileResult>),
 }
 
 impl Compiler {
@@ -149,12 +149,12 @@ impl Compiler {
         // Goes on if the client has gone: a thread that is late must make room.
         let compiled = tokio::spawn(async move {
             match compilation.run(late).await {
-                Outcome::InTime(compiled) => compiled,
-                Outcome::Late(done) => {
+                CompileOutcome::InTime(compiled) => compiled,
+                CompileOutcome::Late(done) => {
                     refused.insert(digest, ()).await;
                     tokio::spawn(async move {
                         // What computes for long may do so for every token. Others only had no core.
-                        if let Ok(Done { compiled, computed }) = done.await
+                        if let Ok(CompileResult { compiled, computed }) = done.await
                             && computed <= TIME
                         {
                             if let Ok(grammar) = compiled {
@@ -192,7 +192,7 @@ impl Compiler {
 impl Compilation {
     /// Compiles its source. If that takes too long, gives its turn back, as far as there is room in `late`, and
     /// lowers its thread's priority below all others: a compilation that keeps its turn must be done with it soon.
-    async fn run(self, late: Arc<Semaphore>) -> Outcome {
+    async fn run(self, late: Arc<Semaphore>) -> CompileOutcome {
         let (send, mut done) = oneshot::channel();
         let (begin, begun) = oneshot::channel();
         let Self { factory, source, work, place } = self;
@@ -202,17 +202,17 @@ impl Compilation {
             let compiled = work(&factory, &source);
             drop(until_done);
             // The client may have given up.
-            let _given_up = send.send(Done { compiled, computed: computed() });
+            let _given_up = send.send(CompileResult { compiled, computed: computed() });
         };
         let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(STACK).spawn(thread);
         if let Err(error) = thread {
-            return Outcome::InTime(Err(internal(&error.to_string())));
+            return CompileOutcome::InTime(Err(internal(&error.to_string())));
         }
         match tokio::time::timeout(TIME, &mut done).await {
-            Ok(Ok(Done { compiled, .. })) => {
-                Outcome::InTime(compiled.map_err(|message| ServiceError::invalid("", message)))
+            Ok(Ok(CompileResult { compiled, .. })) => {
+                CompileOutcome::InTime(compiled.map_err(|message| ServiceError::invalid("", message)))
             }
-            Ok(Err(_panicked)) => Outcome::InTime(Err(internal("the compiler thread panicked"))),
+            Ok(Err(_panicked)) => CompileOutcome::InTime(Err(internal("the compiler thread panicked"))),
             Err(_late) => {
                 if let Ok(room) = late.try_acquire_owned() {
                     *place.lock().unwrap_or_else(PoisonError::into_inner) = room;
@@ -221,7 +221,7 @@ impl Compilation {
                         let _refused = rustix::process::setpriority_process(Some(thread), LAST);
                     }
                 }
-                Outcome::Late(done)
+                CompileOutcome::Late(done)
             }
         }
     }

@@ -20,7 +20,7 @@ mod whitespace;
 
 pub(crate) use compiler::Compiler;
 pub use progress::Grammar;
-pub(crate) use progress::{GrammarError, Progress};
+pub(crate) use progress::{GrammarError, GrammarProgress};
 pub(crate) use source::{Inlined, Source, inline_schema, inline_value_schema, quoted};
 pub(crate) use vocabulary::Tokens;
 pub(crate) use warning::Warnings;

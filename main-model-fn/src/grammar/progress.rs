@@ -39,9 +39,9 @@ impl Grammar {
     }
 
     /// The beginning of an answer.
-    pub(crate) fn begin(&self) -> Progress {
+    pub(crate) fn begin(&self) -> GrammarProgress {
         let beginning = self.0.beginning.lock().unwrap_or_else(PoisonError::into_inner);
-        Progress { matcher: beginning.clone(), grammar: self.clone() }
+        GrammarProgress { matcher: beginning.clone(), grammar: self.clone() }
     }
 }
 
@@ -88,12 +88,12 @@ impl Mask {
 }
 
 /// How far a choice has come in its grammar.
-pub(crate) struct Progress {
+pub(crate) struct GrammarProgress {
     matcher: Matcher,
     grammar: Grammar,
 }
 
-impl Progress {
+impl GrammarProgress {
     /// Which tokens may come next: at least one, tokens that end the answer only where it may end.
     ///
     /// # Errors

@@ -146,7 +146,7 @@ pub(super) fn checked(mut schema: Value) -> Result<Checked, String> {
     if bytes > BYTES {
         return Err(format!("schema too large: expected at most {BYTES} bytes, got {bytes}"));
     }
-    let mut walk = Walk::default();
+    let mut walk = SchemaWalk::default();
     walk.schema(&mut schema, "", 0)?;
     if walk.meet && walk.multiple.digits as f64 > DIVISOR {
         return Err(format!(
@@ -178,7 +178,7 @@ pub(super) fn checked(mut schema: Value) -> Result<Checked, String> {
 
 /// Findings on the way through a schema.
 #[derive(Default)]
-struct Walk {
+struct SchemaWalk {
     /// Pointers of all schemas.
     places: HashSet<String>,
     /// Where references are, and what they point to.
@@ -197,7 +197,7 @@ struct Walk {
     warnings: Warnings,
 }
 
-impl Walk {
+impl SchemaWalk {
     fn schema(&mut self, schema: &mut Value, path: &str, depth: usize) -> Result<(), String> {
         if path.len() > POINTER_BYTES {
             let message = format!("path too long: more than {POINTER_BYTES} bytes");

@@ -1,7 +1,7 @@
 //! Shapes of answers: every API makes its own of the same pieces.
 
-use super::pieces::Piece;
-use super::running::Running;
+use super::pieces::ChoicePiece;
+use super::running::RunningGeneration;
 use super::state::HttpState;
 use axum::response::Response;
 use axum::response::sse::Event;
@@ -30,13 +30,13 @@ pub(super) trait AnswerShape: Send + Sync {
     ///
     /// # Errors
     /// A token's bytes cannot be told, or an event cannot be written as JSON.
-    fn piece(&mut self, state: &HttpState, piece: Piece) -> Result<Vec<Event>, ServiceError>;
+    fn piece(&mut self, state: &HttpState, piece: ChoicePiece) -> Result<Vec<Event>, ServiceError>;
 
     /// Returns the events after all choices have ended.
     ///
     /// # Errors
     /// An event cannot be written as JSON.
-    fn end(&mut self, state: &HttpState, running: &Running) -> Result<Vec<Event>, ServiceError>;
+    fn end(&mut self, state: &HttpState, running: &RunningGeneration) -> Result<Vec<Event>, ServiceError>;
 
     /// Returns the last event of a stream that failed.
     ///
@@ -51,8 +51,8 @@ pub(super) trait AnswerShape: Send + Sync {
     fn whole(
         &mut self,
         state: &HttpState,
-        pieces: Vec<Piece>,
-        running: &Running,
+        pieces: Vec<ChoicePiece>,
+        running: &RunningGeneration,
     ) -> Result<Response, ServiceError>;
 }
 

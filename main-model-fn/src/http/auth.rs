@@ -5,7 +5,7 @@ use axum::extract::{Request, State};
 use axum::http::HeaderValue;
 use axum::middleware::Next;
 use axum::response::Response;
-use remoe_http::between::TENANT;
+use remoe_http::internal_headers::TENANT;
 use remoe_http::{ApiError, presented_key, random_id, same};
 use remoe_proto::{ErrorCode, ServiceError};
 use std::sync::Arc;

@@ -1,13 +1,13 @@
 //! `/v1/chat/completions`.
 
 use super::fields::Logprobs;
-use super::generate::{AnswerOptions, Generation, Route, Shared, answer};
+use super::generate::{AnswerOptions, PreparedGeneration, PromptSettings, Route, answer};
 use super::messages::{self, Messages};
 use super::reasoning::ReasoningOptions;
 use super::request_body::RequestBody;
 use super::state::HttpState;
 use super::text_frontend::{self, TextFrontend};
-use super::tools::{self, AnswerForm, Asked};
+use super::tools::{self, AnswerForm, CallableTools};
 use super::{sampling, structured};
 use axum::extract::{self, State};
 use axum::response::Response;
@@ -23,13 +23,13 @@ pub(super) async fn handle(
     answer(state, request, check).await
 }
 
-pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generation, ServiceError> {
+pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<PreparedGeneration, ServiceError> {
     let dialect = &state.dialect;
     let reasoning = match state.text.as_deref() {
         Some(text) => ReasoningOptions::take(&mut body, text, dialect, &state.options.template_variables)?,
         None => ReasoningOptions::default(),
     };
-    let shared = Shared::new(state, &body)?;
+    let shared = PromptSettings::new(state, &body)?;
     if body.echo == Some(true) {
         return Err(ServiceError::invalid("echo", "`echo` is supported by /v1/completions only"));
     }
@@ -41,7 +41,7 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
     })?;
     let whitespace = structured::whitespace(&body)?;
     let mut structure = structured::take(&mut body)?;
-    let asked = Asked::take(&mut body)?;
+    let asked = CallableTools::take(&mut body)?;
     let messages =
         body.messages.take().ok_or_else(|| ServiceError::invalid("messages", "missing `messages`"))?;
     let rendering = Rendering {
@@ -68,7 +68,7 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
     let special = |marker: &str| text.token_id(marker).filter(|&id| text.is_special(id));
     structure = form.structure(structure, &whitespace, special)?;
     request.shown = form.markers().filter_map(special).collect();
-    Ok(Generation {
+    Ok(PreparedGeneration {
         route: Route::Chat,
         requests: vec![request],
         structure,

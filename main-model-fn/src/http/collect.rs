@@ -1,8 +1,8 @@
 //! The answer in one piece.
 
 use super::answer_shape::AnswerShape;
-use super::pieces::{Piece, Pieces};
-use super::running::Running;
+use super::pieces::{ChoicePiece, Pieces};
+use super::running::RunningGeneration;
 use super::state::HttpState;
 use axum::response::{IntoResponse, Response};
 use remoe_proto::ServiceError;
@@ -15,10 +15,10 @@ pub(super) async fn respond(
     state: &HttpState,
     shape: &mut dyn AnswerShape,
     mut pieces: Pieces,
-    mut running: Running,
+    mut running: RunningGeneration,
 ) -> Result<Response, ServiceError> {
-    let mut whole: Vec<Piece> = (0..pieces.total()).map(Piece::empty).collect();
-    let mut join = |piece: Piece| {
+    let mut whole: Vec<ChoicePiece> = (0..pieces.total()).map(ChoicePiece::empty).collect();
+    let mut join = |piece: ChoicePiece| {
         if let Some(choice) = whole.get_mut(piece.index) {
             choice.join(piece);
         }

@@ -1,8 +1,8 @@
 //! `/v1/completions`.
 
-use super::fields::{Few, Given, Logprobs, Prompt};
+use super::fields::{BoundedList, Given, Logprobs, PromptInput};
 use super::fill_in::FillIn;
-use super::generate::{AnswerOptions, Generation, Route, Shared, answer, special_text};
+use super::generate::{AnswerOptions, PreparedGeneration, PromptSettings, Route, answer, special_text};
 use super::request_body::RequestBody;
 use super::state::HttpState;
 use super::tools::ToolChoice;
@@ -24,9 +24,9 @@ pub(super) async fn handle(
     answer(state, request, check).await
 }
 
-pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generation, ServiceError> {
+pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<PreparedGeneration, ServiceError> {
     let fill_in = fill_in(state, &mut body)?;
-    let shared = Shared::new(state, &body)?;
+    let shared = PromptSettings::new(state, &body)?;
     let echo = body.echo.unwrap_or(false);
     if echo && fill_in.is_some() {
         return Err(ServiceError::invalid("echo", "invalid `echo`: expected false beside `suffix`"));
@@ -34,7 +34,7 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
     let max_tokens = sampling::max_tokens(&body, 0)?;
     let logprobs = logprobs(&body)?;
     let structure = structured::take(&mut body)?;
-    if body.tools.take().is_some_and(|Few(tools)| !tools.is_empty()) {
+    if body.tools.take().is_some_and(|BoundedList(tools)| !tools.is_empty()) {
         return Err(unsupported("tools"));
     }
     if body.tool_choice.take().is_some_and(|choice| choice != ToolChoice::Named("none".to_owned())) {
@@ -58,8 +58,10 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
         }
         let prompt = match (&fill_in, prompt) {
             (None, prompt) => prompt,
-            (Some((fill_in, suffix)), Prompt::Text(prefix)) => Prompt::Text(fill_in.prompt(&prefix, suffix)),
-            (Some(_), Prompt::Ids(_)) => {
+            (Some((fill_in, suffix)), PromptInput::Text(prefix)) => {
+                PromptInput::Text(fill_in.prompt(&prefix, suffix))
+            }
+            (Some(_), PromptInput::Ids(_)) => {
                 let message = format!("invalid `{field}`: expected a text beside `suffix`, got token ids");
                 return Err(ServiceError::invalid(&field, message));
             }
@@ -74,7 +76,7 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
         }
         requests.push(request);
     }
-    Ok(Generation {
+    Ok(PreparedGeneration {
         route: Route::Completions,
         requests,
         structure,
@@ -106,32 +108,34 @@ fn fill_in(state: &HttpState, body: &mut RequestBody) -> Result<Option<(FillIn, 
 pub(super) fn ids_of(
     state: &HttpState,
     field: &str,
-    prompt: Prompt,
+    prompt: PromptInput,
     special: bool,
 ) -> Result<Vec<u32>, ServiceError> {
     match (prompt, &state.text) {
-        (Prompt::Ids(ids), _) => Ok(ids),
-        (Prompt::Text(prompt), Some(text)) => text_frontend::encode(
+        (PromptInput::Ids(ids), _) => Ok(ids),
+        (PromptInput::Text(prompt), Some(text)) => text_frontend::encode(
             text.as_ref(),
             state.engine.limits().context_length,
             field,
             &prompt,
             special,
         ),
-        (Prompt::Text(_), None) => {
+        (PromptInput::Text(_), None) => {
             let message = format!("invalid `{field}`: expected token ids, as this model has no tokenizer");
             Err(ServiceError::invalid(field, message))
         }
     }
 }
 
-fn echo_of(state: &HttpState, prompt: &Prompt, special: bool) -> Result<String, ServiceError> {
+fn echo_of(state: &HttpState, prompt: &PromptInput, special: bool) -> Result<String, ServiceError> {
     match (prompt, &state.text) {
-        (Prompt::Text(prompt), _) => Ok(prompt.clone()),
+        (PromptInput::Text(prompt), _) => Ok(prompt.clone()),
         // An id of a few digits may stand for a long text: what the engine refuses for its length is not made into any.
-        (Prompt::Ids(ids), Some(_)) if ids.len() > state.engine.limits().context_length => Ok(String::new()),
-        (Prompt::Ids(ids), Some(text)) => text.decode(ids, special),
-        (Prompt::Ids(_), None) => Ok(String::new()),
+        (PromptInput::Ids(ids), Some(_)) if ids.len() > state.engine.limits().context_length => {
+            Ok(String::new())
+        }
+        (PromptInput::Ids(ids), Some(text)) => text.decode(ids, special),
+        (PromptInput::Ids(_), None) => Ok(String::new()),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::completions::ids_of;
 use super::fields::{Given, Prompts};
-use super::running::Running;
+use super::running::RunningGeneration;
 use super::state::HttpState;
 use super::timing::Timeline;
 use super::unsupported::unsupported;
@@ -33,7 +33,7 @@ struct EmbeddingsBody {
 }
 
 /// Requests to compute, and the encoding of their answers.
-struct Wanted {
+struct EmbeddingRequests {
     requests: Vec<Request>,
     base64: bool,
 }
@@ -43,7 +43,7 @@ struct Embeddings {
     object: &'static str,
     data: Vec<Embedding>,
     model: String,
-    usage: Usage,
+    usage: EmbeddingUsage,
 }
 
 #[derive(Serialize)]
@@ -62,7 +62,7 @@ enum Vector {
 }
 
 #[derive(Serialize)]
-struct Usage {
+struct EmbeddingUsage {
     prompt_tokens: usize,
     total_tokens: usize,
 }
@@ -76,10 +76,10 @@ pub(super) async fn handle(
     let tenant = generate::tenant(request.headers());
     let span = generate::span(&state, &request);
     span.set("gen_ai.operation.name", "embeddings");
-    let Wanted { mut requests, base64 } = body::read(&state, request, check).await?;
+    let EmbeddingRequests { mut requests, base64 } = body::read(&state, request, check).await?;
     requests.iter_mut().for_each(|request| request.tenant = tenant);
     let mut data: Vec<Option<Embedding>> = requests.iter().map(|_| None).collect();
-    let mut running = Running::start(&state, requests, "input", timeline, span)?;
+    let mut running = RunningGeneration::start(&state, requests, "input", timeline, span)?;
     while let Some((index, event)) = running.next().await? {
         let Event::Embedding(mean) = event else { continue };
         if let Some(place) = data.get_mut(index) {
@@ -91,12 +91,12 @@ pub(super) async fn handle(
         object: "list",
         data: data.into_iter().flatten().collect(),
         model: state.options.model.clone(),
-        usage: Usage { prompt_tokens, total_tokens: prompt_tokens },
+        usage: EmbeddingUsage { prompt_tokens, total_tokens: prompt_tokens },
     };
     Ok((running.told(), Json(embeddings)).into_response())
 }
 
-fn check(state: &HttpState, body: EmbeddingsBody) -> Result<Wanted, ServiceError> {
+fn check(state: &HttpState, body: EmbeddingsBody) -> Result<EmbeddingRequests, ServiceError> {
     state.check_model(body.model.as_deref())?;
     for (name, given) in
         [("dimensions", &body.dimensions), ("truncate_prompt_tokens", &body.truncate_prompt_tokens)]
@@ -130,7 +130,7 @@ fn check(state: &HttpState, body: EmbeddingsBody) -> Result<Wanted, ServiceError
         Ok(Request { embeds: true, priority, queue_deadline, ..Request::of_prompt(ids) })
     };
     let requests = inputs.into_iter().enumerate().map(request).collect::<Result<_, ServiceError>>()?;
-    Ok(Wanted { requests, base64 })
+    Ok(EmbeddingRequests { requests, base64 })
 }
 
 fn vector(mean: Vec<f32>, base64: bool) -> Result<Vector, ServiceError> {

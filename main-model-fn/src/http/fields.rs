@@ -32,13 +32,13 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
 
 /// A list of at most `MOST`: an empty element takes more memory than its text.
 #[derive(Debug)]
-pub(super) struct Few<T, const MOST: usize>(pub(super) Vec<T>);
+pub(super) struct BoundedList<T, const MOST: usize>(pub(super) Vec<T>);
 
-impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for Few<T, MOST> {
+impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for BoundedList<T, MOST> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct FewVisitor<T, const MOST: usize>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for FewVisitor<T, MOST> {
-            type Value = Few<T, MOST>;
+        struct BoundedListVisitor<T, const MOST: usize>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for BoundedListVisitor<T, MOST> {
+            type Value = BoundedList<T, MOST>;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a list")
             }
@@ -50,10 +50,10 @@ impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for Few<T, MO
                     }
                     few.push(element);
                 }
-                Ok(Few(few))
+                Ok(BoundedList(few))
             }
         }
-        deserializer.deserialize_seq(FewVisitor(PhantomData))
+        deserializer.deserialize_seq(BoundedListVisitor(PhantomData))
     }
 }
 
@@ -81,7 +81,8 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOr<T> {
                 Ok(TextOr::Text(text.to_owned()))
             }
             fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Self::Value, A::Error> {
-                let Few(list) = Few::<Object<T>, ELEMENTS>::deserialize(SeqAccessDeserializer::new(list))?;
+                let BoundedList(list) =
+                    BoundedList::<Object<T>, ELEMENTS>::deserialize(SeqAccessDeserializer::new(list))?;
                 Ok(TextOr::List(list))
             }
         }
@@ -220,7 +221,7 @@ impl<'de> Visitor<'de> for JsonSeed<'_> {
 
 /// One prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Prompt {
+pub(super) enum PromptInput {
     /// Text for the tokenizer.
     Text(String),
     /// Exactly these tokens.
@@ -232,7 +233,7 @@ const PROMPTS: usize = 1 << 16;
 
 /// `prompt`: a string, ids, or a list of either.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Prompts(pub(super) Vec<Prompt>);
+pub(super) struct Prompts(pub(super) Vec<PromptInput>);
 
 impl<'de> Deserialize<'de> for Prompts {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -243,7 +244,7 @@ impl<'de> Deserialize<'de> for Prompts {
                 f.write_str("a string, a list of token ids, or a list of either")
             }
             fn visit_str<E: Error>(self, text: &str) -> Result<Prompts, E> {
-                Ok(Prompts(vec![Prompt::Text(text.to_owned())]))
+                Ok(Prompts(vec![PromptInput::Text(text.to_owned())]))
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompts, A::Error> {
                 let mut ids = Vec::new();
@@ -263,7 +264,7 @@ impl<'de> Deserialize<'de> for Prompts {
                     }
                 }
                 if !ids.is_empty() {
-                    prompts.push(Prompt::Ids(ids));
+                    prompts.push(PromptInput::Ids(ids));
                 }
                 if prompts.is_empty() {
                     return Err(A::Error::custom("expected a non-empty list"));
@@ -277,7 +278,7 @@ impl<'de> Deserialize<'de> for Prompts {
 
 enum Element {
     Id(u32),
-    Prompt(Prompt),
+    Prompt(PromptInput),
 }
 
 impl<'de> Deserialize<'de> for Element {
@@ -293,14 +294,14 @@ impl<'de> Deserialize<'de> for Element {
                 Ok(Element::Id(id))
             }
             fn visit_str<E: Error>(self, text: &str) -> Result<Element, E> {
-                Ok(Element::Prompt(Prompt::Text(text.to_owned())))
+                Ok(Element::Prompt(PromptInput::Text(text.to_owned())))
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
                 let mut ids = Vec::new();
                 while let Some(id) = list.next_element()? {
                     ids.push(id);
                 }
-                Ok(Element::Prompt(Prompt::Ids(ids)))
+                Ok(Element::Prompt(PromptInput::Ids(ids)))
             }
         }
         deserializer.deserialize_any(ElementVisitor)

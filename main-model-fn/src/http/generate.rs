@@ -3,8 +3,8 @@
 use super::answer_shape::AnswerShape;
 use super::pieces::Pieces;
 use super::request_body::RequestBody;
-use super::running::Running;
-use super::shapes::Shape;
+use super::running::RunningGeneration;
+use super::shapes::ResponseIdentity;
 use super::state::HttpState;
 use super::structured::Structure;
 use super::timing::Timeline;
@@ -13,12 +13,12 @@ use super::urgency::Urgency;
 use super::{body, collect, sampling, stream, unsupported, warning};
 use crate::engine::RequestLimits;
 use crate::engine::request::{Request, Sampling, StopRules};
-use crate::pages::Tenant;
+use crate::pages::CacheScope;
 use axum::extract;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use remoe_http::ApiError;
-use remoe_http::between::TENANT;
+use remoe_http::internal_headers::TENANT;
 use remoe_otel::SpanRef;
 use remoe_proto::ServiceError;
 use serde::de::DeserializeOwned;
@@ -32,7 +32,7 @@ pub(super) enum Route {
 }
 
 /// A generation that may start.
-pub(super) struct Generation {
+pub(super) struct PreparedGeneration {
     pub(super) route: Route,
     /// One per prompt, all with the same number of choices.
     pub(super) requests: Vec<Request>,
@@ -64,7 +64,7 @@ pub(super) struct AnswerOptions {
 }
 
 /// Settings that all prompts of a body share.
-pub(super) struct Shared {
+pub(super) struct PromptSettings {
     pub(super) choices: usize,
     sampling: Sampling,
     stop: StopRules,
@@ -74,7 +74,7 @@ pub(super) struct Shared {
     urgency: Urgency,
 }
 
-impl Shared {
+impl PromptSettings {
     /// # Errors
     /// The first field that cannot be honoured.
     pub(super) fn new(state: &HttpState, body: &RequestBody) -> Result<Self, ServiceError> {
@@ -150,8 +150,8 @@ pub(super) fn special_text(body: &RequestBody) -> bool {
 }
 
 /// With whose requests one with these headers shares keys and values.
-pub(super) fn tenant(headers: &HeaderMap) -> Tenant {
-    headers.get(TENANT).map(|name| Tenant::named(name.as_bytes())).unwrap_or_default()
+pub(super) fn tenant(headers: &HeaderMap) -> CacheScope {
+    headers.get(TENANT).map(|name| CacheScope::named(name.as_bytes())).unwrap_or_default()
 }
 
 /// The span of `request`, which is one for the model.
@@ -168,11 +168,11 @@ pub(super) fn span(state: &HttpState, request: &extract::Request) -> SpanRef {
 pub(super) async fn answer(
     state: Arc<HttpState>,
     request: extract::Request,
-    check: fn(&HttpState, RequestBody) -> Result<Generation, ServiceError>,
+    check: fn(&HttpState, RequestBody) -> Result<PreparedGeneration, ServiceError>,
 ) -> Result<Response, ApiError> {
     let shaped = move |state: &HttpState, body| {
         let generation = check(state, body)?;
-        let shape = Shape::new(generation.route, generation.options);
+        let shape = ResponseIdentity::new(generation.route, generation.options);
         Ok((generation, Box::new(shape) as Box<dyn AnswerShape>))
     };
     answer_shaped(state, request, shaped).await
@@ -186,7 +186,9 @@ pub(super) async fn answer_shaped<T, C>(
 ) -> Result<Response, ApiError>
 where
     T: DeserializeOwned,
-    C: FnOnce(&HttpState, T) -> Result<(Generation, Box<dyn AnswerShape>), ServiceError> + Send + 'static,
+    C: FnOnce(&HttpState, T) -> Result<(PreparedGeneration, Box<dyn AnswerShape>), ServiceError>
+        + Send
+        + 'static,
 {
     state.check_ready()?;
     let timeline = Timeline::begin(request.headers());
@@ -207,7 +209,7 @@ where
     let stream = generation.options.stream;
     let (pieces, requests) = Pieces::new(generation);
     span.set("gen_ai.operation.name", shape.operation());
-    let running = Running::start(&state, requests, shape.prompt_field(), timeline, span)?;
+    let running = RunningGeneration::start(&state, requests, shape.prompt_field(), timeline, span)?;
     let mut response = match stream {
         true => stream::respond(state, shape, pieces, running),
         false => collect::respond(&state, shape.as_mut(), pieces, running).await?,

@@ -1,6 +1,6 @@
 //! Messages of a chat, made ready for the template.
 
-use super::fields::{Few, Given, Object};
+use super::fields::{BoundedList, Given, Object};
 use remoe_proto::ServiceError;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use std::fmt;
 
 /// Messages of a chat, most of them.
-pub(super) type Messages = Few<Object<Message>, 16384>;
+pub(super) type Messages = BoundedList<Object<Message>, 16384>;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -19,7 +19,7 @@ pub(super) struct Message {
     reasoning: Option<String>,
     name: Option<String>,
     tool_call_id: Option<String>,
-    tool_calls: Option<Few<Object<ToolCall>, 128>>,
+    tool_calls: Option<BoundedList<Object<ToolCall>, 128>>,
     function_call: Given,
     audio: Given,
 }
@@ -40,14 +40,14 @@ enum NoText {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Part {
+struct ContentPart {
     #[serde(rename = "type")]
     kind: Option<String>,
     text: Option<String>,
     refusal: Option<String>,
 }
 
-impl Part {
+impl ContentPart {
     fn text(self) -> Result<String, NoText> {
         match self.kind.as_deref().unwrap_or("text") {
             "text" => self.text.ok_or(NoText::Missing("text")),
@@ -88,7 +88,7 @@ impl<'de> Deserialize<'de> for Content {
                 let mut text = String::new();
                 let mut refused = None;
                 let mut index = 0;
-                while let Some(Object::<Part>(part)) = list.next_element()? {
+                while let Some(Object::<ContentPart>(part)) = list.next_element()? {
                     match part.text() {
                         _ if refused.is_some() => (),
                         Ok(part) => {
@@ -110,7 +110,7 @@ impl<'de> Deserialize<'de> for Content {
 ///
 /// # Errors
 /// The message and the field that cannot be used.
-pub(super) fn for_template(Few(messages): Messages) -> Result<Vec<Value>, ServiceError> {
+pub(super) fn for_template(BoundedList(messages): Messages) -> Result<Vec<Value>, ServiceError> {
     if messages.is_empty() {
         return Err(ServiceError::invalid("messages", "invalid `messages`: expected at least one message"));
     }

@@ -50,15 +50,15 @@ mod text_frontend;
 mod timing;
 mod tokenize;
 mod tools;
+mod transcript;
 mod translated;
-mod turns;
 mod unsupported;
 mod urgency;
 mod usage;
 mod warning;
 
-pub(crate) use placement::{InForce, ModelCard, PlacementView};
-pub(crate) use primer::PrimerSource;
+pub(crate) use placement::{ActiveGeneration, ModelCard, PlacementView};
+pub(crate) use primer::SummarySource;
 pub(crate) use reasoning::check_variables;
 pub(crate) use router::serve;
 pub(crate) use state::{HttpOptions, HttpState};

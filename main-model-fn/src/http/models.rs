@@ -9,13 +9,13 @@ use serde::Serialize;
 use std::sync::Arc;
 
 #[derive(Serialize)]
-pub(super) struct List {
+pub(super) struct ModelList {
     object: &'static str,
-    data: Vec<Model>,
+    data: Vec<ModelObject>,
 }
 
 #[derive(Serialize)]
-pub(super) struct Model {
+pub(super) struct ModelObject {
     id: String,
     object: &'static str,
     created: u64,
@@ -23,22 +23,22 @@ pub(super) struct Model {
     max_model_len: usize,
 }
 
-pub(super) async fn list(State(state): State<Arc<HttpState>>) -> Json<List> {
-    Json(List { object: "list", data: vec![describe(&state)] })
+pub(super) async fn list(State(state): State<Arc<HttpState>>) -> Json<ModelList> {
+    Json(ModelList { object: "list", data: vec![describe(&state)] })
 }
 
 pub(super) async fn one(
     State(state): State<Arc<HttpState>>,
     id: Result<Path<String>, PathRejection>,
-) -> Result<Json<Model>, ApiError> {
+) -> Result<Json<ModelObject>, ApiError> {
     // What is no text names no model.
     let Path(id) = id.unwrap_or_else(|_| Path(char::REPLACEMENT_CHARACTER.to_string()));
     state.check_model(Some(&id))?;
     Ok(Json(describe(&state)))
 }
 
-fn describe(state: &HttpState) -> Model {
-    Model {
+fn describe(state: &HttpState) -> ModelObject {
+    ModelObject {
         id: state.options.model.clone(),
         object: "model",
         created: state.created,

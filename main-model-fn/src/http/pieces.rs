@@ -1,15 +1,15 @@
 //! Additions to a choice by an event.
 
-use super::generate::{AnswerOptions, Generation, Route};
+use super::generate::{AnswerOptions, PreparedGeneration, Route};
 use super::logprobs::{LoggedToken, characters};
 use super::state::HttpState;
-use super::tools::{CallDelta, Reader, Said};
+use super::tools::{CallDelta, ChoiceReader, ParsedDelta};
 use crate::engine::request::{Delta, Event, FinishReason, Request, TokenLogprobs};
 use remoe_proto::ServiceError;
 
 /// An addition to one choice; in a stream each is a chunk, else they are joined.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Piece {
+pub(super) struct ChoicePiece {
     /// The choice's index in the answer.
     pub(super) index: usize,
     /// The first piece of this choice.
@@ -26,7 +26,7 @@ pub(super) struct Piece {
     pub(super) stopped_by: Option<usize>,
 }
 
-impl Piece {
+impl ChoicePiece {
     pub(super) fn empty(index: usize) -> Self {
         Self {
             index,
@@ -75,7 +75,7 @@ pub(super) struct Pieces {
     choices: usize,
     echoes: Option<Vec<String>>,
     /// Per choice, where it may say anything else than content.
-    readers: Vec<Reader>,
+    readers: Vec<ChoiceReader>,
     /// Per choice, the characters of the text that its logged tokens gave so far.
     offsets: Vec<usize>,
     /// Per prompt, its first token, which no log-probability exists for.
@@ -84,7 +84,7 @@ pub(super) struct Pieces {
 
 impl Pieces {
     /// Returns the state to keep of a generation, and its requests for the engine.
-    pub(super) fn new(generation: Generation) -> (Self, Vec<Request>) {
+    pub(super) fn new(generation: PreparedGeneration) -> (Self, Vec<Request>) {
         let requests = generation.requests;
         let choices = requests.first().map_or(1, |request| request.choices);
         let first = |request: &Request| request.prompt.first().copied().unwrap_or_default();
@@ -107,18 +107,18 @@ impl Pieces {
 
     /// Tokens of the thoughts so far.
     pub(super) fn reasoning_tokens(&self) -> usize {
-        self.readers.iter().map(Reader::reasoning_tokens).sum()
+        self.readers.iter().map(ChoiceReader::reasoning_tokens).sum()
     }
 
     /// Returns the pieces that come before the engine's first event: roles, and the repeated prompts unless their
     /// log-probabilities are to come with them.
-    pub(super) fn opening(&self) -> Vec<Piece> {
+    pub(super) fn opening(&self) -> Vec<ChoicePiece> {
         let echoes = self.echoes.as_ref().filter(|_| !self.options.logprobs);
         (0..self.total())
-            .map(|index| Piece {
+            .map(|index| ChoicePiece {
                 first: self.route == Route::Chat,
                 text: echoes.and_then(|echoes| echoes.get(index / self.choices)).cloned().unwrap_or_default(),
-                ..Piece::empty(index)
+                ..ChoicePiece::empty(index)
             })
             .filter(|piece| !piece.says_nothing())
             .collect()
@@ -133,7 +133,7 @@ impl Pieces {
         state: &HttpState,
         prompt: usize,
         event: Event,
-    ) -> Result<Vec<Piece>, ServiceError> {
+    ) -> Result<Vec<ChoicePiece>, ServiceError> {
         let first = prompt * self.choices;
         let pieces = match event {
             Event::Delta(delta) => vec![self.delta(state, first + delta.choice, delta)?],
@@ -147,8 +147,8 @@ impl Pieces {
     }
 
     /// The end of a choice, after what was held back of its text.
-    fn finished(&mut self, index: usize, reason: FinishReason) -> Vec<Piece> {
-        let mut rest = Piece::empty(index);
+    fn finished(&mut self, index: usize, reason: FinishReason) -> Vec<ChoicePiece> {
+        let mut rest = ChoicePiece::empty(index);
         let mut has_called = false;
         if let Some(reader) = self.readers.get_mut(index) {
             let said = reader.finish(reason == FinishReason::Length);
@@ -163,24 +163,24 @@ impl Pieces {
             FinishReason::StopString(place) => Some(place),
             FinishReason::Stop | FinishReason::Length => None,
         };
-        vec![rest, Piece { finish: Some(finish), stopped_by, ..Piece::empty(index) }]
+        vec![rest, ChoicePiece { finish: Some(finish), stopped_by, ..ChoicePiece::empty(index) }]
     }
 
-    fn delta(&mut self, state: &HttpState, index: usize, delta: Delta) -> Result<Piece, ServiceError> {
+    fn delta(&mut self, state: &HttpState, index: usize, delta: Delta) -> Result<ChoicePiece, ServiceError> {
         let wanted = delta.logprobs.filter(|_| self.options.logprobs);
         let logprobs = wanted.map(|scored| self.log(state, index, scored.token, Some(scored)));
         let said = match self.readers.get_mut(index) {
             Some(reader) if delta.token.is_some() => reader.push_token(&delta.text),
             Some(reader) => reader.push(&delta.text),
-            None => Said { content: delta.text, ..Said::default() },
+            None => ParsedDelta { content: delta.text, ..ParsedDelta::default() },
         };
-        Ok(Piece {
+        Ok(ChoicePiece {
             text: said.content,
             reasoning: said.reasoning,
             calls: said.calls,
             logprobs: logprobs.transpose()?.into_iter().collect(),
             token_ids: delta.token.into_iter().filter(|_| self.options.token_ids).collect(),
-            ..Piece::empty(index)
+            ..ChoicePiece::empty(index)
         })
     }
 
@@ -190,7 +190,7 @@ impl Pieces {
         state: &HttpState,
         prompt: usize,
         scored: Vec<Option<TokenLogprobs>>,
-    ) -> Result<Vec<Piece>, ServiceError> {
+    ) -> Result<Vec<ChoicePiece>, ServiceError> {
         let echo = self.echoes.as_ref().and_then(|echoes| echoes.get(prompt));
         let Some(echo) = echo.filter(|_| self.options.logprobs).cloned() else {
             return Ok(Vec::new());
@@ -203,7 +203,7 @@ impl Pieces {
                 let token = scored.as_ref().map_or(first_token, |scored| scored.token);
                 logprobs.push(self.log(state, index, token, scored.clone())?);
             }
-            pieces.push(Piece { text: echo.clone(), logprobs, ..Piece::empty(index) });
+            pieces.push(ChoicePiece { text: echo.clone(), logprobs, ..ChoicePiece::empty(index) });
         }
         Ok(pieces)
     }

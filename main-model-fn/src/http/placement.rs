@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::http::Uri;
 use remoe_http::{ApiError, query};
 use remoe_model::Inspection;
-use remoe_plan::{Account, Comparison, Measured, Outcome, Plan, Way, baselines};
+use remoe_plan::{Comparison, Measured, Outcome, Plan, PlanAccount, Way, baselines};
 use remoe_predictor::Activations;
 use remoe_proto::format_listing;
 use remoe_proto::v1::LayerExperts;
@@ -20,11 +20,11 @@ use tokio::sync::watch;
 /// Placement in force, and facts known of it.
 #[derive(Clone)]
 pub(crate) struct PlacementView {
-    pub(crate) in_force: watch::Receiver<Arc<InForce>>,
+    pub(crate) in_force: watch::Receiver<Arc<ActiveGeneration>>,
     pub(crate) activity: Arc<Activity>,
     pub(crate) card: Option<Arc<ModelCard>>,
-    pub(super) means: Arc<Mutex<Means>>,
-    rivals: Arc<Mutex<Option<Known>>>,
+    pub(super) means: Arc<Mutex<RequestMeans>>,
+    rivals: Arc<Mutex<Option<AccountRivals>>>,
 }
 
 impl Default for PlacementView {
@@ -37,7 +37,7 @@ impl Default for PlacementView {
 
 /// A generation in force.
 #[derive(Debug, Default)]
-pub(crate) struct InForce {
+pub(crate) struct ActiveGeneration {
     /// 0 before the first.
     pub(crate) generation: u64,
     /// Experts beside the engine.
@@ -58,7 +58,7 @@ pub(crate) struct ModelCard {
 
 /// Means over requests.
 #[derive(Debug, Default)]
-pub(super) struct Means {
+pub(super) struct RequestMeans {
     /// Number of requests of generation `of`.
     requests: u64,
     of: u64,
@@ -118,8 +118,8 @@ struct RivalLine {
 }
 
 /// Rivals of an account that was asked about.
-struct Known {
-    account: Arc<Account>,
+struct AccountRivals {
+    account: Arc<PlanAccount>,
     rivals: Arc<[RivalLine]>,
 }
 
@@ -193,7 +193,7 @@ struct LayerUse {
 
 impl PlacementView {
     pub(crate) fn new(
-        in_force: watch::Receiver<Arc<InForce>>,
+        in_force: watch::Receiver<Arc<ActiveGeneration>>,
         activity: Arc<Activity>,
         card: ModelCard,
     ) -> Self {
@@ -208,7 +208,7 @@ impl PlacementView {
 
     /// Records a request that is over. Compares its figures with the plan's expectation, if the placement was
     /// planned.
-    pub(super) fn note(&self, figures: &Figures, account: Option<&Account>) -> Option<Comparison> {
+    pub(super) fn note(&self, figures: &Figures, account: Option<&PlanAccount>) -> Option<Comparison> {
         let generation = self.in_force.borrow().generation;
         let comparison = account.map(|account| account.compare(&measured(figures)));
         self.means.lock().unwrap_or_else(PoisonError::into_inner).note(
@@ -220,7 +220,7 @@ impl PlacementView {
     }
 }
 
-impl Means {
+impl RequestMeans {
     fn note(&mut self, generation: u64, figures: &Figures, comparison: Option<&Comparison>) {
         if self.of != generation {
             *self = Self { of: generation, ..Self::default() };
@@ -314,7 +314,7 @@ fn uses(view: &PlacementView) -> Vec<LayerUse> {
 }
 
 /// Endpoints that host the same, together; in the order of the placement.
-fn groups(in_force: &InForce, activity: &Activity) -> Vec<GroupLine> {
+fn groups(in_force: &ActiveGeneration, activity: &Activity) -> Vec<GroupLine> {
     let mut groups: Vec<GroupLine> = Vec::new();
     for (address, hosted) in in_force.endpoints.iter().filter(|(_, hosted)| !hosted.is_empty()) {
         let experts = format_listing(hosted);
@@ -339,7 +339,7 @@ fn groups(in_force: &InForce, activity: &Activity) -> Vec<GroupLine> {
 }
 
 /// Other ways of serving what `account` is about. They are worked out once, by a thread that may take its time.
-async fn rivals(view: &PlacementView, account: &Arc<Account>) -> Arc<[RivalLine]> {
+async fn rivals(view: &PlacementView, account: &Arc<PlanAccount>) -> Arc<[RivalLine]> {
     let known = || view.rivals.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(known) = known().as_ref().filter(|known| Arc::ptr_eq(&known.account, account)) {
         return known.rivals.clone();
@@ -347,11 +347,11 @@ async fn rivals(view: &PlacementView, account: &Arc<Account>) -> Arc<[RivalLine]
     let of = account.clone();
     let rivals: Arc<[RivalLine]> =
         tokio::task::spawn_blocking(move || rivals_of(&of)).await.unwrap_or_default().into();
-    *known() = Some(Known { account: account.clone(), rivals: rivals.clone() });
+    *known() = Some(AccountRivals { account: account.clone(), rivals: rivals.clone() });
     rivals
 }
 
-fn rivals_of(account: &Account) -> Vec<RivalLine> {
+fn rivals_of(account: &PlanAccount) -> Vec<RivalLine> {
     // What runs has been planned from the same problem.
     let Ok(baselines) = baselines(account.problem()) else { return Vec::new() };
     let named = [
@@ -381,7 +381,7 @@ mod tests {
     #[test]
     fn endpoints_that_host_the_same_are_one_group() {
         let hosted = |experts: &[u32]| vec![LayerExperts { layer: 1, experts: experts.to_vec() }];
-        let in_force = InForce {
+        let in_force = ActiveGeneration {
             generation: 1,
             local: Vec::new(),
             endpoints: vec![
@@ -407,7 +407,7 @@ mod tests {
             decode: Duration::from_millis(decode),
             ..Figures::default()
         };
-        let mut means = Means::default();
+        let mut means = RequestMeans::default();
         means.note(1, &figures(5, 9000, 9000), None);
         means.note(2, &figures(1, 100, 0), None);
         assert_eq!(means.shown(2).and_then(|shown| shown.tpot_s), None);

@@ -9,7 +9,7 @@ use remoe_http::ApiError;
 use remoe_model::Checkpoint;
 use remoe_predictor::record::RecordHeader;
 use remoe_proto::{ErrorCode, ServiceError};
-use remoe_usage::write_primer;
+use remoe_usage::write_model_summary;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,14 +23,14 @@ const STALL: Duration = Duration::from_secs(10);
 
 /// Where the primer comes from.
 #[derive(Debug, Clone)]
-pub(crate) struct PrimerSource {
+pub(crate) struct SummarySource {
     checkpoint: Arc<Checkpoint>,
     header: RecordHeader,
     /// One at a time: it is read from disk.
     turn: Arc<Semaphore>,
 }
 
-impl PrimerSource {
+impl SummarySource {
     /// Creates the source of `checkpoint`, whose requests' activations are those of `header`.
     pub(crate) fn new(checkpoint: Arc<Checkpoint>, header: RecordHeader) -> Self {
         Self { checkpoint, header, turn: Arc::new(Semaphore::new(1)) }
@@ -50,7 +50,7 @@ pub(super) async fn handle(State(state): State<Arc<HttpState>>) -> Result<Respon
     tokio::task::spawn_blocking(move || {
         let _until_told = turn;
         let tell = |part| runtime.block_on(timeout(STALL, parts.send(part))).is_ok_and(|told| told.is_ok());
-        let written = write_primer(&source.checkpoint, &source.header, |part| tell(Ok(part.into())));
+        let written = write_model_summary(&source.checkpoint, &source.header, |part| tell(Ok(part.into())));
         if let Err(error) = written {
             tracing::warn!(%error, "/v1/primer failed");
             // What was sent so far must not look like all of it.

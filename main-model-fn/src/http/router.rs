@@ -12,24 +12,24 @@ use remoe_http::{
     allow_origins, check_host, shape_messages_errors, stamp_request_id, trace_request, unknown_route,
     wrong_method,
 };
-use remoe_proto::Door;
+use remoe_proto::TlsHandshake;
 use std::io;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// Serves all routes over `state` on `listener` until `stop`, to those whom the `door` lets in.
+/// Serves all routes over `state` on `listener` until `stop`, to those whom the `handshake` lets in.
 ///
 /// # Errors
 /// The server fails.
 pub(crate) async fn serve(
     listener: TcpListener,
-    door: Option<Door>,
+    handshake: Option<TlsHandshake>,
     state: HttpState,
     stop: CancellationToken,
 ) -> io::Result<()> {
     let (limits, metrics) = (state.options.connections, state.metrics.connections.clone());
-    remoe_http::serve(listener, door, routes(Arc::new(state)), limits, metrics, stop).await
+    remoe_http::serve(listener, handshake, routes(Arc::new(state)), limits, metrics, stop).await
 }
 
 /// All routes over `state`.

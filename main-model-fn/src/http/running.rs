@@ -5,7 +5,7 @@ use super::state::HttpState;
 use super::timing::Timeline;
 use crate::engine::request::{Event, Figures, Request};
 use axum::http::HeaderMap;
-use remoe_billing::Told;
+use remoe_billing::ReportedCost;
 use remoe_otel::SpanRef;
 use remoe_proto::{ErrorCode, ServiceError};
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{StreamExt, StreamMap};
 
 /// A running generation. Dropping it ends the engine's work on it.
-pub(super) struct Running {
+pub(super) struct RunningGeneration {
     events: StreamMap<usize, ReceiverStream<Event>>,
     /// Prompts whose end has not come.
     open: usize,
@@ -24,7 +24,7 @@ pub(super) struct Running {
     /// Counterfactual cost of its prompts, in nanodollars by alternative.
     rivals: BTreeMap<String, u64>,
     /// Known at the end, where a gateway says what functions cost.
-    cost: Option<Told>,
+    cost: Option<ReportedCost>,
     timeline: Timeline,
     /// Span of the HTTP request.
     pub(super) span: SpanRef,
@@ -33,7 +33,7 @@ pub(super) struct Running {
     pub(super) reasoning_tokens: usize,
 }
 
-impl Running {
+impl RunningGeneration {
     /// Hands `requests` to the engine: all or none. Their prompts stand in `field`.
     ///
     /// # Errors
@@ -107,7 +107,7 @@ impl Running {
         self.span.set("gen_ai.usage.cache_read.input_tokens", count(self.figures.cached_tokens));
         let tell = |rates| self.stopwatch.state().meter.tell(&self.figures.work, rates);
         let rivals = std::mem::take(&mut self.rivals);
-        self.cost = self.timeline.rates().map(tell).map(|told| Told { rivals, ..told });
+        self.cost = self.timeline.rates().map(tell).map(|told| ReportedCost { rivals, ..told });
         Ok(None)
     }
 

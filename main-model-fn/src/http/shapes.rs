@@ -3,8 +3,8 @@
 use super::answer_shape::{AnswerShape, event};
 use super::generate::{AnswerOptions, Route};
 use super::logprobs::{ChatLogprobs, CompletionLogprobs, for_chat, for_completion};
-use super::pieces::Piece;
-use super::running::Running;
+use super::pieces::ChoicePiece;
+use super::running::RunningGeneration;
 use super::state::{HttpState, unix_seconds};
 use super::text_frontend::TextFrontend;
 use super::tools::CallDelta;
@@ -18,12 +18,12 @@ use serde::Serialize;
 
 /// An answer or a chunk of one.
 #[derive(Debug, Serialize)]
-pub(super) struct Answer {
+pub(super) struct CompletionBody {
     id: String,
     object: &'static str,
     created: u64,
     model: String,
-    choices: Vec<Choice>,
+    choices: Vec<ChoiceBody>,
     /// Left out, null, or there: streams with a usage chunk have null in all others.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
@@ -31,7 +31,7 @@ pub(super) struct Answer {
 
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-enum Choice {
+enum ChoiceBody {
     Whole(ChatChoice),
     Delta(ChatDelta),
     Completion(CompletionChoice),
@@ -129,14 +129,14 @@ struct CompletionChoice {
 }
 
 /// Gives all parts of one answer the same id, time and model.
-pub(super) struct Shape {
+pub(super) struct ResponseIdentity {
     route: Route,
     options: AnswerOptions,
     id: String,
     created: u64,
 }
 
-impl AnswerShape for Shape {
+impl AnswerShape for ResponseIdentity {
     fn prompt_field(&self) -> &'static str {
         match self.route {
             Route::Chat => "messages",
@@ -151,14 +151,14 @@ impl AnswerShape for Shape {
         }
     }
 
-    fn piece(&mut self, state: &HttpState, piece: Piece) -> Result<Vec<Event>, ServiceError> {
+    fn piece(&mut self, state: &HttpState, piece: ChoicePiece) -> Result<Vec<Event>, ServiceError> {
         let choice = self.choice(state, piece)?;
         let chunk = self.envelope(state, vec![choice], self.options.include_usage.then_some(None));
         Ok(vec![event(None, &chunk)?])
     }
 
     /// The chunk with the usage, if asked for, and the mark of the end.
-    fn end(&mut self, state: &HttpState, running: &Running) -> Result<Vec<Event>, ServiceError> {
+    fn end(&mut self, state: &HttpState, running: &RunningGeneration) -> Result<Vec<Event>, ServiceError> {
         let mut events = Vec::with_capacity(2);
         if self.options.include_usage {
             let usage = self.usage(state, running);
@@ -175,8 +175,8 @@ impl AnswerShape for Shape {
     fn whole(
         &mut self,
         state: &HttpState,
-        pieces: Vec<Piece>,
-        running: &Running,
+        pieces: Vec<ChoicePiece>,
+        running: &RunningGeneration,
     ) -> Result<Response, ServiceError> {
         let choices = pieces.into_iter().map(|piece| self.choice(state, piece));
         let choices = choices.collect::<Result<_, _>>()?;
@@ -185,7 +185,7 @@ impl AnswerShape for Shape {
     }
 }
 
-impl Shape {
+impl ResponseIdentity {
     pub(super) fn new(route: Route, options: AnswerOptions) -> Self {
         let prefix = match route {
             Route::Chat => "chatcmpl",
@@ -194,15 +194,20 @@ impl Shape {
         Self { route, options, id: format!("{prefix}-{}", random_id()), created: unix_seconds() }
     }
 
-    fn usage(&self, state: &HttpState, running: &Running) -> Usage {
+    fn usage(&self, state: &HttpState, running: &RunningGeneration) -> Usage {
         // Completions have no thoughts.
         let reasoning_tokens = (self.route == Route::Chat).then_some(running.reasoning_tokens);
         let account = state.account();
         Usage::new(running, reasoning_tokens, self.options.include_figures, account.as_deref())
     }
 
-    fn envelope(&self, state: &HttpState, choices: Vec<Choice>, usage: Option<Option<Usage>>) -> Answer {
-        Answer {
+    fn envelope(
+        &self,
+        state: &HttpState,
+        choices: Vec<ChoiceBody>,
+        usage: Option<Option<Usage>>,
+    ) -> CompletionBody {
+        CompletionBody {
             id: self.id.clone(),
             object: match (self.route, self.options.stream) {
                 (Route::Chat, false) => "chat.completion",
@@ -216,9 +221,9 @@ impl Shape {
         }
     }
 
-    fn choice(&self, state: &HttpState, piece: Piece) -> Result<Choice, ServiceError> {
+    fn choice(&self, state: &HttpState, piece: ChoicePiece) -> Result<ChoiceBody, ServiceError> {
         let text: Option<&dyn TextFrontend> = state.text.as_deref();
-        let Piece {
+        let ChoicePiece {
             index,
             first,
             text: added,
@@ -238,14 +243,14 @@ impl Shape {
         // In a stream only the chunks that bring tokens have them.
         let logged = self.options.logprobs && (!self.options.stream || !logprobs.is_empty());
         Ok(match (self.route, self.options.stream) {
-            (Route::Completions, _) => Choice::Completion(CompletionChoice {
+            (Route::Completions, _) => ChoiceBody::Completion(CompletionChoice {
                 index,
                 text: self.options.text.then_some(added),
                 logprobs: logged.then(|| for_completion(text, &logprobs)).transpose()?,
                 finish_reason,
                 token_ids,
             }),
-            (Route::Chat, false) => Choice::Whole(ChatChoice {
+            (Route::Chat, false) => ChoiceBody::Whole(ChatChoice {
                 index,
                 message: ChatMessage {
                     role: "assistant",
@@ -259,7 +264,7 @@ impl Shape {
                 finish_reason,
                 token_ids,
             }),
-            (Route::Chat, true) => Choice::Delta(ChatDelta {
+            (Route::Chat, true) => ChoiceBody::Delta(ChatDelta {
                 index,
                 delta: DeltaMessage {
                     role: first.then_some("assistant"),

@@ -2,7 +2,7 @@
 
 use super::metrics::HttpMetrics;
 use super::placement::PlacementView;
-use super::primer::PrimerSource;
+use super::primer::SummarySource;
 use super::text_frontend::{TextFrontend, TextTokens};
 use super::tools::Dialect;
 use crate::engine::EngineHandle;
@@ -12,7 +12,7 @@ use remoe_billing::Meter;
 use remoe_http::{ConnectionLimits, Lanes, Origins};
 use remoe_model::GenerationDefaults;
 use remoe_otel::Traces;
-use remoe_plan::Account;
+use remoe_plan::PlanAccount;
 use remoe_proto::{ErrorCode, ServiceError};
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub(crate) struct HttpOptions {
     /// Tokens that end an answer.
     pub(crate) end_ids: Vec<u32>,
     /// Source of what gateways predict from; absent if they are not told.
-    pub(crate) primer: Option<PrimerSource>,
+    pub(crate) primer: Option<SummarySource>,
     /// Where spans of requests go.
     pub(crate) traces: Traces,
 }
@@ -96,7 +96,7 @@ pub(crate) struct HttpState {
     /// Tells requests what they cost.
     pub(super) meter: Meter,
     ready: watch::Receiver<bool>,
-    account: watch::Receiver<Option<Arc<Account>>>,
+    account: watch::Receiver<Option<Arc<PlanAccount>>>,
 }
 
 impl HttpState {
@@ -111,7 +111,7 @@ impl HttpState {
         text: Option<Arc<dyn TextFrontend>>,
         options: HttpOptions,
         ready: watch::Receiver<bool>,
-        account: watch::Receiver<Option<Arc<Account>>>,
+        account: watch::Receiver<Option<Arc<PlanAccount>>>,
         placement: PlacementView,
         registry: Registry,
     ) -> Result<Self, prometheus::Error> {
@@ -148,7 +148,7 @@ impl HttpState {
     }
 
     /// The plan behind the generation in force, where there is one.
-    pub(super) fn account(&self) -> Option<Arc<Account>> {
+    pub(super) fn account(&self) -> Option<Arc<PlanAccount>> {
         self.account.borrow().clone()
     }
 

@@ -2,7 +2,7 @@
 
 use super::answer_shape::AnswerShape;
 use super::pieces::Pieces;
-use super::running::Running;
+use super::running::RunningGeneration;
 use super::state::HttpState;
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -25,14 +25,14 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 type Chunks = mpsc::Sender<Result<Event, axum::Error>>;
 
 /// Why a stream ended before its end.
-enum Broken {
+enum StreamAbort {
     /// The client is gone, or was given up.
     Client,
     /// The engine failed.
     Engine(ServiceError),
 }
 
-impl From<ServiceError> for Broken {
+impl From<ServiceError> for StreamAbort {
     fn from(error: ServiceError) -> Self {
         Self::Engine(error)
     }
@@ -43,7 +43,7 @@ pub(super) fn respond(
     state: Arc<HttpState>,
     mut shape: Box<dyn AnswerShape>,
     pieces: Pieces,
-    running: Running,
+    running: RunningGeneration,
 ) -> Response {
     let (chunks, stream) = mpsc::channel(CHUNKS);
     let (tell, told) = oneshot::channel();
@@ -80,14 +80,14 @@ async fn fill(
     state: &HttpState,
     shape: &mut dyn AnswerShape,
     pieces: Pieces,
-    running: Running,
+    running: RunningGeneration,
     chunks: &Chunks,
 ) -> Option<HeaderMap> {
     let span = running.span.clone();
     match deliver(state, shape, pieces, running, chunks).await {
         Ok(told) => return Some(told),
-        Err(Broken::Client) => tracing::debug!("client disconnected"),
-        Err(Broken::Engine(error)) => {
+        Err(StreamAbort::Client) => tracing::debug!("client disconnected"),
+        Err(StreamAbort::Engine(error)) => {
             tracing::warn!(%error, "stream failed");
             span.fail(error.code.http_status().to_string(), "stream failed after status 200");
             if let Ok(event) = shape.failed(state, error) {
@@ -103,9 +103,9 @@ async fn deliver(
     state: &HttpState,
     shape: &mut dyn AnswerShape,
     mut pieces: Pieces,
-    mut running: Running,
+    mut running: RunningGeneration,
     chunks: &Chunks,
-) -> Result<HeaderMap, Broken> {
+) -> Result<HeaderMap, StreamAbort> {
     send(chunks, shape.begin(state)?).await?;
     for piece in pieces.opening() {
         send(chunks, shape.piece(state, piece)?).await?;
@@ -125,9 +125,9 @@ async fn deliver(
 }
 
 /// Waits for room: as long as the client's connection is not given up.
-async fn send(chunks: &Chunks, events: Vec<Event>) -> Result<(), Broken> {
+async fn send(chunks: &Chunks, events: Vec<Event>) -> Result<(), StreamAbort> {
     for event in events {
-        chunks.send(Ok(event)).await.map_err(|_| Broken::Client)?;
+        chunks.send(Ok(event)).await.map_err(|_| StreamAbort::Client)?;
     }
     Ok(())
 }

@@ -53,7 +53,7 @@ pub(super) struct StructuredOutputs {
 /// It asks for two things at once, or for something that is not supported, by name.
 pub(super) fn take(body: &mut RequestBody) -> Result<Option<Structure>, ServiceError> {
     let whitespace = whitespace(body)?;
-    let mut found = Found { structure: None, whitespace };
+    let mut found = StructureFields { structure: None, whitespace };
     if let Some(Object(format)) = body.response_format.take() {
         found.response_format(format)?;
     }
@@ -102,12 +102,12 @@ pub(super) fn whitespace(body: &RequestBody) -> Result<Whitespace, ServiceError>
     }
 }
 
-struct Found {
+struct StructureFields {
     structure: Option<Structure>,
     whitespace: Whitespace,
 }
 
-impl Found {
+impl StructureFields {
     fn add(&mut self, field: &str, source: Result<Source, String>) -> Result<(), ServiceError> {
         let source =
             source.map_err(|message| ServiceError::invalid(field, format!("`{field}`: {message}")))?;

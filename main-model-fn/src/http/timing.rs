@@ -4,8 +4,8 @@
 //! the first token is `first`. The parts are told as `Server-Timing` and in `usage.remoe.timing`.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
-use remoe_billing::{Rates, Share, Told};
-use remoe_http::between::{ACTIVATIONS, COST_PLACEHOLDER, RATES, TIMING as GIVEN, TOKENS, TOLD};
+use remoe_billing::{Rates, ReportedCost, Share};
+use remoe_http::internal_headers::{ACTIVATIONS, COST_PLACEHOLDER, RATES, TIMING as GIVEN, TOKENS, TOLD};
 use remoe_predictor::Activations;
 use serde::Serialize;
 use std::time::{Duration, Instant};
@@ -101,7 +101,7 @@ impl Timeline {
         &self,
         prompt_tokens: usize,
         completion_tokens: usize,
-        cost: Option<&Told>,
+        cost: Option<&ReportedCost>,
         activations: Option<&Activations>,
     ) -> HeaderMap {
         let mut headers = HeaderMap::new();
@@ -146,7 +146,7 @@ fn line(name: &HeaderName, value: usize) -> usize {
 }
 
 /// `told` as JSON of at most `room` bytes, without the smallest shares where all of them take more.
-fn fitting(told: &Told, room: usize) -> Option<String> {
+fn fitting(told: &ReportedCost, room: usize) -> Option<String> {
     let text = serde_json::to_string(told).ok()?;
     if text.len() <= room {
         return Some(text);
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_of_experts_are_left_out_before_a_client_refuses_all_that_is_told() {
+    fn oversized_expert_counts_are_left_out_of_response_headers() {
         let mut headers = HeaderMap::new();
         headers.insert(GIVEN, HeaderValue::from_static("load;dur=7.25"));
         headers.insert(ACTIVATIONS, HeaderValue::from_static("counts"));
@@ -205,7 +205,10 @@ mod tests {
         let told_of_experts = activations.to_text().unwrap().len();
         assert!((8 << 10..12 << 10).contains(&told_of_experts), "{told_of_experts}");
         let share = |port| (format!("10.0.0.1:{port}"), remoe_billing::Share::default());
-        let told = |functions| Told { shares: (0..functions).map(share).collect(), ..Told::default() };
+        let told = |functions| ReportedCost {
+            shares: (0..functions).map(share).collect(),
+            ..ReportedCost::default()
+        };
         assert!(line.headers(1, 2, Some(&told(2)), Some(&activations)).contains_key(ACTIVATIONS));
         let bytes = |headers: &HeaderMap| -> usize {
             headers.iter().map(|(name, value)| super::line(name, value.len())).sum()
@@ -221,7 +224,7 @@ mod tests {
         }
         let most = line.headers(1, 2, Some(&all), Some(&activations));
         assert!(bytes(&most) <= MAX_TOLD && bytes(&most) > MAX_TOLD - 300);
-        let told: Told = serde_json::from_slice(most[TOLD].as_bytes()).unwrap();
+        let told: ReportedCost = serde_json::from_slice(most[TOLD].as_bytes()).unwrap();
         let least = told.shares.values().map(|share| share.cost.decode).min().unwrap();
         assert_eq!(told.shares.len() as u64, 400 - least);
     }

@@ -4,7 +4,7 @@ use super::fields::{Given, Json as JsonField, Object};
 use super::messages::Messages;
 use super::reasoning::{Reasoning, ReasoningFields, ReasoningOptions};
 use super::state::HttpState;
-use super::tools::{Asked, Tools};
+use super::tools::{CallableTools, Tools};
 use super::{body, chat, text_frontend};
 use axum::Json;
 use axum::extract::{self, State};
@@ -65,7 +65,7 @@ fn tokenize(state: &HttpState, body: TokenizeBody) -> Result<Tokenized, ServiceE
     let tokens = match (body.prompt, body.messages) {
         (Some(prompt), None) => encode(&prompt, body.add_special_tokens.unwrap_or(true))?,
         (None, Some(messages)) => {
-            let asked = Asked::of(body.tools, None, None)?;
+            let asked = CallableTools::of(body.tools, None, None)?;
             let variables = &state.options.template_variables;
             let reasoning = ReasoningFields {
                 reasoning_effort: body.reasoning_effort,

@@ -1,7 +1,7 @@
 //! Requests of other APIs as chats: checked by the same rules, refused by the names of their own fields.
 
 use super::chat;
-use super::generate::Generation;
+use super::generate::PreparedGeneration;
 use super::request_body::RequestBody;
 use super::state::HttpState;
 use remoe_proto::{ErrorCode, ServiceError};
@@ -16,7 +16,7 @@ pub(super) fn checked(
     state: &HttpState,
     chat: Map<String, Value>,
     names: &[(&str, &str)],
-) -> Result<Generation, ServiceError> {
+) -> Result<PreparedGeneration, ServiceError> {
     chat::check(state, request_body(chat)?).map_err(|error| renamed(error, names))
 }
 

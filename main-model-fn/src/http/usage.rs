@@ -1,10 +1,10 @@
 //! Usage of a request: tokens, time and cost.
 
 use super::placement::measured;
-use super::running::Running;
+use super::running::RunningGeneration;
 use super::timing::Timing;
 use crate::engine::request::ExpertTime;
-use remoe_plan::{Account, Comparison};
+use remoe_plan::{Comparison, PlanAccount};
 use serde::Serialize;
 
 /// `usage` of an answer.
@@ -38,7 +38,7 @@ struct CompletionTokensDetails {
 /// Remoe's extension, for requests with `include_figures`.
 #[derive(Debug, Clone, Serialize)]
 struct RemoeFigures {
-    experts: Experts,
+    experts: ExpertCounts,
     ttft_s: f64,
     prefill_s: f64,
     decode_s: f64,
@@ -84,7 +84,7 @@ impl From<ExpertTime> for Seconds {
 
 /// (token, expert) pairs by where they were computed, and messages sent again.
 #[derive(Debug, Clone, Serialize)]
-struct Experts {
+struct ExpertCounts {
     local: u64,
     remote: u64,
     fallback: u64,
@@ -94,10 +94,10 @@ struct Experts {
 impl Usage {
     /// With Remoe's own figures where the request asks for them, compared with the plan of `account`.
     pub(super) fn new(
-        running: &Running,
+        running: &RunningGeneration,
         reasoning_tokens: Option<usize>,
         include_figures: bool,
-        account: Option<&Account>,
+        account: Option<&PlanAccount>,
     ) -> Self {
         let figures = running.figures();
         Self {
@@ -108,7 +108,7 @@ impl Usage {
             completion_tokens_details: reasoning_tokens
                 .map(|reasoning_tokens| CompletionTokensDetails { reasoning_tokens }),
             remoe: include_figures.then_some(RemoeFigures {
-                experts: Experts {
+                experts: ExpertCounts {
                     local: figures.experts.local,
                     remote: figures.experts.remote,
                     fallback: figures.experts.fallback,

@@ -2,7 +2,7 @@
 //! until all of it is in memory, so that the first answer does not wait for the rest.
 
 use super::Native;
-use crate::backend::{BackendError, Held, LoadModelError, Rest};
+use crate::backend::{BackendError, DeferredWeights, LoadModelError, ResidentPart};
 use remoe_kernels::{Dtype, NumericsClass, PackedMatrix, Pool, WeightFormat};
 use remoe_model::{Checkpoint, CheckpointError, StoredAs, TensorRef};
 use remoe_weights::{load_matrix, stored_dtype};
@@ -19,7 +19,7 @@ pub enum NativeEmbedding {
     Packed(Arc<PackedMatrix>),
 }
 
-impl Held for NativeEmbedding {
+impl ResidentPart for NativeEmbedding {
     fn bytes(&self) -> usize {
         match self {
             Self::Rows(table) => table.bytes(),
@@ -46,7 +46,7 @@ impl NativeEmbedding {
     }
 
     /// Returns what is left to read.
-    pub(super) fn rest(&self) -> Option<Arc<dyn Rest>> {
+    pub(super) fn rest(&self) -> Option<Arc<dyn DeferredWeights>> {
         match self {
             Self::Rows(table) => Some(table.clone()),
             Self::Packed(_) => None,
@@ -147,7 +147,7 @@ impl Table {
     }
 }
 
-impl Rest for Table {
+impl DeferredWeights for Table {
     fn missing_bytes(&self) -> usize {
         if self.whole.get().is_some() { 0 } else { self.bytes() }
     }

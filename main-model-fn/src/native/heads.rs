@@ -3,8 +3,8 @@
 //! not depend on the rows beside it.
 
 use super::Rows;
-use super::rows::Spare;
-use crate::backend::{BackendError, Held, LoadModelError};
+use super::rows::BufferPool;
+use crate::backend::{BackendError, LoadModelError, ResidentPart};
 use remoe_kernels::{MAX_ROWS, NumericsClass, PackedMatrix, Pool, Product};
 use remoe_model::{Checkpoint, MlaFacts, TensorRef};
 use remoe_weights::stored_dtype;
@@ -18,7 +18,7 @@ pub struct NativeHeads {
     pub(super) nope_dim: usize,
 }
 
-impl Held for NativeHeads {
+impl ResidentPart for NativeHeads {
     fn bytes(&self) -> usize {
         self.absorb.iter().chain(&self.release).map(PackedMatrix::bytes).sum()
     }
@@ -50,7 +50,7 @@ impl NativeHeads {
 
     /// Queries that are multiplied with entries of the cache, rows x heads x (latent and rotated elements), of
     /// `query`, rows x heads x (nope and rotated elements).
-    pub(super) fn absorb(&self, pool: &Pool, home: &Spare, query: &Rows) -> Result<Rows, BackendError> {
+    pub(super) fn absorb(&self, pool: &Pool, home: &BufferPool, query: &Rows) -> Result<Rows, BackendError> {
         let heads = self.absorb.len();
         let (element, head_dim) = (query.dtype.bytes(), query.width / heads.max(1));
         let plain = self.nope_dim * element;
@@ -68,7 +68,7 @@ impl NativeHeads {
     }
 
     /// Values, rows x heads x value elements, of what was mixed of latents.
-    pub(super) fn release(&self, pool: &Pool, home: &Spare, mixed: &Rows) -> Result<Rows, BackendError> {
+    pub(super) fn release(&self, pool: &Pool, home: &BufferPool, mixed: &Rows) -> Result<Rows, BackendError> {
         let heads = self.release.len();
         let value = self.release.first().map_or(0, PackedMatrix::output_bytes);
         let released = self.multiply(pool, &self.release, mixed, mixed.row_bytes() / heads.max(1))?;

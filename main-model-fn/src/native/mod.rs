@@ -11,7 +11,8 @@ mod pages;
 mod rows;
 
 use crate::backend::{
-    Affine, Backend, BackendError, Held, LoadModelError, PAGE_POSITIONS, PagedLayer, RELEASED, Rest, Span,
+    Affine, Backend, BackendError, DeferredWeights, LoadModelError, PAGE_POSITIONS, PagedLayer, RELEASED,
+    ResidentPart, Span,
 };
 use crate::device::{DeviceError, DeviceName};
 use embedding::NativeEmbedding;
@@ -26,7 +27,7 @@ use remoe_kernels::{
 };
 use remoe_model::{Activation, Checkpoint, MlaFacts, MlpTensors, NormKind, RopeFacts, RopeLayout, TensorRef};
 use remoe_weights::{load_floats, load_gated, load_matrix, stored_dtype};
-use rows::{Rows, Spare};
+use rows::{BufferPool, Rows};
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -35,7 +36,7 @@ pub struct Native {
     pool: Arc<Pool>,
     dtype: Dtype,
     cache_format: CacheFormat,
-    spare: Spare,
+    spare: BufferPool,
 }
 
 /// A product's weights in the kernels' order.
@@ -53,19 +54,19 @@ pub struct NativeNorm {
     epsilon: f32,
 }
 
-impl Held for NativeLinear {
+impl ResidentPart for NativeLinear {
     fn bytes(&self) -> usize {
         self.matrix.bytes() + self.bias.as_ref().map_or(0, |bias| size_of_val(&bias[..]))
     }
 }
 
-impl Held for NativeNorm {
+impl ResidentPart for NativeNorm {
     fn bytes(&self) -> usize {
         size_of_val(&self.weight[..]) + size_of_val(&self.bias[..])
     }
 }
 
-impl Held for PackedExpert {
+impl ResidentPart for PackedExpert {
     fn bytes(&self) -> usize {
         Self::bytes(self)
     }
@@ -173,7 +174,7 @@ impl Backend for Native {
         match device {
             None | Some(DeviceName::Cpu) => {
                 let (pool, cache_format) = (pool.clone(), CacheFormat::default());
-                Ok(Self { pool, dtype, cache_format, spare: Spare::default() })
+                Ok(Self { pool, dtype, cache_format, spare: BufferPool::default() })
             }
             Some(device) => Err(DeviceError::Foreign { device, backend: Self::NAME }),
         }
@@ -201,7 +202,7 @@ impl Backend for Native {
         NativeEmbedding::load(self, checkpoint, table, class)
     }
 
-    fn rest_of(&self, table: &NativeEmbedding) -> Option<Arc<dyn Rest>> {
+    fn rest_of(&self, table: &NativeEmbedding) -> Option<Arc<dyn DeferredWeights>> {
         table.rest()
     }
 

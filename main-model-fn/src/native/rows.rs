@@ -10,9 +10,9 @@ const SPARE: usize = 16;
 /// Memory of tensors that are gone. A fresh buffer costs the kernel's zeroes and its page faults, which for a prompt
 /// is as much as some of the operations.
 #[derive(Clone, Default)]
-pub(super) struct Spare(Arc<Mutex<Vec<Vec<u8>>>>);
+pub(super) struct BufferPool(Arc<Mutex<Vec<Vec<u8>>>>);
 
-impl Spare {
+impl BufferPool {
     /// At least `bytes` of any content: the smallest that is long enough, but none that is far too long.
     fn take(&self, bytes: usize) -> Vec<u8> {
         let mut spare = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -43,12 +43,12 @@ pub struct Rows {
     pub(super) rows: usize,
     pub(super) width: usize,
     buffer: Vec<u8>,
-    home: Spare,
+    home: BufferPool,
 }
 
 impl Rows {
     /// Rows of any content.
-    pub(super) fn new(home: &Spare, dtype: Dtype, rows: usize, width: usize) -> Self {
+    pub(super) fn new(home: &BufferPool, dtype: Dtype, rows: usize, width: usize) -> Self {
         let buffer = home.take(rows * width * dtype.bytes());
         Self { dtype, rows, width, buffer, home: home.clone() }
     }

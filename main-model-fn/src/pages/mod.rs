@@ -1,4 +1,4 @@
-//! Keys and values in pages: who holds which, and what is kept for later.
+//! KV cache: pages of keys and values, the sequences that hold them, and the prefix cache of full pages.
 //!
 //! All pages come from one budget. A sequence holds the pages of its positions; those that are full are never
 //! written again, so that sequences with the same beginning hold the same ones. A full page stays after the last
@@ -16,7 +16,7 @@ mod sequence;
 mod table;
 
 pub(crate) use needs::paged;
-pub use prefixes::Tenant;
+pub use prefixes::CacheScope;
 pub use remoe_model::kv_pages::PageNeeds;
 pub(crate) use remoe_model::kv_pages::pages_of;
 pub(crate) use sequence::{BlockPages, SequenceCache};
@@ -83,7 +83,7 @@ impl Pages {
     /// forward.
     pub(crate) fn begin(
         &mut self,
-        tenant: Tenant,
+        tenant: CacheScope,
         tokens: impl Fn(usize) -> u32,
         count: usize,
     ) -> SequenceCache {
@@ -167,7 +167,7 @@ mod tests {
         true
     }
 
-    fn begin(pages: &mut Pages, tenant: Tenant, tokens: &[u32]) -> SequenceCache {
+    fn begin(pages: &mut Pages, tenant: CacheScope, tokens: &[u32]) -> SequenceCache {
         pages.begin(tenant, |at| tokens[at], tokens.len())
     }
 
@@ -180,25 +180,25 @@ mod tests {
     fn what_was_computed_is_found_again_within_a_tenant() {
         let mut pages = Pages::new(10, PageNeeds::default());
         let tokens: Vec<u32> = (0..3 * PAGE as u32).collect();
-        let mut first = begin(&mut pages, Tenant::default(), &tokens);
+        let mut first = begin(&mut pages, CacheScope::default(), &tokens);
         assert_eq!(first.length(), 0);
         assert!(forward(&mut pages, &mut first, &tokens));
         // A token is left to forward.
-        let again = begin(&mut pages, Tenant::default(), &tokens);
+        let again = begin(&mut pages, CacheScope::default(), &tokens);
         assert_eq!((again.length(), &ids(&again)[..]), (2 * PAGE, &ids(&first)[..2]));
         let mut longer = tokens.clone();
         longer.push(7);
-        assert_eq!(begin(&mut pages, Tenant::default(), &longer).length(), 3 * PAGE);
+        assert_eq!(begin(&mut pages, CacheScope::default(), &longer).length(), 3 * PAGE);
         longer[PAGE] = 9;
-        assert_eq!(begin(&mut pages, Tenant::default(), &longer).length(), PAGE);
+        assert_eq!(begin(&mut pages, CacheScope::default(), &longer).length(), PAGE);
         longer[0] = 9;
-        assert_eq!(begin(&mut pages, Tenant::default(), &longer).length(), 0, "the second page alone");
-        assert_eq!(begin(&mut pages, Tenant::named(b"1"), &tokens).length(), 0, "another tenant's");
+        assert_eq!(begin(&mut pages, CacheScope::default(), &longer).length(), 0, "the second page alone");
+        assert_eq!(begin(&mut pages, CacheScope::named(b"1"), &tokens).length(), 0, "another tenant's");
         drop((first, again));
         assert_eq!(
-            begin(&mut pages, Tenant::default(), &tokens).length(),
+            begin(&mut pages, CacheScope::default(), &tokens).length(),
             2 * PAGE,
-            "kept although nobody holds it"
+            "kept although no sequence holds it"
         );
     }
 
@@ -207,16 +207,20 @@ mod tests {
         let mut pages = Pages::new(4, PageNeeds::default());
         let tokens = |first: u32| -> Vec<u32> { (first..first + 2 * PAGE as u32).collect() };
         for first in [0, 1000] {
-            let mut cache = begin(&mut pages, Tenant::default(), &tokens(first));
+            let mut cache = begin(&mut pages, CacheScope::default(), &tokens(first));
             assert!(forward(&mut pages, &mut cache, &tokens(first)));
         }
-        let held = begin(&mut pages, Tenant::default(), &tokens(0));
+        let held = begin(&mut pages, CacheScope::default(), &tokens(0));
         assert_eq!(held.length(), PAGE);
-        let mut third = begin(&mut pages, Tenant::default(), &tokens(2000));
+        let mut third = begin(&mut pages, CacheScope::default(), &tokens(2000));
         assert!(forward(&mut pages, &mut third, &tokens(2000)));
         let longer: Vec<u32> = (1000..1001 + 2 * PAGE as u32).collect();
-        assert_eq!(begin(&mut pages, Tenant::default(), &longer).length(), PAGE, "ends go before beginnings");
-        let mut fourth = begin(&mut pages, Tenant::default(), &tokens(3000));
+        assert_eq!(
+            begin(&mut pages, CacheScope::default(), &longer).length(),
+            PAGE,
+            "ends go before beginnings"
+        );
+        let mut fourth = begin(&mut pages, CacheScope::default(), &tokens(3000));
         assert!(!fourth.reserve(2 * PAGE, &mut pages), "one is held by each of two others, two by a third");
         drop(held);
         assert!(fourth.reserve(2 * PAGE, &mut pages));
@@ -257,7 +261,7 @@ mod tests {
                     Some(running) => running,
                     None => {
                         let tokens = vec![kind; 70];
-                        let cache = begin(&mut pages, Tenant::default(), &tokens);
+                        let cache = begin(&mut pages, CacheScope::default(), &tokens);
                         check(needs, &contents, &cache, &tokens);
                         (tokens, cache)
                     }
@@ -308,20 +312,20 @@ mod tests {
         let needs = PageNeeds { whole: 1, windowed: 1, window: 40 };
         let mut pages = Pages::new(12, needs);
         let tokens: Vec<u32> = (0..6 * PAGE as u32 + 1).collect();
-        let mut first = begin(&mut pages, Tenant::default(), &tokens);
+        let mut first = begin(&mut pages, CacheScope::default(), &tokens);
         for block in 1..=6 {
             assert!(forward(&mut pages, &mut first, &tokens[..block * PAGE]));
         }
         assert_eq!((first.pages(), pages.held()), (6 + 2, 8), "six whole pages, two within the window");
         drop(first);
-        let found = |pages: &mut Pages, count: usize| begin(pages, Tenant::default(), &tokens[..count]);
+        let found = |pages: &mut Pages, count: usize| begin(pages, CacheScope::default(), &tokens[..count]);
         assert_eq!(found(&mut pages, tokens.len()).length(), 6 * PAGE);
         assert!(pages.make_free(2), "which takes the windowed pages that were used longest ago");
         assert_eq!(found(&mut pages, 5 * PAGE + 1).length(), 0, "the window of none of them is complete");
         let again = found(&mut pages, tokens.len());
         assert_eq!((again.length(), again.pages()), (6 * PAGE, 8), "but that of the last");
         drop(again);
-        let mut whole = SequenceCache::new(Tenant::default());
+        let mut whole = SequenceCache::new(CacheScope::default());
         for block in 1..=5 {
             assert!(forward(&mut pages, &mut whole, &tokens[..block * PAGE]));
         }

@@ -1,10 +1,10 @@
-//! Which full pages are kept, by the tokens that they hold and all before them.
+//! Prefix cache: full pages, found by their tokens and all before them, and their eviction.
 //!
 //! A page is found under its tokens and the page before it, which makes a chain down to the beginning of the
 //! sequence; keys are compared whole, so that no two beginnings are ever taken for one another. Every chain begins at
 //! its tenant: how fast an answer begins tells if the same was asked before, which only the tenant may learn.
 
-use super::table::{Rank, Table, Used};
+use super::table::{LastUse, Rank, Table};
 use super::{Block, BlockPages};
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -15,12 +15,12 @@ use std::sync::LazyLock;
 
 /// Whose requests share what was computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Tenant([u64; 2]);
+pub struct CacheScope([u64; 2]);
 
 /// Keys of this process: no name can be chosen that has the hash of another one.
 static KEYS: LazyLock<[RandomState; 2]> = LazyLock::new(Default::default);
 
-impl Tenant {
+impl CacheScope {
     /// The one that a gateway calls `name`: 128 bits of a keyed hash.
     pub(crate) fn named(name: &[u8]) -> Self {
         Self(KEYS.each_ref().map(|key| key.hash_one(name)))
@@ -30,7 +30,7 @@ impl Tenant {
 /// The beginning of a sequence: nothing but the tenant, or everything up to the end of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Link {
-    Tenant(Tenant),
+    Tenant(CacheScope),
     /// The number that the page was given when it was kept. No two ever have the same.
     Page(u64),
 }
@@ -52,27 +52,27 @@ impl Chain {
     }
 
     /// When the whole pages that continue it were last used.
-    fn used_whole(self) -> Used {
+    fn used_whole(self) -> LastUse {
         (self.turn, Rank::Whole(Reverse(self.length)))
     }
 
-    fn used_windowed(self) -> Used {
+    fn used_windowed(self) -> LastUse {
         (self.turn, Rank::Windowed(self.length))
     }
 }
 
-type Key = (Link, Block);
+type BlockKey = (Link, Block);
 
 /// Page sets that are kept for a block.
 #[derive(Clone, Copy)]
-pub(super) struct Kept {
+pub(super) struct CachedBlock {
     whole: usize,
     /// `None` once they were evicted, or without windowed layers.
     windowed: Option<usize>,
     number: u64,
 }
 
-impl Kept {
+impl CachedBlock {
     /// Reports if the windowed pages are kept too.
     pub(super) fn has_windowed(&self) -> bool {
         self.windowed.is_some()
@@ -81,9 +81,9 @@ impl Kept {
 
 /// The kept pages.
 pub(super) struct Prefixes {
-    kept: HashMap<Key, Kept>,
+    kept: HashMap<BlockKey, CachedBlock>,
     /// Under what each set is kept, by its id: it never is twice.
-    by_set: HashMap<usize, Key>,
+    by_set: HashMap<usize, BlockKey>,
     /// Blocks that were ever kept.
     numbers: u64,
     /// Chains that were ever begun.
@@ -97,19 +97,19 @@ impl Prefixes {
     }
 
     /// The beginning of a sequence of `tenant`.
-    pub(super) fn begin(&mut self, tenant: Tenant) -> Chain {
+    pub(super) fn begin(&mut self, tenant: CacheScope) -> Chain {
         self.turns += 1;
         Chain { end: Link::Tenant(tenant), turn: self.turns, length: 0 }
     }
 
     /// Returns what is kept of the block that continues `chain` with `block`, and the chain then.
-    pub(super) fn find(&self, chain: Chain, block: &Block) -> Option<(Kept, Chain)> {
+    pub(super) fn find(&self, chain: Chain, block: &Block) -> Option<(CachedBlock, Chain)> {
         let kept = *self.kept.get(&(chain.end, *block))?;
         Some((kept, chain.longer(kept.number)))
     }
 
     /// Uses `kept`, which continues `chain`: holds its pages, the windowed ones if they are wanted.
-    pub(super) fn hold(&self, chain: Chain, kept: Kept, wants_windowed: bool) -> BlockPages {
+    pub(super) fn hold(&self, chain: Chain, kept: CachedBlock, wants_windowed: bool) -> BlockPages {
         let hold = |id, used| {
             self.table.borrow_mut().keep(id, Some(used));
             Table::hold(&self.table, id)
@@ -129,10 +129,10 @@ impl Prefixes {
             self.forget(pages.whole.id);
             let number = self.numbers;
             self.numbers += 1;
-            self.kept.insert(key, Kept { whole: pages.whole.id, windowed: None, number });
+            self.kept.insert(key, CachedBlock { whole: pages.whole.id, windowed: None, number });
             self.by_set.insert(pages.whole.id, key);
         }
-        let has_windowed = self.kept.get(&key).is_none_or(Kept::has_windowed);
+        let has_windowed = self.kept.get(&key).is_none_or(CachedBlock::has_windowed);
         if let Some(windowed) = pages.windowed.as_ref().filter(|_| !has_windowed) {
             self.forget(windowed.id);
             self.by_set.insert(windowed.id, key);
@@ -174,10 +174,10 @@ mod tests {
 
     #[test]
     fn tenants_are_told_apart_by_a_keyed_hash_of_128_bits() {
-        let one = Tenant::named(b"one");
-        assert_eq!((one, size_of::<Tenant>()), (Tenant::named(b"one"), 16));
-        assert!(one != Tenant::named(b"two") && one != Tenant::default());
-        let Tenant([first, second]) = one;
+        let one = CacheScope::named(b"one");
+        assert_eq!((one, size_of::<CacheScope>()), (CacheScope::named(b"one"), 16));
+        assert!(one != CacheScope::named(b"two") && one != CacheScope::default());
+        let CacheScope([first, second]) = one;
         let mut unkeyed = DefaultHasher::new();
         b"one"[..].hash(&mut unkeyed);
         assert!(first != second && ![first, second].contains(&unkeyed.finish()));

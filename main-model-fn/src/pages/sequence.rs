@@ -1,6 +1,6 @@
 //! The pages of one sequence.
 
-use super::prefixes::Tenant;
+use super::prefixes::CacheScope;
 use super::{PageSet, Pages, pages_of};
 use crate::backend::{PAGE_POSITIONS, RELEASED};
 
@@ -29,7 +29,7 @@ impl BlockPages {
 
 /// The keys and values of one sequence.
 pub(crate) struct SequenceCache {
-    pub(super) tenant: Tenant,
+    pub(super) tenant: CacheScope,
     pub(super) blocks: Vec<BlockPages>,
     pub(super) length: usize,
     /// How many of its blocks were kept, from the first on.
@@ -40,7 +40,7 @@ pub(crate) struct SequenceCache {
 
 impl SequenceCache {
     /// Creates the cache of a sequence of `tenant`, without pages.
-    pub(crate) fn new(tenant: Tenant) -> Self {
+    pub(crate) fn new(tenant: CacheScope) -> Self {
         Self { tenant, blocks: Vec::new(), length: 0, kept: 0, released: 0 }
     }
 

@@ -27,7 +27,7 @@ impl Drop for PageSet {
 }
 
 /// When a kept set was last used: by which use of a chain, and in which order sets of that use are evicted.
-pub(super) type Used = (u64, Rank);
+pub(super) type LastUse = (u64, Rank);
 
 /// Order of eviction among sets that were used together, by their block. Sequences that continue need the windows at
 /// the end. Of whole pages, ends go before beginnings, without which nothing finds them.
@@ -38,24 +38,24 @@ pub(super) enum Rank {
 }
 
 /// The state of one set.
-struct Entry {
+struct PageSetEntry {
     /// [`PageSet`] values of it.
     holders: u32,
     /// Last use while it is in the prefix cache.
-    kept: Option<Used>,
+    kept: Option<LastUse>,
     pages: Rc<[usize]>,
 }
 
 /// The state of every set. All changes are O(log sets).
 pub(super) struct Table {
-    entries: Vec<Entry>,
+    entries: Vec<PageSetEntry>,
     /// Entries without pages.
     spare: Vec<usize>,
     free: Vec<usize>,
     /// Pages that were ever used.
     used: usize,
     /// Kept sets that no sequence holds, by their last use.
-    idle: BTreeMap<Used, usize>,
+    idle: BTreeMap<LastUse, usize>,
     idle_pages: usize,
     limit: usize,
 }
@@ -92,7 +92,7 @@ impl Table {
     }
 
     /// Marks the set as kept, last used then; `None`: kept no longer.
-    pub(super) fn keep(&mut self, id: usize, used: Option<Used>) {
+    pub(super) fn keep(&mut self, id: usize, used: Option<LastUse>) {
         let entry = &mut self.entries[id];
         let before = std::mem::replace(&mut entry.kept, used);
         if entry.holders > 0 {
@@ -108,7 +108,7 @@ impl Table {
         }
     }
 
-    fn rest(&mut self, id: usize, used: Used) {
+    fn rest(&mut self, id: usize, used: LastUse) {
         self.idle_pages += self.entries[id].pages.len();
         self.idle.insert(used, id);
     }
@@ -133,7 +133,7 @@ impl Table {
                 })
             })
             .collect();
-        let entry = Entry { holders: 0, kept: None, pages };
+        let entry = PageSetEntry { holders: 0, kept: None, pages };
         let id = match this.spare.pop() {
             Some(id) => {
                 this.entries[id] = entry;

@@ -1,7 +1,7 @@
 //! The attention of one layer, from the normed rows to what is added to them.
 
 use super::ForwardError;
-use crate::backend::{Backend, BackendError, Held};
+use crate::backend::{Backend, BackendError, ResidentPart};
 
 /// Either kind of attention.
 pub(super) enum Attention<B: Backend> {
@@ -61,7 +61,7 @@ impl<B: Backend> Attention<B> {
 }
 
 /// Context that the rows of an iteration attend with.
-pub(super) struct Context<'a, B: Backend> {
+pub(super) struct AttentionContext<'a, B: Backend> {
     pub(super) ops: &'a B,
     pub(super) pages: &'a mut B::Pages,
     /// `None`: nothing is rotated.
@@ -69,7 +69,7 @@ pub(super) struct Context<'a, B: Backend> {
     pub(super) spans: &'a B::Spans,
 }
 
-impl<B: Backend> Context<'_, B> {
+impl<B: Backend> AttentionContext<'_, B> {
     /// Rotates every head of queries and keys, which have `head_dims` elements.
     fn rotate(&self, both: [B::Tensor; 2], head_dims: [usize; 2]) -> Result<[B::Tensor; 2], BackendError> {
         match self.angles {
@@ -85,7 +85,7 @@ impl<B: Backend> Attention<B> {
         &self,
         layer: usize,
         x: &B::Tensor,
-        at: &mut Context<'_, B>,
+        at: &mut AttentionContext<'_, B>,
     ) -> Result<B::Tensor, ForwardError> {
         match self {
             Self::Grouped(attention) => attention.forward(layer, x, at),
@@ -99,7 +99,7 @@ impl<B: Backend> GroupedQueryAttention<B> {
         &self,
         layer: usize,
         x: &B::Tensor,
-        at: &mut Context<'_, B>,
+        at: &mut AttentionContext<'_, B>,
     ) -> Result<B::Tensor, ForwardError> {
         let ops = at.ops;
         let key_width = self.kv_heads * self.head_dim;
@@ -126,7 +126,7 @@ impl<B: Backend> LatentAttention<B> {
         &self,
         layer: usize,
         x: &B::Tensor,
-        at: &mut Context<'_, B>,
+        at: &mut AttentionContext<'_, B>,
     ) -> Result<B::Tensor, ForwardError> {
         let ops = at.ops;
         let projected = ops.linear(&self.projection, x)?;

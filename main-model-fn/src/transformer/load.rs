@@ -1,9 +1,9 @@
 //! Non-expert weights from the checkpoint to the device.
 
 use super::attention::{Attention, GroupedQueryAttention, LatentAttention};
-use super::mlp::{Besides, Mlp, Moe, SharedExperts};
+use super::mlp::{Mlp, Moe, SharedContribution, SharedExperts};
 use super::{Layer, Positions, Transformer};
-use crate::backend::{Affine, Backend, LoadModelError, Rest, Router};
+use crate::backend::{Affine, Backend, DeferredWeights, LoadModelError, Router};
 use crate::pages::paged;
 use crate::routing::RoutingRule;
 use remoe_kernels::numerics::to_bf16;
@@ -37,22 +37,22 @@ impl<B: Backend> Transformer<B> {
         // The largest parts first: a thread that is done earlier goes on with layers.
         let parts = in_parallel(2 + config.layers.len(), threads, LoadModelError::Panicked, |part| {
             Ok(match part.checked_sub(2) {
-                Some(id) => Part::Layer(Box::new(loader.layer(id)?)),
+                Some(id) => ModelPart::Layer(Box::new(loader.layer(id)?)),
                 None if part == 0 => {
                     let head = Affine { weight, bias: checkpoint.head_bias() };
-                    Part::Head(ops.load_linear(checkpoint, &[head], class, threads)?)
+                    ModelPart::Head(ops.load_linear(checkpoint, &[head], class, threads)?)
                 }
-                None if is_tied => Part::Tied,
-                None => Part::Embedding(ops.load_embedding(checkpoint, table, class)?),
+                None if is_tied => ModelPart::Tied,
+                None => ModelPart::Embedding(ops.load_embedding(checkpoint, table, class)?),
             })
         })?;
         let (mut heads, mut tables, mut layers) = (Vec::new(), Vec::new(), Vec::new());
         for part in parts {
             match part {
-                Part::Head(head) => heads.push(head),
-                Part::Embedding(table) => tables.push(table),
-                Part::Tied => (),
-                Part::Layer(layer) => layers.push(*layer),
+                ModelPart::Head(head) => heads.push(head),
+                ModelPart::Embedding(table) => tables.push(table),
+                ModelPart::Tied => (),
+                ModelPart::Layer(layer) => layers.push(*layer),
             }
         }
         let (layers, shapes): (_, Vec<_>) = layers.into_iter().unzip();
@@ -86,7 +86,7 @@ impl<B: Backend> Transformer<B> {
     }
 
     /// Returns what is left to read of the weights when answers are given already.
-    pub(crate) fn rest(&self) -> Vec<Arc<dyn Rest>> {
+    pub(crate) fn rest(&self) -> Vec<Arc<dyn DeferredWeights>> {
         let positions = match &self.positions {
             Positions::Rotary(_) => None,
             Positions::Learned(table) => Some(table),
@@ -99,7 +99,7 @@ impl<B: Backend> Transformer<B> {
 }
 
 /// Part of the model that one thread loads at a time.
-enum Part<B: Backend> {
+enum ModelPart<B: Backend> {
     Head(B::Linear),
     Embedding(B::Embedding),
     /// The head's matrix is the embedding as well.
@@ -270,12 +270,12 @@ impl<B: Backend> Loader<'_, B> {
             .router(layer)?
             .ok_or(LoadModelError::Inconsistent("a layer of experts has no router"))?;
         let besides = match (self.checkpoint.shared(layer)?, self.checkpoint.experts_bias(layer)?) {
-            (None, None) => Besides::Nothing,
-            (Some(tensors), None) => Besides::Shared(SharedExperts {
+            (None, None) => SharedContribution::Nothing,
+            (Some(tensors), None) => SharedContribution::Shared(SharedExperts {
                 network: self.gated(&tensors.mlp)?,
                 gate: tensors.gate.as_ref().map(|gate| self.product(&[gate], self.dtype)).transpose()?,
             }),
-            (None, Some(bias)) => Besides::Bias(self.row(bias)?),
+            (None, Some(bias)) => SharedContribution::Bias(self.row(bias)?),
             (Some(_), Some(_)) => {
                 return Err(LoadModelError::Inconsistent(
                     "a layer has shared experts and a bias beside its experts",

@@ -1,7 +1,7 @@
 //! The feed-forward part of one layer: dense, or routed experts beside shared ones.
 
 use super::{ForwardError, LayerRouting};
-use crate::backend::{Backend, Held, Router};
+use crate::backend::{Backend, ResidentPart, Router};
 use crate::dispatch::{Experts, LayerCall};
 use crate::routing::Routed;
 
@@ -15,11 +15,11 @@ pub(super) enum Mlp<B: Backend> {
 pub(super) struct Moe<B: Backend> {
     pub(super) router: Router<B>,
     pub(super) hidden: usize,
-    pub(super) besides: Besides<B>,
+    pub(super) besides: SharedContribution<B>,
 }
 
 /// Contribution to every token beside that of its routed experts.
-pub(super) enum Besides<B: Backend> {
+pub(super) enum SharedContribution<B: Backend> {
     Nothing,
     Shared(SharedExperts<B>),
     /// One row, in the compute dtype, little endian.
@@ -39,11 +39,11 @@ impl<B: Backend> Mlp<B> {
             Self::Dense(network) => network.bytes(),
             Self::Moe(moe) => {
                 let besides = match &moe.besides {
-                    Besides::Nothing => 0,
-                    Besides::Shared(shared) => {
-                        shared.network.bytes() + shared.gate.as_ref().map_or(0, Held::bytes)
+                    SharedContribution::Nothing => 0,
+                    SharedContribution::Shared(shared) => {
+                        shared.network.bytes() + shared.gate.as_ref().map_or(0, ResidentPart::bytes)
                     }
-                    Besides::Bias(row) => row.len(),
+                    SharedContribution::Bias(row) => row.len(),
                 };
                 moe.router.bytes() + besides
             }
@@ -62,11 +62,13 @@ impl<B: Backend> SharedExperts<B> {
 }
 
 impl<B: Backend> Moe<B> {
-    /// What shared experts add to every row of `x`, where that stays on the device.
+    /// Contribution of shared experts to every row of `x`, if it stays on the device.
     pub(super) fn shared_on_device(&self, ops: &B, x: &B::Tensor) -> Result<Option<B::Tensor>, ForwardError> {
         match &self.besides {
-            Besides::Shared(network) if B::ADDS_SHARED => Ok(Some(network.forward(ops, x)?)),
-            Besides::Shared(_) | Besides::Nothing | Besides::Bias(_) => Ok(None),
+            SharedContribution::Shared(network) if B::ADDS_SHARED => Ok(Some(network.forward(ops, x)?)),
+            SharedContribution::Shared(_) | SharedContribution::Nothing | SharedContribution::Bias(_) => {
+                Ok(None)
+            }
         }
     }
 
@@ -79,9 +81,11 @@ impl<B: Backend> Moe<B> {
         then: impl FnOnce(Option<&[u8]>) -> T,
     ) -> Result<T, ForwardError> {
         Ok(match &self.besides {
-            Besides::Shared(network) if !B::ADDS_SHARED => then(Some(&ops.bytes(&network.forward(ops, x)?)?)),
-            Besides::Shared(_) | Besides::Nothing => then(None),
-            Besides::Bias(row) => then(Some(&row.repeat(rows))),
+            SharedContribution::Shared(network) if !B::ADDS_SHARED => {
+                then(Some(&ops.bytes(&network.forward(ops, x)?)?))
+            }
+            SharedContribution::Shared(_) | SharedContribution::Nothing => then(None),
+            SharedContribution::Bias(row) => then(Some(&row.repeat(rows))),
         })
     }
 

@@ -16,10 +16,10 @@ pub(crate) use pass::{StepBudget, StepKind};
 pub(crate) use trace::Trace;
 pub use trace::{InspectLevel, LayerRouting};
 
-use crate::backend::{Backend, BackendError, Held, Span};
+use crate::backend::{Backend, BackendError, ResidentPart, Span};
 use crate::dispatch::Experts;
 use crate::pages::{PageNeeds, SequenceCache};
-use attention::{Attention, Context};
+use attention::{Attention, AttentionContext};
 use mlp::Mlp;
 use pass::Pass;
 use remoe_model::Multipliers;
@@ -146,7 +146,7 @@ pub(crate) struct Segment<'a> {
     pub(crate) tokens: &'a [u32],
     pub(crate) cache: &'a mut SequenceCache,
     /// Outputs that are wanted of them.
-    pub(crate) wanted: Wanted,
+    pub(crate) wanted: OutputRows,
 }
 
 /// The rows of segments, one after the other.
@@ -172,7 +172,7 @@ impl SegmentRows {
 
 /// Outputs computed of a segment's rows behind the last layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum OutputRows {
     None,
     /// Logits of the last row.
     Last,
@@ -341,7 +341,7 @@ impl<B: Backend> Transformer<B> {
         let ops = &self.ops;
         let residual = self.multipliers.residual;
         let spans = ops.spans(&self.pages, rows.spans)?;
-        let mut at = Context { ops, pages: &mut self.pages, angles: angles.as_ref(), spans: &spans };
+        let mut at = AttentionContext { ops, pages: &mut self.pages, angles: angles.as_ref(), spans: &spans };
         for (id, layer) in self.layers.iter().enumerate() {
             ops.enter_layer(Some(id));
             let normed = ops.norm(&layer.before_attention, &x)?;
@@ -374,10 +374,10 @@ impl<B: Backend> Transformer<B> {
             let rows = first..first + segment.tokens.len();
             first = rows.end;
             match segment.wanted {
-                Wanted::None => (),
-                Wanted::Last => wanted.extend(rows.last()),
-                Wanted::All => wanted.extend(rows),
-                Wanted::States => states.extend(rows),
+                OutputRows::None => (),
+                OutputRows::Last => wanted.extend(rows.last()),
+                OutputRows::All => wanted.extend(rows),
+                OutputRows::States => states.extend(rows),
             }
         }
         if let Some(trace) = trace.as_mut().filter(|_| hidden) {

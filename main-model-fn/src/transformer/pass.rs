@@ -5,7 +5,7 @@
 //! expert are read once for all rows of the pass, however short the steps are. Chunked prefill would read them again
 //! for every chunk. Every row's bits are those of a forward in one piece: no operation depends on the rows beside it.
 
-use super::attention::Context;
+use super::attention::AttentionContext;
 use super::mlp::{Mlp, recorded};
 use super::{ForwardError, InspectLevel, Layer, Trace, Transformer, scaled};
 use crate::backend::{Backend, PAGE_POSITIONS, Span};
@@ -296,7 +296,7 @@ impl<B: Backend> Transformer<B> {
         let angles = pass.angles.as_ref().map(|angles| ops.angles_of(angles, &indices)).transpose()?;
         let normed = ops.norm(&layer.before_attention, &ops.rows(&pass.x, &indices)?)?;
         let spans = &pass.prepared[at].1;
-        let mut at = Context { ops, pages: &mut self.pages, angles: angles.as_ref(), spans };
+        let mut at = AttentionContext { ops, pages: &mut self.pages, angles: angles.as_ref(), spans };
         let output = layer.attention.forward(pass.layer, &normed, &mut at)?;
         let output = scaled(&self.ops, output, self.multipliers.residual)?;
         self.ops.add_rows(&mut pass.x, block.start, &output)?;

@@ -1,10 +1,10 @@
 //! Having the hardware measured where the plan stands on a prior.
 
-use super::{Diff, LATER, SUPPLIED, Scene};
-use crate::errand::{Errand, useless};
-use crate::events::Happening;
+use super::{Diff, DiffInput, LATER, SUPPLIED};
+use crate::events::ClusterEvent;
 use crate::manifests::profiler;
 use crate::names::Component;
+use crate::one_shot::{OneShotState, useless};
 use crate::plan::PlanState;
 use crate::profiling::{ATTEMPTS, record};
 use crate::resolve::{Hardware, Measuring};
@@ -12,7 +12,7 @@ use crate::trouble::Trouble;
 use crate::write::Write;
 use kube::ResourceExt;
 use remoe_api::ProfileSource;
-use remoe_autoscale::scale_to_zero::Phase;
+use remoe_autoscale::scale_to_zero::ScalingPhase;
 
 const NOT_MEASURED: &str = "cannot measure the hardware profile";
 const UNDERWAY: &str = "measuring the hardware profile";
@@ -20,7 +20,7 @@ const UNDERWAY: &str = "measuring the hardware profile";
 impl Diff {
     /// The figures of the hardware. A profiler is only started when nothing else starts: it would take
     /// processors from functions.
-    pub(super) fn profile(&mut self, scene: Scene<'_>) -> Result<(), serde_json::Error> {
+    pub(super) fn profile(&mut self, scene: DiffInput<'_>) -> Result<(), serde_json::Error> {
         let hardware = scene.resolved.hardware.as_ref();
         if scene.inputs.owner.spec.profile.is_some() && hardware.is_some() {
             self.look_within(SUPPLIED);
@@ -34,7 +34,7 @@ impl Diff {
             }
             _ => None,
         };
-        let useful = measuring.map(|(hardware, measuring)| (hardware.subject.as_str(), &measuring.errand));
+        let useful = measuring.map(|(hardware, measuring)| (hardware.subject.as_str(), &measuring.one_shot));
         let over = useless(&scene.inputs.observed.pods, &scene.uid(), Component::Profiler, useful);
         self.writes.extend(over.into_iter().map(Write::Delete));
         if let Some((hardware, measuring)) = measuring {
@@ -46,56 +46,56 @@ impl Diff {
     /// Moves measuring on. Returns how it stands.
     fn measure(
         &mut self,
-        scene: Scene<'_>,
+        scene: DiffInput<'_>,
         hardware: &Hardware,
         measuring: &Measuring,
     ) -> Result<String, serde_json::Error> {
         let at_rest = (self.settled || scene.manifests.target.is_none())
-            && scene.scaled.demanded.phase != Phase::Asleep;
-        Ok(match (&measuring.errand, &measuring.printed) {
-            (Errand::Start { .. }, _) if !at_rest => {
+            && scene.scaled.demanded.phase != ScalingPhase::Asleep;
+        Ok(match (&measuring.one_shot, &measuring.printed) {
+            (OneShotState::Start { .. }, _) if !at_rest => {
                 "hardware profile: measured after the rollout".to_owned()
             }
-            (Errand::Start { incarnation, .. }, _) => {
+            (OneShotState::Start { incarnation, .. }, _) => {
                 self.look_within(LATER);
                 self.start_profiler(scene, hardware, *incarnation)
             }
-            (Errand::Waiting { trouble }, _) => {
+            (OneShotState::Waiting { trouble }, _) => {
                 self.look_within(LATER);
                 trouble.as_ref().map_or_else(|| UNDERWAY.to_owned(), waits)
             }
-            (Errand::Done { .. }, Some(Ok(profile))) => {
+            (OneShotState::Done { .. }, Some(Ok(profile))) => {
                 self.writes.push(Write::Profile(Box::new(record(
                     scene.inputs.owner,
                     &hardware.subject,
                     profile,
                 )?)));
-                self.say(Happening::normal(
+                self.say(ClusterEvent::normal(
                     "HardwareMeasured",
                     format!("Measured the hardware profile: MoERecord {}.", hardware.source),
                 ));
                 self.look_within(LATER);
                 UNDERWAY.to_owned()
             }
-            (Errand::Done { .. }, Some(Err(message))) => format!("{NOT_MEASURED}: {message}"),
-            (Errand::Done { .. }, None) => UNDERWAY.to_owned(),
-            (Errand::Failed { trouble, attempts, .. }, _) if *attempts >= ATTEMPTS => {
+            (OneShotState::Done { .. }, Some(Err(message))) => format!("{NOT_MEASURED}: {message}"),
+            (OneShotState::Done { .. }, None) => UNDERWAY.to_owned(),
+            (OneShotState::Failed { trouble, attempts, .. }, _) if *attempts >= ATTEMPTS => {
                 format!("{NOT_MEASURED}: {}; the prior stays in use", trouble.message)
             }
-            (Errand::Failed { trouble, retry_at, .. }, _) => {
+            (OneShotState::Failed { trouble, retry_at, .. }, _) => {
                 self.look_at(*retry_at, scene.inputs.observed.now);
                 format!("{NOT_MEASURED}: {}; will retry", trouble.message)
             }
         })
     }
 
-    fn start_profiler(&mut self, scene: Scene<'_>, hardware: &Hardware, incarnation: u32) -> String {
+    fn start_profiler(&mut self, scene: DiffInput<'_>, hardware: &Hardware, incarnation: u32) -> String {
         let PlanState::Planned { plan, .. } = &scene.planned.state else { return String::new() };
         let Some(facts) = scene.resolved.model.facts() else { return String::new() };
         match profiler(scene.inputs.owner, &hardware.subject, incarnation, plan, facts, scene.inputs.around) {
             Ok(pod) => {
                 let note = format!("Pod {} measures the hardware profile.", pod.name_any());
-                self.create(pod, Component::Profiler, Happening::normal("ProfilerStarted", note));
+                self.create(pod, Component::Profiler, ClusterEvent::normal("ProfilerStarted", note));
                 UNDERWAY.to_owned()
             }
             Err(error) => format!("{NOT_MEASURED}: {error}"),

@@ -11,21 +11,21 @@ pub(super) use measuring::waits;
 use super::build::Manifests;
 use super::conversations::Partner;
 use super::drift::is_as;
-use super::errand::{Errand, useless};
-use super::events::Happening;
+use super::events::ClusterEvent;
 use super::inputs::Inputs;
 use super::inspection::Inspecting;
 use super::manifests::{Frame, inspector};
 use super::names::Component;
+use super::one_shot::{OneShotState, useless};
 use super::ownership::{is_owned_by, name_taken};
-use super::plan::{PlanState, Planned};
-use super::pods::{PodView, Run};
+use super::plan::{PlanStage, PlanState};
+use super::pods::{ContainerRun, PodView};
 use super::resolve::Resolved;
 use super::routing::RoutingTable;
 use super::scale::Scaled;
 use super::trouble::Trouble;
 use super::turn;
-use super::write::{Creation, Keep, Write};
+use super::write::{Creation, DesiredObject, Write};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Resource, ResourceExt};
@@ -52,11 +52,11 @@ pub(crate) struct Diff {
     /// Main functions to speak with after the writes, and what each is to have in force.
     pub partners: Vec<Partner>,
     /// Remote functions that start, to be probed after the writes.
-    pub starting: BTreeMap<Run, IpAddr>,
+    pub starting: BTreeMap<ContainerRun, IpAddr>,
     /// Faults that keep something from being done.
     pub troubles: Vec<Trouble>,
     /// Events, each with the number of writes before it.
-    happenings: Vec<(usize, Happening)>,
+    happenings: Vec<(usize, ClusterEvent)>,
     /// State of the measurement of the hardware, while the plan stands on a prior.
     pub profiling: Option<String>,
     /// The deployment takes its turn for a rollout that no user asked for, or keeps it.
@@ -71,13 +71,13 @@ pub(crate) struct Diff {
 
 /// Outputs of the stages before, and their input.
 #[derive(Clone, Copy)]
-pub(crate) struct Scene<'a> {
+pub(crate) struct DiffInput<'a> {
     /// Input of the reconcile.
     pub inputs: Inputs<'a>,
     /// Output of the resolve stage.
     pub resolved: &'a Resolved,
     /// Output of the plan stage.
-    pub planned: &'a Planned,
+    pub planned: &'a PlanStage,
     /// Output of the scale stage.
     pub scaled: &'a Scaled,
     /// Output of the build stage.
@@ -88,8 +88,9 @@ pub(crate) struct Scene<'a> {
 ///
 /// # Errors
 /// A value cannot be written as JSON.
-pub(crate) fn diff(scene: Scene<'_>) -> Result<Diff, serde_json::Error> {
-    let Scene { inputs: Inputs { owner, observed, remembered, .. }, planned, scaled, manifests, .. } = scene;
+pub(crate) fn diff(scene: DiffInput<'_>) -> Result<Diff, serde_json::Error> {
+    let DiffInput { inputs: Inputs { owner, observed, remembered, .. }, planned, scaled, manifests, .. } =
+        scene;
     let target = manifests.target.as_ref().map(|target| &target.revision);
     let is_unrequested = target.is_some_and(|target| {
         turn::is_needed(owner, &observed.functions(owner), &observed.table(owner), target)
@@ -127,7 +128,7 @@ pub(crate) fn diff(scene: Scene<'_>) -> Result<Diff, serde_json::Error> {
     Ok(diff)
 }
 
-impl Scene<'_> {
+impl DiffInput<'_> {
     fn uid(&self) -> String {
         self.inputs.owner.uid().unwrap_or_default()
     }
@@ -140,13 +141,13 @@ impl Scene<'_> {
 impl Diff {
     /// Returns the events of the first `written` writes. They are published even if later writes failed: the next reconcile
     /// finds the objects written, and has no events for them.
-    pub(crate) fn said(&self, written: usize) -> Vec<Happening> {
+    pub(crate) fn said(&self, written: usize) -> Vec<ClusterEvent> {
         let said = self.happenings.iter().filter(|(before, _)| *before <= written);
         said.map(|(_, happening)| happening.clone()).collect()
     }
 
     /// Adds an event, for when all writes so far are made.
-    fn say(&mut self, happening: Happening) {
+    fn say(&mut self, happening: ClusterEvent) {
         self.happenings.push((self.writes.len(), happening));
     }
 
@@ -161,23 +162,28 @@ impl Diff {
     }
 
     /// Makes the object in `there` equal to `wanted`, unless it already is, or belongs to another owner.
-    fn keep<K>(&mut self, scene: Scene<'_>, wanted: K, there: &[K], write: impl FnOnce(Keep<K>) -> Write)
-    where
+    fn keep<K>(
+        &mut self,
+        scene: DiffInput<'_>,
+        wanted: K,
+        there: &[K],
+        write: impl FnOnce(DesiredObject<K>) -> Write,
+    ) where
         K: Resource<DynamicType = ()> + Clone + serde::Serialize,
     {
         let live = there.iter().find(|live| live.name_any() == wanted.name_any());
         match live {
             Some(live) if !is_owned_by(live, &scene.uid()) => self.troubles.push(name_taken(&wanted)),
             Some(live) if is_as(live, &wanted) => {}
-            live => {
-                self.writes.push(write(Keep { live: live.cloned().map(Box::new), wanted: Box::new(wanted) }))
-            }
+            live => self
+                .writes
+                .push(write(DesiredObject { live: live.cloned().map(Box::new), wanted: Box::new(wanted) })),
         }
     }
 
     /// Writes the operator's part of the demand object. If a gateway has written meanwhile, this fails, and with it all
     /// that follows.
-    fn demand(&mut self, scene: Scene<'_>) {
+    fn demand(&mut self, scene: DiffInput<'_>) {
         if scene.planned.forbidden && scene.inputs.observed.demand.is_none() {
             return;
         }
@@ -199,13 +205,13 @@ impl Diff {
             return;
         }
         let live = live.cloned().map(Box::new);
-        self.writes.push(Write::Demand(Keep { wanted: Box::new(wanted), live }));
+        self.writes.push(Write::Demand(DesiredObject { wanted: Box::new(wanted), live }));
         for happening in scene.scaled.demanded.happenings.clone() {
             self.say(happening);
         }
     }
 
-    fn frame(&mut self, scene: Scene<'_>) {
+    fn frame(&mut self, scene: DiffInput<'_>) {
         if scene.planned.forbidden && scene.inputs.observed.services.is_empty() {
             return;
         }
@@ -220,11 +226,11 @@ impl Diff {
     }
 
     /// The facts of the checkpoint are kept; an inspector is sent where they are not known.
-    fn model(&mut self, scene: Scene<'_>) -> Result<(), serde_json::Error> {
-        let Scene { inputs: Inputs { owner, observed, around, .. }, resolved, .. } = scene;
+    fn model(&mut self, scene: DiffInput<'_>) -> Result<(), serde_json::Error> {
+        let DiffInput { inputs: Inputs { owner, observed, around, .. }, resolved, .. } = scene;
         let model = &resolved.model;
-        let errand = model.inspecting.errand();
-        let useful = errand.map(|errand| (model.subject.as_str(), errand));
+        let one_shot = model.inspecting.one_shot();
+        let useful = one_shot.map(|one_shot| (model.subject.as_str(), one_shot));
         let over = useless(&observed.pods, &scene.uid(), Component::Inspector, useful);
         self.writes.extend(over.into_iter().map(Write::Delete));
         if let Some(facts) = model.facts() {
@@ -233,35 +239,37 @@ impl Diff {
             self.keep(scene, facts.record(owner, &model.subject)?, &there, Write::Facts);
         }
         match &model.inspecting {
-            Inspecting::Sent(Errand::Start { .. }) if scene.planned.forbidden => {}
-            Inspecting::Sent(Errand::Start { incarnation, .. }) => {
+            Inspecting::Sent(OneShotState::Start { .. }) if scene.planned.forbidden => {}
+            Inspecting::Sent(OneShotState::Start { incarnation, .. }) => {
                 self.look_within(LATER);
                 // One that cannot be built is how planning stands.
                 if let Ok(pod) = inspector(owner, &model.subject, *incarnation, around) {
                     let note = format!("Pod {} inspects the model.", pod.name_any());
-                    self.create(pod, Component::Inspector, Happening::normal("InspectorStarted", note));
+                    self.create(pod, Component::Inspector, ClusterEvent::normal("InspectorStarted", note));
                 }
             }
-            Inspecting::Sent(Errand::Failed { retry_at, .. }) => self.look_at(*retry_at, observed.now),
-            Inspecting::Sent(Errand::Waiting { .. } | Errand::Done { .. }) => self.look_within(LATER),
+            Inspecting::Sent(OneShotState::Failed { retry_at, .. }) => self.look_at(*retry_at, observed.now),
+            Inspecting::Sent(OneShotState::Waiting { .. } | OneShotState::Done { .. }) => {
+                self.look_within(LATER)
+            }
             Inspecting::Known(_) => {}
         }
         Ok(())
     }
 
-    fn create(&mut self, pod: Pod, component: Component, happening: Happening) {
+    fn create(&mut self, pod: Pod, component: Component, happening: ClusterEvent) {
         self.writes.push(Write::Create(Creation { pod: Box::new(pod), component, happening }));
     }
 
     /// Deletes the oldest plans but the last ten; those that are proposed, to run or running stay.
-    fn prune(&mut self, scene: Scene<'_>) {
+    fn prune(&mut self, scene: DiffInput<'_>) {
         for plan in &scene.planned.given_up {
             let note = format!(
                 "Deleted plan {}: its functions could not start; an earlier plan is used.",
                 plan.name_any()
             );
             self.writes.push(Write::DeletePlan(plan.name_any(), plan.uid().unwrap_or_default()));
-            self.say(Happening::warning("PlanGivenUp", note));
+            self.say(ClusterEvent::warning("PlanGivenUp", note));
         }
         let given_up = |plan: &&MoEPlan| scene.planned.given_up.iter().any(|one| one.uid() == plan.uid());
         let in_use = scene.planned.in_use(scene.inputs.owner);

@@ -1,10 +1,10 @@
 //! Pods and routing, one step further.
 
-use super::{Diff, LATER, Scene};
+use super::{Diff, DiffInput, LATER};
 use crate::conversations::Partner;
 use crate::drift::is_as;
-use crate::events::Happening;
-use crate::mains::{Order, Outcome};
+use crate::events::ClusterEvent;
+use crate::mains::{GenerationOutcome, Order};
 use crate::manifests::{Function, Revision, find_plan};
 use crate::names::Component;
 use crate::ownership::is_owned_by;
@@ -17,17 +17,17 @@ use crate::usage;
 use crate::write::{STARTED, Write};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use remoe_autoscale::scale_to_zero::Phase;
-use remoe_rollout::need::{self, Need};
+use remoe_autoscale::scale_to_zero::ScalingPhase;
+use remoe_rollout::need::{self, ReplicaNeed};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 impl Diff {
     /// Brings the revision about that is to run, and tells main functions of it.
-    pub(super) fn roll(&mut self, scene: Scene<'_>) -> Result<(), serde_json::Error> {
+    pub(super) fn roll(&mut self, scene: DiffInput<'_>) -> Result<(), serde_json::Error> {
         let table = scene.table();
         self.report(scene, &table);
-        if scene.scaled.demanded.phase == Phase::Asleep {
+        if scene.scaled.demanded.phase == ScalingPhase::Asleep {
             return self.sleep(scene, table);
         }
         let Some(target) = &scene.manifests.target else {
@@ -41,7 +41,7 @@ impl Diff {
             return Ok(());
         }
         let name = scene.inputs.owner.name_any();
-        let rollout = step(rollout::Scene {
+        let rollout = step(rollout::RolloutInput {
             deployment: &name,
             target: &target.revision,
             strategy: scene.inputs.owner.spec.strategy(),
@@ -86,7 +86,7 @@ impl Diff {
     }
 
     /// Disruption budgets; those of functions that need none any more go.
-    fn budgets(&mut self, scene: Scene<'_>) {
+    fn budgets(&mut self, scene: DiffInput<'_>) {
         let wanted = scene.manifests.budgets.clone();
         let there = &scene.inputs.observed.budgets;
         let is_over = |name: &String| wanted.iter().all(|budget| budget.name_any() != *name);
@@ -102,24 +102,24 @@ impl Diff {
         self.writes.extend(over);
     }
 
-    fn start(&mut self, scene: Scene<'_>, revision: &Revision, creations: &[rollout::Creation]) {
+    fn start(&mut self, scene: DiffInput<'_>, revision: &Revision, creations: &[rollout::Creation]) {
         let functions: Vec<_> = revision.functions().collect();
         for creation in in_order_of_need(scene, &functions, creations) {
             let Some(function) = functions.get(creation.function) else { continue };
             let pod = function.pod(scene.inputs.owner, creation.replica, creation.incarnation);
             let component = if function.hosted.is_some() { Component::RemoteExpert } else { Component::Main };
             let name = pod.name_any();
-            let started = Happening::normal("FunctionsStarted", format!("{STARTED}{name}"));
+            let started = ClusterEvent::normal("FunctionsStarted", format!("{STARTED}{name}"));
             self.create(pod, component, started);
             if let Some(fault) = &creation.instead_of {
                 let note = format!("Pod {name} replaces a failed pod: {}: {}", fault.reason, fault.message);
-                self.say(Happening::warning("FunctionReplaced", note));
+                self.say(ClusterEvent::warning("FunctionReplaced", note));
             }
         }
     }
 
     /// Restores the labels of the revision's pods that another writer removed or changed.
-    fn relabel(&mut self, scene: Scene<'_>, revision: &Revision) {
+    fn relabel(&mut self, scene: DiffInput<'_>, revision: &Revision) {
         let (name, uid) = (scene.inputs.owner.name_any(), scene.uid());
         for live in &scene.inputs.observed.pods {
             let view = PodView::of(live, &uid, scene.inputs.observed.now);
@@ -137,7 +137,7 @@ impl Diff {
     }
 
     /// Main functions are asked what they have in force, and told what they are to have.
-    fn speak(&mut self, scene: Scene<'_>, table: &RoutingTable) {
+    fn speak(&mut self, scene: DiffInput<'_>, table: &RoutingTable) {
         let told: BTreeMap<&String, Arc<Order>> = table
             .entries
             .iter()
@@ -153,27 +153,27 @@ impl Diff {
     }
 
     /// Reports how main functions took their orders, as events and troubles.
-    fn report(&mut self, scene: Scene<'_>, table: &RoutingTable) {
+    fn report(&mut self, scene: DiffInput<'_>, table: &RoutingTable) {
         let mut said = Vec::new();
         for (pod, generation) in orders(table, &scene.scaled.pods) {
             let heard = scene.inputs.observed.heard.get(&pod.uid);
             let Some((number, outcome)) = heard.and_then(|heard| heard.told.as_ref()) else { continue };
             match outcome {
-                Outcome::InForce { problems } if problems.is_empty() => {
+                GenerationOutcome::InForce { problems } if problems.is_empty() => {
                     let note = format!("Routing generation {number} is in force in pod {}.", pod.name);
-                    said.push(Happening::normal("RoutingInForce", note));
+                    said.push(ClusterEvent::normal("RoutingInForce", note));
                 }
-                Outcome::InForce { problems } => {
+                GenerationOutcome::InForce { problems } => {
                     let note = format!(
                         "Routing generation {number} in pod {} has unusable remote functions: {}",
                         pod.name,
                         problems.join("; ")
                     );
-                    said.push(Happening::warning("RoutingProblem", note));
+                    said.push(ClusterEvent::warning("RoutingProblem", note));
                 }
                 // How long nothing changes is what the status watches.
-                Outcome::Underway => {}
-                Outcome::Failed(message) => {
+                GenerationOutcome::Underway => {}
+                GenerationOutcome::Failed(message) => {
                     let stands = generation.is_some_and(|generation| generation.number == *number);
                     if stands && pod.in_force < Some(*number) {
                         let message =
@@ -191,7 +191,7 @@ impl Diff {
 /// room the scheduler gives it to those that came first. Main functions come before remote ones; where nothing is known of
 /// requests, remote ones as the plan lists them.
 fn in_order_of_need<'a>(
-    scene: Scene<'_>,
+    scene: DiffInput<'_>,
     functions: &[&Function],
     creations: &'a [rollout::Creation],
 ) -> Vec<&'a rollout::Creation> {
@@ -208,7 +208,7 @@ fn in_order_of_need<'a>(
     let need = |creation: &rollout::Creation| {
         let function = functions.get(creation.function)?;
         let work = need::work(function.hosted.as_ref()?.sets(), &layers, &usage);
-        Some(Need { replica: creation.replica, work, name: &function.name })
+        Some(ReplicaNeed { replica: creation.replica, work, name: &function.name })
     };
     ordered.sort_by(|one, other| match (need(one), need(other)) {
         (Some(one), Some(other)) => one.order(&other),
@@ -220,7 +220,7 @@ fn in_order_of_need<'a>(
 /// Returns a generation as main functions are told it, with what they are to expect of requests. That follows from the
 /// plan alone, which never changes: a generation is the same whenever it is told. If the plan says nothing about it, or
 /// something invalid, requests are served without.
-fn order(scene: Scene<'_>, generation: &Generation) -> Order {
+fn order(scene: DiffInput<'_>, generation: &Generation) -> Order {
     let plans = scene.inputs.observed.plans.iter().chain(&scene.planned.new);
     let plan = find_plan(scene.inputs.owner, plans, &generation.plan);
     let account = plan.and_then(|plan| account(&plan.spec).ok().flatten()).unwrap_or_default();

@@ -1,13 +1,17 @@
 //! Asleep as what is to be: no function runs.
 
-use super::{Diff, LATER, Scene};
+use super::{Diff, DiffInput, LATER};
 use crate::routing::RoutingTable;
 use crate::write::{Deletion, Write};
 
 impl Diff {
     /// Ends all functions. Once no main function is left, no generation is in force any more: the next wake starts with
     /// an empty routing table. The plan that ran stays the deployment's.
-    pub(super) fn sleep(&mut self, scene: Scene<'_>, table: RoutingTable) -> Result<(), serde_json::Error> {
+    pub(super) fn sleep(
+        &mut self,
+        scene: DiffInput<'_>,
+        table: RoutingTable,
+    ) -> Result<(), serde_json::Error> {
         let now = scene.inputs.observed.now;
         let owned = || scene.scaled.pods.iter().filter(|pod| pod.owned);
         // On a node that is lost, a pod is listed for ever.

@@ -5,7 +5,7 @@ use super::secret::{held, own_secret, pair_of};
 use crate::calls::Calls;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
-use remoe_identity::{Authority, Pair};
+use remoe_identity::{Authority, CertifiedKey};
 use remoe_proto::identity::{CERTIFICATE, KEY};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub(super) async fn authority(calls: &Calls, name: &str) -> Result<Authority, Id
     }
 }
 
-fn secret(name: &str, pair: Pair) -> Secret {
+fn secret(name: &str, pair: CertifiedKey) -> Secret {
     let files = [(CERTIFICATE, pair.certificate), (KEY, pair.key)];
     let files = files.map(|(file, text)| (file.to_owned(), ByteString(text.into_bytes())));
     own_secret(name, BTreeMap::from(files))

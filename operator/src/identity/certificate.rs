@@ -1,6 +1,6 @@
 //! Certificates that cert-manager makes: what it is asked for.
 
-use super::Kept;
+use super::CertificateCheck;
 use super::secret::issued_name;
 use crate::calls::{CallError, Calls};
 use crate::drift::is_as;
@@ -115,14 +115,14 @@ pub(super) async fn keep_certificate(
     calls: &Calls,
     owner: &MoEDeployment,
     wanted: &Certificate,
-) -> Result<Kept, CallError> {
+) -> Result<CertificateCheck, CallError> {
     if let Some(live) = calls.get::<Certificate>(&wanted.name_any()).await? {
         if !is_owned_by(&live, &owner.uid().unwrap_or_default()) {
-            return Ok(Kept::Refused(name_taken(wanted)));
+            return Ok(CertificateCheck::Refused(name_taken(wanted)));
         }
         if is_as(&live, wanted) {
-            return Ok(if live.is_ready() { Kept::There } else { Kept::Coming });
+            return Ok(if live.is_ready() { CertificateCheck::There } else { CertificateCheck::Coming });
         }
     }
-    calls.apply(wanted).await.map(|_| Kept::Coming)
+    calls.apply(wanted).await.map(|_| CertificateCheck::Coming)
 }

@@ -1,13 +1,13 @@
 //! Renewal of certificates: when one is due. Pure.
 
-use remoe_identity::Pair;
+use remoe_identity::CertifiedKey;
 use remoe_proto::identity::{Credentials, Identity};
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
 /// A certificate as it is kept, each part as PEM.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct StoredCertificate {
     /// The certificate.
     pub certificate: Vec<u8>,
     /// Private key of the certificate.
@@ -16,9 +16,9 @@ pub(crate) struct Held {
     pub authorities: Vec<u8>,
 }
 
-impl Held {
+impl StoredCertificate {
     /// Returns `pair` together with the `authorities` that its bearer believes.
-    pub(crate) fn new(pair: Pair, authorities: &str) -> Self {
+    pub(crate) fn new(pair: CertifiedKey, authorities: &str) -> Self {
         Self {
             certificate: pair.certificate.into_bytes(),
             key: pair.key.into_bytes(),
@@ -57,7 +57,7 @@ impl fmt::Display for Reason {
 /// Returns why a certificate must be issued in place of `held` for `wanted`, which is to believe `authorities`, where
 /// certificates are valid for `life`. Absent if none is due.
 pub(crate) fn due(
-    held: Option<&Held>,
+    held: Option<&StoredCertificate>,
     wanted: &Identity,
     authorities: &str,
     life: Duration,
@@ -87,10 +87,10 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_is_made_anew_when_half_of_its_time_is_over_and_not_before() {
+    fn certificate_is_renewed_at_half_of_its_lifetime() {
         let (authority, _) = Authority::create(30 * LIFE).unwrap();
         let root = authority.certificate();
-        let held = Held::new(authority.sign(&main("uid"), LIFE).unwrap(), root);
+        let held = StoredCertificate::new(authority.sign(&main("uid"), LIFE).unwrap(), root);
         let at = |later: Duration| due(Some(&held), &main("uid"), root, LIFE, SystemTime::now() + later);
         let minute = Duration::from_secs(60);
         for later in [Duration::ZERO, LIFE / 4, LIFE / 2 - minute] {
@@ -105,21 +105,31 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_changed_is_made_anew() {
+    fn altered_certificate_is_reissued() {
         let (authority, _) = Authority::create(30 * LIFE).unwrap();
         let (other, _) = Authority::create(30 * LIFE).unwrap();
         let root = authority.certificate();
         let sign = |authority: &Authority| authority.sign(&main("uid"), LIFE).unwrap();
-        let good = Held::new(sign(&authority), root);
-        let why = |held: &Held| due(Some(held), &main("uid"), root, LIFE, SystemTime::now());
+        let good = StoredCertificate::new(sign(&authority), root);
+        let why = |held: &StoredCertificate| due(Some(held), &main("uid"), root, LIFE, SystemTime::now());
         assert_eq!(why(&good), None);
         assert_eq!(due(None, &main("uid"), root, LIFE, SystemTime::now()), Some(Reason::Missing));
-        assert_eq!(why(&Held { authorities: Vec::new(), ..good.clone() }), Some(Reason::Authorities));
-        assert_eq!(why(&Held::new(sign(&other), other.certificate())), Some(Reason::Authorities));
-        assert_eq!(why(&Held::new(sign(&other), root)), Some(Reason::Expires), "another's signature");
-        let broken = Held { certificate: b"x".to_vec(), ..good.clone() };
+        assert_eq!(
+            why(&StoredCertificate { authorities: Vec::new(), ..good.clone() }),
+            Some(Reason::Authorities)
+        );
+        assert_eq!(
+            why(&StoredCertificate::new(sign(&other), other.certificate())),
+            Some(Reason::Authorities)
+        );
+        assert_eq!(
+            why(&StoredCertificate::new(sign(&other), root)),
+            Some(Reason::Expires),
+            "another's signature"
+        );
+        let broken = StoredCertificate { certificate: b"x".to_vec(), ..good.clone() };
         assert!(matches!(why(&broken), Some(Reason::Unusable(_))));
-        let torn = Held { key: sign(&authority).key.into_bytes(), ..good.clone() };
+        let torn = StoredCertificate { key: sign(&authority).key.into_bytes(), ..good.clone() };
         assert!(matches!(why(&torn), Some(Reason::Unusable(_))));
         let expected = Some(Reason::Name(main("uid")));
         assert_eq!(due(Some(&good), &main("new"), root, LIFE, SystemTime::now()), expected);

@@ -11,7 +11,7 @@ mod due;
 mod gateways;
 mod secret;
 
-pub(crate) use due::{Held, due};
+pub(crate) use due::{StoredCertificate, due};
 pub(crate) use gateways::{GATEWAY_IDENTITY, knows_gateways};
 pub(crate) use secret::{held, secret_name, secret_of};
 
@@ -71,7 +71,7 @@ pub(super) enum IdentityFailure {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Signer {
     /// No certificates: functions accept every caller.
-    Nobody,
+    Unsigned,
     /// The operator itself.
     Operator,
     /// An issuer of cert-manager; the operator's own certificate lies in this folder.
@@ -87,7 +87,7 @@ pub enum SignerName {
     CertManager,
     /// No certificates.
     #[value(name = "none", alias = "nobody")]
-    Nobody,
+    Unsigned,
 }
 
 /// How the certificates of a deployment stand.
@@ -129,7 +129,7 @@ impl Certification {
 
 /// How one certificate stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Kept {
+enum CertificateCheck {
     /// Pods find it.
     There,
     /// Another component is to make it.
@@ -187,7 +187,7 @@ impl Identities {
     /// The API cannot be reached, or there is no certificate to show.
     async fn trust(&self, owner: &MoEDeployment) -> Result<Option<Trust>, IdentityFailure> {
         let keyring = match &self.signer {
-            Signer::Nobody => return Ok(None),
+            Signer::Unsigned => return Ok(None),
             Signer::Operator => self.signed_here().await?,
             Signer::CertManager(_, folder) => {
                 let read = async || Keyring::of_folder(folder);
@@ -243,16 +243,16 @@ impl Identities {
         for (part, kept) in PARTS.into_iter().zip(kept) {
             let kept = match kept {
                 Err(IdentityFailure::Call(error)) if error.code() == 403 && !error.namespace_ends() => {
-                    Kept::Refused(not_permitted(owner, &error))
+                    CertificateCheck::Refused(not_permitted(owner, &error))
                 }
                 // Another writer set a field that cannot be changed.
                 Err(IdentityFailure::Call(error)) if error.code() == 422 => {
-                    Kept::Refused(not_changed(owner, part, &error))
+                    CertificateCheck::Refused(not_changed(owner, part, &error))
                 }
                 kept => kept?,
             };
-            mains &= part != Component::Main || kept == Kept::There;
-            if let Kept::Refused(trouble) = kept {
+            mains &= part != Component::Main || kept == CertificateCheck::There;
+            if let CertificateCheck::Refused(trouble) = kept {
                 troubles.push(trouble);
             }
         }
@@ -264,9 +264,9 @@ impl Identities {
         calls: &Calls,
         owner: &MoEDeployment,
         part: Component,
-    ) -> Result<Kept, IdentityFailure> {
+    ) -> Result<CertificateCheck, IdentityFailure> {
         match &self.signer {
-            Signer::Nobody => Ok(Kept::There),
+            Signer::Unsigned => Ok(CertificateCheck::There),
             Signer::Operator => self.keep_secret(calls, owner, part).await,
             Signer::CertManager(issuer, _) => {
                 let wanted = certificate(owner, part, &identity_of(owner, part), issuer, self.life);
@@ -280,18 +280,20 @@ impl Identities {
         calls: &Calls,
         owner: &MoEDeployment,
         part: Component,
-    ) -> Result<Kept, IdentityFailure> {
+    ) -> Result<CertificateCheck, IdentityFailure> {
         let authority = self.authority().await?;
         let (name, identity) = (signed_name(&owner.name_any(), part), identity_of(owner, part));
         let live = calls.get::<Secret>(&name).await?;
         let uid = owner.uid().unwrap_or_default();
         if live.as_ref().is_some_and(|live| !is_owned_by(live, &uid)) {
-            return Ok(live.as_ref().map_or(Kept::Coming, |live| Kept::Refused(name_taken(live))));
+            return Ok(live
+                .as_ref()
+                .map_or(CertificateCheck::Coming, |live| CertificateCheck::Refused(name_taken(live))));
         }
         if let Some(held) = self.renewed(authority, live.as_ref(), &identity)? {
             calls.apply(&secret_of(owner, part, &held)).await?;
         }
-        Ok(Kept::There)
+        Ok(CertificateCheck::There)
     }
 
     /// Returns the new content of the Secret of `identity`, of which `live` is the present one. Absent if that stays.
@@ -300,7 +302,7 @@ impl Identities {
         authority: &Authority,
         live: Option<&Secret>,
         identity: &Identity,
-    ) -> Result<Option<Held>, IdentityFailure> {
+    ) -> Result<Option<StoredCertificate>, IdentityFailure> {
         let (there, authorities) = (live.map(held), authority.certificate());
         let Some(reason) = due(there.as_ref(), identity, authorities, self.life, SystemTime::now()) else {
             return Ok(None);
@@ -308,7 +310,7 @@ impl Identities {
         let pair = authority.sign(identity, self.life);
         let pair = pair.map_err(|error| IdentityFailure::Authority { error })?;
         tracing::info!(%identity, %reason, "certificate issued");
-        Ok(Some(Held::new(pair, authorities)))
+        Ok(Some(StoredCertificate::new(pair, authorities)))
     }
 
     /// Sees to it for ever that the gateways of the release have a certificate, and will have for long enough. Where

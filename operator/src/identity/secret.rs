@@ -1,6 +1,6 @@
 //! Certificates as Secrets.
 
-use super::Held;
+use super::StoredCertificate;
 use crate::identity::SignerName;
 use crate::names::{Component, MANAGER};
 use crate::ownership::owned_meta;
@@ -8,7 +8,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::ObjectMeta;
 use remoe_api::MoEDeployment;
-use remoe_identity::Pair;
+use remoe_identity::CertifiedKey;
 use remoe_proto::identity::{CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, KEY};
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub(crate) fn secret_name(deployment: &str, part: Component, signer: SignerName)
     match signer {
         SignerName::Operator => Some(signed_name(deployment, part)),
         SignerName::CertManager => Some(issued_name(deployment, part)),
-        SignerName::Nobody => None,
+        SignerName::Unsigned => None,
     }
 }
 
@@ -33,22 +33,26 @@ pub(super) fn issued_name(deployment: &str, part: Component) -> String {
 }
 
 /// Reads the files of a Secret; missing ones are empty.
-pub(crate) fn held(secret: &Secret) -> Held {
+pub(crate) fn held(secret: &Secret) -> StoredCertificate {
     let file = |name: &str| {
         let bytes = secret.data.as_ref().and_then(|data| data.get(name));
         bytes.map_or_else(Vec::new, |ByteString(bytes)| bytes.clone())
     };
-    Held { certificate: file(CERTIFICATE), key: file(KEY), authorities: file(CERTIFICATES_OF_AUTHORITIES) }
+    StoredCertificate {
+        certificate: file(CERTIFICATE),
+        key: file(KEY),
+        authorities: file(CERTIFICATES_OF_AUTHORITIES),
+    }
 }
 
 /// The certificate and key of what is held.
-pub(super) fn pair_of(held: &Held) -> Pair {
+pub(super) fn pair_of(held: &StoredCertificate) -> CertifiedKey {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Pair { certificate: text(&held.certificate), key: text(&held.key) }
+    CertifiedKey { certificate: text(&held.certificate), key: text(&held.key) }
 }
 
 /// Returns the files as a Secret holds them.
-pub(super) fn files(held: &Held) -> BTreeMap<String, ByteString> {
+pub(super) fn files(held: &StoredCertificate) -> BTreeMap<String, ByteString> {
     let files = [
         (CERTIFICATE, &held.certificate),
         (KEY, &held.key),
@@ -58,7 +62,7 @@ pub(super) fn files(held: &Held) -> BTreeMap<String, ByteString> {
 }
 
 /// The Secret that the operator writes for `part` of `owner`, which goes with it.
-pub(crate) fn secret_of(owner: &MoEDeployment, part: Component, held: &Held) -> Secret {
+pub(crate) fn secret_of(owner: &MoEDeployment, part: Component, held: &StoredCertificate) -> Secret {
     secret(owned_meta(owner, |deployment| signed_name(deployment, part)), files(held))
 }
 

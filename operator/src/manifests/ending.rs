@@ -20,12 +20,12 @@ const MARGIN: f64 = 2.0;
 
 /// How a function ends. It is no part of its identity: a plan that only expects other times keeps the pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Ending {
+pub(super) struct PodShutdown {
     drain_seconds: u32,
     is_main: bool,
 }
 
-impl Ending {
+impl PodShutdown {
     /// Ending of a remote function.
     pub(super) const REMOTE: Self = Self { drain_seconds: SHORTEST_DRAIN, is_main: false };
 

@@ -1,13 +1,13 @@
 //! The functions of a plan, as pods.
 
 use super::disk::DiskLimits;
-use super::ending::{Ending, LEAVE_SECONDS};
+use super::ending::{LEAVE_SECONDS, PodShutdown};
 use super::pod::{
-    HEALTH, ModelAccess, Pace, Program, ending_container, main_resources, pod_spec, probe, resources,
+    HEALTH, ModelAccess, ProbeTiming, Program, ending_container, main_resources, pod_spec, probe, resources,
     with_identity,
 };
 use super::remote::{Hosted, RemotePart, remote_parts};
-use super::{PodExtras, Surroundings};
+use super::{OperatorEnvironment, PodExtras};
 use crate::digest::digest;
 use crate::identity::{GATEWAY_IDENTITY, SignerName, gateway, operator, secret_name};
 use crate::names::{
@@ -35,9 +35,9 @@ const MOST_REPLICAS: u32 = 1024;
 /// Loading a large model from a slow volume takes minutes. A container that has not loaded by then is
 /// started again, in seconds.
 pub(crate) const LOAD_SECONDS: i32 = 1800;
-const STARTUP: Pace = Pace { period_seconds: 1, timeout_seconds: 2, failures: LOAD_SECONDS };
-const READINESS: Pace = Pace { period_seconds: 1, timeout_seconds: 2, failures: 2 };
-const LIVENESS: Pace = Pace { period_seconds: 10, timeout_seconds: 5, failures: 3 };
+const STARTUP: ProbeTiming = ProbeTiming { period_seconds: 1, timeout_seconds: 2, failures: LOAD_SECONDS };
+const READINESS: ProbeTiming = ProbeTiming { period_seconds: 1, timeout_seconds: 2, failures: 2 };
+const LIVENESS: ProbeTiming = ProbeTiming { period_seconds: 10, timeout_seconds: 5, failures: 3 };
 /// Evicting these pods loses nothing: they are replaced.
 const SAFE_TO_EVICT: &str = "cluster-autoscaler.kubernetes.io/safe-to-evict";
 const HOSTNAME: &str = "kubernetes.io/hostname";
@@ -111,7 +111,7 @@ impl Revision {
 
 /// Plan that is to run.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Target {
+pub(crate) struct TargetPlan {
     /// As functions.
     pub revision: Revision,
     /// The plan.
@@ -150,7 +150,7 @@ pub(crate) fn revision(
     owner: &MoEDeployment,
     hash: &str,
     plan: &MoEPlanSpec,
-    around: &Surroundings,
+    around: &OperatorEnvironment,
 ) -> Result<Revision, BuildError> {
     let model = ModelAccess::new(&plan.model, &around.sources)?;
     let spec = main_pod(owner, plan, &model, around);
@@ -158,12 +158,12 @@ pub(crate) fn revision(
     let replicas = (owner.spec.main_functions(), bytes(plan.main.limit_mb));
     let extras = &around.pods;
     let disk = DiskLimits::of_plan(owner, plan);
-    let ending = (Ending::of_main(plan), disk);
+    let ending = (PodShutdown::of_main(plan), disk);
     let main = function(owner, MAIN.to_owned(), replicas, None, (spec, extras), ending)?;
     let remote = remote_parts(plan)?.into_iter().map(|part| {
         let spec = remote_pod(owner, plan, &part, &model, around);
         let replicas = (part.replicas, bytes(part.memory_mb));
-        function(owner, part.name, replicas, Some(part.hosted), (spec, extras), (Ending::REMOTE, disk))
+        function(owner, part.name, replicas, Some(part.hosted), (spec, extras), (PodShutdown::REMOTE, disk))
     });
     Ok(Revision { plan: hash.to_owned(), main, remote: remote.collect::<Result<_, _>>()? })
 }
@@ -174,7 +174,7 @@ fn function(
     (replicas, bytes): (u32, u64),
     hosted: Option<Hosted>,
     (mut spec, extras): (PodSpec, &PodExtras),
-    (ending, disk): (Ending, DiskLimits),
+    (ending, disk): (PodShutdown, DiskLimits),
 ) -> Result<Function, BuildError> {
     let deployment = owner.name_any();
     extras.apply(&mut spec);
@@ -269,7 +269,7 @@ fn main_pod(
     owner: &MoEDeployment,
     plan: &MoEPlanSpec,
     model: &ModelAccess,
-    around: &Surroundings,
+    around: &OperatorEnvironment,
 ) -> PodSpec {
     let millicores = plan.main.cpu_millicores.unwrap_or_else(|| millicores_of(plan.main.memory_mb));
     let mut arguments = [model.arguments.clone(), plan.model.precision_of_all()].concat();
@@ -301,7 +301,7 @@ fn main_pod(
     if around.gateway.is_some() {
         arguments.push("--primer".to_owned());
     }
-    if around.signer != SignerName::Nobody {
+    if around.signer != SignerName::Unsigned {
         let operator = operator(&around.operator_namespace).to_string();
         arguments.extend(["--operator-identity".to_owned(), operator]);
         if around.gateway.is_some() && !around.strange_gateways {
@@ -353,7 +353,7 @@ fn remote_pod(
     plan: &MoEPlanSpec,
     part: &RemotePart,
     model: &ModelAccess,
-    around: &Surroundings,
+    around: &OperatorEnvironment,
 ) -> PodSpec {
     let mut arguments = model.arguments.clone();
     arguments.extend(["--experts".to_owned(), part.listing.clone()]);
@@ -418,7 +418,7 @@ fn serving(mut spec: PodSpec) -> PodSpec {
 }
 
 /// Tells a function of `owner` where traces go, where they do.
-fn exporting(mut spec: PodSpec, owner: &MoEDeployment, around: &Surroundings) -> PodSpec {
+fn exporting(mut spec: PodSpec, owner: &MoEDeployment, around: &OperatorEnvironment) -> PodSpec {
     if let (Some(container), Some(collector)) = (spec.containers.first_mut(), &around.collector) {
         container.env.get_or_insert_default().extend(collector.environment(&owner.name_any()));
     }

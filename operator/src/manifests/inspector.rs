@@ -1,9 +1,9 @@
 //! The pod that reads a checkpoint's headers: the operator itself sees neither volumes nor Secrets.
 
-use super::Surroundings;
+use super::OperatorEnvironment;
 use super::disk::DiskLimits;
-use super::errand::ErrandPod;
 use super::functions::BuildError;
+use super::one_shot::OneShotPod;
 use super::pod::{ModelAccess, Program, resources};
 use crate::names::{Component, PodName};
 use crate::quantity::{megabytes, millicores_of, vcpus};
@@ -30,7 +30,7 @@ pub(crate) fn inspector(
     owner: &MoEDeployment,
     subject: &str,
     incarnation: u32,
-    around: &Surroundings,
+    around: &OperatorEnvironment,
 ) -> Result<Pod, BuildError> {
     let model = &owner.spec.model;
     let planned = PlannedModel {
@@ -60,7 +60,7 @@ pub(crate) fn inspector(
         resources: resources(vcpus(millicores_of(MEMORY_MB)), megabytes(MEMORY_MB)),
     };
     let place = inspector_place(&owner.name_any(), subject);
-    let errand = ErrandPod {
+    let one_shot = OneShotPod {
         owner,
         component: Component::Inspector,
         subject,
@@ -68,5 +68,5 @@ pub(crate) fn inspector(
         disk: DiskLimits::HEADERS,
         extras: &around.pods,
     };
-    Ok(errand.pod(PodName { place, incarnation }, program, &access))
+    Ok(one_shot.pod(PodName { place, incarnation }, program, &access))
 }

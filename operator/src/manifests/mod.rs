@@ -3,11 +3,11 @@
 mod budgets;
 mod disk;
 mod ending;
-mod errand;
 mod extras;
 mod functions;
 mod inspector;
 mod network;
+mod one_shot;
 mod plan;
 mod pod;
 mod profiler;
@@ -18,7 +18,9 @@ pub(crate) use budgets::budgets;
 pub(crate) use extras::PodExtras;
 #[cfg(test)]
 pub(crate) use functions::BuildError;
-pub(crate) use functions::{Count, Function, LOAD_SECONDS, Revision, Target, revision, room, served_name};
+pub(crate) use functions::{
+    Count, Function, LOAD_SECONDS, Revision, TargetPlan, revision, room, served_name,
+};
 pub(crate) use inspector::{inspector, inspector_place};
 #[cfg(any(test, fuzzing))]
 pub(crate) use plan::plan_hash;
@@ -38,7 +40,7 @@ use remoe_api::{Device, MoEDeployment};
 
 /// Settings of the operator about its surroundings.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Surroundings {
+pub(crate) struct OperatorEnvironment {
     /// Image with main-model-fn, remote-expert-fn and remoe.
     pub main_image: String,
     /// Image in place of `main_image` for device cuda.
@@ -71,7 +73,7 @@ pub(crate) struct Surroundings {
     pub allowed: Allowed,
 }
 
-impl Surroundings {
+impl OperatorEnvironment {
     /// The image of what computes on `device` as main functions do.
     pub(crate) fn main_image(&self, device: Device) -> &str {
         match device {
@@ -91,6 +93,6 @@ pub(crate) struct Frame {
 }
 
 /// The frame around the pods of `owner`.
-pub(crate) fn frame(owner: &MoEDeployment, around: &Surroundings) -> Frame {
+pub(crate) fn frame(owner: &MoEDeployment, around: &OperatorEnvironment) -> Frame {
     Frame { services: services::services(owner, around), network_policies: network::policies(owner, around) }
 }

@@ -1,4 +1,4 @@
-use super::Surroundings;
+use super::OperatorEnvironment;
 use crate::names::{COMPONENT, Component, component_selector};
 use crate::ownership::owned_meta;
 use crate::ports::{CONTROL_PORT, EXPERT_PORT, HEALTH_PORT, HTTP_PORT, METRICS_PORT};
@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 /// Prometheus reaches the metrics of both. Pods that fetch weights reach public addresses, the allowed ranges and DNS:
 /// buckets and hubs have no fixed addresses. All reach the port of a collector at its peers, and where it has a host
 /// name the port of DNS, which may be on their node.
-pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<NetworkPolicy> {
+pub(super) fn policies(owner: &MoEDeployment, around: &OperatorEnvironment) -> Vec<NetworkPolicy> {
     // What cannot be read is refused before any pod is made.
     let fetched = ModelSource::parse(&owner.spec.model.source).is_ok_and(|source| source.is_fetched());
     let deployment = owner.name_any();
@@ -82,7 +82,7 @@ pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<Netw
 }
 
 /// The ways of pods that fetch: to sources, DNS, and where credentials may be asked for to what hands them out.
-fn sources(owner: &MoEDeployment, around: &Surroundings) -> Vec<NetworkPolicyEgressRule> {
+fn sources(owner: &MoEDeployment, around: &OperatorEnvironment) -> Vec<NetworkPolicyEgressRule> {
     let egress = &around.sources.egress;
     let blocks = egress.public_blocks().into_iter().chain(egress.allowed_blocks());
     let to = blocks.map(|(block, except)| address_peer(block, &except)).collect();

@@ -18,7 +18,7 @@ pub(super) const HEALTH: &str = "health";
 const USER: i64 = 65532;
 /// Taints of a node that is not heard.
 pub(super) const LOST_NODE: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
-/// How long a function bears them by what its identity is made from. [`Ending`](super::ending::Ending) says how long it does.
+/// How long a function bears them by what its identity is made from. [`PodShutdown`](super::ending::Ending) says how long it does.
 const LOST_NODE_SECONDS: i64 = 30;
 /// The volume of fetched checkpoints.
 pub(super) const CACHE_VOLUME: &str = "cache";
@@ -245,7 +245,7 @@ pub(super) fn resources(cpu: Quantity, memory: Quantity) -> BTreeMap<String, Qua
 }
 
 /// A probe of a path at the port for probes.
-pub(super) fn probe(path: &str, pace: Pace) -> Probe {
+pub(super) fn probe(path: &str, pace: ProbeTiming) -> Probe {
     Probe {
         http_get: Some(HTTPGetAction {
             path: Some(path.to_owned()),
@@ -266,13 +266,13 @@ pub(super) fn ending_container(probe: Probe) -> Probe {
 
 /// How often a probe is made, and how many failures count.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pace {
+pub(super) struct ProbeTiming {
     pub(super) period_seconds: i32,
     pub(super) timeout_seconds: i32,
     pub(super) failures: i32,
 }
 
-impl Pace {
+impl ProbeTiming {
     fn probe(self) -> Probe {
         Probe {
             period_seconds: Some(self.period_seconds),

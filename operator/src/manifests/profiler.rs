@@ -1,9 +1,9 @@
 //! The pod that measures what the hardware takes to run a model.
 
-use super::Surroundings;
+use super::OperatorEnvironment;
 use super::disk::DiskLimits;
-use super::errand::ErrandPod;
 use super::functions::{BuildError, near_main};
+use super::one_shot::OneShotPod;
 use super::pod::{ModelAccess, Program, resources};
 use crate::facts::ModelFacts;
 use crate::names::{Component, PodName, profile_record};
@@ -41,7 +41,7 @@ pub(crate) fn profiler(
     incarnation: u32,
     plan: &MoEPlanSpec,
     facts: &ModelFacts,
-    around: &Surroundings,
+    around: &OperatorEnvironment,
 ) -> Result<Pod, BuildError> {
     let access = ModelAccess::new(&plan.model, &around.sources)?;
     let mut arguments = vec!["profile".to_owned()];
@@ -65,7 +65,7 @@ pub(crate) fn profiler(
         resources: resources(measured_vcpus(&main.memory_mb, main.cpu.as_ref()), megabytes(memory)),
     };
     let place = profile_record(subject);
-    let errand = ErrandPod {
+    let one_shot = OneShotPod {
         owner,
         component: Component::Profiler,
         subject,
@@ -73,7 +73,7 @@ pub(crate) fn profiler(
         disk: DiskLimits::of_plan(owner, plan),
         extras: &around.pods,
     };
-    let mut pod = errand.pod(PodName { place, incarnation }, program, &access);
+    let mut pod = one_shot.pod(PodName { place, incarnation }, program, &access);
     if let (Some(gpu), Some(spec)) = (&main.gpu, &mut pod.spec) {
         beside_gpu(spec, owner, gpu);
     }

@@ -1,4 +1,4 @@
-use super::Surroundings;
+use super::OperatorEnvironment;
 use crate::names::{Component, component_selector};
 use crate::ownership::owned_meta;
 use crate::ports::{EXPERT_PORT, HTTP_PORT, METRICS_PORT};
@@ -9,7 +9,7 @@ use remoe_api::MoEDeployment;
 
 /// Where clients find the deployment, and scrapers its functions. Those of functions are headless: gRPC and kept-alive
 /// HTTP connections behind a virtual address would all lead to one pod.
-pub(super) fn services(owner: &MoEDeployment, around: &Surroundings) -> Vec<Service> {
+pub(super) fn services(owner: &MoEDeployment, around: &OperatorEnvironment) -> Vec<Service> {
     let (http, metrics) = (("http", HTTP_PORT), ("metrics", METRICS_PORT));
     let front = match &around.gateway {
         Some(gateway) => another_name(owner, &gateway.name),

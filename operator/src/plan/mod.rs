@@ -11,10 +11,10 @@ pub(crate) use task::PlanState;
 use self::planner::{Decision, answer};
 use self::task::task;
 use super::cooldown::Cooldown;
-use super::events::Happening;
+use super::events::ClusterEvent;
 use super::facts::ModelFacts;
 use super::inputs::Inputs;
-use super::manifests::{Surroundings, Target, find_plan, plan_name, revision};
+use super::manifests::{OperatorEnvironment, TargetPlan, find_plan, plan_name, revision};
 use super::observed::Observed;
 use super::planning::check_hosted;
 use super::pods::PodView;
@@ -29,13 +29,13 @@ use std::time::Duration;
 
 /// Output of the plan stage.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Planned {
+pub(crate) struct PlanStage {
     /// State of planning.
     pub state: PlanState,
     /// A new plan.
     pub new: Option<MoEPlan>,
     /// Events, once the new plan is written.
-    pub happenings: Vec<Happening>,
+    pub happenings: Vec<ClusterEvent>,
     /// Times of the chain at the latest wake, if they are new.
     pub chain: Option<WakePlanning>,
     /// Time for which remote functions still wait for the plan of a wake.
@@ -43,7 +43,7 @@ pub(crate) struct Planned {
     /// Plan that main functions were last told of.
     pub running: Option<String>,
     /// Plan that is to run, with its functions as it sizes them.
-    pub target: Option<Target>,
+    pub target: Option<TargetPlan>,
     /// Plans for the expert usage of requests that could not start: they are deleted.
     pub given_up: Vec<MoEPlan>,
     /// The deployment asks for something that is not allowed: nothing is created for it.
@@ -65,16 +65,16 @@ pub(crate) fn plan(
     inputs: Inputs<'_>,
     resolved: &Resolved,
     planner: &mut impl Planner,
-) -> Result<Planned, serde_json::Error> {
+) -> Result<PlanStage, serde_json::Error> {
     let task = task(inputs, resolved, planner.wake().as_ref());
     let decision = answer(inputs, task, planner)?;
     // The question may be as new as this reconcile.
     let wake_plan = planner.wake();
     let remote_waits = wake_plan.and_then(|plan| plan.holds_remote(inputs.observed.demand.as_ref()));
-    Ok(Planned { remote_waits, ..Planned::new(inputs, resolved, decision) })
+    Ok(PlanStage { remote_waits, ..PlanStage::new(inputs, resolved, decision) })
 }
 
-impl Planned {
+impl PlanStage {
     fn new(inputs: Inputs<'_>, resolved: &Resolved, decision: Decision) -> Self {
         let Inputs { owner, observed, around, remembered, .. } = inputs;
         let Decision { state, new, happenings, chain, cause, is_fruitless } = decision;
@@ -108,8 +108,8 @@ impl Planned {
                 return None;
             }
             let strange_gateways = observed.strange_gateways;
-            match revision(owner, &hash, &plan, &Surroundings { strange_gateways, ..around.clone() }) {
-                Ok(revision) => Some(Target { revision, plan }),
+            match revision(owner, &hash, &plan, &OperatorEnvironment { strange_gateways, ..around.clone() }) {
+                Ok(revision) => Some(TargetPlan { revision, plan }),
                 Err(error) => {
                     planned.troubles.push(Trouble::new(error.reason(), error.to_string()));
                     None

@@ -4,13 +4,13 @@
 //! is pre-allocated (MMP) so that its pod starts at once, remote functions are planned and experts partitioned over
 //! them while it starts.
 
-use super::task::{Improvement, PlanState, Take, Task, refused};
-use crate::events::Happening;
+use super::task::{Improvement, PlanState, ReadyPlan, Task, refused};
+use crate::events::ClusterEvent;
 use crate::inputs::Inputs;
-use crate::manifests::{Surroundings, plan_object, revision};
+use crate::manifests::{OperatorEnvironment, plan_object, revision};
 use crate::observed::Observed;
 use crate::planning::{Planning, PlanningError, counted, three_digits};
-use crate::planning_pool::{Key, Lane, Outcome, PlanningPool, Progress, Search, WakePlan};
+use crate::planning_pool::{DeploymentKey, Lane, PlanOutcome, PlanProgress, PlanningPool, Search, WakePlan};
 use crate::usage::revision_of;
 use remoe_api::{MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, WakePlanning};
 use remoe_planner::Budget;
@@ -48,7 +48,7 @@ impl Question {
     ///
     /// # Errors
     /// No plan keeps every limit, or the search was cancelled.
-    pub(crate) fn answer(self, budget: Budget<'_>) -> Outcome {
+    pub(crate) fn answer(self, budget: Budget<'_>) -> PlanOutcome {
         match self {
             Self::Solve { planning, previous } => {
                 planning.solve(previous.as_deref(), budget).map(|plan| Some(Box::new(plan)))
@@ -62,7 +62,7 @@ impl Question {
 /// Makes the plans of one deployment.
 pub(crate) trait Planner {
     /// Returns the state of the plan with this `id`, and begins to make it if it is new.
-    fn ask(&mut self, lane: Lane, id: &str, question: Question) -> Progress;
+    fn ask(&mut self, lane: Lane, id: &str, question: Question) -> PlanProgress;
     /// Returns the state of the plan for the latest wake, with its number.
     fn wake(&self) -> Option<WakePlan>;
     /// Forgets the last answer in `lane`: the same question has another answer later.
@@ -72,11 +72,11 @@ pub(crate) trait Planner {
 /// The pool, for one deployment.
 pub(crate) struct Pooled<'p> {
     pub(crate) pool: &'p PlanningPool,
-    pub(crate) key: Key,
+    pub(crate) key: DeploymentKey,
 }
 
 impl Planner for Pooled<'_> {
-    fn ask(&mut self, lane: Lane, id: &str, question: Question) -> Progress {
+    fn ask(&mut self, lane: Lane, id: &str, question: Question) -> PlanProgress {
         self.pool.ask(&self.key, lane, id, || -> Search { Box::new(move |budget| question.answer(budget)) })
     }
 
@@ -98,7 +98,7 @@ pub(super) struct Decision {
     /// A new plan.
     pub(super) new: Option<MoEPlan>,
     /// Events, once the new plan is written.
-    pub(super) happenings: Vec<Happening>,
+    pub(super) happenings: Vec<ClusterEvent>,
     /// Requests whose expert usage a new plan is for.
     pub(super) cause: Option<MixOf>,
     /// No better plan was found: none is looked for again for a while.
@@ -128,8 +128,8 @@ pub(super) fn answer(
         Task::Solve { planning, previous } => {
             let id = planning.question(previous.as_deref())?;
             match planner.ask(Lane::Full, &id, Question::Solve { planning, previous }) {
-                Progress::Underway { .. } => Ok(Decision::of(PlanState::Planning)),
-                Progress::Done { outcome, .. } => {
+                PlanProgress::Underway { .. } => Ok(Decision::of(PlanState::Planning)),
+                PlanProgress::Done { outcome, .. } => {
                     if matches!(outcome, Err(PlanningError::Aborted(_))) {
                         // The next reconcile tries again.
                         planner.forget(Lane::Full);
@@ -147,10 +147,10 @@ pub(super) fn answer(
             let Improvement { planning, hash, plan, cause } = *improvement;
             let question = Question::Improve { planning: Box::new(planning), plan: Box::new(plan.clone()) };
             match planner.ask(Lane::Full, &hash, question) {
-                Progress::Underway { .. } => {
+                PlanProgress::Underway { .. } => {
                     Ok(Decision::of(PlanState::Planned { hash, plan: Box::new(plan) }))
                 }
-                Progress::Done { outcome, .. } => {
+                PlanProgress::Done { outcome, .. } => {
                     let better = better_or_none(outcome, &hash);
                     if better.is_none() {
                         planner.forget(Lane::Full);
@@ -164,7 +164,7 @@ pub(super) fn answer(
             }
         }
         Task::Take(take) => {
-            let Take { planning, hash, plan, better, elapsed, wake } = *take;
+            let ReadyPlan { planning, hash, plan, better, elapsed, wake } = *take;
             let mut planned = taken(inputs, &planning, (hash, plan, better), (wake, elapsed))?;
             let told = observed.demand.as_ref().and_then(|demand| demand.spec.planning);
             let told = told.filter(|told| told.wake == wake);
@@ -200,7 +200,7 @@ fn replaced(
     owner: &MoEDeployment,
     (hash, plan, cause): (String, MoEPlanSpec, MixOf),
     better: Option<MoEPlanSpec>,
-) -> Result<(PlanState, Option<MoEPlan>, Option<Happening>), serde_json::Error> {
+) -> Result<(PlanState, Option<MoEPlan>, Option<ClusterEvent>), serde_json::Error> {
     let Some(better) = better else {
         return Ok((PlanState::Planned { hash, plan: Box::new(plan) }, None, None));
     };
@@ -220,7 +220,7 @@ fn replaced(
         dollars(&object.spec),
         dollars(&plan),
     );
-    let happening = Happening::normal("Replanned", note);
+    let happening = ClusterEvent::normal("Replanned", note);
     let state = PlanState::Planned { hash: new, plan: Box::new(object.spec.clone()) };
     Ok((state, Some(object), Some(happening)))
 }
@@ -267,9 +267,9 @@ fn wake(
             seconds(preallocating)
         ),
     };
-    happenings.push(Happening::normal("Preallocated", note));
+    happenings.push(ClusterEvent::normal("Preallocated", note));
     let mut planned = match planner.ask(Lane::Wake, &wake.to_string(), question) {
-        Progress::Underway { .. } => match preallocated {
+        PlanProgress::Underway { .. } => match preallocated {
             Some(sized) => {
                 let (new, object) = plan_object(owner, sized)?;
                 let state = PlanState::Planned { hash: new, plan: Box::new(object.spec.clone()) };
@@ -277,7 +277,7 @@ fn wake(
             }
             None => Decision::of(PlanState::Planned { hash, plan: Box::new(plan) }),
         },
-        Progress::Done { outcome, elapsed } => {
+        PlanProgress::Done { outcome, elapsed } => {
             // If gateways wrote meanwhile, the wake is decided again, and its plan is there already.
             let is_newer = |better: &MoEPlanSpec| revision_of(better) > revision_of(&plan);
             let better = better_or_none(outcome, &hash).or(preallocated).filter(is_newer);
@@ -310,12 +310,13 @@ fn taken(
     let before = if new.is_some() { format!(" {hash}") } else { String::new() };
     let note =
         format!("Plan {runs} {what}{before} for wake {wake}, {} after it was asked for.", seconds(elapsed));
-    let mut happenings = vec![Happening::normal("Planned", note).of_wake(observed.now)];
+    let mut happenings = vec![ClusterEvent::normal("Planned", note).of_wake(observed.now)];
     let started = Instant::now();
     let partition = partition(owner, around, planning, (runs, plan));
     let partitioning = started.elapsed();
-    happenings
-        .extend(partition.map(|partition| Happening::normal("Partitioned", partition).of_wake(observed.now)));
+    happenings.extend(
+        partition.map(|partition| ClusterEvent::normal("Partitioned", partition).of_wake(observed.now)),
+    );
     happenings.extend(replanned.map(|replanned| replanned.of_wake(observed.now)));
     let chain = WakePlanning {
         wake,
@@ -331,7 +332,7 @@ fn taken(
 /// is known of requests.
 fn partition(
     owner: &MoEDeployment,
-    around: &Surroundings,
+    around: &OperatorEnvironment,
     planning: &Planning,
     (hash, plan): (&str, &MoEPlanSpec),
 ) -> Option<String> {
@@ -364,7 +365,7 @@ struct Predicted {
 }
 
 impl Predicted {
-    fn happening(&self) -> Happening {
+    fn happening(&self) -> ClusterEvent {
         let of = match self.of {
             MixOf::Waiting => "waiting",
             MixOf::Answered => "recent",
@@ -374,7 +375,7 @@ impl Predicted {
             counted(self.requests as usize, &format!("{of} request")),
             seconds(Duration::from_micros(self.microseconds)),
         );
-        Happening::normal("Predicted", note)
+        ClusterEvent::normal("Predicted", note)
     }
 }
 
@@ -385,7 +386,7 @@ fn predicted(observed: &Observed, planning: &Planning) -> Predicted {
     Predicted { requests, of, microseconds: slowest.unwrap_or(0) }
 }
 
-fn better_or_none(outcome: Outcome, hash: &str) -> Option<MoEPlanSpec> {
+fn better_or_none(outcome: PlanOutcome, hash: &str) -> Option<MoEPlanSpec> {
     outcome
         .unwrap_or_else(|error| {
             tracing::info!(plan = hash, why = %error, "plan kept: replanning failed");

@@ -1,13 +1,13 @@
 //! Work that the plan for the present spec takes. Pure.
 
 use super::running;
-use crate::errand::Errand;
 use crate::inputs::Inputs;
 use crate::inspection::Inspecting;
-use crate::manifests::{Surroundings, find_plan, inspector};
+use crate::manifests::{OperatorEnvironment, find_plan, inspector};
 use crate::observed::Observed;
+use crate::one_shot::OneShotState;
 use crate::planning::{Planning, PlanningError, check_hosted};
-use crate::planning_pool::{Progress, WakePlan};
+use crate::planning_pool::{PlanProgress, WakePlan};
 use crate::resolve::Resolved;
 use crate::trouble::Trouble;
 use crate::usage::{due, heard, is_given_up, is_of_spec, next_revision, of_spec, revision_of};
@@ -51,7 +51,7 @@ pub(crate) enum Task {
     /// A search for a plan that is better for the expert usage of requests than the one that there is.
     Improve(Box<Improvement>),
     /// The plan for the requests that woke functions is there.
-    Take(Box<Take>),
+    Take(Box<ReadyPlan>),
 }
 
 /// A plan that there is, and the problem of a better one.
@@ -69,7 +69,7 @@ pub(crate) struct Improvement {
 
 /// The plan for the requests that woke functions.
 #[derive(Debug)]
-pub(crate) struct Take {
+pub(crate) struct ReadyPlan {
     /// Planning problem of the spec, without a prediction.
     pub planning: Planning,
     /// Hash of the plan by which functions start.
@@ -118,7 +118,7 @@ pub(super) fn task(inputs: Inputs<'_>, known: &Resolved, wake_plan: Option<&Wake
     if let Some((made, plan)) = made {
         if let Some((wake, better, elapsed)) = arrived(inputs, wake_plan, &planning, plan) {
             let (hash, plan) = (made, plan.spec.clone());
-            return Task::Take(Box::new(Take { planning, hash, plan, better, elapsed, wake }));
+            return Task::Take(Box::new(ReadyPlan { planning, hash, plan, better, elapsed, wake }));
         }
         // Not in the reconcile that takes one back.
         let cause = due(inputs, plan, &made, hash.as_deref()).filter(|_| given_up.is_empty());
@@ -158,7 +158,7 @@ fn arrived(
     let demand = inputs.observed.demand.as_ref().filter(|demand| demand.spec.phase == DemandPhase::Waking)?;
     let wake_plan = wake_plan.filter(|plan| plan.wake == demand.spec.wakes)?;
     let is_told = demand.spec.planning.is_some_and(|told| told.wake == wake_plan.wake && told.plan_us > 0);
-    let Progress::Done { outcome, elapsed } = &wake_plan.progress else { return None };
+    let PlanProgress::Done { outcome, elapsed } = &wake_plan.progress else { return None };
     if is_told || inputs.owner.spec.mode != Mode::Active {
         return None;
     }
@@ -180,20 +180,22 @@ fn is_waking(observed: &Observed) -> bool {
 }
 
 /// Returns the state of planning while the model is not known.
-fn uninspected(owner: &MoEDeployment, known: &Resolved, around: &Surroundings) -> PlanState {
+fn uninspected(owner: &MoEDeployment, known: &Resolved, around: &OperatorEnvironment) -> PlanState {
     if let Some(trouble) = known.model.refused() {
         return PlanState::Refused(trouble.clone());
     }
     match &known.model.inspecting {
-        Inspecting::Sent(Errand::Failed { trouble, .. }) => PlanState::Refused(trouble.clone()),
-        Inspecting::Sent(Errand::Waiting { trouble }) => PlanState::Inspecting { trouble: trouble.clone() },
-        Inspecting::Sent(Errand::Start { incarnation, after }) => {
+        Inspecting::Sent(OneShotState::Failed { trouble, .. }) => PlanState::Refused(trouble.clone()),
+        Inspecting::Sent(OneShotState::Waiting { trouble }) => {
+            PlanState::Inspecting { trouble: trouble.clone() }
+        }
+        Inspecting::Sent(OneShotState::Start { incarnation, after }) => {
             match inspector(owner, &known.model.subject, *incarnation, around) {
                 Ok(_) => PlanState::Inspecting { trouble: after.clone() },
                 Err(error) => PlanState::Refused(Trouble::new(error.reason(), error.to_string())),
             }
         }
-        Inspecting::Known(_) | Inspecting::Sent(Errand::Done { .. }) => {
+        Inspecting::Known(_) | Inspecting::Sent(OneShotState::Done { .. }) => {
             PlanState::Inspecting { trouble: None }
         }
     }

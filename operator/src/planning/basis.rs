@@ -8,8 +8,8 @@ use super::PlanningError;
 use super::hosted::draft;
 use crate::facts::ModelFacts;
 use remoe_api::MoEPlanSpec;
-use remoe_hardware::{Profile, Wishes, problem};
-use remoe_planner::{Account, Problem, of_any_version};
+use remoe_hardware::{DeploymentRequirements, Profile, problem};
+use remoe_planner::{PlanAccount, Problem, of_any_version};
 use remoe_predictor::Shares;
 use serde::{Deserialize, Serialize};
 
@@ -20,20 +20,20 @@ const MAX_ACCOUNT: usize = 4 << 20;
 
 /// Inputs of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Basis {
+pub(super) struct PlanInputs {
     /// The checkpoint.
     pub(super) model: ModelFacts,
     /// Figures of the hardware.
     pub(super) profile: Profile,
     /// Wishes of the spec.
-    pub(super) wishes: Wishes,
+    pub(super) wishes: DeploymentRequirements,
     /// Expert usage that requests are expected to have, as [`Shares`] writes it: rows of numbers would take twenty
     /// times the room.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) expected: Option<String>,
 }
 
-impl Basis {
+impl PlanInputs {
     /// The planning problem.
     pub(super) fn problem(&self) -> Result<Problem, PlanningError> {
         let wrong = |error: String| PlanningError::Profile(error);
@@ -80,9 +80,10 @@ impl Basis {
 /// The basis of the plan is invalid, or the plan does not fit it.
 pub(crate) fn account(plan: &MoEPlanSpec) -> Result<Option<String>, PlanningError> {
     let Some(text) = &plan.basis else { return Ok(None) };
-    let basis = Basis::read(text)?;
+    let basis = PlanInputs::read(text)?;
     let problem = basis.problem()?;
     let draft = draft(plan, &basis.moe_layers(), &problem)?;
-    let account = Account::new(problem, &draft).map_err(|error| PlanningError::Profile(error.to_string()))?;
+    let account =
+        PlanAccount::new(problem, &draft).map_err(|error| PlanningError::Profile(error.to_string()))?;
     Ok(Some(serde_json::to_string(&account)?).filter(|text| text.len() <= MAX_ACCOUNT))
 }

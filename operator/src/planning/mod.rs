@@ -4,14 +4,14 @@ mod basis;
 mod hosted;
 mod memory;
 mod numbers;
+mod requirements;
 mod verdict;
-mod wishes;
 
-use self::basis::Basis;
+use self::basis::PlanInputs;
 use self::hosted::{draft, group_plans, layer_plans};
 use self::memory::MainMemory;
 use self::numbers::{numbers, shown};
-use self::wishes::wishes;
+use self::requirements::wishes;
 use super::digest::digest;
 use super::facts::ModelFacts;
 use super::quantity::MB;
@@ -22,17 +22,17 @@ use remoe_api::{
 use remoe_hardware::{Origin, Profile, attempted};
 use remoe_model::{Inspection, ONE_GPU};
 #[cfg(test)]
-use remoe_planner::Change;
+use remoe_planner::PlanChange;
 use remoe_planner::{
-    Account, Answer, Budget, Options, PlanDraft, PlanError, Pricing, Problem, Remote, compare_within,
-    preallocate_for, replan, solve_within,
+    Budget, Options, PlanAccount, PlanDraft, PlanError, PlanningResult, Pricing, Problem, Remote,
+    compare_within, preallocate_for, replan, solve_within,
 };
 use remoe_predictor::Shares;
 
 pub(crate) use basis::account;
 pub(crate) use hosted::check_hosted;
 pub(crate) use numbers::{counted, three_digits};
-pub(crate) use wishes::workload;
+pub(crate) use requirements::workload;
 
 /// Share of the cost by which a plan of groups may be dearer to keep limits when figures are wrong.
 const STURDY: f64 = 0.02;
@@ -105,7 +105,7 @@ pub(crate) struct Planning {
     workload: remoe_api::WorkloadSpec,
     memory: MainMemory,
     problem: Problem,
-    basis: Basis,
+    basis: PlanInputs,
     prediction: Option<PlannedPrediction>,
     /// Inputs without the prediction.
     spec_inputs: String,
@@ -136,7 +136,7 @@ impl Planning {
             .map_err(|error| PlanningError::Profile(error.to_string()))?;
         let workload = workload(spec, inspection)?;
         let memory = MainMemory::new(inspection, dtype, spec.main.device, &workload);
-        let basis = Basis {
+        let basis = PlanInputs {
             model: ModelFacts { inspection: inspection.clone(), revision: facts.revision.clone() },
             profile: on_device(&known.profile, spec.main.device)?,
             wishes: wishes(spec, &workload, &memory)?,
@@ -191,7 +191,7 @@ impl Planning {
     /// # Errors
     /// The prediction is of a model with other layers or experts.
     pub(crate) fn expecting(self, prediction: PlannedPrediction) -> Result<Self, PlanningError> {
-        let basis = Basis { expected: Some(prediction.shares.clone()), ..self.basis };
+        let basis = PlanInputs { expected: Some(prediction.shares.clone()), ..self.basis };
         Ok(Self {
             problem: basis.problem()?,
             inputs: expecting(&self.spec_inputs, &prediction)?,
@@ -323,7 +323,7 @@ impl Planning {
     fn beside_main_of(
         &self,
         current: &MoEPlanSpec,
-        search: impl Fn(&Problem, &PlanDraft, &Options) -> Result<Answer, PlanError>,
+        search: impl Fn(&Problem, &PlanDraft, &Options) -> Result<PlanningResult, PlanError>,
         verdict: impl FnOnce() -> Option<PlanVerdict>,
     ) -> Result<Option<MoEPlanSpec>, PlanningError> {
         let Some((answer, warning)) = self.better(current, search)? else { return Ok(None) };
@@ -338,8 +338,8 @@ impl Planning {
     fn better(
         &self,
         current: &MoEPlanSpec,
-        search: impl Fn(&Problem, &PlanDraft, &Options) -> Result<Answer, PlanError>,
-    ) -> Result<Option<(Answer, Option<String>)>, PlanningError> {
+        search: impl Fn(&Problem, &PlanDraft, &Options) -> Result<PlanningResult, PlanError>,
+    ) -> Result<Option<(PlanningResult, Option<String>)>, PlanningError> {
         let Some(draft) = self.draft(current) else { return Ok(None) };
         let vcpus = current.main.cpu_millicores.map(|millicores| f64::from(millicores) / 1000.0);
         let problem = self.problem.with_main(f64::from(current.main.memory_mb) * MB as f64, vcpus);
@@ -350,7 +350,7 @@ impl Planning {
 
     /// Returns what the plan that follows `current` changes; `None` if `current` is good enough.
     #[cfg(test)]
-    pub(crate) fn change(&self, current: &MoEPlanSpec) -> Option<Change> {
+    pub(crate) fn change(&self, current: &MoEPlanSpec) -> Option<PlanChange> {
         let search = |problem: &Problem, draft: &PlanDraft, options: &Options| {
             solve_within(problem, Some(draft), options, Budget::UNLIMITED)
         };
@@ -371,7 +371,7 @@ impl Planning {
         compare_within(&self.problem, budget).ok().map(|found| verdict::of(&found))
     }
 
-    fn verdict_of(&self, answer: &Answer, budget: Budget<'_>) -> Option<PlanVerdict> {
+    fn verdict_of(&self, answer: &PlanningResult, budget: Budget<'_>) -> Option<PlanVerdict> {
         match self.mode {
             // Of ways that were not allowed that answer knows nothing.
             RemoteMode::Never => self.verdict(budget),
@@ -383,8 +383,8 @@ impl Planning {
     fn attempted(
         &self,
         problem: &Problem,
-        search: impl Fn(&Problem, &Options) -> Result<Answer, PlanError>,
-    ) -> Result<(Answer, Option<String>), PlanningError> {
+        search: impl Fn(&Problem, &Options) -> Result<PlanningResult, PlanError>,
+    ) -> Result<(PlanningResult, Option<String>), PlanningError> {
         let wanted = match self.mode {
             RemoteMode::Auto => Remote::Auto,
             RemoteMode::Always => Remote::Always,
@@ -403,7 +403,7 @@ impl Planning {
     /// `answer` as it is published, with a `warning` about it and the `verdict` on remote experts.
     pub(crate) fn plan(
         &self,
-        answer: &Answer,
+        answer: &PlanningResult,
         warning: Option<String>,
         verdict: Option<PlanVerdict>,
     ) -> MoEPlanSpec {
@@ -452,7 +452,7 @@ impl Planning {
         let same = weights(&plan.model) == weights(&self.model);
         let draft = draft(plan, &self.moe_layers, &self.problem).ok().filter(|_| same)?;
         // A plan that another writer spoiled, or that another version wrote, must not keep a better one away.
-        Account::new(self.problem.clone(), &draft).is_ok().then_some(draft)
+        PlanAccount::new(self.problem.clone(), &draft).is_ok().then_some(draft)
     }
 }
 

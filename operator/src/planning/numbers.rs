@@ -1,10 +1,10 @@
 //! Numbers of a plan, for programs and for people.
 
 use remoe_api::{PerBaseline, PlanCosts, PlanNumbers, PlanTimes, ShownNumbers};
-use remoe_planner::{Answer, Baseline};
+use remoe_planner::{Baseline, PlanningResult};
 
 /// Returns the numbers that `answer` expects of the typical request.
-pub(super) fn numbers(answer: &Answer) -> PlanNumbers {
+pub(super) fn numbers(answer: &PlanningResult) -> PlanNumbers {
     let evaluation = &answer.evaluation;
     let cost = |baseline: &Option<Baseline>| baseline.as_ref().map(|baseline| rounded(baseline.total_cost));
     let baselines = &answer.baselines;

@@ -1,9 +1,9 @@
 //! Figures of the hardware, or how far measuring them is.
 
 use crate::earlier;
-use crate::errand::{Errand, errand};
 use crate::facts::ModelFacts;
 use crate::names::profile_record;
+use crate::one_shot::{OneShotState, one_shot};
 use crate::planning::{KnownProfile, compute_dtype, served};
 use crate::profiling::{ATTEMPTS, from_log, measured, of_model, record, shared_with, subject, supplied};
 use crate::records::Records;
@@ -34,7 +34,7 @@ pub(crate) struct Hardware {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Measuring {
     /// The profiler's errand.
-    pub errand: Errand,
+    pub one_shot: OneShotState,
     /// Output of a profiler that is done.
     pub printed: Option<Result<Profile, String>>,
 }
@@ -83,19 +83,19 @@ impl Hardware {
 impl Measuring {
     fn of(owner: &MoEDeployment, place: &str, records: Records<'_>) -> Self {
         let uid = owner.uid().unwrap_or_default();
-        let errand = match errand(records.pods, &uid, place, "ProfilerFailed", records.now) {
-            Errand::Start { incarnation, after: Some(trouble) } if incarnation >= ATTEMPTS => {
-                Errand::Failed { trouble, attempts: incarnation, retry_at: records.now }
+        let one_shot = match one_shot(records.pods, &uid, place, "ProfilerFailed", records.now) {
+            OneShotState::Start { incarnation, after: Some(trouble) } if incarnation >= ATTEMPTS => {
+                OneShotState::Failed { trouble, attempts: incarnation, retry_at: records.now }
             }
             other => other,
         };
-        let printed = match &errand {
-            Errand::Done { pod } => records.details.logs.get(pod).map(|log| {
+        let printed = match &one_shot {
+            OneShotState::Done { pod } => records.details.logs.get(pod).map(|log| {
                 let log = log.as_ref().map_err(Clone::clone)?;
                 from_log(log).ok_or_else(|| format!("missing profile in the output of pod {pod}"))
             }),
             _ => None,
         };
-        Self { errand, printed }
+        Self { one_shot, printed }
     }
 }

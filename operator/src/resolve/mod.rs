@@ -6,13 +6,13 @@ mod model;
 use super::inputs::Inputs;
 
 pub(crate) use hardware::{Hardware, Measuring};
-pub(crate) use model::Model;
+pub(crate) use model::ModelResolution;
 
 /// Output of the resolve stage.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Resolved {
     /// Checkpoint.
-    pub model: Model,
+    pub model: ModelResolution,
     /// Hardware, once the checkpoint is known.
     pub hardware: Option<Hardware>,
 }
@@ -23,7 +23,7 @@ pub(crate) struct Resolved {
 /// A value cannot be written as JSON.
 pub(crate) fn resolve(inputs: Inputs<'_>) -> Result<Resolved, serde_json::Error> {
     let (owner, records) = (inputs.owner, inputs.observed.records());
-    let model = Model::of(owner, records)?;
+    let model = ModelResolution::of(owner, records)?;
     let hardware = model.facts().map(|facts| Hardware::of(owner, facts, records)).transpose()?;
     Ok(Resolved { model, hardware })
 }

@@ -1,9 +1,9 @@
 //! The facts of the checkpoint, or how far their inspection is.
 
-use crate::errand::{Errand, UNREADABLE};
 use crate::facts::{ModelFacts, subject_of};
 use crate::inspection::{Inspecting, inspecting, kept_facts};
 use crate::manifests::inspector_place;
+use crate::one_shot::{OneShotState, UNREADABLE};
 use crate::records::Records;
 use crate::trouble::Trouble;
 use kube::ResourceExt;
@@ -11,7 +11,7 @@ use remoe_api::MoEDeployment;
 
 /// State of the checkpoint's facts.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Model {
+pub(crate) struct ModelResolution {
     /// Identity of what is to be inspected.
     pub subject: String,
     /// How the inspection stands.
@@ -20,7 +20,7 @@ pub(crate) struct Model {
     printed: Option<Result<ModelFacts, Trouble>>,
 }
 
-impl Model {
+impl ModelResolution {
     pub(super) fn of(owner: &MoEDeployment, records: Records<'_>) -> Result<Self, serde_json::Error> {
         let subject = subject_of(owner)?;
         let place = inspector_place(&owner.name_any(), &subject);
@@ -28,10 +28,12 @@ impl Model {
         let known = kept_facts(owner, records, &subject);
         let inspecting = inspecting(known, records.pods, &uid, &place, records.now);
         let printed = match &inspecting {
-            Inspecting::Sent(Errand::Done { pod }) => records.details.logs.get(pod).map(|log| match log {
-                Ok(log) => ModelFacts::from_log(log).map_err(Trouble::from),
-                Err(message) => Err(Trouble::new(UNREADABLE, message.clone())),
-            }),
+            Inspecting::Sent(OneShotState::Done { pod }) => {
+                records.details.logs.get(pod).map(|log| match log {
+                    Ok(log) => ModelFacts::from_log(log).map_err(Trouble::from),
+                    Err(message) => Err(Trouble::new(UNREADABLE, message.clone())),
+                })
+            }
             Inspecting::Known(_) | Inspecting::Sent(_) => None,
         };
         Ok(Self { subject, inspecting, printed })

@@ -7,14 +7,14 @@
 
 use super::groups::Groups;
 use crate::conditions::sentence;
-use crate::events::Happening;
+use crate::events::ClusterEvent;
 use crate::identity::identity_of;
 use crate::inputs::Inputs;
 use crate::manifests::{room, served_name};
 use crate::names::Component;
 use crate::ownership::{is_owned_by, owned_meta};
 use crate::paid::paid;
-use crate::plan::Planned;
+use crate::plan::PlanStage;
 use crate::planning::served;
 use crate::pods::PodView;
 use crate::ports::HTTP_PORT;
@@ -27,7 +27,7 @@ use remoe_api::{
     GatewayDemand, MainFunction, MoEDemand, MoEDemandSpec, MoEDeployment, PredictionOrder, WakePlanning,
     WakeTimeline,
 };
-use remoe_autoscale::scale_to_zero::{Phase, Seen, step};
+use remoe_autoscale::scale_to_zero::{ScalingPhase, StepInputs, step};
 use remoe_process::format_duration;
 use remoe_rollout::functions::DEFAULT_MAX_BATCH;
 use std::net::SocketAddr;
@@ -44,7 +44,7 @@ const LATER: Duration = Duration::from_secs(15);
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Demanded {
     /// Where the deployment is from now on.
-    pub phase: Phase,
+    pub phase: ScalingPhase,
     /// Start of the phase; absent if the deployment cannot be scaled to zero.
     pub since: Option<Timestamp>,
     /// How often it was woken.
@@ -56,7 +56,7 @@ pub(crate) struct Demanded {
     /// Trouble that keeps the deployment from scaling to zero.
     pub trouble: Option<Trouble>,
     /// Events that are published once the object is written.
-    pub happenings: Vec<Happening>,
+    pub happenings: Vec<ClusterEvent>,
     /// How the latest wake went, where a gateway says so.
     pub timeline: Option<WakeTimeline>,
     /// How it was planned, where it was.
@@ -71,9 +71,9 @@ pub(crate) struct Demanded {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PhaseChange {
     /// Where the deployment was.
-    pub from: Phase,
+    pub from: ScalingPhase,
     /// Where it is from now on.
-    pub to: Phase,
+    pub to: ScalingPhase,
     /// How long it had been where it was.
     pub lasted: Duration,
 }
@@ -82,7 +82,7 @@ impl Demanded {
     /// Returns the decision for a deployment whose functions run as long as it exists.
     pub(crate) fn always() -> Self {
         Self {
-            phase: Phase::Active,
+            phase: ScalingPhase::Active,
             since: None,
             wakes: 0,
             object: None,
@@ -98,7 +98,7 @@ impl Demanded {
 
     /// Reports if functions start because of a request.
     pub(crate) fn is_wake(&self) -> bool {
-        self.phase == Phase::Waking && self.wakes > 0
+        self.phase == ScalingPhase::Waking && self.wakes > 0
     }
 }
 
@@ -107,7 +107,7 @@ impl Demanded {
 pub(super) fn demanded(
     inputs: Inputs<'_>,
     known: &Resolved,
-    planned: &Planned,
+    planned: &PlanStage,
     groups: &Groups,
     pods: &[PodView],
 ) -> Demanded {
@@ -126,7 +126,7 @@ pub(super) fn demanded(
     let live = observed.demand.as_ref().filter(|live| is_owned_by(*live, &uid));
     let before = live.map(|live| &live.spec);
     let now = observed.now;
-    let phase = before.map_or(Phase::Waking, |before| before.phase.into());
+    let phase = before.map_or(ScalingPhase::Waking, |before| before.phase.into());
     let since = before.map_or(now, |before| before.since.0);
     let wakes = before.map_or(0, |before| before.wakes);
     let all: &[GatewayDemand] = live.map_or(&[], MoEDemand::gateways);
@@ -137,22 +137,22 @@ pub(super) fn demanded(
     // A time to come is none: clocks differ.
     let times = alive.iter().map(|entry| entry.last_active.0.min(now));
     // The window is open from when functions woke up, not from when it was found closed; a new leader opens it again.
-    let opened = matches!(phase, Phase::Active | Phase::Waking).then_some(since);
+    let opened = matches!(phase, ScalingPhase::Active | ScalingPhase::Waking).then_some(since);
     let active = times.chain(opened).chain([observed.since]).max().unwrap_or(now);
     // Only who waits wakes functions: not who came and went, and no new leader.
-    let quiet = if phase == Phase::Asleep { Duration::MAX } else { elapsed(active, now) };
+    let quiet = if phase == ScalingPhase::Asleep { Duration::MAX } else { elapsed(active, now) };
     let turn = before.map_or(0, |before| before.turn);
     let acknowledges =
         |gateway: &String| alive.iter().any(|entry| entry.uid == *gateway && entry.acknowledged == turn);
     let serving = pods.iter().any(|pod| pod.is_main && pod.is_sound() && pod.ready);
     let next = step(
         phase,
-        &Seen {
+        &StepInputs {
             waiting,
             in_flight,
             quiet,
             // The first start is not given up: there has been no request yet.
-            idle: window.filter(|_| phase != Phase::Waking || wakes > 0),
+            idle: window.filter(|_| phase != ScalingPhase::Waking || wakes > 0),
             wake_limit: WAKE,
             serving,
             engine: observed
@@ -178,24 +178,24 @@ pub(super) fn demanded(
         phase: next.into(),
         turn: turn.saturating_add(u64::from(changes)),
         since: MicroTime(if changes { now } else { since }),
-        wakes: wakes.saturating_add(u64::from(phase == Phase::Asleep && next == Phase::Waking)),
+        wakes: wakes.saturating_add(u64::from(phase == ScalingPhase::Asleep && next == ScalingPhase::Waking)),
         wake_told: untold.map_or(before.map_or(0, |before| before.wake_told), |wake| wake.wake),
         planning: planned.chain.or_else(|| before?.planning),
         sleeps: window.is_some(),
         follows_load: owner.spec.follows_load(),
-        mains: if next == Phase::Asleep { Vec::new() } else { mains(owner, planned, pods) },
-        groups: if next == Phase::Asleep { Vec::new() } else { groups.groups.clone() },
-        functions: paid(owner, &observed.pods, matches!(next, Phase::Active | Phase::Waking)),
+        mains: if next == ScalingPhase::Asleep { Vec::new() } else { mains(owner, planned, pods) },
+        groups: if next == ScalingPhase::Asleep { Vec::new() } else { groups.groups.clone() },
+        functions: paid(owner, &observed.pods, matches!(next, ScalingPhase::Active | ScalingPhase::Waking)),
         prediction: order(owner, known, planned),
     };
     let look_again = match next {
-        Phase::Draining => Some(SOON),
-        Phase::Active | Phase::Waking if waiting + in_flight > 0 => Some(LATER),
-        Phase::Active => {
+        ScalingPhase::Draining => Some(SOON),
+        ScalingPhase::Active | ScalingPhase::Waking if waiting + in_flight > 0 => Some(LATER),
+        ScalingPhase::Active => {
             window.map(|window| window.saturating_sub(elapsed(active, now)) + Duration::from_millis(100))
         }
-        Phase::Waking => Some(LATER),
-        Phase::Asleep => None,
+        ScalingPhase::Waking => Some(LATER),
+        ScalingPhase::Asleep => None,
     };
     Demanded {
         phase: next,
@@ -207,7 +207,7 @@ pub(super) fn demanded(
             .collect(),
         timeline,
         planning,
-        change: (next != phase && (phase != Phase::Waking || wakes > 0)).then(|| PhaseChange {
+        change: (next != phase && (phase != ScalingPhase::Waking || wakes > 0)).then(|| PhaseChange {
             from: phase,
             to: next,
             lasted: elapsed(since, now),
@@ -220,7 +220,7 @@ pub(super) fn demanded(
 }
 
 /// Returns the facts that gateways are to find out about requests.
-fn order(owner: &MoEDeployment, known: &Resolved, planned: &Planned) -> Option<PredictionOrder> {
+fn order(owner: &MoEDeployment, known: &Resolved, planned: &PlanStage) -> Option<PredictionOrder> {
     let tokens = planned.target.as_ref().map_or(0, |target| target.plan.workload.typical_output_tokens);
     usage::order(owner, known.model.facts().map(|facts| &facts.inspection), tokens)
 }
@@ -230,7 +230,7 @@ fn elapsed(from: Timestamp, to: Timestamp) -> Duration {
 }
 
 /// The main functions that requests may be sent to.
-fn mains(owner: &MoEDeployment, planned: &Planned, pods: &[PodView]) -> Vec<MainFunction> {
+fn mains(owner: &MoEDeployment, planned: &PlanStage, pods: &[PodView]) -> Vec<MainFunction> {
     let room = planned.target.as_ref().map_or(DEFAULT_MAX_BATCH, |target| room(&target.plan));
     let mains = pods.iter().filter(|pod| pod.is_main && pod.is_sound());
     let mut mains: Vec<MainFunction> = mains
@@ -263,32 +263,32 @@ fn without(live: &MoEDemand, dead: &[&GatewayDemand]) -> MoEDemand {
 
 /// Returns the event of a change of the phase, if it has one.
 fn happening(
-    (from, to): (Phase, Phase),
+    (from, to): (ScalingPhase, ScalingPhase),
     lasted: Duration,
     (waiting, window): (usize, Option<Duration>),
     wakes: u64,
-) -> Option<Happening> {
+) -> Option<ClusterEvent> {
     match (from, to) {
-        (Phase::Draining | Phase::Waking, Phase::Asleep) => {
-            Some(Happening::normal("Asleep", scaled_to_zero(window)))
+        (ScalingPhase::Draining | ScalingPhase::Waking, ScalingPhase::Asleep) => {
+            Some(ClusterEvent::normal("Asleep", scaled_to_zero(window)))
         }
-        (Phase::Asleep, Phase::Waking) => {
+        (ScalingPhase::Asleep, ScalingPhase::Waking) => {
             let queued = match waiting {
                 1 => "1 request is queued".to_owned(),
                 waiting => format!("{waiting} requests are queued"),
             };
-            Some(Happening::normal("Waking", format!("Waking: {queued}.")))
+            Some(ClusterEvent::normal("Waking", format!("Waking: {queued}.")))
         }
-        (Phase::Waking, Phase::Active) if wakes > 0 => {
-            Some(Happening::normal("Awake", format!("Awake after {:.1} s.", lasted.as_secs_f64())))
+        (ScalingPhase::Waking, ScalingPhase::Active) if wakes > 0 => {
+            Some(ClusterEvent::normal("Awake", format!("Awake after {:.1} s.", lasted.as_secs_f64())))
         }
         _ => None,
     }
 }
 
 /// How a wake went.
-fn told(wake: &WakeTimeline, planning: Option<&WakePlanning>, now: Timestamp) -> Happening {
-    Happening::normal("FirstToken", sentence(&timeline(wake, planning))).of_wake(now)
+fn told(wake: &WakeTimeline, planning: Option<&WakePlanning>, now: Timestamp) -> ClusterEvent {
+    ClusterEvent::normal("FirstToken", sentence(&timeline(wake, planning))).of_wake(now)
 }
 
 /// Returns the time to the first token of a wake and its parts, for people.

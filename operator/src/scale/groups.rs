@@ -7,10 +7,10 @@
 //! experts meanwhile.
 
 use crate::epoch::{since_1970, timestamp};
-use crate::events::Happening;
+use crate::events::ClusterEvent;
 use crate::inputs::Inputs;
-use crate::mains::Watched;
-use crate::manifests::{Function, Target};
+use crate::mains::WatchedFunctions;
+use crate::manifests::{Function, TargetPlan};
 use crate::names::tier;
 use crate::observed::Observed;
 use crate::ownership::is_owned_by;
@@ -20,7 +20,7 @@ use crate::usage;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
 use remoe_api::{DemandPhase, GroupDemand, MoEDemand};
-use remoe_autoscale::scale_to_zero::groups::{Glance, Group, MOST_STRETCH};
+use remoe_autoscale::scale_to_zero::groups::{GroupObservation, MOST_STRETCH, SleepingGroup};
 use remoe_process::format_duration;
 use remoe_proto::format_listing;
 use remoe_proto::v1::LayerExperts;
@@ -38,7 +38,7 @@ pub(crate) struct Groups {
     /// State of each remote function from now on; empty if none may sleep by itself.
     pub groups: Vec<GroupDemand>,
     /// Use of remote functions that main functions are asked for, if any.
-    pub watched: Option<Arc<Watched>>,
+    pub watched: Option<Arc<WatchedFunctions>>,
     /// Changes, for events once they are written.
     pub changes: Vec<GroupChange>,
     /// When to look again at the latest.
@@ -76,24 +76,24 @@ impl Groups {
 
 impl GroupChange {
     /// Returns the event of the change.
-    pub(crate) fn happening(&self) -> Happening {
+    pub(crate) fn happening(&self) -> ClusterEvent {
         let function = tier(&self.function);
         match self.to {
-            GroupTransition::Sleeps => Happening::normal(
+            GroupTransition::Sleeps => ClusterEvent::normal(
                 "GroupAsleep",
                 format!(
                     "Scaled {function} to zero: its experts were not used for {}.",
                     format_duration(self.patience)
                 ),
             ),
-            GroupTransition::Asked => Happening::normal(
+            GroupTransition::Asked => ClusterEvent::normal(
                 "GroupWaking",
                 format!(
                     "Waking {function}: its experts were requested; main functions compute them until it is \
                      ready."
                 ),
             ),
-            GroupTransition::Predicted => Happening::normal(
+            GroupTransition::Predicted => ClusterEvent::normal(
                 "GroupWaking",
                 format!("Waking {function}: waiting requests are predicted to use its experts."),
             ),
@@ -107,7 +107,7 @@ pub(super) fn by_use(
     inputs: Inputs<'_>,
     pods: &[PodView],
     resolved: &Resolved,
-    target: Option<&Target>,
+    target: Option<&TargetPlan>,
 ) -> Groups {
     let Inputs { owner, observed, .. } = inputs;
     let uid = owner.uid().unwrap_or_default();
@@ -124,9 +124,9 @@ pub(super) fn by_use(
         Some(expected.as_ref()?.is_on(hosted))
     };
     let mut groups = Groups::default();
-    let mut watched = Watched::default();
+    let mut watched = WatchedFunctions::default();
     for function in &target.revision.remote {
-        let scene = Scene { observed, demand, pods, window };
+        let scene = GroupInput { observed, demand, pods, window };
         let (group, change) = scene.step(function, is_expected(function));
         if group.awake {
             let used = group.asked.map_or(group.since, |asked| asked.max(group.since));
@@ -156,31 +156,31 @@ pub(super) fn by_use(
 
 /// Inputs of the step of one function.
 #[derive(Clone, Copy)]
-struct Scene<'a> {
+struct GroupInput<'a> {
     observed: &'a Observed,
     demand: &'a MoEDemand,
     pods: &'a [PodView],
     window: Duration,
 }
 
-impl Scene<'_> {
+impl GroupInput<'_> {
     /// Returns the next state of `function`. `expected` says if waiting requests are expected to use it; absent if that
     /// is not known.
-    fn step(self, function: &Function, expected: Option<bool>) -> (Group, Option<GroupTransition>) {
+    fn step(self, function: &Function, expected: Option<bool>) -> (SleepingGroup, Option<GroupTransition>) {
         let now = since_1970(self.observed.now);
         let mut known = self.demand.spec.groups.iter();
         let known = known.find(|known| known.name == function.name && known.identity == function.identity);
         let phase = self.demand.spec.phase;
         let known = match (phase, known) {
             // If the deployment woke now, the functions that no request needs would stay asleep.
-            (DemandPhase::Asleep, _) => return (Group::new(expected.unwrap_or(true), now), None),
-            (_, None) => return (Group::new(true, now), None),
+            (DemandPhase::Asleep, _) => return (SleepingGroup::new(expected.unwrap_or(true), now), None),
+            (_, None) => return (SleepingGroup::new(true, now), None),
             (_, Some(known)) => known,
         };
         let used = self.observed.heard.values().filter_map(|heard| heard.used.get(&function.name)).max();
         let since = since_1970(known.since.0);
         let used = used.map(|used| since_1970(*used)).filter(|used| *used > since);
-        let before = Group {
+        let before = SleepingGroup {
             awake: !known.asleep,
             since,
             asked: used.filter(|_| !known.asleep),
@@ -199,15 +199,16 @@ impl Scene<'_> {
             });
             // It is not there yet: its window is not over before anybody could use it. And a new leader has not seen who did.
             let opened = if ready { since_1970(self.observed.since) } else { now };
-            let seen = Group { since: since.max(opened), ..before };
-            let next = seen.step(self.window, Glance::default(), now);
+            let seen = SleepingGroup { since: since.max(opened), ..before };
+            let next = seen.step(self.window, GroupObservation::default(), now);
             return if next.awake {
-                (Group { since, ..next }, None)
+                (SleepingGroup { since, ..next }, None)
             } else {
                 (next, Some(GroupTransition::Sleeps))
             };
         }
-        let seen = Glance { asked: used.is_some(), predicted: expected == Some(true), starting: false };
+        let seen =
+            GroupObservation { asked: used.is_some(), predicted: expected == Some(true), starting: false };
         let next = before.step(self.window, seen, now);
         let turn = if seen.asked { GroupTransition::Asked } else { GroupTransition::Predicted };
         (next, next.awake.then_some(turn))

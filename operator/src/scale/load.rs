@@ -1,20 +1,20 @@
 //! Replicas by load, as gateways and main functions report it. Pure.
 
 use crate::epoch::since_1970;
-use crate::events::Happening;
+use crate::events::ClusterEvent;
 use crate::inputs::Inputs;
-use crate::manifests::{Count, Function, Target, room};
+use crate::manifests::{Count, Function, TargetPlan, room};
 use crate::names::{Component, tier};
 use crate::observed::Observed;
 use crate::pods::PodView;
 use crate::quantity::MB;
-use remoe_autoscale::replicas::{History, Mains, Policy, Remote, Said, Worked, mains, remote};
+use remoe_autoscale::replicas::{GatewayReport, History, Mains, Policy, Remote, Worked, mains, remote};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// A function of which there are to be more or fewer from now on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Change {
+pub(crate) struct ReplicaChange {
     /// Kind of the function.
     pub component: Component,
     /// Name of the function.
@@ -25,16 +25,16 @@ pub(crate) struct Change {
     pub to: u32,
 }
 
-impl Change {
+impl ReplicaChange {
     /// Returns the event of the change.
-    pub(crate) fn happening(&self) -> Happening {
+    pub(crate) fn happening(&self) -> ClusterEvent {
         let Self { from, to, .. } = self;
         let function = match self.component {
             Component::Main => "the main function".to_owned(),
             _ => tier(&self.function),
         };
         let note = format!("Scaled {function} from {from} to {to} replicas because of load.");
-        Happening::normal("Scaled", note)
+        ClusterEvent::normal("Scaled", note)
     }
 }
 
@@ -46,11 +46,11 @@ pub(super) struct LoadScale {
     /// Replicas beyond those of the plan, by function.
     pub(super) extra: BTreeMap<String, u32>,
     /// Functions whose replicas change.
-    pub(super) changes: Vec<Change>,
+    pub(super) changes: Vec<ReplicaChange>,
 }
 
 /// Returns how many functions the load asks for, whose functions by the plan are `target` and whose pods are `pods`.
-pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&Target>) -> LoadScale {
+pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&TargetPlan>) -> LoadScale {
     let Inputs { owner, observed, remembered, .. } = inputs;
     let spec = &owner.spec;
     // Without gateways no load is reported.
@@ -98,7 +98,7 @@ pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&Targ
         wanted
             .extend(functions.iter().zip(present).zip(counts).map(|((of, there), count)| (of, there, count)));
     }
-    let changes: Vec<Change> = wanted
+    let changes: Vec<ReplicaChange> = wanted
         .iter()
         .filter_map(|(function, present, count)| change(&mut history, function, *present, *count))
         .collect();
@@ -113,12 +113,17 @@ pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&Targ
 
 /// Returns the change of `function`, of which `present` replicas are there, to `wanted` replicas, or to those of its plan if
 /// these are more.
-fn change(history: &mut History, function: &Function, present: u32, wanted: u32) -> Option<Change> {
+fn change(history: &mut History, function: &Function, present: u32, wanted: u32) -> Option<ReplicaChange> {
     let extra = wanted.saturating_sub(function.replicas);
     let to = Count { replicas: function.replicas, extra }.most();
     // A count that was decided before and is not reached yet is no change, whatever delays it.
     let from = history.want(&function.name, to).unwrap_or(present.max(function.replicas));
-    (from != to).then(|| Change { component: function.component, function: function.name.clone(), from, to })
+    (from != to).then(|| ReplicaChange {
+        component: function.component,
+        function: function.name.clone(),
+        from,
+        to,
+    })
 }
 
 /// Returns when to look again at the latest, as functions may be too many by then without a report; `is_more` says that
@@ -138,7 +143,7 @@ fn listen(observed: &Observed, history: &mut History, pods: &[&PodView], window:
     history.look(now);
     for entry in observed.gateways_alive() {
         let Some(load) = &entry.load else { continue };
-        let said = Said {
+        let said = GatewayReport {
             at: since_1970(load.at.0),
             occupied: Duration::from_millis(load.occupied_ms),
             requests: entry.waiting.saturating_add(entry.in_flight),

@@ -9,15 +9,15 @@ mod load;
 
 pub(crate) use demand::{Demanded, PhaseChange, scaled_to_zero, timeline};
 pub(crate) use groups::{GroupChange, GroupTransition, Groups};
-pub(crate) use load::Change;
+pub(crate) use load::ReplicaChange;
 
 use self::demand::demanded;
 use self::groups::by_use;
 use self::load::{by_load, look_again};
 use super::altered;
 use super::inputs::Inputs;
-use super::manifests::{Count, Function, Target};
-use super::plan::Planned;
+use super::manifests::{Count, Function, TargetPlan};
+use super::plan::PlanStage;
 use super::pods::PodView;
 use super::resolve::Resolved;
 use remoe_autoscale::replicas::History;
@@ -32,7 +32,7 @@ pub(crate) struct Scaled {
     /// Load in the scaling window, to be remembered.
     pub load: History,
     /// Functions whose replicas change because of load.
-    pub changes: Vec<Change>,
+    pub changes: Vec<ReplicaChange>,
     /// Remote functions that sleep while main functions run.
     pub groups: Groups,
     /// Phase of the deployment, and the object that tells gateways.
@@ -44,7 +44,7 @@ pub(crate) struct Scaled {
 }
 
 /// Decides how many replicas of the functions of the plan are to run.
-pub(crate) fn scale(inputs: Inputs<'_>, resolved: &Resolved, planned: &Planned) -> Scaled {
+pub(crate) fn scale(inputs: Inputs<'_>, resolved: &Resolved, planned: &PlanStage) -> Scaled {
     let (target, pods) = (planned.target.as_ref(), inputs.observed.functions(inputs.owner));
     let load = by_load(inputs, &pods, target);
     let groups = by_use(inputs, &pods, resolved, target);
@@ -72,7 +72,7 @@ pub(crate) fn scale(inputs: Inputs<'_>, resolved: &Resolved, planned: &Planned) 
 }
 
 /// Returns `pods` with those marked as faulty that do not run what was written.
-fn checked(inputs: Inputs<'_>, mut pods: Vec<PodView>, target: Option<&Target>) -> Vec<PodView> {
+fn checked(inputs: Inputs<'_>, mut pods: Vec<PodView>, target: Option<&TargetPlan>) -> Vec<PodView> {
     let Inputs { owner, observed, around, .. } = inputs;
     if let Some(target) = target {
         altered::mark(&mut pods, &observed.pods, owner, &target.revision, &around.comparison);

@@ -4,7 +4,7 @@ use crate::SignerName;
 use crate::allowed::Allowed;
 use crate::exposure::GatewayService;
 use crate::facts::ModelFacts;
-use crate::manifests::{PodExtras, Revision, Surroundings, plan_hash, revision};
+use crate::manifests::{OperatorEnvironment, PodExtras, Revision, plan_hash, revision};
 use crate::planning::{KnownProfile, Planning};
 use crate::rewritten::Comparison;
 use crate::sources::Sources;
@@ -22,8 +22,8 @@ pub fn gateway_service(name: &str) -> GatewayService {
     GatewayService { name: name.to_owned(), ..GatewayService::default() }
 }
 
-pub fn around() -> Surroundings {
-    Surroundings {
+pub fn around() -> OperatorEnvironment {
+    OperatorEnvironment {
         main_image: "main:1".to_owned(),
         main_cuda_image: "cuda:1".to_owned(),
         remote_image: "remote:1".to_owned(),

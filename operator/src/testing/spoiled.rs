@@ -1,17 +1,17 @@
 //! Everything that a tenant can write, written by one who means harm, and what must hold whatever it is. Tests throw dice; a
 //! fuzz target (`crates/remoe-fuzz-harness/src/tenant.rs`) has a fuzzer choose.
 
-use crate::conversations::Heard;
+use crate::conversations::MainObservation;
 use crate::diff::Diff;
-use crate::fleet::Others;
-use crate::mains::Outcome;
+use crate::fleet::OtherFunctions;
+use crate::mains::GenerationOutcome;
 use crate::names::{DEPLOYMENT, PodName, label};
 use crate::observed::Observed;
 use crate::ownership::is_owned_by;
 use crate::routing::{MOST_GENERATIONS, RoutingTable};
 use crate::testing::example::{large, mix};
 use crate::testing::world::World;
-use crate::write::{Keep, Write};
+use crate::write::{DesiredObject, Write};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -37,7 +37,7 @@ const FIGURES: &str = "figures";
 const MESSAGE: usize = 1024;
 
 /// Source of choices: the same choices make the same tenant.
-pub enum Dice<'a> {
+pub enum SeededChoices<'a> {
     /// Numbers in a fixed order that looks like none (splitmix64).
     Thrown(u64),
     /// Bytes from a caller, two for each choice; the first choice where there are no more.
@@ -45,7 +45,7 @@ pub enum Dice<'a> {
     Told(&'a [u8]),
 }
 
-impl Dice<'_> {
+impl SeededChoices<'_> {
     pub fn below(&mut self, bound: usize) -> usize {
         let number = match self {
             Self::Thrown(state) => {
@@ -228,16 +228,16 @@ impl Dice<'_> {
     }
 
     /// Makes up anything as the report of a main function.
-    fn saying(&mut self, heard: &mut Heard) {
+    fn saying(&mut self, heard: &mut MainObservation) {
         let number = [0, 1, 7, MOST_GENERATIONS - 1, MOST_GENERATIONS, u64::MAX][self.below(6)];
         let address = ["10.0.0.1:9001", "10.0.0.2:9001", ":", "\u{0}"][self.below(4)];
         let time = [Timestamp::MAX, Timestamp::MIN, Timestamp::UNIX_EPOCH][self.below(3)];
-        *heard = Heard {
+        *heard = MainObservation {
             in_force: (self.below(3) > 0).then_some(number),
             placement: ["", "f00d", &"x".repeat(9000)][self.below(3)].to_owned(),
             told: match self.below(4) {
-                0 => Some((number, Outcome::Failed("\u{7}".repeat(5000)))),
-                1 => Some((number, Outcome::InForce { problems: vec!["é".repeat(900); 40] })),
+                0 => Some((number, GenerationOutcome::Failed("\u{7}".repeat(5000)))),
+                1 => Some((number, GenerationOutcome::InForce { problems: vec!["é".repeat(900); 40] })),
                 _ => None,
             },
             worked: (self.below(3) > 0).then(|| Worked {
@@ -396,7 +396,7 @@ fn newest(observed: &Observed) -> u64 {
 }
 
 /// Checks that the object is the deployment's own, by its name and as it was read.
-fn check_kept<K: Resource<DynamicType = ()>>(keep: &Keep<K>) {
+fn check_kept<K: Resource<DynamicType = ()>>(keep: &DesiredObject<K>) {
     let name = keep.wanted.name_any();
     let is_ours = |owner: &OwnerReference| owner.controller == Some(true) && owner.uid == "uid-1";
     assert!(name == "demo" || name.starts_with("demo-"), "{name}");
@@ -464,7 +464,7 @@ pub fn check(world: &World, steps: &Diff, stated: &MoEDeploymentStatus) {
 
 /// Checks that the deployment of another tenant, which loses `lost`, is healed while pods of `strange` are there under
 /// its labels.
-pub fn is_healed(neighbour: &World, lost: usize, strange: &[Pod], others: Others) {
+pub fn is_healed(neighbour: &World, lost: usize, strange: &[Pod], others: OtherFunctions) {
     let mut world = neighbour.clone();
     world.remembered.others = others;
     let lost = world.there.pods.remove(lost);

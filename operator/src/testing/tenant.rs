@@ -3,9 +3,9 @@
 //! Input: two bytes for each choice of [`super::spoiled`], with texts between them; the first choice is the deployment, the last one
 //! the pod that its neighbour has lost.
 
-use super::spoiled::{AT_ONCE, Dice, as_read, check, is_healed, tenants};
+use super::spoiled::{AT_ONCE, SeededChoices, as_read, check, is_healed, tenants};
 use super::world::World;
-use crate::fleet::Others;
+use crate::fleet::OtherFunctions;
 use serde_json::json;
 use std::sync::LazyLock;
 
@@ -21,7 +21,7 @@ static BEGINNING: LazyLock<(Vec<World>, World)> = LazyLock::new(|| {
 /// Lets a tenant write what `data` chooses, reconciles, and checks what the operator writes.
 pub fn run(data: &[u8]) {
     let (tenants, neighbour) = &*BEGINNING;
-    let mut dice = Dice::Told(data);
+    let mut dice = SeededChoices::Told(data);
     let mut world = tenants[dice.below(tenants.len())].clone();
     for _ in 0..=dice.below(AT_ONCE) {
         dice.spoil_world(&mut world);
@@ -29,7 +29,7 @@ pub fn run(data: &[u8]) {
     as_read(&mut world);
     let (_, steps, stated) = world.look_and_state();
     check(&world, &steps, &stated);
-    let others = Others::of("theirs", [("spoiled", world.silence)]);
+    let others = OtherFunctions::of("theirs", [("spoiled", world.silence)]);
     let lost = dice.below(neighbour.there.pods.len());
     is_healed(neighbour, lost, &world.there.pods, others);
 }
@@ -41,7 +41,7 @@ pub fn prepare() {
 
 /// Choices of every kind for every deployment, by numbers that look like no order.
 pub fn seeds() -> Vec<Vec<u8>> {
-    let mut dice = Dice::Thrown(1);
+    let mut dice = SeededChoices::Thrown(1);
     let mut choice = |bound: usize| u16::try_from(dice.below(bound)).unwrap_or(u16::MAX).to_le_bytes();
     let kinds = 22;
     let seed = |index: usize| {

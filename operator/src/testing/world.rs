@@ -1,32 +1,32 @@
 //! A cluster in memory for the whole line, from what is observed to what is written: nodes that do what they
 //! should, an inspector, a profiler and main functions that answer.
 
-use crate::conversations::Heard;
+use crate::conversations::MainObservation;
 use crate::decide::{Decided, decide};
 use crate::diff::Diff;
 use crate::facts::ModelFacts;
-use crate::fleet::Silence;
+use crate::fleet::SilentFunctions;
 use crate::inputs::Inputs;
-use crate::lacking::{Lacking, lacking};
-use crate::manifests::Surroundings;
+use crate::manifests::OperatorEnvironment;
 use crate::memory::{Learned, Remembered};
+use crate::missing_inputs::{MissingInput, lacking};
 use crate::names::{COMPONENT, Component, label};
 use crate::observed::Observed;
-use crate::plan::{Planned, Planner, Question};
-use crate::planning_pool::{Lane, Progress, WakePlan};
+use crate::plan::{PlanStage, Planner, Question};
+use crate::planning_pool::{Lane, PlanProgress, WakePlan};
 use crate::routing::RoutingTable;
 use crate::scale::Groups;
 use crate::status::{Findings, status};
 use crate::testing::example::{around, deployment, facts, gateway_service};
 use crate::testing::solutions;
-use crate::write::{Keep, Write};
+use crate::write::{DesiredObject, Write};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
 use remoe_api::{GatewayDemand, MoEDemand, MoEDeployment, MoEDeploymentStatus, MoERecord, ModelStatus};
 use remoe_hardware::Profile;
-use remoe_planner::{Budget, Change};
+use remoe_planner::{Budget, PlanChange};
 use remoe_proto::placement_digest;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,7 +39,7 @@ const ENOUGH: usize = 60;
 pub struct World {
     pub owner: MoEDeployment,
     pub there: Observed,
-    pub around: Surroundings,
+    pub around: OperatorEnvironment,
     /// Facts that an inspector finds.
     pub facts: ModelFacts,
     /// Output of inspectors and profilers instead, where another program poses as them.
@@ -49,7 +49,7 @@ pub struct World {
     /// Soft state of the operator.
     pub remembered: Remembered,
     /// Functions that are not ready, as the last look counted them.
-    pub silence: Silence,
+    pub silence: SilentFunctions,
     /// Remote functions that sleep, as the last look decided.
     pub groups: Groups,
     /// Makes plans.
@@ -67,9 +67,9 @@ pub struct Immediate {
     /// Plans for wakes take this long, and are there once they are told to be.
     pub slow: Option<Duration>,
     pub(crate) wake: Option<WakePlan>,
-    pub(crate) asked: Option<(u64, crate::planning_pool::Outcome)>,
+    pub(crate) asked: Option<(u64, crate::planning_pool::PlanOutcome)>,
     /// Changes by the plans that follow requests while functions serve, in their order.
-    pub changes: Vec<Change>,
+    pub changes: Vec<PlanChange>,
 }
 
 impl Immediate {
@@ -77,7 +77,7 @@ impl Immediate {
     pub fn arrive(&mut self) {
         let (wake, outcome) = self.asked.take().unwrap();
         let elapsed = self.slow.unwrap_or_default();
-        self.wake = Some(WakePlan { wake, progress: Progress::Done { outcome, elapsed } });
+        self.wake = Some(WakePlan { wake, progress: PlanProgress::Done { outcome, elapsed } });
     }
 }
 
@@ -85,13 +85,13 @@ impl Immediate {
     /// The plan for the wake has been awaited for this long.
     pub fn wait(&mut self, elapsed: Duration) {
         if let Some(wake) = &mut self.wake {
-            wake.progress = Progress::Underway { elapsed };
+            wake.progress = PlanProgress::Underway { elapsed };
         }
     }
 }
 
 impl Planner for Immediate {
-    fn ask(&mut self, lane: Lane, id: &str, question: Question) -> Progress {
+    fn ask(&mut self, lane: Lane, id: &str, question: Question) -> PlanProgress {
         if let Question::Improve { planning, plan } = &question {
             self.changes.extend(planning.change(plan));
         }
@@ -102,7 +102,7 @@ impl Planner for Immediate {
             question => question.answer(Budget::UNLIMITED),
         };
         if lane == Lane::Full {
-            return Progress::Done { outcome, elapsed: Duration::ZERO };
+            return PlanProgress::Done { outcome, elapsed: Duration::ZERO };
         }
         let wake = id.parse().unwrap();
         if let Some(known) = self.wake.as_ref().filter(|known| known.wake == wake) {
@@ -111,9 +111,9 @@ impl Planner for Immediate {
         let progress = match self.slow {
             Some(_) => {
                 self.asked = Some((wake, outcome));
-                Progress::Underway { elapsed: Duration::ZERO }
+                PlanProgress::Underway { elapsed: Duration::ZERO }
             }
-            None => Progress::Done { outcome, elapsed: Duration::ZERO },
+            None => PlanProgress::Done { outcome, elapsed: Duration::ZERO },
         };
         self.wake = Some(WakePlan { wake, progress: progress.clone() });
         progress
@@ -128,7 +128,7 @@ impl Planner for Immediate {
 
 /// Failure of a write on a bad day of the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer {
+pub enum WriteFault {
     /// 409, 429 or 500: it is not made.
     Refused,
     /// 504: the write is made, but the answer is lost.
@@ -146,7 +146,7 @@ impl World {
             printed: None,
             network: "10.0.0.",
             remembered: Remembered { has_turn: true, ..Remembered::default() },
-            silence: Silence::default(),
+            silence: SilentFunctions::default(),
             groups: Groups::default(),
             planner: Immediate::default(),
             stale: None,
@@ -180,13 +180,13 @@ impl World {
     }
 
     /// Returns the decisions of one reconcile.
-    pub fn look(&mut self) -> (Planned, Diff) {
+    pub fn look(&mut self) -> (PlanStage, Diff) {
         let (planned, steps, _) = self.look_and_state();
         (planned, steps)
     }
 
     /// Returns the decisions of one reconcile, and the status that it states.
-    pub fn look_and_state(&mut self) -> (Planned, Diff, MoEDeploymentStatus) {
+    pub fn look_and_state(&mut self) -> (PlanStage, Diff, MoEDeploymentStatus) {
         self.stale_seen |= self.stale.is_some();
         let owner = &self.around.allowed.priced(&self.owner).into_owned();
         let mut observed = self.stale.take().unwrap_or_else(|| self.there.clone());
@@ -195,12 +195,12 @@ impl World {
         observed.details.logs.clear();
         while let Some(read) = lacking(owner, observed.records()).unwrap() {
             match read {
-                Lacking::Log(pod) => observed.details.logs.insert(pod.clone(), self.log(&pod)).map(drop),
-                Lacking::Profile(name) => {
+                MissingInput::Log(pod) => observed.details.logs.insert(pod.clone(), self.log(&pod)).map(drop),
+                MissingInput::Profile(name) => {
                     let record = self.there.details.profiles.get(&name).cloned().flatten();
                     observed.details.profiles.insert(name, record).map(drop)
                 }
-                Lacking::Map(name) => {
+                MissingInput::Map(name) => {
                     let map = self.there.details.maps.get(&name).cloned().flatten();
                     observed.details.maps.insert(name, map).map(drop)
                 }
@@ -221,7 +221,7 @@ impl World {
         self.remembered = Remembered { load, cooldown, ..self.remembered.clone() };
         (self.silence, self.groups) = (silence, scaled.groups);
         // Its functions as they are scaled.
-        (Planned { target: manifests.target, ..planned }, diff, stated)
+        (PlanStage { target: manifests.target, ..planned }, diff, stated)
     }
 
     /// Returns the log of a pod that ended.
@@ -249,12 +249,12 @@ impl World {
         &mut self,
         steps: &Diff,
         most: usize,
-        mut answer: impl FnMut(&Write) -> Option<Answer>,
+        mut answer: impl FnMut(&Write) -> Option<WriteFault>,
     ) -> usize {
         let mut count = 0;
         for write in steps.writes.iter().take(most) {
             let answer = answer(write);
-            if answer == Some(Answer::Refused) || !self.store(write) || answer == Some(Answer::Lost) {
+            if answer == Some(WriteFault::Refused) || !self.store(write) || answer == Some(WriteFault::Lost) {
                 return count.max(1);
             }
             count += 1;
@@ -266,7 +266,11 @@ impl World {
                 let newer = partner.order.as_ref().filter(|order| heard.in_force < Some(order.number));
                 if let Some(order) = newer {
                     let placement = placement_digest(order.routing.as_ref().unwrap());
-                    *heard = Heard { in_force: Some(order.number), placement, ..Heard::default() };
+                    *heard = MainObservation {
+                        in_force: Some(order.number),
+                        placement,
+                        ..MainObservation::default()
+                    };
                 }
             }
         }
@@ -284,7 +288,7 @@ impl World {
             Write::Policy(keep) => put(&mut there.network_policies, keep, uid),
             Write::Budget(keep) => put(&mut there.budgets, keep, uid),
             Write::Facts(keep) => there.model = Some(keep.wanted.as_ref().clone()),
-            Write::Routing(Keep { wanted, live }) => {
+            Write::Routing(DesiredObject { wanted, live }) => {
                 let version = |record: &MoERecord| record.metadata.resource_version.clone();
                 if there.routing.as_ref().map(version) != live.as_deref().map(version) {
                     return false;
@@ -293,7 +297,7 @@ impl World {
                 record.metadata.resource_version = Some(uid);
                 there.routing = Some(record);
             }
-            Write::Demand(Keep { wanted, live }) => {
+            Write::Demand(DesiredObject { wanted, live }) => {
                 let version = |demand: &MoEDemand| demand.metadata.resource_version.clone();
                 if there.demand.as_ref().map(version) != live.as_deref().map(version) {
                     return false;
@@ -494,7 +498,7 @@ impl World {
     }
 }
 
-fn put<K: Resource<DynamicType = ()> + Clone>(list: &mut Vec<K>, keep: &Keep<K>, uid: String) {
+fn put<K: Resource<DynamicType = ()> + Clone>(list: &mut Vec<K>, keep: &DesiredObject<K>, uid: String) {
     list.retain(|known| known.name_any() != keep.wanted.name_any());
     let mut object = keep.wanted.as_ref().clone();
     object.meta_mut().uid = Some(uid);

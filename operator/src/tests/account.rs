@@ -4,7 +4,7 @@ use crate::planning::account;
 use crate::testing::example::{built, deployment, facts, plan, plan_of_groups, planning, prior};
 use crate::tests::rollout::World;
 use remoe_api::{MoEDeployment, MoEPlanSpec};
-use remoe_planner::{Account, Budget, PlanDraft, evaluate};
+use remoe_planner::{Budget, PlanAccount, PlanDraft, evaluate};
 use serde_json::{Value, json};
 
 /// Equal but for the last digit of numbers, which reading them may change.
@@ -25,8 +25,8 @@ fn alike(one: &Value, other: &Value) -> bool {
     }
 }
 
-fn read(plan: &MoEPlanSpec) -> Account {
-    Account::from_json(&account(plan).unwrap().unwrap()).unwrap()
+fn read(plan: &MoEPlanSpec) -> PlanAccount {
+    PlanAccount::from_json(&account(plan).unwrap().unwrap()).unwrap()
 }
 
 /// As a main function computes it of a request of the typical lengths, and as the plan says.

@@ -1,6 +1,6 @@
 //! The pure step for pods in the scenes that it shares with processes.
 
-use crate::fleet::Others;
+use crate::fleet::OtherFunctions;
 use crate::manifests::{Function, Revision};
 use crate::names::PodName;
 use crate::pods::PodView;
@@ -11,7 +11,7 @@ use crate::trouble::Trouble;
 use jiff::{SignedDuration, Timestamp};
 use remoe_api::RolloutStrategy;
 use remoe_proto::format_listing;
-use remoe_test_support::scenes::{InForce, Is, SCENES, Scene, decided, place};
+use remoe_test_support::scenes::{FunctionCondition, InForce, RolloutScenario, SCENES, decided, place};
 use serde_json::json;
 
 /// When the scenes are.
@@ -20,7 +20,7 @@ fn now() -> Timestamp {
 }
 
 /// Returns the revision that is to run: a function for each group.
-fn revision(scene: &Scene) -> Revision {
+fn revision(scene: &RolloutScenario) -> Revision {
     let groups = u32::try_from(scene.groups.len()).unwrap();
     let owner = match groups {
         0 => deployment(json!({"remoteExperts": {"mode": "Never"}})),
@@ -54,7 +54,7 @@ fn name(revision: &Revision, id: &str) -> PodName {
     PodName { place, incarnation: self::place(id).1 }
 }
 
-fn pod(revision: &Revision, id: &str, is: Is) -> PodView {
+fn pod(revision: &Revision, id: &str, is: FunctionCondition) -> PodView {
     let its = function(revision, id);
     let is_main = id.starts_with("main");
     let minute = SignedDuration::from_mins(1);
@@ -68,13 +68,13 @@ fn pod(revision: &Revision, id: &str, is: Is) -> PodView {
         identity: its.map_or("earlier", |(function, _)| &function.identity).to_owned(),
         replica: its.map_or(0, |(_, replica)| replica),
         created: now().checked_sub(SignedDuration::from_hours(1)).unwrap(),
-        ends_by: (is == Is::Leaving).then(|| now().checked_add(minute).unwrap()),
+        ends_by: (is == FunctionCondition::Leaving).then(|| now().checked_add(minute).unwrap()),
         ip: Some(address(id).parse().unwrap()),
-        ready: is == Is::Ready,
-        starting: is == Is::Starting,
+        ready: is == FunctionCondition::Ready,
+        starting: is == FunctionCondition::Starting,
         restarts: 0,
-        faulty_at: (is == Is::Faltering).then(|| now().checked_add(minute).unwrap()),
-        fault: (is == Is::Lost).then(|| Trouble::new("NodeLost", "node lost")),
+        faulty_at: (is == FunctionCondition::Faltering).then(|| now().checked_add(minute).unwrap()),
+        fault: (is == FunctionCondition::Lost).then(|| Trouble::new("NodeLost", "node lost")),
         trouble: None,
         in_force: is_main.then_some(0),
         placement: String::new(),
@@ -87,7 +87,7 @@ fn address(id: &str) -> String {
 }
 
 /// Returns the generation that main functions were told.
-fn in_force(scene: &Scene, revision: &Revision) -> Option<Generation> {
+fn in_force(scene: &RolloutScenario, revision: &Revision) -> Option<Generation> {
     let (hash, endpoints) = match scene.in_force {
         InForce::Nothing => return None,
         InForce::This(endpoints) => (revision_hash(revision).unwrap(), endpoints),
@@ -112,7 +112,7 @@ fn in_force(scene: &Scene, revision: &Revision) -> Option<Generation> {
     })
 }
 
-fn decide(scene: &Scene) -> Vec<String> {
+fn decide(scene: &RolloutScenario) -> Vec<String> {
     let target = revision(scene);
     let told = in_force(scene, &target);
     let mut pods: Vec<PodView> = scene.there.iter().map(|(id, is)| pod(&target, id, *is)).collect();
@@ -122,20 +122,20 @@ fn decide(scene: &Scene) -> Vec<String> {
         (pod.in_force, pod.placement) = (Some(number), placement);
     }
     for (place, ago) in scene.failed {
-        let failed = pod(&target, &format!("{place}'"), Is::Lost);
+        let failed = pod(&target, &format!("{place}'"), FunctionCondition::Lost);
         let created = now().checked_sub(SignedDuration::from_secs(i64::from(*ago))).unwrap();
         pods.push(PodView { created, ..failed });
     }
     let entries = told.map(|told| (target.main.identity.clone(), told)).into_iter().collect();
     let table = RoutingTable { entries, spoiled: false };
-    let rollout = step(rollout::Scene {
+    let rollout = step(rollout::RolloutInput {
         deployment: "demo",
         target: &target,
         strategy: RolloutStrategy::Surge,
         certified: true,
         table: &table,
         pods: &pods,
-        others: Others::default(),
+        others: OtherFunctions::default(),
         now: now(),
     });
     shown(&target, &pods, rollout.unwrap())

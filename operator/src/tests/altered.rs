@@ -12,7 +12,7 @@ use remoe_api::ConditionType;
 use serde_json::{Value, json};
 
 /// A change of the spec of a pod.
-type Change = fn(&mut PodSpec);
+type PodChange = fn(&mut PodSpec);
 
 fn settled() -> World {
     let mut world = World::new(json!({
@@ -62,7 +62,7 @@ fn after(change: impl FnOnce(&mut PodSpec)) -> (usize, bool) {
 
 #[test]
 fn altered_pods_are_replaced_with_an_event() {
-    let changes: [(&str, Change); 10] = [
+    let changes: [(&str, PodChange); 10] = [
         ("command", |spec| container(spec).command = Some(vec!["sh".to_owned()])),
         ("args", |spec| container(spec).args.as_mut().unwrap().push("--control-listen=[::]:1".to_owned())),
         ("env", |spec| container(spec).env.as_mut().unwrap()[0].value = Some("http://evil".to_owned())),
@@ -221,8 +221,8 @@ fn admission_that_rewrites_commands_ends_replacement() {
 }
 
 #[test]
-fn fields_that_admission_rewrites_are_not_compared_and_others_are() {
-    let made = |rewritten: &[PodField], change: Change| {
+fn fields_rewritten_by_admission_are_ignored_in_comparison() {
+    let made = |rewritten: &[PodField], change: PodChange| {
         let mut world = settled();
         world.around.comparison.rewritten = rewritten.to_vec();
         let pod = main_pod(&mut world);
@@ -231,9 +231,9 @@ fn fields_that_admission_rewrites_are_not_compared_and_others_are() {
         let (_, steps) = world.look();
         replaced(&steps)
     };
-    let image: Change = |spec| container(spec).image = Some("mirror/main:1".to_owned());
-    let arguments: Change = |spec| container(spec).args.as_mut().unwrap().push("--more".to_owned());
-    let host: Change = |spec| spec.host_network = Some(true);
+    let image: PodChange = |spec| container(spec).image = Some("mirror/main:1".to_owned());
+    let arguments: PodChange = |spec| container(spec).args.as_mut().unwrap().push("--more".to_owned());
+    let host: PodChange = |spec| spec.host_network = Some(true);
     assert_eq!(made(&[PodField::Image], image), (0, false));
     assert_eq!(made(&[PodField::Args], arguments), (0, false));
     assert_eq!(made(&[PodField::Args], image), (1, true));

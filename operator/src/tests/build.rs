@@ -1,7 +1,7 @@
 use crate::SignerName;
 use crate::collector::Collector;
 use crate::identity::{IssuerRef, certificate, identity_of, knows_gateways};
-use crate::manifests::{Revision, Surroundings, budgets, frame, inspector, revision};
+use crate::manifests::{OperatorEnvironment, Revision, budgets, frame, inspector, revision};
 use crate::names::{COMPONENT, Component, FUNCTION, PodName};
 use crate::quantity::amount;
 use crate::testing::example::{around, built, deployment, gateway_service, plan};
@@ -164,7 +164,7 @@ fn fetching_functions_have_a_cache_credentials_and_a_way_out() {
 }
 
 #[test]
-fn the_container_of_a_cpu_main_function_holds_the_non_expert_part_too() {
+fn cpu_main_container_reserves_non_expert_weights() {
     let owner = deployment(json!({}));
     let plan = plan(&owner);
     assert!(plan.main.limit_mb > plan.main.memory_mb);
@@ -288,7 +288,7 @@ fn following(pod: &Pod, flag: &str) -> String {
 #[test]
 fn only_the_operator_and_the_gateways_of_the_release_are_let_in() {
     let owner = deployment(json!({}));
-    let around = Surroundings {
+    let around = OperatorEnvironment {
         release: "one".to_owned(),
         gateway: Some(gateway_service("gateway.system.svc")),
         ..around()
@@ -317,7 +317,7 @@ fn only_the_operator_and_the_gateways_of_the_release_are_let_in() {
 fn no_signer_has_the_secrets_of_another() {
     let owner = deployment(json!({}));
     let secrets = |signer| {
-        let around = Surroundings { signer, ..around() };
+        let around = OperatorEnvironment { signer, ..around() };
         let revision = revision(&owner, "hash", &plan(&owner), &around).unwrap();
         let pods = revision.functions().map(|function| function.pod(&owner, 0, 0));
         let volumes = pods.flat_map(|pod| pod.spec.unwrap().volumes.unwrap_or_default());
@@ -412,7 +412,7 @@ fn functions_of_one_part_have_the_certificate_of_no_other() {
             assert_eq!(following(&pod, "--operator-identity"), "spiffe://remoe/remoe-system/operator");
         }
     }
-    let open = Surroundings { signer: SignerName::Nobody, ..around() };
+    let open = OperatorEnvironment { signer: SignerName::Unsigned, ..around() };
     let revision = revision(&owner, "hash", &plan(&owner), &open).unwrap();
     for pod in revision.functions().map(|function| function.pod(&owner, 0, 0)) {
         let text = serde_json::to_string(&pod).unwrap();
@@ -421,7 +421,7 @@ fn functions_of_one_part_have_the_certificate_of_no_other() {
 }
 
 #[test]
-fn main_functions_know_gateways_where_there_are_any_and_somebody_signs() {
+fn main_functions_trust_gateways_if_present_and_signed() {
     let owner = deployment(json!({}));
     let gateway = Some(gateway_service("gateway.system.svc"));
     for (gateway, signer, strange_gateways, knows) in [
@@ -429,10 +429,10 @@ fn main_functions_know_gateways_where_there_are_any_and_somebody_signs() {
         (gateway.clone(), SignerName::CertManager, false, true),
         // Those of a version before would be refused by all that start, while theirs end.
         (gateway.clone(), SignerName::Operator, true, false),
-        (gateway, SignerName::Nobody, false, false),
+        (gateway, SignerName::Unsigned, false, false),
         (None, SignerName::Operator, false, false),
     ] {
-        let around = Surroundings { gateway, signer, strange_gateways, ..around() };
+        let around = OperatorEnvironment { gateway, signer, strange_gateways, ..around() };
         let revision = revision(&owner, "hash", &plan(&owner), &around).unwrap();
         for pod in revision.functions().map(|function| function.pod(&owner, 0, 0)) {
             let knows = knows && pod.labels()[COMPONENT] == "main";
@@ -449,9 +449,9 @@ fn functions_export_traces_where_there_is_a_collector() {
     let collector = |endpoint: &str| {
         Some(Collector::new(endpoint.parse().unwrap(), "0.25".parse().unwrap(), None).unwrap())
     };
-    let traced = Surroundings { collector: collector("http://otel.monitoring:4317"), ..around() };
+    let traced = OperatorEnvironment { collector: collector("http://otel.monitoring:4317"), ..around() };
     let owner = deployment(json!({}));
-    let built_in = |around: &Surroundings| revision(&owner, "hash", &plan(&owner), around).unwrap();
+    let built_in = |around: &OperatorEnvironment| revision(&owner, "hash", &plan(&owner), around).unwrap();
     let (plain, with) = (built_in(&around()), built_in(&traced));
     let pod = with.main.pod(&owner, 0, 0);
     let environment = pod.spec.unwrap().containers[0].env.clone().unwrap();
@@ -476,7 +476,7 @@ fn functions_export_traces_where_there_is_a_collector() {
     assert!(plain.iter().zip(&with).all(|(plain, with)| plain != with));
     assert_eq!(plain, identities(&built(&owner, &plan(&owner))));
 
-    let opened = |source: &str, around: &Surroundings| {
+    let opened = |source: &str, around: &OperatorEnvironment| {
         let owner = deployment(json!({"model": {"source": source}}));
         let policies = frame(&owner, around).network_policies;
         let ports = |name: &str| {
@@ -494,7 +494,7 @@ fn functions_export_traces_where_there_is_a_collector() {
     let there = json!({"to": [{"namespaceSelector": namespace}], "ports": [port(4317, "TCP")]});
     let names = json!({"ports": [port(53, "UDP"), port(53, "TCP")]});
     assert_eq!(opened("pvc://models", &traced), with(&[there, names]));
-    let by_address = Surroundings { collector: collector("http://10.1.2.3:4317"), ..around() };
+    let by_address = OperatorEnvironment { collector: collector("http://10.1.2.3:4317"), ..around() };
     let there = json!({"to": [{"ipBlock": {"cidr": "10.1.2.3/32"}}], "ports": [port(4317, "TCP")]});
     assert_eq!(opened("pvc://models", &by_address), with(&[there]));
     let (fetching, _) = opened("hf://one/two", &traced);

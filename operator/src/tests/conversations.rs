@@ -1,11 +1,11 @@
 //! Conversations with main functions: no reconcile waits for one, the next one finds its report.
 
-use crate::conversations::{Conversations, Heard, Partner};
+use crate::conversations::{Conversations, MainObservation, Partner};
 use crate::mains::tests::largest;
-use crate::mains::{Order, Outcome};
+use crate::mains::{GenerationOutcome, Order};
 use crate::ports::CONTROL_PORT;
 use crate::testing::example::deployment;
-use crate::tests::api_server::told::Main;
+use crate::tests::api_server::told::RecordingMain;
 use remoe_proto::v1::{LayerPairs, MainDescription, Routing};
 use remoe_proto::{MAX_DESCRIPTION, placement_digest};
 use serde_json::json;
@@ -25,14 +25,14 @@ fn partner(uid: &str, ip: &str, order: Option<u64>) -> Partner {
 /// One of two main functions accepts connections and never answers. The other one is heard and told all the same, no
 /// reconcile waits, and conversations that ended are forgotten.
 #[tokio::test]
-async fn a_silent_main_function_keeps_nobody_waiting() {
+async fn silent_main_function_delays_no_other() {
     let (silent, talking) = ("127.78.0.1", "127.78.0.2");
     let _accepts = TcpListener::bind((silent, CONTROL_PORT)).await.unwrap();
-    let main = Main::at(talking).await;
+    let main = RecordingMain::at(talking).await;
     let owner = deployment(json!({}));
     let (conversations, mut news) = Conversations::new();
     conversations.keep(&owner, vec![partner("a", silent, Some(3)), partner("b", talking, None)], None);
-    assert!(conversations.heard(&owner).values().all(|heard| *heard == Heard::default()));
+    assert!(conversations.heard(&owner).values().all(|heard| *heard == MainObservation::default()));
 
     let looked_at = news.recv().await.unwrap();
     assert_eq!(looked_at.name, "demo");
@@ -42,7 +42,7 @@ async fn a_silent_main_function_keeps_nobody_waiting() {
     conversations.keep(&owner, vec![partner("a", silent, Some(3)), partner("b", talking, Some(3))], None);
     news.recv().await.unwrap();
     let placement = placement_digest(&Routing::default());
-    let told = Some((3, Outcome::InForce { problems: Vec::new() }));
+    let told = Some((3, GenerationOutcome::InForce { problems: Vec::new() }));
     let heard = conversations.heard(&owner)["b"].clone();
     assert_eq!((heard.in_force, heard.placement, heard.told), (Some(3), placement, told));
     // What the remote functions did that it calls, by its own clock.
@@ -95,7 +95,7 @@ async fn description_too_large_is_told_and_not_read() {
     let huge = MainDescription { pairs: vec![pairs], ..MainDescription::default() };
     let wrong = MainDescription { placement: "g".repeat(1000), ..MainDescription::default() };
     for (ip, description) in ips.into_iter().zip([largest(), huge, wrong]) {
-        Main::describing(ip, description).await;
+        RecordingMain::describing(ip, description).await;
     }
     let owner = deployment(json!({}));
     let (conversations, mut news) = Conversations::new();
@@ -107,7 +107,7 @@ async fn description_too_large_is_told_and_not_read() {
     let heard = loop {
         news.recv().await.unwrap();
         let heard = conversations.heard(&owner);
-        if heard.values().all(|heard| *heard != Heard::default()) {
+        if heard.values().all(|heard| *heard != MainObservation::default()) {
             break heard;
         }
     };
@@ -115,7 +115,9 @@ async fn description_too_large_is_told_and_not_read() {
     assert_eq!(heard[ips[0]].worked.as_ref().map(|worked| worked.computed.len()), Some(8192));
     let expected = [format!("expected at most {MAX_DESCRIPTION} bytes"), "invalid `placement`".to_owned()];
     for (ip, expected) in ips[1..].iter().zip(expected) {
-        let Heard { in_force, told: Some((3, Outcome::Failed(message))), .. } = &heard[*ip] else {
+        let MainObservation { in_force, told: Some((3, GenerationOutcome::Failed(message))), .. } =
+            &heard[*ip]
+        else {
             panic!("{:?}", heard[*ip])
         };
         assert!(in_force.is_none() && message.contains(&expected), "{message}");

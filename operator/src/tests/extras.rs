@@ -1,6 +1,6 @@
 //! Settings of the operator for the pods of all deployments: images, and additions.
 
-use crate::manifests::{PodExtras, Surroundings, inspector, plan_hash, profiler, revision};
+use crate::manifests::{OperatorEnvironment, PodExtras, inspector, plan_hash, profiler, revision};
 use crate::names::{COMPONENT, FUNCTION};
 use crate::testing::example::{around, deployment, facts, plan};
 use crate::testing::world::World;
@@ -16,7 +16,7 @@ fn extras(value: &Value) -> PodExtras {
 
 /// Every kind of pod that there is, of a model that is fetched, where the operator has `extras`.
 fn pods(extras: PodExtras) -> Vec<Pod> {
-    let around = Surroundings { pods: extras, ..around() };
+    let around = OperatorEnvironment { pods: extras, ..around() };
     let owner = deployment(json!({"model": {"source": "s3://bucket/x", "endpoint": "http://minio:9000"}}));
     let plan = plan(&owner);
     let revision = revision(&owner, &plan_hash(&plan).unwrap(), &plan, &around).unwrap();

@@ -130,7 +130,7 @@ fn main_functions_start_before_the_plan_of_a_wake_is_there() {
 }
 
 #[test]
-fn remote_functions_of_a_wake_start_by_the_last_plan_if_theirs_is_late() {
+fn wake_starts_remote_functions_by_last_plan_if_new_is_late() {
     let mut scene = Scene::new(spec());
     scene.until(DemandPhase::Asleep);
     let hot = away(&scene.newest().spec);
@@ -260,7 +260,7 @@ fn drift_is_followed_once_in_a_while_and_main_functions_go_on() {
 }
 
 #[test]
-fn what_nobody_can_have_meant_is_left_out() {
+fn implausible_usage_is_left_out() {
     let other = |change: fn(&mut RequestMix)| {
         let mut said = mix(MixOf::Answered, &[6, 7]);
         change(&mut said);
@@ -287,7 +287,7 @@ fn what_nobody_can_have_meant_is_left_out() {
 }
 
 #[test]
-fn without_it_plans_stay_and_nobody_is_asked() {
+fn plans_stay_and_no_gateway_is_asked_when_disabled() {
     let mut off = spec();
     off["prediction"]["replan"] = json!("Never");
     let mut scene = Scene::new(off);
@@ -317,7 +317,7 @@ fn without_it_plans_stay_and_nobody_is_asked() {
     let primer = "--primer".to_owned();
     assert!(arguments(Some("gateway"), json!({})).contains(&primer));
     let off = json!({"prediction": {"replan": "Never"}});
-    assert!(arguments(Some("gateway"), off).contains(&primer), "main functions need not begin anew for it");
+    assert!(arguments(Some("gateway"), off).contains(&primer), "main functions need no restart for it");
     assert!(!arguments(None, json!({})).contains(&primer));
 }
 

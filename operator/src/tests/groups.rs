@@ -133,7 +133,7 @@ fn main_functions_are_told_which_experts_each_endpoint_hosts() {
 }
 
 #[test]
-fn a_generation_that_somebody_spoiled_is_not_told() {
+fn corrupt_generation_is_not_pushed() {
     let pod = RoutedPod {
         pod: "demo-g7-0123456789-0-0".to_owned(),
         address: "10.0.0.1:9001".to_owned(),

@@ -2,7 +2,7 @@
 
 use crate::conversations::{Conversations, Partner};
 use crate::testing::example::deployment;
-use crate::tests::api_server::told::Main;
+use crate::tests::api_server::told::RecordingMain;
 use kube::runtime::reflector::ObjectRef;
 use remoe_test_support::hostile::{Cases, chart_limit, has_grown_little, resident};
 use serde_json::json;
@@ -23,7 +23,7 @@ async fn created_and_deleted_deployments_leave_no_task() {
     let cases = Cases::new("deployments that come and go", 300);
     let neighbour = deployment(json!({}));
     let ip = "127.78.0.8";
-    let _main = Main::at(ip).await;
+    let _main = RecordingMain::at(ip).await;
     let (conversations, mut news) = Conversations::new();
     let keep = || conversations.keep(&neighbour, vec![partner("honest".into(), ip.parse().unwrap())], None);
     let tasks = || Handle::current().metrics().num_alive_tasks();

@@ -1,8 +1,8 @@
-use crate::errand::{Errand, useless};
 use crate::facts::{FactsError, MAX_FACTS, ModelFacts};
 use crate::inspection::{Inspecting, inspecting};
 use crate::manifests::{inspector, inspector_place};
 use crate::names::Component;
+use crate::one_shot::{OneShotState, useless};
 use crate::testing::example::{around, deployment, facts};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
@@ -35,10 +35,10 @@ fn failed(seconds_ago: i64) -> serde_json::Value {
     })
 }
 
-fn look(pods: &[Pod]) -> Errand {
+fn look(pods: &[Pod]) -> OneShotState {
     match inspecting(None, pods, "uid-1", &inspector_place("demo", SUBJECT), now()) {
-        Inspecting::Sent(errand) => errand,
-        Inspecting::Known(facts) => panic!("nobody can know {facts:?}"),
+        Inspecting::Sent(one_shot) => one_shot,
+        Inspecting::Known(facts) => panic!("not inspected yet: {facts:?}"),
     }
 }
 
@@ -49,14 +49,14 @@ fn only_counted_pods_of_the_deployment_are_followed() {
         pod.metadata.owner_references.as_mut().unwrap()[0].uid = "uid-0".to_owned();
         pod
     };
-    assert_eq!(look(&[of_another(u32::MAX)]), Errand::Start { incarnation: 0, after: None });
-    assert_eq!(look(&[of_another(0), of_another(1)]), Errand::Start { incarnation: 2, after: None });
+    assert_eq!(look(&[of_another(u32::MAX)]), OneShotState::Start { incarnation: 0, after: None });
+    assert_eq!(look(&[of_another(0), of_another(1)]), OneShotState::Start { incarnation: 2, after: None });
     // With our own reference, but a number that was never reached.
     let forged = pod(u32::MAX, failed(1000));
-    assert_eq!(look(std::slice::from_ref(&forged)), Errand::Start { incarnation: 0, after: None });
-    assert_eq!(look(&[forged, pod(0, json!({"phase": "Running"}))]), Errand::Waiting { trouble: None });
+    assert_eq!(look(std::slice::from_ref(&forged)), OneShotState::Start { incarnation: 0, after: None });
+    assert_eq!(look(&[forged, pod(0, json!({"phase": "Running"}))]), OneShotState::Waiting { trouble: None });
     // A clock that is ahead does not keep the operator from trying again.
-    let Errand::Failed { retry_at, .. } = look(&[pod(0, failed(-1_000_000))]) else { panic!() };
+    let OneShotState::Failed { retry_at, .. } = look(&[pod(0, failed(-1_000_000))]) else { panic!() };
     assert!(retry_at <= now().checked_add(SignedDuration::from_secs(300)).unwrap());
 }
 
@@ -88,33 +88,33 @@ fn facts_of_no_possible_model_are_refused() {
 }
 
 #[test]
-fn a_failed_inspector_says_why_and_is_followed_by_another_after_a_pause() {
-    assert_eq!(look(&[]), Errand::Start { incarnation: 0, after: None });
-    assert_eq!(look(&[pod(0, json!({"phase": "Running"}))]), Errand::Waiting { trouble: None });
-    let Errand::Failed { trouble, .. } = look(&[pod(0, failed(1))]) else { panic!() };
+fn failed_inspector_reports_cause_and_is_retried_after_backoff() {
+    assert_eq!(look(&[]), OneShotState::Start { incarnation: 0, after: None });
+    assert_eq!(look(&[pod(0, json!({"phase": "Running"}))]), OneShotState::Waiting { trouble: None });
+    let OneShotState::Failed { trouble, .. } = look(&[pod(0, failed(1))]) else { panic!() };
     assert_eq!(
         (trouble.reason, trouble.message.as_str()),
         ("ModelUnreadable", "no config.json in /models/demo")
     );
-    assert!(matches!(look(&[pod(0, failed(20))]), Errand::Start { incarnation: 1, after: Some(_) }));
+    assert!(matches!(look(&[pod(0, failed(20))]), OneShotState::Start { incarnation: 1, after: Some(_) }));
     // The further, the longer.
-    assert!(matches!(look(&[pod(3, failed(20))]), Errand::Failed { .. }));
+    assert!(matches!(look(&[pod(3, failed(20))]), OneShotState::Failed { .. }));
     assert_eq!(
         look(&[pod(3, json!({"phase": "Succeeded"}))]),
-        Errand::Done { pod: "demo-inspect-0123456789-3".to_owned() }
+        OneShotState::Done { pod: "demo-inspect-0123456789-3".to_owned() }
     );
 }
 
 #[test]
 fn inspectors_of_no_use_go() {
-    let over = |pods: &[Pod], owner, subject, state: Option<&Errand>| {
+    let over = |pods: &[Pod], owner, subject, state: Option<&OneShotState>| {
         useless(pods, owner, Component::Inspector, state.map(|state| (subject, state)))
     };
     let pods = [pod(0, json!({"phase": "Succeeded"}))];
     assert_eq!(over(&pods, "uid-1", SUBJECT, None).len(), 1);
     assert_eq!(over(&pods, "another", SUBJECT, None).len(), 0);
     assert_eq!(useless(&pods, "uid-1", Component::Profiler, None).len(), 0);
-    let waiting = Errand::Waiting { trouble: None };
+    let waiting = OneShotState::Waiting { trouble: None };
     assert_eq!(over(&pods, "uid-1", SUBJECT, Some(&waiting)).len(), 0);
     assert_eq!(over(&pods, "uid-1", "another one", Some(&waiting)).len(), 1);
 }

@@ -6,8 +6,8 @@ use crate::names::{COMPONENT, Component, FUNCTION, label};
 use crate::observed::Observed;
 use crate::plan::PlanState;
 use crate::routing::RoutingTable;
-use crate::testing::spoiled::Dice;
-use crate::testing::world::{Answer, World};
+use crate::testing::spoiled::SeededChoices;
+use crate::testing::world::{World, WriteFault};
 use crate::turn;
 use crate::write::Write;
 use kube::ResourceExt;
@@ -19,7 +19,7 @@ use std::net::SocketAddrV6;
 const BAD_LOOKS: usize = 25;
 
 /// Change of a deployment.
-type Change = fn(&mut World);
+type WorldChange = fn(&mut World);
 
 fn scale(world: &mut World) {
     world.owner.spec.scaling.min = 3;
@@ -55,10 +55,10 @@ fn upgrade(world: &mut World) {
 }
 
 /// Changes that a deployment meets; `None` is its creation.
-const CHANGES: [Option<Change>; 6] =
+const CHANGES: [Option<WorldChange>; 6] =
     [None, Some(scale), Some(plan_anew), Some(move_over), Some(lose_everything), Some(upgrade)];
 
-fn begin(change: Option<Change>) -> World {
+fn begin(change: Option<WorldChange>) -> World {
     let mut world = World::new(json!({}));
     if let Some(change) = change {
         world.settle();
@@ -93,13 +93,13 @@ fn killed_after_any_write_the_line_ends_at_the_same_state() {
 /// Writes that are refused, writes that are made without an answer, and lists that are old, anywhere in making a deployment and
 /// in every change of it.
 #[test]
-fn whatever_the_api_server_answers_the_line_ends_at_the_same_state() {
+fn reconcile_converges_whatever_the_api_server_answers() {
     let mut met = [0_u32; 3];
     for change in CHANGES {
         let mut reference = begin(change);
         reference.settle();
         for seed in 0..24 {
-            let (mut world, mut dice) = (begin(change), Dice::Thrown(seed));
+            let (mut world, mut dice) = (begin(change), SeededChoices::Thrown(seed));
             let mut before = world.there.clone();
             for _ in 0..BAD_LOOKS {
                 if dice.below(3) == 0 {
@@ -111,11 +111,11 @@ fn whatever_the_api_server_answers_the_line_ends_at_the_same_state() {
                 world.write_as(&steps, usize::MAX, |_| match dice.below(8) {
                     0 => {
                         met[1] += 1;
-                        Some(Answer::Refused)
+                        Some(WriteFault::Refused)
                     }
                     1 => {
                         met[2] += 1;
-                        Some(Answer::Lost)
+                        Some(WriteFault::Lost)
                     }
                     _ => None,
                 });
@@ -129,7 +129,7 @@ fn whatever_the_api_server_answers_the_line_ends_at_the_same_state() {
 }
 
 /// Returns the present objects, with one kind of them as it was a reconcile ago.
-fn partly_old(world: &World, before: &Observed, dice: &mut Dice<'_>) -> Observed {
+fn partly_old(world: &World, before: &Observed, dice: &mut SeededChoices<'_>) -> Observed {
     let (mut seen, old) = (world.there.clone(), before.clone());
     match dice.below(6) {
         0 | 1 => seen.pods = old.pods,
@@ -180,7 +180,7 @@ fn a_plan_that_failed_gives_way_to_the_one_that_serves() {
 /// A rollout that no user asked for, here to another version of the operator, waits for its turn: until then functions
 /// stay as they are. A rollout that a user asked for does not wait, nor does a deployment that lost a function.
 #[test]
-fn what_nobody_asked_for_waits_its_turn() {
+fn unrequested_rollout_waits_its_turn() {
     let mut world = World::new(json!({}));
     world.settle();
     world.owner.metadata.generation = Some(1);
@@ -204,7 +204,7 @@ fn what_nobody_asked_for_waits_its_turn() {
     assert_eq!(stated.condition(ConditionType::Ready).unwrap().status, "True");
 
     world.owner.metadata.generation = Some(2);
-    assert!(!is_needed(&mut world), "somebody asked for it");
+    assert!(!is_needed(&mut world), "it was requested");
     world.owner.metadata.generation = Some(1);
     let (before, at) = (world.clone(), world.there.pods.len() - 1);
     for lost in [0, at] {
@@ -262,9 +262,9 @@ fn functions_of_an_ipv6_cluster_find_each_other() {
 /// A pod's spec tells if a main function takes requests from gateways alone: those that were made without a signer, as
 /// those of a release before, are asked in plaintext until they have been replaced.
 #[test]
-fn gateways_are_told_of_each_main_function_whether_it_knows_them() {
+fn gateways_learn_which_main_functions_require_identity() {
     let mut world = World::with_gateways(json!({"replicas": 2}), &["a"]);
-    world.around.signer = SignerName::Nobody;
+    world.around.signer = SignerName::Unsigned;
     world.settle();
     world.around.signer = SignerName::Operator;
     let (mut named, mut open) = (0, 0);

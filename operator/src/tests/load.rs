@@ -158,7 +158,7 @@ fn who_waits_while_functions_start_gets_as_many_as_that_takes() {
 }
 
 #[test]
-fn the_remote_function_that_is_busiest_gets_a_replica_and_the_plan_stays() {
+fn busiest_remote_function_gets_replica_without_new_plan() {
     let mut scene = Scene::of(large(), remote(json!({"max": 3, "memoryMB": 100_000})));
     let plans = scene.world.there.plans.len();
     let functions: Vec<String> = scene

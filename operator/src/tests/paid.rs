@@ -52,11 +52,7 @@ fn a_pod_costs_what_it_reserves_from_when_it_has_a_node() {
     for pod in &mut world.there.pods {
         pod.status.as_mut().unwrap().start_time = None;
     }
-    assert_eq!(
-        per_hour(&paid(&world.owner, &world.there.pods, true)),
-        0,
-        "nobody reserves anything for it yet"
-    );
+    assert_eq!(per_hour(&paid(&world.owner, &world.there.pods, true)), 0, "nothing is reserved for it yet");
 }
 
 #[test]

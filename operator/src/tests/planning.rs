@@ -26,7 +26,7 @@ fn under_a_prior_experts_are_local_where_they_fit() {
 }
 
 #[test]
-fn under_a_prior_a_missed_limit_is_a_warning_and_under_measurements_a_refusal() {
+fn missed_limit_warns_under_prior_and_fails_under_measurements() {
     let strict = deployment(json!({"slo": {"ttft": "1ms", "tpot": "1us"}}));
     let warned = plan(&strict);
     assert!(warned.warning.unwrap().contains("infeasible"));
@@ -226,7 +226,7 @@ fn arrivals_are_requests_per_second() {
 }
 
 #[test]
-fn what_sleeps_is_paid_for_while_it_is_awake_and_has_limits_of_its_own() {
+fn sleeping_groups_cost_only_while_awake_and_have_own_limits() {
     let workload = json!({
         "maxInputTokens": 600, "maxOutputTokens": 300, "typicalInputTokens": 100, "typicalOutputTokens": 50,
         "arrivals": {"perHour": "20"},

@@ -86,7 +86,7 @@ fn what_the_cluster_ends_is_replaced_at_once() {
 }
 
 #[test]
-fn a_generation_that_nobody_counted_to_is_somebody_elses() {
+fn generation_out_of_sequence_is_foreign() {
     let mut view = unready(1, json!({}));
     view.note_in_force(Some(7), 7);
     assert_eq!((view.in_force, reason(&view)), (Some(7), None));

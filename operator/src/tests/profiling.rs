@@ -1,4 +1,4 @@
-use crate::manifests::{Surroundings, profiler};
+use crate::manifests::{OperatorEnvironment, profiler};
 use crate::planning::{KnownProfile, Planning, PlanningError};
 use crate::profiling::{from_log, measured, record, shared_with, subject, supplied};
 use crate::testing::example::{around, deployment, facts, plan};
@@ -53,9 +53,10 @@ fn what_does_not_touch_the_hardware_keeps_its_figures() {
     annotated.metadata.labels = Some([("team".to_owned(), "a".to_owned())].into());
     assert_eq!(base, subject(&annotated, &facts()).unwrap());
     // The pods that are made differ with the image, what they measure does not.
-    let upgraded = Surroundings { main_image: "main:2".to_owned(), ..around() };
+    let upgraded = OperatorEnvironment { main_image: "main:2".to_owned(), ..around() };
     let owner = deployment(json!({}));
-    let pod = |around: &Surroundings| profiler(&owner, &base, 0, &plan(&owner), &facts(), around).unwrap();
+    let pod =
+        |around: &OperatorEnvironment| profiler(&owner, &base, 0, &plan(&owner), &facts(), around).unwrap();
     assert_ne!(pod(&around()), pod(&upgraded));
     assert_eq!(pod(&around()).name_any(), pod(&upgraded).name_any());
 }

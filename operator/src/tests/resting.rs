@@ -105,7 +105,7 @@ fn set(names: &[String]) -> BTreeSet<String> {
 }
 
 #[test]
-fn what_nobody_uses_ends_and_comes_back_for_who_uses_it() {
+fn idle_group_ends_and_wakes_for_its_requests() {
     let mut scene = Scene::new(awake());
     let (mains, all) = (scene.mains(), scene.all.clone());
     let (busy, idle) = all.split_at(1);

@@ -1,10 +1,10 @@
 //! The pure step of pods and routing in a simulated cluster, with faults and interrupted steps.
 
-use crate::fleet::{Others, Silence};
+use crate::fleet::{OtherFunctions, SilentFunctions};
 use crate::manifests::{Function, Hosted, Revision};
 use crate::names::PodName;
 use crate::pods::PodView;
-use crate::rollout::{Creation, Rollout, Scene, orders, step};
+use crate::rollout::{Creation, Rollout, RolloutInput, orders, step};
 use crate::routing::{Generation, MOST_GENERATIONS, RoutingTable};
 use crate::testing::example::{built, deployment, plan, plan_of_groups};
 use crate::trouble::{NOT_READY, Trouble};
@@ -25,7 +25,7 @@ pub struct World {
     pub target: Revision,
     strategy: RolloutStrategy,
     certified: bool,
-    others: Others,
+    others: OtherFunctions,
     pub table: RoutingTable,
     pub pods: Vec<PodView>,
     now: Timestamp,
@@ -45,7 +45,7 @@ impl World {
             target,
             strategy: RolloutStrategy::Surge,
             certified: true,
-            others: Others::default(),
+            others: OtherFunctions::default(),
             table: RoutingTable::default(),
             pods: Vec::new(),
             now: "2026-01-01T00:00:00Z".parse().unwrap(),
@@ -62,7 +62,7 @@ impl World {
             pod.note_in_force(Some(number), newest);
             pod.placement = placement;
         }
-        let scene = Scene {
+        let scene = RolloutInput {
             deployment: "demo",
             target: &self.target,
             strategy: self.strategy,
@@ -156,7 +156,7 @@ impl World {
         let routing = generation.routing(String::new()).unwrap();
         for function in self.target.remote.iter().filter(|_| generation.plan == self.target.plan) {
             let hosts = routing.endpoints.iter().filter(|endpoint| hosted(endpoint, function));
-            assert!(hosts.count() > 0, "{} is served by nobody", function.name);
+            assert!(hosts.count() > 0, "{} has no host", function.name);
         }
         self.in_force.insert(uid.to_owned(), generation);
     }
@@ -298,7 +298,7 @@ fn planned_revisions() -> Vec<Revision> {
 
 /// Something that happens to a pod.
 #[derive(Debug, Clone)]
-enum Happening {
+enum PodIncident {
     Crash(usize),
     Evict(usize),
     Delete(usize),
@@ -313,19 +313,19 @@ enum Happening {
     Stranger(usize, u32, bool),
 }
 
-fn happening() -> impl Strategy<Value = Happening> {
+fn happening() -> impl Strategy<Value = PodIncident> {
     prop_oneof![
-        1 => (0..12_usize).prop_map(Happening::Crash),
-        1 => (0..12_usize).prop_map(Happening::Evict),
-        1 => (0..12_usize).prop_map(Happening::Delete),
-        1 => (0..12_usize).prop_map(Happening::Restart),
-        1 => (0..9_usize).prop_map(Happening::Target),
-        1 => Just(Happening::LoseTable),
-        1 => number().prop_map(Happening::Poison),
+        1 => (0..12_usize).prop_map(PodIncident::Crash),
+        1 => (0..12_usize).prop_map(PodIncident::Evict),
+        1 => (0..12_usize).prop_map(PodIncident::Delete),
+        1 => (0..12_usize).prop_map(PodIncident::Restart),
+        1 => (0..9_usize).prop_map(PodIncident::Target),
+        1 => Just(PodIncident::LoseTable),
+        1 => number().prop_map(PodIncident::Poison),
         1 => (0..12_usize, prop_oneof![0..20_u32, Just(u32::MAX)], any::<bool>())
-            .prop_map(|(index, incarnation, owned)| Happening::Stranger(index, incarnation, owned)),
-        6 => Just(Happening::Run),
-        8 => (0..8_usize).prop_map(Happening::Step),
+            .prop_map(|(index, incarnation, owned)| PodIncident::Stranger(index, incarnation, owned)),
+        6 => Just(PodIncident::Run),
+        8 => (0..8_usize).prop_map(PodIncident::Step),
     ]
 }
 
@@ -342,7 +342,7 @@ fn number() -> impl Strategy<Value = u64> {
 /// Main functions that another writer gave a placement get theirs back, with a greater number, also where the other
 /// placement has the number of theirs.
 #[test]
-fn a_placement_of_somebody_else_does_not_last() {
+fn foreign_placement_is_replaced() {
     for beyond in [0, 1, 1 << 32] {
         let mut world = World::new(revisions()[1].clone());
         world.settle();
@@ -369,25 +369,25 @@ proptest! {
             let pods = world.pods.len().max(1);
             match happening {
                 // A step of which only the first writes were made: the operator was killed.
-                Happening::Step(writes) => { let steps = world.steps(); world.act(&steps, writes) }
-                Happening::Run => world.run(),
-                Happening::Target(index) => world.target = revisions[index].clone(),
-                Happening::LoseTable => world.table = RoutingTable::default(),
-                Happening::Poison(number) => world.poison(number),
-                Happening::Stranger(index, incarnation, owned) => world.stranger(index, incarnation, owned),
-                Happening::Crash(index) | Happening::Evict(index) => {
+                PodIncident::Step(writes) => { let steps = world.steps(); world.act(&steps, writes) }
+                PodIncident::Run => world.run(),
+                PodIncident::Target(index) => world.target = revisions[index].clone(),
+                PodIncident::LoseTable => world.table = RoutingTable::default(),
+                PodIncident::Poison(number) => world.poison(number),
+                PodIncident::Stranger(index, incarnation, owned) => world.stranger(index, incarnation, owned),
+                PodIncident::Crash(index) | PodIncident::Evict(index) => {
                     if let Some(pod) = world.pods.get_mut(index % pods) {
                         pod.fault = Some(Trouble::new("CrashLooping", "it crashed"));
                         pod.ready = false;
                     }
                 }
-                Happening::Delete(index) => {
+                PodIncident::Delete(index) => {
                     let end = world.now.checked_add(SignedDuration::from_secs(45)).unwrap();
                     if let Some(pod) = world.pods.get_mut(index % pods) {
                         pod.ends_by.get_or_insert(end);
                     }
                 }
-                Happening::Restart(index) => {
+                PodIncident::Restart(index) => {
                     if let Some(pod) = world.pods.get_mut(index % pods) {
                         world.in_force.remove(&pod.uid);
                         pod.ready = false;
@@ -447,7 +447,7 @@ fn revisions_share_the_pods_that_do_not_differ() {
 }
 
 #[test]
-fn a_place_that_fails_again_and_again_is_filled_more_and_more_slowly() {
+fn failing_replica_slot_is_refilled_with_growing_backoff() {
     let mut world = World::new(revisions().remove(4));
     let mut created = Vec::new();
     for _ in 0..300 {
@@ -536,7 +536,7 @@ fn told(world: &World, steps: &Rollout) -> Vec<u64> {
 }
 
 #[test]
-fn numbers_that_nobody_counted_to_are_replaced() {
+fn numbers_out_of_sequence_are_replaced() {
     for number in [u64::MAX, u64::MAX - 1, MOST_GENERATIONS + 1, MOST_GENERATIONS - 1] {
         let mut world = World::new(revisions().remove(1));
         world.settle();
@@ -617,12 +617,12 @@ fn pods_that_fall_silent_together_are_left_alone() {
 
 /// The way to the nodes is cut for two minutes: of every deployment one function is silent.
 #[test]
-fn functions_of_many_deployments_that_fall_silent_together_are_left_alone() {
+fn functions_of_many_silent_deployments_are_not_replaced() {
     let mut world = World::new(revisions().remove(1));
     world.settle();
     silence(&mut world, &[0]);
     assert_eq!(world.steps().create.len(), 1);
-    world.others.namespace = Silence { there: 40, silent: 20, coming: 0 };
+    world.others.namespace = SilentFunctions { there: 40, silent: 20, coming: 0 };
     for _ in 0..120 {
         let steps = world.steps();
         assert_eq!((steps.create.len(), steps.delete.len()), (0, 0));
@@ -635,26 +635,29 @@ fn functions_of_many_deployments_that_fall_silent_together_are_left_alone() {
     assert_eq!(world.steps().create.len(), 1);
     // Others are being replaced already.
     silence(&mut world, &[0]);
-    world.others.namespace = Silence { there: 40, silent: 2, coming: 11 };
+    world.others.namespace = SilentFunctions { there: 40, silent: 2, coming: 11 };
     assert_eq!(world.steps().create.len(), 0);
     world.others.namespace.coming = 9;
     assert_eq!(world.steps().create.len(), 1);
 }
 
 /// Returns the state of deployments in other namespaces than the world's own.
-fn elsewhere(silences: &[(&str, Silence)]) -> Others {
-    Others::of("default", silences.iter().copied())
+fn elsewhere(silences: &[(&str, SilentFunctions)]) -> OtherFunctions {
+    OtherFunctions::of("default", silences.iter().copied())
 }
 
 /// The way to the nodes is cut, and each tenant has one small deployment.
 #[test]
-fn functions_of_many_namespaces_that_fall_silent_together_are_left_alone() {
+fn functions_of_many_silent_namespaces_are_not_replaced() {
     let mut world = World::new(revisions().remove(1));
     world.settle();
     silence(&mut world, &[0]);
-    let (silent, sound) =
-        (Silence { there: 4, silent: 2, coming: 0 }, Silence { there: 4, silent: 1, coming: 0 });
-    world.others = elsewhere(&[("a", silent), ("b", silent), ("c", sound), ("d", Silence::default())]);
+    let (silent, sound) = (
+        SilentFunctions { there: 4, silent: 2, coming: 0 },
+        SilentFunctions { there: 4, silent: 1, coming: 0 },
+    );
+    world.others =
+        elsewhere(&[("a", silent), ("b", silent), ("c", sound), ("d", SilentFunctions::default())]);
     let steps = world.steps();
     assert_eq!((steps.create.len(), steps.delete.len()), (0, 0));
     assert_eq!(steps.held.as_ref().map(|held| held.reason), Some("ManyNotReady"));
@@ -665,26 +668,26 @@ fn functions_of_many_namespaces_that_fall_silent_together_are_left_alone() {
 
 /// A tenant whose functions all fail, in however many deployments, leaves others their replacements.
 #[test]
-fn what_fails_in_one_namespace_takes_no_replacement_from_another() {
+fn failures_in_one_namespace_delay_no_other_namespace() {
     let mut world = World::new(revisions().remove(1));
     world.settle();
     silence(&mut world, &[0]);
-    let broken = Silence { there: 50, silent: 50, coming: 0 };
-    let endless = Silence { there: 50, silent: 0, coming: 50 };
+    let broken = SilentFunctions { there: 50, silent: 50, coming: 0 };
+    let endless = SilentFunctions { there: 50, silent: 0, coming: 50 };
     for others in [[broken, broken], [endless, endless], [broken, endless]] {
         let others = others.map(|silence| ("tenant", silence));
         world.others = elsewhere(&others);
         let steps = world.steps();
         assert_eq!((steps.create.len(), &steps.held), (1, &None), "{others:?}");
         // Of its own namespace it is not left alone by them.
-        world.others = Others::of("tenant", others);
+        world.others = OtherFunctions::of("tenant", others);
         assert_eq!(world.steps().create.len(), 0, "{others:?}");
     }
     // Nor do many tenants together, each of which has what it may have; but no more than one is left then.
     let tenants: Vec<String> = (0..40).map(|number| format!("tenant-{number}")).collect();
-    let one = Silence { there: 1, silent: 0, coming: 1 };
+    let one = SilentFunctions { there: 1, silent: 0, coming: 1 };
     silence(&mut world, &[0, 1]);
-    world.others = Others::of("default", tenants.iter().map(|tenant| (tenant.as_str(), one)));
+    world.others = OtherFunctions::of("default", tenants.iter().map(|tenant| (tenant.as_str(), one)));
     let steps = world.steps();
     assert_eq!(steps.create.len(), 1);
     world.act(&steps, usize::MAX);
@@ -698,13 +701,13 @@ fn replacements_are_limited_in_a_namespace_and_among_all() {
     world.settle();
     let count = world.pods.len();
     silence(&mut world, &[0, 1]);
-    let mut left = |namespace: Silence, others: &[(&str, Silence)]| {
-        world.others = Others { namespace, ..elsewhere(others) };
+    let mut left = |namespace: SilentFunctions, others: &[(&str, SilentFunctions)]| {
+        world.others = OtherFunctions { namespace, ..elsewhere(others) };
         world.steps().create.len()
     };
-    let of = |there, coming| Silence { there, silent: 0, coming };
+    let of = |there, coming| SilentFunctions { there, silent: 0, coming };
     let at_once = (count / 4).max(1);
-    assert_eq!(left(Silence::default(), &[]), at_once);
+    assert_eq!(left(SilentFunctions::default(), &[]), at_once);
     assert_eq!(left(of(2, 3), &[]), 0);
     assert_eq!(left(of(400, 3), &[]), at_once);
     // Elsewhere a quarter of each counts at most, so that what a namespace may have is there for it.

@@ -1,6 +1,6 @@
 //! Certificates of a deployment after a rotation of its identities.
 
-use crate::identity::{Held, IssuerRef, certificate, due, identity_of};
+use crate::identity::{IssuerRef, StoredCertificate, certificate, due, identity_of};
 use crate::names::Component;
 use crate::testing::example::deployment;
 use crate::testing::world::World;
@@ -46,7 +46,7 @@ fn certificates_are_issued_again_after_a_rotation() {
     for part in PARTS {
         let old = identity_of(&deployment(json!({})), part);
         let new = identity_of(&rotated("2"), part);
-        let held = Held::new(authority.sign(&old, LIFE).unwrap(), root);
+        let held = StoredCertificate::new(authority.sign(&old, LIFE).unwrap(), root);
         let why = |wanted: &Identity| due(Some(&held), wanted, root, LIFE, SystemTime::now());
         assert_eq!(why(&old), None);
         assert!(why(&new).is_some_and(|reason| reason.to_string().contains("another identity")));

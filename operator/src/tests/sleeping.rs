@@ -162,7 +162,7 @@ impl Scene {
 }
 
 #[test]
-fn nobody_asks_and_functions_end_and_fifty_wake_them_once() {
+fn idle_functions_end_and_fifty_requests_wake_them_once() {
     let mut scene = Scene::new(&["a", "b"]);
     let awake = scene.world.names();
     for round in 1..=3 {
@@ -345,7 +345,7 @@ proptest! {
     /// Whenever clients come, gateways are cut off and pods die: no request is lost, nothing ends under a request,
     /// nothing is left over.
     #[test]
-    fn nobody_is_lost(moves in proptest::collection::vec((0_u8..8, 0_usize..3, 1_u32..4), 1..60)) {
+    fn no_request_is_lost(moves in proptest::collection::vec((0_u8..8, 0_usize..3, 1_u32..4), 1..60)) {
         let mut scene = Scene::new(&["a", "b", "c"]);
         let mut asked = 0;
         for (kind, which, number) in moves {
@@ -384,7 +384,7 @@ fn without_gateways_nothing_sleeps() {
 
 /// Nodes look once a second, and a client may be waiting.
 #[test]
-fn a_remote_function_that_says_that_it_serves_is_told_of_before_its_node_has_seen_it() {
+fn serving_function_is_routed_to_before_its_node_reports_it() {
     let mut world = World::with_gateways(spec(), &["a"]);
     let is_remote = |pod: &&Pod| label(&pod.metadata, COMPONENT) == Component::RemoteExpert.name();
     for _ in 0..ENOUGH {
@@ -408,7 +408,7 @@ fn a_remote_function_that_says_that_it_serves_is_told_of_before_its_node_has_see
         assert!(!partners.is_empty());
         partners.iter().all(|main| main.starting)
     };
-    assert!(!is_told(&mut world), "nobody has said anything");
+    assert!(!is_told(&mut world), "no gateway has reported");
     assert!(mains_start(&mut world));
     let uids = world.there.pods.iter().filter(is_remote).filter_map(ResourceExt::uid);
     world.there.serving = uids.map(|uid| (uid, 0)).collect();

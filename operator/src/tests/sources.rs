@@ -1,4 +1,4 @@
-use crate::manifests::{Surroundings, frame};
+use crate::manifests::{OperatorEnvironment, frame};
 use crate::plan::PlanState;
 use crate::sources::{SourceRefusal, Sources};
 use crate::testing::example::{around, deployment};
@@ -133,7 +133,7 @@ fn lets(rules: &[NetworkPolicyEgressRule], address: &str, port: i32) -> bool {
     })
 }
 
-fn egress(owner: &MoEDeployment, around: &Surroundings) -> Vec<Vec<NetworkPolicyEgressRule>> {
+fn egress(owner: &MoEDeployment, around: &OperatorEnvironment) -> Vec<Vec<NetworkPolicyEgressRule>> {
     let policies = frame(owner, around).network_policies.into_iter();
     policies.map(|policy| policy.spec.unwrap().egress.unwrap_or_default()).collect()
 }
@@ -141,7 +141,7 @@ fn egress(owner: &MoEDeployment, around: &Surroundings) -> Vec<Vec<NetworkPolicy
 #[test]
 fn policies_of_pods_that_fetch_leave_out_private_addresses() {
     let fetching = deployment(json!({"model": {"source": "s3://bucket/x", "ambientCredentials": true}}));
-    let with = |sources| Surroundings { sources, ..around() };
+    let with = |sources| OperatorEnvironment { sources, ..around() };
     let plain = with(sources(&["*"], false));
     let listed = with(sources(&["*", "10.43.7.0/24", "!10.43.7.9/32", "!52.0.0.0/8"], true));
     for rules in egress(&fetching, &plain) {

@@ -178,7 +178,7 @@ fn what_makes_no_progress_is_said_to_be_stuck_until_it_moves() {
 }
 
 #[test]
-fn a_plan_that_makes_no_progress_beside_one_that_serves_has_failed() {
+fn stalled_plan_beside_serving_one_is_reported_failed() {
     let mut scene = Scene::new(1);
     scene.pods.iter_mut().for_each(|pod| pod.ready = false);
     scene.look(false);
@@ -231,7 +231,7 @@ fn a_plan_that_costs_more_saves_nothing() {
 }
 
 #[test]
-fn whether_remote_experts_pay_is_said_of_the_plan_that_is_to_run() {
+fn remote_expert_verdict_describes_the_plan_to_run() {
     let mut scene = Scene::new(1);
     assert_eq!(scene.look(true).verdict, None, "a prior does not know");
     let sentence =

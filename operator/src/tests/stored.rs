@@ -109,7 +109,7 @@ fn what_config_maps_kept_is_recorded_and_nothing_restarts() {
 
 /// Others can write ConfigMaps: what the status does not bear out is found out again.
 #[test]
-fn config_maps_that_the_status_does_not_bear_out_are_not_believed() {
+fn config_maps_unconfirmed_by_status_are_ignored() {
     let mut world = World::new(json!({}));
     world.settle();
     world.keep_in_config_maps();

@@ -1,8 +1,8 @@
 //! Everything that a tenant can write, written by one who means harm: no look panics, none names what is
 //! another's, what it writes stays within what the deployment consists of, and other tenants are served as before.
 
-use crate::fleet::Others;
-use crate::testing::spoiled::{AT_ONCE, Dice, SLEEPING, as_read, check, is_healed, tenants};
+use crate::fleet::OtherFunctions;
+use crate::testing::spoiled::{AT_ONCE, SLEEPING, SeededChoices, as_read, check, is_healed, tenants};
 use crate::testing::world::World;
 use k8s_openapi::serde::de::DeserializeOwned;
 use kube::ResourceExt;
@@ -156,14 +156,14 @@ fn what_gateways_say_together_is_looked_at() {
 }
 
 #[test]
-fn spoiled_objects_are_looked_at_and_others_are_healed_meanwhile() {
+fn corrupt_objects_are_reconciled_and_others_healed_meanwhile() {
     let tenants = tenants();
     let mut neighbour = World::new(json!({"replicas": 2}));
     neighbour.owner.metadata.name = Some("other".to_owned());
     neighbour.owner.metadata.uid = Some("uid-2".to_owned());
     neighbour.settle();
     let functions = neighbour.there.pods.len();
-    let mut dice = Dice::Thrown(7);
+    let mut dice = SeededChoices::Thrown(7);
     let (mut spoiled, mut looks) = (0, 0);
     while spoiled < OBJECTS[usize::from(is_nightly())] {
         let mut world = tenants[looks % tenants.len()].clone();
@@ -173,7 +173,7 @@ fn spoiled_objects_are_looked_at_and_others_are_healed_meanwhile() {
         as_read(&mut world);
         let (_, steps, stated) = world.look_and_state();
         check(&world, &steps, &stated);
-        let others = Others::of("theirs", [("spoiled", world.silence)]);
+        let others = OtherFunctions::of("theirs", [("spoiled", world.silence)]);
         is_healed(&neighbour, looks % functions, &world.there.pods, others);
         looks += 1;
     }
@@ -188,7 +188,7 @@ fn what_a_tenant_spoiled_is_healed() {
     for seed in 0..40 {
         let mut world = World::new(json!({"replicas": 2}));
         world.settle();
-        let mut dice = Dice::Thrown(seed);
+        let mut dice = SeededChoices::Thrown(seed);
         let spoiled = &mut world.there;
         dice.spoil_option(&mut spoiled.model);
         dice.spoil_option(&mut spoiled.routing);

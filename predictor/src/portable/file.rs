@@ -1,7 +1,7 @@
 //! A portable predictor as one file: safetensors, with a JSON text (metadata key `remoe`) for everything small.
 
 use super::codes::Codes;
-use super::reduced::{Past, Reduced};
+use super::reduced::{PastPrompts, Reduced};
 use super::{MAX_PORTABLE_BYTES, Portable};
 use crate::embedding::Embedding;
 use crate::error::PredictError;
@@ -174,7 +174,7 @@ impl Portable {
             embedding: sketch.clone(),
             popularity: Popularity::from_shares(ByPhase { prefill: popular, decode: popular_decode }),
             basis,
-            past: Past { vectors, coordinates, alpha, temperature },
+            past: PastPrompts { vectors, coordinates, alpha, temperature },
             base: ByPhase { prefill, decode },
             tokens,
         };

@@ -13,7 +13,7 @@ use crate::rows::Rows;
 use crate::shares::Shares;
 use crate::sps::{best_temperature, softmax};
 use crate::subspace::principal_directions;
-use crate::trained::Parts;
+use crate::trained::PredictorParts;
 use crate::tree::{Neighbour, best_of};
 use crate::tuning::Cases;
 use crate::vector::{add_scaled, dot};
@@ -34,7 +34,7 @@ pub(crate) struct Reduced {
     pub(super) popularity: Popularity,
     /// Shares that a coordinate adds, [directions, both phases x layers x experts].
     pub(super) basis: Rows,
-    pub(super) past: Past,
+    pub(super) past: PastPrompts,
     /// The token table's prediction for a prompt of nothing known, [layers x experts].
     pub(super) base: ByPhase<Vec<f32>>,
     pub(super) tokens: Codes,
@@ -42,7 +42,7 @@ pub(crate) struct Reduced {
 
 /// Past prompts.
 #[derive(Debug, Clone)]
-pub(super) struct Past {
+pub(super) struct PastPrompts {
     /// Unit vectors over the sketch, [prompts, dimensions].
     pub(super) vectors: Rows,
     /// How far their shares are from popularity, [prompts, directions].
@@ -51,7 +51,7 @@ pub(super) struct Past {
     pub(super) temperature: ByPhase<f32>,
 }
 
-impl Past {
+impl PastPrompts {
     fn neighbours(&self, query: &[f32]) -> Vec<Neighbour> {
         let similarity =
             |slot: u32| Neighbour { slot, similarity: dot(self.vectors.row(slot as usize), query) };
@@ -81,7 +81,11 @@ fn most_past(dimensions: usize, directions: usize) -> usize {
 
 impl Reduced {
     /// Expresses `parts`, which were fitted over `embedding`.
-    pub(crate) fn of(parts: &Parts, embedding: &Embedding, sketch: &Embedding) -> Result<Self, PredictError> {
+    pub(crate) fn of(
+        parts: &PredictorParts,
+        embedding: &Embedding,
+        sketch: &Embedding,
+    ) -> Result<Self, PredictError> {
         let vocabulary = embedding.vocabulary();
         PredictError::require_size("the sketch of the embedding", vocabulary, sketch.vocabulary())?;
         let history = parts.sps.history();
@@ -89,7 +93,8 @@ impl Reduced {
         let slots: Vec<u32> = history.slots().filter(|&slot| !history.prompt(slot).is_empty()).collect();
         let cells = history.layers() * history.experts();
         let directions = most_directions(vocabulary, 2 * cells);
-        let Basis { analysis, synthesis: basis } = Basis::of(parts, history, &slots, directions)?;
+        let ResidualBasis { analysis, synthesis: basis } =
+            ResidualBasis::of(parts, history, &slots, directions)?;
         let base = ByPhase {
             prefill: parts.tokens.prefill.base().to_vec(),
             decode: parts.tokens.decode.base().to_vec(),
@@ -108,7 +113,7 @@ impl Reduced {
         };
         let places = kept.par_iter().map(place).collect::<Result<Vec<_>, _>>()?;
         let (vectors, coordinates): (Vec<_>, Vec<_>) = places.into_iter().unzip();
-        let past = Past {
+        let past = PastPrompts {
             vectors: Rows::from_values(sketch.hidden(), vectors.concat()),
             coordinates: Rows::from_values(basis.len(), coordinates.concat()),
             alpha: parts.sps.alpha(),
@@ -221,15 +226,20 @@ fn both(history: &History, popularity: &Popularity, slot: u32) -> Vec<f32> {
 
 /// Directions in which what the token table predicts of past prompts is from popularity most. What the prompts truly used
 /// is no better: the noise of short prompts and answers then takes directions from what prompts are about.
-struct Basis {
+struct ResidualBasis {
     /// The coordinates of a deviation from popularity are its dot products with these rows.
     analysis: Rows,
     /// Coordinates times these rows add up to the deviation.
     synthesis: Rows,
 }
 
-impl Basis {
-    fn of(parts: &Parts, history: &History, slots: &[u32], count: usize) -> Result<Self, PredictError> {
+impl ResidualBasis {
+    fn of(
+        parts: &PredictorParts,
+        history: &History,
+        slots: &[u32],
+        count: usize,
+    ) -> Result<Self, PredictError> {
         let cells = history.layers() * history.experts();
         let weighted = |&slot: &u32| -> Result<Vec<f32>, PredictError> {
             let apart = |(phase, weight): (Phase, f32)| -> Result<Vec<f32>, PredictError> {

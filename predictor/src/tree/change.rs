@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_learned_takes_as_much_in_a_large_history_as_in_a_small_one() {
+    fn learning_effort_is_independent_of_history_size() {
         let beta = TreeOptions::default().beta;
         for prompts in [1_000, 20_000] {
             let (mut history, mut tree) = planted(prompts);

@@ -13,10 +13,10 @@ pub(super) struct Points<'a> {
     rows: &'a Rows,
     /// Vector that is taken off every row; none where the rows are compared as they are.
     centre: Option<&'a [f32]>,
-    kind: Kind,
+    kind: DistanceKind,
 }
 
-enum Kind {
+enum DistanceKind {
     /// 1 - the cosine of two rows after the centre is taken off; per row its dot product with the centre,
     /// and 1 / the length of what is left.
     Cosine { shifts: Vec<f32>, inverses: Vec<f32>, centre_square: f32 },
@@ -33,7 +33,7 @@ impl<'a> Points<'a> {
             |of: &dyn Fn(&[f32]) -> f32| (0..rows.len()).map(|row| of(rows.row(row))).collect::<Vec<f32>>();
         if clustering == Clustering::Activations {
             let half_squares = each(&|row| dot(row, row) / 2.0);
-            return Self { rows, centre: None, kind: Kind::Euclid { half_squares } };
+            return Self { rows, centre: None, kind: DistanceKind::Euclid { half_squares } };
         }
         let centre_square = dot(centre, centre);
         let shifts = each(&|row| dot(row, centre));
@@ -41,7 +41,7 @@ impl<'a> Points<'a> {
             let square = dot(row, row) - 2.0 * dot(row, centre) + centre_square;
             if square > 1e-12 { 1.0 / square.sqrt() } else { 0.0 }
         });
-        Self { rows, centre: Some(centre), kind: Kind::Cosine { shifts, inverses, centre_square } }
+        Self { rows, centre: Some(centre), kind: DistanceKind::Cosine { shifts, inverses, centre_square } }
     }
 
     fn row(&self, point: u32) -> &'a [f32] {
@@ -52,11 +52,13 @@ impl<'a> Points<'a> {
     pub(super) fn distance(&self, a: u32, b: u32) -> f32 {
         let product = dot(self.row(a), self.row(b));
         match &self.kind {
-            Kind::Cosine { shifts, inverses, centre_square } => {
+            DistanceKind::Cosine { shifts, inverses, centre_square } => {
                 let centred = product - at(shifts, a) - at(shifts, b) + centre_square;
                 (1.0 - centred * at(inverses, a) * at(inverses, b)).max(0.0)
             }
-            Kind::Euclid { half_squares } => (at(half_squares, a) + at(half_squares, b) - product).max(0.0),
+            DistanceKind::Euclid { half_squares } => {
+                (at(half_squares, a) + at(half_squares, b) - product).max(0.0)
+            }
         }
     }
 
@@ -65,13 +67,13 @@ impl<'a> Points<'a> {
         let mut sum = vec![0.0; self.rows.width()];
         for &member in members {
             let factor = match &self.kind {
-                Kind::Cosine { inverses, .. } => at(inverses, member),
-                Kind::Euclid { .. } => 1.0 / members.len() as f32,
+                DistanceKind::Cosine { inverses, .. } => at(inverses, member),
+                DistanceKind::Euclid { .. } => 1.0 / members.len() as f32,
             };
             add_scaled(&mut sum, factor, self.row(member));
         }
         // The sum of the centred rows differs from this by a multiple of the centre, which must go as well.
-        if let (Some(centre), Kind::Cosine { inverses, .. }) = (self.centre, &self.kind) {
+        if let (Some(centre), DistanceKind::Cosine { inverses, .. }) = (self.centre, &self.kind) {
             let total: f32 = members.iter().map(|&member| at(inverses, member)).sum();
             add_scaled(&mut sum, -total, centre);
         }
@@ -79,8 +81,8 @@ impl<'a> Points<'a> {
         let closeness = |member: u32| {
             let product = dot(self.row(member), &sum);
             match &self.kind {
-                Kind::Cosine { inverses, .. } => (product - shift) * at(inverses, member),
-                Kind::Euclid { half_squares } => product - at(half_squares, member),
+                DistanceKind::Cosine { inverses, .. } => (product - shift) * at(inverses, member),
+                DistanceKind::Euclid { half_squares } => product - at(half_squares, member),
             }
         };
         let mut best: Option<(u32, f32)> = None;

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn siblings_come_whole_the_nearest_first_and_only_then_those_of_the_parent() {
+    fn tree_search_visits_nearest_siblings_before_parent_siblings() {
         // Down to leaf 3, though leaf 7 is closer than all: the way goes over node 1.
         assert_eq!(candidates(0, 1), [0]);
         assert_eq!(candidates(0, 2), [0, 3]);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_sibling_that_is_nearly_all_of_the_tree_the_nearest_leaves_come() {
+    fn large_sibling_contributes_its_nearest_leaves() {
         // A leaf with one prompt beside a subtree of 64 with 10,000 in all.
         let mut parents = vec![NONE, 0, 0];
         parents.extend([2; 64]);

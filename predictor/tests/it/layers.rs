@@ -2,11 +2,11 @@
 
 use crate::support;
 
-use remoe_predictor::correlation::{self, Pair};
+use remoe_predictor::correlation::{self, PromptPair};
 use remoe_predictor::layerwise::{Affinity, FineTuning, GateLookahead, HitRates, TokenRoutes};
 use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{GateWeights, History, PredictError, prompts};
-use support::{EXPERTS, LAYERS, Stream, TOP_K};
+use support::{EXPERTS, LAYERS, NumberStream, TOP_K};
 
 fn with_tokens() -> RecordHeader {
     RecordHeader { tokens: true, ..support::header() }
@@ -60,7 +60,7 @@ fn hits_are_counted_by_hand() {
 /// States, a gate that routes them, and the experts it gives.
 fn routed(tokens: usize) -> (GateWeights, Vec<f32>, Vec<u16>) {
     const HIDDEN: usize = 16;
-    let mut stream = Stream(5);
+    let mut stream = NumberStream(5);
     let gate: Vec<f32> = (0..EXPERTS * HIDDEN).map(|_| stream.float()).collect();
     let weights = GateWeights { norm: vec![1.0; HIDDEN], gate };
     let states: Vec<f32> = (0..tokens * HIDDEN).map(|_| stream.float()).collect();
@@ -83,7 +83,7 @@ fn a_gate_on_its_own_input_is_exact_and_stays() {
 #[test]
 fn a_gate_that_is_off_learns() {
     let (weights, states, actual) = routed(1500);
-    let mut stream = Stream(77);
+    let mut stream = NumberStream(77);
     let gate = weights.gate.iter().map(|weight| 0.3 * weight + stream.float()).collect();
     let off = GateWeights { gate, ..weights };
     let mut lookahead = GateLookahead::new(off, 16, EXPERTS, TOP_K, 1e-6).unwrap();
@@ -114,8 +114,8 @@ fn gates_of_no_width_are_refused() {
 
 #[test]
 fn correlations_by_hand() {
-    let pairs = |values: &[(f64, f64)]| -> Vec<Pair> {
-        values.iter().map(|&(prompts, activations)| Pair { prompts, activations }).collect()
+    let pairs = |values: &[(f64, f64)]| -> Vec<PromptPair> {
+        values.iter().map(|&(prompts, activations)| PromptPair { prompts, activations }).collect()
     };
     let line = pairs(&[(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]);
     assert!((correlation::pearson(&line) - 1.0).abs() < 1e-12);

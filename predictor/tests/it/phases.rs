@@ -34,7 +34,7 @@ fn decode_is_learned_from_decode_steps() {
 }
 
 #[test]
-fn without_decode_steps_the_prefill_stands_for_them_and_its_errors_do_not() {
+fn history_without_decode_uses_prefill_shares_without_errors() {
     let trained = trained(300, false);
     assert!(!trained.sps().history().has_decode());
     let [prefill, decode] = Phase::ALL.map(|phase| trained.predict_with_errors(&[1, 2, 3], phase).unwrap());

@@ -9,7 +9,7 @@ use remoe_predictor::{
     Embedding, MAX_PORTABLE_BYTES, MAX_SKETCH_BYTES, Phase, Portable, PredictError, Predictor, Shares,
     Trained, TrainingOptions, TreeOptions, TunedPredictor, Uniform, divergence, sketch_dimensions,
 };
-use support::{EXPERTS, HIDDEN, LAYERS, Stream, VOCABULARY};
+use support::{EXPERTS, HIDDEN, LAYERS, NumberStream, VOCABULARY};
 
 const DIMENSIONS: usize = 16;
 
@@ -121,7 +121,7 @@ fn portable_of_150000_tokens_stays_within_its_bound() {
     let rows: Vec<f32> = (0..TOKENS * HIDDEN).map(|at| (at * 7919 % 1013) as f32 - 506.0).collect();
     let embedding = Embedding::from_rows(HIDDEN, &rows).unwrap();
     let sketch = embedding.sketched(sketch_dimensions(TOKENS, 64).unwrap()).unwrap();
-    let mut stream = Stream(1);
+    let mut stream = NumberStream(1);
     let record = |_| ActivationRecord {
         prompt: (0..20).map(|_| stream.below(TOKENS) as u32).collect(),
         prefill: (0..layers * experts).map(|_| stream.below(9) as u32).collect(),

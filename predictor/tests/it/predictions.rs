@@ -12,7 +12,7 @@ use remoe_predictor::{
     TreeOptions, Uniform, divergence, informed_sps,
 };
 use std::sync::Arc;
-use support::{EXPERTS, HIDDEN, LAYERS, Stream, VOCABULARY};
+use support::{EXPERTS, HIDDEN, LAYERS, NumberStream, VOCABULARY};
 
 fn history(records: &[ActivationRecord]) -> Arc<History> {
     Arc::new(History::of(&support::embedding(), LAYERS, EXPERTS, records).unwrap())
@@ -37,7 +37,7 @@ fn exhaustive(records: &[ActivationRecord], alpha: usize) -> SimilarPrompts {
 }
 
 fn fate() -> Fate {
-    let mut stream = Stream(3);
+    let mut stream = NumberStream(3);
     let layer = |_| GateWeights {
         norm: (0..HIDDEN).map(|_| 1.0 + 0.1 * stream.float()).collect(),
         gate: (0..EXPERTS * HIDDEN).map(|_| stream.float()).collect(),
@@ -116,7 +116,7 @@ proptest! {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_prediction_on_any_number_of_threads() {
+fn prediction_is_deterministic_for_any_number_of_threads() {
     let records = support::records(200, 5);
     let options = TrainingOptions { alpha: 5, tree: TREE };
     let fit = || Trained::fit(support::header(), &records, &support::embedding(), options).unwrap();

@@ -16,7 +16,7 @@ proptest! {
         hidden in 1..40_usize, seed: u64,
         one in vec(0..30_u32, 1..25), two in vec(0..30_u32, 1..25), zero in 0..30_u32,
     ) {
-        let mut stream = support::Stream(seed);
+        let mut stream = support::NumberStream(seed);
         let mut table: Vec<f32> = (0..30 * hidden).map(|_| stream.float()).collect();
         // A zero row stays zero.
         table[zero as usize * hidden..][..hidden].fill(0.0);

@@ -12,12 +12,12 @@ pub const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 
 /// A place in the log.
 #[derive(Debug, Clone, Copy)]
-pub struct Mark(u64);
+pub struct LogPosition(u64);
 
 /// One answered request.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Request {
+pub struct AuditEntry {
     /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete` or `deletecollection`.
     pub verb: String,
     /// The path and query.
@@ -60,7 +60,7 @@ struct Annotations {
     decision: String,
 }
 
-impl Request {
+impl AuditEntry {
     /// Returns the name of the user that sent the request.
     #[must_use]
     pub fn user(&self) -> &str {
@@ -112,13 +112,13 @@ impl Request {
 
 /// The end of the log.
 #[must_use]
-pub fn mark(cluster: &Cluster) -> Mark {
-    Mark(open(cluster).metadata().expect("the audit log has a size").len())
+pub fn mark(cluster: &Cluster) -> LogPosition {
+    LogPosition(open(cluster).metadata().expect("the audit log has a size").len())
 }
 
 /// The requests that were answered after `mark`. Watches are written down when they end.
 #[must_use]
-pub fn since(cluster: &Cluster, mark: Mark) -> Vec<Request> {
+pub fn since(cluster: &Cluster, mark: LogPosition) -> Vec<AuditEntry> {
     let mut log = open(cluster);
     log.seek(SeekFrom::Start(mark.0)).expect("the audit log can be read from a mark");
     let mut text = String::new();

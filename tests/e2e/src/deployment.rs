@@ -1,6 +1,6 @@
 //! A MoEDeployment as its user sees it.
 
-use crate::door;
+use crate::gateway_access;
 use crate::scene::Scene;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -156,7 +156,13 @@ impl Deployment {
             let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
             let mut arguments = containers.flat_map(|container| container.args.iter().flatten());
             doors.push(match arguments.any(|argument| argument == "--gateway-identity") {
-                true => door::open(address, door::as_gateway(&scene.cluster, main.clone()).await).await,
+                true => {
+                    gateway_access::open(
+                        address,
+                        gateway_access::as_gateway(&scene.cluster, main.clone()).await,
+                    )
+                    .await
+                }
                 false => address,
             });
         }
@@ -211,12 +217,12 @@ pub async fn chat(address: SocketAddr, model: &str, prompt: &str) -> Value {
 }
 
 /// An answer that comes in parts.
-pub struct Stream {
-    exchange: http::Exchange,
+pub struct CompletionStream {
+    exchange: http::HttpExchange,
     text: String,
 }
 
-impl Stream {
+impl CompletionStream {
     /// Asks `address` for an answer to `prompt` of 160 tokens.
     pub async fn start(address: SocketAddr, model: &str, prompt: &str) -> Self {
         Self::of(160, address, model, prompt).await

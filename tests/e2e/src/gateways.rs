@@ -102,7 +102,7 @@ pub async fn asleep(scene: &Scene, deployment: &Deployment) {
 
 /// An answer, and how long its client waited for it.
 #[derive(Debug)]
-pub struct Answered {
+pub struct TimedResponse {
     /// The body.
     pub body: Value,
     /// From before the connection was made until the whole answer was there.
@@ -111,7 +111,7 @@ pub struct Answered {
 
 /// Asks a gateway for one token of the model `name`. A client that loses its connection tries again, at `elsewhere` if
 /// that is another one.
-pub async fn ask(gateway: SocketAddr, elsewhere: SocketAddr, name: &str) -> Answered {
+pub async fn ask(gateway: SocketAddr, elsewhere: SocketAddr, name: &str) -> TimedResponse {
     let body = json!({
         "model": name,
         "messages": [{"role": "user", "content": "Read Genesis 1:1."}],
@@ -130,7 +130,7 @@ pub async fn ask(gateway: SocketAddr, elsewhere: SocketAddr, name: &str) -> Answ
             Ok(answer) => {
                 assert_eq!(answer.status, 200, "{}", answer.body);
                 let body = serde_json::from_str(&answer.body).expect("the answer is JSON");
-                return Answered { body, took: begun.elapsed() };
+                return TimedResponse { body, took: begun.elapsed() };
             }
             Err(error) => {
                 refusals += 1;
@@ -141,7 +141,7 @@ pub async fn ask(gateway: SocketAddr, elsewhere: SocketAddr, name: &str) -> Answ
     }
 }
 
-impl Answered {
+impl TimedResponse {
     /// The parts of the time to the first token, added up.
     #[must_use]
     pub fn accounted(&self) -> Duration {

@@ -1,7 +1,7 @@
 //! The operator as a process of this host, so that a test can kill it where it likes. It acts with the
 //! account of the installed chart, so its roles are those of the chart.
 
-use crate::audit::{self, CREDENTIAL, Mark, Request};
+use crate::audit::{self, AuditEntry, CREDENTIAL, LogPosition};
 use crate::cluster::Cluster;
 use crate::release::{self, Exclusive};
 use crate::tool;
@@ -66,7 +66,7 @@ impl HostOperator {
 
     /// Returns the changes that the operator has made since `mark`, by the API server's audit log, except to its Lease.
     #[must_use]
-    pub fn writes(&self, cluster: &Cluster, mark: Mark) -> Vec<Request> {
+    pub fn writes(&self, cluster: &Cluster, mark: LogPosition) -> Vec<AuditEntry> {
         // The test itself sends the second kind, to learn the name of the credential.
         let apart = |kind: &str| matches!(kind, "leases" | "selfsubjectreviews");
         let asked = audit::since(cluster, mark).into_iter();

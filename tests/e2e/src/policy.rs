@@ -10,7 +10,7 @@ pub type Labels = BTreeMap<String, String>;
 
 /// A pod as policies see it.
 #[derive(Debug, Clone, Copy)]
-pub struct Endpoint<'a> {
+pub struct PolicyEndpoint<'a> {
     /// Name of its namespace.
     pub namespace: &'a str,
     /// Labels of its namespace.
@@ -21,7 +21,12 @@ pub struct Endpoint<'a> {
 
 /// Returns whether `policies` of the namespace of `to` let `from` reach its TCP port `port`.
 #[must_use]
-pub fn admits(policies: &[NetworkPolicy], from: Endpoint<'_>, to: Endpoint<'_>, port: u16) -> bool {
+pub fn admits(
+    policies: &[NetworkPolicy],
+    from: PolicyEndpoint<'_>,
+    to: PolicyEndpoint<'_>,
+    port: u16,
+) -> bool {
     let specs = policies.iter().filter_map(|policy| policy.spec.as_ref());
     let mut selecting = specs.filter(|spec| {
         let types = spec.policy_types.as_deref().unwrap_or_default();
@@ -42,7 +47,7 @@ pub fn admits(policies: &[NetworkPolicy], from: Endpoint<'_>, to: Endpoint<'_>, 
     })
 }
 
-fn is_peer(peer: &NetworkPolicyPeer, from: Endpoint<'_>, to: Endpoint<'_>) -> bool {
+fn is_peer(peer: &NetworkPolicyPeer, from: PolicyEndpoint<'_>, to: PolicyEndpoint<'_>) -> bool {
     // Blocks of addresses: none of ours lets pods in.
     if peer.ip_block.is_some() {
         return true;

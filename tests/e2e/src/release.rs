@@ -8,7 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ListParams};
 use remoe_test_support::binaries::workspace;
 use remoe_test_support::deadline::{LONG, until};
-use remoe_test_support::metrics::Metrics;
+use remoe_test_support::metrics::MetricsPage;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, LazyLock};
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
@@ -33,17 +33,17 @@ type Replicas = Option<u32>;
 static INSTALLED: LazyLock<Arc<RwLock<Replicas>>> = LazyLock::new(Arc::default);
 
 /// The right to count on one running operator, until it is dropped. Tests share it.
-pub struct Shared(#[allow(dead_code, reason = "held, not read")] OwnedRwLockReadGuard<Replicas>);
+pub struct OperatorGuard(#[allow(dead_code, reason = "held, not read")] OwnedRwLockReadGuard<Replicas>);
 
 /// The right to do with the release what a test likes, until it is dropped.
 pub struct Exclusive(OwnedRwLockWriteGuard<Replicas>);
 
 /// Installs the chart with one operator, unless it is, and waits until it is ready.
-pub async fn shared(cluster: &Cluster) -> Shared {
+pub async fn shared(cluster: &Cluster) -> OperatorGuard {
     loop {
         let guard = INSTALLED.clone().read_owned().await;
         if *guard == Some(1) {
-            return Shared(guard);
+            return OperatorGuard(guard);
         }
         drop(guard);
         exclusive(cluster, 1).await;
@@ -84,12 +84,12 @@ pub async fn leader(cluster: &Cluster) -> Leader {
 }
 
 /// Reads the metrics of the release's operator.
-pub async fn operator_metrics(cluster: &Cluster) -> Metrics {
+pub async fn operator_metrics(cluster: &Cluster) -> MetricsPage {
     let api = Api::<Pod>::namespaced(cluster.client.clone(), NAMESPACE);
     let ours = ListParams::default().labels("app.kubernetes.io/component=operator");
     let pods = api.list(&ours).await.expect("pods can be listed").items;
     let ip = pods.iter().find_map(|pod| pod.status.as_ref()?.pod_ip.as_ref()?.parse::<IpAddr>().ok());
-    Metrics::read(SocketAddr::new(ip.expect("the operator runs"), 8080)).await
+    MetricsPage::read(SocketAddr::new(ip.expect("the operator runs"), 8080)).await
 }
 
 impl Exclusive {

@@ -3,7 +3,7 @@
 use crate::scene::Scene;
 use crate::tool;
 use remoe_test_support::deadline::{LONG, until};
-use remoe_test_support::raw::{self, Answer};
+use remoe_test_support::raw::{self, RawResponse};
 use serde_json::Value;
 use std::io::Write;
 use std::net::SocketAddr;
@@ -61,7 +61,7 @@ impl<'a> Tenant<'a> {
     }
 
     /// Sends `request` to `gateway` with the tenant's key.
-    pub async fn ask(&self, gateway: SocketAddr, request: &str) -> Answer {
+    pub async fn ask(&self, gateway: SocketAddr, request: &str) -> RawResponse {
         raw::ask(gateway, with_key(request, self.key)).await
     }
 }

@@ -1,10 +1,10 @@
 //! Upper bound of decoding: every byte that a step needs, read once at the machine's bandwidth.
 
-use crate::context::Context;
-use crate::error::{Result, While};
+use crate::context::BenchContext;
+use crate::error::{ErrorContext, Result};
 use crate::machine::{cores, is_intel};
-use crate::parts::kernels::{Answer, start_ours};
-use crate::process::Process;
+use crate::parts::kernels::{Throughput, start_ours};
+use crate::process::ChildProcess;
 use crate::report::Bar;
 use remoe_model::{Checkpoint, Sizes};
 use std::path::Path;
@@ -12,14 +12,14 @@ use std::path::Path;
 /// The machine's memory, and what a step of decoding needs of it, with all weights as they are stored.
 #[derive(Debug)]
 pub(super) struct Bound {
-    instrument: Process,
+    instrument: ChildProcess,
     sizes: Sizes,
     /// Rows of the embedding that a step does not read: all but one for each token.
     embedding_bytes: u64,
 }
 
 impl Bound {
-    pub(super) fn of(context: &Context, model: &Path) -> Result<Self> {
+    pub(super) fn of(context: &BenchContext, model: &Path) -> Result<Self> {
         let reading = || format!("reading {}", model.display());
         let checkpoint = Checkpoint::open(model).doing(reading)?;
         let sizes = checkpoint.sizes();
@@ -31,7 +31,7 @@ impl Bound {
     /// Bytes per second that all threads together read.
     pub(super) fn bandwidth(&mut self) -> Result<f64> {
         let answer = self.instrument.ask("read")?;
-        let answer: Answer =
+        let answer: Throughput =
             serde_json::from_str(&answer).doing(|| format!("reading the answer {answer:?}"))?;
         Ok(answer.rate * 1e9)
     }

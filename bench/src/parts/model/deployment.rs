@@ -1,10 +1,10 @@
 //! `remoe up` with one share of remote experts, in one form.
 
-use super::Form;
-use super::stream::{self, Prompt, Token};
-use crate::context::Context;
-use crate::error::{Result, While};
-use crate::process::Process;
+use super::StorageForms;
+use super::stream::{self, CompletionPrompt, Token};
+use crate::context::BenchContext;
+use crate::error::{ErrorContext, Result};
+use crate::process::ChildProcess;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -23,23 +23,28 @@ const ASKED_AGAIN: Duration = Duration::from_millis(20);
 
 /// A model that is served, and the client that asks it.
 #[derive(Debug)]
-pub(super) struct Deployment {
+pub(super) struct ServedModel {
     http: SocketAddr,
     /// One thread for all streams: the client takes as little of the machine as it can.
     runtime: Runtime,
-    _process: Process,
+    _process: ChildProcess,
 }
 
-impl Deployment {
-    pub(super) fn start(context: &Context, model: &Path, ratio: f64, form: Option<Form>) -> Result<Self> {
+impl ServedModel {
+    pub(super) fn start(
+        context: &BenchContext,
+        model: &Path,
+        ratio: f64,
+        form: Option<StorageForms>,
+    ) -> Result<Self> {
         let mut command = Command::new(context.program("remoe")?);
         command.arg("up").arg("--model").arg(model).args(["--remote-ratio", &ratio.to_string()]);
-        if let Some(Form { experts, dense, .. }) = form {
+        if let Some(StorageForms { experts, dense, .. }) = form {
             command.args(["--experts-dtype", experts, "--dense-dtype", dense]);
         }
         command.args(["--port", "0", "--json", "--ready-timeout", "300", "--served-model-name", NAME]);
         command.env("REMOE_BIN_DIR", &context.programs).env("REMOE_LOG", "warn").env_remove("REMOE_API_KEY");
-        let mut process = Process::start("remoe up", command)?;
+        let mut process = ChildProcess::start("remoe up", command)?;
         let line = process.line()?;
         let reading = || format!("reading the event {line:?}");
         let event: Value = serde_json::from_str(&line).doing(reading)?;
@@ -59,7 +64,7 @@ impl Deployment {
 
     /// Decodes `prompts` together. None where they are together for too short, as on a machine so busy that some
     /// streams end before others begin.
-    pub(super) fn decode(&self, prompts: &[Prompt]) -> Result<Option<Decoded>> {
+    pub(super) fn decode(&self, prompts: &[CompletionPrompt]) -> Result<Option<Decoded>> {
         let (streams, metrics) = self.runtime.block_on(async {
             let (mut running, begun) = self.ask(prompts);
             for first in begun {
@@ -90,7 +95,7 @@ impl Deployment {
 
     /// Prompt tokens per second of `prompts` that arrive together, from the first request to the last
     /// answer's only token.
-    pub(super) fn prefill(&self, prompts: &[Prompt]) -> Result<f64> {
+    pub(super) fn prefill(&self, prompts: &[CompletionPrompt]) -> Result<f64> {
         let started = Instant::now();
         let streams = self.runtime.block_on(async {
             let (mut running, _) = self.ask(prompts);
@@ -102,22 +107,22 @@ impl Deployment {
     }
 
     /// The metrics of the main function.
-    pub(super) fn metrics(&self) -> Result<Metrics> {
+    pub(super) fn metrics(&self) -> Result<ScrapedSeries> {
         self.runtime.block_on(self.read_metrics())
     }
 
-    async fn read_metrics(&self) -> Result<Metrics> {
+    async fn read_metrics(&self) -> Result<ScrapedSeries> {
         let text = stream::get(self.http, "/metrics").await?;
         let of_model = format!("{{model=\"{NAME}\"}}");
         let values = text.lines().filter_map(|line| {
             let (name, value) = line.rsplit_once(' ')?;
             Some((name.replace(&of_model, ""), value.parse().ok()?))
         });
-        Ok(Metrics(values.collect()))
+        Ok(ScrapedSeries(values.collect()))
     }
 
     /// Asks for all of `prompts`; with what tells that each stream has begun.
-    fn ask(&self, prompts: &[Prompt]) -> (JoinSet<Result<Vec<Token>>>, Vec<oneshot::Receiver<()>>) {
+    fn ask(&self, prompts: &[CompletionPrompt]) -> (JoinSet<Result<Vec<Token>>>, Vec<oneshot::Receiver<()>>) {
         let mut streams = JoinSet::new();
         let begun = prompts.iter().map(|prompt| {
             let (tell, begun) = oneshot::channel();
@@ -155,9 +160,9 @@ async fn all_joined(streams: &mut JoinSet<Result<Vec<Token>>>) -> Result<Vec<Vec
 
 /// Prometheus series at one moment.
 #[derive(Debug)]
-pub(super) struct Metrics(BTreeMap<String, f64>);
+pub(super) struct ScrapedSeries(BTreeMap<String, f64>);
 
-impl Metrics {
+impl ScrapedSeries {
     /// The mean of the values that histogram `name` took between `earlier` and this; none where it took
     /// none.
     pub(super) fn mean_since(&self, earlier: &Self, name: &str) -> Option<f64> {

@@ -9,27 +9,27 @@ mod bound;
 mod deployment;
 mod stream;
 
-use crate::checkpoint::Shape;
-use crate::context::{Context, warm};
+use crate::checkpoint::ModelShape;
+use crate::context::{BenchContext, warm};
 use crate::error::{BenchError, Result};
 use crate::machine::available_memory;
-use crate::pace::Share;
-use crate::report::{Bar, Part};
+use crate::pace::TimeShare;
+use crate::report::{Bar, BenchSection};
 use crate::series::Series;
 use bound::Bound;
-use deployment::{Decoded, Deployment};
+use deployment::{Decoded, ServedModel};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use stream::Prompt;
+use stream::CompletionPrompt;
 
 /// Shares of remote experts; what the others are compared with comes first.
 const RATIOS: [f64; 3] = [0.0, 0.5, 1.0];
 /// Quantised forms that are measured besides: of experts, all of them local, and of other weights.
-const FORMS: [Form; 3] = [
-    Form { name: "int8", experts: "int8", dense: "int8" },
-    Form { name: "int4", experts: "int4", dense: "int8" },
-    Form { name: "int4 throughout", experts: "int4", dense: "int4" },
+const FORMS: [StorageForms; 3] = [
+    StorageForms { name: "int8", experts: "int8", dense: "int8" },
+    StorageForms { name: "int4", experts: "int4", dense: "int8" },
+    StorageForms { name: "int4 throughout", experts: "int4", dense: "int4" },
 ];
 const BATCHES: [usize; 3] = [1, 4, 16];
 /// Prompts that are prefilled together, at most: more take as many times longer and show the same.
@@ -52,9 +52,9 @@ const SHARE_BAR: Bar = Bar::AtLeast(0.95);
 /// Memory of a deployment as a multiple of its weights, keys, values and buffers included.
 const MEMORY_FACTOR: f64 = 1.25;
 
-pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
+pub(super) fn measure(context: &BenchContext, share: &TimeShare) -> Result<BenchSection> {
     let decoded = if context.quick { DECODED / 4 } else { DECODED };
-    let shape = Shape::olmoe(if context.quick { 1 } else { context.layers });
+    let shape = ModelShape::olmoe(if context.quick { 1 } else { context.layers });
     let model = context.model(&format!("olmoe-{}", shape.layers), &shape)?;
     let bytes = warm(&model)?;
     // All quantised ones together take about as much as one that is not.
@@ -116,7 +116,7 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
         }
         Ok(())
     });
-    let mut part = Part::new(
+    let mut part = BenchSection::new(
         NAME,
         json!({"rounds": ending.done, "shape": "OLMoE-1B-7B", "layers": shape.layers, "dtype": "bfloat16",
                "bytes": bytes, "prompt": LONG_PROMPT, "decoding_prompt": SHORT_PROMPT, "decoded": decoded,
@@ -146,7 +146,7 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
     Ok(part)
 }
 
-fn report(part: &mut Part, configurations: &[Configuration]) {
+fn report(part: &mut BenchSection, configurations: &[Configuration]) {
     for (index, batch) in BATCHES.into_iter().enumerate() {
         for (what, name) in [(PREFILL, "prefill"), (DECODE, "decode")] {
             for configuration in configurations {
@@ -188,7 +188,7 @@ impl Peer {
     }
 
     /// Beside every one of ours whose experts are all local.
-    fn report(&self, part: &mut Part, configurations: &[Configuration]) {
+    fn report(&self, part: &mut BenchSection, configurations: &[Configuration]) {
         for (what, name) in [(PREFILL, "prefill"), (DECODE, "decode")] {
             part.add(format!("llama.cpp {}: {name}", self.name), "tokens/s", &self.speed[what]);
             for ours in configurations.iter().filter(|ours| ours.ratio == 0.0) {
@@ -206,7 +206,7 @@ const DECODE: usize = 1;
 
 /// Storage forms of weights, as `remoe up` takes them.
 #[derive(Debug, Clone, Copy)]
-struct Form {
+struct StorageForms {
     name: &'static str,
     experts: &'static str,
     dense: &'static str,
@@ -215,7 +215,7 @@ struct Form {
 /// A way to serve the model and what was measured of it.
 struct Configuration {
     ratio: f64,
-    form: Option<Form>,
+    form: Option<StorageForms>,
     /// Tokens per second.
     speed: [[Series; BATCHES.len()]; 2],
     /// Histograms of the engine while one stream decoded: their means.
@@ -223,13 +223,13 @@ struct Configuration {
 }
 
 impl Configuration {
-    fn of(ratio: f64, form: Option<Form>) -> Self {
+    fn of(ratio: f64, form: Option<StorageForms>) -> Self {
         Self { ratio, form, speed: Default::default(), engine: BTreeMap::new() }
     }
 
     /// Starts it and touches every expert.
-    fn start(&self, context: &Context, model: &Path, prompts: &mut Prompts) -> Result<Deployment> {
-        let deployment = Deployment::start(context, model, self.ratio, self.form)?;
+    fn start(&self, context: &BenchContext, model: &Path, prompts: &mut Prompts) -> Result<ServedModel> {
+        let deployment = ServedModel::start(context, model, self.ratio, self.form)?;
         deployment.prefill(&prompts.many(1, LONG_PROMPT, 1))?;
         deployment.decode(&prompts.many(BATCHES[2], SHORT_PROMPT, 4))?;
         Ok(deployment)
@@ -239,7 +239,12 @@ impl Configuration {
         self.form.map_or_else(|| format!("remote ratio {}", self.ratio), |form| form.name.to_owned())
     }
 
-    fn decode(&mut self, deployment: &Deployment, index: usize, prompts: &[Prompt]) -> Result<Decoded> {
+    fn decode(
+        &mut self,
+        deployment: &ServedModel,
+        index: usize,
+        prompts: &[CompletionPrompt],
+    ) -> Result<Decoded> {
         let before = deployment.metrics()?;
         let measured = (0..ATTEMPTS).find_map(|_| deployment.decode(prompts).transpose());
         let why = format!("streams hardly overlapped in {ATTEMPTS} attempts");
@@ -264,17 +269,17 @@ struct Prompts {
 }
 
 impl Prompts {
-    fn many(&mut self, count: usize, tokens: usize, max_tokens: usize) -> Vec<Prompt> {
+    fn many(&mut self, count: usize, tokens: usize, max_tokens: usize) -> Vec<CompletionPrompt> {
         (0..count).map(|_| self.one(tokens, max_tokens)).collect()
     }
 
-    fn one(&mut self, tokens: usize, max_tokens: usize) -> Prompt {
+    fn one(&mut self, tokens: usize, max_tokens: usize) -> CompletionPrompt {
         self.made += 1;
         let seed = self.made;
         let ids = (0..tokens as u64).map(|position| {
             let mixed = (seed << 32 | position).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             ((mixed >> 32) % self.vocab) as u32
         });
-        Prompt { ids: ids.collect(), max_tokens, seed }
+        CompletionPrompt { ids: ids.collect(), max_tokens, seed }
     }
 }

@@ -2,7 +2,7 @@
 //! server that shares the machine with it.
 
 use super::deployment::NAME;
-use crate::error::{BenchError, Result, While};
+use crate::error::{BenchError, ErrorContext, Result};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 /// A request for a completion of token ids.
 #[derive(Debug, Clone)]
-pub(super) struct Prompt {
+pub(super) struct CompletionPrompt {
     pub(super) ids: Vec<u32>,
     pub(super) max_tokens: usize,
     pub(super) seed: u64,
@@ -24,7 +24,7 @@ pub(super) type Token = Instant;
 /// Streams the completion of `prompt`; when each of its tokens came. `begun` is told of the first one.
 pub(super) async fn complete(
     server: SocketAddr,
-    prompt: Prompt,
+    prompt: CompletionPrompt,
     begun: oneshot::Sender<()>,
 ) -> Result<Vec<Token>> {
     // Drawn at temperature 1, as greedy tokens of random weights repeat, and with them their experts.
@@ -32,7 +32,7 @@ pub(super) async fn complete(
         "model": NAME, "prompt": prompt.ids, "max_tokens": prompt.max_tokens, "seed": prompt.seed,
         "temperature": 1.0, "ignore_eos": true, "stream": true, "return_token_ids": true,
     });
-    let mut answer = Answer::begin(server, "POST", "/v1/completions", &body.to_string()).await?;
+    let mut answer = CompletionStream::begin(server, "POST", "/v1/completions", &body.to_string()).await?;
     let mut tokens = Vec::with_capacity(prompt.max_tokens);
     let mut unread = String::new();
     let mut begun = Some(begun);
@@ -45,7 +45,7 @@ pub(super) async fn complete(
         }
         if let Some(begun) = begun.take_if(|_| !tokens.is_empty()) {
             // Who does not wait for it has dropped the other end.
-            let _nobody = begun.send(());
+            let _closed = begun.send(());
         }
     }
     if tokens.len() != prompt.max_tokens {
@@ -67,16 +67,16 @@ fn count(event: &str) -> Result<usize> {
 
 /// The body at `path`.
 pub(super) async fn get(server: SocketAddr, path: &str) -> Result<String> {
-    Answer::begin(server, "GET", path, "").await?.rest().await
+    CompletionStream::begin(server, "GET", path, "").await?.rest().await
 }
 
 /// An answer whose head has been read.
-struct Answer {
+struct CompletionStream {
     reader: BufReader<TcpStream>,
     chunked: bool,
 }
 
-impl Answer {
+impl CompletionStream {
     async fn begin(server: SocketAddr, method: &str, path: &str, body: &str) -> Result<Self> {
         let asking = || format!("{method} {path}");
         let mut stream = TcpStream::connect(server).await.doing(asking)?;

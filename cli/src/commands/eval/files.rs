@@ -3,7 +3,7 @@
 use super::report::{Report, ScenarioReport};
 use crate::exit::CliError;
 use crate::output::plot::{Axis, Bar, Bars, Lines, Segment, Series};
-use remoe_experiments::{CORES, ColdStart, ExpertTime, Part, Strategy, StrategyCost};
+use remoe_experiments::{CORES, ColdStart, ColdStartStage, ExpertTime, Strategy, StrategyCost};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -12,12 +12,12 @@ const THOUSAND: f64 = 1e3;
 
 /// Writes everything into `folder`, a folder for each scenario; what was there before is replaced.
 pub(super) fn write(folder: &Path, report: &Report, tables: &str) -> Result<(), CliError> {
-    let target = Target(folder.to_owned());
+    let target = OutputFolder(folder.to_owned());
     target.store("tables.txt", format!("{tables}\n").as_bytes())?;
     target.store("report.json", &serde_json::to_vec(report).map_err(std::io::Error::from)?)?;
     target.store("README.md", gallery(report).as_bytes())?;
     for scenario in &report.scenarios {
-        let target = Target(folder.join(&scenario.name));
+        let target = OutputFolder(folder.join(&scenario.name));
         expert_times(&target, scenario)?;
         phases(&target, scenario)?;
         costs(&target, scenario)?;
@@ -61,9 +61,9 @@ const FIGURES: [(&str, &str); 6] = [
 ];
 
 /// A folder that files go to.
-pub(super) struct Target(PathBuf);
+pub(super) struct OutputFolder(PathBuf);
 
-impl Target {
+impl OutputFolder {
     pub(super) fn new(folder: PathBuf) -> Self {
         Self(folder)
     }
@@ -92,7 +92,7 @@ fn name(of: &StrategyCost) -> String {
     of.strategy.name().to_owned()
 }
 
-fn expert_times(target: &Target, scenario: &ScenarioReport) -> Result<(), CliError> {
+fn expert_times(target: &OutputFolder, scenario: &ScenarioReport) -> Result<(), CliError> {
     let rows = scenario.figure_4.iter().map(|time| {
         [f64::from(time.cores), time.ratio, time.prefill_seconds, time.decode_seconds]
             .map(|value| value.to_string())
@@ -123,7 +123,7 @@ fn expert_times(target: &Target, scenario: &ScenarioReport) -> Result<(), CliErr
     Ok(())
 }
 
-fn phases(target: &Target, scenario: &ScenarioReport) -> Result<(), CliError> {
+fn phases(target: &OutputFolder, scenario: &ScenarioReport) -> Result<(), CliError> {
     let rows = scenario.figure_5.iter().map(|phases| {
         [phases.tokens, phases.prefill_seconds, phases.decode_seconds].map(|value| value.to_string()).to_vec()
     });
@@ -152,7 +152,7 @@ fn phases(target: &Target, scenario: &ScenarioReport) -> Result<(), CliError> {
     target.store("figure-5.svg", lines.svg().as_bytes())
 }
 
-fn costs(target: &Target, scenario: &ScenarioReport) -> Result<(), CliError> {
+fn costs(target: &OutputFolder, scenario: &ScenarioReport) -> Result<(), CliError> {
     let strategies = &scenario.figure_9.strategies;
     let rows = strategies.iter().flat_map(|one| {
         one.costs.iter().enumerate().map(|(request, cost)| {
@@ -174,7 +174,7 @@ fn costs(target: &Target, scenario: &ScenarioReport) -> Result<(), CliError> {
     target.store("figure-9.svg", bars.svg().as_bytes())
 }
 
-fn ratios(target: &Target, scenario: &ScenarioReport) -> Result<(), CliError> {
+fn ratios(target: &OutputFolder, scenario: &ScenarioReport) -> Result<(), CliError> {
     let rows = scenario.figure_10.iter().flat_map(|ratio| {
         ratio.costs.iter().map(|one| {
             vec![
@@ -207,7 +207,7 @@ fn ratios(target: &Target, scenario: &ScenarioReport) -> Result<(), CliError> {
     target.store("figure-10.svg", lines.svg().as_bytes())
 }
 
-fn cold_starts(target: &Target, scenario: &ScenarioReport) -> Result<(), CliError> {
+fn cold_starts(target: &OutputFolder, scenario: &ScenarioReport) -> Result<(), CliError> {
     let rows = scenario.figure_11.iter().flat_map(|start| {
         start.lanes.iter().flat_map(|lane| {
             lane.spans.iter().map(|span| {
@@ -223,7 +223,7 @@ fn cold_starts(target: &Target, scenario: &ScenarioReport) -> Result<(), CliErro
         title: &format!("{}: cold start", scenario.name),
         subtitle: &scenario.meaning,
         label: "seconds since the request arrived",
-        series: Part::ALL.map(Part::name).to_vec(),
+        series: ColdStartStage::ALL.map(ColdStartStage::name).to_vec(),
         bars: scenario.figure_11.iter().flat_map(lanes).collect(),
     };
     target.store("figure-11.svg", bars.svg().as_bytes())
@@ -232,7 +232,7 @@ fn cold_starts(target: &Target, scenario: &ScenarioReport) -> Result<(), CliErro
 fn lanes(start: &ColdStart) -> impl Iterator<Item = Bar> {
     start.lanes.iter().map(|lane| {
         let segments = lane.spans.iter().map(|span| Segment {
-            series: Part::ALL.iter().position(|part| *part == span.part).unwrap_or(0),
+            series: ColdStartStage::ALL.iter().position(|part| *part == span.part).unwrap_or(0),
             from: span.from,
             to: span.to,
         });

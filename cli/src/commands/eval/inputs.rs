@@ -5,7 +5,8 @@ use super::workloads::Recorded;
 use crate::exit::CliError;
 use crate::files::read;
 use remoe_experiments::{
-    CpuScaling, INPUT_TOKENS, Machine, REQUESTS, Request, Routing, Scenario, Setting, Shape, paper_pricing,
+    CpuScaling, INPUT_TOKENS, Machine, REQUESTS, Routing, Scenario, Setting, Shape, SimulatedRequest,
+    paper_pricing,
 };
 use remoe_hardware::{Prices, Profile};
 use remoe_hub::ModelArgs;
@@ -18,11 +19,11 @@ pub(super) struct Inputs {
     pub(super) setting: Setting,
     /// Where prices came from; none: [`paper_pricing`].
     pub(super) prices: Option<(PathBuf, Prices)>,
-    pub(super) own: Option<Own>,
+    pub(super) own: Option<OwnModel>,
 }
 
 /// A model of the user's own.
-pub(super) struct Own {
+pub(super) struct OwnModel {
     facts: Inspection,
     pub(super) profile: Option<(PathBuf, Profile)>,
     pub(super) recorded: Option<Recorded>,
@@ -39,8 +40,11 @@ impl Inputs {
             None => paper_pricing(),
         };
         let setting = Setting::of_the_paper(pricing);
-        let own =
-            args.source.as_ref().map(|source| Own::read(source, args, setting.decode_steps)).transpose()?;
+        let own = args
+            .source
+            .as_ref()
+            .map(|source| OwnModel::read(source, args, setting.decode_steps))
+            .transpose()?;
         Ok(Self { setting, prices, own })
     }
 
@@ -61,7 +65,7 @@ impl Inputs {
     }
 
     /// As [`Self::own_scenarios`], for these requests.
-    pub(super) fn scenarios_of(&self, own: &Own, requests: &[Request]) -> Vec<Scenario> {
+    pub(super) fn scenarios_of(&self, own: &OwnModel, requests: &[SimulatedRequest]) -> Vec<Scenario> {
         let shape = Shape::of_checkpoint("checkpoint", own.facts.clone());
         let mut scenarios = Vec::new();
         if let Some((_, profile)) = &own.profile {
@@ -87,7 +91,7 @@ impl Inputs {
     }
 }
 
-impl Own {
+impl OwnModel {
     fn read(source: &ModelArgs, args: &EvalArgs, steps: f64) -> Result<Self, CliError> {
         let checkpoint = Arc::new(source.open()?.checkpoint);
         let facts = checkpoint.inspect()?;

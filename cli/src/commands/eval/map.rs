@@ -1,7 +1,7 @@
 //! The map of regimes: who is cheapest for which model at which rate, under which prices and limits.
 
 use super::EvalArgs;
-use super::files::Target;
+use super::files::OutputFolder;
 use super::inputs::Inputs;
 use crate::exit::CliError;
 use crate::files;
@@ -91,7 +91,7 @@ impl MapReport {
 
     /// Writes the tables, all numbers and every map into a folder of their own.
     pub(super) fn write(&self, folder: &Path) -> Result<(), CliError> {
-        let target = Target::new(folder.join(FOLDER));
+        let target = OutputFolder::new(folder.join(FOLDER));
         target.store("tables.txt", format!("{}\n", self.text()).as_bytes())?;
         target.store("map.json", &serde_json::to_vec(self).map_err(std::io::Error::from)?)?;
         target.store("README.md", self.gallery().as_bytes())?;

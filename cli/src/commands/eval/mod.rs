@@ -69,7 +69,7 @@ pub(crate) struct EvalArgs {
     problems: Vec<PathBuf>,
     /// Part to run [default: figures, and map with --nodes]
     #[arg(long, value_enum, value_name = "WHAT")]
-    only: Option<Only>,
+    only: Option<EvalPart>,
 }
 
 /// Seed of the trace that replicas follow.
@@ -77,7 +77,7 @@ const TRACE: u64 = 1;
 
 /// A part of the evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Only {
+enum EvalPart {
     /// The figures of the Remoe paper
     Figures,
     /// The map, at the prices of --pricing and on the nodes of --nodes
@@ -93,7 +93,7 @@ enum Only {
 
 /// Results of the parts that were asked for.
 #[derive(Debug, Serialize)]
-struct Results {
+struct EvalResults {
     #[serde(flatten)]
     figures: Option<Report>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -108,21 +108,21 @@ struct Results {
 
 /// Runs every experiment, prints tables, writes files.
 pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
-    if args.only == Some(Only::Map) && args.nodes.is_none() && args.pricing.is_none() {
+    if args.only == Some(EvalPart::Map) && args.nodes.is_none() && args.pricing.is_none() {
         let message = "missing --pricing or --nodes: --only map needs prices";
         return Err(CliError::arguments("--only", message));
     }
-    if args.only == Some(Only::Prediction) && args.records.is_empty() {
+    if args.only == Some(EvalPart::Prediction) && args.records.is_empty() {
         let message = "missing --records: --only prediction needs files of `remoe record`";
         return Err(CliError::arguments("--records", message));
     }
-    if args.only != Some(Only::Regret) && !args.problems.is_empty() {
+    if args.only != Some(EvalPart::Regret) && !args.problems.is_empty() {
         let message = "cannot apply --problem: requires --only regret";
         return Err(CliError::arguments("--problem", message));
     }
     let inputs = Inputs::read(args)?;
     args.out.iter().try_for_each(|folder| folders::make("--out", folder))?;
-    let Results { figures, map, prediction, replicas, regret } = Results::of(args, &inputs)?;
+    let EvalResults { figures, map, prediction, replicas, regret } = EvalResults::of(args, &inputs)?;
     let figures = figures.map(|report| (tables::text(&report), report));
     if let Some(folder) = &args.out {
         figures.iter().try_for_each(|(tables, report)| files::write(folder, report, tables))?;
@@ -133,7 +133,7 @@ pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
     }
     if as_json {
         let figures = figures.map(|(_, report)| report);
-        json::print(&Results { figures, map, prediction, replicas, regret })?;
+        json::print(&EvalResults { figures, map, prediction, replicas, regret })?;
         return Ok(());
     }
     let map = map.map(|map| map.text());
@@ -146,19 +146,23 @@ pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
     Ok(())
 }
 
-impl Results {
+impl EvalResults {
     fn of(args: &EvalArgs, inputs: &Inputs) -> Result<Self, CliError> {
-        let has_figures = matches!(args.only, None | Some(Only::Figures));
+        let has_figures = matches!(args.only, None | Some(EvalPart::Figures));
         let has_map = match args.only {
-            Some(only) => only == Only::Map,
+            Some(only) => only == EvalPart::Map,
             None => args.nodes.is_some(),
         };
         Ok(Self {
             figures: has_figures.then(|| evaluate(inputs)).transpose()?,
             map: has_map.then(|| MapReport::of(args, inputs)).transpose()?,
-            prediction: (args.only == Some(Only::Prediction)).then(|| worth::worths(inputs)).transpose()?,
-            replicas: (args.only == Some(Only::Replicas)).then(|| remoe_experiments::replicas(TRACE)),
-            regret: (args.only == Some(Only::Regret)).then(|| regret::measured(args, inputs)).transpose()?,
+            prediction: (args.only == Some(EvalPart::Prediction))
+                .then(|| worth::worths(inputs))
+                .transpose()?,
+            replicas: (args.only == Some(EvalPart::Replicas)).then(|| remoe_experiments::replicas(TRACE)),
+            regret: (args.only == Some(EvalPart::Regret))
+                .then(|| regret::measured(args, inputs))
+                .transpose()?,
         })
     }
 }

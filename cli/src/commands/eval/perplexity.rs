@@ -1,7 +1,7 @@
 //! `remoe eval --perplexity`: how well a model foresees a text, with its experts as they are and quantised.
 
 use super::EvalArgs;
-use crate::deployment::{self, Launch, Wanted};
+use crate::deployment::{self, DesiredDeployment, Launch};
 use crate::exit::CliError;
 use crate::flags::{DeploymentArgs, default_dtype};
 use crate::output::progress::{Progress, bar};
@@ -29,9 +29,9 @@ const PLAIN: &str = "as computed";
 /// A window that takes longer than this has got stuck.
 const DEADLINE: Duration = Duration::from_secs(600);
 /// Forms of experts, other weights and the KV cache; none: the compute dtype.
-type Form = (Option<ExpertsDtype>, Option<DenseDtype>, Option<KvCacheDtype>);
+type WeightForm = (Option<ExpertsDtype>, Option<DenseDtype>, Option<KvCacheDtype>);
 /// Forms to score, in turn.
-const FORMS: [Form; 10] = {
+const FORMS: [WeightForm; 10] = {
     let (int8, int4) = (Some(ExpertsDtype::Int8), Some(ExpertsDtype::Int4));
     let mxfp4 = Some(ExpertsDtype::Mxfp4);
     let (dense8, dense4) = (Some(DenseDtype::Int8), Some(DenseDtype::Int4));
@@ -129,7 +129,7 @@ pub(crate) async fn run(
 }
 
 /// The model with all experts beside the main function.
-fn wanted(source: &ModelArgs, form: Form) -> Result<Wanted, CliError> {
+fn wanted(source: &ModelArgs, form: WeightForm) -> Result<DesiredDeployment, CliError> {
     let (experts_dtype, dense_dtype, kv_cache_dtype) = form;
     let arguments = DeploymentArgs { experts_dtype, kv_cache_dtype, ..DeploymentArgs::default() };
     let mut wanted = deployment::unplaced(source, &arguments)?;

@@ -1,7 +1,7 @@
 //! Regret of plans made from wrong figures, as tables, numbers and a picture.
 
 use super::EvalArgs;
-use super::files::Target;
+use super::files::OutputFolder;
 use super::inputs::Inputs;
 use crate::exit::CliError;
 use crate::files;
@@ -113,7 +113,7 @@ fn broken(regret: &Regret, subject: &str, of: fn(&RegretCase) -> &Met) -> String
 
 /// Writes the tables, all numbers, every case as CSV and the picture.
 pub(super) fn write(folder: &Path, regret: &Regret) -> Result<(), CliError> {
-    let target = Target::new(folder.join("regret"));
+    let target = OutputFolder::new(folder.join("regret"));
     target.store("tables.txt", format!("{}\n", text(regret)).as_bytes())?;
     target.store("regret.json", &serde_json::to_vec(regret).map_err(std::io::Error::from)?)?;
     let header = [

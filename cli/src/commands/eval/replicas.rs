@@ -1,6 +1,6 @@
 //! How replicas follow load, as a table.
 
-use super::files::Target;
+use super::files::OutputFolder;
 use crate::exit::CliError;
 use crate::output::table;
 use crate::plan_report::percent;
@@ -23,7 +23,7 @@ pub(super) fn text(ways: &[Scaled]) -> String {
 
 /// Writes the table, and its numbers as CSV.
 pub(super) fn write(folder: &Path, ways: &[Scaled]) -> Result<(), CliError> {
-    let target = Target::new(folder.join("replicas"));
+    let target = OutputFolder::new(folder.join("replicas"));
     target.store("tables.txt", format!("{}\n", text(ways)).as_bytes())?;
     let header = ["replicas", "functions", "wait_p50_s", "wait_p95_s", "wait_p99_s", "overloaded"];
     let rows = ways.iter().map(|way| {

@@ -2,9 +2,9 @@
 
 use super::inputs::Inputs;
 use remoe_experiments::{
-    ClassPlans, ColdStart, Costs, CpuScaling, Decisions, ExperimentError, ExpertTime, INPUT_TOKENS, Machine,
-    Phases, REQUESTS, Ratio, Routing, Scenario, Sensitivity, Setting, Shape, cold_starts, costs, expert_time,
-    phases, ratios,
+    ClassPlans, ColdStart, Costs, CpuScaling, Decisions, ExperimentError, ExpertTime, INPUT_TOKENS,
+    LengthRatio, Machine, Phases, REQUESTS, Routing, Scenario, Sensitivity, Setting, Shape, cold_starts,
+    costs, expert_time, phases, ratios,
 };
 use remoe_planner::{Options, PlanError, preallocate, solve};
 use serde::Serialize;
@@ -50,7 +50,7 @@ pub(super) struct ScenarioReport {
     /// Cost of requests.
     pub(super) figure_9: Costs,
     /// Cost over the length of answers.
-    pub(super) figure_10: Vec<Ratio>,
+    pub(super) figure_10: Vec<LengthRatio>,
     /// Cold starts.
     pub(super) figure_11: Vec<ColdStart>,
     /// Measured in this run.

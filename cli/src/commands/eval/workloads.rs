@@ -2,7 +2,7 @@
 
 use crate::exit::CliError;
 use crate::predictors;
-use remoe_experiments::{Foresight, REQUESTS, Request, Rows};
+use remoe_experiments::{ExpertShares, REQUESTS, SimulatedRequest, UsageForecast};
 use remoe_model::Checkpoint;
 use remoe_predictor::record::ActivationRecord;
 use remoe_predictor::{ByPhase, Method, Phase, PredictError, Predictor, Shares, Trained, quantile};
@@ -21,7 +21,7 @@ const HALF_LIFE: f64 = 24.0;
 /// Requests that a model truly had.
 pub(super) struct Recorded {
     pub(super) paths: Vec<PathBuf>,
-    pub(super) requests: Vec<Request>,
+    pub(super) requests: Vec<SimulatedRequest>,
     /// Median seconds of one prediction.
     pub(super) predict_seconds: f64,
     /// Predictions of each method for the requests of each file, and for those of all together.
@@ -33,8 +33,8 @@ pub(super) struct Workload {
     pub(super) name: String,
     /// Requests of each topic, where one comes after the other; empty where topics are mixed.
     pub(super) topics: Vec<usize>,
-    pub(super) requests: Vec<Request>,
-    pub(super) foresights: Vec<Foresight>,
+    pub(super) requests: Vec<SimulatedRequest>,
+    pub(super) foresights: Vec<UsageForecast>,
 }
 
 impl Recorded {
@@ -45,7 +45,7 @@ impl Recorded {
         predictor: &Path,
         steps: f64,
     ) -> Result<Self, CliError> {
-        let model = predictors::Model::of(Arc::clone(checkpoint))?;
+        let model = predictors::PredictorModel::of(Arc::clone(checkpoint))?;
         let trained = model.saved_predictor(predictor)?;
         let mut files = Vec::with_capacity(paths.len());
         for path in paths {
@@ -124,7 +124,7 @@ impl Workload {
             let decode = record.counts(Phase::Decode).map(|counts| Shares::from_counts(experts, counts));
             truths.push((decode.transpose()?.unwrap_or_else(|| prefill.clone()), prefill));
         }
-        let each = |of: &dyn Fn(usize, &ActivationRecord) -> Result<Rows, PredictError>| {
+        let each = |of: &dyn Fn(usize, &ActivationRecord) -> Result<ExpertShares, PredictError>| {
             records.iter().enumerate().map(|(index, record)| of(index, record)).collect::<Result<Vec<_>, _>>()
         };
         let oracle = each(&|index, record| both(record, &truths[index].1, &truths[index].0))?;
@@ -140,7 +140,7 @@ impl Workload {
             Ok(trained.expectation(Some(&record.prompt), tokens)?.shares.to_rows())
         })?;
         let requests = records.iter().zip(&truths).zip(expected);
-        let requests = requests.map(|((record, (decode, prefill)), predicted)| Request {
+        let requests = requests.map(|((record, (decode, prefill)), predicted)| SimulatedRequest {
             input_tokens: record.prompt.len() as f64,
             predicted,
             prefill: prefill.to_rows(),
@@ -151,24 +151,24 @@ impl Workload {
         let mean = mean_of(&oracle);
         let late = of_late(&oracle, &uniform);
         let stays = mean_of(oracle.get(..AN_HOUR).unwrap_or(&oracle));
-        let same = |rows: Rows| vec![rows; records.len()];
+        let same = |rows: ExpertShares| vec![rows; records.len()];
         let foresights = vec![
-            Foresight { name: "oracle", predicted: oracle },
-            Foresight { name: "blend", predicted: by(Method::Blend)? },
-            Foresight { name: "tokens", predicted: by(Method::Tokens)? },
-            Foresight { name: "sps", predicted: by(Method::Sps)? },
-            Foresight { name: "the workload's mean", predicted: same(mean) },
-            Foresight { name: USED_OF_LATE, predicted: late },
-            Foresight { name: STAYS, predicted: same(stays) },
-            Foresight { name: "dop", predicted: by(Method::Dop)? },
-            Foresight { name: "uniform", predicted: same(uniform) },
+            UsageForecast { name: "oracle", predicted: oracle },
+            UsageForecast { name: "blend", predicted: by(Method::Blend)? },
+            UsageForecast { name: "tokens", predicted: by(Method::Tokens)? },
+            UsageForecast { name: "sps", predicted: by(Method::Sps)? },
+            UsageForecast { name: "the workload's mean", predicted: same(mean) },
+            UsageForecast { name: USED_OF_LATE, predicted: late },
+            UsageForecast { name: STAYS, predicted: same(stays) },
+            UsageForecast { name: "dop", predicted: by(Method::Dop)? },
+            UsageForecast { name: "uniform", predicted: same(uniform) },
         ];
         Ok(Self { name, topics: Vec::new(), requests: requests.collect(), foresights })
     }
 }
 
 /// The mean of some requests' shares.
-fn mean_of(requests: &[Rows]) -> Rows {
+fn mean_of(requests: &[ExpertShares]) -> ExpertShares {
     let mut mean = requests.first().cloned().unwrap_or_default();
     for (layer, row) in mean.iter_mut().enumerate() {
         for (expert, share) in row.iter_mut().enumerate() {
@@ -179,9 +179,9 @@ fn mean_of(requests: &[Rows]) -> Rows {
 }
 
 /// For each of some requests what those before it used, the latest most; `first` for the one that has none before it.
-fn of_late(requests: &[Rows], first: &Rows) -> Vec<Rows> {
+fn of_late(requests: &[ExpertShares], first: &ExpertShares) -> Vec<ExpertShares> {
     let kept = 0.5_f64.powf(1.0 / HALF_LIFE);
-    let (mut known, mut weight) = (Rows::new(), 0.0);
+    let (mut known, mut weight) = (ExpertShares::new(), 0.0);
     let each = requests.iter().map(|used| {
         let before = if weight == 0.0 { first.clone() } else { known.clone() };
         let mixed = before.iter().zip(used).map(|(before, used)| {
@@ -220,9 +220,9 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_of_late_follows_a_topic_and_knows_nothing_of_what_comes() {
+    fn recent_usage_follows_topic_and_never_the_future() {
         let (one, other) = (vec![vec![1.0, 0.0]], vec![vec![0.0, 1.0]]);
-        let requests: Vec<Rows> = [vec![one.clone(); 60], vec![other.clone(); 60]].concat();
+        let requests: Vec<ExpertShares> = [vec![one.clone(); 60], vec![other.clone(); 60]].concat();
         let late = of_late(&requests, &vec![vec![0.5, 0.5]]);
         assert_eq!(late.len(), 120);
         assert_eq!((&late[0], &late[1]), (&vec![vec![0.5, 0.5]], &one));

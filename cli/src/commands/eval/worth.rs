@@ -1,12 +1,12 @@
 //! Worth of predictions: dollars of recorded requests, planned with each method of prediction.
 
-use super::files::Target;
+use super::files::OutputFolder;
 use super::inputs::Inputs;
 use super::workloads::{STAYS, USED_OF_LATE};
 use crate::exit::CliError;
 use crate::output::table;
 use crate::plan_report::percent;
-use remoe_experiments::{Paid, Worth};
+use remoe_experiments::{PredictionWorth, RequestPrice};
 use remoe_planner::dollars;
 use serde::Serialize;
 use std::path::Path;
@@ -17,10 +17,10 @@ pub(super) struct WorthReport {
     /// The file of the records; `mixed`: all in turns; `hourly`: one after the other, an hour each.
     workload: String,
     scenario: String,
-    rows: Vec<Worth>,
+    rows: Vec<PredictionWorth>,
     /// Cost of requests after a change of topic; empty if the topic does not change.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    turns: Vec<Turn>,
+    turns: Vec<TopicRun>,
 }
 
 /// Requests that are shown together, by their number since the topic changed.
@@ -28,16 +28,16 @@ const TOGETHER: usize = 6;
 
 /// Some requests of all topics but the first.
 #[derive(Debug, Serialize)]
-struct Turn {
+struct TopicRun {
     /// The first and last of them, counted from the change of topic.
     requests: [usize; 2],
     /// Cost of the requests, by the prediction that planned them.
-    planned_by: Vec<After>,
+    planned_by: Vec<PredictionCost>,
 }
 
 /// Cost of some requests under one prediction.
 #[derive(Debug, Serialize)]
-struct After {
+struct PredictionCost {
     name: &'static str,
     /// Dollars of 1,000 of them, where some experts of every layer are remote.
     dollars: f64,
@@ -45,24 +45,24 @@ struct After {
 }
 
 /// How the topics that come after the first are followed: the oracle, the placement that follows, and one that stays.
-fn turns(topics: &[usize], rows: &[Worth]) -> Vec<Turn> {
+fn turns(topics: &[usize], rows: &[PredictionWorth]) -> Vec<TopicRun> {
     let longest = topics.iter().skip(1).copied().max().unwrap_or(0);
     let of_turn = |first: usize| {
-        let after = |worth: &Worth| {
+        let after = |worth: &PredictionWorth| {
             let (mut begin, mut some) = (0, Vec::new());
             for (at, length) in topics.iter().enumerate() {
                 let topic = worth.each.get(begin..begin + length).unwrap_or_default();
                 some.extend(topic.iter().skip(first).take(TOGETHER).filter(|_| at > 0));
                 begin += length;
             }
-            let mean = |of: fn(&Paid) -> f64| some.iter().map(of).sum::<f64>() / some.len() as f64;
+            let mean = |of: fn(&RequestPrice) -> f64| some.iter().map(of).sum::<f64>() / some.len() as f64;
             let (dollars, remote_pairs) =
                 (1000.0 * mean(|paid| paid.dollars), mean(|paid| paid.remote_pairs));
-            (!some.is_empty()).then_some(After { name: worth.name, dollars, remote_pairs })
+            (!some.is_empty()).then_some(PredictionCost { name: worth.name, dollars, remote_pairs })
         };
         let shown = rows.iter().filter(|row| ["oracle", USED_OF_LATE, STAYS].contains(&row.name));
         let requests = [first + 1, (first + TOGETHER).min(longest)];
-        Turn { requests, planned_by: shown.filter_map(after).collect() }
+        TopicRun { requests, planned_by: shown.filter_map(after).collect() }
     };
     (0..longest).step_by(TOGETHER).map(of_turn).filter(|turn| !turn.planned_by.is_empty()).collect()
 }
@@ -142,7 +142,7 @@ fn turns_text(of: &WorthReport) -> String {
 
 /// Writes the table, and all numbers as CSV.
 pub(super) fn write(folder: &Path, worths: &[WorthReport]) -> Result<(), CliError> {
-    let target = Target::new(folder.join("prediction"));
+    let target = OutputFolder::new(folder.join("prediction"));
     target.store("tables.txt", format!("{}\n", text(worths)).as_bytes())?;
     let header = ["workload", "scenario", "planned_by", "free_dollars", "remote_dollars", "remote_pairs"];
     let shown = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());

@@ -15,7 +15,7 @@ const STEP: f64 = 1e8;
 const LONGEST_NAME: usize = 40;
 
 /// Inputs of a manifest.
-pub(super) struct Subject<'a> {
+pub(super) struct ManifestInputs<'a> {
     pub(super) source: &'a ModelArgs,
     pub(super) forms: Forms,
     pub(super) rental: &'a Rental,
@@ -25,8 +25,8 @@ pub(super) struct Subject<'a> {
 
 /// The resource in YAML, with the node pools it means in comments: of the cheapest way in which Remoe itself
 /// serves the model. `None` where no such way keeps the limits.
-pub(super) fn of(subject: &Subject<'_>) -> Option<String> {
-    let Subject { answer, rental, .. } = subject;
+pub(super) fn of(subject: &ManifestInputs<'_>) -> Option<String> {
+    let ManifestInputs { answer, rental, .. } = subject;
     let best = answer.verdict.rivals.iter().find(|rival| Some(rival.name) == answer.verdict.best);
     let chosen = best.filter(|rival| rival.name.is_served_by_remoe()).or(answer.best_of_remoe.as_ref())?;
     let layout = chosen.layout.as_ref()?;
@@ -39,7 +39,7 @@ pub(super) fn of(subject: &Subject<'_>) -> Option<String> {
 
 fn write_comments(
     text: &mut String,
-    subject: &Subject<'_>,
+    subject: &ManifestInputs<'_>,
     best: Option<&RivalNodes>,
     chosen: &RivalNodes,
 ) -> std::fmt::Result {
@@ -81,7 +81,7 @@ fn hosts(node: &RentedNodes) -> String {
 
 fn write_resource(
     text: &mut String,
-    subject: &Subject<'_>,
+    subject: &ManifestInputs<'_>,
     chosen: &RivalNodes,
     layout: &NodesLayout,
     rental: &Rental,

@@ -1,15 +1,15 @@
 //! `remoe plan --nodes`: which nodes to rent for a model.
 
-use super::manifest::{self, Subject};
+use super::manifest::{self, ManifestInputs};
 use super::nodes_model::{Forms, KnownModel};
 use super::nodes_prices::{ApiCost, ApiPrice, Today, price_warnings};
-use super::nodes_report::{self, Beside};
+use super::nodes_report::{self, ReportContext};
 use crate::exit::{CliError, Code};
 use crate::files;
 use crate::output::json;
 use crate::output::progress::{print_error, print_warning};
 use crate::planning::PlanningArgs;
-use crate::predictors::Model;
+use crate::predictors::PredictorModel;
 use crate::workload::ConcurrencyArgs;
 use clap::{Args, ValueEnum};
 use remoe_hardware::{Commitment, NodeList, Profile, node_shapes};
@@ -86,7 +86,7 @@ impl From<CommitmentArg> for Commitment {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 enum SpotArg {
-    /// None
+    /// No function
     #[default]
     Never,
     /// Remote functions
@@ -200,7 +200,7 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
     }
     if question.args.manifest {
         let subject =
-            Subject { source, forms: question.forms, rental: &rental, answer: &answer, model: &model };
+            ManifestInputs { source, forms: question.forms, rental: &rental, answer: &answer, model: &model };
         let Some(manifest) = manifest::of(&subject) else {
             let message = "cannot print a MoEDeployment: no placement that Remoe serves meets the limits; omit \
                            --manifest to see what does";
@@ -222,7 +222,7 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
             assumptions: &assumptions,
         })?;
     } else {
-        let beside = Beside { api, quantised: &quantised, assumptions: &assumptions };
+        let beside = ReportContext { api, quantised: &quantised, assumptions: &assumptions };
         writeln!(out, "{}", nodes_report::answer(&model, &rental, &answer, &beside))?;
     }
     Ok(ExitCode::SUCCESS)
@@ -293,7 +293,8 @@ impl Question<'_> {
                 }
             };
         };
-        let Some(trained) = Model::predictor_of(checkpoint, self.planning.predictor.as_deref())? else {
+        let Some(trained) = PredictorModel::predictor_of(checkpoint, self.planning.predictor.as_deref())?
+        else {
             return Ok(None);
         };
         let mut rows = trained.popularity().shares(Phase::Prefill).to_rows();

@@ -3,7 +3,7 @@
 use crate::exit::CliError;
 use crate::flags::{Dtype, default_dtype};
 use remoe_hardware::ResidentWeights;
-use remoe_hub::{Known, ModelArgs, Opened};
+use remoe_hub::{ModelArgs, Opened, SizedModel};
 use remoe_model::{Checkpoint, CheckpointError, DenseDtype, ExpertsDtype, Inspection, Outline};
 use remoe_planner::{ResidentModel, WindowedCache};
 use serde::Serialize;
@@ -58,12 +58,12 @@ pub(super) struct KnownModel {
     #[serde(skip)]
     pub(super) checkpoint: Option<Arc<Checkpoint>>,
     #[serde(skip)]
-    stored: Stored,
+    stored: StoredModel,
 }
 
 /// A model as its checkpoint stores it, and the forms that were asked for.
 #[derive(Debug, Clone)]
-struct Stored {
+struct StoredModel {
     /// Facts with all weights in the compute dtype.
     plain: Inspection,
     /// The shorter form of its weights, with facts in that form.
@@ -76,12 +76,12 @@ impl KnownModel {
     pub(super) fn open(source: &ModelArgs, forms: Forms) -> Result<Self, CliError> {
         let dtype = forms.dtype.map(Dtype::name);
         Ok(match source.open_or_outline(dtype)? {
-            Known::Checkpoint(opened) => {
+            SizedModel::Checkpoint(opened) => {
                 let inspection = opened.checkpoint.inspect()?;
                 let dtype = dtype.unwrap_or_else(|| default_dtype(&inspection));
                 Self::seen(inspection, dtype, forms, *opened)
             }
-            Known::Outline { outline, why } => Self::outlined(source, &outline, forms, &why),
+            SizedModel::Outline { outline, why } => Self::outlined(source, &outline, forms, &why),
         })
     }
 
@@ -101,7 +101,7 @@ impl KnownModel {
             runs: true,
             because: None,
             checkpoint: Some(Arc::new(opened.checkpoint)),
-            ..Self::of(dtype, Stored { short: short.map(|form| (form, stored)), plain, forms })
+            ..Self::of(dtype, StoredModel { short: short.map(|form| (form, stored)), plain, forms })
         }
     }
 
@@ -119,7 +119,10 @@ impl KnownModel {
             weights_seen: false,
             runs,
             because: Some(why.to_string()),
-            ..Self::of(&plain.dtype.clone(), Stored { short: short.map(|form| (form, stored)), plain, forms })
+            ..Self::of(
+                &plain.dtype.clone(),
+                StoredModel { short: short.map(|form| (form, stored)), plain, forms },
+            )
         }
     }
 
@@ -129,15 +132,16 @@ impl KnownModel {
         let forms = self.stored.forms;
         let asked = forms.experts.is_none().then_some([ExpertsDtype::Int8, ExpertsDtype::Int4]);
         asked.into_iter().flatten().filter_map(move |experts| {
-            let stored = Stored { forms: Forms { experts: Some(experts), ..forms }, ..self.stored.clone() };
+            let stored =
+                StoredModel { forms: Forms { experts: Some(experts), ..forms }, ..self.stored.clone() };
             let model = Self { checkpoint: self.checkpoint.clone(), ..Self::of(&self.dtype, stored) };
             (model.expert_bytes as f64 <= SMALLER * self.expert_bytes as f64).then_some((experts, model))
         })
     }
 
     /// Sizes of a model that is held as it was asked for. What was not asked for stays in the form in which it is stored.
-    fn of(dtype: &str, stored: Stored) -> Self {
-        let Stored { plain, short, forms } = &stored;
+    fn of(dtype: &str, stored: StoredModel) -> Self {
+        let StoredModel { plain, short, forms } = &stored;
         let short = short.as_ref();
         let stored_experts = short.filter(|_| forms.experts.is_none()).map(|(_, stored)| stored.expert_bytes);
         let stored_rest = short

@@ -10,7 +10,7 @@ use remoe_planner::{
 };
 
 /// Figures that stand beside an answer.
-pub(super) struct Beside<'a> {
+pub(super) struct ReportContext<'a> {
     pub(super) api: Option<ApiCost>,
     pub(super) quantised: &'a [Quantised],
     pub(super) assumptions: &'a [String],
@@ -21,7 +21,7 @@ pub(super) fn answer(
     model: &KnownModel,
     rental: &Rental,
     answer: &NodesAnswer,
-    beside: &Beside<'_>,
+    beside: &ReportContext<'_>,
 ) -> String {
     let mut parts = vec![facts(model), answer.verdict.sentence.clone()];
     parts.extend(slower_together(rental, answer));

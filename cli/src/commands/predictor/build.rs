@@ -4,7 +4,7 @@ use super::args::BuildArgs;
 use crate::exit::CliError;
 use crate::output::progress::Progress;
 use crate::output::{folders, json, table};
-use crate::predictors::Model;
+use crate::predictors::PredictorModel;
 use remoe_predictor::{
     Embedding, ErrorBars, FitStage, Method, PORTABLE_FILE, PREDICTOR_FILE, Phase, Portable, Trained,
     TunedPredictor, Tuning, sketch_dimensions,
@@ -58,7 +58,7 @@ struct HeldOut {
 /// Fits a predictor of so many records, or reads the one that is converted.
 fn fitted(
     args: &BuildArgs,
-    model: &Model,
+    model: &PredictorModel,
     sketch: &Embedding,
 ) -> Result<(Trained, Portable, usize), CliError> {
     let Some(history) = &args.history else {
@@ -83,7 +83,7 @@ fn fitted(
 
 /// Fits, saves, and prints what came of it.
 pub(crate) fn run(args: &BuildArgs, as_json: bool) -> Result<(), CliError> {
-    let model = Model::open(&args.source)?;
+    let model = PredictorModel::open(&args.source)?;
     let started = Instant::now();
     let dimensions = sketch_dimensions(model.embedding.vocabulary(), args.dimensions)?;
     let sketch = model.embedding.sketched(dimensions)?;

@@ -5,8 +5,8 @@ use super::plot;
 use crate::exit::CliError;
 use crate::output::progress::{bar, print_warning};
 use crate::output::{folders, json, table};
-use crate::predictors::Model;
-use remoe_predictor::correlation::{self, Pair};
+use crate::predictors::PredictorModel;
+use remoe_predictor::correlation::{self, PromptPair};
 use remoe_predictor::record::ActivationRecord;
 use remoe_predictor::{
     ByPhase, Contest, Contestant, Field, History, Phase, PredictError, Shares, SimilarPrompts, Trained,
@@ -87,7 +87,7 @@ struct OfFileMethod {
 
 /// Fits everyone, predicts, and prints how it went.
 pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
-    let model = Model::open(&args.source)?;
+    let model = PredictorModel::open(&args.source)?;
     let (header, train) = model.records("--train", &args.train)?;
     let tests = args.test.iter().map(|path| Ok(model.records("--test", path)?.1));
     let tests = tests.collect::<Result<Vec<Vec<ActivationRecord>>, CliError>>()?;
@@ -116,7 +116,7 @@ pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
     let nearest = true_neighbours(&contestants, &tests)?;
     let bar = bar(contestants.len(), "methods");
     let runs = contestants.iter().map(|one| {
-        let run = Run::of(one, &tests, &truths, &nearest);
+        let run = MethodRun::of(one, &tests, &truths, &nearest);
         bar.inc(1);
         run
     });
@@ -127,7 +127,7 @@ pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
         .iter()
         .map(|tests| correlation::pairs(&model.embedding, history, tests, PAIRS_EACH, seed))
         .collect::<Result<Vec<_>, _>>()?;
-    let all: Vec<Pair> = pairs.concat();
+    let all: Vec<PromptPair> = pairs.concat();
     let of_files = args.test.iter().zip(&pairs).enumerate().map(|(index, (path, pairs))| OfFile {
         path: path.clone(),
         prompts: tests.get(index).map_or(0, Vec::len),
@@ -142,7 +142,7 @@ pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
         correlation: correlation::pearson(pairs),
     });
     let evaluation = Evaluation {
-        methods: runs.iter().filter_map(Run::report).collect(),
+        methods: runs.iter().filter_map(MethodRun::report).collect(),
         correlation: correlation::pearson(&all),
         correlation_spearman: correlation::spearman(&all),
         default: trained.tuning(Phase::Prefill).default.name(),
@@ -221,7 +221,7 @@ fn neighbouring_prompts<'a>(similar: &'a SimilarPrompts, prompt: &[u32]) -> Resu
 }
 
 /// One method on all test prompts.
-struct Run {
+struct MethodRun {
     name: &'static str,
     prefill: Errors,
     decode: Errors,
@@ -287,7 +287,7 @@ impl Errors {
     }
 }
 
-impl Run {
+impl MethodRun {
     fn of(
         contestant: &Contestant<'_>,
         tests: &[Vec<ActivationRecord>],

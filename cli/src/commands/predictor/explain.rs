@@ -3,7 +3,7 @@
 use super::args::ExplainArgs;
 use crate::exit::CliError;
 use crate::output::{json, table};
-use crate::predictors::Model;
+use crate::predictors::PredictorModel;
 use remoe_model::text::{TextError, Tokenizer};
 use remoe_predictor::{ErrorBars, Phase, Trained};
 use serde::Serialize;
@@ -20,9 +20,9 @@ struct Explanation {
     /// The method that answers.
     method: &'static str,
     /// Weights of the method's parts, averaged over layers.
-    parts: Vec<Part>,
+    parts: Vec<PredictionTerm>,
     /// The past prompts that the part `sps` leans on, by weight.
-    neighbours: Vec<Past>,
+    neighbours: Vec<SimilarPrompt>,
     layers: Vec<u32>,
     /// Predicted shares of the prefill, [layers][experts].
     prediction: Vec<Vec<f32>>,
@@ -35,13 +35,13 @@ struct Explanation {
 }
 
 #[derive(Serialize)]
-struct Part {
+struct PredictionTerm {
     name: &'static str,
     weight: f64,
 }
 
 #[derive(Serialize)]
-struct Past {
+struct SimilarPrompt {
     weight: f32,
     similarity: f32,
     prompt_ids: Vec<u32>,
@@ -51,7 +51,7 @@ struct Past {
 
 /// Predicts one prompt and prints why.
 pub(crate) fn run(args: &ExplainArgs, as_json: bool) -> Result<(), CliError> {
-    let model = Model::open(&args.source)?;
+    let model = PredictorModel::open(&args.source)?;
     let store = model.checkpoint.store();
     let tokenizer = Tokenizer::open_in(store, model.checkpoint.config().vocab_size)?;
     let prompt_ids = match (&args.prompt, &tokenizer) {
@@ -83,11 +83,12 @@ impl Explanation {
         let past = found.iter().zip(weights).map(|(neighbour, weight)| {
             let prompt_ids = trained.sps().history().prompt(neighbour.slot).to_vec();
             let text = tokenizer.map(|tokenizer| tokenizer.decode(&prompt_ids)).transpose()?;
-            Ok(Past { weight, similarity: neighbour.similarity, prompt_ids, text })
+            Ok(SimilarPrompt { weight, similarity: neighbour.similarity, prompt_ids, text })
         });
         let neighbours = past.collect::<Result<Vec<_>, TextError>>()?;
         let part_weights = trained.part_weights(phase);
-        let parts = part_weights.into_iter().map(|(method, weight)| Part { name: method.name(), weight });
+        let parts =
+            part_weights.into_iter().map(|(method, weight)| PredictionTerm { name: method.name(), weight });
         Ok(Self {
             prompt_ids,
             method: trained.tuning(phase).default.name(),

@@ -1,7 +1,7 @@
 //! Two plots as SVG: the methods side by side, and whether similar prompts use similar experts.
 
 use crate::exit::CliError;
-use remoe_predictor::correlation::Pair;
+use remoe_predictor::correlation::PromptPair;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -19,7 +19,7 @@ const NAMES: f64 = 130.0;
 pub(super) fn write(
     folder: &Path,
     methods: &[(&str, f64)],
-    pairs: &[Pair],
+    pairs: &[PromptPair],
     correlation: f64,
 ) -> Result<(), CliError> {
     let store = |name: &str, text: String| {
@@ -63,10 +63,10 @@ fn bars(methods: &[(&str, f64)]) -> String {
     svg
 }
 
-fn scatter(pairs: &[Pair], correlation: f64) -> String {
+fn scatter(pairs: &[PromptPair], correlation: f64) -> String {
     let step = pairs.len().div_ceil(POINTS).max(1);
-    let shown: Vec<&Pair> = pairs.iter().step_by(step).collect();
-    let range = |of: fn(&Pair) -> f64| {
+    let shown: Vec<&PromptPair> = pairs.iter().step_by(step).collect();
+    let range = |of: fn(&PromptPair) -> f64| {
         let values = shown.iter().map(|pair| of(pair));
         let (low, high) =
             values.fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));

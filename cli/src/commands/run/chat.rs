@@ -1,7 +1,7 @@
 //! A conversation as a prompt: rendered with the model's chat template, within its context.
 
-use super::settings::Settings;
-use crate::deployment::Wanted;
+use super::settings::SamplingSettings;
+use crate::deployment::DesiredDeployment;
 use crate::exit::CliError;
 use remoe_model::text::{ChatTemplate, Tokenizer};
 use remoe_proto::v1::{GenerateRequest, TokenIds, generate_request};
@@ -21,7 +21,7 @@ pub(super) struct Chat {
 }
 
 impl Chat {
-    pub(super) fn open(wanted: &Wanted) -> Result<Self, CliError> {
+    pub(super) fn open(wanted: &DesiredDeployment) -> Result<Self, CliError> {
         let checkpoint = &wanted.checkpoint;
         let tokenizer = Tokenizer::open_in(checkpoint.store(), checkpoint.config().vocab_size)?;
         let tokenizer = tokenizer.ok_or_else(|| {
@@ -52,7 +52,7 @@ impl Chat {
     pub(super) fn ask(
         &mut self,
         prompt: &str,
-        settings: &Settings,
+        settings: &SamplingSettings,
     ) -> Result<(GenerateRequest, usize), CliError> {
         let wish = settings.max_tokens.map_or(usize::MAX, |most| most as usize);
         let room = wish.min(self.context / ANSWER_SHARE).max(1);
@@ -89,7 +89,12 @@ impl Chat {
         Ok((request, left_out))
     }
 
-    fn prompt_ids(&self, before: &[Value], prompt: &str, settings: &Settings) -> Result<Vec<u32>, CliError> {
+    fn prompt_ids(
+        &self,
+        before: &[Value],
+        prompt: &str,
+        settings: &SamplingSettings,
+    ) -> Result<Vec<u32>, CliError> {
         let Some(template) = &self.template else { return Ok(self.tokenizer.encode(prompt, true)?) };
         let system = settings.system.iter().map(|text| json!({"role": "system", "content": text}));
         let now = json!({"role": "user", "content": prompt});

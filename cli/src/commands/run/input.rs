@@ -44,7 +44,7 @@ const COMMANDS: [&str; 14] = [
 
 /// Outcome of reading one prompt.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Said {
+pub(super) enum PromptInput {
     Text(String),
     /// A line was begun and thrown away.
     Nothing,
@@ -52,12 +52,12 @@ pub(super) enum Said {
     End,
 }
 
-type Come = Result<Said, CliError>;
+type InputResult = Result<PromptInput, CliError>;
 
 pub(super) struct Input {
     /// Asks the thread to read on: two prompts are never read at once, so that an answer is not typed over.
     asks: mpsc::Sender<()>,
-    comes: mpsc::Receiver<Come>,
+    comes: mpsc::Receiver<InputResult>,
     /// It has been asked, and has not said anything yet.
     reading: bool,
     _terminal: Option<Terminal>,
@@ -68,9 +68,9 @@ impl Input {
     pub(super) fn once(prompt: String, joins: bool) -> Self {
         let mut prompt = Some(prompt);
         let read = move || match prompt.take() {
-            None => Ok(Said::End),
-            Some(prompt) if joins => joined(prompt, io::stdin()).map(Said::Text),
-            Some(prompt) => Ok(Said::Text(prompt)),
+            None => Ok(PromptInput::End),
+            Some(prompt) if joins => joined(prompt, io::stdin()).map(PromptInput::Text),
+            Some(prompt) => Ok(PromptInput::Text(prompt)),
         };
         Self::from_reader(read, None)
     }
@@ -88,7 +88,10 @@ impl Input {
         Ok(Self::from_reader(move || editor.next(), terminal))
     }
 
-    fn from_reader(mut read: impl FnMut() -> Come + Send + 'static, terminal: Option<Terminal>) -> Self {
+    fn from_reader(
+        mut read: impl FnMut() -> InputResult + Send + 'static,
+        terminal: Option<Terminal>,
+    ) -> Self {
         let (asks, mut asked) = mpsc::channel(1);
         let (says, comes) = mpsc::channel(1);
         std::thread::spawn(move || {
@@ -102,13 +105,13 @@ impl Input {
     }
 
     /// Waits for what comes next. May be given up and called again.
-    pub(super) async fn next(&mut self) -> Come {
+    pub(super) async fn next(&mut self) -> InputResult {
         if !self.reading {
             self.reading = self.asks.send(()).await.is_ok();
         }
         let come = self.comes.recv().await;
         self.reading = false;
-        come.unwrap_or(Ok(Said::End))
+        come.unwrap_or(Ok(PromptInput::End))
     }
 }
 
@@ -135,7 +138,7 @@ fn joined(prompt: String, piped: impl Read) -> Result<String, CliError> {
 struct Pipe<R>(R);
 
 impl<R: BufRead> Pipe<R> {
-    fn next(&mut self) -> Come {
+    fn next(&mut self) -> InputResult {
         let mut text = String::new();
         loop {
             let room = (PROMPT_LIMIT + 1).saturating_sub(text.len());
@@ -148,10 +151,14 @@ impl<R: BufRead> Pipe<R> {
                 return Err(CliError::arguments("PROMPT", message));
             }
             if read == 0 {
-                return Ok(if text.is_empty() { Said::End } else { Said::Text(unfolded(&text)) });
+                return Ok(if text.is_empty() {
+                    PromptInput::End
+                } else {
+                    PromptInput::Text(unfolded(&text))
+                });
             }
             if !goes_on(text.trim_end_matches(['\n', '\r'])) {
-                return Ok(Said::Text(unfolded(text.trim_end_matches(['\n', '\r']))));
+                return Ok(PromptInput::Text(unfolded(text.trim_end_matches(['\n', '\r']))));
             }
         }
     }
@@ -200,17 +207,17 @@ impl LineEditor {
         Ok(Self { editor, history })
     }
 
-    fn next(&mut self) -> Come {
+    fn next(&mut self) -> InputResult {
         match self.editor.readline(">>> ") {
             Ok(text) => {
                 if !text.trim().is_empty() && self.editor.add_history_entry(&text).is_ok_and(|added| added) {
                     // A conversation goes on where its history cannot be written.
                     let _kept = self.history.as_ref().map(|file| self.editor.save_history(file));
                 }
-                Ok(Said::Text(unfolded(&text)))
+                Ok(PromptInput::Text(unfolded(&text)))
             }
-            Err(ReadlineError::Interrupted) => Ok(Said::Nothing),
-            Err(ReadlineError::Eof) => Ok(Said::End),
+            Err(ReadlineError::Interrupted) => Ok(PromptInput::Nothing),
+            Err(ReadlineError::Eof) => Ok(PromptInput::End),
             Err(error) => Err(CliError::runtime(format!("cannot read from the terminal: {error}"))),
         }
     }
@@ -289,7 +296,7 @@ mod tests {
         let text = "one\n\"\"\"two\nlines\"\"\"\r\nthree\\\nfour\n\nlast";
         let mut pipe = Pipe(text.as_bytes());
         let mut said = Vec::new();
-        while let Said::Text(text) = pipe.next().unwrap() {
+        while let PromptInput::Text(text) = pipe.next().unwrap() {
             said.push(text);
         }
         assert_eq!(said, ["one", "two\nlines", "three\nfour", "", "last"]);
@@ -298,8 +305,8 @@ mod tests {
     #[test]
     fn what_is_never_closed_ends_with_the_pipe() {
         let mut pipe = Pipe("\"\"\"open\nend".as_bytes());
-        assert_eq!(pipe.next().unwrap(), Said::Text("open\nend".to_owned()));
-        assert_eq!(pipe.next().unwrap(), Said::End);
+        assert_eq!(pipe.next().unwrap(), PromptInput::Text("open\nend".to_owned()));
+        assert_eq!(pipe.next().unwrap(), PromptInput::End);
     }
 
     #[test]

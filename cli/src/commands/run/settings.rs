@@ -21,7 +21,7 @@ Ctrl-C ends an answer.";
 
 /// How answers are drawn.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Settings {
+pub(super) struct SamplingSettings {
     pub(super) system: Option<String>,
     pub(super) max_tokens: Option<u32>,
     pub(super) temperature: f32,
@@ -45,7 +45,7 @@ struct Sampling {
     repetition_penalty: Option<f32>,
 }
 
-impl Settings {
+impl SamplingSettings {
     /// Returns the settings of the flags, and those of `model` where no flag is given, as the HTTP interface does.
     pub(super) fn of(args: &RunArgs, model: &GenerationDefaults) -> Self {
         let defaults = Sampling {
@@ -143,8 +143,8 @@ mod tests {
     use crate::args::{Cli, Command};
     use clap::Parser;
 
-    fn settings() -> Settings {
-        Settings {
+    fn settings() -> SamplingSettings {
+        SamplingSettings {
             system: None,
             max_tokens: None,
             temperature: 0.0,
@@ -177,11 +177,12 @@ mod tests {
         let of = |flags: &[&str]| {
             let line = [&["remoe", "run", "model"], flags].concat();
             match Cli::try_parse_from(line).unwrap().command {
-                Command::Run(args) => Settings::of(&args, &model),
+                Command::Run(args) => SamplingSettings::of(&args, &model),
                 other => panic!("{other:?}"),
             }
         };
-        let sampling = |it: &Settings| (it.temperature, it.top_p, it.top_k, it.min_p, it.repetition_penalty);
+        let sampling =
+            |it: &SamplingSettings| (it.temperature, it.top_p, it.top_k, it.min_p, it.repetition_penalty);
         let mut now = of(&[]);
         assert_eq!(sampling(&now), (0.7, Some(0.9), Some(40), Some(0.05), Some(1.1)));
         let flags = ["--temperature", "0", "--top-k", "0", "--min-p", "0", "--repetition-penalty", "1"];

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 
 /// An event of `up`, with all functions as they are.
 #[derive(Debug, Serialize)]
-pub(super) struct Event<'a> {
+pub(super) struct UpEvent<'a> {
     /// RFC 3339 in UTC.
     pub(super) time: String,
     pub(super) event: &'a str,
@@ -24,12 +24,12 @@ pub(super) struct Event<'a> {
     /// Size of a planned main function, with the first event.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) main: Option<MainReport>,
-    pub(super) functions: Vec<Function<'a>>,
+    pub(super) functions: Vec<FunctionEntry<'a>>,
 }
 
 /// One function.
 #[derive(Debug, Serialize)]
-pub(super) struct Function<'a> {
+pub(super) struct FunctionEntry<'a> {
     name: &'a str,
     role: Role,
     state: FunctionState,
@@ -45,7 +45,7 @@ pub(super) struct Function<'a> {
     experts: String,
 }
 
-impl<'a> Function<'a> {
+impl<'a> FunctionEntry<'a> {
     /// `status` of a model with `moe_layers`, whose experts in `remote` are remote.
     ///
     /// Metrics of a main function are read at `gateway`, which has its key.

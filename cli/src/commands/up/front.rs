@@ -3,17 +3,18 @@
 use super::args::UpArgs;
 use super::keys::with_own_key;
 use super::report::reachable;
-use super::start::Asked;
+use super::start::ModelSettings;
 use crate::exit::CliError;
 use crate::output::progress::{Progress, print_warning};
 use remoe_billing::{Ledger, LedgerLimits};
 use remoe_gateway_core::{
-    AccessLog, AccessLogFormat, AccessLogTarget, Beginnings, Books, BooksError, Gateway, GatewayMetrics,
-    GatewayOptions, KeyFile, Keys, Model, ModelOptions, Overhead, ResponseLimits, ResponseStore,
+    AccessLog, AccessLogFormat, AccessLogTarget, CostAccounting, CostAccountingError, Gateway,
+    GatewayMetrics, GatewayOptions, KeyFile, Keys, Model, ModelOptions, Overhead, PrefixIndex,
+    ResponseLimits, ResponseStore,
 };
 use remoe_hardware::Prices;
 use remoe_otel::Traces;
-use remoe_usage::ForesightMetrics;
+use remoe_usage::PredictionMetrics;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -38,22 +39,22 @@ const MAX_REQUESTS: u32 = 256;
 const WAITING_BYTES: usize = 64 << 20;
 
 /// Gateway of all models. It takes requests from the beginning: they wait until their model answers.
-pub(super) struct Front {
+pub(super) struct LocalGateway {
     pub(super) models: Vec<Arc<Model>>,
     pub(super) address: SocketAddr,
     pub(super) has_key: bool,
     stop: CancellationToken,
     server: JoinHandle<std::io::Result<()>>,
-    pub(super) books: Arc<Books>,
-    pub(super) foresight: ForesightMetrics,
+    pub(super) cost_accounting: Arc<CostAccounting>,
+    pub(super) prediction_metrics: PredictionMetrics,
     overhead: JoinHandle<()>,
     responses: Arc<ResponseStore>,
 }
 
-impl Front {
+impl LocalGateway {
     pub(super) fn open(
         args: &UpArgs,
-        asked: &[Asked],
+        asked: &[ModelSettings],
         (keys, key_file): (Keys, Option<KeyFile>),
         prices: &Prices,
         listener: TcpListener,
@@ -66,11 +67,12 @@ impl Front {
         let failed =
             |error: &dyn std::fmt::Display| CliError::runtime(format!("cannot start the gateway: {error}"));
         let metrics = GatewayMetrics::new().map_err(|error| failed(&error))?;
-        let books = Arc::new(books(args, prices, &metrics)?);
-        let foresight = ForesightMetrics::register(metrics.registry()).map_err(|error| failed(&error))?;
+        let cost_accounting = Arc::new(cost_accounting(args, prices, &metrics)?);
+        let prediction_metrics =
+            PredictionMetrics::register(metrics.registry()).map_err(|error| failed(&error))?;
         traces.register(metrics.registry()).map_err(|error| failed(&error))?;
         let max_requests = args.max_requests.unwrap_or(MAX_REQUESTS) as usize;
-        let beginnings = Beginnings::default();
+        let prefix_index = PrefixIndex::default();
         let models: Vec<_> = asked
             .iter()
             .map(|asked| {
@@ -83,14 +85,14 @@ impl Front {
                     waiting_bytes: WAITING_BYTES,
                     wake_limit: args.deployment.ready_timeout,
                 };
-                Model::new(options, &metrics, &beginnings)
+                Model::new(options, &metrics, &prefix_index)
             })
             .collect();
         let mut options = GatewayOptions {
             keys,
             cors_origins: args.cors_origins.clone().into(),
             queue_deadline: args.queue_deadline,
-            books: Some(books.clone()),
+            cost_accounting: Some(cost_accounting.clone()),
             traces,
             ..GatewayOptions::default()
         };
@@ -115,7 +117,7 @@ impl Front {
             tokio::spawn(file.follow(gateway.clone(), checked));
         }
         let server = tokio::spawn(gateway.serve(listener, stop.clone()));
-        let overhead = Overhead::new(books.clone(), prices.cpu_core_hour, prices.memory_gb_hour);
+        let overhead = Overhead::new(cost_accounting.clone(), prices.cpu_core_hour, prices.memory_gb_hour);
         let overhead = tokio::spawn(overhead.keep());
         Ok(Self {
             models,
@@ -123,8 +125,8 @@ impl Front {
             has_key,
             stop,
             server,
-            books,
-            foresight,
+            cost_accounting,
+            prediction_metrics,
             overhead,
             responses,
         })
@@ -204,8 +206,12 @@ fn responses(state: &Path) -> Result<Arc<ResponseStore>, CliError> {
 }
 
 /// Opens the books that account for costs.
-fn books(args: &UpArgs, prices: &Prices, metrics: &GatewayMetrics) -> Result<Books, CliError> {
-    let failed = |error: BooksError| CliError::arguments("--ledger", error.to_string());
+fn cost_accounting(
+    args: &UpArgs,
+    prices: &Prices,
+    metrics: &GatewayMetrics,
+) -> Result<CostAccounting, CliError> {
+    let failed = |error: CostAccountingError| CliError::arguments("--ledger", error.to_string());
     let open = |folder: &PathBuf| {
         Ledger::open(folder, LedgerLimits::default()).map_err(|error| CliError {
             path: Some(folder.clone()),
@@ -213,7 +219,7 @@ fn books(args: &UpArgs, prices: &Prices, metrics: &GatewayMetrics) -> Result<Boo
         })
     };
     let ledger = args.ledger.as_ref().map(open).transpose()?;
-    Books::open(ledger, &named(args, prices), metrics.registry()).map_err(failed)
+    CostAccounting::open(ledger, &named(args, prices), metrics.registry()).map_err(failed)
 }
 
 /// Returns the source of `prices`, for people.

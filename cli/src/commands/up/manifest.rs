@@ -40,7 +40,7 @@ pub(crate) fn fill(
     path: &Path,
     matches: &ArgMatches,
 ) -> Result<Vec<String>, CliError> {
-    let form = Form { path, matches, resource };
+    let form = ManifestSource { path, matches, resource };
     let spec = &resource.spec;
     form.model(&spec.model, args)?;
     if form.takes("served_model_name") {
@@ -66,13 +66,13 @@ pub(crate) fn fill(
 }
 
 /// Resource in the file at `path`, for a user who gave `matches`.
-struct Form<'a> {
+struct ManifestSource<'a> {
     path: &'a Path,
     matches: &'a ArgMatches,
     resource: &'a Resource,
 }
 
-impl Form<'_> {
+impl ManifestSource<'_> {
     /// Reports if the user gave the flag.
     fn given(&self, id: &str) -> bool {
         self.matches.try_contains_id(id).is_ok()

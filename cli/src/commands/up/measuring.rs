@@ -1,12 +1,12 @@
 //! Measurements of this machine beside models that serve on assumed figures: while no request runs or waits.
 
-use super::statement::Statement;
-use crate::deployment::Wanted;
+use super::statement::ProblemStatement;
+use crate::deployment::DesiredDeployment;
 use crate::exit::CliError;
 use crate::machine;
 use crate::output::progress::Progress;
 use crate::output::table;
-use crate::profiling::{self, Counts, Gate, Request};
+use crate::profiling::{self, Gate, MeasurementCounts, ProfileRequest};
 use futures_util::future::select_all;
 use remoe_gateway_core::Model;
 use remoe_local::Measured;
@@ -22,10 +22,10 @@ const QUIET: Duration = Duration::from_secs(1);
 const LATE: Duration = Duration::from_secs(600);
 
 /// A model whose plan stands on assumed figures, or on ones that were disturbed.
-pub(crate) struct Subject {
-    pub(crate) statement: Statement,
-    pub(crate) wanted: Wanted,
-    pub(crate) request: Request,
+pub(crate) struct MeasuredModel {
+    pub(crate) statement: ProblemStatement,
+    pub(crate) wanted: DesiredDeployment,
+    pub(crate) request: ProfileRequest,
     /// Takes what was measured.
     pub(crate) tell: oneshot::Sender<Measured>,
 }
@@ -45,7 +45,11 @@ impl Drop for Measuring {
 
 impl Measuring {
     /// Measures for each of `subjects` in turn while none of `models` has a request.
-    pub(crate) fn start(subjects: Vec<Subject>, models: Vec<Arc<Model>>, progress: Arc<Progress>) -> Self {
+    pub(crate) fn start(
+        subjects: Vec<MeasuredModel>,
+        models: Vec<Arc<Model>>,
+        progress: Arc<Progress>,
+    ) -> Self {
         let gate = Gate::new(false);
         let watching = tokio::spawn(open_while_idle(models, gate.clone()));
         let shared = gate.clone();
@@ -65,8 +69,8 @@ impl Measuring {
     }
 }
 
-async fn measure(subject: Subject, gate: Arc<Gate>, progress: &Progress) -> Result<(), CliError> {
-    let Subject { statement, wanted, request, tell } = subject;
+async fn measure(subject: MeasuredModel, gate: Arc<Gate>, progress: &Progress) -> Result<(), CliError> {
+    let MeasuredModel { statement, wanted, request, tell } = subject;
     let needed = profiling::memory_needed(&request.subject.inspection, &request.subject.dtype);
     let free = machine::free_memory_bytes();
     if free < needed {
@@ -95,7 +99,7 @@ async fn measure(subject: Subject, gate: Arc<Gate>, progress: &Progress) -> Resu
 async fn tell_if_late(
     name: &str,
     mut pause: Duration,
-    counts: impl Fn() -> Counts,
+    counts: impl Fn() -> MeasurementCounts,
     mut tell: impl FnMut(&str),
 ) -> Infallible {
     let began = Instant::now();
@@ -106,7 +110,7 @@ async fn tell_if_late(
     }
 }
 
-fn late(name: &str, after: Duration, Counts { done, disturbed }: Counts) -> String {
+fn late(name: &str, after: Duration, MeasurementCounts { done, disturbed }: MeasurementCounts) -> String {
     format!(
         "{name}: this machine is not measured after {} min: requests leave too little time\n  ({done} measurements \
          done, {disturbed} interrupted), and the plan stands on assumed speeds.\n  For a plan on measured ones run \
@@ -154,7 +158,7 @@ mod tests {
     #[tokio::test]
     async fn measurements_that_are_not_done_are_told_again_and_again() {
         let (says, mut said) = unbounded_channel();
-        let counts = || Counts { done: 3, disturbed: 40 };
+        let counts = || MeasurementCounts { done: 3, disturbed: 40 };
         let telling = tell_if_late("demo", Duration::from_millis(1), counts, |line| {
             let _ends = says.send(line.to_owned());
         });
@@ -171,7 +175,7 @@ mod tests {
 
     #[test]
     fn late_measurements_are_told_with_their_numbers_and_a_remedy() {
-        let text = late("demo", Duration::from_secs(1800), Counts { done: 3, disturbed: 40 });
+        let text = late("demo", Duration::from_secs(1800), MeasurementCounts { done: 3, disturbed: 40 });
         assert!(text.starts_with("demo: this machine is not measured after 30 min: requests leave"));
         assert!(text.contains("(3 measurements done, 40 interrupted)") && text.contains("--profile-first"));
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");

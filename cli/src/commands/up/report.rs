@@ -1,10 +1,10 @@
 //! Messages of `up` about its models.
 
-use super::event::{Event, Function};
+use super::event::{FunctionEntry, UpEvent};
 use super::start::StartTimes;
 use super::summary::Summary;
-use crate::choice::Choice;
-use crate::deployment::Wanted;
+use crate::choice::PlacementChoice;
+use crate::deployment::DesiredDeployment;
 use crate::machine;
 use crate::output::json;
 use crate::output::progress::{Progress, print_warning};
@@ -24,7 +24,7 @@ pub(super) struct Printer {
     /// Clients need a key.
     pub(super) has_key: bool,
     /// Why the model was placed as it started.
-    pub(super) choice: Choice,
+    pub(super) choice: PlacementChoice,
     /// Dollars of an hour in which all functions of the start work.
     pub(super) hourly: f64,
     /// Other models are served at this address.
@@ -37,7 +37,7 @@ pub(super) struct Printer {
 
 impl Reporter for Printer {
     // A service does not end because its output is closed.
-    fn say(&self, wanted: &Wanted, event: &str, status: &Status) -> io::Result<()> {
+    fn say(&self, wanted: &DesiredDeployment, event: &str, status: &Status) -> io::Result<()> {
         match self.print(wanted, event, status) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             printed => printed,
@@ -54,13 +54,13 @@ impl Reporter for Printer {
 }
 
 impl Printer {
-    fn print(&self, wanted: &Wanted, event: &str, status: &Status) -> io::Result<()> {
+    fn print(&self, wanted: &DesiredDeployment, event: &str, status: &Status) -> io::Result<()> {
         let endpoint = &format!("http://{}", self.address);
         let model = wanted.name();
         let remote = wanted.placement.remote();
         if self.as_json {
             let functions = status.functions.iter();
-            json::print(&Event {
+            json::print(&UpEvent {
                 time: machine::now_micros(),
                 event,
                 model: &model,
@@ -69,7 +69,7 @@ impl Printer {
                 start: (event == "ready").then_some(&self.times),
                 main: wanted.main_report().filter(|_| event == "ready"),
                 functions: functions
-                    .map(|function| Function::of(function, &wanted.moe_layers, &remote, self.address))
+                    .map(|function| FunctionEntry::of(function, &wanted.moe_layers, &remote, self.address))
                     .collect(),
             })?;
             return Ok(());
@@ -105,7 +105,7 @@ impl Printer {
         Ok(())
     }
 
-    fn table(wanted: &Wanted, status: &Status) -> String {
+    fn table(wanted: &DesiredDeployment, status: &Status) -> String {
         let rows = status.functions.iter().map(|function| {
             let experts = match function.role {
                 Role::Main => {

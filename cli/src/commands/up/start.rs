@@ -1,21 +1,21 @@
 //! One model of `up`: what runs where is decided, and started.
 
 use super::args::{StartOrder, UpArgs};
-use super::measuring::Subject;
-use super::statement::Statement;
-use crate::choice::Choice;
-use crate::deployment::{self, Launch, Wanted, ratio_of};
+use super::measuring::MeasuredModel;
+use super::statement::ProblemStatement;
+use crate::choice::PlacementChoice;
+use crate::deployment::{self, DesiredDeployment, Launch, ratio_of};
 use crate::exit::CliError;
 use crate::figures::{Unmeasured, check_contention};
 use crate::flags::DeploymentArgs;
 use crate::output::progress::Progress;
 use crate::plan_report;
 use crate::planning::plan;
-use crate::remote_set::Foresight;
+use crate::remote_set::PredictionSource;
 use remoe_hardware::Origin;
 use remoe_hub::ModelLocation;
-use remoe_local::{Basis, CostRecorder, Measured, Tariff};
-use remoe_planner::{Answer, MainSize, Pricing, Problem, preallocate};
+use remoe_local::{CostRecorder, FunctionPrices, Measured, PlacementBasis};
+use remoe_planner::{MainSize, PlanningResult, Pricing, Problem, preallocate};
 use remoe_predictor::Shares;
 use remoe_process::Role;
 use remoe_rollout::decide::Desired;
@@ -31,21 +31,21 @@ const HALF: f64 = 0.5;
 
 /// A model that answers.
 pub(super) struct Started {
-    pub(super) wanted: Wanted,
+    pub(super) wanted: DesiredDeployment,
     pub(super) supervisor: Supervisor,
     pub(super) status: Status,
     pub(super) times: StartTimes,
-    pub(super) tariff: Tariff,
+    pub(super) function_prices: FunctionPrices,
     /// Ends when all that ran is accounted for.
     pub(super) accounted: JoinHandle<()>,
     /// Sends the tariff of the functions to the task that accounts for their cost.
-    pub(super) tell: watch::Sender<Option<Tariff>>,
+    pub(super) tell: watch::Sender<Option<FunctionPrices>>,
     /// Inputs from which another placement would be made.
-    pub(super) basis: Basis,
+    pub(super) basis: PlacementBasis,
     /// Why it is placed as it is.
-    pub(super) choice: Choice,
+    pub(super) choice: PlacementChoice,
     /// Measurement to make beside it, with the receiver of its result.
-    pub(super) measurement: Option<(Subject, oneshot::Receiver<Measured>)>,
+    pub(super) measurement: Option<(MeasuredModel, oneshot::Receiver<Measured>)>,
 }
 
 /// The parts of a cold start, one after the other, in seconds. They add up to the whole.
@@ -68,11 +68,11 @@ impl StartTimes {
 }
 
 /// Settings of one model, from the arguments.
-pub(super) struct Asked {
+pub(super) struct ModelSettings {
     deployment: DeploymentArgs,
     /// Set if no flag says which experts are remote.
     is_planned: bool,
-    pub(super) wanted: Wanted,
+    pub(super) wanted: DesiredDeployment,
     /// Time that reading its facts took.
     facts: Duration,
 }
@@ -84,15 +84,15 @@ pub(super) fn ask(
     location: &ModelLocation,
     name: Option<String>,
     key: &str,
-) -> Result<Asked, CliError> {
+) -> Result<ModelSettings, CliError> {
     let begun = Instant::now();
     let (source, deployment) = (args.source.at(location), args.deployment.clone());
     let is_planned =
         deployment.plan.is_none() && deployment.remote_ratio.is_none() && deployment.replicas.is_none();
-    let foresight = Foresight { predictor: args.planning.predictor.as_deref(), prompt: None };
+    let prediction = PredictionSource { predictor: args.planning.predictor.as_deref(), prompt: None };
     let mut wanted = match is_planned {
         true => deployment::unplaced(&source, &deployment)?,
-        false => deployment::wanted(&source, &deployment, HALF, foresight)?,
+        false => deployment::wanted(&source, &deployment, HALF, prediction)?,
     };
     wanted.options.served_model_name = name;
     wanted.options.gateway_key = Some(key.to_owned());
@@ -110,27 +110,27 @@ pub(super) fn ask(
         wanted.run_at_once(requests);
     }
     wanted.serves_http = true;
-    Ok(Asked { deployment, is_planned, wanted, facts: begun.elapsed() })
+    Ok(ModelSettings { deployment, is_planned, wanted, facts: begun.elapsed() })
 }
 
 /// Decides what runs where, for requests like those that are `remembered` where any are, and starts it.
 pub(super) async fn start(
     args: &UpArgs,
-    asked: Asked,
+    asked: ModelSettings,
     (costs, pricing): (&CostRecorder, &Pricing),
     remembered: Option<&Shares>,
     as_json: bool,
     progress: &Arc<Progress>,
 ) -> Result<Started, CliError> {
-    let Asked { deployment, is_planned, mut wanted, facts } = asked;
+    let ModelSettings { deployment, is_planned, mut wanted, facts } = asked;
     let mut clock = Stopwatch::start();
     let mut times = StartTimes::default();
     let stated = match is_planned && !wanted.moe_layers.is_empty() {
-        true => Some(Stated::new(args, &deployment, &wanted, remembered, progress).await?),
+        true => Some(StatedProblem::new(args, &deployment, &wanted, remembered, progress).await?),
         false => None,
     };
     let problem = stated.as_ref().map(|stated| stated.problem.clone());
-    let mut choice = Choice::asked(&deployment, wanted.moe_layers.is_empty());
+    let mut choice = PlacementChoice::asked(&deployment, wanted.moe_layers.is_empty());
     times.facts_s = facts.as_secs_f64() + clock.lap();
     let tell = watch::Sender::new(None);
     let account =
@@ -147,7 +147,7 @@ pub(super) async fn start(
             let answer = plan(&problem, args.remote, origin).await?;
             wanted.place_as_planned(&problem, &answer)?;
             show_plan(&problem, &answer, as_json, progress);
-            choice = Choice::planned(&problem, &answer, args.remote, origin);
+            choice = PlacementChoice::planned(&problem, &answer, args.remote, origin);
             times.plan_s = clock.lap();
             supervisor.change(wanted.desired());
             (supervisor, accounted)
@@ -157,7 +157,7 @@ pub(super) async fn start(
                 let answer = plan(problem, args.remote, origin).await?;
                 wanted.place_as_planned(problem, &answer)?;
                 show_plan(problem, &answer, as_json, progress);
-                choice = Choice::planned(problem, &answer, args.remote, origin);
+                choice = PlacementChoice::planned(problem, &answer, args.remote, origin);
             }
             times.plan_s = clock.lap();
             let desired = wanted.desired();
@@ -173,41 +173,52 @@ pub(super) async fn start(
             }
         }
     };
-    let tariff = Tariff::of(&wanted, pricing);
-    tell.send_replace(Some(tariff.clone()));
+    let function_prices = FunctionPrices::of(&wanted, pricing);
+    tell.send_replace(Some(function_prices.clone()));
     let functions = wanted.desired().functions.len();
     all_listen(&supervisor, functions).await;
     times.functions_s = clock.lap();
     let status = wanted.ready(&supervisor, progress).await?;
     times.placement_s = clock.lap();
     let basis = match problem {
-        Some(problem) => Basis::Planned(Box::new(problem), args.remote.into()),
-        None => Basis::Ratio(ratio_of(&deployment, HALF)),
+        Some(problem) => PlacementBasis::Planned(Box::new(problem), args.remote.into()),
+        None => PlacementBasis::Ratio(ratio_of(&deployment, HALF)),
     };
     let measurement = stated.and_then(|stated| stated.measurement(&wanted));
-    Ok(Started { wanted, supervisor, status, times, tariff, accounted, tell, basis, choice, measurement })
+    Ok(Started {
+        wanted,
+        supervisor,
+        status,
+        times,
+        function_prices,
+        accounted,
+        tell,
+        basis,
+        choice,
+        measurement,
+    })
 }
 
 /// A problem, and what its figures stand on.
-struct Stated {
-    statement: Statement,
+struct StatedProblem {
+    statement: ProblemStatement,
     problem: Problem,
     origin: Origin,
     /// The figures are assumed, or other programs disturbed their measurement.
     is_unsure: bool,
 }
 
-impl Stated {
+impl StatedProblem {
     async fn new(
         args: &UpArgs,
         deployment: &DeploymentArgs,
-        wanted: &Wanted,
+        wanted: &DesiredDeployment,
         remembered: Option<&Shares>,
         progress: &Arc<Progress>,
     ) -> Result<Self, CliError> {
         let unmeasured = if args.profile_first { Unmeasured::Measure } else { Unmeasured::Assume };
         let profile = args.planning.profile_of(wanted, deployment, unmeasured, progress).await?;
-        let statement = Statement {
+        let statement = ProblemStatement {
             planning: args.planning.clone(),
             deployment: deployment.clone(),
             remote: args.remote,
@@ -225,13 +236,13 @@ impl Stated {
 
     /// Returns the measurement to make beside `wanted`, with the receiver of its result; none where figures are neither
     /// assumed nor disturbed.
-    fn measurement(self, wanted: &Wanted) -> Option<(Subject, oneshot::Receiver<Measured>)> {
+    fn measurement(self, wanted: &DesiredDeployment) -> Option<(MeasuredModel, oneshot::Receiver<Measured>)> {
         if !self.is_unsure {
             return None;
         }
         let request = self.statement.measurement(&self.problem, wanted);
         let (tell, told) = oneshot::channel();
-        Some((Subject { statement: self.statement, wanted: wanted.clone(), request, tell }, told))
+        Some((MeasuredModel { statement: self.statement, wanted: wanted.clone(), request, tell }, told))
     }
 }
 
@@ -266,7 +277,7 @@ async fn all_listen(supervisor: &Supervisor, count: usize) {
         .await;
 }
 
-fn show_plan(problem: &Problem, answer: &Answer, as_json: bool, progress: &Progress) {
+fn show_plan(problem: &Problem, answer: &PlanningResult, as_json: bool, progress: &Progress) {
     if !as_json && progress.is_verbose() {
         progress.line(&format!("{}\n", plan_report::answer(problem, answer, false)));
     }

@@ -1,18 +1,18 @@
 //! How the problem of a plan is stated, for figures that are known at the start or measured later.
 
-use crate::deployment::Wanted;
+use crate::deployment::DesiredDeployment;
 use crate::exit::CliError;
 use crate::figures::measurement;
 use crate::flags::{DeploymentArgs, RemoteArg};
-use crate::planning::{Asked, PlanningArgs};
-use crate::profiling::{BelowOne, OnDevice, Request};
+use crate::planning::{PlanningArgs, ProblemInputs};
+use crate::profiling::{BelowOne, OnDevice, ProfileRequest};
 use remoe_hardware::Profile;
 use remoe_planner::{Problem, Slo};
 use remoe_predictor::Shares;
 use std::time::Duration;
 
 /// Flags and past requests that state a problem.
-pub(crate) struct Statement {
+pub(crate) struct ProblemStatement {
     pub(crate) planning: PlanningArgs,
     pub(crate) deployment: DeploymentArgs,
     pub(crate) remote: RemoteArg,
@@ -23,10 +23,10 @@ pub(crate) struct Statement {
     pub(crate) remembered: Option<Shares>,
 }
 
-impl Statement {
+impl ProblemStatement {
     /// States the problem of serving `wanted`'s model on the machine of `profile`.
-    pub(crate) fn problem(&self, profile: &Profile, wanted: &Wanted) -> Result<Problem, CliError> {
-        let asked = Asked {
+    pub(crate) fn problem(&self, profile: &Profile, wanted: &DesiredDeployment) -> Result<Problem, CliError> {
+        let asked = ProblemInputs {
             prompt: None,
             concurrency: self.concurrency,
             idle: self.idle,
@@ -44,10 +44,10 @@ impl Statement {
     }
 
     /// Requests the measurement for plans as `problem`, beside `wanted` while it serves.
-    pub(crate) fn measurement(&self, problem: &Problem, wanted: &Wanted) -> Request {
+    pub(crate) fn measurement(&self, problem: &Problem, wanted: &DesiredDeployment) -> ProfileRequest {
         let request = measurement(wanted, &self.deployment, BelowOne::of(problem, self.remote.into()));
         // A GPU has no room beside the main function that serves.
-        let subject = remoe_profiler::Request { on_device: OnDevice::Assume, ..request.subject };
-        Request { subject, ..request }
+        let subject = remoe_profiler::ProfileRequest { on_device: OnDevice::Assume, ..request.subject };
+        ProfileRequest { subject, ..request }
     }
 }

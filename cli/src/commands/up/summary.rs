@@ -1,7 +1,7 @@
 //! The start of a model in a few lines that fit a terminal: what runs where, why, and what it costs.
 
-use crate::choice::Choice;
-use crate::deployment::Wanted;
+use crate::choice::PlacementChoice;
+use crate::deployment::DesiredDeployment;
 use crate::output::table::{self, elided, wrapped};
 use remoe_planner::dollars;
 use remoe_rollout::placement::RemoteProcess;
@@ -19,8 +19,8 @@ const NAME: usize = 28;
 
 /// Facts of a model that is ready.
 pub(super) struct Summary<'a> {
-    pub(super) wanted: &'a Wanted,
-    pub(super) choice: &'a Choice,
+    pub(super) wanted: &'a DesiredDeployment,
+    pub(super) choice: &'a PlacementChoice,
     pub(super) address: SocketAddr,
     pub(super) seconds: f64,
     /// Dollars of an hour in which all functions run.

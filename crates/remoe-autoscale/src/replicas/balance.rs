@@ -2,7 +2,7 @@
 
 /// Functions that are alike and share their work.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Group {
+pub struct ReplicaBalance {
     /// Seconds of work a second: what one replica would do that is always busy.
     pub load: f64,
     /// Replicas at least.
@@ -24,7 +24,7 @@ const QUIET: f64 = 0.5;
 /// exist: as long as replicas do at most half of `target` of what they can none is added for balance, and where one
 /// would have to do more than `target` one is added however balanced they are.
 #[must_use]
-pub fn balance(groups: &[Group], target: f64, memory: u64) -> Vec<u32> {
+pub fn balance(groups: &[ReplicaBalance], target: f64, memory: u64) -> Vec<u32> {
     let mut replicas: Vec<u32> = groups.iter().map(|group| group.least.max(1)).collect();
     let mut left = memory;
     // Those that cannot have another.
@@ -72,8 +72,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn groups(loads: &[f64]) -> Vec<Group> {
-        loads.iter().map(|load| Group { load: *load, least: 1, most: 8, bytes: 10 }).collect()
+    fn groups(loads: &[f64]) -> Vec<ReplicaBalance> {
+        loads.iter().map(|load| ReplicaBalance { load: *load, least: 1, most: 8, bytes: 10 }).collect()
     }
 
     #[test]
@@ -105,8 +105,8 @@ mod tests {
             target in 0.1_f64..1.0,
         ) {
             let most = least + more;
-            let groups: Vec<Group> =
-                loads.iter().map(|load| Group { load: *load, least, most, bytes: 10 }).collect();
+            let groups: Vec<ReplicaBalance> =
+                loads.iter().map(|load| ReplicaBalance { load: *load, least, most, bytes: 10 }).collect();
             let replicas = balance(&groups, target, memory);
             let added: u32 = replicas.iter().map(|count| count - least).sum();
             prop_assert!(u64::from(added) * 10 <= memory);
@@ -116,9 +116,9 @@ mod tests {
                 prop_assert!(is_full || *count == most || group.load / f64::from(*count) <= target);
             }
             // More load never takes a replica away where there is memory for all.
-            let more: Vec<Group> = groups.iter().map(|group| Group { load: group.load * 1.5, ..*group }).collect();
+            let more: Vec<ReplicaBalance> = groups.iter().map(|group| ReplicaBalance { load: group.load * 1.5, ..*group }).collect();
             if memory >= u64::from(more.len() as u32 * (most - least)) * 10 {
-                let needed = |groups: &[Group]| groups.iter().map(|it| (it.load / target).ceil() as u32).collect::<Vec<_>>();
+                let needed = |groups: &[ReplicaBalance]| groups.iter().map(|it| (it.load / target).ceil() as u32).collect::<Vec<_>>();
                 for ((count, need), most) in balance(&more, target, memory).iter().zip(needed(&more)).zip(std::iter::repeat(most)) {
                     prop_assert!(*count >= need.min(most));
                 }

@@ -9,7 +9,7 @@ const MOST_SAID: usize = 128;
 
 /// A gateway's report of its requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct GatewayReport {
     /// When, since any fixed moment.
     pub at: Duration,
     /// How long its requests have waited or been worked on since it started, all together.
@@ -34,7 +34,7 @@ pub struct Worked {
 /// Recent reports, and when replicas of each function were last added.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct History {
-    gateways: BTreeMap<String, VecDeque<Said>>,
+    gateways: BTreeMap<String, VecDeque<GatewayReport>>,
     /// With when it was heard.
     mains: BTreeMap<String, VecDeque<(Duration, Worked)>>,
     /// When this began.
@@ -47,13 +47,13 @@ pub struct History {
 
 impl History {
     /// Takes note of what `gateway` said, where it is news, and forgets what is older than `window` at `now`.
-    pub fn note(&mut self, gateway: &str, said: Said, window: Duration, now: Duration) {
+    pub fn note(&mut self, gateway: &str, said: GatewayReport, window: Duration, now: Duration) {
         let known = self.gateways.entry(gateway.to_owned()).or_default();
-        let follows = |last: &Said| match said.sequence == last.sequence {
-            true => Follows::Same,
+        let follows = |last: &GatewayReport| match said.sequence == last.sequence {
+            true => ReportOrder::Same,
             // It started again, or its clock was set back.
-            false if said.at <= last.at || said.occupied < last.occupied => Follows::Nothing,
-            false => Follows::On,
+            false if said.at <= last.at || said.occupied < last.occupied => ReportOrder::Nothing,
+            false => ReportOrder::On,
         };
         hear(known, said, follows, |said| said.at + window < now);
     }
@@ -63,9 +63,9 @@ impl History {
         let known = self.mains.entry(main.to_owned()).or_default();
         let age = worked.age;
         let follows = |(_, last): &(Duration, Worked)| match age.cmp(&last.age) {
-            Ordering::Equal => Follows::Same,
-            Ordering::Less => Follows::Nothing,
-            Ordering::Greater => Follows::On,
+            Ordering::Equal => ReportOrder::Same,
+            Ordering::Less => ReportOrder::Nothing,
+            Ordering::Greater => ReportOrder::On,
         };
         hear(known, (now, worked), follows, |(at, _)| *at + window < now);
     }
@@ -107,7 +107,7 @@ impl History {
     /// Requests that there are now where any of them has waited for `patience`: all main functions have what they have room
     /// for, or none runs.
     pub(crate) fn requests_that_wait(&self, now: Duration, patience: Duration) -> Option<f64> {
-        let waits = |said: &VecDeque<Said>| {
+        let waits = |said: &VecDeque<GatewayReport>| {
             let mut latest = said.iter().rev();
             let Some(last) = latest.next().filter(|last| last.waiting > 0) else { return false };
             let since = latest.take_while(|said| said.waiting > 0).last().map_or(last.at, |first| first.at);
@@ -138,7 +138,7 @@ impl History {
 }
 
 /// How a word follows the one before.
-enum Follows {
+enum ReportOrder {
     /// It is the same once more.
     Same,
     /// It goes on from there.
@@ -148,18 +148,23 @@ enum Follows {
 }
 
 /// Adds `word` to what is `known`, and keeps of that what is not old, the last word before, and no more than there may be.
-fn hear<T>(known: &mut VecDeque<T>, word: T, follows: impl Fn(&T) -> Follows, is_old: impl Fn(&T) -> bool) {
-    match known.back().map_or(Follows::On, follows) {
-        Follows::Same => {}
-        Follows::On => known.push_back(word),
-        Follows::Nothing => *known = VecDeque::from([word]),
+fn hear<T>(
+    known: &mut VecDeque<T>,
+    word: T,
+    follows: impl Fn(&T) -> ReportOrder,
+    is_old: impl Fn(&T) -> bool,
+) {
+    match known.back().map_or(ReportOrder::On, follows) {
+        ReportOrder::Same => {}
+        ReportOrder::On => known.push_back(word),
+        ReportOrder::Nothing => *known = VecDeque::from([word]),
     }
     while known.len() > MOST_SAID || known.get(1).is_some_and(&is_old) {
         known.pop_front();
     }
 }
 
-fn average(said: &VecDeque<Said>, now: Duration, span: Duration) -> f64 {
+fn average(said: &VecDeque<GatewayReport>, now: Duration, span: Duration) -> f64 {
     let Some(last) = said.back() else { return 0.0 };
     let begin = now.saturating_sub(span);
     let within = |from: Duration, to: Duration| to.min(now).saturating_sub(from.max(begin)).as_secs_f64();
@@ -185,8 +190,14 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn said(at: u64, occupied: u64, requests: u32) -> Said {
-        Said { at: second(at), occupied: second(occupied), requests, waiting: 0, sequence: at + occupied }
+    fn said(at: u64, occupied: u64, requests: u32) -> GatewayReport {
+        GatewayReport {
+            at: second(at),
+            occupied: second(occupied),
+            requests,
+            waiting: 0,
+            sequence: at + occupied,
+        }
     }
 
     fn worked(age: u64, computed: &[(&str, u64)]) -> Worked {
@@ -221,7 +232,7 @@ mod tests {
     fn the_same_word_counts_once_and_a_new_start_is_no_load() {
         let mut history = History::default();
         history.note("a", said(100, 50, 1), MINUTE, second(100));
-        history.note("a", Said { requests: 9, ..said(100, 50, 1) }, MINUTE, second(101));
+        history.note("a", GatewayReport { requests: 9, ..said(100, 50, 1) }, MINUTE, second(101));
         assert!(close(history.requests(second(110), MINUTE), 1.0));
         history.note("a", said(120, 0, 0), MINUTE, second(120));
         assert!(close(history.requests(second(130), MINUTE), 0.0));
@@ -231,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_as_busy_as_all_main_functions_together_had_them() {
+    fn function_busyness_sums_over_all_main_functions() {
         let mut history = History::default();
         let busy =
             |history: &History, now| history.busy(&["x".to_owned(), "y".to_owned()], second(now), MINUTE);
@@ -274,7 +285,8 @@ mod tests {
         assert!(history.gateways["a"].len() <= 62 && history.mains["m"].len() <= 62);
         for at in 0..10_000_u64 {
             let at = Duration::from_millis(10_000_000 + at);
-            let at_once = Said { at, sequence: 100_000 + at.as_millis() as u64, ..said(0, 20_000, 1) };
+            let at_once =
+                GatewayReport { at, sequence: 100_000 + at.as_millis() as u64, ..said(0, 20_000, 1) };
             history.note("a", at_once, MINUTE, second(10_000));
         }
         assert!(history.gateways["a"].len() <= MOST_SAID);

@@ -16,7 +16,7 @@ const WORTH: u32 = 4;
 
 /// A remote group. Times are since any moment that stays the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Group {
+pub struct SleepingGroup {
     /// Functions are to run.
     pub awake: bool,
     /// When it fell asleep or woke up.
@@ -31,7 +31,7 @@ pub struct Group {
 
 /// Observations of a group since the last step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Glance {
+pub struct GroupObservation {
     /// Experts of it were used.
     pub asked: bool,
     /// Requests that are there are expected to use them.
@@ -40,7 +40,7 @@ pub struct Glance {
     pub starting: bool,
 }
 
-impl Group {
+impl SleepingGroup {
     /// One whose functions run from `now` on, or do not.
     #[must_use]
     pub fn new(awake: bool, now: Duration) -> Self {
@@ -55,7 +55,7 @@ impl Group {
 
     /// State at `now`, after the observations. Between two wakes there is a `window` at least.
     #[must_use]
-    pub fn step(self, window: Duration, seen: Glance, now: Duration) -> Self {
+    pub fn step(self, window: Duration, seen: GroupObservation, now: Duration) -> Self {
         let asked = if seen.asked { Some(now) } else { self.asked };
         let patience = self.patience(window);
         let rested = now.saturating_sub(self.since);
@@ -85,9 +85,9 @@ mod tests {
     use proptest::prelude::*;
 
     const WINDOW: Duration = Duration::from_millis(100);
-    const ASKED: Glance = Glance { asked: true, predicted: false, starting: false };
-    const PREDICTED: Glance = Glance { asked: false, predicted: true, starting: false };
-    const NOTHING: Glance = Glance { asked: false, predicted: false, starting: false };
+    const ASKED: GroupObservation = GroupObservation { asked: true, predicted: false, starting: false };
+    const PREDICTED: GroupObservation = GroupObservation { asked: false, predicted: true, starting: false };
+    const NOTHING: GroupObservation = GroupObservation { asked: false, predicted: false, starting: false };
 
     fn at(ms: u64) -> Duration {
         Duration::from_millis(ms)
@@ -98,11 +98,11 @@ mod tests {
         /// without use does, and wakes have a window between them.
         #[test]
         fn a_group_is_there_for_those_who_ask(looks in proptest::collection::vec((1_u64..90, any::<bool>(), any::<bool>()), 1..400)) {
-            let mut group = Group::new(true, at(0));
+            let mut group = SleepingGroup::new(true, at(0));
             let (mut now, mut used, mut woken) = (at(0), at(0), None);
             for (passed, asked, predicted) in looks {
                 // Most looks see nothing.
-                let seen = Glance {
+                let seen = GroupObservation {
                     asked: asked && passed % 7 == 0,
                     predicted: predicted && passed % 5 == 0,
                     starting: group.awake && passed % 11 == 0,
@@ -133,7 +133,7 @@ mod tests {
         /// it sleeps most of the time.
         #[test]
         fn it_does_not_flap(period in 1_u64..3000) {
-            let mut group = Group::new(true, at(0));
+            let mut group = SleepingGroup::new(true, at(0));
             let mut wakes = 0;
             for ms in (0..300 * period).step_by(5) {
                 let seen = if ms % period < 5 { ASKED } else { NOTHING };
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn who_comes_seldom_pays_for_a_window_each_time() {
-        let mut group = Group::new(true, at(0));
+        let mut group = SleepingGroup::new(true, at(0));
         for round in 1..20 {
             let now = at(round * 10_000);
             group = group.step(WINDOW, NOTHING, now);
@@ -163,8 +163,8 @@ mod tests {
 
     #[test]
     fn what_starts_slowly_is_not_given_up() {
-        let starting = Glance { starting: true, ..NOTHING };
-        let mut group = Group::new(false, at(0)).step(WINDOW, ASKED, at(1000));
+        let starting = GroupObservation { starting: true, ..NOTHING };
+        let mut group = SleepingGroup::new(false, at(0)).step(WINDOW, ASKED, at(1000));
         for ms in [1500, 2000, 2500] {
             group = group.step(WINDOW, starting, at(ms));
             assert!(group.awake);
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_prediction_that_did_not_come_true_is_not_believed_again() {
-        let mut group = Group::new(false, at(0)).step(WINDOW, PREDICTED, at(50));
+        let mut group = SleepingGroup::new(false, at(0)).step(WINDOW, PREDICTED, at(50));
         assert!(group.awake);
         group = group.step(WINDOW, PREDICTED, at(1000));
         assert!(!group.awake && group.doubted, "no request came");

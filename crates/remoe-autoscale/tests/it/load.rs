@@ -1,6 +1,6 @@
 //! Replicas under loads that change.
 
-use remoe_autoscale::replicas::{History, Mains, Policy, Remote, Said, Worked, mains, remote};
+use remoe_autoscale::replicas::{GatewayReport, History, Mains, Policy, Remote, Worked, mains, remote};
 use std::time::Duration;
 
 const POLICY: Policy = Policy { target: 0.7, window: Duration::from_secs(60) };
@@ -14,7 +14,7 @@ fn run(seconds: u64, pause: u64, requests: impl Fn(u64) -> u32) -> Vec<u32> {
     for second in 0..seconds {
         let now = Duration::from_secs(1_000 + second);
         if second % pause == 0 {
-            let said = Said {
+            let said = GatewayReport {
                 at: now,
                 occupied: Duration::from_secs(occupied),
                 requests: requests(second),
@@ -35,7 +35,7 @@ fn run(seconds: u64, pause: u64, requests: impl Fn(u64) -> u32) -> Vec<u32> {
 }
 
 #[test]
-fn a_load_that_stays_as_it_is_moves_nothing_and_gets_what_it_needs() {
+fn steady_load_keeps_sufficient_replicas_unchanged() {
     for (requests, replicas) in [(1, 1), (7, 1), (8, 2), (14, 2), (20, 3), (1_000, 8)] {
         let all = run(600, 10, |_| requests);
         assert!(all[60..].iter().all(|present| *present == replicas), "{requests}: {all:?}");
@@ -60,12 +60,12 @@ fn a_load_that_flickers_around_a_bound_does_not_flap() {
 }
 
 #[test]
-fn nothing_is_taken_away_by_whoever_has_just_begun_to_look() {
+fn fresh_observer_removes_no_replica() {
     let mut history = History::default();
     let at = |seconds| Duration::from_secs(seconds);
     let six = Mains { present: 6, ..MAINS };
     assert_eq!(mains(&POLICY, &history, six, at(0)), 6);
-    // Nobody says anything: gateways are silent while nothing is asked.
+    // No gateway reports: gateways are silent while there are no requests.
     history.look(at(0));
     assert_eq!(mains(&POLICY, &history, six, at(59)), 6);
     assert_eq!(mains(&POLICY, &history, six, at(60)), 1);
@@ -123,18 +123,23 @@ fn the_slowest_group_gets_a_replica_and_the_others_stay() {
 }
 
 #[test]
-fn who_waits_counts_at_once_where_nothing_serves_and_soon_where_something_does() {
+fn waiting_requests_count_at_once_only_without_serving_replicas() {
     let mut history = History::default();
     let at = |seconds| Duration::from_secs(seconds);
-    let said =
-        |second, waiting| Said { at: at(second), requests: 30, waiting, sequence: second, ..Said::default() };
+    let said = |second, waiting| GatewayReport {
+        at: at(second),
+        requests: 30,
+        waiting,
+        sequence: second,
+        ..GatewayReport::default()
+    };
     history.note("a", said(0, 0), POLICY.window, at(0));
     history.note("a", said(60, 20), POLICY.window, at(60));
     let none = Mains { serves: false, ..MAINS };
     assert_eq!(mains(&POLICY, &history, none, at(60)), 5);
     assert_eq!(mains(&POLICY, &history, Mains { present: 4, ..none }, at(60)), 5);
     history = History::default();
-    history.note("a", Said { requests: 0, ..said(0, 0) }, POLICY.window, at(0));
+    history.note("a", GatewayReport { requests: 0, ..said(0, 0) }, POLICY.window, at(0));
     history.note("a", said(60, 20), POLICY.window, at(60));
     assert_eq!(mains(&POLICY, &history, MAINS, at(61)), 1, "it may be over in a moment");
     assert_eq!(mains(&POLICY, &history, MAINS, at(66)), 5);

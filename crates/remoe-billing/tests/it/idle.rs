@@ -1,6 +1,6 @@
 //! Cost of idle functions: what an hour of them costs, and nothing once they are gone.
 
-use remoe_billing::{Account, Basis, FunctionEvent, FunctionRecord, Rate, Record};
+use remoe_billing::{Basis, FunctionEvent, FunctionRecord, LedgerTotals, Rate, Record};
 
 const HOUR: u64 = 3_600_000_000_000;
 const BEGIN: u64 = 1_700_000_000_000_000_000;
@@ -19,8 +19,8 @@ fn started(basis: Basis) -> Vec<Record> {
     [start("a", "main", 40_000_000, Basis::Alive), start("b", "group-0", 7_000_000, basis)].concat()
 }
 
-fn account(records: &[Record], until: u64) -> Account {
-    let mut account = Account::default();
+fn account(records: &[Record], until: u64) -> LedgerTotals {
+    let mut account = LedgerTotals::default();
     records.iter().for_each(|record| account.add(record).unwrap());
     account.until(BEGIN + until)
 }

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use remoe_billing::{
-    Account, Basis, FunctionEvent, FunctionRecord, Ledger, LedgerError, LedgerLimits, Phases, Rate, Record,
-    RequestRecord, Share, export_csv, export_json, records, records_since,
+    Basis, FunctionEvent, FunctionRecord, Ledger, LedgerError, LedgerLimits, LedgerTotals, Phases, Rate,
+    Record, RequestRecord, Share, export_csv, export_json, records, records_since,
 };
 use std::fs::OpenOptions;
 use std::path::Path;
@@ -144,7 +144,7 @@ proptest! {
                 continue;
             }
             let share = Phases { prefill: *worked, decode: 0 };
-            let work = remoe_billing::Work {
+            let work = remoe_billing::RequestWork {
                 main: remoe_billing::Worked { share, busy },
                 served: now - begin - start,
                 ..Default::default()
@@ -159,7 +159,7 @@ proptest! {
         }
         log.push(function(now + tail, FunctionEvent::Replaced));
         log.push(function(now + tail + overlap, FunctionEvent::Stopped));
-        let account = Account::of(log.into_iter().map(Ok)).unwrap();
+        let account = LedgerTotals::of(log.into_iter().map(Ok)).unwrap();
         prop_assert_eq!(account.answered.cost, told);
         prop_assert_eq!(account.paid, rate.cost(start + now - begin - start + tail + overlap));
         prop_assert_eq!(account.residual, 0);
@@ -214,7 +214,7 @@ fn a_remote_function_works_for_several_mains() {
         function(30, "two", FunctionEvent::Stopped),
         function(30, "far", FunctionEvent::Stopped),
     ];
-    let account = Account::of(log.into_iter().map(Ok)).unwrap();
+    let account = LedgerTotals::of(log.into_iter().map(Ok)).unwrap();
     let seconds = |amount: u64| amount / second;
     assert_eq!((seconds(account.paid), account.residual), (12 + 18 + 30, 0));
     assert_eq!((seconds(account.answered.cost), account.failed), (26, 0));

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use remoe_billing::{
-    Account, Basis, FunctionEvent, FunctionRecord, Functions, Ledger, LedgerLimits, Meter, Phases, Rate,
-    Rates, Record, RequestRecord, Work, Worked, records,
+    Basis, FunctionEvent, FunctionRecord, Functions, Ledger, LedgerLimits, LedgerTotals, Meter, Phases, Rate,
+    Rates, Record, RequestRecord, RequestWork, Worked, records,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ const SMALL: LedgerLimits = LedgerLimits { file_bytes: 1500, files: 10_000 };
 
 /// A function as it really was.
 #[derive(Clone)]
-struct Function {
+struct TrueFunction {
     name: String,
     is_main: bool,
     rate: Rate,
@@ -27,9 +27,9 @@ struct Function {
 }
 
 /// A deployment, and all that was written about it.
-struct Deployment {
+struct BilledDeployment {
     now: u64,
-    functions: Vec<Function>,
+    functions: Vec<TrueFunction>,
     meter: Meter,
     log: Vec<Record>,
 }
@@ -37,7 +37,7 @@ struct Deployment {
 /// Next event: its kind, its function, and two durations.
 type Move = (u8, usize, u64, u64);
 
-impl Deployment {
+impl BilledDeployment {
     fn new() -> Self {
         let now = 1_700_000_000 * SECOND;
         let log = vec![Record::Opened { at: now, prices: "p".to_owned() }];
@@ -49,7 +49,7 @@ impl Deployment {
         self.log.push(Record::Function(FunctionRecord { at: self.now, model, function, event }));
     }
 
-    fn declares(&mut self, function: &Function) {
+    fn declares(&mut self, function: &TrueFunction) {
         let tier = if function.is_main { "main" } else { "group-0" }.to_owned();
         let event = FunctionEvent::Started { tier, rate: function.rate, basis: Basis::Alive };
         self.says(&function.name, event);
@@ -58,7 +58,8 @@ impl Deployment {
     fn starts(&mut self, is_main: bool, rate: u64, load: u64) {
         let (name, started) = (format!("f-{}", self.functions.len()), self.now);
         let (rate, serving) = (Rate(rate), started + load);
-        let function = Function { name, is_main, rate, started, serving, ended: None, busy: BTreeMap::new() };
+        let function =
+            TrueFunction { name, is_main, rate, started, serving, ended: None, busy: BTreeMap::new() };
         self.declares(&function);
         self.now += load;
         self.says(&function.name, FunctionEvent::Serving);
@@ -66,7 +67,7 @@ impl Deployment {
     }
 
     fn alive(&self, is_main: bool) -> Vec<usize> {
-        let alive = |one: &&Function| one.ended.is_none() && one.is_main == is_main;
+        let alive = |one: &&TrueFunction| one.ended.is_none() && one.is_main == is_main;
         let numbered = self.functions.iter().enumerate();
         numbered.filter(|(_, one)| alive(one)).map(|(number, _)| number).collect()
     }
@@ -83,12 +84,12 @@ impl Deployment {
             let lost = Record::Lost { at: self.now, since, estimate: 0, model, tenant, function, id };
             return self.log.push(lost);
         }
-        let of = |function: &mut Function| {
+        let of = |function: &mut TrueFunction| {
             let busy = function.busy.entry(main_name.clone()).or_default();
             *busy += worked;
             Worked { share: Phases { prefill: worked / 3, decode: worked - worked / 3 }, busy: *busy }
         };
-        let mut work = Work { main: of(&mut self.functions[main]), ..Work::default() };
+        let mut work = RequestWork { main: of(&mut self.functions[main]), ..RequestWork::default() };
         work.served = self.now - self.functions[main].serving;
         let remote = self.alive(false).first().copied();
         if let Some(remote) = remote {
@@ -190,7 +191,7 @@ fn told(records: &[Record], functions: &BTreeSet<&str>) -> u64 {
     of.map(|(_, share)| share.cost.sum()).sum()
 }
 
-fn sum(account: &Account) -> i128 {
+fn sum(account: &LedgerTotals) -> i128 {
     let parts = [
         account.answered.cost,
         account.earlier,
@@ -211,14 +212,14 @@ proptest! {
     #[test]
     fn what_is_left_adds_up(moves in prop::collection::vec((0_u8..9, 0_usize..6, 0..SECOND * 20, 0..SECOND * 9), 1..80)) {
         let folder = tempfile::tempdir().unwrap();
-        let mut deployment = Deployment::new();
+        let mut deployment = BilledDeployment::new();
         deployment.starts(true, 44_000_000, SECOND);
         deployment.starts(false, 9_000_000, SECOND);
         moves.into_iter().for_each(|each| deployment.makes(each));
         deployment.write(folder.path());
         for oldest in files(folder.path()) {
             let left: Vec<Record> = records(folder.path()).unwrap().map(Result::unwrap).collect();
-            let account = Account::of(left.iter().cloned().map(Ok)).unwrap();
+            let account = LedgerTotals::of(left.iter().cloned().map(Ok)).unwrap();
             let known: BTreeSet<&str> = left.iter().filter_map(|record| match record {
                 Record::Carried { function, .. } => Some(function.as_str()),
                 Record::Function(FunctionRecord { function, event: FunctionEvent::Started { .. }, .. }) => {
@@ -252,7 +253,7 @@ proptest! {
     /// second one is never heard of again when the first one is killed.
     #[test]
     fn several_ledgers_are_one(moves in prop::collection::vec((0_u8..9, 0_usize..6, 0..SECOND * 20, 0..SECOND * 9), 1..80)) {
-        let mut deployment = Deployment::new();
+        let mut deployment = BilledDeployment::new();
         deployment.starts(true, 44_000_000, SECOND);
         deployment.starts(false, 9_000_000, SECOND);
         moves.into_iter().for_each(|each| deployment.makes(each));
@@ -269,12 +270,12 @@ proptest! {
             });
             written.map(|(_, record)| Ok(record.clone()))
         };
-        let one = Account::of(deployment.log.iter().cloned().map(Ok)).unwrap();
-        let several = Account::of_several([0, 1].into_iter().map(of)).unwrap();
+        let one = LedgerTotals::of(deployment.log.iter().cloned().map(Ok)).unwrap();
+        let several = LedgerTotals::of_several([0, 1].into_iter().map(of)).unwrap();
         prop_assert_eq!((several.paid, several.answered, several.unknown), (one.paid, one.answered, 0));
         prop_assert_eq!((several.alive, several.per_hour), (one.alive, one.per_hour));
         let is_any = |(_, functions): &(_, Functions)| *functions != Functions::default();
-        let here = |account: &Account| -> Vec<(String, Functions)> {
+        let here = |account: &LedgerTotals| -> Vec<(String, Functions)> {
             let all = account.functions_by_model.clone().into_iter();
             all.map(|(model, functions)| (model, Functions { idle: 0, ..functions })).filter(is_any).collect()
         };
@@ -289,11 +290,11 @@ proptest! {
     /// Without the heads of files what is unknown is said.
     #[test]
     fn what_is_not_known_is_said(answers in 1_u64..40) {
-        let mut deployment = Deployment::new();
+        let mut deployment = BilledDeployment::new();
         deployment.starts(true, 44_000_000, SECOND);
         (0..answers).for_each(|_| deployment.works(0, SECOND, SECOND, true));
         let left = deployment.log.split_off(deployment.log.len() - answers as usize);
-        let account = Account::of(left.into_iter().map(Ok)).unwrap();
+        let account = LedgerTotals::of(left.into_iter().map(Ok)).unwrap();
         prop_assert_eq!((account.paid, account.unknown), (0, account.answered.cost));
         prop_assert_eq!(i128::from(account.unknown), sum(&account));
         prop_assert!(account.residual_share() > 0.99);

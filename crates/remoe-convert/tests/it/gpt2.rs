@@ -1,6 +1,6 @@
 //! GPT-2 to experts: every weight is where it belongs, once, and what is no such model is refused.
 
-use remoe_convert::{ConvertError, Options, gpt2_moe};
+use remoe_convert::{ConvertError, SplitOptions, gpt2_moe};
 use remoe_model::{Checkpoint, CheckpointError, Folder, Linear, TensorFiles, TensorRef};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -21,7 +21,7 @@ fn dense() -> PathBuf {
 fn converted(from: &Path, experts: usize, top_k: usize) -> (TempDir, PathBuf) {
     let scratch = tempfile::tempdir().unwrap();
     let to = scratch.path().join("to");
-    let converted = gpt2_moe(&Folder::new(from), &to, Options { experts, top_k }).unwrap();
+    let converted = gpt2_moe(&Folder::new(from), &to, SplitOptions { experts, top_k }).unwrap();
     assert_eq!((converted.layers, converted.expert_width), (LAYERS, WIDTH / experts));
     (scratch, to)
 }
@@ -154,7 +154,7 @@ impl Material {
     fn refused(&self) -> CheckpointError {
         let (from, scratch) = (self.write(), tempfile::tempdir().unwrap());
         let to = scratch.path().join("to");
-        let options = Options { experts: 8, top_k: 2 };
+        let options = SplitOptions { experts: 8, top_k: 2 };
         match gpt2_moe(&Folder::new(from.path()), &to, options).unwrap_err() {
             ConvertError::Checkpoint(error) => {
                 assert!(error.path().starts_with(from.path()) && !to.exists(), "{error}");
@@ -227,7 +227,7 @@ fn options_that_do_not_fit_are_refused() {
     for (experts, top_k, name) in
         [(3, 2, "experts"), (0, 1, "experts"), (128, 2, "experts"), (8, 9, "top-k"), (8, 0, "top-k")]
     {
-        let error = gpt2_moe(&Folder::new(dense()), &to, Options { experts, top_k }).unwrap_err();
+        let error = gpt2_moe(&Folder::new(dense()), &to, SplitOptions { experts, top_k }).unwrap_err();
         assert!(matches!(error, ConvertError::Option { name: found, .. } if found == name), "{error}");
         assert!(!to.exists());
     }
@@ -246,12 +246,13 @@ fn options_that_do_not_fit_are_refused() {
         }
     }
     let from = wide.write();
-    let error = gpt2_moe(&Folder::new(from.path()), &to, Options { experts: width, top_k: 1 }).unwrap_err();
+    let error =
+        gpt2_moe(&Folder::new(from.path()), &to, SplitOptions { experts: width, top_k: 1 }).unwrap_err();
     assert!(matches!(&error, ConvertError::Option { name: "experts", .. }), "{error}");
     assert!(error.to_string().contains("tensors") && !to.exists(), "{error}");
     std::fs::create_dir(&to).unwrap();
     std::fs::write(to.join("mine"), "").unwrap();
-    let error = gpt2_moe(&Folder::new(dense()), &to, Options { experts: 8, top_k: 2 }).unwrap_err();
+    let error = gpt2_moe(&Folder::new(dense()), &to, SplitOptions { experts: 8, top_k: 2 }).unwrap_err();
     assert!(matches!(error, ConvertError::Occupied(_)), "{error}");
     assert_eq!(std::fs::read_dir(&to).unwrap().count(), 1);
 }

@@ -16,7 +16,7 @@ pub use nodes::{ListRegime, rental};
 use remoe_planner::{Request, Slo, Way};
 use serde::Serialize;
 pub use subject::Subject;
-pub use unit::{Place, UnitRegime};
+pub use unit::{Platform, UnitRegime};
 
 /// Requests per day, from once to as many as keep one deployment busy.
 pub const PER_DAY: [f64; 6] = [1.0, 10.0, 100.0, 1_000.0, 5_000.0, 15_000.0];

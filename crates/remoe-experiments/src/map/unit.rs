@@ -5,7 +5,9 @@ use super::{
     slo,
 };
 use crate::error::ExperimentError;
-use remoe_hardware::{Commitment, DeviceTimes, ListedNode, NodeTiming, Profile, Wishes, node_shape, problem};
+use remoe_hardware::{
+    Commitment, DeploymentRequirements, DeviceTimes, ListedNode, NodeTiming, Profile, node_shape, problem,
+};
 use remoe_planner::{
     Affine, Arrivals, Device, Limits, PlanError, Pricing, Problem, SizeRange, Slo, Specs, Start, Starts,
     VcpuRange, Way, compare,
@@ -24,7 +26,7 @@ const GPU_RESERVE: f64 = 0.08;
 
 /// Where functions live: what the largest has, and the machine that times follow from.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Place {
+pub struct Platform {
     /// Memory of the largest function in GB.
     largest_gb: f64,
     /// From one memory size to the next in GB.
@@ -39,7 +41,7 @@ pub struct Place {
     machine: (f64, f64),
 }
 
-impl Place {
+impl Platform {
     /// Functions as large as the largest machines of clouds: 784 GB and 96 vCPUs of a machine with 128 that
     /// share 410 GB/s (Google's n2-highmem-128), up to 8 GPUs.
     pub const LARGE: Self = Self {
@@ -116,7 +118,7 @@ pub struct UnitRegime {
     /// For people.
     pub title: &'static str,
     /// Where functions live.
-    pub place: Place,
+    pub place: Platform,
     /// Prices; GPUs by the whole one, if any.
     pub pricing: Pricing,
     /// Promised limits.
@@ -135,7 +137,7 @@ impl UnitRegime {
         let always = Self {
             name: "unit-large",
             title: "Unit prices, functions of any size",
-            place: Place::LARGE,
+            place: Platform::LARGE,
             pricing,
             slo: slo(),
             windows: &[None],
@@ -161,14 +163,14 @@ impl UnitRegime {
             Self {
                 name: "unit-modest",
                 title: "Unit prices, modest nodes",
-                place: Place::MODEST,
+                place: Platform::MODEST,
                 slo: Slo { tpot_seconds: SLOW_SECONDS, ..always.slo },
                 ..always
             },
             Self {
                 name: "unit-modest-rare",
                 title: "Unit prices, modest nodes, may sleep",
-                place: Place::MODEST,
+                place: Platform::MODEST,
                 slo: Slo { tpot_seconds: SLOW_SECONDS, ..rare.slo },
                 ..rare
             },
@@ -265,7 +267,7 @@ impl UnitRegime {
         let loaded =
             self.slo.cold_ttft_seconds.map(|cold| cold * self.starts.main.load_bytes_per_second / GB);
         let most_gb = loaded.filter(|_| window.is_some()).unwrap_or(f64::INFINITY);
-        let wishes = Wishes {
+        let wishes = DeploymentRequirements {
             request: request(),
             slo: self.slo,
             pricing,

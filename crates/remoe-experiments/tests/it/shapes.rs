@@ -20,7 +20,7 @@ fn deepseek_v2_lite_has_the_parameters_of_its_checkpoint() {
 }
 
 #[test]
-fn gpt2_moe_is_gpt2_with_seven_more_feed_forward_networks_a_layer() {
+fn gpt2_moe_has_eight_feed_forward_networks_per_layer() {
     let shape = Shape::gpt2_moe();
     let gpt2 = 124_439_808;
     let feed_forward = shape.facts.expert_bytes / 4;

@@ -1,8 +1,8 @@
 //! Properties that hold between strategies, whatever the figures are.
 
 use remoe_experiments::{
-    ClassPlans, CpuScaling, Decisions, ExperimentError, INPUT_TOKENS, Machine, Part, Routing, Scenario,
-    Setting, Shape, Strategy, cold_starts, costs, expert_time, paper_pricing, phases, ratios,
+    ClassPlans, ColdStartStage, CpuScaling, Decisions, ExperimentError, INPUT_TOKENS, Machine, Routing,
+    Scenario, Setting, Shape, Strategy, cold_starts, costs, expert_time, paper_pricing, phases, ratios,
 };
 use remoe_planner::Billing;
 
@@ -179,7 +179,7 @@ fn cold_starts_add_up_and_overlap() {
         assert_eq!(main.spans[0].from, decisions.preallocate_seconds, "it does not wait for the plan");
         let remote = always.lanes.iter().find(|lane| lane.who == "slowest remote").unwrap();
         assert_eq!(remote.spans[0].from, 0.125, "it waits for the plan");
-        let order = [Part::Container, Part::Load];
+        let order = [ColdStartStage::Container, ColdStartStage::Load];
         assert_eq!(remote.spans.iter().map(|span| span.part).collect::<Vec<_>>(), order);
     }
 }

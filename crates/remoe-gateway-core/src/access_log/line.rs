@@ -31,7 +31,7 @@ pub(crate) struct RequestFacts {
 }
 
 /// Request that is over.
-pub(super) struct Line<'a> {
+pub(super) struct AccessRecord<'a> {
     pub(super) time: SystemTime,
     pub(super) request_id: Option<&'a str>,
     pub(super) trace_id: Option<String>,
@@ -91,7 +91,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-impl Line<'_> {
+impl AccessRecord<'_> {
     /// Returns the line without its end; none if this format leaves it out.
     pub(super) fn render(&self, format: AccessLogFormat) -> Option<String> {
         match format {
@@ -192,8 +192,8 @@ mod tests {
     use super::*;
     use std::time::UNIX_EPOCH;
 
-    fn line() -> Line<'static> {
-        Line {
+    fn line() -> AccessRecord<'static> {
+        AccessRecord {
             time: UNIX_EPOCH + Duration::from_millis(1_767_323_045_678),
             request_id: Some("abc"),
             trace_id: None,
@@ -220,7 +220,8 @@ mod tests {
         let expected = "2026-01-02T03:04:05.678Z POST /v1/completions 200 1.500s model=org/model tenant=mine \
                         prompt_tokens=12 completion_tokens=34 ttft=0.250s id=abc";
         assert_eq!(text, expected);
-        let without_keys = Line { tenant: None, client: "::1", is_complete: false, left_out: 2, ..line() };
+        let without_keys =
+            AccessRecord { tenant: None, client: "::1", is_complete: false, left_out: 2, ..line() };
         let text = without_keys.render(AccessLogFormat::Text).unwrap();
         assert!(
             text.contains(" client=::1 ") && text.ends_with("id=abc complete=false left_out=2"),
@@ -245,7 +246,7 @@ mod tests {
         let hostile = "a\nFAKE GET / 200\r\u{1b}[2J\u{202e}\u{85} \" status=200";
         let long = "x".repeat(10_000);
         for format in [AccessLogFormat::Text, AccessLogFormat::Json] {
-            let hostile = Line {
+            let hostile = AccessRecord {
                 request_id: Some(hostile),
                 model: Some(hostile),
                 tenant: Some(&long),
@@ -257,13 +258,15 @@ mod tests {
             assert!(!text.contains(is_hostile) && !text.contains(&"x".repeat(NAME + 1)), "{text}");
         }
         let escaped = "id=\"a\\nFAKE GET / 200\\r\\u{1b}[2J\\u{202e}\\u{85} \\\" status=200\"";
-        let hostile = Line { request_id: Some(hostile), ..line() };
+        let hostile = AccessRecord { request_id: Some(hostile), ..line() };
         assert!(hostile.render(AccessLogFormat::Text).unwrap().ends_with(escaped));
     }
 
     #[test]
     fn text_leaves_out_polls_that_succeed() {
-        let poll = |status, format| Line { method: "GET", route: "/status", status, ..line() }.render(format);
+        let poll = |status, format| {
+            AccessRecord { method: "GET", route: "/status", status, ..line() }.render(format)
+        };
         assert_eq!(poll(200, AccessLogFormat::Text), None);
         assert!(poll(401, AccessLogFormat::Text).is_some() && poll(200, AccessLogFormat::Json).is_some());
     }

@@ -1,6 +1,6 @@
 //! Writer of the access log.
 
-use super::line::{AccessLogFormat, Line};
+use super::line::{AccessLogFormat, AccessRecord};
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
@@ -49,7 +49,7 @@ impl AccessLog {
     }
 
     /// Writes the line that `line` makes of the number of lines that were left out before it.
-    pub(super) fn write<'a>(&self, line: impl FnOnce(u64) -> Line<'a>) {
+    pub(super) fn write<'a>(&self, line: impl FnOnce(u64) -> AccessRecord<'a>) {
         let left_out = self.left_out.swap(0, Ordering::Relaxed);
         let sent = match line(left_out).render(self.format) {
             None => return,

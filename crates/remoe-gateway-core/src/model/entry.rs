@@ -1,6 +1,6 @@
 //! Requests that ask a model to be admitted, and wait in its queue.
 
-use crate::beginnings::Beginning;
+use crate::prefix_index::PromptPrefix;
 use remoe_proto::{ErrorCode, ServiceError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,13 +10,13 @@ use tokio::sync::oneshot;
 pub(super) struct Waiting<G> {
     pub(super) arrived: Instant,
     pub(super) cold: bool,
-    pub(super) beginning: Beginning,
+    pub(super) beginning: PromptPrefix,
     pub(super) answer: oneshot::Sender<Result<G, ServiceError>>,
 }
 
 /// Request that asks to be admitted.
 #[derive(Debug, Clone)]
-pub(crate) struct Entry {
+pub(crate) struct AdmissionRequest {
     /// Client whose turn it takes.
     pub(crate) client: Arc<str>,
     /// Bytes that it keeps in memory.
@@ -29,10 +29,10 @@ pub(crate) struct Entry {
     /// It was admitted before, and its main function failed.
     pub(crate) again: bool,
     /// Beginning of its body, which main functions may have in their prefix caches.
-    pub(crate) beginning: Beginning,
+    pub(crate) beginning: PromptPrefix,
 }
 
-impl Entry {
+impl AdmissionRequest {
     /// Returns the time at which it no longer waits for its turn.
     pub(super) fn last(&self) -> Option<Instant> {
         self.until.into_iter().chain(self.queue_until).min()

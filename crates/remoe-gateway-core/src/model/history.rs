@@ -1,7 +1,7 @@
 //! Recent changes of a model between awake and asleep, for people.
 
 use crate::timeline::ColdStart;
-use remoe_autoscale::scale_to_zero::Phase;
+use remoe_autoscale::scale_to_zero::ScalingPhase;
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -11,16 +11,16 @@ const CHANGES: usize = 32;
 
 /// Times at which a model entered its phases, the latest last.
 #[derive(Debug, Default)]
-pub(super) struct History(VecDeque<(Phase, Instant)>);
+pub(super) struct History(VecDeque<(ScalingPhase, Instant)>);
 
 impl History {
     /// The history of a model that is in `phase` from `now` on.
-    pub(super) fn begin(phase: Phase, now: Instant) -> Self {
+    pub(super) fn begin(phase: ScalingPhase, now: Instant) -> Self {
         Self(VecDeque::from([(phase, now)]))
     }
 
     /// Notes that the model enters `phase` at `now`.
-    pub(super) fn enter(&mut self, phase: Phase, now: Instant) {
+    pub(super) fn enter(&mut self, phase: ScalingPhase, now: Instant) {
         if self.0.len() == CHANGES {
             self.0.pop_front();
         }
@@ -28,16 +28,16 @@ impl History {
     }
 
     /// Returns the changes as of `now`, the latest last.
-    pub(super) fn changes(&self, now: Instant) -> Vec<Change> {
+    pub(super) fn changes(&self, now: Instant) -> Vec<PhaseEntry> {
         let ago = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
-        self.0.iter().map(|(state, at)| Change { state: *state, ago_s: ago(*at) }).collect()
+        self.0.iter().map(|(state, at)| PhaseEntry { state: *state, ago_s: ago(*at) }).collect()
     }
 }
 
 /// Entry of a model into a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(crate) struct Change {
-    state: Phase,
+pub(crate) struct PhaseEntry {
+    state: ScalingPhase,
     /// Seconds since then.
     ago_s: f64,
 }
@@ -76,7 +76,7 @@ pub(crate) struct SleepView {
     pub(super) quiet_s: f64,
     /// Idle window in seconds; `None`: it never sleeps.
     pub(super) idle_s: Option<f64>,
-    pub(super) history: Vec<Change>,
+    pub(super) history: Vec<PhaseEntry>,
     pub(super) wake: Option<LastWake>,
 }
 
@@ -87,14 +87,14 @@ mod tests {
     #[test]
     fn history_keeps_the_latest_changes() {
         let start = Instant::now();
-        let mut history = History::begin(Phase::Waking, start);
+        let mut history = History::begin(ScalingPhase::Waking, start);
         for second in 1..100 {
-            let phase = if second % 2 == 0 { Phase::Waking } else { Phase::Active };
+            let phase = if second % 2 == 0 { ScalingPhase::Waking } else { ScalingPhase::Active };
             history.enter(phase, start + Duration::from_secs(second));
         }
         let changes = history.changes(start + Duration::from_secs(100));
         assert_eq!(changes.len(), CHANGES);
-        assert_eq!(changes.last(), Some(&Change { state: Phase::Active, ago_s: 1.0 }));
-        assert_eq!(changes.first(), Some(&Change { state: Phase::Waking, ago_s: 32.0 }));
+        assert_eq!(changes.last(), Some(&PhaseEntry { state: ScalingPhase::Active, ago_s: 1.0 }));
+        assert_eq!(changes.first(), Some(&PhaseEntry { state: ScalingPhase::Waking, ago_s: 32.0 }));
     }
 }

@@ -1,11 +1,11 @@
 //! Functions that run for a model, as reported by what keeps them, and the state that is wanted of them.
 
-use crate::books::Billing;
 use crate::connector::uri;
+use crate::cost_accounting::Billing;
 use crate::timeline::WakeMarks;
 use axum::http::uri::InvalidUri;
 use axum::http::{HeaderValue, Uri};
-use remoe_autoscale::scale_to_zero::Phase;
+use remoe_autoscale::scale_to_zero::ScalingPhase;
 use remoe_proto::identity::Identity;
 use serde::Serialize;
 use std::net::SocketAddr;
@@ -32,7 +32,7 @@ pub struct Backend {
     /// Identity that it must prove; absent: any process in plaintext.
     pub identity: Option<Identity>,
     /// Requests that it has at the same time; further ones wait here, where turns are fair.
-    pub room: usize,
+    pub capacity: usize,
     /// Value of the `Authorization` header that it expects.
     pub authorization: Option<HeaderValue>,
     /// Rates of its functions; absent if costs are not recorded.
@@ -59,8 +59,8 @@ pub struct FunctionLine {
 
 /// Functions that run for a model, as its launcher reports them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Running {
-    /// The number of the [`Want`] that this follows.
+pub struct RunningFunctions {
+    /// The number of the [`LauncherOrder`] that this follows.
     pub order: u64,
     /// Main functions that take requests.
     pub backends: Vec<Backend>,
@@ -72,7 +72,7 @@ pub struct Running {
 
 /// State that is wanted of a launcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub enum DesiredState {
     /// The functions run.
     Awake,
     /// They run, and the launcher says through [`Model::rechecked`] how many requests the engine has.
@@ -83,25 +83,25 @@ pub enum Wanted {
 
 /// A numbered order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Want {
+pub struct LauncherOrder {
     /// Grows with every change.
     pub order: u64,
     /// State to reach.
-    pub wanted: Wanted,
+    pub wanted: DesiredState,
 }
 
 /// Decision about a model that was made elsewhere, for a gateway that keeps no functions itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Directive {
     /// Phase of the model; whatever is said, it is `Waking` until there is a backend.
-    pub phase: Phase,
+    pub phase: ScalingPhase,
     /// The number of the decision.
     pub turn: u64,
 }
 
 /// Load of a model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Load {
+pub struct ModelLoad {
     /// Requests that wait.
     pub waiting: usize,
     /// Requests that functions work on.
@@ -110,7 +110,7 @@ pub struct Load {
     pub turn: u64,
 }
 
-impl Load {
+impl ModelLoad {
     /// Reports if any request waits or is served.
     pub fn is_busy(self) -> bool {
         self.waiting + self.in_flight > 0

@@ -3,11 +3,11 @@
 
 use super::entry::Waiting;
 use super::history::History;
-use super::running::{ApartGroup, Backend, Directive, Running, Want, Wanted};
-use crate::beginnings::ModelBeginnings;
+use super::running::{ApartGroup, Backend, DesiredState, Directive, LauncherOrder, RunningFunctions};
+use crate::prefix_index::ModelPrefixIndex;
 use crate::queue::FairQueue;
 use crate::timeline::ColdStart;
-use remoe_autoscale::scale_to_zero::{Phase, Seen};
+use remoe_autoscale::scale_to_zero::{ScalingPhase, StepInputs};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -22,8 +22,8 @@ const SHARE_OF_ROOM: usize = 4;
 const WAKES: usize = 8;
 
 /// State of a model. Waiting requests get a grant `G`.
-pub(super) struct State<G> {
-    pub(super) phase: Phase,
+pub(super) struct ModelRuntime<G> {
+    pub(super) phase: ScalingPhase,
     /// Decision that was made elsewhere; none: the model decides itself.
     pub(super) directive: Option<Directive>,
     pub(super) order: u64,
@@ -41,9 +41,9 @@ pub(super) struct State<G> {
     pub(super) last_active: Instant,
     /// When the latest wake was decided.
     pub(super) decided: Option<Instant>,
-    pub(super) running: Running,
-    pub(super) places: Vec<Place>,
-    beginnings: ModelBeginnings,
+    pub(super) running: RunningFunctions,
+    pub(super) places: Vec<BackendSlot>,
+    prefix_index: ModelPrefixIndex,
     pub(super) recent: VecDeque<Duration>,
     pub(super) cold_start: Option<ColdStart>,
     pub(super) history: History,
@@ -56,7 +56,7 @@ pub(super) struct State<G> {
 }
 
 /// A backend, and what it is given.
-pub(super) struct Place {
+pub(super) struct BackendSlot {
     pub(super) backend: Backend,
     pub(super) in_flight: usize,
     not_before: Instant,
@@ -64,12 +64,12 @@ pub(super) struct Place {
     pause: Duration,
 }
 
-impl<G> State<G> {
+impl<G> ModelRuntime<G> {
     /// Makes the state of a model whose functions are being started and whose waiting requests may keep
     /// `waiting_bytes`.
-    pub(super) fn new(waiting_bytes: usize, beginnings: ModelBeginnings) -> Self {
+    pub(super) fn new(waiting_bytes: usize, prefix_index: ModelPrefixIndex) -> Self {
         Self {
-            phase: Phase::Waking,
+            phase: ScalingPhase::Waking,
             directive: None,
             order: 0,
             life: 0,
@@ -82,12 +82,12 @@ impl<G> State<G> {
             clock: Instant::now(),
             last_active: Instant::now(),
             decided: Some(Instant::now()),
-            running: Running::default(),
+            running: RunningFunctions::default(),
             places: Vec::new(),
-            beginnings,
+            prefix_index,
             recent: VecDeque::new(),
             cold_start: None,
-            history: History::begin(Phase::Waking, Instant::now()),
+            history: History::begin(ScalingPhase::Waking, Instant::now()),
             wakes: 0,
             group_wakes: 0,
             groups: Vec::new(),
@@ -109,7 +109,7 @@ impl<G> State<G> {
     }
 
     /// Takes note of what runs. Places that go on keep what they are given.
-    pub(super) fn runs(&mut self, running: Running, now: Instant) {
+    pub(super) fn runs(&mut self, running: RunningFunctions, now: Instant) {
         let mut old = std::mem::take(&mut self.places);
         self.places = running
             .backends
@@ -117,14 +117,14 @@ impl<G> State<G> {
             .map(|backend| {
                 let known = old.iter().position(|place| place.backend.id == backend.id);
                 known.map_or_else(
-                    || Place {
+                    || BackendSlot {
                         backend: backend.clone(),
                         in_flight: 0,
                         not_before: now,
                         pause: Duration::ZERO,
                     },
                     // Remote functions behind it may have changed.
-                    |at| Place { backend: backend.clone(), ..old.swap_remove(at) },
+                    |at| BackendSlot { backend: backend.clone(), ..old.swap_remove(at) },
                 )
             })
             .collect();
@@ -155,15 +155,15 @@ impl<G> State<G> {
 
     /// Reports if what runs was started for the present phase and takes requests.
     pub(super) fn is_serving(&self) -> bool {
-        self.is_current() && matches!(self.phase, Phase::Active | Phase::Draining)
+        self.is_current() && matches!(self.phase, ScalingPhase::Active | ScalingPhase::Draining)
     }
 
     fn is_current(&self) -> bool {
         self.running.order >= self.life && !self.places.is_empty()
     }
 
-    pub(super) fn seen(&self, now: Instant, wake_limit: Duration) -> Seen {
-        Seen {
+    pub(super) fn seen(&self, now: Instant, wake_limit: Duration) -> StepInputs {
+        StepInputs {
             waiting: self.queue.len(),
             in_flight: self.in_flight,
             quiet: now.saturating_duration_since(self.last_active),
@@ -175,35 +175,37 @@ impl<G> State<G> {
     }
 
     /// The phase by what was decided elsewhere: requests go on once there is a backend, and not before.
-    pub(super) fn directed(&self, phase: Phase) -> Phase {
+    pub(super) fn directed(&self, phase: ScalingPhase) -> ScalingPhase {
         match phase {
-            Phase::Active | Phase::Waking if self.phase == Phase::Active || !self.places.is_empty() => {
-                Phase::Active
+            ScalingPhase::Active | ScalingPhase::Waking
+                if self.phase == ScalingPhase::Active || !self.places.is_empty() =>
+            {
+                ScalingPhase::Active
             }
-            Phase::Active | Phase::Waking => Phase::Waking,
-            Phase::Draining | Phase::Asleep => phase,
+            ScalingPhase::Active | ScalingPhase::Waking => ScalingPhase::Waking,
+            ScalingPhase::Draining | ScalingPhase::Asleep => phase,
         }
     }
 
     /// Changes the phase; how long the wake from sleep took that ends with it.
-    pub(super) fn enter(&mut self, phase: Phase, now: Instant) -> Option<Duration> {
+    pub(super) fn enter(&mut self, phase: ScalingPhase, now: Instant) -> Option<Duration> {
         let before = std::mem::replace(&mut self.phase, phase);
         self.order += 1;
         self.history.enter(phase, now);
         match phase {
-            Phase::Draining => self.engine = None,
-            Phase::Asleep => {
+            ScalingPhase::Draining => self.engine = None,
+            ScalingPhase::Asleep => {
                 self.life = self.order;
                 // What starts next has seen nothing.
-                self.beginnings.forget();
+                self.prefix_index.forget();
             }
-            Phase::Waking => {
+            ScalingPhase::Waking => {
                 self.life = self.order;
                 self.decided = Some(now);
             }
-            Phase::Active => {
+            ScalingPhase::Active => {
                 self.last_active = now;
-                if before == Phase::Waking {
+                if before == ScalingPhase::Waking {
                     let began = self.decided.unwrap_or(now);
                     let wake = now.saturating_duration_since(began);
                     if self.recent.is_empty() {
@@ -224,19 +226,19 @@ impl<G> State<G> {
         None
     }
 
-    pub(super) fn want(&self) -> Want {
+    pub(super) fn want(&self) -> LauncherOrder {
         let wanted = match self.phase {
-            Phase::Active | Phase::Waking => Wanted::Awake,
-            Phase::Draining => Wanted::Recheck,
-            Phase::Asleep => Wanted::Asleep,
+            ScalingPhase::Active | ScalingPhase::Waking => DesiredState::Awake,
+            ScalingPhase::Draining => DesiredState::Recheck,
+            ScalingPhase::Asleep => DesiredState::Asleep,
         };
-        Want { order: self.order, wanted }
+        LauncherOrder { order: self.order, wanted }
     }
 
     /// The slowest of the latest wakes, less what the present one has taken so far.
     pub(super) fn time_to_wake(&self, now: Instant) -> Duration {
         let whole = self.recent.iter().max().copied().unwrap_or_default();
-        let begun = self.decided.filter(|_| self.phase == Phase::Waking);
+        let begun = self.decided.filter(|_| self.phase == ScalingPhase::Waking);
         whole.saturating_sub(begun.map_or(Duration::ZERO, |begun| now.saturating_duration_since(begun)))
     }
 
@@ -252,23 +254,24 @@ impl<G> State<G> {
     /// Returns the next request and its backend: of the backends with room the one that has seen a similar beginning,
     /// or else the one with the least work in flight; and if it was the former.
     pub(super) fn next_grant(&mut self, now: Instant) -> Option<(Waiting<G>, Backend, bool)> {
-        if self.phase != Phase::Active || !self.is_current() || self.queue.len() == 0 {
+        if self.phase != ScalingPhase::Active || !self.is_current() || self.queue.len() == 0 {
             return None;
         }
-        let is_free = |place: &Place| place.in_flight < place.backend.room && place.not_before <= now;
+        let is_free =
+            |place: &BackendSlot| place.in_flight < place.backend.capacity && place.not_before <= now;
         let free = self.places.iter().filter(|place| is_free(place));
         let idlest = free.clone().min_by_key(|place| place.in_flight)?.backend.id;
-        let most = (self.places.iter().map(|place| place.backend.room).min()? / SHARE_OF_ROOM).max(1);
+        let most = (self.places.iter().map(|place| place.backend.capacity).min()? / SHARE_OF_ROOM).max(1);
         let waiting = self.queue.pop()?;
         let holder = if self.places.len() > 1 {
             let loads = free.map(|place| (place.backend.id, place.in_flight));
-            self.beginnings.holder(&waiting.beginning, loads, most)
+            self.prefix_index.holder(&waiting.beginning, loads, most)
         } else {
             None
         };
         let chosen = holder.unwrap_or(idlest);
         // Also of an only one: there may be others later.
-        self.beginnings.seen(&waiting.beginning, chosen);
+        self.prefix_index.seen(&waiting.beginning, chosen);
         let place = self.places.iter_mut().find(|place| place.backend.id == chosen)?;
         place.in_flight += 1;
         let backend = place.backend.clone();
@@ -282,9 +285,9 @@ impl<G> State<G> {
         }
         let idle = self.idle.filter(|_| self.in_flight == 0)?;
         match self.phase {
-            Phase::Active => Some(self.last_active + idle),
-            Phase::Waking => Some(self.last_active + idle.max(wake_limit)),
-            Phase::Draining | Phase::Asleep => None,
+            ScalingPhase::Active => Some(self.last_active + idle),
+            ScalingPhase::Waking => Some(self.last_active + idle.max(wake_limit)),
+            ScalingPhase::Draining | ScalingPhase::Asleep => None,
         }
     }
 }

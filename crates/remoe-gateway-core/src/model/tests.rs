@@ -2,14 +2,14 @@
 
 use super::*;
 use crate::GatewayMetrics;
-use crate::beginnings::Beginning;
+use crate::prefix_index::PromptPrefix;
 use std::net::SocketAddr;
 
-const TURN: Directive = Directive { phase: Phase::Active, turn: 1 };
+const TURN: Directive = Directive { phase: ScalingPhase::Active, turn: 1 };
 
 fn backend(id: u64) -> Backend {
     let address = SocketAddr::from(([127, 0, 0, 1], 8000));
-    Backend { id, address, identity: None, room: 16, authorization: None, billing: None }
+    Backend { id, address, identity: None, capacity: 16, authorization: None, billing: None }
 }
 
 /// A model that runs on these backends.
@@ -23,20 +23,20 @@ fn model(backends: &[u64]) -> (Arc<Model>, GatewayMetrics) {
         waiting_bytes: 1 << 20,
         wake_limit: Duration::from_secs(60),
     };
-    let model = Model::new(options, &metrics, &Beginnings::default());
+    let model = Model::new(options, &metrics, &PrefixIndex::default());
     model.follow(TURN, backends.iter().map(|id| backend(*id)).collect(), WakeMarks::default());
     (model, metrics)
 }
 
 async fn granted(model: &Arc<Model>, body: &str) -> Grant {
-    let entry = Entry {
+    let entry = AdmissionRequest {
         client: "c".into(),
         bytes: body.len(),
         arrived: Instant::now(),
         until: None,
         queue_until: None,
         again: false,
-        beginning: Beginning::of("", body.as_bytes()),
+        beginning: PromptPrefix::of("", body.as_bytes()),
     };
     model.enter(&entry).unwrap().granted().await.unwrap()
 }
@@ -74,19 +74,19 @@ async fn pickers_are_told_what_waits_and_how_much_room_is_in_use() {
     for _ in 0..8 {
         held.push(granted(&model, "x").await);
     }
-    let text = crate::picker::gauges(std::slice::from_ref(&model));
+    let text = crate::endpoint_picker::gauges(std::slice::from_ref(&model));
     let value = |name: &str| {
         text.lines().find_map(|line| line.strip_prefix(&format!("{name} "))?.parse::<f64>().ok())
     };
     assert_eq!(value("vllm:num_requests_waiting"), Some(0.0));
     assert_eq!(value("vllm:num_requests_running"), Some(8.0));
     assert_eq!(value("vllm:kv_cache_usage_perc"), Some(0.25));
-    model.follow(Directive { phase: Phase::Asleep, turn: 2 }, Vec::new(), WakeMarks::default());
-    assert!(crate::picker::gauges(&[model]).contains("\nvllm:kv_cache_usage_perc 0\n"));
+    model.follow(Directive { phase: ScalingPhase::Asleep, turn: 2 }, Vec::new(), WakeMarks::default());
+    assert!(crate::endpoint_picker::gauges(&[model]).contains("\nvllm:kv_cache_usage_perc 0\n"));
 }
 
 #[tokio::test]
-async fn time_that_requests_take_is_counted_whoever_asks() {
+async fn occupied_time_counts_requests_of_all_clients() {
     let (model, _metrics) = model(&[1]);
     let start = Instant::now();
     let (one, two) = (granted(&model, "x").await, granted(&model, "y").await);
@@ -96,22 +96,22 @@ async fn time_that_requests_take_is_counted_whoever_asks() {
     drop((one, two));
     let after = model.occupied();
     tokio::time::sleep(Duration::from_millis(20)).await;
-    assert_eq!(model.occupied(), after, "nobody is there");
+    assert_eq!(model.occupied(), after, "no request runs");
 }
 
 /// A model that has slept since `end`, and what it wants.
 fn asleep(start: Instant) -> (Arc<Model>, Instant) {
     let (model, _metrics) = model(&[]);
     model.state().directive = None;
-    model.runs(Running { backends: vec![backend(1)], ..Running::default() });
+    model.runs(RunningFunctions { backends: vec![backend(1)], ..RunningFunctions::default() });
     let window = Duration::from_secs(600);
     model.sleep_when_idle(window);
     let end = start + 2 * window;
     model.advance(end);
-    assert_eq!(model.phase(), Phase::Draining);
+    assert_eq!(model.phase(), ScalingPhase::Draining);
     model.state().engine = Some(0);
     model.advance(end);
-    assert_eq!(model.phase(), Phase::Asleep);
+    assert_eq!(model.phase(), ScalingPhase::Asleep);
     (model, end)
 }
 
@@ -124,28 +124,32 @@ async fn a_clock_that_was_read_before_the_sleep_is_no_reason_to_wake() {
     let before = model.want().borrow().order;
     for late in [start, start + Duration::from_secs(1), end] {
         model.changed(late);
-        assert_eq!((model.phase(), model.want().borrow().order), (Phase::Asleep, before), "woken for nobody");
+        assert_eq!(
+            (model.phase(), model.want().borrow().order),
+            (ScalingPhase::Asleep, before),
+            "woken without a request"
+        );
     }
 }
 
 /// A request that was never let in does not wake the model either.
 #[tokio::test]
-async fn who_is_refused_for_want_of_room_wakes_nobody() {
+async fn request_refused_for_capacity_wakes_no_model() {
     let (model, end) = asleep(Instant::now());
-    let entry = |bytes: usize| Entry {
+    let entry = |bytes: usize| AdmissionRequest {
         client: "c".into(),
         bytes,
         arrived: end,
         until: None,
         queue_until: None,
         again: false,
-        beginning: Beginning::of("", b""),
+        beginning: PromptPrefix::of("", b""),
     };
     assert!(model.enter(&entry(2 << 20)).is_err(), "larger than all that may wait");
     model.changed(end);
-    assert_eq!(model.phase(), Phase::Asleep);
+    assert_eq!(model.phase(), ScalingPhase::Asleep);
     let _waiter = model.enter(&entry(1)).unwrap();
-    assert_eq!(model.phase(), Phase::Waking);
+    assert_eq!(model.phase(), ScalingPhase::Waking);
 }
 
 /// Waiting requests try an unreachable backend ever more rarely, and soon again one that was reachable for a while.
@@ -164,14 +168,14 @@ async fn pauses_grow_while_a_function_cannot_be_reached() {
         end - now
     };
     model.state().pause(1, now);
-    let entry = Entry {
+    let entry = AdmissionRequest {
         client: "c".into(),
         bytes: 1,
         arrived: now,
         until: None,
         queue_until: None,
         again: false,
-        beginning: Beginning::of("", b""),
+        beginning: PromptPrefix::of("", b""),
     };
     let _waits = model.enter(&entry).unwrap();
     let mut pauses = Vec::new();

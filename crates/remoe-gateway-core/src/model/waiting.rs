@@ -1,9 +1,10 @@
-//! Requests that wait for a place, and those that have one. Both give it back when they are dropped.
+//! Admission: requests that wait for a slot, through a cold start too, and those that have one. Both give it back
+//! when they are dropped.
 
 use super::entry::{closed, late};
 use super::running::Backend;
 use crate::queue::Ticket;
-use crate::timeline::{ColdStart, Parts};
+use crate::timeline::{ColdStart, RequestTimeline};
 use remoe_proto::ServiceError;
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,10 +12,10 @@ use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
 /// Result for a waiting request, and the channel that it is sent through.
-pub(super) type Answer = (oneshot::Sender<Result<Grant, ServiceError>>, Result<Grant, ServiceError>);
+pub(super) type GrantReply = (oneshot::Sender<Result<Grant, ServiceError>>, Result<Grant, ServiceError>);
 
 /// Answers waiting requests. Not under the lock: a grant that is not received is dropped, which takes the lock.
-pub(super) fn answer(answers: Vec<Answer>) {
+pub(super) fn answer(answers: Vec<GrantReply>) {
     for (sender, answer) in answers {
         let _client_gone = sender.send(answer);
     }
@@ -36,7 +37,7 @@ pub(super) trait Places: Send + Sync {
 }
 
 /// A request in the queue. It leaves when this is dropped.
-pub(crate) struct Waiter {
+pub(crate) struct QueuedRequest {
     pub(super) places: Arc<dyn Places>,
     pub(super) ticket: Ticket,
     pub(super) cold: bool,
@@ -46,7 +47,7 @@ pub(crate) struct Waiter {
     pub(super) receiver: oneshot::Receiver<Result<Grant, ServiceError>>,
 }
 
-impl Waiter {
+impl QueuedRequest {
     /// Nothing answered when it came.
     pub(crate) fn is_cold(&self) -> bool {
         self.cold
@@ -68,7 +69,7 @@ impl Waiter {
     }
 }
 
-impl Drop for Waiter {
+impl Drop for QueuedRequest {
     fn drop(&mut self) {
         // What was granted meanwhile is given back with the receiver.
         self.places.clone().leave(self.ticket);
@@ -79,7 +80,7 @@ impl Drop for Waiter {
 pub(crate) struct Grant {
     pub(super) places: Arc<dyn Places>,
     pub(super) backend: Backend,
-    pub(super) parts: Parts,
+    pub(super) parts: RequestTimeline,
     /// When the wake was decided that the request waited for; none where functions answered when it came.
     pub(super) woken: Option<Instant>,
 }
@@ -90,7 +91,7 @@ impl Grant {
     }
 
     /// The parts of the request's time so far.
-    pub(crate) fn parts(&self) -> &Parts {
+    pub(crate) fn parts(&self) -> &RequestTimeline {
         &self.parts
     }
 
@@ -111,7 +112,7 @@ impl Grant {
 pub(crate) struct Wake {
     places: Arc<dyn Places>,
     decided: Instant,
-    parts: Parts,
+    parts: RequestTimeline,
 }
 
 impl Wake {

@@ -1,7 +1,7 @@
 //! The files of stored responses: one each, written whole or not at all.
 
 use super::items::{elements, is_id};
-use super::stored::{ResponseLimits, Stored};
+use super::stored::{ResponseLimits, StoredResponse};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::fs::{self, File, OpenOptions};
@@ -37,7 +37,7 @@ const UNREAD: usize = 16;
 
 /// Contents of a folder.
 pub(super) struct Read {
-    pub(super) found: Vec<(Arc<str>, Stored)>,
+    pub(super) found: Vec<(Arc<str>, StoredResponse)>,
     /// Why files were left out.
     pub(super) unread: Vec<String>,
 }
@@ -48,7 +48,7 @@ pub(super) struct Folder {
 }
 
 #[derive(Serialize)]
-struct Written<'a> {
+struct ResponseFileRef<'a> {
     version: u32,
     id: &'a str,
     tenant: &'a str,
@@ -58,7 +58,7 @@ struct Written<'a> {
 }
 
 #[derive(Deserialize)]
-struct Found {
+struct ResponseFile {
     version: u32,
     id: String,
     tenant: String,
@@ -116,7 +116,7 @@ impl Folder {
         Ok(Read { found, unread })
     }
 
-    fn read_one(&self, id: &str, limits: ResponseLimits) -> Result<Stored, ResponseFolderError> {
+    fn read_one(&self, id: &str, limits: ResponseLimits) -> Result<StoredResponse, ResponseFolderError> {
         let path = self.path_of(id);
         let failed = |cause: &dyn std::fmt::Display| ResponseFolderError::new(&path, "read", cause);
         let most = limits.bytes.saturating_add(ENVELOPE);
@@ -126,12 +126,12 @@ impl Folder {
         if text.len() > most {
             return Err(failed(&format!("expected at most {most} bytes")));
         }
-        let found: Found = serde_json::from_str(&text).map_err(|error| failed(&error))?;
+        let found: ResponseFile = serde_json::from_str(&text).map_err(|error| failed(&error))?;
         if found.version != VERSION || found.id != id {
             return Err(failed(&format!("expected version {VERSION} of {id}")));
         }
         let items = elements(found.items.get()).ok_or_else(|| failed(&"expected a list of items"))?;
-        Ok(Stored {
+        Ok(StoredResponse {
             tenant: found.tenant.into(),
             at: found.at,
             items: items.into(),
@@ -140,13 +140,19 @@ impl Folder {
     }
 
     /// Writes `stored` to a file of its own, which is there whole or not at all.
-    pub(super) fn write(&self, id: &str, stored: &Stored) -> Result<(), ResponseFolderError> {
+    pub(super) fn write(&self, id: &str, stored: &StoredResponse) -> Result<(), ResponseFolderError> {
         let path = self.path_of(id);
         let failed = |cause: &dyn std::fmt::Display| ResponseFolderError::new(&path, "write", cause);
         let items = RawValue::from_string(format!("[{}]", stored.items)).map_err(|error| failed(&error))?;
         let response: &RawValue = serde_json::from_slice(&stored.response).map_err(|error| failed(&error))?;
-        let written =
-            Written { version: VERSION, id, tenant: &stored.tenant, at: stored.at, items: &items, response };
+        let written = ResponseFileRef {
+            version: VERSION,
+            id,
+            tenant: &stored.tenant,
+            at: stored.at,
+            items: &items,
+            response,
+        };
         let text = serde_json::to_vec(&written).map_err(|error| failed(&error))?;
         let next = self.path.join(format!("{id}.tmp"));
         let all = || -> io::Result<()> {

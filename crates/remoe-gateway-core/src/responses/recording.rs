@@ -22,7 +22,7 @@ struct LastEvent<'a> {
 }
 
 #[derive(Deserialize)]
-struct Answered<'a> {
+struct RecordedResponse<'a> {
     id: String,
     status: String,
     #[serde(borrow)]
@@ -49,7 +49,7 @@ impl Recording {
     }
 
     fn response(self, response: &str) {
-        let Ok(Answered { id, status, output }) = serde_json::from_str(response) else { return };
+        let Ok(RecordedResponse { id, status, output }) = serde_json::from_str(response) else { return };
         let is_done = matches!(status.as_str(), "completed" | "incomplete");
         let Some(output) = elements(output.get()).filter(|_| is_done && is_id(&id)) else { return };
         self.store.put(&id, self.tenant, join(&[&self.input, output]), response.to_owned());

@@ -1,7 +1,7 @@
 //! The store: what there is in memory, and its bounds.
 
 use super::folder::{Folder, Read, ResponseFolderError};
-use super::stored::{ResponseLimits, Stored};
+use super::stored::{ResponseLimits, StoredResponse};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,33 +13,33 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// Responses of all tenants, each tenant's own.
 pub struct ResponseStore {
-    shared: Arc<Shared>,
+    shared: Arc<ResponseStoreShared>,
     writer: Option<JoinHandle<()>>,
     unread: Vec<String>,
 }
 
 /// State that the store and its writer share.
-struct Shared {
+struct ResponseStoreShared {
     limits: ResponseLimits,
     is_written: bool,
-    kept: Mutex<Kept>,
+    kept: Mutex<StoredResponses>,
     /// There is something to write, or nothing is left of it.
     changed: Condvar,
 }
 
 /// Part of the store that a tenant has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Share {
+struct TenantHoldings {
     responses: usize,
     bytes: usize,
 }
 
 #[derive(Default)]
-struct Kept {
-    responses: HashMap<Arc<str>, Stored>,
+struct StoredResponses {
+    responses: HashMap<Arc<str>, StoredResponse>,
     /// Ids, oldest first.
     by_age: BTreeMap<u64, Arc<str>>,
-    by_tenant: HashMap<Arc<str>, Share>,
+    by_tenant: HashMap<Arc<str>, TenantHoldings>,
     bytes: usize,
     latest: u64,
     /// There is a writer, which empties `dirty`.
@@ -54,7 +54,7 @@ impl ResponseStore {
     /// Returns a store that ends with the process.
     #[must_use]
     pub fn in_memory(limits: ResponseLimits) -> Arc<Self> {
-        Arc::new(Self { shared: Shared::new(limits, false), writer: None, unread: Vec::new() })
+        Arc::new(Self { shared: ResponseStoreShared::new(limits, false), writer: None, unread: Vec::new() })
     }
 
     /// Opens the store of the folder at `path`, which is made if it is not there. Files that cannot be read are left out.
@@ -63,7 +63,7 @@ impl ResponseStore {
     /// The folder cannot be made or read.
     pub fn open(path: &Path, limits: ResponseLimits) -> Result<Arc<Self>, ResponseFolderError> {
         let folder = Folder::open(path)?;
-        let shared = Shared::new(limits, true);
+        let shared = ResponseStoreShared::new(limits, true);
         let Read { mut found, unread } = folder.read(limits)?;
         found.sort_by_key(|(_, stored)| stored.at);
         for (id, stored) in found {
@@ -71,7 +71,7 @@ impl ResponseStore {
         }
         // What was read is written; what gave way is not.
         let mut kept = shared.kept();
-        let Kept { responses, dirty, .. } = &mut *kept;
+        let StoredResponses { responses, dirty, .. } = &mut *kept;
         dirty.retain(|id| !responses.contains_key(id));
         drop(kept);
         let writing = shared.clone();
@@ -86,14 +86,14 @@ impl ResponseStore {
         let mut kept = self.shared.kept();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
         let at = u64::try_from(now).unwrap_or(u64::MAX).max(kept.latest.saturating_add(1));
-        let stored = Stored { tenant, at, items: items.into(), response: response.into() };
+        let stored = StoredResponse { tenant, at, items: items.into(), response: response.into() };
         kept.put(id.into(), stored, &self.shared.limits);
         drop(kept);
         self.shared.changed.notify_all();
     }
 
     /// Returns the response `id` if it is one of `tenant`.
-    pub(crate) fn get(&self, id: &str, tenant: &str) -> Option<Stored> {
+    pub(crate) fn get(&self, id: &str, tenant: &str) -> Option<StoredResponse> {
         self.shared.kept().responses.get(id).filter(|stored| &*stored.tenant == tenant).cloned()
     }
 
@@ -119,7 +119,7 @@ impl ResponseStore {
         if !self.shared.is_written {
             return;
         }
-        let busy = |kept: &mut Kept| kept.is_writing || !kept.dirty.is_empty();
+        let busy = |kept: &mut StoredResponses| kept.is_writing || !kept.dirty.is_empty();
         let waited = self.shared.changed.wait_timeout_while(self.shared.kept(), limit, busy);
         if waited.is_ok_and(|(_, timeout)| timeout.timed_out()) {
             tracing::warn!(?limit, "stored responses not written in time");
@@ -149,13 +149,13 @@ impl std::fmt::Debug for ResponseStore {
     }
 }
 
-impl Shared {
+impl ResponseStoreShared {
     fn new(limits: ResponseLimits, is_written: bool) -> Arc<Self> {
-        let kept = Mutex::new(Kept { is_written, ..Kept::default() });
+        let kept = Mutex::new(StoredResponses { is_written, ..StoredResponses::default() });
         Arc::new(Self { limits, is_written, kept, changed: Condvar::new() })
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, StoredResponses> {
         // Every change of it is whole.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -163,7 +163,7 @@ impl Shared {
     /// Makes the files of `folder` what is kept, until the store is closed.
     fn write(&self, folder: &Folder) {
         loop {
-            let idle = |kept: &mut Kept| kept.dirty.is_empty() && !kept.is_closed;
+            let idle = |kept: &mut StoredResponses| kept.dirty.is_empty() && !kept.is_closed;
             let mut kept = self.changed.wait_while(self.kept(), idle).unwrap_or_else(PoisonError::into_inner);
             let Some(id) = kept.dirty.iter().next().cloned() else { return };
             kept.dirty.remove(&id);
@@ -181,7 +181,7 @@ impl Shared {
                 // The disk may have room again later; at the end there is no later.
                 if !kept.is_closed {
                     kept.dirty.insert(id);
-                    let closed = |kept: &mut Kept| !kept.is_closed;
+                    let closed = |kept: &mut StoredResponses| !kept.is_closed;
                     drop(self.changed.wait_timeout_while(kept, AGAIN, closed));
                     continue;
                 }
@@ -192,8 +192,8 @@ impl Shared {
     }
 }
 
-impl Kept {
-    fn put(&mut self, id: Arc<str>, stored: Stored, limits: &ResponseLimits) {
+impl StoredResponses {
+    fn put(&mut self, id: Arc<str>, stored: StoredResponse, limits: &ResponseLimits) {
         self.remove(&id);
         let bytes = stored.bytes();
         if bytes > limits.bytes || limits.responses == 0 {
@@ -216,7 +216,7 @@ impl Kept {
 
     /// Returns the oldest response of the tenant that has the most of what there is too much of.
     fn oldest_of_the_largest(&self, by_bytes: bool) -> Option<Arc<str>> {
-        let size = |share: &Share| if by_bytes { share.bytes } else { share.responses };
+        let size = |share: &TenantHoldings| if by_bytes { share.bytes } else { share.responses };
         let (largest, _) = self.by_tenant.iter().max_by_key(|(_, share)| size(share))?;
         let is_its = |id: &&Arc<str>| self.responses.get(*id).is_some_and(|stored| stored.tenant == *largest);
         self.by_age.values().find(is_its).cloned()
@@ -276,7 +276,7 @@ mod tests {
         put(&store, 5, "small", 60);
         assert_eq!(store.get("resp_5", "small").unwrap().items.len(), 58);
         let kept = store.shared.kept();
-        let sum: usize = kept.responses.values().map(Stored::bytes).sum();
+        let sum: usize = kept.responses.values().map(StoredResponse::bytes).sum();
         assert_eq!(
             (kept.bytes, kept.by_tenant.values().map(|share| share.bytes).sum::<usize>(), kept.by_age.len()),
             (sum, sum, kept.responses.len())
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn tenant_with_most_responses_gives_way_where_there_are_too_many() {
+    fn full_response_store_evicts_from_largest_tenant() {
         let store = ResponseStore::in_memory(LIMITS);
         put(&store, 0, "few", 50);
         (1..5).for_each(|number| put(&store, number, "many", 4));

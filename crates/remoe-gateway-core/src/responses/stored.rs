@@ -21,7 +21,7 @@ impl Default for ResponseLimits {
 
 /// A stored response.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Stored {
+pub(crate) struct StoredResponse {
     /// Name of its tenant.
     pub(super) tenant: Arc<str>,
     /// Time when it was stored, in nanoseconds since 1970; later for each.
@@ -32,7 +32,7 @@ pub(crate) struct Stored {
     pub(crate) response: Bytes,
 }
 
-impl Stored {
+impl StoredResponse {
     /// Returns the size that counts against [`ResponseLimits::bytes`].
     pub(super) fn bytes(&self) -> usize {
         self.items.len() + self.response.len()

@@ -3,9 +3,11 @@
 use crate::stage;
 
 use remoe_billing::{
-    Basis, FunctionEvent, Ledger, LedgerLimits, Phases, Rate, Record, RequestRecord, Share, Told,
+    Basis, FunctionEvent, Ledger, LedgerLimits, Phases, Rate, Record, ReportedCost, RequestRecord, Share,
 };
-use remoe_gateway_core::{Answered, Billing, Books, GatewayMetrics, GatewayOptions, KeyFile, Keys};
+use remoe_gateway_core::{
+    Billing, CompletedRequest, CostAccounting, GatewayMetrics, GatewayOptions, KeyFile, Keys,
+};
 use serde_json::{Value, json};
 use stage::Stage;
 use std::path::Path;
@@ -21,7 +23,7 @@ async fn stage(folder: &Path, cost: u64) -> Stage {
     let share =
         Share { tier: "main".to_owned(), cost: Phases { prefill: cost, decode: 0 }, ..Share::default() };
     let request = RequestRecord {
-        at: Books::now(),
+        at: CostAccounting::now(),
         id: String::new(),
         model: "m".to_owned(),
         tenant: "another".to_owned(),
@@ -34,10 +36,10 @@ async fn stage(folder: &Path, cost: u64) -> Stage {
     };
     ledger.append(&Record::Request(request)).unwrap();
     let metrics = GatewayMetrics::new().unwrap();
-    let books = Books::open(Some(ledger), "p", metrics.registry()).unwrap();
+    let cost_accounting = CostAccounting::open(Some(ledger), "p", metrics.registry()).unwrap();
     let options = GatewayOptions {
         keys: KeyFile::open(keys).unwrap().1,
-        books: Some(Arc::new(books)),
+        cost_accounting: Some(Arc::new(cost_accounting)),
         ..GatewayOptions::default()
     };
     Stage::new(options, |model| model.short_names = vec!["small".to_owned()], 8, None).await
@@ -84,25 +86,30 @@ async fn the_status_says_what_a_model_costs() {
     let tenants = || KeyFile::open(keys.clone()).unwrap().1;
     let operators = tenants().with_key("default", "o").unwrap();
     for (keys, key) in [(Keys::none(), None), (operators, Some("o")), (tenants(), Some("k"))] {
-        let books = Arc::new(Books::open(None, "p", GatewayMetrics::new().unwrap().registry()).unwrap());
-        let options = GatewayOptions { keys, books: Some(books.clone()), ..GatewayOptions::default() };
+        let cost_accounting =
+            Arc::new(CostAccounting::open(None, "p", GatewayMetrics::new().unwrap().registry()).unwrap());
+        let options = GatewayOptions {
+            keys,
+            cost_accounting: Some(cost_accounting.clone()),
+            ..GatewayOptions::default()
+        };
         let stage = Stage::new(options, |_| {}, 8, None).await;
         let hour = 3_600_000_000_000;
-        let started = Books::now() - hour;
+        let started = CostAccounting::now() - hour;
         for (model, function) in [("m", "a"), ("another", "b")] {
             let (tier, rate, basis) = ("main".to_owned(), Rate(40_000_000), Basis::Alive);
-            books.function(started, model, function, FunctionEvent::Started { tier, rate, basis });
+            cost_accounting.function(started, model, function, FunctionEvent::Started { tier, rate, basis });
         }
         let share =
             Share { tier: "main".to_owned(), cost: Phases { prefill: 5, decode: 6 }, ..Share::default() };
-        let told = Told { shares: [("main".to_owned(), share)].into(), rivals: [].into(), served: 0 };
+        let told = ReportedCost { shares: [("main".to_owned(), share)].into(), rivals: [].into(), served: 0 };
         let billing = Billing {
             functions: [("main".to_owned(), ("a".to_owned(), "main".to_owned()))].into(),
             ..Billing::default()
         };
         let (prompt_tokens, completion_tokens) = (1, 1);
-        books.answered(
-            Answered { id: "id", model: "m", tenant: "o", prompt_tokens, completion_tokens, told },
+        cost_accounting.answered(
+            CompletedRequest { id: "id", model: "m", tenant: "o", prompt_tokens, completion_tokens, told },
             &billing,
             None,
         );
@@ -114,7 +121,7 @@ async fn the_status_says_what_a_model_costs() {
             continue;
         }
         let paid = cost["paid"].as_u64().unwrap();
-        let most = Rate(40_000_000).cost(Books::now() - started);
+        let most = Rate(40_000_000).cost(CostAccounting::now() - started);
         assert!((40_000_000..=most).contains(&paid) && cost["requests"] == 11, "{status}");
     }
 }

@@ -6,7 +6,7 @@ use axum::Router;
 use axum::routing::post;
 use futures_util::future::join_all;
 use http_body_util::BodyExt;
-use remoe_gateway_core::{Backend, GatewayOptions, Keys, Running};
+use remoe_gateway_core::{Backend, GatewayOptions, Keys, RunningFunctions};
 use serde_json::{Value, json};
 use stage::{LONG, Stage};
 use std::net::SocketAddr;
@@ -100,7 +100,7 @@ async fn a_burst_after_a_long_sleep_is_one_wake() {
     let stage = Stage::new(options, |model| model.max_requests = 300, 64, Some(half_an_hour / 3)).await;
     stage.sleeps().await;
     tokio::time::sleep(half_an_hour).await;
-    assert_eq!(stage.functions.starts.load(Ordering::SeqCst), 1, "nobody asked");
+    assert_eq!(stage.functions.starts.load(Ordering::SeqCst), 1, "no request came");
     *stage.functions.start.lock().unwrap() = Duration::from_millis(200);
     let answers = join_all((0..300).map(|x| {
         let stage = &stage;
@@ -131,13 +131,13 @@ async fn who_cannot_reach_a_function_waits_for_the_next() {
         id,
         address,
         identity: None,
-        room: 8,
+        capacity: 8,
         authorization: None,
         billing: None,
     };
     let runs = |backends: Vec<(u64, SocketAddr)>| {
         let backends = backends.into_iter().map(backend).collect();
-        stage.model.runs(Running { order: u64::MAX, backends, ..Running::default() });
+        stage.model.runs(RunningFunctions { order: u64::MAX, backends, ..RunningFunctions::default() });
     };
     // Where all have as much to do the first is asked.
     let gone: Vec<_> = (100..106).map(|id| (id, closed)).collect();
@@ -184,7 +184,7 @@ async fn a_stream_that_waits_begins_at_once_and_fails_as_an_event() {
         assert_eq!(answer.status(), 200);
         assert_eq!(answer.headers()["x-remoe-cold-start"], "true");
         assert_eq!(answer.headers()["content-type"], "text/event-stream");
-        assert_ne!(stage.model.phase(), remoe_gateway_core::Phase::Active, "the head came first");
+        assert_ne!(stage.model.phase(), remoe_gateway_core::ScalingPhase::Active, "the head came first");
         let text = answer.into_body().collect().await.unwrap().to_bytes();
         let text = String::from_utf8(text.to_vec()).unwrap();
         assert!(
@@ -213,7 +213,7 @@ async fn a_stream_that_waits_begins_at_once_and_fails_as_an_event() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_nobody_wakes_for_is_counted() {
+async fn stream_without_wake_is_counted() {
     let stage =
         Stage::new(GatewayOptions::default(), |m| m.wake_limit = Duration::from_millis(200), 8, SHORT).await;
     stage.sleeps().await;
@@ -227,7 +227,7 @@ async fn a_stream_that_nobody_wakes_for_is_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_breaks_off_before_its_answer_is_sent_again_but_not_for_ever() {
+async fn unanswered_broken_request_is_retried_with_a_bound() {
     let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, None).await;
     stage.functions.breaks.store(2, Ordering::SeqCst);
     let (head, text) = stage.ask(&body(5), &[]).await;

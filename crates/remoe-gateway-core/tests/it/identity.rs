@@ -4,9 +4,9 @@ use crate::stage;
 
 use axum::Router;
 use axum::routing::post;
-use remoe_gateway_core::{Backend, GatewayOptions, Running};
+use remoe_gateway_core::{Backend, GatewayOptions, RunningFunctions};
 use remoe_http::{ConnectionLimits, ConnectionMetrics};
-use remoe_proto::Door;
+use remoe_proto::TlsHandshake;
 use remoe_proto::identity::Identity;
 use remoe_test_support::realm::{Realm, gateway, main_of};
 use serde_json::json;
@@ -19,11 +19,11 @@ use tokio_util::sync::CancellationToken;
 async fn main_function(realm: &Realm, deployment: &str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let door = Door::new(realm.trust(&main_of(deployment), &gateway()), |_| {});
+    let handshake = TlsHandshake::new(realm.trust(&main_of(deployment), &gateway()), |_| {});
     let routes = Router::new().route("/v1/completions", post(|body: String| async { body }));
     let metrics = ConnectionMetrics::new().unwrap();
     let (limits, stop) = (ConnectionLimits::PROBES, CancellationToken::new());
-    tokio::spawn(remoe_http::serve(listener, Some(door), routes, limits, metrics, stop));
+    tokio::spawn(remoe_http::serve(listener, Some(handshake), routes, limits, metrics, stop));
     address
 }
 
@@ -40,8 +40,12 @@ async fn requests_reach_the_function_that_is_meant_and_no_other() {
     let mut ids = 100;
     let mut runs = |identity: Option<Identity>| {
         ids += 1;
-        let backend = Backend { id: ids, address, identity, room: 8, authorization: None, billing: None };
-        stage.model.runs(Running { order: u64::MAX, backends: vec![backend], ..Running::default() });
+        let backend = Backend { id: ids, address, identity, capacity: 8, authorization: None, billing: None };
+        stage.model.runs(RunningFunctions {
+            order: u64::MAX,
+            backends: vec![backend],
+            ..RunningFunctions::default()
+        });
     };
     let body = json!({"model": "m", "x": 1});
     runs(Some(main_of("one")));

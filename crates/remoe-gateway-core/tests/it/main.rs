@@ -12,4 +12,4 @@ mod page;
 mod responses;
 mod stage;
 mod traces;
-mod witness;
+mod usage_observer;

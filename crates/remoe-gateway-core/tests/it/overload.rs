@@ -79,7 +79,7 @@ async fn press(stage: &Stage, key: &'static str, rate: u32, all: &Arc<AtomicUsiz
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ten_times_what_can_be_answered_is_refused_in_turns_and_leaves_nothing() {
+async fn tenfold_load_is_shed_fairly_and_leaves_no_state() {
     let keys =
         Keys::none().with_key("loud", "key-of-loud").unwrap().with_key("quiet", "key-of-quiet").unwrap();
     let options = GatewayOptions { keys, ..GatewayOptions::default() };

@@ -19,7 +19,7 @@ fn keys(folder: &Path) -> Keys {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_is_for_everybody_and_asks_nobody_else() {
+async fn page_is_public_and_loads_no_foreign_resource() {
     let folder = tempfile::tempdir().unwrap();
     let options = GatewayOptions { keys: keys(folder.path()), ..GatewayOptions::default() };
     let stage = Stage::new(options, |_| {}, 8, None).await;

@@ -5,7 +5,7 @@ use crate::stage;
 use http_body_util::BodyExt;
 use remoe_gateway_core::{AccessLog, GatewayOptions};
 use remoe_otel::Traces;
-use remoe_test_support::collector::{Collector, Manner, Span};
+use remoe_test_support::collector::{Collector, CollectorBehaviour, ExportedSpan};
 use serde_json::json;
 use stage::Stage;
 use std::sync::atomic::Ordering;
@@ -28,7 +28,7 @@ fn exporting(collector: &Collector) -> Traces {
 }
 
 /// The spans of `trace`, once the gateway's own is among them.
-async fn spans(collector: &Collector, trace: &str) -> Vec<Span> {
+async fn spans(collector: &Collector, trace: &str) -> Vec<ExportedSpan> {
     collector.trace(trace, "a server span", |spans| spans.iter().any(|span| span.kind == 2)).await
 }
 
@@ -55,7 +55,7 @@ const HOSTILE: [&str; 7] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_traces_nothing_is_invented_and_nothing_hostile_goes_on() {
+async fn no_trace_is_invented_and_hostile_ones_are_dropped() {
     let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, None).await;
     stage.ask(&json!({"x": 1}), &[("tracestate", "a=1")]).await;
     assert_eq!(seen(&stage), [vec![], Vec::<String>::new()]);
@@ -72,7 +72,7 @@ async fn without_traces_nothing_is_invented_and_nothing_hostile_goes_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_is_part_of_its_callers_trace() {
-    let collector = Collector::start(Manner::Takes).await;
+    let collector = Collector::start(CollectorBehaviour::Takes).await;
     let stage = traced(&collector, None).await;
     let valid = format!("00-{TRACE}-{PARENT}-01");
     stage.ask(&json!({"model": "m", "x": 1}), &[("traceparent", &valid), ("tracestate", "a=1")]).await;
@@ -100,7 +100,7 @@ async fn a_request_is_part_of_its_callers_trace() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_its_caller_does_not_record_is_not_recorded() {
-    let collector = Collector::start(Manner::Takes).await;
+    let collector = Collector::start(CollectorBehaviour::Takes).await;
     let stage = traced(&collector, None).await;
     let unsampled = format!("00-{TRACE}-{PARENT}-00");
     stage.ask(&json!({"x": 1}), &[("traceparent", &unsampled)]).await;
@@ -115,7 +115,7 @@ async fn what_its_caller_does_not_record_is_not_recorded() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wake_is_told_in_its_parts_and_each_attempt_by_itself() {
-    let collector = Collector::start(Manner::Takes).await;
+    let collector = Collector::start(CollectorBehaviour::Takes).await;
     let stage = traced(&collector, Some(Duration::from_millis(20))).await;
     stage.sleeps().await;
     *stage.functions.start.lock().unwrap() = Duration::from_millis(30);
@@ -150,7 +150,7 @@ async fn a_wake_is_told_in_its_parts_and_each_attempt_by_itself() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_ends_early_says_why() {
-    let collector = Collector::start(Manner::Takes).await;
+    let collector = Collector::start(CollectorBehaviour::Takes).await;
     let stage = traced(&collector, None).await;
     // A client that leaves in the middle of its answer.
     let answer = stage.send(&json!({"x": 1, "stream": true, "forever": true}), &[]).await;
@@ -184,7 +184,7 @@ async fn what_ends_early_says_why() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_answer_is_complete_once_its_last_byte_is_there() {
     const BYTES: usize = 2 << 20;
-    let collector = Collector::start(Manner::Takes).await;
+    let collector = Collector::start(CollectorBehaviour::Takes).await;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     let options = GatewayOptions {

@@ -477,9 +477,9 @@ fn what_is_rented_again_and_again_is_loaded_again_and_again() {
     // Who loads is there meanwhile.
     let dollars = |answer| rival(answer, name).dollars_per_hour.unwrap();
     assert!(dollars(&slow) > 1.5 * dollars(&answer), "{} {}", dollars(&slow), dollars(&answer));
-    let mut nobody_says = rental("gpt-oss-120b", &list);
-    (nobody_says.arrivals, nobody_says.starts) = (comes(1e-4, Some(60.0)), None);
-    assert_eq!(rent(&nobody_says).unwrap_err().field, "starts");
+    let mut unstated = rental("gpt-oss-120b", &list);
+    (unstated.arrivals, unstated.starts) = (comes(1e-4, Some(60.0)), None);
+    assert_eq!(rent(&unstated).unwrap_err().field, "starts");
 }
 
 /// Figures that are said to change the verdict do change it, where nodes go in between.

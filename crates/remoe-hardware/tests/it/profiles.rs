@@ -3,7 +3,7 @@
 use crate::common;
 
 use common::{measured, model, wishes};
-use remoe_hardware::{Prices, ProblemError, Profile, Wishes, problem};
+use remoe_hardware::{DeploymentRequirements, Prices, ProblemError, Profile, problem};
 use remoe_model::kv_pages::WindowedLayers;
 use remoe_model::{DenseDtype, ExpertsDtype, Inspection};
 use remoe_planner::{
@@ -92,7 +92,7 @@ fn a_problem_has_every_byte_and_second_once() {
 fn windowed_layers_take_the_tokens_that_they_hold() {
     let model = Inspection { kv_windowed: Some(WindowedLayers { layers: 2, window: 128 }), ..model() };
     let request = Request { max_input_tokens: Some(100_000.0), concurrency: 8, ..wishes().request };
-    let problem = problem(&model, &measured(), &Wishes { request, ..wishes() }).unwrap();
+    let problem = problem(&model, &measured(), &DeploymentRequirements { request, ..wishes() }).unwrap();
     let bytes = 2000.0 * 100_050.0 + 2000.0 * 2208.0;
     assert!((problem.kv_bytes_in_memory() - bytes).abs() < 1.0);
     assert_eq!(model.resident_kv("bfloat16").of(100_050) as f64, bytes);
@@ -193,7 +193,7 @@ fn the_prior_of_a_gpu_plans_for_one() {
     Profile::from_json(&serde_json::to_string(&profile).unwrap()).unwrap();
     let prices = Prices { gpu_hour: Some(2.5), gpu_memory_mb: Some(16_000.0), ..Prices::default() };
     let limits = Limits { gpu_bytes: Some(1.6e10), ..wishes().limits };
-    let wishes = Wishes { pricing: prices.pricing().unwrap(), limits, ..wishes() };
+    let wishes = DeploymentRequirements { pricing: prices.pricing().unwrap(), limits, ..wishes() };
     let problem = problem(&model(), &profile, &wishes).unwrap();
     assert_eq!(problem.device, Device::Gpu);
     // 18 MB of weights outside of experts: read for every token, and multiplied with for each of a prompt.
@@ -215,9 +215,9 @@ fn the_prior_of_a_gpu_plans_for_one() {
 }
 
 #[test]
-fn what_experts_take_on_a_gpu_is_stated_or_assumed_and_never_without_one() {
+fn gpu_expert_times_are_measured_or_assumed_only_with_a_gpu() {
     let prices = Prices { gpu_hour: Some(2.5), gpu_memory_mb: Some(16_000.0), ..Prices::default() };
-    let wishes = Wishes { pricing: prices.pricing().unwrap(), ..wishes() };
+    let wishes = DeploymentRequirements { pricing: prices.pricing().unwrap(), ..wishes() };
     let on_gpu = |profile: &Profile| {
         let layers = problem(&model(), profile, &wishes).unwrap().layers;
         layers[0].gpu_expert_seconds.clone()
@@ -245,7 +245,7 @@ fn a_gpu_without_a_price_is_refused() {
 fn prices_of_gpus_change_nothing_on_cpus() {
     let gpus = Prices { gpu_hour: Some(2.5), gpu_memory_mb: Some(16_000.0), ..Prices::default() };
     let answer = |prices: Prices| {
-        let wishes = Wishes { pricing: prices.pricing().unwrap(), ..wishes() };
+        let wishes = DeploymentRequirements { pricing: prices.pricing().unwrap(), ..wishes() };
         let problem = problem(&model(), &measured(), &wishes).unwrap();
         solve(&problem, None, &Options::default()).unwrap()
     };
@@ -299,7 +299,8 @@ fn memory_that_brings_vcpus_is_a_property_of_prices() {
     // The same function has fewer vCPUs, and is slower.
     let one = |bytes_per_vcpu: Option<f64>| {
         let pricing = remoe_planner::Pricing { memory_per_vcpu_bytes: bytes_per_vcpu, ..wishes().pricing };
-        let problem = problem(&model(), &measured(), &Wishes { pricing, ..wishes() }).unwrap();
+        let problem =
+            problem(&model(), &measured(), &DeploymentRequirements { pricing, ..wishes() }).unwrap();
         let plan = PlanDraft::from_json(
             r#"{"main_bytes": 1000000000, "layers": [{"remote": [], "memory_bytes": 0,
             "replicas": 0}, {"remote": [], "memory_bytes": 0, "replicas": 0}, {"remote": [], "memory_bytes": 0, "replicas": 0}]}"#,
@@ -355,7 +356,7 @@ fn prices_that_cannot_be_are_named() {
 }
 
 #[test]
-fn the_prior_is_slower_with_more_tokens_and_faster_with_more_vcpus() {
+fn prior_is_slower_with_tokens_and_faster_with_vcpus() {
     let table = Profile::prior(&model(), "bfloat16").expert_seconds;
     for rows in table.seconds.windows(2) {
         assert!(rows[0].iter().zip(&rows[1]).all(|(less, more)| less <= more));

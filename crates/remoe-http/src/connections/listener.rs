@@ -1,10 +1,10 @@
 //! Accepting: as many connections as there may be, the oldest idle one giving way to a new one.
 
+use super::deadlines::ConnectionDeadlines;
 use super::limits::ConnectionLimits;
-use super::line::Line;
 use super::metrics::ConnectionMetrics;
 use axum::serve::Listener;
-use remoe_proto::Door;
+use remoe_proto::TlsHandshake;
 use remoe_proto::identity::{self, Protocol};
 use std::io;
 use std::net::SocketAddr;
@@ -21,25 +21,25 @@ use tokio::time::{Instant, timeout};
 const LEAVES_WITHIN: Duration = Duration::from_millis(20);
 
 /// A listener whose connections have deadlines and are bounded in number.
-pub(super) struct Guarded {
+pub(super) struct LimitedListener {
     listener: TcpListener,
     /// TLS and admission of clients; absent: every client is let in, without TLS.
-    door: Option<Door>,
+    handshake: Option<TlsHandshake>,
     limits: ConnectionLimits,
     metrics: ConnectionMetrics,
     slots: Arc<Semaphore>,
-    lines: Vec<Weak<Line>>,
+    lines: Vec<Weak<ConnectionDeadlines>>,
 }
 
-impl Guarded {
+impl LimitedListener {
     pub(super) fn new(
         listener: TcpListener,
-        door: Option<Door>,
+        handshake: Option<TlsHandshake>,
         limits: ConnectionLimits,
         metrics: ConnectionMetrics,
     ) -> Self {
         let slots = Arc::new(Semaphore::new(limits.count));
-        Self { listener, door, limits, metrics, slots, lines: Vec::new() }
+        Self { listener, handshake, limits, metrics, slots, lines: Vec::new() }
     }
 
     /// A place for one more connection: a free one, else that of the connection which has been without a
@@ -64,7 +64,7 @@ impl Guarded {
     }
 }
 
-impl Listener for Guarded {
+impl Listener for LimitedListener {
     type Io = Socket;
     type Addr = SocketAddr;
 
@@ -75,12 +75,18 @@ impl Listener for Guarded {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
         let slot = self.slot().await;
-        let line = Line::open(&stream, self.door.is_none(), self.limits, self.metrics.clone(), slot);
+        let line = ConnectionDeadlines::open(
+            &stream,
+            self.handshake.is_none(),
+            self.limits,
+            self.metrics.clone(),
+            slot,
+        );
         if self.lines.len() >= 2 * self.limits.count {
             self.lines.retain(|line| line.strong_count() > 0);
         }
         self.lines.push(Arc::downgrade(&line));
-        let stream = Stream::new(stream, self.door.clone());
+        let stream = ConnectionStream::new(stream, self.handshake.clone());
         // A client that comes by IPv4 has that address, whatever the socket listens for.
         (Socket { stream, line }, SocketAddr::new(address.ip().to_canonical(), address.port()))
     }
@@ -91,33 +97,33 @@ impl Listener for Guarded {
 }
 
 /// Ends with the connection, and whether its other end is let in; with none where it comes to nothing.
-type Handshake = dyn Future<Output = Option<(identity::Line<TcpStream>, bool)>> + Send;
+type Handshake = dyn Future<Output = Option<(identity::MaybeTlsStream<TcpStream>, bool)>> + Send;
 
 /// Byte stream of a connection, by its state of admission.
-enum Stream {
+enum ConnectionStream {
     /// The other end has to say who it is first. That is part of the time that it has for its first head, and until
     /// then it may be asked to give way as any other without a request.
     Entering(Pin<Box<Handshake>>),
     /// It is let in.
-    Open(identity::Line<TcpStream>),
+    Open(identity::MaybeTlsStream<TcpStream>),
     /// It is not.
     Refused,
 }
 
-impl Stream {
-    fn new(stream: TcpStream, door: Option<Door>) -> Self {
-        match door {
-            None => Self::Open(identity::Line::Plain(stream)),
-            Some(door) => Self::Entering(Box::pin(door.enter(Protocol::Http, stream))),
+impl ConnectionStream {
+    fn new(stream: TcpStream, handshake: Option<TlsHandshake>) -> Self {
+        match handshake {
+            None => Self::Open(identity::MaybeTlsStream::Plain(stream)),
+            Some(handshake) => Self::Entering(Box::pin(handshake.enter(Protocol::Http, stream))),
         }
     }
 
     /// It, once it is known who is at the other end.
     fn poll_open(
         &mut self,
-        line: &Line,
+        line: &ConnectionDeadlines,
         context: &mut Context<'_>,
-    ) -> Poll<io::Result<Pin<&mut identity::Line<TcpStream>>>> {
+    ) -> Poll<io::Result<Pin<&mut identity::MaybeTlsStream<TcpStream>>>> {
         if let Self::Entering(entering) = self {
             *self = match ready!(entering.as_mut().poll(context)) {
                 Some((stream, true)) => {
@@ -136,19 +142,19 @@ impl Stream {
 
 /// An accepted connection that tells its line what comes.
 pub(super) struct Socket {
-    stream: Stream,
-    line: Arc<Line>,
+    stream: ConnectionStream,
+    line: Arc<ConnectionDeadlines>,
 }
 
 impl Socket {
-    pub(super) fn line(&self) -> &Arc<Line> {
+    pub(super) fn line(&self) -> &Arc<ConnectionDeadlines> {
         &self.line
     }
 
     fn poll_open(
         &mut self,
         context: &mut Context<'_>,
-    ) -> Poll<io::Result<Pin<&mut identity::Line<TcpStream>>>> {
+    ) -> Poll<io::Result<Pin<&mut identity::MaybeTlsStream<TcpStream>>>> {
         let Self { stream, line } = self;
         stream.poll_open(line, context)
     }
@@ -189,9 +195,9 @@ impl AsyncWrite for Socket {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.stream {
-            Stream::Open(line) => Pin::new(line).poll_shutdown(context),
+            ConnectionStream::Open(line) => Pin::new(line).poll_shutdown(context),
             // Nothing was said.
-            Stream::Entering(_) | Stream::Refused => Poll::Ready(Ok(())),
+            ConnectionStream::Entering(_) | ConnectionStream::Refused => Poll::Ready(Ok(())),
         }
     }
 
@@ -221,7 +227,7 @@ mod tests {
         let Ok(listener) = TcpListener::bind("[::]:0").await else { return };
         let port = listener.local_addr().unwrap().port();
         let mut listener =
-            Guarded::new(listener, None, ConnectionLimits::PROBES, ConnectionMetrics::new().unwrap());
+            LimitedListener::new(listener, None, ConnectionLimits::PROBES, ConnectionMetrics::new().unwrap());
         let client = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
         let (_socket, address) = listener.accept().await;
         assert_eq!(address, client.local_addr().unwrap());

@@ -6,8 +6,8 @@
 //! was given, and so the engine's work on it. Where all places are taken, the [`listener`] lets the
 //! connection go that has been without a request for longest.
 
+mod deadlines;
 mod limits;
-mod line;
 mod listener;
 mod metrics;
 
@@ -21,11 +21,11 @@ use axum::http::Version;
 use axum::response::Response;
 use axum::serve::IncomingStream;
 use bytes::Bytes;
+use deadlines::{ConnectionDeadlines, RequestGuard};
 use futures_util::future::BoxFuture;
 use http_body::{Frame, SizeHint};
-use line::{Line, Turn};
-use listener::Guarded;
-use remoe_proto::Door;
+use listener::LimitedListener;
+use remoe_proto::TlsHandshake;
 use std::convert::Infallible;
 use std::future::{Future, Ready, ready};
 use std::io;
@@ -40,7 +40,7 @@ use tower_service::Service;
 /// Most of an answer that is handed over at once, so that taking a long one shows as progress.
 const PIECE: usize = 64 << 10;
 
-/// Serves `routes` on `listener` until `stop`, to those whom the `door` lets in, and to everybody, without TLS, where there is
+/// Serves `routes` on `listener` until `stop`, to those whom the `handshake` lets in, and to everybody, without TLS, where there is
 /// none; requests that are there by then are answered. Each request has the address of its client in its extensions, as
 /// [`ConnectInfo`].
 ///
@@ -50,13 +50,13 @@ const PIECE: usize = 64 << 10;
 /// The server fails.
 pub fn serve(
     listener: TcpListener,
-    door: Option<Door>,
+    handshake: Option<TlsHandshake>,
     routes: Router,
     limits: ConnectionLimits,
     metrics: ConnectionMetrics,
     stop: CancellationToken,
 ) -> BoxFuture<'static, io::Result<()>> {
-    let listener = Guarded::new(listener, door, limits, metrics);
+    let listener = LimitedListener::new(listener, handshake, limits, metrics);
     let server = axum::serve(listener, Connections { routes }).with_graceful_shutdown(stop.cancelled_owned());
     Box::pin(async move { server.await })
 }
@@ -66,7 +66,7 @@ struct Connections {
     routes: Router,
 }
 
-impl Service<IncomingStream<'_, Guarded>> for Connections {
+impl Service<IncomingStream<'_, LimitedListener>> for Connections {
     type Response = Connection;
     type Error = Infallible;
     type Future = Ready<Result<Connection, Infallible>>;
@@ -75,7 +75,7 @@ impl Service<IncomingStream<'_, Guarded>> for Connections {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, incoming: IncomingStream<'_, Guarded>) -> Self::Future {
+    fn call(&mut self, incoming: IncomingStream<'_, LimitedListener>) -> Self::Future {
         ready(Ok(Connection {
             routes: self.routes.clone(),
             line: incoming.io().line().clone(),
@@ -88,7 +88,7 @@ impl Service<IncomingStream<'_, Guarded>> for Connections {
 #[derive(Clone)]
 struct Connection {
     routes: Router,
-    line: Arc<Line>,
+    line: Arc<ConnectionDeadlines>,
     client: SocketAddr,
 }
 
@@ -103,7 +103,7 @@ impl Service<Request> for Connection {
 
     fn call(&mut self, mut request: Request) -> Self::Future {
         request.extensions_mut().insert(ConnectInfo(self.client));
-        let turn = Turn::begin(&self.line, request.version() == Version::HTTP_2);
+        let turn = RequestGuard::begin(&self.line, request.version() == Version::HTTP_2);
         let answer = self.routes.call(request);
         Box::pin(async move {
             let response = answer.await?;
@@ -119,7 +119,7 @@ impl Service<Request> for Connection {
 struct Handover {
     body: Body,
     rest: Bytes,
-    turn: Turn,
+    turn: RequestGuard,
 }
 
 impl HttpBody for Handover {

@@ -27,11 +27,11 @@ pub(crate) struct CachedFile {
     pub(crate) sha256: Option<Sha256Sum>,
     path: PathBuf,
     data: File,
-    state: Mutex<State>,
+    state: Mutex<FileState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct FileState {
     journal: Journal,
     complete: RangeSet<u64>,
     /// Bytes that some part of this process is fetching. Locks are between processes only.
@@ -44,18 +44,18 @@ struct State {
 
 /// Outcome of an attempt to claim bytes.
 #[derive(Debug)]
-pub(crate) enum Claiming {
+pub(crate) enum ClaimOutcome {
     /// The bytes are in the cache.
     Complete,
     /// Another task or process fetches some of them.
     Busy,
     /// The caller is to fetch them.
-    Claimed(Claim),
+    Claimed(RangeClaim),
 }
 
 /// Exclusive right to fetch some bytes; ends when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub(crate) struct RangeClaim {
     file: Arc<CachedFile>,
     bytes: Range<u64>,
     /// Written and not yet recorded.
@@ -85,7 +85,7 @@ impl CachedFile {
         let (data, journal, complete) = opened().map_err(failed)?;
         let verified = sha256.is_none() || sibling(&path, "verified").exists();
         let state =
-            State { journal, complete, claimed: RangeSet::new(), unsynced: RangeSet::new(), verified };
+            FileState { journal, complete, claimed: RangeSet::new(), unsynced: RangeSet::new(), verified };
         Ok(Arc::new(Self { name: name.to_owned(), identity, sha256, path, data, state: Mutex::new(state) }))
     }
 
@@ -118,26 +118,26 @@ impl CachedFile {
     ///
     /// # Errors
     /// The cache cannot be read or locked.
-    pub(crate) fn claim(self: &Arc<Self>, bytes: Range<u64>) -> Result<Claiming, FetchError> {
+    pub(crate) fn claim(self: &Arc<Self>, bytes: Range<u64>) -> Result<ClaimOutcome, FetchError> {
         let mut state = self.state();
         self.refresh(&mut state)?;
         if gaps(&state.complete, &bytes).is_empty() {
-            return Ok(Claiming::Complete);
+            return Ok(ClaimOutcome::Complete);
         }
         if state.claimed.overlaps(&bytes)
             || !lock::try_lock(&self.data, &bytes).map_err(FetchError::cache(&self.path))?
         {
-            return Ok(Claiming::Busy);
+            return Ok(ClaimOutcome::Busy);
         }
         state.claimed.insert(bytes.clone());
         drop(state);
         let unrecorded = bytes.start..bytes.start;
-        let claim = Claim { file: Arc::clone(self), bytes, unrecorded, recorded: Instant::now() };
+        let claim = RangeClaim { file: Arc::clone(self), bytes, unrecorded, recorded: Instant::now() };
         // Another process that held the lock may have completed them.
         if self.missing(&claim.bytes)?.is_empty() {
-            return Ok(Claiming::Complete);
+            return Ok(ClaimOutcome::Complete);
         }
-        Ok(Claiming::Claimed(claim))
+        Ok(ClaimOutcome::Claimed(claim))
     }
 
     /// Reads bytes that are in the cache.
@@ -206,17 +206,17 @@ impl CachedFile {
         synced().map_err(FetchError::cache(&self.path))
     }
 
-    fn refresh(&self, state: &mut State) -> Result<(), FetchError> {
+    fn refresh(&self, state: &mut FileState) -> Result<(), FetchError> {
         state.journal.refresh(&mut state.complete).map_err(FetchError::cache(&self.path))?;
         Ok(())
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FileState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Claim {
+impl RangeClaim {
     /// The parts of the claim that are to be fetched, in order.
     ///
     /// # Errors
@@ -259,7 +259,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for RangeClaim {
     fn drop(&mut self) {
         // What cannot be recorded will be fetched again.
         let _unrecorded = self.record();

@@ -31,7 +31,7 @@ pub(super) struct Journal {
 
 /// Kind of change in a journal since it was last read.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum News {
+pub(super) enum JournalChange {
     /// No bytes were taken back.
     More,
     /// All bytes were taken back, because the file's bytes were wrong.
@@ -46,14 +46,14 @@ impl Journal {
     }
 
     /// Adds to `complete` what was recorded since the last call.
-    pub(super) fn refresh(&mut self, complete: &mut RangeSet<u64>) -> io::Result<News> {
+    pub(super) fn refresh(&mut self, complete: &mut RangeSet<u64>) -> io::Result<JournalChange> {
         let length = self.file.metadata()?.len();
         let news = if length < self.read {
             self.read = 0;
             complete.clear();
-            News::Dropped
+            JournalChange::Dropped
         } else {
-            News::More
+            JournalChange::More
         };
         let mut bytes = vec![0; usize::try_from(length - self.read).unwrap_or(0)];
         self.file.read_exact_at(&mut bytes, self.read)?;
@@ -180,9 +180,9 @@ mod tests {
         let (mut one, mut other) = (Journal::open(&path).unwrap(), Journal::open(&path).unwrap());
         let mut set = RangeSet::new();
         one.append(&data, &(0..10)).unwrap();
-        assert_eq!(other.refresh(&mut set).unwrap(), News::More);
+        assert_eq!(other.refresh(&mut set).unwrap(), JournalChange::More);
         one.drop_all().unwrap();
-        assert_eq!(other.refresh(&mut set).unwrap(), News::Dropped);
+        assert_eq!(other.refresh(&mut set).unwrap(), JournalChange::Dropped);
         assert!(set.is_empty());
     }
 }

@@ -9,7 +9,7 @@ mod file;
 mod journal;
 mod lock;
 
-pub(crate) use file::{CachedFile, Claim, Claiming};
+pub(crate) use file::{CachedFile, ClaimOutcome, RangeClaim};
 
 use crate::checksum::Sha256Sum;
 use crate::error::FetchError;
@@ -34,7 +34,7 @@ pub(crate) struct SourceFolder {
 
 /// A version of a file, as `NAME.json` keeps it.
 #[derive(Debug, Serialize, Deserialize)]
-struct Known {
+struct CachedVersion {
     #[serde(flatten)]
     identity: Identity,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -43,7 +43,7 @@ struct Known {
 
 /// The right to open a file for the first time; ends when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct OpenLock {
     _locked: File,
 }
 
@@ -105,12 +105,12 @@ impl SourceFolder {
     ///
     /// # Errors
     /// The folder cannot be written, or has no locks.
-    pub(crate) fn turn(&self, name: &str) -> Result<Option<Turn>, FetchError> {
+    pub(crate) fn turn(&self, name: &str) -> Result<Option<OpenLock>, FetchError> {
         let path = self.path.join(format!("{}.lock", flat(name)));
         let file = File::options().write(true).create(true).truncate(false).open(&path);
         let file = file.map_err(FetchError::cache(&path))?;
         let locked = lock::try_lock(&file, &(0..1)).map_err(FetchError::cache(&path))?;
-        Ok(locked.then_some(Turn { _locked: file }))
+        Ok(locked.then_some(OpenLock { _locked: file }))
     }
 
     /// The version of the file `name` that is in the cache.
@@ -118,7 +118,7 @@ impl SourceFolder {
     /// # Errors
     /// The cache cannot be read.
     pub(crate) fn known(&self, name: &str) -> Result<Option<Arc<CachedFile>>, FetchError> {
-        let Some(known) = self.read::<Known>(&description(name))? else {
+        let Some(known) = self.read::<CachedVersion>(&description(name))? else {
             return Ok(None);
         };
         let sha256 = known.sha256.as_deref().and_then(Sha256Sum::from_hex);
@@ -138,7 +138,7 @@ impl SourceFolder {
     ) -> Result<Arc<CachedFile>, FetchError> {
         self.remove_versions(name).map_err(FetchError::cache(&self.path))?;
         let file = self.file(name, identity.clone(), sha256)?;
-        let known = Known { identity, sha256: sha256.map(|sum| sum.to_string()) };
+        let known = CachedVersion { identity, sha256: sha256.map(|sum| sum.to_string()) };
         self.write(&description(name), &known)?;
         Ok(file)
     }

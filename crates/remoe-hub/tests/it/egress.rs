@@ -27,14 +27,14 @@ fn at(address: &str, port: u16) -> SocketAddr {
 }
 
 /// The network, and the programs that fetch in it.
-struct Scene {
+struct EgressFixture {
     network: Network,
     model: tempfile::TempDir,
     work: tempfile::TempDir,
     runs: usize,
 }
 
-impl Scene {
+impl EgressFixture {
     async fn new() -> Self {
         let mut network =
             Network::new(&[SOURCE, REDIRECTING, BROKEN, STORE, METADATA, API_SERVER, TENANT, METADATA_V6]);
@@ -93,7 +93,7 @@ impl Scene {
 #[test]
 fn fetcher_connects_to_allowed_sources_alone() {
     network::inside("egress::fetcher_connects_to_allowed_sources_alone", async || {
-        let mut scene = Scene::new().await;
+        let mut scene = EgressFixture::new().await;
         let _source = scene.serve(SOURCE).await;
         let _store = scene.serve(STORE).await;
         allowed(&mut scene).await;
@@ -105,7 +105,7 @@ fn fetcher_connects_to_allowed_sources_alone() {
     });
 }
 
-async fn allowed(scene: &mut Scene) {
+async fn allowed(scene: &mut EgressFixture) {
     let model = "http://models.example/models";
     for flags in
         [&[][..], &CLOSED, &["--allow-source", "models.example"], &["--allow-source", "*.example:80"]]
@@ -122,7 +122,7 @@ async fn allowed(scene: &mut Scene) {
     }
 }
 
-async fn named(scene: &mut Scene) {
+async fn named(scene: &mut EgressFixture) {
     for host in [
         METADATA,
         "2852039166",
@@ -145,7 +145,7 @@ async fn named(scene: &mut Scene) {
     }
 }
 
-async fn redirected(scene: &mut Scene) {
+async fn redirected(scene: &mut EgressFixture) {
     let model = "http://redirect.example/models";
     for host in [
         METADATA,
@@ -177,7 +177,7 @@ async fn redirected(scene: &mut Scene) {
 }
 
 /// The first answer of DNS is a public address, where the connection ends. The next one is not.
-async fn rebound(scene: &mut Scene) {
+async fn rebound(scene: &mut EgressFixture) {
     for (at, forbidden) in [METADATA, API_SERVER, TENANT].into_iter().enumerate() {
         let name = format!("rebind{at}.example");
         scene.network.name(&name, &[BROKEN, forbidden]);
@@ -186,7 +186,7 @@ async fn rebound(scene: &mut Scene) {
     }
 }
 
-async fn by_environment(scene: &mut Scene) {
+async fn by_environment(scene: &mut EgressFixture) {
     for endpoint in ["http://169.254.169.254", "http://metadata.example", "http://tenant.example"] {
         scene.refuses("hf://org/model", &CLOSED, &[("HF_ENDPOINT", endpoint)]).await;
         for name in ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"] {
@@ -199,7 +199,7 @@ async fn by_environment(scene: &mut Scene) {
 }
 
 /// The role of a machine is asked for where that is said, and under the rules.
-async fn ambient(scene: &mut Scene) {
+async fn ambient(scene: &mut EgressFixture) {
     let content = Content::new(scene.model.path());
     let s3 = S3::start(at(SOURCE, 9000), content, S3Options::default()).await.unwrap();
     let model = s3.model();

@@ -46,7 +46,7 @@ fn shell(script: &str) {
 }
 
 #[derive(Default)]
-struct State {
+struct NetworkState {
     /// Connections to the servers that count them.
     counted: BTreeMap<IpAddr, usize>,
     /// Where the redirecting server leads.
@@ -59,7 +59,7 @@ struct State {
 
 /// The network of this process.
 pub(crate) struct Network {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<NetworkState>>,
 }
 
 impl Network {
@@ -162,7 +162,7 @@ fn answer(mut stream: TcpStream, status: &str, target: &str) {
     let _gone = stream.write_all(answer.as_bytes());
 }
 
-impl State {
+impl NetworkState {
     /// The answer to a question of DNS (RFC 1035): one address, or none.
     fn answer(&mut self, question: &[u8]) -> Option<Vec<u8>> {
         let (mut at, mut labels) = (12, Vec::new());

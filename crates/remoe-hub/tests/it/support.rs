@@ -1,6 +1,6 @@
 //! A model, its bytes, and a program that copies it.
 
-use remoe_hub::{Access, FetchedStore, Patience};
+use remoe_hub::{Access, FetchTimeouts, FetchedStore};
 use remoe_model::Store;
 use remoe_test_sources::Content;
 use remoe_test_support::checkpoint::{Sizes, generate};
@@ -41,8 +41,8 @@ pub(crate) fn total(folder: &Path) -> u64 {
 }
 
 /// Waits shorter than people do.
-pub(crate) fn hasty() -> Patience {
-    Patience {
+pub(crate) fn hasty() -> FetchTimeouts {
+    FetchTimeouts {
         connect: Duration::from_secs(2),
         idle: Duration::from_millis(300),
         attempts: 3,
@@ -62,7 +62,7 @@ pub(crate) async fn connect(model: &str, cache: &Path) -> Result<Arc<FetchedStor
 pub(crate) async fn connect_with(
     model: &str,
     cache: &Path,
-    patience: Patience,
+    patience: FetchTimeouts,
 ) -> Result<Arc<FetchedStore>, String> {
     let (location, cache) = (model.parse().unwrap(), cache.to_owned());
     let access = Access { patience, ..Access::default() };

@@ -2,7 +2,7 @@
 //! a cache or are killed.
 
 use crate::support::{WEIGHTS, connect, connect_with, files, hasty, model, read, start_copy, total, web};
-use remoe_hub::{Patience, Silence};
+use remoe_hub::{FetchTimeouts, StallLimit};
 use remoe_model::{Checkpoint, FileRange, Store};
 use remoe_test_support::checkpoint::{Sizes, generate};
 use std::ops::Range;
@@ -108,9 +108,9 @@ async fn a_server_that_falls_silent_is_given_up() {
 async fn silent_source_is_named_with_bytes_rate_and_flag() {
     let (model, work) = (model(), tempfile::tempdir().unwrap());
     let (web, content) = web(model.path()).await;
-    let silence = Silence { after: Duration::from_millis(500), flag: "--patience" };
+    let silence = StallLimit { after: Duration::from_millis(500), flag: "--patience" };
     // Attempts alone would go on for minutes.
-    let patience = Patience { attempts: 1000, ..hasty().within(silence) };
+    let patience = FetchTimeouts { attempts: 1000, ..hasty().within(silence) };
     let store = connect_with(&web.model(), work.path(), patience).await.unwrap();
     read(&store, "config.json").await.unwrap();
     // A pause of the reader is no silence of the source.

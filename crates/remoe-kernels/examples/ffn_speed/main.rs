@@ -47,15 +47,15 @@ const TRIALS: usize = 5;
 const TRIAL_BYTES: usize = 64 << 20;
 const TRIAL_STEPS: usize = 20_000;
 
-struct Options {
+struct SpeedOptions {
     threads: usize,
     class: NumericsClass,
     hidden: usize,
     width: usize,
 }
 
-fn options() -> Options {
-    let mut options = Options {
+fn options() -> SpeedOptions {
+    let mut options = SpeedOptions {
         threads: PoolConfig::default().threads,
         class: Dtype::Bf16.into(),
         hidden: 2048,
@@ -198,7 +198,7 @@ fn highest(paths: &[InstructionPath], work: impl Fn(InstructionPath) -> f64) -> 
 }
 
 fn main() {
-    let Options { threads, class, hidden, width } = options();
+    let SpeedOptions { threads, class, hidden, width } = options();
     let dtype = class.dtype;
     let shape = ExpertShape::new(hidden, width, class, Activation::Silu).expect("a legal shape");
     let count = WEIGHT_BYTES.div_ceil(shape.packed_bytes()).next_multiple_of(TOP_K);

@@ -131,7 +131,8 @@ impl Pool {
         }
         operation.validate(dtype, rows.len() / row_bytes, width)?;
         let part_rows = (PART / width).max(1);
-        let apply = |first: usize, rows: &mut [u8]| by_vectors(Part { operation, dtype, width, first, rows });
+        let apply =
+            |first: usize, rows: &mut [u8]| by_vectors(RowRange { operation, dtype, width, first, rows });
         if rows.len() <= part_rows * row_bytes || self.threads() == 1 {
             apply(0, rows);
             return Ok(());
@@ -183,7 +184,7 @@ impl Loops for Narrow<'_> {
 }
 
 /// Neighbouring rows, from row `first` of the operands on.
-struct Part<'a> {
+struct RowRange<'a> {
     operation: &'a RowOperation<'a>,
     dtype: Dtype,
     width: usize,
@@ -206,7 +207,7 @@ macro_rules! change_rows {
     }};
 }
 
-impl Loops for Part<'_> {
+impl Loops for RowRange<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -229,7 +230,7 @@ impl Loops for Part<'_> {
     }
 }
 
-impl Part<'_> {
+impl RowRange<'_> {
     #[inline(always)]
     fn norm(self, from: &[u8], norm: &Norm<'_>) {
         let row_bytes = self.width * self.dtype.bytes();

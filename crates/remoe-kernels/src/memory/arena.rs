@@ -172,7 +172,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(24))]
 
         #[test]
-        fn what_is_taken_is_zero_and_nobody_elses(steps in steps()) {
+        fn allocated_memory_is_zero_and_exclusive(steps in steps()) {
             let mut arena = Arena::new();
             let mut held: Vec<(NonNull<u8>, usize, u8)> = Vec::new();
             for (mark, (take, size)) in (1u8..).zip(steps) {

@@ -113,7 +113,7 @@ mod tests {
     use crate::memory::tests::resident;
 
     #[test]
-    fn nodes_that_the_process_may_not_or_need_not_use_count_for_nothing() {
+    fn numa_nodes_outside_affinity_or_need_are_not_used() {
         let mut allowed = CpuSet::new();
         (0..4).for_each(|core| allowed.set(core));
         let nodes = [vec![0, 1, 8], vec![8, 9, CpuSet::MAX_CPU], vec![2], vec![], vec![3]];

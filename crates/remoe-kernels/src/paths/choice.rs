@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use super::contest::{Contest, Entry, Turn};
+use super::contest::{Contest, PanelTurn, TimedPanel};
 use super::panel::ROWS;
 use super::trial::{Reference, Timing};
 use super::{InstructionPath, Kernels, kernels};
@@ -94,7 +94,7 @@ const CLASSES: usize = NumericsClass::ALL.len();
 /// A path that computes a panel, and what is to be told of how long it took.
 pub(crate) struct Computing {
     pub(crate) path: InstructionPath,
-    timed: Option<(&'static Contest, Entry)>,
+    timed: Option<(&'static Contest, TimedPanel)>,
 }
 
 impl Computing {
@@ -116,9 +116,9 @@ impl Computing {
     /// Returns the path that a contest of these paths deals; `None` if it neither deals a turn nor has a winner.
     fn in_turn(contest: &'static Contest, paths: &[Compiled], bytes: u64) -> Option<Self> {
         let (entrant, timed) = match contest.deal(paths.len(), bytes, Instant::now) {
-            Turn::Timed(entry) => (entry.entrant, Some((contest, entry))),
-            Turn::Untimed(entrant) | Turn::Won(entrant) => (entrant, None),
-            Turn::Unknown => return None,
+            PanelTurn::Timed(entry) => (entry.entrant, Some((contest, entry))),
+            PanelTurn::Untimed(entrant) | PanelTurn::Won(entrant) => (entrant, None),
+            PanelTurn::Unknown => return None,
         };
         paths.get(entrant).map(|(path, _)| Self { path: *path, timed })
     }
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn every_path_of_this_machine_is_right_and_one_of_them_is_chosen() {
+    fn available_instruction_paths_agree_and_one_is_chosen() {
         assert_eq!(wrong_paths(&NumericsClass::ALL), []);
         for class in NumericsClass::ALL {
             let choice = PathChoice::measured(class);

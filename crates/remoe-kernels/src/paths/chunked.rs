@@ -6,7 +6,7 @@
 //! second-level cache.
 
 use super::floats::Floats;
-use super::panel::{FAR, LINE, NEAR, Panel, ROWS, Sums, Walk, prefetch};
+use super::panel::{FAR, LINE, NEAR, Panel, PanelSums, PanelWalk, ROWS, prefetch};
 use super::steps::Step;
 use crate::WeightFormat;
 use crate::shape::PANEL;
@@ -41,14 +41,14 @@ struct Chunk {
     is_far: bool,
 }
 
-impl Walk for Chunked {
+impl PanelWalk for Chunked {
     #[inline(always)]
     unsafe fn sum_group<S: Step>(
         panel: &Panel,
         rows: *const *const u8,
         count: usize,
         after: *const u8,
-        sums: *mut Sums,
+        sums: *mut PanelSums,
     ) {
         let step_bytes = S::WORDS * 4;
         let blocks = count.div_ceil(most_block_rows::<S>());
@@ -150,7 +150,11 @@ const fn passes_of<S: Step>(rows: usize) -> usize {
 
 /// Adds the chunk to the sums of `R` rows, or begins them.
 #[inline(always)]
-unsafe fn sum_block<S: Step, const R: usize>(chunk: &mut Chunk, rows: *const *const u8, sums: *mut Sums) {
+unsafe fn sum_block<S: Step, const R: usize>(
+    chunk: &mut Chunk,
+    rows: *const *const u8,
+    sums: *mut PanelSums,
+) {
     // SAFETY: the caller's promise.
     unsafe {
         let mut x = [std::ptr::null(); R];
@@ -171,7 +175,7 @@ unsafe fn sum_block<S: Step, const R: usize>(chunk: &mut Chunk, rows: *const *co
 unsafe fn sum_columns<S: Step, const R: usize, const C: usize>(
     chunk: &mut Chunk,
     x: &[*const u8; R],
-    sums: *mut Sums,
+    sums: *mut PanelSums,
 ) {
     for first in (0..PANEL).step_by(C * S::F::LANES) {
         let lines = if chunk.ahead < chunk.end { chunk.lines } else { 0 };

@@ -29,7 +29,7 @@ const SHARE: u64 = 100;
 /// If so many bytes were dealt without a panel of its size, a contest restarts with panels of another size.
 const FORGOTTEN: u64 = 4 << 30;
 /// No one has won yet.
-const NOBODY: usize = usize::MAX;
+const NO_WINNER: usize = usize::MAX;
 
 /// Contests among the paths of one class, one after the other. No thread waits for another one: where two deal or tell
 /// their times in the same moment, one does without.
@@ -40,11 +40,11 @@ pub(crate) struct Contest {
     /// How many there are to be before the next one.
     rest: AtomicU64,
     winner: AtomicUsize,
-    running: Mutex<Running>,
+    running: Mutex<OpenContest>,
 }
 
 /// The contest that is held.
-struct Running {
+struct OpenContest {
     /// Bytes of the panels that it is about: panels of other sizes take longer or less long for a byte, and might all
     /// fall into the turns of one entrant. 0 where none is held.
     bytes: u64,
@@ -63,11 +63,11 @@ struct Running {
 
 /// Entrant that computes a panel.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum PanelTurn {
     /// This entrant, whose turn it is.
     Untimed(usize),
     /// This entrant, whose turn it is, and how long it takes from then on is to be told.
-    Timed(Entry),
+    Timed(TimedPanel),
     /// The winner of the last contest.
     Won(usize),
     /// No entrant has won so far.
@@ -76,7 +76,7 @@ pub(crate) enum Turn {
 
 /// A panel that an entrant computes in its turn.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct TimedPanel {
     pub(crate) entrant: usize,
     turn: u64,
     begun: Instant,
@@ -87,8 +87,8 @@ impl Contest {
         Self {
             rested: AtomicU64::new(0),
             rest: AtomicU64::new(0),
-            winner: AtomicUsize::new(NOBODY),
-            running: Mutex::new(Running {
+            winner: AtomicUsize::new(NO_WINNER),
+            running: Mutex::new(OpenContest {
                 bytes: 0,
                 seen: 0,
                 turn: 0,
@@ -102,7 +102,7 @@ impl Contest {
 
     /// Deals a panel of `bytes` of weights, more than none, to one of so many `entrants`, always as many. `now` tells
     /// the time.
-    pub(crate) fn deal(&self, entrants: usize, bytes: u64, now: impl FnOnce() -> Instant) -> Turn {
+    pub(crate) fn deal(&self, entrants: usize, bytes: u64, now: impl FnOnce() -> Instant) -> PanelTurn {
         let rested = self.rested.fetch_add(bytes, Ordering::Relaxed);
         if rested < self.rest.load(Ordering::Relaxed) || bytes < LEAST_BYTES || entrants < 2 {
             return self.last();
@@ -134,7 +134,7 @@ impl Contest {
     }
 
     /// The panel has been computed.
-    pub(crate) fn end(&self, entry: &Entry, now: Instant) {
+    pub(crate) fn end(&self, entry: &TimedPanel, now: Instant) {
         if let Some(mut running) = self.try_lock() {
             running.end(entry, now);
         }
@@ -142,14 +142,14 @@ impl Contest {
 
     /// Returns the winner of the last contest.
     pub(crate) fn winner(&self) -> Option<usize> {
-        Some(self.winner.load(Ordering::Relaxed)).filter(|winner| *winner != NOBODY)
+        Some(self.winner.load(Ordering::Relaxed)).filter(|winner| *winner != NO_WINNER)
     }
 
-    fn last(&self) -> Turn {
-        self.winner().map_or(Turn::Unknown, Turn::Won)
+    fn last(&self) -> PanelTurn {
+        self.winner().map_or(PanelTurn::Unknown, PanelTurn::Won)
     }
 
-    fn try_lock(&self) -> Option<MutexGuard<'_, Running>> {
+    fn try_lock(&self) -> Option<MutexGuard<'_, OpenContest>> {
         match self.running.try_lock() {
             Ok(running) => Some(running),
             Err(TryLockError::Poisoned(poisoned)) => Some(PoisonError::into_inner(poisoned)),
@@ -158,7 +158,7 @@ impl Contest {
     }
 }
 
-impl Running {
+impl OpenContest {
     /// Begins a contest about panels of so many bytes.
     fn open(&mut self, entrants: usize, bytes: u64) {
         self.bytes = bytes;
@@ -171,7 +171,7 @@ impl Running {
     }
 
     /// Returns the next turn; `None` when the last turn is over.
-    fn deal(&mut self, entrants: usize, now: Instant) -> Option<Turn> {
+    fn deal(&mut self, entrants: usize, now: Instant) -> Option<PanelTurn> {
         let began = *self.began.get_or_insert(now);
         let mut lasted = now.saturating_duration_since(began);
         if lasted >= TURN && self.timed >= PANELS.start {
@@ -187,13 +187,13 @@ impl Running {
         }
         let entrant = if round % 2 == 0 { place } else { entrants - 1 - place };
         Some(if lasted < SETTLING {
-            Turn::Untimed(entrant)
+            PanelTurn::Untimed(entrant)
         } else {
-            Turn::Timed(Entry { entrant, turn: self.turn, begun: now })
+            PanelTurn::Timed(TimedPanel { entrant, turn: self.turn, begun: now })
         })
     }
 
-    fn end(&mut self, entry: &Entry, now: Instant) {
+    fn end(&mut self, entry: &TimedPanel, now: Instant) {
         let is_its_turn = self.bytes != 0 && entry.turn == self.turn && self.timed < PANELS.end;
         if let (true, Some(times)) = (is_its_turn, self.times.get_mut(entry.entrant)) {
             let time = now.saturating_duration_since(entry.begun);
@@ -211,7 +211,7 @@ impl Running {
         });
         let medians: Vec<Option<u64>> = medians.collect();
         let timed = (0..medians.len()).filter(|entrant| medians[*entrant].is_some());
-        timed.min_by_key(|entrant| medians[*entrant]).unwrap_or(NOBODY)
+        timed.min_by_key(|entrant| medians[*entrant]).unwrap_or(NO_WINNER)
     }
 }
 
@@ -251,13 +251,13 @@ mod tests {
             let bytes = sizes[panel % sizes.len()];
             let turn = contest.deal(nanos.len(), bytes, || clock.now());
             if contest.running.lock().unwrap().bytes == 0 {
-                let Turn::Won(winner) = turn else { panic!("{turn:?} after a contest") };
+                let PanelTurn::Won(winner) = turn else { panic!("{turn:?} after a contest") };
                 return (winner, dealt);
             }
             let entrant = match &turn {
-                Turn::Untimed(entrant) => *entrant,
-                Turn::Timed(entry) => entry.entrant,
-                Turn::Won(_) | Turn::Unknown => {
+                PanelTurn::Untimed(entrant) => *entrant,
+                PanelTurn::Timed(entry) => entry.entrant,
+                PanelTurn::Won(_) | PanelTurn::Unknown => {
                     assert_ne!(bytes, sizes[0], "panels of the first size are dealt in turn");
                     clock.pass(bytes / 10);
                     continue;
@@ -265,7 +265,7 @@ mod tests {
             };
             dealt[entrant] += 1;
             clock.pass((bytes as f64 * nanos[entrant]) as u64 + if panel % 10 == 0 { 3_000_000 } else { 0 });
-            if let Turn::Timed(entry) = &turn {
+            if let PanelTurn::Timed(entry) = &turn {
                 contest.end(entry, clock.now());
             }
         }
@@ -275,7 +275,7 @@ mod tests {
     /// Deals until the next contest; how many bytes the winner got.
     fn rest(contest: &Contest, clock: &Clock, entrants: usize, winner: usize) -> u64 {
         let mut won = 0;
-        while contest.deal(entrants, PANEL, || clock.now()) == Turn::Won(winner) {
+        while contest.deal(entrants, PANEL, || clock.now()) == PanelTurn::Won(winner) {
             won += PANEL;
         }
         won
@@ -320,11 +320,11 @@ mod tests {
     }
 
     #[test]
-    fn a_contest_about_panels_that_come_no_more_begins_anew_about_others() {
+    fn contest_over_vanished_panels_restarts_with_current_ones() {
         let (contest, clock) = (Contest::new(), Clock::new());
-        assert!(matches!(contest.deal(2, PANEL, || clock.now()), Turn::Untimed(_)));
+        assert!(matches!(contest.deal(2, PANEL, || clock.now()), PanelTurn::Untimed(_)));
         let mut dealt = 0;
-        while contest.deal(2, PANEL / 2, || clock.now()) == Turn::Unknown {
+        while contest.deal(2, PANEL / 2, || clock.now()) == PanelTurn::Unknown {
             dealt += PANEL / 2;
         }
         assert!(dealt.abs_diff(FORGOTTEN) <= 2 * PANEL, "{dealt}");
@@ -337,27 +337,27 @@ mod tests {
         let mut late = Vec::new();
         let mut turn = contest.deal(2, PANEL, || clock.now());
         // Entrant 1 is faster by far, and entrant 0 tells wrong times when its turn is over, and when the contest is.
-        while !matches!(turn, Turn::Won(_)) {
+        while !matches!(turn, PanelTurn::Won(_)) {
             let (entrant, timed) = match turn {
-                Turn::Timed(entry) => (entry.entrant, Some(entry)),
-                Turn::Untimed(entrant) => (entrant, None),
+                PanelTurn::Timed(entry) => (entry.entrant, Some(entry)),
+                PanelTurn::Untimed(entrant) => (entrant, None),
                 turn => panic!("{turn:?}"),
             };
             clock.pass(if entrant == 0 { 20_000 } else { 10_000 });
             if let Some(entry) = timed {
                 contest.end(&entry, clock.now());
-                late.push(Entry { begun: clock.now(), ..entry });
+                late.push(TimedPanel { begun: clock.now(), ..entry });
             }
             for entry in late.iter().filter(|entry| entry.entrant != entrant) {
                 contest.end(entry, clock.now());
             }
             turn = contest.deal(2, PANEL, || clock.now());
         }
-        assert_eq!(turn, Turn::Won(1));
+        assert_eq!(turn, PanelTurn::Won(1));
         let times = contest.running.lock().unwrap().times.clone();
         assert_eq!(times.iter().flatten().filter(|time| **time < 10_000).count(), 0);
         late.iter().for_each(|entry| contest.end(entry, clock.now()));
-        assert_eq!(contest.deal(2, PANEL, || clock.now()), Turn::Won(1));
+        assert_eq!(contest.deal(2, PANEL, || clock.now()), PanelTurn::Won(1));
         assert_eq!(contest.running.lock().unwrap().times, times);
     }
 
@@ -366,13 +366,13 @@ mod tests {
         let (contest, clock) = (Contest::new(), Clock::new());
         for _ in 0..10_000 {
             assert_eq!(
-                contest.deal(3, LEAST_BYTES - 64, || panic!("nobody asks for the time")),
-                Turn::Unknown
+                contest.deal(3, LEAST_BYTES - 64, || panic!("the clock is not read")),
+                PanelTurn::Unknown
             );
-            assert_eq!(contest.deal(1, PANEL, || panic!("nobody asks for the time")), Turn::Unknown);
+            assert_eq!(contest.deal(1, PANEL, || panic!("the clock is not read")), PanelTurn::Unknown);
         }
         assert_eq!(hold(&contest, &clock, &[0.08, 0.07], &[PANEL]).0, 1);
-        assert_eq!(contest.deal(2, LEAST_BYTES - 64, || panic!("nobody asks for the time")), Turn::Won(1));
+        assert_eq!(contest.deal(2, LEAST_BYTES - 64, || panic!("the clock is not read")), PanelTurn::Won(1));
     }
 
     #[test]
@@ -383,12 +383,12 @@ mod tests {
                 scope.spawn(|| {
                     loop {
                         match contest.deal(2, PANEL, Instant::now) {
-                            Turn::Timed(entry) => {
+                            PanelTurn::Timed(entry) => {
                                 let time = Duration::from_micros(if entry.entrant == 0 { 40 } else { 10 });
                                 contest.end(&entry, entry.begun + time);
                             }
-                            Turn::Untimed(_) | Turn::Unknown => std::thread::yield_now(),
-                            Turn::Won(winner) => return assert_eq!(winner, 1),
+                            PanelTurn::Untimed(_) | PanelTurn::Unknown => std::thread::yield_now(),
+                            PanelTurn::Won(winner) => return assert_eq!(winner, 1),
                         }
                     }
                 });

@@ -30,7 +30,7 @@ pub use choice::{PathChoice, wrong_paths};
 
 use panel::Panel;
 
-use crate::phase::Phase;
+use crate::phase::CallPhase;
 use crate::{Dtype, InstructionPath, NumericsClass, WeightFormat};
 
 /// A compiled kernel.
@@ -48,10 +48,10 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
-    pub(crate) const fn of(self, phase: Phase) -> Kernel {
+    pub(crate) const fn of(self, phase: CallPhase) -> Kernel {
         match phase {
-            Phase::GateUp => self.gate_up,
-            Phase::Down => self.down,
+            CallPhase::GateUp => self.gate_up,
+            CallPhase::Down => self.down,
         }
     }
 }

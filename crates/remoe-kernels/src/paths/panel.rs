@@ -12,7 +12,7 @@ use super::floats::Floats;
 use super::steps::Step;
 use super::streams::follows_groups;
 use super::widened::{self, Widened};
-use crate::phase::Phase;
+use crate::phase::CallPhase;
 use crate::quantise::RowGroup;
 use crate::shape::{HALF, PANEL};
 use crate::{Activation, Dtype, WeightFormat};
@@ -41,7 +41,7 @@ pub(crate) struct Panel {
     /// Columns of results that exist: at most [`HALF`] for gate and up, [`PANEL`] for down and for up without a gate.
     pub(crate) columns: usize,
     /// Phase, which decides how sums are finished, for kernels that serve both phases and both types.
-    pub(crate) phase: Phase,
+    pub(crate) phase: CallPhase,
     pub(crate) dtype: Dtype,
     pub(crate) activation: Activation,
     /// Set if the first phase has columns of a gate before those of the up projection.
@@ -53,7 +53,7 @@ pub(crate) struct Panel {
 }
 
 /// Sums of a row over all columns of a panel.
-pub(super) type Sums = [f32; PANEL];
+pub(super) type PanelSums = [f32; PANEL];
 
 /// Memory that is written before it is read, on cache lines of its own.
 #[repr(align(64))]
@@ -72,11 +72,11 @@ pub(super) trait Finish {
     ///
     /// # Safety
     /// As for the kernels; `first + sums.len()` is at most the panel's `row_count`.
-    unsafe fn finish<S: Step>(panel: &Panel, sums: &[Sums], first: usize);
+    unsafe fn finish<S: Step>(panel: &Panel, sums: &[PanelSums], first: usize);
 }
 
 /// How a group of rows goes over a panel.
-pub(super) trait Walk {
+pub(super) trait PanelWalk {
     /// Sums `count` rows over the whole panel into `sums`, and fetches what is at `after` meanwhile.
     ///
     /// # Safety
@@ -86,7 +86,7 @@ pub(super) trait Walk {
         rows: *const *const u8,
         count: usize,
         after: *const u8,
-        sums: *mut Sums,
+        sums: *mut PanelSums,
     );
 }
 
@@ -130,14 +130,14 @@ pub(super) unsafe fn either<S: Step>(panel: &Panel) {
 
 impl Finish for Either {
     #[inline(always)]
-    unsafe fn finish<S: Step>(panel: &Panel, sums: &[Sums], first: usize) {
+    unsafe fn finish<S: Step>(panel: &Panel, sums: &[PanelSums], first: usize) {
         // SAFETY: the caller's promise.
         unsafe {
             match (panel.phase, panel.dtype) {
-                (Phase::GateUp, Dtype::F32) => GateUp::finish::<S>(panel, sums, first),
-                (Phase::GateUp, Dtype::Bf16) => GateUp::finish::<S::InBf16>(panel, sums, first),
-                (Phase::Down, Dtype::F32) => Down::finish::<S>(panel, sums, first),
-                (Phase::Down, Dtype::Bf16) => Down::finish::<S::InBf16>(panel, sums, first),
+                (CallPhase::GateUp, Dtype::F32) => GateUp::finish::<S>(panel, sums, first),
+                (CallPhase::GateUp, Dtype::Bf16) => GateUp::finish::<S::InBf16>(panel, sums, first),
+                (CallPhase::Down, Dtype::F32) => Down::finish::<S>(panel, sums, first),
+                (CallPhase::Down, Dtype::Bf16) => Down::finish::<S::InBf16>(panel, sums, first),
             }
         }
     }
@@ -145,7 +145,7 @@ impl Finish for Either {
 
 impl Finish for GateUp {
     #[inline(always)]
-    unsafe fn finish<S: Step>(panel: &Panel, sums: &[Sums], first: usize) {
+    unsafe fn finish<S: Step>(panel: &Panel, sums: &[PanelSums], first: usize) {
         let size = S::ELEMENT;
         let columns = if panel.gated { HALF } else { PANEL };
         for (r, sums) in sums.iter().enumerate() {
@@ -200,7 +200,7 @@ impl Finish for GateUp {
 /// # Safety
 /// As for the kernels; `column` is that of a whole vector.
 #[inline(always)]
-unsafe fn inner_sum<S: Step>(panel: &Panel, sums: &Sums, column: usize) -> <S::F as Floats>::V {
+unsafe fn inner_sum<S: Step>(panel: &Panel, sums: &PanelSums, column: usize) -> <S::F as Floats>::V {
     // SAFETY: the caller's promise.
     unsafe {
         let mut sum = S::F::load(sums.as_ptr().add(column));
@@ -232,7 +232,7 @@ unsafe fn activated<S: Step>(panel: &Panel, sum: <S::F as Floats>::V) -> <S::F a
 
 impl Finish for Down {
     #[inline(always)]
-    unsafe fn finish<S: Step>(panel: &Panel, sums: &[Sums], first: usize) {
+    unsafe fn finish<S: Step>(panel: &Panel, sums: &[PanelSums], first: usize) {
         let size = S::ELEMENT;
         // The last panel may be partial; it is stored by way of a whole one.
         let mut whole = [0u8; PANEL * 4];
@@ -286,9 +286,9 @@ unsafe fn for_rows<S: Step, E: Finish>(panel: &Panel) {
 
 /// Splits the rows into groups of at most `GROUP`, as even as possible, sums each and finishes it.
 #[inline(always)]
-unsafe fn for_groups<S: Step, E: Finish, W: Walk, const GROUP: usize>(panel: &Panel) {
-    let mut sums = Aligned::<[Sums; GROUP]>::new();
-    let sums = sums.0.as_mut_ptr().cast::<Sums>();
+unsafe fn for_groups<S: Step, E: Finish, W: PanelWalk, const GROUP: usize>(panel: &Panel) {
+    let mut sums = Aligned::<[PanelSums; GROUP]>::new();
+    let sums = sums.0.as_mut_ptr().cast::<PanelSums>();
     let groups = panel.row_count.div_ceil(GROUP);
     let mut first = 0;
     for group in 0..groups {
@@ -319,8 +319,8 @@ const fn rows_at_once<S: Step>() -> usize {
 /// Sums all rows in one pass over the panel and finishes them.
 #[inline(always)]
 unsafe fn stream<S: Step, E: Finish>(panel: &Panel) {
-    let mut sums = Aligned::<[Sums; ROWS]>::new();
-    let sums = sums.0.as_mut_ptr().cast::<Sums>();
+    let mut sums = Aligned::<[PanelSums; ROWS]>::new();
+    let sums = sums.0.as_mut_ptr().cast::<PanelSums>();
     // SAFETY: the caller's promise; `row_count` is at most `rows_at_once`, so that one group of columns is all of them
     // and the sums of every row have been written when they are finished.
     unsafe {
@@ -347,7 +347,7 @@ unsafe fn stream<S: Step, E: Finish>(panel: &Panel) {
 #[inline(always)]
 unsafe fn stream_columns<S: Step, const R: usize, const C: usize, const G: usize>(
     panel: &Panel,
-    sums: *mut Sums,
+    sums: *mut PanelSums,
 ) {
     debug_assert_eq!(G * C * S::F::LANES, PANEL, "all columns");
     let step_bytes = S::WORDS * 4;

@@ -13,15 +13,15 @@ pub(crate) struct Portable;
 
 /// Four float32.
 #[derive(Clone, Copy)]
-pub(crate) struct Four([f32; 4]);
+pub(crate) struct F32x4([f32; 4]);
 
 impl Portable {
-    pub(crate) fn all(x: f32) -> Four {
-        Four([x; 4])
+    pub(crate) fn all(x: f32) -> F32x4 {
+        F32x4([x; 4])
     }
 }
 
-impl Four {
+impl F32x4 {
     pub(crate) fn first(self) -> f32 {
         self.0[0]
     }
@@ -38,70 +38,70 @@ impl Four {
 }
 
 impl Floats for Portable {
-    type V = Four;
+    type V = F32x4;
     const LANES: usize = 4;
 
     #[inline(always)]
-    unsafe fn splat(x: f32) -> Four {
-        Four([x; 4])
+    unsafe fn splat(x: f32) -> F32x4 {
+        F32x4([x; 4])
     }
 
     #[inline(always)]
-    unsafe fn load(from: *const f32) -> Four {
+    unsafe fn load(from: *const f32) -> F32x4 {
         // SAFETY: valid for four float32, by the trait's contract.
-        Four(unsafe { from.cast::<[f32; 4]>().read_unaligned() })
+        F32x4(unsafe { from.cast::<[f32; 4]>().read_unaligned() })
     }
 
     #[inline(always)]
-    unsafe fn load_i8(from: *const i8) -> Four {
+    unsafe fn load_i8(from: *const i8) -> F32x4 {
         // SAFETY: valid for four bytes, by the trait's contract.
-        Four(unsafe { from.cast::<[i8; 4]>().read() }.map(f32::from))
+        F32x4(unsafe { from.cast::<[i8; 4]>().read() }.map(f32::from))
     }
 
     #[inline(always)]
-    unsafe fn load_bf16(from: *const u16) -> Four {
+    unsafe fn load_bf16(from: *const u16) -> F32x4 {
         // SAFETY: valid for four bfloat16, by the trait's contract.
-        Four(unsafe { from.cast::<[u16; 4]>().read_unaligned() }.map(numerics::from_bf16))
+        F32x4(unsafe { from.cast::<[u16; 4]>().read_unaligned() }.map(numerics::from_bf16))
     }
 
     #[inline(always)]
-    unsafe fn store(to: *mut f32, v: Four) {
+    unsafe fn store(to: *mut f32, v: F32x4) {
         // SAFETY: valid for four float32, by the trait's contract.
         unsafe { to.cast::<[f32; 4]>().write_unaligned(v.0) }
     }
 
     #[inline(always)]
-    unsafe fn fma(a: Four, b: Four, c: Four) -> Four {
-        Four(std::array::from_fn(|i| numerics::fma(a.0[i], b.0[i], c.0[i])))
+    unsafe fn fma(a: F32x4, b: F32x4, c: F32x4) -> F32x4 {
+        F32x4(std::array::from_fn(|i| numerics::fma(a.0[i], b.0[i], c.0[i])))
     }
 
     #[inline(always)]
-    unsafe fn add(a: Four, b: Four) -> Four {
+    unsafe fn add(a: F32x4, b: F32x4) -> F32x4 {
         a.zip(b, numerics::add)
     }
 
     #[inline(always)]
-    unsafe fn mul(a: Four, b: Four) -> Four {
+    unsafe fn mul(a: F32x4, b: F32x4) -> F32x4 {
         a.zip(b, numerics::mul)
     }
 
     #[inline(always)]
-    unsafe fn div(a: Four, b: Four) -> Four {
+    unsafe fn div(a: F32x4, b: F32x4) -> F32x4 {
         a.zip(b, numerics::div)
     }
 
     #[inline(always)]
-    unsafe fn at_least(bound: Four, x: Four) -> Four {
+    unsafe fn at_least(bound: F32x4, x: F32x4) -> F32x4 {
         bound.zip(x, |bound, x| if bound > x { bound } else { x })
     }
 
     #[inline(always)]
-    unsafe fn at_most(bound: Four, x: Four) -> Four {
+    unsafe fn at_most(bound: F32x4, x: F32x4) -> F32x4 {
         bound.zip(x, |bound, x| if bound < x { bound } else { x })
     }
 
     #[inline(always)]
-    unsafe fn largest(v: Four) -> f32 {
+    unsafe fn largest(v: F32x4) -> f32 {
         v.0.into_iter().reduce(|best, x| if x > best { x } else { best }).unwrap_or(f32::NEG_INFINITY)
     }
 
@@ -132,7 +132,7 @@ impl Floats for Portable {
     }
 
     #[inline(always)]
-    unsafe fn scale(v: Four, _n: Four, shifted: Four) -> Four {
+    unsafe fn scale(v: F32x4, _n: F32x4, shifted: F32x4) -> F32x4 {
         let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
         // Two factors that are normal numbers: only the second product can overflow or be flushed.
         v.zip(shifted, |v, shifted| {
@@ -142,34 +142,34 @@ impl Floats for Portable {
     }
 
     #[inline(always)]
-    unsafe fn canonical(v: Four) -> Four {
+    unsafe fn canonical(v: F32x4) -> F32x4 {
         v.map(numerics::canonical)
     }
 
     #[inline(always)]
-    unsafe fn round_bf16(v: Four) -> Four {
+    unsafe fn round_bf16(v: F32x4) -> F32x4 {
         v.map(numerics::round_bf16)
     }
 
     #[inline(always)]
-    unsafe fn store_bf16(to: *mut u16, rounded: Four) {
+    unsafe fn store_bf16(to: *mut u16, rounded: F32x4) {
         let halves = rounded.0.map(|x| (x.to_bits() >> 16) as u16);
         // SAFETY: valid for four bfloat16, by the trait's contract.
         unsafe { to.cast::<[u16; 4]>().write_unaligned(halves) }
     }
 
     #[inline(always)]
-    unsafe fn odd(from: *const u32) -> Four {
+    unsafe fn odd(from: *const u32) -> F32x4 {
         // SAFETY: valid for four words, by the trait's contract.
         let words = unsafe { from.cast::<[u32; 4]>().read_unaligned() };
-        Four(words.map(|w| f32::from_bits(w & 0xffff_0000)))
+        F32x4(words.map(|w| f32::from_bits(w & 0xffff_0000)))
     }
 
     #[inline(always)]
-    unsafe fn even(from: *const u32) -> Four {
+    unsafe fn even(from: *const u32) -> F32x4 {
         // SAFETY: valid for four words, by the trait's contract.
         let words = unsafe { from.cast::<[u32; 4]>().read_unaligned() };
-        Four(words.map(|w| f32::from_bits(w << 16)))
+        F32x4(words.map(|w| f32::from_bits(w << 16)))
     }
 }
 
@@ -232,26 +232,26 @@ impl Integers for Portable {
     }
 
     #[inline(always)]
-    unsafe fn to_floats(sums: [i32; 4]) -> Four {
-        Four(sums.map(|sum| sum as f32))
+    unsafe fn to_floats(sums: [i32; 4]) -> F32x4 {
+        F32x4(sums.map(|sum| sum as f32))
     }
 }
 
 impl Codes for Portable {
     #[inline(always)]
-    unsafe fn e4m3(from: *const u8) -> Four {
+    unsafe fn e4m3(from: *const u8) -> F32x4 {
         // SAFETY: valid for four codes, by the trait's contract.
-        Four(unsafe { from.cast::<[u8; 4]>().read_unaligned() }.map(|code| E4M3[usize::from(code)]))
+        F32x4(unsafe { from.cast::<[u8; 4]>().read_unaligned() }.map(|code| E4M3[usize::from(code)]))
     }
 
     #[inline(always)]
-    unsafe fn fourfold(from: *const f32) -> Four {
+    unsafe fn fourfold(from: *const f32) -> F32x4 {
         // SAFETY: valid for one float32, by the trait's contract.
-        Four([unsafe { from.read_unaligned() }; 4])
+        F32x4([unsafe { from.read_unaligned() }; 4])
     }
 
     #[inline(always)]
-    unsafe fn nearest_bf16(v: Four) -> Four {
+    unsafe fn nearest_bf16(v: F32x4) -> F32x4 {
         v.map(numerics::round_bf16)
     }
 
@@ -263,7 +263,7 @@ impl Codes for Portable {
     }
 
     #[inline(always)]
-    unsafe fn look_up(table: Self::Table, _from: *const u8) -> [Four; TABLE_VECTORS] {
+    unsafe fn look_up(table: Self::Table, _from: *const u8) -> [F32x4; TABLE_VECTORS] {
         match table {}
     }
 }

@@ -8,7 +8,7 @@ use super::float_mode::FloatMode;
 use super::panel::{Panel, ROWS};
 use super::steps::UNWIDENED;
 use super::{InstructionPath, kernels};
-use crate::phase::Phase;
+use crate::phase::CallPhase;
 use crate::quantise::{self, GROUP, write_row};
 use crate::shape::{HALF, PANEL, SCALE_COLUMNS, step_words, steps};
 use crate::{Activation, Dtype, NumericsClass, WeightFormat};
@@ -31,9 +31,9 @@ const ROUNDS: usize = 8;
 const STRIDE: usize = PANEL * 4;
 
 /// Numbers from a fixed seed (SplitMix64).
-struct Random(u64);
+struct SplitMix64(u64);
 
-impl Random {
+impl SplitMix64 {
     fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -62,12 +62,12 @@ impl Random {
 /// A cache line of words.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line([u32; 16]);
+struct CacheLine([u32; 16]);
 
 /// A panel, rows for it, and room for their results.
 struct Trial {
     class: NumericsClass,
-    weights: Vec<Line>,
+    weights: Vec<CacheLine>,
     /// Row after row, each of `row_words` words.
     rows: Vec<u32>,
     row_words: usize,
@@ -81,9 +81,9 @@ impl Trial {
     /// For `elements` of K. `extreme`: with columns whose products lie around the smallest normal number, and a row
     /// that is not finite.
     fn new(class: NumericsClass, elements: usize, rows: usize, extreme: bool) -> Self {
-        let mut random = Random(1);
+        let mut random = SplitMix64(1);
         let words = step_words(class.dtype, class.weights);
-        let mut weights = vec![Line([0; 16]); steps(elements, class.weights) * words / 16];
+        let mut weights = vec![CacheLine([0; 16]); steps(elements, class.weights) * words / 16];
         // Of weights that are quantised, the scales are elements: the last words of each group, or of codes with
         // theirs.
         let (element, integers) = match class.weights {
@@ -149,7 +149,7 @@ impl Trial {
 
     /// Computes a case for the rows from `first` on, and from the beginning behind the last, as many as `output` has
     /// room for.
-    fn run(&self, (path, kernels): Compiled, case: Case, first: usize, output: &mut [u8]) {
+    fn run(&self, (path, kernels): Compiled, case: TrialCase, first: usize, output: &mut [u8]) {
         let rows: Vec<*const u8> = self
             .rows
             .chunks_exact(self.row_words)
@@ -166,7 +166,7 @@ impl Trial {
             row_count: rows.len(),
             out: output.as_mut_ptr(),
             out_stride: STRIDE,
-            columns: if case.phase == Phase::GateUp && case.gated { HALF } else { PANEL },
+            columns: if case.phase == CallPhase::GateUp && case.gated { HALF } else { PANEL },
             phase: case.phase,
             dtype: self.class.dtype,
             activation: case.activation,
@@ -186,34 +186,34 @@ impl Trial {
 
 /// Computation that is tried.
 #[derive(Clone, Copy)]
-struct Case {
-    phase: Phase,
+struct TrialCase {
+    phase: CallPhase,
     elements: usize,
     activation: Activation,
     gated: bool,
     biases: bool,
 }
 
-impl Case {
+impl TrialCase {
     /// The second phase has no activation: any will do.
     const fn down(elements: usize) -> Self {
-        Self { phase: Phase::Down, elements, activation: Activation::Relu, gated: true, biases: false }
+        Self { phase: CallPhase::Down, elements, activation: Activation::Relu, gated: true, biases: false }
     }
 
     const fn gate_up(elements: usize, activation: Activation) -> Self {
-        Self { phase: Phase::GateUp, elements, activation, gated: true, biases: false }
+        Self { phase: CallPhase::GateUp, elements, activation, gated: true, biases: false }
     }
 }
 
 /// Compared computations: long sums once for each phase; what follows the sums needs no long ones.
-const CASES: [Case; 7] = [
-    Case::down(COMPARED),
-    Case::gate_up(COMPARED, Activation::Silu),
-    Case::gate_up(2, Activation::GeluTanh),
-    Case::gate_up(2, Activation::Relu),
-    Case { biases: true, ..Case::gate_up(2, Activation::ClampedSwiglu) },
-    Case { gated: false, biases: true, ..Case::gate_up(2, Activation::GeluTanh) },
-    Case { biases: true, ..Case::down(2) },
+const CASES: [TrialCase; 7] = [
+    TrialCase::down(COMPARED),
+    TrialCase::gate_up(COMPARED, Activation::Silu),
+    TrialCase::gate_up(2, Activation::GeluTanh),
+    TrialCase::gate_up(2, Activation::Relu),
+    TrialCase { biases: true, ..TrialCase::gate_up(2, Activation::ClampedSwiglu) },
+    TrialCase { gated: false, biases: true, ..TrialCase::gate_up(2, Activation::GeluTanh) },
+    TrialCase { biases: true, ..TrialCase::down(2) },
 ];
 
 /// The portable path's results.
@@ -273,7 +273,7 @@ impl Timing {
                 for (regime, shortest) in Regime::ALL.into_iter().zip(&mut measurement.times) {
                     let output = &mut self.output[..regime.measured_rows() * STRIDE];
                     let start = Instant::now();
-                    self.trial.run(*compiled, Case::down(MEASURED), 0, output);
+                    self.trial.run(*compiled, TrialCase::down(MEASURED), 0, output);
                     *shortest = start.elapsed().min(*shortest);
                 }
             }

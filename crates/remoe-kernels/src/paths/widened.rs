@@ -4,7 +4,7 @@
 //! The packed panel is read once per group, and the blocks of a chunk fetch the packed chunk that follows.
 
 use super::floats::Floats;
-use super::panel::{Aligned, LINE, NEAR, Panel, ROWS, Sums, Walk, prefetch};
+use super::panel::{Aligned, LINE, NEAR, Panel, PanelSums, PanelWalk, ROWS, prefetch};
 use super::steps::Step;
 use crate::shape::PANEL;
 
@@ -14,21 +14,21 @@ const CHUNK: usize = 32;
 pub(super) const GROUP: usize = 192;
 
 /// A pair's weights: the odd elements of all columns, then the even ones.
-type Weights = [Sums; 2];
+type Weights = [PanelSums; 2];
 /// A chunk of a row: the odd elements, then the even ones.
 type Row = [[f32; CHUNK]; 2];
 
 /// By chunks whose weights are widened.
 pub(super) struct Widened;
 
-impl Walk for Widened {
+impl PanelWalk for Widened {
     #[inline(always)]
     unsafe fn sum_group<S: Step>(
         panel: &Panel,
         rows: *const *const u8,
         count: usize,
         after: *const u8,
-        sums: *mut Sums,
+        sums: *mut PanelSums,
     ) {
         let mut weights = Aligned::<[Weights; CHUNK]>::new();
         let weights = weights.0.as_mut_ptr().cast::<Weights>();
@@ -125,7 +125,7 @@ unsafe fn sum_block<F: Floats, const R: usize>(
     pairs: usize,
     x: *const Row,
     begins: bool,
-    sums: *mut Sums,
+    sums: *mut PanelSums,
 ) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -147,7 +147,7 @@ unsafe fn sum_columns<F: Floats, const R: usize, const C: usize>(
     pairs: usize,
     x: *const Row,
     begins: bool,
-    sums: *mut Sums,
+    sums: *mut PanelSums,
 ) {
     for first in (0..PANEL).step_by(C * F::LANES) {
         // SAFETY: the caller's promise; `C * LANES` divides PANEL.

@@ -2,7 +2,7 @@
 
 use crate::common;
 
-use common::Random;
+use common::SplitMix64;
 use remoe_kernels::activations::exp;
 use remoe_kernels::numerics::{add, div, fma, from_bf16, mul, to_bf16};
 use remoe_kernels::{
@@ -52,7 +52,7 @@ struct Sequence {
 impl Sequence {
     /// Everything that is not written in its pages is NaN.
     fn new(shape: &AttentionShape, positions: usize, seed: u64) -> Self {
-        let mut random = Random(seed);
+        let mut random = SplitMix64(seed);
         let mut draw = |n: usize| {
             let drawn: Vec<f32> = (0..n).map(|_| 2.0 * random.unit()).collect();
             floats(&bytes(&drawn, shape.dtype), shape.dtype)

@@ -2,7 +2,7 @@
 
 use crate::common;
 
-use common::{Data, Expert, Random, bits, check, forward, pool, pools, stored_bits, to_bytes};
+use common::{Data, Expert, SplitMix64, bits, check, forward, pool, pools, stored_bits, to_bytes};
 use proptest::prelude::*;
 use remoe_kernels::{
     Activation, Dtype, ExpertShape, InstructionPath, Job, KernelError, Matrix, NumericsClass, PackedExpert,
@@ -16,7 +16,7 @@ const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::F32];
 #[test]
 fn odd_and_tiny_shapes() {
     let pools = pools();
-    let mut random = Random(1);
+    let mut random = SplitMix64(1);
     for hidden in [1, 2, 5, 40, 41, 63, 64, 65, 130] {
         for width in [1, 2, 7, 31, 32, 33, 48, 65] {
             for dtype in DTYPES {
@@ -34,7 +34,7 @@ fn odd_and_tiny_shapes() {
 #[test]
 fn every_row_count() {
     let pools = pools();
-    let mut random = Random(2);
+    let mut random = SplitMix64(2);
     for dtype in DTYPES {
         for activation in ACTIVATIONS {
             for data in Data::ALL {
@@ -51,7 +51,7 @@ fn every_row_count() {
 #[test]
 fn experts_without_a_gate() {
     let pools = pools();
-    let mut random = Random(8);
+    let mut random = SplitMix64(8);
     let all = [|shape: ExpertShape| shape, ExpertShape::with_inner_biases, ExpertShape::with_biases];
     // Experts of fp8 are made of codes, not of elements: tests/fp8.rs has them.
     for class in NumericsClass::ALL.into_iter().filter(|class| class.weights != WeightFormat::Fp8) {
@@ -78,7 +78,7 @@ fn experts_without_a_gate() {
 #[test]
 fn widened_weights_of_an_expert() {
     let pools = pools();
-    let mut random = Random(6);
+    let mut random = SplitMix64(6);
     for data in Data::ALL {
         let expert = Expert::new(&mut random, data, 131, 130, Dtype::Bf16, Activation::Silu);
         for rows in [6, 7, 13, 193] {
@@ -90,7 +90,7 @@ fn widened_weights_of_an_expert() {
 #[test]
 fn a_deep_sum() {
     let pools = pools();
-    let mut random = Random(3);
+    let mut random = SplitMix64(3);
     for dtype in DTYPES {
         for data in [Data::Ordinary, Data::Tiny, Data::Wide] {
             let expert = Expert::new(&mut random, data, 1500, 333, dtype, Activation::Silu);
@@ -103,7 +103,7 @@ fn a_deep_sum() {
 
 #[test]
 fn a_row_does_not_depend_on_its_neighbours() {
-    let mut random = Random(4);
+    let mut random = SplitMix64(4);
     for path in InstructionPath::available() {
         let pool = pool(2, path);
         for dtype in DTYPES {
@@ -132,7 +132,7 @@ fn a_row_does_not_depend_on_its_neighbours() {
 
 #[test]
 fn jobs_of_different_shapes_in_one_call() {
-    let mut random = Random(5);
+    let mut random = SplitMix64(5);
     let specs = [
         (40, 32, Dtype::Bf16, 3),
         (64, 100, Dtype::F32, 1),
@@ -251,7 +251,7 @@ proptest! {
         activation in 0usize..4,
         bf16 in any::<bool>(),
     ) {
-        let mut random = Random(seed);
+        let mut random = SplitMix64(seed);
         let data = Data::ALL[kind];
         let dtype = if bf16 { Dtype::Bf16 } else { Dtype::F32 };
         let expert = Expert::new(&mut random, data, hidden, width, dtype, ACTIVATIONS[activation]);

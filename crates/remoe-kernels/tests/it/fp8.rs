@@ -2,7 +2,7 @@
 
 use crate::common;
 
-use common::{Data, Random, forward, pool, pools, to_bytes};
+use common::{Data, SplitMix64, forward, pool, pools, to_bytes};
 use proptest::prelude::*;
 use remoe_kernels::numerics::round_bf16;
 use remoe_kernels::{
@@ -11,7 +11,7 @@ use remoe_kernels::{
 };
 
 /// A matrix as a checkpoint stores it.
-struct Stored {
+struct Fp8Matrix {
     codes: Vec<u8>,
     scales: Vec<f32>,
     rows: usize,
@@ -19,14 +19,14 @@ struct Stored {
     block: [usize; 2],
 }
 
-impl Stored {
-    fn new(random: &mut Random, (rows, columns): (usize, usize), block: [usize; 2]) -> Self {
-        let code = |random: &mut Random| match random.below(256) as u8 {
+impl Fp8Matrix {
+    fn new(random: &mut SplitMix64, (rows, columns): (usize, usize), block: [usize; 2]) -> Self {
+        let code = |random: &mut SplitMix64| match random.below(256) as u8 {
             code if code & 0x7f == 0x7f => 0,
             code => code,
         };
         let codes = (0..rows * columns).map(|_| code(random)).collect();
-        let scale = |random: &mut Random| {
+        let scale = |random: &mut SplitMix64| {
             // Powers of two, whose products often lie just between two bfloat16, and others; of either sign.
             let power = 2f32.powi(random.below(12) as i32 - 14);
             if random.below(16) == 0 {
@@ -65,19 +65,19 @@ impl Stored {
 }
 
 /// An expert that stays fp8, given in slabs of so many rows, and the same one decoded.
-struct Both {
+struct Fp8Pair {
     fp8: PackedExpert,
     decoded: PackedExpert,
 }
 
-impl Both {
-    fn new(random: &mut Random, shape: ExpertShape, block: [usize; 2], slab: usize) -> Self {
+impl Fp8Pair {
+    fn new(random: &mut SplitMix64, shape: ExpertShape, block: [usize; 2], slab: usize) -> Self {
         let plain =
             ExpertShape::new(shape.hidden(), shape.width(), shape.dtype(), shape.activation()).unwrap();
         let mut fp8 = PackedExpertBuilder::new(shape, StoredDtype::F32).unwrap();
         let mut decoded = PackedExpertBuilder::new(plain, shape.dtype().into()).unwrap();
         for matrix in Matrix::ALL {
-            let stored = Stored::new(random, shape.matrix(matrix), block);
+            let stored = Fp8Matrix::new(random, shape.matrix(matrix), block);
             for (index, codes) in stored.codes.chunks(slab * stored.columns).enumerate() {
                 fp8.fp8_rows(matrix, index * slab, codes, &stored.scales()).unwrap();
             }
@@ -87,7 +87,7 @@ impl Both {
         Self { fp8: fp8.finish().unwrap(), decoded: decoded.finish().unwrap() }
     }
 
-    fn agree(&self, pools: &[Pool], random: &mut Random, data: Data, rows: usize) {
+    fn agree(&self, pools: &[Pool], random: &mut SplitMix64, data: Data, rows: usize) {
         let shape = *self.fp8.shape();
         let inputs = to_bytes(&data.vector(random, rows * shape.hidden(), shape.dtype()), shape.dtype());
         let index: Vec<u32> = (0..rows as u32).rev().collect();
@@ -107,7 +107,7 @@ fn classes() -> [NumericsClass; 2] {
 #[test]
 fn all_paths_and_shapes_give_the_bits_of_decoded_weights() {
     let pools = pools();
-    let mut random = Random(41);
+    let mut random = SplitMix64(41);
     for class in classes() {
         for (hidden, width) in [(1, 1), (2, 31), (5, 33), (31, 7), (32, 32), (33, 64), (136, 20), (130, 140)]
         {
@@ -115,19 +115,19 @@ fn all_paths_and_shapes_give_the_bits_of_decoded_weights() {
                 for data in Data::ALL {
                     let shape = ExpertShape::new(hidden, width, class, Activation::Silu).unwrap();
                     let (slab, rows) = (1 + random.below(70), 1 + random.below(14));
-                    let both = Both::new(&mut random, shape, block, slab);
+                    let both = Fp8Pair::new(&mut random, shape, block, slab);
                     both.agree(&pools, &mut random, data, rows);
                 }
             }
         }
         let shape = ExpertShape::new(512, 160, class, Activation::GeluTanh).unwrap();
-        let both = Both::new(&mut random, shape, [128, 128], 1000);
+        let both = Fp8Pair::new(&mut random, shape, [128, 128], 1000);
         for rows in [1, 2, 3, 4, 5, 6, 7, 12, 13, 40, 191, 193] {
             both.agree(&pools, &mut random, Data::Ordinary, rows);
         }
         // Narrow vectors go over a panel so often that it is one chunk unless it is this deep.
         let deep = ExpertShape::new(6400, 32, class, Activation::Silu).unwrap();
-        let both = Both::new(&mut random, deep, [128, 128], 1000);
+        let both = Fp8Pair::new(&mut random, deep, [128, 128], 1000);
         for rows in [3, 4, 5, 6] {
             both.agree(&pools, &mut random, Data::Ordinary, rows);
         }
@@ -148,9 +148,9 @@ proptest! {
         kind in 0usize..4,
         class in 0usize..2,
     ) {
-        let mut random = Random(seed);
+        let mut random = SplitMix64(seed);
         let shape = ExpertShape::new(hidden, width, classes()[class], Activation::Silu).unwrap();
-        let both = Both::new(&mut random, shape, [4 * height, 32 * across], 64);
+        let both = Fp8Pair::new(&mut random, shape, [4 * height, 32 * across], 64);
         both.agree(&pools(), &mut random, Data::ALL[kind], rows);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::common;
 
-use common::{Data, Random, bits, forward, pool, stored_bits, to_bytes};
+use common::{Data, SplitMix64, bits, forward, pool, stored_bits, to_bytes};
 use remoe_kernels::activations::{activate, exp};
 use remoe_kernels::numerics::{add, div, flush, fma, from_bf16, from_f16, mul, round_bf16, to_bf16};
 use remoe_kernels::{Activation, Dtype, ExpertShape, InstructionPath, PackedExpert};
@@ -11,7 +11,7 @@ const LEAST: f32 = f32::MIN_POSITIVE;
 
 #[test]
 fn operations_equal_ieee_where_nothing_is_tiny() {
-    let mut random = Random(21);
+    let mut random = SplitMix64(21);
     for data in Data::ALL {
         for _ in 0..200_000 {
             let [a, b, c] = [0; 3].map(|_| flush(data.number(&mut random)));
@@ -82,7 +82,7 @@ fn tiny_is_decided_after_rounding_to_24_bits() {
 /// Sums `h0 * d0 + (h1 * d1 + 0)` in the down projection of every path: x = (h0, h1, 1), gate = 1, up = h.
 #[test]
 fn all_paths_flush_at_the_same_edge() {
-    let mut random = Random(22);
+    let mut random = SplitMix64(22);
     for dtype in [Dtype::Bf16, Dtype::F32] {
         let columns = 64;
         let hidden = columns.max(3);

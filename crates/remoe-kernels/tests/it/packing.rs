@@ -2,7 +2,7 @@
 
 use crate::common;
 
-use common::{Data, Random, forward, pool, to_bytes};
+use common::{Data, SplitMix64, forward, pool, to_bytes};
 use proptest::prelude::*;
 use remoe_kernels::numerics::{from_bf16, from_f16, round_bf16};
 use remoe_kernels::{
@@ -16,13 +16,13 @@ fn shape(hidden: usize, width: usize, dtype: Dtype) -> ExpertShape {
 
 /// Returns the outputs of an expert for a few rows: a fingerprint of its weights.
 fn fingerprint(packed: &PackedExpert) -> Vec<u8> {
-    let mut random = Random(31);
+    let mut random = SplitMix64(31);
     let shape = packed.shape();
     let inputs = Data::Ordinary.vector(&mut random, shape.hidden() * 5, shape.dtype());
     forward(&pool(1, None), packed, &to_bytes(&inputs, shape.dtype()), &[0, 1, 2, 3, 4])
 }
 
-fn random_bytes(random: &mut Random, n: usize, stored: StoredDtype) -> Vec<u8> {
+fn random_bytes(random: &mut SplitMix64, n: usize, stored: StoredDtype) -> Vec<u8> {
     match stored {
         StoredDtype::F32 => to_bytes(&Data::Ordinary.vector(random, n, Dtype::F32), Dtype::F32),
         StoredDtype::Bf16 => to_bytes(&Data::Ordinary.vector(random, n, Dtype::Bf16), Dtype::Bf16),
@@ -35,7 +35,7 @@ fn random_bytes(random: &mut Random, n: usize, stored: StoredDtype) -> Vec<u8> {
 
 #[test]
 fn stored_types_convert_at_packing() {
-    let mut random = Random(32);
+    let mut random = SplitMix64(32);
     for stored in [StoredDtype::F32, StoredDtype::Bf16, StoredDtype::F16] {
         for dtype in [Dtype::F32, Dtype::Bf16] {
             for (hidden, width) in [(40, 48), (41, 7), (1, 1), (5, 33)] {
@@ -74,7 +74,7 @@ fn stored_types_convert_at_packing() {
 
 #[test]
 fn inputs_need_no_alignment() {
-    let mut random = Random(33);
+    let mut random = SplitMix64(33);
     for dtype in [Dtype::F32, Dtype::Bf16] {
         let shape = shape(70, 40, dtype);
         let matrices = [0; 3].map(|_| random_bytes(&mut random, 70 * 40, dtype.into()));
@@ -134,7 +134,7 @@ fn illegal_dimensions_are_refused() {
 
 #[test]
 fn builder_takes_slabs_in_any_order_and_knows_what_is_missing() {
-    let mut random = Random(34);
+    let mut random = SplitMix64(34);
     let shape = shape(41, 50, Dtype::Bf16);
     let matrices = [0; 3].map(|_| random_bytes(&mut random, 41 * 50, StoredDtype::Bf16));
     let [gate, up, down] = &matrices;
@@ -227,7 +227,7 @@ proptest! {
         seed in any::<u64>(),
     ) {
         let class = NumericsClass { dtype: Dtype::Bf16, weights };
-        let bytes = random_bytes(&mut Random(seed), outputs * inputs, StoredDtype::Bf16);
+        let bytes = random_bytes(&mut SplitMix64(seed), outputs * inputs, StoredDtype::Bf16);
         let whole = PackedMatrix::pack(inputs, class, &[(StoredDtype::Bf16, &bytes)]).unwrap();
         let mut builder = PackedMatrixBuilder::new(outputs, inputs, class).unwrap();
         std::thread::scope(|scope| {

@@ -4,13 +4,13 @@ use crate::common;
 
 use std::time::Duration;
 
-use common::{Data, Expert, Random, forward, pool, to_bytes};
+use common::{Data, Expert, SplitMix64, forward, pool, to_bytes};
 use remoe_kernels::{
     Activation, Dtype, InstructionPath, Job, KernelError, MAX_ROWS, MAX_THREADS, PathChoice, Pool,
     PoolConfig, SuspendedRows,
 };
 
-fn expert(random: &mut Random) -> Expert {
+fn expert(random: &mut SplitMix64) -> Expert {
     Expert::new(random, Data::Ordinary, 40, 48, Dtype::Bf16, Activation::Silu)
 }
 
@@ -40,7 +40,7 @@ fn illegal_configurations_are_refused() {
 
 #[test]
 fn illegal_jobs_are_refused_and_change_nothing() {
-    let mut random = Random(41);
+    let mut random = SplitMix64(41);
     let expert = expert(&mut random);
     let row = expert.shape.row_bytes();
     let pool = pool(2, None);
@@ -70,7 +70,7 @@ fn illegal_jobs_are_refused_and_change_nothing() {
 
 #[test]
 fn empty_calls_are_legal() {
-    let mut random = Random(42);
+    let mut random = SplitMix64(42);
     let expert = expert(&mut random);
     let pool = pool(2, None);
     pool.forward(&mut []).unwrap();
@@ -81,7 +81,7 @@ fn empty_calls_are_legal() {
 
 #[test]
 fn scratch_memory_is_reused_and_as_announced() {
-    let mut random = Random(43);
+    let mut random = SplitMix64(43);
     for hidden in [40, 41] {
         let expert = Expert::new(&mut random, Data::Ordinary, hidden, 50, Dtype::F32, Activation::Silu);
         let pool = pool(2, None);
@@ -100,7 +100,7 @@ fn scratch_memory_is_reused_and_as_announced() {
 
 #[test]
 fn many_small_calls_from_several_threads() {
-    let mut random = Random(44);
+    let mut random = SplitMix64(44);
     let experts: Vec<Expert> = (0..3).map(|_| expert(&mut random)).collect();
     let inputs = to_bytes(&Data::Ordinary.vector(&mut random, 40 * 8, Dtype::Bf16), Dtype::Bf16);
     let index = [3u32, 1, 7];
@@ -130,7 +130,7 @@ fn many_small_calls_from_several_threads() {
 
 #[test]
 fn pools_come_and_go() {
-    let mut random = Random(45);
+    let mut random = SplitMix64(45);
     let expert = expert(&mut random);
     let inputs = vec![0u8; expert.shape.row_bytes()];
     for turn in 0..200 {
@@ -143,7 +143,7 @@ fn pools_come_and_go() {
 
 #[test]
 fn the_callers_float_mode_is_left_alone() {
-    let mut random = Random(46);
+    let mut random = SplitMix64(46);
     let expert = expert(&mut random);
     let inputs = vec![0u8; expert.shape.row_bytes()];
     let denormal = std::hint::black_box(f32::from_bits(7));
@@ -190,7 +190,7 @@ fn items_are_computed_with_denormals() {
 /// one call, whatever the format of the weights and the number of threads.
 #[test]
 fn suspended_rows_are_those_of_one_call() {
-    let mut random = Random(77);
+    let mut random = SplitMix64(77);
     for threads in [1, 2, 3] {
         let pool = pool(threads, None);
         for dtype in [Dtype::Bf16, Dtype::F32] {
@@ -234,7 +234,7 @@ fn suspended_rows_are_those_of_one_call() {
 
 #[test]
 fn suspended_rows_that_are_illegal_are_refused() {
-    let mut random = Random(78);
+    let mut random = SplitMix64(78);
     let expert = expert(&mut random);
     let inputs = vec![0u8; 2 * expert.shape.row_bytes()];
     let (packed, inputs) = (std::sync::Arc::new(expert.packed), std::sync::Arc::<[u8]>::from(inputs));

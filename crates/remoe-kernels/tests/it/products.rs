@@ -2,25 +2,32 @@
 
 use crate::common;
 
-use common::{Data, Random, bits, dot, pool, pools, stored_bits, to_bytes};
+use common::{Data, SplitMix64, bits, dot, pool, pools, stored_bits, to_bytes};
 use proptest::prelude::*;
 use remoe_kernels::{
     Activation, Dtype, ExpertShape, Job, KernelError, MAX_DIMENSION, MAX_OUTPUTS, PackedExpert, PackedMatrix,
     Pool, Product, StoredDtype,
 };
 
-struct Case {
+struct ProductCase {
     matrix: PackedMatrix,
     rows: Vec<u8>,
     expected: Vec<u32>,
 }
 
-fn case(random: &mut Random, data: Data, outputs: usize, inputs: usize, rows: usize, dtype: Dtype) -> Case {
+fn case(
+    random: &mut SplitMix64,
+    data: Data,
+    outputs: usize,
+    inputs: usize,
+    rows: usize,
+    dtype: Dtype,
+) -> ProductCase {
     let weights: Vec<Vec<f32>> = (0..outputs).map(|_| data.vector(random, inputs, dtype)).collect();
     let x: Vec<Vec<f32>> = (0..rows).map(|_| data.vector(random, inputs, dtype)).collect();
     let expected = x.iter().flat_map(|x| weights.iter().map(|w| stored_bits(dot(x, w), dtype))).collect();
     let packed = to_bytes(&weights.concat(), dtype);
-    Case {
+    ProductCase {
         matrix: PackedMatrix::pack(inputs, dtype, &[(StoredDtype::from(dtype), &packed)]).unwrap(),
         rows: to_bytes(&x.concat(), dtype),
         expected,
@@ -28,7 +35,7 @@ fn case(random: &mut Random, data: Data, outputs: usize, inputs: usize, rows: us
 }
 
 /// Computes a case on all pools and compares with the naive form.
-fn check(pools: &[Pool], case: &Case) {
+fn check(pools: &[Pool], case: &ProductCase) {
     let (dtype, columns) = (case.matrix.dtype(), case.matrix.outputs());
     for pool in pools {
         let mut output = vec![0xaa; case.expected.len() * dtype.bytes()];
@@ -54,7 +61,7 @@ fn check(pools: &[Pool], case: &Case) {
 #[test]
 fn all_paths_and_shapes_give_the_same_bits() {
     let pools = pools();
-    let mut random = Random(11);
+    let mut random = SplitMix64(11);
     for (outputs, inputs) in [(1, 1), (3, 2), (63, 5), (64, 64), (65, 41), (130, 7), (200, 130)] {
         for dtype in [Dtype::Bf16, Dtype::F32] {
             for data in Data::ALL {
@@ -71,7 +78,7 @@ fn all_paths_and_shapes_give_the_same_bits() {
 #[test]
 fn the_edges_of_blocks_groups_and_chunks() {
     let pools = pools();
-    let mut random = Random(14);
+    let mut random = SplitMix64(14);
     for rows in [6, 7, 8, 12, 13, 18, 19, 47, 48, 49, 97, 191, 192, 193, 384, 385] {
         for inputs in [1, 63, 64, 65, 66, 67, 128, 131] {
             for data in Data::ALL {
@@ -86,7 +93,7 @@ fn the_edges_of_blocks_groups_and_chunks() {
 #[test]
 fn deep_panels() {
     let pools = pools();
-    let mut random = Random(15);
+    let mut random = SplitMix64(15);
     for (dtype, inputs) in [(Dtype::Bf16, 3333), (Dtype::F32, 1667)] {
         for rows in [6, 13, 48, 49, 97] {
             check(&pools, &case(&mut random, Data::Ordinary, 65, inputs, rows, dtype));
@@ -107,13 +114,13 @@ proptest! {
         bf16 in any::<bool>(),
     ) {
         let dtype = if bf16 { Dtype::Bf16 } else { Dtype::F32 };
-        check(&pools(), &case(&mut Random(seed), Data::ALL[kind], outputs, inputs, rows, dtype));
+        check(&pools(), &case(&mut SplitMix64(seed), Data::ALL[kind], outputs, inputs, rows, dtype));
     }
 }
 
 #[test]
 fn several_products_share_a_call_and_follow_experts() {
-    let mut random = Random(12);
+    let mut random = SplitMix64(12);
     for threads in 1..=3 {
         let pool = pool(threads, None);
         let cases = [(100, 40, 3, Dtype::Bf16), (33, 41, 9, Dtype::F32), (64, 8, 0, Dtype::Bf16)].map(
@@ -151,8 +158,8 @@ fn several_products_share_a_call_and_follow_experts() {
 #[test]
 fn stacked_matrices_are_one() {
     for dtype in [Dtype::Bf16, Dtype::F32] {
-        let all = case(&mut Random(13), Data::Ordinary, 100, 33, 5, dtype);
-        let mut random = Random(13);
+        let all = case(&mut SplitMix64(13), Data::Ordinary, 100, 33, 5, dtype);
+        let mut random = SplitMix64(13);
         let weights: Vec<f32> =
             (0..100).flat_map(|_| Data::Ordinary.vector(&mut random, 33, dtype)).collect();
         let (first, second) = weights.split_at(37 * 33);

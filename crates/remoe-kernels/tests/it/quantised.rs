@@ -3,7 +3,7 @@
 use crate::common;
 
 use common::{
-    Data, Expert, Random, bits, check, dot_in, forward, integers, pool, pools, stored_bits, to_bytes,
+    Data, Expert, SplitMix64, bits, check, dot_in, forward, integers, pool, pools, stored_bits, to_bytes,
 };
 use proptest::prelude::*;
 use remoe_kernels::quantise::{GROUP, kept};
@@ -19,7 +19,7 @@ fn classes() -> impl Iterator<Item = NumericsClass> {
 #[test]
 fn all_shapes_rows_and_numbers() {
     let pools = pools();
-    let mut random = Random(21);
+    let mut random = SplitMix64(21);
     let activations = [Activation::Silu, Activation::GeluTanh, Activation::Relu, Activation::ClampedSwiglu];
     for class in classes() {
         for (hidden, width) in [(1, 1), (2, 31), (5, 33), (31, 7), (32, 32), (33, 64), (65, 65), (130, 40)] {
@@ -49,7 +49,7 @@ proptest! {
         kind in 0usize..4,
         class in 2usize..8,
     ) {
-        let mut random = Random(seed);
+        let mut random = SplitMix64(seed);
         let (data, class) = (Data::ALL[kind], NumericsClass::ALL[class]);
         let expert = Expert::new(&mut random, data, hidden, width, class, Activation::Silu);
         check(&pools(), &mut random, data, &expert, rows);
@@ -60,7 +60,7 @@ proptest! {
 #[test]
 fn deep_experts() {
     let pools = pools();
-    let mut random = Random(23);
+    let mut random = SplitMix64(23);
     for class in classes() {
         let expert = Expert::new(&mut random, Data::Ordinary, 11_500, 1, class, Activation::Silu);
         for rows in [3, 4, 5, 6, 13] {
@@ -72,7 +72,7 @@ fn deep_experts() {
 #[test]
 fn products() {
     let pools = pools();
-    let mut random = Random(22);
+    let mut random = SplitMix64(22);
     for class in classes() {
         for (outputs, inputs, rows) in [(1, 1, 1), (65, 33, 2), (100, 128, 7), (64, 300, 13), (3, 11_500, 49)]
         {
@@ -105,7 +105,7 @@ fn products() {
 /// Tokens come to several experts of a call, and from different buffers.
 #[test]
 fn jobs_that_share_rows_and_jobs_that_do_not() {
-    let mut random = Random(23);
+    let mut random = SplitMix64(23);
     for class in classes() {
         let experts: Vec<Expert> = (0..3)
             .map(|_| Expert::new(&mut random, Data::Ordinary, 70, 33, class, Activation::Silu))
@@ -136,7 +136,7 @@ fn jobs_that_share_rows_and_jobs_that_do_not() {
 
 #[test]
 fn weights_are_kept_as_documented_and_within_half_a_step() {
-    let mut random = Random(24);
+    let mut random = SplitMix64(24);
     for format in WeightFormat::QUANTISED {
         for data in [Data::Ordinary, Data::Wide] {
             for length in [1, 31, 32, 33, 64, 200] {
@@ -166,7 +166,7 @@ fn weights_are_kept_as_documented_and_within_half_a_step() {
 /// Whatever power of two a checkpoint has for a group, and whichever of the numbers are in it.
 #[test]
 fn what_is_mxfp4_stays_what_it_is() {
-    let mut random = Random(26);
+    let mut random = SplitMix64(26);
     let magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     for exponent in -99..=124 {
         for codes in 1..=8 {
@@ -184,7 +184,7 @@ fn what_is_mxfp4_stays_what_it_is() {
 /// rounded once.
 #[test]
 fn rows_are_looked_up_as_they_are_kept() {
-    let mut random = Random(27);
+    let mut random = SplitMix64(27);
     for class in NumericsClass::ALL.into_iter().filter(|class| class.weights != WeightFormat::Fp8) {
         for (rows, inputs) in [(1, 1), (3, 31), (65, 33), (130, 64), (70, 97)] {
             let weights: Vec<Vec<f32>> =
@@ -223,8 +223,8 @@ fn a_matrix_takes_as_many_rows_as_it_has() {
 }
 
 #[test]
-fn slabs_and_stored_types_make_no_difference_and_sizes_are_known() {
-    let mut random = Random(25);
+fn packing_is_independent_of_slabs_and_stored_types() {
+    let mut random = SplitMix64(25);
     for class in classes() {
         let shape = ExpertShape::new(96, 70, class, Activation::Silu).unwrap();
         let matrices = [0; 3].map(|_| Data::Ordinary.vector(&mut random, 96 * 70, Dtype::Bf16));

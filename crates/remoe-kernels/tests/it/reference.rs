@@ -2,7 +2,7 @@
 
 use crate::common;
 
-use common::{Data, Expert, Random, bits, forward, pool, to_bytes};
+use common::{Data, Expert, SplitMix64, bits, forward, pool, to_bytes};
 use remoe_kernels::{Activation, Dtype, Matrix};
 
 /// Unit roundoff of float32 and of bfloat16.
@@ -98,7 +98,7 @@ fn row(expert: &Expert, x: &[f32]) -> Vec<Near> {
 
 #[test]
 fn results_are_within_the_bound_of_the_order() {
-    let mut random = Random(11);
+    let mut random = SplitMix64(11);
     let pool = pool(2, None);
     for (hidden, width) in [(64, 32), (41, 7), (256, 96), (777, 130)] {
         for dtype in [Dtype::F32, Dtype::Bf16] {

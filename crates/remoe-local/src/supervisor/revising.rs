@@ -1,10 +1,10 @@
 //! Other placements while a model runs: how one takes over, and what becomes of one that does not.
 
-use super::{Keeper, MOST_PAUSES, Seen};
-use crate::deployment::Wanted as Placed;
+use super::{MOST_PAUSES, ModelSupervisor, SupervisorState};
+use crate::deployment::DesiredDeployment as Placed;
 use crate::error::LocalError;
-use crate::rates::Tariff;
-use crate::replan::{Basis, Better, Measured, OnMeasurements, on_measurements};
+use crate::rates::FunctionPrices;
+use crate::replan::{BetterPlacement, Measured, OnMeasurements, PlacementBasis, on_measurements};
 use remoe_process::Role;
 use remoe_rollout::decide::Desired;
 use std::time::Instant;
@@ -12,8 +12,8 @@ use tokio::task::{JoinError, JoinHandle};
 
 /// A placement on its way: until it is in force, the one before counts.
 pub(super) struct Revision {
-    pub(super) better: Better,
-    pub(super) cause: Cause,
+    pub(super) better: BetterPlacement,
+    pub(super) cause: RevisionCause,
     /// The generation that it is to replace.
     pub(super) replaces: Option<u64>,
     /// Deadline: a revision that takes longer is given up.
@@ -22,7 +22,7 @@ pub(super) struct Revision {
 
 /// Cause of a revision while the model serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Cause {
+pub(super) enum RevisionCause {
     /// Recent expert usage.
     Drift,
     /// Measurements of this machine.
@@ -37,16 +37,16 @@ pub(super) struct Planning {
     answer: JoinHandle<Result<OnMeasurements, LocalError>>,
 }
 
-type Planned = Result<Result<OnMeasurements, LocalError>, JoinError>;
+type RevisionResult = Result<Result<OnMeasurements, LocalError>, JoinError>;
 
 impl Planning {
     /// Waits for the plan. It is safe to cancel this.
-    pub(super) async fn planned(&mut self) -> Planned {
+    pub(super) async fn planned(&mut self) -> RevisionResult {
         (&mut self.answer).await
     }
 }
 
-impl Keeper {
+impl ModelSupervisor {
     /// Starts by the plan that waits for the next start, where one does.
     pub(super) fn take_next(&mut self) {
         if let Some(next) = self.next.take() {
@@ -57,7 +57,7 @@ impl Keeper {
 
     /// Plans again on what was measured, beside what the keeper does meanwhile.
     pub(super) fn plan_again(&self, measured: Measured) -> Option<Planning> {
-        let Basis::Planned(_, remote) = self.basis else { return None };
+        let PlacementBasis::Planned(_, remote) = self.basis else { return None };
         let (wanted, problem) = (self.report.wanted.clone(), measured.problem.clone());
         let from = wanted.placement.revision();
         let answer = tokio::task::spawn_blocking(move || on_measurements(&problem, remote, &wanted));
@@ -65,7 +65,12 @@ impl Keeper {
     }
 
     /// Follows a plan on measurements, and says what changes.
-    pub(super) fn follow_plan(&mut self, planning: Planning, planned: Planned, seen: &mut Seen) {
+    pub(super) fn follow_plan(
+        &mut self,
+        planning: Planning,
+        planned: RevisionResult,
+        seen: &mut SupervisorState,
+    ) {
         let Planning { measured, from, .. } = planning;
         if self.report.wanted.placement.revision() != from {
             // A wake has brought another placement meanwhile: the plan is no change of that one.
@@ -73,15 +78,15 @@ impl Keeper {
             return;
         }
         let Measured { problem, took } = measured;
-        let Basis::Planned(_, remote) = self.basis else { return };
-        self.basis = Basis::Planned(Box::new(problem), remote);
+        let PlacementBasis::Planned(_, remote) = self.basis else { return };
+        self.basis = PlacementBasis::Planned(Box::new(problem), remote);
         let (name, seconds) = (self.model.name().to_owned(), took.as_secs_f64());
         let line = match planned {
             Ok(Ok(OnMeasurements { now, next, line })) => {
                 self.next = next;
                 match now {
                     Some(better) if seen.asleep => self.next = Some(self.next.take().unwrap_or(better)),
-                    Some(better) => self.revise(better, Cause::Measurements, seen),
+                    Some(better) => self.revise(better, RevisionCause::Measurements, seen),
                     None => {}
                 }
                 line
@@ -93,7 +98,12 @@ impl Keeper {
     }
 
     /// Has a better placement take over from the one that runs.
-    pub(super) fn revise(&mut self, better: Better, cause: Cause, seen: &mut Seen) {
+    pub(super) fn revise(
+        &mut self,
+        better: BetterPlacement,
+        cause: RevisionCause,
+        seen: &mut SupervisorState,
+    ) {
         let (before, desired) = (self.report.wanted.desired(), better.wanted.desired());
         let main = |desired: &Desired| {
             desired.functions.iter().find(|function| function.role == Role::Main).cloned()
@@ -110,9 +120,14 @@ impl Keeper {
     }
 
     /// The revision is in force: it is what counts.
-    pub(super) fn complete(&mut self, better: Better, cause: Cause, seen: &mut Seen) {
+    pub(super) fn complete(
+        &mut self,
+        better: BetterPlacement,
+        cause: RevisionCause,
+        seen: &mut SupervisorState,
+    ) {
         let before = self.report.wanted.placement.remote();
-        let drifts = cause == Cause::Drift;
+        let drifts = cause == RevisionCause::Drift;
         match self.following.as_ref().filter(|_| drifts) {
             // Back to what was there before: what is used hovers between both.
             _ if seen.replaced.as_ref() == Some(&better.wanted.placement.remote()) => self.wait_longer(seen),
@@ -124,9 +139,9 @@ impl Keeper {
             following.metrics.replanned("drift");
         }
         match cause {
-            Cause::Drift => self.adopt(better, "recent expert usage"),
+            RevisionCause::Drift => self.adopt(better, "recent expert usage"),
             // That was said when it was planned.
-            Cause::Measurements => self.report.wanted = better.wanted,
+            RevisionCause::Measurements => self.report.wanted = better.wanted,
         }
         seen.rested.clear();
         if let Some(tiers) = &mut seen.tiers {
@@ -136,7 +151,7 @@ impl Keeper {
     }
 
     /// Goes on with the placement that is in force.
-    pub(super) fn take_back(&mut self, why: &str, seen: &mut Seen) {
+    pub(super) fn take_back(&mut self, why: &str, seen: &mut SupervisorState) {
         if seen.revision.take().is_none() {
             return;
         }
@@ -151,7 +166,7 @@ impl Keeper {
     }
 
     /// Lengthens the pause before the next revision.
-    pub(super) fn wait_longer(&self, seen: &mut Seen) {
+    pub(super) fn wait_longer(&self, seen: &mut SupervisorState) {
         if let Some(following) = &self.following {
             let most = following.pause.saturating_mul(MOST_PAUSES);
             seen.pause = seen.pause.saturating_mul(2).min(most);
@@ -163,8 +178,9 @@ impl Keeper {
         let status = self.supervisor.status();
         let status = status.borrow();
         let running = status.functions.iter().map(|function| function.name.as_str());
-        self.tariff = Tariff::of(wanted, &self.pricing).beside(&self.tariff, running);
-        self.tell.send_replace(Some(self.tariff.clone()));
+        self.function_prices =
+            FunctionPrices::of(wanted, &self.pricing).beside(&self.function_prices, running);
+        self.tell.send_replace(Some(self.function_prices.clone()));
     }
 
     pub(super) fn charge_for_those_before(&mut self) {
@@ -173,8 +189,8 @@ impl Keeper {
     }
 
     /// Another placement counts from now on.
-    pub(super) fn adopt(&mut self, better: Better, followed: &str) {
-        let Better { wanted, why } = better;
+    pub(super) fn adopt(&mut self, better: BetterPlacement, followed: &str) {
+        let BetterPlacement { wanted, why } = better;
         self.report.wanted = wanted;
         self.report.note(&format!("placement revised for {followed}: {why}"));
     }

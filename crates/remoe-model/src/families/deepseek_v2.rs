@@ -7,7 +7,7 @@
 //! `routed_scaling_factor`, kept in float32. Shared experts without a gate. The first layers dense.
 
 use super::{Family, TensorNames, USUAL_NAMES, latent, uniform_layer_types};
-use crate::config::{Common, Defaults, ModelConfig};
+use crate::config::{CommonConfig, Defaults, ModelConfig};
 use crate::error::CheckpointError;
 use crate::facts::{GroupFacts, LayerFacts, MlpFacts, MoeFacts, RoutingFacts, SharedFacts};
 use crate::fields::Fields;
@@ -27,7 +27,7 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
-    let common = Common::read(fields, &DEFAULTS)?;
+    let common = CommonConfig::read(fields, &DEFAULTS)?;
     fields.refuse("sliding_window", "DeepSeek-V2 attends to the whole context")?;
     uniform_layer_types(&common, "full_attention")?;
     // transformers refuses it too, though the heads do not depend on it.
@@ -50,7 +50,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     common.finish(Family::DeepseekV2, layers, rope)
 }
 
-fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
+fn experts(common: &CommonConfig<'_>) -> Result<MoeFacts, CheckpointError> {
     let fields = common.fields;
     let (experts, top_k) = common.experts(["n_routed_experts", "num_experts"], 64, None)?;
     let groups = groups(common, experts, top_k)?;
@@ -73,7 +73,11 @@ fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
     })
 }
 
-fn groups(common: &Common<'_>, experts: usize, top_k: usize) -> Result<Option<GroupFacts>, CheckpointError> {
+fn groups(
+    common: &CommonConfig<'_>,
+    experts: usize,
+    top_k: usize,
+) -> Result<Option<GroupFacts>, CheckpointError> {
     let fields = common.fields;
     match fields.text("topk_method")? {
         Some("greedy") => return Ok(None),

@@ -7,7 +7,7 @@
 //! `routed_scaling_factor`, kept in float32. Shared experts without a gate. The first layers dense.
 
 use super::{Family, TensorNames, USUAL_NAMES, latent, uniform_layer_types};
-use crate::config::{Common, Defaults, ModelConfig};
+use crate::config::{CommonConfig, Defaults, ModelConfig};
 use crate::error::CheckpointError;
 use crate::facts::{GroupFacts, LayerFacts, MlpFacts, MoeFacts, RoutingFacts, Score, SharedFacts};
 use crate::fields::Fields;
@@ -30,7 +30,7 @@ const DEFAULTS: Defaults = Defaults {
 const BEST: usize = 2;
 
 pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
-    let common = Common::read(fields, &DEFAULTS)?;
+    let common = CommonConfig::read(fields, &DEFAULTS)?;
     fields.refuse("sliding_window", "DeepSeek-V3 attends to the whole context")?;
     uniform_layer_types(&common, "full_attention")?;
     for (name, only) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
@@ -58,7 +58,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     common.finish(Family::DeepseekV3, layers, rope)
 }
 
-fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
+fn experts(common: &CommonConfig<'_>) -> Result<MoeFacts, CheckpointError> {
     let fields = common.fields;
     let (experts, top_k) = common.experts(["n_routed_experts", "num_local_experts"], 256, Some(8))?;
     let groups =

@@ -6,7 +6,7 @@
 //! 3.3): with all experts chosen their sum, and the bias that the layer adds once, is what that network gave.
 
 use super::{BlockNames, Family, TensorNames, USUAL_BLOCK, USUAL_NAMES};
-use crate::config::{Common, Defaults, FieldNames, ModelConfig};
+use crate::config::{CommonConfig, Defaults, FieldNames, ModelConfig};
 use crate::error::CheckpointError;
 use crate::facts::{
     Activation, AttentionFacts, ExpertBiases, GqaFacts, LayerFacts, MlpFacts, MoeFacts, NormKind,
@@ -55,7 +55,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     for (alias, name) in ALIASES {
         fields.refuse(alias, &format!("GPT-2 calls it {name}; remove one of the two"))?;
     }
-    let common = Common::read_named(fields, &DEFAULTS, &FIELDS)?;
+    let common = CommonConfig::read_named(fields, &DEFAULTS, &FIELDS)?;
     for (name, computed) in FLAGS {
         if fields.flag(name, computed)? != computed {
             return Err(fields.unsupported(name, format!("{}; it is computed with {computed}", !computed)));

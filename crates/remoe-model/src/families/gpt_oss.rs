@@ -7,7 +7,7 @@
 //! up columns in turns.
 
 use super::{BlockNames, Family, Fused, TensorNames, USUAL_BLOCK, USUAL_NAMES};
-use crate::config::{Common, Defaults, ModelConfig};
+use crate::config::{CommonConfig, Defaults, ModelConfig};
 use crate::error::CheckpointError;
 use crate::facts::{
     Activation, AttentionFacts, ExpertBiases, GqaFacts, LayerFacts, MlpFacts, MoeFacts, NormKind,
@@ -38,7 +38,7 @@ const LIMIT: f64 = 7.0;
 const ALPHA: f64 = 1.702;
 
 pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
-    let common = Common::read(fields, &DEFAULTS)?;
+    let common = CommonConfig::read(fields, &DEFAULTS)?;
     if let Some(limit) = fields.optional_number("swiglu_limit")?.filter(|limit| *limit != LIMIT) {
         return Err(fields.unsupported("swiglu_limit", format!("{limit}; experts are clamped at {LIMIT}")));
     }
@@ -89,7 +89,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
 }
 
 /// The window of each layer: every other one, from the first, unless `layer_types` says otherwise.
-fn windows(common: &Common<'_>) -> Result<Vec<Option<usize>>, CheckpointError> {
+fn windows(common: &CommonConfig<'_>) -> Result<Vec<Option<usize>>, CheckpointError> {
     let fields = common.fields;
     let slides = match common.layer_types()? {
         None => (0..common.layers).map(|layer| layer % 2 == 0).collect(),

@@ -5,7 +5,7 @@
 //! then rounded to the dtype of the activations. All experts of a layer lie in two tensors.
 
 use super::{BlockNames, Family, Fused, TensorNames, USUAL_BLOCK, USUAL_NAMES, uniform_layer_types};
-use crate::config::{Common, Defaults, ModelConfig, Multipliers};
+use crate::config::{CommonConfig, Defaults, ModelConfig, Multipliers};
 use crate::error::CheckpointError;
 use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, RoutingFacts, Score};
 use crate::fields::Fields;
@@ -37,7 +37,7 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
-    let common = Common::read(fields, &DEFAULTS)?;
+    let common = CommonConfig::read(fields, &DEFAULTS)?;
     fields.refuse("sliding_window", "GraniteMoE attends to the whole context")?;
     uniform_layer_types(&common, "full_attention")?;
     let head_dim = common.head_dim()?;

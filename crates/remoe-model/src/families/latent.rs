@@ -1,6 +1,6 @@
 //! Multi-head latent attention as the configs of DeepSeek's families have it.
 
-use crate::config::Common;
+use crate::config::CommonConfig;
 use crate::error::CheckpointError;
 use crate::facts::{AttentionFacts, MlaFacts};
 use crate::rope::{RopeFacts, RopeLayout};
@@ -13,7 +13,7 @@ const SCALE_LIMIT: f64 = 65_536.0;
 
 /// The attention of every layer, and its rotation.
 pub(super) fn attention(
-    common: &Common<'_>,
+    common: &CommonConfig<'_>,
     layout: RopeLayout,
 ) -> Result<(AttentionFacts, RopeFacts), CheckpointError> {
     let fields = common.fields;
@@ -56,7 +56,7 @@ pub(super) fn attention(
 }
 
 /// `routed_scaling_factor`.
-pub(super) fn routed_scale(common: &Common<'_>, default: f64) -> Result<f64, CheckpointError> {
+pub(super) fn routed_scale(common: &CommonConfig<'_>, default: f64) -> Result<f64, CheckpointError> {
     const NAME: &str = "routed_scaling_factor";
     let scale = common.fields.number(NAME, default)?;
     if !(scale > 0.0 && scale <= SCALE_LIMIT) {
@@ -68,7 +68,7 @@ pub(super) fn routed_scale(common: &Common<'_>, default: f64) -> Result<f64, Che
 
 /// Groups and how many of them are chosen, checked against each other and against the experts.
 pub(super) fn groups(
-    common: &Common<'_>,
+    common: &CommonConfig<'_>,
     experts: usize,
     top_k: usize,
     [groups, chosen]: [usize; 2],

@@ -4,7 +4,7 @@
 //! kept in float32. `router_jitter_noise` and dropout act in training only.
 
 use super::{BlockNames, Family, TensorNames, USUAL_BLOCK, USUAL_NAMES, uniform_layer_types};
-use crate::config::{Common, Defaults, ModelConfig};
+use crate::config::{CommonConfig, Defaults, ModelConfig};
 use crate::error::CheckpointError;
 use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, RoutingFacts};
 use crate::fields::Fields;
@@ -30,7 +30,7 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
-    let common = Common::read(fields, &DEFAULTS)?;
+    let common = CommonConfig::read(fields, &DEFAULTS)?;
     let window = fields.optional_size("sliding_window")?;
     uniform_layer_types(&common, if window.is_some() { "sliding_attention" } else { "full_attention" })?;
     let head_dim = common.head_dim()?;

@@ -12,7 +12,7 @@ mod phimoe;
 mod qwen2_moe;
 mod qwen3_moe;
 
-use crate::config::{Common, ModelConfig};
+use crate::config::{CommonConfig, ModelConfig};
 use crate::error::CheckpointError;
 use crate::family::Family;
 use crate::fields::Fields;
@@ -107,7 +107,7 @@ impl Family {
 }
 
 /// Refuses `layer_types` that say anything else than what the family does in every layer.
-fn uniform_layer_types(common: &Common<'_>, expected: &str) -> Result<(), CheckpointError> {
+fn uniform_layer_types(common: &CommonConfig<'_>, expected: &str) -> Result<(), CheckpointError> {
     let Some(types) = common.fields.list("layer_types")? else { return Ok(()) };
     common.one_for_each_layer(types)?;
     for entry in types {

@@ -5,7 +5,7 @@
 //! dtype of the activations.
 
 use super::{Family, TensorNames, USUAL_NAMES, uniform_layer_types};
-use crate::config::{Common, Defaults, ModelConfig};
+use crate::config::{CommonConfig, Defaults, ModelConfig};
 use crate::error::CheckpointError;
 use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, QkNorm, RoutingFacts};
 use crate::fields::Fields;
@@ -25,7 +25,7 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
-    let common = Common::read(fields, &DEFAULTS)?;
+    let common = CommonConfig::read(fields, &DEFAULTS)?;
     // transformers would cut its cache to the window while the mask stays whole.
     fields.refuse("sliding_window", "OLMoE attends to the whole context")?;
     uniform_layer_types(&common, "full_attention")?;

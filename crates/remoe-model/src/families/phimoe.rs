@@ -4,7 +4,7 @@
 //! in inference. Rope type longrope with factors of its own on cosines and sines. A window is every layer's.
 
 use super::{BlockNames, Family, TensorNames, USUAL_BLOCK, USUAL_NAMES, uniform_layer_types};
-use crate::config::{Common, Defaults, ModelConfig};
+use crate::config::{CommonConfig, Defaults, ModelConfig};
 use crate::error::CheckpointError;
 use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, NormKind, RoutingFacts, Score};
 use crate::fields::Fields;
@@ -36,7 +36,7 @@ const DEFAULTS: Defaults = Defaults {
 const TOP_K: usize = 2;
 
 pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
-    let common = Common::read(fields, &DEFAULTS)?;
+    let common = CommonConfig::read(fields, &DEFAULTS)?;
     let window = fields.optional_size("sliding_window")?;
     uniform_layer_types(&common, if window.is_some() { "sliding_attention" } else { "full_attention" })?;
     let head_dim = common.head_dim()?;

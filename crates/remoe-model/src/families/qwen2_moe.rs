@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use super::{Family, TensorNames, USUAL_NAMES};
-use crate::config::{Common, Defaults, ModelConfig};
+use crate::config::{CommonConfig, Defaults, ModelConfig};
 use crate::error::CheckpointError;
 use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, RoutingFacts, SharedFacts};
 use crate::fields::Fields;
@@ -27,7 +27,7 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
-    let common = Common::read(fields, &DEFAULTS)?;
+    let common = CommonConfig::read(fields, &DEFAULTS)?;
     let head_dim = common.head_dim()?;
     let kv_heads = common.kv_heads(16)?;
     let qkv_bias = fields.flag("qkv_bias", true)?;
@@ -50,7 +50,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     common.finish(Family::Qwen2Moe, layers, rope)
 }
 
-fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
+fn experts(common: &CommonConfig<'_>) -> Result<MoeFacts, CheckpointError> {
     let fields = common.fields;
     let (experts, top_k) = common.experts(["num_experts"; 2], 60, Some(4))?;
     Ok(MoeFacts {
@@ -65,7 +65,7 @@ fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
 }
 
 /// Reports for each layer if it has routed experts.
-pub(super) fn sparse_layers(common: &Common<'_>) -> Result<Vec<bool>, CheckpointError> {
+pub(super) fn sparse_layers(common: &CommonConfig<'_>) -> Result<Vec<bool>, CheckpointError> {
     let fields = common.fields;
     let sparse_step = fields.size("decoder_sparse_step", 1)?;
     let mut dense_layers = BTreeSet::new();
@@ -82,7 +82,7 @@ pub(super) fn sparse_layers(common: &Common<'_>) -> Result<Vec<bool>, Checkpoint
 
 /// The window of each layer. Without `layer_types`, a windowed model has windows in the layers with
 /// an even id below `max_window_layers` (`Qwen2MoeConfig.__post_init__`).
-fn windows(common: &Common<'_>) -> Result<Vec<Option<usize>>, CheckpointError> {
+fn windows(common: &CommonConfig<'_>) -> Result<Vec<Option<usize>>, CheckpointError> {
     let fields = common.fields;
     let windowed = fields.flag("use_sliding_window", false)?;
     let bound = fields.count("max_window_layers", 28)?;

@@ -6,7 +6,7 @@
 
 use super::qwen2_moe::sparse_layers;
 use super::{Family, TensorNames, USUAL_NAMES, uniform_layer_types};
-use crate::config::{Common, Defaults, ModelConfig};
+use crate::config::{CommonConfig, Defaults, ModelConfig};
 use crate::error::CheckpointError;
 use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, QkNorm, RoutingFacts};
 use crate::fields::Fields;
@@ -26,7 +26,7 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
-    let common = Common::read(fields, &DEFAULTS)?;
+    let common = CommonConfig::read(fields, &DEFAULTS)?;
     let head_dim = common.head_dim()?;
     let window = match fields.flag("use_sliding_window", false)? {
         false => None,

@@ -1,6 +1,6 @@
 //! Finds tensors that are stored in a shorter form than the dtype.
 
-use super::{Experts, Finder, LayerMlp, Layout};
+use super::{ExpertsLayout, Finder, LayerMlp, Layout};
 use crate::decode::{MXFP4_BYTES, MXFP4_GROUP};
 use crate::error::CheckpointError;
 use crate::facts::StoredDtype;
@@ -73,7 +73,7 @@ impl Finder<'_> {
     /// Refuses experts of which some are stored in another form than others: sizes are stated for one.
     pub(super) fn experts_of_one_size(&self, layout: &Layout) -> Result<(), CheckpointError> {
         let mut experts = layout.layers.iter().filter_map(|layer| match &layer.mlp {
-            LayerMlp::Moe { experts: Experts::Separate(experts), .. } => Some(experts),
+            LayerMlp::Moe { experts: ExpertsLayout::Separate(experts), .. } => Some(experts),
             _ => None,
         });
         let mut experts = experts.by_ref().flatten();

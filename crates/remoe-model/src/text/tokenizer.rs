@@ -271,11 +271,11 @@ fn parsed(bytes: &[u8]) -> tokenizers::Result<tokenizers::Tokenizer> {
     /// Reading it says whether all of it is JSON, and a decoder's numbers are numbers: the library takes that for
     /// granted.
     #[derive(serde::Deserialize)]
-    struct Parts {
+    struct TokenizerParts {
         #[serde(rename = "decoder")]
         _decoder: Option<Value>,
     }
-    serde_json::from_slice::<Parts>(bytes)?;
+    serde_json::from_slice::<TokenizerParts>(bytes)?;
     catch_unwind(AssertUnwindSafe(|| tokenizers::Tokenizer::from_bytes(bytes)))
         .unwrap_or_else(|_panic| Err("reading it crashed".into()))
 }

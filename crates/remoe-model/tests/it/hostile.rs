@@ -350,7 +350,7 @@ fn numbers_beyond_float32_are_refused_by_name() {
 
 /// To leave layers out would give another answer without a word.
 #[test]
-fn tensors_of_layers_that_the_config_does_not_have_are_refused_by_name() {
+fn tensors_of_layers_beyond_config_are_refused_by_name() {
     let mut material = mixtral();
     let layers = material.config["num_hidden_layers"].as_u64().unwrap();
     material.set("num_hidden_layers", json!(layers - 1));
@@ -419,7 +419,7 @@ fn layers_that_predict_further_tokens_are_ignored_and_named() {
 
 /// A header may have 100 MB: a million empty tensors, which no model has.
 #[test]
-fn a_header_of_a_million_tensors_is_refused_before_it_takes_memory() {
+fn header_of_a_million_tensors_is_refused_before_allocation() {
     let folder = mixtral().write();
     let entries: Vec<String> = (0..1_000_000)
         .map(|i| format!(r#""t{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#))

@@ -16,7 +16,7 @@ use support::{
 };
 
 /// Outcome of a changed config.
-enum Then {
+enum ConfigOutcome {
     /// An error about this field.
     Refused(&'static str),
     /// The facts of the config that was not changed.
@@ -25,10 +25,10 @@ enum Then {
     Facts(fn(&mut ModelConfig)),
 }
 
-use Then::{Facts, Refused, Same};
+use ConfigOutcome::{Facts, Refused, Same};
 
 /// A material's fields and their values, and what they do.
-type Row = (fn() -> Material, Value, Then);
+type Row = (fn() -> Material, Value, ConfigOutcome);
 
 fn parse(material: &Material) -> Result<ModelConfig, CheckpointError> {
     ModelConfig::from_json(Path::new("config.json"), material.config.to_string().as_bytes())

@@ -18,7 +18,7 @@ fn published(name: &str) -> Outline {
 }
 
 #[test]
-fn published_models_have_the_parameters_that_their_publishers_count() {
+fn published_models_have_their_published_parameter_counts() {
     // In billions: of all weights, and active for a token. DeepSeek-V3 (arXiv 2412.19437) counts 671 and 37,
     // the Mixtral-8x22B announcement 141 and 39, the gpt-oss model card 116.83 and 5.13, Qwen3 235 and 22.
     for (name, all, active) in [

@@ -480,7 +480,7 @@ fn operators_mean_what_they_did() {
             "TrueTrueTrueTrueTrue",
         ),
         (
-            "{{ nobody ~ 'x' }}{{ 'yes' if messages == messages and 2 == 2 else 'no' }}{{ messages == 2 or 3 }}",
+            "{{ missing ~ 'x' }}{{ 'yes' if messages == messages and 2 == 2 else 'no' }}{{ messages == 2 or 3 }}",
             "xyes3",
         ),
         ("{% set ns = namespace(a=1) %}{% set ns.a = ns.a + 1 if ns.a == 1 else 5 %}{{ ns.a }}", "2"),

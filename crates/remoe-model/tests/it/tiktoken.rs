@@ -13,14 +13,14 @@ const CONFIG: &str = "tokenizer_config.json";
 const FILE: &str = "tiktoken.model";
 
 #[derive(Deserialize)]
-struct Expected {
+struct TiktokenFixture {
     vocab_size: usize,
-    encode: Vec<Case>,
-    decode: Vec<Case>,
+    encode: Vec<EncodingCase>,
+    decode: Vec<EncodingCase>,
 }
 
 #[derive(Deserialize)]
-struct Case {
+struct EncodingCase {
     text: String,
     ids: Vec<u32>,
 }
@@ -29,7 +29,7 @@ fn fixture() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizers/tok-tiktoken")
 }
 
-fn expected() -> Expected {
+fn expected() -> TiktokenFixture {
     serde_json::from_str(&std::fs::read_to_string(fixture().join("expected_tiktoken.json")).unwrap()).unwrap()
 }
 
@@ -48,10 +48,10 @@ fn ranks() -> String {
 
 #[test]
 fn texts_become_the_ids_of_tiktoken() {
-    let Expected { vocab_size, encode, .. } = expected();
+    let TiktokenFixture { vocab_size, encode, .. } = expected();
     let tokenizer = Tokenizer::open(fixture(), vocab_size).unwrap().unwrap();
     assert!(encode.len() > 250, "{}", encode.len());
-    for Case { text, ids } in encode {
+    for EncodingCase { text, ids } in encode {
         assert_eq!(tokenizer.encode(&text, true).unwrap(), ids, "{text:?}");
         assert_eq!(tokenizer.encode(&text, false).unwrap(), ids, "{text:?}");
         assert_eq!(tokenizer.decode_with_special(&ids).unwrap(), text);
@@ -61,9 +61,9 @@ fn texts_become_the_ids_of_tiktoken() {
 
 #[test]
 fn ids_become_the_texts_of_tiktoken() {
-    let Expected { vocab_size, decode, .. } = expected();
+    let TiktokenFixture { vocab_size, decode, .. } = expected();
     let tokenizer = Tokenizer::open(fixture(), vocab_size).unwrap().unwrap();
-    for Case { text, ids } in decode {
+    for EncodingCase { text, ids } in decode {
         assert_eq!(tokenizer.decode_with_special(&ids).unwrap(), text, "{ids:?}");
         let whole = tokenizer.decode(&ids).unwrap();
         let mut detokenizer = Detokenizer::new();
@@ -132,7 +132,7 @@ fn damaged_ranks_are_refused_by_line() {
     let folder = copied();
     folder.put(FILE, lines.join("\r\n"));
     let tokenizer = Tokenizer::open(folder.path(), 958).unwrap().unwrap();
-    let Case { text, ids } = &expected().encode[20];
+    let EncodingCase { text, ids } = &expected().encode[20];
     assert_eq!(tokenizer.encode(text, false).unwrap(), *ids);
 }
 

@@ -13,7 +13,7 @@ const NAMES: [&str; 4] = ["tok-bytelevel", "tok-llama", "tok-unigram", "tok-harm
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Expected {
+struct TokenizerFixture {
     vocab_size: usize,
     special: BTreeMap<String, u32>,
     encode: Vec<Encoded>,
@@ -52,7 +52,7 @@ struct Fixture {
     name: &'static str,
     folder: PathBuf,
     tokenizer: Tokenizer,
-    expected: Expected,
+    expected: TokenizerFixture,
 }
 
 fn fixtures() -> Vec<Fixture> {
@@ -60,7 +60,7 @@ fn fixtures() -> Vec<Fixture> {
         let folder =
             PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizers").join(name);
         let text = std::fs::read_to_string(folder.join("expected.json")).unwrap();
-        let expected: Expected = serde_json::from_str(&text).unwrap();
+        let expected: TokenizerFixture = serde_json::from_str(&text).unwrap();
         let tokenizer = Tokenizer::open(&folder, expected.vocab_size).unwrap().unwrap();
         assert!(expected.encode.len() >= 40 && expected.decode.len() >= 200 && expected.chat.len() >= 10);
         Fixture { name, folder, tokenizer, expected }

@@ -44,7 +44,7 @@ pub(super) fn slice_seconds(decode: f64, target_itl: Option<f64>) -> f64 {
 
 /// A request before its first token.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Prompt {
+pub(super) struct PrefillingRequest {
     /// Position in the order of arrival.
     pub index: usize,
     /// Seconds of prefill that are left.
@@ -55,7 +55,7 @@ pub(super) struct Prompt {
 
 /// A request after its first token.
 #[derive(Debug, Clone, Copy)]
-struct Stream {
+struct DecodingRequest {
     /// Decode iterations of the engine after which it is done.
     end: f64,
     first_token: f64,
@@ -119,11 +119,11 @@ pub(super) struct Engine<'a> {
     /// When the last request was done.
     pub last_done: f64,
     /// Requests without a slot.
-    waiting: VecDeque<Prompt>,
+    waiting: VecDeque<PrefillingRequest>,
     /// Prompts with a slot, in the order of arrival.
-    prompts: VecDeque<Prompt>,
+    prompts: VecDeque<PrefillingRequest>,
     /// The next one that is done stands last.
-    streams: Vec<Stream>,
+    streams: Vec<DecodingRequest>,
     /// Decode iterations so far.
     iterations: f64,
     recent: Recent,
@@ -162,7 +162,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    pub(super) fn arrive(&mut self, prompt: Prompt) {
+    pub(super) fn arrive(&mut self, prompt: PrefillingRequest) {
         self.varies |= prompt.left != self.service.prefill_seconds;
         self.waiting.push_back(prompt);
     }
@@ -323,8 +323,11 @@ impl<'a> Engine<'a> {
             self.last_done = self.now;
             return;
         }
-        let stream =
-            Stream { end: self.iterations + prompt.steps, first_token: self.now, steps: prompt.steps };
+        let stream = DecodingRequest {
+            end: self.iterations + prompt.steps,
+            first_token: self.now,
+            steps: prompt.steps,
+        };
         let place = self.streams.partition_point(|other| other.end >= stream.end);
         self.streams.insert(place, stream);
     }

@@ -10,7 +10,7 @@
 //! the slope of a regression over batches of requests. Quantiles move with the mean. With one slot and constant
 //! requests the mean is that of M/D/1.
 
-use super::engine::{Engine, Prompt};
+use super::engine::{Engine, PrefillingRequest};
 use super::load::{Mains, Service};
 use super::recorded::spread;
 use crate::problem::{Arrivals, Quantile};
@@ -129,7 +129,7 @@ pub fn latency_unless(
     if per_second >= mains.most_per_second() {
         return None;
     }
-    let mut deployment = Deployment::new(arrivals, service, start_seconds, target_itl);
+    let mut deployment = SimulatedDeployment::new(arrivals, service, start_seconds, target_itl);
     let control = match &arrivals.recorded_seconds {
         Some(times) => {
             let first = times.first().copied().unwrap_or(0.0);
@@ -154,7 +154,7 @@ struct Control {
     expected: f64,
 }
 
-struct Deployment<'a> {
+struct SimulatedDeployment<'a> {
     service: &'a Service,
     engines: Vec<Engine<'a>>,
     idle_seconds: f64,
@@ -166,7 +166,7 @@ struct Deployment<'a> {
     arrived: Vec<(f64, f64)>,
 }
 
-impl<'a> Deployment<'a> {
+impl<'a> SimulatedDeployment<'a> {
     fn new(arrivals: &Arrivals, service: &'a Service, start_seconds: f64, target_itl: Option<f64>) -> Self {
         let mains = service.mains.clamp(1, MOST_REQUESTS as u32) as usize;
         Self {
@@ -199,7 +199,7 @@ impl<'a> Deployment<'a> {
         self.arrived.push((now, now.max(self.ready)));
         let engine = &mut self.engines[chosen];
         engine.advance(now);
-        engine.arrive(Prompt { index, left: prefill, steps });
+        engine.arrive(PrefillingRequest { index, left: prefill, steps });
         chosen
     }
 

@@ -116,7 +116,7 @@ pub(super) fn expect(arrivals: &Arrivals, start_seconds: f64, mains: &Mains<'_>)
     let started = one.started(start_seconds, reached);
     let rest = (awake / whole - wakes * started.time).max(0.0);
     let cold = wakes * (size + per_second * start_seconds);
-    let brought = Brought::new(part, start_seconds, reached);
+    let brought = WakeBatch::new(part, start_seconds, reached);
     let cold_held_up = cold / mains.count * mains.held_up(brought.before());
     Time {
         alive: alive / whole,
@@ -144,7 +144,7 @@ struct Queue<R> {
 
 /// Time with requests, by their number.
 #[derive(Default)]
-struct Sums {
+struct TimeSums {
     /// All of it.
     time: f64,
     /// With none.
@@ -157,7 +157,7 @@ struct Sums {
     leading: f64,
 }
 
-impl Sums {
+impl TimeSums {
     fn add(&mut self, time: f64, present: f64, slots: f64) {
         self.time += time;
         self.served += time * present.min(slots);
@@ -183,10 +183,10 @@ impl Sums {
 
 impl<R: Fn(f64) -> f64> Queue<R> {
     /// Shares of the time of a queue that never sleeps.
-    fn awake(&self) -> Sums {
+    fn awake(&self) -> TimeSums {
         /// Sums are made small again beyond this.
         const LARGE: f64 = 1e200;
-        let mut sums = Sums { time: 1.0, idle: 1.0, leading: 1.0, ..Sums::default() };
+        let mut sums = TimeSums { time: 1.0, idle: 1.0, leading: 1.0, ..TimeSums::default() };
         let mut present = 0.0;
         while present < self.slots && sums.leading > NEGLIGIBLE * NEGLIGIBLE * sums.time {
             present += 1.0;
@@ -206,9 +206,9 @@ impl<R: Fn(f64) -> f64> Queue<R> {
 
     /// Seconds after a start of `start_seconds` which are there because of it: until the last request has
     /// gone. The burst that began the start brings any here with chance `reached`.
-    fn started(&self, start_seconds: f64, reached: f64) -> Sums {
-        let mut sums = Sums::default();
-        let mut brought = Brought::new(self.bursts, start_seconds, reached);
+    fn started(&self, start_seconds: f64, reached: f64) -> TimeSums {
+        let mut sums = TimeSums::default();
+        let mut brought = WakeBatch::new(self.bursts, start_seconds, reached);
         if brought.mean > FLUID {
             sums.time = brought.mean / (self.most - self.bursts.requests_per_second());
             sums.served = sums.time * self.slots;
@@ -238,7 +238,7 @@ impl<R: Fn(f64) -> f64> Queue<R> {
 }
 
 /// How many requests a start brings with it, from none upwards.
-struct Brought {
+struct WakeBatch {
     /// In the mean.
     mean: f64,
     /// Bursts while it lasts, in the mean.
@@ -259,7 +259,7 @@ struct Brought {
     at_most: f64,
 }
 
-impl Brought {
+impl WakeBatch {
     fn new(bursts: Bursts, start_seconds: f64, reached: f64) -> Self {
         let count = bursts.per_second * start_seconds;
         let scale = (-count).exp();

@@ -32,7 +32,7 @@ pub(super) fn replay(
 ) -> Time {
     let period = period(times);
     let first = times.first().copied().unwrap_or(0.0);
-    let mut deployment = Deployment {
+    let mut deployment = RecordedDeployment {
         mains,
         idle_seconds: idle_seconds.unwrap_or(f64::INFINITY),
         start_seconds,
@@ -41,7 +41,7 @@ pub(super) fn replay(
         ready: 0.0,
         last_arrival: 0.0,
         // Mains beyond the number of requests would have none.
-        each: vec![Main::default(); times.len().min(mains.count as usize)],
+        each: vec![RecordedMain::default(); times.len().min(mains.count as usize)],
         counted: Time::default(),
     };
     for begin in [0.0, period] {
@@ -52,7 +52,8 @@ pub(super) fn replay(
         deployment.settle(begin + period);
     }
     let time = deployment.counted;
-    let each = |sum: fn(&Main) -> f64| deployment.each.iter().map(sum).sum::<f64>() / period / mains.count;
+    let each =
+        |sum: fn(&RecordedMain) -> f64| deployment.each.iter().map(sum).sum::<f64>() / period / mains.count;
     Time {
         alive: time.alive / period,
         wakes: time.wakes / period,
@@ -66,7 +67,7 @@ pub(super) fn replay(
     }
 }
 
-struct Deployment<'a, 'b> {
+struct RecordedDeployment<'a, 'b> {
     mains: &'a Mains<'b>,
     idle_seconds: f64,
     start_seconds: f64,
@@ -75,12 +76,12 @@ struct Deployment<'a, 'b> {
     /// When the last start ends or ended.
     ready: f64,
     last_arrival: f64,
-    each: Vec<Main>,
+    each: Vec<RecordedMain>,
     /// Sums over time, not yet per second; what mains sum up stands with them.
     counted: Time,
 }
 
-impl Deployment<'_, '_> {
+impl RecordedDeployment<'_, '_> {
     /// Begins to count.
     fn forget(&mut self) {
         self.counted = Time::default();
@@ -143,7 +144,7 @@ pub(super) fn spread(index: u64) -> u64 {
 
 /// One main function and its requests.
 #[derive(Clone, Default)]
-struct Main {
+struct RecordedMain {
     /// Until when everything is counted; the end of a start that goes on.
     now: f64,
     last_done: f64,
@@ -159,7 +160,7 @@ struct Main {
     queued: f64,
 }
 
-impl Main {
+impl RecordedMain {
     fn arrive(&mut self, mains: &Mains<'_>) {
         if (self.serving.len() as f64) < mains.slots {
             self.serving.push_back(self.progress + 1.0);

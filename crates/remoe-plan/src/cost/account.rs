@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 
 /// A plan that runs, with the problem that it was made for.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Account {
+pub struct PlanAccount {
     problem: Problem,
     plan: Plan,
     #[serde(skip)]
@@ -22,7 +22,7 @@ pub struct Account {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Form {
+struct AccountFile {
     problem: Problem,
     plan: PlanDraft,
 }
@@ -96,7 +96,7 @@ impl Measured {
     }
 }
 
-impl Account {
+impl PlanAccount {
     /// # Errors
     /// Problem and plan do not belong together.
     pub fn new(problem: Problem, plan: &PlanDraft) -> Result<Self, AccountError> {
@@ -110,7 +110,7 @@ impl Account {
     /// # Errors
     /// The first field that is missing, of the wrong type or out of range.
     pub fn from_json(text: &str) -> Result<Self, AccountError> {
-        let form: Form = of_any_version(text).map_err(AccountError::Problem)?;
+        let form: AccountFile = of_any_version(text).map_err(AccountError::Problem)?;
         form.problem.check().map_err(AccountError::Problem)?;
         Self::new(form.problem, &form.plan)
     }

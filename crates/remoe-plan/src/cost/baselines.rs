@@ -1,11 +1,11 @@
 //! Costs of the same request without remote experts (Remoe paper, section V-C).
 
-use crate::cost::Found;
-use crate::cost::running::{Detail, Life, Running, Times};
+use crate::cost::LimitViolations;
+use crate::cost::running::{Detail, Life, ServingFunctions, Times};
 use crate::error::FieldError;
 use crate::model::Model;
 use crate::model::sizing::Sizing;
-use crate::model::{Used, used};
+use crate::model::{ExpertUse, used};
 use crate::plan::whole_bytes;
 use crate::problem::Problem;
 use crate::problem::curve::{Column, Curve};
@@ -61,11 +61,11 @@ impl Baseline {
 impl Baselines {
     /// Evaluates all of them.
     pub fn of(model: &Model<'_>) -> Self {
-        Self::with(model, &Unsplit::new(model))
+        Self::with(model, &AllLocalTimes::new(model))
     }
 
     /// As [`Self::of`] where the times of experts are known.
-    fn with(model: &Model<'_>, unsplit: &Unsplit) -> Self {
+    fn with(model: &Model<'_>, unsplit: &AllLocalTimes) -> Self {
         Self {
             mix: mix(model, &unsplit.on_cpus),
             cpu: cpu(model, &unsplit.on_cpus),
@@ -85,22 +85,22 @@ pub struct WithoutRemote {
 
 impl WithoutRemote {
     /// Evaluates every baseline at its cheapest size.
-    pub fn new(model: &Model<'_>, unsplit: &Unsplit) -> Self {
+    pub fn new(model: &Model<'_>, unsplit: &AllLocalTimes) -> Self {
         Self { baselines: Baselines::with(model, unsplit), fetch: fetch_with_moves(model, unsplit) }
     }
 }
 
 /// Times of all experts where none is remote: equal for all prices, limits and arrivals.
-pub struct Unsplit {
-    on_cpus: OnCpus,
+pub struct AllLocalTimes {
+    on_cpus: CpuExpertTimes,
     /// Absent where the problem does not say.
     on_gpu: Option<Times>,
 }
 
-impl Unsplit {
+impl AllLocalTimes {
     /// Sums the times of a model whose experts are all in the main function.
     pub fn new(model: &Model<'_>) -> Self {
-        Self { on_cpus: OnCpus::new(model), on_gpu: on_gpu(model) }
+        Self { on_cpus: CpuExpertTimes::new(model), on_gpu: on_gpu(model) }
     }
 }
 
@@ -113,17 +113,17 @@ fn all_expert_bytes(model: &Model<'_>) -> f64 {
 ///
 /// Interpolation along vCPUs is linear, so that sums over experts may be taken before it: one pass
 /// over the experts serves every main size.
-struct OnCpus {
+struct CpuExpertTimes {
     /// Per layer, prefill seconds of all its experts at each column.
     prefill: Vec<Vec<f64>>,
     /// Per batch but the first, and layer, seconds of a decode step at each column.
     batches: Vec<Vec<Vec<f64>>>,
 }
 
-impl OnCpus {
+impl CpuExpertTimes {
     fn new(model: &Model<'_>) -> Self {
         model.add_work(model.experts() * model.batches().len());
-        let sums = |used: &dyn Fn(usize, usize) -> Used| -> Vec<Vec<f64>> {
+        let sums = |used: &dyn Fn(usize, usize) -> ExpertUse| -> Vec<Vec<f64>> {
             let layers = model.layers.iter().enumerate().map(|(index, layer)| {
                 let mut sums = vec![0.0; layer.curve.columns()];
                 for expert in 0..model.shares[index].len() {
@@ -159,21 +159,21 @@ impl OnCpus {
 }
 
 /// Where a baseline keeps its weights, and what it pays by the second.
-struct Place {
+struct BaselineHost {
     main: Sizing,
     rate: f64,
     gpu_bytes: f64,
     weights: f64,
 }
 
-fn record(model: &Model<'_>, times: Times, place: &Place, detail: Detail) -> Baseline {
+fn record(model: &Model<'_>, times: Times, place: &BaselineHost, detail: Detail) -> Baseline {
     let step = times.steps.first().copied().unwrap_or(0.0);
-    let running = Running {
+    let running = ServingFunctions {
         start_seconds: model.start_seconds(place.weights, 0.0),
-        ..Running::of_main(times, place.rate)
+        ..ServingFunctions::of_main(times, place.rate)
     };
     let bill = model.bill(&running, detail);
-    let mut found = Found::default();
+    let mut found = LimitViolations::default();
     model.late(&bill, &mut found);
     if let Some(allowed) = model.problem.limits.gpu_bytes {
         found.unless_at_most("gpu", place.gpu_bytes, allowed, 0.0);
@@ -214,7 +214,7 @@ fn cheapest(model: &Model<'_>, needed: f64, at: impl Fn(Sizing, Detail) -> Basel
     best.map(|(main, _)| at(main, Detail::Full))
 }
 
-fn mix(model: &Model<'_>, on_cpus: &OnCpus) -> Option<Baseline> {
+fn mix(model: &Model<'_>, on_cpus: &CpuExpertTimes) -> Option<Baseline> {
     cheapest(model, model.main_base() + all_expert_bytes(model), |main, detail| {
         let pace = model.pace(main.vcpus);
         let layers = || model.layers.iter();
@@ -227,11 +227,11 @@ fn mix(model: &Model<'_>, on_cpus: &OnCpus) -> Option<Baseline> {
         times.at_least(&experts.plus(prompt, computing, &batches), pace.stretch);
         let weights = model.nonexpert_bytes + all_expert_bytes(model);
         let rate = model.gpu_rate + main.rate;
-        record(model, times, &Place { main, rate, gpu_bytes: model.gpu_bytes, weights }, detail)
+        record(model, times, &BaselineHost { main, rate, gpu_bytes: model.gpu_bytes, weights }, detail)
     })
 }
 
-fn cpu(model: &Model<'_>, on_cpus: &OnCpus) -> Option<Baseline> {
+fn cpu(model: &Model<'_>, on_cpus: &CpuExpertTimes) -> Option<Baseline> {
     let layers = || model.problem.layers.iter();
     let profiles = layers().map(|layer| layer.cpu_nonexpert_seconds.as_ref());
     let curves: Vec<Curve> =
@@ -252,7 +252,7 @@ fn cpu(model: &Model<'_>, on_cpus: &OnCpus) -> Option<Baseline> {
         let mut times = computing.clone();
         times.at_least(&computing, pace.stretch);
         let weights = model.nonexpert_bytes + all_expert_bytes(model);
-        record(model, times, &Place { main, rate: main.rate, gpu_bytes: 0.0, weights }, detail)
+        record(model, times, &BaselineHost { main, rate: main.rate, gpu_bytes: 0.0, weights }, detail)
     })
 }
 
@@ -307,7 +307,7 @@ fn fetch_gpu_bytes(model: &Model<'_>) -> f64 {
 
 /// Offloading as it is: experts come from host memory as fast as hidden states do, every one that a step
 /// uses once, while others compute. None where the problem does not say how fast that is.
-fn fetch_with_moves(model: &Model<'_>, unsplit: &Unsplit) -> Option<Baseline> {
+fn fetch_with_moves(model: &Model<'_>, unsplit: &AllLocalTimes) -> Option<Baseline> {
     let per_byte = model.problem.swap_seconds.per_token / model.problem.token_bytes;
     if per_byte.is_nan() || per_byte <= 0.0 {
         return None;
@@ -336,7 +336,7 @@ fn at_smallest(model: &Model<'_>, needed: f64, times: Times, gpu_bytes: f64) -> 
     let main = *model.main_options(needed).first()?;
     let rate = model.problem.pricing.gpu_rate(gpu_bytes) + main.rate;
     let weights = model.nonexpert_bytes + all_expert_bytes(model);
-    Some(record(model, times, &Place { main, rate, gpu_bytes, weights }, Detail::Full))
+    Some(record(model, times, &BaselineHost { main, rate, gpu_bytes, weights }, Detail::Full))
 }
 
 /// Costs of `problem` without remote experts; a baseline whose inputs are missing, or that no size holds, is absent.

@@ -37,11 +37,11 @@ pub struct SlowerPath {
     top_k: f64,
     trip: f64,
     /// Per first count at which the remote path decides, 0 to top-k + 1.
-    sums: Vec<Sums>,
+    sums: Vec<DecodeSums>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Sums {
+struct DecodeSums {
     /// Expected local experts where the local path decides.
     local: f64,
     /// Expected remote experts where the remote path decides.
@@ -54,7 +54,7 @@ impl SlowerPath {
     /// Makes the path of a layer whose remote calls number so many with these `probabilities`, at `trip` seconds each.
     pub fn new(probabilities: &[f64], trip: f64) -> Self {
         let top_k = probabilities.len() - 1;
-        let mut sums = vec![Sums::default(); top_k + 2];
+        let mut sums = vec![DecodeSums::default(); top_k + 2];
         for (count, probability) in probabilities.iter().enumerate() {
             sums[count + 1].local = sums[count].local + probability * (top_k - count) as f64;
         }

@@ -5,7 +5,7 @@ use crate::cost::LayerEvaluation;
 use crate::cost::quota::Pace;
 use crate::cost::replicas::Replicas;
 use crate::cost::sleepers::GroupLife;
-use crate::cost::slowest::{Path, Work, expected_slowest, slowest_of};
+use crate::cost::slowest::{Path, PathWork, expected_slowest, slowest_of};
 use crate::model::{Model, Seconds, used};
 use crate::plan::{Group, Plan, whole_bytes};
 use crate::problem::curve::{Column, Curve};
@@ -31,14 +31,14 @@ pub struct GroupEvaluation {
 }
 
 /// The experts of one layer that are computed on one path.
-pub struct Part<'a> {
+pub struct ExpertPath<'a> {
     experts: &'a [u32],
     curve: &'a Curve,
     column: Column,
     slowed: f64,
 }
 
-impl<'a> Part<'a> {
+impl<'a> ExpertPath<'a> {
     /// `experts` on functions with `vcpus`, where each takes `slowed` times as long as alone.
     pub fn new(experts: &'a [u32], curve: &'a Curve, vcpus: f64, slowed: f64) -> Self {
         Self { experts, curve, column: curve.column(vcpus), slowed }
@@ -75,12 +75,12 @@ impl Model<'_> {
         let vcpus = self.main_pace(plan).vcpus;
         let slowed = self.slowed_prefill(layer, plan);
         let local = self.local_experts(layer, plan);
-        let local_prefill = self.prefill_work(layer, &Part::new(&local, &model.curve, vcpus, slowed));
+        let local_prefill = self.prefill_work(layer, &ExpertPath::new(&local, &model.curve, vcpus, slowed));
         let replicas: Vec<Replicas> =
             plan.groups.iter().map(|group| self.replicas(layer, group, slowed)).collect();
         let remote_prefill = replicas.iter().map(Replicas::slowest).fold(0.0, f64::max);
         let shared_prefill = self.shared(hosts(layer, plan), || {
-            let part = |experts, curve| Part::new(experts, curve, 1.0, slowed);
+            let part = |experts, curve| ExpertPath::new(experts, curve, 1.0, slowed);
             let parts = plan.groups.iter().map(|group| part(&group.experts[layer], model.remote_curve()));
             let parts = parts.chain([part(&local, &model.curve)]);
             parts.map(|part| self.prefill_work(layer, &part)).sum()
@@ -163,7 +163,7 @@ impl Model<'_> {
         let model = &self.layers[layer];
         let experts = &group.experts[layer];
         let share = self.share_of(layer, experts).min(1.0);
-        let part = Part::new(experts, model.remote_curve(), self.group_pace(group).vcpus, slowed);
+        let part = ExpertPath::new(experts, model.remote_curve(), self.group_pace(group).vcpus, slowed);
         let one = part.seconds(1.0) + self.down;
         model.per_token() * share * one + model.called(share, 1.0) * self.round_trip()
     }
@@ -172,17 +172,17 @@ impl Model<'_> {
     fn step(&self, layer: usize, rows: f64, plan: &Plan, local: &[u32]) -> Step {
         let model = &self.layers[layer];
         let slowed = self.slowed_step(layer, rows, plan);
-        let here = Part::new(local, &model.curve, self.main_pace(plan).vcpus, slowed);
+        let here = ExpertPath::new(local, &model.curve, self.main_pace(plan).vcpus, slowed);
         // Without groups the layer's own function is the only one.
         let own = &plan.layers[layer];
         let own = (plan.groups.is_empty() && !own.remote.is_empty())
             .then(|| (own.remote.as_slice(), self.remote_vcpus(own.memory_bytes)));
         let of_groups =
             plan.groups.iter().map(|group| (group.experts[layer].as_slice(), self.group_pace(group).vcpus));
-        let away: Vec<Part<'_>> = of_groups
+        let away: Vec<ExpertPath<'_>> = of_groups
             .chain(own)
             .filter(|(experts, _)| !experts.is_empty())
-            .map(|(experts, vcpus)| Part::new(experts, model.remote_curve(), vcpus, slowed))
+            .map(|(experts, vcpus)| ExpertPath::new(experts, model.remote_curve(), vcpus, slowed))
             .collect();
         let step = match rows > 1.0 {
             true => self.step_of_many(layer, rows, &here, &away),
@@ -191,7 +191,9 @@ impl Model<'_> {
         let shared = self.shared(hosts(layer, plan), || {
             let parts = away.iter().chain([&here]);
             parts
-                .map(|part| self.mean_work(layer, rows, &Part { column: part.curve.column(1.0), ..*part }))
+                .map(|part| {
+                    self.mean_work(layer, rows, &ExpertPath { column: part.curve.column(1.0), ..*part })
+                })
                 .sum()
         });
         Step { seconds: step.seconds.max(shared), ..step }
@@ -204,9 +206,9 @@ impl Model<'_> {
         cores.map_or(0.0, |cores| seconds_of_one() / cores)
     }
 
-    fn step_of_one(&self, layer: usize, here: &Part<'_>, away: &[Part<'_>]) -> Step {
+    fn step_of_one(&self, layer: usize, here: &ExpertPath<'_>, away: &[ExpertPath<'_>]) -> Step {
         let model = &self.layers[layer];
-        let path = |part: &Part<'_>, down: f64, trip: f64| Path {
+        let path = |part: &ExpertPath<'_>, down: f64, trip: f64| Path {
             share: self.share_of(layer, part.experts),
             seconds: part.seconds(1.0) + down,
             trip,
@@ -223,7 +225,7 @@ impl Model<'_> {
 
     /// Several tokens share experts: every one that any of them uses is read once. How many that are differs
     /// from step to step, on every path by itself.
-    fn step_of_many(&self, layer: usize, rows: f64, here: &Part<'_>, away: &[Part<'_>]) -> Step {
+    fn step_of_many(&self, layer: usize, rows: f64, here: &ExpertPath<'_>, away: &[ExpertPath<'_>]) -> Step {
         let model = &self.layers[layer];
         let per_token = model.per_token();
         let mut works = vec![self.work(layer, rows, here)];
@@ -241,14 +243,14 @@ impl Model<'_> {
     }
 
     /// Seconds of computing the experts of `part` in the prefill.
-    pub fn prefill_work(&self, layer: usize, part: &Part<'_>) -> f64 {
+    pub fn prefill_work(&self, layer: usize, part: &ExpertPath<'_>) -> f64 {
         let tokens = part.experts.iter().map(|expert| self.prefill_tokens(layer, *expert));
         tokens.map(|tokens| part.seconds(tokens)).sum()
     }
 
     /// Mean seconds of computing the experts of `part` in a decode step of `rows` requests. One request has no more experts than
     /// its top-k, whatever shares say of each.
-    pub fn mean_work(&self, layer: usize, rows: f64, part: &Part<'_>) -> f64 {
+    pub fn mean_work(&self, layer: usize, rows: f64, part: &ExpertPath<'_>) -> f64 {
         match rows > 1.0 {
             true => self.work(layer, rows, part).mean,
             false => {
@@ -259,15 +261,15 @@ impl Model<'_> {
     }
 
     /// Computing the experts of `part` for `rows` tokens.
-    fn work(&self, layer: usize, rows: f64, part: &Part<'_>) -> Work {
+    fn work(&self, layer: usize, rows: f64, part: &ExpertPath<'_>) -> PathWork {
         let per_token = self.layers[layer].per_token();
         let known = self.used_in(rows).map(|layers| &layers[layer]);
-        part.experts.iter().fold(Work::default(), |sum, expert| {
+        part.experts.iter().fold(PathWork::default(), |sum, expert| {
             let expert = *expert as usize;
             let (used, tokens) = known
                 .map_or_else(|| used(rows, per_token * self.shares[layer][expert]), |known| known[expert]);
             let seconds = part.seconds(tokens);
-            Work {
+            PathWork {
                 mean: sum.mean + used * seconds,
                 variance: sum.variance + used * (1.0 - used) * seconds * seconds,
             }

@@ -18,7 +18,7 @@ pub mod stress;
 use crate::cost::decode::{expected_slower_path, remote_count_probabilities};
 use crate::cost::groups::{GroupEvaluation, of_group};
 use crate::cost::replicas::Replicas;
-use crate::cost::running::{Bill, Detail, Life, Running, Times};
+use crate::cost::running::{Bill, Detail, Life, ServingFunctions, Times};
 use crate::model::{Model, Seconds};
 use crate::plan::{Group, LayerPlan, Plan, whole_bytes};
 use crate::problem::sizes::{BYTE_SLACK, GB};
@@ -151,7 +151,7 @@ impl Model<'_> {
     }
 
     /// The times of `plan`, and what its cost follows from.
-    fn evaluate_times(&self, plan: &Plan) -> (Evaluation, Running) {
+    fn evaluate_times(&self, plan: &Plan) -> (Evaluation, ServingFunctions) {
         // Prefills, a part for each batch, and what every layer takes however few experts it has.
         self.add_work(self.experts() * (2 + self.batches().len() / 2) + 40 * self.layers.len());
         let mut layers: Vec<LayerEvaluation> = match plan.groups.is_empty() {
@@ -197,7 +197,7 @@ impl Model<'_> {
     }
 
     /// Adds to the times of `plan` what it costs, how long requests take and which limits it breaks.
-    fn complete(&self, plan: &Plan, evaluation: &mut Evaluation, running: &Running, detail: Detail) {
+    fn complete(&self, plan: &Plan, evaluation: &mut Evaluation, running: &ServingFunctions, detail: Detail) {
         let bill = self.bill(running, detail);
         let asleep =
             plan.groups.iter().zip(&mut evaluation.groups).filter(|(group, _)| self.may_sleep(group));
@@ -231,7 +231,7 @@ impl Model<'_> {
         times: Times,
         layers: &[LayerEvaluation],
         groups: &[GroupEvaluation],
-    ) -> Running {
+    ) -> ServingFunctions {
         let of_layers = || plan.layers.iter().zip(layers);
         let rate = |part: &LayerPlan| self.cpu_price * part.memory_bytes / GB;
         let billed = |prefill: f64, step: f64| prefill + self.output * step;
@@ -260,7 +260,7 @@ impl Model<'_> {
                 .fold(0.0, f64::max),
             false => plan.groups.iter().map(|group| self.weight_bytes(&group.experts)).fold(0.0, f64::max),
         };
-        Running {
+        ServingFunctions {
             times,
             main_rate: self.main_rate(plan),
             remote_rate,
@@ -364,7 +364,7 @@ impl Model<'_> {
     }
 
     fn violations(&self, plan: &Plan, evaluation: &Evaluation, bill: &Bill) -> Vec<Violation> {
-        let mut found = Found::default();
+        let mut found = LimitViolations::default();
         self.late(bill, &mut found);
         if let Some(allowed) = self.problem.limits.gpu_bytes {
             found.unless_at_most("gpu", self.gpu_bytes, allowed, BYTE_SLACK);
@@ -410,7 +410,7 @@ impl Model<'_> {
         (index, group): (usize, &Group),
         plan: &Plan,
         evaluation: &Evaluation,
-        found: &mut Found,
+        found: &mut LimitViolations,
     ) {
         let (specs, limits) = (&self.problem.specs, &self.problem.limits);
         let name = |limit: &str| format!("{limit}_group{index}");
@@ -441,9 +441,9 @@ fn longer(seconds: f64, quick: f64) -> f64 {
 
 /// The violations found so far.
 #[derive(Default)]
-pub struct Found(Vec<Violation>);
+pub struct LimitViolations(Vec<Violation>);
 
-impl Found {
+impl LimitViolations {
     /// Names of the limits.
     pub fn names(self) -> Vec<String> {
         self.0.into_iter().map(|violation| violation.limit).collect()

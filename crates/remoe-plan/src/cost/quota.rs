@@ -6,7 +6,7 @@
 //! the rest of the model in the main function, and calls: each is sent, received, answered and taken back.
 
 use crate::cost::contention::Slowed;
-use crate::cost::groups::Part;
+use crate::cost::groups::ExpertPath;
 use crate::cost::running::Times;
 use crate::model::Model;
 use crate::plan::{Group, Plan};
@@ -108,9 +108,9 @@ impl Model<'_> {
     /// anything else, no other function has anything to do.
     pub fn throttled(&self, all: &[Computed], contended: bool, times: &mut Times) {
         let contention = self.contention().filter(|_| contended);
-        type Part<'p> = &'p dyn Fn(&Computed) -> (f64, f64);
+        type TimeFn<'p> = &'p dyn Fn(&Computed) -> (f64, f64);
         type All<'p> = &'p dyn Fn(&Times) -> f64;
-        let lengthen = |time: &mut f64, part: Part<'_>, pick: All<'_>, measured: fn(Contention) -> f64| {
+        let lengthen = |time: &mut f64, part: TimeFn<'_>, pick: All<'_>, measured: fn(Contention) -> f64| {
             let all_experts: f64 = all.iter().map(|one| pick(&one.experts)).sum();
             for own in all.iter().filter(|own| own.stretch > 1.0) {
                 let (experts, rest) = part(own);
@@ -202,7 +202,7 @@ impl Model<'_> {
         pace: Pace,
         slowed: &Slowed,
     ) -> Times {
-        let part = |slowed: f64| Part::new(experts, curve, pace.vcpus, slowed);
+        let part = |slowed: f64| ExpertPath::new(experts, curve, pace.vcpus, slowed);
         let steps = self.batches().into_iter().zip(&slowed.steps);
         Times {
             prefill: self.prefill_work(layer, &part(slowed.prefill)),

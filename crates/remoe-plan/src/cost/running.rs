@@ -3,7 +3,7 @@
 
 use crate::alive::{Alive, Latency, Service, alive_beside, latency_unless, mean_per_second, quick};
 use crate::cost::sleepers::{GroupLife, Sleeper, Sleeping};
-use crate::cost::{Found, TPOT_SLACK, TTFT_SLACK};
+use crate::cost::{LimitViolations, TPOT_SLACK, TTFT_SLACK};
 use crate::model::Model;
 use crate::problem::{Arrivals, Quantile};
 use serde::Serialize;
@@ -56,7 +56,7 @@ impl Times {
 
 /// Functions that serve, by what their cost follows from.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Running {
+pub struct ServingFunctions {
     /// How long a request's parts take.
     pub times: Times,
     /// Dollars per second of one main function.
@@ -71,7 +71,7 @@ pub struct Running {
     pub sleepers: Vec<Sleeper>,
 }
 
-impl Running {
+impl ServingFunctions {
     /// A main function with nothing remote that need not start.
     pub fn of_main(times: Times, main_rate: f64) -> Self {
         Self {
@@ -194,7 +194,7 @@ impl Model<'_> {
     }
 
     /// Bills a request of `running` functions.
-    pub fn bill(&self, running: &Running, detail: Detail) -> Bill {
+    pub fn bill(&self, running: &ServingFunctions, detail: Detail) -> Bill {
         match &self.problem.arrivals {
             None => self.bill_alone(running),
             Some(arrivals) => self.bill_alive(running, arrivals, detail),
@@ -202,7 +202,7 @@ impl Model<'_> {
     }
 
     /// [`Self::bill`] for a search over many sizes.
-    pub fn quick_bill(&self, running: &Running) -> Bill {
+    pub fn quick_bill(&self, running: &ServingFunctions) -> Bill {
         match &self.problem.arrivals {
             None => self.bill_alone(running),
             Some(arrivals) => self.bill_alive(running, &quick(arrivals), Detail::Bound),
@@ -210,7 +210,7 @@ impl Model<'_> {
     }
 
     /// One request on functions that nothing else uses.
-    fn bill_alone(&self, running: &Running) -> Bill {
+    fn bill_alone(&self, running: &ServingFunctions) -> Bill {
         let step = running.times.steps.first().copied().unwrap_or(0.0);
         let seconds = running.times.prefill + self.output * step;
         let mains = f64::from(self.problem.pricing.main_replicas);
@@ -227,7 +227,7 @@ impl Model<'_> {
         }
     }
 
-    fn bill_alive(&self, running: &Running, arrivals: &Arrivals, detail: Detail) -> Bill {
+    fn bill_alive(&self, running: &ServingFunctions, arrivals: &Arrivals, detail: Detail) -> Bill {
         let mains = self.problem.pricing.main_replicas;
         let service = Service {
             prefill_seconds: running.times.prefill,
@@ -400,7 +400,7 @@ impl Model<'_> {
     }
 
     /// The limits of times and load that `bill` does not keep.
-    pub fn late(&self, bill: &Bill, found: &mut Found) {
+    pub fn late(&self, bill: &Bill, found: &mut LimitViolations) {
         let slo = &self.problem.slo;
         // A main function that is there promises its limits to everyone, whatever sleeps behind it.
         let behind = bill.life.filter(|life| life.sleeping_groups > 0);

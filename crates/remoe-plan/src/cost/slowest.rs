@@ -25,7 +25,7 @@ pub struct Path {
 /// probability of that is a coefficient of a product of truncated exponential series, one per path.
 pub fn expected_slowest(top_k: usize, paths: &[Path]) -> f64 {
     if top_k > MOST_EXACT {
-        let works = paths.iter().flat_map(|path| vec![Work::of_token(path, top_k); path.count]);
+        let works = paths.iter().flat_map(|path| vec![PathWork::of_token(path, top_k); path.count]);
         return slowest_of(works);
     }
     let seconds = |path: &Path, count: usize| match count {
@@ -132,14 +132,14 @@ fn factorial(of: usize) -> f64 {
 
 /// Seconds of a path whose experts are many and independent enough to be told by mean and variance.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Work {
+pub struct PathWork {
     /// Mean, in seconds.
     pub mean: f64,
     /// Variance, in square seconds.
     pub variance: f64,
 }
 
-impl Work {
+impl PathWork {
     /// One token's experts on `path`.
     fn of_token(path: &Path, top_k: usize) -> Self {
         let count = top_k as f64;
@@ -169,8 +169,8 @@ impl Work {
 }
 
 /// Expected seconds of the slowest of `works`.
-pub fn slowest_of(works: impl Iterator<Item = Work>) -> f64 {
-    works.reduce(Work::slower).map_or(0.0, |slowest| slowest.mean)
+pub fn slowest_of(works: impl Iterator<Item = PathWork>) -> f64 {
+    works.reduce(PathWork::slower).map_or(0.0, |slowest| slowest.mean)
 }
 
 fn normal_density(at: f64) -> f64 {
@@ -270,7 +270,7 @@ mod tests {
     fn many_experts_per_token_are_told_by_mean_and_variance() {
         let paths = [0.2, 0.3, 0.5].map(|share| Path { share, seconds: 1.0, trip: 0.1, count: 1 });
         let exact = expected_slowest(MOST_EXACT, &paths);
-        let normal = slowest_of(paths.iter().map(|path| Work::of_token(path, MOST_EXACT)));
+        let normal = slowest_of(paths.iter().map(|path| PathWork::of_token(path, MOST_EXACT)));
         assert!((exact - normal).abs() < 0.03 * exact, "{exact} {normal}");
     }
 }

@@ -12,12 +12,12 @@ const MOST_COMPARED: usize = 128;
 pub struct Latencies {
     by_bits: HashMap<Vec<u64>, Option<Latency>>,
     /// The latest ones, which stand for slower or faster functions.
-    latest: Vec<Known>,
+    latest: Vec<EvaluatedLatency>,
     next: usize,
 }
 
 #[derive(Debug)]
-struct Known {
+struct EvaluatedLatency {
     times: Vec<f64>,
     latency: Latency,
     /// Latencies break a limit.
@@ -33,7 +33,7 @@ impl Latencies {
     /// A latency that tells whether functions with `times` keep their limits: that of faster ones which do not, or of
     /// slower ones which do.
     pub fn standing_for(&self, times: &[f64]) -> Option<Latency> {
-        let stands = |known: &&Known| {
+        let stands = |known: &&EvaluatedLatency| {
             known.times.len() == times.len()
                 && known.times.iter().zip(times).all(|(known_time, time)| match known.is_late {
                     true => known_time <= time,
@@ -50,7 +50,7 @@ impl Latencies {
         }
         self.by_bits.insert(bits(&times), latency);
         let Some(latency) = latency else { return };
-        let known = Known { times, latency, is_late };
+        let known = EvaluatedLatency { times, latency, is_late };
         match self.latest.get_mut(self.next) {
             Some(oldest) => *oldest = known,
             None => self.latest.push(known),

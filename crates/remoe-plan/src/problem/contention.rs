@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn functions_slow_each_other_down_up_to_as_many_as_were_measured() {
+    fn contention_grows_up_to_the_measured_function_count() {
         let contention = Contention { functions: 4, step: 1.6, prefill: 1.0 };
         let step = |functions| (10.0 * contention.among(functions, contention.step)).round();
         assert_eq!([0.2, 1.0, 2.0, 3.0, 4.0, 9.0].map(step), [10.0, 10.0, 12.0, 14.0, 16.0, 16.0]);

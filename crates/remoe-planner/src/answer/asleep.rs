@@ -2,7 +2,7 @@
 //! stay, and the others are paid for while requests use them.
 
 use crate::plans::{Effort, Inputs};
-use crate::slicing::{Depth, Planned, in_groups};
+use crate::slicing::{Depth, FeasiblePlan, in_groups};
 use remoe_plan::alive::{Alone, mean_per_second};
 use remoe_plan::model::Model;
 use remoe_plan::plan::{Group, LayerPlan, Plan};
@@ -18,15 +18,15 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
     /// that are paid for a part of the time.
     pub(crate) fn with_sleepers(
         &self,
-        sliced: Option<Planned>,
-        mix: Option<&Planned>,
+        sliced: Option<FeasiblePlan>,
+        mix: Option<&FeasiblePlan>,
         effort: Effort,
-        paid: impl FnOnce(&Inputs<'_, '_>) -> Option<Planned>,
-    ) -> Option<Planned> {
+        paid: impl FnOnce(&Inputs<'_, '_>) -> Option<FeasiblePlan>,
+    ) -> Option<FeasiblePlan> {
         let allowed = self.model.problem.remote_idle_seconds.filter(|_| self.model.groups_may_sleep());
         let Some(window) = allowed else { return sliced };
         // What is rarely used may leave the main function where all else stays there.
-        let mut starts: Vec<Planned> = sliced.iter().chain(mix).cloned().collect();
+        let mut starts: Vec<FeasiblePlan> = sliced.iter().chain(mix).cloned().collect();
         // Of few experts also where not all of them fit it.
         let slicing = self.new_slicing();
         if let Some(known) = sliced.as_ref().filter(|_| mix.is_none() && slicing.is_small()) {
@@ -50,7 +50,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
     }
 
     /// The share of the time for which groups are alive that every request uses, at the load of `known`.
-    fn share_alive(&self, known: &Planned, window: f64) -> Option<f64> {
+    fn share_alive(&self, known: &FeasiblePlan, window: f64) -> Option<f64> {
         let problem = self.model.problem;
         let (arrivals, starts) = (problem.arrivals.as_ref()?, problem.starts?);
         let service_seconds = known.evaluation.life?.service_seconds;
@@ -67,7 +67,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
     }
 
     /// The cheapest of `start` and the plans near it with groups that end by themselves that keeps every limit.
-    fn asleep(&self, start: &Planned, window: f64, effort: Effort) -> Option<Planned> {
+    fn asleep(&self, start: &FeasiblePlan, window: f64, effort: Effort) -> Option<FeasiblePlan> {
         let mut slicing = self.new_slicing();
         slicing.window = Some(window).filter(|_| slicing.is_small());
         let plan = in_groups(&start.plan);
@@ -87,8 +87,8 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         ];
         let found = parted.into_iter().chain([sleeps, stays]).flatten();
         // Nothing remote is a way of its own.
-        let found: Vec<Planned> = found.filter(|found| !found.plan.groups.is_empty()).collect();
-        let better = |best: Planned, other: Planned| if other.beats(&best) { other } else { best };
+        let found: Vec<FeasiblePlan> = found.filter(|found| !found.plan.groups.is_empty()).collect();
+        let better = |best: FeasiblePlan, other: FeasiblePlan| if other.beats(&best) { other } else { best };
         // The best start is not always the best end.
         let starts = if slicing.is_small() {
             found.clone()

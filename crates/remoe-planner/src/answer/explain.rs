@@ -2,13 +2,13 @@
 //! what other ways of planning would have cost.
 
 use crate::preallocation::WorstCase;
-use crate::search::candidate::{Side, Sides};
+use crate::search::candidate::{CandidateSides, LayerSide};
 use crate::search::continuous::{Continuous, continuous};
 use crate::search::improve::locals;
-use crate::search::options::{Choice, Terms};
+use crate::search::options::{OptionChoice, Terms};
 use crate::search::selection::{Candidate, Selection};
-use crate::search::{COST_TIE, Found, Search};
-use crate::slicing::Planned;
+use crate::search::{COST_TIE, EvaluatedPlan, Search};
+use crate::slicing::FeasiblePlan;
 use remoe_plan::cost::baselines::Baselines;
 use remoe_plan::cost::{Evaluation, TPOT_SLACK, TTFT_SLACK};
 use remoe_plan::plan::{LayerPlan, Plan, whole_bytes};
@@ -78,7 +78,7 @@ pub struct Alternative {
 
 impl Explanation {
     /// Explains a previous plan that stays, with the `best` new one as the alternative.
-    pub(crate) fn of_kept(old: &Evaluation, baselines: &Baselines, best: Option<&Planned>) -> Self {
+    pub(crate) fn of_kept(old: &Evaluation, baselines: &Baselines, best: Option<&FeasiblePlan>) -> Self {
         Self {
             selection: None,
             i: None,
@@ -90,7 +90,11 @@ impl Explanation {
     }
 
     /// Explains a plan with groups, with the best one `per_layer` as the alternative.
-    pub(crate) fn of_groups(best: &Planned, baselines: &Baselines, per_layer: Option<&Planned>) -> Self {
+    pub(crate) fn of_groups(
+        best: &FeasiblePlan,
+        baselines: &Baselines,
+        per_layer: Option<&FeasiblePlan>,
+    ) -> Self {
         let cost = best.cost();
         Self {
             selection: Some(best.candidate.selection),
@@ -103,7 +107,7 @@ impl Explanation {
     }
 }
 
-impl Planned {
+impl FeasiblePlan {
     /// This plan beside one of `cost`.
     fn alternative(&self, cost: f64) -> Alternative {
         alternative(&self.candidate, &self.plan, &self.evaluation, cost)
@@ -113,12 +117,12 @@ impl Planned {
 /// Explains `best`; where the paper's form leads to a cheaper plan, that one.
 pub(crate) fn explain<'m>(
     search: &Search<'m>,
-    mut best: Found,
+    mut best: EvaluatedPlan,
     candidates: &[Candidate],
     baselines: &Baselines,
-) -> (Found, Explanation) {
+) -> (EvaluatedPlan, Explanation) {
     let mut report = None;
-    let sides = Sides::new(search.model, search.tables, &best.candidate, search.factors);
+    let sides = CandidateSides::new(search.model, search.tables, &best.candidate, search.factors);
     let mut binding = None;
     if let Some(mut sides) = sides {
         let locals = locals(&sides, best.main);
@@ -177,7 +181,7 @@ fn alternative(candidate: &Candidate, plan: &Plan, evaluation: &Evaluation, cost
 
 /// The cheapest of the plan's neighbours: another main size, the candidates with a little more and a
 /// little less that is remote, and nothing remote.
-fn next_best(search: &Search<'_>, best: &Found, candidates: &[Candidate]) -> Option<Found> {
+fn next_best(search: &Search<'_>, best: &EvaluatedPlan, candidates: &[Candidate]) -> Option<EvaluatedPlan> {
     let passes = |candidate: &Candidate| {
         candidate.selection != Selection::AcrossLayers
             || WorstCase::new(search.model, candidate.counts.clone()).passes()
@@ -187,12 +191,13 @@ fn next_best(search: &Search<'_>, best: &Found, candidates: &[Candidate]) -> Opt
         candidate.selection == best.candidate.selection && distance(candidate) <= 1 || candidate.i == 0
     };
     let sizes = search.model.main_sizes.len();
-    let mut found: Option<Found> = None;
+    let mut found: Option<EvaluatedPlan> = None;
     // A mixed choice is none of the candidates.
     let own = (best.candidate.selection == Selection::Mixed).then_some(&best.candidate);
     let others = candidates.iter().filter(near).filter(|candidate| passes(candidate));
     for candidate in others.chain(own) {
-        let Some(mut sides) = Sides::new(search.model, search.tables, candidate, search.factors) else {
+        let Some(mut sides) = CandidateSides::new(search.model, search.tables, candidate, search.factors)
+        else {
             continue;
         };
         let own = *candidate == best.candidate;
@@ -215,8 +220,8 @@ fn next_best(search: &Search<'_>, best: &Found, candidates: &[Candidate]) -> Opt
 /// Plans one step away.
 struct Neighbours<'a, 'm> {
     search: &'a Search<'m>,
-    best: &'a Found,
-    sides: &'a mut Sides<'m>,
+    best: &'a EvaluatedPlan,
+    sides: &'a mut CandidateSides<'m>,
 }
 
 impl Neighbours<'_, '_> {
@@ -271,7 +276,7 @@ impl Neighbours<'_, '_> {
         for (layer, local) in locals.iter().enumerate() {
             let local_terms = self.sides.local_terms(layer, *local);
             let terms = match (&mut self.sides.layers[layer], self.best.choices[layer]) {
-                (Side::Remote(options), Some(choice)) => options.terms(choice, *local),
+                (LayerSide::Remote(options), Some(choice)) => options.terms(choice, *local),
                 _ => None,
             };
             totals = totals.plus(&terms.unwrap_or(local_terms));
@@ -283,7 +288,7 @@ impl Neighbours<'_, '_> {
         for (layer, local) in locals.iter().enumerate() {
             let (Some(now), Some(choice)) = (own[layer], self.best.choices[layer]) else { continue };
             for neighbour in steps_from(choice) {
-                let Side::Remote(options) = &mut self.sides.layers[layer] else { continue };
+                let LayerSide::Remote(options) = &mut self.sides.layers[layer] else { continue };
                 let Some(terms) = options.terms(neighbour, *local) else { continue };
                 let other = totals.minus(&now).plus(&terms);
                 let limit = match (
@@ -307,7 +312,9 @@ impl Neighbours<'_, '_> {
         let model = self.search.model;
         let mut found = Vec::new();
         for (layer, side) in self.sides.layers.iter().enumerate() {
-            let (Side::Remote(options), Some(choice)) = (side, self.best.choices[layer]) else { continue };
+            let (LayerSide::Remote(options), Some(choice)) = (side, self.best.choices[layer]) else {
+                continue;
+            };
             let Some(smaller) = choice.memory.checked_sub(1).filter(|smaller| *smaller < options.first)
             else {
                 continue;
@@ -324,9 +331,9 @@ impl Neighbours<'_, '_> {
     }
 }
 
-fn steps_from(choice: Choice) -> impl Iterator<Item = Choice> {
-    let with_memory = |memory| Choice { memory, ..choice };
-    let with_replicas = |replicas| Choice { replicas, ..choice };
+fn steps_from(choice: OptionChoice) -> impl Iterator<Item = OptionChoice> {
+    let with_memory = |memory| OptionChoice { memory, ..choice };
+    let with_replicas = |replicas| OptionChoice { replicas, ..choice };
     let smaller = choice.memory.checked_sub(1).map(with_memory);
     let fewer = choice.replicas.checked_sub(1).filter(|replicas| *replicas > 0).map(with_replicas);
     [smaller, Some(with_memory(choice.memory + 1)), fewer, Some(choice.raised())].into_iter().flatten()

@@ -9,7 +9,7 @@
 //! far as functions are alive then, and what is saved is saved for H - max T_f.
 
 use crate::remote::Remote;
-use crate::slicing::Planned;
+use crate::slicing::FeasiblePlan;
 use remoe_plan::alive::mean_per_second;
 use remoe_plan::cost::{Evaluation, Violation};
 use remoe_plan::model::Model;
@@ -20,7 +20,7 @@ use serde::Serialize;
 
 /// The previous plan against the new one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Change {
+pub struct PlanChange {
     /// Set if the previous plan stays.
     pub kept: bool,
     /// Why.
@@ -40,12 +40,12 @@ pub struct Change {
     pub moved_bytes: Option<Bytes>,
     /// Time and cost of loading them, and the saving of the new plan; where there is one and the problem says how
     /// functions start.
-    pub toll: Option<Toll>,
+    pub toll: Option<ChangeCost>,
 }
 
 /// Cost and saving of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Toll {
+pub struct ChangeCost {
     /// Seconds until every function of the new plan has its experts: both plans are alive.
     pub seconds: f64,
     /// Dollars of the functions that load meanwhile, times the share of the time in which the previous plan is alive.
@@ -54,10 +54,10 @@ pub struct Toll {
     pub saves: f64,
 }
 
-impl Toll {
+impl ChangeCost {
     /// Functions that load as `loads` say, for a plan that saves `per_second` dollars and stands for `stands` seconds.
-    fn new(loads: &[Load], per_second: f64, stands: f64) -> Self {
-        let seconds = loads.iter().map(Load::seconds).fold(0.0, f64::max);
+    fn new(loads: &[FunctionLoad], per_second: f64, stands: f64) -> Self {
+        let seconds = loads.iter().map(FunctionLoad::seconds).fold(0.0, f64::max);
         let dollars = loads.iter().map(|load| load.functions * load.rate * load.seconds()).sum();
         // What is dearer is so for as long as it stands, which is no reason to load slowly.
         let saves = per_second * if per_second > 0.0 { (stands - seconds).max(0.0) } else { stands };
@@ -109,14 +109,14 @@ pub struct LayerChange {
 pub struct Bytes(#[serde(serialize_with = "whole_bytes")] pub f64);
 
 /// The previous plan on this problem.
-pub(crate) struct Kept {
+pub(crate) struct PreviousPlan {
     pub(crate) plan: Plan,
     pub(crate) evaluation: Evaluation,
     /// Set if it keeps every limit and has remote experts only where it may.
     pub(crate) stands: bool,
 }
 
-impl Kept {
+impl PreviousPlan {
     /// `violations`: the limits that a plan does not keep, given its evaluation.
     pub(crate) fn new(
         model: &Model<'_>,
@@ -140,8 +140,13 @@ pub(crate) struct Inertia {
 }
 
 /// Compares the previous plan with the `best` new one.
-pub(crate) fn decide(model: &Model<'_>, previous: &Kept, best: Option<&Planned>, inertia: Inertia) -> Change {
-    let Kept { plan: previous, evaluation: old, stands } = previous;
+pub(crate) fn decide(
+    model: &Model<'_>,
+    previous: &PreviousPlan,
+    best: Option<&FeasiblePlan>,
+    inertia: Inertia,
+) -> PlanChange {
+    let PreviousPlan { plan: previous, evaluation: old, stands } = previous;
     let new_cost = best.map(|best| best.evaluation.total_cost);
     let same = best.is_some_and(|best| best.plan == *previous);
     let cheaper = new_cost.is_some_and(|cost| cost < old.total_cost * (1.0 - inertia.hysteresis));
@@ -149,9 +154,9 @@ pub(crate) fn decide(model: &Model<'_>, previous: &Kept, best: Option<&Planned>,
     let toll =
         loads.as_ref().zip(new_cost).filter(|_| model.problem.starts.is_some()).map(|(loads, cost)| {
             let per_second = requests_per_second(model, old) * (old.total_cost - cost);
-            let toll = Toll::new(loads, per_second, inertia.stands_seconds);
+            let toll = ChangeCost::new(loads, per_second, inertia.stands_seconds);
             // What sleeps at that moment starts as the new plan, and loads what it would have loaded anyway.
-            Toll { dollars: toll.dollars * old.life.map_or(1.0, |life| life.alive_share), ..toll }
+            ChangeCost { dollars: toll.dollars * old.life.map_or(1.0, |life| life.alive_share), ..toll }
         });
     let reason = match (*stands, best) {
         (false, _) => Reason::PreviousFails,
@@ -163,11 +168,11 @@ pub(crate) fn decide(model: &Model<'_>, previous: &Kept, best: Option<&Planned>,
     };
     let kept = !matches!(reason, Reason::PreviousFails | Reason::Cheaper);
     let (main_bytes, layers) = best.map_or((None, Vec::new()), |best| differences(previous, &best.plan));
-    let starting = |load: &&Load| !load.runs;
+    let starting = |load: &&FunctionLoad| !load.runs;
     let starts = loads.as_ref().map(|loads| loads.iter().filter(starting).map(|load| load.functions).sum());
     let moved_bytes =
         loads.map(|loads| Bytes(loads.iter().map(|load| load.functions * load.bytes).sum::<f64>()));
-    Change {
+    PlanChange {
         kept,
         reason,
         previous_cost: old.total_cost,
@@ -192,7 +197,7 @@ fn requests_per_second(model: &Model<'_>, running: &Evaluation) -> f64 {
 
 /// Functions that load the same.
 #[derive(Debug, Clone, Copy)]
-struct Load {
+struct FunctionLoad {
     functions: f64,
     /// Bytes of each.
     bytes: f64,
@@ -204,7 +209,7 @@ struct Load {
     runs: bool,
 }
 
-impl Load {
+impl FunctionLoad {
     /// Until each has what it loads.
     fn seconds(&self) -> f64 {
         let Some(start) = self.start.filter(|_| self.functions > 0.0) else { return 0.0 };
@@ -272,7 +277,7 @@ fn hosts(model: &Model<'_>, plan: &Plan) -> (Hosts, Vec<Hosts>) {
 }
 
 /// Returns the loads of the functions of `to`, where those of `from` run.
-fn loads(model: &Model<'_>, from: &Plan, to: &Plan) -> Vec<Load> {
+fn loads(model: &Model<'_>, from: &Plan, to: &Plan) -> Vec<FunctionLoad> {
     let ((old_main, old), (main, new)) = (hosts(model, from), hosts(model, to));
     let starts = model.problem.starts;
     let stays = main.size == old_main.size;
@@ -280,7 +285,7 @@ fn loads(model: &Model<'_>, from: &Plan, to: &Plan) -> Vec<Load> {
         true => main.bytes(model) - main.shared_bytes(&old_main, model),
         false => model.nonexpert_bytes + main.bytes(model),
     };
-    let of_main = Load {
+    let of_main = FunctionLoad {
         functions: main.functions,
         bytes,
         rate: main.rate,
@@ -290,7 +295,7 @@ fn loads(model: &Model<'_>, from: &Plan, to: &Plan) -> Vec<Load> {
     let of_remote = |hosts: &Hosts| {
         let same = old.iter().filter(|old| old.size == hosts.size && old.experts == hosts.experts);
         let there: f64 = same.map(|old| old.functions).sum();
-        Load {
+        FunctionLoad {
             functions: (hosts.functions - there).max(0.0),
             bytes: hosts.bytes(model),
             rate: hosts.rate,
@@ -343,7 +348,7 @@ fn differences(from: &Plan, to: &Plan) -> (Option<[Bytes; 2]>, Vec<LayerChange>)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::{Random, small_problem};
+    use crate::generate::{SplitMix64, small_problem};
     use remoe_plan::plan::LayerPlan;
 
     #[test]
@@ -401,12 +406,12 @@ mod tests {
     /// A change is charged for what no function of the previous plan has as a whole, whatever the plans are.
     #[test]
     fn change_charges_every_new_function_and_no_other() {
-        let random = &mut Random::new(8);
+        let random = &mut SplitMix64::new(8);
         let mut changed = 0;
         for seed in 0..200 {
             let problem = small_problem(seed, 2);
             let model = Model::new(&problem);
-            let drawn = |random: &mut Random| {
+            let drawn = |random: &mut SplitMix64| {
                 let mut groups: Vec<Group> = (0..3)
                     .map(|_| Group {
                         experts: vec![Vec::new(); 2],
@@ -481,33 +486,36 @@ mod tests {
         }
     }
 
-    fn load(functions: f64, bytes: f64, rate: f64, runs: bool) -> Load {
+    fn load(functions: f64, bytes: f64, rate: f64, runs: bool) -> FunctionLoad {
         let start = Start { process_seconds: 3.0, load_bytes_per_second: 1e9 };
-        Load { functions, bytes, rate, start: Some(start), runs }
+        FunctionLoad { functions, bytes, rate, start: Some(start), runs }
     }
 
     #[test]
     fn both_ends_are_paid_while_functions_load() {
         // Two functions of 10 GB start, one that runs loads 4 GB; a third has all that it needs.
         let loads = [load(2.0, 1e10, 0.5, false), load(1.0, 4e9, 2.0, true), load(1.0, 0.0, 9.0, true)];
-        let toll = Toll::new(&loads, 0.1, 1_000.0);
-        assert_eq!(toll, Toll { seconds: 13.0, dollars: 2.0 * 0.5 * 13.0 + 2.0 * 4.0, saves: 0.1 * 987.0 });
+        let toll = ChangeCost::new(&loads, 0.1, 1_000.0);
+        assert_eq!(
+            toll,
+            ChangeCost { seconds: 13.0, dollars: 2.0 * 0.5 * 13.0 + 2.0 * 4.0, saves: 0.1 * 987.0 }
+        );
         assert!(toll.pays());
-        assert!(!Toll::new(&loads, 0.1, 200.0).pays(), "it stands too shortly");
+        assert!(!ChangeCost::new(&loads, 0.1, 200.0).pays(), "it stands too shortly");
         // Zero functions cost nothing to start, and a change that costs nothing is made for any saving.
-        assert_eq!(Toll::new(&[load(0.0, 1e10, 0.5, false)], 1e-9, 10.0).dollars, 0.0);
-        assert!(Toll::new(&[], 1e-9, 10.0).pays() && !Toll::new(&[], 0.0, 10.0).pays());
+        assert_eq!(ChangeCost::new(&[load(0.0, 1e10, 0.5, false)], 1e-9, 10.0).dollars, 0.0);
+        assert!(ChangeCost::new(&[], 1e-9, 10.0).pays() && !ChangeCost::new(&[], 0.0, 10.0).pays());
     }
 
     /// More bytes never turn a plan that stays into one that goes, and whatever goes spends less in all than what
     /// stays.
     #[test]
-    fn more_bytes_hold_a_plan_more_and_going_is_never_worse_than_staying() {
-        let random = &mut Random::new(5);
+    fn hysteresis_grows_with_bytes_and_never_worsens_cost() {
+        let random = &mut SplitMix64::new(5);
         let (mut went, mut stayed) = (0, 0);
         for _ in 0..2_000 {
             let count = random.whole(1, 4);
-            let mut loads: Vec<Load> = (0..count)
+            let mut loads: Vec<FunctionLoad> = (0..count)
                 .map(|_| {
                     let (functions, runs) = (random.whole(0, 3) as f64, random.one_in(2));
                     load(functions, 10f64.powf(random.between(7.0, 11.0)), random.between(1e-6, 1e-3), runs)
@@ -517,7 +525,7 @@ mod tests {
             let stands = 10f64.powf(random.between(0.0, 5.0));
             let mut pays = true;
             for _ in 0..6 {
-                let toll = Toll::new(&loads, old - new, stands);
+                let toll = ChangeCost::new(&loads, old - new, stands);
                 assert!(pays || !toll.pays());
                 pays = toll.pays();
                 if pays {

@@ -7,7 +7,8 @@ mod near;
 pub(crate) mod preallocated;
 
 use crate::answer::explain::{Explanation, explain};
-use crate::answer::hysteresis::{Change, Inertia, Kept, aligned, decide};
+use crate::answer::hysteresis::{Inertia, PlanChange, PreviousPlan, aligned, decide};
+use crate::flip_search::FlipSearch;
 use crate::infeasible::remedy::sufficient;
 use crate::infeasible::{Infeasible, device_too_small, on_prediction, worst_case};
 use crate::plan_error::PlanError;
@@ -18,12 +19,11 @@ use crate::remote::Remote;
 use crate::search::Counters;
 use crate::search::selection::{Candidate, by_ratio};
 use crate::search::tables::LayerTable;
-use crate::slicing::{Planned, Sturdiness};
-use crate::turns::Asked;
-use crate::verdict::{Turns, Verdict, rivals};
+use crate::slicing::{FeasiblePlan, Sturdiness};
+use crate::verdict::{Verdict, VerdictFlips, rivals};
 use crate::ways::{factors, go_on, tables, ways};
 use remoe_plan::budget::{Budget, Meter};
-use remoe_plan::cost::baselines::{Baselines, Unsplit, WithoutRemote};
+use remoe_plan::cost::baselines::{AllLocalTimes, Baselines, WithoutRemote};
 use remoe_plan::cost::stress::all_violations;
 use remoe_plan::cost::{Evaluation, Violation};
 use remoe_plan::model::Model;
@@ -78,7 +78,7 @@ impl Default for Options {
 
 /// A plan, what it is expected to cost, what else it could have been, and why it is this one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Answer {
+pub struct PlanningResult {
     /// The plan.
     pub plan: Plan,
     /// Times and cost of the plan.
@@ -96,7 +96,7 @@ pub struct Answer {
     pub sturdiness: Option<Sturdiness>,
     /// Differences from the previous plan, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub change: Option<Change>,
+    pub change: Option<PlanChange>,
     /// How much was searched.
     pub search: Counters,
     /// Set if the plan is the previous one or near it ([`replan`]), not the result of a full search.
@@ -168,7 +168,7 @@ pub fn solve(
     problem: &Problem,
     previous: Option<&PlanDraft>,
     options: &Options,
-) -> Result<Answer, PlanError> {
+) -> Result<PlanningResult, PlanError> {
     solve_within(problem, previous, options, Budget::UNLIMITED)
 }
 
@@ -184,7 +184,7 @@ pub fn solve_within(
     previous: Option<&PlanDraft>,
     options: &Options,
     budget: Budget<'_>,
-) -> Result<Answer, PlanError> {
+) -> Result<PlanningResult, PlanError> {
     check(problem, options)?;
     full(problem, previous, options, &Rc::new(Meter::new(budget)))
 }
@@ -195,7 +195,7 @@ pub fn solve_within(
 /// groups are improved. The plan keeps every limit, and where `previous` does, it costs no more. Hysteresis and toll
 /// are those of [`solve`]. If no plan near `previous` keeps the limits, the answer is that of [`solve_within`].
 ///
-/// [`Answer::walk`] is empty, and the verdict does not say what turns it.
+/// [`PlanningResult::walk`] is empty, and the verdict does not say what turns it.
 ///
 /// # Errors
 /// As [`solve_within`].
@@ -204,7 +204,7 @@ pub fn replan(
     previous: &PlanDraft,
     options: &Options,
     budget: Budget<'_>,
-) -> Result<Answer, PlanError> {
+) -> Result<PlanningResult, PlanError> {
     check(problem, options)?;
     let meter = Rc::new(Meter::new(budget));
     match attempt(problem, Some(previous), options, Scope::Near, &meter) {
@@ -228,7 +228,7 @@ fn full<'p>(
     previous: Option<&PlanDraft>,
     options: &Options,
     meter: &Rc<Meter<'p>>,
-) -> Result<Answer, PlanError> {
+) -> Result<PlanningResult, PlanError> {
     meter.limit_at(usize::MAX);
     match attempt(problem, previous, options, Scope::All, meter) {
         Err(PlanError::Infeasible(mut why)) => {
@@ -261,7 +261,7 @@ fn attempt<'p>(
     options: &Options,
     scope: Scope,
     meter: &Rc<Meter<'p>>,
-) -> Result<Answer, PlanError> {
+) -> Result<PlanningResult, PlanError> {
     let model = Model::with_prediction(problem).map_err(PlanError::Problem)?.metered(meter);
     let factors = options.robust.then(|| factors(problem)).transpose().map_err(PlanError::Problem)?;
     let previous = previous.map(|draft| model.plan(draft)).transpose().map_err(PlanError::Plan)?;
@@ -285,9 +285,9 @@ fn attempt<'p>(
         candidates: &candidates,
     };
     // These are known in any case, so that a search that is told to finish has them.
-    let unsplit = Unsplit::new(&model);
+    let unsplit = AllLocalTimes::new(&model);
     let without = WithoutRemote::new(&model, &unsplit);
-    let kept = previous.map(|previous| Kept::new(&model, previous, options.remote, &violations));
+    let kept = previous.map(|previous| PreviousPlan::new(&model, previous, options.remote, &violations));
     if kept.as_ref().is_some_and(|kept| kept.stands) {
         meter.found_plan();
     }
@@ -300,7 +300,7 @@ fn attempt<'p>(
     let mut counters = plans.counters;
     counters.work = model.work_done();
     let turns = |pays: bool| {
-        let (turns, work) = Asked::new(&inputs, &unsplit, &plans, pays).turns();
+        let (turns, work) = FlipSearch::new(&inputs, &unsplit, &plans, pays).turns();
         counters.work += work;
         turns
     };
@@ -323,7 +323,7 @@ fn attempt<'p>(
     let keeps = change.as_ref().is_some_and(|change| change.kept);
     let baselines = without.baselines;
     let (plan, evaluation, explanation) = match (best, kept) {
-        (best, Some(Kept { plan, evaluation, .. })) if keeps => {
+        (best, Some(PreviousPlan { plan, evaluation, .. })) if keeps => {
             let explanation = Explanation::of_kept(&evaluation, &baselines, best.as_ref());
             (plan, evaluation, explanation)
         }
@@ -351,7 +351,7 @@ fn attempt<'p>(
     meter.conclude();
     let evaluation = concluded(&model, &plan, evaluation);
     let cost = evaluation.total_cost;
-    Ok(Answer {
+    Ok(PlanningResult {
         plan,
         evaluation,
         baselines,
@@ -387,13 +387,13 @@ pub fn compare_within(problem: &Problem, budget: Budget<'_>) -> Result<Verdict, 
     let experts: usize = problem.layers.iter().map(|layer| layer.experts as usize).sum();
     let effort = if experts > MOST_COMPARED { Effort::Coarse } else { Effort::Full };
     let (rivals, _) = ways(problem, Remote::Auto, false, effort, &Rc::new(Meter::new(budget)))?;
-    Ok(Verdict::new(rivals, None::<fn(bool) -> Turns>))
+    Ok(Verdict::new(rivals, None::<fn(bool) -> VerdictFlips>))
 }
 
 /// Gives the groups of `best` that are those of `previous` the places that they have there.
 fn keep_places(
     model: &Model<'_>,
-    best: &mut Planned,
+    best: &mut FeasiblePlan,
     previous: &Plan,
     violations: &dyn Fn(&Plan, &Evaluation) -> Vec<Violation>,
 ) {

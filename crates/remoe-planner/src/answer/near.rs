@@ -4,11 +4,11 @@
 //! (`slicing/climb.rs`), then groups that end by themselves, then sizes of single functions. Work is counted in terms,
 //! so that the plan is the same on every machine; the budget may end the search earlier.
 
-use crate::answer::hysteresis::Kept;
+use crate::answer::hysteresis::PreviousPlan;
 use crate::plans::{Effort, Inputs, Plans, is_paper_form};
 use crate::remote::Remote;
 use crate::search::selection::{Candidate, Selection, ratio_candidate};
-use crate::slicing::{Climbed, Depth, Family, Planned, in_groups};
+use crate::slicing::{ArrangementFamily, Climbed, Depth, FeasiblePlan, in_groups};
 use remoe_plan::plan::Plan;
 
 /// Terms that a search near the previous plan sums, at most: so many, and so many more for every expert.
@@ -29,7 +29,7 @@ const RATIOS: usize = 16;
 
 impl<'s, 'm: 's> Inputs<'s, 'm> {
     /// The cheapest plans near `kept`, as far as work and budget go.
-    pub(crate) fn near(&'s self, kept: &Kept) -> Plans<'s> {
+    pub(crate) fn near(&'s self, kept: &PreviousPlan) -> Plans<'s> {
         let (base, each) = MOST_WORK;
         let work = base + each * self.model.experts();
         let start = self.model.meter.done();
@@ -48,13 +48,15 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         if is_paper_form(self.model) && (!has_groups || self.has_rival_layers()) {
             plans.per_layer = self.near_layers(kept);
         } else if !has_groups {
-            plans.per_layer = self.climbed(&previous, Family::PerLayer, &mut plans);
+            plans.per_layer = self.climbed(&previous, ArrangementFamily::PerLayer, &mut plans);
         }
         if has_groups {
-            let climbed = self.climbed(&previous, Family::Sliced, &mut plans);
+            let climbed = self.climbed(&previous, ArrangementFamily::Sliced, &mut plans);
             let sliced = better(dealt.clone().filter(|dealt| !is_per_layer(dealt)), climbed);
             until(ASLEEP);
-            let paid = |inputs: &Inputs<'_, '_>| inputs.new_slicing().climbed(&previous, Family::Sliced).best;
+            let paid = |inputs: &Inputs<'_, '_>| {
+                inputs.new_slicing().climbed(&previous, ArrangementFamily::Sliced).best
+            };
             let sliced = self.with_sleepers(sliced, plans.mix.as_ref(), Effort::Coarse, paid);
             until(SIZED);
             plans.sliced = sliced.map(|sliced| self.sized_on(sliced));
@@ -67,13 +69,18 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
     }
 
     /// The plan with the experts of `previous` dealt again, where it keeps every limit.
-    fn dealt_again(&self, previous: &Plan) -> Option<Planned> {
+    fn dealt_again(&self, previous: &Plan) -> Option<FeasiblePlan> {
         let slicing = self.new_slicing();
         let plan = slicing.dealt_again(previous).filter(|plan| plan.replicas() > 0)?;
         slicing.judged(&candidate_of(&plan), plan, None)
     }
 
-    fn climbed(&self, previous: &Plan, family: Family, plans: &mut Plans<'_>) -> Option<Planned> {
+    fn climbed(
+        &self,
+        previous: &Plan,
+        family: ArrangementFamily,
+        plans: &mut Plans<'_>,
+    ) -> Option<FeasiblePlan> {
         let mut slicing = self.new_slicing();
         let Climbed { best, bound } = slicing.climbed(previous, family);
         plans.bound = Some(plans.bound.map_or(bound, |known| known.min(bound)));
@@ -82,7 +89,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
     }
 
     /// `planned` with other sizes of single functions.
-    fn sized_on(&self, planned: Planned) -> Planned {
+    fn sized_on(&self, planned: FeasiblePlan) -> FeasiblePlan {
         let slicing = self.new_slicing();
         (0..SIZINGS).fold(planned, |planned, _| {
             let mut left = (SIZES * (planned.plan.groups.len() + 1)).min(self.moves());
@@ -91,7 +98,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
     }
 
     /// The cheapest plan with a function per layer of the numbers of remote experts near those of `kept`.
-    fn near_layers(&'s self, kept: &Kept) -> Option<Planned> {
+    fn near_layers(&'s self, kept: &PreviousPlan) -> Option<FeasiblePlan> {
         let model = self.model;
         let mut search = self.new_search();
         let counts = kept.plan.remote_counts();
@@ -116,7 +123,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         search.most_solved = usize::MAX;
         self.mixing().spread(&mut search, true);
         self.mixing().spread(&mut search, false);
-        search.best.as_ref().map(Planned::from)
+        search.best.as_ref().map(FeasiblePlan::from)
     }
 }
 
@@ -126,12 +133,12 @@ fn candidate_of(plan: &Plan) -> Candidate {
 }
 
 /// Returns true if every layer with remote experts has a function of its own.
-fn is_per_layer(planned: &Planned) -> bool {
+fn is_per_layer(planned: &FeasiblePlan) -> bool {
     !planned.plan.is_sliced()
 }
 
 /// The cheaper one.
-fn better(one: Option<Planned>, other: Option<Planned>) -> Option<Planned> {
+fn better(one: Option<FeasiblePlan>, other: Option<FeasiblePlan>) -> Option<FeasiblePlan> {
     match (one, other) {
         (Some(one), Some(other)) => Some(if other.beats(&one) { other } else { one }),
         (one, other) => one.or(other),

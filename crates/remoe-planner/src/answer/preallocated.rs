@@ -1,7 +1,7 @@
 //! Pre-allocation of the main function for predicted requests: its size is bounded before their plan is known.
 
 use crate::answer::explain::Explanation;
-use crate::answer::{Answer, concluded};
+use crate::answer::{PlanningResult, concluded};
 use crate::infeasible::{Infeasible, device_too_small};
 use crate::plan_error::PlanError;
 use crate::plans::violations_of;
@@ -14,7 +14,7 @@ use crate::verdict::{Verdict, rivals};
 use crate::ways::{go_on, tables};
 use remoe_plan::budget::{Budget, Meter};
 use remoe_plan::cost::Evaluation;
-use remoe_plan::cost::baselines::{Unsplit, WithoutRemote};
+use remoe_plan::cost::baselines::{AllLocalTimes, WithoutRemote};
 use remoe_plan::cost::stress::stressed;
 use remoe_plan::model::Model;
 use remoe_plan::model::sizing::Sizing;
@@ -31,11 +31,11 @@ use std::rc::Rc;
 /// experts' share is larger or smaller by the error factors of the problem, or by the 95 % bound of Hoeffding's
 /// inequality if it has none. A later plan for these requests can keep that size.
 ///
-/// [`Answer::walk`] is empty, and [`Answer::verdict`] knows the other ways only.
+/// [`PlanningResult::walk`] is empty, and [`PlanningResult::verdict`] knows the other ways only.
 ///
 /// # Errors
 /// An invalid problem, a previous plan that is not one for it, or no size that keeps the limits.
-pub fn preallocate_for(problem: &Problem, previous: &PlanDraft) -> Result<Answer, PlanError> {
+pub fn preallocate_for(problem: &Problem, previous: &PlanDraft) -> Result<PlanningResult, PlanError> {
     problem.check().map_err(PlanError::Problem)?;
     let meter = Rc::new(Meter::new(Budget::UNLIMITED));
     let model = Model::with_prediction(problem).map_err(PlanError::Problem)?.metered(&meter);
@@ -69,12 +69,12 @@ pub fn preallocate_for(problem: &Problem, previous: &PlanDraft) -> Result<Answer
         None => inputs.in_layers(&planned).unwrap_or(planned),
     };
     go_on(&model)?;
-    let unsplit = Unsplit::new(&model);
+    let unsplit = AllLocalTimes::new(&model);
     let without = WithoutRemote::new(&model, &unsplit);
     let verdict = Verdict::new(rivals(&model, &without, &Plans::none()), None::<fn(bool) -> _>);
     let explanation = Explanation::of_groups(&planned, &without.baselines, None);
     let evaluation = concluded(&model, &planned.plan, planned.evaluation);
-    Ok(Answer {
+    Ok(PlanningResult {
         plan: planned.plan,
         evaluation,
         baselines: without.baselines,

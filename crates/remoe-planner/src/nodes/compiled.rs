@@ -36,8 +36,8 @@ pub(super) enum Device {
 
 pub(super) struct Compiled<'a> {
     pub(super) rental: &'a Rental,
-    pub(super) shapes: Rc<[Shape<'a>]>,
-    usage: Rc<Usage>,
+    pub(super) shapes: Rc<[CompiledNode<'a>]>,
+    usage: Rc<LayerUsage>,
     pub(super) setting: Setting,
     /// When requests come, for a search that asks very often.
     pub(super) arrivals: Option<Rc<Arrivals>>,
@@ -60,7 +60,7 @@ type KnownSteps = HashMap<(usize, usize, usize, usize), ByBatch>;
 const MOST_KNOWN: usize = 1 << 18;
 
 /// Usage of a layer's experts, the most used first.
-struct Usage {
+struct LayerUsage {
     /// Sums of the shares of assignments, from no expert to all.
     shares: Vec<f64>,
     /// Sums of the expected numbers of experts that a step uses, by its batch.
@@ -71,12 +71,12 @@ struct Usage {
 
 /// Experts of a layer in a decode step: how many are used, and tokens of each of these, by batch.
 #[derive(Debug, Clone, Copy)]
-struct Used {
+struct StepUse {
     experts: ByBatch,
     tokens: ByBatch,
 }
 
-impl Usage {
+impl LayerUsage {
     fn new(shares: &[f64], top_k: usize) -> Self {
         let mut used = vec![[0.0; BATCHES.len()]];
         let mut variances = used.clone();
@@ -107,17 +107,17 @@ impl Usage {
     }
 
     /// Experts `from` to `to` of the order.
-    fn between(&self, from: usize, to: usize, top_k: usize) -> Used {
+    fn between(&self, from: usize, to: usize, top_k: usize) -> StepUse {
         let share = self.shares[to] - self.shares[from];
         let experts = by_batch(|index| self.used[to][index] - self.used[from][index]);
         let tokens = by_batch(|index| {
             f64::from(BATCHES[index]) * top_k as f64 * share / experts[index].max(f64::MIN_POSITIVE)
         });
-        Used { experts, tokens: tokens.map(|tokens| if tokens.is_finite() { tokens } else { 0.0 }) }
+        StepUse { experts, tokens: tokens.map(|tokens| if tokens.is_finite() { tokens } else { 0.0 }) }
     }
 }
 
-pub(super) struct Shape<'a> {
+pub(super) struct CompiledNode<'a> {
     pub(super) node: &'a NodeShape,
     pub(super) memory: f64,
     /// Memory of one GPU.
@@ -130,11 +130,11 @@ pub(super) struct Shape<'a> {
     rest_prefill: f64,
     rest_steps: ByBatch,
     /// Groups of its GPUs with their times.
-    pub(super) groups: Vec<Group<'a>>,
+    pub(super) groups: Vec<GpuReplica<'a>>,
 }
 
 /// GPUs that compute one copy of the model together.
-pub(super) struct Group<'a> {
+pub(super) struct GpuReplica<'a> {
     pub(super) form: &'a GpuGroup,
     /// Seconds per decode step and request of attending to its context.
     context: f64,
@@ -160,9 +160,9 @@ impl<'a> Compiled<'a> {
             rental.usage.clone().unwrap_or_else(|| vec![1.0 / model.experts as f64; model.experts]);
         usage.sort_by(|a, b| b.total_cmp(a));
         let tokens: Vec<f64> = usage.iter().map(|share| input * model.top_k as f64 * share).collect();
-        let shapes = rental.shapes.iter().map(|node| Shape::new(node, rental, &tokens)).collect();
+        let shapes = rental.shapes.iter().map(|node| CompiledNode::new(node, rental, &tokens)).collect();
         let setting = Setting { tpot: rental.slo.tpot_seconds, gpu_price: 1.0, size: 1.0, rate: 1.0 };
-        let usage = Rc::new(Usage::new(&usage, model.top_k));
+        let usage = Rc::new(LayerUsage::new(&usage, model.top_k));
         let (known, known_steps) = (Rc::default(), Rc::default());
         let (arrivals, stated, least_share, rests) = (None, None, 1.0, Vec::new());
         let compiled =
@@ -358,7 +358,7 @@ impl<'a> Compiled<'a> {
     /// Everything on a group of GPUs but the experts of the last `on_host` layers, which the node's CPUs compute.
     ///
     /// Prompts may also take these experts to the GPUs, whichever is quicker.
-    pub(super) fn on_group(&self, shape: usize, group: &Group<'_>, on_host: usize) -> Times {
+    pub(super) fn on_group(&self, shape: usize, group: &GpuReplica<'_>, on_host: usize) -> Times {
         let (model, size, gpu) = (self.model(), self.setting.size, &group.form.times);
         let (layers, hosted) = ((model.layers - on_host) as f64, on_host as f64);
         let used = self.usage.between(0, model.experts, model.top_k);
@@ -502,7 +502,7 @@ pub(super) struct Split {
     pub(super) per_node: usize,
 }
 
-impl<'a> Shape<'a> {
+impl<'a> CompiledNode<'a> {
     fn new(node: &'a NodeShape, rental: &Rental, tokens: &[f64]) -> Self {
         let reserve = &rental.reserve;
         let vcpus = node.usable_vcpus(reserve);
@@ -526,7 +526,7 @@ impl<'a> Shape<'a> {
         let group = |form: &'a GpuGroup| {
             let curve = Curve::of_gpu(&form.times.expert_seconds);
             let one = curve.column(1.0);
-            Group {
+            GpuReplica {
                 form,
                 context: form.times.context_seconds_per_token * context_tokens,
                 prefill: sums(runs(tokens, |tokens| curve.seconds(tokens, one))),

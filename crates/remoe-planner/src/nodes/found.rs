@@ -84,7 +84,7 @@ impl Arrangement {
 
 /// The cheapest nodes that hold an arrangement.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Found {
+pub(super) struct FoundNodes {
     /// Dollars per hour of all nodes while they are there.
     pub(super) per_hour: f64,
     /// That, times the share of time in which they are.
@@ -119,7 +119,7 @@ pub(super) struct Found {
     pub(super) hosts: Vec<(usize, u32, usize)>,
 }
 
-impl Found {
+impl FoundNodes {
     /// Returns the same with `units` units.
     pub(super) fn with(&self, units: u32) -> Self {
         let per_hour = self.per_hour * f64::from(units) / f64::from(self.units);
@@ -163,8 +163,8 @@ impl Miss {
 
 /// The best of an arrangement so far, and the closest miss.
 #[derive(Debug, Clone)]
-pub(super) struct Best {
-    pub(super) found: Option<Found>,
+pub(super) struct BestNodes {
+    pub(super) found: Option<FoundNodes>,
     pub(super) miss: Miss,
 }
 
@@ -178,13 +178,13 @@ pub(super) fn cheaper_then_faster(a: (f64, f64, f64), b: (f64, f64, f64)) -> Ord
     }
 }
 
-impl Found {
+impl FoundNodes {
     fn price_and_times(&self) -> (f64, f64, f64) {
         (self.dollars, self.unit.times.alone(), self.unit.times.prefill)
     }
 }
 
-impl Best {
+impl BestNodes {
     pub(super) fn none(missing: &'static str) -> Self {
         Self { found: None, miss: Miss::Absent(missing) }
     }
@@ -201,13 +201,13 @@ impl Best {
     }
 
     /// Returns true if `found` is better than what is known.
-    pub(super) fn is_worse_than(&self, found: &Found) -> bool {
+    pub(super) fn is_worse_than(&self, found: &FoundNodes) -> bool {
         let found = found.price_and_times();
         self.found.as_ref().is_none_or(|known| cheaper_then_faster(found, known.price_and_times()).is_lt())
     }
 
     /// Keeps the better one.
-    pub(super) fn offer(&mut self, found: Found) {
+    pub(super) fn offer(&mut self, found: FoundNodes) {
         if self.is_worse_than(&found) {
             self.found = Some(found);
         }
@@ -216,13 +216,13 @@ impl Best {
 
 impl Compiled<'_> {
     /// Seconds from nothing to ready of the functions of `found`, on nodes that are there.
-    pub(super) fn start_seconds(&self, found: &Found) -> f64 {
+    pub(super) fn start_seconds(&self, found: &FoundNodes) -> f64 {
         self.rental.starts.map_or(0.0, |starts| starts.seconds(found.loaded, found.function_bytes))
     }
 
     /// `found` with its mean cost over all time.
-    pub(super) fn priced(&self, found: Found) -> Found {
+    pub(super) fn priced(&self, found: FoundNodes) -> FoundNodes {
         let load = self.stated_load(&found.unit, found.units, self.start_seconds(&found));
-        Found { dollars: found.per_hour * load.map_or(1.0, |load| load.share), ..found }
+        FoundNodes { dollars: found.per_hour * load.map_or(1.0, |load| load.share), ..found }
     }
 }

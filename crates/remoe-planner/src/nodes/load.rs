@@ -10,7 +10,7 @@
 
 use super::batches::{BATCHES, Times, position};
 use super::compiled::Compiled;
-use super::found::{Best, Found, Miss};
+use super::found::{BestNodes, FoundNodes, Miss};
 use remoe_plan::alive::{Alive, Latency, Service, alive, latency, mean_per_second};
 
 /// Units of an arrangement, at most.
@@ -146,7 +146,7 @@ impl Compiled<'_> {
 
     /// Offers `found` with the fewest of its units, up to `most`, that keep the limits: the search goes by estimates of
     /// means, this by a simulation, and by the quantile that the limits name.
-    pub(super) fn confirm(&self, found: Found, most: u32, best: &mut Best) {
+    pub(super) fn confirm(&self, found: FoundNodes, most: u32, best: &mut BestNodes) {
         let mut found = self.with_fewer(found, best);
         loop {
             let priced = self.priced(found);
@@ -179,7 +179,7 @@ impl Compiled<'_> {
 
     /// Returns `found` with the fewest units that a simulation keeps within the limits, if that makes it better than
     /// `best`: estimates err on the slow side.
-    fn with_fewer(&self, found: Found, best: &Best) -> Found {
+    fn with_fewer(&self, found: FoundNodes, best: &BestNodes) -> FoundNodes {
         let least = self.least_units(&found.unit) as u32;
         let pays = |units| best.is_worse_than(&self.priced(found.with(units)));
         if self.arrivals.is_none() || least >= found.units || !pays(least) {

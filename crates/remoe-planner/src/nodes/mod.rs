@@ -32,7 +32,7 @@ mod whole;
 use compiled::Compiled;
 pub use form::{GpuGroup, GpuTimes, NodeShape, Rental, Reserve, ResidentModel, Spot};
 pub use found::Arrangement;
-use found::{Best, Found};
+use found::{BestNodes, FoundNodes};
 use remoe_plan::alive::{Latency, mean_per_second};
 use remoe_plan::error::FieldError;
 use remoe_plan::problem::Device;
@@ -213,14 +213,14 @@ fn on_threads<S: Send, R: Send>(subjects: Vec<S>, search: impl Fn(S) -> R + Sync
 impl Compiled<'_> {
     /// The cheapest nodes for `arrangement`, below `bound` dollars per hour in the mean where it has remote functions;
     /// with `any` the first ones of these that are found.
-    fn best(&self, arrangement: Arrangement, bound: f64, any: bool) -> Best {
+    fn best(&self, arrangement: Arrangement, bound: f64, any: bool) -> BestNodes {
         match arrangement.is_remote() {
             true => self.with_remote(arrangement, bound, any),
             false => self.without_remote(arrangement),
         }
     }
 
-    fn expected(&self, found: &Found) -> ExpectedTimes {
+    fn expected(&self, found: &FoundNodes) -> ExpectedTimes {
         let (unit, met) = (&found.unit, self.met(&found.unit, found.units));
         let start_seconds = self.start_seconds(found);
         let load = self.stated_load(unit, found.units, start_seconds);
@@ -250,7 +250,7 @@ impl Compiled<'_> {
         }
     }
 
-    fn rented(&self, found: &Found, arrangement: Arrangement) -> Vec<RentedNodes> {
+    fn rented(&self, found: &FoundNodes, arrangement: Arrangement) -> Vec<RentedNodes> {
         let node = |shape: usize, count: u32, hosts: Vec<String>| RentedNodes {
             shape: self.shapes[shape].node.name.clone(),
             count: count * found.units,
@@ -272,7 +272,7 @@ impl Compiled<'_> {
         nodes
     }
 
-    fn layout(&self, found: &Found, arrangement: Arrangement) -> NodesLayout {
+    fn layout(&self, found: &FoundNodes, arrangement: Arrangement) -> NodesLayout {
         let main = &self.shapes[found.main];
         let on_gpu = found.device == compiled::Device::Gpu;
         let vcpus = |(shape, _, capacity): &(usize, u32, usize)| self.shapes[*shape].vcpus / *capacity as f64;

@@ -9,7 +9,7 @@
 use super::batches::{BATCHES, Times, position};
 use super::compiled::{Compiled, Device, MOST_PER_NODE, Split};
 use super::cover::{Offer, cheapest};
-use super::found::{Arrangement, Best, Found, Miss};
+use super::found::{Arrangement, BestNodes, FoundNodes, Miss};
 use super::load::{MOST_UNITS, Unit};
 
 /// Numbers of groups of a sliced arrangement that are tried.
@@ -51,8 +51,8 @@ fn most(largest: usize, holds: impl Fn(usize) -> bool) -> usize {
 impl Compiled<'_> {
     /// The cheapest nodes for `arrangement`, which has remote functions, below `bound` dollars per hour in the mean;
     /// with `any` the first ones that are found.
-    pub(super) fn with_remote(&self, arrangement: Arrangement, bound: f64, any: bool) -> Best {
-        let mut best = Best::none("no shape without GPUs may host remote functions");
+    pub(super) fn with_remote(&self, arrangement: Arrangement, bound: f64, any: bool) -> BestNodes {
+        let mut best = BestNodes::none("no shape without GPUs may host remote functions");
         let hosts = self.useful_hosts();
         if hosts.is_empty() {
             return best;
@@ -90,11 +90,11 @@ impl Compiled<'_> {
 
     /// Offers `found` with as many functions on each of its hosts as a simulation keeps within the limits: the search
     /// goes by estimates, which err on the slow side.
-    fn offer_denser(&self, arrangement: Arrangement, found: &Found, best: &mut Best) {
+    fn offer_denser(&self, arrangement: Arrangement, found: &FoundNodes, best: &mut BestNodes) {
         if self.arrivals.is_none() {
             return;
         }
-        let &Found { main, device, local, functions, .. } = found;
+        let &FoundNodes { main, device, local, functions, .. } = found;
         let groups = if arrangement == Arrangement::Layers { 1 } else { functions };
         let mut capacities: Vec<usize> = found.hosts.iter().map(|(_, _, capacity)| *capacity).collect();
         let unit = |capacities: &[usize]| {
@@ -121,7 +121,7 @@ impl Compiled<'_> {
         let Some((price, counts)) = cheapest(functions, &offers) else { return };
         let hosts = found.hosts.iter().zip(&counts).zip(&capacities);
         let hosts = hosts.filter(|((_, count), _)| **count > 0);
-        let denser = Found {
+        let denser = FoundNodes {
             per_hour: f64::from(found.units) * (self.per_hour(main) + price),
             unit: unit(&capacities),
             hosts: hosts.map(|(((host, _, _), count), capacity)| (*host, *count, *capacity)).collect(),
@@ -131,7 +131,7 @@ impl Compiled<'_> {
     }
 
     /// Main functions that fit and are quick enough beside some host.
-    fn candidates(&self, arrangement: Arrangement, hosts: &[usize], best: &mut Best) -> Vec<Candidate> {
+    fn candidates(&self, arrangement: Arrangement, hosts: &[usize], best: &mut BestNodes) -> Vec<Candidate> {
         let mut all = Vec::new();
         for main in self.useful_mains() {
             let device = if self.shapes[main].node.gpus > 0 { Device::Gpu } else { Device::Cpu };
@@ -153,7 +153,7 @@ impl Compiled<'_> {
         arrangement: Arrangement,
         candidate: &Candidate,
         hosts: &[usize],
-        best: &mut Best,
+        best: &mut BestNodes,
     ) -> Option<f64> {
         let &Candidate { main, device, local, slots, .. } = candidate;
         let remote = self.model().experts - local;
@@ -203,7 +203,7 @@ impl Compiled<'_> {
 
     /// Numbers of experts of every layer that may be beside a main function on `main`, the most first: the fewer are
     /// remote, the cheaper.
-    fn local_counts(&self, main: usize, device: Device, best: &mut Best) -> Vec<usize> {
+    fn local_counts(&self, main: usize, device: Device, best: &mut BestNodes) -> Vec<usize> {
         let shape = &self.shapes[main];
         let (on_gpu, on_host) = self.main_bytes(device, 0, 1);
         for (what, needed, usable) in
@@ -250,7 +250,7 @@ impl Compiled<'_> {
         groups: usize,
         hosts: &[usize],
         lowest: f64,
-        best: &mut Best,
+        best: &mut BestNodes,
     ) -> bool {
         let &Candidate { main, device, local, slots, .. } = candidate;
         let mut packing = self.packing(arrangement, candidate, groups, hosts, best);
@@ -316,7 +316,7 @@ impl Compiled<'_> {
         groups: usize,
         hosts: &[usize],
         (packing, fewest, units): (&Packing, u32, u32),
-        best: &mut Best,
+        best: &mut BestNodes,
     ) {
         let &Candidate { main, device, local, slots, .. } = candidate;
         let unit = |times: Times| Unit { times, slots, copies: 1 };
@@ -355,7 +355,7 @@ impl Compiled<'_> {
         let Ok((unit, units)) = self.fewest(unit(slowest), units) else { return };
         let (on_gpu, on_host) = self.main_bytes(device, local, unit.slots);
         let rest = if device == Device::Cpu { self.main_rest_bytes(device, unit.slots) } else { 0.0 };
-        let found = Found {
+        let found = FoundNodes {
             per_hour: f64::from(units) * (self.per_hour(main) + price),
             dollars: 0.0,
             unit,
@@ -390,7 +390,7 @@ impl Compiled<'_> {
         candidate: &Candidate,
         groups: usize,
         hosts: &[usize],
-        best: &mut Best,
+        best: &mut BestNodes,
     ) -> Packing {
         let model = self.model();
         let experts_each = (model.experts - candidate.local).div_ceil(groups);

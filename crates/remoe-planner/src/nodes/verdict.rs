@@ -1,7 +1,7 @@
 //! Verdict on remote experts, in words, and the changes that would turn it.
 
 use super::compiled::{Compiled, Setting};
-use super::found::{Arrangement, Best, Miss, cheaper_then_faster};
+use super::found::{Arrangement, BestNodes, Miss, cheaper_then_faster};
 use super::{ExpectedTimes, NodesLayout, RentedNodes, on_threads};
 use crate::words::{amount, apart, dollars, limit_name};
 use serde::Serialize;
@@ -119,7 +119,7 @@ const STEPS: u32 = 4;
 /// Halvings between two of them: to 2 %.
 const HALVINGS: u32 = 5;
 
-pub(super) fn verdict(compiled: &Compiled<'_>, all: &[(Arrangement, Best)]) -> NodesVerdict {
+pub(super) fn verdict(compiled: &Compiled<'_>, all: &[(Arrangement, BestNodes)]) -> NodesVerdict {
     let rivals: Vec<RivalNodes> = all.iter().map(|(name, best)| compiled.rival(*name, best)).collect();
     let best = rivals.iter().filter(|rival| rival.feasible).min_by(|a, b| a.order(b));
     let name = best.map(|rival| rival.name);
@@ -189,7 +189,7 @@ pub(super) fn place(nodes: &[RentedNodes]) -> String {
 }
 
 impl Compiled<'_> {
-    pub(super) fn rival(&self, name: Arrangement, best: &Best) -> RivalNodes {
+    pub(super) fn rival(&self, name: Arrangement, best: &BestNodes) -> RivalNodes {
         let Some(found) = &best.found else {
             return RivalNodes {
                 name,

@@ -1,8 +1,8 @@
 //! Arrangements without remote functions: on one node, or with the layers divided over several.
 
 use super::batches::{BATCHES, Times, by_batch, position};
-use super::compiled::{Compiled, Device, Group};
-use super::found::{Arrangement, Best, Found, Miss};
+use super::compiled::{Compiled, Device, GpuReplica};
+use super::found::{Arrangement, BestNodes, FoundNodes, Miss};
 use super::load::{MOST_UNITS, Unit};
 use super::remote::MOST_SLOTS;
 
@@ -37,8 +37,8 @@ struct Need {
 
 impl Compiled<'_> {
     /// The cheapest nodes for `arrangement`, which has no remote functions.
-    pub(super) fn without_remote(&self, arrangement: Arrangement) -> Best {
-        let mut best = Best::none(match arrangement {
+    pub(super) fn without_remote(&self, arrangement: Arrangement) -> BestNodes {
+        let mut best = BestNodes::none(match arrangement {
             Arrangement::Cpu | Arrangement::Pipeline => {
                 "no shape may host a main function: all of them are spot nodes"
             }
@@ -75,7 +75,7 @@ impl Compiled<'_> {
     }
 
     /// Offers as many of `fitted` as the load needs.
-    fn offer(&self, shape: usize, fitted: &Fitted, best: &mut Best) {
+    fn offer(&self, shape: usize, fitted: &Fitted, best: &mut BestNodes) {
         let most =
             self.shapes[shape].node.max.map_or(MOST_UNITS, |max| (max / fitted.stages).min(MOST_UNITS));
         if most == 0 {
@@ -87,7 +87,7 @@ impl Compiled<'_> {
             Ok(fewest) => fewest,
             Err(excess) => return best.missed(Miss::slow(shape, excess)),
         };
-        let found = Found {
+        let found = FoundNodes {
             per_hour: f64::from(units) * f64::from(fitted.stages) * self.per_hour(shape),
             dollars: 0.0,
             unit,
@@ -113,7 +113,7 @@ impl Compiled<'_> {
     fn largest_batch(
         &self,
         (shape, most): (usize, u32),
-        best: &mut Best,
+        best: &mut BestNodes,
         needs: impl Fn(u32) -> [Need; 2],
     ) -> Option<u32> {
         for index in (0..=position(self.most_slots().min(most))).rev() {
@@ -133,7 +133,7 @@ impl Compiled<'_> {
     ///
     /// A pipeline has as many batches as stages, each in another stage: the nodes compute for all of them in turn, as
     /// if every batch had nodes of its own for its part of the time.
-    fn on_cpus(&self, shape: usize, stages: u32, best: &mut Best) -> Option<Fitted> {
+    fn on_cpus(&self, shape: usize, stages: u32, best: &mut BestNodes) -> Option<Fitted> {
         let node = &self.shapes[shape];
         let (parts, experts) = (f64::from(stages), self.expert_bytes(self.model().experts));
         let rest = |slots: u32| match stages {
@@ -177,7 +177,7 @@ impl Compiled<'_> {
     }
 
     /// All experts on the CPUs of a node, the rest on one of its GPUs.
-    fn mixed(&self, shape: usize, best: &mut Best) -> Option<Fitted> {
+    fn mixed(&self, shape: usize, best: &mut BestNodes) -> Option<Fitted> {
         let node = &self.shapes[shape];
         if node.node.gpus == 0 {
             return None;
@@ -211,10 +211,10 @@ impl Compiled<'_> {
     fn on_gpus(
         &self,
         shape: usize,
-        group: &Group<'_>,
+        group: &GpuReplica<'_>,
         stages: u32,
         arrangement: Arrangement,
-        best: &mut Best,
+        best: &mut BestNodes,
     ) -> Vec<Fitted> {
         let node = &self.shapes[shape];
         let whole_node = group.form.gpus == node.node.gpus;
@@ -255,7 +255,13 @@ impl Compiled<'_> {
 
     /// The experts of as many layers on the GPUs as fit beside the rest and the requests, those of the others on the
     /// CPUs. Fewer requests at once leave room for more layers.
-    fn offloaded(&self, shape: usize, group: &Group<'_>, usable: f64, best: &mut Best) -> Vec<Fitted> {
+    fn offloaded(
+        &self,
+        shape: usize,
+        group: &GpuReplica<'_>,
+        usable: f64,
+        best: &mut BestNodes,
+    ) -> Vec<Fitted> {
         let (node, model) = (&self.shapes[shape], self.model());
         let layer = self.expert_bytes(model.experts) / model.layers as f64;
         // With the experts of all layers it is the arrangement with everything on GPUs.
@@ -296,7 +302,13 @@ impl Compiled<'_> {
     /// Experts in main memory, moved to the GPUs when they are used; as many of the most used ones as fit stay there
     /// (a cache that never misses what it could hold). Those of one layer compute while those of the next arrive, so
     /// that moves hide behind computation as far as they can.
-    fn fetched(&self, shape: usize, group: &Group<'_>, usable: f64, best: &mut Best) -> Vec<Fitted> {
+    fn fetched(
+        &self,
+        shape: usize,
+        group: &GpuReplica<'_>,
+        usable: f64,
+        best: &mut BestNodes,
+    ) -> Vec<Fitted> {
         let (node, model) = (&self.shapes[shape], self.model());
         let used = (self.rental.request.input_tokens * model.top_k as f64).min(model.experts as f64);
         let in_motion = LAYERS_IN_MOTION * used * self.one_expert_bytes();

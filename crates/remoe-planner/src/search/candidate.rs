@@ -1,6 +1,6 @@
 //! One candidate's layers with all their options, and what it costs at least.
 
-use crate::search::options::{Choice, LayerOptions, Local, Prices, Terms};
+use crate::search::options::{LayerOptions, Local, OptionChoice, Prices, Terms};
 use crate::search::selection::Candidate;
 use crate::search::tables::LayerTable;
 use remoe_plan::cost::{TPOT_SLACK, TTFT_SLACK};
@@ -18,25 +18,25 @@ pub(crate) struct Multipliers {
 
 /// A candidate's remote sets and their options.
 #[derive(Debug)]
-pub(crate) struct Sides<'m> {
+pub(crate) struct CandidateSides<'m> {
     pub(crate) model: &'m Model<'m>,
     tables: &'m [LayerTable],
     counts: Vec<usize>,
-    pub(crate) layers: Vec<Side<'m>>,
+    pub(crate) layers: Vec<LayerSide<'m>>,
     /// Index of the smallest main size that holds the local experts.
     pub(crate) first_main: usize,
 }
 
 /// Where the experts of one layer are.
 #[derive(Debug)]
-pub(crate) enum Side<'m> {
+pub(crate) enum LayerSide<'m> {
     /// All in the main function.
     Local,
     /// Some in a remote one.
     Remote(Box<LayerOptions<'m>>),
 }
 
-impl<'m> Sides<'m> {
+impl<'m> CandidateSides<'m> {
     /// Returns `None` where a remote set fits no size. `factors`: see [`LayerOptions::new`].
     pub(crate) fn new(
         model: &'m Model<'m>,
@@ -47,10 +47,10 @@ impl<'m> Sides<'m> {
         let mut layers = Vec::with_capacity(tables.len());
         for (layer, (table, count)) in tables.iter().zip(&candidate.counts).enumerate() {
             layers.push(if *count == 0 {
-                Side::Local
+                LayerSide::Local
             } else {
                 let factor = factors.map(|factors| factors[layer].of(*count));
-                Side::Remote(Box::new(LayerOptions::new(model, table, layer, *count, factor)?))
+                LayerSide::Remote(Box::new(LayerOptions::new(model, table, layer, *count, factor)?))
             });
         }
         let first_main = first_at_least(&model.main_sizes, model.main_needed(&candidate.counts));
@@ -60,8 +60,8 @@ impl<'m> Sides<'m> {
     /// Returns the local times of `layer` with the main size at `main`.
     pub(crate) fn local(&self, layer: usize, main: usize) -> Local {
         match &self.layers[layer] {
-            Side::Remote(options) => options.local(main),
-            Side::Local => self.tables[layer].all_local(main),
+            LayerSide::Remote(options) => options.local(main),
+            LayerSide::Local => self.tables[layer].all_local(main),
         }
     }
 
@@ -101,8 +101,8 @@ impl<'m> Sides<'m> {
         for layer in 0..self.layers.len() {
             let local = self.local(layer, high);
             match &self.layers[layer] {
-                Side::Local => least = least.plus(&self.local_terms(layer, local)),
-                Side::Remote(options) => {
+                LayerSide::Local => least = least.plus(&self.local_terms(layer, local)),
+                LayerSide::Remote(options) => {
                     let (prefill, step) = options.fastest(local);
                     least.prefill += prefill;
                     least.step += step;
@@ -144,8 +144,8 @@ impl<'m> Sides<'m> {
         for layer in 0..self.layers.len() {
             let local = self.local(layer, high);
             sum += match &mut self.layers[layer] {
-                Side::Remote(options) => options.lower_bound(prices, local),
-                Side::Local => self.local_terms(layer, local).priced(prices),
+                LayerSide::Remote(options) => options.lower_bound(prices, local),
+                LayerSide::Local => self.local_terms(layer, local).priced(prices),
             };
         }
         sum
@@ -168,7 +168,7 @@ impl<'m> Sides<'m> {
     }
 
     /// The plan of these choices.
-    pub(crate) fn plan(&self, main: usize, choices: &[Option<Choice>]) -> Plan {
+    pub(crate) fn plan(&self, main: usize, choices: &[Option<OptionChoice>]) -> Plan {
         let layers = choices.iter().zip(self.tables).zip(&self.counts).map(|((choice, table), count)| {
             choice.map_or_else(LayerPlan::default, |choice| LayerPlan {
                 remote: table.remote_set(*count),
@@ -181,7 +181,7 @@ impl<'m> Sides<'m> {
     }
 }
 
-/// See [`Sides::limits`].
+/// See [`CandidateSides::limits`].
 pub(crate) fn limits(model: &Model<'_>) -> (f64, f64) {
     let prefill = model.ttft_limit - model.problem.cold_start_seconds + TTFT_SLACK / 2.0;
     let step = if model.output > 0.0 { model.tpot_limit + TPOT_SLACK / 2.0 } else { f64::INFINITY };

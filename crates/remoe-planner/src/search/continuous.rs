@@ -4,9 +4,9 @@
 //! Decode seconds over memory are fitted by theta1 exp(-theta2 y) + theta3, the sizes are relaxed to
 //! real numbers and found with one multiplier, then rounded up; replicas are raised afterwards.
 
-use crate::search::candidate::{Side, Sides};
+use crate::search::candidate::{CandidateSides, LayerSide};
 use crate::search::dual::Sizing;
-use crate::search::options::{Choice, LayerOptions, Local, Terms};
+use crate::search::options::{LayerOptions, Local, OptionChoice, Terms};
 use argmin::core::{CostFunction, Error, Executor, State};
 use argmin::solver::brent::{BrentOpt, BrentRoot};
 use ndarray::{Array1, ArrayView1};
@@ -81,9 +81,9 @@ pub enum Refusal {
 }
 
 /// A function of one variable, for argmin.
-struct Function<F>(F);
+struct LineObjective<F>(F);
 
-impl<F: Fn(f64) -> f64> CostFunction for Function<F> {
+impl<F: Fn(f64) -> f64> CostFunction for LineObjective<F> {
     type Param = f64;
     type Output = f64;
 
@@ -94,7 +94,7 @@ impl<F: Fn(f64) -> f64> CostFunction for Function<F> {
 
 /// Where `function` is least between `low` and `high`.
 fn minimum(function: impl Fn(f64) -> f64, low: f64, high: f64) -> f64 {
-    let run = Executor::new(Function(function), BrentOpt::new(low, high))
+    let run = Executor::new(LineObjective(function), BrentOpt::new(low, high))
         .configure(|state| state.max_iters(60))
         .timer(false)
         .run();
@@ -103,7 +103,7 @@ fn minimum(function: impl Fn(f64) -> f64, low: f64, high: f64) -> f64 {
 
 /// Where `function` changes sign between `low` and `high`, if it does.
 fn root(function: impl Fn(f64) -> f64, low: f64, high: f64) -> Option<f64> {
-    let run = Executor::new(Function(function), BrentRoot::new(low, high, 1e-9 * (high - low)))
+    let run = Executor::new(LineObjective(function), BrentRoot::new(low, high, 1e-9 * (high - low)))
         .configure(|state| state.max_iters(100))
         .timer(false)
         .run();
@@ -191,7 +191,7 @@ impl Relaxed {
 /// The paper's form on the remote sets and main size of `sides`, and the sizing that it leads to,
 /// where that keeps the limits.
 pub(crate) fn continuous(
-    sides: &mut Sides<'_>,
+    sides: &mut CandidateSides<'_>,
     main: usize,
     locals: &[Local],
 ) -> (Continuous, Option<Sizing>) {
@@ -203,7 +203,7 @@ pub(crate) fn continuous(
     let mut elsewhere = 0.0;
     for (layer, side) in sides.layers.iter().enumerate() {
         elsewhere += locals[layer].fixed.step;
-        let Side::Remote(options) = side else {
+        let LayerSide::Remote(options) = side else {
             elsewhere += model.layers[layer].per_token() * locals[layer].step;
             continue;
         };
@@ -222,10 +222,10 @@ pub(crate) fn continuous(
         report.refused = Some(Refusal::TooSlow);
         return (report, None);
     };
-    let mut choices: Vec<Option<Choice>> = vec![None; locals.len()];
+    let mut choices: Vec<Option<OptionChoice>> = vec![None; locals.len()];
     for (relaxed, memory) in relaxed.iter().zip(memory) {
         let rounded = first_at_least(&model.remote_sizes, memory * GB).min(model.remote_sizes.len() - 1);
-        choices[relaxed.layer] = Some(Choice { memory: rounded, replicas: 1 });
+        choices[relaxed.layer] = Some(OptionChoice { memory: rounded, replicas: 1 });
     }
     let sizing = raise_replicas(sides, main, locals, choices);
     (report, sizing)
@@ -281,10 +281,10 @@ fn sizes(layers: &[Relaxed], rate: f64, price: f64, limit: f64) -> Option<Vec<f6
 /// until the time to first token holds, then while any potential is positive. While that time does
 /// not hold and no potential is positive, the layer whose prefill falls the most.
 fn raise_replicas(
-    sides: &mut Sides<'_>,
+    sides: &mut CandidateSides<'_>,
     main: usize,
     locals: &[Local],
-    mut choices: Vec<Option<Choice>>,
+    mut choices: Vec<Option<OptionChoice>>,
 ) -> Option<Sizing> {
     let prices = sides.invocation_prices(main);
     let (prefill_limit, step_limit) = sides.limits();
@@ -294,7 +294,7 @@ fn raise_replicas(
     for (layer, local) in locals.iter().enumerate() {
         let local_terms = sides.local_terms(layer, *local);
         let terms = match (&mut sides.layers[layer], &mut choices[layer]) {
-            (Side::Remote(options), Some(choice)) => {
+            (LayerSide::Remote(options), Some(choice)) => {
                 while options.terms(*choice, *local).is_none() {
                     choice.replicas += 1;
                     if choice.replicas > options.replicas {
@@ -326,7 +326,8 @@ fn raise_replicas(
             layer = best_by(&|now: &Terms, next: &Terms| now.limit_prefill - next.limit_prefill);
         }
         let Some(layer) = layer else { break };
-        let (Side::Remote(options), Some(choice)) = (&mut sides.layers[layer], &mut choices[layer]) else {
+        let (LayerSide::Remote(options), Some(choice)) = (&mut sides.layers[layer], &mut choices[layer])
+        else {
             break;
         };
         *choice = choice.raised();

@@ -4,14 +4,14 @@
 //! independent; the dual function is concave and piecewise linear in each multiplier, so that the
 //! intersection of the two known lines finds its maximum in a few steps.
 
-use crate::search::candidate::{Multipliers, Side, Sides};
-use crate::search::options::{Choice, Prices, Terms};
+use crate::search::candidate::{CandidateSides, LayerSide, Multipliers};
+use crate::search::options::{OptionChoice, Prices, Terms};
 
 /// One option per layer.
 #[derive(Debug, Clone)]
 pub(crate) struct Sizing {
     /// Choices of the layers; `None` where nothing is remote.
-    pub(crate) choices: Vec<Option<Choice>>,
+    pub(crate) choices: Vec<Option<OptionChoice>>,
     pub(crate) totals: Terms,
 }
 
@@ -33,7 +33,7 @@ struct Point {
 /// Bounds and sizings that are known for one candidate with one main size.
 #[derive(Debug)]
 pub(crate) struct Dual<'a, 'm> {
-    pub(crate) sides: &'a mut Sides<'m>,
+    pub(crate) sides: &'a mut CandidateSides<'m>,
     pub(crate) main: usize,
     pub(crate) prices: Prices,
     /// No sizing within the limits costs less.
@@ -45,7 +45,7 @@ pub(crate) struct Dual<'a, 'm> {
     /// The sizing of the bound; it may miss the limits.
     pub(crate) relaxed: Option<Sizing>,
     /// Per layer, every option that was the cheapest at some multipliers.
-    pub(crate) seen: Vec<Vec<(Choice, Terms)>>,
+    pub(crate) seen: Vec<Vec<(OptionChoice, Terms)>>,
 }
 
 /// Steps of one search along one multiplier; a piecewise linear function ends it much earlier.
@@ -57,7 +57,7 @@ impl<'a, 'm> Dual<'a, 'm> {
     /// Solves the dual; stops early when the bound exceeds `cutoff`. `prices` must make the cost
     /// linear, without multipliers.
     pub(crate) fn solve(
-        sides: &'a mut Sides<'m>,
+        sides: &'a mut CandidateSides<'m>,
         main: usize,
         prices: Prices,
         hint: Multipliers,
@@ -150,7 +150,7 @@ impl<'a, 'm> Dual<'a, 'm> {
         for layer in 0..count {
             let local = self.sides.local(layer, self.main);
             let (choice, terms) = match &mut self.sides.layers[layer] {
-                Side::Remote(options) => {
+                LayerSide::Remote(options) => {
                     let (choice, terms, _) = options.cheapest(prices, local)?;
                     let seen = &mut self.seen[layer];
                     if seen.iter().all(|(known, _)| *known != choice) {
@@ -158,7 +158,7 @@ impl<'a, 'm> Dual<'a, 'm> {
                     }
                     (Some(choice), terms)
                 }
-                Side::Local => (None, self.sides.local_terms(layer, local)),
+                LayerSide::Local => (None, self.sides.local_terms(layer, local)),
             };
             sizing.choices.push(choice);
             sizing.totals = sizing.totals.plus(&terms);

@@ -1,9 +1,9 @@
 //! From a dual solution to the best sizing within the limits: repair, single and pair moves, and an
 //! exact search among what the bound leaves.
 
-use crate::search::candidate::{Side, Sides};
+use crate::search::candidate::{CandidateSides, LayerSide};
 use crate::search::dual::{Dual, Sizing};
-use crate::search::options::{Choice, Local, Terms};
+use crate::search::options::{Local, OptionChoice, Terms};
 use remoe_plan::budget::Meter;
 
 /// Up to this many layers the best sizing is found, beyond them one within [`GAP`] of the bound will do.
@@ -20,7 +20,7 @@ const NODES: usize = 20_000;
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     layer: usize,
-    choice: Choice,
+    choice: OptionChoice,
     terms: Terms,
     extra: f64,
 }
@@ -89,16 +89,16 @@ fn seen(dual: &Dual<'_, '_>) -> Vec<Candidate> {
     layers.collect()
 }
 
-pub(crate) fn locals(sides: &Sides<'_>, main: usize) -> Vec<Local> {
+pub(crate) fn locals(sides: &CandidateSides<'_>, main: usize) -> Vec<Local> {
     (0..sides.layers.len()).map(|layer| sides.local(layer, main)).collect()
 }
 
 /// Terms of the layer's option in `sizing`.
-fn terms_in(sides: &mut Sides<'_>, locals: &[Local], sizing: &Sizing, layer: usize) -> Terms {
+fn terms_in(sides: &mut CandidateSides<'_>, locals: &[Local], sizing: &Sizing, layer: usize) -> Terms {
     let local = locals[layer];
     let local_terms = sides.local_terms(layer, local);
     match (&mut sides.layers[layer], sizing.choices[layer]) {
-        (Side::Remote(options), Some(choice)) => options.terms(choice, local).unwrap_or(local_terms),
+        (LayerSide::Remote(options), Some(choice)) => options.terms(choice, local).unwrap_or(local_terms),
         _ => local_terms,
     }
 }
@@ -111,7 +111,7 @@ fn core(dual: &mut Dual<'_, '_>, locals: &[Local], gap: f64) -> Vec<Candidate> {
     let linear = dual.prices;
     let mut core = Vec::new();
     for (layer, local) in locals.iter().enumerate() {
-        let Side::Remote(options) = &mut dual.sides.layers[layer] else { continue };
+        let LayerSide::Remote(options) = &mut dual.sides.layers[layer] else { continue };
         let Some((_, _, least)) = options.cheapest(prices, *local) else { continue };
         let found = options.up_to(|terms| terms.priced(prices), *local, least + gap + least.abs() * 1e-12);
         let mut kept: Vec<Candidate> = Vec::new();
@@ -146,10 +146,10 @@ fn repair(dual: &mut Dual<'_, '_>, locals: &[Local], mut sizing: Sizing) -> Opti
     };
     while !dual.keeps_limits(&sizing.totals) {
         let now = missed(&sizing.totals);
-        let mut best: Option<(f64, usize, Choice, Terms)> = None;
+        let mut best: Option<(f64, usize, OptionChoice, Terms)> = None;
         for (layer, local) in locals.iter().enumerate() {
             let current = terms_in(dual.sides, locals, &sizing, layer);
-            let Side::Remote(options) = &mut dual.sides.layers[layer] else { continue };
+            let LayerSide::Remote(options) = &mut dual.sides.layers[layer] else { continue };
             for (choice, terms) in options.up_to(|_| 0.0, *local, 0.0) {
                 let totals = sizing.totals.minus(&current).plus(&terms);
                 let gain = now - missed(&totals);
@@ -177,9 +177,9 @@ fn fastest(dual: &mut Dual<'_, '_>, locals: &[Local]) -> Option<Sizing> {
     let mut sizing = Sizing { choices: vec![None; locals.len()], totals: Terms::default() };
     for (layer, local) in locals.iter().enumerate() {
         let mut terms = dual.sides.local_terms(layer, *local);
-        if let Side::Remote(options) = &mut dual.sides.layers[layer] {
-            let choices = (1..=options.replicas).map(|replicas| Choice { memory, replicas });
-            let choices: Vec<(Choice, Terms)> = choices
+        if let LayerSide::Remote(options) = &mut dual.sides.layers[layer] {
+            let choices = (1..=options.replicas).map(|replicas| OptionChoice { memory, replicas });
+            let choices: Vec<(OptionChoice, Terms)> = choices
                 .filter_map(|choice| options.terms(choice, *local).map(|terms| (choice, terms)))
                 .collect();
             let quickest = choices.iter().min_by(|a, b| a.1.limit_prefill.total_cmp(&b.1.limit_prefill))?;
@@ -193,7 +193,7 @@ fn fastest(dual: &mut Dual<'_, '_>, locals: &[Local]) -> Option<Sizing> {
 
 /// Exchanges one option, then two, for as long as the cost falls within the limits.
 fn moves(
-    sides: &mut Sides<'_>,
+    sides: &mut CandidateSides<'_>,
     locals: &[Local],
     core: &[Candidate],
     best: &mut Sizing,
@@ -286,14 +286,14 @@ impl<F: Fn(&Terms) -> f64> Moves<'_, F> {
 
 /// Single and pair moves over all options for a cost that need not be linear.
 pub(crate) fn improve_any(
-    sides: &mut Sides<'_>,
+    sides: &mut CandidateSides<'_>,
     locals: &[Local],
     best: &mut Sizing,
     cost: impl Fn(&Terms) -> f64,
 ) {
     let mut all = Vec::new();
     for (layer, local) in locals.iter().enumerate() {
-        let Side::Remote(options) = &mut sides.layers[layer] else { continue };
+        let LayerSide::Remote(options) = &mut sides.layers[layer] else { continue };
         for (choice, terms) in options.up_to(|_| 0.0, *local, 0.0) {
             let totals = best.totals.plus(&terms);
             all.push(Candidate { layer, choice, terms, extra: cost(&totals) });
@@ -312,11 +312,11 @@ fn exhaust(dual: &Dual<'_, '_>, core: &[Candidate], locals: &[Local], best: &mut
     }
     let mut fixed = Terms::default();
     for (layer, local) in locals.iter().enumerate() {
-        if matches!(dual.sides.layers[layer], Side::Local) {
+        if matches!(dual.sides.layers[layer], LayerSide::Local) {
             fixed = fixed.plus(&dual.sides.local_terms(layer, *local));
         }
     }
-    let remote = dual.sides.layers.iter().filter(|side| matches!(side, Side::Remote(_))).count();
+    let remote = dual.sides.layers.iter().filter(|side| matches!(side, LayerSide::Remote(_))).count();
     if layers.len() != remote {
         return;
     }

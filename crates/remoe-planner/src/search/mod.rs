@@ -12,10 +12,10 @@ pub(crate) mod selection;
 pub(crate) mod tables;
 
 use crate::preallocation::WorstCase;
-use crate::search::candidate::{Multipliers, Sides};
+use crate::search::candidate::{CandidateSides, Multipliers};
 use crate::search::dual::{Dual, Sizing};
 use crate::search::improve::{Effort, Improved, improve, improve_any, locals};
-use crate::search::options::{Choice, Prices, Terms};
+use crate::search::options::{OptionChoice, Prices, Terms};
 use crate::search::selection::{Candidate, Selection};
 use crate::search::tables::LayerTable;
 use remoe_plan::cost::{Evaluation, Violation};
@@ -32,15 +32,15 @@ const CHUNK: usize = 16;
 
 /// A plan with its evaluation, and how it came about.
 #[derive(Debug, Clone)]
-pub(crate) struct Found {
+pub(crate) struct EvaluatedPlan {
     pub(crate) candidate: Candidate,
     pub(crate) main: usize,
-    pub(crate) choices: Vec<Option<Choice>>,
+    pub(crate) choices: Vec<Option<OptionChoice>>,
     pub(crate) plan: Plan,
     pub(crate) evaluation: Evaluation,
 }
 
-impl Found {
+impl EvaluatedPlan {
     fn cost(&self) -> f64 {
         self.evaluation.total_cost
     }
@@ -64,11 +64,11 @@ pub(crate) struct Search<'m> {
     pub(crate) factors: Option<&'m [ErrorFactor]>,
     /// The limits that a plan does not keep, given its evaluation.
     pub(crate) violations: &'m dyn Fn(&Plan, &Evaluation) -> Vec<Violation>,
-    pub(crate) best: Option<Found>,
+    pub(crate) best: Option<EvaluatedPlan>,
     /// Multipliers of the limits in the pair that was solved last.
     pub(crate) multipliers: Multipliers,
     /// Pairs that are searched further.
-    pub(crate) open: Vec<Open>,
+    pub(crate) open: Vec<OpenPair>,
     /// Pairs that may be solved.
     pub(crate) most_solved: usize,
     /// Cost above which no plan is considered, whatever else is known.
@@ -78,7 +78,7 @@ pub(crate) struct Search<'m> {
 
 /// A pair whose cheapest sizing may be cheaper than the one that is known.
 #[derive(Debug)]
-pub(crate) struct Open {
+pub(crate) struct OpenPair {
     candidate: Candidate,
     main: usize,
     /// No sizing of it costs less.
@@ -156,7 +156,7 @@ impl<'m> Search<'m> {
         if self.model.ends() {
             return None;
         }
-        let sides = Sides::new(self.model, self.tables, &candidate, self.factors)?;
+        let sides = CandidateSides::new(self.model, self.tables, &candidate, self.factors)?;
         let sizes = self.model.main_sizes.len();
         let mut chunks = Vec::new();
         // The bound of a range takes its largest size for the fastest.
@@ -177,7 +177,8 @@ impl<'m> Search<'m> {
     }
 
     fn explore(&mut self, mut entry: Bounded) {
-        let Some(mut sides) = Sides::new(self.model, self.tables, &entry.candidate, self.factors) else {
+        let Some(mut sides) = CandidateSides::new(self.model, self.tables, &entry.candidate, self.factors)
+        else {
             return;
         };
         entry.chunks.sort_by(|a, b| a.2.total_cmp(&b.2));
@@ -190,7 +191,7 @@ impl<'m> Search<'m> {
 
     /// Halves a range of main sizes for as long as its bounds allow a better plan, the more promising
     /// half first.
-    fn narrow(&mut self, sides: &mut Sides<'m>, candidate: &Candidate, low: usize, high: usize) {
+    fn narrow(&mut self, sides: &mut CandidateSides<'m>, candidate: &Candidate, low: usize, high: usize) {
         if low == high {
             self.solve(sides, candidate, low);
             return;
@@ -218,20 +219,20 @@ impl<'m> Search<'m> {
     pub(crate) fn try_one(&mut self, candidate: &Candidate, main: usize) {
         self.counters.candidates += 1;
         self.counters.pairs += 1;
-        if let Some(mut sides) = Sides::new(self.model, self.tables, candidate, self.factors) {
+        if let Some(mut sides) = CandidateSides::new(self.model, self.tables, candidate, self.factors) {
             self.solve(&mut sides, candidate, main);
         }
     }
 
     /// Solves one pair quickly and keeps the plan if it is better.
-    fn solve(&mut self, sides: &mut Sides<'m>, candidate: &Candidate, main: usize) {
+    fn solve(&mut self, sides: &mut CandidateSides<'m>, candidate: &Candidate, main: usize) {
         self.counters.solved += 1;
         self.model.add_work(self.model.layers.len() * self.model.remote_sizes.len());
         let sized = size(sides, main, self.multipliers, self.limit(), Effort::Quick);
         // Neighbouring pairs have similar ones.
         self.multipliers = sized.multipliers;
         if sized.improved.as_ref().is_some_and(|improved| improved.open) {
-            self.open.push(Open { candidate: candidate.clone(), main, bound: sized.bound });
+            self.open.push(OpenPair { candidate: candidate.clone(), main, bound: sized.bound });
         }
         self.keep(sides, candidate, main, sized);
     }
@@ -241,11 +242,11 @@ impl<'m> Search<'m> {
     pub(crate) fn close(&mut self) {
         let mut open = std::mem::take(&mut self.open);
         open.sort_by(|a, b| a.bound.total_cmp(&b.bound));
-        for Open { candidate, main, bound } in open {
+        for OpenPair { candidate, main, bound } in open {
             if bound > self.limit() {
                 return;
             }
-            let sides = Sides::new(self.model, self.tables, &candidate, self.factors);
+            let sides = CandidateSides::new(self.model, self.tables, &candidate, self.factors);
             let Some(mut sides) = sides else { continue };
             self.counters.solved += 1;
             let sized = size(&mut sides, main, self.multipliers, self.limit(), Effort::Full);
@@ -253,7 +254,7 @@ impl<'m> Search<'m> {
         }
     }
 
-    fn keep(&mut self, sides: &Sides<'m>, candidate: &Candidate, main: usize, sized: Sized) {
+    fn keep(&mut self, sides: &CandidateSides<'m>, candidate: &Candidate, main: usize, sized: Sized) {
         let found = sized
             .improved
             .and_then(|improved| self.found(sides, candidate, main, &improved.sizing, self.limit()));
@@ -267,10 +268,10 @@ impl<'m> Search<'m> {
     /// The best plan of one pair.
     pub(crate) fn alternative(
         &self,
-        sides: &mut Sides<'m>,
+        sides: &mut CandidateSides<'m>,
         candidate: &Candidate,
         main: usize,
-    ) -> Option<Found> {
+    ) -> Option<EvaluatedPlan> {
         let sized = size(sides, main, self.multipliers, f64::INFINITY, Effort::Quick);
         self.found(sides, candidate, main, &sized.improved?.sizing, f64::INFINITY)
     }
@@ -279,20 +280,25 @@ impl<'m> Search<'m> {
     /// may differ in their last bits, so the evaluation has the last word.
     pub(crate) fn found(
         &self,
-        sides: &Sides<'m>,
+        sides: &CandidateSides<'m>,
         candidate: &Candidate,
         main: usize,
         sizing: &Sizing,
         cutoff: f64,
-    ) -> Option<Found> {
+    ) -> Option<EvaluatedPlan> {
         // The evaluation goes over every expert: not for what is not cheaper anyway.
         if sides.cost(main, &sizing.totals) > cutoff * (1.0 + 1e-9) || self.model.ends() {
             return None;
         }
         let plan = sides.plan(main, &sizing.choices);
         let evaluation = self.model.evaluate(&plan);
-        let found =
-            Found { candidate: candidate.clone(), main, choices: sizing.choices.clone(), plan, evaluation };
+        let found = EvaluatedPlan {
+            candidate: candidate.clone(),
+            main,
+            choices: sizing.choices.clone(),
+            plan,
+            evaluation,
+        };
         let keeps = (self.violations)(&found.plan, &found.evaluation).is_empty();
         // Where the search ends meanwhile, latencies of the plan may be unknown.
         let stands = keeps && !self.model.ends();
@@ -311,7 +317,13 @@ struct Sized {
 }
 
 /// Memory and replicas for one candidate and one main size, where a plan below `cutoff` may exist.
-fn size(sides: &mut Sides<'_>, main: usize, hint: Multipliers, cutoff: f64, effort: Effort) -> Sized {
+fn size(
+    sides: &mut CandidateSides<'_>,
+    main: usize,
+    hint: Multipliers,
+    cutoff: f64,
+    effort: Effort,
+) -> Sized {
     if sides.model.is_reserved() {
         let improved = size_reserved(sides, main).map(|sizing| Improved { sizing, open: false });
         return Sized { improved, bound: f64::NEG_INFINITY, multipliers: hint };
@@ -325,7 +337,7 @@ fn size(sides: &mut Sides<'_>, main: usize, hint: Multipliers, cutoff: f64, effo
 
 /// Reserved billing is no sum over layers: the cost is linearised at the sizing before, from the
 /// cheapest and from the fastest sizing, and exact moves follow.
-fn size_reserved(sides: &mut Sides<'_>, main: usize) -> Option<Sizing> {
+fn size_reserved(sides: &mut CandidateSides<'_>, main: usize) -> Option<Sizing> {
     let output = sides.model.output;
     let rate = sides.model.coupled_main_rate(sides.model.main_sizes[main]);
     let mut best: Option<(f64, Sizing)> = None;

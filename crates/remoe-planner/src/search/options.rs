@@ -103,12 +103,12 @@ struct Cell {
 
 /// Name of an option: index of its memory size and number of replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Choice {
+pub(crate) struct OptionChoice {
     pub(crate) memory: usize,
     pub(crate) replicas: usize,
 }
 
-impl Choice {
+impl OptionChoice {
     /// With one replica more.
     pub(crate) fn raised(self) -> Self {
         Self { replicas: self.replicas + 1, ..self }
@@ -296,12 +296,12 @@ impl<'m> LayerOptions<'m> {
         self.cells = cells;
     }
 
-    fn cell_index(&self, choice: Choice) -> usize {
+    fn cell_index(&self, choice: OptionChoice) -> usize {
         (choice.memory - self.first) * self.replicas + choice.replicas - 1
     }
 
-    fn choice(&self, cell: usize) -> Choice {
-        Choice { memory: self.first + cell / self.replicas, replicas: cell % self.replicas + 1 }
+    fn choice(&self, cell: usize) -> OptionChoice {
+        OptionChoice { memory: self.first + cell / self.replicas, replicas: cell % self.replicas + 1 }
     }
 
     /// Replaces the bounds of a cell by figures.
@@ -362,7 +362,7 @@ impl<'m> LayerOptions<'m> {
 
     /// The cheapest option at these prices and its terms; of equal ones the one with fewer replicas,
     /// then with less memory. None where the payload limit forbids all.
-    pub(crate) fn cheapest(&mut self, prices: Prices, local: Local) -> Option<(Choice, Terms, f64)> {
+    pub(crate) fn cheapest(&mut self, prices: Prices, local: Local) -> Option<(OptionChoice, Terms, f64)> {
         self.fill(local);
         loop {
             let (cell, value) = self.cheapest_cell(prices, local);
@@ -427,7 +427,7 @@ impl<'m> LayerOptions<'m> {
     }
 
     /// The terms of one option, where the payload limit allows it.
-    pub(crate) fn terms(&mut self, choice: Choice, local: Local) -> Option<Terms> {
+    pub(crate) fn terms(&mut self, choice: OptionChoice, local: Local) -> Option<Terms> {
         if !self.sizes().contains(&choice.memory) || !(1..=self.replicas).contains(&choice.replicas) {
             return None;
         }
@@ -443,7 +443,7 @@ impl<'m> LayerOptions<'m> {
         prices: impl Fn(&Terms) -> f64,
         local: Local,
         most: f64,
-    ) -> Vec<(Choice, Terms)> {
+    ) -> Vec<(OptionChoice, Terms)> {
         self.fill(local);
         let mut found = Vec::new();
         for cell in 0..self.cells.len() {

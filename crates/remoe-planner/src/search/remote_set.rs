@@ -1,6 +1,6 @@
 //! A layer's remote set under one assumption about its share, and its assignment to replicas.
 
-use crate::search::options::Choice;
+use crate::search::options::OptionChoice;
 use crate::search::tables::LayerTable;
 use remoe_plan::cost::decode::{SlowerPath, remote_count_probabilities};
 use remoe_plan::cost::lpt::longest_first;
@@ -51,7 +51,7 @@ impl<'m> RemoteSet<'m> {
     }
 
     /// Assigns the set to replicas, the longest first, as [`crate::longest_first`] does.
-    pub(crate) fn split(&self, choice: Choice) -> Split {
+    pub(crate) fn split(&self, choice: OptionChoice) -> Split {
         let model = self.model;
         let slice = model.layers[self.layer].remote_curve().slice(self.table.remote[choice.memory]);
         let both_ways = model.up + model.down;

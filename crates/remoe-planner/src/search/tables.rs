@@ -41,7 +41,7 @@ pub(crate) struct LayerTable {
 }
 
 /// The sums of one layer over one order of its experts.
-struct Sums {
+struct LayerSums {
     tokens: Vec<f64>,
     rows: Vec<Row>,
     share: Vec<f64>,
@@ -50,7 +50,7 @@ struct Sums {
     stay: Array2<f64>,
 }
 
-impl Sums {
+impl LayerSums {
     fn new(model: &Model<'_>, layer: usize, order: &[u32]) -> Self {
         let parts = &model.layers[layer];
         let (curve, remote_curve) = (&parts.curve, parts.remote_curve());
@@ -80,7 +80,7 @@ impl LayerTable {
         let parts = &model.layers[layer];
         let (curve, remote_curve) = (&parts.curve, parts.remote_curve());
         let order = by_use(model, layer);
-        let Sums { tokens, rows, share, token_sum, away, stay } = Sums::new(model, layer, &order);
+        let LayerSums { tokens, rows, share, token_sum, away, stay } = LayerSums::new(model, layer, &order);
         let main: Vec<Column> =
             model.main_sizes.iter().map(|bytes| curve.column(model.main_vcpus(*bytes))).collect();
         let remote: Vec<Column> =
@@ -111,7 +111,7 @@ impl LayerTable {
         let leads = |expert: &u32| first.contains(expert);
         let (mut order, rest): (Vec<u32>, Vec<u32>) = self.order.iter().copied().partition(leads);
         order.extend(rest);
-        let Sums { tokens, rows, share, token_sum, away, stay } = Sums::new(model, layer, &order);
+        let LayerSums { tokens, rows, share, token_sum, away, stay } = LayerSums::new(model, layer, &order);
         let (main, remote, fixed) = (self.main.clone(), self.remote.clone(), self.fixed.clone());
         let (main_step, remote_step) = (self.main_step.clone(), self.remote_step.clone());
         Self {

@@ -1,9 +1,9 @@
 //! Ways to deal remote experts to groups, and what each costs at least.
 
 use super::deal::Cut;
-use super::{Family, Slicing};
+use super::{ArrangementFamily, Slicing};
 use crate::search::selection::Candidate;
-use remoe_plan::cost::running::{Running, Times};
+use remoe_plan::cost::running::{ServingFunctions, Times};
 
 /// One arrangement, before anything about it is worked out.
 pub(super) struct Arrangement<'c> {
@@ -15,7 +15,7 @@ pub(super) struct Arrangement<'c> {
 }
 
 /// Lower bounds of a candidate's times and rates, whatever its arrangement.
-pub(super) struct Least {
+pub(super) struct LowerBounds {
     /// Dollars per second of the smallest main function.
     main_rate: f64,
     /// Everything but routed experts.
@@ -37,11 +37,11 @@ struct LeastOfLayer {
 }
 
 impl Slicing<'_, '_> {
-    pub(super) fn cuts(&self, family: Family) -> Vec<Cut> {
+    pub(super) fn cuts(&self, family: ArrangementFamily) -> Vec<Cut> {
         let layers = self.model.layers.len();
         let most = self.model.problem.limits.max_groups.unwrap_or(1) as usize;
         let single = Cut { blocks: layers, slices: 1 };
-        if family == Family::PerLayer {
+        if family == ArrangementFamily::PerLayer {
             return vec![single];
         }
         let powers = std::iter::successors(Some(1), |blocks| Some(blocks * 2));
@@ -51,7 +51,7 @@ impl Slicing<'_, '_> {
     }
 
     /// Returns the lower bounds of every layer of `candidate`, at the largest sizes.
-    pub(super) fn least(&self, candidate: &Candidate) -> Option<Least> {
+    pub(super) fn least(&self, candidate: &Candidate) -> Option<LowerBounds> {
         let model = self.model;
         let mains = model.main_options(model.main_needed(&candidate.counts));
         let (main, most) = (mains.first()?, mains.last()?);
@@ -73,7 +73,7 @@ impl Slicing<'_, '_> {
             }
         });
         model.add_work(model.layers.len());
-        Some(Least {
+        Some(LowerBounds {
             main_rate: model.gpu_rate + main.rate,
             rest: self.rest.times(most_vcpus, true),
             layers: layers.collect(),
@@ -83,7 +83,7 @@ impl Slicing<'_, '_> {
 
     /// Returns the cost that no plan of the arrangement undercuts: every time at the largest sizes with work that is
     /// spread evenly, every rate at the smallest ones. Infinite where it cannot keep the limits.
-    pub(super) fn bound(&self, candidate: &Candidate, least: &Least, cut: Cut, replicas: u32) -> f64 {
+    pub(super) fn bound(&self, candidate: &Candidate, least: &LowerBounds, cut: Cut, replicas: u32) -> f64 {
         let model = self.model;
         let mut remote_rate = 0.0;
         if !least.is_local {
@@ -104,7 +104,7 @@ impl Slicing<'_, '_> {
         times.add(prefill, std::iter::repeat(step));
         // Several of these are one of what else is counted.
         model.add_work((least.layers.len() + batches) / 4 + 1);
-        let running = Running { remote_rate, ..Running::of_main(times, least.main_rate) };
+        let running = ServingFunctions { remote_rate, ..ServingFunctions::of_main(times, least.main_rate) };
         let bill = model.quick_bill(&running);
         if self.is_late(&bill) { f64::INFINITY } else { bill.total() }
     }

@@ -6,7 +6,7 @@ use remoe_plan::plan::{Group, Plan};
 /// Where experts of a layer may be: with the main function, or in a group; the number behind the last group stands for
 /// a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum ExpertHome {
     Home,
     Group(usize),
 }
@@ -28,9 +28,9 @@ impl Slicing<'_, '_> {
         let most_groups = self.model.problem.limits.max_groups.unwrap_or(1) as usize;
         let with_new = (groups + 1).min(most_groups.max(groups));
         for layer in 0..plan.layers.len() {
-            let places = || std::iter::once(Place::Home).chain((0..groups).map(Place::Group));
+            let places = || std::iter::once(ExpertHome::Home).chain((0..groups).map(ExpertHome::Group));
             for from in places().map(Some).chain([None]) {
-                for to in std::iter::once(Place::Home).chain((0..with_new).map(Place::Group)) {
+                for to in std::iter::once(ExpertHome::Home).chain((0..with_new).map(ExpertHome::Group)) {
                     if self.has_enough(&plans, most) {
                         break;
                     }
@@ -46,15 +46,21 @@ impl Slicing<'_, '_> {
 
     /// `plan` with what `layer` has at `from`, or all of its experts, at `to`; none where that changes nothing, or one
     /// expert alone.
-    fn block_moved(&self, plan: &Plan, layer: usize, from: Option<Place>, to: Place) -> Option<Plan> {
+    fn block_moved(
+        &self,
+        plan: &Plan,
+        layer: usize,
+        from: Option<ExpertHome>,
+        to: ExpertHome,
+    ) -> Option<Plan> {
         let all = 0..self.model.layers[layer].experts as u32;
-        let at = |place: Place| -> Vec<u32> {
+        let at = |place: ExpertHome| -> Vec<u32> {
             match place {
-                Place::Home => {
+                ExpertHome::Home => {
                     let remote = &plan.layers[layer].remote;
                     all.clone().filter(|expert| remote.binary_search(expert).is_err()).collect()
                 }
-                Place::Group(group) => {
+                ExpertHome::Group(group) => {
                     plan.groups.get(group).map_or_else(Vec::new, |group| group.experts[layer].clone())
                 }
             }
@@ -74,7 +80,7 @@ impl Slicing<'_, '_> {
         }
         let remote = &mut moved.layers[layer].remote;
         remote.retain(|expert| moving.binary_search(expert).is_err());
-        if let Place::Group(group) = to {
+        if let ExpertHome::Group(group) = to {
             remote.extend(&moving);
             remote.sort_unstable();
             if group == moved.groups.len() {

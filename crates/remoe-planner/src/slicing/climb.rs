@@ -5,7 +5,7 @@
 
 use super::arrangement::Arrangement;
 use super::deal::Cut;
-use super::{Family, Planned, Slicing};
+use super::{ArrangementFamily, FeasiblePlan, Slicing};
 use crate::search::selection::{Candidate, Selection, ratio_candidate, whole_layers};
 use remoe_plan::plan::Plan;
 use std::collections::BTreeSet;
@@ -27,14 +27,14 @@ const STEPS_OF_GROUPS: [usize; 3] = [1, 2, 4];
 
 /// An arrangement, before anything about it is worked out.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Shape {
+struct ArrangementShape {
     counts: Vec<usize>,
     blocks: usize,
     slices: usize,
     replicas: u32,
 }
 
-impl Shape {
+impl ArrangementShape {
     /// The arrangement that comes closest to that of `plan`, which is in groups.
     fn of(plan: &Plan) -> Self {
         let hosts = |layer: usize| plan.groups.iter().filter(move |group| !group.experts[layer].is_empty());
@@ -63,7 +63,7 @@ impl Shape {
 
 /// Result of a local search.
 pub(crate) struct Climbed {
-    pub(crate) best: Option<Planned>,
+    pub(crate) best: Option<FeasiblePlan>,
     /// No plan of the arrangements that were looked at costs less, in dollars.
     pub(crate) bound: f64,
 }
@@ -71,15 +71,15 @@ pub(crate) struct Climbed {
 /// A local search.
 struct Climb<'c, 's, 'm> {
     slicing: &'c mut Slicing<'s, 'm>,
-    family: Family,
-    seen: BTreeSet<Shape>,
+    family: ArrangementFamily,
+    seen: BTreeSet<ArrangementShape>,
     bound: f64,
 }
 
 impl Slicing<'_, '_> {
     /// The cheapest plan of the arrangements near that of `plan`, which is in groups, that keeps every limit.
-    pub(crate) fn climbed(&mut self, plan: &Plan, family: Family) -> Climbed {
-        let start = Shape::of(plan);
+    pub(crate) fn climbed(&mut self, plan: &Plan, family: ArrangementFamily) -> Climbed {
+        let start = ArrangementShape::of(plan);
         let mut climb = Climb { slicing: self, family, seen: BTreeSet::new(), bound: f64::INFINITY };
         let grid = climb.grid(&start);
         let first = climb.look(grid, FIRST);
@@ -101,8 +101,8 @@ impl Slicing<'_, '_> {
 impl Climb<'_, '_, '_> {
     /// Explores the most promising of `shapes`: `most` of them, or up to the first that is better. Returns the best one
     /// that is better than what was known.
-    fn look(&mut self, shapes: Vec<Shape>, most: usize) -> Option<Shape> {
-        let mut promising: Vec<(f64, Shape)> = Vec::new();
+    fn look(&mut self, shapes: Vec<ArrangementShape>, most: usize) -> Option<ArrangementShape> {
+        let mut promising: Vec<(f64, ArrangementShape)> = Vec::new();
         for shape in shapes {
             let allowed = self.slicing.remote.allows(self.slicing.model, &shape.counts);
             if !allowed || !self.seen.insert(shape.clone()) {
@@ -142,7 +142,7 @@ impl Climb<'_, '_, '_> {
     }
 
     /// Coarse steps over numbers of experts and groups, and `start`.
-    fn grid(&self, start: &Shape) -> Vec<Shape> {
+    fn grid(&self, start: &ArrangementShape) -> Vec<ArrangementShape> {
         let model = self.slicing.model;
         let most = model.most_experts();
         let mut counts: Vec<Vec<usize>> = vec![start.counts.clone()];
@@ -160,7 +160,7 @@ impl Climb<'_, '_, '_> {
         for counts in counts {
             for (blocks, slices) in self.first_cuts(start) {
                 let replicas = [1, start.replicas];
-                shapes.extend(replicas.map(|replicas| Shape {
+                shapes.extend(replicas.map(|replicas| ArrangementShape {
                     counts: counts.clone(),
                     blocks,
                     slices,
@@ -171,9 +171,9 @@ impl Climb<'_, '_, '_> {
         shapes
     }
 
-    fn first_cuts(&self, start: &Shape) -> Vec<(usize, usize)> {
+    fn first_cuts(&self, start: &ArrangementShape) -> Vec<(usize, usize)> {
         let layers = self.slicing.model.layers.len();
-        if self.family == Family::PerLayer {
+        if self.family == ArrangementFamily::PerLayer {
             return vec![(layers, 1)];
         }
         let most = self.most_groups();
@@ -188,7 +188,7 @@ impl Climb<'_, '_, '_> {
     }
 
     /// Arrangements a step away.
-    fn near(&self, from: &Shape) -> Vec<Shape> {
+    fn near(&self, from: &ArrangementShape) -> Vec<ArrangementShape> {
         let model = self.slicing.model;
         let mut shapes = Vec::new();
         let all = model.experts();
@@ -206,12 +206,12 @@ impl Climb<'_, '_, '_> {
         let remote: usize = from.counts.iter().sum();
         shapes.push(from.with_counts(self.across(&vec![0; from.counts.len()], remote as isize)));
         shapes.extend(self.whole(from));
-        if self.family == Family::Sliced {
+        if self.family == ArrangementFamily::Sliced {
             let most = self.most_groups();
             for step in STEPS_OF_GROUPS {
                 let fewer = from.slices.saturating_sub(step);
                 for slices in [from.slices + step, fewer] {
-                    shapes.push(Shape { slices, ..from.clone() });
+                    shapes.push(ArrangementShape { slices, ..from.clone() });
                 }
             }
             // Groups of another size want another number of experts.
@@ -220,13 +220,14 @@ impl Climb<'_, '_, '_> {
                 let more = self.each(&from.counts, |count, experts| (count + step).min(experts));
                 let fewer = self.each(&from.counts, |count, _| count.saturating_sub(step));
                 for slices in [from.slices + 1, from.slices.saturating_sub(1)] {
-                    let with = |counts: &Vec<usize>| Shape { slices, ..from.with_counts(counts.clone()) };
+                    let with =
+                        |counts: &Vec<usize>| ArrangementShape { slices, ..from.with_counts(counts.clone()) };
                     shapes.extend([with(&more), with(&fewer)]);
                 }
             }
             for blocks in [from.blocks * 2, from.blocks / 2] {
                 let slices = (from.blocks * from.slices).checked_div(blocks).unwrap_or(0);
-                shapes.push(Shape { blocks, slices, ..from.clone() });
+                shapes.push(ArrangementShape { blocks, slices, ..from.clone() });
             }
             let layers = model.layers.len();
             shapes.retain(|shape| {
@@ -237,7 +238,7 @@ impl Climb<'_, '_, '_> {
         let most_replicas = model.problem.limits.max_replicas;
         for replicas in [from.replicas + 1, from.replicas - 1] {
             if (1..=most_replicas).contains(&replicas) {
-                shapes.push(Shape { replicas, ..from.clone() });
+                shapes.push(ArrangementShape { replicas, ..from.clone() });
             }
         }
         shapes.retain(|shape| shape.counts.iter().any(|count| *count > 0));
@@ -279,7 +280,7 @@ impl Climb<'_, '_, '_> {
     }
 
     /// `from` with one layer more that is wholly remote, or wholly local.
-    fn whole(&self, from: &Shape) -> Vec<Shape> {
+    fn whole(&self, from: &ArrangementShape) -> Vec<ArrangementShape> {
         let layers = &self.slicing.model.layers;
         let open = |layer: &usize| from.counts[*layer] < layers[*layer].experts;
         let away = |layer: &usize| from.counts[*layer] > 0;

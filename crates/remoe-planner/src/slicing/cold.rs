@@ -6,7 +6,7 @@
 //! with a given chance are cold. Where several groups may be, the rarest of those have one of their own, which sleeps
 //! longer.
 
-use super::{Candidate, Planned, Slicing};
+use super::{Candidate, FeasiblePlan, Slicing};
 use remoe_plan::model::Model;
 use remoe_plan::plan::{Group, Plan};
 
@@ -80,9 +80,9 @@ impl Slicing<'_, '_> {
         &self,
         candidate: &Candidate,
         base: &Plan,
-        known: Option<&Planned>,
+        known: Option<&FeasiblePlan>,
         window: f64,
-    ) -> Option<Planned> {
+    ) -> Option<FeasiblePlan> {
         let mut left = MOST_PARTED;
         let by_use = ByUse::new(self.model, None);
         let mut best = self.parted_by(&by_use, candidate, base, known, window, &mut left);
@@ -103,12 +103,12 @@ impl Slicing<'_, '_> {
         by_use: &ByUse,
         candidate: &Candidate,
         base: &Plan,
-        known: Option<&Planned>,
+        known: Option<&FeasiblePlan>,
         window: f64,
         left: &mut usize,
-    ) -> Option<Planned> {
+    ) -> Option<FeasiblePlan> {
         let cuts = by_use.cuts(self.is_small());
-        let mut best: Option<Planned> = None;
+        let mut best: Option<FeasiblePlan> = None;
         let mut tried: Vec<Vec<usize>> = cuts.iter().map(|cut| vec![*cut]).collect();
         if self.is_exhaustive(base) {
             // Of few experts two groups may pay where neither of them does alone.

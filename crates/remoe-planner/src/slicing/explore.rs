@@ -1,15 +1,15 @@
 //! The sizes of one arrangement: rectangles of them by what they cost at least.
 
 use super::arrangement::Arrangement;
-use super::table::{Pair, Table};
-use super::{COARSE_GAIN, LayerTerms, MANY_EXPERTS, Planned, Slicing, sized_as};
+use super::table::{SizePair, Table};
+use super::{COARSE_GAIN, FeasiblePlan, LayerTerms, MANY_EXPERTS, Slicing, sized_as};
 use crate::search::COST_TIE;
 use remoe_plan::model::sizing::Sizing;
 use std::collections::BinaryHeap;
 
 impl Slicing<'_, '_> {
     /// The cheapest plan of `arrangement` that keeps every limit and is worth a search after so much `work`.
-    pub(super) fn explore(&mut self, arrangement: &Arrangement<'_>, work: usize) -> Option<Planned> {
+    pub(super) fn explore(&mut self, arrangement: &Arrangement<'_>, work: usize) -> Option<FeasiblePlan> {
         let model = self.model;
         let plan = self.plan(arrangement.candidate, arrangement.cut, arrangement.replicas);
         let terms = self.terms.get_or_init(|| LayerTerms::of_all(model)).as_deref();
@@ -26,9 +26,9 @@ impl Slicing<'_, '_> {
         }
         let sized = Sizes { table: &table, stressed: stressed.as_ref(), mains: &mains, remotes: &remotes };
         let whole = Rectangle { main: (0, mains.len() - 1), remote: (0, remotes.len() - 1) };
-        let mut best: Option<Planned> = None;
-        let mut open = BinaryHeap::from([Open { bound: 0.0, rectangle: whole }]);
-        while let Some(Open { bound, rectangle }) = open.pop() {
+        let mut best: Option<FeasiblePlan> = None;
+        let mut open = BinaryHeap::from([OpenRectangle { bound: 0.0, rectangle: whole }]);
+        while let Some(OpenRectangle { bound, rectangle }) = open.pop() {
             if bound > self.worth(best.as_ref(), work) {
                 break;
             }
@@ -41,7 +41,7 @@ impl Slicing<'_, '_> {
                 let bound = self.cost_between(&sized, half.low(), half.high());
                 self.counters.bounds += 1;
                 if let Some(bound) = bound.filter(|bound| *bound <= self.worth(best.as_ref(), work)) {
-                    open.push(Open { bound, rectangle: half });
+                    open.push(OpenRectangle { bound, rectangle: half });
                 }
             }
         }
@@ -50,7 +50,7 @@ impl Slicing<'_, '_> {
 
     /// Returns the cost above which no plan of an arrangement is considered: less than the best one of it, and no
     /// more than [`Self::limit`].
-    fn worth(&self, own: Option<&Planned>, work: usize) -> f64 {
+    fn worth(&self, own: Option<&FeasiblePlan>, work: usize) -> f64 {
         let experts = self.model.experts();
         let gain = if experts > MANY_EXPERTS { COARSE_GAIN } else { -COST_TIE };
         own.map_or(f64::INFINITY, |own| own.cost() * (1.0 - gain)).min(self.limit(work))
@@ -84,36 +84,36 @@ struct Sizes<'a, 'm> {
 }
 
 impl Sizes<'_, '_> {
-    fn pair(&self, (main, remote): (usize, usize)) -> Pair<'_> {
-        Pair { main: self.mains[main], remote: &self.remotes[remote] }
+    fn pair(&self, (main, remote): (usize, usize)) -> SizePair<'_> {
+        SizePair { main: self.mains[main], remote: &self.remotes[remote] }
     }
 }
 
 /// A rectangle that is still to be looked into; of two the one with the lower bound is the greater one.
-struct Open {
+struct OpenRectangle {
     bound: f64,
     rectangle: Rectangle,
 }
 
-impl Ord for Open {
+impl Ord for OpenRectangle {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         other.bound.total_cmp(&self.bound)
     }
 }
 
-impl PartialOrd for Open {
+impl PartialOrd for OpenRectangle {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Open {
+impl PartialEq for OpenRectangle {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Open {}
+impl Eq for OpenRectangle {}
 
 /// A range of main and of remote sizes.
 #[derive(Debug, Clone, Copy)]
@@ -152,7 +152,7 @@ impl Rectangle {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::generate::{Random, small_problem};
+    use crate::generate::{SplitMix64, small_problem};
     use crate::slicing::RestOfLayers;
     use remoe_plan::plan::{Group, LayerPlan, Plan};
 
@@ -162,7 +162,7 @@ mod tests {
     fn a_rectangle_costs_no_more_than_any_pair_in_it() {
         let mut slower = 0;
         for seed in 0..60 {
-            let random = &mut Random::new(seed);
+            let random = &mut SplitMix64::new(seed);
             let mut problem = small_problem(seed, 2);
             problem.request.input_tokens = 3000.0;
             problem.limits.payload_bytes = None;

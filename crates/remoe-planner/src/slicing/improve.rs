@@ -1,7 +1,7 @@
 //! Moves of single groups, sizes and experts on the exact cost.
 
 use super::known::KnownLayers;
-use super::{FEW_EXPERTS, Planned, Slicing};
+use super::{FEW_EXPERTS, FeasiblePlan, Slicing};
 use remoe_plan::model::sizing::Sizing;
 use remoe_plan::plan::{Group, Plan};
 
@@ -21,7 +21,7 @@ impl Slicing<'_, '_> {
     /// `best` after every move that saves something: another size of the main function or of one group, a
     /// function more or less of one group, one expert to another group, home or away; and after pairs of
     /// them as far as `left` evaluations go.
-    pub(crate) fn improved(&self, mut best: Planned, depth: Depth, left: &mut usize) -> Planned {
+    pub(crate) fn improved(&self, mut best: FeasiblePlan, depth: Depth, left: &mut usize) -> FeasiblePlan {
         let mut known = KnownLayers::default();
         while *left > 0 && !self.model.ends() {
             // Of many experts few moves are made: most of them in the small.
@@ -47,12 +47,12 @@ impl Slicing<'_, '_> {
     /// `blocks`.
     fn cheapest_pair(
         &self,
-        best: &Planned,
+        best: &FeasiblePlan,
         blocks: &[Plan],
         near: &[Plan],
         left: &mut usize,
         known: &mut KnownLayers,
-    ) -> Option<Planned> {
+    ) -> Option<FeasiblePlan> {
         let pairs =
             near.iter().take_while(|_| !self.model.ends()).flat_map(|plan| self.neighbours(plan, usize::MAX));
         let affordable = near.len() * near.len() <= *left;
@@ -85,11 +85,11 @@ impl Slicing<'_, '_> {
     fn cheapest<'p>(
         &self,
         plans: impl Iterator<Item = &'p Plan>,
-        best: &Planned,
+        best: &FeasiblePlan,
         left: &mut usize,
         known: &mut KnownLayers,
-    ) -> Option<Planned> {
-        let mut better: Option<Planned> = None;
+    ) -> Option<FeasiblePlan> {
+        let mut better: Option<FeasiblePlan> = None;
         for plan in plans {
             *left = left.saturating_sub(1);
             if self.model.ends() {

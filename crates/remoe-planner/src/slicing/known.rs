@@ -1,7 +1,7 @@
 //! Times of layers that are kept while single experts, sizes and groups are moved: a move changes few layers.
 
-use super::{Planned, Slicing};
-use remoe_plan::cost::running::{Detail, Running, Times};
+use super::{FeasiblePlan, Slicing};
+use remoe_plan::cost::running::{Detail, ServingFunctions, Times};
 use remoe_plan::model::Model;
 use remoe_plan::plan::{Group, Plan};
 use std::collections::HashMap;
@@ -32,7 +32,7 @@ struct KnownLayer {
 
 impl Slicing<'_, '_> {
     /// Reports if `plan` may keep the times and beat `other`: false only where its evaluation would say so too.
-    pub(super) fn may_beat(&self, plan: &Plan, other: &Planned, known: &mut KnownLayers) -> bool {
+    pub(super) fn may_beat(&self, plan: &Plan, other: &FeasiblePlan, known: &mut KnownLayers) -> bool {
         if plan.groups.is_empty() {
             return true;
         }
@@ -46,7 +46,7 @@ impl Slicing<'_, '_> {
 impl KnownLayers {
     /// Returns the figures that the cost of `plan` follows from, without what quotas add to its times: more time
     /// never costs less.
-    fn running(&mut self, model: &Model<'_>, plan: &Plan) -> Running {
+    fn running(&mut self, model: &Model<'_>, plan: &Plan) -> ServingFunctions {
         if self.batches.is_empty() {
             self.batches = model.batches();
         }
@@ -87,7 +87,7 @@ impl KnownLayers {
         }
         let largest = plan.groups.iter().map(|group| model.weight_bytes(&group.experts)).fold(0.0, f64::max);
         let main = model.nonexpert_bytes + model.local_expert_bytes(&plan.remote_counts());
-        Running {
+        ServingFunctions {
             times,
             main_rate: model.main_rate(plan),
             remote_rate,

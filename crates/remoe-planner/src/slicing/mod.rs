@@ -32,7 +32,7 @@ pub(crate) use climb::Climbed;
 use deal::{Cut, deal};
 pub(crate) use improve::Depth;
 use remoe_plan::cost::running::Bill;
-use remoe_plan::cost::{Evaluation, Found as Limits, Violation};
+use remoe_plan::cost::{Evaluation, LimitViolations as Limits, Violation};
 use remoe_plan::model::Model;
 use remoe_plan::model::sizing::Sizing;
 use remoe_plan::plan::{Group, LayerPlan, Plan};
@@ -41,7 +41,7 @@ pub(crate) use rest::RestOfLayers;
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
 pub use sturdy::{Sturdiness, WrongCase};
-use table::Pair;
+use table::SizePair;
 pub(crate) use terms::LayerTerms;
 
 /// After how much work, in experts of arrangements, only savings above this share are pursued; at first also
@@ -71,7 +71,7 @@ const MOST_EVALUATIONS: usize = 150_000;
 
 /// Which arrangements are searched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Family {
+pub(crate) enum ArrangementFamily {
     /// A function of its own for every layer.
     PerLayer,
     /// Groups that hold a part of every layer, or of every layer of a block.
@@ -102,13 +102,13 @@ impl Moves {
 
 /// A plan that keeps every limit.
 #[derive(Debug, Clone)]
-pub(crate) struct Planned {
+pub(crate) struct FeasiblePlan {
     pub(crate) candidate: Candidate,
     pub(crate) plan: Plan,
     pub(crate) evaluation: Evaluation,
 }
 
-impl Planned {
+impl FeasiblePlan {
     pub(crate) fn cost(&self) -> f64 {
         self.evaluation.total_cost
     }
@@ -136,9 +136,9 @@ pub(crate) struct Slicing<'s, 'm> {
     pub(crate) remote: Remote,
     /// Seconds after which groups end by themselves, where moves may have them do so.
     pub(crate) window: Option<f64>,
-    pub(crate) best: Option<Planned>,
+    pub(crate) best: Option<FeasiblePlan>,
     /// Where nothing keeps the limits: the plans that come closest to it.
-    pub(crate) late: Vec<(f64, Planned)>,
+    pub(crate) late: Vec<(f64, FeasiblePlan)>,
     /// Cost above which no plan is considered, whatever else is known.
     pub(crate) cutoff: f64,
     /// Figures that are the same for every arrangement: of layers, and of every expert.
@@ -149,7 +149,7 @@ pub(crate) struct Slicing<'s, 'm> {
 
 impl Slicing<'_, '_> {
     /// Searches `candidates` in all arrangements of `family`.
-    pub(crate) fn run(&mut self, candidates: &[Candidate], family: Family, moves: Moves) {
+    pub(crate) fn run(&mut self, candidates: &[Candidate], family: ArrangementFamily, moves: Moves) {
         let with_moves = moves == Moves::All;
         let mut arrangements: Vec<Arrangement<'_>> = Vec::new();
         for candidate in candidates {
@@ -199,9 +199,9 @@ impl Slicing<'_, '_> {
         }
         if with_moves {
             // The best start is not always the best end.
-            starts.sort_by(|a: &Planned, b| a.cost().total_cmp(&b.cost()));
+            starts.sort_by(|a: &FeasiblePlan, b| a.cost().total_cmp(&b.cost()));
             let is_small = self.is_small();
-            let kind = |start: &Planned| {
+            let kind = |start: &FeasiblePlan| {
                 let counts = &start.candidate.counts;
                 let counts = if is_small { counts.clone() } else { vec![counts.iter().sum::<usize>()] };
                 (start.plan.groups.len(), counts)
@@ -217,7 +217,7 @@ impl Slicing<'_, '_> {
             let mut left = (most / (experts + replayed).max(1)).min(MOST_EVALUATIONS);
             if is_small {
                 // Of few experts single moves are cheap: pairs follow from where those end.
-                let mut ends: Vec<Planned> = Vec::new();
+                let mut ends: Vec<FeasiblePlan> = Vec::new();
                 let mut left = MOST_EVALUATIONS / 2;
                 for start in starts {
                     let end = self.improved(start, Depth::Single, &mut left);
@@ -238,7 +238,7 @@ impl Slicing<'_, '_> {
     }
 
     /// The plan that moves make of one with a function per layer, where groups may be as many.
-    pub(crate) fn moved_on(&self, planned: &Planned) -> Option<Planned> {
+    pub(crate) fn moved_on(&self, planned: &FeasiblePlan) -> Option<FeasiblePlan> {
         let layers = &planned.plan.layers;
         let experts = self.model.experts();
         let hosts = layers.iter().filter(|layer| !layer.remote.is_empty()).count();
@@ -264,19 +264,19 @@ impl Slicing<'_, '_> {
         let mains = self.model.useful_main_options(self.model.main_needed(&arrangement.candidate.counts));
         let remotes = self.remote_options(&plan);
         let (Some(main), Some(remote)) = (mains.last(), remotes.last()) else { return };
-        let plan = sized_as(&plan, &Pair { main: *main, remote });
+        let plan = sized_as(&plan, &SizePair { main: *main, remote });
         let planned = self.unjudged(arrangement.candidate, plan);
         self.late.push((self.strain(&planned), planned));
     }
 
     /// By how much `planned` misses the limit that it misses most; 0 where it keeps all.
-    fn strain(&self, planned: &Planned) -> f64 {
+    fn strain(&self, planned: &FeasiblePlan) -> f64 {
         let violations = (self.violations)(&planned.plan, &planned.evaluation);
         violations.iter().map(|violation| violation.value / violation.allowed - 1.0).fold(0.0, f64::max)
     }
 
     /// Plans that keep the limits, moves away from those that come closest.
-    fn repaired(&mut self) -> Vec<Planned> {
+    fn repaired(&mut self) -> Vec<FeasiblePlan> {
         let mut late = std::mem::take(&mut self.late);
         late.sort_by(|a, b| a.0.total_cmp(&b.0));
         late.truncate(MOST_STARTS);
@@ -302,9 +302,9 @@ impl Slicing<'_, '_> {
         repaired
     }
 
-    pub(crate) fn unjudged(&self, candidate: &Candidate, plan: Plan) -> Planned {
+    pub(crate) fn unjudged(&self, candidate: &Candidate, plan: Plan) -> FeasiblePlan {
         let evaluation = self.model.evaluate(&plan);
-        Planned { candidate: candidate.clone(), plan, evaluation }
+        FeasiblePlan { candidate: candidate.clone(), plan, evaluation }
     }
 
     /// Returns the cost above which no plan is considered.
@@ -328,11 +328,11 @@ impl Slicing<'_, '_> {
         &self,
         candidate: &Candidate,
         plan: Plan,
-        other: Option<&Planned>,
-    ) -> Option<Planned> {
+        other: Option<&FeasiblePlan>,
+    ) -> Option<FeasiblePlan> {
         let may_beat = |cost: f64| other.is_none_or(|other| cost <= other.cost() * (1.0 + 2.0 * COST_TIE));
         let evaluation = self.model.evaluate_if(&plan, may_beat)?;
-        let planned = Planned { candidate: candidate.clone(), plan, evaluation };
+        let planned = FeasiblePlan { candidate: candidate.clone(), plan, evaluation };
         let beats = other.is_none_or(|other| planned.beats(other));
         let keeps = beats && (self.violations)(&planned.plan, &planned.evaluation).is_empty();
         // Where the search ends meanwhile, latencies of the plan may be unknown.
@@ -414,7 +414,7 @@ pub(crate) fn in_groups(plan: &Plan) -> Plan {
 }
 
 /// `plan` with the sizes of `pair`.
-fn sized_as(plan: &Plan, pair: &Pair<'_>) -> Plan {
+fn sized_as(plan: &Plan, pair: &SizePair<'_>) -> Plan {
     let groups = plan.groups.iter().zip(pair.remote).map(|(group, sizing)| Group {
         memory_bytes: sizing.bytes,
         vcpus: sizing.stated,

@@ -46,7 +46,7 @@ impl RestOfLayers {
     }
 
     fn at(&self, of: &[Vec<f64>], vcpus: f64, least: bool) -> Times {
-        let place = Place { column: Column::between(&self.vcpus, vcpus), least };
+        let place = SizeBound { column: Column::between(&self.vcpus, vcpus), least };
         let mut figures = of.iter().map(|row| place.of(row));
         let prefill = figures.next().unwrap_or(0.0);
         Times { prefill, steps: figures.collect() }
@@ -55,12 +55,12 @@ impl RestOfLayers {
 
 /// Where a size stands between measured vCPUs, or at the least of all that is up to there.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct SizeBound {
     pub(crate) column: Column,
     pub(crate) least: bool,
 }
 
-impl Place {
+impl SizeBound {
     /// The value there of a row over the measured vCPUs.
     pub(crate) fn of(self, row: &[f64]) -> f64 {
         let row = ArrayView1::from(row);

@@ -1,7 +1,7 @@
 //! Plans that stand figures that are wrong: the optimum for exact figures lies where a limit binds, and breaks it
 //! first (AGH, arXiv 2604.07472, compares exact optima with sturdier plans in this way).
 
-use super::{FEW_EXPERTS, Planned, Slicing};
+use super::{FEW_EXPERTS, FeasiblePlan, Slicing};
 use crate::search::COST_TIE;
 use remoe_plan::cost::Evaluation;
 use remoe_plan::cost::stress::stressed;
@@ -65,7 +65,7 @@ pub(super) struct Trials<'t, 'm> {
 
 /// A plan on every wrong problem.
 #[derive(Clone)]
-pub(super) struct Tried {
+pub(super) struct TriedPlan {
     evaluations: Vec<Evaluation>,
     /// On how many of them it breaks a limit.
     pub(super) broken: usize,
@@ -81,7 +81,7 @@ impl<'t, 'm> Trials<'t, 'm> {
     }
 
     /// Returns `None` if the search ends meanwhile.
-    pub(super) fn of(&self, plan: &Plan) -> Option<Tried> {
+    pub(super) fn of(&self, plan: &Plan) -> Option<TriedPlan> {
         let factors = self.model.problem.prediction_p95.as_ref();
         let mut evaluations = Vec::with_capacity(self.wrong.len());
         for (figure, wrong) in &self.wrong {
@@ -94,7 +94,7 @@ impl<'t, 'm> Trials<'t, 'm> {
                 return None;
             }
         }
-        Some(Tried {
+        Some(TriedPlan {
             broken: evaluations.iter().filter(|evaluation| !evaluation.violations.is_empty()).count(),
             worst: evaluations.iter().map(|evaluation| evaluation.total_cost).fold(0.0, f64::max),
             evaluations,
@@ -103,9 +103,9 @@ impl<'t, 'm> Trials<'t, 'm> {
 }
 
 /// A plan that may be chosen.
-struct Open {
-    planned: Planned,
-    tried: Tried,
+struct OpenPlan {
+    planned: FeasiblePlan,
+    tried: TriedPlan,
     /// Set if its neighbours are known.
     expanded: bool,
     /// Set if it is too dear to be chosen, and only a step on the way to others; or if it is cheaper than the plan
@@ -113,9 +113,9 @@ struct Open {
     stone: bool,
 }
 
-impl Open {
+impl OpenPlan {
     /// Returns `None` if the search ends meanwhile.
-    fn new(planned: Planned, trials: &Trials<'_, '_>, (cheapest, dearest): (f64, f64)) -> Option<Self> {
+    fn new(planned: FeasiblePlan, trials: &Trials<'_, '_>, (cheapest, dearest): (f64, f64)) -> Option<Self> {
         let stone = planned.cost() > dearest || planned.cost() < cheapest * (1.0 - COST_TIE);
         Some(Self { tried: trials.of(&planned.plan)?, planned, expanded: false, stone })
     }
@@ -139,10 +139,10 @@ impl Slicing<'_, '_> {
     /// tried, it is `best`, and how sturdy that is remains unknown.
     pub(crate) fn sturdier(
         &self,
-        best: &Planned,
-        others: &[&Planned],
+        best: &FeasiblePlan,
+        others: &[&FeasiblePlan],
         share: f64,
-    ) -> (Planned, Option<Sturdiness>) {
+    ) -> (FeasiblePlan, Option<Sturdiness>) {
         if self.model.ends() {
             return (best.clone(), None);
         }
@@ -157,7 +157,7 @@ impl Slicing<'_, '_> {
         let mut seen = BTreeSet::new();
         for known in std::iter::once(&best).chain(others).filter(|known| known.cost() <= farthest) {
             if seen.insert(key(&known.plan)) {
-                open.extend(Open::new((*known).clone(), &trials, costs));
+                open.extend(OpenPlan::new((*known).clone(), &trials, costs));
             }
         }
         while open.iter().all(|open| open.tried.broken > 0 || open.stone)
@@ -185,7 +185,7 @@ impl Slicing<'_, '_> {
                 let planned = self.judged(&from.candidate, plan, None);
                 let planned =
                     planned.filter(|planned| planned.cost() <= if few { farthest } else { dearest });
-                open.extend(planned.and_then(|planned| Open::new(planned, &trials, costs)));
+                open.extend(planned.and_then(|planned| OpenPlan::new(planned, &trials, costs)));
             }
         }
         let tried: usize = trials.wrong.iter().map(|(_, wrong)| wrong.work_done()).sum();
@@ -193,7 +193,7 @@ impl Slicing<'_, '_> {
         let may_be = open.into_iter().filter(|open| !open.stone);
         let chosen = may_be.reduce(|known, open| if open.stands_better(&known) { open } else { known });
         let (planned, own) = match chosen {
-            Some(Open { planned, tried, .. }) => (planned, tried),
+            Some(OpenPlan { planned, tried, .. }) => (planned, tried),
             None => (best.clone(), of_cheapest.clone()),
         };
         let limits = |evaluation: &Evaluation| {

@@ -4,13 +4,13 @@
 #[allow(clippy::unwrap_used)]
 mod tests;
 
-use crate::slicing::rest::{Place, RestOfLayers};
+use crate::slicing::rest::{RestOfLayers, SizeBound};
 use crate::slicing::terms::{LayerTerms, PathTerms};
 use remoe_plan::cost::contention::Slowed;
 use remoe_plan::cost::lpt::longest_first;
 use remoe_plan::cost::quota::{Computed, Pace};
-use remoe_plan::cost::running::{Running, Times};
-use remoe_plan::cost::slowest::{Path, Spread, Work, expected_slowest, slowest_of};
+use remoe_plan::cost::running::{ServingFunctions, Times};
+use remoe_plan::cost::slowest::{Path, PathWork, Spread, expected_slowest, slowest_of};
 use remoe_plan::model::sizing::Sizing;
 use remoe_plan::model::{LayerModel, Model};
 use remoe_plan::plan::Plan;
@@ -138,7 +138,12 @@ impl<'m> Table<'m> {
 
     /// Times with these sizes, at these rates: `quick` says how quick functions are, `cheap` what they cost. With
     /// `least` times are those that nothing as large or smaller undercuts, for where more vCPUs may take longer.
-    pub(crate) fn running(&self, quick: &Pair<'_>, cheap: &Pair<'_>, least: bool) -> Running {
+    pub(crate) fn running(
+        &self,
+        quick: &SizePair<'_>,
+        cheap: &SizePair<'_>,
+        least: bool,
+    ) -> ServingFunctions {
         let model = self.model;
         model.add_work(self.layers.len() * (1 + self.batches.len()));
         let reserved = model.is_reserved();
@@ -157,7 +162,7 @@ impl<'m> Table<'m> {
             remote_bill =
                 billed.iter().zip(cheap.remote).map(|(seconds, sizing)| seconds * sizing.rate).sum();
         }
-        Running {
+        ServingFunctions {
             times,
             main_rate: model.gpu_rate + cheap.main.rate,
             remote_rate,
@@ -186,21 +191,21 @@ impl<'m> Table<'m> {
 }
 
 /// Sizes of the main function and of every group; the groups' vCPUs are the same.
-pub(crate) struct Pair<'a> {
+pub(crate) struct SizePair<'a> {
     pub(crate) main: Sizing,
     pub(crate) remote: &'a [Sizing],
 }
 
-impl Pair<'_> {
+impl SizePair<'_> {
     fn remote_vcpus(&self) -> f64 {
         self.remote.first().map_or(1.0, |sizing| sizing.vcpus)
     }
 }
 
 /// Where the main function and groups stand on a layer's curves.
-struct Places {
-    main: Place,
-    remote: Place,
+struct CurvePositions {
+    main: SizeBound,
+    remote: SizeBound,
 }
 
 impl<'m> Layer<'m> {
@@ -267,26 +272,26 @@ impl<'m> Layer<'m> {
     }
 
     /// Seconds of one local expert with one token.
-    fn one_here(&self, main: Place) -> f64 {
+    fn one_here(&self, main: SizeBound) -> f64 {
         self.slowed.steps[0] * main.of(self.model.curve.one())
     }
 
     /// Seconds of one remote expert with one token.
-    fn one_away(&self, remote: Place) -> f64 {
+    fn one_away(&self, remote: SizeBound) -> f64 {
         self.slowed.steps[0] * remote.of(self.model.remote_curve().one())
     }
 
-    fn places(&self, main: Pace, remote: Pace, least: bool) -> Places {
+    fn places(&self, main: Pace, remote: Pace, least: bool) -> CurvePositions {
         let (curve, remote_curve) = (&self.model.curve, self.model.remote_curve());
-        Places {
-            main: Place { column: curve.column(main.vcpus), least },
-            remote: Place { column: remote_curve.column(remote.vcpus), least },
+        CurvePositions {
+            main: SizeBound { column: curve.column(main.vcpus), least },
+            remote: SizeBound { column: remote_curve.column(remote.vcpus), least },
         }
     }
 
     /// Adds how long the experts of the layer take to `times`, and what groups work to `billed`.
-    fn add_times(&self, model: &Model<'_>, places: &Places, times: &mut Times, billed: &mut [f64]) {
-        let Places { main, remote } = *places;
+    fn add_times(&self, model: &Model<'_>, places: &CurvePositions, times: &mut Times, billed: &mut [f64]) {
+        let CurvePositions { main, remote } = *places;
         let mut slowest = main.of(&self.local);
         for bin in &self.bins {
             let seconds = remote.of(&bin.computing) + bin.way;
@@ -341,7 +346,7 @@ impl<'m> Layer<'m> {
                 works.iter().zip(places).map(|(work, place)| place.of(&work.mean)).sum()
             });
             let places = std::iter::once(main).chain(std::iter::repeat(remote));
-            let works = works.iter().zip(places).map(|(work, place)| Work {
+            let works = works.iter().zip(places).map(|(work, place)| PathWork {
                 mean: place.of(&work.mean) + work.way,
                 variance: place.of(&work.deviation).powi(2),
             });
@@ -350,9 +355,15 @@ impl<'m> Layer<'m> {
     }
 
     /// Adds what the main function and every group compute of it to `all`, the main function first.
-    fn add_computed(&self, model: &Model<'_>, places: &Places, batches: &[f64], all: &mut [Computed]) {
-        let Places { main, remote } = *places;
-        let alone = |path: usize, place: Place, one: f64| {
+    fn add_computed(
+        &self,
+        model: &Model<'_>,
+        places: &CurvePositions,
+        batches: &[f64],
+        all: &mut [Computed],
+    ) {
+        let CurvePositions { main, remote } = *places;
+        let alone = |path: usize, place: SizeBound, one: f64| {
             let many = self.batches.iter().map(move |works| place.of(&works[path].mean));
             let steps = std::iter::once(one).chain(many).zip(&self.slowed.steps);
             steps.map(|(seconds, slowed)| seconds / slowed)

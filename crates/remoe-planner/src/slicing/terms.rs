@@ -1,7 +1,7 @@
 //! Contribution of every expert to the times of an arrangement, wherever it is: computed once for all of them.
 
+use remoe_plan::model::ExpertUse;
 use remoe_plan::model::Model;
-use remoe_plan::model::Used;
 use remoe_plan::problem::curve::Curve;
 
 /// Numbers that are kept of all experts together, at most: 64 MB.
@@ -29,7 +29,7 @@ pub(crate) struct Columns {
 }
 
 impl Columns {
-    fn new(curve: &Curve, experts: impl Iterator<Item = Used>, term: impl Fn(f64, f64) -> f64) -> Self {
+    fn new(curve: &Curve, experts: impl Iterator<Item = ExpertUse>, term: impl Fn(f64, f64) -> f64) -> Self {
         let columns = curve.columns();
         let values = experts.flat_map(|(used, tokens)| {
             let row = curve.row(tokens);
@@ -54,7 +54,7 @@ impl PathTerms {
     fn new(model: &Model<'_>, layer: usize, curve: &Curve) -> Self {
         let per_token = model.layers[layer].per_token();
         let prefill = model.shares[layer].iter().map(|share| (1.0, model.input * per_token * share));
-        let of_batch = |used: &Vec<Vec<Used>>| {
+        let of_batch = |used: &Vec<Vec<ExpertUse>>| {
             let experts = || used[layer].iter().copied();
             let mean = Columns::new(curve, experts(), |used, seconds| used * seconds);
             let variance = |used: f64, seconds: f64| used * (1.0 - used) * seconds.powi(2);

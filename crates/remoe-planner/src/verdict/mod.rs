@@ -1,9 +1,9 @@
 //! Verdict on remote experts: every way to serve the model beside the others, in one sentence.
 
-mod turn;
+mod flip;
 
 use crate::plans::Plans;
-use crate::slicing::Planned;
+use crate::slicing::FeasiblePlan;
 use crate::words::{amount, dollars, limit_name};
 use remoe_plan::cost::Evaluation;
 use remoe_plan::cost::baselines::{Baseline, WithoutRemote};
@@ -12,8 +12,8 @@ use remoe_plan::problem::Device;
 use remoe_plan::way::Way;
 use serde::Serialize;
 
-pub(crate) use turn::Turns;
-pub use turn::{Cause, Turn};
+pub(crate) use flip::VerdictFlips;
+pub use flip::{FlipFigure, VerdictFlip};
 
 /// The cheapest way to serve, and whether it has remote experts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -27,10 +27,10 @@ pub struct Verdict {
     /// All rivals.
     pub rivals: Vec<Rival>,
     /// Changes that would turn the verdict, where that was asked.
-    pub turns: Vec<Turn>,
+    pub turns: Vec<VerdictFlip>,
     /// Figures of which that is not known: finding out takes more work than it is worth.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub undecided: Vec<Cause>,
+    pub undecided: Vec<FlipFigure>,
 }
 
 /// One way at its cheapest.
@@ -151,11 +151,12 @@ pub(crate) fn best(rivals: &[Rival]) -> Option<(Way, f64)> {
 
 impl Verdict {
     /// `turns`: what turns it, given whether remote experts pay; none where that was not asked.
-    pub(crate) fn new(rivals: Vec<Rival>, turns: Option<impl FnOnce(bool) -> Turns>) -> Self {
+    pub(crate) fn new(rivals: Vec<Rival>, turns: Option<impl FnOnce(bool) -> VerdictFlips>) -> Self {
         let found = best(&rivals);
         let pays = found.is_some_and(|(way, _)| way.has_remote_experts());
         let asked = turns.is_some();
-        let Turns { found: turns, undecided } = turns.map_or_else(Turns::default, |turns| turns(pays));
+        let VerdictFlips { found: turns, undecided } =
+            turns.map_or_else(VerdictFlips::default, |turns| turns(pays));
         let mut sentence = first_sentence(&rivals, found.map(|(way, _)| way));
         let would: Vec<&str> = turns.iter().map(|turn| turn.words.as_str()).collect();
         if !would.is_empty() {
@@ -241,7 +242,7 @@ fn absent(name: Way, why: &str) -> Rival {
     }
 }
 
-fn planned(name: Way, found: Option<&Planned>, is_near: bool) -> Rival {
+fn planned(name: Way, found: Option<&FeasiblePlan>, is_near: bool) -> Rival {
     let Some(found) = found.filter(|found| found.plan.replicas() > 0) else {
         let why = if is_near {
             "not searched: plans near the previous one only"

@@ -4,15 +4,15 @@
 use crate::engine;
 use crate::generate;
 
-use engine::{Lengths, Observed, Setting, observe};
-use generate::{Random, Sample};
+use engine::{Lengths, Setting, SimulatedFigures, observe};
+use generate::{Sample, SplitMix64};
 use proptest::prelude::*;
 use remoe_planner::{Alive, Arrivals, Service, alive};
 
 impl Setting {
     /// From asleep most of the time to nearly saturated; half of them with one main.
     fn random(seed: u64) -> Self {
-        let random = &mut Random::new(seed);
+        let random = &mut SplitMix64::new(seed);
         let slots = random.whole(1, 16) as usize;
         let mains = if random.one_in(2) { 1 } else { random.whole(2, 4) as usize };
         let (first, slope) = (random.between(0.01, 0.1), random.unit());
@@ -84,7 +84,7 @@ fn close(left: f64, right: f64, relative: f64) {
 }
 
 /// How far the closed form is from what was seen, part by part.
-fn errors(expected: &Alive, seen: &Observed) -> [f64; 9] {
+fn errors(expected: &Alive, seen: &SimulatedFigures) -> [f64; 9] {
     let relative = |expected: f64, seen: f64| if seen > 0.0 { (expected - seen).abs() / seen } else { 0.0 };
     [
         (expected.share - seen.share).abs(),
@@ -118,7 +118,7 @@ const PARTS: [&str; 9] = [
 
 /// Settings of one kind, and the median and the largest error of each part that they may have: what was
 /// measured and a fifth more.
-struct Kind {
+struct SettingKind {
     name: &'static str,
     of: fn(&Setting, &Alive) -> bool,
     median: [f64; 9],
@@ -128,7 +128,7 @@ struct Kind {
 #[test]
 fn the_closed_form_agrees_with_engines() {
     let kinds = [
-        Kind {
+        SettingKind {
             name: "single requests of varying length",
             of: |setting, expected| {
                 setting.burst == 1.0 && setting.lengths == Lengths::Geometric && expected.utilisation <= 0.8
@@ -136,7 +136,7 @@ fn the_closed_form_agrees_with_engines() {
             median: [0.0011, 0.0034, 0.0021, 0.0096, 0.028, 0.030, 0.085, 0.0026, 0.12],
             most: [0.010, 0.057, 0.025, 0.90, 0.28, 0.28, 1.09, 0.46, 0.67],
         },
-        Kind {
+        SettingKind {
             name: "single requests of one length",
             of: |setting, expected| {
                 setting.burst == 1.0 && setting.lengths == Lengths::Fixed && expected.utilisation <= 0.8
@@ -144,7 +144,7 @@ fn the_closed_form_agrees_with_engines() {
             median: [0.0010, 0.0022, 0.0015, 0.0085, 0.056, 0.059, 0.035, 0.0040, 0.16],
             most: [0.010, 0.074, 0.019, 1.05, 0.36, 0.35, 2.30, 0.87, 1.03],
         },
-        Kind {
+        SettingKind {
             name: "bursts of varying length",
             of: |setting, expected| {
                 setting.burst > 1.0 && setting.lengths == Lengths::Geometric && expected.utilisation <= 0.8
@@ -152,7 +152,7 @@ fn the_closed_form_agrees_with_engines() {
             median: [0.0045, 0.0044, 0.0095, 0.027, 0.047, 0.045, 0.35, 0.14, 0.43],
             most: [0.019, 0.035, 0.095, 0.37, 0.16, 0.16, 1.60, 0.74, 0.70],
         },
-        Kind {
+        SettingKind {
             name: "bursts of one length",
             of: |setting, expected| {
                 setting.burst > 1.0 && setting.lengths == Lengths::Fixed && expected.utilisation <= 0.8
@@ -160,7 +160,7 @@ fn the_closed_form_agrees_with_engines() {
             median: [0.0055, 0.0060, 0.0061, 0.017, 0.10, 0.11, 0.18, 0.12, 0.48],
             most: [0.039, 0.053, 0.048, 0.32, 0.31, 0.29, 2.25, 4.05, 0.76],
         },
-        Kind {
+        SettingKind {
             name: "nearly saturated",
             of: |_, expected| expected.utilisation > 0.8,
             // Waits are estimates for a search here; plans are judged by simulated latencies (`latency.rs`).
@@ -360,7 +360,7 @@ fn a_recording_is_replayed_exactly() {
 
 #[test]
 fn recorded_arrivals_mean_what_random_ones_do() {
-    let random = &mut Random::new(17);
+    let random = &mut SplitMix64::new(17);
     for (idle, mains) in [(20.0, 1), (60.0, 1), (20.0, 3)] {
         let rate = 0.05;
         let mut now = 0.0;

@@ -1,11 +1,11 @@
 //! Groups that end by themselves, beside a simulation of their lives.
 
-use crate::generate::Random;
+use crate::generate::SplitMix64;
 use remoe_planner::{Alone, AloneTime};
 
 /// A group as it lives, request by request.
 fn observed(alone: &Alone, wakes: usize, seed: u64) -> AloneTime {
-    let random = &mut Random::new(seed);
+    let random = &mut SplitMix64::new(seed);
     let (mut now, mut ready, mut ends) = (0.0, 0.0, 0.0);
     let (mut alive, mut woken, mut requests, mut cold) = (0.0, 0, 0.0, 0.0);
     let mut began = 0.0;
@@ -31,7 +31,7 @@ fn observed(alone: &Alone, wakes: usize, seed: u64) -> AloneTime {
 
 #[test]
 fn the_closed_form_is_what_groups_do() {
-    let random = &mut Random::new(11);
+    let random = &mut SplitMix64::new(11);
     let (mut worst, mut compared) = (0.0_f64, 0);
     for seed in 0..200 {
         let service = random.between(0.1, 20.0);

@@ -4,8 +4,8 @@ use crate::generate;
 
 use generate::small_problem;
 use remoe_planner::{
-    Account, CpuProfile, Device, MainSize, Options, PAGE_POSITIONS, PlanDraft, PlanError, Problem, Request,
-    evaluate, preallocate, solve, useful_vcpus,
+    CpuProfile, Device, MainSize, Options, PAGE_POSITIONS, PlanAccount, PlanDraft, PlanError, Problem,
+    Request, evaluate, preallocate, solve, useful_vcpus,
 };
 
 fn with_concurrency(problem: &Problem, concurrency: u32) -> Problem {
@@ -31,7 +31,7 @@ fn one_as_large(problem: &Problem) -> Problem {
 }
 
 #[test]
-fn memory_is_for_the_largest_request_or_for_all_typical_ones_whichever_is_more() {
+fn memory_covers_largest_request_or_all_typical_ones() {
     let mut larger = 0;
     for seed in 0..200 {
         let problem = small_problem(seed, 2);
@@ -64,14 +64,14 @@ fn memory_is_for_the_largest_request_or_for_all_typical_ones_whichever_is_more()
 }
 
 #[test]
-fn what_a_request_is_expected_to_cost_keeps_the_memory_of_the_plan() {
+fn expected_request_cost_keeps_memory_of_plan() {
     let (problem, answer) = (0..)
         .find_map(|seed| {
             let problem = with_concurrency(&small_problem(seed, 2), 8);
             solve(&problem, None, &Options::default()).ok().map(|answer| (problem, answer))
         })
         .unwrap();
-    let account = Account::new(problem.clone(), &PlanDraft::from(&answer.plan)).unwrap();
+    let account = PlanAccount::new(problem.clone(), &PlanDraft::from(&answer.plan)).unwrap();
     let rate = |input: usize, steps: usize| {
         let plan = PlanDraft::from(&answer.plan);
         let mut one = one_as_large(&problem);

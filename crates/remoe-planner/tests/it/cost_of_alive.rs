@@ -7,16 +7,16 @@ use crate::engine;
 use crate::generate;
 
 use engine::{Lengths, Setting, observe};
-use generate::{Beyond, Random, beyond, small_problem};
+use generate::{ExtendedDecisions, SplitMix64, beyond, small_problem};
 use remoe_planner::{Device, Options, Problem, Remote, solve};
 
 /// A problem with groups, vCPUs and requests that come rarely enough for functions to end between them.
 fn problem(seed: u64) -> Problem {
-    let random = &mut Random::new(seed);
+    let random = &mut SplitMix64::new(seed);
     let idle_seconds = random.between(1.0, 100.0);
     // From a request in three windows to three in one.
     let per_second = 3f64.powf(random.between(-1.0, 1.0)) / idle_seconds;
-    let form = Beyond {
+    let form = ExtendedDecisions {
         groups: Some(3),
         vcpus: true,
         per_second: Some(per_second),

@@ -3,9 +3,9 @@
 
 use crate::generate;
 
-use generate::{Random, Sample, Shape, model_problem, small_problem, tighten};
+use generate::{Sample, Shape, SplitMix64, model_problem, small_problem, tighten};
 use remoe_planner::{
-    Answer, Billing, Evaluation, Options, Plan, PlanDraft, PlanError, Problem, Selection, SizeRange,
+    Billing, Evaluation, Options, Plan, PlanDraft, PlanError, PlanningResult, Problem, Selection, SizeRange,
     evaluate, solve,
 };
 use serde_json::json;
@@ -46,7 +46,7 @@ impl Terms {
 
 /// A problem of at most [`MOST_EXPERTS`] experts in one to four layers, whose plans can all be tried.
 fn problem(seed: u64) -> Problem {
-    let random = &mut Random::new(seed ^ 0xa11);
+    let random = &mut SplitMix64::new(seed ^ 0xa11);
     let layers = 1 + seed as usize % 4;
     let mut problem = small_problem(seed, layers);
     let mut left = MOST_EXPERTS;
@@ -244,7 +244,7 @@ impl Gaps {
         self.above.push((above, seed));
     }
 
-    fn note(&mut self, answer: &Answer) {
+    fn note(&mut self, answer: &PlanningResult) {
         self.mixed += usize::from(answer.explanation.selection == Some(Selection::Mixed));
         let binding = answer.explanation.binding.as_ref();
         self.bound += usize::from(binding.is_some_and(|binding| ["ttft", "tpot"].contains(&&*binding.limit)));

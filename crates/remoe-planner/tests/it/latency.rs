@@ -3,7 +3,7 @@
 use crate::engine;
 use crate::generate;
 
-use engine::{Lengths, Observed, Setting, observe, quantile, saturated_per_second};
+use engine::{Lengths, Setting, SimulatedFigures, observe, quantile, saturated_per_second};
 use generate::{Sample, small_problem};
 use remoe_planner::{
     Arrivals, Latency, Options, PlanDraft, Problem, Quantile, Remote, Service, evaluate, latency, solve,
@@ -63,7 +63,7 @@ impl Cell {
         setting
     }
 
-    fn observed(&self, setting: &Setting) -> Observed {
+    fn observed(&self, setting: &Setting) -> SimulatedFigures {
         // Long queues take many requests to be seen well.
         let requests = 20_000.0 * self.burst * if self.utilisation > 0.6 { 6.0 } else { 1.0 };
         observe(setting, requests as usize, 77)
@@ -97,7 +97,7 @@ impl Setting {
 }
 
 /// Relative errors of TTFT (mean, p50, p95, p99) and TPOT (mean, p95).
-fn errors(found: &Latency, seen: &Observed) -> [f64; 6] {
+fn errors(found: &Latency, seen: &SimulatedFigures) -> [f64; 6] {
     let tpot = seen.tpot.iter().sum::<f64>() / seen.tpot.len() as f64;
     [
         found.ttft.mean / seen.mean_ttft(),

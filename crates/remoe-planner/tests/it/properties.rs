@@ -2,19 +2,19 @@
 
 use crate::generate;
 
-use generate::{Random, Sample, Shape, model_problem, small_problem};
+use generate::{Sample, Shape, SplitMix64, model_problem, small_problem};
 use proptest::prelude::*;
 use remoe_planner::{
-    Account, Affine, Answer, CpuProfile, Device, ErrorFactor, Layer, LayerPlan, Measured, Options, PlanDraft,
-    PlanError, Pricing, Problem, Remote, SizeRange, WrongCase, assignments_bound, evaluate, load_bound,
-    longest_first, longest_first_beside, paper_bound, solve,
+    Affine, CpuProfile, Device, ErrorFactor, Layer, LayerPlan, Measured, Options, PlanAccount, PlanDraft,
+    PlanError, PlanningResult, Pricing, Problem, Remote, SizeRange, WrongCase, assignments_bound, evaluate,
+    load_bound, longest_first, longest_first_beside, paper_bound, solve,
 };
 
 fn problems() -> impl Strategy<Value = Problem> {
     (any::<u32>(), 1..=3usize).prop_map(|(seed, layers)| small_problem(u64::from(seed), layers))
 }
 
-fn solved(problem: &Problem, options: &Options) -> Option<Answer> {
+fn solved(problem: &Problem, options: &Options) -> Option<PlanningResult> {
     match solve(problem, None, options) {
         Ok(answer) => Some(answer),
         Err(PlanError::Infeasible(_)) => None,
@@ -88,13 +88,13 @@ proptest! {
     }
 
     #[test]
-    fn a_request_that_takes_what_was_expected_costs_what_was_expected(problem in problems(), reserved: bool) {
+    fn request_as_expected_costs_the_expected_cost(problem in problems(), reserved: bool) {
         let mut problem = problem;
         if reserved {
             problem.pricing.billing = remoe_planner::Billing::Reserved;
         }
         let Some(answer) = solved(&problem, &Options::default()) else { return Ok(()) };
-        let account = Account::new(problem.clone(), &PlanDraft::from(&answer.plan)).unwrap();
+        let account = PlanAccount::new(problem.clone(), &PlanDraft::from(&answer.plan)).unwrap();
         let (input, steps) = (problem.request.input_tokens as usize, problem.request.output_tokens as usize);
         let expected = account.expect(input, steps);
         let evaluation = &answer.evaluation;
@@ -117,7 +117,7 @@ proptest! {
         prop_assert!(close(comparison.measured.tpot_seconds, expected.tpot_seconds));
         // It survives the wire.
         let json = serde_json::to_string(&account).unwrap();
-        let again = Account::from_json(&json).unwrap();
+        let again = PlanAccount::from_json(&json).unwrap();
         prop_assert!(close(again.expect(input, steps).cost, expected.cost));
     }
 
@@ -368,7 +368,7 @@ proptest! {
         let plan = |problem: &Problem| solved(problem, &options).map(|answer| (answer.plan, answer.evaluation));
         prop_assert_eq!(plan(&problem), plan(&same));
         // With other factors the plan is as good as one that is made with those of its own counts alone.
-        let mut random = Random::new(seed.into());
+        let mut random = SplitMix64::new(seed.into());
         let different = lists(&problem, &mut |_, _| random.between(1.0, 3.0));
         let Some(answer) = solved(&different, &options) else { return Ok(()) };
         let factors = different.prediction_p95.as_ref().unwrap().iter().zip(&answer.plan.layers);
@@ -437,9 +437,9 @@ fn best_partition(weights: &[f64], replicas: usize) -> f64 {
 
 /// Share of prompts whose assignments to `set` experts stay within `bound`, when each token takes
 /// `top_k` different experts at random.
-fn within(random: &mut Random, tokens: u64, set: u64, top_k: u64, experts: u64, bound: f64) -> f64 {
+fn within(random: &mut SplitMix64, tokens: u64, set: u64, top_k: u64, experts: u64, bound: f64) -> f64 {
     const PROMPTS: u32 = 2000;
-    let prompt = |random: &mut Random| -> f64 {
+    let prompt = |random: &mut SplitMix64| -> f64 {
         let mut received = 0;
         for _ in 0..tokens {
             // Draws without replacement: the experts of the set come first.
@@ -459,7 +459,7 @@ fn within(random: &mut Random, tokens: u64, set: u64, top_k: u64, experts: u64, 
 
 #[test]
 fn the_bound_holds_in_95_of_100_prompts() {
-    let random = &mut Random::new(5);
+    let random = &mut SplitMix64::new(5);
     let mut least = (1.0, 1.0);
     for (tokens, top_k, experts) in
         [(1, 1, 4), (8, 2, 8), (64, 2, 8), (64, 6, 64), (128, 1, 16), (256, 4, 16)]

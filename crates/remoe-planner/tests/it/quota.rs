@@ -3,22 +3,22 @@
 
 use crate::generate;
 
-use generate::Random;
-use remoe_planner::{Account, Evaluation, PlanDraft, Problem, evaluate};
+use generate::SplitMix64;
+use remoe_planner::{Evaluation, PlanAccount, PlanDraft, Problem, evaluate};
 use serde_json::{Value, json};
 
 const PERIOD_NANOS: u64 = 100_000_000;
 
 /// One function under a quota: what is left of the period that it is in.
-struct Function {
+struct QuotaFunction {
     vcpus: f64,
     phase: u64,
     period: u64,
     left: u64,
 }
 
-impl Function {
-    fn new(vcpus: f64, random: &mut Random) -> Self {
+impl QuotaFunction {
+    fn new(vcpus: f64, random: &mut SplitMix64) -> Self {
         Self { vcpus, phase: random.whole(0, PERIOD_NANOS), period: u64::MAX, left: 0 }
     }
 
@@ -43,7 +43,7 @@ impl Function {
 }
 
 /// A request whose every step calls one function after the other.
-struct Scene {
+struct QuotaCase {
     main_vcpus: f64,
     group_vcpus: f64,
     /// Seconds of the main function in every layer.
@@ -56,10 +56,10 @@ struct Scene {
     call_seconds: (f64, f64),
 }
 
-impl Scene {
-    fn random(random: &mut Random) -> Self {
+impl QuotaCase {
+    fn random(random: &mut SplitMix64) -> Self {
         let groups = random.whole(1, 4) as usize;
-        let seconds = |random: &mut Random| 10f64.powf(random.between(-4.0, -2.0));
+        let seconds = |random: &mut SplitMix64| 10f64.powf(random.between(-4.0, -2.0));
         let (main, expert) = (seconds(random), seconds(random));
         // How much of that calls take.
         let calls = (random.between(0.0, 0.9), random.between(0.0, 0.9));
@@ -75,11 +75,11 @@ impl Scene {
         }
     }
 
-    fn simulated(&self, random: &mut Random) -> f64 {
+    fn simulated(&self, random: &mut SplitMix64) -> f64 {
         const STEPS: u32 = 1000;
-        let mut main = Function::new(self.main_vcpus, random);
-        let mut groups: Vec<Function> =
-            (0..self.groups).map(|_| Function::new(self.group_vcpus, random)).collect();
+        let mut main = QuotaFunction::new(self.main_vcpus, random);
+        let mut groups: Vec<QuotaFunction> =
+            (0..self.groups).map(|_| QuotaFunction::new(self.group_vcpus, random)).collect();
         let mut now = PERIOD_NANOS;
         for _ in 0..STEPS {
             now = self.step(now, &mut main, &mut groups);
@@ -123,12 +123,12 @@ impl Scene {
     }
 
     /// Seconds of a step of an answer with so many of them, in the mean over requests that find functions rested.
-    fn simulated_alone(&self, steps: u32, random: &mut Random) -> f64 {
+    fn simulated_alone(&self, steps: u32, random: &mut SplitMix64) -> f64 {
         const REQUESTS: u32 = 200;
-        let answer = |random: &mut Random| {
-            let mut main = Function::new(self.main_vcpus, random);
-            let mut groups: Vec<Function> =
-                (0..self.groups).map(|_| Function::new(self.group_vcpus, random)).collect();
+        let answer = |random: &mut SplitMix64| {
+            let mut main = QuotaFunction::new(self.main_vcpus, random);
+            let mut groups: Vec<QuotaFunction> =
+                (0..self.groups).map(|_| QuotaFunction::new(self.group_vcpus, random)).collect();
             let first = self.step(PERIOD_NANOS, &mut main, &mut groups);
             let last = (0..steps).fold(first, |now, _| self.step(now, &mut main, &mut groups));
             (last - first) as f64 / 1e9 / f64::from(steps)
@@ -137,7 +137,7 @@ impl Scene {
     }
 
     /// When a step is done that begins `now`.
-    fn step(&self, mut now: u64, main: &mut Function, groups: &mut [Function]) -> u64 {
+    fn step(&self, mut now: u64, main: &mut QuotaFunction, groups: &mut [QuotaFunction]) -> u64 {
         for (group, seconds) in &self.layers {
             now = main.compute(now, self.main_seconds + self.call_seconds.0);
             now = groups[*group].compute(now, *seconds + self.call_seconds.1);
@@ -163,7 +163,7 @@ impl Scene {
 
     fn expected_alone(&self, steps: u32) -> f64 {
         let form = json!({"problem": self.problem(true), "plan": self.plan()});
-        Account::from_json(&form.to_string()).unwrap().expect(1, steps as usize).tpot_seconds
+        PlanAccount::from_json(&form.to_string()).unwrap().expect(1, steps as usize).tpot_seconds
     }
 }
 
@@ -173,9 +173,9 @@ fn evaluated(problem: &Value, plan: &Value) -> Evaluation {
 }
 
 #[test]
-fn a_step_takes_as_long_as_functions_that_run_out_of_their_quotas() {
-    let random = &mut Random::new(11);
-    let scenes: Vec<Scene> = (0..300).map(|_| Scene::random(random)).collect();
+fn step_time_matches_functions_that_exhaust_cpu_quota() {
+    let random = &mut SplitMix64::new(11);
+    let scenes: Vec<QuotaCase> = (0..300).map(|_| QuotaCase::random(random)).collect();
     let ratios = scenes.iter().map(|scene| scene.simulated(random) / scene.expected(true));
     let mut ratios: Vec<f64> = ratios.collect();
     ratios.sort_by(f64::total_cmp);
@@ -195,11 +195,11 @@ fn a_step_takes_as_long_as_functions_that_run_out_of_their_quotas() {
 /// Single requests find functions rested: what a period gives them is there when they begin.
 #[test]
 fn a_short_answer_ends_before_quotas_slow_it_down() {
-    let random = &mut Random::new(12);
+    let random = &mut SplitMix64::new(12);
     let mut ratios: Vec<f64> = Vec::new();
     let mut quicker = 0;
     for _ in 0..300 {
-        let scene = Scene::random(random);
+        let scene = QuotaCase::random(random);
         let steps = random.whole(4, 64) as u32;
         let expected = scene.expected_alone(steps);
         ratios.push(scene.simulated_alone(steps, random) / expected);
@@ -216,7 +216,7 @@ fn a_short_answer_ends_before_quotas_slow_it_down() {
 #[test]
 fn a_prefill_calls_every_function_of_a_group() {
     const CALL: f64 = 0.01;
-    let scene = |main_call| Scene {
+    let scene = |main_call| QuotaCase {
         main_vcpus: 0.25,
         group_vcpus: 1.0,
         main_seconds: 1.0,
@@ -246,7 +246,7 @@ fn a_prefill_calls_every_function_of_a_group() {
 fn a_prefill_waits_for_the_busiest_replica() {
     const TOKENS: f64 = 100.0;
     const EXPERT: f64 = 1e-3;
-    let scene = Scene {
+    let scene = QuotaCase {
         main_vcpus: 1.0,
         group_vcpus: 0.5,
         main_seconds: 1e-6,

@@ -1,11 +1,11 @@
 //! Plans within a budget, and near a previous plan.
 
 use crate::generate::{
-    BEYOND, Beyond, Random, Sample, Shape, beyond, model_problem, next_shares, small_problem,
+    BEYOND, ExtendedDecisions, Sample, Shape, SplitMix64, beyond, model_problem, next_shares, small_problem,
 };
 use remoe_planner::{
-    Answer, Arrivals, Billing, Budget, Options, PlanDraft, PlanError, Problem, Proceed, Reason, compare,
-    compare_within, evaluate, replan, solve, solve_within,
+    Arrivals, Billing, Budget, Options, PlanDraft, PlanError, PlanningResult, Problem, Proceed, Reason,
+    compare, compare_within, evaluate, replan, solve, solve_within,
 };
 use std::cell::Cell;
 
@@ -20,13 +20,13 @@ const EAGER: Options = Options {
 };
 
 /// `problem` with shares that follow its own.
-fn drifted(problem: &Problem, random: &mut Random, index: usize) -> Problem {
+fn drifted(problem: &Problem, random: &mut SplitMix64, index: usize) -> Problem {
     let shares = problem.prediction.as_ref().unwrap();
     Problem { prediction: Some(next_shares(random, shares, index)), ..problem.clone() }
 }
 
 /// Small problems of every form, with a plan for each.
-fn small_problems(seeds: impl Iterator<Item = u64>) -> impl Iterator<Item = (u64, Problem, Answer)> {
+fn small_problems(seeds: impl Iterator<Item = u64>) -> impl Iterator<Item = (u64, Problem, PlanningResult)> {
     seeds.filter_map(|seed| {
         let small = small_problem(seed, 1 + seed as usize % 3);
         let mut problem = match seed as usize % 6 {
@@ -45,12 +45,13 @@ fn small_problems(seeds: impl Iterator<Item = u64>) -> impl Iterator<Item = (u64
 /// A problem in the shape of a model with groups that may end by themselves.
 fn operator_problem(layers: usize, experts: u32) -> Problem {
     let shape = Shape { layers, experts, top_k: 8, slack: 0.5, gpu_price: 3.0, expert_bytes: 1.2e7, seed: 3 };
-    let form = Beyond { groups: Some(16), vcpus: true, per_second: Some(2e-3), idle_seconds: None };
+    let form =
+        ExtendedDecisions { groups: Some(16), vcpus: true, per_second: Some(2e-3), idle_seconds: None };
     Problem { remote_idle_seconds: Some(60.0), ..beyond(&model_problem(shape), form) }
 }
 
 /// Asserts that the answer keeps the limits, and costs no more than the previous plan where that keeps them.
-fn check(problem: &Problem, previous: &PlanDraft, answer: &Answer, name: &str) {
+fn check(problem: &Problem, previous: &PlanDraft, answer: &PlanningResult, name: &str) {
     let own = evaluate(problem, &PlanDraft::from(&answer.plan), false).unwrap();
     assert!(own.violations.is_empty(), "{name}: {:?}", own.violations);
     let apart = (own.total_cost - answer.evaluation.total_cost).abs();
@@ -66,7 +67,7 @@ fn check(problem: &Problem, previous: &PlanDraft, answer: &Answer, name: &str) {
 
 #[test]
 fn replan_on_small_problems_keeps_limits_and_never_costs_more() {
-    let random = &mut Random::new(2);
+    let random = &mut SplitMix64::new(2);
     let sample = Sample::new();
     let (mut planned, mut saved) = (0, 0);
     for (seed, problem, answer) in small_problems(sample.of(0..250)) {
@@ -91,7 +92,7 @@ fn replan_on_small_problems_keeps_limits_and_never_costs_more() {
 
 #[test]
 fn replan_of_16_x_64_keeps_limits_and_most_of_the_saving() {
-    let random = &mut Random::new(4);
+    let random = &mut SplitMix64::new(4);
     for (name, problem) in [
         ("sleep", operator_problem(16, 64)),
         ("memory", {
@@ -104,7 +105,8 @@ fn replan_of_16_x_64_keeps_limits_and_most_of_the_saving() {
                 expert_bytes: 1.2e7,
                 seed: 3,
             };
-            let form = Beyond { groups: Some(16), vcpus: false, per_second: None, idle_seconds: None };
+            let form =
+                ExtendedDecisions { groups: Some(16), vcpus: false, per_second: None, idle_seconds: None };
             beyond(&model_problem(shape), form)
         }),
     ] {
@@ -130,7 +132,7 @@ fn replan_of_16_x_64_keeps_limits_and_most_of_the_saving() {
 
 #[test]
 fn replan_keeps_the_previous_plan_within_hysteresis() {
-    let random = &mut Random::new(6);
+    let random = &mut SplitMix64::new(6);
     let sample = Sample::new();
     let (mut kept, mut replaced) = (0, 0);
     for (seed, problem, answer) in small_problems(sample.of(0..200)) {
@@ -217,7 +219,7 @@ fn cancelled_search_for_remedies_ends_within_few_terms() {
 
 #[test]
 fn finished_search_returns_a_plan_that_keeps_limits() {
-    let random = &mut Random::new(9);
+    let random = &mut SplitMix64::new(9);
     let first = operator_problem(16, 64);
     let previous = PlanDraft::from(&solve(&first, None, &EAGER).unwrap().plan);
     let problem = drifted(&first, random, 2);

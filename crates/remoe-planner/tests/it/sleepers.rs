@@ -2,22 +2,24 @@
 
 use crate::generate;
 
-use generate::{Beyond, Random, Sample, Shape, beyond, model_problem, small_problem};
+use generate::{ExtendedDecisions, Sample, Shape, SplitMix64, beyond, model_problem, small_problem};
 use remoe_planner::{
-    Alone, Answer, Options, PlanDraft, PlanError, Problem, Remote, Start, Starts, Way, evaluate, solve,
+    Alone, Options, PlanDraft, PlanError, PlanningResult, Problem, Remote, Start, Starts, Way, evaluate,
+    solve,
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A problem with groups whose requests come seldom.
 fn problem(seed: u64, per_second: f64) -> Problem {
-    let form = Beyond { groups: Some(3), vcpus: true, per_second: Some(per_second), idle_seconds: None };
+    let form =
+        ExtendedDecisions { groups: Some(3), vcpus: true, per_second: Some(per_second), idle_seconds: None };
     let mut problem = beyond(&small_problem(seed, 2), form);
     problem.limits.payload_bytes = None;
     (problem.slo.ttft_seconds, problem.slo.tpot_seconds) = (1e3, 1e2);
     problem
 }
 
-fn solved(problem: &Problem) -> Option<Answer> {
+fn solved(problem: &Problem) -> Option<PlanningResult> {
     match solve(problem, None, &Options::default()) {
         Ok(answer) => Some(answer),
         Err(PlanError::Infeasible(_)) => None,
@@ -135,7 +137,7 @@ fn a_group_is_alive_as_long_as_requests_that_use_it_keep_it() {
 }
 
 /// Observed life of groups as requests come whose tokens choose experts one by one.
-struct Seen {
+struct ObservedGroups {
     used: f64,
     alive: f64,
     wakes_per_hour: f64,
@@ -149,16 +151,18 @@ fn lived(
     groups: &[(Vec<Vec<u32>>, f64, f64)],
     service_seconds: f64,
     requests: usize,
-) -> Vec<Seen> {
-    let random = &mut Random::new(3);
+) -> Vec<ObservedGroups> {
+    let random = &mut SplitMix64::new(3);
     let (arrivals, request) = (problem.arrivals.as_ref().unwrap(), &problem.request);
     let window = problem.remote_idle_seconds.unwrap();
     let tokens = (request.input_tokens + request.output_tokens) as usize;
     let shares = problem.prediction.as_ref().unwrap();
     // Since when it is alive, when it is ready, and when it ends.
     let mut times = vec![(0.0, 0.0, 0.0); groups.len()];
-    let mut seen: Vec<Seen> =
-        groups.iter().map(|_| Seen { used: 0.0, alive: 0.0, wakes_per_hour: 0.0, cold: 0.0 }).collect();
+    let mut seen: Vec<ObservedGroups> = groups
+        .iter()
+        .map(|_| ObservedGroups { used: 0.0, alive: 0.0, wakes_per_hour: 0.0, cold: 0.0 })
+        .collect();
     let (mut now, mut came) = (0.0, 0);
     while came < requests {
         now -= (1.0 - random.unit()).ln() * arrivals.burst / arrivals.per_second;
@@ -216,7 +220,7 @@ fn lived(
 fn groups_live_as_requests_that_touch_them_have_it() {
     let (mut worst, mut sum, mut compared) = (0.0_f64, 0.0, 0);
     for seed in 0..24 {
-        let random = &mut Random::new(seed);
+        let random = &mut SplitMix64::new(seed);
         let mut problem =
             Problem { remote_idle_seconds: Some(random.between(5.0, 100.0)), ..problem(seed, 1.0) };
         (problem.request.input_tokens, problem.request.output_tokens) = (12.0, 8.0);
@@ -290,7 +294,7 @@ fn planning_for_a_model_whose_groups_may_sleep_is_little_work() {
     {
         let shape =
             Shape { layers: 58, experts: 256, top_k: 8, slack, gpu_price: 3.0, expert_bytes, seed: 7 };
-        let form = Beyond { groups: Some(16), vcpus, per_second: Some(1e-3), idle_seconds: None };
+        let form = ExtendedDecisions { groups: Some(16), vcpus, per_second: Some(1e-3), idle_seconds: None };
         let stays = beyond(&model_problem(shape), form);
         let may = Problem { remote_idle_seconds: Some(60.0), ..stays.clone() };
         let [stays, may] = [stays, may].map(|problem| solved(&problem).unwrap());

@@ -1,7 +1,7 @@
 //! Files with fields that do not belong in them, and messages about figures.
 
 use crate::bad_input::{pointers, with, worked};
-use remoe_planner::{Account, Options, PlanDraft, Problem, solve};
+use remoe_planner::{Options, PlanAccount, PlanDraft, Problem, solve};
 use serde_json::{Value, json};
 
 /// Every object of `value`, by its JSON pointer.
@@ -63,16 +63,16 @@ fn account_of_another_version_is_read_and_a_plan_file_is_not() {
     let answer =
         solve(&Problem::from_json(&worked().to_string()).unwrap(), None, &Options::default()).unwrap();
     let mut account = json!({"problem": worked(), "plan": answer.plan});
-    let read = Account::from_json(&account.to_string()).unwrap();
-    assert_eq!(Account::from_plan_file(&account.to_string()).unwrap(), Some(read.clone()));
-    assert_eq!(Account::from_plan_file(&account["plan"].to_string()).unwrap(), None);
+    let read = PlanAccount::from_json(&account.to_string()).unwrap();
+    assert_eq!(PlanAccount::from_plan_file(&account.to_string()).unwrap(), Some(read.clone()));
+    assert_eq!(PlanAccount::from_plan_file(&account["plan"].to_string()).unwrap(), None);
     for layer in account["problem"]["layers"].as_array_mut().unwrap() {
         layer["new_seconds"] = json!(1);
     }
     account["problem"]["slo"]["newer"] = json!("p95");
     account["plan"]["newer"] = json!({});
-    assert_eq!(Account::from_json(&account.to_string()).unwrap(), read);
-    let error = Account::from_plan_file(&account.to_string()).unwrap_err();
+    assert_eq!(PlanAccount::from_json(&account.to_string()).unwrap(), read);
+    let error = PlanAccount::from_plan_file(&account.to_string()).unwrap_err();
     assert!(error.to_string().contains("unknown field"), "{error}");
 }
 

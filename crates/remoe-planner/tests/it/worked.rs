@@ -142,7 +142,7 @@ fn half_the_limit_is_infeasible() {
 }
 
 #[test]
-fn previous_plan_that_fails_is_replaced_and_one_near_the_best_stays() {
+fn failing_previous_plan_is_replaced_and_near_optimal_one_kept() {
     let mut problem = problem("example3");
     let best = solve(&problem, None, &Options::default()).unwrap();
     let mut small = best.plan.clone();

@@ -83,7 +83,7 @@ pub struct Failure {
     pub code: i32,
     #[prost(string, tag = "2")]
     pub message: ::prost::alloc::string::String,
-    /// Whether another replica may do better with the same request.
+    /// True if another replica may do better with the same request.
     #[prost(bool, tag = "3")]
     pub retryable: bool,
 }
@@ -294,7 +294,7 @@ pub mod expert_function_client {
                 .insert(GrpcMethod::new("remoe.v1.ExpertFunction", "Forward"));
             self.inner.streaming(req, path, codec).await
         }
-        /// What is hosted. Answered at any time, draining included.
+        /// Describes the hosted experts. Answered at any time, draining included.
         pub async fn describe(
             &mut self,
             request: impl tonic::IntoRequest<super::DescribeRequest>,
@@ -346,7 +346,7 @@ pub mod expert_function_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::ForwardRequest>>,
         ) -> std::result::Result<tonic::Response<Self::ForwardStream>, tonic::Status>;
-        /// What is hosted. Answered at any time, draining included.
+        /// Describes the hosted experts. Answered at any time, draining included.
         async fn describe(
             &self,
             request: tonic::Request<super::DescribeRequest>,
@@ -588,7 +588,7 @@ pub struct Endpoint {
     /// Layers whose remote sets this endpoint hosts as a whole; empty: all layers.
     #[prost(uint32, repeated, tag = "2")]
     pub layers: ::prost::alloc::vec::Vec<u32>,
-    /// What it hosts where that is a part of the remote sets; `layers` counts for nothing then. Experts of
+    /// Hosted experts if they are a part of the remote sets; `layers` is ignored then. Experts of
     /// the model that are not remote do not matter.
     #[prost(message, repeated, tag = "3")]
     pub experts: ::prost::alloc::vec::Vec<LayerExperts>,
@@ -656,7 +656,7 @@ pub struct MainDescription {
     /// How long the endpoints in force have computed for this function so far.
     #[prost(message, repeated, tag = "13")]
     pub work: ::prost::alloc::vec::Vec<EndpointWork>,
-    /// (token, expert) pairs of the remote experts in force since the process started, whoever computed them, those that
+    /// (token, expert) pairs of the remote experts in force since the process started, on any replica, those that
     /// were never used left out; empty unless asked.
     #[prost(message, repeated, tag = "14")]
     pub pairs: ::prost::alloc::vec::Vec<LayerPairs>,
@@ -788,7 +788,7 @@ pub struct Finished {
     pub forwarded_positions: u64,
     #[prost(message, optional, tag = "10")]
     pub experts: ::core::option::Option<ExpertCalls>,
-    /// Of the prefill and of decoding, what the experts of the request's iterations took.
+    /// Times of the experts of the request's iterations, in the prefill and in decoding.
     #[prost(message, optional, tag = "11")]
     pub prefill_experts: ::core::option::Option<ExpertTime>,
     #[prost(message, optional, tag = "12")]

@@ -1,7 +1,7 @@
 //! Making connections whose other end is who it has to be.
 
 use super::credentials::identity_of;
-use super::{Identity, IdentityError, Keyring, Line};
+use super::{Identity, IdentityError, Keyring, MaybeTlsStream};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::{CertificateDer, ServerName};
 use std::io;
@@ -117,7 +117,10 @@ impl Trust {
     ///
     /// # Errors
     /// The handshake fails or takes too long, or the other end has another identity.
-    pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> io::Result<Line<S>> {
+    pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        stream: S,
+    ) -> io::Result<MaybeTlsStream<S>> {
         self.connect_for(Protocol::Grpc, stream).await
     }
 
@@ -129,7 +132,7 @@ impl Trust {
         &self,
         protocol: Protocol,
         stream: S,
-    ) -> io::Result<Line<S>> {
+    ) -> io::Result<MaybeTlsStream<S>> {
         let current = self.keyring.current();
         let needed = self.peer.of(current.identity()).map_err(io::Error::other)?;
         let connector = TlsConnector::from(current.client(protocol));
@@ -138,7 +141,7 @@ impl Trust {
         let stream = timeout(HANDSHAKE_LIMIT, connector.connect(name, stream)).await??;
         let found = peer(stream.get_ref().1.peer_certificates()).map_err(io::Error::other)?;
         if found == needed {
-            return Ok(Line::Tls(Box::new(TlsStream::Client(stream))));
+            return Ok(MaybeTlsStream::Tls(Box::new(TlsStream::Client(stream))));
         }
         let message = format!("identity mismatch: expected {needed}, got {found}");
         Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
@@ -153,18 +156,18 @@ impl Trust {
         &self,
         protocol: Protocol,
         stream: S,
-    ) -> io::Result<(Line<S>, Ends)> {
+    ) -> io::Result<(MaybeTlsStream<S>, PeerIdentities)> {
         let current = self.keyring.current();
         let needed = self.peer.of(current.identity()).map_err(io::Error::other)?;
         let acceptor = TlsAcceptor::from(current.server(protocol));
         let stream = acceptor.accept(stream).await?;
         let found = peer(stream.get_ref().1.peer_certificates()).map_err(io::Error::other)?;
-        Ok((Line::Tls(Box::new(TlsStream::Server(stream))), Ends { found, needed }))
+        Ok((MaybeTlsStream::Tls(Box::new(TlsStream::Server(stream))), PeerIdentities { found, needed }))
     }
 }
 
 /// Identities of the other end of an accepted connection.
-pub(crate) struct Ends {
+pub(crate) struct PeerIdentities {
     /// Identity that it has.
     pub(crate) found: Identity,
     /// Identity that it must have.
@@ -192,7 +195,7 @@ impl Connector {
 }
 
 impl tower::Service<Uri> for Connector {
-    type Response = TokioIo<Line<TcpStream>>;
+    type Response = TokioIo<MaybeTlsStream<TcpStream>>;
     type Error = io::Error;
     type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
 
@@ -208,7 +211,7 @@ impl tower::Service<Uri> for Connector {
             let stream = TcpStream::connect(authority.ok_or_else(nowhere)?).await?;
             stream.set_nodelay(true)?;
             let line = match trust {
-                None => Line::Plain(stream),
+                None => MaybeTlsStream::Plain(stream),
                 Some(trust) => trust.connect(stream).await?,
             };
             Ok(TokioIo::new(line))

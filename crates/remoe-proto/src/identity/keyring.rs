@@ -27,11 +27,11 @@ type Files = [Vec<u8>; 3];
 #[derive(Debug)]
 pub struct Keyring {
     folder: Option<PathBuf>,
-    state: Mutex<State>,
+    state: Mutex<KeyringState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct KeyringState {
     current: Arc<Credentials>,
     seen: Files,
     looked: Instant,
@@ -46,14 +46,15 @@ impl Keyring {
         let folder = folder.into();
         let seen = read(&folder)?;
         let current = Arc::new(parse(&seen)?);
-        let state = State { current, seen, looked: Instant::now() };
+        let state = KeyringState { current, seen, looked: Instant::now() };
         Ok(Arc::new(Self { folder: Some(folder), state: Mutex::new(state) }))
     }
 
     /// Returns a keyring with `credentials`, until others are [held](Self::hold).
     #[must_use]
     pub fn holding(credentials: Credentials) -> Arc<Self> {
-        let state = State { current: Arc::new(credentials), seen: Files::default(), looked: Instant::now() };
+        let state =
+            KeyringState { current: Arc::new(credentials), seen: Files::default(), looked: Instant::now() };
         Arc::new(Self { folder: None, state: Mutex::new(state) })
     }
 
@@ -74,13 +75,13 @@ impl Keyring {
         state.current.clone()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, KeyringState> {
         // Each field is replaced as a whole, so a panic elsewhere cannot have left one half-written.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl KeyringState {
     fn look(&mut self, folder: &Path) {
         // Files that are not there for a moment are being replaced.
         let Some(files) = read(folder).ok().filter(|files| *files != self.seen) else { return };

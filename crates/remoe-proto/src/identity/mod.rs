@@ -9,18 +9,18 @@ mod connect;
 mod credentials;
 mod error;
 mod keyring;
-mod line;
 mod name;
 mod public;
 mod refusal;
+mod tls_stream;
 
 pub use connect::{Connector, Counterpart, Protocol, Trust};
 pub use credentials::Credentials;
 pub use error::IdentityError;
 pub use keyring::{CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, KEY, Keyring};
-pub use line::Line;
 pub use name::Identity;
 pub use public::PublicCertificate;
 pub use refusal::is_refusal;
+pub use tls_stream::MaybeTlsStream;
 
-pub(crate) use connect::{Ends, HANDSHAKE_LIMIT};
+pub(crate) use connect::{HANDSHAKE_LIMIT, PeerIdentities};

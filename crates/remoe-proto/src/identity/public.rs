@@ -2,7 +2,7 @@
 
 use super::credentials::server_without_clients;
 use super::keyring::{CERTIFICATE, KEY, LOOK, read_file};
-use super::{IdentityError, Line, Protocol};
+use super::{IdentityError, MaybeTlsStream, Protocol};
 use rustls::ServerConfig;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,11 +19,11 @@ type Files = [Vec<u8>; 2];
 #[derive(Debug)]
 pub struct PublicCertificate {
     folder: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<CertificateState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct CertificateState {
     current: Arc<ServerConfig>,
     seen: Files,
     looked: Instant,
@@ -38,16 +38,22 @@ impl PublicCertificate {
         let folder = folder.into();
         let seen = read(&folder)?;
         let current = parse(&seen)?;
-        Ok(Arc::new(Self { folder, state: Mutex::new(State { current, seen, looked: Instant::now() }) }))
+        Ok(Arc::new(Self {
+            folder,
+            state: Mutex::new(CertificateState { current, seen, looked: Instant::now() }),
+        }))
     }
 
     /// Makes the TLS handshake of `stream`, which was accepted. Reads the files again if that was not done of late.
     ///
     /// # Errors
     /// The handshake fails.
-    pub(crate) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> io::Result<Line<S>> {
+    pub(crate) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        stream: S,
+    ) -> io::Result<MaybeTlsStream<S>> {
         let stream = TlsAcceptor::from(self.current()).accept(stream).await?;
-        Ok(Line::Tls(Box::new(TlsStream::Server(stream))))
+        Ok(MaybeTlsStream::Tls(Box::new(TlsStream::Server(stream))))
     }
 
     fn current(&self) -> Arc<ServerConfig> {
@@ -61,7 +67,7 @@ impl PublicCertificate {
     }
 }
 
-impl State {
+impl CertificateState {
     fn look(&mut self, folder: &Path) {
         // Files that are not there for a moment are being replaced.
         let Some(files) = read(folder).ok().filter(|files| *files != self.seen) else { return };

@@ -1,6 +1,6 @@
 //! The body of a request, cut into whole messages for which there was room before they were read.
 
-use super::ledger::{Answer, Notice};
+use super::ledger::{GrantNotice, ReservationOutcome};
 use super::peer::Peer;
 use super::{Inbound, Intake};
 use bytes::Bytes;
@@ -29,21 +29,21 @@ impl Ticket {
         Arc::new(Self { notice: AtomicU8::new(0), task: AtomicWaker::new() })
     }
 
-    pub(super) fn tell(&self, notice: Notice) {
+    pub(super) fn tell(&self, notice: GrantNotice) {
         let code = match notice {
-            Notice::Granted => 1,
-            Notice::Ended => 2,
-            Notice::Refused => 3,
+            GrantNotice::Granted => 1,
+            GrantNotice::Ended => 2,
+            GrantNotice::Refused => 3,
         };
         self.notice.store(code, Ordering::Release);
         self.task.wake();
     }
 
-    fn notice(&self) -> Option<Notice> {
+    fn notice(&self) -> Option<GrantNotice> {
         match self.notice.load(Ordering::Acquire) {
-            1 => Some(Notice::Granted),
-            2 => Some(Notice::Ended),
-            3 => Some(Notice::Refused),
+            1 => Some(GrantNotice::Granted),
+            2 => Some(GrantNotice::Ended),
+            3 => Some(GrantNotice::Refused),
             _ => None,
         }
     }
@@ -54,12 +54,12 @@ pub(super) struct MessageReader {
     body: Body,
     intake: Intake,
     peer: Arc<Peer>,
-    state: State,
+    state: ReadState,
     /// Received and not looked at yet; shorter than a prefix unless something is being cut from it.
     rest: Bytes,
 }
 
-enum State {
+enum ReadState {
     /// Between two messages.
     Between,
     /// A message of `bytes`, prefix included, waits for room.
@@ -81,7 +81,7 @@ enum State {
 
 impl MessageReader {
     pub(super) fn new(body: Body, intake: Intake, peer: Arc<Peer>) -> Self {
-        Self { body, intake, peer, state: State::Between, rest: Bytes::new() }
+        Self { body, intake, peer, state: ReadState::Between, rest: Bytes::new() }
     }
 
     /// The next message with its prefix; none at the end of the request.
@@ -97,26 +97,28 @@ impl MessageReader {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
         loop {
             match &mut self.state {
-                State::Ended => return Poll::Ready(None),
-                State::Between => match self.cut()? {
+                ReadState::Ended => return Poll::Ready(None),
+                ReadState::Between => match self.cut()? {
                     Some(message) => return Poll::Ready(Some(Ok(message))),
-                    None if matches!(self.state, State::Between) => match ready!(self.poll_data(context))? {
-                        Some(data) => self.join(data),
-                        None if self.rest.is_empty() => return Poll::Ready(None),
-                        None => return Poll::Ready(Some(Err(cut_off()))),
-                    },
+                    None if matches!(self.state, ReadState::Between) => {
+                        match ready!(self.poll_data(context))? {
+                            Some(data) => self.join(data),
+                            None if self.rest.is_empty() => return Poll::Ready(None),
+                            None => return Poll::Ready(Some(Err(cut_off()))),
+                        }
+                    }
                     None => {}
                 },
-                State::Waiting { entry, ticket, bytes, look } => {
+                ReadState::Waiting { entry, ticket, bytes, look } => {
                     ticket.task.register(context.waker());
                     match ticket.notice() {
-                        Some(Notice::Granted) => {
+                        Some(GrantNotice::Granted) => {
                             let (entry, ticket, bytes) = (*entry, ticket.clone(), *bytes);
                             ticket.notice.store(0, Ordering::Release);
                             self.peer.resume();
                             self.fill(entry, ticket, bytes)?;
                         }
-                        Some(Notice::Ended | Notice::Refused) => {
+                        Some(GrantNotice::Ended | GrantNotice::Refused) => {
                             return Poll::Ready(Some(Err(no_room("message budget exhausted"))));
                         }
                         None => {
@@ -125,7 +127,7 @@ impl MessageReader {
                         }
                     }
                 }
-                State::Filling { ticket, bytes, message, .. } => {
+                ReadState::Filling { ticket, bytes, message, .. } => {
                     if message.len() == *bytes {
                         let message = std::mem::take(message);
                         self.release();
@@ -172,13 +174,13 @@ impl MessageReader {
         }
         let ticket = Ticket::new();
         match self.intake.ask(&self.peer, bytes, &ticket) {
-            (entry, Answer::Taken) => self.fill(entry, ticket, bytes)?,
-            (entry, Answer::Wait) => {
+            (entry, ReservationOutcome::Taken) => self.fill(entry, ticket, bytes)?,
+            (entry, ReservationOutcome::Wait) => {
                 self.peer.pause();
                 let look = Box::pin(sleep_until(self.intake.look_again(Instant::now()).into()));
-                self.state = State::Waiting { entry, ticket, bytes, look };
+                self.state = ReadState::Waiting { entry, ticket, bytes, look };
             }
-            (_, Answer::Refused) => {
+            (_, ReservationOutcome::Refused) => {
                 self.peer.lost_message();
                 return Err(no_room("share of this connection exhausted"));
             }
@@ -192,7 +194,7 @@ impl MessageReader {
         let mut message = Vec::new();
         let reserved = message.try_reserve_exact(bytes);
         message.extend_from_slice(&std::mem::take(&mut self.rest));
-        self.state = State::Filling { entry, ticket, bytes, message };
+        self.state = ReadState::Filling { entry, ticket, bytes, message };
         reserved.map_err(|_| no_room("out of memory"))
     }
 
@@ -211,21 +213,21 @@ impl MessageReader {
     }
 
     fn release(&mut self) {
-        match std::mem::replace(&mut self.state, State::Between) {
-            State::Filling { entry, .. } => self.intake.release(entry),
-            State::Waiting { entry, .. } => {
+        match std::mem::replace(&mut self.state, ReadState::Between) {
+            ReadState::Filling { entry, .. } => self.intake.release(entry),
+            ReadState::Waiting { entry, .. } => {
                 self.intake.release(entry);
                 self.peer.resume();
             }
-            State::Between => {}
-            State::Ended => self.state = State::Ended,
+            ReadState::Between => {}
+            ReadState::Ended => self.state = ReadState::Ended,
         }
     }
 
     /// Nothing more is read; the connection forgets what is still sent.
     fn end(&mut self) {
         self.release();
-        self.state = State::Ended;
+        self.state = ReadState::Ended;
         self.rest = Bytes::new();
         self.body = Body::empty();
     }
@@ -344,7 +346,7 @@ mod tests {
     fn is_free(intake: &Intake) -> bool {
         let (entry, answer) = intake.ask(&Peer::new(99), ROOM, &Ticket::new());
         intake.release(entry);
-        answer == Answer::Taken
+        answer == ReservationOutcome::Taken
     }
 
     #[tokio::test]
@@ -363,7 +365,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn requests_that_end_early_and_messages_that_are_too_large_are_errors_and_keep_no_room() {
+    async fn truncated_or_oversized_request_fails_and_frees_its_budget() {
         let intake = intake();
         let whole = message(1000);
         for end in 1..whole.len() {
@@ -378,7 +380,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_message_waits_for_room_and_gets_it_from_one_that_is_given_up() {
+    async fn message_waits_for_budget_and_takes_it_from_abandoned_one() {
         let intake = intake();
         let (first, second) = (Peer::new(1), Peer::new(2));
         first.finished_message();
@@ -396,7 +398,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_that_never_finished_a_message_loses_its_room_to_one_that_has() {
+    async fn unproven_connection_loses_its_budget_to_proven_one() {
         let intake = intake();
         let (bad, good) = (Peer::new(1), Peer::new(2));
         good.finished_message();

@@ -3,9 +3,9 @@
 //! Each handshake is a task of its own, so that a slow one delays no other connection; a connection in its handshake
 //! counts as any other, and is the first to give way.
 
-use super::door::Door;
+use super::handshake::TlsHandshake;
 use super::peer::{Peer, Socket};
-use crate::identity::{Line, Protocol};
+use crate::identity::{MaybeTlsStream, Protocol};
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -33,16 +33,16 @@ pub struct Incoming {
     next: u64,
     peers: Vec<Arc<Peer>>,
     /// Admission by identity. Absent to let in every peer.
-    door: Option<Door>,
+    handshake: Option<TlsHandshake>,
     /// Handshakes in progress; `None` is the result of a failed one.
-    handshakes: JoinSet<Option<Line<Socket>>>,
+    handshakes: JoinSet<Option<MaybeTlsStream<Socket>>>,
 }
 
 impl Incoming {
-    pub(super) fn new(listener: TcpListener, limit: usize, door: Option<Door>) -> Self {
+    pub(super) fn new(listener: TcpListener, limit: usize, handshake: Option<TlsHandshake>) -> Self {
         let listener = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(KEEPALIVE));
         let handshakes = JoinSet::new();
-        Self { listener, pause: None, limit, next: 0, peers: Vec::new(), door, handshakes }
+        Self { listener, pause: None, limit, next: 0, peers: Vec::new(), handshake, handshakes }
     }
 
     /// Reports if there is a place for one more connection, and closes the least useful one for it if need be.
@@ -66,7 +66,7 @@ impl Incoming {
 
 impl Incoming {
     /// The next connection whose handshake is over.
-    fn poll_entered(&mut self, context: &mut Context<'_>) -> Poll<Line<Socket>> {
+    fn poll_entered(&mut self, context: &mut Context<'_>) -> Poll<MaybeTlsStream<Socket>> {
         while let Poll::Ready(Some(ended)) = self.handshakes.poll_join_next(context) {
             if let Ok(Some(line)) = ended {
                 return Poll::Ready(line);
@@ -77,7 +77,7 @@ impl Incoming {
 }
 
 impl Stream for Incoming {
-    type Item = io::Result<Line<Socket>>;
+    type Item = io::Result<MaybeTlsStream<Socket>>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if let Poll::Ready(line) = self.poll_entered(context) {
@@ -102,12 +102,12 @@ impl Stream for Incoming {
                 self.next += 1;
                 self.peers.push(peer.clone());
                 let socket = Socket::new(stream, peer.clone());
-                let Some(door) = self.door.clone() else {
+                let Some(handshake) = self.handshake.clone() else {
                     peer.known(true);
-                    return Poll::Ready(Some(Ok(Line::Plain(socket))));
+                    return Poll::Ready(Some(Ok(MaybeTlsStream::Plain(socket))));
                 };
                 self.handshakes.spawn(async move {
-                    let (line, is_welcome) = door.enter(Protocol::Grpc, socket).await?;
+                    let (line, is_welcome) = handshake.enter(Protocol::Grpc, socket).await?;
                     peer.known(is_welcome);
                     Some(line)
                 });

@@ -1,4 +1,4 @@
-//! Limits on what a gRPC server takes in: connections, streams, and the bytes of messages that are not complete.
+//! Backpressure of a gRPC server: limits on connections, streams, and the bytes of messages that are not complete.
 //!
 //! A peer can begin a message and never finish it, on as many streams and connections as it likes. Here a
 //! message gets its room before it is read, out of one budget for all connections ([`ledger`]); until then
@@ -8,21 +8,21 @@
 //! costs nothing more.
 
 mod body;
-mod door;
+mod handshake;
 mod ledger;
 mod listener;
 mod messages;
 mod peer;
 mod service;
 
-pub use door::{Door, Refusal};
+pub use handshake::{Refusal, TlsHandshake};
 pub use listener::Incoming;
 pub use messages::Messages;
 pub use peer::{PeerInfo, Socket};
 pub use service::IntakeService;
 
 use body::{MessageReader, Ticket};
-use ledger::{Answer, Ledger, Notices};
+use ledger::{Ledger, Notices, ReservationOutcome};
 use peer::Peer;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -54,9 +54,9 @@ pub struct IntakeLimits {
 
 /// The intake of one server; clones are the same.
 #[derive(Clone)]
-pub struct Intake(Arc<Shared>);
+pub struct Intake(Arc<IntakeShared>);
 
-struct Shared {
+struct IntakeShared {
     limits: IntakeLimits,
     ledger: Mutex<Ledger<Arc<Ticket>>>,
     streams: AtomicUsize,
@@ -68,7 +68,7 @@ impl Intake {
     pub fn new(limits: IntakeLimits) -> Self {
         let room = limits.unfinished_bytes.max(limits.message_bytes + body::PREFIX);
         let ledger = Mutex::new(Ledger::new(room));
-        Self(Arc::new(Shared { limits, ledger, streams: AtomicUsize::new(0) }))
+        Self(Arc::new(IntakeShared { limits, ledger, streams: AtomicUsize::new(0) }))
     }
 
     /// A server whose requests pass this intake. It must be served on [`Self::listen`]'s connections.
@@ -77,11 +77,11 @@ impl Intake {
         Server::builder().max_concurrent_streams(self.0.limits.connection_streams).layer(self.clone())
     }
 
-    /// The connections of `listener`, as many as are allowed, from those whom the `door` lets in; from
+    /// The connections of `listener`, as many as are allowed, from those whom the `handshake` lets in; from
     /// everybody, and without TLS, where there is none.
     #[must_use]
-    pub fn listen(&self, listener: TcpListener, door: Option<Door>) -> Incoming {
-        Incoming::new(listener, self.0.limits.connections, door)
+    pub fn listen(&self, listener: TcpListener, handshake: Option<TlsHandshake>) -> Incoming {
+        Incoming::new(listener, self.0.limits.connections, handshake)
     }
 
     fn limits(&self) -> &IntakeLimits {
@@ -93,7 +93,7 @@ impl Intake {
         self.0.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self, peer: &Peer, bytes: usize, ticket: &Arc<Ticket>) -> (u64, Answer) {
+    fn ask(&self, peer: &Peer, bytes: usize, ticket: &Arc<Ticket>) -> (u64, ReservationOutcome) {
         let asked = self.ledger().ask(peer.id, peer.rank(), bytes, ticket.clone(), Instant::now());
         let (entry, answer, notices) = asked;
         tell(notices);

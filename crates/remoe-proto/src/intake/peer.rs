@@ -1,7 +1,7 @@
 //! One connection: its socket, read in portions, and what is known of the other end.
 
 use super::ledger::Rank;
-use crate::identity::Line;
+use crate::identity::MaybeTlsStream;
 use futures_util::task::AtomicWaker;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -35,7 +35,7 @@ const REFUSED: u8 = 2;
 
 /// How useless a connection is, the least first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Uselessness {
+pub(super) enum EvictionClass {
     Idle,
     Unproven,
     Unknown,
@@ -111,15 +111,15 @@ impl Peer {
     /// How useless it is, and for how long: what may be closed for a newcomer is first what did not say who
     /// it is, or may not be here, then what never brought a message, then what brought none for `idle` and
     /// has no stream.
-    pub(super) fn uselessness(&self, idle: Duration) -> Option<(Uselessness, Duration)> {
+    pub(super) fn uselessness(&self, idle: Duration) -> Option<(EvictionClass, Duration)> {
         let quiet =
             self.since.elapsed().saturating_sub(Duration::from_micros(self.last.load(Ordering::Relaxed)));
         let uselessness = if !self.is_welcome() {
-            Uselessness::Unknown
+            EvictionClass::Unknown
         } else if !self.proven.load(Ordering::Relaxed) {
-            Uselessness::Unproven
+            EvictionClass::Unproven
         } else if self.streams.load(Ordering::Acquire) == 0 && quiet >= idle {
-            Uselessness::Idle
+            EvictionClass::Idle
         } else {
             return None;
         };
@@ -213,7 +213,7 @@ impl Drop for Socket {
     }
 }
 
-impl Connected for Line<Socket> {
+impl Connected for MaybeTlsStream<Socket> {
     type ConnectInfo = PeerInfo;
 
     fn connect_info(&self) -> PeerInfo {

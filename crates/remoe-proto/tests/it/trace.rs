@@ -5,7 +5,7 @@ use remoe_proto::v1::Work;
 
 /// `Work` as it was before there were spans in it.
 #[derive(Clone, PartialEq, Message)]
-struct Before {
+struct LegacyWork {
     #[prost(uint64, tag = "1")]
     id: u64,
     #[prost(uint64, tag = "2")]
@@ -24,7 +24,7 @@ struct Before {
 
 #[test]
 fn who_does_not_know_spans_reads_the_same() {
-    let before = Before {
+    let before = LegacyWork {
         id: 7,
         generation: 3,
         layer: 2,
@@ -38,5 +38,5 @@ fn who_does_not_know_spans_reads_the_same() {
     assert_eq!(plain.encode_to_vec(), before.encode_to_vec(), "not a byte for who is not traced");
     let traced = Work { trace: vec![9; 48].into(), ..plain };
     assert_eq!(traced.encoded_len(), before.encoded_len() + 50);
-    assert_eq!(Before::decode(&*traced.encode_to_vec()).unwrap(), before);
+    assert_eq!(LegacyWork::decode(&*traced.encode_to_vec()).unwrap(), before);
 }

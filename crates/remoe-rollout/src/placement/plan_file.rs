@@ -1,6 +1,6 @@
 //! Plan files: from JSON to a placement, with the field named that is wrong.
 
-use super::{Group, MoeLayer, Placement, PlacementError, RemoteSet, check_replicas};
+use super::{MoeLayer, Placement, PlacementError, RemoteGroup, RemoteSet, check_replicas};
 use remoe_proto::parse_listing;
 use remoe_proto::v1::LayerExperts;
 use serde::de::Error;
@@ -116,7 +116,7 @@ fn group(
     index: usize,
     entry: &PlanGroup,
     grouped: &mut Grouped,
-) -> Result<Group, PlacementError> {
+) -> Result<RemoteGroup, PlacementError> {
     let wrong = |name: &str, message: String| PlacementError::new(format!("groups[{index}].{name}"), message);
     let listed = parse_listing(&entry.experts).map_err(|error| wrong("experts", error.to_string()))?;
     if listed.is_empty() {
@@ -167,7 +167,7 @@ fn group(
         // In range, so that the conversion is exact up to the rounding.
         Some(vcpus) => Some((vcpus * 1000.0).round() as u64),
     };
-    Ok(Group { hosted, replicas, memory_bytes: entry.memory_bytes, cpu_millis })
+    Ok(RemoteGroup { hosted, replicas, memory_bytes: entry.memory_bytes, cpu_millis })
 }
 
 const EMPTY_FUNCTION: &str = "is 0, expected the memory of a function in bytes";

@@ -1,10 +1,10 @@
 //! One child process from its start to its end.
 
 use crate::activity::Activity;
-use crate::cgroup::Group;
-use crate::launcher::{Ending, Observed, Phase};
+use crate::cgroup::Cgroup;
+use crate::launcher::{Ending, FunctionPhase, ObservedFunction};
 use crate::lines::{Tail, each_line};
-use crate::process::{LogLine, LogSink, Shared};
+use crate::process::{LauncherShared, LogLine, LogSink};
 use remoe_process::Announcement;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::os::unix::process::ExitStatusExt;
@@ -16,18 +16,18 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 /// The launcher's record of one child.
 pub(crate) struct Child {
-    pub(crate) observed: Observed,
+    pub(crate) observed: ObservedFunction,
     /// Asks the child's watcher to stop it within a grace.
     pub(crate) stop: mpsc::Sender<Duration>,
     /// Limits of its resources.
-    pub(crate) group: Option<Arc<Group>>,
+    pub(crate) group: Option<Arc<Cgroup>>,
 }
 
 impl Child {
     fn announced(&mut self, announcement: &Announcement) {
         // A child that is being stopped does not come back into service.
-        if self.observed.phase == Phase::Starting {
-            self.observed.phase = Phase::Listening {
+        if self.observed.phase == FunctionPhase::Starting {
+            self.observed.phase = FunctionPhase::Listening {
                 grpc: announcement.grpc,
                 http: announcement.http,
                 // What speaks HTTP has its metrics there.
@@ -38,26 +38,26 @@ impl Child {
 }
 
 /// Inputs of the task that watches a child.
-pub(crate) struct Watched {
+pub(crate) struct ChildWatch {
     pub(crate) number: u64,
     pub(crate) name: String,
     pub(crate) pid: u32,
     pub(crate) process: tokio::process::Child,
     /// Limits of its resources.
-    pub(crate) group: Option<Arc<Group>>,
+    pub(crate) group: Option<Arc<Cgroup>>,
     pub(crate) stop_requests: mpsc::Receiver<Duration>,
     pub(crate) announce_timeout: Duration,
     /// Progress that prolongs this.
     pub(crate) activity: Activity,
     pub(crate) sink: LogSink,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<LauncherShared>,
 }
 
 /// Once a child is gone its output is read for this long: a grandchild may hold the pipes open.
 const LAST_OUTPUT: Duration = Duration::from_millis(500);
 
 /// Follows a child until it has ended, and records what becomes of it.
-pub(crate) async fn watch(mut watched: Watched) {
+pub(crate) async fn watch(mut watched: ChildWatch) {
     let tail = Arc::new(Mutex::new(Tail::default()));
     let (announced, announcement) = oneshot::channel();
     let mut output = tokio::spawn(read_output(&mut watched, tail.clone(), announced));
@@ -74,18 +74,18 @@ pub(crate) async fn watch(mut watched: Watched) {
         cause,
         log,
     };
-    watched.shared.update(watched.number, |child| child.observed.phase = Phase::Ended(ending));
+    watched.shared.update(watched.number, |child| child.observed.phase = FunctionPhase::Ended(ending));
 }
 
 /// Waits for the end of the child while it serves announcement, deadlines and requests to stop.
 async fn follow(
-    watched: &mut Watched,
+    watched: &mut ChildWatch,
     mut announcement: oneshot::Receiver<Announcement>,
 ) -> (Option<ExitStatus>, Option<String>) {
     let mut cause = None;
     let mut listening_for = true;
     let started = Instant::now();
-    let due = |watched: &Watched| watched.activity.deadline(started, watched.announce_timeout);
+    let due = |watched: &ChildWatch| watched.activity.deadline(started, watched.announce_timeout);
     let mut announce_by = Some(due(watched));
     let mut kill_at: Option<Instant> = None;
     loop {
@@ -150,7 +150,7 @@ fn kill(pid: u32) {
 
 /// Reads both streams of the child until they end: everything is a log line but the announcement.
 fn read_output(
-    watched: &mut Watched,
+    watched: &mut ChildWatch,
     tail: Arc<Mutex<Tail>>,
     announced: oneshot::Sender<Announcement>,
 ) -> impl Future<Output = ()> + Send + use<> {

@@ -8,15 +8,15 @@ use remoe_rollout::action::{Action, Route};
 use remoe_rollout::decide::{Desired, Instance, decide};
 use remoe_rollout::memory::RestartMemory;
 use remoe_rollout::time::Time;
-use remoe_rollout::{FunctionId, Phase};
+use remoe_rollout::{FunctionId, FunctionPhase};
 use scene::{instance, listening, seconds, wanted};
-use scenes::{InForce, Is, SCENES, Scene, decided, place};
+use scenes::{FunctionCondition, InForce, RolloutScenario, SCENES, decided, place};
 
 /// When the scenes are, and everything in them has been for long.
 const NOW: Time = Time::from_secs(1000);
 
 /// Returns the desired state: a function for each replica, by name.
-fn desired(scene: &Scene) -> Desired {
+fn desired(scene: &RolloutScenario) -> Desired {
     let mut desired = wanted(scene.groups.iter().sum());
     let places = scene.groups.iter().enumerate();
     let places = places.flat_map(|(group, replicas)| (0..*replicas).map(move |replica| (group, replica)));
@@ -33,20 +33,22 @@ fn desired(scene: &Scene) -> Desired {
     desired
 }
 
-fn seen(id: &str, is: Is) -> Instance {
+fn seen(id: &str, is: FunctionCondition) -> Instance {
     let mut seen = instance(id, place(id).0, listening());
     seen.answered = NOW;
     match is {
-        Is::Ready => {}
-        Is::Starting => (seen.observed.phase, seen.unready_since) = (Phase::Starting, Some(NOW)),
-        Is::Faltering => seen.unready_since = Some(NOW),
-        Is::Lost => seen.answered = NOW - seconds(60.0),
-        Is::Leaving => seen.observed.phase = Phase::Stopping,
+        FunctionCondition::Ready => {}
+        FunctionCondition::Starting => {
+            (seen.observed.phase, seen.unready_since) = (FunctionPhase::Starting, Some(NOW))
+        }
+        FunctionCondition::Faltering => seen.unready_since = Some(NOW),
+        FunctionCondition::Lost => seen.answered = NOW - seconds(60.0),
+        FunctionCondition::Leaving => seen.observed.phase = FunctionPhase::Stopping,
     }
     seen
 }
 
-fn remembered(scene: &Scene) -> RestartMemory {
+fn remembered(scene: &RolloutScenario) -> RestartMemory {
     let mut memory = RestartMemory::default();
     let in_force = match scene.in_force {
         InForce::Nothing => None,

@@ -5,7 +5,7 @@ use remoe_test_support::fake;
 use remoe_process::Role;
 use remoe_rollout::process::Programs;
 use remoe_rollout::{
-    Cgroups, Ending, FunctionSpec, Launcher, LogLine, Phase, ProcessLauncher, ResourceLimits,
+    Cgroups, Ending, FunctionPhase, FunctionSpec, Launcher, LogLine, ProcessLauncher, ResourceLimits,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +35,9 @@ async fn ending(cgroups: Arc<Cgroups>, body: &str, limits: ResourceLimits) -> En
     launcher.start(&spec).await.unwrap();
     let ended = async {
         loop {
-            if let Some(Phase::Ended(ending)) = launcher.list().await.into_iter().map(|it| it.phase).next() {
+            if let Some(FunctionPhase::Ended(ending)) =
+                launcher.list().await.into_iter().map(|it| it.phase).next()
+            {
                 return ending;
             }
             launcher.changed().await;
@@ -45,7 +47,7 @@ async fn ending(cgroups: Arc<Cgroups>, body: &str, limits: ResourceLimits) -> En
 }
 
 #[tokio::test]
-async fn a_function_that_needs_too_much_memory_is_ended_and_that_is_said() {
+async fn function_over_memory_limit_is_killed_with_stated_cause() {
     let Some(cgroups) = cgroups() else { return };
     let limits = ResourceLimits { cpu_millis: 1000, memory_bytes: 64 << 20 };
     // A second before it needs the memory: it is in its group by then.

@@ -4,11 +4,11 @@ use crate::scene;
 
 use remoe_proto::v1::LayerExperts;
 use remoe_rollout::action::Action;
-use remoe_rollout::decide::{Desired, Instance, Patience, decide};
+use remoe_rollout::decide::{Desired, Instance, RolloutTimeouts, decide};
 use remoe_rollout::memory::{FIRST_PAUSE, LONGEST_PAUSE, ROUTING_PAUSE, RestartMemory, STABLE_AFTER};
 use remoe_rollout::need::by_need;
 use remoe_rollout::time::Time;
-use remoe_rollout::{MoeLayer, Phase};
+use remoe_rollout::{FunctionPhase, MoeLayer};
 use scene::{ended, instance, listening, seconds, wanted};
 use std::time::Duration;
 
@@ -58,7 +58,7 @@ fn the_first_generation_waits_for_every_remote_function() {
     let mut instances = vec![
         instance("m", "main", listening()),
         instance("a", "group-0-0", listening()),
-        instance("b", "group-0-1", Phase::Starting),
+        instance("b", "group-0-1", FunctionPhase::Starting),
     ];
     let mut memory = RestartMemory::default();
     assert!(step(&desired, &instances, &mut memory, Time::ZERO).is_empty());
@@ -75,7 +75,7 @@ fn the_first_generation_waits_for_every_remote_function() {
 }
 
 #[test]
-fn a_push_that_failed_is_repeated_with_a_larger_number_after_a_pause() {
+fn failed_push_is_retried_with_next_generation_after_backoff() {
     let desired = wanted(0);
     let instances = [instance("m", "main", listening())];
     let mut memory = RestartMemory::default();
@@ -148,7 +148,7 @@ fn a_sleep_is_not_a_failure() {
     let mut instances = vec![
         instance("n", "main", listening()),
         instance("c", "group-0-0", listening()),
-        instance("d", "group-0-1", Phase::Starting),
+        instance("d", "group-0-1", FunctionPhase::Starting),
     ];
     assert!(step(&desired, &instances, &mut memory, now).is_empty(), "one of them is on its way");
     instances[2].observed.phase = ended(None);
@@ -181,14 +181,14 @@ fn what_those_who_wait_need_most_starts_first() {
 }
 
 #[test]
-fn starts_that_are_limited_follow_that_order_one_when_the_one_before_is_there() {
+fn limited_starts_proceed_in_order_one_after_the_other() {
     let desired = Desired { starts_at_once: Some(2), ..skewed() };
     let mut memory = RestartMemory::default();
     let now = Time::ZERO;
     assert_eq!(step(&desired, &[], &mut memory, now), ["start main", "start group-1-0", "start group-2-0"]);
     let mut instances = vec![
         instance("m", "main", listening()),
-        instance("c", "group-1-0", Phase::Starting),
+        instance("c", "group-1-0", FunctionPhase::Starting),
         instance("e", "group-2-0", listening()),
     ];
     // The first generation of all waits for everything.
@@ -219,16 +219,16 @@ fn a_wake_with_limited_starts_serves_with_the_first_ones() {
     let mut instances = vec![
         instance("m", "main", listening()),
         instance("c", "group-1-0", listening()),
-        instance("e", "group-2-0", Phase::Starting),
+        instance("e", "group-2-0", FunctionPhase::Starting),
     ];
     starts = step(&limited, &instances, &mut memory, now);
     assert_eq!(starts, ["start group-0-0"], "one of the first two is on its way");
-    instances.push(instance("a", "group-0-0", Phase::Starting));
+    instances.push(instance("a", "group-0-0", FunctionPhase::Starting));
     instances[2].observed.phase = listening();
     assert_eq!(step(&limited, &instances, &mut memory, now), ["start group-1-1", "route 2 m -> [c e]"]);
     memory.routed(true, now);
     instances[3].observed.phase = listening();
-    instances.push(instance("d", "group-1-1", Phase::Starting));
+    instances.push(instance("d", "group-1-1", FunctionPhase::Starting));
     assert_eq!(step(&limited, &instances, &mut memory, now), ["start group-2-1", "route 3 m -> [a c e]"]);
 }
 
@@ -258,7 +258,7 @@ fn a_group_that_is_gone_keeps_nothing_from_the_others() {
     let mut memory = settled(&desired, &instances);
     let now = seconds(1.0);
     instances[1].observed.phase = ended(None);
-    assert_eq!(step(&desired, &instances, &mut memory, now), ["forget a"], "nobody else has expert 3");
+    assert_eq!(step(&desired, &instances, &mut memory, now), ["forget a"], "no other function has expert 3");
     instances.remove(1);
     instances[1] = instance("c", "group-0-1", listening());
     assert_eq!(step(&desired, &instances, &mut memory, now), ["route 2 m -> [c]"]);
@@ -271,7 +271,7 @@ fn a_group_that_is_gone_keeps_nothing_from_the_others() {
 }
 
 #[test]
-fn a_main_function_may_be_silent_while_it_puts_a_generation_in_force() {
+fn main_function_may_be_silent_during_generation_switch() {
     let desired = wanted(0);
     let instances = [instance("m", "main", listening())];
     let mut memory = RestartMemory::default();
@@ -287,7 +287,7 @@ fn silence_is_ended_after_the_patience_for_the_role() {
     let desired = wanted(1);
     let instances = [instance("m", "main", listening()), instance("a", "group-0-0", listening())];
     let mut memory = settled(&desired, &instances);
-    let Patience { remote_silence, main_silence, .. } = desired.patience;
+    let RolloutTimeouts { remote_silence, main_silence, .. } = desired.patience;
     let just = Duration::from_nanos(1);
     assert!(step(&desired, &instances, &mut memory, remote_silence).is_empty());
     let actions = step(&desired, &instances, &mut memory, remote_silence + just);
@@ -302,7 +302,7 @@ fn a_function_that_answers_but_never_gets_ready_is_ended() {
     let now = desired.patience.ready + seconds(1.0);
     let mut stuck = instance("a", "group-0-0", listening());
     (stuck.answered, stuck.unready_since) = (now, Some(Time::ZERO));
-    let mut starting = instance("m", "main", Phase::Starting);
+    let mut starting = instance("m", "main", FunctionPhase::Starting);
     starting.answered = Time::ZERO;
     let actions = decide(&desired, &[starting, stuck], &RestartMemory::default(), now);
     assert_eq!(shown(&actions), ["kill a"], "how long it may start is its launcher's matter");
@@ -347,7 +347,7 @@ fn the_end_takes_the_main_function_first() {
     let mut memory = settled(&desired, &instances);
     let nothing = Desired { functions: Vec::new(), ..desired };
     assert_eq!(step(&nothing, &instances, &mut memory, Time::ZERO), ["stop m"]);
-    instances[0].observed.phase = Phase::Stopping;
+    instances[0].observed.phase = FunctionPhase::Stopping;
     assert!(step(&nothing, &instances, &mut memory, Time::ZERO).is_empty());
     instances[0].observed.phase = ended(Some(0));
     assert_eq!(step(&nothing, &instances, &mut memory, Time::ZERO), ["forget m", "stop a"]);
@@ -373,16 +373,16 @@ fn a_remote_function_too_many_leaves_after_the_route_does() {
 fn a_place_is_filled_once() {
     let desired = wanted(0);
     let instances = [
-        instance("m", "main", Phase::Stopping),
-        instance("n", "main", Phase::Starting),
-        instance("o", "main", Phase::Starting),
+        instance("m", "main", FunctionPhase::Stopping),
+        instance("n", "main", FunctionPhase::Starting),
+        instance("o", "main", FunctionPhase::Starting),
     ];
     let actions = decide(&desired, &instances, &RestartMemory::default(), Time::ZERO);
     assert_eq!(shown(&actions), ["stop o"]);
 }
 
 #[test]
-fn a_generation_that_nobody_pushed_is_followed_by_a_greater_one() {
+fn unpushed_generation_is_followed_by_a_greater_one() {
     let desired = wanted(0);
     let instances = [instance("m", "main", listening())];
     let mut memory = settled(&desired, &instances);
@@ -406,7 +406,7 @@ fn a_generation_that_nobody_pushed_is_followed_by_a_greater_one() {
 }
 
 #[test]
-fn a_revision_is_put_in_force_as_a_whole_and_the_one_before_serves_until_then() {
+fn revision_applies_as_a_whole_and_previous_serves_until_then() {
     let first = wanted(2);
     let mut instances = vec![
         instance("m", "main", listening()),
@@ -422,7 +422,7 @@ fn a_revision_is_put_in_force_as_a_whole_and_the_one_before_serves_until_then() 
     let actions = step(&second, &instances, &mut memory, now);
     assert_eq!(actions, ["start group-0-0-r1", "start group-0-1-r1"], "nothing that serves is stopped");
     instances.push(instance("c", "group-0-0-r1", listening()));
-    instances.push(instance("d", "group-0-1-r1", Phase::Starting));
+    instances.push(instance("d", "group-0-1-r1", FunctionPhase::Starting));
     assert!(step(&second, &instances, &mut memory, now).is_empty(), "half of it is no placement");
     instances[4].observed.phase = listening();
     assert_eq!(step(&second, &instances, &mut memory, now), ["route 2 m -> [c d]"]);
@@ -457,7 +457,7 @@ fn apart() -> Desired {
 }
 
 #[test]
-fn a_group_sleeps_after_its_route_is_gone_and_comes_back_when_it_is_ready() {
+fn group_sleeps_after_its_route_is_gone_and_returns_when_ready() {
     let desired = apart();
     let mut instances = vec![
         instance("m", "main", listening()),
@@ -470,7 +470,7 @@ fn a_group_sleeps_after_its_route_is_gone_and_comes_back_when_it_is_ready() {
     assert_eq!(
         step(&asleep, &instances, &mut memory, now),
         ["route 2 m -> [b]"],
-        "nobody is asked to end yet"
+        "no function is asked to end yet"
     );
     assert!(step(&asleep, &instances, &mut memory, now).is_empty(), "requests may still go there");
     memory.routed(true, now);
@@ -528,7 +528,7 @@ fn a_group_that_wakes_holds_nothing_up() {
     instances.truncate(1);
     let woken = step(&desired, &instances, &mut memory, Time::ZERO);
     assert_eq!(woken, ["start group-0-0", "start group-0-1"]);
-    instances.push(instance("c", "group-0-0", Phase::Starting));
+    instances.push(instance("c", "group-0-0", FunctionPhase::Starting));
     instances.push(instance("d", "group-0-1", listening()));
     assert_eq!(step(&desired, &instances, &mut memory, Time::ZERO), ["route 3 m -> [d]"]);
 }
@@ -543,7 +543,8 @@ fn a_wake_starts_and_waits_for_what_does_not_rest() {
         ["start main", "start group-0-0"],
         "a main function never rests"
     );
-    let mut instances = vec![instance("m", "main", listening()), instance("a", "group-0-0", Phase::Starting)];
+    let mut instances =
+        vec![instance("m", "main", listening()), instance("a", "group-0-0", FunctionPhase::Starting)];
     assert!(step(&desired, &instances, &mut memory, now).is_empty());
     instances[1].observed.phase = listening();
     assert_eq!(step(&desired, &instances, &mut memory, now), ["route 1 m -> [a]"]);

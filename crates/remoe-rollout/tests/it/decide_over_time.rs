@@ -8,13 +8,13 @@ use remoe_rollout::action::Action;
 use remoe_rollout::decide::{Desired, Instance, decide};
 use remoe_rollout::memory::RestartMemory;
 use remoe_rollout::time::Time;
-use remoe_rollout::{FunctionId, Phase};
+use remoe_rollout::{FunctionId, FunctionPhase};
 use scene::{ended, instance, listening, wanted};
 use std::time::Duration;
 
 /// Event that befalls a function between two steps.
 #[derive(Debug, Clone, Copy)]
-enum Fate {
+enum Disruption {
     Progress,
     Crash,
     Freeze,
@@ -23,14 +23,14 @@ enum Fate {
     Wake,
 }
 
-fn fate() -> impl Strategy<Value = (Fate, usize)> {
+fn fate() -> impl Strategy<Value = (Disruption, usize)> {
     let fate = prop_oneof![
-        6 => Just(Fate::Progress),
-        1 => Just(Fate::Crash),
-        1 => Just(Fate::Freeze),
-        1 => Just(Fate::PushFails),
-        1 => Just(Fate::Sleep),
-        2 => Just(Fate::Wake),
+        6 => Just(Disruption::Progress),
+        1 => Just(Disruption::Crash),
+        1 => Just(Disruption::Freeze),
+        1 => Just(Disruption::PushFails),
+        1 => Just(Disruption::Sleep),
+        2 => Just(Disruption::Wake),
     ];
     (fate, 0_usize..4)
 }
@@ -55,7 +55,7 @@ impl World {
                 assert!(!desired.asleep, "{name} is started asleep");
                 assert!(desired.functions.iter().any(|spec| spec.name == *name));
                 self.started += 1;
-                let mut new = instance(&format!("{name}/{}", self.started), name, Phase::Starting);
+                let mut new = instance(&format!("{name}/{}", self.started), name, FunctionPhase::Starting);
                 (new.answered, new.unready_since) = (now, Some(now));
                 self.instances.push(new);
             }
@@ -69,13 +69,13 @@ impl World {
                 assert!(self.generations.iter().all(|earlier| earlier < generation));
                 for id in route.endpoints.iter().chain([&route.main]) {
                     let found = self.instances.iter().find(|other| other.observed.id == *id).unwrap();
-                    assert!(matches!(found.observed.phase, Phase::Listening { .. }));
+                    assert!(matches!(found.observed.phase, FunctionPhase::Listening { .. }));
                     assert!(found.observed.role == Role::Main || found.unready_since.is_none());
                 }
                 self.generations.push(*generation);
                 self.pushing = true;
             }
-            Action::GiveUp { .. } => panic!("nobody refused to start"),
+            Action::GiveUp { .. } => panic!("no function refused to start"),
         }
     }
 
@@ -86,9 +86,9 @@ impl World {
                 continue;
             }
             match instance.observed.phase {
-                Phase::Starting => instance.observed.phase = listening(),
-                Phase::Listening { .. } => instance.unready_since = None,
-                Phase::Stopping | Phase::Ended(_) => {}
+                FunctionPhase::Starting => instance.observed.phase = listening(),
+                FunctionPhase::Listening { .. } => instance.unready_since = None,
+                FunctionPhase::Stopping | FunctionPhase::Ended(_) => {}
             }
             instance.answered = now;
         }
@@ -104,23 +104,23 @@ proptest! {
         let mut desired = wanted(remotes);
         let (mut world, mut memory, mut now) = (World::default(), RestartMemory::default(), Time::ZERO);
         // After the blows, enough quiet for the longest pause and the longest silence.
-        let quiet = std::iter::repeat_n((Fate::Wake, 0), 60);
+        let quiet = std::iter::repeat_n((Disruption::Wake, 0), 60);
         for (fate, which) in fates.into_iter().chain(quiet) {
             now += Duration::from_millis(500);
             world.live(now);
             let count = world.instances.len();
             let hit = (count > 0).then(|| which % count.max(1));
             match (fate, hit) {
-                (Fate::Crash, Some(hit)) => world.instances[hit].observed.phase = ended(None),
-                (Fate::Freeze, Some(hit)) if matches!(world.instances[hit].observed.phase, Phase::Listening { .. }) => {
+                (Disruption::Crash, Some(hit)) => world.instances[hit].observed.phase = ended(None),
+                (Disruption::Freeze, Some(hit)) if matches!(world.instances[hit].observed.phase, FunctionPhase::Listening { .. }) => {
                     world.frozen.push(world.instances[hit].observed.id.clone());
                 }
-                (Fate::Sleep, _) => desired.asleep = true,
-                (Fate::Wake, _) => desired.asleep = false,
+                (Disruption::Sleep, _) => desired.asleep = true,
+                (Disruption::Wake, _) => desired.asleep = false,
                 _ => {}
             }
             if std::mem::take(&mut world.pushing) {
-                memory.routed(!matches!(fate, Fate::PushFails), now);
+                memory.routed(!matches!(fate, Disruption::PushFails), now);
             }
             let actions = decide(&desired, &world.instances, &memory, now);
             for action in &actions {

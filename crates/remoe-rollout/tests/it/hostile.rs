@@ -6,7 +6,7 @@ use remoe_proto::v1::{
     EndpointProblem, EndpointWork, LayerExperts, LayerPairs, MainDescription, Routing, RoutingAck,
 };
 use remoe_rollout::control;
-use remoe_test_support::hostile::{Cases, Dice, chart_limit, has_grown_little, panics, resident};
+use remoe_test_support::hostile::{Cases, SeededChoices, chart_limit, has_grown_little, panics, resident};
 use std::convert::Infallible;
 use std::future::{Future, pending};
 use std::net::SocketAddr;
@@ -28,16 +28,16 @@ const FEW: usize = 300;
 const DEADLINE: Duration = Duration::from_millis(100);
 
 /// A number of elements: few, or as many as an answer can have in bytes.
-fn many(dice: &mut Dice) -> usize {
+fn many(dice: &mut SeededChoices) -> usize {
     *dice.one_of(&[0, 1, 3, 1025, 4097, 8193, 500_000])
 }
 
-fn numbers<T: Copy>(dice: &mut Dice, value: T) -> Vec<T> {
+fn numbers<T: Copy>(dice: &mut SeededChoices, value: T) -> Vec<T> {
     vec![value; many(dice)]
 }
 
-fn description(dice: &mut Dice) -> Vec<u8> {
-    let text = |dice: &mut Dice| "é".repeat(*dice.one_of(&[0, 16, 32, 40_000]));
+fn description(dice: &mut SeededChoices) -> Vec<u8> {
+    let text = |dice: &mut SeededChoices| "é".repeat(*dice.one_of(&[0, 16, 32, 40_000]));
     let (id, count) = (dice.draw() as u32, dice.whole());
     let mut answer = MainDescription {
         wire_version: id,
@@ -65,7 +65,7 @@ fn description(dice: &mut Dice) -> Vec<u8> {
     answer.encode_to_vec()
 }
 
-fn acknowledgement(dice: &mut Dice) -> Vec<u8> {
+fn acknowledgement(dice: &mut SeededChoices) -> Vec<u8> {
     let problem = EndpointProblem { address: "x".repeat(dice.below(1000)), message: String::new() };
     let problems = if dice.once_in(2) { EndpointProblem::default() } else { problem };
     let problems = vec![problems; many(dice).min(9000)];
@@ -73,7 +73,7 @@ fn acknowledgement(dice: &mut Dice) -> Vec<u8> {
 }
 
 /// The bytes of an answer to a call of `method`; none: there is none.
-fn answer(dice: &mut Dice, method: &str) -> Option<Bytes> {
+fn answer(dice: &mut SeededChoices, method: &str) -> Option<Bytes> {
     let mut bytes = match dice.below(12) {
         0 => return None,
         1 => dice.noise(4096),
@@ -128,18 +128,18 @@ impl Decoder for Raw {
 
 /// A main function; each call is a case.
 #[derive(Clone)]
-struct Main {
+struct HostileMain {
     cases: Cases,
     next: Arc<AtomicUsize>,
 }
 
-impl NamedService for Main {
+impl NamedService for HostileMain {
     const NAME: &'static str = "remoe.v1.MainModel";
 }
 
 type Later<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-struct Call(Main, String);
+struct Call(HostileMain, String);
 
 impl UnaryService<Bytes> for Call {
     type Response = Bytes;
@@ -158,7 +158,7 @@ impl UnaryService<Bytes> for Call {
     }
 }
 
-impl Service<http::Request<tonic::body::Body>> for Main {
+impl Service<http::Request<tonic::body::Body>> for HostileMain {
     type Response = http::Response<tonic::body::Body>;
     type Error = Infallible;
     type Future = Later<Result<Self::Response, Infallible>>;
@@ -179,7 +179,7 @@ async fn generated_answers_of_main_functions_do_no_harm() {
     let panics = panics();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address: SocketAddr = listener.local_addr().unwrap();
-    let main = Main { cases, next: Arc::default() };
+    let main = HostileMain { cases, next: Arc::default() };
     let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
     tokio::spawn(Server::builder().add_service(main).serve_with_incoming(incoming));
     let before = resident();

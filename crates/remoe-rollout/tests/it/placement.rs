@@ -44,7 +44,7 @@ fn replicas_of_planned_memory_are_processes_of_their_own() {
 }
 
 #[test]
-fn a_ratio_takes_the_least_used_experts_where_their_use_is_known() {
+fn ratio_takes_least_used_experts_if_usage_is_known() {
     let model = model(&[(1, 4), (3, 4)]);
     let usage = vec![vec![0.1, 0.4, 0.2, 0.3], vec![0.25; 4]];
     // The second layer's are all alike: the last ids, as without knowledge.

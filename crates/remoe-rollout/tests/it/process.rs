@@ -5,7 +5,9 @@ use remoe_test_support::fake;
 use fake::script;
 use remoe_process::Role;
 use remoe_rollout::process::Programs;
-use remoe_rollout::{Ending, FunctionId, FunctionSpec, Launcher, LogLine, Observed, Phase, ProcessLauncher};
+use remoe_rollout::{
+    Ending, FunctionId, FunctionPhase, FunctionSpec, Launcher, LogLine, ObservedFunction, ProcessLauncher,
+};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -36,7 +38,11 @@ fn spec(role: Role) -> FunctionSpec {
 }
 
 /// Waits until the function looks as it should.
-async fn until<T>(launcher: &ProcessLauncher, id: &FunctionId, look: impl Fn(&Observed) -> Option<T>) -> T {
+async fn until<T>(
+    launcher: &ProcessLauncher,
+    id: &FunctionId,
+    look: impl Fn(&ObservedFunction) -> Option<T>,
+) -> T {
     let seen = async {
         loop {
             let list = launcher.list().await;
@@ -49,16 +55,16 @@ async fn until<T>(launcher: &ProcessLauncher, id: &FunctionId, look: impl Fn(&Ob
     tokio::time::timeout(LONG, seen).await.expect("the function never got there")
 }
 
-fn ending(observed: &Observed) -> Option<Ending> {
+fn ending(observed: &ObservedFunction) -> Option<Ending> {
     match &observed.phase {
-        Phase::Ended(ending) => Some(ending.clone()),
+        FunctionPhase::Ended(ending) => Some(ending.clone()),
         _ => None,
     }
 }
 
-fn address(observed: &Observed) -> Option<String> {
+fn address(observed: &ObservedFunction) -> Option<String> {
     match observed.phase {
-        Phase::Listening { grpc, .. } => Some(grpc.to_string()),
+        FunctionPhase::Listening { grpc, .. } => Some(grpc.to_string()),
         _ => None,
     }
 }

@@ -3,7 +3,7 @@
 use remoe_process::Role;
 use remoe_proto::v1::{LayerExperts, LayerPairs};
 use remoe_rollout::FunctionSpec;
-use remoe_rollout::groups::{Told, groups};
+use remoe_rollout::groups::{ReportedUsage, groups};
 use std::collections::BTreeSet;
 
 fn set(layer: u32, experts: &[u32]) -> LayerExperts {
@@ -49,14 +49,14 @@ fn functions_that_share_an_expert_are_one_group() {
 
 #[test]
 fn what_is_new_counts_once_and_a_restart_begins_anew() {
-    let mut told = Told::default();
+    let mut told = ReportedUsage::default();
     let group = [set(1, &[2, 3])];
     assert_eq!(told.note("m", &said(1, &[(2, 5), (4, 1)]), true).of(&group), 5);
     assert_eq!(told.note("m", &said(1, &[(2, 5), (4, 9)]), true).of(&group), 0);
     assert_eq!(told.note("m", &said(1, &[(2, 6), (3, 4)]), false).of(&group), 5);
     // Nothing was said of expert 4 any more, as it is not remote; later it goes on.
     assert_eq!(told.note("m", &said(1, &[(4, 10)]), false).of(&[set(1, &[4])]), 1);
-    assert_eq!(told.note("m", &said(1, &[(2, 1)]), false).of(&group), 1, "it counts anew");
+    assert_eq!(told.note("m", &said(1, &[(2, 1)]), false).of(&group), 1, "it counts from zero");
     assert_eq!(told.note("old", &said(1, &[(2, 700)]), false).of(&group), 0, "of before");
     assert_eq!(told.note("old", &said(1, &[(2, 701)]), false).of(&group), 1);
     told.keep(|main| main == "m");

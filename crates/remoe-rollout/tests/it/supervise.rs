@@ -6,11 +6,11 @@ use remoe_process::Role;
 use remoe_proto::largest_generation;
 use remoe_proto::v1::Routing;
 use remoe_rollout::control;
-use remoe_rollout::decide::{Desired, Patience};
+use remoe_rollout::decide::{Desired, RolloutTimeouts};
 use remoe_rollout::functions::deployment;
 use remoe_rollout::{
-    Event, FunctionState, LogLine, ModelOptions, MoeLayer, NotReady, Placement, ProcessLauncher, Status,
-    Supervisor,
+    FunctionState, LogLine, ModelOptions, MoeLayer, NotReady, Placement, ProcessLauncher, RolloutEvent,
+    Status, Supervisor,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::Path;
@@ -27,11 +27,11 @@ fn wanted(replicas: u32, http: bool) -> Desired {
         http.then(|| "127.0.0.1:0".parse().unwrap()),
         Duration::ZERO,
         // Nothing is ended for silence on a busy machine, but where that is the test.
-        Patience { remote_silence: LONG, main_silence: LONG, ready: LONG },
+        RolloutTimeouts { remote_silence: LONG, main_silence: LONG, ready: LONG },
     )
 }
 
-fn supervisor(folder: &Path, desired: Desired) -> (Supervisor, Arc<Mutex<Vec<Event>>>) {
+fn supervisor(folder: &Path, desired: Desired) -> (Supervisor, Arc<Mutex<Vec<RolloutEvent>>>) {
     let programs = fake::programs(folder);
     let launcher = ProcessLauncher::new(programs, LONG, Arc::new(|_: LogLine<'_>| {})).unwrap();
     let events = Arc::new(Mutex::new(Vec::new()));
@@ -39,7 +39,7 @@ fn supervisor(folder: &Path, desired: Desired) -> (Supervisor, Arc<Mutex<Vec<Eve
     let supervisor = Supervisor::spawn(
         launcher,
         desired,
-        Arc::new(move |event: &Event| sink.lock().unwrap().push(event.clone())),
+        Arc::new(move |event: &RolloutEvent| sink.lock().unwrap().push(event.clone())),
     );
     (supervisor, events)
 }
@@ -91,7 +91,7 @@ async fn the_routing_says_what_each_group_hosts() {
     let plan = r#"{"groups": [{"experts": "1:0-1,3:2"}, {"experts": "1:3"}],
         "layers": [{"layer": 1, "remote": [0, 1, 3]}, {"layer": 3, "remote": [2], "replicas": 0}]}"#;
     let placement = Placement::from_plan(&model, plan).unwrap();
-    let patience = Patience { remote_silence: LONG, main_silence: LONG, ready: LONG };
+    let patience = RolloutTimeouts { remote_silence: LONG, main_silence: LONG, ready: LONG };
     let desired = deployment(&ModelOptions::default(), &placement, None, Duration::ZERO, patience);
     let (supervisor, _) = supervisor(folder.path(), desired);
     let status = supervisor.ready(LONG).await.unwrap();
@@ -134,9 +134,9 @@ async fn a_frozen_remote_function_is_replaced() {
     let frozen = send(&status, "group-0-0", Signal::STOP);
     until(&supervisor, |status| whole_after(status, 1) && pid_of(status, "group-0-0") != Some(frozen)).await;
     let events = events.lock().unwrap();
-    let said = events
-        .iter()
-        .any(|event| matches!(event, Event::Unhealthy { fault, .. } if fault.starts_with("unresponsive")));
+    let said = events.iter().any(
+        |event| matches!(event, RolloutEvent::Unhealthy { fault, .. } if fault.starts_with("unresponsive")),
+    );
     assert!(said, "{events:?}");
 }
 
@@ -178,7 +178,8 @@ async fn what_sleeps_ends_and_comes_back_when_it_is_woken() {
         }
         status = next;
     }
-    let failed = |event: &Event| matches!(event, Event::Ended { .. } | Event::Unhealthy { .. });
+    let failed =
+        |event: &RolloutEvent| matches!(event, RolloutEvent::Ended { .. } | RolloutEvent::Unhealthy { .. });
     assert!(!events.lock().unwrap().iter().any(failed), "a sleep is no failure");
     supervisor.shutdown(LONG).await;
 }
@@ -195,7 +196,7 @@ async fn a_refusal_ends_the_deployment_with_its_words() {
 }
 
 #[tokio::test]
-async fn at_the_end_the_main_function_leaves_first_and_everything_has_drained() {
+async fn shutdown_drains_main_function_first_and_all_exit_cleanly() {
     let folder = tempfile::tempdir().unwrap();
     let (supervisor, events) = supervisor(folder.path(), wanted(2, false));
     supervisor.ready(LONG).await.unwrap();
@@ -204,7 +205,7 @@ async fn at_the_end_the_main_function_leaves_first_and_everything_has_drained() 
     let ended: Vec<(&str, Option<i32>)> = events
         .iter()
         .filter_map(|event| match event {
-            Event::Stopped { name, ending } => Some((name.as_str(), ending.code)),
+            RolloutEvent::Stopped { name, ending } => Some((name.as_str(), ending.code)),
             _ => None,
         })
         .collect();
@@ -221,7 +222,7 @@ async fn what_is_not_ready_in_time_says_what_is_missing() {
         remote: fake::programs(folder.path()).remote,
     };
     let launcher = ProcessLauncher::new(programs, LONG, Arc::new(|_: LogLine<'_>| {})).unwrap();
-    let supervisor = Supervisor::spawn(launcher, wanted(1, false), Arc::new(|_: &Event| {}));
+    let supervisor = Supervisor::spawn(launcher, wanted(1, false), Arc::new(|_: &RolloutEvent| {}));
     until(&supervisor, |status| {
         status.functions.iter().any(|function| function.state == FunctionState::Ready)
     })
@@ -232,7 +233,7 @@ async fn what_is_not_ready_in_time_says_what_is_missing() {
 }
 
 #[tokio::test]
-async fn a_main_function_that_started_before_the_placement_serves_under_it() {
+async fn main_function_started_before_placement_adopts_it() {
     let folder = tempfile::tempdir().unwrap();
     let whole = wanted(2, true);
     let mut early = whole.clone();
@@ -252,7 +253,7 @@ async fn a_main_function_that_started_before_the_placement_serves_under_it() {
 /// A placement that another process puts in force is noticed, reported, and replaced by the deployment's own, also if a
 /// main function that is started later is far behind the numbers that were used.
 #[tokio::test]
-async fn a_placement_of_somebody_else_does_not_last() {
+async fn foreign_placement_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let (supervisor, events) = supervisor(folder.path(), wanted(1, false));
     let status = supervisor.ready(LONG).await.unwrap();
@@ -270,7 +271,7 @@ async fn a_placement_of_somebody_else_does_not_last() {
         highest = back.generation.unwrap();
         let last = fake::routings(folder.path()).last().unwrap().clone();
         assert_eq!(last, format!("{highest} {own}"));
-        let found = Event::Overruled { generation: foreign };
+        let found = RolloutEvent::Overruled { generation: foreign };
         assert!(events.lock().unwrap().contains(&found), "{:?}", events.lock().unwrap());
     }
     let killed = send(&status, "main", Signal::KILL);

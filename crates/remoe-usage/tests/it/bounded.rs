@@ -5,7 +5,7 @@
 use crate::model;
 
 use remoe_predictor::{Activations, Embedding, Phase};
-use remoe_usage::{Arrival, Foresight, ForesightOptions, Keeps, Prompts, Tenant};
+use remoe_usage::{Arrival, PredictorOptions, Prompts, Retention, Tenant, UsagePredictor};
 use std::path::Path;
 
 const LAYERS: usize = 2;
@@ -15,14 +15,14 @@ const LIMIT: u64 = 64 << 10;
 /// Allowed growth of the process's memory once the training history is at its limit: allocators keep some.
 const SLACK: u64 = 16 << 20;
 
-fn foresight(folder: &Path) -> Foresight {
+fn predictor(folder: &Path) -> UsagePredictor {
     let header = model::header(LAYERS, EXPERTS);
     let rows: Vec<f32> =
         (0..4 * VOCABULARY).map(|at| (at * 2_654_435_761 % 1009) as f32 / 1009.0 - 0.5).collect();
     let options =
-        ForesightOptions { store: Some((folder.to_owned(), LIMIT)), forgets: false, output_tokens: 4.0 };
+        PredictorOptions { store: Some((folder.to_owned(), LIMIT)), forgets: false, output_tokens: 4.0 };
     let embedding = Embedding::from_rows(4, &rows).unwrap();
-    Foresight::new(header, embedding, Prompts::of_ids(VOCABULARY as usize), None, options).unwrap()
+    UsagePredictor::new(header, embedding, Prompts::of_ids(VOCABULARY as usize), None, options).unwrap()
 }
 
 /// Bytes of this process in memory.
@@ -35,7 +35,7 @@ fn resident() -> u64 {
 fn what_is_remembered_is_bounded_however_much_there_was() {
     let records: u64 = std::env::var("REMOE_STORE_RECORDS").map_or(30_000, |number| number.parse().unwrap());
     let folder = tempfile::tempdir().unwrap();
-    let mut foresight = foresight(folder.path());
+    let mut predictor = predictor(folder.path());
     // Which experts they use depends on the number, and so does whose they are.
     let told: Vec<String> = (0..EXPERTS as u32)
         .map(|expert| {
@@ -52,9 +52,9 @@ fn what_is_remembered_is_bounded_however_much_there_was() {
         let ids: Vec<u64> = (0..8).map(|at| (number * 7919 + at * 104_729) % VOCABULARY).collect();
         let body = format!("{{\"prompt\": {ids:?}}}");
         let tenant = tenants[(number % 40) as usize];
-        foresight.came(Arrival { id: number, tenant, keeps: Keeps::Records, body: body.as_bytes() });
-        foresight.told(number, &told[(number % 4) as usize]).unwrap();
-        let (requests, bytes) = foresight.remembered();
+        predictor.came(Arrival { id: number, tenant, keeps: Retention::Records, body: body.as_bytes() });
+        predictor.told(number, &told[(number % 4) as usize]).unwrap();
+        let (requests, bytes) = predictor.remembered();
         most = (most.0.max(requests), most.1.max(bytes));
         if number == records / 10 {
             settled = resident();
@@ -70,7 +70,7 @@ fn what_is_remembered_is_bounded_however_much_there_was() {
     assert!(grown < SLACK, "{grown} bytes more than after {} requests", records / 10);
     eprintln!("{records} requests: at most {} remembered in {} bytes, {grown} bytes more", most.0, most.1);
     // And comes back.
-    let before = foresight.remembered().0;
-    drop(foresight);
-    assert!(self::foresight(folder.path()).remembered().0 >= before / 2);
+    let before = predictor.remembered().0;
+    drop(predictor);
+    assert!(self::predictor(folder.path()).remembered().0 >= before / 2);
 }

@@ -5,7 +5,8 @@ use crate::model;
 use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{Activations, Embedding, Experience, Phase, Shares};
 use remoe_usage::{
-    Arrival, Exchange, Foresight, ForesightOptions, Keeps, News, Peers, Prompts, Store, Stored, Tenant, Watch,
+    Arrival, Exchange, LearnedUpdate, Peers, PredictionService, PredictorOptions, Prompts, Retention, Store,
+    StoredRequest, Tenant, UsagePredictor,
 };
 use std::collections::HashSet;
 use std::os::unix::fs::symlink;
@@ -23,13 +24,13 @@ fn header() -> RecordHeader {
     model::header(LAYERS, EXPERTS)
 }
 
-fn gateway(folder: &Path, limit: u64) -> Foresight {
+fn gateway(folder: &Path, limit: u64) -> UsagePredictor {
     let rows: Vec<f32> =
         (0..2 * VOCABULARY).map(|at| if at % 4 < 2 { 1.0 } else { at as f32 / 80.0 }).collect();
     let embedding = Embedding::from_rows(2, &rows).unwrap();
     let options =
-        ForesightOptions { store: Some((folder.to_owned(), limit)), forgets: false, output_tokens: 4.0 };
-    Foresight::new(header(), embedding, Prompts::of_ids(VOCABULARY), None, options).unwrap()
+        PredictorOptions { store: Some((folder.to_owned(), limit)), forgets: false, output_tokens: 4.0 };
+    UsagePredictor::new(header(), embedding, Prompts::of_ids(VOCABULARY), None, options).unwrap()
 }
 
 fn body() -> String {
@@ -43,19 +44,19 @@ fn used() -> String {
     activations.to_text().unwrap()
 }
 
-fn come(gateway: &mut Foresight, id: u64, keeps: Keeps) {
+fn come(gateway: &mut UsagePredictor, id: u64, keeps: Retention) {
     gateway.came(Arrival { id, tenant: Tenant::named("a"), keeps, body: body().as_bytes() });
 }
 
-fn serve(gateway: &mut Foresight, count: u64) {
+fn serve(gateway: &mut UsagePredictor, count: u64) {
     for id in 0..count {
-        come(gateway, id, Keeps::Records);
+        come(gateway, id, Retention::Records);
         gateway.told(id, &used()).unwrap();
     }
 }
 
 /// Requests that `gateway` learns in one look.
-fn look(gateway: &mut Foresight, exchange: &mut Exchange, files: &[PathBuf]) -> usize {
+fn look(gateway: &mut UsagePredictor, exchange: &mut Exchange, files: &[PathBuf]) -> usize {
     let mut learned = 0;
     exchange.look(files, |records| {
         learned += gateway.share(&records);
@@ -69,12 +70,12 @@ fn what_one_gateway_learns_another_one_knows() {
     let root = tempfile::tempdir().unwrap();
     let folders = ["0", "1"].map(|part| root.path().join(part));
     let [mut one, mut other] = [&folders[0], &folders[1]].map(|folder| gateway(folder, LIMIT));
-    let files = [Store::file_in(&folders[0]), Store::file_in(&root.path().join("nobody"))];
+    let files = [Store::file_in(&folders[0]), Store::file_in(&root.path().join("absent"))];
     let mut exchange = other.exchange().unwrap();
     assert_eq!(look(&mut other, &mut exchange, &files), 0);
     serve(&mut one, 40);
-    let expected = |gateway: &mut Foresight| {
-        come(gateway, 1000, Keeps::Records);
+    let expected = |gateway: &mut UsagePredictor| {
+        come(gateway, 1000, Retention::Records);
         let mix = gateway.mix().unwrap();
         gateway.left(1000);
         mix.map(|mix| mix.shares.values().to_vec())
@@ -100,14 +101,14 @@ fn what_one_gateway_learns_another_one_knows() {
     std::fs::copy(&files[0], &copy).unwrap();
     assert_eq!(look(&mut other, &mut exchange, &[files[0].clone(), copy]), 0);
     // A tenant that is not to be remembered is not, whichever gateway served it.
-    come(&mut other, 1, Keeps::Counts);
+    come(&mut other, 1, Retention::Counts);
     assert_eq!(other.remembered().0, 0);
-    let mut anew = other.exchange().unwrap();
-    assert_eq!(look(&mut other, &mut anew, &files), 0);
+    let mut reopened = other.exchange().unwrap();
+    assert_eq!(look(&mut other, &mut reopened, &files), 0);
 }
 
 #[test]
-fn a_file_that_is_written_anew_is_read_on_without_learning_twice() {
+fn rewritten_file_is_resumed_without_learning_twice() {
     let root = tempfile::tempdir().unwrap();
     let folders = ["0", "1"].map(|part| root.path().join(part));
     let [mut one, mut other] = [&folders[0], &folders[1]].map(|folder| gateway(folder, 4096));
@@ -115,7 +116,7 @@ fn a_file_that_is_written_anew_is_read_on_without_learning_twice() {
     // Other tenants have most of its memory: it forgets soon.
     for (id, name) in ["b", "c", "d"].into_iter().enumerate() {
         let (id, tenant) = (id as u64, Tenant::named(name));
-        other.came(Arrival { id, tenant, keeps: Keeps::Records, body: body().as_bytes() });
+        other.came(Arrival { id, tenant, keeps: Retention::Records, body: body().as_bytes() });
         other.told(id, &used()).unwrap();
     }
     let mut exchange = other.exchange().unwrap();
@@ -192,7 +193,9 @@ fn what_is_no_file_of_a_gateway_is_passed_over() {
     let mut tell = |number: u64, vector: [f32; 2]| {
         let experience =
             Experience { vector: vector.to_vec(), prefill: Shares::uniform(LAYERS, EXPERTS), decode: None };
-        store.append(&Stored { number, tenant: Tenant::named("a"), experience }, HashSet::new).unwrap();
+        store
+            .append(&StoredRequest { number, tenant: Tenant::named("a"), experience }, HashSet::new)
+            .unwrap();
     };
     tell(u64::MAX, [1.0, 0.0]);
     tell(1, [60_000.0, 0.0]);
@@ -226,7 +229,7 @@ fn head(file: &[u8]) -> usize {
 }
 
 #[test]
-fn a_file_of_a_gateway_that_has_ended_is_rid_of_tenants_that_say_so() {
+fn opted_out_tenant_is_erased_from_file_of_ended_gateway() {
     let root = tempfile::tempdir().unwrap();
     let [own, ended, linked, elsewhere] = ["0", "1", "2", "3"].map(|part| root.path().join(part));
     let of_tenants = |folder: &Path| -> Vec<Tenant> {
@@ -238,7 +241,7 @@ fn a_file_of_a_gateway_that_has_ended_is_rid_of_tenants_that_say_so() {
     {
         let mut gateway = gateway(&ended, LIMIT);
         serve(&mut gateway, 3);
-        gateway.came(Arrival { id: 9, tenant: b, keeps: Keeps::Records, body: body().as_bytes() });
+        gateway.came(Arrival { id: 9, tenant: b, keeps: Retention::Records, body: body().as_bytes() });
         gateway.told(9, &used()).unwrap();
     }
     std::fs::create_dir_all(&linked).unwrap();
@@ -255,8 +258,8 @@ fn a_file_of_a_gateway_that_has_ended_is_rid_of_tenants_that_say_so() {
         }
     };
     rid(&mut exchange);
-    assert_eq!(of_tenants(&ended), [a, a, a, b], "nobody has said anything");
-    come(&mut gateway, 1, Keeps::Counts);
+    assert_eq!(of_tenants(&ended), [a, a, a, b], "no tenant has opted out");
+    come(&mut gateway, 1, Retention::Counts);
     rid(&mut exchange);
     assert_eq!(of_tenants(&ended), [b]);
     // And what another one left there since.
@@ -267,7 +270,7 @@ fn a_file_of_a_gateway_that_has_ended_is_rid_of_tenants_that_say_so() {
     assert_eq!(std::fs::read(Store::file_in(&elsewhere)).unwrap(), others);
     assert!(!root.path().join("none").exists());
     // Who is remembered again is left alone.
-    come(&mut gateway, 2, Keeps::Records);
+    come(&mut gateway, 2, Retention::Records);
     serve(&mut self::gateway(&ended, LIMIT), 2);
     rid(&mut exchange);
     assert_eq!(of_tenants(&ended), [b, a, a]);
@@ -285,14 +288,14 @@ fn a_watch_reads_what_others_learn_meanwhile() {
         ended: Box::new(|_| ()),
     };
     let (tell, told) = channel();
-    let watch = Watch::start(gateway(&folders[1], LIMIT), Some(peers), move |foresight, news| {
-        tell.send((news, foresight.remembered().0)).unwrap();
+    let watch = PredictionService::start(gateway(&folders[1], LIMIT), Some(peers), move |predictor, news| {
+        tell.send((news, predictor.remembered().0)).unwrap();
     })
     .unwrap();
     serve(&mut one, 30);
     let long = Duration::from_secs(60);
-    while told.recv_timeout(long).unwrap() != (News::Shared, 30) {}
-    assert!(watch.came(1, "a", Keeps::Records, body().as_bytes()));
+    while told.recv_timeout(long).unwrap() != (LearnedUpdate::Shared, 30) {}
+    assert!(watch.came(1, "a", Retention::Records, body().as_bytes()));
     let mix = watch.mix(long).unwrap();
     assert!(mix.shares.rows().all(|row| row[2] + row[3] > 0.7), "{mix:?}");
     // Both threads end with it.

@@ -3,9 +3,9 @@
 
 mod bounded;
 mod exchange;
-mod foresight;
 mod model;
-mod primer;
+mod model_summary;
+mod prediction_service;
 mod prior;
 mod store;
-mod watch;
+mod usage_predictor;

@@ -6,7 +6,7 @@ use remoe_predictor::record::ActivationRecord;
 use remoe_predictor::{
     Activations, Embedding, Experience, Phase, Shares, Trained, TrainingOptions, TunedPredictor,
 };
-use remoe_usage::{Arrival, Foresight, ForesightOptions, Keeps, Prompts, Stored, Tenant};
+use remoe_usage::{Arrival, PredictorOptions, Prompts, Retention, StoredRequest, Tenant, UsagePredictor};
 
 const LAYERS: usize = 2;
 const EXPERTS: usize = 4;
@@ -39,40 +39,46 @@ fn trained() -> Box<dyn TunedPredictor> {
     Box::new(Trained::fit(header, &records, &embedding(), TrainingOptions::default()).unwrap())
 }
 
-fn foresight(trained: Option<Box<dyn TunedPredictor>>) -> Foresight {
-    let options = ForesightOptions { output_tokens: 4.0, ..ForesightOptions::default() };
+fn predictor(trained: Option<Box<dyn TunedPredictor>>) -> UsagePredictor {
+    let options = PredictorOptions { output_tokens: 4.0, ..PredictorOptions::default() };
     let prompts = Prompts::of_ids(VOCABULARY as usize);
-    Foresight::new(model::header(LAYERS, EXPERTS), embedding(), prompts, trained, options).unwrap()
+    UsagePredictor::new(model::header(LAYERS, EXPERTS), embedding(), prompts, trained, options).unwrap()
 }
 
-fn come(foresight: &mut Foresight, id: u64, tenant: &str, keeps: Keeps, prompt: &[u32]) {
+fn come(predictor: &mut UsagePredictor, id: u64, tenant: &str, keeps: Retention, prompt: &[u32]) {
     let body = serde_json::json!({"prompt": prompt, "max_tokens": 5}).to_string();
-    foresight.came(Arrival { id, tenant: Tenant::named(tenant), keeps, body: body.as_bytes() });
+    predictor.came(Arrival { id, tenant: Tenant::named(tenant), keeps, body: body.as_bytes() });
 }
 
 /// A request of `tenant` about `topic` that used `expert` alone.
-fn serve(foresight: &mut Foresight, tenant: &str, keeps: Keeps, (topic, number): (u32, u32), expert: u32) {
+fn serve(
+    predictor: &mut UsagePredictor,
+    tenant: &str,
+    keeps: Retention,
+    (topic, number): (u32, u32),
+    expert: u32,
+) {
     let prompt = prompt(topic, number);
     let used = [(expert, 0.5), ((expert + 1) % 2, 0.5)];
     let mut activations = Activations::new(LAYERS, EXPERTS);
     (0..8).for_each(|_| activations.count(Phase::Prefill, [&used[..]; LAYERS].into_iter()));
     (0..4).for_each(|_| activations.count(Phase::Decode, [&used[..]; LAYERS].into_iter()));
-    come(foresight, 1, tenant, keeps, &prompt);
-    foresight.told(1, &activations.to_text().unwrap()).unwrap();
-    foresight.left(1);
+    come(predictor, 1, tenant, keeps, &prompt);
+    predictor.told(1, &activations.to_text().unwrap()).unwrap();
+    predictor.left(1);
 }
 
-fn expected(foresight: &mut Foresight, tenant: &str, topic: u32) -> Option<Shares> {
-    come(foresight, u64::MAX, tenant, Keeps::Records, &prompt(topic, 77));
-    let mix = foresight.mix().unwrap();
-    foresight.left(u64::MAX);
+fn expected(predictor: &mut UsagePredictor, tenant: &str, topic: u32) -> Option<Shares> {
+    come(predictor, u64::MAX, tenant, Retention::Records, &prompt(topic, 77));
+    let mix = predictor.mix().unwrap();
+    predictor.left(u64::MAX);
     mix.map(|mix| mix.shares)
 }
 
 /// A stream of numbers below `bound`; the same everywhere for a seed.
-struct Stream(u64);
+struct NumberStream(u64);
 
-impl Stream {
+impl NumberStream {
     fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % bound
@@ -83,20 +89,21 @@ impl Stream {
 fn predictions_depend_on_no_tenant_that_does_not_share() {
     for seed in 0..60 {
         for with_trained in [false, true] {
-            let mut stream = Stream(seed);
-            let [mut with, mut without] = [(); 2].map(|()| foresight(with_trained.then(trained)));
+            let mut stream = NumberStream(seed);
+            let [mut with, mut without] = [(); 2].map(|()| predictor(with_trained.then(trained)));
             // Each of the others changes its mind from request to request; `x` shares from some request on.
             for number in 0..40 {
                 let of_others = ["b", "c", "d"][stream.below(3) as usize];
-                let keeps = [Keeps::Records, Keeps::Counts, Keeps::Nothing][stream.below(3) as usize];
+                let keeps =
+                    [Retention::Records, Retention::Counts, Retention::Nothing][stream.below(3) as usize];
                 let about = (stream.below(2) as u32, number);
                 let expert = stream.below(4) as u32;
                 serve(&mut with, of_others, keeps, about, expert);
                 let own = (stream.below(2) as u32, number);
-                let keeps = if number > 20 { Keeps::Shared } else { Keeps::Records };
-                for foresight in [&mut with, &mut without] {
-                    serve(foresight, "a", Keeps::Records, own, 0);
-                    serve(foresight, "x", keeps, own, 1);
+                let keeps = if number > 20 { Retention::Shared } else { Retention::Records };
+                for predictor in [&mut with, &mut without] {
+                    serve(predictor, "a", Retention::Records, own, 0);
+                    serve(predictor, "x", keeps, own, 1);
                 }
             }
             // A tenant with records of its own, one that is new, and the one that has shared its records until here.
@@ -111,86 +118,87 @@ fn predictions_depend_on_no_tenant_that_does_not_share() {
 
 #[test]
 fn new_tenant_without_sharing_tenants_is_unpredicted() {
-    let mut foresight = foresight(None);
-    (0..20).for_each(|number| serve(&mut foresight, "a", Keeps::Records, (0, number), 0));
-    assert_eq!(expected(&mut foresight, "new", 0), None);
+    let mut predictor = predictor(None);
+    (0..20).for_each(|number| serve(&mut predictor, "a", Retention::Records, (0, number), 0));
+    assert_eq!(expected(&mut predictor, "new", 0), None);
 }
 
 #[test]
 fn new_tenant_is_predicted_by_what_others_share() {
-    let mut foresight = foresight(None);
-    (0..20).for_each(|number| serve(&mut foresight, "a", Keeps::Shared, (0, number), 0));
+    let mut predictor = predictor(None);
+    (0..20).for_each(|number| serve(&mut predictor, "a", Retention::Shared, (0, number), 0));
     let work = |shares: &Shares| shares.rows().map(|row| row[0] + row[1]).sum::<f32>() / LAYERS as f32;
     // Half of the way from shares that are alike, as the prior's error is not known.
-    let first = expected(&mut foresight, "new", 0).unwrap();
+    let first = expected(&mut predictor, "new", 0).unwrap();
     assert!((work(&first) - 0.75).abs() < 0.01, "{first:?}");
     // As soon as it has records they alone say what it will use.
-    (0..4).for_each(|number| serve(&mut foresight, "new", Keeps::Records, (0, number), 3));
-    let own = expected(&mut foresight, "new", 0).unwrap();
-    serve(&mut foresight, "a", Keeps::Shared, (1, 50), 1);
-    assert_eq!(expected(&mut foresight, "new", 0).unwrap(), own);
+    (0..4).for_each(|number| serve(&mut predictor, "new", Retention::Records, (0, number), 3));
+    let own = expected(&mut predictor, "new", 0).unwrap();
+    serve(&mut predictor, "a", Retention::Shared, (1, 50), 1);
+    assert_eq!(expected(&mut predictor, "new", 0).unwrap(), own);
 }
 
 #[test]
 fn tenant_that_shares_no_more_leaves_no_prior() {
-    for keeps in [Keeps::Records, Keeps::Counts, Keeps::Nothing] {
-        let mut foresight = foresight(None);
-        (0..20).for_each(|number| serve(&mut foresight, "a", Keeps::Shared, (0, number), 0));
-        assert!(expected(&mut foresight, "new", 0).is_some());
+    for keeps in [Retention::Records, Retention::Counts, Retention::Nothing] {
+        let mut predictor = predictor(None);
+        (0..20).for_each(|number| serve(&mut predictor, "a", Retention::Shared, (0, number), 0));
+        assert!(expected(&mut predictor, "new", 0).is_some());
         // A request that still runs contributes nothing either.
-        come(&mut foresight, 500, "a", Keeps::Shared, &prompt(0, 5));
-        come(&mut foresight, 501, "a", keeps, &prompt(0, 5));
-        foresight.left(501);
-        let is_predicted = |foresight: &mut Foresight| {
-            let requests = |foresight: &Foresight| foresight.mix().unwrap().map_or(0.0, |mix| mix.requests);
-            let before = requests(foresight);
-            come(foresight, 502, "new", Keeps::Records, &prompt(0, 77));
-            let after = requests(foresight);
-            foresight.left(502);
+        come(&mut predictor, 500, "a", Retention::Shared, &prompt(0, 5));
+        come(&mut predictor, 501, "a", keeps, &prompt(0, 5));
+        predictor.left(501);
+        let is_predicted = |predictor: &mut UsagePredictor| {
+            let requests =
+                |predictor: &UsagePredictor| predictor.mix().unwrap().map_or(0.0, |mix| mix.requests);
+            let before = requests(predictor);
+            come(predictor, 502, "new", Retention::Records, &prompt(0, 77));
+            let after = requests(predictor);
+            predictor.left(502);
             after > before
         };
-        assert!(!is_predicted(&mut foresight), "{keeps:?}");
+        assert!(!is_predicted(&mut predictor), "{keeps:?}");
         let mut activations = Activations::new(LAYERS, EXPERTS);
         let used = [(0, 0.5), (1, 0.5)];
         (0..8).for_each(|_| activations.count(Phase::Prefill, [&used[..]; LAYERS].into_iter()));
-        foresight.told(500, &activations.to_text().unwrap()).unwrap();
-        assert!(!is_predicted(&mut foresight), "{keeps:?}");
-        assert_eq!(expected(&mut foresight, "new", 0), None, "{keeps:?}");
+        predictor.told(500, &activations.to_text().unwrap()).unwrap();
+        assert!(!is_predicted(&mut predictor), "{keeps:?}");
+        assert_eq!(expected(&mut predictor, "new", 0), None, "{keeps:?}");
     }
 }
 
 #[test]
-fn records_of_other_gateways_join_the_prior_if_their_tenant_shares() {
+fn shared_tenant_records_of_other_gateways_join_the_prior() {
     let record = |number: u64| {
         let prefill = Shares::from_weights(EXPERTS, [1.0, 0.0, 0.0, 0.0].repeat(LAYERS)).unwrap();
         let experience = Experience { vector: vec![1.0, 0.0, 0.0], prefill, decode: None };
-        Stored { number, tenant: Tenant::named("a"), experience }
+        StoredRequest { number, tenant: Tenant::named("a"), experience }
     };
-    let told: Vec<Stored> = (1..=8).map(record).collect();
-    let mut foresight = foresight(None);
-    assert_eq!(foresight.share(&told), 8);
-    assert_eq!(expected(&mut foresight, "new", 0), None, "it has not said that it shares");
+    let told: Vec<StoredRequest> = (1..=8).map(record).collect();
+    let mut predictor = predictor(None);
+    assert_eq!(predictor.share(&told), 8);
+    assert_eq!(expected(&mut predictor, "new", 0), None, "it has not said that it shares");
     // What is known of it by then counts from its first request that is shared.
-    come(&mut foresight, 500, "a", Keeps::Shared, &prompt(0, 5));
-    foresight.left(500);
-    let before = expected(&mut foresight, "new", 0).unwrap();
-    assert_eq!(foresight.share(&told), 0, "known already");
-    assert_eq!(expected(&mut foresight, "new", 0).unwrap(), before);
-    let more: Vec<Stored> = (11..=18).map(record).collect();
-    assert_eq!(foresight.share(&more), 8);
-    assert!(expected(&mut foresight, "new", 0).is_some());
+    come(&mut predictor, 500, "a", Retention::Shared, &prompt(0, 5));
+    predictor.left(500);
+    let before = expected(&mut predictor, "new", 0).unwrap();
+    assert_eq!(predictor.share(&told), 0, "known already");
+    assert_eq!(expected(&mut predictor, "new", 0).unwrap(), before);
+    let more: Vec<StoredRequest> = (11..=18).map(record).collect();
+    assert_eq!(predictor.share(&more), 8);
+    assert!(expected(&mut predictor, "new", 0).is_some());
 }
 
 #[test]
 fn shared_usage_outweighs_a_trained_predictor_that_is_wrong() {
-    let mut foresight = foresight(Some(trained()));
+    let mut predictor = predictor(Some(trained()));
     let last = |shares: &Shares| shares.rows().map(|row| row[3]).sum::<f32>() / LAYERS as f32;
-    let by_trained = expected(&mut foresight, "new", 0).unwrap();
+    let by_trained = expected(&mut predictor, "new", 0).unwrap();
     assert!(last(&by_trained) > 0.95, "{by_trained:?}");
     // How near a tenant's own requests are to its own mean says nothing of a new one.
-    (0..40).for_each(|number| serve(&mut foresight, "a", Keeps::Shared, (0, number), 0));
-    assert_eq!(expected(&mut foresight, "new", 0).unwrap(), by_trained, "nothing to go by yet");
-    (0..40).for_each(|number| serve(&mut foresight, "b", Keeps::Shared, (0, number), 0));
-    let by_both = expected(&mut foresight, "new", 0).unwrap();
+    (0..40).for_each(|number| serve(&mut predictor, "a", Retention::Shared, (0, number), 0));
+    assert_eq!(expected(&mut predictor, "new", 0).unwrap(), by_trained, "nothing to go by yet");
+    (0..40).for_each(|number| serve(&mut predictor, "b", Retention::Shared, (0, number), 0));
+    let by_both = expected(&mut predictor, "new", 0).unwrap();
     assert!(last(&by_both) < 0.6, "{by_both:?}");
 }

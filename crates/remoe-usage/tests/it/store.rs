@@ -4,7 +4,7 @@ use crate::model;
 
 use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{Experience, Shares};
-use remoe_usage::{Store, StoreError, Stored, Tenant};
+use remoe_usage::{Store, StoreError, StoredRequest, Tenant};
 use std::collections::HashSet;
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader};
@@ -19,28 +19,28 @@ fn header() -> RecordHeader {
     model::header(2, 4)
 }
 
-fn stored(number: u64) -> Stored {
+fn stored(number: u64) -> StoredRequest {
     let shares = |shift: u64| {
         let weights = (0..8).map(|cell| ((cell * 3 + number + shift) % 7) as f32).collect();
         Shares::from_weights(4, weights).unwrap()
     };
     let vector = (0..HIDDEN as u64).map(|at| ((at + number) % 5) as f32 / 4.0).collect();
     let decode = (!number.is_multiple_of(3)).then(|| shares(1));
-    Stored {
+    StoredRequest {
         number,
         tenant: Tenant::named("a"),
         experience: Experience { vector, prefill: shares(0), decode },
     }
 }
 
-fn open(folder: &Path, limit: u64) -> Result<(Store, Vec<Stored>), StoreError> {
+fn open(folder: &Path, limit: u64) -> Result<(Store, Vec<StoredRequest>), StoreError> {
     let mut read = Vec::new();
     let store = Store::open(folder, &header(), HIDDEN, limit, |one| read.push(one))?;
     Ok((store, read))
 }
 
-fn assert_same(read: &[Stored], numbers: impl Iterator<Item = u64>) {
-    let expected: Vec<Stored> = numbers.map(stored).collect();
+fn assert_same(read: &[StoredRequest], numbers: impl Iterator<Item = u64>) {
+    let expected: Vec<StoredRequest> = numbers.map(stored).collect();
     assert_eq!(read.len(), expected.len());
     for (read, expected) in read.iter().zip(&expected) {
         assert_eq!((read.number, read.tenant), (expected.number, expected.tenant));
@@ -52,7 +52,7 @@ fn assert_same(read: &[Stored], numbers: impl Iterator<Item = u64>) {
 }
 
 #[test]
-fn nobody_but_its_owner_reads_it() {
+fn store_is_readable_by_its_owner_only() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("experience");
     let mode = || path.metadata().unwrap().permissions().mode() & 0o777;
@@ -62,11 +62,11 @@ fn nobody_but_its_owner_reads_it() {
     let (mut store, _) = open(folder.path(), 1000).unwrap();
     assert_eq!(mode(), 0o600);
     (1..100).for_each(|number| store.append(&stored(number), HashSet::new).unwrap());
-    assert_eq!(mode(), 0o600, "nor when it was written anew");
+    assert_eq!(mode(), 0o600, "nor after compaction");
 }
 
 #[test]
-fn whoever_is_killed_at_any_byte_loses_at_most_the_record_being_written() {
+fn writer_killed_at_any_byte_loses_at_most_one_record() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("experience");
     let mut ends = Vec::new();
@@ -93,7 +93,7 @@ fn whoever_is_killed_at_any_byte_loses_at_most_the_record_being_written() {
 }
 
 #[test]
-fn whoever_is_killed_while_the_file_is_written_anew_loses_nothing() {
+fn process_killed_during_compaction_loses_no_record() {
     let folder = tempfile::tempdir().unwrap();
     let (path, next) = (folder.path().join("experience"), folder.path().join("experience.next"));
     let limit = 800;
@@ -127,7 +127,7 @@ fn what_a_tenant_left_is_taken_out_and_nothing_else() {
     let (mut store, _) = open(folder.path(), LIMIT).unwrap();
     for number in 0..9_u64 {
         let tenant = Tenant::named(if number.is_multiple_of(2) { "a" } else { "b" });
-        store.append(&Stored { tenant, ..stored(number) }, HashSet::new).unwrap();
+        store.append(&StoredRequest { tenant, ..stored(number) }, HashSet::new).unwrap();
     }
     let bytes = store.bytes();
     store.forget(Tenant::named("c")).unwrap();
@@ -157,7 +157,7 @@ fn writes_until_it_is_killed() {
 }
 
 #[test]
-fn a_process_that_is_killed_loses_at_most_the_record_being_written() {
+fn killed_process_loses_at_most_the_record_being_written() {
     for killed_after in [1, 2, 7, 20, 100, 333, 1500] {
         let folder = tempfile::tempdir().unwrap();
         let mut writer = Command::new(std::env::current_exe().unwrap())
@@ -222,7 +222,8 @@ fn the_file_never_passes_its_limit_and_keeps_what_is_wanted() {
     assert_eq!(read.last().unwrap().number, total - 1);
     assert!(read.len() as u64 >= capacity / 2, "{} of {capacity}", read.len());
     assert!(
-        read.iter().all(|one| *one == Stored { experience: one.experience.clone(), ..stored(one.number) })
+        read.iter()
+            .all(|one| *one == StoredRequest { experience: one.experience.clone(), ..stored(one.number) })
     );
 }
 
@@ -235,8 +236,8 @@ fn two_programs_and_two_models_do_not_share_a_file() {
     let other = RecordHeader { model: "cd".repeat(32), ..header() };
     let refused = Store::open(folder.path(), &other, HIDDEN, LIMIT, |_| ());
     assert!(matches!(refused, Err(StoreError::Other { .. })), "{refused:?}");
-    std::fs::write(folder.path().join("experience"), "somebody's notes").unwrap();
+    std::fs::write(folder.path().join("experience"), "a user's notes").unwrap();
     assert!(matches!(open(folder.path(), LIMIT), Err(StoreError::Other { .. })));
-    assert_eq!(std::fs::read(folder.path().join("experience")).unwrap(), b"somebody's notes");
+    assert_eq!(std::fs::read(folder.path().join("experience")).unwrap(), b"a user's notes");
     assert!(matches!(open(&folder.path().join("small"), 100), Err(StoreError::TooSmall { .. })));
 }

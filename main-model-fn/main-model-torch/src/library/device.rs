@@ -16,21 +16,21 @@ pub trait Driver: Send + Sync + 'static {
     ///
     /// # Errors
     /// The device is not there.
-    fn open(name: Option<DeviceName>) -> Result<Arc<Device>, DeviceError>;
+    fn open(name: Option<DeviceName>) -> Result<Arc<TorchDevice>, DeviceError>;
 }
 
 /// The machine's devices.
 pub struct Installed;
 
 impl Driver for Installed {
-    fn open(name: Option<DeviceName>) -> Result<Arc<Device>, DeviceError> {
-        Device::installed(name).map(Arc::new)
+    fn open(name: Option<DeviceName>) -> Result<Arc<TorchDevice>, DeviceError> {
+        TorchDevice::installed(name).map(Arc::new)
     }
 }
 
 /// A device and its counters.
 #[derive(Debug)]
-pub struct Device {
+pub struct TorchDevice {
     name: DeviceName,
     pub(super) device: tch::Device,
     recorder: Mutex<Recorder>,
@@ -38,7 +38,7 @@ pub struct Device {
     lost: AtomicBool,
 }
 
-impl Device {
+impl TorchDevice {
     fn new(name: DeviceName, device: tch::Device, limit_bytes: Option<u64>) -> Self {
         let recorder = Mutex::new(Recorder::new(limit_bytes));
         Self { name, device, recorder, lost: AtomicBool::new(false) }

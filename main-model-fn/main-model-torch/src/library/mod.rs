@@ -8,7 +8,7 @@ mod device;
 mod recording;
 mod tensor;
 
-pub use device::{Device, Driver, Installed};
+pub use device::{Driver, Installed, TorchDevice};
 pub(crate) use device::{forbid_gradients, set_threads};
 pub use recording::{Counts, Recording};
 pub(crate) use tch::Kind;

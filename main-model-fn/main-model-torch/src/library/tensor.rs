@@ -1,6 +1,6 @@
 //! Tensors whose every operation is recorded.
 
-use super::device::Device;
+use super::device::TorchDevice;
 use main_model_fn::backend::BackendError;
 use std::sync::Arc;
 use tch::{Kind, TchError};
@@ -19,7 +19,7 @@ pub struct Tensor {
 /// Memory of a tensor, which it gives back.
 #[derive(Debug)]
 struct Memory {
-    device: Arc<Device>,
+    device: Arc<TorchDevice>,
     bytes: usize,
 }
 
@@ -38,29 +38,29 @@ fn bytes_of(tensor: &tch::Tensor) -> usize {
 /// Creation and copies between host and device.
 impl Tensor {
     /// The result of a call that launched work and took memory.
-    fn computed(device: &Arc<Device>, outcome: Result<tch::Tensor, TchError>) -> Outcome {
+    fn computed(device: &Arc<TorchDevice>, outcome: Result<tch::Tensor, TchError>) -> Outcome {
         let tensor = device.outcome(outcome)?;
         device.count(|counts| counts.calls += 1);
         Self::holding(device, tensor)
     }
 
-    fn holding(device: &Arc<Device>, tensor: tch::Tensor) -> Outcome {
+    fn holding(device: &Arc<TorchDevice>, tensor: tch::Tensor) -> Outcome {
         let bytes = bytes_of(&tensor);
         device.take(bytes)?;
         Ok(Self { tensor, memory: Arc::new(Memory { device: device.clone(), bytes }) })
     }
 
     /// Copies elements, little endian, to the device without waiting for it.
-    pub(crate) fn from_bytes(device: &Arc<Device>, bytes: &[u8], size: &[i64], kind: Kind) -> Outcome {
+    pub(crate) fn from_bytes(device: &Arc<TorchDevice>, bytes: &[u8], size: &[i64], kind: Kind) -> Outcome {
         Self::up(device, tch::Tensor::f_from_data_size(bytes, size, kind))
     }
 
     /// Copies a row of elements to the device without waiting for it.
-    pub(crate) fn from_slice<T: tch::kind::Element>(device: &Arc<Device>, elements: &[T]) -> Outcome {
+    pub(crate) fn from_slice<T: tch::kind::Element>(device: &Arc<TorchDevice>, elements: &[T]) -> Outcome {
         Self::up(device, tch::Tensor::f_from_slice(elements))
     }
 
-    fn up(device: &Arc<Device>, host: Result<tch::Tensor, TchError>) -> Outcome {
+    fn up(device: &Arc<TorchDevice>, host: Result<tch::Tensor, TchError>) -> Outcome {
         let host = device.outcome(host)?;
         let bytes = bytes_of(&host) as u64;
         device.count(|counts| {
@@ -79,21 +79,21 @@ impl Tensor {
     }
 
     /// Zeros.
-    pub(crate) fn zeros(device: &Arc<Device>, size: &[i64], kind: Kind) -> Outcome {
+    pub(crate) fn zeros(device: &Arc<TorchDevice>, size: &[i64], kind: Kind) -> Outcome {
         Self::computed(device, tch::Tensor::f_zeros(size, (kind, device.device)))
     }
 
     /// Elements that nothing has been written to.
-    pub(crate) fn empty(device: &Arc<Device>, size: &[i64], kind: Kind) -> Outcome {
+    pub(crate) fn empty(device: &Arc<TorchDevice>, size: &[i64], kind: Kind) -> Outcome {
         Self::holding(device, device.outcome(tch::Tensor::f_empty(size, (kind, device.device)))?)
     }
 
-    pub(crate) fn full(device: &Arc<Device>, size: &[i64], value: f64, kind: Kind) -> Outcome {
+    pub(crate) fn full(device: &Arc<TorchDevice>, size: &[i64], value: f64, kind: Kind) -> Outcome {
         Self::computed(device, tch::Tensor::f_full(size, value, (kind, device.device)))
     }
 
     /// Whole numbers from 0 to below `end`, of 32 bits.
-    pub(crate) fn arange(device: &Arc<Device>, end: i64) -> Outcome {
+    pub(crate) fn arange(device: &Arc<TorchDevice>, end: i64) -> Outcome {
         Self::computed(device, tch::Tensor::f_arange(end, (Kind::Int, device.device)))
     }
 
@@ -135,7 +135,7 @@ impl Tensor {
 
 /// Properties, and views of the same memory.
 impl Tensor {
-    pub(crate) fn device(&self) -> &Arc<Device> {
+    pub(crate) fn device(&self) -> &Arc<TorchDevice> {
         &self.memory.device
     }
 
@@ -153,7 +153,7 @@ impl Tensor {
         bytes_of(&self.tensor)
     }
 
-    /// The same elements.
+    /// Alias with the same elements.
     pub(crate) fn alias(&self) -> Self {
         Self { tensor: self.tensor.shallow_clone(), memory: self.memory.clone() }
     }

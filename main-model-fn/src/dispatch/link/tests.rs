@@ -3,8 +3,8 @@ use prost::Message;
 use remoe_proto::v1::{Cancel, Failure, Rows, Work};
 use remoe_test_support::hostile::Cases;
 
-fn expected() -> Expected {
-    Expected {
+fn expected() -> RemoteRequirements {
+    RemoteRequirements {
         checkpoint: "c".to_owned(),
         dtype: "float32".to_owned(),
         numerics_class: "n".to_owned(),
@@ -40,8 +40,8 @@ fn a_function_needs_no_more_than_it_is_to_serve() {
 #[test]
 fn a_function_must_agree_in_everything() {
     assert_eq!(check(&expected(), &found()), Ok(()));
-    type Change = (fn(&mut FunctionDescription), &'static str);
-    let changes: [Change; 7] = [
+    type DescriptionChange = (fn(&mut FunctionDescription), &'static str);
+    let changes: [DescriptionChange; 7] = [
         (|f| f.wire_version += 1, "wire version"),
         (|f| f.checkpoint = "d".to_owned(), "checkpoint"),
         (|f| f.dtype = "bfloat16".to_owned(), "dtype"),
@@ -80,8 +80,8 @@ fn rows(id: u64, bytes: usize) -> ForwardReply {
 
 #[test]
 fn only_answers_to_messages_are_taken() {
-    let mut asked = Asked::default();
-    let refused = |asked: &mut Asked, reply| asked.take(&reply).err().unwrap_or_default();
+    let mut asked = InFlightMessages::default();
+    let refused = |asked: &mut InFlightMessages, reply| asked.take(&reply).err().unwrap_or_default();
     assert!(refused(&mut asked, rows(1, 0)).contains("not sent: id 1"));
     (1..=4).for_each(|id| asked.send(&work(id, 2, 3)));
     assert_eq!(asked.take(&rows(2, 48)), Ok(()));
@@ -98,7 +98,7 @@ fn only_answers_to_messages_are_taken() {
 
 #[test]
 fn cancelled_messages_are_kept_within_a_bound() {
-    let mut asked = Asked::default();
+    let mut asked = InFlightMessages::default();
     for id in 0..10_000 {
         asked.send(&work(id, 1, 1));
         asked.send(&cancel(id));
@@ -115,7 +115,7 @@ fn generated_replies_are_taken_once_and_in_size() {
     let cases = Cases::new("replies of remote functions", 300);
     for number in 0..cases.count() {
         let mut dice = cases.dice(number);
-        let mut asked = Asked::default();
+        let mut asked = InFlightMessages::default();
         let mut waiting: HashMap<u64, usize> = HashMap::new();
         for id in 0..200 {
             let id = if dice.once_in(20) { u64::MAX - id } else { id };

@@ -1,9 +1,9 @@
 //! Admission: which requests leave the queue, and which have waited for too long.
 
 use super::super::handle::Job;
+use super::super::page_reservation::expected_pages;
 use super::super::request::{Event, Priority};
-use super::super::room::expected_pages;
-use super::super::sequence::Running;
+use super::super::sequence::ActiveRequest;
 use super::Engine;
 use crate::pages::SequenceCache;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const MOST_PASSED: Duration = Duration::from_secs(10);
 
 /// The request that starts next.
-enum Next {
+enum NextStart {
     /// A preempted one, by its index.
     Paused(usize),
     /// One that has just come, by its index.
@@ -67,20 +67,20 @@ impl Engine {
         for priority in [Priority::Interactive, Priority::Batch] {
             loop {
                 match self.next(priority, now) {
-                    Next::Paused(index) => {
+                    NextStart::Paused(index) => {
                         let Some(paused) = self.paused.remove(index) else { break };
                         self.begin(paused);
                     }
-                    Next::Waiting(index) => {
+                    NextStart::Waiting(index) => {
                         let Some(job) = self.waiting.remove(index) else { break };
                         let recording =
                             self.recorder.as_ref().map(|recorder| recorder.begin(&job.request.prompt));
                         self.admitted += 1;
-                        self.begin(Running::new(self.admitted, job, &self.vocabulary, recording));
+                        self.begin(ActiveRequest::new(self.admitted, job, &self.vocabulary, recording));
                     }
-                    Next::Nothing => break,
-                    Next::DoesNotFit { fits_without_batch } => {
-                        match self.running.iter().rposition(Running::is_batch) {
+                    NextStart::Nothing => break,
+                    NextStart::DoesNotFit { fits_without_batch } => {
+                        match self.running.iter().rposition(ActiveRequest::is_batch) {
                             Some(batch) if priority == Priority::Interactive && fits_without_batch => {
                                 self.preempt(batch);
                             }
@@ -94,16 +94,16 @@ impl Engine {
     }
 
     /// The request of a class that starts next, and fits. None after one that others have passed for too long.
-    fn next(&self, priority: Priority, now: Instant) -> Next {
+    fn next(&self, priority: Priority, now: Instant) -> NextStart {
         let (headroom, limits) = (self.settings.headroom, &self.settings.limits);
         let passed = |job: &Job| now.saturating_duration_since(job.submitted) > MOST_PASSED;
         let paused = self.paused.iter().enumerate().map(|(index, paused)| {
             let needs = (paused.request().choices, paused.growth(headroom, limits));
-            (Next::Paused(index), paused.request().priority, needs, passed(&paused.job))
+            (NextStart::Paused(index), paused.request().priority, needs, passed(&paused.job))
         });
         let waiting = self.waiting.iter().enumerate().map(|(index, job)| {
             let needs = (job.request.choices, expected_pages(&job.request, headroom, limits));
-            (Next::Waiting(index), job.request.priority, needs, passed(job))
+            (NextStart::Waiting(index), job.request.priority, needs, passed(job))
         });
         let room = self.room(|_| true);
         let mut blocked = None;
@@ -117,14 +117,14 @@ impl Engine {
             }
         }
         match blocked {
-            None => Next::Nothing,
-            Some(needs) => {
-                Next::DoesNotFit { fits_without_batch: self.room(|running| !running.is_batch()).takes(needs) }
-            }
+            None => NextStart::Nothing,
+            Some(needs) => NextStart::DoesNotFit {
+                fits_without_batch: self.room(|running| !running.is_batch()).takes(needs),
+            },
         }
     }
 
-    fn begin(&mut self, mut next: Running) {
+    fn begin(&mut self, mut next: ActiveRequest) {
         next.begin(&mut self.pages);
         let (asked, found) = next.prefix();
         self.metrics.prefix_tokens.inc_by(asked as u64);
@@ -133,16 +133,16 @@ impl Engine {
     }
 
     /// Sequences and pages that are free beside the requests that run and `stay`.
-    fn room(&self, stay: impl Fn(&Running) -> bool) -> Room {
+    fn room(&self, stay: impl Fn(&ActiveRequest) -> bool) -> FreeCapacity {
         let (headroom, limits) = (self.settings.headroom, &self.settings.limits);
-        let (staying, leaving): (Vec<&Running>, Vec<&Running>) =
+        let (staying, leaving): (Vec<&ActiveRequest>, Vec<&ActiveRequest>) =
             self.running.iter().partition(|running| stay(running));
         let sequences: usize = staying.iter().map(|running| running.request().choices).sum();
         let growth: usize = staying.iter().map(|running| running.growth(headroom, limits)).sum();
         let freed: usize =
             leaving.iter().flat_map(|running| running.caches()).map(SequenceCache::pages).sum();
         let held = self.pages.held().saturating_sub(freed) + growth;
-        Room {
+        FreeCapacity {
             is_empty: staying.is_empty(),
             sequences: self.settings.max_batch.saturating_sub(sequences),
             pages: self.pages.limit().saturating_sub(held),
@@ -151,14 +151,14 @@ impl Engine {
 }
 
 /// Sequences and pages that a request may take.
-struct Room {
+struct FreeCapacity {
     /// No request runs: what a request may come to hold was checked when it was submitted.
     is_empty: bool,
     sequences: usize,
     pages: usize,
 }
 
-impl Room {
+impl FreeCapacity {
     fn takes(&self, (sequences, pages): (usize, usize)) -> bool {
         self.is_empty || (sequences <= self.sequences && pages <= self.pages)
     }

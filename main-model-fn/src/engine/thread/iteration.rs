@@ -1,11 +1,11 @@
-//! One iteration: whose rows, room for them, a forward for all of them, and what comes of it for each request.
+//! One iteration of continuous batching: whose rows, room for them, a forward for all of them, and what comes of it for each request.
 
+use super::super::failure_backoff::takes_part;
 use super::super::request::{ExpertTally, ExpertTime, InspectLevel};
 use super::super::sampling::make_all;
-use super::super::sequence::{Running, Share};
-use super::super::setback::takes_part;
+use super::super::sequence::{ActiveRequest, RowShare};
 use super::Engine;
-use crate::dispatch::Followed;
+use crate::dispatch::TracedRequest;
 use crate::transformer::{ForwardError, Output, Segment};
 use remoe_proto::{ErrorCode, ServiceError};
 use std::time::Instant;
@@ -14,9 +14,9 @@ impl Engine {
     /// Per request and sequence, the row of the next iteration: all that decode have one.
     fn plan(&self) -> Vec<Vec<usize>> {
         let decoding = || self.running.iter().filter(|running| running.decodes());
-        let setbacks: Vec<_> = decoding().map(Running::setback).collect();
+        let setbacks: Vec<_> = decoding().map(ActiveRequest::failure_backoff).collect();
         let mut taking_part = takes_part(&setbacks, self.apart, Instant::now()).into_iter();
-        let rows = |running: &Running| match running.decodes() && taking_part.next() == Some(true) {
+        let rows = |running: &ActiveRequest| match running.decodes() && taking_part.next() == Some(true) {
             true => running.pending(1).iter().map(|pending| pending.rows).collect(),
             false => Vec::new(),
         };
@@ -38,7 +38,7 @@ impl Engine {
                 self.measure_caches();
                 return rows;
             }
-            let batch = self.running.iter().rposition(Running::is_batch);
+            let batch = self.running.iter().rposition(ActiveRequest::is_batch);
             let last = batch.or(self.running.len().checked_sub(1));
             let Some(last) = last else { return rows };
             if self.running.len() == 1 {
@@ -95,18 +95,18 @@ impl Engine {
 
     /// Accounts for the time since `started`, in which the requests with `shares` took part; it is theirs if the
     /// forward, or the part of one, `succeeded`.
-    pub(super) fn account(&mut self, shares: &[Share], started: Instant, succeeded: bool) {
+    pub(super) fn account(&mut self, shares: &[RowShare], started: Instant, succeeded: bool) {
         self.metrics.iteration_seconds.observe(started.elapsed().as_secs_f64());
         let passed = self.attribution.passed(Instant::now());
         self.note_calls(shares);
         if succeeded {
-            let rows = shares.iter().map(Share::range);
+            let rows = shares.iter().map(RowShare::range);
             self.attribution.share(passed, &mut self.running, rows, self.experts.pairs());
         }
     }
 
     /// Counts a forward that is over.
-    pub(super) fn count_iteration(&self, shares: &[Share]) {
+    pub(super) fn count_iteration(&self, shares: &[RowShare]) {
         self.metrics.iterations.inc();
         self.metrics.rows.inc_by(shares.iter().map(|share| share.rows as u64).sum());
     }
@@ -129,13 +129,13 @@ impl Engine {
     }
 
     /// The traced requests among those that have rows in a forward.
-    pub(super) fn followed(&mut self, shares: &[Share]) -> Vec<Followed> {
+    pub(super) fn followed(&mut self, shares: &[RowShare]) -> Vec<TracedRequest> {
         let links = &self.experts.placement().links;
         let mut followed = Vec::new();
         for (request, (running, share)) in self.running.iter_mut().zip(shares).enumerate() {
             if let Some(spans) = running.spans.as_mut().filter(|_| share.rows > 0) {
                 let contexts = links.iter().map(|link| spans.context(link.address())).collect();
-                followed.push(Followed {
+                followed.push(TracedRequest {
                     request,
                     rows: share.range(),
                     contexts,
@@ -147,7 +147,7 @@ impl Engine {
     }
 
     /// Tells the spans of requests what was asked of remote functions for them, whether the iteration succeeded or not.
-    pub(super) fn note_calls(&mut self, shares: &[Share]) {
+    pub(super) fn note_calls(&mut self, shares: &[RowShare]) {
         for followed in self.experts.take_followed() {
             let spans = self.running.get_mut(followed.request).and_then(|running| running.spans.as_mut());
             let Some(spans) = spans else { continue };
@@ -175,7 +175,7 @@ impl Engine {
     pub(super) fn advance(
         &mut self,
         output: Output,
-        shares: &[Share],
+        shares: &[RowShare],
         tally: &[ExpertTally],
         time: ExpertTime,
     ) {
@@ -238,7 +238,13 @@ impl Engine {
     /// After a failed forward of `rows` rows, which has changed nothing. Where weights were out of reach it is done
     /// again, without those that need them or with those only, who fail once that has gone on for too
     /// long; after anything else its requests fail.
-    pub(super) fn set_back(&mut self, shares: &[Share], rows: usize, error: ForwardError, started: Instant) {
+    pub(super) fn set_back(
+        &mut self,
+        shares: &[RowShare],
+        rows: usize,
+        error: ForwardError,
+        started: Instant,
+    ) {
         if error.is_device_lost() {
             tracing::error!(%error, "device lost: the process ends");
             return self.stop.device_lost.cancel();
@@ -270,17 +276,17 @@ impl Engine {
 
 /// Lends the rows of the requests, those of `rows` by request and sequence, to `segments`. Returns the share of each.
 pub(super) fn lend<'a>(
-    running: &'a mut [Running],
+    running: &'a mut [ActiveRequest],
     rows: &[Vec<usize>],
     segments: &mut Vec<Segment<'a>>,
-) -> Vec<Share> {
+) -> Vec<RowShare> {
     let (mut shares, mut first) = (Vec::with_capacity(running.len()), 0);
     for (running, rows) in running.iter_mut().zip(rows) {
         let mut lent = Vec::new();
         if rows.iter().any(|rows| *rows > 0) {
             running.rows(rows, &mut lent);
         }
-        let share = Share::of(&lent, first);
+        let share = RowShare::of(&lent, first);
         first = share.range().end;
         shares.push(share);
         segments.extend(lent.into_iter().map(|rows| Segment {
@@ -293,10 +299,10 @@ pub(super) fn lend<'a>(
 }
 
 /// The shares of requests with `rows` of each sequence, of which nothing is wanted yet.
-fn shares_of(rows: &[Vec<usize>]) -> Vec<Share> {
+fn shares_of(rows: &[Vec<usize>]) -> Vec<RowShare> {
     let mut first = 0;
     let share = |rows: &Vec<usize>| {
-        let share = Share { first, rows: rows.iter().sum(), logits: 0, states: 0 };
+        let share = RowShare { first, rows: rows.iter().sum(), logits: 0, states: 0 };
         first = share.range().end;
         share
     };

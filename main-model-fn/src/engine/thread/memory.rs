@@ -1,6 +1,6 @@
 //! Device memory that runs out: one request gives way, and the others go on.
 
-use super::super::sequence::{Running, Share};
+use super::super::sequence::{ActiveRequest, RowShare};
 use super::Engine;
 use crate::transformer::ForwardError;
 use remoe_proto::ServiceError;
@@ -10,7 +10,7 @@ impl Engine {
     /// request gives way, so that the forward is smaller when it is done again. The newest without a token is refused,
     /// of this forward or of a prefill, which holds memory between its steps. If all have answered, the newest is
     /// preempted, and no more sequences run together than are left then. Only one that is alone fails after a token.
-    pub(super) fn relieve(&mut self, shares: &[Share], error: ForwardError) {
+    pub(super) fn relieve(&mut self, shares: &[RowShare], error: ForwardError) {
         let takes_part = |index: &usize| shares.get(*index).is_some_and(|share| share.rows > 0);
         let is_new = |index: &usize| !self.running[*index].has_answered();
         let all = 0..self.running.len();
@@ -35,6 +35,6 @@ impl Engine {
     }
 }
 
-fn sequences_of(running: &Running) -> usize {
+fn sequences_of(running: &ActiveRequest) -> usize {
     running.request().choices
 }

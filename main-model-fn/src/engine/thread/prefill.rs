@@ -1,9 +1,9 @@
 //! Prompts between decode iterations: which layered prefill goes on or begins, for how long, and what comes of it.
 
-use super::super::pace::Rest;
+use super::super::pace::TimeBudget;
 use super::super::request::{ExpertTally, ExpertTime, Priority};
-use super::super::scheduler::{Prompt, rows_of};
-use super::super::sequence::{PassRows, Running, Share};
+use super::super::scheduler::{PrefillWork, rows_of};
+use super::super::sequence::{ActiveRequest, PassRows, RowShare};
 use super::Engine;
 use super::iteration::lend;
 use crate::transformer::{ForwardError, Segment};
@@ -48,11 +48,11 @@ enum Candidate {
 impl Engine {
     /// Lets prompts go on until the next decode iteration is due. False where none could.
     pub(super) fn prefill(&mut self) -> bool {
-        if self.running.iter().all(Running::decodes) {
+        if self.running.iter().all(ActiveRequest::decodes) {
             return false;
         }
         let now = Instant::now();
-        let decodes = |running: &Running| running.decodes() && running.setback().is_none();
+        let decodes = |running: &ActiveRequest| running.decodes() && running.failure_backoff().is_none();
         let streams = self.running.iter().any(decodes);
         let time = if streams { self.pace.between_tokens(now, self.settings.target_itl) } else { ALONE };
         let (until, mut any) = (now + time, false);
@@ -71,7 +71,7 @@ impl Engine {
         let mut excluded = Vec::new();
         loop {
             let candidates = self.candidates(&excluded);
-            let prompts: Vec<Prompt> = candidates.iter().map(|&(_, prompt, _)| prompt).collect();
+            let prompts: Vec<PrefillWork> = candidates.iter().map(|&(_, prompt, _)| prompt).collect();
             let Some(turn) = self.turns.next(&prompts) else { return false };
             let started = Instant::now();
             let index = match candidates[turn].2 {
@@ -95,25 +95,27 @@ impl Engine {
     }
 
     /// Prefills and requests that could go on, in the order of arrival, but for the requests `excluded`.
-    fn candidates(&self, excluded: &[u64]) -> Vec<(u64, Prompt, Candidate)> {
+    fn candidates(&self, excluded: &[u64]) -> Vec<(u64, PrefillWork, Candidate)> {
         let now = Instant::now();
-        let left = |running: &Running| running.pending(1).iter().map(|pending| pending.rows).sum::<usize>();
+        let left =
+            |running: &ActiveRequest| running.pending(1).iter().map(|pending| pending.rows).sum::<usize>();
         let mut all = Vec::new();
         for (index, prefill) in self.prefills.iter().enumerate() {
             let members = self.running.iter().filter(|running| prefill.has(running));
             let oldest = members.clone().map(|running| running.id).min();
             let priority = members.clone().map(|running| running.request().priority).min();
-            let prompt = Prompt { rows: members.map(left).sum(), priority: priority.unwrap_or_default() };
+            let prompt =
+                PrefillWork { rows: members.map(left).sum(), priority: priority.unwrap_or_default() };
             all.push((oldest.unwrap_or_default(), prompt, Candidate::UnderWay(index)));
         }
         // One is kept for interactive prompts.
         let most = |priority| if priority == Priority::Batch { MOST_PREFILLS - 1 } else { MOST_PREFILLS };
         for (index, running) in self.running.iter().enumerate() {
-            let rests = running.setback().is_some_and(|setback| setback.until > now);
+            let rests = running.failure_backoff().is_some_and(|failure_backoff| failure_backoff.until > now);
             let has_room = self.prefills.len() < most(running.request().priority);
             let waits = has_room && running.pass.is_none() && !running.decodes() && !rests;
             if waits && !excluded.contains(&running.id) && !self.follows_another(running, excluded) {
-                let prompt = Prompt { rows: left(running), priority: running.request().priority };
+                let prompt = PrefillWork { rows: left(running), priority: running.request().priority };
                 all.push((running.id, prompt, Candidate::Waiting(index)));
             }
         }
@@ -122,14 +124,14 @@ impl Engine {
     }
 
     /// True if another prompt that is ahead, and is not `excluded`, computes what `running` begins with.
-    fn follows_another(&self, running: &Running, excluded: &[u64]) -> bool {
+    fn follows_another(&self, running: &ActiveRequest, excluded: &[u64]) -> bool {
         let most = self.settings.limits.prefill_rows;
-        let next = |leader: &Running| match &leader.pass {
+        let next = |leader: &ActiveRequest| match &leader.pass {
             Some(pass) => pass.rows.iter().sum(),
             None => rows_of(&leader.pending(most), most).iter().sum::<usize>(),
         };
         let mut leaders = self.running.iter().filter(|leader| {
-            let goes_on = leader.setback().is_none() && !excluded.contains(&leader.id);
+            let goes_on = leader.failure_backoff().is_none() && !excluded.contains(&leader.id);
             goes_on && leader.is_ahead_of(running)
         });
         leaders.any(|leader| running.follows(leader, next(leader)))
@@ -181,7 +183,7 @@ impl Engine {
 
     /// Requests that could join a prefill of the one at `first`, the shortest first.
     fn short_ones(&self, first: usize) -> Vec<usize> {
-        if self.running[first].setback().is_some() {
+        if self.running[first].failure_backoff().is_some() {
             return Vec::new();
         }
         let priority = self.running[first].request().priority;
@@ -192,7 +194,7 @@ impl Engine {
                 Candidate::Waiting(index) if prompt.priority == priority => Some((prompt.rows, index)),
                 Candidate::Waiting(_) | Candidate::UnderWay(_) => None,
             })
-            .filter(|&(_, index)| index != first && self.running[index].setback().is_none())
+            .filter(|&(_, index)| index != first && self.running[index].failure_backoff().is_none())
             .collect();
         others.sort_unstable();
         others.into_iter().map(|(_, index)| index).collect()
@@ -203,7 +205,7 @@ impl Engine {
     fn preempt_for(&mut self, request: u64) -> bool {
         let Some(index) = self.running.iter().position(|running| running.id == request) else { return false };
         let interactive = !self.running[index].is_batch();
-        let batch = self.running.iter().rposition(Running::is_batch).filter(|_| interactive);
+        let batch = self.running.iter().rposition(ActiveRequest::is_batch).filter(|_| interactive);
         let later = || {
             let gives_way = |it: &usize| interactive || self.running[*it].is_batch();
             (index + 1..self.running.len()).rev().find(gives_way)
@@ -264,7 +266,7 @@ impl Engine {
         self.experts.follow(followed);
         let Self { model, experts, pace, jobs, switches, stop, .. } = self;
         let interrupted = || !jobs.is_empty() || !switches.is_empty() || stop.halt.is_cancelled();
-        let mut rest = Rest { pace, until, interrupted: &interrupted };
+        let mut rest = TimeBudget { pace, until, interrupted: &interrupted };
         let outcome = model.advance_pass(id, experts, &mut rest);
         self.account(&shares, started, outcome.is_ok());
         match outcome {
@@ -285,19 +287,19 @@ impl Engine {
     }
 
     /// The rows of each request in prefill `index`, of which nothing is wanted yet.
-    fn shares_in(&self, index: usize) -> Vec<Share> {
+    fn shares_in(&self, index: usize) -> Vec<RowShare> {
         let members = &self.prefills[index].members;
-        let share = |running: &Running| {
+        let share = |running: &ActiveRequest| {
             let at = members.iter().position(|member| member.request == Some(running.id));
             let first = members[..at.unwrap_or(0)].iter().map(|member| member.rows).sum();
-            Share { first, rows: at.map_or(0, |at| members[at].rows), logits: 0, states: 0 }
+            RowShare { first, rows: at.map_or(0, |at| members[at].rows), logits: 0, states: 0 }
         };
         self.running.iter().map(share).collect()
     }
 
     /// Rows in pass `id` by request and sequence.
     fn rows_in(&self, id: u64) -> Vec<Vec<usize>> {
-        let rows = |running: &Running| match &running.pass {
+        let rows = |running: &ActiveRequest| match &running.pass {
             Some(pass) if pass.id == id => pass.rows.clone(),
             Some(_) | None => Vec::new(),
         };
@@ -360,7 +362,7 @@ impl Engine {
 }
 
 impl Prefill {
-    fn has(&self, running: &Running) -> bool {
+    fn has(&self, running: &ActiveRequest) -> bool {
         running.pass.as_ref().is_some_and(|pass| pass.id == self.id)
     }
 

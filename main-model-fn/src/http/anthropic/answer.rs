@@ -1,8 +1,8 @@
 //! The answer: blocks, and the events that build them.
 
 use crate::http::answer_shape::{AnswerShape, event};
-use crate::http::pieces::Piece;
-use crate::http::running::Running;
+use crate::http::pieces::ChoicePiece;
+use crate::http::running::RunningGeneration;
 use crate::http::state::HttpState;
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
@@ -24,12 +24,12 @@ pub(super) struct MessageShape {
 
 /// A block of the content: what it is, and its text or arguments so far.
 struct Block {
-    kind: Kind,
+    kind: BlockKind,
     text: String,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-enum Kind {
+enum BlockKind {
     Thinking,
     Text,
     /// A call with the index that pieces have for it.
@@ -43,9 +43,9 @@ enum Kind {
 impl Block {
     fn json(&self) -> Value {
         match &self.kind {
-            Kind::Thinking => json!({"type": "thinking", "thinking": self.text, "signature": ""}),
-            Kind::Text => json!({"type": "text", "text": self.text}),
-            Kind::ToolUse { id, name, .. } => {
+            BlockKind::Thinking => json!({"type": "thinking", "thinking": self.text, "signature": ""}),
+            BlockKind::Text => json!({"type": "text", "text": self.text}),
+            BlockKind::ToolUse { id, name, .. } => {
                 json!({"type": "tool_use", "id": id, "name": name, "input": input(&self.text)})
             }
         }
@@ -54,9 +54,9 @@ impl Block {
     /// The addition of `text` to it.
     fn delta(&self, text: &str) -> Value {
         match self.kind {
-            Kind::Thinking => json!({"type": "thinking_delta", "thinking": text}),
-            Kind::Text => json!({"type": "text_delta", "text": text}),
-            Kind::ToolUse { .. } => json!({"type": "input_json_delta", "partial_json": text}),
+            BlockKind::Thinking => json!({"type": "thinking_delta", "thinking": text}),
+            BlockKind::Text => json!({"type": "text_delta", "text": text}),
+            BlockKind::ToolUse { .. } => json!({"type": "input_json_delta", "partial_json": text}),
         }
     }
 }
@@ -98,22 +98,22 @@ impl MessageShape {
     }
 
     /// Adds what `piece` brings.
-    fn add(&mut self, piece: Piece) -> Result<Vec<Event>, ServiceError> {
+    fn add(&mut self, piece: ChoicePiece) -> Result<Vec<Event>, ServiceError> {
         let mut events = Vec::new();
         if !piece.reasoning.is_empty() {
-            self.append(Kind::Thinking, &piece.reasoning, &mut events)?;
+            self.append(BlockKind::Thinking, &piece.reasoning, &mut events)?;
         }
         if !piece.text.is_empty() {
-            self.append(Kind::Text, &piece.text, &mut events)?;
+            self.append(BlockKind::Text, &piece.text, &mut events)?;
         }
         for call in piece.calls {
             match call.start {
                 Some((id, name)) => {
-                    let kind = Kind::ToolUse { index: call.index, id, name };
+                    let kind = BlockKind::ToolUse { index: call.index, id, name };
                     self.append(kind, &call.arguments, &mut events)?;
                 }
                 None => {
-                    let is_it = |block: &Block| matches!(block.kind, Kind::ToolUse { index, .. } if index == call.index);
+                    let is_it = |block: &Block| matches!(block.kind, BlockKind::ToolUse { index, .. } if index == call.index);
                     if let Some(place) = self.blocks.iter().position(is_it) {
                         self.say(place, &call.arguments, &mut events)?;
                     }
@@ -134,7 +134,7 @@ impl MessageShape {
     }
 
     /// Adds `text` to the last block, or to a new one where that is of another kind.
-    fn append(&mut self, kind: Kind, text: &str, events: &mut Vec<Event>) -> Result<(), ServiceError> {
+    fn append(&mut self, kind: BlockKind, text: &str, events: &mut Vec<Event>) -> Result<(), ServiceError> {
         if !self.is_open || self.blocks.last().is_none_or(|block| block.kind != kind) {
             self.close(events)?;
             let block = Block { kind, text: String::new() };
@@ -185,7 +185,7 @@ fn usage(input_tokens: usize, cached_tokens: usize, output_tokens: usize) -> Val
     })
 }
 
-fn final_usage(running: &Running) -> Value {
+fn final_usage(running: &RunningGeneration) -> Value {
     let figures = running.figures();
     usage(figures.prompt_tokens, figures.cached_tokens, figures.completion_tokens)
 }
@@ -200,11 +200,11 @@ impl AnswerShape for MessageShape {
         Ok(vec![named("message_start", json!({"message": message}))?])
     }
 
-    fn piece(&mut self, _state: &HttpState, piece: Piece) -> Result<Vec<Event>, ServiceError> {
+    fn piece(&mut self, _state: &HttpState, piece: ChoicePiece) -> Result<Vec<Event>, ServiceError> {
         self.add(piece)
     }
 
-    fn end(&mut self, _state: &HttpState, running: &Running) -> Result<Vec<Event>, ServiceError> {
+    fn end(&mut self, _state: &HttpState, running: &RunningGeneration) -> Result<Vec<Event>, ServiceError> {
         let delta = json!({"stop_reason": self.stop_reason, "stop_sequence": self.stop_sequence});
         let delta = named("message_delta", json!({"delta": delta, "usage": final_usage(running)}))?;
         Ok(vec![delta, named("message_stop", json!({}))?])
@@ -217,8 +217,8 @@ impl AnswerShape for MessageShape {
     fn whole(
         &mut self,
         state: &HttpState,
-        pieces: Vec<Piece>,
-        running: &Running,
+        pieces: Vec<ChoicePiece>,
+        running: &RunningGeneration,
     ) -> Result<Response, ServiceError> {
         for piece in pieces {
             self.add(piece)?;

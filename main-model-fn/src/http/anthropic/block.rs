@@ -1,13 +1,13 @@
 //! Messages and their blocks: types only.
 
-use crate::http::fields::{Few, Json, TextOr};
+use crate::http::fields::{BoundedList, Json, TextOr};
 use serde::Deserialize;
 
 /// Text, or blocks.
 pub(super) type Content = TextOr<Block>;
 
 /// Messages, most of them.
-pub(super) type Messages = Few<crate::http::fields::Object<Message>, 16384>;
+pub(super) type Messages = BoundedList<crate::http::fields::Object<Message>, 16384>;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]

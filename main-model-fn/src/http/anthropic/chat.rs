@@ -2,8 +2,8 @@
 
 use super::block::{Block, Content, Message};
 use super::body::{MessagesBody, OutputFormat, Thinking, ToolChoice};
-use crate::http::fields::{Few, Json, Object, TextOr};
-use crate::http::turns::Turns;
+use crate::http::fields::{BoundedList, Json, Object, TextOr};
+use crate::http::transcript::Transcript;
 use remoe_proto::ServiceError;
 use serde_json::{Map, Value, json};
 
@@ -13,11 +13,11 @@ impl MessagesBody {
     /// # Errors
     /// The first field that has no counterpart.
     pub(super) fn into_chat(self) -> Result<Map<String, Value>, ServiceError> {
-        let mut turns = Turns::default();
+        let mut turns = Transcript::default();
         if let Some(system) = self.system {
             turns.system(text("system", system)?);
         }
-        let Few(messages) =
+        let BoundedList(messages) =
             self.messages.ok_or_else(|| ServiceError::invalid("messages", "missing `messages`"))?;
         let last = messages.len().saturating_sub(1);
         for (index, Object(message)) in messages.into_iter().enumerate() {
@@ -68,7 +68,7 @@ fn thinking_field(thinking: &Thinking) -> Option<Value> {
     Some(json!({"enabled": is_on, "max_tokens": thinking.budget_tokens.filter(|_| is_on)}))
 }
 
-fn add(turns: &mut Turns, at: &str, message: Message) -> Result<(), ServiceError> {
+fn add(turns: &mut Transcript, at: &str, message: Message) -> Result<(), ServiceError> {
     let content = match required(message.content, at, "content")? {
         TextOr::Text(text) => {
             let block = Block { kind: Some("text".to_owned()), text: Some(text), ..Block::default() };
@@ -89,7 +89,7 @@ fn add(turns: &mut Turns, at: &str, message: Message) -> Result<(), ServiceError
             return Err(ServiceError::invalid(field, message));
         }
     };
-    let say = |turns: &mut Turns, texts: &mut Vec<String>| {
+    let say = |turns: &mut Transcript, texts: &mut Vec<String>| {
         if !texts.is_empty() {
             let text = std::mem::take(texts).join("\n");
             if is_assistant { turns.said(text) } else { turns.user(text) }
@@ -169,7 +169,7 @@ fn required<T>(value: Option<T>, at: &str, name: &str) -> Result<T, ServiceError
     value.ok_or_else(|| ServiceError::invalid(field, message))
 }
 
-fn tools(Few(tools): Few<Json, 128>) -> Result<Value, ServiceError> {
+fn tools(BoundedList(tools): BoundedList<Json, 128>) -> Result<Value, ServiceError> {
     let tool = |(index, Json(tool)): (usize, Json)| {
         let is_function = |kind: &Value| kind.is_null() || kind == "custom";
         match tool {

@@ -13,7 +13,7 @@ mod chat;
 
 use super::answer_shape::AnswerShape;
 use super::body as request_bytes;
-use super::generate::{Generation, answer_shaped};
+use super::generate::{PreparedGeneration, answer_shaped};
 use super::state::HttpState;
 use super::translated::checked;
 use answer::MessageShape;
@@ -64,7 +64,7 @@ pub(super) async fn handle_count(
 pub(super) fn check(
     state: &HttpState,
     body: MessagesBody,
-) -> Result<(Generation, Box<dyn AnswerShape>), ServiceError> {
+) -> Result<(PreparedGeneration, Box<dyn AnswerShape>), ServiceError> {
     if body.max_tokens.is_none() {
         return Err(ServiceError::invalid("max_tokens", "missing `max_tokens`"));
     }

@@ -2,9 +2,9 @@
 
 use super::body::ResponsesBody;
 use crate::http::answer_shape::{AnswerShape, event};
-use crate::http::fields::{Few, Json, Object};
-use crate::http::pieces::Piece;
-use crate::http::running::Running;
+use crate::http::fields::{BoundedList, Json, Object};
+use crate::http::pieces::ChoicePiece;
+use crate::http::running::RunningGeneration;
 use crate::http::state::{HttpState, unix_seconds};
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
@@ -28,14 +28,14 @@ pub(super) struct ResponseShape {
 /// An item of the output.
 struct Item {
     id: String,
-    kind: Kind,
+    kind: ItemKind,
     /// Text, or arguments, so far.
     text: String,
     status: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-enum Kind {
+enum ItemKind {
     Reasoning,
     Message,
     /// A call with the index that pieces have for it.
@@ -51,11 +51,11 @@ const COMPLETED: &str = "completed";
 const INCOMPLETE: &str = "incomplete";
 
 impl Item {
-    fn new(kind: Kind) -> Self {
+    fn new(kind: ItemKind) -> Self {
         let prefix = match kind {
-            Kind::Reasoning => "rs",
-            Kind::Message => "msg",
-            Kind::Call { .. } => "fc",
+            ItemKind::Reasoning => "rs",
+            ItemKind::Message => "msg",
+            ItemKind::Call { .. } => "fc",
         };
         Self { id: format!("{prefix}_{}", random_id()), kind, text: String::new(), status: IN_PROGRESS }
     }
@@ -63,11 +63,11 @@ impl Item {
     /// The only part of its content; calls have none.
     fn part(&self, text: &str) -> Option<Value> {
         match self.kind {
-            Kind::Reasoning => Some(json!({"type": "reasoning_text", "text": text})),
-            Kind::Message => {
+            ItemKind::Reasoning => Some(json!({"type": "reasoning_text", "text": text})),
+            ItemKind::Message => {
                 Some(json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []}))
             }
-            Kind::Call { .. } => None,
+            ItemKind::Call { .. } => None,
         }
     }
 
@@ -76,13 +76,13 @@ impl Item {
         let is_open = self.status == IN_PROGRESS;
         let parts: Vec<Value> = self.part(&self.text).into_iter().filter(|_| !is_open).collect();
         match &self.kind {
-            Kind::Reasoning => {
+            ItemKind::Reasoning => {
                 json!({"id": self.id, "type": "reasoning", "summary": [], "content": parts, "status": self.status})
             }
-            Kind::Message => {
+            ItemKind::Message => {
                 json!({"id": self.id, "type": "message", "status": self.status, "role": "assistant", "content": parts})
             }
-            Kind::Call { call_id, name, .. } => {
+            ItemKind::Call { call_id, name, .. } => {
                 let arguments = if is_open { "" } else { self.text.as_str() };
                 json!({
                     "id": self.id, "type": "function_call", "status": self.status, "call_id": call_id,
@@ -144,23 +144,22 @@ impl ResponseShape {
     }
 
     /// Adds what `piece` brings.
-    fn add(&mut self, piece: Piece) -> Result<Vec<Event>, ServiceError> {
+    fn add(&mut self, piece: ChoicePiece) -> Result<Vec<Event>, ServiceError> {
         let mut events = Vec::new();
         if !piece.reasoning.is_empty() {
-            self.append(Kind::Reasoning, &piece.reasoning, &mut events)?;
+            self.append(ItemKind::Reasoning, &piece.reasoning, &mut events)?;
         }
         if !piece.text.is_empty() {
-            self.append(Kind::Message, &piece.text, &mut events)?;
+            self.append(ItemKind::Message, &piece.text, &mut events)?;
         }
         for call in piece.calls {
             match call.start {
                 Some((call_id, name)) => {
-                    let kind = Kind::Call { index: call.index, call_id, name };
+                    let kind = ItemKind::Call { index: call.index, call_id, name };
                     self.append(kind, &call.arguments, &mut events)?;
                 }
                 None => {
-                    let is_it =
-                        |item: &Item| matches!(item.kind, Kind::Call { index, .. } if index == call.index);
+                    let is_it = |item: &Item| matches!(item.kind, ItemKind::Call { index, .. } if index == call.index);
                     if let Some(place) = self.items.iter().position(is_it) {
                         self.say(place, &call.arguments, &mut events)?;
                     }
@@ -170,9 +169,9 @@ impl ResponseShape {
         if piece.finish.is_some() {
             self.finish = piece.finish;
             self.close(self.ended(), &mut events)?;
-            let has_answer = self.items.iter().any(|item| item.kind != Kind::Reasoning);
+            let has_answer = self.items.iter().any(|item| item.kind != ItemKind::Reasoning);
             if !has_answer && self.ended() == COMPLETED {
-                self.append(Kind::Message, "", &mut events)?;
+                self.append(ItemKind::Message, "", &mut events)?;
                 self.close(COMPLETED, &mut events)?;
             }
         }
@@ -180,7 +179,7 @@ impl ResponseShape {
     }
 
     /// Adds `text` to the last item, or to a new one where that is of another kind.
-    fn append(&mut self, kind: Kind, text: &str, events: &mut Vec<Event>) -> Result<(), ServiceError> {
+    fn append(&mut self, kind: ItemKind, text: &str, events: &mut Vec<Event>) -> Result<(), ServiceError> {
         let goes_on = |item: &Item| item.kind == kind && item.status == IN_PROGRESS;
         if !self.items.last().is_some_and(goes_on) {
             self.close(COMPLETED, events)?;
@@ -209,9 +208,9 @@ impl ResponseShape {
         item.text.push_str(text);
         let mut fields = json!({"item_id": item.id, "output_index": place, "delta": text});
         let name = match item.kind {
-            Kind::Reasoning => "response.reasoning_text.delta",
-            Kind::Message => "response.output_text.delta",
-            Kind::Call { .. } => "response.function_call_arguments.delta",
+            ItemKind::Reasoning => "response.reasoning_text.delta",
+            ItemKind::Message => "response.output_text.delta",
+            ItemKind::Call { .. } => "response.function_call_arguments.delta",
         };
         of_content(&item.kind, &mut fields);
         events.push(self.event(name, fields)?);
@@ -226,14 +225,14 @@ impl ResponseShape {
         };
         item.status = status;
         let (name, field) = match item.kind {
-            Kind::Reasoning => ("response.reasoning_text.done", "text"),
-            Kind::Message => ("response.output_text.done", "text"),
-            Kind::Call { .. } => ("response.function_call_arguments.done", "arguments"),
+            ItemKind::Reasoning => ("response.reasoning_text.done", "text"),
+            ItemKind::Message => ("response.output_text.done", "text"),
+            ItemKind::Call { .. } => ("response.function_call_arguments.done", "arguments"),
         };
         let mut done = json!({"item_id": item.id, "output_index": place});
         of_content(&item.kind, &mut done);
         done[field] = item.text.clone().into();
-        if let Kind::Call { name, .. } = &item.kind {
+        if let ItemKind::Call { name, .. } = &item.kind {
             done["name"] = name.clone().into();
         }
         let part = item
@@ -250,11 +249,11 @@ impl ResponseShape {
 }
 
 /// Adds the fields that events of parts have beside those of arguments.
-fn of_content(kind: &Kind, fields: &mut Value) {
-    if !matches!(kind, Kind::Call { .. }) {
+fn of_content(kind: &ItemKind, fields: &mut Value) {
+    if !matches!(kind, ItemKind::Call { .. }) {
         fields["content_index"] = 0.into();
     }
-    if *kind == Kind::Message {
+    if *kind == ItemKind::Message {
         fields["logprobs"] = json!([]);
     }
 }
@@ -270,11 +269,11 @@ impl AnswerShape for ResponseShape {
         Ok(vec![created, self.event("response.in_progress", json!({"response": response}))?])
     }
 
-    fn piece(&mut self, _state: &HttpState, piece: Piece) -> Result<Vec<Event>, ServiceError> {
+    fn piece(&mut self, _state: &HttpState, piece: ChoicePiece) -> Result<Vec<Event>, ServiceError> {
         self.add(piece)
     }
 
-    fn end(&mut self, state: &HttpState, running: &Running) -> Result<Vec<Event>, ServiceError> {
+    fn end(&mut self, state: &HttpState, running: &RunningGeneration) -> Result<Vec<Event>, ServiceError> {
         let status = self.ended();
         let response = self.response(state, status, usage(running), Value::Null);
         let name = if status == COMPLETED { "response.completed" } else { "response.incomplete" };
@@ -291,8 +290,8 @@ impl AnswerShape for ResponseShape {
     fn whole(
         &mut self,
         state: &HttpState,
-        pieces: Vec<Piece>,
-        running: &Running,
+        pieces: Vec<ChoicePiece>,
+        running: &RunningGeneration,
     ) -> Result<Response, ServiceError> {
         for piece in pieces {
             self.add(piece)?;
@@ -301,7 +300,7 @@ impl AnswerShape for ResponseShape {
     }
 }
 
-fn usage(running: &Running) -> Value {
+fn usage(running: &RunningGeneration) -> Value {
     let figures = running.figures();
     json!({
         "input_tokens": figures.prompt_tokens,
@@ -315,7 +314,7 @@ fn usage(running: &Running) -> Value {
 /// Returns the fields of `body` that an answer repeats.
 fn repeated(body: &ResponsesBody) -> Map<String, Value> {
     let tools: Vec<&Value> = match &body.tools {
-        Some(Few(tools)) => tools.iter().map(|Json(tool)| tool).collect(),
+        Some(BoundedList(tools)) => tools.iter().map(|Json(tool)| tool).collect(),
         None => Vec::new(),
     };
     let format = body.text.as_ref().and_then(|text| text.0.format.as_ref());

@@ -1,9 +1,9 @@
 //! A request as the chat that means the same.
 
 use super::body::{ResponsesBody, TextFormat};
-use super::item::{Content, Input, Item, Part};
-use crate::http::fields::{Few, Json, Object, TextOr};
-use crate::http::turns::Turns;
+use super::item::{Content, ContentPart, Input, Item};
+use crate::http::fields::{BoundedList, Json, Object, TextOr};
+use crate::http::transcript::Transcript;
 use remoe_proto::ServiceError;
 use serde_json::{Map, Value, json};
 
@@ -46,7 +46,7 @@ impl ResponsesBody {
 }
 
 fn messages(instructions: Option<String>, input: Option<Input>) -> Result<Vec<Value>, ServiceError> {
-    let mut turns = Turns::default();
+    let mut turns = Transcript::default();
     if let Some(instructions) = instructions {
         turns.system(instructions);
     }
@@ -62,7 +62,7 @@ fn messages(instructions: Option<String>, input: Option<Input>) -> Result<Vec<Va
     Ok(turns.finish())
 }
 
-fn add(turns: &mut Turns, at: &str, item: Item) -> Result<(), ServiceError> {
+fn add(turns: &mut Transcript, at: &str, item: Item) -> Result<(), ServiceError> {
     match item.kind.as_deref().unwrap_or("message") {
         "message" => {
             let content = required(item.content, at, "content")?;
@@ -123,7 +123,7 @@ fn text(at: &str, content: Content) -> Result<String, ServiceError> {
         TextOr::Text(text) => return Ok(text),
         TextOr::List(parts) => parts,
     };
-    let part = |(index, Object(part)): (usize, Object<Part>)| {
+    let part = |(index, Object(part)): (usize, Object<ContentPart>)| {
         let at = format!("{at}[{index}]");
         match part.kind.as_deref() {
             Some("input_text" | "output_text" | "text" | "reasoning_text" | "summary_text") => {
@@ -143,7 +143,7 @@ fn text(at: &str, content: Content) -> Result<String, ServiceError> {
     Ok(parts.into_iter().enumerate().map(part).collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
-fn tools(Few(tools): Few<Json, 128>) -> Result<Value, ServiceError> {
+fn tools(BoundedList(tools): BoundedList<Json, 128>) -> Result<Value, ServiceError> {
     let tool = |(index, Json(tool)): (usize, Json)| match tool {
         Value::Object(mut tool) if tool.get("type").is_some_and(|kind| kind == "function") => {
             let fields =

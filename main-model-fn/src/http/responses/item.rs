@@ -7,7 +7,7 @@ use serde::Deserialize;
 pub(super) type Input = TextOr<Item>;
 
 /// Text, or parts that have text.
-pub(super) type Content = TextOr<Part>;
+pub(super) type Content = TextOr<ContentPart>;
 
 /// An item with the fields of all kinds.
 #[derive(Debug, Default, Deserialize)]
@@ -27,7 +27,7 @@ pub(super) struct Item {
 /// A part of a content.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Part {
+pub(super) struct ContentPart {
     #[serde(rename = "type")]
     pub(super) kind: Option<String>,
     pub(super) text: Option<String>,

@@ -12,7 +12,7 @@ mod chat;
 mod item;
 
 use super::answer_shape::AnswerShape;
-use super::generate::{Generation, answer_shaped};
+use super::generate::{PreparedGeneration, answer_shaped};
 use super::state::HttpState;
 use super::translated::checked;
 use answer::ResponseShape;
@@ -20,7 +20,7 @@ use axum::extract::{self, State};
 use axum::response::Response;
 use body::ResponsesBody;
 use remoe_http::ApiError;
-use remoe_http::between::RESOLVED;
+use remoe_http::internal_headers::RESOLVED;
 use remoe_proto::ServiceError;
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ pub(super) fn check(
     state: &HttpState,
     mut body: ResponsesBody,
     is_resolved: bool,
-) -> Result<(Generation, Box<dyn AnswerShape>), ServiceError> {
+) -> Result<(PreparedGeneration, Box<dyn AnswerShape>), ServiceError> {
     body.refuse(is_resolved)?;
     let shape = ResponseShape::new(&body);
     let generation = checked(state, body.into_chat()?, &NAMES)?;

@@ -2,7 +2,7 @@
 
 use super::{Front, HttpOptions, Reply, figures, say};
 use crate::engine::request::{Event, FinishReason};
-use crate::pages::Tenant;
+use crate::pages::CacheScope;
 use axum::body::Body;
 use axum::http::{Method, Request};
 
@@ -142,13 +142,13 @@ async fn origins_are_off_unless_named() {
 /// A client that names another tenant finds nothing of it in the prefix cache.
 #[tokio::test]
 async fn tenant_counts_from_gateways_alone() {
-    type Change = fn(&mut HttpOptions);
-    let keys: Change = |options| {
+    type OptionsChange = fn(&mut HttpOptions);
+    let keys: OptionsChange = |options| {
         options.api_key = Some("client".into());
         options.gateway_key = Some("gateway".into());
     };
-    let identity: Change = |options| options.is_only_for_gateways = true;
-    let cases: [(Change, &[u8], bool); 5] = [
+    let identity: OptionsChange = |options| options.is_only_for_gateways = true;
+    let cases: [(OptionsChange, &[u8], bool); 5] = [
         (|_| (), b"Bearer gateway", false),
         (|options| options.api_key = Some("client".into()), b"Bearer client", false),
         (keys, b"Bearer client", false),
@@ -177,11 +177,11 @@ async fn tenant_counts_from_gateways_alone() {
             assert_eq!(reply.status, 200);
             tenant
         };
-        let named = Tenant::named(b"one");
+        let named = CacheScope::named(b"one");
         assert_eq!(ask(Some("one")).await == named, is_believed);
         assert_eq!(ask(Some("one")).await == ask(Some("one")).await, is_believed);
         // Without a tenant there is one for all.
-        assert_eq!(ask(None).await, Tenant::default());
+        assert_eq!(ask(None).await, CacheScope::default());
     }
     let front = Front::with(|options| options.gateway_key = Some("gateway".into()));
     get(&front, "/version", &[]).await.error(401);

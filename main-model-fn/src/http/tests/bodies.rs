@@ -1,6 +1,6 @@
 //! Bodies that are no request: each is a 4xx in the error form, none hurts.
 
-use super::{Altered, Bytes, Front, with};
+use super::{Bytes, Front, TextOverride, with};
 use crate::http::TextFrontend;
 use axum::body::Body;
 use axum::http::Request;
@@ -182,7 +182,7 @@ struct Slow {
     bound: Option<usize>,
 }
 
-impl Altered for Slow {
+impl TextOverride for Slow {
     fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, ServiceError> {
         if text.starts_with('X') {
             // The gate opens for all when its other end goes.
@@ -203,7 +203,7 @@ fn slow(bound: Option<usize>) -> (Front, std::sync::mpsc::Sender<()>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn large_bodies_keep_small_ones_waiting_no_longer_than_themselves() {
+async fn large_bodies_delay_small_ones_only_while_running() {
     let (front, open) = slow(None);
     let front = Arc::new(front);
     let large = json!({"prompt": "X".repeat(1 << 20)});

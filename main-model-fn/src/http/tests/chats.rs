@@ -1,6 +1,6 @@
 //! Chats: messages in, an answer out.
 
-use super::{Altered, Engine, Front, chat_with, say};
+use super::{Engine, Front, TextOverride, chat_with, say};
 use crate::engine::request::FinishReason;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ async fn roles_and_parts_reach_the_template() {
 }
 
 #[tokio::test]
-async fn earlier_tool_calls_reach_the_template_with_their_arguments_as_objects() {
+async fn earlier_tool_call_arguments_reach_template_as_objects() {
     let call = |arguments: &str| json!([{"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}]);
     let prompt = prompt_of(json!([{"role": "assistant", "tool_calls": call("{\"x\": 1}")}])).await;
     assert!(prompt.contains(r#""arguments": {"x": 1}"#), "{prompt}");
@@ -41,9 +41,9 @@ async fn earlier_tool_calls_reach_the_template_with_their_arguments_as_objects()
 }
 
 /// Bytes, beside a template that reads how much the model is to think.
-struct Thinker;
+struct ThinkingTemplate;
 
-impl Altered for Thinker {
+impl TextOverride for ThinkingTemplate {
     fn template(&self) -> Option<&str> {
         Some("{{ reasoning_effort }}")
     }
@@ -51,7 +51,7 @@ impl Altered for Thinker {
 
 #[tokio::test]
 async fn the_effort_reaches_the_template_that_reads_it() {
-    let front = Front::build(Some(Arc::new(Thinker)), Engine::limits(), |_| ());
+    let front = Front::build(Some(Arc::new(ThinkingTemplate)), Engine::limits(), |_| ());
     let length = async |effort: Value| {
         let body = chat_with(json!({ "reasoning_effort": effort }));
         let (reply, asked) = front.chat(body.clone()).await;

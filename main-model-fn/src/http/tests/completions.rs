@@ -1,10 +1,10 @@
 //! Completions: prompts in all forms, echo, usage, figures.
 
-use super::{Altered, BOS, Engine, Front, chat_with, failure, figures, say, with};
+use super::{BOS, Engine, Front, TextOverride, chat_with, failure, figures, say, with};
 use crate::engine::request::{Event, Figures, FinishReason, Request};
 use axum::body::Body;
 use axum::http;
-use remoe_plan::{Account, PlanDraft, Problem};
+use remoe_plan::{PlanAccount, PlanDraft, Problem};
 use remoe_planner::{Options, solve};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -145,7 +145,7 @@ async fn figures_stand_beside_what_the_plan_expected() {
     let problem = std::fs::read_to_string(format!("{fixtures}example-problem.json")).unwrap();
     let problem = Problem::from_json(&problem).unwrap();
     let answer = solve(&problem, None, &Options::default()).unwrap();
-    let account = Account::new(problem, &PlanDraft::from(&answer.plan)).unwrap();
+    let account = PlanAccount::new(problem, &PlanDraft::from(&answer.plan)).unwrap();
     front.account.send_replace(Some(Arc::new(account.clone())));
     let (reply, asked) = front.complete(with(json!({"include_figures": true}))).await;
     let plan = reply.ok()["usage"]["remoe"]["plan"].clone();
@@ -282,7 +282,7 @@ async fn a_full_queue_says_when_to_come_back() {
         assert!(given_back.events.is_closed());
     };
     tokio::select! {
-        _ = waiting => unreachable!("nobody answered"),
+        _ = waiting => unreachable!("no answer came"),
         () = refused => (),
     }
 }
@@ -306,7 +306,7 @@ async fn failures_of_the_engine_are_http_errors() {
 /// A tokenizer with the tokens of Qwen's coders.
 struct Coder;
 
-impl Altered for Coder {
+impl TextOverride for Coder {
     fn special(&self) -> &[&str] {
         &["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|endoftext|>"]
     }

@@ -7,11 +7,11 @@ use tokio::sync::{Mutex, mpsc};
 
 /// Requests as they arrive.
 pub(in crate::http) struct Engine {
-    jobs: Mutex<mpsc::UnboundedReceiver<Asked>>,
+    jobs: Mutex<mpsc::UnboundedReceiver<ReceivedRequest>>,
 }
 
 /// One request and the way to answer it. Dropping it gives its slot back.
-pub(in crate::http) struct Asked {
+pub(in crate::http) struct ReceivedRequest {
     pub(in crate::http) request: Request,
     pub(in crate::http) events: mpsc::Sender<Event>,
     _slot: Box<dyn Send>,
@@ -37,8 +37,11 @@ impl Engine {
         let (sender, receiver) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             while let Some(job) = jobs.recv().await {
-                let asked =
-                    Asked { request: job.request.clone(), events: job.events.clone(), _slot: Box::new(job) };
+                let asked = ReceivedRequest {
+                    request: job.request.clone(),
+                    events: job.events.clone(),
+                    _slot: Box::new(job),
+                };
                 if sender.send(asked).is_err() {
                     return;
                 }
@@ -49,7 +52,7 @@ impl Engine {
     }
 
     /// The next request.
-    pub(in crate::http) async fn next(&self) -> Asked {
+    pub(in crate::http) async fn next(&self) -> ReceivedRequest {
         self.jobs.lock().await.recv().await.expect("the front holds a handle")
     }
 

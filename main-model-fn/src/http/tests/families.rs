@@ -1,12 +1,12 @@
 //! Families of models: templates in the manner of theirs, and calls as they write them.
 
-use super::{Altered, BOS};
+use super::{BOS, TextOverride};
 use remoe_model::text::{ChatTemplate, Rendering, tools_for_template};
 use remoe_proto::ServiceError;
 use serde_json::Value;
 
 /// Calls of `f` with x = 7 and of `g` with x = 8.
-pub(super) struct Family {
+pub(super) struct ToolFamily {
     pub(super) name: &'static str,
     template: &'static str,
     pub(super) first: &'static str,
@@ -18,7 +18,7 @@ pub(super) struct Family {
     pub(super) special: &'static [&'static str],
 }
 
-impl Family {
+impl ToolFamily {
     /// An answer with the first call.
     pub(super) fn one(&self) -> String {
         format!("{}{}", self.first, self.end)
@@ -44,8 +44,8 @@ const DEEPSEEK: &[&str] = &[
     "<｜tool▁sep｜>",
 ];
 
-pub(super) const FAMILIES: [Family; 14] = [
-    Family {
+pub(super) const FAMILIES: [ToolFamily; 14] = [
+    ToolFamily {
         name: "hermes",
         template: template!("hermes"),
         first: "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 7}}\n</tool_call>",
@@ -53,7 +53,7 @@ pub(super) const FAMILIES: [Family; 14] = [
         end: "",
         special: &["<tool_call>", "</tool_call>"],
     },
-    Family {
+    ToolFamily {
         name: "qwen3-coder",
         template: template!("qwen3-coder"),
         first: "<tool_call>\n<function=f>\n<parameter=x>\n7\n</parameter>\n</function>\n</tool_call>",
@@ -61,7 +61,7 @@ pub(super) const FAMILIES: [Family; 14] = [
         end: "",
         special: &["<tool_call>", "</tool_call>"],
     },
-    Family {
+    ToolFamily {
         name: "glm",
         template: template!("glm"),
         first: "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>7</arg_value>\n</tool_call>",
@@ -69,7 +69,7 @@ pub(super) const FAMILIES: [Family; 14] = [
         end: "",
         special: &["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
     },
-    Family {
+    ToolFamily {
         name: "minimax-m2",
         template: template!("minimax-m2"),
         first: "<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"x\">7</parameter>\n</invoke>",
@@ -77,7 +77,7 @@ pub(super) const FAMILIES: [Family; 14] = [
         end: "\n</minimax:tool_call>",
         special: &["<minimax:tool_call>", "</minimax:tool_call>"],
     },
-    Family {
+    ToolFamily {
         name: "minimax-m1",
         template: template!("minimax-m1"),
         first: "<tool_calls>\n{\"name\": \"f\", \"arguments\": {\"x\": 7}}",
@@ -85,7 +85,7 @@ pub(super) const FAMILIES: [Family; 14] = [
         end: "\n</tool_calls>",
         special: &[],
     },
-    Family {
+    ToolFamily {
         name: "mistral-list",
         template: template!("mistral-list"),
         first: "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"x\": 7}}",
@@ -93,7 +93,7 @@ pub(super) const FAMILIES: [Family; 14] = [
         end: "]",
         special: &["[TOOL_CALLS]"],
     },
-    Family {
+    ToolFamily {
         name: "mistral-id",
         template: template!("mistral-id"),
         first: "[TOOL_CALLS]f[CALL_ID]abcdefgh1[ARGS]{\"x\": 7}",
@@ -101,7 +101,7 @@ pub(super) const FAMILIES: [Family; 14] = [
         end: "",
         special: &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
     },
-    Family {
+    ToolFamily {
         name: "mistral-named",
         template: template!("mistral-named"),
         first: "[TOOL_CALLS]f[ARGS]{\"x\": 7}",
@@ -109,7 +109,7 @@ pub(super) const FAMILIES: [Family; 14] = [
         end: "",
         special: &["[TOOL_CALLS]", "[ARGS]"],
     },
-    Family {
+    ToolFamily {
         name: "deepseek-v3.1",
         template: template!("deepseek-v3.1"),
         first: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"x\": 7}<｜tool▁call▁end｜>",
@@ -117,7 +117,7 @@ pub(super) const FAMILIES: [Family; 14] = [
         end: "<｜tool▁calls▁end｜>",
         special: DEEPSEEK,
     },
-    Family {
+    ToolFamily {
         name: "deepseek-v3",
         template: template!("deepseek-v3"),
         first: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"x\": 7}\n```<｜tool▁call▁end｜>",
@@ -125,7 +125,7 @@ pub(super) const FAMILIES: [Family; 14] = [
         end: "<｜tool▁calls▁end｜>",
         special: DEEPSEEK,
     },
-    Family {
+    ToolFamily {
         name: "kimi-k2",
         template: template!("kimi-k2"),
         first: "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"x\": 7}<|tool_call_end|>",
@@ -139,7 +139,7 @@ pub(super) const FAMILIES: [Family; 14] = [
             "<|tool_call_end|>",
         ],
     },
-    Family {
+    ToolFamily {
         name: "granite-3",
         template: template!("granite-3"),
         first: "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"x\": 7}}",
@@ -147,7 +147,7 @@ pub(super) const FAMILIES: [Family; 14] = [
         end: "]",
         special: &["<|tool_call|>"],
     },
-    Family {
+    ToolFamily {
         name: "llama",
         template: template!("llama"),
         first: "{\"name\": \"f\", \"parameters\": {\"x\": 7}}",
@@ -155,7 +155,7 @@ pub(super) const FAMILIES: [Family; 14] = [
         end: "",
         special: &["<|python_tag|>"],
     },
-    Family {
+    ToolFamily {
         name: "harmony",
         template: template!("harmony"),
         first: "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"x\": 7}",
@@ -174,7 +174,7 @@ pub(super) const FAMILIES: [Family; 14] = [
 ];
 
 /// The family `name`.
-pub(super) fn family(name: &str) -> &'static Family {
+pub(super) fn family(name: &str) -> &'static ToolFamily {
     FAMILIES.iter().find(|family| family.name == name).unwrap()
 }
 
@@ -192,12 +192,12 @@ impl Templated {
     }
 
     /// The template of `family`, its markers special tokens or not.
-    pub(super) fn of(family: &Family, has_special: bool) -> Self {
+    pub(super) fn of(family: &ToolFamily, has_special: bool) -> Self {
         Self::new(family.template, if has_special { family.special } else { &[] })
     }
 }
 
-impl Altered for Templated {
+impl TextOverride for Templated {
     fn template(&self) -> Option<&str> {
         Some(self.template.source())
     }

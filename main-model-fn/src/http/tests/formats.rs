@@ -1,8 +1,8 @@
 //! Calls as templates write them, read back.
 
-use super::families::{FAMILIES, Family, Templated};
-use super::{Altered, TextFrontend};
-use crate::http::tools::{AnswerForm, Asked, Dialect, Tools, in_messages};
+use super::families::{FAMILIES, Templated, ToolFamily};
+use super::{TextFrontend, TextOverride};
+use crate::http::tools::{AnswerForm, CallableTools, Dialect, Tools, in_messages};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use remoe_model::text::Rendering;
@@ -108,12 +108,12 @@ fn rendered(front: &Templated, dialect: &Dialect, calls: &[Call]) -> (String, Va
     ];
     let messages = in_messages(dialect, messages, &tools);
     let rendering = Rendering { tools: dialect.shows_tools.then_some(&tools), ..Rendering::default() };
-    let text = Altered::render_chat(front, &messages, rendering).unwrap();
+    let text = TextOverride::render_chat(front, &messages, rendering).unwrap();
     (text.rsplit_once("QUESTION").unwrap().1.to_owned(), json!(tools))
 }
 
 /// The part of a rendered conversation that the model would have written.
-fn answer<'a>(family: &Family, text: &'a str) -> &'a str {
+fn answer<'a>(family: &ToolFamily, text: &'a str) -> &'a str {
     match family.name {
         "harmony" => text.split_once("<|start|>assistant").unwrap().1,
         "granite-3" => text.split_once("<|assistant|>").unwrap().1.trim_end(),
@@ -135,7 +135,7 @@ fn calls_that_a_template_writes_are_read_back() {
             let (text, tools) = rendered(&front, &dialect, calls);
             let text = answer(family, &text);
             let tools: Tools = serde_json::from_value(tools).unwrap();
-            let asked = Asked::of(Some(tools), None, None).unwrap().unwrap();
+            let asked = CallableTools::of(Some(tools), None, None).unwrap().unwrap();
             let form = AnswerForm { format: dialect.format, asked, thinking: None };
             let mut reader = form.readers(1).next().unwrap();
             let mut at: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();

@@ -4,7 +4,7 @@ use super::{Front, figures, say};
 use crate::engine::request::{Event, FinishReason};
 use axum::body::Body;
 use axum::http::{HeaderValue, Request};
-use remoe_test_support::hostile::{Cases, Dice};
+use remoe_test_support::hostile::{Cases, SeededChoices};
 
 /// Cases in every change.
 const FEW: usize = 600;
@@ -22,7 +22,7 @@ const HEADERS: [&str; 8] = [
     "traceparent",
 ];
 
-fn value(dice: &mut Dice, name: &str) -> Vec<u8> {
+fn value(dice: &mut SeededChoices, name: &str) -> Vec<u8> {
     match name {
         "x-remoe-rates" if !dice.once_in(3) => {
             let rates: Vec<_> =

@@ -31,7 +31,7 @@ use axum::http::{self, HeaderMap, StatusCode};
 use engine::Engine;
 use prometheus::Registry;
 use remoe_model::text::Rendering;
-use remoe_plan::Account;
+use remoe_plan::PlanAccount;
 use remoe_proto::{ErrorCode, ServiceError};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -103,7 +103,7 @@ impl TextFrontend for Bytes {
 }
 
 /// [`Bytes`] but for what a test changes.
-trait Altered: Send + Sync {
+trait TextOverride: Send + Sync {
     fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, ServiceError> {
         Bytes.encode(text, special)
     }
@@ -121,7 +121,7 @@ trait Altered: Send + Sync {
     }
 
     fn reads(&self, name: &str) -> bool {
-        Altered::template(self).is_some_and(|template| template.contains(name))
+        TextOverride::template(self).is_some_and(|template| template.contains(name))
     }
 
     fn render_chat(&self, messages: &[Value], rendering: Rendering<'_>) -> Result<String, ServiceError> {
@@ -134,13 +134,13 @@ trait Altered: Send + Sync {
     }
 }
 
-impl<T: Altered> TextFrontend for T {
+impl<T: TextOverride> TextFrontend for T {
     fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, ServiceError> {
-        Altered::encode(self, text, special)
+        TextOverride::encode(self, text, special)
     }
 
     fn bytes_per_token(&self) -> Option<usize> {
-        Altered::bytes_per_token(self)
+        TextOverride::bytes_per_token(self)
     }
 
     fn decode(&self, ids: &[u32], special: bool) -> Result<String, ServiceError> {
@@ -149,7 +149,7 @@ impl<T: Altered> TextFrontend for T {
 
     fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ServiceError> {
         let special = id.checked_sub(BOS + 1).and_then(|index| self.special().get(index as usize));
-        special.map_or_else(|| Altered::token_bytes(self, id), |text| Ok(text.as_bytes().to_vec()))
+        special.map_or_else(|| TextOverride::token_bytes(self, id), |text| Ok(text.as_bytes().to_vec()))
     }
 
     fn is_special(&self, id: u32) -> bool {
@@ -162,15 +162,15 @@ impl<T: Altered> TextFrontend for T {
     }
 
     fn template(&self) -> Option<&str> {
-        Altered::template(self)
+        TextOverride::template(self)
     }
 
     fn reads(&self, name: &str) -> bool {
-        Altered::reads(self, name)
+        TextOverride::reads(self, name)
     }
 
     fn render_chat(&self, messages: &[Value], rendering: Rendering<'_>) -> Result<String, ServiceError> {
-        Altered::render_chat(self, messages, rendering)
+        TextOverride::render_chat(self, messages, rendering)
     }
 }
 
@@ -179,7 +179,7 @@ pub(super) struct Front {
     pub(super) router: Router,
     pub(super) engine: Engine,
     pub(super) ready: watch::Sender<bool>,
-    pub(super) account: watch::Sender<Option<Arc<Account>>>,
+    pub(super) account: watch::Sender<Option<Arc<PlanAccount>>>,
     state: Arc<HttpState>,
 }
 

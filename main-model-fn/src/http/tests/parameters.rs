@@ -143,7 +143,7 @@ async fn defaults_are_the_checkpoints() {
 }
 
 #[tokio::test]
-async fn lengths_that_nobody_chose_fit() {
+async fn default_lengths_fit() {
     let front = Front::new();
     let (_, asked) = front.chat(chat_with(json!({}))).await;
     assert_eq!(asked[0].max_tokens, 100 - asked[0].prompt.len());

@@ -57,7 +57,7 @@ async fn thoughts_stand_beside_the_content_by_both_names() {
 }
 
 #[tokio::test]
-async fn thoughts_are_switched_by_the_variable_that_the_template_reads() {
+async fn reasoning_is_switched_by_the_template_variable() {
     let front = front(SWITCHED);
     let off = "<|user|>hi<|assistant|><think>\n\n</think>\n\n";
     let on = "<|user|>hi<|assistant|>";

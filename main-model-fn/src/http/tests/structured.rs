@@ -1,6 +1,6 @@
 //! Forms that answers must match: read, compiled beside everything else, and given to the engine.
 
-use super::{Altered, BOS, Bytes, Front, TextFrontend, chat_with, figures, say, with};
+use super::{BOS, Bytes, Front, TextFrontend, TextOverride, chat_with, figures, say, with};
 use crate::engine::RequestLimits;
 use crate::engine::request::{Event, FinishReason};
 use crate::grammar::tests::takes;
@@ -113,12 +113,12 @@ async fn a_schema_cannot_become_large_in_memory() {
 }
 
 /// Tokens of bytes that are withheld before `open` is true.
-struct Held {
+struct WithheldTokens {
     open: Mutex<bool>,
     opened: Condvar,
 }
 
-impl Altered for Held {
+impl TextOverride for WithheldTokens {
     fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ServiceError> {
         let open = self.open.lock().unwrap();
         drop(self.opened.wait_while(open, |open| !*open).unwrap());
@@ -129,8 +129,8 @@ impl Altered for Held {
 /// While a grammar is being compiled, which does not end before this test says so, others are answered from
 /// their first token to their last, and the engine does not know of the request.
 #[tokio::test]
-async fn nobody_waits_for_anothers_grammar() {
-    let held = Arc::new(Held { open: Mutex::new(false), opened: Condvar::new() });
+async fn request_waits_for_no_other_grammar() {
+    let held = Arc::new(WithheldTokens { open: Mutex::new(false), opened: Condvar::new() });
     let front = Front::build(Some(held.clone()), super::Engine::limits(), |_| ());
     let others = async {
         for _ in 0..3 {

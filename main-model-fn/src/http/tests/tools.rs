@@ -1,6 +1,6 @@
 //! Tools: from a request to the calls in its answer.
 
-use super::families::{FAMILIES, Family, Templated, family, tokens};
+use super::families::{FAMILIES, Templated, ToolFamily, family, tokens};
 use super::{BOS, Front, chat_with, say};
 use crate::engine::request::FinishReason;
 use crate::grammar::tests::{takes, takes_tokens};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 const CHAT: &str = "/v1/chat/completions";
 
 /// A front of `family`, its markers texts like any other.
-pub(super) fn front(family: &Family) -> Front {
+pub(super) fn front(family: &ToolFamily) -> Front {
     front_with(Templated::of(family, false), 0)
 }
 
@@ -141,7 +141,7 @@ async fn a_stream_has_openais_deltas() {
 /// Strict functions are called rightly, and without parallel calls there is at most one, be markers special tokens or
 /// texts like any other.
 #[tokio::test]
-async fn calls_beside_text_are_bound_where_somebody_asks_for_it() {
+async fn calls_beside_text_are_constrained_on_request() {
     for family in &FAMILIES {
         for has_special in [false, true] {
             let special = if has_special { family.special } else { &[] };

@@ -1,9 +1,9 @@
 //! Form of a chat's answer: the thoughts, calls and structure that it may have, as a grammar and as a reader.
 
-use super::asked::{Asked, Function, Mode};
+use super::callable_tools::{CallableTools, Mode, ToolFunction};
 use super::format::Format;
 use super::grammar::{Rules, Schema, argument_schema};
-use super::reader::Reader;
+use super::reader::ChoiceReader;
 use super::thoughts::{Opening, Thinking};
 use crate::grammar::{Inlined, Source, Whitespace, inline_schema, inline_value_schema};
 use crate::http::structured::Structure;
@@ -15,14 +15,14 @@ use std::fmt::Write;
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::http) struct AnswerForm {
     pub(in crate::http) format: &'static Format,
-    pub(in crate::http) asked: Asked,
+    pub(in crate::http) asked: CallableTools,
     pub(in crate::http) thinking: Thinking,
 }
 
 impl AnswerForm {
     /// Readers for each of `choices`.
-    pub(in crate::http) fn readers(&self, choices: usize) -> impl Iterator<Item = Reader> {
-        (0..choices).map(|_| Reader::new(self.format, self.asked.clone(), self.thinking))
+    pub(in crate::http) fn readers(&self, choices: usize) -> impl Iterator<Item = ChoiceReader> {
+        (0..choices).map(|_| ChoiceReader::new(self.format, self.asked.clone(), self.thinking))
     }
 
     /// Returns true if an answer may begin with a thought, in a format that does not tell thoughts apart by itself.
@@ -55,7 +55,7 @@ impl AnswerForm {
         whitespace: &Whitespace,
         special: impl Fn(&str) -> Option<u32>,
     ) -> Result<Option<Structure>, ServiceError> {
-        let Asked { functions, mode, parallel, .. } = &self.asked;
+        let CallableTools { functions, mode, parallel, .. } = &self.asked;
         let is_free = *mode == Mode::Auto;
         if let Some(answer) = answer.as_ref().filter(|_| !is_free) {
             let message = format!("cannot combine `{}` with these `tools`", answer.field);
@@ -95,25 +95,29 @@ impl AnswerForm {
 }
 
 /// Field of a request that holds the schema of a function's arguments.
-fn parameters(function: &Function) -> String {
+fn parameters(function: &ToolFunction) -> String {
     format!("tools[{}].function.parameters", function.place)
 }
 
 /// The schema of a function's arguments.
-fn arguments(function: &Function, whitespace: &Whitespace, is_free: bool) -> Result<Inlined, ServiceError> {
+fn arguments(
+    function: &ToolFunction,
+    whitespace: &Whitespace,
+    is_free: bool,
+) -> Result<Inlined, ServiceError> {
     // A function that is not strict may be called with anything.
     let parameters = function.parameters.clone().filter(|_| !is_free || function.strict);
     inline_schema(parameters, whitespace).map_err(|message| unsupported(function, &message))
 }
 
 /// The schema of the argument `key` alone.
-fn argument_of(function: &Function, whitespace: &Whitespace, key: &str) -> Result<Inlined, ServiceError> {
+fn argument_of(function: &ToolFunction, whitespace: &Whitespace, key: &str) -> Result<Inlined, ServiceError> {
     let schema = function.parameters.as_ref().map(|parameters| argument_schema(parameters, key));
     inline_value_schema(schema.unwrap_or_else(|| json!({})), whitespace)
         .map_err(|message| unsupported(function, &message))
 }
 
-fn unsupported(function: &Function, message: &str) -> ServiceError {
+fn unsupported(function: &ToolFunction, message: &str) -> ServiceError {
     let field = parameters(function);
     ServiceError::invalid(&field, format!("`{field}`: {message}"))
 }

@@ -1,8 +1,8 @@
 //! How a model's chat template shows tools, writes calls and opens thoughts, found out by rendering.
 
-use super::asked::{Asked, Function, Mode};
+use super::callable_tools::{CallableTools, Mode, ToolFunction};
 use super::format::{FORMATS, Format, HERMES, Layout};
-use super::reader::Reader;
+use super::reader::ChoiceReader;
 use super::thoughts::Thoughts;
 use crate::http::text_frontend::TextFrontend;
 use remoe_model::text::Rendering;
@@ -15,8 +15,8 @@ pub(in crate::http) struct Dialect {
     /// The template tells the model of tools. Where it does not, a system message has to.
     pub(in crate::http) shows_tools: bool,
     /// Parts that it writes of chats with tools, and of those without.
-    with_tools: Written,
-    without_tools: Written,
+    with_tools: TemplateSupport,
+    without_tools: TemplateSupport,
     /// The template joins arguments as text, which objects are not.
     pub(super) takes_text: bool,
     /// The template takes messages of the system.
@@ -26,7 +26,7 @@ pub(in crate::http) struct Dialect {
 
 /// Parts of earlier messages that a template writes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Written {
+pub(super) struct TemplateSupport {
     /// Calls. Where they are not written, they become content.
     pub(super) calls: bool,
     /// Results of calls. Where they are not written, they become messages of the user.
@@ -96,8 +96,8 @@ impl Dialect {
     pub(in crate::http) const PLAIN: Self = Self {
         format: &HERMES,
         shows_tools: false,
-        with_tools: Written { calls: false, results: false },
-        without_tools: Written { calls: false, results: false },
+        with_tools: TemplateSupport { calls: false, results: false },
+        without_tools: TemplateSupport { calls: false, results: false },
         takes_text: false,
         takes_system: true,
         thoughts: None,
@@ -109,7 +109,7 @@ impl Dialect {
     }
 
     /// Parts of earlier messages that the template writes, in a chat with tools or without.
-    pub(super) fn written(&self, has_tools: bool) -> Written {
+    pub(super) fn written(&self, has_tools: bool) -> TemplateSupport {
         if has_tools && self.shows_tools { self.with_tools } else { self.without_tools }
     }
 
@@ -149,8 +149,10 @@ impl Dialect {
                 continue;
             };
             let alone = probe.called(id, takes_text, false).unwrap_or_default();
-            let written =
-                |text: &str| Written { calls: text.contains(FUNCTION), results: text.contains(RESULT) };
+            let written = |text: &str| TemplateSupport {
+                calls: text.contains(FUNCTION),
+                results: text.contains(RESULT),
+            };
             return Self {
                 format,
                 with_tools: written(&behind),
@@ -169,7 +171,7 @@ impl Dialect {
         let taught = FORMATS.into_iter().filter(|_| !writes_unknown).find(teaches);
         // Of tools whose calls are not known, the template had better not tell.
         dialect.shows_tools &= taught.is_some();
-        let results = |has_tools: bool| Written {
+        let results = |has_tools: bool| TemplateSupport {
             calls: false,
             // A template that knows nothing of tools may still write any role.
             results: dialect.shows_tools && probe.writes_results(has_tools),
@@ -185,14 +187,15 @@ impl Dialect {
 
 /// Returns true if `text`, behind a question, has the probe's call in `format`, and no other. An answer is `opened` so.
 fn reads_call(format: &'static Format, text: &str, opened: &str) -> bool {
-    let function = Function { name: FUNCTION.to_owned(), parameters: None, strict: false, place: 0 };
-    let asked = Asked { tools: Vec::new(), functions: vec![function], mode: Mode::Auto, parallel: true };
+    let function = ToolFunction { name: FUNCTION.to_owned(), parameters: None, strict: false, place: 0 };
+    let asked =
+        CallableTools { tools: Vec::new(), functions: vec![function], mode: Mode::Auto, parallel: true };
     let text = match format.layout {
         // Alone, a call is the whole answer.
         Layout::Bare { .. } => text.strip_prefix(opened).map_or("", str::trim_start),
         _ => text,
     };
-    let mut reader = Reader::new(format, asked, None);
+    let mut reader = ChoiceReader::new(format, asked, None);
     let mut said = reader.push(text);
     let rest = reader.finish(false);
     said.calls.extend(rest.calls);

@@ -1,6 +1,6 @@
 //! Rules in Lark's syntax of answers that think, call functions or match a schema.
 
-use super::asked::{Asked, Function};
+use super::callable_tools::{CallableTools, ToolFunction};
 use super::format::{Element, Format, Layout, Parameters, Section};
 use super::parameters::Types;
 use super::thoughts::{Opening, Thinking};
@@ -14,7 +14,7 @@ const CALLS: usize = 16;
 /// Rules of an answer. `%json` rules of arguments are added behind them, so that their lines are known.
 pub(super) struct Rules<'a> {
     pub(super) format: &'static Format,
-    pub(super) asked: &'a Asked,
+    pub(super) asked: &'a CallableTools,
     /// How the model writes thoughts, if it does, and how they may begin.
     pub(super) thinking: Thinking,
     /// The model decides whether it calls.
@@ -39,7 +39,7 @@ pub(super) struct Schema {
 impl<'a> Rules<'a> {
     pub(super) fn new(
         format: &'static Format,
-        asked: &'a Asked,
+        asked: &'a CallableTools,
         thinking: Thinking,
         is_free: bool,
         special: &'a dyn Fn(&str) -> Option<u32>,
@@ -186,7 +186,7 @@ impl<'a> Rules<'a> {
         calls.join(" | ")
     }
 
-    fn element(&mut self, element: &'static Element, index: usize, function: &Function) -> String {
+    fn element(&mut self, element: &'static Element, index: usize, function: &ToolFunction) -> String {
         match element {
             Element::Text(text) => self.literal(text),
             Element::Name => quoted(&function.name),
@@ -215,7 +215,7 @@ impl<'a> Rules<'a> {
     }
 
     /// The arguments of a function one by one: in the order of its schema, those that may be absent in brackets.
-    fn parameters(&mut self, parameters: &Parameters, index: usize, function: &Function) -> String {
+    fn parameters(&mut self, parameters: &Parameters, index: usize, function: &ToolFunction) -> String {
         let properties = function.parameters.as_ref().and_then(|it| it.get("properties")?.as_object());
         let is_bound = !self.is_free || function.strict;
         let Some(properties) = properties.filter(|properties| is_bound && !properties.is_empty()) else {

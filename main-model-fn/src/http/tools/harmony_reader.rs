@@ -3,10 +3,10 @@
 //! Source: OpenAI's harmony response format.
 
 use super::arguments::Balance;
-use super::asked::{Asked, Mode};
+use super::callable_tools::{CallableTools, Mode};
 use super::format::HARMONY;
+use super::parsed_delta::{CallWriter, ParsedDelta};
 use super::reader::Step;
-use super::said::{CallWriter, Said};
 
 /// Texts that end a message.
 const ENDS: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"];
@@ -15,20 +15,20 @@ const HEAD: usize = 4096;
 
 /// Where in an answer the reader is.
 #[derive(Debug, Clone, PartialEq)]
-enum State {
+enum HarmonyState {
     /// Before it is known whether the answer has messages.
     Beginning,
     /// In a message's head.
     Channel,
     /// In a message.
-    Body(Voice),
+    Body(MessageChannel),
     /// In the arguments of a call.
     Arguments(Balance),
 }
 
 /// Recipient of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Voice {
+enum MessageChannel {
     Content,
     Reasoning,
     /// Text behind the arguments of a call.
@@ -38,8 +38,8 @@ enum Voice {
 /// Reads one choice.
 #[derive(Debug)]
 pub(super) struct HarmonyReader {
-    asked: Asked,
-    state: State,
+    asked: CallableTools,
+    state: HarmonyState,
     /// Text that is not decided yet.
     held: String,
     calls: CallWriter,
@@ -49,10 +49,10 @@ pub(super) struct HarmonyReader {
 }
 
 impl HarmonyReader {
-    pub(super) fn new(asked: Asked) -> Self {
+    pub(super) fn new(asked: CallableTools) -> Self {
         Self {
             asked,
-            state: State::Beginning,
+            state: HarmonyState::Beginning,
             held: String::new(),
             calls: CallWriter::new(HARMONY.ids),
             has_content: false,
@@ -62,44 +62,46 @@ impl HarmonyReader {
 
     /// Returns true if the choice has called, and its last call is complete.
     pub(super) fn has_called(&self) -> bool {
-        self.calls.begun > 0 && !matches!(self.state, State::Arguments(_))
+        self.calls.begun > 0 && !matches!(self.state, HarmonyState::Arguments(_))
     }
 
     /// Returns true if the last text was a thought.
     pub(super) fn is_thinking(&self) -> bool {
-        self.state == State::Body(Voice::Reasoning)
+        self.state == HarmonyState::Body(MessageChannel::Reasoning)
     }
 
-    pub(super) fn push(&mut self, text: &str, said: &mut Said) {
+    pub(super) fn push(&mut self, text: &str, said: &mut ParsedDelta) {
         self.held.push_str(text);
         while let Step::Again = self.step(said) {}
     }
 
     /// The rest, once no text follows. Where the answer was cut off, what may be the beginning of a head is left out.
-    pub(super) fn finish(&mut self, is_cut: bool, said: &mut Said) {
+    pub(super) fn finish(&mut self, is_cut: bool, said: &mut ParsedDelta) {
         let held = std::mem::take(&mut self.held);
         let is_cut = is_cut || self.asked.mode == Mode::Required;
         let has_begun = self.has_content || self.has_reasoning || self.calls.begun > 0;
         match self.state {
-            State::Beginning | State::Body(_) if is_cut => (),
-            State::Beginning | State::Body(Voice::Content) => said.content.push_str(&held),
-            State::Body(Voice::Reasoning) => said.reasoning.push_str(&held),
-            State::Arguments(_) if !is_cut => self.calls.argue(&held, said),
+            HarmonyState::Beginning | HarmonyState::Body(_) if is_cut => (),
+            HarmonyState::Beginning | HarmonyState::Body(MessageChannel::Content) => {
+                said.content.push_str(&held)
+            }
+            HarmonyState::Body(MessageChannel::Reasoning) => said.reasoning.push_str(&held),
+            HarmonyState::Arguments(_) if !is_cut => self.calls.argue(&held, said),
             // A head without a message is none.
-            State::Channel if !is_cut && !has_begun => said.content.push_str(&held),
+            HarmonyState::Channel if !is_cut && !has_begun => said.content.push_str(&held),
             _ => (),
         }
     }
 
-    fn step(&mut self, said: &mut Said) -> Step {
+    fn step(&mut self, said: &mut ParsedDelta) -> Step {
         match &mut self.state {
-            State::Beginning => self.beginning(),
-            State::Channel => self.channel(said),
-            State::Body(voice) => {
+            HarmonyState::Beginning => self.beginning(),
+            HarmonyState::Channel => self.channel(said),
+            HarmonyState::Body(voice) => {
                 let voice = *voice;
                 self.body(voice, said)
             }
-            State::Arguments(balance) => {
+            HarmonyState::Arguments(balance) => {
                 // Text that is no JSON ends with its message.
                 let (end, is_end) = match ENDS.iter().filter_map(|end| self.held.find(end)).min() {
                     Some(at) => (at, true),
@@ -117,7 +119,7 @@ impl HarmonyReader {
                 let more = self.take(length);
                 self.calls.argue(&more, said);
                 if is_over {
-                    self.state = State::Body(Voice::Dropped);
+                    self.state = HarmonyState::Body(MessageChannel::Dropped);
                     return Step::Again;
                 }
                 if is_end { Step::Again } else { Step::Wait }
@@ -132,10 +134,10 @@ impl HarmonyReader {
         self.state =
             match HEADS.iter().find(|head| head.starts_with(&self.held) || self.held.starts_with(**head)) {
                 Some(head) if self.held.len() < head.len() => return Step::Wait,
-                Some(_) => State::Channel,
+                Some(_) => HarmonyState::Channel,
                 None => {
                     self.has_content = true;
-                    State::Body(Voice::Content)
+                    HarmonyState::Body(MessageChannel::Content)
                 }
             };
         Step::Again
@@ -143,14 +145,14 @@ impl HarmonyReader {
 
     /// `<|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>`, or the recipient
     /// before the channel.
-    fn channel(&mut self, said: &mut Said) -> Step {
+    fn channel(&mut self, said: &mut ParsedDelta) -> Step {
         const MESSAGE: &str = "<|message|>";
         const FUNCTIONS: &str = "functions.";
         let Some(at) = self.held.find(MESSAGE) else {
             if self.held.len() > HEAD {
                 // No model writes such a head: it is text.
                 self.has_content = true;
-                self.state = State::Body(Voice::Content);
+                self.state = HarmonyState::Body(MessageChannel::Content);
                 return Step::Again;
             }
             return Step::Wait;
@@ -165,36 +167,36 @@ impl HarmonyReader {
         self.state = match function.filter(|name| !name.is_empty() && !self.asked.is_empty()) {
             Some(name) => {
                 self.calls.begin(name.to_owned(), None, None, said);
-                State::Arguments(Balance::default())
+                HarmonyState::Arguments(Balance::default())
             }
             // A call of a function that the request does not have is not for the client either.
             None if recipient.is_some() || head.contains("analysis") => {
                 let is_further = std::mem::replace(&mut self.has_reasoning, true);
                 said.reasoning.push_str(if is_further { "\n" } else { "" });
-                State::Body(Voice::Reasoning)
+                HarmonyState::Body(MessageChannel::Reasoning)
             }
             None => {
                 let is_further = std::mem::replace(&mut self.has_content, true);
                 said.content.push_str(if is_further { "\n" } else { "" });
-                State::Body(Voice::Content)
+                HarmonyState::Body(MessageChannel::Content)
             }
         };
         Step::Again
     }
 
     /// A message up to the marker that ends it.
-    fn body(&mut self, voice: Voice, said: &mut Said) -> Step {
+    fn body(&mut self, voice: MessageChannel, said: &mut ParsedDelta) -> Step {
         let found = ENDS.iter().filter_map(|end| Some((self.held.find(end)?, end.len()))).min();
         let text = self.take(found.map_or_else(|| undecided(&self.held), |(at, _)| at));
         match voice {
-            Voice::Content => said.content.push_str(&text),
-            Voice::Reasoning => said.reasoning.push_str(&text),
-            Voice::Dropped => (),
+            MessageChannel::Content => said.content.push_str(&text),
+            MessageChannel::Reasoning => said.reasoning.push_str(&text),
+            MessageChannel::Dropped => (),
         }
         match found {
             Some((_, length)) => {
                 self.take(length);
-                self.state = State::Channel;
+                self.state = HarmonyState::Channel;
                 Step::Again
             }
             None => Step::Wait,

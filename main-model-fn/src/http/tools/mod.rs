@@ -11,15 +11,15 @@
 
 mod answer_form;
 mod arguments;
-mod asked;
+mod callable_tools;
 mod dialect;
 mod format;
 mod grammar;
 mod harmony_reader;
 mod parameters;
+mod parsed_delta;
 mod prompt;
 mod reader;
-mod said;
 mod section_reader;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
@@ -28,9 +28,9 @@ mod thoughts;
 mod writing;
 
 pub(super) use answer_form::AnswerForm;
-pub(super) use asked::{Asked, ToolChoice, Tools};
+pub(super) use callable_tools::{CallableTools, ToolChoice, Tools};
 pub(super) use dialect::Dialect;
+pub(super) use parsed_delta::{CallDelta, ParsedDelta};
 pub(super) use prompt::in_messages;
-pub(super) use reader::Reader;
-pub(super) use said::{CallDelta, Said};
+pub(super) use reader::ChoiceReader;
 pub(super) use thoughts::{Opening, Thinking};

@@ -1,7 +1,7 @@
 //! Messages as a model's template takes them: with tools in words, calls as content and results as messages of the
 //! user where the template has no place for them.
 
-use super::dialect::{Dialect, Written};
+use super::dialect::{Dialect, TemplateSupport};
 use super::format::Ids;
 use super::writing::written;
 use serde_json::{Map, Value, json};
@@ -38,7 +38,7 @@ pub(in crate::http) fn in_messages(dialect: &Dialect, messages: Vec<Value>, tool
 }
 
 /// `messages` with calls and results as the template writes them.
-fn without_tools(dialect: &Dialect, kept: Written, mut messages: Vec<Value>) -> Vec<Value> {
+fn without_tools(dialect: &Dialect, kept: TemplateSupport, mut messages: Vec<Value>) -> Vec<Value> {
     if kept.calls {
         rewrite_ids(dialect.format.ids, &mut messages);
     }

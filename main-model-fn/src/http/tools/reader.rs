@@ -1,15 +1,15 @@
 //! Reads an answer as it comes: thoughts, content and calls.
 
-use super::asked::Asked;
+use super::callable_tools::CallableTools;
 use super::format::Format;
 use super::harmony_reader::HarmonyReader;
-use super::said::Said;
+use super::parsed_delta::ParsedDelta;
 use super::section_reader::SectionReader;
 use super::thoughts::{Thinking, ThoughtReader};
 
 /// Reads one choice.
 #[derive(Debug)]
-pub(in crate::http) struct Reader {
+pub(in crate::http) struct ChoiceReader {
     /// `None`: the model has no thoughts, or their format tells them apart by itself.
     thoughts: Option<ThoughtReader>,
     answer: AnswerReader,
@@ -35,9 +35,9 @@ enum AnswerReader {
     Content,
 }
 
-impl Reader {
+impl ChoiceReader {
     /// Makes a reader of an answer in `format` that calls what is `asked`; `thinking` is how it may think before.
-    pub(in crate::http) fn new(format: &'static Format, asked: Asked, thinking: Thinking) -> Self {
+    pub(in crate::http) fn new(format: &'static Format, asked: CallableTools, thinking: Thinking) -> Self {
         let answer = if format.is_harmony() {
             AnswerReader::Harmony(HarmonyReader::new(asked))
         } else if asked.is_empty() {
@@ -64,7 +64,7 @@ impl Reader {
     }
 
     /// Takes the text of a token, which may be empty.
-    pub(in crate::http) fn push_token(&mut self, text: &str) -> Said {
+    pub(in crate::http) fn push_token(&mut self, text: &str) -> ParsedDelta {
         let was_thinking = self.is_thinking();
         let said = self.push(text);
         if was_thinking || self.is_thinking() || !said.reasoning.is_empty() {
@@ -86,8 +86,8 @@ impl Reader {
     }
 
     /// Takes more of the answer.
-    pub(in crate::http) fn push(&mut self, text: &str) -> Said {
-        let mut said = Said::default();
+    pub(in crate::http) fn push(&mut self, text: &str) -> ParsedDelta {
+        let mut said = ParsedDelta::default();
         match &mut self.thoughts {
             Some(thoughts) => {
                 let rest = thoughts.push(text, &mut said.reasoning);
@@ -100,8 +100,8 @@ impl Reader {
 
     /// The rest of the answer, once no text follows. Where it was cut off, what may be the beginning of a marker is
     /// left out: what is said is a beginning of what would have been said.
-    pub(in crate::http) fn finish(&mut self, is_cut: bool) -> Said {
-        let mut said = Said::default();
+    pub(in crate::http) fn finish(&mut self, is_cut: bool) -> ParsedDelta {
+        let mut said = ParsedDelta::default();
         if let Some(thoughts) = &mut self.thoughts {
             let rest = thoughts.finish(is_cut, &mut said.reasoning);
             self.answer.push(&rest, &mut said);
@@ -116,7 +116,7 @@ impl Reader {
 }
 
 impl AnswerReader {
-    fn push(&mut self, text: &str, said: &mut Said) {
+    fn push(&mut self, text: &str, said: &mut ParsedDelta) {
         match self {
             Self::Harmony(reader) => reader.push(text, said),
             Self::Section(reader) => reader.push(text, said),

@@ -3,16 +3,16 @@
 mod one_by_one;
 
 use super::arguments::{Balance, Head, whole};
-use super::asked::{Asked, Mode};
+use super::callable_tools::{CallableTools, Mode};
 use super::format::{Element, Format, Layout, Section};
 use super::parameters::Types;
+use super::parsed_delta::{CallWriter, ParsedDelta};
 use super::reader::Step;
-use super::said::{CallWriter, Said};
 use super::thoughts::decided;
 
 /// Where in an answer the reader is. Numbers are indices of the call's elements.
 #[derive(Debug, Clone, PartialEq)]
-enum State {
+enum SectionState {
     /// Text, in which a section may begin.
     Text,
     /// Text to the end.
@@ -49,8 +49,8 @@ enum Literal {
 #[derive(Debug)]
 pub(super) struct SectionReader {
     format: &'static Format,
-    asked: Asked,
-    state: State,
+    asked: CallableTools,
+    state: SectionState,
     /// Text that is not decided yet.
     held: String,
     /// Text of a call that has not begun yet, to be given back if it is none.
@@ -73,11 +73,11 @@ const WORD: usize = 64;
 const HEAD: usize = 1024;
 
 impl SectionReader {
-    pub(super) fn new(format: &'static Format, asked: Asked) -> Self {
+    pub(super) fn new(format: &'static Format, asked: CallableTools) -> Self {
         Self {
             format,
             asked,
-            state: State::Text,
+            state: SectionState::Text,
             held: String::new(),
             opened: String::new(),
             name: String::new(),
@@ -93,8 +93,11 @@ impl SectionReader {
     /// Returns true if the choice has called, and its last call is complete.
     pub(super) fn has_called(&self) -> bool {
         let is_open = match self.state {
-            State::Arguments(..) | State::Key(_) | State::Value(..) | State::Within(..) => true,
-            State::Element(index) => {
+            SectionState::Arguments(..)
+            | SectionState::Key(_)
+            | SectionState::Value(..)
+            | SectionState::Within(..) => true,
+            SectionState::Element(index) => {
                 self.has_begun && matches!(self.elements().get(index), Some(Element::Parameters(_)))
             }
             _ => false,
@@ -102,25 +105,29 @@ impl SectionReader {
         self.calls.begun > 0 && !is_open
     }
 
-    pub(super) fn push(&mut self, text: &str, said: &mut Said) {
+    pub(super) fn push(&mut self, text: &str, said: &mut ParsedDelta) {
         self.held.push_str(text);
         while let Step::Again = self.step(said) {}
     }
 
     /// The rest, once no text follows. Where the answer was cut off, what may be the beginning of a call is left out.
-    pub(super) fn finish(&mut self, is_cut: bool, said: &mut Said) {
+    pub(super) fn finish(&mut self, is_cut: bool, said: &mut ParsedDelta) {
         let is_cut = is_cut || self.asked.mode == Mode::Required;
         if !is_cut && self.has_begun {
             self.end_arguments(said);
         }
         let held = std::mem::take(&mut self.held);
         match &self.state {
-            State::Text if is_cut => (),
-            State::Text if self.calls.begun > 0 && held.trim().is_empty() => (),
-            State::Text | State::Plain => said.content.push_str(&held),
+            SectionState::Text if is_cut => (),
+            SectionState::Text if self.calls.begun > 0 && held.trim().is_empty() => (),
+            SectionState::Text | SectionState::Plain => said.content.push_str(&held),
             // Behind a marker it is a call; an object without one may be anything.
-            State::Before | State::Element(_) | State::Whole(..) if is_cut && self.is_marked() => (),
-            State::Before | State::Element(_) | State::Whole(..) if !self.has_begun => {
+            SectionState::Before | SectionState::Element(_) | SectionState::Whole(..)
+                if is_cut && self.is_marked() =>
+            {
+                ()
+            }
+            SectionState::Before | SectionState::Element(_) | SectionState::Whole(..) if !self.has_begun => {
                 said.content.push_str(&std::mem::take(&mut self.opened));
                 said.content.push_str(&held);
             }
@@ -151,68 +158,68 @@ impl SectionReader {
             || self.opened.contains(self.format.marker())
     }
 
-    fn step(&mut self, said: &mut Said) -> Step {
+    fn step(&mut self, said: &mut ParsedDelta) -> Step {
         match self.state.clone() {
-            State::Text if self.section().is_none() => self.bare_text(),
-            State::Text => self.text(said),
-            State::Plain => {
+            SectionState::Text if self.section().is_none() => self.bare_text(),
+            SectionState::Text => self.text(said),
+            SectionState::Plain => {
                 said.content.push_str(&std::mem::take(&mut self.held));
                 Step::Wait
             }
-            State::Before => {
+            SectionState::Before => {
                 let before = self.section().map_or("", |section| section.before);
                 match self.literal(before) {
-                    Literal::Found => self.go(State::Element(0)),
+                    Literal::Found => self.go(SectionState::Element(0)),
                     Literal::Partial => Step::Wait,
                     Literal::Other => self.give_back(said),
                 }
             }
-            State::Element(index) => match self.elements().get(index) {
+            SectionState::Element(index) => match self.elements().get(index) {
                 Some(element) => self.element(index, element, said),
                 None => {
                     self.has_begun = false;
-                    self.go(State::After)
+                    self.go(SectionState::After)
                 }
             },
-            State::Arguments(index, mut balance) => {
+            SectionState::Arguments(index, mut balance) => {
                 let (length, is_complete) = balance.take(&self.held);
                 let more = self.take(length);
                 self.calls.argue(&more, said);
                 if !is_complete {
-                    self.state = State::Arguments(index, balance);
+                    self.state = SectionState::Arguments(index, balance);
                     return Step::Wait;
                 }
                 match self.elements().get(index) {
-                    Some(Element::Object(_)) => self.go(State::Tail(index)),
-                    _ => self.go(State::Element(index + 1)),
+                    Some(Element::Object(_)) => self.go(SectionState::Tail(index)),
+                    _ => self.go(SectionState::Element(index + 1)),
                 }
             }
-            State::Whole(index, balance, looked_at) => self.whole(index, balance, looked_at, said),
-            State::Tail(index) => self.tail(index),
-            State::Key(index) | State::Value(index, _) | State::Within(index, _) => {
+            SectionState::Whole(index, balance, looked_at) => self.whole(index, balance, looked_at, said),
+            SectionState::Tail(index) => self.tail(index),
+            SectionState::Key(index) | SectionState::Value(index, _) | SectionState::Within(index, _) => {
                 match self.elements().get(index) {
                     Some(Element::Parameters(parameters)) => self.parameter(index, parameters, said),
-                    _ => self.go(State::Element(index + 1)),
+                    _ => self.go(SectionState::Element(index + 1)),
                 }
             }
-            State::After => self.after(),
+            SectionState::After => self.after(),
         }
     }
 
-    fn go(&mut self, state: State) -> Step {
+    fn go(&mut self, state: SectionState) -> Step {
         self.state = state;
         Step::Again
     }
 
     /// Text up to the marker that opens a section.
-    fn text(&mut self, said: &mut Said) -> Step {
+    fn text(&mut self, said: &mut ParsedDelta) -> Step {
         let marker = self.format.marker();
         if let Some(at) = self.held.find(marker) {
             // White space between text and calls belongs to neither.
             let text = self.held[..at].trim_end().len();
             said.content.push_str(&self.take(text));
             self.opened = self.take(at - text + marker.len());
-            return self.go(State::Before);
+            return self.go(SectionState::Before);
         }
         let keep = decided(&self.held, marker);
         said.content.push_str(&self.take(keep));
@@ -227,26 +234,26 @@ impl SectionReader {
         if call.starts_with('{') {
             let before = self.held.len() - call.len();
             self.opened = self.take(before);
-            self.go(State::Element(0))
+            self.go(SectionState::Element(0))
         } else if call.is_empty() || marker.starts_with(call) {
             Step::Wait
         } else {
             // Code behind the marker is no call of these functions, and the marker no content.
             let before = if begun.starts_with(marker) { self.held.len() - call.len() } else { 0 };
             self.take(before);
-            self.go(State::Plain)
+            self.go(SectionState::Plain)
         }
     }
 
-    fn element(&mut self, index: usize, element: &'static Element, said: &mut Said) -> Step {
+    fn element(&mut self, index: usize, element: &'static Element, said: &mut ParsedDelta) -> Step {
         match element {
             Element::Text(text) => match self.literal(text) {
-                Literal::Found => self.go(State::Element(index + 1)),
+                Literal::Found => self.go(SectionState::Element(index + 1)),
                 Literal::Partial => Step::Wait,
                 // The arguments are there: what closes them is missing.
                 Literal::Other if self.has_begun => {
                     self.has_begun = false;
-                    self.go(State::After)
+                    self.go(SectionState::After)
                 }
                 Literal::Other => self.give_back(said),
             },
@@ -270,7 +277,7 @@ impl SectionReader {
                             Element::Number => self.number = Some(word),
                             _ => self.id = Some(word),
                         }
-                        self.go(State::Element(index + 1))
+                        self.go(SectionState::Element(index + 1))
                     }
                 }
             }
@@ -280,7 +287,7 @@ impl SectionReader {
                     self.drop_blank();
                     let name = std::mem::take(&mut self.name);
                     self.begin(name, said);
-                    self.go(State::Arguments(index, Balance::default()))
+                    self.go(SectionState::Arguments(index, Balance::default()))
                 }
                 Some(_) => self.give_back(said),
             },
@@ -289,7 +296,7 @@ impl SectionReader {
         }
     }
 
-    fn object(&mut self, index: usize, said: &mut Said) -> Step {
+    fn object(&mut self, index: usize, said: &mut ParsedDelta) -> Step {
         let blank = self.held.len() - self.held.trim_start().len();
         self.open(blank);
         match Head::of(&self.held) {
@@ -299,9 +306,9 @@ impl SectionReader {
             Head::Found(name, at) if self.may_call(&name) => {
                 self.take(at);
                 self.begin(name, said);
-                self.go(State::Arguments(index, Balance::default()))
+                self.go(SectionState::Arguments(index, Balance::default()))
             }
-            _ if self.held.starts_with('{') => self.go(State::Whole(index, Balance::default(), 0)),
+            _ if self.held.starts_with('{') => self.go(SectionState::Whole(index, Balance::default(), 0)),
             _ => self.give_back(said),
         }
     }
@@ -321,14 +328,20 @@ impl SectionReader {
             }
             Some(_) => (),
         }
-        self.go(State::Element(index + 1))
+        self.go(SectionState::Element(index + 1))
     }
 
-    fn whole(&mut self, index: usize, mut balance: Balance, looked_at: usize, said: &mut Said) -> Step {
+    fn whole(
+        &mut self,
+        index: usize,
+        mut balance: Balance,
+        looked_at: usize,
+        said: &mut ParsedDelta,
+    ) -> Step {
         let (more, is_complete) = balance.take(&self.held[looked_at..]);
         let length = looked_at + more;
         if !is_complete {
-            self.state = State::Whole(index, balance, length);
+            self.state = SectionState::Whole(index, balance, length);
             return Step::Wait;
         }
         // Without a marker, an object is a call only if it has nothing else.
@@ -338,7 +351,7 @@ impl SectionReader {
                 self.take(length);
                 self.begin(name, said);
                 self.calls.argue(&arguments, said);
-                self.go(State::Element(index + 1))
+                self.go(SectionState::Element(index + 1))
             }
             None => {
                 self.open(length);
@@ -353,22 +366,24 @@ impl SectionReader {
             Layout::Sections(section) => {
                 let after = section.after.trim();
                 if section.between.is_none() && after.is_empty() {
-                    return self.go(State::Text);
+                    return self.go(SectionState::Text);
                 }
                 if let Some(step) = self.drop_surplus(after) {
                     return step;
                 }
                 match self.literal(after) {
-                    Literal::Found if !after.is_empty() => return self.go(State::Text),
+                    Literal::Found if !after.is_empty() => return self.go(SectionState::Text),
                     Literal::Partial => return Step::Wait,
                     _ => (),
                 }
-                let Some(between) = section.between.map(str::trim) else { return self.go(State::Text) };
+                let Some(between) = section.between.map(str::trim) else {
+                    return self.go(SectionState::Text);
+                };
                 if !between.is_empty() {
                     return match self.literal(between) {
-                        Literal::Found => self.go(State::Element(0)),
+                        Literal::Found => self.go(SectionState::Element(0)),
                         Literal::Partial => Step::Wait,
-                        Literal::Other => self.go(State::Text),
+                        Literal::Other => self.go(SectionState::Text),
                     };
                 }
                 let first = match section.call.first() {
@@ -377,19 +392,19 @@ impl SectionReader {
                 };
                 let begun = self.held.trim_start();
                 if begun.starts_with(first) {
-                    self.go(State::Element(0))
+                    self.go(SectionState::Element(0))
                 } else if first.starts_with(begun) {
                     Step::Wait
                 } else {
-                    self.go(State::Text)
+                    self.go(SectionState::Text)
                 }
             }
             Layout::Bare { between, .. } => match self.literal(between) {
-                Literal::Found => self.go(State::Element(0)),
+                Literal::Found => self.go(SectionState::Element(0)),
                 Literal::Partial => Step::Wait,
-                Literal::Other => self.go(State::Plain),
+                Literal::Other => self.go(SectionState::Plain),
             },
-            Layout::Harmony => self.go(State::Plain),
+            Layout::Harmony => self.go(SectionState::Plain),
         }
     }
 
@@ -424,13 +439,13 @@ impl SectionReader {
     }
 
     /// Returns text to the content that was taken for a call.
-    fn give_back(&mut self, said: &mut Said) -> Step {
+    fn give_back(&mut self, said: &mut ParsedDelta) -> Step {
         let opened = std::mem::take(&mut self.opened);
         let text = opened.trim_end();
         said.content.push_str(text);
         // Another marker may follow, and white space before it is no text.
         self.held.insert_str(0, &opened[text.len()..]);
-        self.go(if self.section().is_some() { State::Text } else { State::Plain })
+        self.go(if self.section().is_some() { SectionState::Text } else { SectionState::Plain })
     }
 
     /// Returns true if a call of `name` is one. Behind a marker the name need not be right.
@@ -438,7 +453,7 @@ impl SectionReader {
         self.section().is_some() || self.asked.has(name)
     }
 
-    fn begin(&mut self, name: String, said: &mut Said) {
+    fn begin(&mut self, name: String, said: &mut ParsedDelta) {
         self.opened.clear();
         self.has_begun = true;
         self.has_argument = false;

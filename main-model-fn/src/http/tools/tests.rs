@@ -1,38 +1,39 @@
 //! Calls in texts, however they are cut into pieces.
 
 use super::arguments::{Balance, Head};
-use super::asked::{Asked, Function, Mode};
+use super::callable_tools::{CallableTools, Mode, ToolFunction};
 use super::format::{
     FORMATS, Format, GLM, GRANITE, HARMONY, HERMES, KIMI, LLAMA, MINIMAX, MISTRAL_ID, MISTRAL_LIST,
     MISTRAL_NAMED, QWEN_CODER,
 };
-use super::reader::Reader;
-use super::said::Said;
+use super::parsed_delta::ParsedDelta;
+use super::reader::ChoiceReader;
 use super::thoughts::{Opening, THINK};
 use super::writing::written;
 use proptest::prelude::*;
 use serde_json::json;
 
-fn asked(mode: Mode) -> Asked {
-    let function = |name: &str| Function { name: name.to_owned(), parameters: None, strict: false, place: 0 };
+fn asked(mode: Mode) -> CallableTools {
+    let function =
+        |name: &str| ToolFunction { name: name.to_owned(), parameters: None, strict: false, place: 0 };
     let functions = vec![function("f"), function("g")];
-    Asked { tools: Vec::new(), functions, mode, parallel: true }
+    CallableTools { tools: Vec::new(), functions, mode, parallel: true }
 }
 
-fn reader(format: &'static Format) -> Reader {
-    Reader::new(format, asked(Mode::Auto), None)
+fn reader(format: &'static Format) -> ChoiceReader {
+    ChoiceReader::new(format, asked(Mode::Auto), None)
 }
 
 /// Parts of an answer: content, reasoning, and the names and arguments of its calls.
 #[derive(Debug, Default, PartialEq)]
-struct Heard {
+struct ParsedAnswer {
     content: String,
     reasoning: String,
     calls: Vec<(String, String)>,
 }
 
-impl Heard {
-    fn add(&mut self, said: Said) {
+impl ParsedAnswer {
+    fn add(&mut self, said: ParsedDelta) {
         self.content += &said.content;
         self.reasoning += &said.reasoning;
         for delta in said.calls {
@@ -46,8 +47,8 @@ impl Heard {
 }
 
 /// Returns what `reader` hears in `pieces`, after which the answer ends, or is cut off.
-fn hear(mut reader: Reader, pieces: &[&str], is_cut: bool) -> Heard {
-    let mut heard = Heard::default();
+fn hear(mut reader: ChoiceReader, pieces: &[&str], is_cut: bool) -> ParsedAnswer {
+    let mut heard = ParsedAnswer::default();
     for piece in pieces {
         heard.add(reader.push(piece));
     }
@@ -62,9 +63,9 @@ fn read(format: &'static Format, pieces: &[&str]) -> (String, Vec<(String, Strin
 }
 
 /// A text, what it says, and the names and arguments of its calls.
-type Case = (&'static Format, &'static str, &'static str, Vec<(&'static str, &'static str)>);
+type ParsingCase = (&'static Format, &'static str, &'static str, Vec<(&'static str, &'static str)>);
 
-fn texts() -> Vec<Case> {
+fn texts() -> Vec<ParsingCase> {
     let one = || vec![("f", r#"{"x": "}"}"#)];
     let two = || vec![("f", r#"{"x": 1}"#), ("g", "{}")];
     vec![
@@ -251,7 +252,8 @@ fn a_cut_answer_says_a_beginning() {
             }
             assert!(cut.calls.len() <= whole.calls.len());
             if !whole.calls.is_empty() && whole.content.is_empty() {
-                let required = hear(Reader::new(format, asked(Mode::Required), None), &[&text[..at]], true);
+                let required =
+                    hear(ChoiceReader::new(format, asked(Mode::Required), None), &[&text[..at]], true);
                 assert_eq!(required.content, "", "{}", &text[..at]);
             }
         }
@@ -260,7 +262,7 @@ fn a_cut_answer_says_a_beginning() {
 
 #[test]
 fn gpt_oss_has_several_voices() {
-    let none = || Reader::new(&HARMONY, Asked::default(), None);
+    let none = || ChoiceReader::new(&HARMONY, CallableTools::default(), None);
     for (text, content, reasoning, calls) in [
         (
             "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Yes",
@@ -357,7 +359,7 @@ fn thoughts_are_told_from_answers_however_they_are_cut() {
         (Closed, "  Yes <think>a</think>", "  Yes <think>a</think>", "", 0),
         (Open, "a </thin b", "", "a </thin b", 0),
     ] {
-        let reader = || Reader::new(&HERMES, asked(Mode::Auto), Some((&THINK, opening)));
+        let reader = || ChoiceReader::new(&HERMES, asked(Mode::Auto), Some((&THINK, opening)));
         let singly: Vec<&str> = text.split_inclusive(|_: char| true).collect();
         for pieces in [vec![text], singly] {
             let heard = hear(reader(), &pieces, false);

@@ -73,7 +73,7 @@ impl Thoughts {
 
 /// Where in an answer the reader is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ThinkTagState {
     /// Before what decides whether there are thoughts.
     Beginning,
     /// At the beginning of a thought.
@@ -90,7 +90,7 @@ enum State {
 #[derive(Debug)]
 pub(super) struct ThoughtReader {
     thoughts: &'static Thoughts,
-    state: State,
+    state: ThinkTagState,
     /// Text that is not decided yet.
     held: String,
 }
@@ -98,27 +98,27 @@ pub(super) struct ThoughtReader {
 impl ThoughtReader {
     pub(super) fn new(thoughts: &'static Thoughts, opening: Opening) -> Self {
         let state = match opening {
-            Opening::Open => State::Opened,
-            Opening::Possible => State::Beginning,
-            Opening::Closed if thoughts.answer.is_none() => State::Answer,
-            Opening::Closed => State::Closed,
+            Opening::Open => ThinkTagState::Opened,
+            Opening::Possible => ThinkTagState::Beginning,
+            Opening::Closed if thoughts.answer.is_none() => ThinkTagState::Answer,
+            Opening::Closed => ThinkTagState::Closed,
         };
         Self { thoughts, state, held: String::new() }
     }
 
     /// Returns true until it is known that the answer has a thought, or has none.
     pub(super) fn is_undecided(&self) -> bool {
-        self.state == State::Beginning
+        self.state == ThinkTagState::Beginning
     }
 
     /// Returns true if the last text ended within a thought.
     pub(super) fn is_thinking(&self) -> bool {
-        matches!(self.state, State::Opened | State::Thought)
+        matches!(self.state, ThinkTagState::Opened | ThinkTagState::Thought)
     }
 
     /// Takes more of an answer, adds thoughts to `reasoning` and returns the rest.
     pub(super) fn push(&mut self, text: &str, reasoning: &mut String) -> String {
-        if self.state == State::Answer {
+        if self.state == ThinkTagState::Answer {
             return text.to_owned();
         }
         self.held.push_str(text);
@@ -131,13 +131,18 @@ impl ThoughtReader {
     pub(super) fn finish(&mut self, is_cut: bool, reasoning: &mut String) -> String {
         let held = std::mem::take(&mut self.held);
         match self.state {
-            State::Beginning | State::Closed | State::Marked if is_cut => String::new(),
-            State::Thought | State::Opened if is_cut => String::new(),
-            State::Thought | State::Opened => {
+            ThinkTagState::Beginning | ThinkTagState::Closed | ThinkTagState::Marked if is_cut => {
+                String::new()
+            }
+            ThinkTagState::Thought | ThinkTagState::Opened if is_cut => String::new(),
+            ThinkTagState::Thought | ThinkTagState::Opened => {
                 reasoning.push_str(held.trim_end());
                 String::new()
             }
-            State::Beginning | State::Closed | State::Marked | State::Answer => held,
+            ThinkTagState::Beginning
+            | ThinkTagState::Closed
+            | ThinkTagState::Marked
+            | ThinkTagState::Answer => held,
         }
     }
 
@@ -146,13 +151,13 @@ impl ThoughtReader {
         let Thoughts { open, close, answer: marks } = *self.thoughts;
         let begun = self.held.trim_start();
         match self.state {
-            State::Beginning if begun.starts_with(open) => {
+            ThinkTagState::Beginning if begun.starts_with(open) => {
                 self.held = begun[open.len()..].to_owned();
-                self.state = State::Opened;
+                self.state = ThinkTagState::Opened;
             }
-            State::Beginning if open.starts_with(begun) => return false,
-            State::Beginning => self.state = State::Answer,
-            State::Opened => {
+            ThinkTagState::Beginning if open.starts_with(begun) => return false,
+            ThinkTagState::Beginning => self.state = ThinkTagState::Answer,
+            ThinkTagState::Opened => {
                 // A model may repeat what the prompt has opened.
                 if let Some(rest) = begun.strip_prefix(open) {
                     self.held = rest.to_owned();
@@ -160,14 +165,14 @@ impl ThoughtReader {
                     return false;
                 } else {
                     self.held = begun.to_owned();
-                    self.state = State::Thought;
+                    self.state = ThinkTagState::Thought;
                 }
             }
-            State::Thought => match self.held.find(close) {
+            ThinkTagState::Thought => match self.held.find(close) {
                 Some(at) => {
                     reasoning.push_str(self.held[..at].trim_end());
                     self.held.drain(..at + close.len());
-                    self.state = State::Closed;
+                    self.state = ThinkTagState::Closed;
                 }
                 None => {
                     let keep = decided(&self.held, close);
@@ -176,28 +181,28 @@ impl ThoughtReader {
                     return false;
                 }
             },
-            State::Closed => {
+            ThinkTagState::Closed => {
                 let opened = marks.map(|(opened, _)| opened);
                 match opened {
                     _ if begun.is_empty() => return false,
                     Some(opened) if begun.starts_with(opened) => {
                         self.held = begun[opened.len()..].trim_start().to_owned();
-                        self.state = State::Marked;
+                        self.state = ThinkTagState::Marked;
                     }
                     Some(opened) if opened.starts_with(begun) => return false,
                     _ => {
                         self.held = begun.to_owned();
-                        self.state = State::Answer;
+                        self.state = ThinkTagState::Answer;
                     }
                 }
             }
-            State::Marked => {
+            ThinkTagState::Marked => {
                 let end = marks.map_or("", |(_, end)| end);
                 match self.held.find(end) {
                     Some(at) => {
                         answer.push_str(&self.held[..at]);
                         self.held.drain(..at + end.len());
-                        self.state = State::Answer;
+                        self.state = ThinkTagState::Answer;
                     }
                     None => {
                         let keep = decided(&self.held, end);
@@ -207,7 +212,7 @@ impl ThoughtReader {
                     }
                 }
             }
-            State::Answer => {
+            ThinkTagState::Answer => {
                 answer.push_str(&std::mem::take(&mut self.held));
                 return false;
             }

@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 /// After how many writes, how the deployment is deleted, and whether the operator dies with it.
 #[derive(Clone, Debug)]
-struct Case {
+struct DeletionCase {
     writes: u64,
     deletion: DeleteParams,
     killed: bool,
@@ -31,7 +31,7 @@ fn deleted_after_any_write_a_deployment_leaves_nothing() {
         let deletions = [DeleteParams::foreground(), DeleteParams::background()];
         let each =
             deletions.into_iter().flat_map(|deletion| [true, false].map(|killed| (deletion.clone(), killed)));
-        each.map(move |(deletion, killed)| Case { writes, deletion, killed })
+        each.map(move |(deletion, killed)| DeletionCase { writes, deletion, killed })
     });
     with_servers(cases, async |server, case| {
         deploy(&server).await;
@@ -51,7 +51,7 @@ fn deleted_after_any_write_a_deployment_leaves_nothing() {
     });
 }
 
-async fn nothing_is_left(server: &Server, case: &Case) {
+async fn nothing_is_left(server: &Server, case: &DeletionCase) {
     let mut looks = 0;
     let mut left = Vec::new();
     let gone = eventually("nothing is left", async || {

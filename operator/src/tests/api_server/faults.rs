@@ -4,7 +4,7 @@
 use crate::names::{COMPONENT, Component, label};
 use crate::tests::api_server::proxy::{FAULTS, Proxy};
 use crate::tests::api_server::stage::{Budget, LOOK, Operator, deploy, objects};
-use crate::tests::api_server::told::Main;
+use crate::tests::api_server::told::RecordingMain;
 use crate::tests::api_server::{Server, eventually, with_server, with_servers};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -27,7 +27,7 @@ struct Nodes {
     next: AtomicUsize,
     /// By the uids of their pods.
     addresses: Mutex<BTreeMap<String, String>>,
-    mains: Mutex<BTreeMap<String, Main>>,
+    mains: Mutex<BTreeMap<String, RecordingMain>>,
 }
 
 impl Nodes {
@@ -56,7 +56,7 @@ impl Nodes {
             self.addresses.lock().unwrap().insert(uid.clone(), ip.clone());
             let is_main = component == Component::Main.name();
             if is_main && !self.mains.lock().unwrap().contains_key(&uid) {
-                let main = Main::at(&ip).await;
+                let main = RecordingMain::at(&ip).await;
                 self.mains.lock().unwrap().insert(uid.clone(), main);
             }
             let is_told = !is_main || !self.mains.lock().unwrap()[&uid].told().is_empty();

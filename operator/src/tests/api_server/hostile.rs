@@ -2,7 +2,7 @@
 //! deployment of another tenant is reconciled as always. Their effects are tested in memory (`tenants.rs`).
 
 use crate::names::DEPLOYMENT;
-use crate::testing::spoiled::Dice;
+use crate::testing::spoiled::SeededChoices;
 use crate::tests::api_server::stage::{Budget, Operator, deploy_as, quiet, run_pods};
 use crate::tests::api_server::{Server, eventually, with_server};
 use k8s_openapi::NamespaceResourceScope;
@@ -25,7 +25,7 @@ const AT_ONCE: usize = 20;
 
 /// Writes an object of the deployment `demo` spoiled, in its place or beside it under the labels of `other`. Returns whether
 /// the API server took it; none: there is nothing that could be spoiled.
-async fn spoil<K>(server: &Server, dice: &mut Dice<'_>) -> Option<bool>
+async fn spoil<K>(server: &Server, dice: &mut SeededChoices<'_>) -> Option<bool>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
         + Clone
@@ -57,7 +57,7 @@ where
 }
 
 /// Makes nodes report anything as the status of a pod.
-async fn spoil_status(server: &Server, dice: &mut Dice<'_>) -> Option<bool> {
+async fn spoil_status(server: &Server, dice: &mut SeededChoices<'_>) -> Option<bool> {
     let api = server.api::<Pod>();
     let list = api.list(&ListParams::default().labels("remoe.dev/deployment=demo")).await.unwrap().items;
     let ours: Vec<Pod> = list.into_iter().filter(|pod| !pod.name_any().starts_with("other")).collect();
@@ -91,13 +91,13 @@ async fn heal(server: &Server, turn: usize) -> Duration {
 }
 
 #[test]
-fn hostile_objects_panic_nothing_and_another_tenant_is_reconciled_meanwhile() {
+fn hostile_objects_cause_no_panic_and_others_are_reconciled() {
     with_server(async |server| {
         deploy_as(&server, "demo").await;
         deploy_as(&server, "other").await;
         let operator = Operator::start(&server, Budget::unlimited()).await;
         quiet(&server, &operator).await;
-        let mut dice = Dice::Thrown(11);
+        let mut dice = SeededChoices::Thrown(11);
         let (mut taken, mut refused, mut slowest) = (0, 0, Duration::ZERO);
         while taken + refused < OBJECTS {
             let written = match dice.below(10) {

@@ -79,7 +79,7 @@ fn huge() -> ModelFacts {
 }
 
 #[test]
-fn eight_slow_plans_do_not_delay_the_healing_of_a_ninth_deployment() {
+fn slow_plans_of_eight_do_not_delay_healing_of_ninth_deployment() {
     with_server(async |server| {
         let operator = Operator::start(&server, Budget::unlimited()).await;
         deploy_as(&server, "other").await;

@@ -28,7 +28,7 @@ const EVERY: u64 = 5;
 
 /// Permission that a request needs, as roles name it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Asked {
+pub struct RequiredPermission {
     pub group: String,
     /// With its part, as `pods/log`.
     pub resource: String,
@@ -104,9 +104,9 @@ impl Day {
     }
 }
 
-struct Between {
+struct RecordingProxy {
     client: Client,
-    asked: Mutex<BTreeSet<Asked>>,
+    asked: Mutex<BTreeSet<RequiredPermission>>,
     day: Mutex<Day>,
     /// The first answer to each list of each day.
     lists: Mutex<HashMap<String, Bytes>>,
@@ -115,7 +115,7 @@ struct Between {
 /// A proxy in this process, as long as it is kept.
 pub struct Proxy {
     address: SocketAddr,
-    between: Arc<Between>,
+    between: Arc<RecordingProxy>,
     serving: JoinHandle<()>,
 }
 
@@ -131,7 +131,7 @@ impl Proxy {
         let mut config = config().await;
         // What it says is handed on as it is.
         config.default_retry = false;
-        let between = Arc::new(Between {
+        let between = Arc::new(RecordingProxy {
             client: Client::try_from(config).unwrap(),
             asked: Mutex::default(),
             day: Mutex::default(),
@@ -161,12 +161,12 @@ impl Proxy {
     }
 
     /// Returns the permissions that were asked for.
-    pub fn asked(&self) -> BTreeSet<Asked> {
+    pub fn asked(&self) -> BTreeSet<RequiredPermission> {
         self.between.asked.lock().unwrap().clone()
     }
 }
 
-async fn pass(State(between): State<Arc<Between>>, request: Request) -> Response {
+async fn pass(State(between): State<Arc<RecordingProxy>>, request: Request) -> Response {
     let (method, uri) = (request.method().clone(), request.uri().clone());
     let asked = asked(&method, uri.path(), uri.query().unwrap_or_default());
     let fault = asked.as_ref().and_then(|asked| between.day.lock().unwrap().meet(&asked.verb));
@@ -193,7 +193,11 @@ async fn pass(State(between): State<Arc<Between>>, request: Request) -> Response
     let verb = asked.as_ref().map_or("", |asked| asked.verb.as_str());
     // What is applied and was not there is made: the API server asks for both.
     if let (Some(asked), "patch", StatusCode::CREATED) = (&asked, verb, parts.status) {
-        between.asked.lock().unwrap().insert(Asked { verb: "create".to_owned(), ..asked.clone() });
+        between
+            .asked
+            .lock()
+            .unwrap()
+            .insert(RequiredPermission { verb: "create".to_owned(), ..asked.clone() });
     }
     if fault == Some(Fault::AnswerLost) {
         return status(StatusCode::GATEWAY_TIMEOUT, "Timeout");
@@ -216,7 +220,7 @@ async fn pass(State(between): State<Arc<Between>>, request: Request) -> Response
 }
 
 /// Returns the permission that a request needs; absent if it is about no object.
-fn asked(method: &Method, path: &str, query: &str) -> Option<Asked> {
+fn asked(method: &Method, path: &str, query: &str) -> Option<RequiredPermission> {
     let mut parts = path.trim_matches('/').split('/');
     let group = match parts.next()? {
         "api" => String::new(),
@@ -241,7 +245,7 @@ fn asked(method: &Method, path: &str, query: &str) -> Option<Asked> {
         "DELETE" if name.is_some() => "delete",
         _ => "deletecollection",
     };
-    Some(Asked { group, resource, verb: verb.to_owned() })
+    Some(RequiredPermission { group, resource, verb: verb.to_owned() })
 }
 
 fn status(code: StatusCode, reason: &str) -> Response {

@@ -41,12 +41,12 @@ pub struct Budget {
     /// Writes that were let through.
     made: Arc<AtomicU64>,
     /// How the API server answered each of them.
-    answers: Arc<Mutex<Vec<Answer>>>,
+    answers: Arc<Mutex<Vec<WriteRecord>>>,
 }
 
 /// A write, as the API server answered it.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct WriteRecord {
     pub method: http::Method,
     pub path: String,
     pub code: http::StatusCode,
@@ -75,7 +75,7 @@ impl Budget {
         self.made.load(Ordering::SeqCst)
     }
 
-    pub fn answers(&self) -> Vec<Answer> {
+    pub fn answers(&self) -> Vec<WriteRecord> {
         self.answers.lock().unwrap().clone()
     }
 }
@@ -122,7 +122,7 @@ where
             budget.made.fetch_add(1, Ordering::SeqCst);
             let answer = sending.await?;
             let code = answer.status();
-            budget.answers.lock().unwrap().push(Answer { method, path, code });
+            budget.answers.lock().unwrap().push(WriteRecord { method, path, code });
             Ok(answer)
         })
     }

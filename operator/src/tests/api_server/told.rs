@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams};
 use remoe_api::{MoEDeployment, MoEPlan, MoERecord};
-use remoe_planner::Account;
+use remoe_planner::PlanAccount;
 use remoe_proto::placement_digest;
 use remoe_proto::v1::main_model_server::{MainModel, MainModelServer};
 use remoe_proto::v1::{
@@ -28,13 +28,13 @@ use tonic::{Request, Response, Status};
 
 /// A main function that does what it is told and keeps it.
 #[derive(Clone, Default)]
-pub struct Main {
+pub struct RecordingMain {
     told: Arc<Mutex<Vec<Routing>>>,
     /// Description that it gives in place of what it was told.
     description: Option<Arc<MainDescription>>,
 }
 
-impl Main {
+impl RecordingMain {
     /// The one with the number `replica`, where pods of this test are.
     async fn start(replica: u32) -> Self {
         Self::at(&address(0, replica)).await
@@ -65,7 +65,7 @@ impl Main {
 }
 
 #[tonic::async_trait]
-impl MainModel for Main {
+impl MainModel for RecordingMain {
     type GenerateStream = tokio_stream::Empty<Result<GenerateEvent, Status>>;
 
     async fn set_routing(&self, request: Request<Routing>) -> Result<Response<RoutingAck>, Status> {
@@ -118,7 +118,7 @@ async fn pods(server: &Server) -> Vec<Pod> {
 }
 
 /// As nodes would: every pod runs, and is ready where nothing is missing.
-async fn run(server: &Server, mains: &[Main]) {
+async fn run(server: &Server, mains: &[RecordingMain]) {
     for pod in pods(server).await {
         let replica: usize = pod.labels()[REPLICA].parse().unwrap();
         let part = match pod.labels()[FUNCTION].strip_prefix('g') {
@@ -161,10 +161,10 @@ async fn deploy(server: &Server) -> MoEPlan {
 }
 
 #[test]
-fn groups_and_their_account_are_told_once_and_again_after_a_restart() {
+fn groups_and_account_are_pushed_once_and_after_restart() {
     with_server(async |server| {
         let plan = deploy(&server).await;
-        let mains = [Main::start(0).await, Main::start(1).await];
+        let mains = [RecordingMain::start(0).await, RecordingMain::start(1).await];
         let operator = Operator::start_with(&server, Budget::unlimited(), &["--signer", "none"]).await;
         let settled = async |replicas: usize| {
             eventually("a settled deployment", async || {
@@ -185,7 +185,7 @@ fn groups_and_their_account_are_told_once_and_again_after_a_restart() {
         let groups: Vec<_> = plan.spec.groups.iter().map(|group| group.experts().unwrap()).collect();
         let hosted: Vec<_> = first[0].endpoints.iter().map(|endpoint| endpoint.experts.clone()).collect();
         assert_eq!(hosted, [groups[0].clone(), groups[1].clone(), groups[1].clone()]);
-        assert!(Account::from_json(&first[0].account).is_ok(), "{}", first[0].account);
+        assert!(PlanAccount::from_json(&first[0].account).is_ok(), "{}", first[0].account);
 
         // One more main function: the same generation, and nothing new for the first.
         let scale = json!({"spec": {"replicas": 2}});

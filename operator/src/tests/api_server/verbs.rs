@@ -5,7 +5,7 @@ use crate::identity::{gateway, held};
 use crate::names::DEPLOYMENT;
 use crate::testing::example::{deployment, facts};
 use crate::testing::world::World;
-use crate::tests::api_server::proxy::{Asked, Proxy};
+use crate::tests::api_server::proxy::{Proxy, RequiredPermission};
 use crate::tests::api_server::stage::{Budget, LOOK, Operator, run_pods};
 use crate::tests::api_server::{Server, eventually, with_server};
 use crate::write::Write;
@@ -33,7 +33,7 @@ const UNSEEN: [(&str, &str, &str, &str); 1] = [(
 )];
 
 /// Returns the permissions that the chart grants the operator with all settings, except for cert-manager's objects.
-fn granted() -> BTreeSet<Asked> {
+fn granted() -> BTreeSet<RequiredPermission> {
     let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/remoe/templates");
     let mut granted = BTreeSet::new();
     for file in ["rbac.yaml", "identity.yaml"] {
@@ -52,7 +52,8 @@ fn granted() -> BTreeSet<Asked> {
                     .iter()
                     .flat_map(|group| each("resources").into_iter().map(move |it| (group, it)))
                 {
-                    let asked = |verb| Asked { group: group.clone(), resource: resource.clone(), verb };
+                    let asked =
+                        |verb| RequiredPermission { group: group.clone(), resource: resource.clone(), verb };
                     granted.extend(each("verbs").into_iter().map(asked));
                 }
             }
@@ -84,7 +85,7 @@ fn the_role_writes_no_config_map() {
 
 /// Returns the permissions that a write takes, as it is applied: a kept object may have to be made, looked for by name,
 /// or replaced as a whole.
-fn takes(write: &Write) -> BTreeSet<Asked> {
+fn takes(write: &Write) -> BTreeSet<RequiredPermission> {
     const KEPT: &[&str] = &["get", "create", "patch", "update"];
     let (group, resource, verbs) = match write {
         Write::Service(_) => ("", "services", KEPT),
@@ -105,8 +106,8 @@ fn takes(write: &Write) -> BTreeSet<Asked> {
     asked(group, resource, verbs).collect()
 }
 
-fn asked(group: &str, resource: &str, verbs: &[&str]) -> impl Iterator<Item = Asked> {
-    verbs.iter().map(|verb| Asked {
+fn asked(group: &str, resource: &str, verbs: &[&str]) -> impl Iterator<Item = RequiredPermission> {
+    verbs.iter().map(|verb| RequiredPermission {
         group: group.to_owned(),
         resource: resource.to_owned(),
         verb: (*verb).to_owned(),
@@ -137,7 +138,11 @@ const BESIDE: [(&str, &str, &[&str]); 15] = [
 ];
 
 /// Looks at `world` until nothing is left to do, and adds what that takes.
-fn settle(world: &mut World, all: &mut BTreeSet<Asked>, kinds: &mut HashSet<Discriminant<Write>>) {
+fn settle(
+    world: &mut World,
+    all: &mut BTreeSet<RequiredPermission>,
+    kinds: &mut HashSet<Discriminant<Write>>,
+) {
     for _ in 0..60 {
         let (_, steps) = world.look();
         all.extend(steps.writes.iter().flat_map(takes));
@@ -179,9 +184,9 @@ fn every_verb_of_the_role_is_used_and_none_is_missing() {
     assert_eq!(kinds.len(), 15, "a kind of write was not seen: {all:?}");
     all.extend(BESIDE.iter().flat_map(|(group, resource, verbs)| asked(group, resource, verbs)));
     let granted = granted();
-    let missing: Vec<&Asked> = all.difference(&granted).collect();
+    let missing: Vec<&RequiredPermission> = all.difference(&granted).collect();
     assert!(missing.is_empty(), "the role lacks {missing:?}");
-    let superfluous: Vec<&Asked> = granted.difference(&all).collect();
+    let superfluous: Vec<&RequiredPermission> = granted.difference(&all).collect();
     assert!(superfluous.is_empty(), "nothing that the operator does takes {superfluous:?}");
 }
 
@@ -294,7 +299,7 @@ fn what_the_operator_asks_for_is_what_its_role_has() {
         let further = [&elected[..], &["--gateway", "gateway.test.svc"]].concat();
         let operator = Operator::start_behind(&server, &proxy, Budget::unlimited(), &further).await;
         everything(&server).await;
-        let unseen = |asked: &Asked| {
+        let unseen = |asked: &RequiredPermission| {
             UNSEEN.iter().any(|(group, resource, verb, _why)| {
                 (asked.group.as_str(), asked.resource.as_str(), asked.verb.as_str())
                     == (group, resource, verb)
@@ -312,7 +317,7 @@ fn what_the_operator_asks_for_is_what_its_role_has() {
             sleep(LOOK).await;
         }
         let asked = proxy.asked();
-        let missing: Vec<&Asked> = asked.difference(&granted).collect();
+        let missing: Vec<&RequiredPermission> = asked.difference(&granted).collect();
         assert!(missing.is_empty(), "the role lacks {missing:?}");
         assert!(superfluous.is_empty(), "nothing that the operator does takes {superfluous:?}");
         let gateways = held(&server.api::<Secret>().get("remoe-gateway-identity").await.unwrap());

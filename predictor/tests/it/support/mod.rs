@@ -13,9 +13,9 @@ pub(crate) const VOCABULARY: usize = 120;
 pub(crate) const TOPICS: usize = 4;
 
 /// A stream of numbers; the same everywhere for a seed.
-pub(crate) struct Stream(pub(crate) u64);
+pub(crate) struct NumberStream(pub(crate) u64);
 
-impl Stream {
+impl NumberStream {
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) ^ (self.0 >> 11)
@@ -44,7 +44,7 @@ pub(crate) fn header() -> RecordHeader {
 
 /// Tokens of a topic lie near each other.
 pub(crate) fn embedding() -> Embedding {
-    let mut stream = Stream(7);
+    let mut stream = NumberStream(7);
     let centres: Vec<f32> = (0..TOPICS * HIDDEN).map(|_| stream.float()).collect();
     let rows: Vec<f32> = (0..VOCABULARY)
         .flat_map(|id| {
@@ -63,10 +63,10 @@ fn experts_of(layer: usize, id: u32, topic: usize) -> [usize; 2] {
 }
 
 /// A prompt of one topic, with a few tokens of others.
-pub(crate) fn record(stream: &mut Stream) -> ActivationRecord {
+pub(crate) fn record(stream: &mut NumberStream) -> ActivationRecord {
     let topic = stream.below(TOPICS);
     let length = 5 + stream.below(30);
-    let token = |stream: &mut Stream| {
+    let token = |stream: &mut NumberStream| {
         let id = stream.below(VOCABULARY);
         if stream.below(4) == 0 { id } else { id - id % TOPICS + topic }
     };
@@ -91,7 +91,7 @@ pub(crate) fn of_prompt(prompt: Vec<u32>, topic: usize) -> ActivationRecord {
 }
 
 pub(crate) fn records(count: usize, seed: u64) -> Vec<ActivationRecord> {
-    let mut stream = Stream(seed);
+    let mut stream = NumberStream(seed);
     (0..count).map(|_| record(&mut stream)).collect()
 }
 

@@ -26,7 +26,7 @@ const SCRIPTURE: [&str; 8] = [
 ];
 
 /// An answer.
-struct Answered {
+struct TimedResponse {
     text: String,
     /// The share of (token, expert) pairs that were remote.
     remote: f64,
@@ -34,7 +34,7 @@ struct Answered {
     cost: f64,
 }
 
-async fn ask(gateway: SocketAddr, model: &str, prompt: &str) -> Answered {
+async fn ask(gateway: SocketAddr, model: &str, prompt: &str) -> TimedResponse {
     let body = json!({"model": model, "prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": true,
         "include_figures": true});
     let answer = http::post(gateway, "/v1/completions", &body).await.unwrap().finish().await.unwrap();
@@ -43,7 +43,7 @@ async fn ask(gateway: SocketAddr, model: &str, prompt: &str) -> Answered {
     let experts = &answer["usage"]["remoe"]["experts"];
     let count = |name: &str| experts[name].as_f64().unwrap();
     assert_eq!(count("fallback"), 0.0, "{experts}");
-    Answered {
+    TimedResponse {
         text: answer["choices"][0]["text"].as_str().unwrap().to_owned(),
         remote: count("remote") / (count("remote") + count("local")),
         cost: answer["usage"]["remoe"]["cost"]["total"].as_f64().unwrap(),
@@ -98,14 +98,14 @@ async fn a_plan_follows_the_topic_and_those_who_wake_it() {
         for prompt in SCRIPTURE {
             after.push(ask(gateway, &name, prompt).await);
         }
-        let mean = |answers: &[Answered], of: fn(&Answered) -> f64| {
+        let mean = |answers: &[TimedResponse], of: fn(&TimedResponse) -> f64| {
             answers.iter().map(of).sum::<f64>() / answers.len() as f64
         };
         let of_both = |of| [mean(&before, of), mean(&after, of)];
         let ([remote_before, remote_after], costs) = (of_both(|one| one.remote), of_both(|one| one.cost));
         eprintln!("remote pairs {remote_before:.3} before, {remote_after:.3} after; nano-dollars a request {costs:.0?}");
         assert!(remote_after < remote_before * 0.8, "{remote_before} and {remote_after}");
-        let texts = |answers: &[Answered]| answers.iter().map(|one| one.text.clone()).collect::<Vec<_>>();
+        let texts = |answers: &[TimedResponse]| answers.iter().map(|one| one.text.clone()).collect::<Vec<_>>();
         assert_eq!(texts(&before), texts(&after), "the answers are what they were");
         assert_eq!(mains(scene).await, served, "main functions went on");
         let metrics = http::get(SocketAddr::new(gateway.ip(), 9090), "/metrics").await.body;

@@ -4,7 +4,7 @@
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
-use remoe_e2e::deployment::{Deployment, Stream, chat};
+use remoe_e2e::deployment::{CompletionStream, Deployment, chat};
 use remoe_e2e::host_operator::image;
 use remoe_e2e::scene::Scene;
 use remoe_e2e::{claim, figures, gateways, pods, release};
@@ -80,8 +80,8 @@ async fn tries(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_the_operator_gateways_and_the_pods_of_a_deployment_are_answered() {
-    Scene::run("only_the_operator_gateways_and_the_pods_of_a_deployment_are_answered", async |scene| {
+async fn functions_answer_operator_gateways_and_own_deployment_only() {
+    Scene::run("functions_answer_operator_gateways_and_own_deployment_only", async |scene| {
         let cluster = &scene.cluster;
         let mut alone = release::exclusive(cluster, 1).await;
         alone.install(cluster, &["replicas=1"]).await;
@@ -122,7 +122,7 @@ async fn only_the_operator_gateways_and_the_pods_of_a_deployment_are_answered() 
         let beside = Scene { namespace: release::NAMESPACE.to_owned(), ..scene.clone() };
         with_stranger(&beside).await;
         for (scene, name, labels) in [
-            (scene, "nobody", &json!({})),
+            (scene, "anonymous", &json!({})),
             (scene, "stolen", &stolen),
             (&beside, "beside-the-operator", &operators),
         ] {
@@ -180,7 +180,7 @@ impl Clients {
             tasks.spawn(async move {
                 let mut answers = 0;
                 while !*ended.borrow() {
-                    let mut stream = Stream::start(endpoint, "demo", PROMPT).await;
+                    let mut stream = CompletionStream::start(endpoint, "demo", PROMPT).await;
                     stream.next().await.expect("a first token");
                     running.fetch_add(1, Ordering::SeqCst);
                     assert_eq!(stream.finish().await, answer);
@@ -239,7 +239,7 @@ async fn certificates_change_under_a_hundred_streams() {
         let demo = Deployment::apply(scene, "demo", &spec).await;
         demo.settled().await;
         let endpoint = demo.doors(scene).await[0];
-        let answer = Stream::start(endpoint, "demo", PROMPT).await.finish().await;
+        let answer = CompletionStream::start(endpoint, "demo", PROMPT).await.finish().await;
         let before = certificates(scene).await;
         let mut clients = Clients::start(endpoint, &answer);
         clients.all_run().await;

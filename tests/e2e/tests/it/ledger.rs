@@ -5,11 +5,11 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::api::DeleteParams;
-use remoe_e2e::lives::{self, LOOK, Lives};
+use remoe_e2e::pod_lives::{self as lives, LOOK, PodLives};
 use remoe_e2e::scene::Scene;
 use remoe_e2e::{claim, demo, gateways, pods, release};
-use remoe_test_support::crowd::{Crowd, exported};
 use remoe_test_support::deadline::{LONG, until};
+use remoe_test_support::load_clients::{LoadClients, exported};
 use remoe_test_support::process::signal;
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ const CLIENTS: usize = 16;
 const REPLICAS: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Victim {
+enum KilledFunction {
     /// The operator that leads.
     Operator,
     Gateway,
@@ -30,25 +30,25 @@ enum Victim {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum How {
+enum KillMethod {
     /// The process ends at once, its pod does not: the node starts it again.
     Process,
     /// The pod is gone at once, as the API server has it; its node ends the process soon.
     Pod,
 }
 
-const KILLS: [(Victim, How); 8] = [
-    (Victim::Operator, How::Process),
-    (Victim::Remote, How::Process),
-    (Victim::Gateway, How::Process),
-    (Victim::Main, How::Process),
-    (Victim::Operator, How::Pod),
-    (Victim::Remote, How::Pod),
-    (Victim::Gateway, How::Pod),
-    (Victim::Main, How::Pod),
+const KILLS: [(KilledFunction, KillMethod); 8] = [
+    (KilledFunction::Operator, KillMethod::Process),
+    (KilledFunction::Remote, KillMethod::Process),
+    (KilledFunction::Gateway, KillMethod::Process),
+    (KilledFunction::Main, KillMethod::Process),
+    (KilledFunction::Operator, KillMethod::Pod),
+    (KilledFunction::Remote, KillMethod::Pod),
+    (KilledFunction::Gateway, KillMethod::Pod),
+    (KilledFunction::Main, KillMethod::Pod),
 ];
 
-impl Victim {
+impl KilledFunction {
     fn selector(self) -> &'static str {
         match self {
             Self::Operator => "app.kubernetes.io/component=operator",
@@ -60,7 +60,7 @@ impl Victim {
 
     /// Kills one pod or its process, calls `gone` with the pod, and waits until another pod, or the same one started
     /// again, is there in its place.
-    async fn killed(self, of: &Scene, how: How, gone: impl FnOnce(&Pod)) {
+    async fn killed(self, of: &Scene, how: KillMethod, gone: impl FnOnce(&Pod)) {
         let before = pods::selected(of, self.selector()).await;
         let one = match self {
             Self::Operator => of.api::<Pod>().get(&release::leader(&of.cluster).await.pod).await.unwrap(),
@@ -68,8 +68,10 @@ impl Victim {
         };
         let at = Timestamp::now();
         match how {
-            How::Process => signal(pods::process(&one).expect("who serves has a process"), Signal::KILL),
-            How::Pod => {
+            KillMethod::Process => {
+                signal(pods::process(&one).expect("who serves has a process"), Signal::KILL)
+            }
+            KillMethod::Pod => {
                 let at_once = DeleteParams::default().grace_period(0);
                 of.api::<Pod>().delete(&one.name_any(), &at_once).await.unwrap();
             }
@@ -95,8 +97,8 @@ fn dollars(value: &Value) -> f64 {
 
 /// `REMOE_COST_REQUESTS` says how many whole answers there are.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_ledgers_are_what_clients_were_told_whoever_is_killed() {
-    Scene::run("the_ledgers_are_what_clients_were_told_whoever_is_killed", async |scene| {
+async fn ledgers_match_client_costs_after_any_kill() {
+    Scene::run("ledgers_match_client_costs_after_any_kill", async |scene| {
         let count: usize = std::env::var("REMOE_COST_REQUESTS").map_or(900, |count| count.parse().unwrap());
         let cluster = &scene.cluster;
         let mut alone = release::exclusive(cluster, 1).await;
@@ -110,7 +112,7 @@ async fn the_ledgers_are_what_clients_were_told_whoever_is_killed() {
         let doors = async || gateways::pods(cluster, REPLICAS).await;
         let addresses = async || doors().await.iter().map(gateways::address).collect::<Vec<_>>();
 
-        let lives = Lives::default();
+        let lives = PodLives::default();
         let following = tokio::spawn({
             let (lives, scene) = (lives.clone(), scene.clone());
             async move {
@@ -128,17 +130,17 @@ async fn the_ledgers_are_what_clients_were_told_whoever_is_killed() {
         });
         let demo = demo::serving(scene, &more).await;
         let (tell, at) = watch::channel(addresses().await);
-        let crowd = Crowd::start(CLIENTS, at, &format!("{}/demo", scene.namespace));
+        let crowd = LoadClients::start(CLIENTS, at, &format!("{}/demo", scene.namespace));
         for (kill, (victim, how)) in KILLS.into_iter().enumerate() {
             let due = (kill + 1) * count / (KILLS.len() + 1);
             until(LONG, "answers", async || (crowd.answers() >= due).then_some(())).await;
             until(LONG, "requests under way", async || (crowd.running() > 0).then_some(())).await;
             let (running, answers, broken) = (crowd.running(), crowd.answers(), crowd.broken());
-            let of = if matches!(victim, Victim::Operator | Victim::Gateway) { &system } else { scene };
+            let of = if matches!(victim, KilledFunction::Operator | KilledFunction::Gateway) { &system } else { scene };
             victim
                 .killed(of, how, |one| {
                     // As a Service would: clients no longer ask a gateway whose pod is gone.
-                    let is_gone = |at: &SocketAddr| victim == Victim::Gateway && *at == gateways::address(one);
+                    let is_gone = |at: &SocketAddr| victim == KilledFunction::Gateway && *at == gateways::address(one);
                     tell.send_modify(|gateways| gateways.retain(|gateway| !is_gone(gateway)));
                 })
                 .await;
@@ -154,7 +156,7 @@ async fn the_ledgers_are_what_clients_were_told_whoever_is_killed() {
         }
         until(LONG, "the last answers", async || (crowd.answers() >= count).then_some(())).await;
         let seen = crowd.stop().await;
-        assert!(seen.asked.len() > seen.told.len(), "nobody noticed any kill");
+        assert!(seen.asked.len() > seen.told.len(), "no client noticed any kill");
         gateways::asleep(scene, &demo).await;
         following.abort();
         lives.look(scene).await;
@@ -179,7 +181,7 @@ async fn the_ledgers_are_what_clients_were_told_whoever_is_killed() {
         let paid = dollars(&account["paid"]) - dollars(&account["overhead"]);
         let estimated = account["estimated_s"].as_f64().unwrap();
         eprintln!(
-            "{} whole answers of {} requests, {others} in the ledgers that nobody had whole; alive pod-seconds x price: \
+            "{} whole answers of {} requests, {others} in the ledgers that no client had whole; alive pod-seconds x price: \
              ${lived:.9}; the ledgers: ${paid:.9} of functions, {estimated} s of them estimated: {account}",
             seen.told.len(),
             seen.asked.len(),

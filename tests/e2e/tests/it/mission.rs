@@ -2,7 +2,7 @@
 //! and what all of it cost.
 
 use k8s_openapi::api::core::v1::Pod;
-use remoe_e2e::lives::{self, LOOK, Lives};
+use remoe_e2e::pod_lives::{self as lives, LOOK, PodLives};
 use remoe_e2e::prometheus::{Prometheus, panels};
 use remoe_e2e::scene::Scene;
 use remoe_e2e::{demo, gateways, release};
@@ -18,7 +18,7 @@ const KEYS: &str = "tenants: [{name: team, keys: [sk-team], dollarsPerDay: 1}, \
      {name: metrics, keys: [sk-metrics], admin: true, models: []}]";
 
 /// Follows the pods of functions for ever, and has Prometheus scrape those that there are.
-async fn follow(scene: Scene, lives: Lives, prometheus: Arc<Prometheus>, gateway: SocketAddr) {
+async fn follow(scene: Scene, lives: PodLives, prometheus: Arc<Prometheus>, gateway: SocketAddr) {
     loop {
         let there = lives.look(&scene).await;
         let metrics = |pod: &Pod| Some(format!("{}:9090", pod.status.as_ref()?.pod_ip.clone()?));
@@ -54,7 +54,7 @@ async fn a_resource_serves_sleeps_wakes_and_says_what_it_cost() {
         alone.install(cluster, &["replicas=1", "gateway.keysSecretName=keys"]).await;
         let door = gateways::pods(cluster, 1).await.remove(0);
         let gateway = gateways::address(&door);
-        let (lives, prometheus) = (Lives::default(), Arc::new(Prometheus::start("sk-metrics").await));
+        let (lives, prometheus) = (PodLives::default(), Arc::new(Prometheus::start("sk-metrics").await));
         let following = tokio::spawn(follow(scene.clone(), lives.clone(), prometheus.clone(), gateway));
 
         let more = json!({

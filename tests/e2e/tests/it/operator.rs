@@ -6,7 +6,7 @@ use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use remoe_e2e::cluster::Cluster;
-use remoe_e2e::deployment::{Deployment, Stream};
+use remoe_e2e::deployment::{CompletionStream, Deployment};
 use remoe_e2e::host_operator::{HostOperator, image, kubeconfig};
 use remoe_e2e::scene::Scene;
 use remoe_e2e::{audit, claim, figures, pods, release, tool};
@@ -39,11 +39,11 @@ async fn the_account_reads_no_secret_and_no_claim() {
         let allowed = ["get", "pods,moerecords,moedeployments", "--namespace", &scene.namespace];
         tool::run(&kubectl, as_operator.path(), &allowed).await;
         let asked = audit::since(cluster, start).into_iter().filter(|each| each.user() == release::ACCOUNT);
-        let (denied, granted): (Vec<_>, Vec<_>) = asked.partition(audit::Request::denied);
-        let kinds = |requests: &[audit::Request]| -> Vec<String> {
+        let (denied, granted): (Vec<_>, Vec<_>) = asked.partition(audit::AuditEntry::denied);
+        let kinds = |requests: &[audit::AuditEntry]| -> Vec<String> {
             requests
                 .iter()
-                .map(audit::Request::resource)
+                .map(audit::AuditEntry::resource)
                 .filter(|kind| !kind.is_empty())
                 .map(str::to_owned)
                 .collect()
@@ -166,8 +166,8 @@ async fn another_tag_of_the_images_costs_no_token() {
         let plan = deployment.settled().await["plan"].clone();
         let (before, told) = (pods::selected(scene, pods::FUNCTIONS).await, placement(scene).await);
         let address = deployment.doors(scene).await[0];
-        let undisturbed = Stream::of(TOKENS, address, "demo", PROMPT).await.finish().await;
-        let mut stream = Stream::of(TOKENS, address, "demo", PROMPT).await;
+        let undisturbed = CompletionStream::of(TOKENS, address, "demo", PROMPT).await.finish().await;
+        let mut stream = CompletionStream::of(TOKENS, address, "demo", PROMPT).await;
         stream.next().await.expect("a first token");
         drop(operator);
         let mut arguments = Vec::new();

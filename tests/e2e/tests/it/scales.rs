@@ -91,7 +91,11 @@ async fn functions_follow_load_and_no_answer_is_lost_or_another() {
         for client in clients {
             let texts = client.await.unwrap();
             answers += texts.len();
-            assert_eq!(texts.iter().collect::<BTreeSet<_>>().len(), 1, "the same whoever answers: {texts:?}");
+            assert_eq!(
+                texts.iter().collect::<BTreeSet<_>>().len(),
+                1,
+                "the same from any replica: {texts:?}"
+            );
         }
         until(LONG, "as many as before", async || (ready(scene).await == before).then_some(())).await;
         let metrics = release::operator_metrics(cluster).await;

@@ -7,11 +7,11 @@ use kube::ResourceExt;
 use kube::api::{Api, ListParams};
 use remoe_e2e::cluster::Cluster;
 use remoe_e2e::deployment::Deployment;
-use remoe_e2e::policy::{Endpoint, admits};
+use remoe_e2e::policy::{PolicyEndpoint, admits};
 use remoe_e2e::scene::Scene;
 use remoe_e2e::tenant::{Tenant, with_key};
 use remoe_e2e::{claim, demo, gateways, pods, release};
-use remoe_test_support::raw::{self, Answer};
+use remoe_test_support::raw::{self, RawResponse};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
@@ -31,7 +31,7 @@ fn line(part: &str, attempt: &str, answered: &str) {
 }
 
 /// The answer to an attempt by HTTP, which must have `status`.
-fn answered(part: &str, attempt: &str, answer: &Answer, status: u16) {
+fn answered(part: &str, attempt: &str, answer: &RawResponse, status: u16) {
     line(part, attempt, &format!("{} {}", answer.head.status, answer.text()));
     assert_eq!(answer.head.status, status, "{attempt}: {}", answer.text());
 }
@@ -289,25 +289,32 @@ async fn reaching(victim: &Tenant<'_>, rival: &Tenant<'_>) {
     assert!(functions.len() >= 2, "a main and a remote function");
     for to in &functions {
         let name = to.labels()["remoe.dev/function"].clone();
-        let to =
-            Endpoint { namespace: &victim.scene.namespace, of_namespace: &of_victim, labels: to.labels() };
+        let to = PolicyEndpoint {
+            namespace: &victim.scene.namespace,
+            of_namespace: &of_victim,
+            labels: to.labels(),
+        };
         for port in [8000, 8081, 9000, 9001, 9090] {
             for disguise in &disguises {
                 let namespace = &rival.scene.namespace;
-                let from = Endpoint { namespace, of_namespace: &of_rival, labels: disguise.labels() };
+                let from = PolicyEndpoint { namespace, of_namespace: &of_rival, labels: disguise.labels() };
                 assert!(!admits(&there, from, to, port), "{name}:{port} from {:?}", disguise.labels());
             }
             line("reach", &format!("{name}:{port} with labels of {} pods", disguises.len()), "refused");
         }
         // The evaluation itself lets gateways in.
-        let from =
-            Endpoint { namespace: release::NAMESPACE, of_namespace: &of_system, labels: gateway.labels() };
+        let from = PolicyEndpoint {
+            namespace: release::NAMESPACE,
+            of_namespace: &of_system,
+            labels: gateway.labels(),
+        };
         assert_eq!(admits(&there, from, to, 8000), name == "main", "{name} for gateways");
     }
     let before = policies(release::NAMESPACE).await;
-    let to = Endpoint { namespace: release::NAMESPACE, of_namespace: &of_system, labels: gateway.labels() };
+    let to =
+        PolicyEndpoint { namespace: release::NAMESPACE, of_namespace: &of_system, labels: gateway.labels() };
     let empty = std::collections::BTreeMap::new();
-    let from = Endpoint { namespace: &rival.scene.namespace, of_namespace: &of_rival, labels: &empty };
+    let from = PolicyEndpoint { namespace: &rival.scene.namespace, of_namespace: &of_rival, labels: &empty };
     assert!(!admits(&before, from, to, 9090), "the metrics of gateways");
     line("reach", "gateway:9090", "refused");
     assert!(admits(&before, from, to, 8000), "the API of gateways");

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, PostParams};
-use remoe_e2e::deployment::{Deployment, Stream};
+use remoe_e2e::deployment::{CompletionStream, Deployment};
 use remoe_e2e::host_operator::HostOperator;
 use remoe_e2e::scene::Scene;
 use remoe_e2e::{audit, claim, pods, release};
@@ -83,8 +83,8 @@ async fn what_an_earlier_release_kept_in_config_maps_is_taken_over() {
         let (before, kept) = (functions(scene).await, records(scene).await);
         assert_eq!(kept.len(), 3, "{kept:?}");
         let address = demo.doors(scene).await[0];
-        let undisturbed = Stream::of(TOKENS, address, "demo", PROMPT).await.finish().await;
-        let mut stream = Stream::of(TOKENS, address, "demo", PROMPT).await;
+        let undisturbed = CompletionStream::of(TOKENS, address, "demo", PROMPT).await.finish().await;
+        let mut stream = CompletionStream::of(TOKENS, address, "demo", PROMPT).await;
         stream.next().await.expect("a first token");
 
         drop(operator);

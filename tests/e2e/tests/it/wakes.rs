@@ -6,7 +6,7 @@ use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use remoe_e2e::cluster::Cluster;
 use remoe_e2e::deployment::Deployment;
-use remoe_e2e::gateways::{self, Answered};
+use remoe_e2e::gateways::{self, TimedResponse};
 use remoe_e2e::scene::Scene;
 use remoe_e2e::{claim, demo, pods, release};
 use remoe_test_support::deadline::{LONG, until};
@@ -45,8 +45,8 @@ const CLIENTS: usize = 50;
 
 /// The operator, the first main function and one of two gateways are killed while functions start.
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_is_killed_while_functions_start_nobody_is_lost() {
-    Scene::run("whoever_is_killed_while_functions_start_nobody_is_lost", async |scene| {
+async fn kills_during_start_lose_no_request() {
+    Scene::run("kills_during_start_lose_no_request", async |scene| {
         let cluster = &scene.cluster;
         let mut alone = release::exclusive(cluster, 1).await;
         alone.install(cluster, &["replicas=1", "gateway.replicas=2"]).await;
@@ -113,7 +113,7 @@ async fn who_asks_while_functions_are_about_to_end_keeps_them() {
             gateways::ask(gateway, gateway, &name).await;
             if wakes(scene).await == woken {
                 kept += 1;
-                assert_eq!(functions(scene).await, before, "nobody woke: the same functions");
+                assert_eq!(functions(scene).await, before, "no wake: the same functions");
             }
         }
         eprintln!("{kept} of 12 requests around the end of the window kept the functions");
@@ -215,8 +215,8 @@ async fn reached(scene: &Scene, name: &str, moment: Moment, (answered, woken): (
 /// A hundred wakes of five deployments, with requests at the worst moments of each: all are answered, no deployment
 /// stays where it is, and nothing is left of any.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hundred_wakes_with_requests_at_the_worst_moments_lose_nobody() {
-    Scene::run("a_hundred_wakes_with_requests_at_the_worst_moments_lose_nobody", async |scene| {
+async fn a_hundred_wakes_at_worst_moments_lose_no_request() {
+    Scene::run("a_hundred_wakes_at_worst_moments_lose_no_request", async |scene| {
         let cluster = &scene.cluster;
         let _release = release::shared(cluster).await;
         claim::with_demo_model(scene, "models").await;
@@ -282,8 +282,8 @@ async fn a_hundred_wakes_with_requests_at_the_worst_moments_lose_nobody() {
 /// is killed while it waits for what gateways say before functions end. Other gateways answer their requests meanwhile,
 /// and that one answers its requests when it is back.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gateway_cut_off_and_a_leader_killed_while_draining_lose_nobody() {
-    Scene::run("a_gateway_cut_off_and_a_leader_killed_while_draining_lose_nobody", async |scene| {
+async fn isolated_gateway_or_killed_leader_loses_no_request() {
+    Scene::run("isolated_gateway_or_killed_leader_loses_no_request", async |scene| {
         let cluster = &scene.cluster;
         let mut alone = release::exclusive(cluster, 1).await;
         alone.install(cluster, &["replicas=2", "gateway.replicas=3"]).await;
@@ -329,7 +329,7 @@ async fn a_gateway_cut_off_and_a_leader_killed_while_draining_lose_nobody() {
             join_all((0..CLIENTS).map(|number| gateways::ask(at[number % 2], at[1 - number % 2], &name)))
                 .await;
             assert_eq!(wakes(scene).await, woken + 1, "one wake");
-            assert!(!held.is_finished(), "who may not be counted on sends nobody to functions");
+            assert!(!held.is_finished(), "an isolated gateway sends no request to functions");
             enough.store(true, Ordering::SeqCst);
             if is_cut_off {
                 gateways::rejoin(cluster, &doors[2]).await;
@@ -348,15 +348,15 @@ async fn a_gateway_cut_off_and_a_leader_killed_while_draining_lose_nobody() {
 }
 
 /// The (token, expert) pairs of an answer that were computed so.
-fn computed(answer: &Answered, how: &str) -> u64 {
+fn computed(answer: &TimedResponse, how: &str) -> u64 {
     answer.body["usage"]["remoe"]["experts"][how].as_u64().expect("a count")
 }
 
 /// Remote functions sleep one by one while the main function runs, and requests for them wake them. Every answer is the
 /// same, whatever is killed meanwhile. The main function sleeps last, and all wake together.
 #[tokio::test(flavor = "multi_thread")]
-async fn groups_that_sleep_wake_for_who_asks_and_lose_nobody() {
-    Scene::run("groups_that_sleep_wake_for_who_asks_and_lose_nobody", async |scene| {
+async fn sleeping_groups_wake_on_request_and_lose_none() {
+    Scene::run("sleeping_groups_wake_on_request_and_lose_none", async |scene| {
         let cluster = &scene.cluster;
         let _release = release::exclusive(cluster, 1).await;
         let scaling = |window: &str| json!({"min": 0, "idleWindow": window, "remoteIdleWindow": "2s"});
@@ -370,7 +370,7 @@ async fn groups_that_sleep_wake_for_who_asks_and_lose_nobody() {
         let first = main().await;
         let expected = gateways::ask(gateway, gateway, &name).await.body["choices"].clone();
         let mut awake = functions(scene).await;
-        for victim in ["nobody", "operator", "remote function", "nobody"] {
+        for victim in ["none", "operator", "remote function", "none"] {
             until(LONG, "all groups to sleep", async || {
                 let groups = gateways::demand(scene, "demo").await["spec"]["groups"].clone();
                 let sleep =
@@ -441,7 +441,7 @@ async fn a_wake_beside_the_start_of_its_pods() {
         for _ in 0..5 {
             gateways::asleep(scene, &demo).await;
             let plain = started(scene, &copies).await;
-            let Answered { body, took } = gateways::ask(gateway, gateway, &name).await;
+            let TimedResponse { body, took } = gateways::ask(gateway, gateway, &name).await;
             eprintln!(
                 "{} pods: containers of their copies run after {:.2} s; a wake answers after {:.2} s: {}",
                 copies.len(),

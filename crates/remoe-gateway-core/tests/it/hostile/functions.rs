@@ -10,8 +10,8 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use remoe_billing::Rate;
 use remoe_gateway_core::{
-    Backend, Beginnings, Billing, Books, Directive, Gateway, GatewayMetrics, GatewayOptions, Keys, Model,
-    ModelOptions, Phase, WakeMarks,
+    Backend, Billing, CostAccounting, Directive, Gateway, GatewayMetrics, GatewayOptions, Keys, Model,
+    ModelOptions, PrefixIndex, ScalingPhase, WakeMarks,
 };
 use remoe_test_support::hostile::{Cases, chart_limit, has_grown_little, panics, resident};
 use remoe_test_support::hostile_answers::{COST, honest, hostile};
@@ -50,30 +50,31 @@ fn model(name: &str, address: SocketAddr, metrics: &GatewayMetrics) -> Arc<Model
         id: 1,
         address,
         identity: None,
-        room: 100,
+        capacity: 100,
         authorization: None,
         billing: Some(Arc::new(billing)),
     };
-    let model = Model::new(options, metrics, &Beginnings::default());
-    model.follow(Directive { phase: Phase::Active, turn: 1 }, vec![backend], WakeMarks::default());
+    let model = Model::new(options, metrics, &PrefixIndex::default());
+    model.follow(Directive { phase: ScalingPhase::Active, turn: 1 }, vec![backend], WakeMarks::default());
     model
 }
 
 /// A gateway with the models `bad` and `good`, and the keys `v` and `h` of those who use them.
-pub(super) struct Theatre {
+pub(super) struct HostileFixture {
     pub(super) gateway: Arc<Gateway>,
     pub(super) metrics: GatewayMetrics,
     address: SocketAddr,
     client: Client<HttpConnector, Full<Bytes>>,
 }
 
-impl Theatre {
+impl HostileFixture {
     /// The function at `bad` answers for the model of that name, an honest one for the other. The models end with the array.
     pub(super) async fn new(bad: SocketAddr) -> (Self, [Arc<Model>; 2]) {
         let metrics = GatewayMetrics::new().unwrap();
-        let books = Arc::new(Books::open(None, "p", metrics.registry()).unwrap());
+        let cost_accounting = Arc::new(CostAccounting::open(None, "p", metrics.registry()).unwrap());
         let keys = Keys::none().with_key("honest", "h").unwrap().with_key("victim", "v").unwrap();
-        let options = GatewayOptions { books: Some(books), keys, ..GatewayOptions::default() };
+        let options =
+            GatewayOptions { cost_accounting: Some(cost_accounting), keys, ..GatewayOptions::default() };
         let gateway = Gateway::new(options, Vec::new(), metrics.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -128,14 +129,14 @@ impl Theatre {
 async fn generated_answers_harm_no_honest_neighbour() {
     let cases = Cases::new("answers of main functions", FEW);
     let panics = panics();
-    let (theatre, [bad, good]) = Theatre::new(hostile(cases).await.0).await;
+    let (fixture, [bad, good]) = HostileFixture::new(hostile(cases).await.0).await;
 
     let (before, begun) = (resident(), Instant::now());
     iter(0..cases.count())
         .for_each_concurrent(CLIENTS, |number| {
-            let theatre = &theatre;
+            let fixture = &fixture;
             async move {
-                let ((), answer) = tokio::join!(theatre.attack(cases, number), theatre.ask_honest());
+                let ((), answer) = tokio::join!(fixture.attack(cases, number), fixture.ask_honest());
                 assert_eq!(answer, Some((200, "{}".to_owned())), "beside case {number}");
             }
         })
@@ -150,7 +151,7 @@ async fn generated_answers_harm_no_honest_neighbour() {
     // All parties are in this process.
     has_grown_little(before, chart_limit("gateway"));
 
-    let Theatre { gateway, metrics, .. } = theatre;
+    let HostileFixture { gateway, metrics, .. } = fixture;
     let booked = |tenant: &str| booked(&metrics, tenant);
     assert_eq!(booked("honest"), cases.count() as u64 * COST);
     // No lie costs more than the price for the time that the function had the request.
@@ -212,8 +213,9 @@ fn of_models(metrics: &GatewayMetrics) -> Vec<String> {
 async fn series_of_created_and_deleted_models_are_removed() {
     let cases = Cases::new("models that come and go", FEW);
     let metrics = GatewayMetrics::new().unwrap();
-    let books = Arc::new(Books::open(None, "p", metrics.registry()).unwrap());
-    let options = GatewayOptions { books: Some(books.clone()), ..GatewayOptions::default() };
+    let cost_accounting = Arc::new(CostAccounting::open(None, "p", metrics.registry()).unwrap());
+    let options =
+        GatewayOptions { cost_accounting: Some(cost_accounting.clone()), ..GatewayOptions::default() };
     let gateway = Gateway::new(options, Vec::new(), metrics.clone());
     let before = resident();
     for number in 0..cases.count() {
@@ -221,7 +223,7 @@ async fn series_of_created_and_deleted_models_are_removed() {
         // Some come back under the name of one before.
         let name = format!("tenant/{}", dice.below(cases.count()));
         let model = model(&name, SocketAddr::from(([127, 0, 0, 1], 1)), &metrics);
-        books.costs_now(&name, "main", dice.whole() >> 1, dice.whole() >> 1);
+        cost_accounting.costs_now(&name, "main", dice.whole() >> 1, dice.whole() >> 1);
         if !dice.once_in(4) {
             gateway.replace_models(vec![model]);
         }

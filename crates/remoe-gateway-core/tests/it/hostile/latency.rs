@@ -1,6 +1,6 @@
 //! Latency of an honest model beside a hostile function, and beside an honest one that sends as many bytes at the same pace.
 
-use super::functions::Theatre;
+use super::functions::HostileFixture;
 use remoe_test_support::hostile::Cases;
 use remoe_test_support::hostile_answers::{honest, hostile};
 use std::net::SocketAddr;
@@ -22,18 +22,18 @@ async fn latencies(
     (cases, first): (Cases, usize),
     pace: Option<Duration>,
 ) -> (Vec<Duration>, usize) {
-    let (theatre, _models) = Theatre::new(beside).await;
-    let (theatre, asked, begun) = (Arc::new(theatre), Arc::new(AtomicUsize::new(0)), Instant::now());
+    let (fixture, _models) = HostileFixture::new(beside).await;
+    let (fixture, asked, begun) = (Arc::new(fixture), Arc::new(AtomicUsize::new(0)), Instant::now());
     let clients: Vec<_> = (0..CLIENTS)
         .map(|_| {
-            let (theatre, asked) = (theatre.clone(), asked.clone());
+            let (fixture, asked) = (fixture.clone(), asked.clone());
             tokio::spawn(async move {
                 loop {
                     let number = asked.fetch_add(1, Ordering::Relaxed);
                     if let (Some(pace), Ok(number)) = (pace, u32::try_from(number)) {
                         tokio::time::sleep_until((begun + pace * number).into()).await;
                     }
-                    theatre.attack(cases, first + number).await;
+                    fixture.attack(cases, first + number).await;
                 }
             })
         })
@@ -41,7 +41,7 @@ async fn latencies(
     let mut latencies = Vec::new();
     while begun.elapsed() < TIME {
         let sent = Instant::now();
-        assert!(theatre.ask_honest().await.is_some());
+        assert!(fixture.ask_honest().await.is_some());
         latencies.push(sent.elapsed());
     }
     clients.iter().for_each(tokio::task::JoinHandle::abort);

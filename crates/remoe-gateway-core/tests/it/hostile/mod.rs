@@ -118,7 +118,7 @@ fn hidden() -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_with_two_ends_or_with_foreign_headers_reach_no_function() {
+async fn smuggled_or_forged_requests_reach_no_function() {
     let stage = stage().await;
     let hidden = hidden();
     let length = hidden.len();
@@ -227,7 +227,7 @@ async fn bodies_that_are_no_json_of_ours_are_refused_by_name() {
 
 /// Clients that write a byte at a time, or nothing, and thousands that only connect.
 #[tokio::test(flavor = "multi_thread")]
-async fn slow_clients_and_a_flood_of_connections_keep_nobody_out() {
+async fn slow_clients_and_connection_floods_keep_no_client_out() {
     let all = std::env::var("REMOE_CONNECTIONS").map_or(5_000, |count| count.parse().unwrap());
     let stage = stage().await;
     // So many are open at the same time as the limit on descriptors allows: each has one here and two at the gateway,

@@ -3,7 +3,7 @@
 use super::{post, stage, statuses};
 use crate::stage::LONG;
 use futures_util::stream::{StreamExt, iter};
-use remoe_test_support::hostile::{Cases, Dice, chart_limit, has_grown_little, panics, resident};
+use remoe_test_support::hostile::{Cases, SeededChoices, chart_limit, has_grown_little, panics, resident};
 use serde_json::json;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -37,7 +37,7 @@ const HEADERS: [&str; 14] = [
 ];
 
 /// A request that is almost one.
-fn request(dice: &mut Dice) -> Vec<u8> {
+fn request(dice: &mut SeededChoices) -> Vec<u8> {
     let body = match dice.below(4) {
         0 => dice.json(8),
         1 => format!(r#"{{"model":"m","x":{},"max_tokens":{}}}"#, dice.json(8), dice.number()),

@@ -1,6 +1,6 @@
 //! Clients that read as much of an answer as their script says, and what they were told by then.
 
-use super::script::{Api, Client, Script};
+use super::script::{Api, ClientBehaviour, Script};
 use remoe_billing::RequestCost;
 use serde_json::Value;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 
 /// Part of an answer that a client has seen.
 #[derive(Debug, Default)]
-pub(super) struct Sight {
+pub(super) struct ClientView {
     /// It is a proper answer, to its end.
     pub(super) is_whole: bool,
     /// In a header, or behind a stream.
@@ -21,21 +21,21 @@ pub(super) struct Sight {
 }
 
 /// Sends request `number` and reads its answer.
-pub(super) async fn ask(gateway: SocketAddr, number: u64, script: &Script) -> Sight {
+pub(super) async fn ask(gateway: SocketAddr, number: u64, script: &Script) -> ClientView {
     let mut stream = TcpStream::connect(gateway).await.unwrap();
     stream.write_all(script.request(number).as_bytes()).await.unwrap();
     let mut bytes = Vec::new();
     let most = match script.client {
-        Client::Leaves(most) => most,
-        Client::Reads | Client::ReadsSlowly => usize::MAX,
+        ClientBehaviour::Leaves(most) => most,
+        ClientBehaviour::Reads | ClientBehaviour::ReadsSlowly => usize::MAX,
     };
-    let mut piece = vec![0; if script.client == Client::Reads { 64 << 10 } else { 200 }];
+    let mut piece = vec![0; if script.client == ClientBehaviour::Reads { 64 << 10 } else { 200 }];
     while bytes.len() < most {
-        let room = piece.len().min(most - bytes.len());
+        let capacity = piece.len().min(most - bytes.len());
         // A connection that breaks off has ended as well.
-        let Ok(read @ 1..) = stream.read(&mut piece[..room]).await else { break };
+        let Ok(read @ 1..) = stream.read(&mut piece[..capacity]).await else { break };
         bytes.extend_from_slice(&piece[..read]);
-        if script.client == Client::ReadsSlowly && bytes.len() < 4000 {
+        if script.client == ClientBehaviour::ReadsSlowly && bytes.len() < 4000 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -44,10 +44,10 @@ pub(super) async fn ask(gateway: SocketAddr, number: u64, script: &Script) -> Si
 }
 
 /// Reads `bytes`, the beginning of an answer.
-fn seen(bytes: Vec<u8>, script: &Script) -> Sight {
+fn seen(bytes: Vec<u8>, script: &Script) -> ClientView {
     let text = String::from_utf8_lossy(&bytes);
     let Some((head, rest)) = text.split_once("\r\n\r\n") else {
-        return Sight { bytes, ..Sight::default() };
+        return ClientView { bytes, ..ClientView::default() };
     };
     let is_success = head.get(9..12) == Some("200");
     let header = |lines: &str, name: &str| {
@@ -65,7 +65,7 @@ fn seen(bytes: Vec<u8>, script: &Script) -> Sight {
         serde_json::Deserializer::from_str(&format!("{{{rest}")).into_iter().next()?.ok()
     });
     let is_answer = is_success && is_whole && is_proper(&body, script);
-    Sight { is_whole: is_answer, header: told.map(|told| told.parse().unwrap()), usage, bytes }
+    ClientView { is_whole: is_answer, header: told.map(|told| told.parse().unwrap()), usage, bytes }
 }
 
 /// A body in chunks, whether all of it is there, and what follows it.

@@ -1,7 +1,7 @@
 //! Main functions that speak HTTP byte by byte, as the scripts of requests have it, and end at any time.
 
-use super::script::{Api, Dice, Fault, Script};
-use remoe_billing::{Meter, Phases, Rates, Work, Worked};
+use super::script::{Api, Fault, Script, SeededChoices};
+use remoe_billing::{Meter, Phases, Rates, RequestWork, Worked};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
@@ -16,11 +16,11 @@ use tokio::task::{JoinHandle, JoinSet};
 pub(super) struct World {
     /// Addresses of the remote functions of now.
     pub(super) remote: Mutex<Vec<String>>,
-    pub(super) seen: Mutex<Seen>,
+    pub(super) seen: Mutex<SeenRequests>,
 }
 
 #[derive(Default)]
-pub(super) struct Seen {
+pub(super) struct SeenRequests {
     /// How often a main function got a request.
     attempts: BTreeMap<u64, usize>,
     /// Requests that one of them has got and not refused.
@@ -91,7 +91,7 @@ async fn serve(mut stream: TcpStream, world: &World, meter: &Meter) -> io::Resul
             Fault::Refuses => error("400 Bad Request"),
             _ => answer(number, &script, fault, &asked, world, meter),
         };
-        let mut dice = Dice::new(script.seed ^ attempt as u64);
+        let mut dice = SeededChoices::new(script.seed ^ attempt as u64);
         let end = match fault {
             Fault::DiesAt(thousandths) => answer.len() * thousandths as usize / 1000,
             _ => answer.len(),
@@ -230,7 +230,7 @@ fn told(
 ) -> String {
     let Some(rates) = asked.get("x-remoe-rates") else { return String::new() };
     let rates: Rates = rates.parse().unwrap();
-    let mut dice = Dice::new(script.seed);
+    let mut dice = SeededChoices::new(script.seed);
     let mut worked = || {
         let most = if fault == Fault::TellsTooMuch { u64::MAX } else { 3_000_000 };
         Worked { share: Phases { prefill: dice.below(most), decode: dice.below(most) }, busy: 1 }
@@ -243,7 +243,7 @@ fn told(
     }
     // One that no gateway was ever told of.
     remote.insert("10.9.9.9:9".to_owned());
-    let work = Work {
+    let work = RequestWork {
         main: worked(),
         remote: remote.into_iter().map(|name| (name.into(), worked())).collect(),
         served: 1,

@@ -5,13 +5,13 @@ mod function;
 mod script;
 
 use crate::stage::{LONG, Stage};
-use client::{Sight, ask};
+use client::{ClientView, ask};
 use function::{Process, World};
-use remoe_billing::{Account, Ledger, LedgerLimits, Rate, Record, RequestRecord, records};
+use remoe_billing::{Ledger, LedgerLimits, LedgerTotals, Rate, Record, RequestRecord, records};
 use remoe_gateway_core::{
-    Backend, Billing, Books, GatewayMetrics, GatewayOptions, Model, Running, WakeMarks,
+    Backend, Billing, CostAccounting, GatewayMetrics, GatewayOptions, Model, RunningFunctions, WakeMarks,
 };
-use script::{Dice, Fault, Script};
+use script::{Fault, Script, SeededChoices};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -29,13 +29,13 @@ struct Churn {
     world: Arc<World>,
     model: Arc<Model>,
     mains: Vec<(String, Process)>,
-    dice: Dice,
+    dice: SeededChoices,
     started: u64,
 }
 
 impl Churn {
     async fn new(world: Arc<World>, model: Arc<Model>) -> Self {
-        let mut churn = Self { world, model, mains: Vec::new(), dice: Dice::new(0), started: 0 };
+        let mut churn = Self { world, model, mains: Vec::new(), dice: SeededChoices::new(0), started: 0 };
         for _ in 0..2 {
             churn.replace_remote();
         }
@@ -86,19 +86,24 @@ impl Churn {
                 id: u64::from(process.address.port()) << 32 | name[5..].parse::<u64>().unwrap(),
                 address: process.address,
                 identity: None,
-                room: 32,
+                capacity: 32,
                 authorization: None,
                 billing: Some(Arc::new(billing)),
             }
         });
         let (order, backends) = (self.model.want().borrow().order, backends.collect());
-        self.model.runs(Running { order, backends, wake: WakeMarks::default(), functions: Vec::new() });
+        self.model.runs(RunningFunctions {
+            order,
+            backends,
+            wake: WakeMarks::default(),
+            functions: Vec::new(),
+        });
     }
 
     /// Nothing runs for a moment: streams begin before there is an answer.
     async fn outage(&self) {
         let order = self.model.want().borrow().order;
-        self.model.runs(Running { order, ..Running::default() });
+        self.model.runs(RunningFunctions { order, ..RunningFunctions::default() });
         tokio::time::sleep(Duration::from_millis(3)).await;
     }
 
@@ -135,7 +140,12 @@ fn booked(folder: &Path) -> (BTreeMap<u64, RequestRecord>, BTreeSet<u64>) {
 }
 
 /// Asserts that a client that saw `sight` was told what `record` says. Returns what it was told.
-fn is_booked(number: u64, script: &Script, sight: &Sight, record: Option<&RequestRecord>) -> Option<u64> {
+fn is_booked(
+    number: u64,
+    script: &Script,
+    sight: &ClientView,
+    record: Option<&RequestRecord>,
+) -> Option<u64> {
     let context =
         || format!("request {number}: {script:?}, {record:?}, {}", String::from_utf8_lossy(&sight.bytes));
     let cost = record.map(|record| record.cost(record.function.as_str()));
@@ -159,8 +169,8 @@ async fn usage_and_header_state_what_ledger_has_under_every_fault() {
     let folder = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(folder.path(), LedgerLimits::default()).unwrap();
     let metrics = GatewayMetrics::new().unwrap();
-    let books = Arc::new(Books::open(Some(ledger), "p", metrics.registry()).unwrap());
-    let options = GatewayOptions { books: Some(books), ..GatewayOptions::default() };
+    let cost_accounting = Arc::new(CostAccounting::open(Some(ledger), "p", metrics.registry()).unwrap());
+    let options = GatewayOptions { cost_accounting: Some(cost_accounting), ..GatewayOptions::default() };
     let mut stage = Stage::new(options, |model| model.max_requests = 1000, 8, None).await;
     stage.takes_over().await;
     let world = Arc::new(World::default());
@@ -184,7 +194,7 @@ async fn usage_and_header_state_what_ledger_has_under_every_fault() {
             }
         })
     });
-    let mut sights: Vec<(u64, Sight)> = Vec::new();
+    let mut sights: Vec<(u64, ClientView)> = Vec::new();
     for client in clients.collect::<Vec<_>>() {
         sights.extend(client.await.unwrap());
     }
@@ -216,7 +226,7 @@ async fn usage_and_header_state_what_ledger_has_under_every_fault() {
         }
     }
     assert!(answered.keys().all(|number| seen.had.contains(number)), "the ledger has what no function had");
-    let account = Account::of(records(folder.path()).unwrap()).unwrap();
+    let account = LedgerTotals::of(records(folder.path()).unwrap()).unwrap();
     let totals: u64 = answered.values().map(RequestRecord::total).sum();
     assert_eq!((account.answered.requests, account.answered.cost), (answered.len() as u64, totals));
     println!(

@@ -2,9 +2,9 @@
 
 /// Numbers that follow from a seed (SplitMix64).
 #[derive(Clone)]
-pub(super) struct Dice(u64);
+pub(super) struct SeededChoices(u64);
 
-impl Dice {
+impl SeededChoices {
     pub(super) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
@@ -85,7 +85,7 @@ pub(super) enum Fault {
 
 /// Behaviour of the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Client {
+pub(super) enum ClientBehaviour {
     Reads,
     ReadsSlowly,
     /// It goes when it has read so many bytes.
@@ -100,7 +100,7 @@ pub(super) struct Script {
     pub(super) has_figures: bool,
     pub(super) has_header: bool,
     pub(super) takes_trailers: bool,
-    pub(super) client: Client,
+    pub(super) client: ClientBehaviour,
     /// For each time that a main function gets it.
     pub(super) faults: [Fault; 3],
     /// Events of a stream with text, or choices.
@@ -115,7 +115,7 @@ pub(super) struct Script {
 
 impl Script {
     pub(super) fn of(number: u64) -> Self {
-        let mut dice = Dice::new(number);
+        let mut dice = SeededChoices::new(number);
         let api = match dice.below(10) {
             0..=3 => Api::Completions,
             4..=6 => Api::Chat,
@@ -124,10 +124,10 @@ impl Script {
             _ => Api::Embeddings,
         };
         let client = match dice.below(100) {
-            0..=7 => Client::Leaves(0),
-            8..=24 => Client::Leaves(dice.below(1800) as usize),
-            25..=29 => Client::ReadsSlowly,
-            _ => Client::Reads,
+            0..=7 => ClientBehaviour::Leaves(0),
+            8..=24 => ClientBehaviour::Leaves(dice.below(1800) as usize),
+            25..=29 => ClientBehaviour::ReadsSlowly,
+            _ => ClientBehaviour::Reads,
         };
         let mut fault = |_| match dice.below(100) {
             0 => Fault::Dies,

@@ -14,8 +14,8 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use remoe_gateway_core::{
-    Backend, Beginnings, Gateway, GatewayMetrics, GatewayOptions, Model, ModelOptions, Running, WakeMarks,
-    Wanted,
+    Backend, DesiredState, Gateway, GatewayMetrics, GatewayOptions, Model, ModelOptions, PrefixIndex,
+    RunningFunctions, WakeMarks,
 };
 use remoe_http::ApiError;
 use remoe_process::listen;
@@ -56,9 +56,9 @@ impl Functions {
 }
 
 /// A request that a function has.
-struct Work(Arc<Functions>);
+struct HeldRequest(Arc<Functions>);
 
-impl Drop for Work {
+impl Drop for HeldRequest {
     fn drop(&mut self) {
         self.0.running.fetch_sub(1, Ordering::SeqCst);
     }
@@ -66,7 +66,7 @@ impl Drop for Work {
 
 async fn work(State(functions): State<Arc<Functions>>, headers: HeaderMap, body: Bytes) -> Response<Body> {
     functions.running.fetch_add(1, Ordering::SeqCst);
-    let work = Work(functions.clone());
+    let work = HeldRequest(functions.clone());
     // As main functions do: a gateway reads no more of a body than the fields that it needs.
     let Ok(body) = serde_json::from_slice::<Value>(&body) else {
         let error = json!({"error": {"message": "invalid JSON", "type": "invalid_request_error"}});
@@ -143,7 +143,7 @@ fn warned(body: &Value, mut answer: Response<Body>) -> Response<Body> {
 /// Answers a response of one item, whose id is the number of requests so far.
 async fn respond(State(functions): State<Arc<Functions>>, headers: HeaderMap, body: Bytes) -> Response<Body> {
     functions.running.fetch_add(1, Ordering::SeqCst);
-    let work = Work(functions.clone());
+    let work = HeldRequest(functions.clone());
     let body: Value = serde_json::from_slice(&body).unwrap();
     let number = {
         let mut asked = functions.asked.lock().unwrap();
@@ -188,7 +188,7 @@ impl Stage {
     pub(crate) async fn new(
         options: GatewayOptions,
         change: impl FnOnce(&mut ModelOptions),
-        room: usize,
+        capacity: usize,
         idle: Option<Duration>,
     ) -> Self {
         let metrics = GatewayMetrics::new().unwrap();
@@ -201,7 +201,7 @@ impl Stage {
             wake_limit: LONG,
         };
         change(&mut model);
-        let model = Model::new(model, &metrics, &Beginnings::default());
+        let model = Model::new(model, &metrics, &PrefixIndex::default());
         let functions = Arc::new(Functions {
             start: Mutex::new(Duration::from_millis(5)),
             turns: Semaphore::new(1 << 20),
@@ -217,7 +217,7 @@ impl Stage {
         let address = listener.local_addr().unwrap();
         let gateway = Gateway::new(options, vec![model.clone()], metrics);
         tokio::spawn(gateway.clone().serve(listener, CancellationToken::new()));
-        let launcher = tokio::spawn(launch(model.clone(), functions.clone(), room));
+        let launcher = tokio::spawn(launch(model.clone(), functions.clone(), capacity));
         // A kept connection may end at the moment when it is used again.
         let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http();
         let stage = Self { address, gateway, model, functions, client, launcher };
@@ -230,7 +230,7 @@ impl Stage {
 
     fn serving(&self) -> bool {
         self.functions.starts.load(Ordering::SeqCst) > 0
-            && self.model.phase() == remoe_gateway_core::Phase::Active
+            && self.model.phase() == remoe_gateway_core::ScalingPhase::Active
     }
 
     /// Stops the launcher: from now on only the test says what runs.
@@ -250,7 +250,7 @@ impl Stage {
     }
 
     pub(crate) async fn sleeps(&self) {
-        self.until(|stage| stage.model.phase() == remoe_gateway_core::Phase::Asleep).await;
+        self.until(|stage| stage.model.phase() == remoe_gateway_core::ScalingPhase::Asleep).await;
     }
 
     pub(crate) async fn send(
@@ -305,13 +305,13 @@ impl Stage {
 }
 
 /// Starts and stops functions as the model wants it.
-async fn launch(model: Arc<Model>, functions: Arc<Functions>, room: usize) {
+async fn launch(model: Arc<Model>, functions: Arc<Functions>, capacity: usize) {
     let mut orders = model.want();
     let mut server: Option<(tokio::task::JoinHandle<()>, Backend, WakeMarks)> = None;
     loop {
         let want = *orders.borrow_and_update();
         match want.wanted {
-            Wanted::Awake if server.is_none() => {
+            DesiredState::Awake if server.is_none() => {
                 functions.starts.fetch_add(1, Ordering::SeqCst);
                 let mut wake = WakeMarks { started: Some(Instant::now()), ..WakeMarks::default() };
                 let time = *functions.start.lock().unwrap();
@@ -323,7 +323,7 @@ async fn launch(model: Arc<Model>, functions: Arc<Functions>, room: usize) {
                     id,
                     address: listener.local_addr().unwrap(),
                     identity: None,
-                    room,
+                    capacity,
                     authorization: None,
                     billing: None,
                 };
@@ -338,20 +338,20 @@ async fn launch(model: Arc<Model>, functions: Arc<Functions>, room: usize) {
                 });
                 server = Some((task, backend, wake));
             }
-            Wanted::Recheck => {
+            DesiredState::Recheck => {
                 model.rechecked(want.order, u32::try_from(functions.running()).unwrap());
             }
-            Wanted::Asleep => {
+            DesiredState::Asleep => {
                 if let Some((task, ..)) = server.take() {
                     assert_eq!(functions.running(), 0, "stopped with work at hand");
                     functions.stops.fetch_add(1, Ordering::SeqCst);
                     task.abort();
                 }
             }
-            Wanted::Awake => {}
+            DesiredState::Awake => {}
         }
         let running = server.as_ref();
-        model.runs(Running {
+        model.runs(RunningFunctions {
             order: want.order,
             backends: running.map(|(_, backend, _)| backend.clone()).into_iter().collect(),
             wake: running.map(|(.., wake)| *wake).unwrap_or_default(),

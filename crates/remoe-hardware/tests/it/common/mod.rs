@@ -1,6 +1,6 @@
 //! Inputs of the tests of profiles: a model, its profile, and the wishes for it.
 
-use remoe_hardware::{Origin, Prices, Profile, Wishes};
+use remoe_hardware::{DeploymentRequirements, Origin, Prices, Profile};
 use remoe_model::Inspection;
 use remoe_planner::{Limits, Request, SizeRange, Slo, Specs};
 use serde_json::json;
@@ -21,8 +21,8 @@ pub(crate) fn measured() -> Profile {
     Profile { origin: Origin::Measured, ..Profile::prior(&model(), "bfloat16") }
 }
 
-pub(crate) fn wishes() -> Wishes {
-    Wishes {
+pub(crate) fn wishes() -> DeploymentRequirements {
+    DeploymentRequirements {
         request: Request {
             input_tokens: 100.0,
             output_tokens: 50.0,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::score::few_rows;
-use super::{BLOCK_ROWS, Element, PAGE_POSITIONS, Parts, TILE_VECTORS};
+use super::{BLOCK_ROWS, BlockScratch, Element, PAGE_POSITIONS, TILE_VECTORS};
 use crate::attention_shape::AttentionShape;
 use crate::paths::floats::Floats;
 use crate::paths::panel::{FAR, LINE, prefetch};
@@ -19,7 +19,7 @@ const fn mix_group<F: Floats>() -> usize {
 
 /// Weights of a page's positions.
 pub(super) struct Weights<'a> {
-    pub(super) parts: &'a Parts,
+    pub(super) parts: &'a BlockScratch,
     pub(super) rows: Range<usize>,
     /// Positions that each row sees, from and to.
     pub(super) visible: &'a [(usize, usize); BLOCK_ROWS],

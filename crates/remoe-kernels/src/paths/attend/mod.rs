@@ -102,14 +102,14 @@ fn widened_floats(shape: &AttentionShape) -> usize {
 
 /// One head's part of a page.
 #[derive(Clone, Copy)]
-struct Source<E> {
+struct PageHead<E> {
     /// Key elements x positions.
     keys: *const E,
     /// Positions x value elements; in a latent cache the keys.
     values: *const E,
 }
 
-impl<E> Source<E> {
+impl<E> PageHead<E> {
     /// # Safety
     /// `page` is as long as the shape says.
     #[inline(always)]
@@ -128,7 +128,7 @@ impl<E> Source<E> {
 }
 
 /// Pointers into the scratch memory of a block.
-struct Parts {
+struct BlockScratch {
     /// Widened rows.
     query: *mut f32,
     query_stride: usize,
@@ -142,7 +142,7 @@ struct Parts {
     stride: usize,
 }
 
-impl Parts {
+impl BlockScratch {
     /// Unfinished values of row `row`.
     #[inline(always)]
     fn mixed(&self, row: usize) -> *mut f32 {
@@ -205,7 +205,7 @@ unsafe fn attend_as<F: Floats, E: Element>(block: &mut Block<'_>, seen: &[Range<
         Step::Part { part, states } => (states, part..part + 1),
         _ => (states.as_mut_ptr(), parts_of(&(seen[0].start..seen[count - 1].end))),
     };
-    let parts = Parts {
+    let parts = BlockScratch {
         query: query.as_mut_ptr(),
         query_stride,
         tile: tile.as_mut_ptr(),
@@ -233,7 +233,7 @@ unsafe fn attend_as<F: Floats, E: Element>(block: &mut Block<'_>, seen: &[Range<
 unsafe fn attend_part<F: Floats, E: Element>(
     block: &Block<'_>,
     seen: &[Range<usize>; BLOCK_ROWS],
-    parts: &Parts,
+    parts: &BlockScratch,
     part: usize,
     wide: &mut [f32],
 ) {
@@ -273,7 +273,7 @@ unsafe fn attend_part<F: Floats, E: Element>(
             // Memory to prefetch while keys are scored and while values are summed.
             let (source, asked) = match shape.cache {
                 CacheFormat::Plain => {
-                    let of = |page| Source::<E>::new(shape, page, block.kv_head);
+                    let of = |page| PageHead::<E>::new(shape, page, block.kv_head);
                     let (source, next) = (of(block.pages[page]), of(next));
                     let first = if shape.latent { next.keys } else { source.values };
                     (source, [first.cast(), next.keys.cast()])
@@ -284,7 +284,7 @@ unsafe fn attend_part<F: Floats, E: Element>(
                     let keys = wide.as_ptr().cast::<E>();
                     let values = if shape.latent { keys } else { keys.add(shape.key_dim * PAGE_POSITIONS) };
                     let next = head.part(next, block.kv_head).as_ptr();
-                    (Source { keys, values }, [next, next.add(shape.key_dim * PAGE_POSITIONS)])
+                    (PageHead { keys, values }, [next, next.add(shape.key_dim * PAGE_POSITIONS)])
                 }
             };
             let mut visible = [(0, PAGE_POSITIONS); BLOCK_ROWS];

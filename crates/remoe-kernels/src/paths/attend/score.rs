@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Element, PAGE_POSITIONS, Parts, SUM_LANES, TILE_DIMS};
+use super::{BlockScratch, Element, PAGE_POSITIONS, SUM_LANES, TILE_DIMS};
 use crate::attention_shape::AttentionShape;
 use crate::paths::activation::exp;
 use crate::paths::floats::Floats;
@@ -30,7 +30,7 @@ pub(super) const fn few_rows<F: Floats>() -> usize {
 #[inline(always)]
 pub(super) unsafe fn score_page<F: Floats, E: Element>(
     shape: &AttentionShape,
-    parts: &Parts,
+    parts: &BlockScratch,
     rows: Range<usize>,
     keys: *const E,
     asked: *const u8,
@@ -54,7 +54,7 @@ pub(super) unsafe fn score_page<F: Floats, E: Element>(
 /// Adds the products of the key elements `dims`, which lie at `keys`, to the scores of `rows`, or begins them.
 #[inline(always)]
 unsafe fn score_dims<F: Floats, E: Element>(
-    parts: &Parts,
+    parts: &BlockScratch,
     rows: Range<usize>,
     dims: Range<usize>,
     keys: *const E,
@@ -84,7 +84,7 @@ unsafe fn score_dims<F: Floats, E: Element>(
 /// Scores `R` rows by `C` vectors of positions and returns `R`.
 #[inline(always)]
 unsafe fn score_rows<F: Floats, E: Element, const R: usize, const C: usize>(
-    parts: &Parts,
+    parts: &BlockScratch,
     row: usize,
     dims: &Range<usize>,
     keys: *const E,
@@ -145,7 +145,7 @@ unsafe fn score_rows<F: Floats, E: Element, const R: usize, const C: usize>(
 /// Turns the scores of the positions that row `row` sees into weights and adds them to its sums, the others into none. Returns the factor of the row's earlier sums.
 #[inline(always)]
 pub(super) unsafe fn weigh<F: Floats, const C: usize>(
-    parts: &Parts,
+    parts: &BlockScratch,
     row: usize,
     (low, high): (usize, usize),
     scale: f32,

@@ -10,9 +10,9 @@ use remoe_kernels::{
 };
 
 /// A small generator of numbers (SplitMix64), so that every failure can be repeated.
-pub(crate) struct Random(pub(crate) u64);
+pub(crate) struct SplitMix64(pub(crate) u64);
 
-impl Random {
+impl SplitMix64 {
     pub(crate) fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -47,7 +47,7 @@ pub(crate) enum Data {
 impl Data {
     pub(crate) const ALL: [Self; 4] = [Self::Ordinary, Self::Tiny, Self::Wide, Self::Special];
 
-    pub(crate) fn number(self, random: &mut Random) -> f32 {
+    pub(crate) fn number(self, random: &mut SplitMix64) -> f32 {
         let sign = ((random.bits() & 1) as u32) << 31;
         let fraction = (random.bits() & 0x7f_ffff) as u32;
         let with_exponent = |e: usize| f32::from_bits(sign | (e as u32) << 23 | fraction);
@@ -73,7 +73,7 @@ impl Data {
         }
     }
 
-    pub(crate) fn vector(self, random: &mut Random, n: usize, dtype: Dtype) -> Vec<f32> {
+    pub(crate) fn vector(self, random: &mut SplitMix64, n: usize, dtype: Dtype) -> Vec<f32> {
         (0..n).map(|_| representable(self.number(random), dtype)).collect()
     }
 }
@@ -110,7 +110,7 @@ pub(crate) struct Expert {
 
 impl Expert {
     pub(crate) fn new(
-        random: &mut Random,
+        random: &mut SplitMix64,
         data: Data,
         hidden: usize,
         width: usize,
@@ -122,7 +122,7 @@ impl Expert {
         Self::of_shape(random, data, shape)
     }
 
-    pub(crate) fn of_shape(random: &mut Random, data: Data, shape: ExpertShape) -> Self {
+    pub(crate) fn of_shape(random: &mut SplitMix64, data: Data, shape: ExpertShape) -> Self {
         let dtype = shape.dtype();
         let biases = Matrix::ALL.map(|matrix| {
             let count = if shape.has_biases(matrix) { shape.matrix(matrix).0 } else { 0 };
@@ -258,7 +258,7 @@ pub(crate) fn pools() -> Vec<Pool> {
 }
 
 /// Computes `rows` rows of one expert on all pools and compares with the naive form.
-pub(crate) fn check(pools: &[Pool], random: &mut Random, data: Data, expert: &Expert, rows: usize) {
+pub(crate) fn check(pools: &[Pool], random: &mut SplitMix64, data: Data, expert: &Expert, rows: usize) {
     let (class, dtype, hidden) = (expert.shape.class(), expert.shape.dtype(), expert.shape.hidden());
     let inputs: Vec<Vec<f32>> = (0..rows).map(|_| data.vector(random, hidden, dtype)).collect();
     let bytes = to_bytes(&inputs.concat(), dtype);

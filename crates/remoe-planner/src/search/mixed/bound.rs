@@ -4,14 +4,14 @@
 //! linear, so that one such bound says all. Under reserved billing it is seconds times rate: the least seconds,
 //! the least rate and the least of a sum of both leave a region whose cheapest points are two of its corners.
 
-use crate::search::options::{Choice, Terms};
+use crate::search::options::{OptionChoice, Terms};
 
 /// One option of a layer at one main size.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Item {
+pub(super) struct LayerOption {
     /// Place of the set among the layer's sets.
     pub(super) set: usize,
-    pub(super) choice: Option<Choice>,
+    pub(super) choice: Option<OptionChoice>,
     pub(super) sum: Sum,
 }
 
@@ -31,7 +31,7 @@ impl Sum {
 
 /// How the cost of a plan follows from the sum of its layers at one main size.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Cost {
+pub(super) struct MainSizeCost {
     /// Dollars per second of the main function.
     pub(super) rate: f64,
     /// Decode steps.
@@ -39,7 +39,7 @@ pub(super) struct Cost {
     pub(super) is_reserved: bool,
 }
 
-impl Cost {
+impl MainSizeCost {
     pub(super) fn seconds(&self, terms: &Terms) -> f64 {
         terms.prefill + self.output * terms.step
     }
@@ -59,12 +59,12 @@ struct Linear {
 }
 
 impl Linear {
-    fn of(&self, cost: &Cost, sum: &Sum) -> f64 {
+    fn of(&self, cost: &MainSizeCost, sum: &Sum) -> f64 {
         self.seconds * cost.seconds(&sum.terms) + self.bill * sum.terms.bill + self.bytes * sum.bytes
     }
 
     /// The option of a layer with the least value; of equal ones the one with the fewest local bytes.
-    fn least<'i>(&self, cost: &Cost, items: &'i [Item]) -> Option<(f64, &'i Item)> {
+    fn least<'i>(&self, cost: &MainSizeCost, items: &'i [LayerOption]) -> Option<(f64, &'i LayerOption)> {
         let all = items.iter().map(|item| (self.of(cost, &item.sum), item));
         all.reduce(|best, other| {
             let fewer = other.0 == best.0 && other.1.sum.bytes < best.1.sum.bytes;
@@ -79,14 +79,14 @@ const STEPS: usize = 24;
 /// Lower bounds at one main size with so many `bytes` for local experts.
 #[derive(Debug, Clone)]
 pub(super) struct Bounds {
-    cost: Cost,
+    cost: MainSizeCost,
     bytes: f64,
     linears: Vec<Linear>,
 }
 
 impl Bounds {
     /// Returns none if the experts that cannot be remote are too many bytes. `aim` is the expected cost of plans.
-    pub(super) fn new(cost: Cost, bytes: f64, layers: &[Vec<Item>], aim: f64) -> Option<Self> {
+    pub(super) fn new(cost: MainSizeCost, bytes: f64, layers: &[Vec<LayerOption>], aim: f64) -> Option<Self> {
         let mut bounds = Self { cost, bytes, linears: Vec::new() };
         if !cost.is_reserved {
             bounds.add(layers, cost.rate, 1.0)?;
@@ -103,7 +103,7 @@ impl Bounds {
     }
 
     /// Adds the linear bound with these weights at its best multiplier.
-    fn add(&mut self, layers: &[Vec<Item>], seconds: f64, bill: f64) -> Option<()> {
+    fn add(&mut self, layers: &[Vec<LayerOption>], seconds: f64, bill: f64) -> Option<()> {
         let at = |multiplier: f64| {
             let linear = Linear { seconds, bill, bytes: multiplier };
             let mut bytes = 0.0;
@@ -115,8 +115,9 @@ impl Bounds {
         let (mut low, mut high) = (0.0, 0.0);
         if at(0.0)? > 0.0 {
             let largest = layers.iter().flatten().map(|item| item.sum.bytes).fold(1.0, f64::max);
-            let scale =
-                |item: &Item| seconds * self.cost.seconds(&item.sum.terms) + bill * item.sum.terms.bill;
+            let scale = |item: &LayerOption| {
+                seconds * self.cost.seconds(&item.sum.terms) + bill * item.sum.terms.bill
+            };
             high = layers.iter().flatten().map(scale).fold(0.0, f64::max).max(f64::MIN_POSITIVE) / largest;
             while at(high)? > 0.0 {
                 low = high;
@@ -144,11 +145,11 @@ impl Bounds {
     }
 
     /// The least value of a layer in the bound at `index`.
-    pub(super) fn least(&self, index: usize, items: &[Item]) -> f64 {
+    pub(super) fn least(&self, index: usize, items: &[LayerOption]) -> f64 {
         self.linears[index].least(&self.cost, items).map_or(f64::INFINITY, |(least, _)| least)
     }
 
-    fn sum_of(&self, layers: &[Vec<Item>], index: usize) -> f64 {
+    fn sum_of(&self, layers: &[Vec<LayerOption>], index: usize) -> f64 {
         layers.iter().map(|items| self.least(index, items)).sum()
     }
 
@@ -172,7 +173,7 @@ impl Bounds {
     }
 
     /// No plan of one option per layer costs less.
-    pub(super) fn of_all(&self, layers: &[Vec<Item>]) -> f64 {
+    pub(super) fn of_all(&self, layers: &[Vec<LayerOption>]) -> f64 {
         let sums: Vec<f64> = (0..self.count()).map(|index| self.sum_of(layers, index)).collect();
         self.cost(&sums)
     }

@@ -6,10 +6,10 @@
 //! ([`Search`]) then works out each of the most promising choices.
 
 use super::Mixed;
-use super::sets::{Lead, Set};
+use super::sets::{CandidateSet, ExpertPrefix};
 use crate::search::options::{Prices, Terms};
 use crate::search::selection::{Candidate, Selection};
-use crate::search::{Found, Search};
+use crate::search::{EvaluatedPlan, Search};
 use std::borrow::Cow;
 
 /// Numbers of remote experts in all layers together that are compared, at most.
@@ -49,9 +49,9 @@ impl<'m> Mixed<'m, 'm> {
         for round in (usize::from(near)..ROUNDS).take_while(|_| !self.model.ends()) {
             let before = search.best.as_ref().map(|best| best.evaluation.total_cost);
             let leads = self.grid(search.best.as_ref(), round);
-            let mut sets: Vec<Vec<Set<'_>>> = Vec::with_capacity(leads.len());
+            let mut sets: Vec<Vec<CandidateSet<'_>>> = Vec::with_capacity(leads.len());
             for (layer, leads) in leads.iter().enumerate() {
-                let set = |lead| Set::new(self.model, lead, layer, self.factors);
+                let set = |lead| CandidateSet::new(self.model, lead, layer, self.factors);
                 sets.push(leads.iter().filter_map(set).collect());
             }
             let mut promising: Vec<(f64, usize, Candidate)> = Vec::new();
@@ -82,7 +82,7 @@ impl<'m> Mixed<'m, 'm> {
 
     /// Numbers of remote experts of every layer: none, all, and some between them, which are closer to those of `best`
     /// in later rounds.
-    fn grid(&self, best: Option<&Found>, round: usize) -> Vec<Vec<Lead<'m>>> {
+    fn grid(&self, best: Option<&EvaluatedPlan>, round: usize) -> Vec<Vec<ExpertPrefix<'m>>> {
         let each = (MOST_COUNTS / self.tables.len().max(1)).max(3);
         let of_layer = |(layer, table): (usize, &'m crate::search::tables::LayerTable)| {
             let experts = table.order.len();
@@ -103,16 +103,22 @@ impl<'m> Mixed<'m, 'm> {
             counts.sort_unstable();
             counts.dedup();
             counts.retain(|count| self.remote.allows_in(&self.model.layers[layer], *count));
-            counts.into_iter().map(|count| Lead { table: Cow::Borrowed(table), count }).collect()
+            counts.into_iter().map(|count| ExpertPrefix { table: Cow::Borrowed(table), count }).collect()
         };
         self.tables.iter().enumerate().map(of_layer).collect()
     }
 
     /// Main sizes to look at.
-    fn mains(&self, sets: &[Vec<Set<'_>>], best: Option<&Found>, round: usize) -> Vec<usize> {
+    fn mains(
+        &self,
+        sets: &[Vec<CandidateSet<'_>>],
+        best: Option<&EvaluatedPlan>,
+        round: usize,
+    ) -> Vec<usize> {
         let sizes = self.model.main_sizes.len();
-        let fewest =
-            |sets: &Vec<Set<'_>>| sets.iter().map(|set| set.local_bytes).fold(f64::INFINITY, f64::min);
+        let fewest = |sets: &Vec<CandidateSet<'_>>| {
+            sets.iter().map(|set| set.local_bytes).fold(f64::INFINITY, f64::min)
+        };
         let needed = self.model.main_base() + sets.iter().map(fewest).sum::<f64>();
         let first = self.model.main_sizes.partition_point(|size| *size < needed);
         let all: f64 = self.model.layers.iter().map(|layer| layer.experts as f64 * layer.expert_bytes).sum();
@@ -175,7 +181,7 @@ impl<'m> Mixed<'m, 'm> {
     }
 
     /// Returns the least cost of every number of remote experts; none if a layer has none that fits.
-    fn priced(&self, sets: &mut [Vec<Set<'_>>], main: usize, prices: Prices) -> Option<Priced> {
+    fn priced(&self, sets: &mut [Vec<CandidateSet<'_>>], main: usize, prices: Prices) -> Option<Priced> {
         let allowed = self.model.main_sizes[main] - self.model.main_base();
         let mut priced = Priced { values: Vec::new(), bytes: Vec::new(), allowed };
         for (layer, sets) in sets.iter_mut().enumerate() {
@@ -185,7 +191,7 @@ impl<'m> Mixed<'m, 'm> {
             self.model.add_work(sets.len() * self.model.remote_sizes.len() / 8 + 1);
             // Options are filled in beside what they are compared by.
             self.model.meter.count(sets.len() * self.model.remote_sizes.len() / 8);
-            let value = |set: &mut Set<'_>| {
+            let value = |set: &mut CandidateSet<'_>| {
                 let local = set.local(main);
                 match &mut set.options {
                     None => Terms::all_local(&self.model.layers[layer], local).priced(prices),
@@ -264,7 +270,7 @@ struct Exchanges<'p> {
 
 /// One layer with another number: how much it saves, and the bytes that it adds.
 #[derive(Clone, Copy)]
-struct Exchange {
+struct CountSwap {
     layer: usize,
     to: usize,
     saves: f64,
@@ -277,10 +283,10 @@ impl<'p> Exchanges<'p> {
         Self { value: sum(&priced.values), bytes: sum(&priced.bytes), priced, chosen }
     }
 
-    fn all(&self) -> impl Iterator<Item = Exchange> {
+    fn all(&self) -> impl Iterator<Item = CountSwap> {
         let Priced { values, bytes, .. } = self.priced;
         self.chosen.iter().enumerate().flat_map(move |(layer, at)| {
-            (0..values[layer].len()).filter(move |to| to != at).map(move |to| Exchange {
+            (0..values[layer].len()).filter(move |to| to != at).map(move |to| CountSwap {
                 layer,
                 to,
                 saves: values[layer][*at] - values[layer][to],
@@ -289,7 +295,7 @@ impl<'p> Exchanges<'p> {
         })
     }
 
-    fn make(&mut self, exchange: Exchange) {
+    fn make(&mut self, exchange: CountSwap) {
         self.chosen[exchange.layer] = exchange.to;
         self.value -= exchange.saves;
         self.bytes += exchange.adds;
@@ -299,7 +305,7 @@ impl<'p> Exchanges<'p> {
     fn best_single(&mut self) -> bool {
         let least = self.value.abs() * 1e-9;
         let left = self.priced.allowed - self.bytes;
-        let per_byte = |exchange: &Exchange| exchange.saves / exchange.adds.max(1.0);
+        let per_byte = |exchange: &CountSwap| exchange.saves / exchange.adds.max(1.0);
         let fits = self.all().filter(|exchange| exchange.saves > least && exchange.adds <= left);
         let best = fits.max_by(|a, b| per_byte(a).total_cmp(&per_byte(b)));
         best.inspect(|exchange| self.make(*exchange)).is_some()
@@ -309,13 +315,13 @@ impl<'p> Exchanges<'p> {
     fn pair(&mut self) -> bool {
         let least = self.value.abs() * 1e-9;
         let left = self.priced.allowed - self.bytes;
-        let (mut frees, mut uses): (Vec<Exchange>, Vec<Exchange>) =
+        let (mut frees, mut uses): (Vec<CountSwap>, Vec<CountSwap>) =
             self.all().filter(|exchange| exchange.saves.is_finite()).partition(|one| one.adds < 0.0);
         uses.retain(|exchange| exchange.saves > least);
         // By the bytes that they add: of those that fit behind one, the best is known.
         uses.sort_by(|a, b| a.adds.total_cmp(&b.adds));
         frees.sort_by(|a, b| b.saves.total_cmp(&a.saves));
-        let mut best: Option<(f64, Exchange, Exchange)> = None;
+        let mut best: Option<(f64, CountSwap, CountSwap)> = None;
         let most = uses.iter().map(|exchange| exchange.saves).fold(0.0, f64::max);
         for free in frees {
             let worth = best.as_ref().map_or(least, |(saves, ..)| *saves);

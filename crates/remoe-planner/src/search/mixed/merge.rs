@@ -1,7 +1,7 @@
 //! The cheapest choice of one option per layer at one main size: layers are added one after the other, and of the
 //! sums of their options those go that another one beats in everything, or that cannot lead below the best plan.
 
-use super::bound::{Bounds, Cost, Item, Sum};
+use super::bound::{Bounds, LayerOption, MainSizeCost, Sum};
 use remoe_plan::budget::Meter;
 
 /// Sums that are kept after each layer, at most; the most promising ones beyond.
@@ -29,7 +29,7 @@ impl Limits {
 #[derive(Debug, Clone)]
 pub(super) struct Merged {
     pub(super) cost: f64,
-    pub(super) items: Vec<Item>,
+    pub(super) items: Vec<LayerOption>,
     pub(super) sum: Sum,
 }
 
@@ -48,7 +48,7 @@ struct Partial {
 #[derive(Clone, Copy)]
 struct Compared<'a> {
     meter: &'a Meter<'a>,
-    cost: Cost,
+    cost: MainSizeCost,
     /// Limits that not every sum keeps.
     prefill: bool,
     step: bool,
@@ -101,7 +101,7 @@ impl Compared<'_> {
 
 /// The layers at one main size.
 pub(super) struct Merge<'a> {
-    pub(super) cost: Cost,
+    pub(super) cost: MainSizeCost,
     pub(super) limits: Limits,
     pub(super) bounds: &'a Bounds,
     /// Sums and comparisons that may still be made.
@@ -111,10 +111,10 @@ pub(super) struct Merge<'a> {
 
 impl<'a> Merge<'a> {
     /// The cheapest choice within the limits that has something remote and costs less than `cutoff`.
-    pub(super) fn cheapest(mut self, layers: &[Vec<Item>], mut cutoff: f64) -> Option<Merged> {
+    pub(super) fn cheapest(mut self, layers: &[Vec<LayerOption>], mut cutoff: f64) -> Option<Merged> {
         let compared = self.compared(layers);
         let mut order: Vec<usize> = (0..layers.len()).collect();
-        let mut reduced: Vec<Vec<Item>> = self.hopeful(layers, cutoff)?;
+        let mut reduced: Vec<Vec<LayerOption>> = self.hopeful(layers, cutoff)?;
         for items in &mut reduced {
             let (kept, work) =
                 compared.undominated(std::mem::take(items), |item| (item.sum, item.choice.is_some()));
@@ -169,7 +169,7 @@ impl<'a> Merge<'a> {
             steps.push(kept);
         }
         let (last, cost) = best?;
-        let mut chosen: Vec<(usize, Item)> = Vec::new();
+        let mut chosen: Vec<(usize, LayerOption)> = Vec::new();
         let mut from = last.from;
         for (depth, layer) in order.iter().enumerate().rev() {
             chosen.push((*layer, reduced[*layer][from.1]));
@@ -184,13 +184,13 @@ impl<'a> Merge<'a> {
     }
 
     /// Options that may be part of a plan below `cutoff`; none where a layer has no such option.
-    fn hopeful(&self, layers: &[Vec<Item>], cutoff: f64) -> Option<Vec<Vec<Item>>> {
-        let of_layers: Vec<Rest> = layers.iter().map(|items| self.least_of(items)).collect();
-        let all = of_layers.iter().fold(Rest::none(self.bounds.count()), |sum, one| sum.plus(one));
+    fn hopeful(&self, layers: &[Vec<LayerOption>], cutoff: f64) -> Option<Vec<Vec<LayerOption>>> {
+        let of_layers: Vec<LayerBounds> = layers.iter().map(|items| self.least_of(items)).collect();
+        let all = of_layers.iter().fold(LayerBounds::none(self.bounds.count()), |sum, one| sum.plus(one));
         let mut hopeful = Vec::with_capacity(layers.len());
         for (items, own) in layers.iter().zip(&of_layers) {
             let others = all.minus(own);
-            let may_pay = |item: &&Item| {
+            let may_pay = |item: &&LayerOption| {
                 let values = others.values.iter().enumerate();
                 let values: Vec<f64> =
                     values.map(|(bound, rest)| self.bounds.of(bound, &item.sum) + rest).collect();
@@ -202,7 +202,7 @@ impl<'a> Merge<'a> {
                     && slack(sum.terms.limit_step) <= self.limits.step
                     && slack(sum.bytes) <= self.limits.bytes
             };
-            let kept: Vec<Item> = items.iter().filter(may_pay).copied().collect();
+            let kept: Vec<LayerOption> = items.iter().filter(may_pay).copied().collect();
             if kept.is_empty() {
                 return None;
             }
@@ -211,8 +211,8 @@ impl<'a> Merge<'a> {
         Some(hopeful)
     }
 
-    fn compared(&self, layers: &[Vec<Item>]) -> Compared<'a> {
-        let most = |of: fn(&Item) -> f64| -> f64 {
+    fn compared(&self, layers: &[Vec<LayerOption>]) -> Compared<'a> {
+        let most = |of: fn(&LayerOption) -> f64| -> f64 {
             layers.iter().map(|items| items.iter().map(of).fold(0.0, f64::max)).sum()
         };
         Compared {
@@ -224,8 +224,8 @@ impl<'a> Merge<'a> {
     }
 
     /// Returns for every depth the least of the layers from there on, each figure by itself.
-    fn rest(&self, layers: &[Vec<Item>], order: &[usize]) -> Vec<Rest> {
-        let mut rest = vec![Rest::none(self.bounds.count())];
+    fn rest(&self, layers: &[Vec<LayerOption>], order: &[usize]) -> Vec<LayerBounds> {
+        let mut rest = vec![LayerBounds::none(self.bounds.count())];
         for layer in order.iter().rev() {
             let longer = self.least_of(&layers[*layer]).plus(&rest[rest.len() - 1]);
             rest.push(longer);
@@ -234,25 +234,25 @@ impl<'a> Merge<'a> {
         rest
     }
 
-    fn least_of(&self, items: &[Item]) -> Rest {
-        let least = |of: fn(&Item) -> f64| items.iter().map(of).fold(f64::INFINITY, f64::min);
+    fn least_of(&self, items: &[LayerOption]) -> LayerBounds {
+        let least = |of: fn(&LayerOption) -> f64| items.iter().map(of).fold(f64::INFINITY, f64::min);
         let mut sum = Sum { bytes: least(|item| item.sum.bytes), ..Sum::default() };
         sum.terms.limit_prefill = least(|item| item.sum.terms.limit_prefill);
         sum.terms.limit_step = least(|item| item.sum.terms.limit_step);
         let values = (0..self.bounds.count()).map(|bound| self.bounds.least(bound, items));
-        Rest { least: sum, values: values.collect() }
+        LayerBounds { least: sum, values: values.collect() }
     }
 }
 
 /// The least figures of layers.
-struct Rest {
+struct LayerBounds {
     /// Limits and bytes.
     least: Sum,
     /// In every bound.
     values: Vec<f64>,
 }
 
-impl Rest {
+impl LayerBounds {
     fn none(bounds: usize) -> Self {
         Self { least: Sum::default(), values: vec![0.0; bounds] }
     }

@@ -14,12 +14,12 @@ use crate::remote::Remote;
 use crate::search::candidate::limits;
 use crate::search::dual::Sizing;
 use crate::search::tables::LayerTable;
-use bound::{Bounds, Cost, Item, Sum};
+use bound::{Bounds, LayerOption, MainSizeCost, Sum};
 use merge::{Limits, Merge};
 use remoe_plan::model::Model;
 use remoe_plan::problem::ErrorFactor;
 use remoe_plan::problem::sizes::BYTE_SLACK;
-use sets::{Set, leads};
+use sets::{CandidateSet, leads};
 
 /// Sums and comparisons of one search, at most.
 const MOST_MERGED: usize = 20_000_000;
@@ -35,7 +35,7 @@ pub(crate) struct Mixed<'s, 'm> {
 }
 
 /// A plan as the sets of its layers and their sizes.
-pub(crate) struct Picked {
+pub(crate) struct MixedPlan {
     pub(crate) main: usize,
     /// Remote experts of every layer.
     pub(crate) sets: Vec<Vec<u32>>,
@@ -44,12 +44,12 @@ pub(crate) struct Picked {
 
 impl Mixed<'_, '_> {
     /// The cheapest plan below `cutoff` that has something remote, where experts are few enough to try their sets.
-    pub(crate) fn cheapest(&self, cutoff: f64) -> Option<Picked> {
+    pub(crate) fn cheapest(&self, cutoff: f64) -> Option<MixedPlan> {
         let model = self.model;
         let leads = leads(model, self.tables, self.remote)?;
-        let mut sets: Vec<Vec<Set<'_>>> = Vec::with_capacity(leads.len());
+        let mut sets: Vec<Vec<CandidateSet<'_>>> = Vec::with_capacity(leads.len());
         for (layer, leads) in leads.iter().enumerate() {
-            let set = |lead| Set::new(model, lead, layer, self.factors);
+            let set = |lead| CandidateSet::new(model, lead, layer, self.factors);
             sets.push(leads.iter().filter_map(set).collect());
         }
         // The main sizes, the one with the lowest bound first.
@@ -60,7 +60,7 @@ impl Mixed<'_, '_> {
         }
         mains.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut left = MOST_MERGED;
-        let mut best: Option<(f64, Picked)> = None;
+        let mut best: Option<(f64, MixedPlan)> = None;
         for (bound, main) in mains {
             let cutoff = best.as_ref().map_or(cutoff, |(cost, _)| *cost);
             if bound >= cutoff || left == 0 || model.ends() {
@@ -83,17 +83,17 @@ impl Mixed<'_, '_> {
                 choices: merged.items.iter().map(|item| item.choice).collect(),
                 totals: merged.sum.terms,
             };
-            best = Some((merged.cost, Picked { main, sets: remote.collect(), sizing }));
+            best = Some((merged.cost, MixedPlan { main, sets: remote.collect(), sizing }));
         }
         model.add_work((MOST_MERGED - left) / 8);
         best.map(|(_, picked)| picked)
     }
 
     /// Every option of every layer at one main size; none where it holds too little.
-    fn at(&self, sets: &mut [Vec<Set<'_>>], main: usize, cutoff: f64) -> Option<At> {
+    fn at(&self, sets: &mut [Vec<CandidateSet<'_>>], main: usize, cutoff: f64) -> Option<SizeOptions> {
         let model = self.model;
         let size = model.main_sizes[main];
-        let cost = Cost {
+        let cost = MainSizeCost {
             rate: model.coupled_main_rate(size),
             output: model.output,
             is_reserved: model.is_reserved(),
@@ -111,7 +111,7 @@ impl Mixed<'_, '_> {
             for (index, set) in sets.iter_mut().enumerate() {
                 let bytes = set.local_bytes;
                 let all = set.at(model, layer, main).into_iter();
-                items.extend(all.map(|(choice, terms)| Item {
+                items.extend(all.map(|(choice, terms)| LayerOption {
                     set: index,
                     choice,
                     sum: Sum { terms, bytes },
@@ -122,15 +122,15 @@ impl Mixed<'_, '_> {
         model.add_work(layers.iter().map(Vec::len).sum::<usize>() / 8);
         let bounds = Bounds::new(cost, bytes, &layers, cutoff)?;
         let bound = bounds.of_all(&layers);
-        Some(At { cost, limits: Limits { prefill, step, bytes }, layers, bounds, bound })
+        Some(SizeOptions { cost, limits: Limits { prefill, step, bytes }, layers, bounds, bound })
     }
 }
 
 /// The options of all layers at one main size.
-struct At {
-    cost: Cost,
+struct SizeOptions {
+    cost: MainSizeCost,
     limits: Limits,
-    layers: Vec<Vec<Item>>,
+    layers: Vec<Vec<LayerOption>>,
     bounds: Bounds,
     bound: f64,
 }

@@ -1,7 +1,7 @@
 //! The sets of experts that a layer may have remote, with every size and number of functions of each.
 
 use crate::remote::Remote;
-use crate::search::options::{Choice, LayerOptions, Local, Terms};
+use crate::search::options::{LayerOptions, Local, OptionChoice, Terms};
 use crate::search::tables::LayerTable;
 use remoe_plan::model::Model;
 use remoe_plan::problem::ErrorFactor;
@@ -15,13 +15,13 @@ const MOST_TERMS: usize = 3_000_000;
 const FEW_EXPERTS: usize = 12;
 
 /// The order of experts whose first ones are a set, and how many those are.
-pub(super) struct Lead<'t> {
+pub(super) struct ExpertPrefix<'t> {
     pub(super) table: Cow<'t, LayerTable>,
     pub(super) count: usize,
 }
 
 /// One set of a layer's experts.
-pub(super) struct Set<'m> {
+pub(super) struct CandidateSet<'m> {
     pub(super) table: &'m LayerTable,
     pub(super) count: usize,
     /// Bytes of the experts that stay with the main function.
@@ -30,11 +30,11 @@ pub(super) struct Set<'m> {
     pub(super) options: Option<Box<LayerOptions<'m>>>,
 }
 
-impl<'m> Set<'m> {
+impl<'m> CandidateSet<'m> {
     /// Returns none if no remote size holds it.
     pub(super) fn new(
         model: &'m Model<'m>,
-        lead: &'m Lead<'m>,
+        lead: &'m ExpertPrefix<'m>,
         layer: usize,
         factors: Option<&[ErrorFactor]>,
     ) -> Option<Self> {
@@ -62,12 +62,12 @@ impl<'m> Set<'m> {
         model: &Model<'_>,
         layer: usize,
         main: usize,
-    ) -> Vec<(Option<Choice>, Terms)> {
+    ) -> Vec<(Option<OptionChoice>, Terms)> {
         let local = self.local(main);
         match &mut self.options {
             None => vec![(None, Terms::all_local(&model.layers[layer], local))],
             Some(options) => {
-                let mut kept: Vec<(Option<Choice>, Terms)> = Vec::new();
+                let mut kept: Vec<(Option<OptionChoice>, Terms)> = Vec::new();
                 let mut all = options.up_to(|_| 0.0, local, 0.0);
                 // Stable: of equal ones the one with less memory and fewer functions comes first.
                 all.sort_by(|a, b| a.1.bill.total_cmp(&b.1.bill));
@@ -102,7 +102,7 @@ pub(super) fn leads<'t>(
     model: &Model<'_>,
     tables: &'t [LayerTable],
     remote: Remote,
-) -> Option<Vec<Vec<Lead<'t>>>> {
+) -> Option<Vec<Vec<ExpertPrefix<'t>>>> {
     let sizes = model.remote_sizes.len();
     // Every subset of so few experts is worth the work; of more, most plans are found in a tenth of it.
     let experts: usize = model.layers.iter().map(|layer| layer.experts).sum();
@@ -120,12 +120,12 @@ pub(super) fn leads<'t>(
     let of_layer = |(layer, table): (usize, &'t LayerTable)| {
         let may_stay = remote.allows_in(&model.layers[layer], 0);
         let prefixes = (usize::from(!may_stay)..=table.order.len())
-            .map(|count| Lead { table: Cow::Borrowed(table), count });
-        let mut leads: Vec<Lead<'t>> = prefixes.collect();
+            .map(|count| ExpertPrefix { table: Cow::Borrowed(table), count });
+        let mut leads: Vec<ExpertPrefix<'t>> = prefixes.collect();
         for set in width.others(&table.order) {
             model.add_work(table.order.len());
             let table = Cow::Owned(table.led_by(model, layer, &set));
-            leads.push(Lead { table, count: set.len() });
+            leads.push(ExpertPrefix { table, count: set.len() });
         }
         leads
     };

@@ -1,7 +1,7 @@
 //! Tables against evaluations of the same plans.
 
 use super::*;
-use crate::generate::{Random, small_problem};
+use crate::generate::{SplitMix64, small_problem};
 use remoe_plan::plan::{Group, LayerPlan};
 use remoe_plan::problem::{Arrivals, Contention, VcpuRange};
 
@@ -34,7 +34,7 @@ fn plan(model: &Model<'_>, groups: u32, local: u32, replicas: u32) -> Plan {
 
 #[test]
 fn times_are_those_of_an_evaluation() {
-    let random = &mut Random::new(3);
+    let random = &mut SplitMix64::new(3);
     let mut compared = 0;
     for seed in 0..300 {
         let mut problem = small_problem(seed, 1 + seed as usize % 3);
@@ -69,7 +69,7 @@ fn times_are_those_of_an_evaluation() {
         let table = Table::new(&model, &rest, None, &plan, replicas).unwrap();
         let sizing = Sizing { bytes: 0.0, stated: Some(vcpus), vcpus, rate: 1.0 };
         let remote = vec![sizing; plan.groups.len()];
-        let pair = Pair { main: sizing, remote: &remote };
+        let pair = SizePair { main: sizing, remote: &remote };
         let times = table.running(&pair, &pair, false).times;
         let evaluation = model.evaluate(&plan);
         let steps = evaluation.steps.iter().map(|step| step.seconds);

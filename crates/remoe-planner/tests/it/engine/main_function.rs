@@ -13,7 +13,7 @@ const MOST_OWED: f64 = 1.0;
 /// Seconds that are rounding.
 const ROUNDING: f64 = 1e-9;
 
-pub(super) struct Request {
+pub(super) struct EngineRequest {
     pub(super) arrived: f64,
     /// When functions were ready for it.
     pub(super) ready: f64,
@@ -28,7 +28,7 @@ pub(super) struct Request {
     steps_left: u64,
 }
 
-impl Request {
+impl EngineRequest {
     pub(super) fn new(arrived: f64, ready: f64, prefill_left: f64, steps: u64) -> Self {
         Self {
             arrived,
@@ -53,9 +53,9 @@ pub(super) struct Engine<'s> {
     setting: &'s Setting,
     pub(super) now: f64,
     pub(super) last_done: f64,
-    pub(super) done: Vec<Request>,
-    waiting: VecDeque<Request>,
-    running: Vec<Request>,
+    pub(super) done: Vec<EngineRequest>,
+    waiting: VecDeque<EngineRequest>,
+    running: Vec<EngineRequest>,
     /// Seconds of the latest decode iterations, at most 31.
     decoded: VecDeque<f64>,
     part: f64,
@@ -79,7 +79,7 @@ impl<'s> Engine<'s> {
         }
     }
 
-    pub(super) fn arrive(&mut self, request: Request) {
+    pub(super) fn arrive(&mut self, request: EngineRequest) {
         self.waiting.push_back(request);
     }
 
@@ -179,8 +179,9 @@ impl<'s> Engine<'s> {
 
     fn prefill_one(&mut self, until: f64, end: f64) -> bool {
         let under_way = self.running.iter().filter(|request| request.is_under_way).count();
-        let could =
-            |request: &Request| !request.is_prefilled && (request.is_under_way || under_way < MOST_PREFILLS);
+        let could = |request: &EngineRequest| {
+            !request.is_prefilled && (request.is_under_way || under_way < MOST_PREFILLS)
+        };
         let prompts: Vec<usize> =
             (0..self.running.len()).filter(|index| could(&self.running[*index])).collect();
         let left = |index: &usize| self.running[*index].prefill_left;

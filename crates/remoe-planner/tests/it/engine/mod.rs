@@ -4,8 +4,8 @@
 
 mod main_function;
 
-use crate::generate::Random;
-use main_function::{Engine, Request};
+use crate::generate::SplitMix64;
+use main_function::{Engine, EngineRequest};
 
 /// One deployment and what comes to it.
 #[derive(Debug, Clone)]
@@ -40,7 +40,7 @@ pub(crate) enum Lengths {
 
 /// Observed figures, in the mean.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Observed {
+pub(crate) struct SimulatedFigures {
     pub(crate) share: f64,
     pub(crate) wakes_per_second: f64,
     pub(crate) cold_share: f64,
@@ -58,19 +58,19 @@ pub(crate) struct Observed {
     pub(crate) tpot: Vec<f64>,
 }
 
-fn exponential(random: &mut Random, mean: f64) -> f64 {
+fn exponential(random: &mut SplitMix64, mean: f64) -> f64 {
     -mean * (1.0 - random.unit()).ln()
 }
 
 /// At least 1.
-fn geometric(random: &mut Random, mean: f64) -> u64 {
+fn geometric(random: &mut SplitMix64, mean: f64) -> u64 {
     if mean <= 1.0 {
         return 1;
     }
     1 + ((1.0 - random.unit()).ln() / (1.0 - 1.0 / mean).ln()) as u64
 }
 
-fn lognormal(random: &mut Random, mean: f64, variation: f64) -> f64 {
+fn lognormal(random: &mut SplitMix64, mean: f64, variation: f64) -> f64 {
     if variation == 0.0 {
         return mean;
     }
@@ -81,18 +81,18 @@ fn lognormal(random: &mut Random, mean: f64, variation: f64) -> f64 {
 }
 
 impl Setting {
-    fn request(&self, random: &mut Random, arrived: f64, ready: f64) -> Request {
+    fn request(&self, random: &mut SplitMix64, arrived: f64, ready: f64) -> EngineRequest {
         let steps = match self.lengths {
             Lengths::Fixed => self.steps as u64,
             Lengths::Geometric => geometric(random, self.steps),
             Lengths::Lognormal(variation) => lognormal(random, self.steps, variation).round().max(1.0) as u64,
         };
         let prefill = lognormal(random, self.prefill_seconds, self.prefill_variation);
-        Request::new(arrived, ready, prefill, steps)
+        EngineRequest::new(arrived, ready, prefill, steps)
     }
 }
 
-impl Observed {
+impl SimulatedFigures {
     pub(crate) fn mean_ttft(&self) -> f64 {
         self.ttft.iter().sum::<f64>() / self.ttft.len() as f64
     }
@@ -106,7 +106,7 @@ pub(crate) fn quantile(values: &[f64], share: f64) -> f64 {
 /// Requests in a second that all mains complete while each always has some that wait.
 pub(crate) fn saturated_per_second(setting: &Setting) -> f64 {
     const REQUESTS: usize = 4000;
-    let random = &mut Random::new(5);
+    let random = &mut SplitMix64::new(5);
     let mut engine = Engine::new(setting);
     for _ in 0..REQUESTS {
         engine.arrive(setting.request(random, 0.0, 0.0));
@@ -117,8 +117,8 @@ pub(crate) fn saturated_per_second(setting: &Setting) -> f64 {
 }
 
 /// `requests` of them, from an empty deployment; the first tenth is not counted.
-pub(crate) fn observe(setting: &Setting, requests: usize, seed: u64) -> Observed {
-    let random = &mut Random::new(seed);
+pub(crate) fn observe(setting: &Setting, requests: usize, seed: u64) -> SimulatedFigures {
+    let random = &mut SplitMix64::new(seed);
     let mut engines: Vec<Engine<'_>> = (0..setting.mains).map(|_| Engine::new(setting)).collect();
     let between = setting.burst / setting.per_second;
     let (mut now, mut begun) = (0.0, 0.0);
@@ -160,21 +160,22 @@ pub(crate) fn observe(setting: &Setting, requests: usize, seed: u64) -> Observed
     let span = now - begun;
     alive += awake_since.map_or(0.0, |since| now - since);
     engines.iter_mut().for_each(|engine| engine.run(f64::INFINITY));
-    let done: Vec<&Request> =
+    let done: Vec<&EngineRequest> =
         engines.iter().flat_map(|engine| &engine.done).filter(|request| request.arrived >= begun).collect();
     let count = done.len() as f64;
-    let mean = |of: &dyn Fn(&Request) -> f64| done.iter().map(|request| of(request)).sum::<f64>() / count;
+    let mean =
+        |of: &dyn Fn(&EngineRequest) -> f64| done.iter().map(|request| of(request)).sum::<f64>() / count;
     let sorted = |mut values: Vec<f64>| {
         values.sort_by(f64::total_cmp);
         values
     };
-    let is_cold = |request: &&&Request| request.ready > request.arrived;
+    let is_cold = |request: &&&EngineRequest| request.ready > request.arrived;
     let cold: Vec<f64> = done.iter().filter(is_cold).map(|cold| cold.ready - cold.arrived).collect();
-    let ttft = |request: &&Request| request.first_token - request.arrived;
+    let ttft = |request: &&EngineRequest| request.first_token - request.arrived;
     let steps: f64 = done.iter().map(|request| request.steps as f64).sum();
     let decoded: f64 = done.iter().map(|request| request.ended - request.first_token).sum();
     let service_seconds = mean(&|request| request.ended - request.began);
-    Observed {
+    SimulatedFigures {
         share: alive / span,
         wakes_per_second: wakes / span,
         cold_share: cold.len() as f64 / count,

@@ -41,9 +41,9 @@ impl Sample {
 }
 
 /// A generator of numbers that are the same everywhere (SplitMix64).
-pub(crate) struct Random(u64);
+pub(crate) struct SplitMix64(u64);
 
-impl Random {
+impl SplitMix64 {
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -87,7 +87,7 @@ const VCPUS: [f64; 6] = [0.2, 0.5, 1.0, 2.0, 4.0, 8.0];
 const TOKENS: [f64; 4] = [1.0, 8.0, 64.0, 256.0];
 
 /// Seconds that fall with vCPUs towards a floor and rise with tokens, a little noisy.
-fn cpu_profile(random: &mut Random, scale: f64) -> CpuProfile {
+fn cpu_profile(random: &mut SplitMix64, scale: f64) -> CpuProfile {
     let (decay, floor) = (random.between(0.4, 1.6), random.between(0.1, 0.4));
     let (fixed, per_token) = (random.between(0.5, 0.9), random.between(0.1, 0.4));
     let seconds = TOKENS.iter().map(|tokens| {
@@ -98,7 +98,7 @@ fn cpu_profile(random: &mut Random, scale: f64) -> CpuProfile {
     CpuProfile { vcpus: VCPUS.to_vec(), tokens: TOKENS.to_vec(), seconds: seconds.collect() }
 }
 
-fn layer(random: &mut Random, experts: u32, top_k: u32, expert_bytes: f64, scale: f64) -> Layer {
+fn layer(random: &mut SplitMix64, experts: u32, top_k: u32, expert_bytes: f64, scale: f64) -> Layer {
     let gpu = TOKENS.iter().map(|tokens| scale * 0.05 * (1.0 + 0.02 * tokens)).collect();
     Layer {
         experts,
@@ -131,7 +131,7 @@ fn elsewhere(profile: &CpuProfile, factor: f64) -> CpuProfile {
 /// A small problem: `layers` layers, up to four replicas, limits from loose to infeasible. A third of
 /// the seeds have the non-expert part on CPUs, another third remote functions on other machines.
 pub(crate) fn small_problem(seed: u64, layers: usize) -> Problem {
-    let random = &mut Random::new(seed);
+    let random = &mut SplitMix64::new(seed);
     let most = if layers == 3 { 5 } else { 8 };
     let shapes: Vec<(u32, u32)> = (0..layers)
         .map(|_| {
@@ -265,7 +265,7 @@ pub(crate) struct Shape {
 
 /// A problem in the shape of a model, with 391 main and 41 remote sizes and up to four replicas.
 pub(crate) fn model_problem(shape: Shape) -> Problem {
-    let random = &mut Random::new(shape.seed);
+    let random = &mut SplitMix64::new(shape.seed);
     let (count, experts) = (shape.layers, shape.experts);
     let bytes = shape.expert_bytes;
     // All experts fit the largest main function, and all of a layer's the largest remote one.
@@ -336,7 +336,7 @@ pub(crate) fn model_problem(shape: Shape) -> Problem {
 
 /// Decisions beyond the paper's form.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Beyond {
+pub(crate) struct ExtendedDecisions {
     pub(crate) groups: Option<u32>,
     /// vCPUs are a decision of their own.
     pub(crate) vcpus: bool,
@@ -345,7 +345,7 @@ pub(crate) struct Beyond {
 }
 
 /// `problem` with these, under reserved billing where there are groups.
-pub(crate) fn beyond(problem: &Problem, beyond: Beyond) -> Problem {
+pub(crate) fn beyond(problem: &Problem, beyond: ExtendedDecisions) -> Problem {
     let mut problem = problem.clone();
     problem.limits.max_groups = beyond.groups;
     if beyond.groups.is_some() {
@@ -374,13 +374,24 @@ pub(crate) fn beyond(problem: &Problem, beyond: Beyond) -> Problem {
 }
 
 /// Everything that `remoe plan` turns on, step by step.
-pub(crate) const BEYOND: [(&str, Beyond); 4] = [
-    ("memory only", Beyond { groups: Some(16), vcpus: false, per_second: None, idle_seconds: None }),
-    ("vCPUs", Beyond { groups: Some(16), vcpus: true, per_second: None, idle_seconds: None }),
-    ("vCPUs, arrivals", Beyond { groups: Some(16), vcpus: true, per_second: Some(1e-3), idle_seconds: None }),
+pub(crate) const BEYOND: [(&str, ExtendedDecisions); 4] = [
+    (
+        "memory only",
+        ExtendedDecisions { groups: Some(16), vcpus: false, per_second: None, idle_seconds: None },
+    ),
+    ("vCPUs", ExtendedDecisions { groups: Some(16), vcpus: true, per_second: None, idle_seconds: None }),
+    (
+        "vCPUs, arrivals",
+        ExtendedDecisions { groups: Some(16), vcpus: true, per_second: Some(1e-3), idle_seconds: None },
+    ),
     (
         "vCPUs, arrivals, idle",
-        Beyond { groups: Some(16), vcpus: true, per_second: Some(1e-3), idle_seconds: Some(300.0) },
+        ExtendedDecisions {
+            groups: Some(16),
+            vcpus: true,
+            per_second: Some(1e-3),
+            idle_seconds: Some(300.0),
+        },
     ),
 ];
 
@@ -389,9 +400,9 @@ pub(crate) const MOST_TURN_WORK: usize = 18_000_000;
 
 /// Returns shares that follow `last`: of three one is drawn without the last ones, one has them in another order, and
 /// one changes them a little.
-pub(crate) fn next_shares(random: &mut Random, last: &[Vec<f64>], index: usize) -> Vec<Vec<f64>> {
+pub(crate) fn next_shares(random: &mut SplitMix64, last: &[Vec<f64>], index: usize) -> Vec<Vec<f64>> {
     let alpha = 10f64.powf(random.between(-1.0, 1.0));
-    let next = |random: &mut Random, shares: &Vec<f64>| match index % 3 {
+    let next = |random: &mut SplitMix64, shares: &Vec<f64>| match index % 3 {
         0 => random.dirichlet(shares.len(), alpha),
         1 => random.shuffled(shares),
         _ => normalised(shares.iter().map(|share| share * (0.2 * random.normal()).exp()).collect()),
@@ -404,7 +415,7 @@ fn normalised(values: Vec<f64>) -> Vec<f64> {
     values.iter().map(|value| value / sum).collect()
 }
 
-impl Random {
+impl SplitMix64 {
     /// Shares of `experts` with concentration `alpha`: the smaller, the more uneven.
     pub(crate) fn dirichlet(&mut self, experts: usize, alpha: f64) -> Vec<f64> {
         normalised((0..experts).map(|_| self.gamma(alpha).max(1e-12)).collect())

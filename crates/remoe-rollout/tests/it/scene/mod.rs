@@ -4,9 +4,9 @@
 
 use remoe_process::Role;
 use remoe_proto::v1::LayerExperts;
-use remoe_rollout::decide::{Desired, Instance, Patience};
+use remoe_rollout::decide::{Desired, Instance, RolloutTimeouts};
 use remoe_rollout::time::Time;
-use remoe_rollout::{Ending, FunctionId, FunctionSpec, Observed, Phase};
+use remoe_rollout::{Ending, FunctionId, FunctionPhase, FunctionSpec, ObservedFunction};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -37,13 +37,13 @@ pub(crate) fn wanted(remotes: usize) -> Desired {
         starts_at_once: None,
         remote: if remotes == 0 { Vec::new() } else { set() },
         drain: seconds(30.0),
-        patience: Patience::with_ready(seconds(120.0)),
+        patience: RolloutTimeouts::with_ready(seconds(120.0)),
     }
 }
 
-pub(crate) fn instance(id: &str, name: &str, phase: Phase) -> Instance {
+pub(crate) fn instance(id: &str, name: &str, phase: FunctionPhase) -> Instance {
     Instance {
-        observed: Observed {
+        observed: ObservedFunction {
             id: FunctionId(id.to_owned()),
             name: name.to_owned(),
             role: if name == "main" { Role::Main } else { Role::Remote },
@@ -55,10 +55,10 @@ pub(crate) fn instance(id: &str, name: &str, phase: Phase) -> Instance {
     }
 }
 
-pub(crate) fn listening() -> Phase {
-    Phase::Listening { grpc: "127.0.0.1:1".parse().unwrap(), http: None, metrics: None }
+pub(crate) fn listening() -> FunctionPhase {
+    FunctionPhase::Listening { grpc: "127.0.0.1:1".parse().unwrap(), http: None, metrics: None }
 }
 
-pub(crate) fn ended(code: Option<i32>) -> Phase {
-    Phase::Ended(Ending { code, ..Ending::default() })
+pub(crate) fn ended(code: Option<i32>) -> FunctionPhase {
+    FunctionPhase::Ended(Ending { code, ..Ending::default() })
 }

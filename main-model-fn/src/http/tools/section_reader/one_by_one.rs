@@ -2,9 +2,9 @@
 
 use super::super::format::{Element, Parameters};
 use super::super::parameters::Types;
+use super::super::parsed_delta::ParsedDelta;
 use super::super::reader::Step;
-use super::super::said::Said;
-use super::{Literal, SectionReader, State};
+use super::{Literal, SectionReader, SectionState};
 use serde_json::Value;
 
 /// Longest name of an argument in bytes.
@@ -12,26 +12,27 @@ const KEY: usize = 256;
 
 impl SectionReader {
     /// Ends arguments that are written one by one, where the model has stopped.
-    pub(super) fn end_arguments(&mut self, said: &mut Said) {
+    pub(super) fn end_arguments(&mut self, said: &mut ParsedDelta) {
         let index = match self.state {
-            State::Element(index) | State::Key(index) | State::Value(index, _) | State::Within(index, _) => {
-                index
-            }
+            SectionState::Element(index)
+            | SectionState::Key(index)
+            | SectionState::Value(index, _)
+            | SectionState::Within(index, _) => index,
             _ => return,
         };
         let Some(Element::Parameters(parameters)) = self.elements().get(index) else { return };
         let held = std::mem::take(&mut self.held);
         match self.state {
-            State::Within(_, types) => {
+            SectionState::Within(_, types) => {
                 let value = held.trim_end().strip_suffix(parameters.close).unwrap_or(&held);
                 self.end_value(parameters, value, types, said);
             }
-            State::Value(..) => self.calls.argue("\"\"", said),
+            SectionState::Value(..) => self.calls.argue("\"\"", said),
             _ => (),
         }
         self.calls.argue("}", said);
         self.has_begun = false;
-        self.state = State::After;
+        self.state = SectionState::After;
     }
 
     /// Text that may follow the arguments that are written one by one: of the call, or else of its section.
@@ -48,7 +49,7 @@ impl SectionReader {
         &mut self,
         index: usize,
         parameters: &'static Parameters,
-        said: &mut Said,
+        said: &mut ParsedDelta,
     ) -> Step {
         let begun = self.held.trim_start();
         let follows = self.follows(index);
@@ -70,24 +71,24 @@ impl SectionReader {
         self.drop_blank();
         if is_next {
             self.take(parameters.open.len());
-            return self.go(State::Key(index));
+            return self.go(SectionState::Key(index));
         }
         self.calls.argue("}", said);
-        self.go(State::Element(index + 1))
+        self.go(SectionState::Element(index + 1))
     }
 
     pub(super) fn parameter(
         &mut self,
         index: usize,
         parameters: &'static Parameters,
-        said: &mut Said,
+        said: &mut ParsedDelta,
     ) -> Step {
         match self.state {
-            State::Key(_) => {
+            SectionState::Key(_) => {
                 let Some(at) = self.held.find(parameters.named).filter(|&at| at <= KEY) else {
                     if self.held.len() > KEY + parameters.named.len() {
                         // No argument has such a name: the rest is read as what follows the arguments.
-                        return self.go(State::Element(index));
+                        return self.go(SectionState::Element(index));
                     }
                     return Step::Wait;
                 };
@@ -97,9 +98,9 @@ impl SectionReader {
                 let before = if std::mem::replace(&mut self.has_argument, true) { ", " } else { "" };
                 self.calls.argue(&format!("{before}{}: ", Value::from(key)), said);
                 let types = Types::of(self.asked.parameters(&self.name), key);
-                self.go(State::Value(index, types))
+                self.go(SectionState::Value(index, types))
             }
-            State::Value(_, types) => {
+            SectionState::Value(_, types) => {
                 if !parameters.value.is_empty() && self.literal(parameters.value) == Literal::Partial {
                     return Step::Wait;
                 }
@@ -113,10 +114,10 @@ impl SectionReader {
                 if types.is_string() {
                     self.calls.argue("\"", said);
                 }
-                self.go(State::Within(index, types))
+                self.go(SectionState::Within(index, types))
             }
-            State::Within(_, types) => self.within(index, parameters, types, said),
-            _ => self.go(State::Element(index)),
+            SectionState::Within(_, types) => self.within(index, parameters, types, said),
+            _ => self.go(SectionState::Element(index)),
         }
     }
 
@@ -126,7 +127,7 @@ impl SectionReader {
         index: usize,
         parameters: &'static Parameters,
         types: Types,
-        said: &mut Said,
+        said: &mut ParsedDelta,
     ) -> Step {
         let follows = self.follows(index);
         let mut open_end = None;
@@ -138,7 +139,7 @@ impl SectionReader {
                 let value = self.take(at);
                 self.take(parameters.close.len());
                 self.end_value(parameters, &value, types, said);
-                return self.go(State::Element(index));
+                return self.go(SectionState::Element(index));
             }
             if parameters.open.starts_with(rest) || follows.starts_with(rest) {
                 open_end = Some(at);
@@ -167,7 +168,7 @@ impl SectionReader {
         Step::Wait
     }
 
-    fn end_value(&mut self, parameters: &Parameters, value: &str, types: Types, said: &mut Said) {
+    fn end_value(&mut self, parameters: &Parameters, value: &str, types: Types, said: &mut ParsedDelta) {
         let value = value.strip_suffix(parameters.padding).unwrap_or(value);
         let json = if types.is_string() { escaped(value) + "\"" } else { types.json(value) };
         self.calls.argue(&json, said);

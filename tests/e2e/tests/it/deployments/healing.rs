@@ -4,7 +4,7 @@ use crate::deployments::remote;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams};
-use remoe_e2e::deployment::{Deployment, Stream, chat};
+use remoe_e2e::deployment::{CompletionStream, Deployment, chat};
 use remoe_e2e::scene::Scene;
 use remoe_e2e::{claim, pods, release};
 use remoe_test_support::deadline::{LONG, until};
@@ -81,8 +81,8 @@ async fn a_stream_outlives_the_functions_that_it_uses() {
         let demo = Deployment::apply(scene, "demo", &remote()).await;
         demo.settled().await;
         let address = demo.doors(scene).await[0];
-        let undisturbed = Stream::start(address, "demo", PROMPT).await.finish().await;
-        let mut stream = Stream::start(address, "demo", PROMPT).await;
+        let undisturbed = CompletionStream::start(address, "demo", PROMPT).await.finish().await;
+        let mut stream = CompletionStream::start(address, "demo", PROMPT).await;
         stream.next().await.expect("a first token");
         let remote = functions(scene).await.into_iter().filter(|pod| !place(pod).starts_with("demo-main-"));
         for (number, pod) in remote.enumerate() {

@@ -26,13 +26,13 @@ async fn changed(demo: &Deployment, spec: Value) -> Value {
 }
 
 /// Asks a ready main function, again and again; every one must answer.
-struct Client {
+struct SteadyClient {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU32>,
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Client {
+impl SteadyClient {
     fn start(scene: &Scene, name: &str) -> Self {
         let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::<AtomicU32>::default());
         let (stopped, count) = (stop.clone(), answered.clone());
@@ -62,7 +62,7 @@ async fn main_functions_come_and_go_while_clients_are_served() {
         claim::with_demo_model(scene, "models").await;
         let demo = Deployment::apply(scene, "demo", &local()).await;
         demo.settled().await;
-        let client = Client::start(scene, "demo");
+        let client = SteadyClient::start(scene, "demo");
 
         let one = uids(scene).await;
         let plan = demo.status().await["plan"].clone();
@@ -106,7 +106,7 @@ async fn experts_move_out_and_in_again() {
         let demo = Deployment::apply(scene, "demo", &remote()).await;
         let remote = demo.settled().await["functions"].clone();
         assert_ne!(remote, "1/1");
-        let client = Client::start(scene, "demo");
+        let client = SteadyClient::start(scene, "demo");
         assert_eq!(changed(&demo, json!({"remoteExperts": {"mode": "Never"}})).await["functions"], "1/1");
         changed(&demo, json!({"remoteExperts": {"mode": "Auto"}})).await;
         assert_eq!(changed(&demo, json!({"remoteExperts": {"mode": "Always"}})).await["functions"], remote);

@@ -1,0 +1,101 @@
+//! Memory of a watch: what is known of a model is held while requests come.
+
+use crate::model;
+
+use remoe_predictor::{Activations, Embedding, Phase};
+use remoe_usage::{
+    Opened, PredictionService, PredictorOpener, PredictorOptions, Prompts, Retention, UsagePredictor,
+};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+const LAYERS: usize = 2;
+const EXPERTS: usize = 4;
+const LONG: Duration = Duration::from_secs(3600);
+const ANSWERS: Duration = Duration::from_secs(30);
+const BODY: &[u8] = br#"{"prompt": [1, 2, 3, 4, 5, 6, 7, 0]}"#;
+
+fn predictor(folder: &Path) -> UsagePredictor {
+    let embedding = Embedding::from_rows(2, &[1.0, 0.5].repeat(8)).unwrap();
+    let options =
+        PredictorOptions { store: Some((folder.to_owned(), 1 << 20)), ..PredictorOptions::default() };
+    let header = model::header(LAYERS, EXPERTS);
+    UsagePredictor::new(header, embedding, Prompts::of_ids(8), None, options).unwrap()
+}
+
+fn activations() -> String {
+    let mut activations = Activations::new(LAYERS, EXPERTS);
+    let used = [(0, 0.5), (1, 0.5)];
+    (0..8).for_each(|_| activations.count(Phase::Prefill, [&used[..]; LAYERS].into_iter()));
+    activations.to_text().unwrap()
+}
+
+/// Opens what is in `folder`, and counts how often; what is held is a reference to the count.
+fn opening(folder: &Path) -> (PredictorOpener, Arc<AtomicUsize>) {
+    let (folder, opened) = (folder.to_owned(), Arc::new(AtomicUsize::new(0)));
+    let counted = opened.clone();
+    let open = move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+        Some(Opened { predictor: predictor(&folder), held: Box::new(counted.clone()) })
+    };
+    (Box::new(open), opened)
+}
+
+fn until(mut is: impl FnMut() -> bool) {
+    while !is() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn closed_watch_opens_when_a_request_comes() {
+    let folder = tempfile::tempdir().unwrap();
+    let (open, opened) = opening(folder.path());
+    let watch = PredictionService::start_closed(open, LONG, None, |_, _| ()).unwrap();
+    assert_eq!(watch.mix(ANSWERS), None);
+    watch.told(1, &activations());
+    watch.left(1);
+    assert_eq!((watch.mix(ANSWERS), watch.is_open(), opened.load(Ordering::SeqCst)), (None, false, 0));
+    for id in 1..=3 {
+        assert!(watch.came(id, "t", Retention::Records, BODY));
+        watch.told(id, &activations());
+        watch.left(id);
+    }
+    assert!(watch.came(4, "t", Retention::Records, BODY));
+    assert_eq!(watch.mix(ANSWERS).map(|mix| mix.requests), Some(1.0), "the first ones were learned from");
+    assert!(watch.is_open() && opened.load(Ordering::SeqCst) == 1);
+}
+
+#[test]
+fn watch_without_requests_lets_go_and_opens_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (open, opened) = opening(folder.path());
+    let watch = PredictionService::start_closed(open, Duration::from_millis(20), None, |_, _| ()).unwrap();
+    assert!(watch.came(1, "t", Retention::Records, BODY));
+    // A request that runs keeps it open.
+    until(|| watch.is_open());
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(watch.is_open());
+    watch.told(1, &activations());
+    watch.left(1);
+    until(|| !watch.is_open());
+    // The source's own reference, and this one.
+    until(|| Arc::strong_count(&opened) == 2);
+    assert!(watch.came(2, "t", Retention::Records, BODY));
+    assert!(watch.mix(ANSWERS).is_some(), "what was stored is known again");
+    assert_eq!(opened.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn watch_that_cannot_open_predicts_nothing() {
+    let watch = PredictionService::start_closed(Box::new(|| None), LONG, None, |_, _| ()).unwrap();
+    assert!(watch.came(1, "t", Retention::Records, BODY));
+    assert_eq!((watch.mix(ANSWERS), watch.is_open()), (None, false));
+    // The queue does not fill up with what cannot be looked at.
+    for id in 2..2000 {
+        until(|| watch.came(id, "t", Retention::Records, BODY));
+        watch.left(id);
+    }
+}

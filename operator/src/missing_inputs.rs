@@ -1,0 +1,75 @@
+//! Names of what is still to be read. Pure: they follow from the resource and from what is stored about its model, and no
+//! later stage is asked for them.
+
+use super::earlier;
+use super::facts::{ModelFacts, subject_of};
+use super::inspection::kept_facts;
+use super::manifests::inspector_place;
+use super::names::profile_record;
+use super::one_shot::{OneShotState, one_shot};
+use super::profiling;
+use super::records::{Details, Records};
+use kube::ResourceExt;
+use remoe_api::MoEDeployment;
+
+/// Something that was not read yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum MissingInput {
+    /// Log of a pod.
+    Log(String),
+    /// Record of a profile.
+    Profile(String),
+    /// ConfigMap with a supplied profile, or with what an earlier release kept.
+    Map(String),
+}
+
+/// Returns what is to be read for `owner` beyond `records`; none if nothing is lacking.
+///
+/// # Errors
+/// The spec cannot be written as JSON.
+pub(crate) fn lacking(
+    owner: &MoEDeployment,
+    records: Records<'_>,
+) -> Result<Option<MissingInput>, serde_json::Error> {
+    let Details { profiles, maps, logs } = records.details;
+    if let Some(name) = earlier::lacking(owner, records) {
+        return Ok(Some(MissingInput::Map(name)));
+    }
+    let unread_log = |place: &str| finished(owner, records, place).filter(|pod| !logs.contains_key(pod));
+    let subject = subject_of(owner)?;
+    let inspectors = inspector_place(&owner.name_any(), &subject);
+    let printed = || {
+        let log = logs.get(&finished(owner, records, &inspectors)?)?.as_ref().ok()?;
+        ModelFacts::from_log(log).ok()
+    };
+    let Some(facts) = kept_facts(owner, records, &subject).or_else(printed) else {
+        return Ok(unread_log(&inspectors).map(MissingInput::Log));
+    };
+    if let Some(named) = &owner.spec.profile {
+        let name = &named.config_map_name;
+        return Ok((!maps.contains_key(name)).then(|| MissingInput::Map(name.clone())));
+    }
+    let subject = profiling::subject(owner, &facts)?;
+    let name = profile_record(&subject);
+    let Some(record) = profiles.get(&name) else { return Ok(Some(MissingInput::Profile(name))) };
+    let earlier = if record.is_none() { earlier::lacking_profile(records, &name) } else { None };
+    if let Some(name) = earlier {
+        return Ok(Some(MissingInput::Map(name)));
+    }
+    let kept = match record {
+        Some(record) => profiling::measured(record, &subject, owner, &facts),
+        None => earlier::profile(owner, records, &name)
+            .and_then(|profile| profiling::of_model(profile, owner, &facts)),
+    };
+    Ok(if kept.is_some() { None } else { unread_log(&name).map(MissingInput::Log) })
+}
+
+/// Returns the helper pod at `place` that is done.
+fn finished(owner: &MoEDeployment, records: Records<'_>, place: &str) -> Option<String> {
+    let uid = owner.uid().unwrap_or_default();
+    // The reason is that of a failure.
+    match one_shot(records.pods, &uid, place, "", records.now) {
+        OneShotState::Done { pod } => Some(pod),
+        OneShotState::Start { .. } | OneShotState::Waiting { .. } | OneShotState::Failed { .. } => None,
+    }
+}
