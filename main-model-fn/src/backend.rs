@@ -189,6 +189,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// routed experts alone.
     const ADDS_SHARED: bool = false;
 
+    /// True if the largest logits are selected on the device, so that the others need not come to the host.
+    const SELECTS_LOGITS: bool = false;
     /// Bytes of the device's memory that pages leave to iterations.
     const WORKSPACE_BYTES: usize = 0;
 
@@ -480,6 +482,15 @@ pub trait Backend: Sized + Send + Sync + 'static {
     ) -> Result<(Cow<'a, [u8]>, Routed), BackendError> {
         let logits = self.floats(&self.linear(&router.linear, x)?)?;
         Ok((self.bytes(x)?, router.rule.routed(&logits)))
+    }
+
+    /// Returns where the `count` largest elements of each row are, and these, row by row. Those of a row that has one that
+    /// is not finite are not finite. For backends with [`SELECTS_LOGITS`](Self::SELECTS_LOGITS) alone.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn likeliest(&self, _x: &Self::Tensor, _count: usize) -> Result<(Vec<u32>, Vec<f32>), BackendError> {
+        Err(BackendError::Shape { what: "selection of logits by this backend", actual: 0, expected: 1 })
     }
 
     /// A tensor of `rows` x `width` that `fill` writes on the host, every byte of it.

@@ -146,7 +146,7 @@ fn libtorch_is_linked_by_main_model_torch_alone() {
     assert_eq!(linked, ["main-model-torch"], "these crates depend on LibTorch");
 }
 
-/// Calls of a device are counted where LibTorch is called.
+/// Calls are counted in the module that makes them.
 #[test]
 fn libtorch_is_called_by_its_library_module_alone() {
     let folder = workspace().join("main-model-fn/main-model-torch/src");

@@ -7,8 +7,10 @@ use remoe_test_support::control::greedy;
 use remoe_test_support::deadline::{SOON, until};
 use remoe_test_support::fixture::{ModelFixture, served_fixtures};
 use remoe_test_support::function::{MainFunction, StartOptions};
+use remoe_test_support::http;
 use remoe_test_support::metrics::MetricsPage;
 use serde::Deserialize;
+use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,11 +18,12 @@ use tempfile::TempDir;
 
 const GIB: u64 = 1 << 30;
 
-/// Calls of a device; see `library::DeviceCounts` of main-model-torch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+/// Requests to a device; see `library::DeviceCounts` of main-model-torch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 struct DeviceCounts {
     calls: u64,
     copies_down: u64,
+    bytes_down: u64,
     copies_up: u64,
     synchronisations: u64,
 }
@@ -28,8 +31,10 @@ struct DeviceCounts {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 struct DeviceRecording {
     layers: Vec<DeviceCounts>,
+    outside: DeviceCounts,
     held_bytes: u64,
     peak_bytes: u64,
+    limit_bytes: u64,
 }
 
 /// A main function on a simulated device, with what is recorded of it.
@@ -40,10 +45,14 @@ struct Recorded {
 
 impl Recorded {
     async fn start(model: &ModelFixture, dtype: &'static str, bytes: u64) -> Self {
+        Self::start_with(model, StartOptions::dtype(dtype).simulated_device(bytes)).await
+    }
+
+    async fn start_with(model: &ModelFixture, mut options: StartOptions) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut options = StartOptions::dtype(dtype).simulated_device(bytes);
         let file = |name: &str| folder.path().join(name).display().to_string();
         options.environment.push(("REMOE_TEST_RECORDING", file("recording.json")));
+        options.environment.push(("REMOE_TEST_DEVICE_LIMIT", file("limit")));
         options.environment.push(("REMOE_TEST_DEVICE_LOST", file("lost")));
         Self { main: MainFunction::start(&model.folder, options).await, folder }
     }
@@ -69,6 +78,16 @@ impl Recorded {
         MetricsPage::read(self.main.http()).await.value("remoe_iterations_total")
     }
 
+    /// Leaves `free` bytes of the device beside the `held` ones, as if other processes took the rest.
+    async fn leave(&self, held: u64, free: u64) {
+        let whole = self.folder.path().join("limit.new");
+        fs::write(&whole, (held + free).to_string()).unwrap();
+        fs::rename(whole, self.folder.path().join("limit")).unwrap();
+        let limit = held + free;
+        until(SOON, "a new limit", async || (self.recording().await.limit_bytes == limit).then_some(()))
+            .await;
+    }
+
     /// Counts of each layer for `requests`, which begin together, and in how many iterations they were made.
     async fn counts(&self, requests: &[GenerateRequest]) -> (Vec<DeviceCounts>, u64) {
         let (before, iterations) = (self.recording().await, self.iterations().await);
@@ -84,11 +103,11 @@ impl Recorded {
             generation.finish().await.unwrap();
         }
         let after = self.recording().await;
-        let nothing = DeviceCounts { calls: 0, copies_down: 0, copies_up: 0, synchronisations: 0 };
-        let earlier = before.layers.iter().copied().chain(std::iter::repeat(nothing));
+        let earlier = before.layers.iter().copied().chain(std::iter::repeat(DeviceCounts::default()));
         let layers = after.layers.iter().zip(earlier).map(|(after, before)| DeviceCounts {
             calls: after.calls - before.calls,
             copies_down: after.copies_down - before.copies_down,
+            bytes_down: after.bytes_down - before.bytes_down,
             copies_up: after.copies_up - before.copies_up,
             synchronisations: after.synchronisations - before.synchronisations,
         });
@@ -142,12 +161,12 @@ async fn layer_decodes_in_few_calls_whatever_the_spans() {
 async fn layer_prefills_in_few_calls_whatever_the_spans() {
     for (name, most) in SHAPES {
         let model = ModelFixture::fixture(name);
-        let prompt = |first: u32, length: u32| (first..first + length).collect::<Vec<u32>>();
+        let rising = |first: u32, length: u32| (first..first + length).collect::<Vec<u32>>();
         let device = Recorded::start(&model, "float32", 8 * GIB).await;
-        let one = [greedy(&prompt(1, 20), 1)];
+        let one = [greedy(&rising(1, 20), 1)];
         let (warm, _) = device.counts(&one).await;
         assert!(warm.iter().any(|layer| layer.calls > 0));
-        for prompts in [vec![prompt(2, 20)], vec![prompt(3, 9), prompt(30, 20), prompt(60, 14)]] {
+        for prompts in [vec![rising(2, 20)], vec![rising(3, 9), rising(30, 20), rising(60, 14)]] {
             let requests: Vec<_> = prompts.iter().map(|prompt| greedy(prompt, 1)).collect();
             let (layers, passes) = device.counts(&requests).await;
             for (id, layer) in layers.iter().enumerate() {
@@ -182,37 +201,46 @@ async fn device_memory_does_not_grow_after_the_first_requests() {
     }
 }
 
+/// Token ids of a stream of completions.
+fn streamed(body: &str) -> Vec<u64> {
+    let events = body.lines().filter_map(|line| line.strip_prefix("data: "));
+    let events = events.filter_map(|event| serde_json::from_str::<Value>(event).ok());
+    let ids = |event: Value| event["choices"][0]["token_ids"].as_array().cloned().unwrap_or_default();
+    events.flat_map(ids).map(|id| id.as_u64().unwrap()).collect()
+}
+
 /// Prompts that begin like earlier ones, and requests that give their pages back and go on, get the tokens that they get
 /// alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn prefix_reuse_and_preemption_keep_tokens_on_a_device() {
     for model in served_fixtures() {
         let (name, checkpoint) = (&model.name, model.checkpoint());
-        let vocabulary = checkpoint.config().vocab_size as u32;
-        let prompt = |seed: u32, length: u32| -> Vec<u32> {
-            (0..length).map(|at| (7 * at + 11 * seed + at * at) % vocabulary).collect()
-        };
+        if checkpoint.config().served_context() < 100 {
+            continue;
+        }
         let options = StartOptions::dtype("float32").simulated_device(8 * GIB);
         let options = options.with("--kv-cache-bytes", memory(&checkpoint, 6 * 32));
         let main = MainFunction::start(&model.folder, options).await;
         main.control.route(&[], &[]).await;
-        let mut longer = prompt(1, 40);
-        longer.extend([5, 3, 9]);
-        let requests = [greedy(&prompt(1, 40), 60), greedy(&prompt(2, 40), 60), greedy(&longer, 40)];
-        let requests = requests.map(|request| GenerateRequest { ignore_eos: true, ..request });
-        let mut alone = Vec::new();
-        for request in &requests {
-            alone.push(main.control.generate(request.clone()).await.finished.tokens);
-        }
-        let metrics = MetricsPage::read(main.http()).await;
-        assert!(metrics.value("remoe_prefix_cache_hits_total") > 0, "{name}: no prefix was found");
-        let mut together = Vec::new();
-        for request in &requests {
-            together.push(main.control.begin(request.clone()).await.unwrap());
-        }
-        for (generation, alone) in together.into_iter().zip(alone) {
-            assert_eq!(generation.finish().await.unwrap().finished.tokens, alone, "{name}");
-        }
+        let mut body = completion(1, 40, 60);
+        body["stream"] = true.into();
+        let ask = async |body: &Value| http::post(main.http(), "/v1/completions", body).await.unwrap();
+        let first = streamed(&ask(&body).await.finish().await.unwrap().body);
+        assert_eq!(first.len(), 60, "{name}");
+        let again = streamed(&ask(&body).await.finish().await.unwrap().body);
+        assert_eq!(again, first, "{name}: behind a prefix that was kept");
+        assert!(MetricsPage::read(main.http()).await.value("remoe_prefix_cache_hits_total") > 0, "{name}");
+
+        let interactive = GenerateRequest { ignore_eos: true, ..greedy(&prompt(2, 40), 60) };
+        let alone = main.control.generate(interactive.clone()).await.finished.tokens;
+        body["priority"] = "batch".into();
+        let mut batch = ask(&body).await;
+        let begins = batch.chunk().await.unwrap().unwrap();
+        let answer = main.control.generate(interactive).await.finished.tokens;
+        assert_eq!(answer, alone, "{name}: an interactive request beside a batch request");
+        let answered = streamed(&(begins + &batch.finish().await.unwrap().body));
+        assert_eq!(answered, first, "{name}: a preempted request");
+        // Layers with a window need fewer pages: both requests may have room.
         let has_window = |attention: &AttentionFacts| match attention {
             AttentionFacts::Gqa(facts) => facts.window.is_some(),
             AttentionFacts::Mla(_) => false,
@@ -232,5 +260,155 @@ async fn router_in_float32_takes_its_bias_beside_bfloat16() {
         let prompt = &model.prompts()[3];
         let answer = device.main.control.generate(greedy(prompt, 4)).await;
         assert_eq!(answer.finished.reason, "length", "{}", model.name);
+    }
+}
+
+/// A prompt that begins like no other.
+fn prompt(seed: u32, length: u32) -> Vec<u32> {
+    (0..length).map(|at| (7 * at + 11 * seed + at * at) % 96).collect()
+}
+
+fn completion(seed: u32, length: u32, tokens: u32) -> Value {
+    json!({
+        "prompt": prompt(seed, length), "max_tokens": tokens, "temperature": 0, "ignore_eos": true,
+        "return_token_ids": true,
+    })
+}
+
+/// Streams that run are never failed for want of device memory: requests that come are refused, and may be sent again.
+#[tokio::test(flavor = "multi_thread")]
+async fn device_without_memory_refuses_new_requests_and_no_running_one() {
+    let model = ModelFixture::fixture("olmoe-basic");
+    let options = StartOptions::dtype("float32").simulated_device(2 * GIB).with("--kv-cache-bytes", 64 * GIB);
+    let device = Recorded::start_with(&model, options.with("--max-batch", 64)).await;
+    device.main.control.route(&[], &[]).await;
+    let http = device.main.http();
+    let metrics = MetricsPage::read(http).await;
+    let memory = |purpose: &str| metrics.value(&format!("remoe_device_memory_bytes{{use=\"{purpose}\"}}"));
+    let planned = memory("weights") + memory("kv_cache") + memory("workspace");
+    assert!(planned <= 2 * GIB && planned > 2 * GIB - (16 << 20), "{planned} bytes are planned of 2 GiB");
+    assert_eq!(memory("kv_cache"), metrics.value("remoe_kv_cache_limit_bytes"));
+
+    // What one long prompt needs: less is refused.
+    let held = device.recording().await.held_bytes;
+    // 64 to 95: those of requests below are others.
+    let (mut free, mut seed, mut refused) = (32 << 10, 64, 0);
+    loop {
+        device.leave(held, free).await;
+        let body = completion(seed, 100, 8);
+        let answer = http::post(http, "/v1/completions", &body).await.unwrap().finish().await.unwrap();
+        match answer.status {
+            200 => break,
+            503 => refused += 1,
+            other => panic!("{other}: {}", answer.body),
+        }
+        (free, seed) = (free * 5 / 4, seed + 1);
+    }
+    assert!(refused > 0, "the device is never too small");
+
+    device.leave(held, GIB / 4).await;
+    let mut alone = Vec::new();
+    for stream in 0..8 {
+        alone.push(device.main.control.generate(decoding(8, 60)[stream].clone()).await.finished.tokens);
+    }
+    let mut streams = Vec::new();
+    for stream in 0..8 {
+        let mut running = device.main.control.begin(decoding(8, 60)[stream].clone()).await.unwrap();
+        running.tokens(1).await.unwrap();
+        streams.push(running);
+    }
+    // Too little for long prompts, enough for short ones, alone if need be.
+    device.leave(held, free * 6 / 10).await;
+    let mut requests = tokio::task::JoinSet::new();
+    for request in 0..64 {
+        let length = if request % 2 == 0 { 12 } else { 100 };
+        requests.spawn(async move {
+            let body = completion(request, length, 8);
+            let answer = http::post(http, "/v1/completions", &body).await.unwrap();
+            (length, answer.finish().await.unwrap())
+        });
+    }
+    let mut count = [0, 0];
+    while let Some(answer) = requests.join_next().await {
+        let (length, answer) = answer.unwrap();
+        match answer.status {
+            200 => assert_eq!(length, 12, "{answer:?}"),
+            503 => {
+                assert_eq!(length, 100, "{answer:?}");
+                assert!(answer.retry_after.is_some(), "{answer:?}");
+                assert!(answer.body.contains("out of device memory"), "{}", answer.body);
+            }
+            other => panic!("{other}: {}", answer.body),
+        }
+        count[usize::from(length == 100)] += 1;
+    }
+    assert_eq!(count, [32, 32], "answered and refused");
+    for (stream, alone) in streams.into_iter().zip(alone) {
+        assert_eq!(stream.finish().await.expect("a stream that runs is not failed").finished.tokens, alone);
+    }
+    assert!(MetricsPage::read(http).await.value("remoe_device_out_of_memory_total") > 0);
+}
+
+/// A device that does not answer any more: not ready, then the process ends as one that is to be started again.
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_device_ends_the_process_after_its_readiness() {
+    let model = ModelFixture::fixture("olmoe-basic");
+    let options =
+        StartOptions::dtype("float32").simulated_device(2 * GIB).with("--health-listen", "127.0.0.1:0");
+    let mut device = Recorded::start_with(&model, options).await;
+    device.main.control.route(&[], &[]).await;
+    let health = device.main.announcement.health.unwrap();
+    assert_eq!(http::get(health, "/readyz").await.status, 200);
+    let mut running = device.main.control.begin(decoding(1, 120)[0].clone()).await.unwrap();
+    running.tokens(1).await.unwrap();
+    fs::write(device.folder.path().join("lost"), "").unwrap();
+    // Ends on its own if it was fast; the next one meets the lost device.
+    let _ended = running.finish().await;
+    let next = device.main.control.begin(decoding(1, 120)[0].clone()).await;
+    if let Ok(next) = next {
+        let failed = next.finish().await.expect_err("a lost device answers nothing");
+        assert_eq!(failed.code(), tonic::Code::Unavailable, "{failed:?}");
+    }
+    until(SOON, "a function that is not ready", async || {
+        (http::get(health, "/readyz").await.status == 503).then_some(())
+    })
+    .await;
+    assert!(device.main.process.ended().is_none(), "it was not ready before it ended");
+    let status = device.main.process.end(SOON).await;
+    assert_eq!(status.code(), Some(1), "a failure that another start may mend");
+    assert!(device.main.process.log().iter().any(|line| line.contains("the device is lost")));
+}
+
+/// Where a request looks at the likeliest tokens alone, they alone come to the host; it draws what it draws from all.
+#[tokio::test(flavor = "multi_thread")]
+async fn likeliest_tokens_come_from_the_device_and_are_those_of_all() {
+    let model = ModelFixture::fixture("mixtral-text");
+    let device = Recorded::start(&model, "float32", GIB).await;
+    device.main.control.route(&[], &[]).await;
+    let vocabulary = model.checkpoint().config().vocab_size as u64;
+    let http = device.main.http();
+    for top_k in [0, 5] {
+        let mut answers = Vec::new();
+        for logprobs in [false, true] {
+            let mut body = completion(3, 1, 20);
+            if top_k > 0 {
+                body["top_k"] = top_k.into();
+                body["temperature"] = 1.into();
+                body["seed"] = 7.into();
+            }
+            if logprobs {
+                body["logprobs"] = 1.into();
+            }
+            let before = device.recording().await;
+            let answer = http::post(http, "/v1/completions", &body).await.unwrap().finish().await.unwrap();
+            let after = device.recording().await;
+            let answer: Value = serde_json::from_str(&answer.body).unwrap();
+            answers.push(answer["choices"][0]["token_ids"].clone());
+            // Each of 20 rows of logits, in float32.
+            let bytes = (after.outside.bytes_down - before.outside.bytes_down) / 20;
+            assert_eq!(bytes >= 4 * vocabulary, logprobs, "{bytes} bytes an iteration, {vocabulary} tokens");
+        }
+        assert_eq!(answers[0].as_array().unwrap().len(), 20);
+        assert_eq!(answers[0], answers[1], "top_k {top_k}");
     }
 }

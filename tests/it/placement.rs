@@ -134,6 +134,20 @@ async fn answers_by_libtorch_do_not_depend_on_placement() {
     }
 }
 
+/// As by LibTorch, through the branches that a GPU takes; gpt2_moe has biases, gpt-oss sinks and windows, and granite
+/// factors on what is added.
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_on_a_device_do_not_depend_on_placement() {
+    for name in
+        ["olmoe-basic", "dsv2-group", "dsv3-basic", "gptoss-basic", "gpt2moe-basic", "granitemoe-basic"]
+    {
+        for dtype in ["float32", "bfloat16"] {
+            let options = StartOptions::dtype(dtype).simulated_device(2 << 30);
+            same_everywhere(&ModelFixture::fixture(name), &options).await;
+        }
+    }
+}
+
 /// One family with biases among them and one with latent attention, whose other weights are int8 beside such experts;
 /// the other families differ in nothing that the kernels see.
 #[tokio::test(flavor = "multi_thread")]

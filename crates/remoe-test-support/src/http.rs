@@ -11,6 +11,8 @@ use tokio::net::TcpStream;
 pub struct Response {
     /// The status code.
     pub status: u16,
+    /// Seconds of `Retry-After`.
+    pub retry_after: Option<u64>,
     /// The body.
     pub body: String,
 }
@@ -19,6 +21,8 @@ pub struct Response {
 pub struct HttpExchange {
     /// The status code.
     pub status: u16,
+    /// Seconds of `Retry-After`.
+    pub retry_after: Option<u64>,
     reader: BufReader<TcpStream>,
     length: Length,
 }
@@ -60,17 +64,18 @@ async fn begin(address: SocketAddr, method: &str, path: &str, body: &str) -> io:
     let status = line(&mut reader).await?;
     let status = status.split(' ').nth(1).and_then(|code| code.parse().ok());
     let status = status.ok_or_else(|| io::Error::other("not an HTTP answer"))?;
-    let mut length = Length::Close;
+    let (mut length, mut retry_after) = (Length::Close, None);
     loop {
         let header = line(&mut reader).await?.to_ascii_lowercase();
         if header.is_empty() {
-            return Ok(HttpExchange { status, reader, length });
+            return Ok(HttpExchange { status, retry_after, reader, length });
         }
         match header.split_once(": ") {
             Some(("content-length", value)) => {
                 length = Length::Known(value.parse().map_err(io::Error::other)?);
             }
             Some(("transfer-encoding", "chunked")) => length = Length::Chunked,
+            Some(("retry-after", value)) => retry_after = value.parse().ok(),
             _ => (),
         }
     }
@@ -111,7 +116,8 @@ impl HttpExchange {
                 }
             }
         }
-        Ok(Response { status: self.status, body: String::from_utf8_lossy(&bytes).into_owned() })
+        let body = String::from_utf8_lossy(&bytes).into_owned();
+        Ok(Response { status: self.status, retry_after: self.retry_after, body })
     }
 }
 

@@ -163,7 +163,7 @@ pub(crate) fn grouped(
         key_dim: shape.key_dim as i64,
         value_dim: shape.value_dim as i64,
         values_from: keys,
-        scale: f64::from(shape.scale),
+        scale: shape.scale,
     };
     attend(view, &sizes, query, slab, sinks)
 }
@@ -239,7 +239,7 @@ impl LatentHeads {
             key_dim: width,
             value_dim: self.latent_dim,
             values_from: 0,
-            scale: f64::from(shape.scale),
+            scale: shape.scale,
         };
         let mixed = attend(view, &sizes, &query, slab, None)?;
         let mixed = mixed.reshape(&[rows, self.heads, self.latent_dim])?.transpose(0, 1)?;

@@ -9,8 +9,8 @@ mod linear;
 mod norm;
 mod pages;
 mod rope;
-mod router;
 mod rows;
+mod selection;
 mod spans;
 mod torch;
 

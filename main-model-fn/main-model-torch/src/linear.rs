@@ -78,7 +78,7 @@ pub enum Gated {
 
 /// The weights on a device.
 pub struct DeviceMlp {
-    /// Rows of the gate, and below them rows of the up-projection.
+    /// Weights of the gate, and below them those of the up-projection.
     pub(crate) gate_up: Tensor,
     pub(crate) down: Tensor,
     pub(crate) activation: Activation,

@@ -30,7 +30,7 @@ pub(crate) struct PlacedLayer {
     place: usize,
 }
 
-/// Keys' and values' parts of a slab's entry.
+/// Elements of an entry of a slab that are keys, and those that are values.
 fn elements(shape: &AttentionShape) -> [i64; 2] {
     [shape.kv_heads * shape.key_dim, shape.kv_heads * shape.stored_values()].map(|count| count as i64)
 }

@@ -1,5 +1,5 @@
-//! Inputs of the attention of an iteration, made once for all layers: where new keys and values are written, what is
-//! gathered for which rows, and what each row sees.
+//! Prepared attention of an iteration, made once for all layers: where new keys and values are written, which entries
+//! are gathered for which rows, and what each row sees.
 //!
 //! Spans are attended to together, padded to the longest. They are divided into chunks by memory alone: one call has as
 //! many spans as its gathered keys and values and its mask have room for, so that the number of calls does not depend
@@ -17,7 +17,7 @@ const GATHERED_BYTES: usize = 128 << 20;
 const MASKED: usize = 32 << 20;
 /// Positions of a chunk are a multiple of this: kernels take masks so aligned as they are.
 const ALIGNED: usize = 32;
-/// Penalty on the score of a position that a row does not see. Finite, so that no sum becomes NaN.
+/// Term that is added to the score of a position that a row does not see. Finite, so that no sum becomes NaN.
 const UNSEEN: f64 = -1e30;
 
 /// Prepared spans.
@@ -66,7 +66,7 @@ pub(crate) struct Chunk {
     /// spans x 1 x rows (or 1) x positions, in the compute dtype; each row is repeated as the layer's sight says if there
     /// are several spans. `None`: plain causal attention.
     pub(crate) mask: Option<Tensor>,
-    /// Existing rows among the padded ones; `None`: all.
+    /// Padded rows that exist; `None`: all.
     pub(crate) kept: Option<Tensor>,
 }
 
@@ -123,8 +123,8 @@ impl View {
         let (mut chunks, mut next) = (Vec::with_capacity(groups.len()), 0);
         for group in &groups {
             for Seen { span, .. } in group {
-                for row in span.first..span.first + span.rows {
-                    places[row] = next;
+                for place in places.iter_mut().skip(span.first).take(span.rows) {
+                    *place = next;
                     next += 1;
                 }
             }
@@ -224,7 +224,7 @@ impl Chunk {
     }
 }
 
-/// Mask that is added to scores: spans x 1 x rows x positions, each row repeated if there are several of several spans.
+/// Terms that are added to scores: spans x 1 x rows x positions, each row repeated if there are several of several spans.
 fn mask(
     pages: &TorchPages,
     sight: Sight,

@@ -8,8 +8,8 @@ use crate::linear::{DeviceMlp, Embedding, Gated, Linear, Weight};
 use crate::norm::Norm;
 use crate::pages::{TorchPages, WORKSPACE_BYTES};
 use crate::rope::{Angles, Rope};
-use crate::router;
 use crate::rows::Rows;
+use crate::selection;
 use crate::spans::TorchSpans;
 use main_model_fn::backend::{Affine, Backend, BackendError, PagedLayer, Router, Span};
 use main_model_fn::{DeviceError, DeviceName, LoadModelError, Routed};
@@ -97,6 +97,7 @@ impl<D: Driver> Backend for TorchOn<D> {
     type Pages = TorchPages;
     type Spans = TorchSpans;
     const ADDS_SHARED: bool = true;
+    const SELECTS_LOGITS: bool = true;
     const WORKSPACE_BYTES: usize = WORKSPACE_BYTES;
 
     fn open(device: Option<DeviceName>, dtype: Dtype, pool: &Arc<Pool>) -> Result<Self, DeviceError> {
@@ -250,8 +251,12 @@ impl<D: Driver> Backend for TorchOn<D> {
         x: &'a Tensor,
     ) -> Result<(Cow<'a, [u8]>, Routed), BackendError> {
         let logits = router.linear.forward(x)?;
-        let (rows, routed) = router::route(&router.rule, router.correction.as_ref(), &logits, x)?;
+        let (rows, routed) = selection::route(&router.rule, router.correction.as_ref(), &logits, x)?;
         Ok((Cow::Owned(rows), routed))
+    }
+
+    fn likeliest(&self, x: &Tensor, count: usize) -> Result<(Vec<u32>, Vec<f32>), BackendError> {
+        selection::likeliest(x, count)
     }
 
     fn copy_page(&self, pages: &mut TorchPages, from: usize, to: usize) -> Result<(), BackendError> {

@@ -56,6 +56,26 @@ pub struct Request {
     pub thought_budget: Option<ThoughtBudget>,
 }
 
+/// Most of the likeliest tokens that are worth selecting on a device.
+const MOST_LIKELIEST: usize = 64;
+
+impl Request {
+    /// Returns how many of the likeliest tokens are enough to draw from; `None` if every logit is wanted.
+    pub(crate) fn likeliest(&self) -> Option<usize> {
+        let sampling = &self.sampling;
+        let is_plain = sampling.repetition_penalty == 1.0
+            && sampling.presence_penalty == 0.0
+            && sampling.frequency_penalty == 0.0
+            && sampling.logit_bias.is_empty()
+            && self.stop.min_tokens == 0
+            && self.grammar.is_none()
+            && self.thought_budget.is_none();
+        let is_reported = self.logprobs.is_some() || self.prompt_logprobs.is_some() || self.inspect.is_some();
+        let count = if sampling.temperature == 0.0 { 1 } else { sampling.top_k };
+        (is_plain && !is_reported && (1..=MOST_LIKELIEST).contains(&count)).then_some(count)
+    }
+}
+
 /// The class of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Priority {

@@ -161,7 +161,7 @@ impl RowShare {
             share.rows += tokens.len();
             match wanted {
                 OutputRows::None => (),
-                OutputRows::Last => share.logits += 1,
+                OutputRows::Last | OutputRows::Likeliest(_) => share.logits += 1,
                 OutputRows::All => share.logits += tokens.len(),
                 OutputRows::States => share.states += tokens.len(),
             }
@@ -315,6 +315,7 @@ impl ActiveRequest {
 
     /// Lends the tokens and caches of the next iteration; `rows` has one entry per pending one.
     pub(crate) fn rows<'a>(&'a mut self, rows: &[usize], out: &mut Vec<IterationRows<'a>>) {
+        let last = self.job.request.likeliest().map_or(OutputRows::Last, OutputRows::Likeliest);
         let prompt = self.job.request.prompt.as_slice();
         match &mut self.stage {
             Stage::Prompt(cache) => {
@@ -328,7 +329,7 @@ impl ActiveRequest {
                 } else if self.job.request.prompt_logprobs.is_some() {
                     OutputRows::All
                 } else if done + take == prompt.len() {
-                    OutputRows::Last
+                    last
                 } else {
                     OutputRows::None
                 };
@@ -338,7 +339,7 @@ impl ActiveRequest {
                 for (choice, &take) in choices.iter_mut().zip(rows) {
                     let (tokens, cache, complete) = choice.take(prompt, take);
                     if take > 0 {
-                        let wanted = if complete { OutputRows::Last } else { OutputRows::None };
+                        let wanted = if complete { last } else { OutputRows::None };
                         out.push(IterationRows { tokens, cache, wanted });
                     }
                 }

@@ -125,6 +125,8 @@ struct Engine {
     /// Layered prefills under way, in the order in which they began.
     prefills: Vec<Prefill>,
     passes_begun: u64,
+    /// False once device memory had no room for prompts that went together.
+    joins_prompts: bool,
     turns: PrefillOrder,
     pace: PrefillPace,
     /// Set if the running requests that were set back take their turn next.
@@ -180,6 +182,7 @@ impl Engine {
             admitted: 0,
             prefills: Vec::new(),
             passes_begun: 0,
+            joins_prompts: true,
             turns: PrefillOrder::default(),
             pace: PrefillPace::default(),
             apart: false,

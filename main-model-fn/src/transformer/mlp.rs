@@ -62,7 +62,7 @@ impl<B: Backend> SharedExperts<B> {
 }
 
 impl<B: Backend> Moe<B> {
-    /// Contribution of shared experts to every row of `x`, if it stays on the device.
+    /// Returns what shared experts add to every row of `x`, where that stays on the device.
     pub(super) fn shared_on_device(&self, ops: &B, x: &B::Tensor) -> Result<Option<B::Tensor>, ForwardError> {
         match &self.besides {
             SharedContribution::Shared(network) if B::ADDS_SHARED => Ok(Some(network.forward(ops, x)?)),

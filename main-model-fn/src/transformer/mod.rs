@@ -176,6 +176,8 @@ pub(crate) enum OutputRows {
     None,
     /// Logits of the last row.
     Last,
+    /// As `Last`; but for so many of the largest they need not be right.
+    Likeliest(usize),
     /// Logits of all rows.
     All,
     /// Hidden states behind the final norm, of all rows.
@@ -184,7 +186,8 @@ pub(crate) enum OutputRows {
 
 /// Output of one iteration.
 pub(crate) struct Output {
-    /// The wanted rows' logits, one after the other, `vocab` each.
+    /// The wanted rows' logits, one after the other, `vocab` each. Where the largest were enough and the rest stayed on the
+    /// device, the rest are the least number that there is.
     pub(crate) logits: Vec<f32>,
     /// Entries per row of logits.
     pub(crate) vocab: usize,
@@ -375,8 +378,9 @@ impl<B: Backend> Transformer<B> {
             first = rows.end;
             match segment.wanted {
                 OutputRows::None => (),
-                OutputRows::Last => wanted.extend(rows.last()),
-                OutputRows::All => wanted.extend(rows),
+                OutputRows::Last => wanted.extend(rows.last().map(|row| (row, None))),
+                OutputRows::Likeliest(count) => wanted.extend(rows.last().map(|row| (row, Some(count)))),
+                OutputRows::All => wanted.extend(rows.map(|row| (row, None))),
                 OutputRows::States => states.extend(rows),
             }
         }
@@ -395,16 +399,45 @@ impl<B: Backend> Transformer<B> {
         Ok(Output { logits, vocab: self.vocab, states, trace })
     }
 
-    fn logits(&self, x: &B::Tensor, wanted: &[usize]) -> Result<Vec<f32>, ForwardError> {
+    /// The logits of rows of `x`; of some of them only so many of the largest.
+    fn logits(&self, x: &B::Tensor, wanted: &[(usize, Option<usize>)]) -> Result<Vec<f32>, ForwardError> {
         if wanted.is_empty() {
             return Ok(Vec::new());
         }
-        let normed = self.ops.norm(&self.norm, &self.ops.rows(x, wanted)?)?;
-        let mut logits = self.ops.floats(&self.ops.linear(&self.head, &normed)?)?;
-        if self.multipliers.logits_divisor != 1.0 {
-            let divisor = self.multipliers.logits_divisor as f32;
-            logits.iter_mut().for_each(|logit| *logit /= divisor);
+        let (ops, divisor) = (&self.ops, self.multipliers.logits_divisor as f32);
+        let divided = |mut logits: Vec<f32>| {
+            if divisor != 1.0 {
+                logits.iter_mut().for_each(|logit| *logit /= divisor);
+            }
+            logits
+        };
+        let rows: Vec<usize> = wanted.iter().map(|&(row, _)| row).collect();
+        let logits = ops.linear(&self.head, &ops.norm(&self.norm, &ops.rows(x, &rows)?)?)?;
+        let most = wanted.iter().filter_map(|&(_, count)| count).max();
+        let Some(most) = most.filter(|_| B::SELECTS_LOGITS) else { return Ok(divided(ops.floats(&logits)?)) };
+        let those = |is_likeliest: bool| -> Vec<usize> {
+            let these = wanted.iter().enumerate().filter(|(_, (_, count))| count.is_some() == is_likeliest);
+            these.map(|(at, _)| at).collect()
+        };
+        let (likeliest, whole) = (those(true), those(false));
+        let mut all = vec![f32::MIN; wanted.len() * self.vocab];
+        let most = most.min(self.vocab);
+        let (tokens, values) = ops.likeliest(&ops.rows(&logits, &likeliest)?, most)?;
+        let values = divided(values);
+        let selected = tokens.chunks_exact(most).zip(values.chunks_exact(most));
+        for (&at, (tokens, values)) in likeliest.iter().zip(selected) {
+            for (&token, &value) in tokens.iter().zip(values) {
+                if let Some(logit) = all[at * self.vocab..][..self.vocab].get_mut(token as usize) {
+                    *logit = value;
+                }
+            }
         }
-        Ok(logits)
+        if !whole.is_empty() {
+            let rows = divided(ops.floats(&ops.rows(&logits, &whole)?)?);
+            for (&at, row) in whole.iter().zip(rows.chunks_exact(self.vocab)) {
+                all[at * self.vocab..][..self.vocab].copy_from_slice(row);
+            }
+        }
+        Ok(all)
     }
 }

@@ -153,7 +153,7 @@ impl Tensor {
         bytes_of(&self.tensor)
     }
 
-    /// Alias with the same elements.
+    /// Another handle of the elements.
     pub(crate) fn alias(&self) -> Self {
         Self { tensor: self.tensor.shallow_clone(), memory: self.memory.clone() }
     }

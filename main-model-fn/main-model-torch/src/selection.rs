@@ -1,11 +1,11 @@
-//! Routers: scores and the choice of experts on the device, one copy to the host.
+//! Selections on the device, of experts and of tokens, that come to the host in one copy.
 
 use crate::library::{Kind, Tensor};
 use main_model_fn::backend::BackendError;
 use main_model_fn::{Routed, RoutingRule};
 use remoe_model::{GroupFacts, Score};
 
-/// Penalty on the rank of an expert whose group was not chosen. Beyond all scores, and finite.
+/// Term that is added to the rank of an expert whose group was not chosen. Beyond all scores, and finite.
 const NOT_CHOSEN: f64 = -1e30;
 
 /// Routes rows by their `logits`, rows x experts; `correction` is the rule's. Returns the bytes of `x`, rows x hidden,
@@ -34,10 +34,24 @@ pub(crate) fn route(
     let weights =
         if correction.is_some() || grouped.is_some() { scores.gather_last(&experts)? } else { best };
     let (rows, [weights, experts]) = together(x, [&weights, &experts])?;
-    let (experts, _) = experts.as_chunks::<8>();
-    // Below the number of experts.
-    let experts: Vec<u32> = experts.iter().map(|expert| u64::from_le_bytes(*expert) as u32).collect();
-    Ok((rows, rule.weighed(&experts, &floats(&weights))))
+    Ok((rows, rule.weighed(&ids(&experts), &floats(&weights))))
+}
+
+/// The `count` largest of each row of `logits` and where they are, row by row. Those of a row with an element that is not
+/// finite are not finite.
+pub(crate) fn likeliest(logits: &Tensor, count: usize) -> Result<(Vec<u32>, Vec<f32>), BackendError> {
+    let (best, tokens) = logits.top(count as i64)?;
+    // 0 for each finite element, else NaN.
+    let check = logits.sub(logits)?.sum_last()?.unsqueeze(1)?;
+    let best = best.add(&check)?.to_kind(Kind::Float)?;
+    let (values, [tokens]) = together(&best, [&tokens])?;
+    Ok((ids(&tokens), floats(&values)))
+}
+
+/// Whole numbers of 64 bits, below 2^32.
+fn ids(bytes: &[u8]) -> Vec<u32> {
+    let (ids, _) = bytes.as_chunks::<8>();
+    ids.iter().map(|id| u64::from_le_bytes(*id) as u32).collect()
 }
 
 /// Ranks in which experts outside of the best groups come last (arXiv 2405.04434, section 2.2.2).
