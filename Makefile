@@ -58,7 +58,7 @@ up: demo-build ## Serve the demo model on http://127.0.0.1:8000 until Ctrl-C
 .PHONY: test-programs
 test-programs: tools
 ifndef PROGRAMS_ARE_THERE
-	$(CARGO) build --profile $(PROFILE) --workspace --bins --lib --tests
+	$(CARGO) build --profile $(PROFILE) --workspace --bins --lib --tests --example recorded_device
 endif
 
 .PHONY: test

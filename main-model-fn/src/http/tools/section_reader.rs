@@ -123,10 +123,7 @@ impl SectionReader {
             SectionState::Text | SectionState::Plain => said.content.push_str(&held),
             // Behind a marker it is a call; an object without one may be anything.
             SectionState::Before | SectionState::Element(_) | SectionState::Whole(..)
-                if is_cut && self.is_marked() =>
-            {
-                ()
-            }
+                if is_cut && self.is_marked() => {}
             SectionState::Before | SectionState::Element(_) | SectionState::Whole(..) if !self.has_begun => {
                 said.content.push_str(&std::mem::take(&mut self.opened));
                 said.content.push_str(&held);
