@@ -72,6 +72,14 @@ enum AgentError {
 }
 
 impl AgentError {
+    /// Returns the field that the error is about: `credentials` and `source` where the source of the files is at fault.
+    fn field(&self) -> Option<&str> {
+        match self {
+            Self::Checkpoint(error) => error.field(),
+            _ => None,
+        }
+    }
+
     /// Returns the kind of the error, for programs, and the exit code.
     fn code(&self) -> (&'static str, u8) {
         match self {
@@ -82,16 +90,29 @@ impl AgentError {
 }
 
 fn main() -> ExitCode {
-    let done = match Arguments::parse().command {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) if error.use_stderr() => {
+            print_error("arguments", None, &error.to_string());
+            error.exit()
+        }
+        Err(help) => help.exit(),
+    };
+    let done = match arguments.command {
         AgentCommand::Inspect(source) => inspect(&source),
         AgentCommand::Profile(args) => profile(&args),
     };
     let Err(error) = done else { return ExitCode::SUCCESS };
     let (kind, code) = error.code();
-    // If the output is closed, only the exit code tells.
-    let _closed = print(&json!({"error": {"code": kind, "message": error.to_string()}}));
+    print_error(kind, error.field(), &error.to_string());
     tell(&format!("error: {error}"));
     ExitCode::from(code)
+}
+
+/// Prints the error object that the operator reads.
+fn print_error(code: &str, field: Option<&str>, message: &str) {
+    // If the output is closed, only the exit code tells.
+    let _closed = print(&json!({"error": {"code": code, "message": message, "field": field}}));
 }
 
 /// Facts of a checkpoint, and the commit of the hub that they are of.

@@ -1,6 +1,5 @@
-//! MainDevice of the main functions that a command starts, decided once: what runs there is also measured and planned for.
+//! Device of the main functions that a command starts, decided once: what runs there is also measured and planned for.
 
-use crate::deployment::DesiredDeployment;
 use crate::exit::CliError;
 use crate::flags::{Backend, CPU};
 use crate::gpu::{self, Gpus};
@@ -8,6 +7,7 @@ use crate::libtorch::LibTorch;
 use crate::output::progress::print_warning;
 use crate::programs;
 use remoe_hardware::{Prices, Profile};
+use remoe_local::DesiredDeployment;
 use std::sync::OnceLock;
 
 /// Name of the first GPU.
@@ -17,7 +17,7 @@ const GPU_HOUR: f64 = 1.0;
 /// Memory of one GPU in MB without a price list and without `nvidia-smi`.
 const GPU_MEMORY_MB: f64 = 24_000.0;
 
-/// MainDevice of a main function.
+/// Device of a main function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MainDevice {
     /// As flags name it: `cpu`, `cuda` or `cuda:INDEX`.

@@ -152,6 +152,7 @@ impl PlanningArgs {
         if let Some(profile) = self.given_profile()? {
             let checked = profile.check_device(&device.name);
             checked.map_err(|error| CliError::arguments("--profile", error.to_string()))?;
+            profiling::doubts(&profile).iter().for_each(|doubt| print_warning(doubt));
             return Ok(Some(profile));
         }
         let path = profiling::default_path(model, device);

@@ -31,8 +31,8 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Begins to serve `model`, which `told` describes, to write down in `cost_accounting` what that costs, and to have `learner`
-    /// find out what requests use. `lease` says whether this gateway is counted on, `keyring` has what it shows to main
+    /// Starts serving `model` as `told` describes it. Records its cost in `cost_accounting`, and its expert usage in
+    /// `learner`. `lease` says whether this gateway is counted on, `keyring` has what it shows to main
     /// functions.
     pub(crate) fn new(
         model: Arc<Model>,

@@ -103,7 +103,7 @@ pub(crate) fn useless(
     useless.filter_map(deletion).collect()
 }
 
-/// Output of `remoe --json` when it fails.
+/// Last line of the output of `remoe-agent` when it fails.
 #[derive(Deserialize)]
 struct Refusal {
     error: RefusalBody,

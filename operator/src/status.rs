@@ -235,6 +235,8 @@ fn ready_functions(target: &Revision, pods: &[PodView]) -> usize {
 fn saving(plan: &MoEPlanSpec) -> String {
     match (plan.profile, plan.numbers.savings.mix) {
         (ProfileSource::Prior, _) | (_, None) => "n/a".to_owned(),
+        // Plans carry a warning on assumed figures alone.
+        _ if plan.warning.is_some() => "n/a".to_owned(),
         // What mode Always may come to; the plan has the figure.
         (_, Some(share)) if share < 0.0 => "n/a (costs more)".to_owned(),
         (_, Some(share)) => format!("{:.0} %", share * 100.0),
@@ -307,11 +309,16 @@ fn planned(findings: &Findings<'_>) -> Verdict {
                 ProfileSource::Measured => "MeasuredProfile",
                 ProfileSource::Supplied => "SuppliedProfile",
             };
+            let (assumed, remedy) = match plan.profile {
+                ProfileSource::Prior => ("the prior profile", "wait for the measured profile"),
+                // Of a GPU that belongs to the main function.
+                ProfileSource::Measured | ProfileSource::Supplied => (
+                    "assumed times of the GPU",
+                    "supply a profile that was measured on the GPU (spec.profile)",
+                ),
+            };
             let warning = plan.warning.as_ref().map(|warning| {
-                format!(
-                    "; limits not met on the prior profile: {warning}; raise spec.slo, or wait for the measured \
-                     profile"
-                )
+                format!("; limits not met on {assumed}: {warning}; raise spec.slo, or {remedy}")
             });
             let profiling = findings.profiling.as_ref().map(|note| format!("; {note}"));
             let even = "; assumes uniform expert usage until requests are observed";

@@ -1,4 +1,4 @@
-//! A leader's term: until when it may write, and a client that writes no later.
+//! A leader's term, after leader election: until when it may write, and a client that writes no later.
 //!
 //! Stopping the work when the Lease is lost is not enough: a process that stood still for longer than
 //! the Lease lasts goes on where it stopped, before it looks at the Lease again. So every write looks

@@ -12,7 +12,8 @@ fn demo() -> String {
 }
 
 async fn agent(arguments: &[&str]) -> Output {
-    Command::new(program("remoe-agent")).args(arguments).output().await.unwrap()
+    // It finds functions beside itself, as in an image.
+    Command::new(program("remoe-agent")).env_remove("REMOE_BIN_DIR").args(arguments).output().await.unwrap()
 }
 
 /// The last line that is JSON: an operator reads the log of a pod, output and errors together.
@@ -41,6 +42,19 @@ async fn agent_at_a_broken_checkpoint_exits_with_its_code() {
     let last = log.lines().last().unwrap();
     assert_eq!(last, format!("error: {}", error["message"].as_str().unwrap()));
     assert!(last.contains("config.json"), "{last}");
+    let wrong = agent(&["inspect", "--modle", "x"]).await;
+    assert_eq!((wrong.status.code(), said(&wrong)["error"]["code"].as_str()), (Some(2), Some("arguments")));
+}
+
+#[tokio::test]
+async fn agent_names_the_field_that_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = std::fs::read_to_string(workspace().join("demo/model/config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config["hidden_size"] = Value::from(-1);
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let output = agent(&["inspect", "--model", folder.path().to_str().unwrap()]).await;
+    assert_eq!(said(&output)["error"]["field"], "hidden_size", "{output:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

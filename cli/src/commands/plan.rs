@@ -271,12 +271,13 @@ impl PlanArgs {
         let profile = profile.ok_or_else(|| {
             let message = format!(
                 "missing --profile: no profile of this model in {} on {} of this machine; run `remoe profile --model {} \
-                 --dtype {}{}`",
+                 --dtype {}{}{}`",
                 id.precision(),
                 device.name,
                 source.model,
                 id.dtype,
-                id.experts_dtype.map_or_else(String::new, |experts| format!(" --experts-dtype {}", experts.name()))
+                id.experts_dtype.map_or_else(String::new, |experts| format!(" --experts-dtype {}", experts.name())),
+                self.dense_dtype.map_or_else(String::new, |dense| format!(" --dense-dtype {}", dense.name()))
             );
             CliError::arguments("--profile", message)
         })?;

@@ -42,11 +42,11 @@ pub(crate) struct ProfileArgs {
     /// dtype]
     #[arg(long, value_name = "int8|int4|bfloat16|float32")]
     dense_dtype: Option<DenseDtype>,
-    /// MainDevice of the main function: cpu, cuda or cuda:INDEX [default: cuda if available]
+    /// Device of the main function: cpu, cuda or cuda:INDEX [default: cuda if available]
     #[arg(long, value_parser = device)]
     device: Option<String>,
     /// Assume the times of the device instead of measuring them: it is in use, or not there
-    #[arg(long)]
+    #[arg(long, requires = "out")]
     assume_device: bool,
     /// Backend of the main function [default: torch on cuda, native on CPUs]
     #[arg(long, value_enum, env = "REMOE_BACKEND")]

@@ -8,7 +8,8 @@
 //!
 //! A request is held while its model has nothing that answers, and released when it has. What the client
 //! sees then is what the main function sends: status, headers, bytes. What an answer cost is written down before its
-//! end leaves ([`CostAccounting`]). When a model sleeps is [`remoe_autoscale::scale_to_zero`]'s; [`queue`] and [`timeline`] are pure; [`Model`]
+//! end leaves ([`CostAccounting`]). [`remoe_autoscale::scale_to_zero`] decides when a model
+//! sleeps; [`queue`] and [`timeline`] are pure; [`Model`]
 //! joins them under one lock; all models share [`PrefixIndex`]; `relay` moves bytes.
 //!
 //! Modules use each other in one direction: those of a line use those below it.
@@ -20,11 +21,11 @@
 //! | `authentication`, `key_file`, `listing`, `placement`, `stored_response`, `page` | API keys, all other paths |
 //! | `federation`, `exposition`, `function_page` | `/metrics`, with those of functions |
 //! | `gateway` | all models behind one address, and the bounds that they share |
-//! | `access_log`, `headers`, `request_spans`, `caller`, `keys`, `tenant`, `names`, `picker` | clients, and what they may use |
+//! | `access_log`, `headers`, `request_spans`, `caller`, `keys`, `tenant`, `names`, `endpoint_picker` | clients, and what they may use |
 //! | `model`, `usage_observer`, `prefix_index`, `queue`, `connector` | one model: its queue, phase and main functions |
 //! | `cost_accounting`, `overhead`, `cost_metrics`, `spending`, `metrics` | costs and counts |
-//! | `reservation`, `scrapes`, `responses`, `rate_limit`, `usage_bound`, `ending`, `cost_field`, `timeline` | bounds, parts of answers |
-//! | `api`, `ask`, `privacy`, `key_entries` | formats |
+//! | `body_budget`, `scrapes`, `responses`, `rate_limit`, `usage_bound`, `stream_ending`, `cost_field`, `timeline` | bounds, parts of answers |
+//! | `api`, `request_fields`, `privacy`, `key_entries` | formats |
 
 mod access_log;
 mod account;

@@ -96,8 +96,8 @@ struct LongerContext {
 }
 
 impl Model {
-    /// A model whose functions are being started; it does not sleep until [`Self::sleep_when_idle`]. `prefix_index` are
-    /// those of all models of the process.
+    /// A model whose functions are being started; it does not sleep until [`Self::sleep_when_idle`]. `prefix_index` is
+    /// shared by all models of the process.
     pub fn new(
         options: ModelOptions,
         metrics: &crate::GatewayMetrics,

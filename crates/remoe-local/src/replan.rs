@@ -12,7 +12,7 @@ use remoe_rollout::Placement;
 use remoe_rollout::placement::RemoteProcess;
 use std::time::Duration;
 
-/// Share of the cost that standing wrong figures is worth where nothing is said.
+/// Default share of the cost that a plan may be dearer to keep its limits when a figure is wrong.
 pub const STURDY: f64 = 0.02;
 /// By which share a new placement must be better to replace the one that there is.
 const HYSTERESIS: f64 = 0.05;

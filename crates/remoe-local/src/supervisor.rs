@@ -1,4 +1,5 @@
-//! Between the gateway and the functions of one model: orders go one way, what runs the other.
+//! Between the gateway and the functions of one model: orders go one way, what runs the other. A wake from zero (cold
+//! start), sleep and rollout of a new placement go through it.
 
 mod revising;
 

@@ -89,8 +89,8 @@ impl ModelUsage {
         Ok(Self { answered: learner.answered(), learner, remembered })
     }
 
-    /// Returns the witness of the model's requests.
-    pub fn witness(&self) -> Arc<dyn UsageObserver> {
+    /// Returns the observer that learns expert usage from the model's requests.
+    pub fn observer(&self) -> Arc<dyn UsageObserver> {
         self.learner.clone()
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A [`Problem`] states a model, a machine, prices and limits; a [`Plan`] states where each expert lives. The compiled form
 //! of a problem ([`model::Model`]) evaluates plans: latencies and dollars of a request ([`Evaluation`]), with functions that
-//! scale to zero ([`mod@alive`]). An [`PlanAccount`] holds a plan that runs, and says what a request should have cost beside
+//! scale to zero ([`mod@alive`]). A [`PlanAccount`] holds a plan that runs, and says what a request should have cost beside
 //! what it did. Pure: no clock, no files, no threads. The search for the cheapest plan is the crate `remoe-planner`, whose
 //! README states the cost model.
 

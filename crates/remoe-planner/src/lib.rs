@@ -1,7 +1,7 @@
 //! Where every expert of a Mixture-of-Experts model lives, with how much memory and how many
 //! replicas, at the lowest cost that keeps the latency promises.
 //!
-//! Pure: a [`Problem`] goes in, an [`PlanningResult`] with all its figures comes out; no clock, no files, no
+//! Pure: a [`Problem`] goes in, a [`PlanningResult`] with all its figures comes out; no clock, no files, no
 //! threads, and the same answer on every run. [`preallocate`] sizes the main function before
 //! anything is predicted, [`evaluate`] states what any plan costs, [`solve`] finds the cheapest one.
 //! The README beside this crate states the cost model, the algorithms and where they differ from the

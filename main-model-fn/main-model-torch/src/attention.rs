@@ -59,8 +59,9 @@ impl Arrangement {
     fn of(chunk: &Chunk, sizes: &AttentionSizes) -> Self {
         match (chunk.rows, sizes.kv_heads, chunk.spans) {
             (1, 1, _) => {
-                let rows = (1..=HEAD_ROWS).rev().find(|rows| sizes.group % rows == 0);
-                Self::DecodeShared(sizes.group / rows.unwrap_or(1))
+                // Never one row for each of several heads: see `KERNEL_ROWS` of the spans.
+                let rows = (2..=HEAD_ROWS).rev().find(|rows| sizes.group % rows == 0);
+                Self::DecodeShared(sizes.group / rows.unwrap_or(sizes.group))
             }
             (1, ..) => Self::Decode,
             (_, 1, _) => Self::Shared,

@@ -69,7 +69,7 @@ impl TorchPages {
     }
 
     /// Allocates the slabs of `count` pages, or of as many as the device has room for beside its workspace. Returns how
-    /// many. Free memory is found by allocation, which is what counts: LibTorch has no question for it.
+    /// many. Free memory is found by allocation, which is what counts: tch has no question for it.
     ///
     /// # Errors
     /// There is no room for one.
@@ -95,12 +95,15 @@ impl TorchPages {
             next = most.midpoint(too_many);
         }
         self.slabs = self.allocate(most.max(1))?;
+        self.device.release_unused();
         self.pages = most.max(1);
         Ok(self.pages)
     }
 
     /// Slabs of `pages` pages, which leave room for the workspace.
     fn allocate(&self, pages: usize) -> Result<Vec<Tensor>, BackendError> {
+        // Parts of an earlier attempt that are still cached would count as taken.
+        self.device.release_unused();
         let out_of_range = || BackendError::OutOfMemory { message: format!("{pages} pages of the KV cache") };
         let entries = pages.checked_mul(PAGE_POSITIONS).and_then(|entries| i64::try_from(entries + 1).ok());
         let entries = entries.ok_or_else(out_of_range)?;
@@ -112,7 +115,9 @@ impl TorchPages {
             Ok(slab)
         });
         let slabs = slabs.collect::<Result<Vec<_>, BackendError>>()?;
-        drop(Tensor::empty(&self.device, &[WORKSPACE_BYTES as i64], Kind::Uint8)?);
+        let workspace = Tensor::empty(&self.device, &[WORKSPACE_BYTES as i64], Kind::Uint8)?;
+        let libraries = Tensor::empty(&self.device, &[self.device.library_bytes()], Kind::Uint8)?;
+        drop((workspace, libraries));
         Ok(slabs)
     }
 

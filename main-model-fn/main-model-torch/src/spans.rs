@@ -177,14 +177,20 @@ fn chunks_of<'a, 'b>(seen: &'b [Seen<'a>], sight: Sight) -> Vec<Vec<&'b Seen<'a>
     chunks
 }
 
+/// Rows of a block of LibTorch's memory-efficient attention divide by this. A lone row in the last block reads a wrong
+/// mask where heads share keys (pytorch issue 191937, fixed after 2.11).
+const KERNEL_ROWS: usize = 32;
+
 impl Chunk {
     fn new(pages: &TorchPages, sight: Sight, seen: &[&Seen<'_>]) -> Result<Self, BackendError> {
         let device = pages.device();
-        let rows = seen.iter().map(|seen| seen.span.rows).max().unwrap_or(0);
+        let longest_rows = seen.iter().map(|seen| seen.span.rows).max().unwrap_or(0);
         let longest = seen.iter().map(|seen| seen.positions()).max().unwrap_or(0);
         // From the beginning on, the rows of one span see what lies before them: no mask, and kernels for that.
         let is_causal = matches!(seen, [one] if one.from == 0 && one.span.past == 0)
             && sight.window.is_none_or(|window| longest <= window);
+        let is_lone = !is_causal && longest_rows > 1 && longest_rows % KERNEL_ROWS == 1;
+        let rows = longest_rows + usize::from(is_lone);
         let positions = if is_causal { longest } else { longest.next_multiple_of(ALIGNED) };
         let (mut queries, mut entries) = (Vec::new(), Vec::new());
         // For each row the last position that it sees, from the first that its span does.

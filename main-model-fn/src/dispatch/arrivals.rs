@@ -1,4 +1,4 @@
-//! Local experts of a placement that is in force while they are still being read, so that the first answer waits for
+//! Shorter cold starts: local experts of a placement that is in force while they are still being read, so that the first answer waits for
 //! what it uses and not for the whole model. They come layer by layer, those that an answer waits for before all
 //! others.
 //!

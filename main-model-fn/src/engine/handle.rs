@@ -1,4 +1,4 @@
-//! The engine as its callers see it: a bounded queue in, a stream of events out.
+//! The engine as its callers see it: a bounded queue in, a stream of events out. A full queue sheds load.
 
 use super::request::{Event, Request};
 use crate::backend::PAGE_POSITIONS;

@@ -1,4 +1,4 @@
-//! Keys and values of every layer in the host's memory.
+//! KV cache on CPUs: keys and values of every layer in the host's memory.
 
 use crate::backend::{BackendError, PagedLayer, RELEASED};
 use remoe_kernels::{AttentionShape, KernelError, KvPage};

@@ -176,7 +176,7 @@ pub(crate) enum OutputRows {
     None,
     /// Logits of the last row.
     Last,
-    /// As `Last`; but for so many of the largest they need not be right.
+    /// Logits of the last row, of which only so many of the largest need be exact.
     Likeliest(usize),
     /// Logits of all rows.
     All,
@@ -187,7 +187,7 @@ pub(crate) enum OutputRows {
 /// Output of one iteration.
 pub(crate) struct Output {
     /// The wanted rows' logits, one after the other, `vocab` each. Where the largest were enough and the rest stayed on the
-    /// device, the rest are the least number that there is.
+    /// device, the rest are the least float32.
     pub(crate) logits: Vec<f32>,
     /// Entries per row of logits.
     pub(crate) vocab: usize,

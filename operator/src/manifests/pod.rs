@@ -18,7 +18,8 @@ pub(super) const HEALTH: &str = "health";
 const USER: i64 = 65532;
 /// Taints of a node that is not heard.
 pub(super) const LOST_NODE: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
-/// How long a function bears them by what its identity is made from. [`PodShutdown`](super::ending::Ending) says how long it does.
+/// Toleration of these taints in the pod spec that is hashed, in seconds. [`PodShutdown`](super::ending::PodShutdown) raises it
+/// without changing the hash.
 const LOST_NODE_SECONDS: i64 = 30;
 /// The volume of fetched checkpoints.
 pub(super) const CACHE_VOLUME: &str = "cache";

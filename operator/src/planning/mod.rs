@@ -540,10 +540,12 @@ fn has_assumed_device(profile: &Profile) -> bool {
 fn on_device(profile: &Profile, device: Device) -> Result<Profile, PlanningError> {
     match (device, profile.device) {
         (Device::Cuda, None) => Err(PlanningError::Profile(
-            "invalid profile: measured without a GPU; make one with remoe profile --device cuda".to_owned(),
+            "invalid profile: measured without a GPU; make one on such a node with remoe-agent profile --device \
+             cuda (image remoe-main-cuda)"
+                .to_owned(),
         )),
         (Device::Cuda, Some(_)) => Ok(profile.clone()),
-        // Other operations compute what is no expert: their times on CPUs are others.
+        // LibTorch computes the non-expert layers there, and takes other times on CPUs.
         (Device::Cpu, Some(_)) if profile.origin == Origin::Measured => {
             let refused = profile.check_device(device.name());
             refused.map(|()| profile.clone()).map_err(|error| PlanningError::Profile(error.to_string()))

@@ -1,4 +1,4 @@
-//! Decision on scale to zero: whether functions are to run, from the requests that gateways hold and the functions that
+//! Decision on scale to zero and on the cold start from there: whether functions are to run, from the requests that gateways hold and the functions that
 //! run. Pure.
 //!
 //! Level-based: it follows from what is there now. Before functions end, gateways are told to hold newcomers

@@ -3,7 +3,7 @@
 use super::EvalArgs;
 use crate::deployment::{self, DesiredDeployment, Launch};
 use crate::exit::CliError;
-use crate::flags::{DeploymentArgs, default_dtype};
+use crate::flags::{CPU, DeploymentArgs, default_dtype};
 use crate::output::progress::{Progress, bar};
 use crate::output::{json, table};
 use crate::{files, prompt};
@@ -131,7 +131,9 @@ pub(crate) async fn run(
 /// The model with all experts beside the main function.
 fn wanted(source: &ModelArgs, form: WeightForm) -> Result<DesiredDeployment, CliError> {
     let (experts_dtype, dense_dtype, kv_cache_dtype) = form;
-    let arguments = DeploymentArgs { experts_dtype, kv_cache_dtype, ..DeploymentArgs::default() };
+    // Some forms are those of CPUs alone.
+    let device = Some(CPU.to_owned());
+    let arguments = DeploymentArgs { experts_dtype, kv_cache_dtype, device, ..DeploymentArgs::default() };
     let mut wanted = deployment::unplaced(source, &arguments)?;
     wanted.inspection.dense_dtype = dense_dtype;
     let plain = default_dtype(&wanted.inspection);

@@ -98,6 +98,9 @@ fn write_resource(
     if let Some(experts) = subject.forms.experts {
         writeln!(text, "    expertsDtype: {}", experts.name())?;
     }
+    if let Some(dense) = subject.forms.dense {
+        writeln!(text, "    denseDtype: {}", dense.name())?;
+    }
     let (slo, request) = (&rental.slo, &rental.request);
     writeln!(
         text,

@@ -140,7 +140,7 @@ impl<G> ModelRuntime<G> {
         }
     }
 
-    /// `backend` could not be reached: it gets no request for a moment.
+    /// Circuit breaker: `backend` could not be reached, so it gets no request for a moment, longer each time.
     pub(super) fn pause(&mut self, backend: u64, now: Instant) {
         if let Some(place) = self.places.iter_mut().find(|place| place.backend.id == backend) {
             if now < place.not_before {

@@ -40,8 +40,8 @@ use tower_service::Service;
 /// Most of an answer that is handed over at once, so that taking a long one shows as progress.
 const PIECE: usize = 64 << 10;
 
-/// Serves `routes` on `listener` until `stop`, to those whom the `handshake` lets in, and to everybody, without TLS, where there is
-/// none; requests that are there by then are answered. Each request has the address of its client in its extensions, as
+/// Serves `routes` on `listener` until `stop`, to clients that pass the `handshake`; without one to all, without TLS.
+/// Requests that are there by then are answered. Each request has the address of its client in its extensions, as
 /// [`ConnectInfo`].
 ///
 /// The future is boxed, so that a server is compiled here and not once more in every program and test that has one.

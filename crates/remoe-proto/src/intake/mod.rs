@@ -77,8 +77,8 @@ impl Intake {
         Server::builder().max_concurrent_streams(self.0.limits.connection_streams).layer(self.clone())
     }
 
-    /// The connections of `listener`, as many as are allowed, from those whom the `handshake` lets in; from
-    /// everybody, and without TLS, where there is none.
+    /// The connections of `listener`, as many as are allowed, from clients that pass the `handshake`; without one from
+    /// all, without TLS.
     #[must_use]
     pub fn listen(&self, listener: TcpListener, handshake: Option<TlsHandshake>) -> Incoming {
         Incoming::new(listener, self.0.limits.connections, handshake)

@@ -83,6 +83,18 @@ impl TorchDevice {
         self.name
     }
 
+    /// Returns LibTorch's unused memory to CUDA: its allocator does so before it refuses a request. tch has no call for it.
+    pub(crate) fn release_unused(&self) {
+        if self.device.is_cuda() {
+            let _refused = tch::Tensor::f_empty([1_i64 << 50], (tch::Kind::Uint8, self.device));
+        }
+    }
+
+    /// Returns the memory that CUDA's libraries take outside of LibTorch's allocator with their first calls, in bytes.
+    pub(crate) fn library_bytes(&self) -> i64 {
+        if self.device.is_cuda() { 512 << 20 } else { 0 }
+    }
+
     /// Reports if weights stay with the kernels on the host.
     pub(crate) fn is_host(&self) -> bool {
         self.name == DeviceName::Cpu
@@ -128,8 +140,18 @@ fn failure(error: &TchError) -> BackendError {
     // What follows is LibTorch's stack.
     let message = whole.lines().next().unwrap_or_default().to_owned();
     let has = |signs: &[&str]| signs.iter().any(|sign| whole.contains(sign));
-    if has(&["out of memory", "not enough memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED"]) {
+    if has(&[
+        "out of memory",
+        "not enough memory",
+        "can't allocate memory",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+        // Its handle found no memory.
+        "CUBLAS_STATUS_NOT_INITIALIZED",
+    ]) {
         BackendError::OutOfMemory { message }
+    } else if has(&["no kernel image", "invalid configuration argument", "_STATUS_NOT_SUPPORTED"]) {
+        // The device is well; this build or this call does not suit it.
+        BackendError::Library { library: "LibTorch", message }
     } else if has(&["CUDA error", "CUDA driver error", "CUBLAS_STATUS_", "CUDNN_STATUS_"]) {
         BackendError::DeviceLost { message }
     } else {
@@ -167,7 +189,12 @@ mod tests {
         ] {
             assert!(matches!(of(lost), BackendError::DeviceLost { .. }), "{lost}");
         }
-        assert!(matches!(of("CUDA error: out of memory"), BackendError::OutOfMemory { .. }));
+        for memory in ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling"]
+        {
+            assert!(matches!(of(memory), BackendError::OutOfMemory { .. }), "{memory}");
+        }
+        let build = of("CUDA error: no kernel image is available for execution on the device");
+        assert!(matches!(build, BackendError::Library { .. }), "{build}");
         let own = of("The size of tensor a (3) must match the size of tensor b (4)");
         assert!(matches!(own, BackendError::Library { .. }), "{own}");
     }

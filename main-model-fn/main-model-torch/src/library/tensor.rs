@@ -35,6 +35,10 @@ fn bytes_of(tensor: &tch::Tensor) -> usize {
     tensor.numel() * tensor.kind().elt_size_in_bytes()
 }
 
+/// Bytes of the largest copy to a device that goes through pinned memory: LibTorch never returns that to the system, and
+/// rounds it to a power of two. Weights are larger.
+const MOST_PINNED: u64 = 16 << 20;
+
 /// Creation and copies between host and device.
 impl Tensor {
     /// The result of a call that launched work and took memory.
@@ -50,7 +54,7 @@ impl Tensor {
         Ok(Self { tensor, memory: Arc::new(Memory { device: device.clone(), bytes }) })
     }
 
-    /// Copies elements, little endian, to the device without waiting for it.
+    /// Copies elements, little endian, to the device; up to [`MOST_PINNED`] bytes without waiting for it.
     pub(crate) fn from_bytes(device: &Arc<TorchDevice>, bytes: &[u8], size: &[i64], kind: Kind) -> Outcome {
         Self::up(device, tch::Tensor::f_from_data_size(bytes, size, kind))
     }
@@ -69,11 +73,12 @@ impl Tensor {
         });
         let to = device.device;
         // From pinned memory, which LibTorch keeps until the copy is done: the host goes on at once.
-        let copied = match to.is_cuda() {
-            true => {
+        let copied = match (to.is_cuda(), bytes <= MOST_PINNED) {
+            (true, true) => {
                 host.f_pin_memory(to).and_then(|pinned| pinned.f_to_device_(to, host.kind(), true, false))
             }
-            false => Ok(host),
+            (true, false) => host.f_to_device_(to, host.kind(), false, false),
+            (false, _) => Ok(host),
         };
         Self::computed(device, copied)
     }
@@ -357,6 +362,10 @@ impl Tensor {
     /// softmax(`scale` q k' + mask) v: batch x heads x rows x elements. Without a mask a row sees as many positions as there
     /// are rows up to it.
     pub(crate) fn attend([query, keys, values]: [&Self; 3], mask: Option<&Self>, scale: f64) -> Outcome {
+        if query.memory.device.device.is_cuda() {
+            // LibTorch would prefer cuDNN on compute capability 9 and 10, which makes a plan for every new size.
+            return Ok(Self::attend_efficiently([query, keys, values], mask, scale, false)?.0);
+        }
         query.result(tch::Tensor::f_scaled_dot_product_attention(
             &query.tensor,
             &keys.tensor,
@@ -384,24 +393,45 @@ impl Tensor {
             );
             return query.two(outcome);
         }
+        let (output, sum) = Self::attend_efficiently([query, keys, values], mask, scale, true)?;
+        // Its rows are padded.
+        let sum = sum.narrow(2, 0, q.size()[2])?;
+        Ok((output, sum))
+    }
+
+    /// CUDA's memory-efficient attention, and the sums where `with_sum` asks for them.
+    fn attend_efficiently(
+        [query, keys, values]: [&Self; 3],
+        mask: Option<&Self>,
+        scale: f64,
+        with_sum: bool,
+    ) -> Result<(Self, Self), BackendError> {
+        let device = &query.memory.device;
+        // The kernels read 16 bytes at a time. Further zeros change no score: the scale is stated.
+        let padded = |x: &Self| {
+            let step = if x.tensor.kind() == Kind::Float { 4 } else { 8 };
+            match (step - x.tensor.size()[3] % step) % step {
+                0 => Ok(x.tensor.shallow_clone()),
+                missing => device.outcome(x.tensor.f_constant_pad_nd([0, missing])),
+            }
+        };
+        let (q, k, v) = (padded(query)?, padded(keys)?, padded(values)?);
         // The kernel takes a mask of full size; that is a view.
         let size = [q.size()[0], q.size()[1], q.size()[2], k.size()[2]];
-        let device = &query.memory.device;
-        let bias = device.outcome(bias.map(|bias| bias.f_expand(size, false)).transpose())?;
+        let bias = mask.map(|mask| mask.tensor.f_expand(size, false)).transpose();
+        let bias = device.outcome(bias)?;
         let outcome = tch::Tensor::f_internal_scaled_dot_product_efficient_attention(
-            q,
-            k,
-            v,
+            &q,
+            &k,
+            &v,
             bias.as_ref(),
-            true,
+            with_sum,
             0.0,
-            causal,
+            mask.is_none(),
             scale,
         );
         let (output, sum) = query.two(outcome.map(|(output, sum, _, _)| (output, sum)))?;
-        // Its rows are padded.
-        let sum = sum.narrow(2, 0, size[2])?;
-        Ok((output, sum))
+        Ok((output.narrow(3, 0, values.tensor.size()[3])?, sum))
     }
 
     /// The two results of one call.
