@@ -4,7 +4,7 @@
 //! | variable | meaning |
 //! | --- | --- |
 //! | `REMOE_TEST_DEVICE_BYTES` | simulate a device of so many bytes, which computes on the CPU; else the machine's |
-//! | `REMOE_TEST_RECORDING` | file for the device's [`Recording`](main_model_torch::library::Recording) as JSON, rewritten while it changes |
+//! | `REMOE_TEST_RECORDING` | file for the device's [`Recording`](main_model_torch::library::Recording) as JSON, with the number of `writes`: rewritten again and again |
 //! | `REMOE_TEST_DEVICE_LIMIT` | once this file exists, the simulated device has as many bytes as it says |
 //! | `REMOE_TEST_DEVICE_LOST` | once this file exists, the simulated device fails every operation |
 
@@ -50,7 +50,7 @@ struct Files {
 }
 
 fn watch(device: &TorchDevice, Files { recording, limit, lost }: &Files) {
-    let mut written = None;
+    let mut writes = 0;
     loop {
         let limit = limit.as_ref().and_then(|file| fs::read_to_string(file).ok());
         if let Some(bytes) = limit.and_then(|text| text.trim().parse().ok()) {
@@ -60,12 +60,9 @@ fn watch(device: &TorchDevice, Files { recording, limit, lost }: &Files) {
             device.lose();
         }
         if let Some(file) = recording {
-            let now = device.recording();
-            if written.as_ref() != Some(&now) {
-                if let Err(error) = write(file, &now) {
-                    eprintln!("cannot write {}: {error}", file.display());
-                }
-                written = Some(now);
+            writes += 1;
+            if let Err(error) = write(file, &device.recording(), writes) {
+                eprintln!("cannot write {}: {error}", file.display());
             }
         }
         thread::sleep(PERIOD);
@@ -73,9 +70,11 @@ fn watch(device: &TorchDevice, Files { recording, limit, lost }: &Files) {
 }
 
 /// Readers see the old file or the new one.
-fn write(file: &PathBuf, recording: &Recording) -> io::Result<()> {
+fn write(file: &PathBuf, recording: &Recording, writes: u64) -> io::Result<()> {
     let whole = file.with_extension("new");
-    fs::write(&whole, serde_json::to_vec(recording)?)?;
+    let mut text = serde_json::to_value(recording)?;
+    text["writes"] = writes.into();
+    fs::write(&whole, serde_json::to_vec(&text)?)?;
     fs::rename(whole, file)
 }
 
