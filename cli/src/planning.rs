@@ -149,20 +149,7 @@ impl PlanningArgs {
         model: &ModelId,
         device: &MainDevice,
     ) -> Result<Option<Profile>, CliError> {
-        if let Some(profile) = self.given_profile()? {
-            let checked = profile.check_device(&device.name);
-            checked.map_err(|error| CliError::arguments("--profile", error.to_string()))?;
-            profiling::doubts(&profile).iter().for_each(|doubt| print_warning(doubt));
-            return Ok(Some(profile));
-        }
-        let path = profiling::default_path(model, device);
-        if !path.exists() {
-            return Ok(None);
-        }
-        let profile = read_profile(&path)?;
-        profiling::doubts(&profile).iter().for_each(|doubt| print_warning(doubt));
-        // One that was put there by hand may be of another device.
-        Ok(Some(profile).filter(|profile| profile.check_device(&device.name).is_ok()))
+        given_or_kept(self.given_profile()?, model, device)
     }
 
     /// Reads the profile that was given.
@@ -349,6 +336,36 @@ pub(crate) async fn plan(
     let (answer, _may_miss) =
         solved.await.map_err(|error| CliError::runtime(format!("cannot plan: {error}")))??;
     Ok(answer)
+}
+
+/// Returns `given` if it is of `device`, else the profile in the cache; `None` where there is neither. Warns of figures that
+/// look unsound.
+pub(crate) fn given_or_kept(
+    given: Option<Profile>,
+    model: &ModelId,
+    device: &MainDevice,
+) -> Result<Option<Profile>, CliError> {
+    let profile = match given {
+        Some(profile) => {
+            let checked = profile.check_device(&device.name);
+            checked.map_err(|error| CliError::arguments("--profile", error.to_string()))?;
+            profile
+        }
+        None => {
+            let path = profiling::default_path(model, device);
+            if !path.exists() {
+                return Ok(None);
+            }
+            let profile = read_profile(&path)?;
+            // One that was put there by hand may be of another device.
+            if profile.check_device(&device.name).is_err() {
+                return Ok(None);
+            }
+            profile
+        }
+    };
+    profiling::doubts(&profile).iter().for_each(|doubt| print_warning(doubt));
+    Ok(Some(profile))
 }
 
 fn read_profile(path: &Path) -> Result<Profile, CliError> {

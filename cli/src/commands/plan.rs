@@ -259,15 +259,13 @@ impl PlanArgs {
         let experts_dtype = self.experts_dtype;
         check_experts_dtype(&checkpoint, experts_dtype, self.dtype)?;
         // A profile that was given says what it is planned for.
-        let device = match self.planning.given_profile()? {
-            Some(profile) => MainDevice::of(&profile),
-            None => MainDevice::resolve(None, None),
-        };
+        let given = self.planning.given_profile()?;
+        let device = given.as_ref().map_or_else(|| MainDevice::resolve(None, None), MainDevice::of);
         let mut inspection = checkpoint.inspect()?.kept_as(experts_dtype, self.dense_dtype, &device.name);
         inspection.kv_cache_dtype = self.kv_cache_dtype;
         let dtype = self.dtype.map_or_else(|| default_dtype(&inspection), Dtype::name);
         let id = ModelId::of(&inspection, dtype);
-        let profile = self.planning.known_profile(&id, &device)?;
+        let profile = planning::given_or_kept(given, &id, &device)?;
         let profile = profile.ok_or_else(|| {
             let message = format!(
                 "missing --profile: no profile of this model in {} on {} of this machine; run `remoe profile --model {} \

@@ -1,14 +1,15 @@
 //! Machines with a GPU: which device runs, is planned for and is told of. The driver's files, `nvidia-smi` and LibTorch
 //! are made up, and the functions are fakes.
 
+use crate::machine::{fixture, object};
 use remoe_hardware::{Origin, Profile};
 use remoe_model::{Checkpoint, ExpertsDtype};
 use remoe_test_support::fake;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 const GPU: &str = "NVIDIA H200";
 const DRIVER: &str = "580.65.06";
@@ -135,15 +136,6 @@ impl TestMachine {
         let mut words = main.split(' ').skip_while(|word| *word != "--device");
         (words.nth(1).unwrap_or("none").to_owned(), self.folder().join("torch-ran").exists())
     }
-}
-
-fn fixture(name: &str) -> String {
-    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
-    fixtures.join(name).to_str().unwrap().to_owned()
-}
-
-fn object(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
 
 #[test]

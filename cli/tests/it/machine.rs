@@ -64,12 +64,12 @@ impl TestMachine {
     }
 }
 
-fn fixture(name: &str) -> String {
+pub(crate) fn fixture(name: &str) -> String {
     let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
     fixtures.join(name).to_str().unwrap().to_owned()
 }
 
-fn object(output: &Output) -> Value {
+pub(crate) fn object(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
 

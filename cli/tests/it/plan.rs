@@ -184,6 +184,20 @@ fn plan_on_a_disturbed_profile_says_to_measure_again() {
     assert!(warning.contains("measure again on an idle machine"), "{warning}");
 }
 
+/// A profile may come from a pipe, which can be read once.
+#[test]
+fn plan_reads_a_profile_from_standard_input() {
+    let folder = tempfile::tempdir().unwrap();
+    let figures = std::fs::File::open(profile(folder.path(), false)).unwrap();
+    let (read, mut write) = std::io::pipe().unwrap();
+    let sent = std::thread::spawn(move || std::io::copy(&mut { figures }, &mut write).unwrap());
+    let arguments = ["plan", "--model", &workspace("demo/model"), "--profile", "/dev/stdin"];
+    let command = Command::new(env!("CARGO_BIN_EXE_remoe")).args(arguments).stdin(read).output();
+    let output = command.unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(sent.join().unwrap() > 0);
+}
+
 /// Limits of a problem file mean nothing to those who plan for a model.
 #[test]
 fn plan_of_a_model_names_no_field_of_a_problem_file() {
