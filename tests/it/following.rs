@@ -73,19 +73,21 @@ async fn a_placement_follows_the_topic_and_a_wake_those_who_wait() {
         })
         .await;
     };
+    // The first placements for a topic know little of it: later ones bring the share down.
+    let until_share = async |prompts: &[&str], expected: &[Value], highest: f64| {
+        until(LONG, &format!("a placement with less than {highest} of the pairs remote"), async || {
+            let (share, answers) = round(address, prompts).await;
+            assert_eq!(answers, expected);
+            (share < highest).then_some(())
+        })
+        .await;
+    };
     until_replanned(&mut up, &SCRIPTURE, &scripture).await;
-    let (of_scripture, answers) = round(address, &SCRIPTURE).await;
-    assert_eq!(answers, scripture);
+    until_share(&SCRIPTURE, &scripture, 0.45).await;
     let (turned, answers) = round(address, &CODE).await;
     assert_eq!(answers, code);
     until_replanned(&mut up, &CODE, &code).await;
-    let (followed, answers) = until(LONG, "the topic's placement", async || {
-        let (share, answers) = round(address, &CODE).await;
-        (share < turned.min(code_before)).then_some((share, answers))
-    })
-    .await;
-    assert_eq!(answers, code);
-    assert!(of_scripture < 0.45 && followed < 0.45, "{of_scripture} and {followed}, {turned} when it turned");
+    until_share(&CODE, &code, turned.min(code_before).min(0.45)).await;
     let metrics = raw::ask(address, raw::get("/metrics")).await.text();
     assert!(metrics.contains("remoe_replans_total{cause=\"drift\",model=\"model\"}"), "{metrics}");
     assert!(metrics.contains("remoe_prediction_divergence_nats{model=\"model\",phase=\"decode\"}"));
