@@ -27,6 +27,7 @@ pub(crate) struct EngineMetrics {
     pub(crate) preemptions: IntCounter,
     /// Forwards that device memory had no room for.
     pub(crate) out_of_memory: IntCounter,
+    pub(crate) batch_limit: IntGauge,
     /// Bytes of device memory by use.
     pub(crate) device_memory: IntGaugeVec,
     /// Requests that waited for longer than they may.
@@ -88,6 +89,10 @@ impl EngineMetrics {
                 "remoe_device_out_of_memory_total",
                 "Forwards without enough device memory: one request was refused or preempted each time.",
             )?,
+            batch_limit: IntGauge::new(
+                "remoe_batch_limit_sequences",
+                "Sequences that may run together: less than --max-batch after device memory ran out, until it has recovered.",
+            )?,
             device_memory: IntGaugeVec::new(
                 Opts::new(
                     "remoe_device_memory_bytes",
@@ -124,6 +129,7 @@ impl EngineMetrics {
         registry.register(Box::new(metrics.cache_limit.clone()))?;
         registry.register(Box::new(metrics.preemptions.clone()))?;
         registry.register(Box::new(metrics.out_of_memory.clone()))?;
+        registry.register(Box::new(metrics.batch_limit.clone()))?;
         registry.register(Box::new(metrics.device_memory.clone()))?;
         registry.register(Box::new(metrics.overdue.clone()))?;
         registry.register(Box::new(metrics.not_finite.clone()))?;

@@ -3,15 +3,18 @@
 
 use remoe_model::{AttentionFacts, Checkpoint};
 use remoe_proto::v1::GenerateRequest;
+use remoe_test_support::binaries;
 use remoe_test_support::control::greedy;
-use remoe_test_support::deadline::{SOON, until};
+use remoe_test_support::deadline::{LONG, SOON, until};
 use remoe_test_support::fixture::{ModelFixture, served_fixtures};
 use remoe_test_support::function::{MainFunction, StartOptions};
 use remoe_test_support::http;
 use remoe_test_support::metrics::MetricsPage;
+use remoe_test_support::up::{Up, all_gone};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -364,10 +367,45 @@ async fn device_without_memory_refuses_new_requests_and_no_running_one() {
         assert_eq!(stream.finish().await.expect("a stream that runs is not failed").finished.tokens, alone);
     }
     assert!(MetricsPage::read(http).await.value("remoe_device_out_of_memory_total") > 0);
-    for (request, length) in refused.into_iter().filter(|(_, length)| *length == 12) {
-        let again = http::post(http, "/v1/completions", &completion(request, length, 8)).await.unwrap();
-        assert_eq!(again.finish().await.unwrap().status, 200, "alone it has room");
+}
+
+/// Sequences that do not fit together run one after another; once there is memory again, as many run together as before.
+#[tokio::test(flavor = "multi_thread")]
+async fn shortage_lowers_the_batch_until_memory_is_free_again() {
+    let model = ModelFixture::fixture("olmoe-basic");
+    let options = StartOptions::dtype("float32").simulated_device(2 * GIB).with("--max-batch", 16);
+    let device = Recorded::start_with(&model, options).await;
+    device.main.control.route(&[], &[]).await;
+    let http = device.main.http();
+    let batch_limit = async || MetricsPage::read(http).await.value("remoe_batch_limit_sequences");
+    assert_eq!(batch_limit().await, 16);
+    let mut alone = Vec::new();
+    for request in decoding(16, 60) {
+        alone.push(device.main.control.generate(request).await.finished.tokens);
     }
+    let held = device.recording().await.held_bytes;
+    let mut free = 1 << 20;
+    let lowered = loop {
+        device.leave(held, free).await;
+        let mut streams = Vec::new();
+        for request in decoding(16, 60) {
+            streams.push(device.main.control.begin(request).await.unwrap());
+        }
+        for (stream, alone) in streams.into_iter().zip(&alone) {
+            assert_eq!(&stream.finish().await.expect("each has room alone").finished.tokens, alone);
+        }
+        match batch_limit().await {
+            16 => free = free * 7 / 8,
+            lowered => break lowered,
+        }
+    };
+    assert!((1..16).contains(&lowered), "{lowered}");
+    device.leave(held, GIB).await;
+    until(LONG, "the batch of the settings", async || {
+        device.main.control.generate(decoding(1, 120)[0].clone()).await;
+        (batch_limit().await == 16).then_some(())
+    })
+    .await;
 }
 
 /// A device that does not answer any more: not ready, then the process ends as one that is to be started again.
@@ -398,6 +436,56 @@ async fn lost_device_ends_the_process_after_its_readiness() {
     let status = device.main.process.end(SOON).await;
     assert_eq!(status.code(), Some(1), "a failure that another start may mend");
     assert!(device.main.process.log().iter().any(|line| line.contains("the device is lost")));
+}
+
+/// Makes a folder of programs whose main function with LibTorch has a recorded device.
+fn recorded_programs() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, program) in
+        [("main-model-fn-torch", "examples/recorded_device"), ("remote-expert-fn", "remote-expert-fn")]
+    {
+        symlink(binaries::program(program), folder.path().join(name)).unwrap();
+    }
+    folder
+}
+
+/// A main function that loses its device while `remoe up` serves it.
+#[tokio::test(flavor = "multi_thread")]
+async fn up_restarts_a_main_function_whose_device_is_lost() {
+    let model = ModelFixture::fixture("olmoe-basic");
+    let folder = recorded_programs();
+    let lost = folder.path().join("lost");
+    let variables = [
+        ("REMOE_BIN_DIR", folder.path().display().to_string()),
+        ("REMOE_TEST_DEVICE_BYTES", (2 * GIB).to_string()),
+        ("REMOE_TEST_DEVICE_LOST", lost.display().to_string()),
+    ];
+    let arguments = ["--backend", "torch", "--dtype", "float32", "--remote-ratio", "0.5"];
+    let model = model.folder.to_str().unwrap();
+    let mut up = Up::start_in(&[model], &arguments, &variables).await;
+    let (http, main) = (up.ready.http(), up.ready.main().pid.unwrap());
+    let ask = async || {
+        let answer = http::post(http, "/v1/completions", &completion(1, 20, 8)).await.unwrap();
+        answer.finish().await.unwrap()
+    };
+    let first = ask().await;
+    assert_eq!(first.status, 200, "{}", first.body);
+    fs::write(&lost, "").unwrap();
+    // The gateway repeats a request that got no token, so it may be answered by the next main function.
+    let next = tokio::spawn(async move {
+        let answer = http::post(http, "/v1/completions", &completion(2, 20, 8)).await.unwrap();
+        answer.finish().await.unwrap()
+    });
+    all_gone(&[main], LONG).await;
+    fs::remove_file(&lost).unwrap();
+    let whole = up.whole_without(&[main]).await;
+    assert_ne!(whole.main().pid, Some(main));
+    let next = next.await.unwrap();
+    assert!(next.status == 200 || next.status == 503, "{}: {}", next.status, next.body);
+    let again = ask().await;
+    assert_eq!(again.status, 200, "{}", again.body);
+    let tokens = |body: &str| serde_json::from_str::<Value>(body).unwrap()["choices"][0]["token_ids"].clone();
+    assert_eq!(tokens(&again.body), tokens(&first.body));
 }
 
 /// Where a request looks at the likeliest tokens alone, they alone come to the host; it draws what it draws from all.

@@ -16,6 +16,7 @@ use crate::metrics::EngineMetrics;
 use crate::pages::Pages;
 use crate::records::Recorder;
 use crate::transformer::Model;
+use memory::MemoryLimits;
 use prefill::Prefill;
 use remoe_billing::Attribution;
 use remoe_kernels::{NumericsClass, Pool};
@@ -125,8 +126,7 @@ struct Engine {
     /// Layered prefills under way, in the order in which they began.
     prefills: Vec<Prefill>,
     passes_begun: u64,
-    /// False once device memory had no room for prompts that went together.
-    joins_prompts: bool,
+    memory_limits: MemoryLimits,
     turns: PrefillOrder,
     pace: PrefillPace,
     /// Set if the running requests that were set back take their turn next.
@@ -182,7 +182,7 @@ impl Engine {
             admitted: 0,
             prefills: Vec::new(),
             passes_begun: 0,
-            joins_prompts: true,
+            memory_limits: MemoryLimits::new(settings.max_batch),
             turns: PrefillOrder::default(),
             pace: PrefillPace::default(),
             apart: false,
@@ -266,6 +266,7 @@ impl Engine {
         self.end_overdue(Instant::now());
         self.metrics.waiting.set((self.waiting.len() + self.paused.len()) as i64);
         self.metrics.running.set(self.running.len() as i64);
+        self.metrics.batch_limit.set(i64::try_from(self.memory_limits.max_batch()).unwrap_or(i64::MAX));
         self.measure_caches();
     }
 

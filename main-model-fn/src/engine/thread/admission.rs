@@ -144,7 +144,7 @@ impl Engine {
         let held = self.pages.held().saturating_sub(freed) + growth;
         FreeCapacity {
             is_empty: staying.is_empty(),
-            sequences: self.settings.max_batch.saturating_sub(sequences),
+            sequences: self.memory_limits.max_batch().saturating_sub(sequences),
             pages: self.pages.limit().saturating_sub(held),
         }
     }

@@ -179,6 +179,7 @@ impl Engine {
         tally: &[ExpertTally],
         time: ExpertTime,
     ) {
+        self.memory_limits.count_forward();
         let mut logits = output.logits.as_slice();
         let parts: Vec<&[f32]> = shares
             .iter()
@@ -250,7 +251,7 @@ impl Engine {
             return self.stop.device_lost.cancel();
         }
         if error.is_out_of_memory() {
-            return self.relieve(shares, error);
+            return self.handle_out_of_memory(shares, error);
         }
         let out_of_reach = error.out_of_reach(rows);
         tracing::error!(%error, again = out_of_reach.is_some(), "iteration failed");

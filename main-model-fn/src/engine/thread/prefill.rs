@@ -183,7 +183,7 @@ impl Engine {
 
     /// Requests that could join a prefill of the one at `first`, the shortest first.
     fn short_ones(&self, first: usize) -> Vec<usize> {
-        if self.running[first].failure_backoff().is_some() || !self.joins_prompts {
+        if self.running[first].failure_backoff().is_some() || !self.memory_limits.joins_prompts() {
             return Vec::new();
         }
         let priority = self.running[first].request().priority;
