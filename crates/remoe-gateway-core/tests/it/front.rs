@@ -87,7 +87,9 @@ async fn fifty_at_once_wake_a_model_once() {
     };
     let parts = ["decide", "schedule", "start", "load", "ready", "first"];
     assert!(parts.iter().all(|part| value(part, "count") == cold), "{page}");
-    assert!((value("first", "sum") - 0.25 * cold).abs() < 1e-6, "{page}");
+    // A first token later than the wake counts as the wake's whole duration, which is short for those beyond the fifty.
+    let first_tokens = value("first", "sum");
+    assert!((0.25 * 50.0 - 1e-6..=0.25 * cold + 1e-6).contains(&first_tokens), "{page}");
     assert!(parts[..5].iter().all(|part| value(part, "sum") <= value("start", "sum")), "{page}");
 }
 
