@@ -180,7 +180,7 @@ fn invalid_specs_are_refused_with_the_field_and_the_reason() {
                 "main": {"device": "cuda", "gpu": {"count": 2}},
                 "pricing": {"gpuHour": "1", "gpuMemoryMB": 1000},
             })),
-            "spec.main.gpu.count: Invalid value: must be 1: the layers of a model are not divided",
+            "must be 1: the layers of a model are not divided over several GPUs",
         ),
         (spec(json!({"main": {"device": "cuda", "gpu": {"count": 1}}})), "requires pricing.gpuHour"),
         (spec(json!({"remoteExperts": {"maxReplicas": 0}})), "spec.remoteExperts.maxReplicas"),
