@@ -196,7 +196,7 @@ e2e-run:
 # Those of the operator's tests that talk to a real API server.
 .PHONY: e2e-operator
 e2e-operator:
-	CARGO='$(CARGO)' scripts/run-tests $(PROFILE) --profile long -E 'package(operator) & test(api_server::)'
+	CARGO='$(CARGO)' scripts/run-tests $(PROFILE) --profile long -E 'package(operator) & test(/^tests::(api_server|specs)::/)'
 
 .PHONY: e2e-ci
 e2e-ci: ## Run those that every change must pass, in a cluster that is removed afterwards
