@@ -187,12 +187,22 @@ fn attend(
             arrangement.shared(&part, chunk, sizes, dim)
         };
         let (keys, values) = (part(0, sizes.key_dim)?, part(sizes.values_from, sizes.value_dim)?);
-        let mask = chunk.mask.as_ref();
+        let attended = [&query, &keys, &values];
         let output = match sinks {
-            None => Tensor::attend([&query, &keys, &values], mask, sizes.scale)?,
+            None => {
+                let output = in_blocks(chunk, attended, |attended, mask| {
+                    Ok([Tensor::attend(attended, mask, sizes.scale)?])
+                });
+                let [output] = output?;
+                output
+            }
             Some(sinks) => {
                 // A sink is one more position with this score and no value: it takes its part of the weights.
-                let (output, sum) = Tensor::attend_with_sum([&query, &keys, &values], mask, sizes.scale)?;
+                let output = in_blocks(chunk, attended, |attended, mask| {
+                    let (output, sum) = Tensor::attend_with_sum(attended, mask, sizes.scale)?;
+                    Ok([output, sum])
+                });
+                let [output, sum] = output?;
                 let (sinks, size) = arrangement.heads(sinks, chunk, sizes)?;
                 let size_of_sum = [sum.size(), vec![1]].concat();
                 let kept = sum.reshape(&size)?.sub(&sinks)?.sigmoid()?;
@@ -210,6 +220,32 @@ fn attend(
         (outputs, None) => Tensor::cat(&outputs.iter().collect::<Vec<_>>(), 0),
         (outputs, Some(order)) => Tensor::cat(&outputs.iter().collect::<Vec<_>>(), 0)?.index_select(0, order),
     }
+}
+
+/// Returns what `attend` returns for arranged queries, keys and values with the masks of `chunk`: in one call, or in one
+/// for each block of rows, whose results are joined by rows.
+fn in_blocks<const N: usize>(
+    chunk: &Chunk,
+    [query, keys, values]: [&Tensor; 3],
+    attend: impl Fn([&Tensor; 3], Option<&Tensor>) -> Result<[Tensor; N], BackendError>,
+) -> Result<[Tensor; N], BackendError> {
+    let Some(masks) = &chunk.masks else { return attend([query, keys, values], None) };
+    if masks.blocks().len() == 1 {
+        return attend([query, keys, values], Some(&masks.mask(0)?));
+    }
+    let mut results: [Vec<Tensor>; N] = std::array::from_fn(|_| Vec::new());
+    for (index, rows) in masks.blocks() {
+        // One span has its rows in the third dimension.
+        let query = query.narrow(2, rows.start, rows.end - rows.start)?;
+        let of_block = attend([&query, keys, values], Some(&masks.mask(index)?))?;
+        results.iter_mut().zip(of_block).for_each(|(results, result)| results.push(result));
+    }
+    let mut joined = Vec::with_capacity(N);
+    for result in &results {
+        joined.push(Tensor::cat(&result.iter().collect::<Vec<_>>(), 2)?);
+    }
+    let actual = joined.len();
+    joined.try_into().map_err(|_| BackendError::Shape { what: "results of attention", actual, expected: N })
 }
 
 impl LatentHeads {
@@ -247,3 +283,7 @@ impl LatentHeads {
         self.projections.release(&mixed)?.transpose(0, 1)?.reshape(&[rows, -1])
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -6,6 +6,7 @@ mod heads;
 mod host;
 pub mod library;
 mod linear;
+mod masks;
 mod norm;
 mod pages;
 mod rope;
@@ -13,5 +14,6 @@ mod rows;
 mod selection;
 mod spans;
 mod torch;
+mod workspace;
 
 pub use torch::{Torch, TorchOn};

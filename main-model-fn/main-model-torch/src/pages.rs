@@ -5,13 +5,11 @@
 //! which stands for positions that do not exist. Slabs are made once; nothing of the cache is allocated later.
 
 use crate::library::{Kind, Tensor, TorchDevice};
+use crate::workspace::workspace_bytes;
 use main_model_fn::backend::{BackendError, PagedLayer};
 use remoe_kernels::{AttentionShape, PAGE_POSITIONS};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// Memory of the device that pages leave to an iteration: gathered keys and values, masks, hidden states and logits.
-pub(crate) const WORKSPACE_BYTES: usize = 512 << 20;
 
 /// Pages of all layers.
 pub struct TorchPages {
@@ -19,6 +17,8 @@ pub struct TorchPages {
     /// By place within a page.
     slabs: Vec<Tensor>,
     pages: usize,
+    /// Most positions of a sequence.
+    positions: usize,
     kind: Kind,
     device: Arc<TorchDevice>,
 }
@@ -44,7 +44,7 @@ impl TorchPages {
             *next += 1;
             PlacedLayer { paged, place: *next - 1 }
         });
-        Self { layers: layers.collect(), slabs: Vec::new(), pages: 0, kind, device }
+        Self { layers: layers.collect(), slabs: Vec::new(), pages: 0, positions: 0, kind, device }
     }
 
     pub(crate) fn device(&self) -> &Arc<TorchDevice> {
@@ -68,12 +68,13 @@ impl TorchPages {
         self.layers.iter().filter(|layer| layer.paged.table == 0).map(|layer| &layer.paged.shape)
     }
 
-    /// Allocates the slabs of `count` pages, or of as many as the device has room for beside its workspace. Returns how
-    /// many. Free memory is found by allocation, which is what counts: tch has no question for it.
+    /// Allocates the slabs of `count` pages, or of as many as the device has room for beside its workspace. Sequences have
+    /// up to `positions` positions. Returns how many. Free memory is found by allocation: tch has no call that returns it.
     ///
     /// # Errors
     /// There is no room for one.
-    pub(crate) fn reserve(&mut self, count: usize) -> Result<usize, BackendError> {
+    pub(crate) fn reserve(&mut self, count: usize, positions: usize) -> Result<usize, BackendError> {
+        self.positions = positions;
         let fits = |pages: usize| -> Result<Option<Vec<Tensor>>, BackendError> {
             match self.allocate(pages) {
                 Ok(slabs) => Ok(Some(slabs)),
@@ -115,10 +116,21 @@ impl TorchPages {
             Ok(slab)
         });
         let slabs = slabs.collect::<Result<Vec<_>, BackendError>>()?;
-        let workspace = Tensor::empty(&self.device, &[WORKSPACE_BYTES as i64], Kind::Uint8)?;
+        let workspace = Tensor::empty(&self.device, &[self.workspace_of(pages) as i64], Kind::Uint8)?;
         let libraries = Tensor::empty(&self.device, &[self.device.library_bytes()], Kind::Uint8)?;
         drop((workspace, libraries));
         Ok(slabs)
+    }
+
+    /// Returns the bytes of device memory that an iteration may take.
+    pub(crate) fn workspace_bytes(&self) -> usize {
+        self.workspace_of(self.pages)
+    }
+
+    /// No sequence has more positions than `pages` pages.
+    fn workspace_of(&self, pages: usize) -> usize {
+        let shapes = self.layers.iter().map(|layer| &layer.paged.shape);
+        workspace_bytes(shapes, self.positions.min(pages.saturating_mul(PAGE_POSITIONS)))
     }
 
     /// The entry of a position in page `page`.

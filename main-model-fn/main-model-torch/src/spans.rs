@@ -6,19 +6,17 @@
 //! on how many spans there are.
 
 use crate::library::Tensor;
+use crate::masks::{MaskedRows, Masks};
 use crate::pages::TorchPages;
 use crate::rows::Rows;
+use crate::workspace::{
+    DECODE_MASKS_BYTES, GATHERED_BYTES, KERNEL_ROWS, MASK_BYTES, PREFILL_MASKS_BYTES, entry_bytes,
+};
 use main_model_fn::backend::{BackendError, RELEASED, Span};
 use remoe_kernels::{AttentionShape, PAGE_POSITIONS};
 
-/// Most bytes that are gathered of the cache for a chunk of several spans.
-const GATHERED_BYTES: usize = 128 << 20;
-/// Most elements of the mask of a chunk of several spans.
-const MASKED: usize = 32 << 20;
 /// Positions of a chunk are a multiple of this: kernels take masks so aligned as they are.
 const ALIGNED: usize = 32;
-/// Term that is added to the score of a position that a row does not see. Finite, so that no sum becomes NaN.
-const UNSEEN: f64 = -1e30;
 
 /// Prepared spans.
 pub struct TorchSpans {
@@ -33,13 +31,15 @@ struct Sight {
     /// Rows of the mask for each row: queries that share keys are rows of one head.
     repeated: usize,
     entry_bytes: usize,
+    element_bytes: usize,
 }
 
 impl Sight {
     fn of(shape: &AttentionShape, table: usize) -> Self {
         // All heads share the keys of one: these stand for those of each without a copy.
         let repeated = if shape.kv_heads == 1 { 1 } else { shape.group };
-        Self { table, window: shape.window, repeated, entry_bytes: shape.page_bytes() / PAGE_POSITIONS }
+        let (entry_bytes, element_bytes) = (entry_bytes(shape), shape.dtype.bytes());
+        Self { table, window: shape.window, repeated, entry_bytes, element_bytes }
     }
 }
 
@@ -63,9 +63,8 @@ pub(crate) struct Chunk {
     pub(crate) queries: Rows,
     /// Entries of their positions, each span's padded to `positions`.
     pub(crate) entries: Tensor,
-    /// spans x 1 x rows (or 1) x positions, in the compute dtype; each row is repeated as the layer's sight says if there
-    /// are several spans. `None`: plain causal attention.
-    pub(crate) mask: Option<Tensor>,
+    /// `None`: plain causal attention.
+    pub(crate) masks: Option<Masks>,
     /// Padded rows that exist; `None`: all.
     pub(crate) kept: Option<Tensor>,
 }
@@ -85,10 +84,12 @@ impl Seen<'_> {
 impl TorchSpans {
     pub(crate) fn new(pages: &TorchPages, spans: &[Span]) -> Result<Self, BackendError> {
         let mut views: Vec<(Sight, View)> = Vec::new();
+        let decodes = spans.iter().all(|span| span.rows == 1);
+        let mut kept_bytes = if decodes { DECODE_MASKS_BYTES } else { PREFILL_MASKS_BYTES };
         for layer in pages.layers() {
             let sight = Sight::of(&layer.paged.shape, layer.paged.table);
             if !views.iter().any(|(known, _)| *known == sight) {
-                views.push((sight, View::new(pages, sight, spans)?));
+                views.push((sight, View::new(pages, sight, spans, &mut kept_bytes)?));
             }
         }
         Ok(Self { views })
@@ -107,7 +108,13 @@ impl TorchSpans {
 }
 
 impl View {
-    fn new(pages: &TorchPages, sight: Sight, spans: &[Span]) -> Result<Self, BackendError> {
+    /// Masks that are kept take their bytes off `kept_bytes`.
+    fn new(
+        pages: &TorchPages,
+        sight: Sight,
+        spans: &[Span],
+        kept_bytes: &mut usize,
+    ) -> Result<Self, BackendError> {
         let first_seen =
             |span: &Span| sight.window.map_or(0, |window| (span.past + 1).saturating_sub(window));
         let seen: Vec<Seen<'_>> = spans.iter().map(|span| Seen { span, from: first_seen(span) }).collect();
@@ -128,7 +135,7 @@ impl View {
                     next += 1;
                 }
             }
-            chunks.push(Chunk::new(pages, sight, group)?);
+            chunks.push(Chunk::new(pages, sight, group, kept_bytes)?);
         }
         let device = pages.device();
         let order = if in_order { None } else { Some(Tensor::from_slice(device, &places)?) };
@@ -151,7 +158,9 @@ fn chunks_of<'a, 'b>(seen: &'b [Seen<'a>], sight: Sight) -> Vec<Vec<&'b Seen<'a>
     let fits = |spans: usize, rows: usize, positions: usize| {
         let positions = spans * positions.next_multiple_of(ALIGNED);
         let masked = if rows == 1 { positions } else { positions * rows * sight.repeated };
-        spans <= 1 || (positions * sight.entry_bytes <= GATHERED_BYTES && masked <= MASKED)
+        let is_small =
+            positions * sight.entry_bytes <= GATHERED_BYTES && masked * sight.element_bytes <= MASK_BYTES;
+        spans <= 1 || is_small
     };
     let most = |of: fn(&Seen<'_>) -> usize| seen.iter().map(of).max().unwrap_or(0);
     if fits(seen.len(), most(|seen| seen.span.rows), most(|seen| seen.positions())) {
@@ -177,12 +186,13 @@ fn chunks_of<'a, 'b>(seen: &'b [Seen<'a>], sight: Sight) -> Vec<Vec<&'b Seen<'a>
     chunks
 }
 
-/// Rows of a block of LibTorch's memory-efficient attention divide by this. A lone row in the last block reads a wrong
-/// mask where heads share keys (pytorch issue 191937, fixed after 2.11).
-const KERNEL_ROWS: usize = 32;
-
 impl Chunk {
-    fn new(pages: &TorchPages, sight: Sight, seen: &[&Seen<'_>]) -> Result<Self, BackendError> {
+    fn new(
+        pages: &TorchPages,
+        sight: Sight,
+        seen: &[&Seen<'_>],
+        kept_bytes: &mut usize,
+    ) -> Result<Self, BackendError> {
         let device = pages.device();
         let longest_rows = seen.iter().map(|seen| seen.span.rows).max().unwrap_or(0);
         let longest = seen.iter().map(|seen| seen.positions()).max().unwrap_or(0);
@@ -214,9 +224,15 @@ impl Chunk {
         }
         let is_padded = kept.len() < queries.len();
         let (spans, width) = (seen.len() as i64, positions as i64);
-        let mask = match is_causal {
+        let masks = match is_causal {
             true => None,
-            false => Some(mask(pages, sight, [spans, rows as i64, width], &last)?),
+            false => {
+                let repeated = if spans == 1 || rows == 1 { 1 } else { sight.repeated as i64 };
+                let rows = MaskedRows { spans, rows: rows as i64, repeated, positions: width };
+                let mut masks = Masks::new(pages.device(), pages.kind(), rows, &last, sight.window)?;
+                masks.keep(kept_bytes)?;
+                Some(masks)
+            }
         };
         Ok(Self {
             spans,
@@ -224,32 +240,8 @@ impl Chunk {
             positions: width,
             queries: Rows::new(device, &queries)?,
             entries: Tensor::from_slice(device, &entries)?,
-            mask,
+            masks,
             kept: if is_padded { Some(Tensor::from_slice(device, &kept)?) } else { None },
         })
     }
-}
-
-/// Terms that are added to scores: spans x 1 x rows x positions, each row repeated if there are several of several spans.
-fn mask(
-    pages: &TorchPages,
-    sight: Sight,
-    [spans, rows, positions]: [i64; 3],
-    last: &[i32],
-) -> Result<Tensor, BackendError> {
-    let device = pages.device();
-    let last = Tensor::from_slice(device, last)?.reshape(&[spans, 1, rows, 1])?;
-    let each = Tensor::arange(device, positions)?;
-    let mut unseen = each.greater(&last)?;
-    if let Some(window) = sight.window {
-        let before = each.less(&last.add_whole(1 - window as i64)?)?;
-        unseen = unseen.logical_or(&before)?;
-    }
-    let mask = unseen.to_kind(pages.kind())?.mul_scalar(UNSEEN)?;
-    let repeated = sight.repeated as i64;
-    if spans == 1 || rows == 1 || repeated == 1 {
-        return Ok(mask);
-    }
-    let size = [spans, 1, rows, repeated, positions];
-    mask.unsqueeze(3)?.expand(&size)?.reshape(&[spans, 1, rows * repeated, positions])
 }

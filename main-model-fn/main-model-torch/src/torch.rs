@@ -6,7 +6,7 @@ use crate::host::{self, HostMatrix, HostMlp};
 use crate::library::{self, Driver, Installed, Kind, Tensor, TorchDevice};
 use crate::linear::{DeviceMlp, Embedding, Gated, Linear, Weight};
 use crate::norm::Norm;
-use crate::pages::{TorchPages, WORKSPACE_BYTES};
+use crate::pages::TorchPages;
 use crate::rope::{Angles, Rope};
 use crate::rows::Rows;
 use crate::selection;
@@ -98,7 +98,6 @@ impl<D: Driver> Backend for TorchOn<D> {
     type Spans = TorchSpans;
     const ADDS_SHARED: bool = true;
     const SELECTS_LOGITS: bool = true;
-    const WORKSPACE_BYTES: usize = WORKSPACE_BYTES;
 
     fn open(device: Option<DeviceName>, dtype: Dtype, pool: &Arc<Pool>) -> Result<Self, DeviceError> {
         library::set_threads(pool.threads());
@@ -237,8 +236,17 @@ impl<D: Driver> Backend for TorchOn<D> {
         Tensor::from_slice(&self.device, values)
     }
 
-    fn reserve_pages(&self, pages: &mut TorchPages, count: usize) -> Result<usize, BackendError> {
-        pages.reserve(count)
+    fn reserve_pages(
+        &self,
+        pages: &mut TorchPages,
+        count: usize,
+        positions: usize,
+    ) -> Result<usize, BackendError> {
+        pages.reserve(count, positions)
+    }
+
+    fn workspace_bytes(pages: &TorchPages) -> usize {
+        pages.workspace_bytes()
     }
 
     fn spans(&self, pages: &TorchPages, spans: Vec<Span>) -> Result<TorchSpans, BackendError> {

@@ -1,6 +1,7 @@
 //! Devices: CUDA's, the CPU, and a CPU that is treated as a device, for tests.
 
 use super::recording::{Counts, Recorder, Recording};
+use super::staging::Staging;
 use main_model_fn::backend::BackendError;
 use main_model_fn::{DeviceError, DeviceName};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,6 +35,7 @@ pub struct TorchDevice {
     name: DeviceName,
     pub(super) device: tch::Device,
     recorder: Mutex<Recorder>,
+    pub(super) staging: Mutex<Staging>,
     /// Set if a simulated device fails from now on.
     lost: AtomicBool,
 }
@@ -41,7 +43,7 @@ pub struct TorchDevice {
 impl TorchDevice {
     fn new(name: DeviceName, device: tch::Device, limit_bytes: Option<u64>) -> Self {
         let recorder = Mutex::new(Recorder::new(limit_bytes));
-        Self { name, device, recorder, lost: AtomicBool::new(false) }
+        Self { name, device, recorder, staging: Mutex::default(), lost: AtomicBool::new(false) }
     }
 
     fn installed(name: Option<DeviceName>) -> Result<Self, DeviceError> {
@@ -71,6 +73,11 @@ impl TorchDevice {
     /// Changes the memory of a simulated device, for tests: as other processes do that use the same device.
     pub fn limit(&self, bytes: u64) {
         self.recorder().limit(bytes);
+    }
+
+    /// Sets `peak_bytes` of the recording to what is held, and `largest_bytes` to 0, for tests.
+    pub fn reset_peaks(&self) {
+        self.recorder().reset_peaks();
     }
 
     /// Returns its counters.

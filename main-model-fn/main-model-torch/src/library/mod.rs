@@ -6,6 +6,7 @@
 
 mod device;
 mod recording;
+mod staging;
 mod tensor;
 
 pub use device::{Driver, Installed, TorchDevice};

@@ -20,6 +20,8 @@ pub struct Counts {
     pub copies_up: u64,
     /// Bytes of them.
     pub bytes_up: u64,
+    /// Copies within the memory of the host that copies from and to the device take.
+    pub host_copies: u64,
     /// Waits of the host for the device.
     pub synchronisations: u64,
 }
@@ -36,6 +38,7 @@ impl Sub for Counts {
             bytes_down: self.bytes_down - before.bytes_down,
             copies_up: self.copies_up - before.copies_up,
             bytes_up: self.bytes_up - before.bytes_up,
+            host_copies: self.host_copies - before.host_copies,
             synchronisations: self.synchronisations - before.synchronisations,
         }
     }
@@ -52,6 +55,10 @@ pub struct Recording {
     pub held_bytes: u64,
     /// Largest value of `held_bytes`.
     pub peak_bytes: u64,
+    /// Bytes of the largest tensor so far.
+    pub largest_bytes: u64,
+    /// Bytes of pinned host memory.
+    pub pinned_bytes: u64,
     /// Limit of `held_bytes`, where the device is simulated.
     pub limit_bytes: Option<u64>,
 }
@@ -112,8 +119,17 @@ impl Recorder {
         }
         recording.held_bytes += bytes;
         recording.peak_bytes = recording.peak_bytes.max(recording.held_bytes);
+        recording.largest_bytes = recording.largest_bytes.max(bytes);
         self.counts().allocations += 1;
         Ok(())
+    }
+
+    pub(super) fn reset_peaks(&mut self) {
+        (self.recording.peak_bytes, self.recording.largest_bytes) = (self.recording.held_bytes, 0);
+    }
+
+    pub(super) fn pin(&mut self, bytes: u64) {
+        self.recording.pinned_bytes += bytes;
     }
 
     pub(super) fn give_back(&mut self, bytes: u64) {

@@ -31,13 +31,9 @@ impl Drop for Memory {
 
 type Outcome = Result<Tensor, BackendError>;
 
-fn bytes_of(tensor: &tch::Tensor) -> usize {
+pub(super) fn bytes_of(tensor: &tch::Tensor) -> usize {
     tensor.numel() * tensor.kind().elt_size_in_bytes()
 }
-
-/// Bytes of the largest copy to a device that goes through pinned memory: LibTorch never returns that to the system, and
-/// rounds it to a power of two. Weights are larger.
-const MOST_PINNED: u64 = 16 << 20;
 
 /// Creation and copies between host and device.
 impl Tensor {
@@ -54,7 +50,7 @@ impl Tensor {
         Ok(Self { tensor, memory: Arc::new(Memory { device: device.clone(), bytes }) })
     }
 
-    /// Copies elements, little endian, to the device; up to [`MOST_PINNED`] bytes without waiting for it.
+    /// Copies elements, little endian, to the device, without waiting for it unless they are many.
     pub(crate) fn from_bytes(device: &Arc<TorchDevice>, bytes: &[u8], size: &[i64], kind: Kind) -> Outcome {
         Self::up(device, tch::Tensor::f_from_data_size(bytes, size, kind))
     }
@@ -70,17 +66,10 @@ impl Tensor {
         device.count(|counts| {
             counts.copies_up += 1;
             counts.bytes_up += bytes;
+            counts.host_copies += 1;
         });
-        let to = device.device;
-        // From pinned memory, which LibTorch keeps until the copy is done: the host goes on at once.
-        let copied = match (to.is_cuda(), bytes <= MOST_PINNED) {
-            (true, true) => {
-                host.f_pin_memory(to).and_then(|pinned| pinned.f_to_device_(to, host.kind(), true, false))
-            }
-            (true, false) => host.f_to_device_(to, host.kind(), false, false),
-            (false, _) => Ok(host),
-        };
-        Self::computed(device, copied)
+        let copied = if device.is_host() { host } else { device.copy_up(&host)? };
+        Self::computed(device, Ok(copied))
     }
 
     /// Zeros.
@@ -102,32 +91,32 @@ impl Tensor {
         Self::computed(device, tch::Tensor::f_arange(end, (Kind::Int, device.device)))
     }
 
-    /// Returns the elements, little endian, once the device has computed them: one copy and one synchronisation.
+    /// Returns the elements, little endian, once the device has computed them: one copy and one synchronisation unless
+    /// they are many.
     pub(crate) fn bytes(&self) -> Result<Vec<u8>, BackendError> {
         let device = &self.memory.device;
-        let count = bytes_of(&self.tensor);
-        let host = match device.device.is_cuda() {
-            true => Some(device.outcome(self.pinned())?),
-            false => None,
+        let mut bytes = vec![0; bytes_of(&self.tensor)];
+        if bytes.is_empty() {
+            return Ok(bytes);
+        }
+        let pieces = match device.is_host() {
+            true => {
+                device.outcome(self.tensor.f_copy_data_u8(&mut bytes, self.tensor.numel()))?;
+                device.count(|counts| counts.host_copies += 1);
+                1
+            }
+            false => {
+                let flat = self.contiguous()?.reshape(&[-1])?.view_as(Kind::Uint8)?;
+                device.copy_down(&flat.tensor, &mut bytes)?
+            }
         };
-        let mut bytes = vec![0; count];
-        let tensor = host.as_ref().unwrap_or(&self.tensor);
-        device.outcome(tensor.f_copy_data_u8(&mut bytes, tensor.numel()))?;
         device.count(|counts| {
-            counts.calls += 1;
-            counts.copies_down += 1;
-            counts.bytes_down += count as u64;
-            counts.synchronisations += 1;
+            counts.calls += pieces;
+            counts.copies_down += pieces;
+            counts.bytes_down += bytes.len() as u64;
+            counts.synchronisations += pieces;
         });
         Ok(bytes)
-    }
-
-    /// A copy in pinned memory, which LibTorch's allocator keeps for the next one. The copy waits for this stream alone.
-    fn pinned(&self) -> Result<tch::Tensor, TchError> {
-        let host = tch::Tensor::f_empty(self.tensor.size(), (self.tensor.kind(), tch::Device::Cpu))?;
-        let mut pinned = host.f_pin_memory(self.memory.device.device)?;
-        pinned.f_copy_(&self.tensor)?;
-        Ok(pinned)
     }
 
     /// Returns the elements as float32, as [`Self::bytes`] does.
@@ -278,6 +267,10 @@ impl Tensor {
 
     pub(crate) fn mul_scalar(&self, value: f64) -> Outcome {
         self.result(self.tensor.f_mul_scalar(value))
+    }
+
+    pub(crate) fn mul_scalar_(&self, value: f64) -> Result<(), BackendError> {
+        self.in_place(|own| own.f_mul_scalar_(value).map(drop))
     }
 
     pub(crate) fn cos(&self) -> Outcome {
@@ -470,8 +463,8 @@ impl Tensor {
         self.result(self.tensor.f_lt_tensor(&other.tensor))
     }
 
-    pub(crate) fn logical_or(&self, other: &Self) -> Outcome {
-        self.result(self.tensor.f_logical_or(&other.tensor))
+    pub(crate) fn logical_or_(&self, other: &Self) -> Result<(), BackendError> {
+        self.in_place(|own| own.f_logical_or_(&other.tensor).map(drop))
     }
 
     /// Over the last dimension, computed in `kind`.
