@@ -58,6 +58,8 @@ enum Check {
     Batch,
     /// Reuse of a computed prefix
     Prefix,
+    /// Rows behind a cached prefix beside the whole prompt
+    PrefixRows,
     /// A remote function that is killed within an answer
     Killed,
     /// Requests and caches that do not fit
@@ -99,6 +101,7 @@ pub(crate) fn run(args: DeviceArgs) -> Result<ExitCode> {
             Check::ParityBfloat16 => parity::bfloat16(&args).await,
             Check::Batch => batch::mixed(&args).await,
             Check::Prefix => batch::prefix(&args).await,
+            Check::PrefixRows => batch::prefix_rows(&args).await,
             Check::Killed => failing::killed(&args).await,
             Check::Memory => failing::memory(&args).await,
             Check::ShapeOlmoe => shapes::olmoe(&args).await,

@@ -8,7 +8,7 @@ use remoe_proto::v1::InspectReply;
 use tokio::task::JoinSet;
 
 /// Difference of logits in float32, over the largest.
-const FLOAT32: f32 = 2e-4;
+pub(super) const FLOAT32: f32 = 2e-4;
 /// Difference in bfloat16, whose numbers have 8 bits, if a prompt's tokens take the experts of the reference: beside
 /// transformers in bfloat16, and beside it in float32 where no more is noted. On CPUs 0.11 and 0.18 at most (2026-11-29);
 /// wrong operations come to about 1.
