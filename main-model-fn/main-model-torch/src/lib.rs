@@ -1,5 +1,7 @@
-//! LibTorch below the main function: the operations of [`main_model_fn::Backend`] on CUDA devices, and on CPUs, where
-//! that code is tested. On the CPU products with weights are the kernels' own.
+//! [`main_model_fn::Backend`] by LibTorch, on GPUs and on CPUs.
+//!
+//! On the CPU the kernels multiply with weights, as without LibTorch. On a device LibTorch computes everything but routed
+//! experts.
 
 mod attention;
 mod heads;

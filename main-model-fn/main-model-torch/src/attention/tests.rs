@@ -5,7 +5,7 @@ use main_model_fn::backend::{PAGE_POSITIONS, PagedLayer, Span};
 use remoe_kernels::{AttentionShape, CacheFormat, Dtype};
 use std::sync::Arc;
 
-/// Positions before the rows.
+/// Positions before the first block.
 const PAST: usize = 32 << 10;
 /// Rows of a block of a prefill.
 const ROWS: usize = 512;
@@ -26,8 +26,8 @@ const GROUPED: AttentionShape = AttentionShape {
 };
 
 fn random(device: &Arc<TorchDevice>, size: [usize; 2], seed: u64) -> Tensor {
-    let element = |at: u64| {
-        let mixed = (at + 1 + (seed << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let element = |index: u64| {
+        let mixed = (index + 1 + (seed << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (mixed >> 40) as f32 / (1 << 23) as f32 - 1.0
     };
     let elements: Vec<f32> = (0..(size[0] * size[1]) as u64).map(element).collect();

@@ -37,7 +37,7 @@ fn buffer<'a>(
         None => {
             let host = tch::Tensor::f_empty([bytes as i64], (Kind::Uint8, tch::Device::Cpu))?;
             let made = if device.device.is_cuda() { host.f_pin_memory(device.device)? } else { host };
-            device.recorder().pin(bytes as u64);
+            device.recorder().add_pinned(bytes as u64);
             made
         }
     };
@@ -49,7 +49,7 @@ impl TorchDevice {
     pub(super) fn copy_up(&self, host: &tch::Tensor) -> Result<tch::Tensor, BackendError> {
         let bytes = bytes_of(host);
         if bytes == 0 || bytes > PIECE_BYTES {
-            return self.outcome(host.f_to_device_(self.device, host.kind(), false, true));
+            return self.checked(host.f_to_device_(self.device, host.kind(), false, true));
         }
         let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         let mut start = staging.used_bytes.next_multiple_of(ALIGNED_BYTES);
@@ -65,7 +65,7 @@ impl TorchDevice {
             part.f_copy_(host)?;
             part.f_to_device_(self.device, host.kind(), true, true)
         };
-        let copied = self.outcome(copy())?;
+        let copied = self.checked(copy())?;
         self.count(|counts| counts.host_copies += 1);
         Ok(copied)
     }
@@ -82,7 +82,7 @@ impl TorchDevice {
                 part.f_copy_(&from.f_narrow(0, start, to.len() as i64)?)?;
                 part.f_copy_data_u8(to, to.len())
             };
-            self.outcome(copy())?;
+            self.checked(copy())?;
             staging.used_bytes = 0;
             start += to.len() as i64;
             pieces += 1;
@@ -97,7 +97,7 @@ impl TorchDevice {
             let from = tch::Tensor::f_zeros([1], (Kind::Uint8, self.device))?;
             buffer(&mut staging.down, self, PIECE_BYTES)?.f_narrow(0, 0, 1)?.f_copy_(&from)
         };
-        self.outcome(wait())?;
+        self.checked(wait())?;
         staging.used_bytes = 0;
         self.count(|counts| counts.synchronisations += 1);
         Ok(())
@@ -107,7 +107,7 @@ impl TorchDevice {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::super::{Counts, Tensor};
+    use super::super::{DeviceCounts, Tensor};
     use super::*;
 
     #[test]
@@ -155,7 +155,7 @@ mod tests {
         let before = device.recording().outside;
         let halves = tensor.reshape(&[5 << 10, 1 << 10]).unwrap().narrow(1, 512, 512).unwrap();
         let bytes = halves.bytes().unwrap();
-        let Counts { copies_down, bytes_down, .. } = device.recording().outside - before;
+        let DeviceCounts { copies_down, bytes_down, .. } = device.recording().outside - before;
         assert_eq!((copies_down, bytes_down), (2, 20 << 20));
         let expected = elements.chunks(1 << 10).flat_map(|row| &row[512..]);
         assert!(bytes.chunks_exact(8).zip(expected).all(|(bytes, element)| bytes == element.to_le_bytes()));
