@@ -1,30 +1,32 @@
-//! Requests that share iterations, and requests that share a beginning.
+//! Checks of batches and of the prefix cache.
 
-use super::expected::{Reference, reference_of, references, relative_difference};
-use super::function::{FunctionSettings, Main, RemoteFunction, half, http, of};
-use super::parity::FLOAT32;
-use super::{DeviceArgs, Outcome};
+use super::expected::{ReferenceModel, reference_model, reference_models, relative_difference};
+use super::function::{
+    FunctionSettings, MainProcess, RemoteProcess, failure_of, last_half_of_experts, send_http,
+};
+use super::parity::FLOAT32_TOLERANCE;
+use super::{CheckOutcome, DeviceArgs};
 use crate::error::{BenchError, ErrorContext, Result};
 use serde_json::{Value, json};
 
-/// Tokens of a prompt that shares its beginning: several pages.
-const SHARED: usize = 64;
-const ANSWER: u32 = 12;
-/// Lengths of prompts behind [`SHARED`] tokens: one row is left, and one more than a block of LibTorch's attention has.
-const LENGTHS: [usize; 2] = [65, 97];
+/// Tokens of a cached prefix: several pages.
+const PREFIX_TOKENS: usize = 64;
+const ANSWER_TOKENS: u32 = 12;
+/// Tokens of prompts with a cached prefix: one row is left, and one more than a block of LibTorch's attention has.
+const PROMPT_TOKENS: [usize; 2] = [65, 97];
 
-/// All prompts of a model at the same time get the tokens that they get alone, with half of the experts remote.
-pub(super) async fn mixed(args: &DeviceArgs) -> Result<Outcome> {
-    let mut outcome = Outcome::default();
-    let few: Vec<_> = references(args)?
+/// Checks that prompts of one batch get the tokens that they get alone, with half of the experts remote.
+pub(super) async fn mixed(args: &DeviceArgs) -> Result<CheckOutcome> {
+    let mut outcome = CheckOutcome::default();
+    let models: Vec<_> = reference_models(args)?
         .into_iter()
         .filter(|reference| reference.name.ends_with("-basic") || args.small)
         .collect();
-    for reference in &few {
-        let settings = FunctionSettings::of("float32");
-        let experts = half(&reference.folder)?;
-        let mut main = Main::start(args, &reference.folder, &settings).await?;
-        let remote = RemoteFunction::start(args, &reference.folder, &experts, &settings)?;
+    for reference in &models {
+        let settings = FunctionSettings::with_dtype("float32");
+        let experts = last_half_of_experts(&reference.folder)?;
+        let mut main = MainProcess::start(args, &reference.folder, &settings).await?;
+        let remote = RemoteProcess::start(args, &reference.folder, &experts, &settings)?;
         main.route(&[&remote], &experts).await?;
         let prompts = &reference.expected.prompts;
         let before = main.metric("remoe_iterations_total")?;
@@ -33,102 +35,112 @@ pub(super) async fn mixed(args: &DeviceArgs) -> Result<Outcome> {
             answers.push(main.begin(&prompt.ids, prompt.greedy.len() as u32).await?);
         }
         for (answer, prompt) in answers.into_iter().zip(prompts) {
-            let tokens = answer.finished().await?.tokens;
+            let tokens = answer.finish().await?.tokens;
             outcome.require(tokens == prompt.greedy, || {
-                of(&reference.name, format!("a batch changes the tokens after {:?}: {tokens:?}", prompt.ids))
+                failure_of(
+                    &reference.name,
+                    format!("a batch changes the tokens after {:?}: {tokens:?}", prompt.ids),
+                )
             });
         }
         let iterations = main.metric("remoe_iterations_total")? - before;
-        let alone: usize = prompts.iter().map(|prompt| prompt.greedy.len()).sum();
-        outcome.require(iterations < alone as f64, || {
-            of(
+        let tokens: usize = prompts.iter().map(|prompt| prompt.greedy.len()).sum();
+        outcome.require(iterations < tokens as f64, || {
+            failure_of(
                 &reference.name,
-                format!("{iterations} iterations for {alone} tokens: requests did not share any"),
+                format!("{iterations} iterations for {tokens} tokens: requests did not share any"),
             )
         });
     }
-    outcome.require(!few.is_empty(), || "no reference model".to_owned());
-    outcome.figure("models", few.len());
+    outcome.require(!models.is_empty(), || "no reference model".to_owned());
+    outcome.set_figure("models", models.len());
     Ok(outcome)
 }
 
-/// A prompt that was computed before is not computed again, and its answer stays.
-pub(super) async fn prefix(args: &DeviceArgs) -> Result<Outcome> {
-    let mut outcome = Outcome::default();
+/// Checks that a repeated prompt is not computed again, and that its answer is the same.
+pub(super) async fn prefix(args: &DeviceArgs) -> Result<CheckOutcome> {
+    let mut outcome = CheckOutcome::default();
     for name in ["olmoe-basic", "dsv2-basic", "gptoss-basic"] {
-        let reference = reference_of(args, name)?;
-        let mut main = Main::start(args, &reference.folder, &FunctionSettings::of("float32")).await?;
+        let reference = reference_model(args, name)?;
+        let mut main =
+            MainProcess::start(args, &reference.folder, &FunctionSettings::with_dtype("float32")).await?;
         main.route(&[], &[]).await?;
-        let seeds = reference.expected.prompts.iter().flat_map(|prompt| prompt.ids.iter().copied());
-        let ids: Vec<u32> = seeds.collect::<Vec<_>>().into_iter().cycle().take(SHARED).collect();
-        let first = main.generate(&ids, ANSWER).await?;
-        let again = main.generate(&ids, ANSWER).await?;
-        outcome.require(first.tokens == again.tokens, || {
-            of(name, format!("{:?} with a computed prefix, {:?} without", again.tokens, first.tokens))
+        let tokens = reference.expected.prompts.iter().flat_map(|prompt| prompt.ids.iter().copied());
+        let ids: Vec<u32> = tokens.collect::<Vec<_>>().into_iter().cycle().take(PREFIX_TOKENS).collect();
+        let first = main.generate(&ids, ANSWER_TOKENS).await?;
+        let repeated = main.generate(&ids, ANSWER_TOKENS).await?;
+        outcome.require(first.tokens == repeated.tokens, || {
+            failure_of(
+                name,
+                format!("{:?} with a computed prefix, {:?} without", repeated.tokens, first.tokens),
+            )
         });
-        let saved = first.forwarded_positions.saturating_sub(again.forwarded_positions);
-        outcome.require(saved >= SHARED as u64 / 2, || {
-            of(name, format!("{saved} of {SHARED} positions reused"))
+        let reused = first.forwarded_positions.saturating_sub(repeated.forwarded_positions);
+        outcome.require(reused >= PREFIX_TOKENS as u64 / 2, || {
+            failure_of(name, format!("{reused} of {PREFIX_TOKENS} positions reused"))
         });
-        outcome.figure(&format!("{name}_reused"), saved);
+        outcome.set_figure(&format!("{name}_reused"), reused);
     }
     Ok(outcome)
 }
 
-/// Greedy tokens of a prompt, and the log-probabilities of each and of the likeliest ones.
+/// Greedy answer with log-probabilities of its tokens and of the likeliest tokens.
 struct ScoredAnswer {
     tokens: Vec<u64>,
     log_probabilities: Vec<f32>,
 }
 
-/// Rows behind a cached prefix get the tokens and logits that they get where the whole prompt is computed.
-pub(super) async fn prefix_rows(args: &DeviceArgs) -> Result<Outcome> {
-    let mut outcome = Outcome::default();
+/// Checks that rows behind a cached prefix get the tokens and logits that they get if the whole prompt is computed.
+pub(super) async fn prefix_rows(args: &DeviceArgs) -> Result<CheckOutcome> {
+    let mut outcome = CheckOutcome::default();
     let mut largest = 0.0_f32;
     for name in ["dsv2-group", "olmoe-clip"] {
-        let reference = reference_of(args, name)?;
-        let settings = FunctionSettings::of("float32");
-        let mut uncached = Main::start(args, &reference.folder, &settings).await?;
-        let mut cached = Main::start(args, &reference.folder, &settings).await?;
+        let reference = reference_model(args, name)?;
+        let settings = FunctionSettings::with_dtype("float32");
+        let mut uncached = MainProcess::start(args, &reference.folder, &settings).await?;
+        let mut cached = MainProcess::start(args, &reference.folder, &settings).await?;
         uncached.route(&[], &[]).await?;
         cached.route(&[], &[]).await?;
-        for (number, length) in LENGTHS.into_iter().enumerate() {
+        for (number, length) in PROMPT_TOKENS.into_iter().enumerate() {
             let ids = prompt(&reference, number, length);
-            cached.generate(&ids[..SHARED], 1).await?;
+            cached.generate(&ids[..PREFIX_TOKENS], 1).await?;
             let found = cached.metric("remoe_prefix_cache_hits_total")?;
-            let alone = scored(&uncached, &ids)?;
-            let behind = scored(&cached, &ids)?;
+            let alone = generate_scored(&uncached, &ids)?;
+            let behind = generate_scored(&cached, &ids)?;
             let found = cached.metric("remoe_prefix_cache_hits_total")? - found;
-            let rows = length - SHARED;
-            outcome.require(found == SHARED as f64, || {
-                of(name, format!("{found} tokens of a prefix of {SHARED} found"))
+            let rows = length - PREFIX_TOKENS;
+            outcome.require(found == PREFIX_TOKENS as f64, || {
+                failure_of(name, format!("{found} tokens of a prefix of {PREFIX_TOKENS} found"))
             });
             outcome.require(behind.tokens == alone.tokens, || {
-                of(name, format!("{rows} rows: {:?} cached, {:?} uncached", behind.tokens, alone.tokens))
+                failure_of(
+                    name,
+                    format!("{rows} rows: {:?} cached, {:?} uncached", behind.tokens, alone.tokens),
+                )
             });
             let difference = relative_difference(&behind.log_probabilities, &alone.log_probabilities);
-            outcome.require(difference <= FLOAT32, || {
-                of(name, format!("{rows} rows: log-probabilities differ by {difference:.1e}"))
+            outcome.require(difference <= FLOAT32_TOLERANCE, || {
+                failure_of(name, format!("{rows} rows: log-probabilities differ by {difference:.1e}"))
             });
             largest = largest.max(difference);
         }
     }
-    outcome.figure("largest_relative_difference", f64::from(largest));
+    outcome.set_figure("largest_relative_difference", f64::from(largest));
     Ok(outcome)
 }
 
-/// `length` tokens of the reference's prompts; those of another `number` begin with another token.
-fn prompt(reference: &Reference, number: usize, length: usize) -> Vec<u32> {
+/// Returns `length` tokens of the prompts of `reference`. Prompts of different `number` have no common prefix.
+fn prompt(reference: &ReferenceModel, number: usize, length: usize) -> Vec<u32> {
     let ids = reference.expected.prompts.iter().flat_map(|prompt| prompt.ids.iter().copied());
     ids.collect::<Vec<_>>().into_iter().cycle().skip(number).take(length).collect()
 }
 
-/// A greedy answer of [`ANSWER`] tokens with log-probabilities.
-fn scored(main: &Main, ids: &[u32]) -> Result<ScoredAnswer> {
+/// Generates a greedy answer of [`ANSWER_TOKENS`] tokens with log-probabilities.
+fn generate_scored(main: &MainProcess, ids: &[u32]) -> Result<ScoredAnswer> {
     let body = json!({
-        "prompt": ids, "max_tokens": ANSWER, "temperature": 0, "ignore_eos": true, "logprobs": 5, "return_token_ids": true,
+        "prompt": ids, "max_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": true, "logprobs": 5, "return_token_ids": true,
     });
-    let (status, answer) = http(main.http, "POST", "/v1/completions", &body.to_string())?;
+    let (status, answer) = send_http(main.http, "POST", "/v1/completions", &body.to_string())?;
     if status != 200 {
         return Err(BenchError::new("asking for log-probabilities", format!("status {status}: {answer}")));
     }
