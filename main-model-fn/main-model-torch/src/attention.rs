@@ -59,10 +59,10 @@ enum QueryLayout {
 }
 
 impl QueryLayout {
-    fn of(call: &AttentionCall, sizes: &AttentionSizes) -> Self {
+    fn new(call: &AttentionCall, sizes: &AttentionSizes) -> Self {
         match (call.rows, sizes.kv_heads, call.spans) {
             (1, 1, _) => {
-                // Never one row for each of several heads: see `KERNEL_ROWS` of the spans.
+                // Not one row for each of several heads: see `KERNEL_ROWS`.
                 let rows = (2..=HEAD_ROWS).rev().find(|rows| sizes.group % rows == 0);
                 Self::DecodeSharedKeys(sizes.group / rows.unwrap_or(sizes.group))
             }
@@ -160,16 +160,16 @@ impl QueryLayout {
 
 /// Grouped-query attention. Writes keys and values of the rows to the KV cache first. `query`, `key` and `value`: rows x
 /// (heads x elements); `sinks`: heads, float32.
-pub(crate) fn grouped(
+pub(crate) fn attend_grouped(
     pages: &TorchPages,
     layer: usize,
     [query, key, value]: &[Tensor; 3],
     sinks: Option<&Tensor>,
     spans: &TorchSpans,
 ) -> Result<Tensor, BackendError> {
-    let (placed, slab, [keys, values]) = pages.slab(layer)?;
-    let shape = placed.paged.shape;
-    let plan = spans.plan(&shape, placed.paged.table)?;
+    let (slab_layer, slab, [keys, values]) = pages.slab(layer)?;
+    let shape = slab_layer.paged.shape;
+    let plan = spans.plan(&shape, slab_layer.paged.table)?;
     slab.narrow(1, 0, keys)?.index_copy_(0, &plan.written_entries, key)?;
     slab.narrow(1, keys, values)?.index_copy_(0, &plan.written_entries, value)?;
     let sizes = AttentionSizes {
@@ -194,7 +194,7 @@ fn attend_gathered(
 ) -> Result<Tensor, BackendError> {
     let mut outputs = Vec::with_capacity(plan.calls.len());
     for call in &plan.calls {
-        let layout = QueryLayout::of(call, sizes);
+        let layout = QueryLayout::new(call, sizes);
         let query = layout.arrange_queries(&call.query_rows.select(query)?, call, sizes)?;
         let gathered = slab.index_select(0, &call.gathered_entries)?;
         let part = |offset: i64, dim: i64| {
@@ -273,9 +273,9 @@ impl LatentHeads {
         [query, latent, key]: &[Tensor; 3],
         spans: &TorchSpans,
     ) -> Result<Tensor, BackendError> {
-        let (placed, slab, _) = pages.slab(layer)?;
-        let shape = placed.paged.shape;
-        let plan = spans.plan(&shape, placed.paged.table)?;
+        let (slab_layer, slab, _) = pages.slab(layer)?;
+        let shape = slab_layer.paged.shape;
+        let plan = spans.plan(&shape, slab_layer.paged.table)?;
         let rows = query.size()[0];
         slab.narrow(1, 0, self.latent_dim)?.index_copy_(0, &plan.written_entries, latent)?;
         slab.narrow(1, self.latent_dim, self.rope_dim)?.index_copy_(0, &plan.written_entries, key)?;

@@ -11,14 +11,14 @@ use remoe_kernels::{AttentionShape, PAGE_POSITIONS};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Pages of all layers.
+/// KV cache pages of all layers.
 pub struct TorchPages {
     layers: Vec<SlabLayer>,
     /// By [`SlabLayer::slab`].
     slabs: Vec<Tensor>,
     pages: usize,
     /// Most positions of a sequence.
-    longest: usize,
+    longest_sequence: usize,
     kind: Kind,
     device: Arc<TorchDevice>,
 }
@@ -44,7 +44,7 @@ impl TorchPages {
             *slab += 1;
             SlabLayer { paged, slab: *slab - 1 }
         });
-        Self { layers: layers.collect(), slabs: Vec::new(), pages: 0, longest: 0, kind, device }
+        Self { layers: layers.collect(), slabs: Vec::new(), pages: 0, longest_sequence: 0, kind, device }
     }
 
     pub(crate) fn device(&self) -> &Arc<TorchDevice> {
@@ -68,48 +68,50 @@ impl TorchPages {
         self.layers.iter().filter(|layer| layer.paged.table == 0).map(|layer| &layer.paged.shape)
     }
 
-    /// Allocates the slabs of `count` pages, or of as many as the device has room for beside its workspace. Sequences have
-    /// up to `positions` positions. Returns how many. Free memory is found by allocation: tch has no call that returns it.
+    /// Allocates slabs of `count` pages, or of as many as fit on the device beside the workspace, and returns their number.
+    /// Sequences have up to `positions` positions. Free memory is found by trial allocations: tch has no call for it.
     ///
     /// # Errors
-    /// There is no room for one.
+    /// The device has no memory for one page.
     pub(crate) fn reserve(&mut self, count: usize, positions: usize) -> Result<usize, BackendError> {
-        self.longest = positions;
-        let fits = |pages: usize| -> Result<Option<Vec<Tensor>>, BackendError> {
+        self.longest_sequence = positions;
+        let try_allocate = |pages: usize| -> Result<Option<Vec<Tensor>>, BackendError> {
             match self.allocate(pages) {
                 Ok(slabs) => Ok(Some(slabs)),
                 Err(BackendError::OutOfMemory { .. }) => Ok(None),
                 Err(error) => Err(error),
             }
         };
-        let (mut most, mut too_many) = (0, count.saturating_add(1));
-        let mut next = count;
-        while most < next {
-            match fits(next)? {
-                // Given back before more is tried.
+        // Bisection between numbers of pages that fit and that do not, from `count` on.
+        let (mut fitting, mut too_many) = (0, count.saturating_add(1));
+        let mut attempt = count;
+        while fitting < attempt {
+            match try_allocate(attempt)? {
+                // Freed before the next attempt.
                 Some(slabs) => drop(slabs),
-                None => too_many = next,
+                None => too_many = attempt,
             }
-            if next < too_many {
-                most = next;
+            if attempt < too_many {
+                fitting = attempt;
             }
-            next = most.midpoint(too_many);
+            attempt = fitting.midpoint(too_many);
         }
-        self.slabs = self.allocate(most.max(1))?;
+        self.pages = fitting.max(1);
+        self.slabs = self.allocate(self.pages)?;
         self.device.release_unused();
-        self.pages = most.max(1);
         Ok(self.pages)
     }
 
-    /// Slabs of `pages` pages, which leave room for the workspace.
+    /// Allocates slabs of `pages` pages together with the workspace, and frees the workspace.
     fn allocate(&self, pages: usize) -> Result<Vec<Tensor>, BackendError> {
-        // Parts of an earlier attempt that are still cached would count as taken.
+        // LibTorch may still cache memory of an earlier attempt.
         self.device.release_unused();
         let out_of_range = || BackendError::OutOfMemory { message: format!("{pages} pages of the KV cache") };
         let entries = pages.checked_mul(PAGE_POSITIONS).and_then(|entries| i64::try_from(entries + 1).ok());
         let entries = entries.ok_or_else(out_of_range)?;
         let slabs = self.page_shapes().map(|shape| {
             let width = entry_elements(shape).iter().sum::<i64>();
+            // No element has more than 8 bytes.
             entries.checked_mul(width * 8).ok_or_else(out_of_range)?;
             let slab = Tensor::empty(&self.device, &[entries, width], self.kind)?;
             slab.narrow(0, entries - 1, 1)?.zero_()?;
@@ -127,10 +129,10 @@ impl TorchPages {
         self.workspace_bytes_with(self.pages)
     }
 
-    /// Workspace if there are `pages` pages: no sequence has more positions than they hold.
+    /// Returns the workspace for `pages` pages: no sequence has more positions than they hold.
     fn workspace_bytes_with(&self, pages: usize) -> usize {
         let shapes = self.layers.iter().map(|layer| &layer.paged.shape);
-        workspace_bytes(shapes, self.longest.min(pages.saturating_mul(PAGE_POSITIONS)))
+        workspace_bytes(shapes, self.longest_sequence.min(pages.saturating_mul(PAGE_POSITIONS)))
     }
 
     /// Returns the entry of position `offset` in page `page`.
@@ -148,6 +150,7 @@ impl TorchPages {
         self.pages
     }
 
+    /// Copies page `from` to page `to`.
     pub(crate) fn copy(&self, from: usize, to: usize) -> Result<(), BackendError> {
         for slab in &self.slabs {
             let page = |id| slab.narrow(0, Self::entry_index(id, 0), PAGE_POSITIONS as i64);
@@ -160,9 +163,9 @@ impl TorchPages {
     pub(crate) fn slab(&self, layer: usize) -> Result<(SlabLayer, &Tensor, [i64; 2]), BackendError> {
         let missing =
             BackendError::Shape { what: "layer of the KV cache", actual: layer, expected: self.layers.len() };
-        let placed = self.layers.get(layer).copied();
-        let slab = placed.and_then(|placed| self.slabs.get(placed.slab));
-        let (placed, slab) = placed.zip(slab).ok_or(missing)?;
-        Ok((placed, slab, entry_elements(&placed.paged.shape)))
+        let layer = self.layers.get(layer).copied();
+        let slab = layer.and_then(|layer| self.slabs.get(layer.slab));
+        let (layer, slab) = layer.zip(slab).ok_or(missing)?;
+        Ok((layer, slab, entry_elements(&layer.paged.shape)))
     }
 }

@@ -1,6 +1,6 @@
 //! [`Backend`] by LibTorch's operations.
 
-use crate::attention::{LatentHeads, grouped};
+use crate::attention::{LatentHeads, attend_grouped};
 use crate::heads::{DeviceHeads, HeadProjections, HostHeads};
 use crate::host::{self, HostMatrix, HostMlp};
 use crate::library::{self, DeviceOpener, InstalledDevices, Kind, Tensor, TorchDevice};
@@ -340,7 +340,7 @@ impl<D: DeviceOpener> Backend for TorchOn<D> {
         sinks: Option<&Tensor>,
         spans: &TorchSpans,
     ) -> Result<Tensor, BackendError> {
-        grouped(pages, layer, &query_key_value, sinks, spans)
+        attend_grouped(pages, layer, &query_key_value, sinks, spans)
     }
 
     fn attend_latent(

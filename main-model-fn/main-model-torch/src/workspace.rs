@@ -1,4 +1,4 @@
-//! Device memory of an iteration beside weights and KV cache, and the shares that bound it.
+//! Workspace: device memory of iterations beside weights and KV cache, and the shares that bound it.
 //!
 //! | share | bound |
 //! | --- | --- |
@@ -6,8 +6,9 @@
 //! | the mask of one attention call, and its parts while it is made | 2 x [`MASK_BYTES`], or 2 x those of [`KERNEL_ROWS`] rows |
 //! | masks that a decode iteration keeps for all layers | [`DECODE_MASKS_BYTES`] |
 //! | masks that blocks of prefills keep for all layers | [`PREPARED_BLOCKS`] x [`PREFILL_MASKS_BYTES`] |
+//! | indices of gathered entries that blocks of prefills keep | [`INDEX_BYTES`], or [`PREPARED_BLOCKS`] x those of the longest sequence |
 //! | queries and attention outputs of a block | [`QUERY_BYTES`], or [`QUERY_COPIES`] x those of [`BLOCK_ROWS`] rows |
-//! | hidden states, logits, indices | the rest of [`LEAST_BYTES`] |
+//! | hidden states, logits | [`REST_BYTES`] |
 
 use remoe_kernels::AttentionShape;
 
@@ -19,9 +20,9 @@ pub(crate) const GATHERED_BYTES: usize = 128 << 20;
 /// Largest mask. Longer spans are attended to in blocks of rows, each with a mask of its own.
 pub(crate) const MASK_BYTES: usize = 32 << 20;
 /// Masks of a decode iteration that all layers share. Others are made again for each layer.
-pub(crate) const DECODE_MASKS_BYTES: usize = 32 << 20;
+pub(crate) const DECODE_MASKS_BYTES: usize = 16 << 20;
 /// Masks of a block of a prefill that all layers share. Others are made again for each layer.
-pub(crate) const PREFILL_MASKS_BYTES: usize = 4 << 20;
+pub(crate) const PREFILL_MASKS_BYTES: usize = 2 << 20;
 /// Blocks whose spans are kept at the same time: 4 prefills with 8 blocks each.
 const PREPARED_BLOCKS: usize = 32;
 /// Rows of a block of LibTorch's memory-efficient attention divide by this. A lone row in the last block reads a wrong
@@ -32,14 +33,20 @@ const BLOCK_ROWS: usize = 512;
 /// Tensors of a block with the size of its queries that exist at the same time: latent attention has five.
 const QUERY_COPIES: usize = 5;
 const QUERY_BYTES: usize = 64 << 20;
+/// Bytes of a position's entry index (64 bits) and number (32 bits) in prepared spans.
+const POSITION_INDEX_BYTES: usize = 12;
+const INDEX_BYTES: usize = 48 << 20;
+const REST_BYTES: usize = 128 << 20;
 
 const _: () = assert!(
     GATHERED_BYTES
         + 2 * MASK_BYTES
         + DECODE_MASKS_BYTES
         + PREPARED_BLOCKS * PREFILL_MASKS_BYTES
+        + INDEX_BYTES
         + QUERY_BYTES
-        <= LEAST_BYTES - (64 << 20)
+        + REST_BYTES
+        <= LEAST_BYTES
 );
 
 /// Returns the bytes that iterations over layers of these `shapes` take, with sequences of up to `positions`.
@@ -47,20 +54,22 @@ pub(crate) fn workspace_bytes<'a>(
     shapes: impl Iterator<Item = &'a AttentionShape>,
     positions: usize,
 ) -> usize {
-    let more_than = |share: usize, bytes: usize| bytes.saturating_sub(share);
-    let more = shapes.map(|shape| {
+    let beyond = |share: usize, bytes: usize| bytes.saturating_sub(share);
+    let beyond_shares = shapes.map(|shape| {
         let element_bytes = shape.dtype.bytes();
         let gathered = positions.saturating_mul(entry_bytes(shape));
         let mask = positions.saturating_mul(KERNEL_ROWS * element_bytes);
         let queries = QUERY_COPIES * BLOCK_ROWS * shape.heads() * shape.key_dim * element_bytes;
-        more_than(GATHERED_BYTES, gathered)
-            + 2 * more_than(MASK_BYTES, mask)
-            + more_than(QUERY_BYTES, queries)
+        let indices = positions.saturating_mul(PREPARED_BLOCKS * POSITION_INDEX_BYTES);
+        beyond(GATHERED_BYTES, gathered)
+            + 2 * beyond(MASK_BYTES, mask)
+            + beyond(INDEX_BYTES, indices)
+            + beyond(QUERY_BYTES, queries)
     });
-    LEAST_BYTES + more.max().unwrap_or(0)
+    LEAST_BYTES + beyond_shares.max().unwrap_or(0)
 }
 
-/// Bytes of one position's keys and values in one layer.
+/// Returns the bytes of one position's keys and values in one layer.
 pub(crate) fn entry_bytes(shape: &AttentionShape) -> usize {
     shape.page_bytes() / remoe_kernels::PAGE_POSITIONS
 }
@@ -90,6 +99,6 @@ mod tests {
         // DeepSeek-V3: five times 512 rows of 128 heads with 576 elements.
         let latent = AttentionShape { kv_heads: 1, group: 128, key_dim: 576, latent: true, ..small };
         assert_eq!(bytes(latent, 4096), 512 + 5 * 72 - 64);
-        assert_eq!(bytes(small, 1 << 20), 512 + (2048 - 128) + 2 * (64 - 32));
+        assert_eq!(bytes(small, 1 << 20), 512 + (2048 - 128) + 2 * (64 - 32) + (384 - 48));
     }
 }

@@ -58,7 +58,7 @@ fn attended(
     spans: &TorchSpans,
 ) -> Vec<f32> {
     let part = rows.map(|rows| rows.narrow(0, first as i64, count as i64).unwrap());
-    grouped(pages, 0, &part, sinks, spans).unwrap().floats().unwrap()
+    attend_grouped(pages, 0, &part, sinks, spans).unwrap().floats().unwrap()
 }
 
 #[test]

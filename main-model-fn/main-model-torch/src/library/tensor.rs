@@ -7,8 +7,8 @@ use tch::{Kind, TchError};
 
 /// A tensor on a device.
 ///
-/// Operations fail with [`BackendError::OutOfMemory`] if the device has no room for their result, and with
-/// [`BackendError::DeviceLost`] if it does not answer any more.
+/// Operations fail with [`BackendError::OutOfMemory`] if the device has no memory for their result, and with
+/// [`BackendError::DeviceLost`] if it is lost.
 #[derive(Debug)]
 pub struct Tensor {
     tensor: tch::Tensor,
@@ -32,6 +32,7 @@ impl Drop for Memory {
 /// Result of an operation.
 type TensorResult = Result<Tensor, BackendError>;
 
+/// Returns the bytes of all elements.
 pub(super) fn bytes_of(tensor: &tch::Tensor) -> usize {
     tensor.numel() * tensor.kind().elt_size_in_bytes()
 }
@@ -39,8 +40,8 @@ pub(super) fn bytes_of(tensor: &tch::Tensor) -> usize {
 /// Creation and copies between host and device.
 impl Tensor {
     /// Counts a call that launched work, and the memory of its result.
-    fn computed(device: &Arc<TorchDevice>, outcome: Result<tch::Tensor, TchError>) -> TensorResult {
-        let tensor = device.checked(outcome)?;
+    fn computed(device: &Arc<TorchDevice>, result: Result<tch::Tensor, TchError>) -> TensorResult {
+        let tensor = device.checked(result)?;
         device.count(|counts| counts.calls += 1);
         Self::tracked(device, tensor)
     }
@@ -59,7 +60,7 @@ impl Tensor {
         size: &[i64],
         kind: Kind,
     ) -> TensorResult {
-        Self::up(device, tch::Tensor::f_from_data_size(bytes, size, kind))
+        Self::to_device(device, tch::Tensor::f_from_data_size(bytes, size, kind))
     }
 
     /// Copies a row of elements to the device without waiting for it.
@@ -67,10 +68,11 @@ impl Tensor {
         device: &Arc<TorchDevice>,
         elements: &[T],
     ) -> TensorResult {
-        Self::up(device, tch::Tensor::f_from_slice(elements))
+        Self::to_device(device, tch::Tensor::f_from_slice(elements))
     }
 
-    fn up(device: &Arc<TorchDevice>, host: Result<tch::Tensor, TchError>) -> TensorResult {
+    /// Copies `host` to the device.
+    fn to_device(device: &Arc<TorchDevice>, host: Result<tch::Tensor, TchError>) -> TensorResult {
         let host = device.checked(host)?;
         let bytes = bytes_of(&host) as u64;
         device.count(|counts| {
