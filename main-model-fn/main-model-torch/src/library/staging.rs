@@ -3,6 +3,9 @@
 //!
 //! LibTorch never returns pinned memory to the system, and makes a block of its own for each size. So both buffers have a
 //! fixed size, which bounds the pinned memory of a process.
+//!
+//! All copies of a device use its default stream, which works in order. So a copy to the host, which waits for the stream,
+//! also waits for all earlier copies to the device, and their parts of the buffer are free again.
 
 use super::device::TorchDevice;
 use super::tensor::bytes_of;
@@ -83,6 +86,7 @@ impl TorchDevice {
                 part.f_copy_data_u8(to, to.len())
             };
             self.checked(copy())?;
+            // Earlier copies to the device are done.
             staging.used_bytes = 0;
             start += to.len() as i64;
             pieces += 1;
