@@ -191,8 +191,6 @@ pub trait Backend: Sized + Send + Sync + 'static {
 
     /// True if the largest logits are selected on the device, so that the others need not come to the host.
     const SELECTS_LOGITS: bool = false;
-    /// Bytes of the device's memory that pages leave to iterations.
-    const WORKSPACE_BYTES: usize = 0;
 
     /// The set of operations on `device`, or on the best one there is.
     ///
@@ -304,12 +302,23 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// The device has no room.
     fn vector(&self, values: &[f32]) -> Result<Self::Vector, BackendError>;
 
-    /// Makes room for `count` pages, or for as many as the device has memory for. Returns how many.
+    /// Makes room for `count` pages, or for as many as the device has memory for beside its workspace. Sequences have up to
+    /// `positions` positions. Returns how many.
     ///
     /// # Errors
     /// The device has no room for one.
-    fn reserve_pages(&self, _pages: &mut Self::Pages, count: usize) -> Result<usize, BackendError> {
+    fn reserve_pages(
+        &self,
+        _pages: &mut Self::Pages,
+        count: usize,
+        _positions: usize,
+    ) -> Result<usize, BackendError> {
         Ok(count)
+    }
+
+    /// Returns the bytes of the device's memory that `pages` leave to iterations.
+    fn workspace_bytes(_pages: &Self::Pages) -> usize {
+        0
     }
 
     /// Prepares the attention of `spans` in all layers of `pages`.

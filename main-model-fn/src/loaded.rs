@@ -78,7 +78,8 @@ impl Loaded {
         // Rounded up: where so many positions have room, a request of so many has.
         let asked = settings.kv_cache_bytes.div_ceil(model.page_bytes().max(1) as u64);
         let asked = usize::try_from(asked).unwrap_or(usize::MAX);
-        let cache_pages = model.reserve_pages(asked).map_err(LoadModelError::from)?;
+        let cache_pages =
+            model.reserve_pages(asked, checkpoint.config().served_context()).map_err(LoadModelError::from)?;
         if cache_pages < asked {
             let bytes = cache_pages.saturating_mul(model.page_bytes());
             tracing::warn!(bytes, "KV cache limited by device memory");
@@ -88,7 +89,7 @@ impl Loaded {
             DeviceName::Cuda(_) => vec![
                 ("weights", model.weight_bytes()),
                 ("kv_cache", cache_pages.saturating_mul(model.page_bytes())),
-                ("workspace", B::WORKSPACE_BYTES),
+                ("workspace", model.workspace_bytes()),
             ],
         };
         let (rest, model) = (model.rest(), Box::new(model));

@@ -1,4 +1,7 @@
-//! From a router's logits or scores to the experts of each token. Pure, on the host, in float32.
+//! Selection of the experts of each token by a router's logits, in float32.
+//!
+//! On the CPU the host selects ([`RoutingRule::routed`]). Devices select by operations of their own, and the host weighs what
+//! they selected ([`RoutingRule::weighed`]).
 
 use half::bf16;
 use remoe_kernels::Dtype;
@@ -43,7 +46,7 @@ impl Routed {
     }
 }
 
-/// Rule by which a layer's router selects experts. Equal scores go to the lower id.
+/// Rule by which a layer's router selects experts. On the host, equal scores go to the lower id; a device may select either.
 #[derive(Debug, Clone)]
 pub struct RoutingRule {
     /// Experts of the layer.

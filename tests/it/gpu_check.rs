@@ -49,6 +49,7 @@ fn dry_run_makes_every_check_and_all_hold() {
         "parity-bfloat16",
         "batch",
         "prefix",
+        "prefix-rows",
         "killed",
         "memory",
         "shape-olmoe",

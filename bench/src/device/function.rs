@@ -1,4 +1,4 @@
-//! Functions under check, and what is asked of them.
+//! Main and remote functions under check, and requests to them.
 
 use super::DeviceArgs;
 use super::recording::DeviceRecording;
@@ -24,9 +24,10 @@ use std::time::Duration;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-/// Bytes of the KV cache, unless a check says otherwise.
+/// Default bytes of the KV cache.
 const CACHE_BYTES: u64 = 256 << 20;
-const SILENCE: Duration = Duration::from_secs(60);
+/// Longest time without a byte of a response.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Settings of a main function beside its model.
 #[derive(Debug, Clone)]
@@ -38,13 +39,13 @@ pub(super) struct FunctionSettings {
 }
 
 impl FunctionSettings {
-    pub(super) fn of(dtype: &'static str) -> Self {
+    pub(super) fn with_dtype(dtype: &'static str) -> Self {
         Self { dtype, cache_bytes: CACHE_BYTES, max_batch: 32, threads: Some(1) }
     }
 }
 
-/// A main function.
-pub(super) struct Main {
+/// A main function under check.
+pub(super) struct MainProcess {
     pub(super) http: SocketAddr,
     client: MainModelClient<Channel>,
     recording: Option<PathBuf>,
@@ -52,18 +53,18 @@ pub(super) struct Main {
     _process: ChildProcess,
 }
 
-/// A remote function.
-pub(super) struct RemoteFunction {
+/// A remote function under check.
+pub(super) struct RemoteProcess {
     pub(super) address: SocketAddr,
     pub(super) process: ChildProcess,
 }
 
-impl Main {
-    /// Starts one; it has no routing yet.
+impl MainProcess {
+    /// Starts a main function, which has no placement yet.
     pub(super) async fn start(args: &DeviceArgs, model: &Path, settings: &FunctionSettings) -> Result<Self> {
         static STARTED: AtomicU64 = AtomicU64::new(0);
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
-        let mut command = function(&args.main, model, settings.dtype, settings.threads);
+        let mut command = function_command(&args.main, model, settings.dtype, settings.threads);
         command.args(["--device", &args.device, "--http-listen", "127.0.0.1:0"]);
         command.args(["--kv-cache-bytes", &settings.cache_bytes.to_string()]);
         command.args(["--max-batch", &settings.max_batch.to_string()]);
@@ -71,7 +72,7 @@ impl Main {
         if let Some(path) = &recording {
             command.env("REMOE_TEST_RECORDING", path);
         }
-        let (process, announcement) = announced("main function", command)?;
+        let (process, announcement) = start_announced("main function", command)?;
         let http = announcement.http.doing(|| "reading the announcement of a main function")?;
         let address = format!("http://{}", announcement.grpc);
         let client = MainModelClient::connect(address).await.doing(|| "connecting to a main function")?;
@@ -79,10 +80,10 @@ impl Main {
         Ok(Self { http, client, recording, generation: 0, _process: process })
     }
 
-    /// Puts `remote` in force, hosted by each of `functions`, and waits until the local experts have been read.
+    /// Places the experts `remote` on each of `functions` and waits until the others are loaded.
     pub(super) async fn route(
         &mut self,
-        functions: &[&RemoteFunction],
+        functions: &[&RemoteProcess],
         remote: &[LayerExperts],
     ) -> Result<()> {
         self.generation += 1;
@@ -108,15 +109,15 @@ impl Main {
         }
     }
 
-    /// One prompt through the model.
+    /// Computes a prompt and returns its logits and routing.
     pub(super) async fn inspect(&self, ids: &[u32]) -> Result<InspectReply> {
         let prompt = inspect_request::Prompt::Ids(TokenIds { ids: ids.to_vec() });
         let request = InspectRequest { prompt: Some(prompt), hidden: false, scores: false };
         Ok(self.client.clone().inspect(request).await.doing(|| "inspecting a prompt")?.into_inner())
     }
 
-    /// Begins a greedy answer of exactly `tokens`.
-    pub(super) async fn begin(&self, ids: &[u32], tokens: u32) -> Result<Answer> {
+    /// Begins a greedy answer of `tokens` tokens.
+    pub(super) async fn begin(&self, ids: &[u32], tokens: u32) -> Result<AnswerStream> {
         let request = GenerateRequest {
             prompt: Some(generate_request::Prompt::Ids(TokenIds { ids: ids.to_vec() })),
             max_tokens: tokens,
@@ -124,51 +125,51 @@ impl Main {
             ignore_eos: true,
             ..GenerateRequest::default()
         };
-        Ok(Answer(self.client.clone().generate(request).await.doing(|| "generating")?.into_inner()))
+        Ok(AnswerStream(self.client.clone().generate(request).await.doing(|| "generating")?.into_inner()))
     }
 
-    /// A greedy answer of exactly `tokens`.
+    /// Generates a greedy answer of `tokens` tokens.
     pub(super) async fn generate(&self, ids: &[u32], tokens: u32) -> Result<Finished> {
-        self.begin(ids, tokens).await?.finished().await
+        self.begin(ids, tokens).await?.finish().await
     }
 
-    /// Value of a metric without labels; 0 if it is not there.
+    /// Returns the value of a metric without labels, or 0 if there is none.
     pub(super) fn metric(&self, name: &str) -> Result<f64> {
-        let (_, text) = http(self.http, "GET", "/metrics", "")?;
+        let (_, text) = send_http(self.http, "GET", "/metrics", "")?;
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.map_or(Ok(0.0), |value| value.trim().parse().doing(|| format!("reading {name}")))
     }
 
-    /// Counted calls of the device so far, where the program counts them.
+    /// Returns the recorded requests to the device, if the program records them.
     pub(super) async fn recording(&self) -> Result<Option<DeviceRecording>> {
         let Some(path) = &self.recording else { return Ok(None) };
-        // Written within 20 ms of a change.
+        // The program writes it every 20 ms.
         tokio::time::sleep(Duration::from_millis(100)).await;
         DeviceRecording::read(path).map(Some)
     }
 }
 
-impl RemoteFunction {
-    /// Starts one that hosts all of `experts`.
+impl RemoteProcess {
+    /// Starts a remote function with `experts`.
     pub(super) fn start(
         args: &DeviceArgs,
         model: &Path,
         experts: &[LayerExperts],
         settings: &FunctionSettings,
     ) -> Result<Self> {
-        let mut command = function(&args.remote, model, settings.dtype, settings.threads);
+        let mut command = function_command(&args.remote, model, settings.dtype, settings.threads);
         command.args(["--experts", &format_listing(experts)]);
-        let (process, announcement) = announced("remote function", command)?;
+        let (process, announcement) = start_announced("remote function", command)?;
         Ok(Self { address: announcement.grpc, process })
     }
 }
 
-/// An answer on its way.
-pub(super) struct Answer(Streaming<GenerateEvent>);
+/// Stream of an answer.
+pub(super) struct AnswerStream(Streaming<GenerateEvent>);
 
-impl Answer {
-    /// Waits for the next tokens.
-    pub(super) async fn piece(&mut self) -> Result<Event> {
+impl AnswerStream {
+    /// Waits for the next tokens or the end.
+    pub(super) async fn next_event(&mut self) -> Result<Event> {
         loop {
             let message = self.0.message().await.doing(|| "reading an answer")?;
             match message.doing(|| "reading an answer")?.event {
@@ -178,17 +179,18 @@ impl Answer {
         }
     }
 
-    pub(super) async fn finished(mut self) -> Result<Finished> {
+    /// Waits for the end.
+    pub(super) async fn finish(mut self) -> Result<Finished> {
         loop {
-            if let Event::Finished(finished) = self.piece().await? {
+            if let Event::Finished(finished) = self.next_event().await? {
                 return Ok(finished);
             }
         }
     }
 }
 
-/// The last half of the experts of each layer.
-pub(super) fn half(model: &Path) -> Result<Vec<LayerExperts>> {
+/// Returns the last half of the experts of each layer.
+pub(super) fn last_half_of_experts(model: &Path) -> Result<Vec<LayerExperts>> {
     let checkpoint = Checkpoint::open(model).doing(|| format!("opening {}", model.display()))?;
     let config = checkpoint.config();
     let layers = config.moe_layers().into_iter();
@@ -199,27 +201,27 @@ pub(super) fn half(model: &Path) -> Result<Vec<LayerExperts>> {
     Ok(sets.collect())
 }
 
-/// Sends a request with a JSON body, and returns status and body of the answer.
-pub(super) fn http(address: SocketAddr, method: &str, path: &str, body: &str) -> Result<(u16, String)> {
-    let asking = || format!("asking {address}{path}");
-    let mut stream = TcpStream::connect(address).doing(asking)?;
-    stream.set_read_timeout(Some(SILENCE)).doing(asking)?;
+/// Sends a request with a JSON body and returns status and body of the response.
+pub(super) fn send_http(address: SocketAddr, method: &str, path: &str, body: &str) -> Result<(u16, String)> {
+    let sending = || format!("requesting {address}{path}");
+    let mut stream = TcpStream::connect(address).doing(sending)?;
+    stream.set_read_timeout(Some(READ_TIMEOUT)).doing(sending)?;
     let length = body.len();
     write!(
         stream,
         "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-type: application/json\r\n\
          content-length: {length}\r\n\r\n{body}"
     )
-    .doing(asking)?;
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).doing(asking)?;
-    let answer = String::from_utf8_lossy(&answer);
-    let (head, body) = answer.split_once("\r\n\r\n").doing(asking)?;
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).doing(asking)?;
+    .doing(sending)?;
+    let mut response = Vec::new();
+    stream.read_to_end(&mut response).doing(sending)?;
+    let response = String::from_utf8_lossy(&response);
+    let (head, body) = response.split_once("\r\n\r\n").doing(sending)?;
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).doing(sending)?;
     Ok((status, body.to_owned()))
 }
 
-/// `error.code` in the body of an answer, where it has one. A body in chunks has lines around it.
+/// Returns `error.code`, or else `error.type`, of a response body. The body may have chunk sizes around the JSON object.
 pub(super) fn error_code(body: &str) -> Option<String> {
     let object = body.get(body.find('{')?..=body.rfind('}')?)?;
     let value: Value = serde_json::from_str(object).ok()?;
@@ -227,7 +229,8 @@ pub(super) fn error_code(body: &str) -> Option<String> {
     ["code", "type"].iter().find_map(|field| error.get(field)?.as_str().map(str::to_owned))
 }
 
-fn function(program: &Path, model: &Path, dtype: &str, threads: Option<usize>) -> Command {
+/// Returns the command of a main or remote function.
+fn function_command(program: &Path, model: &Path, dtype: &str, threads: Option<usize>) -> Command {
     let mut command = Command::new(program);
     command.arg("--model").arg(model).args(["--dtype", dtype]);
     command.arg("--launcher-pid").arg(std::process::id().to_string());
@@ -238,15 +241,16 @@ fn function(program: &Path, model: &Path, dtype: &str, threads: Option<usize>) -
     command
 }
 
-fn announced(name: &str, command: Command) -> Result<(ChildProcess, Announcement)> {
-    // The child is bound to this thread, which outlives it.
+/// Starts a function and reads its announcement.
+fn start_announced(name: &str, command: Command) -> Result<(ChildProcess, Announcement)> {
+    // The process ends with this thread, which outlives the check.
     let mut process = ChildProcess::start(name, command)?;
     let line = process.line()?;
     let announcement = serde_json::from_str(&line).doing(|| format!("reading the announcement {line:?}"))?;
     Ok((process, announcement))
 }
 
-/// Names what failed for the model `name`.
-pub(super) fn of(name: &str, failure: impl Display) -> String {
-    format!("{name}: {failure}")
+/// Prefixes a failure with the name of its model.
+pub(super) fn failure_of(model: &str, failure: impl Display) -> String {
+    format!("{model}: {failure}")
 }

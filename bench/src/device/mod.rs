@@ -1,4 +1,4 @@
-//! Checks of main functions on a device. `scripts/gpu_check` runs one after the other, each with a deadline of its own.
+//! Checks of main functions on a device. `scripts/gpu_check` runs them one after the other, each with its own deadline.
 
 mod batch;
 mod expected;
@@ -15,7 +15,7 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Arguments of one check.
+/// Arguments of a check.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DeviceArgs {
     /// Check to make
@@ -47,7 +47,7 @@ pub(crate) struct DeviceArgs {
     recorded: bool,
 }
 
-/// Checks by name.
+/// Check, by its name on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Check {
     /// Logits, routing and tokens of all reference models in float32
@@ -58,6 +58,8 @@ enum Check {
     Batch,
     /// Reuse of a computed prefix
     Prefix,
+    /// Rows behind a cached prefix beside the whole prompt
+    PrefixRows,
     /// A remote function that is killed within an answer
     Killed,
     /// Requests and caches that do not fit
@@ -70,27 +72,27 @@ enum Check {
 
 /// Outcome of a check.
 #[derive(Debug, Default, Serialize)]
-struct Outcome {
+struct CheckOutcome {
     /// Violations; empty if the check holds.
     failures: Vec<String>,
     /// Figures by name.
     figures: serde_json::Map<String, Value>,
 }
 
-impl Outcome {
-    /// Adds `failure` unless `holds`.
+impl CheckOutcome {
+    /// Adds `failure` unless the condition `holds`.
     fn require(&mut self, holds: bool, failure: impl FnOnce() -> String) {
         if !holds {
             self.failures.push(failure());
         }
     }
 
-    fn figure(&mut self, name: &str, value: impl Into<Value>) {
+    fn set_figure(&mut self, name: &str, value: impl Into<Value>) {
         self.figures.insert(name.to_owned(), value.into());
     }
 }
 
-/// Makes the check and prints its outcome as JSON; exit code 1 if it does not hold.
+/// Runs a check and prints its outcome as JSON. The exit code is 1 if the check fails.
 pub(crate) fn run(args: DeviceArgs) -> Result<ExitCode> {
     let runtime = tokio::runtime::Runtime::new().doing(|| "starting threads")?;
     let outcome = runtime.block_on(async {
@@ -99,6 +101,7 @@ pub(crate) fn run(args: DeviceArgs) -> Result<ExitCode> {
             Check::ParityBfloat16 => parity::bfloat16(&args).await,
             Check::Batch => batch::mixed(&args).await,
             Check::Prefix => batch::prefix(&args).await,
+            Check::PrefixRows => batch::prefix_rows(&args).await,
             Check::Killed => failing::killed(&args).await,
             Check::Memory => failing::memory(&args).await,
             Check::ShapeOlmoe => shapes::olmoe(&args).await,

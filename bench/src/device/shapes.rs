@@ -1,22 +1,22 @@
-//! Times of decode steps of large models' shapes, by part, over sequences and positions.
+//! Decode times of large models' shapes by part, for several numbers of sequences and positions.
 
-use super::function::{FunctionSettings, Main, RemoteFunction, half};
-use super::{DeviceArgs, Outcome};
+use super::function::{FunctionSettings, MainProcess, RemoteProcess, last_half_of_experts};
+use super::{CheckOutcome, DeviceArgs};
 use crate::checkpoint::{self, ModelShape};
 use crate::error::{ErrorContext, Result};
 use remoe_proto::v1::{ExpertTime, Finished};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
-/// Layers of the shapes.
+/// Layers of the generated checkpoints.
 const LAYERS: usize = 4;
-/// Layers of Qwen3-30B-A3B itself.
+/// Layers of Qwen3-30B-A3B.
 const QWEN3_LAYERS: f64 = 48.0;
-/// Tokens of the others for each step of the measured one, so that they go on until it has ended.
-const BESIDE: u32 = 8;
+/// Tokens of background requests for each token of the measured one, so that they outlast it.
+const BACKGROUND_FACTOR: u32 = 8;
 const SHARD_BYTES: u64 = 2_000_000_000;
-/// Most milliseconds outside of experts for a token of Qwen3-30B-A3B, with one sequence and with 16.
-const BARS: [(usize, f64); 2] = [(1, 8.0), (16, 15.0)];
+/// Numbers of sequences, and the limit of a decode step of Qwen3-30B-A3B outside of experts, in ms.
+const NON_EXPERT_LIMITS: [(usize, f64); 2] = [(1, 8.0), (16, 15.0)];
 
 /// Sizes of a measurement.
 struct Grid {
@@ -27,9 +27,9 @@ struct Grid {
 }
 
 impl Grid {
-    /// Tokens of each request beside the measured one.
-    fn beside(&self) -> u32 {
-        BESIDE * self.steps
+    /// Tokens of each background request.
+    fn background_tokens(&self) -> u32 {
+        BACKGROUND_FACTOR * self.steps
     }
 }
 
@@ -37,40 +37,42 @@ const GRID: Grid = Grid { sequences: &[1, 16, 64], positions: &[0, 4096, 32_768]
 const SMALL: Grid = Grid { sequences: &[1, 4], positions: &[0, 64], steps: 6 };
 
 /// OLMoE-1B-7B's shape, with a longer context.
-pub(super) async fn olmoe(args: &DeviceArgs) -> Result<Outcome> {
+pub(super) async fn olmoe(args: &DeviceArgs) -> Result<CheckOutcome> {
     let shape = ModelShape { context: 40_960, ..ModelShape::olmoe(LAYERS) };
     measure(args, "olmoe", shape).await
 }
 
 /// Qwen3-30B-A3B's shape.
-pub(super) async fn qwen3(args: &DeviceArgs) -> Result<Outcome> {
+pub(super) async fn qwen3(args: &DeviceArgs) -> Result<CheckOutcome> {
     let mut outcome = measure(args, "qwen3", ModelShape::qwen3(LAYERS)).await?;
     if args.small {
         return Ok(outcome);
     }
-    for (sequences, most) in BARS {
+    for (sequences, most) in NON_EXPERT_LIMITS {
         let name = format!("{sequences} sequences, 0 positions");
         let rest = outcome.figures.get(&name).and_then(|figures| figures.get("rest_ms")?.as_f64());
-        // The head is counted as often as the layers: more than the whole model takes.
+        // This also multiplies the head's time, so that it is an upper bound.
         let whole = rest.map(|rest| rest * QWEN3_LAYERS / LAYERS as f64);
         outcome.require(whole.is_some_and(|whole| whole <= most), || {
             format!("{sequences} sequences: {whole:.2?} ms outside of experts in {QWEN3_LAYERS} layers, at most {most}")
         });
         if let Some(whole) = whole {
-            outcome.figure(&format!("rest_ms_of_{QWEN3_LAYERS}_layers_at_{sequences}"), whole);
+            outcome.set_figure(&format!("rest_ms_of_{QWEN3_LAYERS}_layers_at_{sequences}"), whole);
         }
     }
     Ok(outcome)
 }
 
-async fn measure(args: &DeviceArgs, name: &str, shape: ModelShape) -> Result<Outcome> {
+/// Measures decode steps of `shape` over the grid, and with half of the experts remote.
+async fn measure(args: &DeviceArgs, name: &str, shape: ModelShape) -> Result<CheckOutcome> {
     let (shape, grid) = if args.small { (small(&shape), SMALL) } else { (shape, GRID) };
-    let model = written(args, name, &shape)?;
-    let longest =
-        grid.positions.iter().max().copied().unwrap_or(0) + (grid.steps + grid.beside()) as usize + 64;
+    let model = ensure_checkpoint(args, name, &shape)?;
+    let longest = grid.positions.iter().max().copied().unwrap_or(0)
+        + (grid.steps + grid.background_tokens()) as usize
+        + 64;
     let most = grid.sequences.iter().max().copied().unwrap_or(1);
-    // Sequences share the prompt's pages; each has its own behind them.
-    let positions = longest + most * (grid.beside() as usize + 64);
+    // Sequences share the pages of the prompt, and each has pages of its own behind them.
+    let positions = longest + most * (grid.background_tokens() as usize + 64);
     let position_bytes = 2 * shape.layers * shape.kv_heads() * shape.head_dim() * shape.dtype.bytes();
     let settings = FunctionSettings {
         dtype: "bfloat16",
@@ -78,61 +80,62 @@ async fn measure(args: &DeviceArgs, name: &str, shape: ModelShape) -> Result<Out
         max_batch: most.max(32),
         threads: None,
     };
-    let mut main = Main::start(args, &model, &settings).await?;
+    let mut main = MainProcess::start(args, &model, &settings).await?;
     main.route(&[], &[]).await?;
-    let mut outcome = Outcome::default();
-    outcome.figure("layers", shape.layers);
-    // Kernels are loaded, and memory is taken, at the first use.
+    let mut outcome = CheckOutcome::default();
+    outcome.set_figure("layers", shape.layers);
+    // Warms up: the first use loads kernels and allocates memory.
     main.generate(&prompt(&shape, 96, 0), 8).await?;
     for &positions in grid.positions {
         let shared = prompt(&shape, positions, 1);
         if positions > 0 {
             let begun = main.generate(&shared, 1).await?;
-            outcome.figure(&format!("prefill of {positions}, ms"), 1e3 * begun.prefill_s);
+            outcome.set_figure(&format!("prefill of {positions}, ms"), 1e3 * begun.prefill_s);
         }
         for &sequences in grid.sequences {
-            let figures = steps(&main, &shape, &shared, sequences, &grid).await?;
-            outcome.figure(&format!("{sequences} sequences, {positions} positions"), Value::Object(figures));
+            let figures = measure_steps(&main, &shape, &shared, sequences, &grid).await?;
+            outcome
+                .set_figure(&format!("{sequences} sequences, {positions} positions"), Value::Object(figures));
         }
     }
     if let Some(recording) = main.recording().await? {
-        outcome.figure("held_bytes", recording.held_bytes);
+        outcome.set_figure("held_bytes", recording.held_bytes);
     }
     drop(main);
     let figures = half_remote(args, &model, (&shape, grid.steps), &settings).await?;
-    outcome.figure("half of the experts remote", Value::Object(figures));
+    outcome.set_figure("half of the experts remote", Value::Object(figures));
     Ok(outcome)
 }
 
-/// Decode steps of `sequences` requests behind the same prompt.
-async fn steps(
-    main: &Main,
+/// Measures decode steps of `sequences` requests with the prefix `shared`.
+async fn measure_steps(
+    main: &MainProcess,
     shape: &ModelShape,
     shared: &[u32],
     sequences: usize,
     grid: &Grid,
 ) -> Result<Map<String, Value>> {
-    let own = |number: usize| [shared, &prompt(shape, 2, 100 + number)].concat();
-    let mut others = Vec::new();
+    let prompt_of = |number: usize| [shared, &prompt(shape, 2, 100 + number)].concat();
+    let mut background = Vec::new();
     for number in 1..sequences {
-        others.push(main.begin(&own(number), grid.beside()).await?);
+        background.push(main.begin(&prompt_of(number), grid.background_tokens()).await?);
     }
-    for other in &mut others {
-        other.piece().await?;
+    for request in &mut background {
+        request.next_event().await?;
     }
-    let mut figures = parts(&main.generate(&own(0), grid.steps + 1).await?, grid.steps);
-    for other in others {
-        other.finished().await?;
+    let mut figures = step_parts(&main.generate(&prompt_of(0), grid.steps + 1).await?, grid.steps);
+    for request in background {
+        request.finish().await?;
     }
-    // Counted apart: a file of counts is some milliseconds old.
+    // Counts come from a second run, as the recording is some milliseconds old.
     let Some(before) = main.recording().await? else { return Ok(figures) };
     let iterations = main.metric("remoe_iterations_total")?;
     let mut counted = Vec::new();
     for number in 0..sequences {
-        counted.push(main.begin(&own(number), grid.steps + 1).await?);
+        counted.push(main.begin(&prompt_of(number), grid.steps + 1).await?);
     }
     for answer in counted {
-        answer.finished().await?;
+        answer.finish().await?;
     }
     let iterations = main.metric("remoe_iterations_total")? - iterations;
     if let Some(after) = main.recording().await? {
@@ -142,8 +145,8 @@ async fn steps(
     Ok(figures)
 }
 
-/// Milliseconds of a decode step by part.
-fn parts(finished: &Finished, steps: u32) -> Map<String, Value> {
+/// Returns the milliseconds of a decode step by part.
+fn step_parts(finished: &Finished, steps: u32) -> Map<String, Value> {
     let ExpertTime { local_s, waited_s, .. } = finished.decode_experts.unwrap_or_default();
     let each = |seconds: f64| json!(1e3 * seconds / f64::from(steps));
     Map::from_iter([
@@ -154,27 +157,27 @@ fn parts(finished: &Finished, steps: u32) -> Map<String, Value> {
     ])
 }
 
-/// One sequence with half of the experts remote: how much of the remote computation the main function's own work hides.
+/// Measures one sequence with half of the experts remote, and the share of remote computation that local work hides.
 async fn half_remote(
     args: &DeviceArgs,
     model: &std::path::Path,
     (shape, steps): (&ModelShape, u32),
     settings: &FunctionSettings,
 ) -> Result<Map<String, Value>> {
-    let experts = half(model)?;
-    let mut main = Main::start(args, model, settings).await?;
-    let remote = RemoteFunction::start(args, model, &experts, settings)?;
+    let experts = last_half_of_experts(model)?;
+    let mut main = MainProcess::start(args, model, settings).await?;
+    let remote = RemoteProcess::start(args, model, &experts, settings)?;
     main.route(&[&remote], &experts).await?;
     main.generate(&prompt(shape, 96, 0), 8).await?;
     let finished = main.generate(&prompt(shape, 64, 2), steps + 1).await?;
     let time = finished.decode_experts.unwrap_or_default();
-    let mut figures = parts(&finished, steps);
+    let mut figures = step_parts(&finished, steps);
     let hidden = (time.remote_s > 0.0).then(|| (1.0 - time.waited_s / time.remote_s).max(0.0));
     figures.insert("overlap".to_owned(), json!(hidden));
     Ok(figures)
 }
 
-/// The shape with sizes that a test can bear.
+/// Returns the shape with sizes for tests.
 fn small(shape: &ModelShape) -> ModelShape {
     ModelShape {
         layers: 2,
@@ -191,7 +194,7 @@ fn small(shape: &ModelShape) -> ModelShape {
     }
 }
 
-/// Tokens of all kinds that no prompt of another number begins with.
+/// Returns pseudo-random tokens. Prompts of different `number` have no common prefix.
 fn prompt(shape: &ModelShape, tokens: usize, number: usize) -> Vec<u32> {
     let ids = (0..tokens as u64).map(|index| {
         let mixed = (index + 1).wrapping_add((number as u64) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -200,7 +203,8 @@ fn prompt(shape: &ModelShape, tokens: usize, number: usize) -> Vec<u32> {
     ids.collect()
 }
 
-fn written(args: &DeviceArgs, name: &str, shape: &ModelShape) -> Result<PathBuf> {
+/// Returns the folder of a checkpoint of `shape`, which is written if there is none.
+fn ensure_checkpoint(args: &DeviceArgs, name: &str, shape: &ModelShape) -> Result<PathBuf> {
     let folder = args.models.join(if args.small { format!("{name}-small") } else { name.to_owned() });
     if !checkpoint::is_of(shape, &folder) {
         checkpoint::write(shape, 0, SHARD_BYTES, &folder)?;

@@ -29,8 +29,11 @@ const PROCESS_SECONDS: f64 = 3.0;
 const LOAD_BYTES_PER_SECOND: f64 = 2e8;
 /// Tokenizer, buffers, code: 2e7 with the demo model, more with large vocabularies and wide layers.
 const MAIN_BYTES: f64 = 1.5e8;
-/// LibTorch beside them, where a GPU computes.
-const LIBTORCH_BYTES: f64 = 2.5e8;
+/// LibTorch and CUDA beside them, where a GPU computes: 1.2 GB from the first use of CUDA (pytorch issue 106511, 2023),
+/// 250 MB of LibTorch and 50 MB of pinned buffers. If the driver loads kernels lazily, as it does since CUDA 12.2, CUDA
+/// takes less (0.1 GB for one tensor in pytorch issue 113326). If it loads all of them, it takes 2.4 GB (pytorch issue
+/// 70416).
+const CUDA_PROCESS_BYTES: f64 = 1.5e9;
 /// Bytes that a GPU reads from its memory per second. Half of what an NVIDIA T4 is specified for
 /// (320 GB/s), the slowest one that clouds rent out.
 const GPU_READ_BYTES_PER_SECOND: f64 = 1.6e11;
@@ -148,7 +151,7 @@ impl Profile {
         Self {
             machine: Machine { device: "cuda".to_owned(), ..prior.machine },
             device: Some(device),
-            memory: Memory { main_bytes: MAIN_BYTES + LIBTORCH_BYTES, ..prior.memory },
+            memory: Memory { main_bytes: MAIN_BYTES + CUDA_PROCESS_BYTES, ..prior.memory },
             gpu_expert_seconds: Some(gpu_expert_seconds(model, dtype)),
             ..prior
         }

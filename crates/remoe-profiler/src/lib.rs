@@ -170,8 +170,12 @@ fn measure_blocking(
     let last = remote.expert_seconds.vcpus.len() - 1;
     let alone = remote.expert_seconds.seconds.iter().map(|row| row[last]).collect();
     let main = MainSetup { subject: &subject, device: measured_device, alone }.measure(&step)?;
-    let assumed = || Profile::prior_on_gpu(inspection, dtype).device;
-    let device_times = main.device.or_else(|| if device == CPU { None } else { assumed() });
+    let assumed = Profile::prior_on_gpu(inspection, dtype);
+    let is_assumed = main.device.is_none() && device != CPU;
+    let device_times = if is_assumed { assumed.device } else { main.device };
+    // Measured on the CPU, without CUDA.
+    let main_bytes =
+        if is_assumed { main.main_bytes.max(assumed.memory.main_bytes) } else { main.main_bytes };
     let others = before.zip(CpuTimes::now()).map(|(before, after)| after.others_since(&before));
     reporter.clear();
     let mut transport = remote.transport;
@@ -211,7 +215,7 @@ fn measure_blocking(
         transport,
         contention: remote.contention,
         starts: Starts { main: main.start, remote: remote.start },
-        memory: Memory { main_bytes: main.main_bytes, function_bytes: remote.function_bytes.max(0.0) },
+        memory: Memory { main_bytes, function_bytes: remote.function_bytes.max(0.0) },
         disturbed: others.filter(|share| *share > DISTURBED),
     })
 }

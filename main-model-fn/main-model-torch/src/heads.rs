@@ -1,7 +1,8 @@
-//! The up-projections of latent attention, absorbed into query and output: from queries to what meets latents, and from
-//! what heads mix of latents to values. On the host they are the
-//! kernels' products, so that a row's result depends on no other row; the weights are read once per call,
-//! however many rows there are.
+//! Up-projections of latent attention in the absorbed form: queries are projected to the latent space, and attention
+//! outputs from there to values.
+//!
+//! On the host the kernels multiply, so that a row's result depends on no other row. A call reads the weights once for all
+//! rows.
 
 use crate::library::Tensor;
 use main_model_fn::LoadModelError;
@@ -9,25 +10,24 @@ use main_model_fn::backend::{BackendError, ResidentPart};
 use remoe_kernels::{MAX_ROWS, NumericsClass, PackedMatrix, Pool, Product, StoredDtype};
 use std::sync::Arc;
 
-/// The up-projections of one layer.
+/// Up-projections of one layer.
 pub(crate) enum HeadProjections {
     Host(HostHeads),
-    /// LibTorch's.
     Device(DeviceHeads),
 }
 
-/// One matrix per head and use.
+/// Matrices of the kernels, one for each head and projection.
 pub(crate) struct HostHeads {
-    /// nope -> latent.
+    /// From the plain elements of a query to the latent space.
     absorbed_keys: Vec<PackedMatrix>,
-    /// latent -> value.
+    /// From the latent space to values.
     values: Vec<PackedMatrix>,
     pool: Arc<Pool>,
 }
 
-/// Batched products of LibTorch.
+/// Matrices of LibTorch's batched products.
 pub(crate) struct DeviceHeads {
-    /// heads x nope x latent.
+    /// heads x plain elements x latent.
     pub(crate) keys: Tensor,
     /// heads x value x latent.
     pub(crate) values: Tensor,
@@ -46,30 +46,29 @@ impl ResidentPart for HeadProjections {
 }
 
 impl HeadProjections {
-    /// Queries that are multiplied with latents instead of keys, heads x rows x latent, of `queries`,
-    /// heads x rows x nope.
-    pub(crate) fn absorb(&self, queries: &Tensor) -> Result<Tensor, BackendError> {
+    /// Projects `queries` (heads x rows x plain elements) to the latent space: heads x rows x latent.
+    pub(crate) fn absorb_keys(&self, queries: &Tensor) -> Result<Tensor, BackendError> {
         match self {
-            Self::Host(host) => host.each(&host.absorbed_keys, queries),
+            Self::Host(host) => host.multiply_heads(&host.absorbed_keys, queries),
             Self::Device(device) => queries.matmul(&device.keys),
         }
     }
 
-    /// Expands `mixed`, heads x rows x latent, from latents to values: heads x rows x value.
-    pub(crate) fn release(&self, mixed: &Tensor) -> Result<Tensor, BackendError> {
+    /// Projects `mixed` (heads x rows x latent) to values: heads x rows x value.
+    pub(crate) fn expand_values(&self, mixed: &Tensor) -> Result<Tensor, BackendError> {
         match self {
-            Self::Host(host) => host.each(&host.values, mixed),
+            Self::Host(host) => host.multiply_heads(&host.values, mixed),
             Self::Device(device) => mixed.matmul(&device.values.transpose(1, 2)?),
         }
     }
 }
 
 impl HostHeads {
-    /// Packs `keys` (heads x nope x latent) and `values` (heads x value x latent) as stored for computing as `class`
-    /// says.
+    /// Packs `keys` (heads x plain elements x latent) and `values` (heads x value x latent), which are `stored`, for the
+    /// numerics of `class`.
     ///
     /// # Errors
-    /// Their sizes are beyond what the kernels take, or there is no memory.
+    /// The kernels do not support the sizes, or memory is short.
     pub(crate) fn pack(
         keys: &Tensor,
         values: &Tensor,
@@ -92,29 +91,22 @@ impl HostHeads {
         })
     }
 
-    /// `x`, heads x rows x inputs, each head's rows times its own matrix.
-    fn each(&self, matrices: &[PackedMatrix], x: &Tensor) -> Result<Tensor, BackendError> {
+    /// Multiplies the rows of each head with its matrix. `x`: heads x rows x inputs. Returns heads x rows x outputs.
+    fn multiply_heads(&self, matrices: &[PackedMatrix], x: &Tensor) -> Result<Tensor, BackendError> {
         let bytes = x.contiguous()?.bytes()?;
-        let head_bytes = bytes.len() / matrices.len();
-        self.multiply(matrices, x, |head| &bytes[head * head_bytes..][..head_bytes])
-    }
-
-    /// heads x rows x outputs; `inputs` gives the rows of a head, of which there are as many as `x` has.
-    fn multiply<'a>(
-        &self,
-        matrices: &[PackedMatrix],
-        x: &Tensor,
-        inputs: impl Fn(usize) -> &'a [u8],
-    ) -> Result<Tensor, BackendError> {
+        let input_bytes = bytes.len() / matrices.len();
         let size = x.size();
         let rows = size[size.len() - 2];
         let outputs = matrices.first().map_or(0, PackedMatrix::outputs);
-        let head_bytes = rows as usize * matrices.first().map_or(0, PackedMatrix::output_bytes);
-        let mut output = vec![0; matrices.len() * head_bytes];
-        let heads = matrices.iter().enumerate().zip(output.chunks_exact_mut(head_bytes));
-        let mut products: Vec<Product<'_>> =
-            heads.map(|((head, matrix), output)| Product { matrix, inputs: inputs(head), output }).collect();
-        // A call takes a bounded number of rows, and a long prompt has them once per head.
+        let output_bytes = rows as usize * matrices.first().map_or(0, PackedMatrix::output_bytes);
+        let mut output = vec![0; matrices.len() * output_bytes];
+        let heads = bytes.chunks_exact(input_bytes).zip(output.chunks_exact_mut(output_bytes));
+        let mut products: Vec<Product<'_>> = matrices
+            .iter()
+            .zip(heads)
+            .map(|(matrix, (inputs, output))| Product { matrix, inputs, output })
+            .collect();
+        // A call of the kernels takes at most `MAX_ROWS` rows, and a long prompt has its rows once for each head.
         for products in products.chunks_mut((MAX_ROWS / rows as usize).max(1)) {
             self.pool.multiply(products)?;
         }
@@ -138,8 +130,8 @@ mod tests {
 
     fn random(device: &Arc<TorchDevice>, dtype: Dtype, size: &[i64]) -> Tensor {
         let count = size.iter().product::<i64>() as u64;
-        let element = |at: u64| {
-            let mixed = (at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let element = |index: u64| {
+            let mixed = (index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             (mixed >> 40) as f32 / (1 << 23) as f32 - 1.0
         };
         let elements: Vec<f32> = (0..count).map(element).collect();
@@ -155,9 +147,9 @@ mod tests {
         [HeadProjections::Host(host), HeadProjections::Device(DeviceHeads { keys, values })]
     }
 
-    /// A row's result does not depend on the rows beside it, and is what LibTorch computes.
+    /// A row's result is that of the row alone, and near LibTorch's.
     #[test]
-    fn rows_together_are_rows_alone() {
+    fn rows_of_a_batch_equal_rows_alone() {
         let device = TorchDevice::simulated(1 << 30);
         for (dtype, stored, tolerance) in
             [(Dtype::F32, StoredDtype::F32, 1e-4), (Dtype::Bf16, StoredDtype::Bf16, 0.2)]
@@ -171,15 +163,15 @@ mod tests {
                     assert!((a - b).abs() < tolerance, "{dtype}: {a} {b}");
                 }
             };
-            let all = host.absorb(&queries).unwrap();
-            close(&all, &torch.absorb(&queries).unwrap());
-            let released = host.release(&mixed).unwrap();
-            close(&released, &torch.release(&mixed).unwrap());
+            let all = host.absorb_keys(&queries).unwrap();
+            close(&all, &torch.absorb_keys(&queries).unwrap());
+            let released = host.expand_values(&mixed).unwrap();
+            close(&released, &torch.expand_values(&mixed).unwrap());
             for row in 0..5 {
                 let one = |x: &Tensor| x.narrow(1, row, 1).unwrap();
                 let same = |a: Tensor, b: Tensor| assert_eq!(a.bytes().unwrap(), b.bytes().unwrap());
-                same(host.absorb(&one(&queries)).unwrap(), one(&all));
-                same(host.release(&one(&mixed)).unwrap(), one(&released));
+                same(host.absorb_keys(&one(&queries)).unwrap(), one(&all));
+                same(host.expand_values(&one(&mixed)).unwrap(), one(&released));
             }
         }
     }

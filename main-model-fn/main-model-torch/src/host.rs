@@ -1,25 +1,26 @@
-//! Products and gated networks on the host, by the kernels: a row's result depends on no other row,
-//! and one row costs no more than reading the weights.
+//! Linear layers and gated networks on the host, computed by the kernels.
+//!
+//! A row's result depends on no other row. One row takes no longer than reading the weights.
 
 use crate::library::{Kind, Tensor};
 use main_model_fn::backend::BackendError;
 use remoe_kernels::{Dtype, Job, PackedExpert, PackedMatrix, Pool, Product};
 use std::sync::Arc;
 
-/// A weight matrix that the kernels multiply with.
+/// Packed weight matrix with the threads that multiply it.
 pub(crate) struct HostMatrix {
     pub(crate) matrix: Arc<PackedMatrix>,
     pub(crate) pool: Arc<Pool>,
 }
 
-/// A gated network that the kernels compute as they compute an expert.
+/// Gated network that the kernels compute like an expert.
 pub struct HostMlp {
     pub(crate) packed: PackedExpert,
     pub(crate) pool: Arc<Pool>,
 }
 
 impl HostMatrix {
-    /// `x`: rows x inputs. Returns rows x outputs in the matrix' element type.
+    /// Multiplies `x`, rows x inputs, with the matrix. Returns rows x outputs in the element type of the matrix.
     pub(crate) fn multiply(&self, x: &Tensor) -> Result<Tensor, BackendError> {
         let kind = kind(self.matrix.dtype());
         let rows = x.size()[0];
@@ -42,7 +43,7 @@ impl HostMlp {
     }
 }
 
-/// LibTorch's name of an element type.
+/// Returns LibTorch's name of an element type.
 pub(crate) fn kind(dtype: Dtype) -> Kind {
     match dtype {
         Dtype::F32 => Kind::Float,

@@ -1,11 +1,14 @@
-//! LibTorch below the main function: the operations of [`main_model_fn::Backend`] on CUDA devices, and on CPUs, where
-//! that code is tested. On the CPU products with weights are the kernels' own.
+//! [`main_model_fn::Backend`] by LibTorch, on GPUs and on CPUs.
+//!
+//! On the CPU the kernels multiply with weights, as without LibTorch. On a device LibTorch computes everything but routed
+//! experts.
 
 mod attention;
 mod heads;
 mod host;
 pub mod library;
 mod linear;
+mod masks;
 mod norm;
 mod pages;
 mod rope;
@@ -13,5 +16,6 @@ mod rows;
 mod selection;
 mod spans;
 mod torch;
+mod workspace;
 
 pub use torch::{Torch, TorchOn};

@@ -1,4 +1,4 @@
-//! Products with weights and gated networks: the kernels' on the host, LibTorch's on devices.
+//! Linear layers and gated feed-forward networks: the kernels' on the host, LibTorch's on devices.
 
 use crate::host::{HostMatrix, HostMlp};
 use crate::library::Tensor;
@@ -7,23 +7,23 @@ use remoe_kernels::PackedMatrix;
 use remoe_model::Activation;
 use std::sync::Arc;
 
-/// y = x W' + b.
+/// Linear layer: `x weight' + bias`.
 pub struct Linear {
     pub(crate) weight: Weight,
     pub(crate) bias: Option<Tensor>,
 }
 
-/// outputs x inputs.
+/// Weight matrix of a linear layer, outputs x inputs.
 pub(crate) enum Weight {
     Host(HostMatrix),
     Device(Tensor),
 }
 
-/// A table of rows.
+/// Embedding table.
 pub enum Embedding {
-    /// LibTorch's, in the compute dtype.
+    /// Rows on the device, in the compute dtype.
     Rows(Tensor),
-    /// The kernels' on the host: quantised, or what products are made with as well.
+    /// Matrix of the kernels on the host: quantised, or shared with the head.
     Packed(Arc<PackedMatrix>),
 }
 
@@ -68,17 +68,15 @@ impl Linear {
     }
 }
 
-/// down(act(gate(x)) * up(x)).
+/// Gated feed-forward network: down(activation(gate(x)) * up(x)).
 pub enum Gated {
-    /// The kernels' own.
     Host(HostMlp),
-    /// LibTorch's.
     Device(DeviceMlp),
 }
 
-/// The weights on a device.
+/// Weights of a gated network on a device.
 pub struct DeviceMlp {
-    /// Weights of the gate, and below them those of the up-projection.
+    /// Rows of the gate, then rows of the up-projection.
     pub(crate) gate_up: Tensor,
     pub(crate) down: Tensor,
     pub(crate) activation: Activation,
@@ -96,9 +94,9 @@ impl Gated {
 
 impl DeviceMlp {
     fn forward(&self, x: &Tensor) -> Result<Tensor, BackendError> {
-        let both = x.linear(&self.gate_up, None)?;
-        let width = both.size()[1] / 2;
-        let (gate, up) = (both.narrow(1, 0, width)?, both.narrow(1, width, width)?);
+        let gate_up = x.linear(&self.gate_up, None)?;
+        let width = gate_up.size()[1] / 2;
+        let (gate, up) = (gate_up.narrow(1, 0, width)?, gate_up.narrow(1, width, width)?);
         let (gate, up) = match self.activation {
             Activation::Silu => (gate.silu()?, up),
             Activation::GeluTanh => (gate.gelu_tanh()?, up),

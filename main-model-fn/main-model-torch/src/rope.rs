@@ -5,13 +5,13 @@ use main_model_fn::backend::BackendError;
 use remoe_model::{RopeFacts, RopeLayout};
 use std::sync::Arc;
 
-/// Frequencies on the device, one for each element that is rotated.
+/// Frequencies on the device.
 pub struct Rope {
-    /// dim, float32.
+    /// One for each rotated element, float32.
     frequencies: Tensor,
-    /// Factors on sines, dim elements: an element is rotated with its partner, and one of both subtracts.
+    /// Sign and factor of the sine of each rotated element: the first of a pair subtracts, the second adds.
     signs: Tensor,
-    /// Factor on cosines.
+    /// Factor of cosines.
     factor: f64,
     layout: RopeLayout,
     in_float32: bool,
@@ -21,7 +21,7 @@ pub struct Rope {
 pub struct Angles {
     /// rows x 1 x dim, in the dtype of the rotation.
     cos: Tensor,
-    /// As `cos`, with the sign of the partner.
+    /// As `cos`, with the signs of `Rope::signs`.
     sin: Tensor,
     layout: RopeLayout,
 }
@@ -30,20 +30,21 @@ impl Rope {
     pub(crate) fn new(facts: &RopeFacts, device: &Arc<TorchDevice>) -> Result<Self, BackendError> {
         let half = facts.inverse_frequencies();
         let factor = facts.attention_factor as f32;
-        // First and second of each pair.
-        let both = |of: &dyn Fn(usize, bool) -> f32| -> Vec<f32> {
+        // Calls `value` with the index of each pair, for its first and its second element.
+        let for_pairs = |value: &dyn Fn(usize, bool) -> f32| -> Vec<f32> {
             match facts.layout {
                 RopeLayout::Halves => {
-                    let ranks = 0..half.len();
-                    ranks.clone().map(|at| of(at, true)).chain(ranks.map(|at| of(at, false))).collect()
+                    let pairs = 0..half.len();
+                    let first = pairs.clone().map(|pair| value(pair, true));
+                    first.chain(pairs.map(|pair| value(pair, false))).collect()
                 }
                 RopeLayout::Interleaved => {
-                    (0..half.len()).flat_map(|at| [of(at, true), of(at, false)]).collect()
+                    (0..half.len()).flat_map(|pair| [value(pair, true), value(pair, false)]).collect()
                 }
             }
         };
-        let frequencies = both(&|at, _| half[at]);
-        let signs = both(&|_, is_first| if is_first { -factor } else { factor });
+        let frequencies = for_pairs(&|pair, _| half[pair]);
+        let signs = for_pairs(&|_, is_first| if is_first { -factor } else { factor });
         Ok(Self {
             frequencies: Tensor::from_slice(device, &frequencies)?,
             signs: Tensor::from_slice(device, &signs)?,
@@ -53,7 +54,7 @@ impl Rope {
         })
     }
 
-    /// Angles at `positions`, for rows in `kind`.
+    /// Returns the angles at `positions`, for rows of type `kind`.
     pub(crate) fn angles(&self, positions: &[usize], kind: Kind) -> Result<Angles, BackendError> {
         let positions: Vec<f32> = positions.iter().map(|&position| position as f32).collect();
         let positions = Tensor::from_slice(self.frequencies.device(), &positions)?;
@@ -69,17 +70,17 @@ impl Rope {
 }
 
 impl Angles {
-    /// Elements that are rotated.
+    /// Number of rotated elements.
     fn dim(&self) -> i64 {
         self.cos.size()[2]
     }
 
-    /// The angles of other rows: `of` takes them from a tensor of all rows.
-    pub(crate) fn of_rows(
+    /// Returns the angles of the rows that `select` takes from a tensor of all rows.
+    pub(crate) fn select_rows(
         &self,
-        of: impl Fn(&Tensor) -> Result<Tensor, BackendError>,
+        select: impl Fn(&Tensor) -> Result<Tensor, BackendError>,
     ) -> Result<Self, BackendError> {
-        Ok(Self { cos: of(&self.cos)?, sin: of(&self.sin)?, layout: self.layout })
+        Ok(Self { cos: select(&self.cos)?, sin: select(&self.sin)?, layout: self.layout })
     }
 
     /// Rotates the last elements of `x`: rows x heads x dim.
@@ -92,7 +93,7 @@ impl Angles {
         Tensor::cat(&[&plain, &self.rotate_all(&x.narrow(-1, dim - rotated, rotated)?)?], -1)
     }
 
-    /// Rotates two tensors of the same rows together, each rows x heads x dim.
+    /// Rotates the last elements of two tensors of the same rows in one operation. Sizes: rows x heads x dim.
     pub(crate) fn rotate_both(&self, [first, second]: [&Tensor; 2]) -> Result<[Tensor; 2], BackendError> {
         let rotated = self.dim();
         let end = |x: &Tensor| -> Result<Tensor, BackendError> {

@@ -1,15 +1,15 @@
-//! Selections on the device, of experts and of tokens, that come to the host in one copy.
+//! Top-k selection of experts and of tokens on the device. Results reach the host in one copy.
 
 use crate::library::{Kind, Tensor};
 use main_model_fn::backend::BackendError;
 use main_model_fn::{Routed, RoutingRule};
 use remoe_model::{GroupFacts, Score};
 
-/// Term that is added to the rank of an expert whose group was not chosen. Beyond all scores, and finite.
-const NOT_CHOSEN: f64 = -1e30;
+/// Term that is added to the rank of experts in groups that were not selected. Below all scores, and finite.
+const EXCLUDED: f64 = -1e30;
 
-/// Routes rows by their `logits`, rows x experts; `correction` is the rule's. Returns the bytes of `x`, rows x hidden,
-/// and the experts of each row, which come to the host in one copy.
+/// Selects the experts of each row by router `logits`, rows x experts. `correction` is that of the rule. Returns the bytes of
+/// `x`, rows x hidden, and the selected experts, which reach the host in one copy.
 pub(crate) fn route(
     rule: &RoutingRule,
     correction: Option<&Tensor>,
@@ -17,10 +17,10 @@ pub(crate) fn route(
     x: &Tensor,
 ) -> Result<(Vec<u8>, Routed), BackendError> {
     let scores = match rule.facts.score {
-        // Few experts, chosen one after the other: the host does that.
+        // It selects few experts one after the other, which would take many launches.
         Score::SparseMixer { .. } => {
-            let (rows, [logits]) = together(x, [logits])?;
-            return Ok((rows, rule.routed(&floats(&logits))));
+            let (rows, [logits]) = copy_together(x, [logits])?;
+            return Ok((rows, rule.routed(&decode_floats(&logits))));
         }
         Score::Softmax => logits.softmax_last(Kind::Float)?,
         Score::Sigmoid => logits.to_kind(Kind::Float)?.sigmoid()?,
@@ -28,49 +28,49 @@ pub(crate) fn route(
     };
     let corrected = correction.map(|correction| scores.add(correction)).transpose()?;
     let ranks = corrected.as_ref().unwrap_or(&scores);
-    let grouped = rule.facts.groups.map(|groups| in_chosen_groups(ranks, groups)).transpose()?;
+    let grouped = rule.facts.groups.map(|groups| restrict_to_best_groups(ranks, groups)).transpose()?;
     let ranks = grouped.as_ref().unwrap_or(ranks);
-    let (best, experts) = ranks.top(rule.top_k as i64)?;
+    let (best, experts) = ranks.top_k(rule.top_k as i64)?;
     let weights =
         if correction.is_some() || grouped.is_some() { scores.gather_last(&experts)? } else { best };
-    let (rows, [weights, experts]) = together(x, [&weights, &experts])?;
-    Ok((rows, rule.weighed(&ids(&experts), &floats(&weights))))
+    let (rows, [weights, experts]) = copy_together(x, [&weights, &experts])?;
+    Ok((rows, rule.weighed(&decode_ids(&experts), &decode_floats(&weights))))
 }
 
-/// The `count` largest of each row of `logits` and where they are, row by row. Those of a row with an element that is not
-/// finite are not finite.
+/// Returns token ids and values of the `count` largest `logits` of each row, row by row. If a row has an element that is not
+/// finite, none of its values is.
 pub(crate) fn likeliest(logits: &Tensor, count: usize) -> Result<(Vec<u32>, Vec<f32>), BackendError> {
-    let (best, tokens) = logits.top(count as i64)?;
-    // 0 for each finite element, else NaN.
+    let (best, tokens) = logits.top_k(count as i64)?;
+    // 0 if all elements of a row are finite, else NaN.
     let check = logits.sub(logits)?.sum_last()?.unsqueeze(1)?;
     let best = best.add(&check)?.to_kind(Kind::Float)?;
-    let (values, [tokens]) = together(&best, [&tokens])?;
-    Ok((ids(&tokens), floats(&values)))
+    let (values, [tokens]) = copy_together(&best, [&tokens])?;
+    Ok((decode_ids(&tokens), decode_floats(&values)))
 }
 
-/// Whole numbers of 64 bits, below 2^32.
-fn ids(bytes: &[u8]) -> Vec<u32> {
+/// Decodes ids below 2^32 that were stored with 64 bits.
+fn decode_ids(bytes: &[u8]) -> Vec<u32> {
     let (ids, _) = bytes.as_chunks::<8>();
     ids.iter().map(|id| u64::from_le_bytes(*id) as u32).collect()
 }
 
-/// Ranks in which experts outside of the best groups come last (arXiv 2405.04434, section 2.2.2).
-fn in_chosen_groups(ranks: &Tensor, groups: GroupFacts) -> Result<Tensor, BackendError> {
-    let (size, of) = (ranks.size(), groups.groups as i64);
-    let (rows, members) = (size[0], size[1] / of);
-    let grouped = ranks.to_kind(Kind::Float)?.reshape(&[rows, of, members])?;
-    let of_group = match groups.best {
+/// Returns ranks in which experts outside of the best groups are last (arXiv 2405.04434, section 2.2.2).
+fn restrict_to_best_groups(ranks: &Tensor, groups: GroupFacts) -> Result<Tensor, BackendError> {
+    let (size, count) = (ranks.size(), groups.groups as i64);
+    let (rows, members) = (size[0], size[1] / count);
+    let grouped = ranks.to_kind(Kind::Float)?.reshape(&[rows, count, members])?;
+    let group_ranks = match groups.best {
         1 => grouped.max_last()?,
-        best => grouped.top(best as i64)?.0.sum_last()?,
+        best => grouped.top_k(best as i64)?.0.sum_last()?,
     };
-    let (_, chosen) = of_group.top(groups.chosen as i64)?;
-    let penalty = Tensor::full(ranks.device(), &[rows, of], NOT_CHOSEN, Kind::Float)?;
-    penalty.scatter_last_(&chosen, 0.0)?;
+    let (_, best_groups) = group_ranks.top_k(groups.chosen as i64)?;
+    let penalty = Tensor::full(ranks.device(), &[rows, count], EXCLUDED, Kind::Float)?;
+    penalty.scatter_last_(&best_groups, 0.0)?;
     grouped.add(&penalty.unsqueeze(2)?)?.reshape(&size)
 }
 
-/// The bytes of `x` and of others, numbers of which are float32 or whole, in one copy.
-fn together<const N: usize>(
+/// Copies `x` and `others` to the host in one copy. Floating-point elements of `others` become float32.
+fn copy_together<const N: usize>(
     x: &Tensor,
     others: [&Tensor; N],
 ) -> Result<(Vec<u8>, [Vec<u8>; N]), BackendError> {
@@ -93,7 +93,7 @@ fn together<const N: usize>(
     Ok((rows, split))
 }
 
-fn floats(bytes: &[u8]) -> Vec<f32> {
+fn decode_floats(bytes: &[u8]) -> Vec<f32> {
     let (elements, _) = bytes.as_chunks::<4>();
     elements.iter().map(|element| f32::from_le_bytes(*element)).collect()
 }

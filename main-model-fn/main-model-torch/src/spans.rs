@@ -1,255 +1,264 @@
-//! Prepared attention of an iteration, made once for all layers: where new keys and values are written, which entries
-//! are gathered for which rows, and what each row sees.
+//! Prepared attention of an iteration, made once for all layers: entries of the KV cache that the iteration writes,
+//! entries that each attention call gathers, and masks.
 //!
-//! Spans are attended to together, padded to the longest. They are divided into chunks by memory alone: one call has as
-//! many spans as its gathered keys and values and its mask have room for, so that the number of calls does not depend
-//! on how many spans there are.
+//! Spans of several sequences are attended to in one call, padded to the longest. Memory alone bounds a call: its gathered
+//! keys and values and its mask. So the number of calls does not depend on the number of sequences.
 
 use crate::library::Tensor;
+use crate::masks::{MaskSizes, Masks};
 use crate::pages::TorchPages;
-use crate::rows::Rows;
+use crate::rows::RowSelection;
+use crate::workspace::{
+    DECODE_MASKS_BYTES, GATHERED_BYTES, KERNEL_ROWS, MASK_BYTES, PREFILL_MASKS_BYTES, entry_bytes,
+};
 use main_model_fn::backend::{BackendError, RELEASED, Span};
 use remoe_kernels::{AttentionShape, PAGE_POSITIONS};
 
-/// Most bytes that are gathered of the cache for a chunk of several spans.
-const GATHERED_BYTES: usize = 128 << 20;
-/// Most elements of the mask of a chunk of several spans.
-const MASKED: usize = 32 << 20;
-/// Positions of a chunk are a multiple of this: kernels take masks so aligned as they are.
-const ALIGNED: usize = 32;
-/// Term that is added to the score of a position that a row does not see. Finite, so that no sum becomes NaN.
-const UNSEEN: f64 = -1e30;
+/// Padded positions are a multiple of this. LibTorch's kernels take a mask with aligned rows without copying it.
+const ALIGNED_POSITIONS: usize = 32;
 
-/// Prepared spans.
+/// Prepared attention of the spans of an iteration.
 pub struct TorchSpans {
-    views: Vec<(Sight, View)>,
+    plans: Vec<(PlanKey, AttentionPlan)>,
 }
 
-/// Properties of a layer by which its view of the spans differs from others'.
+/// Properties of a layer that its attention plan depends on. Layers with the same properties share a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Sight {
-    table: usize,
+struct PlanKey {
+    page_table: usize,
     window: Option<usize>,
-    /// Rows of the mask for each row: queries that share keys are rows of one head.
-    repeated: usize,
+    /// Mask rows for each row of a span: queries that share keys are rows of one head.
+    mask_repeats: usize,
     entry_bytes: usize,
+    element_bytes: usize,
 }
 
-impl Sight {
-    fn of(shape: &AttentionShape, table: usize) -> Self {
-        // All heads share the keys of one: these stand for those of each without a copy.
-        let repeated = if shape.kv_heads == 1 { 1 } else { shape.group };
-        Self { table, window: shape.window, repeated, entry_bytes: shape.page_bytes() / PAGE_POSITIONS }
+impl PlanKey {
+    fn new(shape: &AttentionShape, page_table: usize) -> Self {
+        // With one head of keys, each query head has a mask of its own, which is a view.
+        let mask_repeats = if shape.kv_heads == 1 { 1 } else { shape.group };
+        let (entry_bytes, element_bytes) = (entry_bytes(shape), shape.dtype.bytes());
+        Self { page_table, window: shape.window, mask_repeats, entry_bytes, element_bytes }
     }
 }
 
-/// The spans as layers of one sight see them.
-pub(crate) struct View {
-    /// Entries that the rows' keys and values are written to.
-    pub(crate) written: Tensor,
-    pub(crate) chunks: Vec<Chunk>,
-    /// Where each row is in the chunks' outputs, one after the other; `None`: in order.
-    pub(crate) order: Option<Tensor>,
+/// Attention calls of one layer.
+pub(crate) struct AttentionPlan {
+    /// KV cache entries of the iteration's rows, in order.
+    pub(crate) written_entries: Tensor,
+    pub(crate) calls: Vec<AttentionCall>,
+    /// Index of each row in the joined outputs of `calls`. `None`: the outputs are in the order of the rows.
+    pub(crate) output_order: Option<Tensor>,
 }
 
-/// Spans that are attended to together.
-pub(crate) struct Chunk {
+/// Spans of one attention call, padded to equal numbers of rows and positions.
+pub(crate) struct AttentionCall {
     pub(crate) spans: i64,
-    /// Rows of the longest.
+    /// Rows of each span, padding included.
     pub(crate) rows: i64,
-    /// Positions of the longest.
+    /// Positions of each span, padding included.
     pub(crate) positions: i64,
-    /// Their rows, each span's padded to `rows`.
-    pub(crate) queries: Rows,
-    /// Entries of their positions, each span's padded to `positions`.
-    pub(crate) entries: Tensor,
-    /// spans x 1 x rows (or 1) x positions, in the compute dtype; each row is repeated as the layer's sight says if there
-    /// are several spans. `None`: plain causal attention.
-    pub(crate) mask: Option<Tensor>,
-    /// Padded rows that exist; `None`: all.
-    pub(crate) kept: Option<Tensor>,
+    /// Rows of the queries: spans x `rows`.
+    pub(crate) query_rows: RowSelection,
+    /// KV cache entries to gather: spans x `positions`.
+    pub(crate) gathered_entries: Tensor,
+    /// `None`: causal attention from the first position on.
+    pub(crate) masks: Option<Masks>,
+    /// Indices of output rows that are not padding. `None`: all rows.
+    pub(crate) valid_rows: Option<Tensor>,
 }
 
-/// A span and the first position that any of its rows sees.
-struct Seen<'a> {
+/// A span with the positions that its rows attend to.
+struct AttendedSpan<'a> {
     span: &'a Span,
-    from: usize,
+    /// First position that any row attends to.
+    first_position: usize,
 }
 
-impl Seen<'_> {
+impl<'a> AttendedSpan<'a> {
+    fn new(span: &'a Span, window: Option<usize>) -> Self {
+        let first_position = window.map_or(0, |window| (span.past + 1).saturating_sub(window));
+        Self { span, first_position }
+    }
+
+    /// Number of positions that the rows attend to.
     fn positions(&self) -> usize {
-        self.span.past + self.span.rows - self.from
+        self.span.past + self.span.rows - self.first_position
     }
 }
 
 impl TorchSpans {
     pub(crate) fn new(pages: &TorchPages, spans: &[Span]) -> Result<Self, BackendError> {
-        let mut views: Vec<(Sight, View)> = Vec::new();
+        let mut plans: Vec<(PlanKey, AttentionPlan)> = Vec::new();
+        let decodes = spans.iter().all(|span| span.rows == 1);
+        let mut mask_bytes_left = if decodes { DECODE_MASKS_BYTES } else { PREFILL_MASKS_BYTES };
         for layer in pages.layers() {
-            let sight = Sight::of(&layer.paged.shape, layer.paged.table);
-            if !views.iter().any(|(known, _)| *known == sight) {
-                views.push((sight, View::new(pages, sight, spans)?));
+            let key = PlanKey::new(&layer.paged.shape, layer.paged.table);
+            if !plans.iter().any(|(planned, _)| *planned == key) {
+                plans.push((key, AttentionPlan::new(pages, key, spans, &mut mask_bytes_left)?));
             }
         }
-        Ok(Self { views })
+        Ok(Self { plans })
     }
 
-    /// The view of a layer.
-    pub(crate) fn view(&self, shape: &AttentionShape, table: usize) -> Result<&View, BackendError> {
-        let sight = Sight::of(shape, table);
-        let view = self.views.iter().find(|(known, _)| *known == sight);
-        view.map(|(_, view)| view).ok_or(BackendError::Shape {
-            what: "view of a layer",
+    /// Returns the plan of a layer with this `shape` and page table.
+    pub(crate) fn plan(
+        &self,
+        shape: &AttentionShape,
+        page_table: usize,
+    ) -> Result<&AttentionPlan, BackendError> {
+        let key = PlanKey::new(shape, page_table);
+        let plan = self.plans.iter().find(|(planned, _)| *planned == key);
+        plan.map(|(_, plan)| plan).ok_or(BackendError::Shape {
+            what: "attention plan of a layer",
             actual: 0,
             expected: 1,
         })
     }
 }
 
-impl View {
-    fn new(pages: &TorchPages, sight: Sight, spans: &[Span]) -> Result<Self, BackendError> {
-        let first_seen =
-            |span: &Span| sight.window.map_or(0, |window| (span.past + 1).saturating_sub(window));
-        let seen: Vec<Seen<'_>> = spans.iter().map(|span| Seen { span, from: first_seen(span) }).collect();
+impl AttentionPlan {
+    /// Plans the attention of `spans`. Subtracts the bytes of masks that are kept from `mask_bytes_left`.
+    fn new(
+        pages: &TorchPages,
+        key: PlanKey,
+        spans: &[Span],
+        mask_bytes_left: &mut usize,
+    ) -> Result<Self, BackendError> {
+        let attended: Vec<AttendedSpan<'_>> =
+            spans.iter().map(|span| AttendedSpan::new(span, key.window)).collect();
         let mut written = Vec::new();
-        for Seen { span, .. } in &seen {
+        for span in spans {
             for position in span.past..span.past + span.rows {
-                written.push(entry(pages, sight, span, position)?);
+                written.push(entry_index(pages, key, span, position)?);
             }
         }
-        let groups = chunks_of(&seen, sight);
-        let in_order = groups.len() == 1;
-        let mut places = vec![0_i64; written.len()];
-        let (mut chunks, mut next) = (Vec::with_capacity(groups.len()), 0);
+        let groups = divide_into_calls(&attended, key);
+        let is_in_order = groups.len() == 1;
+        let mut output_order = vec![0_i64; written.len()];
+        let (mut calls, mut next_output) = (Vec::with_capacity(groups.len()), 0);
         for group in &groups {
-            for Seen { span, .. } in group {
-                for place in places.iter_mut().skip(span.first).take(span.rows) {
-                    *place = next;
-                    next += 1;
+            for AttendedSpan { span, .. } in group {
+                for output in output_order.iter_mut().skip(span.first).take(span.rows) {
+                    *output = next_output;
+                    next_output += 1;
                 }
             }
-            chunks.push(Chunk::new(pages, sight, group)?);
+            calls.push(AttentionCall::new(pages, key, group, mask_bytes_left)?);
         }
         let device = pages.device();
-        let order = if in_order { None } else { Some(Tensor::from_slice(device, &places)?) };
-        Ok(Self { written: Tensor::from_slice(device, &written)?, chunks, order })
+        let output_order = if is_in_order { None } else { Some(Tensor::from_slice(device, &output_order)?) };
+        Ok(Self { written_entries: Tensor::from_slice(device, &written)?, calls, output_order })
     }
 }
 
-/// The entry of a position of `span`.
-fn entry(pages: &TorchPages, sight: Sight, span: &Span, position: usize) -> Result<i64, BackendError> {
-    let ids = span.table(sight.table);
-    let (page, at) = (position / PAGE_POSITIONS, position % PAGE_POSITIONS);
-    match ids.get(page) {
-        Some(&id) if id != RELEASED && id < pages.count() => Ok(TorchPages::entry(id, at)),
-        _ => Err(BackendError::Shape { what: "page", actual: page, expected: ids.len() }),
+/// Returns the KV cache entry of `position` of `span`.
+fn entry_index(pages: &TorchPages, key: PlanKey, span: &Span, position: usize) -> Result<i64, BackendError> {
+    let page_ids = span.table(key.page_table);
+    let (page, offset) = (position / PAGE_POSITIONS, position % PAGE_POSITIONS);
+    match page_ids.get(page) {
+        Some(&id) if id != RELEASED && id < pages.count() => Ok(TorchPages::entry_index(id, offset)),
+        _ => Err(BackendError::Shape { what: "page", actual: page, expected: page_ids.len() }),
     }
 }
 
-/// Divides spans into chunks: all in one, in order, if memory allows; else the longest first.
-fn chunks_of<'a, 'b>(seen: &'b [Seen<'a>], sight: Sight) -> Vec<Vec<&'b Seen<'a>>> {
+/// Divides spans into attention calls. If memory allows, all spans are in one call, in their order. Otherwise spans are
+/// sorted by their length, so that padding is short.
+fn divide_into_calls<'a, 'b>(
+    attended: &'b [AttendedSpan<'a>],
+    key: PlanKey,
+) -> Vec<Vec<&'b AttendedSpan<'a>>> {
     let fits = |spans: usize, rows: usize, positions: usize| {
-        let positions = spans * positions.next_multiple_of(ALIGNED);
-        let masked = if rows == 1 { positions } else { positions * rows * sight.repeated };
-        spans <= 1 || (positions * sight.entry_bytes <= GATHERED_BYTES && masked <= MASKED)
+        let positions = spans * positions.next_multiple_of(ALIGNED_POSITIONS);
+        let mask_elements = if rows == 1 { positions } else { positions * rows * key.mask_repeats };
+        let is_small =
+            positions * key.entry_bytes <= GATHERED_BYTES && mask_elements * key.element_bytes <= MASK_BYTES;
+        // One span is a call of its own, whatever it takes: the workspace has memory for the longest.
+        spans <= 1 || is_small
     };
-    let most = |of: fn(&Seen<'_>) -> usize| seen.iter().map(of).max().unwrap_or(0);
-    if fits(seen.len(), most(|seen| seen.span.rows), most(|seen| seen.positions())) {
-        return vec![seen.iter().collect()];
+    let most = |size: fn(&AttendedSpan<'_>) -> usize| attended.iter().map(size).max().unwrap_or(0);
+    if fits(attended.len(), most(|attended| attended.span.rows), most(|attended| attended.positions())) {
+        return vec![attended.iter().collect()];
     }
-    let mut sorted: Vec<&Seen<'_>> = seen.iter().collect();
-    sorted.sort_by_key(|seen| std::cmp::Reverse((seen.span.rows, seen.positions())));
-    let mut chunks: Vec<Vec<&Seen<'_>>> = Vec::new();
+    let mut sorted: Vec<&AttendedSpan<'_>> = attended.iter().collect();
+    sorted.sort_by_key(|attended| std::cmp::Reverse((attended.span.rows, attended.positions())));
+    let mut calls: Vec<Vec<&AttendedSpan<'_>>> = Vec::new();
     let (mut rows, mut positions) = (0, 0);
-    for seen in sorted {
-        let (more_rows, more) = (rows.max(seen.span.rows), positions.max(seen.positions()));
-        match chunks.last_mut().filter(|chunk| fits(chunk.len() + 1, more_rows, more)) {
-            Some(chunk) => {
-                chunk.push(seen);
-                (rows, positions) = (more_rows, more);
+    for attended in sorted {
+        let (padded_rows, padded_positions) =
+            (rows.max(attended.span.rows), positions.max(attended.positions()));
+        match calls.last_mut().filter(|call| fits(call.len() + 1, padded_rows, padded_positions)) {
+            Some(call) => {
+                call.push(attended);
+                (rows, positions) = (padded_rows, padded_positions);
             }
             None => {
-                (rows, positions) = (seen.span.rows, seen.positions());
-                chunks.push(vec![seen]);
+                (rows, positions) = (attended.span.rows, attended.positions());
+                calls.push(vec![attended]);
             }
         }
     }
-    chunks
+    calls
 }
 
-/// Rows of a block of LibTorch's memory-efficient attention divide by this. A lone row in the last block reads a wrong
-/// mask where heads share keys (pytorch issue 191937, fixed after 2.11).
-const KERNEL_ROWS: usize = 32;
-
-impl Chunk {
-    fn new(pages: &TorchPages, sight: Sight, seen: &[&Seen<'_>]) -> Result<Self, BackendError> {
+impl AttentionCall {
+    fn new(
+        pages: &TorchPages,
+        key: PlanKey,
+        attended: &[&AttendedSpan<'_>],
+        mask_bytes_left: &mut usize,
+    ) -> Result<Self, BackendError> {
         let device = pages.device();
-        let longest_rows = seen.iter().map(|seen| seen.span.rows).max().unwrap_or(0);
-        let longest = seen.iter().map(|seen| seen.positions()).max().unwrap_or(0);
-        // From the beginning on, the rows of one span see what lies before them: no mask, and kernels for that.
-        let is_causal = matches!(seen, [one] if one.from == 0 && one.span.past == 0)
-            && sight.window.is_none_or(|window| longest <= window);
-        let is_lone = !is_causal && longest_rows > 1 && longest_rows % KERNEL_ROWS == 1;
-        let rows = longest_rows + usize::from(is_lone);
-        let positions = if is_causal { longest } else { longest.next_multiple_of(ALIGNED) };
-        let (mut queries, mut entries) = (Vec::new(), Vec::new());
-        // For each row the last position that it sees, from the first that its span does.
-        let mut last: Vec<i32> = Vec::new();
-        let mut kept = Vec::new();
-        for Seen { span, from } in seen {
+        let most_rows = attended.iter().map(|attended| attended.span.rows).max().unwrap_or(0);
+        let most_positions = attended.iter().map(|attended| attended.positions()).max().unwrap_or(0);
+        // A prompt from its first position on needs no mask: kernels have a causal mode.
+        let is_causal = matches!(attended, [one] if one.first_position == 0 && one.span.past == 0)
+            && key.window.is_none_or(|window| most_positions <= window);
+        // See `KERNEL_ROWS`.
+        let has_lone_row = !is_causal && most_rows > 1 && most_rows % KERNEL_ROWS == 1;
+        let rows = most_rows + usize::from(has_lone_row);
+        let positions =
+            if is_causal { most_positions } else { most_positions.next_multiple_of(ALIGNED_POSITIONS) };
+        let (mut query_rows, mut gathered) = (Vec::new(), Vec::new());
+        // Last position that each row attends to, counted from the span's first.
+        let mut last_positions: Vec<i32> = Vec::new();
+        let mut valid_rows = Vec::new();
+        for AttendedSpan { span, first_position } in attended {
             for row in 0..rows {
                 if row < span.rows {
-                    kept.push(queries.len() as i64);
+                    valid_rows.push(query_rows.len() as i64);
                 }
-                // A row that does not exist computes what nothing reads.
+                // Padding repeats the last row. Its output is dropped.
                 let row = row.min(span.rows - 1);
-                queries.push((span.first + row) as i64);
-                last.push((span.past + row - from) as i32);
+                query_rows.push((span.first + row) as i64);
+                last_positions.push((span.past + row - first_position) as i32);
             }
-            for position in *from..span.past + span.rows {
-                entries.push(entry(pages, sight, span, position)?);
+            for position in *first_position..span.past + span.rows {
+                gathered.push(entry_index(pages, key, span, position)?);
             }
-            let missing = positions - (span.past + span.rows - from);
-            entries.extend(std::iter::repeat_n(pages.nowhere(), missing));
+            let padding = positions - (span.past + span.rows - first_position);
+            gathered.extend(std::iter::repeat_n(pages.padding_entry(), padding));
         }
-        let is_padded = kept.len() < queries.len();
-        let (spans, width) = (seen.len() as i64, positions as i64);
-        let mask = match is_causal {
+        let is_padded = valid_rows.len() < query_rows.len();
+        let (spans, rows, positions) = (attended.len() as i64, rows as i64, positions as i64);
+        let masks = match is_causal {
             true => None,
-            false => Some(mask(pages, sight, [spans, rows as i64, width], &last)?),
+            false => {
+                let repeats = if spans == 1 || rows == 1 { 1 } else { key.mask_repeats as i64 };
+                let sizes = MaskSizes { spans, rows, repeats, positions };
+                let mut masks = Masks::new(device, pages.kind(), sizes, &last_positions, key.window)?;
+                masks.keep_within(mask_bytes_left)?;
+                Some(masks)
+            }
         };
         Ok(Self {
             spans,
-            rows: rows as i64,
-            positions: width,
-            queries: Rows::new(device, &queries)?,
-            entries: Tensor::from_slice(device, &entries)?,
-            mask,
-            kept: if is_padded { Some(Tensor::from_slice(device, &kept)?) } else { None },
+            rows,
+            positions,
+            query_rows: RowSelection::new(device, &query_rows)?,
+            gathered_entries: Tensor::from_slice(device, &gathered)?,
+            masks,
+            valid_rows: if is_padded { Some(Tensor::from_slice(device, &valid_rows)?) } else { None },
         })
     }
-}
-
-/// Terms that are added to scores: spans x 1 x rows x positions, each row repeated if there are several of several spans.
-fn mask(
-    pages: &TorchPages,
-    sight: Sight,
-    [spans, rows, positions]: [i64; 3],
-    last: &[i32],
-) -> Result<Tensor, BackendError> {
-    let device = pages.device();
-    let last = Tensor::from_slice(device, last)?.reshape(&[spans, 1, rows, 1])?;
-    let each = Tensor::arange(device, positions)?;
-    let mut unseen = each.greater(&last)?;
-    if let Some(window) = sight.window {
-        let before = each.less(&last.add_whole(1 - window as i64)?)?;
-        unseen = unseen.logical_or(&before)?;
-    }
-    let mask = unseen.to_kind(pages.kind())?.mul_scalar(UNSEEN)?;
-    let repeated = sight.repeated as i64;
-    if spans == 1 || rows == 1 || repeated == 1 {
-        return Ok(mask);
-    }
-    let size = [spans, 1, rows, repeated, positions];
-    mask.unsqueeze(3)?.expand(&size)?.reshape(&[spans, 1, rows * repeated, positions])
 }

@@ -1,14 +1,14 @@
-//! LibTorch's operations, as the seam wants them.
+//! [`Backend`] by LibTorch's operations.
 
-use crate::attention::{LatentHeads, grouped};
+use crate::attention::{LatentHeads, attend_grouped};
 use crate::heads::{DeviceHeads, HeadProjections, HostHeads};
 use crate::host::{self, HostMatrix, HostMlp};
-use crate::library::{self, Driver, Installed, Kind, Tensor, TorchDevice};
+use crate::library::{self, DeviceOpener, InstalledDevices, Kind, Tensor, TorchDevice};
 use crate::linear::{DeviceMlp, Embedding, Gated, Linear, Weight};
 use crate::norm::Norm;
-use crate::pages::{TorchPages, WORKSPACE_BYTES};
+use crate::pages::TorchPages;
 use crate::rope::{Angles, Rope};
-use crate::rows::Rows;
+use crate::rows::RowSelection;
 use crate::selection;
 use crate::spans::TorchSpans;
 use main_model_fn::backend::{Affine, Backend, BackendError, PagedLayer, Router, Span};
@@ -23,17 +23,17 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 /// Operations by LibTorch on the machine's devices.
-pub type Torch = TorchOn<Installed>;
+pub type Torch = TorchOn<InstalledDevices>;
 
 /// Operations by LibTorch on the device that `D` opens.
 pub struct TorchOn<D> {
     device: Arc<TorchDevice>,
     dtype: Dtype,
     pool: Arc<Pool>,
-    driver: PhantomData<D>,
+    opener: PhantomData<D>,
 }
 
-impl<D: Driver> TorchOn<D> {
+impl<D: DeviceOpener> TorchOn<D> {
     fn kind(&self) -> Kind {
         host::kind(self.dtype)
     }
@@ -51,7 +51,7 @@ impl<D: Driver> TorchOn<D> {
         Ok(self.stored(checkpoint, tensor)?.to_kind(host::kind(dtype))?)
     }
 
-    /// As the checkpoint has it, on the device.
+    /// Reads a tensor to the device in the type of the checkpoint.
     fn stored(&self, checkpoint: &Checkpoint, tensor: &TensorRef) -> Result<Tensor, LoadModelError> {
         let stored = match tensor.dtype {
             StoredDtype::F32 => Kind::Float,
@@ -83,7 +83,7 @@ impl<D: Driver> TorchOn<D> {
     }
 }
 
-impl<D: Driver> Backend for TorchOn<D> {
+impl<D: DeviceOpener> Backend for TorchOn<D> {
     const NAME: &'static str = "torch";
     type Tensor = Tensor;
     type Embedding = Embedding;
@@ -98,11 +98,10 @@ impl<D: Driver> Backend for TorchOn<D> {
     type Spans = TorchSpans;
     const ADDS_SHARED: bool = true;
     const SELECTS_LOGITS: bool = true;
-    const WORKSPACE_BYTES: usize = WORKSPACE_BYTES;
 
     fn open(device: Option<DeviceName>, dtype: Dtype, pool: &Arc<Pool>) -> Result<Self, DeviceError> {
         library::set_threads(pool.threads());
-        Ok(Self { device: D::open(device)?, dtype, pool: pool.clone(), driver: PhantomData })
+        Ok(Self { device: D::open(device)?, dtype, pool: pool.clone(), opener: PhantomData })
     }
 
     fn device(&self) -> DeviceName {
@@ -114,7 +113,7 @@ impl<D: Driver> Backend for TorchOn<D> {
     }
 
     fn enter_layer(&self, layer: Option<usize>) {
-        self.device.enter(layer);
+        self.device.set_layer(layer);
     }
 
     fn load_embedding(
@@ -147,7 +146,7 @@ impl<D: Driver> Backend for TorchOn<D> {
         if parts.iter().all(|part| part.bias.is_none()) {
             return Ok(Linear { weight, bias: None });
         }
-        // Rounded as everything that is read, and then of the product's own dtype, which may be wider.
+        // Rounded to the compute dtype like all weights, then converted to the dtype of the product, which may be wider.
         let kind = host::kind(class.dtype);
         let biases = parts
             .iter()
@@ -170,7 +169,7 @@ impl<D: Driver> Backend for TorchOn<D> {
         epsilon: f64,
     ) -> Result<Norm, LoadModelError> {
         let bias = norm.bias.map(|bias| self.tensor(checkpoint, bias)).transpose()?;
-        Ok(Norm { kind, weight: self.tensor(checkpoint, norm.weight)?, bias, eps: epsilon })
+        Ok(Norm { kind, weight: self.tensor(checkpoint, norm.weight)?, bias, epsilon })
     }
 
     fn load_gated(
@@ -237,8 +236,17 @@ impl<D: Driver> Backend for TorchOn<D> {
         Tensor::from_slice(&self.device, values)
     }
 
-    fn reserve_pages(&self, pages: &mut TorchPages, count: usize) -> Result<usize, BackendError> {
-        pages.reserve(count)
+    fn reserve_pages(
+        &self,
+        pages: &mut TorchPages,
+        count: usize,
+        positions: usize,
+    ) -> Result<usize, BackendError> {
+        pages.reserve(count, positions)
+    }
+
+    fn workspace_bytes(pages: &TorchPages) -> usize {
+        pages.workspace_bytes()
     }
 
     fn spans(&self, pages: &TorchPages, spans: Vec<Span>) -> Result<TorchSpans, BackendError> {
@@ -304,7 +312,7 @@ impl<D: Driver> Backend for TorchOn<D> {
 
     fn angles_of(&self, angles: &Angles, rows: &[usize]) -> Result<Angles, BackendError> {
         let rows = rows_of(&self.device, rows)?;
-        angles.of_rows(|all| rows.of(all))
+        angles.select_rows(|all| rows.select(all))
     }
 
     fn rotate(&self, angles: &Angles, x: Tensor, head_dim: usize) -> Result<Tensor, BackendError> {
@@ -332,7 +340,7 @@ impl<D: Driver> Backend for TorchOn<D> {
         sinks: Option<&Tensor>,
         spans: &TorchSpans,
     ) -> Result<Tensor, BackendError> {
-        grouped(pages, layer, &query_key_value, sinks, spans)
+        attend_grouped(pages, layer, &query_key_value, sinks, spans)
     }
 
     fn attend_latent(
@@ -368,7 +376,7 @@ impl<D: Driver> Backend for TorchOn<D> {
     }
 
     fn rows(&self, x: &Tensor, rows: &[usize]) -> Result<Tensor, BackendError> {
-        rows_of(&self.device, rows)?.of(x)
+        rows_of(&self.device, rows)?.select(x)
     }
 
     fn bytes<'a>(&self, x: &'a Tensor) -> Result<Cow<'a, [u8]>, BackendError> {
@@ -391,7 +399,7 @@ impl<D: Driver> Backend for TorchOn<D> {
     }
 }
 
-/// Matrices or biases one below the other; one alone as it is.
+/// Joins matrices or biases by outputs.
 fn joined(mut parts: Vec<Tensor>) -> Result<Tensor, BackendError> {
     match parts.len() {
         1 => Ok(parts.swap_remove(0)),
@@ -399,12 +407,13 @@ fn joined(mut parts: Vec<Tensor>) -> Result<Tensor, BackendError> {
     }
 }
 
-/// Rows x heads x `head_dim` of rows x elements.
+/// Reshapes rows x elements to rows x heads x `head_dim`.
 fn in_heads(x: &Tensor, head_dim: usize) -> Result<Tensor, BackendError> {
     x.reshape(&[x.size()[0], -1, head_dim as i64])
 }
 
-fn rows_of(device: &Arc<TorchDevice>, rows: &[usize]) -> Result<Rows, BackendError> {
+/// Selects `rows`.
+fn rows_of(device: &Arc<TorchDevice>, rows: &[usize]) -> Result<RowSelection, BackendError> {
     let rows: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
-    Rows::new(device, &rows)
+    RowSelection::new(device, &rows)
 }

@@ -94,11 +94,15 @@ pub(crate) trait Model: Send {
     /// Bytes of a page of keys and values.
     fn page_bytes(&self) -> usize;
 
-    /// Makes room for `count` pages, or for as many as the device has memory for. Returns how many.
+    /// Makes room for `count` pages, or for as many as the device has memory for beside its workspace. Sequences have up to
+    /// `positions` positions. Returns how many.
     ///
     /// # Errors
     /// The device has no room for one.
-    fn reserve_pages(&mut self, count: usize) -> Result<usize, BackendError>;
+    fn reserve_pages(&mut self, count: usize, positions: usize) -> Result<usize, BackendError>;
+
+    /// Returns the bytes of the device's memory that pages leave to iterations.
+    fn workspace_bytes(&self) -> usize;
 
     /// Pages that its sequences need.
     fn page_needs(&self) -> PageNeeds;
@@ -277,8 +281,12 @@ impl<B: Backend> Model for Transformer<B> {
         B::page_bytes(&self.pages)
     }
 
-    fn reserve_pages(&mut self, count: usize) -> Result<usize, BackendError> {
-        self.ops.reserve_pages(&mut self.pages, count)
+    fn reserve_pages(&mut self, count: usize, positions: usize) -> Result<usize, BackendError> {
+        self.ops.reserve_pages(&mut self.pages, count, positions)
+    }
+
+    fn workspace_bytes(&self) -> usize {
+        B::workspace_bytes(&self.pages)
     }
 
     fn page_needs(&self) -> PageNeeds {

@@ -1,15 +1,16 @@
-//! LibTorch, the only module of the crate that calls it.
+//! Calls of LibTorch. No other module of the crate calls it.
 //!
-//! Every operation passes [`Tensor`], whose device records launches, copies, synchronisations and memory. So what an
-//! iteration costs a GPU can be counted where there is none: on a simulated device, which computes on the CPU and is
-//! treated as a device everywhere above this module.
+//! [`Tensor`] has every operation. Its device records launches, copies, synchronisations and memory. So tests count what an
+//! iteration asks of a GPU on a machine without one: a simulated device computes on the CPU, and modules above this one treat
+//! it as a GPU.
 
 mod device;
 mod recording;
+mod staging;
 mod tensor;
 
-pub use device::{Driver, Installed, TorchDevice};
+pub use device::{DeviceOpener, InstalledDevices, TorchDevice};
 pub(crate) use device::{forbid_gradients, set_threads};
-pub use recording::{Counts, Recording};
+pub use recording::{DeviceCounts, DeviceRecording};
 pub(crate) use tch::Kind;
 pub use tensor::Tensor;

@@ -7,16 +7,16 @@ use tch::{Kind, TchError};
 
 /// A tensor on a device.
 ///
-/// Operations fail with [`BackendError::OutOfMemory`] if the device has no room for their result, and with
-/// [`BackendError::DeviceLost`] if it does not answer any more.
+/// Operations fail with [`BackendError::OutOfMemory`] if the device has no memory for their result, and with
+/// [`BackendError::DeviceLost`] if it is lost.
 #[derive(Debug)]
 pub struct Tensor {
     tensor: tch::Tensor,
-    /// Shared with the views of it.
+    /// Shared with views of the tensor.
     memory: Arc<Memory>,
 }
 
-/// Memory of a tensor, which it gives back.
+/// Memory of a tensor. Dropping it returns the bytes to the recorded budget of the device.
 #[derive(Debug)]
 struct Memory {
     device: Arc<TorchDevice>,
@@ -25,112 +25,112 @@ struct Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        self.device.give_back(self.bytes);
+        self.device.free(self.bytes);
     }
 }
 
-type Outcome = Result<Tensor, BackendError>;
+/// Result of an operation.
+type TensorResult = Result<Tensor, BackendError>;
 
-fn bytes_of(tensor: &tch::Tensor) -> usize {
+/// Returns the bytes of all elements.
+pub(super) fn bytes_of(tensor: &tch::Tensor) -> usize {
     tensor.numel() * tensor.kind().elt_size_in_bytes()
 }
 
-/// Bytes of the largest copy to a device that goes through pinned memory: LibTorch never returns that to the system, and
-/// rounds it to a power of two. Weights are larger.
-const MOST_PINNED: u64 = 16 << 20;
-
 /// Creation and copies between host and device.
 impl Tensor {
-    /// The result of a call that launched work and took memory.
-    fn computed(device: &Arc<TorchDevice>, outcome: Result<tch::Tensor, TchError>) -> Outcome {
-        let tensor = device.outcome(outcome)?;
+    /// Counts a call that launched work, and the memory of its result.
+    fn computed(device: &Arc<TorchDevice>, result: Result<tch::Tensor, TchError>) -> TensorResult {
+        let tensor = device.checked(result)?;
         device.count(|counts| counts.calls += 1);
-        Self::holding(device, tensor)
+        Self::tracked(device, tensor)
     }
 
-    fn holding(device: &Arc<TorchDevice>, tensor: tch::Tensor) -> Outcome {
+    /// Counts the memory of `tensor`.
+    fn tracked(device: &Arc<TorchDevice>, tensor: tch::Tensor) -> TensorResult {
         let bytes = bytes_of(&tensor);
-        device.take(bytes)?;
+        device.allocate(bytes)?;
         Ok(Self { tensor, memory: Arc::new(Memory { device: device.clone(), bytes }) })
     }
 
-    /// Copies elements, little endian, to the device; up to [`MOST_PINNED`] bytes without waiting for it.
-    pub(crate) fn from_bytes(device: &Arc<TorchDevice>, bytes: &[u8], size: &[i64], kind: Kind) -> Outcome {
-        Self::up(device, tch::Tensor::f_from_data_size(bytes, size, kind))
+    /// Copies elements, little endian, to the device, without waiting for it unless they are many.
+    pub(crate) fn from_bytes(
+        device: &Arc<TorchDevice>,
+        bytes: &[u8],
+        size: &[i64],
+        kind: Kind,
+    ) -> TensorResult {
+        Self::to_device(device, tch::Tensor::f_from_data_size(bytes, size, kind))
     }
 
     /// Copies a row of elements to the device without waiting for it.
-    pub(crate) fn from_slice<T: tch::kind::Element>(device: &Arc<TorchDevice>, elements: &[T]) -> Outcome {
-        Self::up(device, tch::Tensor::f_from_slice(elements))
+    pub(crate) fn from_slice<T: tch::kind::Element>(
+        device: &Arc<TorchDevice>,
+        elements: &[T],
+    ) -> TensorResult {
+        Self::to_device(device, tch::Tensor::f_from_slice(elements))
     }
 
-    fn up(device: &Arc<TorchDevice>, host: Result<tch::Tensor, TchError>) -> Outcome {
-        let host = device.outcome(host)?;
+    /// Copies `host` to the device.
+    fn to_device(device: &Arc<TorchDevice>, host: Result<tch::Tensor, TchError>) -> TensorResult {
+        let host = device.checked(host)?;
         let bytes = bytes_of(&host) as u64;
         device.count(|counts| {
             counts.copies_up += 1;
             counts.bytes_up += bytes;
+            counts.host_copies += 1;
         });
-        let to = device.device;
-        // From pinned memory, which LibTorch keeps until the copy is done: the host goes on at once.
-        let copied = match (to.is_cuda(), bytes <= MOST_PINNED) {
-            (true, true) => {
-                host.f_pin_memory(to).and_then(|pinned| pinned.f_to_device_(to, host.kind(), true, false))
-            }
-            (true, false) => host.f_to_device_(to, host.kind(), false, false),
-            (false, _) => Ok(host),
-        };
-        Self::computed(device, copied)
+        let copied = if device.is_host() { host } else { device.copy_up(&host)? };
+        Self::computed(device, Ok(copied))
     }
 
-    /// Zeros.
-    pub(crate) fn zeros(device: &Arc<TorchDevice>, size: &[i64], kind: Kind) -> Outcome {
+    pub(crate) fn zeros(device: &Arc<TorchDevice>, size: &[i64], kind: Kind) -> TensorResult {
         Self::computed(device, tch::Tensor::f_zeros(size, (kind, device.device)))
     }
 
-    /// Elements that nothing has been written to.
-    pub(crate) fn empty(device: &Arc<TorchDevice>, size: &[i64], kind: Kind) -> Outcome {
-        Self::holding(device, device.outcome(tch::Tensor::f_empty(size, (kind, device.device)))?)
+    /// Allocates elements without writing to them.
+    pub(crate) fn empty(device: &Arc<TorchDevice>, size: &[i64], kind: Kind) -> TensorResult {
+        Self::tracked(device, device.checked(tch::Tensor::f_empty(size, (kind, device.device)))?)
     }
 
-    pub(crate) fn full(device: &Arc<TorchDevice>, size: &[i64], value: f64, kind: Kind) -> Outcome {
+    pub(crate) fn full(device: &Arc<TorchDevice>, size: &[i64], value: f64, kind: Kind) -> TensorResult {
         Self::computed(device, tch::Tensor::f_full(size, value, (kind, device.device)))
     }
 
-    /// Whole numbers from 0 to below `end`, of 32 bits.
-    pub(crate) fn arange(device: &Arc<TorchDevice>, end: i64) -> Outcome {
+    /// Returns the integers from 0 to below `end`, with 32 bits.
+    pub(crate) fn arange(device: &Arc<TorchDevice>, end: i64) -> TensorResult {
         Self::computed(device, tch::Tensor::f_arange(end, (Kind::Int, device.device)))
     }
 
-    /// Returns the elements, little endian, once the device has computed them: one copy and one synchronisation.
+    /// Returns the elements, little endian, once the device has computed them: one copy and one synchronisation unless
+    /// they are many.
     pub(crate) fn bytes(&self) -> Result<Vec<u8>, BackendError> {
         let device = &self.memory.device;
-        let count = bytes_of(&self.tensor);
-        let host = match device.device.is_cuda() {
-            true => Some(device.outcome(self.pinned())?),
-            false => None,
+        let mut bytes = vec![0; bytes_of(&self.tensor)];
+        if bytes.is_empty() {
+            return Ok(bytes);
+        }
+        let pieces = match device.is_host() {
+            true => {
+                device.checked(self.tensor.f_copy_data_u8(&mut bytes, self.tensor.numel()))?;
+                device.count(|counts| counts.host_copies += 1);
+                1
+            }
+            false => {
+                let flat = self.contiguous()?.reshape(&[-1])?.view_as(Kind::Uint8)?;
+                device.copy_down(&flat.tensor, &mut bytes)?
+            }
         };
-        let mut bytes = vec![0; count];
-        let tensor = host.as_ref().unwrap_or(&self.tensor);
-        device.outcome(tensor.f_copy_data_u8(&mut bytes, tensor.numel()))?;
         device.count(|counts| {
-            counts.calls += 1;
-            counts.copies_down += 1;
-            counts.bytes_down += count as u64;
-            counts.synchronisations += 1;
+            counts.calls += pieces;
+            counts.copies_down += pieces;
+            counts.bytes_down += bytes.len() as u64;
+            counts.synchronisations += pieces;
         });
         Ok(bytes)
     }
 
-    /// A copy in pinned memory, which LibTorch's allocator keeps for the next one. The copy waits for this stream alone.
-    fn pinned(&self) -> Result<tch::Tensor, TchError> {
-        let host = tch::Tensor::f_empty(self.tensor.size(), (self.tensor.kind(), tch::Device::Cpu))?;
-        let mut pinned = host.f_pin_memory(self.memory.device.device)?;
-        pinned.f_copy_(&self.tensor)?;
-        Ok(pinned)
-    }
-
-    /// Returns the elements as float32, as [`Self::bytes`] does.
+    /// Returns the elements as float32, like [`Self::bytes`].
     pub(crate) fn floats(&self) -> Result<Vec<f32>, BackendError> {
         let bytes = self.to_kind(Kind::Float)?.bytes()?;
         let (elements, _) = bytes.as_chunks::<4>();
@@ -148,76 +148,76 @@ impl Tensor {
         self.tensor.kind()
     }
 
-    /// Sizes of all dimensions.
+    /// Returns the sizes of all dimensions.
     pub(crate) fn size(&self) -> Vec<i64> {
         self.tensor.size()
     }
 
-    /// Bytes of the elements.
+    /// Returns the bytes of all elements.
     pub(crate) fn byte_count(&self) -> usize {
         bytes_of(&self.tensor)
     }
 
-    /// Another handle of the elements.
+    /// Returns another handle of the same memory.
     pub(crate) fn alias(&self) -> Self {
         Self { tensor: self.tensor.shallow_clone(), memory: self.memory.clone() }
     }
 
-    fn view_of(&self, outcome: Result<tch::Tensor, TchError>) -> Outcome {
-        let tensor = self.memory.device.outcome(outcome)?;
+    fn view_of(&self, outcome: Result<tch::Tensor, TchError>) -> TensorResult {
+        let tensor = self.memory.device.checked(outcome)?;
         self.memory.device.count(|counts| counts.views += 1);
         Ok(Self { tensor, memory: self.memory.clone() })
     }
 
-    /// The result of a call that copies only if it must.
-    fn view_or_copy(&self, outcome: Result<tch::Tensor, TchError>) -> Outcome {
+    /// Counts the result of a call that returns a view if it can, and else a copy.
+    fn view_or_copy(&self, outcome: Result<tch::Tensor, TchError>) -> TensorResult {
         match outcome {
             Ok(tensor) if tensor.data_ptr() == self.tensor.data_ptr() => self.view_of(Ok(tensor)),
             outcome => self.result(outcome),
         }
     }
 
-    pub(crate) fn narrow(&self, dim: i64, start: i64, length: i64) -> Outcome {
+    pub(crate) fn narrow(&self, dim: i64, start: i64, length: i64) -> TensorResult {
         self.view_of(self.tensor.f_narrow(dim, start, length))
     }
 
-    pub(crate) fn select(&self, dim: i64, index: i64) -> Outcome {
+    pub(crate) fn select(&self, dim: i64, index: i64) -> TensorResult {
         self.view_of(self.tensor.f_select(dim, index))
     }
 
-    pub(crate) fn transpose(&self, first: i64, second: i64) -> Outcome {
+    pub(crate) fn transpose(&self, first: i64, second: i64) -> TensorResult {
         self.view_of(self.tensor.f_transpose(first, second))
     }
 
-    pub(crate) fn permute(&self, dims: &[i64]) -> Outcome {
+    pub(crate) fn permute(&self, dims: &[i64]) -> TensorResult {
         self.view_of(self.tensor.f_permute(dims))
     }
 
-    /// The bytes of the elements as elements of `kind`. The last dimension lies together.
-    pub(crate) fn view_as(&self, kind: Kind) -> Outcome {
+    /// Reinterprets the bytes of the elements as elements of `kind`. The last dimension is contiguous.
+    pub(crate) fn view_as(&self, kind: Kind) -> TensorResult {
         self.view_of(self.tensor.f_view_dtype(kind))
     }
 
-    pub(crate) fn unsqueeze(&self, dim: i64) -> Outcome {
+    pub(crate) fn unsqueeze(&self, dim: i64) -> TensorResult {
         self.view_of(self.tensor.f_unsqueeze(dim))
     }
 
-    pub(crate) fn expand(&self, size: &[i64]) -> Outcome {
+    pub(crate) fn expand(&self, size: &[i64]) -> TensorResult {
         self.view_of(self.tensor.f_expand(size, false))
     }
 
-    /// Copies where strides do not allow a view.
-    pub(crate) fn reshape(&self, size: &[i64]) -> Outcome {
+    /// Copies if strides do not allow a view.
+    pub(crate) fn reshape(&self, size: &[i64]) -> TensorResult {
         self.view_or_copy(self.tensor.f_reshape(size))
     }
 
-    /// Copies where elements do not lie together.
-    pub(crate) fn contiguous(&self) -> Outcome {
+    /// Copies if elements are not contiguous.
+    pub(crate) fn contiguous(&self) -> TensorResult {
         self.view_or_copy(self.tensor.f_contiguous())
     }
 
-    /// Copies where the kind is another one.
-    pub(crate) fn to_kind(&self, kind: Kind) -> Outcome {
+    /// Copies if the kind differs.
+    pub(crate) fn to_kind(&self, kind: Kind) -> TensorResult {
         if self.kind() == kind {
             return Ok(self.alias());
         }
@@ -225,30 +225,30 @@ impl Tensor {
     }
 
     pub(crate) fn split(&self, widths: &[i64], dim: i64) -> Result<Vec<Self>, BackendError> {
-        let parts = self.memory.device.outcome(self.tensor.f_split_with_sizes(widths, dim))?;
+        let parts = self.memory.device.checked(self.tensor.f_split_with_sizes(widths, dim))?;
         self.memory.device.count(|counts| counts.views += 1);
         Ok(parts.into_iter().map(|tensor| Self { tensor, memory: self.memory.clone() }).collect())
     }
 }
 
-/// Operations that launch work. Each is the one of LibTorch with the same name.
+/// Operations that launch work. Each has the name of the LibTorch operation, unless its comment says more.
 impl Tensor {
-    fn result(&self, outcome: Result<tch::Tensor, TchError>) -> Outcome {
+    fn result(&self, outcome: Result<tch::Tensor, TchError>) -> TensorResult {
         Self::computed(&self.memory.device, outcome)
     }
 
-    /// An operation that writes to its own memory.
+    /// Counts an operation that writes to this tensor.
     fn in_place(
         &self,
         operation: impl FnOnce(&mut tch::Tensor) -> Result<(), TchError>,
     ) -> Result<(), BackendError> {
         let device = &self.memory.device;
-        device.outcome(operation(&mut self.tensor.shallow_clone()))?;
+        device.checked(operation(&mut self.tensor.shallow_clone()))?;
         device.count(|counts| counts.calls += 1);
         Ok(())
     }
 
-    pub(crate) fn cat(tensors: &[&Self], dim: i64) -> Outcome {
+    pub(crate) fn cat(tensors: &[&Self], dim: i64) -> TensorResult {
         let Some(first) = tensors.first() else {
             return Err(BackendError::Shape { what: "parts of a tensor", actual: 0, expected: 1 });
         };
@@ -256,7 +256,7 @@ impl Tensor {
         first.result(tch::Tensor::f_cat(&parts, dim))
     }
 
-    pub(crate) fn add(&self, other: &Self) -> Outcome {
+    pub(crate) fn add(&self, other: &Self) -> TensorResult {
         self.result(self.tensor.f_add(&other.tensor))
     }
 
@@ -268,64 +268,68 @@ impl Tensor {
         self.in_place(|own| own.f_copy_(&from.tensor))
     }
 
-    pub(crate) fn add_scalar(&self, value: f64) -> Outcome {
+    pub(crate) fn add_scalar(&self, value: f64) -> TensorResult {
         self.result(self.tensor.f_add_scalar(value))
     }
 
-    pub(crate) fn mul(&self, other: &Self) -> Outcome {
+    pub(crate) fn mul(&self, other: &Self) -> TensorResult {
         self.result(self.tensor.f_mul(&other.tensor))
     }
 
-    pub(crate) fn mul_scalar(&self, value: f64) -> Outcome {
+    pub(crate) fn mul_scalar(&self, value: f64) -> TensorResult {
         self.result(self.tensor.f_mul_scalar(value))
     }
 
-    pub(crate) fn cos(&self) -> Outcome {
+    pub(crate) fn mul_scalar_(&self, value: f64) -> Result<(), BackendError> {
+        self.in_place(|own| own.f_mul_scalar_(value).map(drop))
+    }
+
+    pub(crate) fn cos(&self) -> TensorResult {
         self.result(self.tensor.f_cos())
     }
 
-    pub(crate) fn sin(&self) -> Outcome {
+    pub(crate) fn sin(&self) -> TensorResult {
         self.result(self.tensor.f_sin())
     }
 
-    pub(crate) fn silu(&self) -> Outcome {
+    pub(crate) fn silu(&self) -> TensorResult {
         self.result(self.tensor.f_silu())
     }
 
-    pub(crate) fn gelu_tanh(&self) -> Outcome {
+    pub(crate) fn gelu_tanh(&self) -> TensorResult {
         self.result(self.tensor.f_gelu("tanh"))
     }
 
-    pub(crate) fn relu(&self) -> Outcome {
+    pub(crate) fn relu(&self) -> TensorResult {
         self.result(self.tensor.f_relu())
     }
 
-    pub(crate) fn sigmoid(&self) -> Outcome {
+    pub(crate) fn sigmoid(&self) -> TensorResult {
         self.result(self.tensor.f_sigmoid())
     }
 
-    pub(crate) fn clamp(&self, least: f64, most: f64) -> Outcome {
+    pub(crate) fn clamp(&self, least: f64, most: f64) -> TensorResult {
         self.result(self.tensor.f_clamp(least, most))
     }
 
-    pub(crate) fn clamp_max(&self, most: f64) -> Outcome {
+    pub(crate) fn clamp_max(&self, most: f64) -> TensorResult {
         self.result(self.tensor.f_clamp_max(most))
     }
 
-    pub(crate) fn outer(&self, other: &Self) -> Outcome {
+    pub(crate) fn outer(&self, other: &Self) -> TensorResult {
         self.result(self.tensor.f_outer(&other.tensor))
     }
 
-    pub(crate) fn index_select(&self, dim: i64, index: &Self) -> Outcome {
+    pub(crate) fn index_select(&self, dim: i64, index: &Self) -> TensorResult {
         self.result(self.tensor.f_index_select(dim, &index.tensor))
     }
 
-    pub(crate) fn matmul(&self, other: &Self) -> Outcome {
+    pub(crate) fn matmul(&self, other: &Self) -> TensorResult {
         self.result(self.tensor.f_matmul(&other.tensor))
     }
 
     /// `self weight' + bias`.
-    pub(crate) fn linear(&self, weight: &Self, bias: Option<&Self>) -> Outcome {
+    pub(crate) fn linear(&self, weight: &Self, bias: Option<&Self>) -> TensorResult {
         self.result(self.tensor.f_linear(&weight.tensor, bias.map(|bias| &bias.tensor)))
     }
 
@@ -335,33 +339,33 @@ impl Tensor {
         weight: &Self,
         bias: Option<&Self>,
         epsilon: f64,
-    ) -> Outcome {
+    ) -> TensorResult {
         let bias = bias.map(|bias| &bias.tensor);
         self.result(self.tensor.f_layer_norm(size, Some(&weight.tensor), bias, epsilon, false))
     }
 
-    pub(crate) fn rms_norm(&self, size: &[i64], weight: &Self, epsilon: f64) -> Outcome {
+    pub(crate) fn rms_norm(&self, size: &[i64], weight: &Self, epsilon: f64) -> TensorResult {
         self.result(self.tensor.f_rms_norm(size, Some(&weight.tensor), epsilon))
     }
 
     /// Rotates the last dimension by `shift` elements.
-    pub(crate) fn roll_last(&self, shift: i64) -> Outcome {
+    pub(crate) fn roll_last(&self, shift: i64) -> TensorResult {
         self.result(self.tensor.f_roll(shift, -1_i64))
     }
 
     /// Reverses the last dimension.
-    pub(crate) fn flip_last(&self) -> Outcome {
+    pub(crate) fn flip_last(&self) -> TensorResult {
         self.result(self.tensor.f_flip(-1_i64))
     }
 
     /// `self + first x second`.
-    pub(crate) fn addcmul(&self, first: &Self, second: &Self) -> Outcome {
+    pub(crate) fn addcmul(&self, first: &Self, second: &Self) -> TensorResult {
         self.result(self.tensor.f_addcmul(&first.tensor, &second.tensor))
     }
 
-    /// softmax(`scale` q k' + mask) v: batch x heads x rows x elements. Without a mask a row sees as many positions as there
-    /// are rows up to it.
-    pub(crate) fn attend([query, keys, values]: [&Self; 3], mask: Option<&Self>, scale: f64) -> Outcome {
+    /// Scaled dot-product attention, softmax(`scale` q k' + mask) v. Sizes: batch x heads x rows x elements. Without a mask
+    /// attention is causal: row n attends to the first n positions.
+    pub(crate) fn attend([query, keys, values]: [&Self; 3], mask: Option<&Self>, scale: f64) -> TensorResult {
         if query.memory.device.device.is_cuda() {
             // LibTorch would prefer cuDNN on compute capability 9 and 10, which makes a plan for every new size.
             return Ok(Self::attend_efficiently([query, keys, values], mask, scale, false)?.0);
@@ -378,9 +382,8 @@ impl Tensor {
         ))
     }
 
-    /// As [`Self::attend`], and of each row the logarithm of the sum of its weights before they are divided by it, in
-    /// float32: batch x heads x rows.
-    pub(crate) fn attend_with_sum(
+    /// As [`Self::attend`]. Also returns the logarithm of each row's softmax denominator, in float32: batch x heads x rows.
+    pub(crate) fn attend_with_log_sum(
         [query, keys, values]: [&Self; 3],
         mask: Option<&Self>,
         scale: f64,
@@ -391,7 +394,7 @@ impl Tensor {
             let outcome = tch::Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu(
                 q, k, v, 0.0, causal, bias, scale,
             );
-            return query.two(outcome);
+            return query.pair(outcome);
         }
         let (output, sum) = Self::attend_efficiently([query, keys, values], mask, scale, true)?;
         // Its rows are padded.
@@ -399,7 +402,7 @@ impl Tensor {
         Ok((output, sum))
     }
 
-    /// CUDA's memory-efficient attention, and the sums where `with_sum` asks for them.
+    /// Memory-efficient attention of CUDA. Returns logarithms of softmax denominators if `with_sum`.
     fn attend_efficiently(
         [query, keys, values]: [&Self; 3],
         mask: Option<&Self>,
@@ -412,14 +415,14 @@ impl Tensor {
             let step = if x.tensor.kind() == Kind::Float { 4 } else { 8 };
             match (step - x.tensor.size()[3] % step) % step {
                 0 => Ok(x.tensor.shallow_clone()),
-                missing => device.outcome(x.tensor.f_constant_pad_nd([0, missing])),
+                missing => device.checked(x.tensor.f_constant_pad_nd([0, missing])),
             }
         };
         let (q, k, v) = (padded(query)?, padded(keys)?, padded(values)?);
         // The kernel takes a mask of full size; that is a view.
         let size = [q.size()[0], q.size()[1], q.size()[2], k.size()[2]];
         let bias = mask.map(|mask| mask.tensor.f_expand(size, false)).transpose();
-        let bias = device.outcome(bias)?;
+        let bias = device.checked(bias)?;
         let outcome = tch::Tensor::f_internal_scaled_dot_product_efficient_attention(
             &q,
             &k,
@@ -430,26 +433,26 @@ impl Tensor {
             mask.is_none(),
             scale,
         );
-        let (output, sum) = query.two(outcome.map(|(output, sum, _, _)| (output, sum)))?;
+        let (output, sum) = query.pair(outcome.map(|(output, sum, _, _)| (output, sum)))?;
         Ok((output.narrow(3, 0, values.tensor.size()[3])?, sum))
     }
 
-    /// The two results of one call.
-    fn two(
+    /// Counts a call with two results.
+    fn pair(
         &self,
         outcome: Result<(tch::Tensor, tch::Tensor), TchError>,
     ) -> Result<(Self, Self), BackendError> {
         let device = &self.memory.device;
-        let (first, second) = device.outcome(outcome)?;
+        let (first, second) = device.checked(outcome)?;
         device.count(|counts| counts.calls += 1);
-        Ok((Self::holding(device, first)?, Self::holding(device, second)?))
+        Ok((Self::tracked(device, first)?, Self::tracked(device, second)?))
     }
 
-    pub(crate) fn sub(&self, other: &Self) -> Outcome {
+    pub(crate) fn sub(&self, other: &Self) -> TensorResult {
         self.result(self.tensor.f_sub(&other.tensor))
     }
 
-    pub(crate) fn add_whole(&self, value: i64) -> Outcome {
+    pub(crate) fn add_integer(&self, value: i64) -> TensorResult {
         self.result(self.tensor.f_add_scalar(value))
     }
 
@@ -457,47 +460,47 @@ impl Tensor {
         self.in_place(|own| own.f_zero_().map(drop))
     }
 
-    /// Writes row `at` of `rows` to row `index[at]`.
+    /// Writes row n of `rows` to row `index[n]`.
     pub(crate) fn index_copy_(&self, dim: i64, index: &Self, rows: &Self) -> Result<(), BackendError> {
         self.in_place(|own| own.f_index_copy_(dim, &index.tensor, &rows.tensor).map(drop))
     }
 
-    pub(crate) fn greater(&self, other: &Self) -> Outcome {
+    pub(crate) fn greater(&self, other: &Self) -> TensorResult {
         self.result(self.tensor.f_gt_tensor(&other.tensor))
     }
 
-    pub(crate) fn less(&self, other: &Self) -> Outcome {
+    pub(crate) fn less(&self, other: &Self) -> TensorResult {
         self.result(self.tensor.f_lt_tensor(&other.tensor))
     }
 
-    pub(crate) fn logical_or(&self, other: &Self) -> Outcome {
-        self.result(self.tensor.f_logical_or(&other.tensor))
+    pub(crate) fn logical_or_(&self, other: &Self) -> Result<(), BackendError> {
+        self.in_place(|own| own.f_logical_or_(&other.tensor).map(drop))
     }
 
-    /// Over the last dimension, computed in `kind`.
-    pub(crate) fn softmax_last(&self, kind: Kind) -> Outcome {
+    /// Softmax over the last dimension, computed in `kind`.
+    pub(crate) fn softmax_last(&self, kind: Kind) -> TensorResult {
         self.result(self.tensor.f_softmax(-1, kind))
     }
 
-    /// The largest `count` elements of the last dimension, in descending order, and where they are.
-    pub(crate) fn top(&self, count: i64) -> Result<(Self, Self), BackendError> {
-        self.two(self.tensor.f_topk(count, -1, true, true))
+    /// Returns the largest `count` elements of the last dimension in descending order, and their indices.
+    pub(crate) fn top_k(&self, count: i64) -> Result<(Self, Self), BackendError> {
+        self.pair(self.tensor.f_topk(count, -1, true, true))
     }
 
-    pub(crate) fn gather_last(&self, index: &Self) -> Outcome {
+    pub(crate) fn gather_last(&self, index: &Self) -> TensorResult {
         self.result(self.tensor.f_gather(-1, &index.tensor, false))
     }
 
-    /// Writes `value` where `index` says.
+    /// Writes `value` at `index` of the last dimension.
     pub(crate) fn scatter_last_(&self, index: &Self, value: f64) -> Result<(), BackendError> {
         self.in_place(|own| own.f_scatter_value_(-1, &index.tensor, value).map(drop))
     }
 
-    pub(crate) fn max_last(&self) -> Outcome {
+    pub(crate) fn max_last(&self) -> TensorResult {
         self.result(self.tensor.f_amax(-1_i64, false))
     }
 
-    pub(crate) fn sum_last(&self) -> Outcome {
+    pub(crate) fn sum_last(&self) -> TensorResult {
         self.result(self.tensor.f_sum_dim_intlist(-1_i64, false, None))
     }
 }
