@@ -3,7 +3,7 @@
 mod deployment;
 
 use super::schema::SchemaKind;
-use crate::exit::{CliError, Code};
+use crate::exit::{CliError, CliExitCode};
 use crate::output::{json, progress::print_error};
 use crate::{files, planning, resource, workload};
 use clap::{Args, ValueEnum};
@@ -67,7 +67,7 @@ impl FileKind {
     /// Returns the kind whose fields `text` has most of, of equal ones the kind that lacks the fewest required fields. `None` if
     /// there is no such kind, or several.
     fn of(text: &str) -> Option<Self> {
-        if resource::is_one(text) {
+        if resource::contains_resource(text) {
             return Some(Self::Deployment);
         }
         let fields = top_fields(text);
@@ -95,7 +95,7 @@ impl FileKind {
     fn check(self, path: &Path, text: &str) -> Result<(), CliError> {
         let wrong = |error: FieldError| {
             let field = Some(error.field.clone()).filter(|field| !field.is_empty());
-            CliError { field, ..files::in_file("", path, &error) }
+            CliError { field, ..files::file_error("", path, &error) }
         };
         let profile = |ProfileError { field, message }| wrong(FieldError { field, message });
         let nodes = |NodesError { field, message }| wrong(FieldError { field, message });
@@ -116,7 +116,7 @@ impl FileKind {
             Self::Problem => Problem::from_json(text).map(drop).map_err(wrong),
             Self::Profile => Profile::from_json(text).map(drop).map_err(profile),
             Self::Nodes => NodeList::from_yaml(text).map(drop).map_err(nodes),
-            Self::Prices => planning::prices_of(text).map(drop).map_err(wrong),
+            Self::Prices => planning::parse_prices(text).map(drop).map_err(wrong),
             Self::Deployment => deployment::check(path, text),
         }
     }
@@ -198,7 +198,7 @@ pub(crate) fn run(args: &CheckArgs, as_json: bool) -> Result<ExitCode, CliError>
     }
     let files: Vec<_> = args.files.iter().map(|path| checked(path, args.kind)).collect();
     let code = match files.iter().any(|file| file.error.is_some()) {
-        true => ExitCode::from(Code::Arguments as u8),
+        true => ExitCode::from(CliExitCode::Arguments as u8),
         false => ExitCode::SUCCESS,
     };
     if as_json {

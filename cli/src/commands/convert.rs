@@ -3,7 +3,7 @@
 use crate::exit::CliError;
 use crate::output::{json, table};
 use clap::{Args, Subcommand};
-use remoe_convert::{ConvertError, Converted, SplitOptions, gpt2_moe};
+use remoe_convert::{ConversionSummary, ConvertError, SplitOptions, gpt2_moe};
 use remoe_hub::{ModelArgs, ModelLocation, SourceArgs};
 use remoe_model::{Checkpoint, Inspection};
 use serde::Serialize;
@@ -32,7 +32,7 @@ Examples:
 struct Gpt2MoeArgs {
     /// GPT-2 checkpoint: a Hugging Face folder, hf://ORGANISATION/NAME[@REVISION], s3://BUCKET/PREFIX or
     /// https://HOST/PATH
-    #[arg(value_name = "FROM", value_parser = remoe_hub::location())]
+    #[arg(value_name = "FROM", value_parser = remoe_hub::location_parser())]
     from: ModelLocation,
     /// Output folder; created if missing, else it must be empty
     #[arg(value_name = "TO")]
@@ -64,7 +64,7 @@ struct Report {
 }
 
 impl Report {
-    fn of(args: &Gpt2MoeArgs, converted: Converted, facts: &Inspection) -> Self {
+    fn of(args: &Gpt2MoeArgs, converted: ConversionSummary, facts: &Inspection) -> Self {
         Self {
             model: args.to.clone(),
             layers: converted.layers,

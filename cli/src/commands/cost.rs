@@ -1,6 +1,6 @@
 //! `remoe cost`: a ledger added up.
 
-use crate::exit::{CliError, Code};
+use crate::exit::{CliError, CliExitCode};
 use crate::output::{json, table};
 use clap::{Args, ValueEnum};
 use remoe_billing::{
@@ -127,7 +127,7 @@ pub(crate) fn run(args: &CostArgs, as_json: bool) -> Result<ExitCode, CliError> 
     } else {
         anstream::println!("{}", text(&account, damaged, args.reconcile));
     }
-    Ok(if reconciled == Some(false) { ExitCode::from(Code::Runtime as u8) } else { ExitCode::SUCCESS })
+    Ok(if reconciled == Some(false) { ExitCode::from(CliExitCode::Runtime as u8) } else { ExitCode::SUCCESS })
 }
 
 /// `folder`, or the folders in it where it is no ledger but has some: those of a cluster's gateways.

@@ -6,7 +6,7 @@ use crate::flags::{Backend, CPU};
 use crate::gpu::{self, Gpus};
 use crate::libtorch::LibTorch;
 use crate::output::{json, table};
-use crate::{machine, programs, running};
+use crate::{machine, programs, running_commands};
 use anstyle::AnsiColor;
 use clap::Args;
 use remoe_hub::{ModelArgs, cache_folder};
@@ -250,7 +250,7 @@ fn disk(given: Option<&Path>) -> Check {
 }
 
 fn runtime_folder() -> Check {
-    match running::all() {
+    match running_commands::list() {
         Ok(running) => Check::ok("runtime folder", format!("usable; running deployments: {}", running.len())),
         Err(error) => Check::warn("runtime folder", error.message, "fix it for `remoe ps` and `remoe stop`"),
     }
@@ -263,7 +263,7 @@ fn gpu(gpus: Option<&Gpus>) -> Check {
         || "NVIDIA driver of unknown version".to_owned(),
         |version| format!("NVIDIA driver {version}"),
     );
-    match gpu::describe() {
+    match gpu::query_devices() {
         Ok(found) if !found.is_empty() => {
             let each = found.iter().map(|gpu| {
                 format!(
@@ -296,7 +296,7 @@ fn libtorch(gpus: Option<&Gpus>) -> Check {
             None => Check::ok(name, format!("{found}; needed for GPUs only")),
         };
     };
-    let libtorch = match LibTorch::of(&programs.main) {
+    let libtorch = match LibTorch::find(&programs.main) {
         Ok(libtorch) => libtorch,
         Err(why) => {
             let advice = "add the LibTorch of the build to the path of the dynamic linker, or rebuild";
@@ -310,7 +310,7 @@ fn libtorch(gpus: Option<&Gpus>) -> Check {
         None => "for CPUs".to_owned(),
     };
     let found = format!("LibTorch{version} {kind}, in {}", libtorch.folder.display());
-    match gpus.map(|gpus| device::check(&libtorch, gpus)) {
+    match gpus.map(|gpus| device::check_libtorch(&libtorch, gpus)) {
         None | Some(Ok(())) => Check::ok(name, found),
         Some(Err(why)) => Check::warn(name, found, format!("the GPU is not used: {why}")),
     }

@@ -2,12 +2,12 @@
 
 use crate::deployment::{self, DesiredDeployment, Launch};
 use crate::exit::CliError;
-use crate::figures::{Unmeasured, check_contention};
 use crate::flags::{DeploymentArgs, RemoteArg, SamplingArgs, stop_string};
 use crate::output::progress::Progress;
 use crate::output::{json, table};
 use crate::planning::PlanningArgs;
 use crate::planning::{self, ProblemInputs};
+use crate::profile_source::{MissingProfile, warn_missing_contention};
 use crate::prompt::PromptArgs;
 use crate::remote_set::PredictionSource;
 use clap::Args;
@@ -134,7 +134,7 @@ pub(crate) async fn run(
     let wanted = placed(args, progress).await?;
     args.prompt.check(&wanted.inspection, args.max_tokens)?;
     let request = GenerateRequest {
-        prompt: Some(args.prompt.for_generation()),
+        prompt: Some(args.prompt.to_generate_prompt()),
         max_tokens: args.max_tokens,
         temperature: Some(args.sampling.temperature),
         top_p: args.sampling.top_p,
@@ -163,20 +163,21 @@ pub(crate) async fn run(
 async fn placed(args: &GenerateArgs, progress: &Arc<Progress>) -> Result<DesiredDeployment, CliError> {
     let Some(remote) = args.remote else {
         let predictor = args.planning.predictor.as_deref();
-        return deployment::wanted(
+        return deployment::desired_deployment(
             &args.source,
             &args.deployment,
             0.0,
             PredictionSource { predictor, prompt: Some(&args.prompt) },
         );
     };
-    let mut wanted = deployment::unplaced(&args.source, &args.deployment)?;
+    let mut wanted = deployment::unplaced_deployment(&args.source, &args.deployment)?;
     let prompt = args.prompt.prompt.as_deref().filter(|_| !args.prompt.chat);
     let asked = ProblemInputs { prompt, concurrency: Some(1), ..ProblemInputs::default() };
     let planning = &args.planning;
-    let profile = planning.profile_of(&wanted, &args.deployment, Unmeasured::Measure, progress).await?;
+    let profile =
+        planning.resolve_profile(&wanted, &args.deployment, MissingProfile::Measure, progress).await?;
     let problem = planning.problem_on(&profile, &wanted, &args.deployment, asked)?;
-    check_contention(&profile, &problem, progress);
+    warn_missing_contention(&profile, &problem, progress);
     let answer = planning::plan(&problem, remote, profile.certainty()).await?;
     wanted.place_as_planned(&problem, &answer)?;
     Ok(wanted)

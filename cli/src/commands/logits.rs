@@ -51,9 +51,10 @@ struct Token {
 pub(crate) async fn run(args: &LogitsArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
     let prediction =
         PredictionSource { predictor: args.predictor.predictor.as_deref(), prompt: Some(&args.prompt) };
-    let wanted = deployment::wanted(&args.source, &args.deployment, 0.0, prediction)?;
+    let wanted = deployment::desired_deployment(&args.source, &args.deployment, 0.0, prediction)?;
     args.prompt.check(&wanted.inspection, 0)?;
-    let request = InspectRequest { prompt: Some(args.prompt.for_inspection()), hidden: false, scores: false };
+    let request =
+        InspectRequest { prompt: Some(args.prompt.to_inspect_prompt()), hidden: false, scores: false };
     let reply = wanted
         .run_once(progress, async |mut client| {
             let answer = timeout(DEADLINE, client.inspect(request)).await;

@@ -6,7 +6,9 @@ use crate::machine;
 use crate::output::{json, table};
 use clap::Args;
 use remoe_hub::ModelArgs;
-use remoe_hub::{CachedSource, ModelLocation, WholeModel, allocated, cache_folder, kept};
+use remoe_hub::{
+    CachedSource, ModelLocation, WholeModel, allocated_bytes, cache_folder, list_cached_sources,
+};
 use remoe_model::{ExpertsDtype, Inspection};
 use serde::Serialize;
 use std::io::Write;
@@ -46,8 +48,8 @@ struct ModelRow {
 }
 
 impl From<CachedSource> for ModelRow {
-    fn from(kept: CachedSource) -> Self {
-        Self { model: kept.place, folder: kept.folder, bytes: kept.bytes }
+    fn from(source: CachedSource) -> Self {
+        Self { model: source.location, folder: source.folder, bytes: source.bytes }
     }
 }
 
@@ -64,7 +66,7 @@ pub(crate) fn pull(args: &PullArgs, as_json: bool) -> Result<(), CliError> {
     let failed =
         |error: &dyn std::fmt::Display| CliError::runtime(format!("cannot pull {}: {error}", source.model));
     let model = WholeModel::open(opened.checkpoint).map_err(|error| failed(&error))?;
-    let missing = model.bytes().saturating_sub(allocated(&folder).map_err(|error| failed(&error))?);
+    let missing = model.bytes().saturating_sub(allocated_bytes(&folder).map_err(|error| failed(&error))?);
     let free = free_bytes(&folder).map_err(|error| failed(&error))?;
     if missing > free {
         return Err(failed(&format!(
@@ -78,7 +80,7 @@ pub(crate) fn pull(args: &PullArgs, as_json: bool) -> Result<(), CliError> {
     model.fetch().map_err(|error| failed(&error))?;
     let line = ModelRow {
         model: Some(source.model.to_string()),
-        bytes: allocated(&folder).map_err(|error| failed(&error))?,
+        bytes: allocated_bytes(&folder).map_err(|error| failed(&error))?,
         folder,
     };
     match as_json {
@@ -117,9 +119,9 @@ fn free_bytes(folder: &Path) -> std::io::Result<u64> {
 }
 
 /// Returns the place of a model; the name of its folder where that is not known.
-fn shown_name(kept: &CachedSource) -> String {
-    let folder = || kept.folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    kept.place.clone().unwrap_or_else(folder)
+fn shown_name(source: &CachedSource) -> String {
+    let folder = || source.folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    source.location.clone().unwrap_or_else(folder)
 }
 
 /// Lists the models in the cache.
@@ -129,7 +131,7 @@ pub(crate) fn list(args: &ListArgs, as_json: bool) -> Result<(), CliError> {
         cache: PathBuf,
         models: Vec<ModelRow>,
     }
-    let (cache, all) = all(args.model_cache.as_deref())?;
+    let (cache, all) = cached_sources(args.model_cache.as_deref())?;
     if as_json {
         return Ok(json::print(&ModelList { cache, models: all.into_iter().map(ModelRow::from).collect() })?);
     }
@@ -138,8 +140,8 @@ pub(crate) fn list(args: &ListArgs, as_json: bool) -> Result<(), CliError> {
         writeln!(out, "no models in {}; fetch one with `remoe pull MODEL`", cache.display())?;
         return Ok(());
     }
-    let total = all.iter().map(|kept| kept.bytes).sum();
-    let row = |kept: &CachedSource| vec![shown_name(kept), table::bytes(kept.bytes)];
+    let total = all.iter().map(|source| source.bytes).sum();
+    let row = |source: &CachedSource| vec![shown_name(source), table::bytes(source.bytes)];
     let mut rows: Vec<Vec<String>> = all.iter().map(row).collect();
     rows.push(vec![format!("total in {}", cache.display()), table::bytes(total)]);
     writeln!(out, "{}", table::with_header(&["model", "disk"], rows))?;
@@ -152,8 +154,8 @@ pub(crate) fn remove(args: &RmArgs, as_json: bool) -> Result<(), CliError> {
     struct Removed {
         removed: Vec<ModelRow>,
     }
-    let (cache, all) = all(args.model_cache.as_deref())?;
-    let named: Vec<CachedSource> = all.into_iter().filter(|kept| kept.is(&args.model)).collect();
+    let (cache, all) = cached_sources(args.model_cache.as_deref())?;
+    let named: Vec<CachedSource> = all.into_iter().filter(|source| source.is_named(&args.model)).collect();
     if named.is_empty() {
         let message = format!(
             "cannot remove {}: it is not in {}; `remoe list` shows what is",
@@ -162,22 +164,22 @@ pub(crate) fn remove(args: &RmArgs, as_json: bool) -> Result<(), CliError> {
         );
         return Err(CliError::arguments("MODEL", message));
     }
-    for kept in &named {
-        kept.remove().map_err(|error| CliError::runtime(error.to_string()))?;
+    for source in &named {
+        source.remove().map_err(|error| CliError::runtime(error.to_string()))?;
     }
     if as_json {
         return Ok(json::print(&Removed { removed: named.into_iter().map(ModelRow::from).collect() })?);
     }
     let mut out = anstream::stdout().lock();
-    for kept in &named {
-        writeln!(out, "removed {}: {}", shown_name(kept), table::bytes(kept.bytes))?;
+    for source in &named {
+        writeln!(out, "removed {}: {}", shown_name(source), table::bytes(source.bytes))?;
     }
     Ok(())
 }
 
-fn all(given: Option<&Path>) -> Result<(PathBuf, Vec<CachedSource>), CliError> {
+fn cached_sources(given: Option<&Path>) -> Result<(PathBuf, Vec<CachedSource>), CliError> {
     let failed = |error: &dyn std::fmt::Display| CliError::runtime(error.to_string());
     let cache = cache_folder(given).map_err(|error| failed(&error))?;
-    let all = kept(&cache).map_err(|error| failed(&error))?;
+    let all = list_cached_sources(&cache).map_err(|error| failed(&error))?;
     Ok((cache, all))
 }

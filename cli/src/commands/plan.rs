@@ -6,17 +6,17 @@ mod nodes_model;
 mod nodes_prices;
 mod nodes_report;
 
-use crate::choice::PlacementChoice;
 use crate::device::MainDevice;
-use crate::exit::{CliError, Code};
+use crate::exit::{CliError, CliExitCode};
 use crate::files;
 use crate::flags::{Dtype, RemoteArg, check_experts_dtype, default_dtype};
 use crate::output::json;
 use crate::output::progress::print_error;
+use crate::placement_choice::PlacementChoice;
+use crate::plan_explanation;
 use crate::plan_report;
-use crate::plan_words;
 use crate::planning::{self, PlanningArgs, ProblemInputs};
-use crate::remedies::{by_flag, infeasible};
+use crate::remedies::{infeasible, with_flag};
 use crate::workload::ConcurrencyArgs;
 use clap::Args;
 use nodes::{NodesArgs, Question};
@@ -43,7 +43,7 @@ const SEARCH_SHARE: f64 = 0.8;
 
 // A problem stands for a model.
 #[derive(Debug, Args)]
-#[command(mut_args(|argument| planning::not_beside("problem", argument)))]
+#[command(mut_args(|argument| planning::conflicting_with("problem", argument)))]
 #[command(mut_arg("predictor", |predictor| predictor.conflicts_with("problem")))]
 #[command(mut_arg("concurrency", |concurrency| concurrency.conflicts_with("problem")))]
 #[command(mut_args(help_for_plan))]
@@ -217,10 +217,10 @@ pub(crate) fn run(args: &PlanArgs, as_json: bool, verbose: bool) -> Result<ExitC
     };
     let problem = &command.problem;
     command.answer(solved, |answer| match args.explain {
-        true => plan_words::explained(problem, answer),
+        true => plan_explanation::explain(problem, answer),
         false => {
-            let choice = PlacementChoice::planned(problem, answer, args.remote, Origin::Measured);
-            format!("{}\n\n{}", choice.sentence(), plan_report::answer(problem, answer, verbose))
+            let choice = PlacementChoice::from_plan(problem, answer, args.remote, Origin::Measured);
+            format!("{}\n\n{}", choice.sentence(), plan_report::plan(problem, answer, verbose))
         }
     })
 }
@@ -249,7 +249,7 @@ impl PlanArgs {
     fn read_problem(&self, factors: Option<Factors>) -> Result<Problem, CliError> {
         if let Some(path) = &self.problem {
             let text = files::read("--problem", path)?;
-            return Problem::from_json(&text).map_err(|error| in_file(error, Some(path)));
+            return Problem::from_json(&text).map_err(|error| file_error(error, Some(path)));
         }
         let Some(source) = &self.source else {
             let message = "missing --model or --problem: expected a model, or a file that states the problem";
@@ -260,12 +260,12 @@ impl PlanArgs {
         check_experts_dtype(&checkpoint, experts_dtype, self.dtype)?;
         // A profile that was given says what it is planned for.
         let given = self.planning.given_profile()?;
-        let device = given.as_ref().map_or_else(|| MainDevice::resolve(None, None), MainDevice::of);
+        let device = given.as_ref().map_or_else(|| MainDevice::resolve(None, None), MainDevice::of_profile);
         let mut inspection = checkpoint.inspect()?.kept_as(experts_dtype, self.dense_dtype, &device.name);
         inspection.kv_cache_dtype = self.kv_cache_dtype;
         let dtype = self.dtype.map_or_else(|| default_dtype(&inspection), Dtype::name);
         let id = ModelId::of(&inspection, dtype);
-        let profile = planning::given_or_kept(given, &id, &device)?;
+        let profile = planning::select_profile(given, &id, &device)?;
         let profile = profile.ok_or_else(|| {
             let message = format!(
                 "missing --profile: no profile of this model in {} on {} of this machine; run `remoe profile --model {} \
@@ -334,15 +334,15 @@ impl Command<'_> {
                 if let Some(verdict) = why.verdict.as_ref().filter(|_| !self.as_json) {
                     writeln!(anstream::stdout().lock(), "{}", plan_report::verdict(verdict))?;
                 }
-                Ok(ExitCode::from(Code::Infeasible as u8))
+                Ok(ExitCode::from(CliExitCode::Infeasible as u8))
             }
             Err(PlanError::Problem(error)) => Err(match args.problem.as_deref() {
-                Some(path) => in_file(error, Some(path)),
-                None => in_file(by_flag(error), None),
+                Some(path) => file_error(error, Some(path)),
+                None => file_error(with_flag(error), None),
             }),
             Err(PlanError::Plan(error)) => {
                 let path = args.evaluate.as_ref().or(args.previous.as_ref()).or(args.problem.as_ref());
-                Err(in_file(error, path.map(PathBuf::as_path)))
+                Err(file_error(error, path.map(PathBuf::as_path)))
             }
             Err(error @ PlanError::Cancelled) => Err(error.into()),
         }
@@ -350,7 +350,7 @@ impl Command<'_> {
 }
 
 /// A problem or plan is an argument: one that cannot be ends with the code of arguments.
-fn in_file(error: FieldError, path: Option<&Path>) -> CliError {
+fn file_error(error: FieldError, path: Option<&Path>) -> CliError {
     let place = path.map(|path| format!("{}: ", path.display())).unwrap_or_default();
     let message = format!("{place}{error}");
     let field = Some(error.field).filter(|field| !field.is_empty());
@@ -359,9 +359,9 @@ fn in_file(error: FieldError, path: Option<&Path>) -> CliError {
 
 fn read_factors(path: &Path) -> Result<Factors, CliError> {
     let pairs = TimeRatios::read(&files::read("--measured", path)?);
-    Ok(Factors::of(&pairs.map_err(|error| files::in_file("--measured", path, &error))?))
+    Ok(Factors::of(&pairs.map_err(|error| files::file_error("--measured", path, &error))?))
 }
 
 fn read_plan(flag: &str, path: &Path) -> Result<PlanDraft, CliError> {
-    PlanDraft::from_json(&files::read(flag, path)?).map_err(|error| in_file(error, Some(path)))
+    PlanDraft::from_json(&files::read(flag, path)?).map_err(|error| file_error(error, Some(path)))
 }

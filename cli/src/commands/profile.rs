@@ -6,8 +6,10 @@ use crate::flags::{Backend, Dtype, check_experts_dtype, default_dtype, device};
 use crate::output::plot::{Axis, Lines, Series};
 use crate::output::progress::{Progress, print_warning};
 use crate::output::{folders, json, table};
-use crate::profiling::{BelowOne, Gate, OnDevice, ProfileRequest, doubts, keep, measure, store, write};
-use crate::signals::EndSignals;
+use crate::profiling::{
+    BelowOne, Gate, OnDevice, ProfileRequest, doubts, measure, save, save_to, write_atomically,
+};
+use crate::signals::TerminationSignals;
 use remoe_hardware::{CpuLimit, Profile};
 use remoe_hub::ModelArgs;
 use remoe_model::{DenseDtype, ExpertsDtype};
@@ -68,7 +70,7 @@ pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progre
     let device = MainDevice::resolve(args.device.as_deref(), args.backend);
     let inspection = opened.checkpoint.inspect()?.kept_as(experts_dtype, args.dense_dtype, &device.name);
     let dtype = args.dtype.map_or_else(|| default_dtype(&inspection), |dtype| dtype.name());
-    let subject = remoe_profiler::ProfileRequest {
+    let measurement = remoe_profiler::ProfileRequest {
         source: args.source.pinned(&opened),
         inspection,
         dtype: dtype.to_owned(),
@@ -79,21 +81,21 @@ pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progre
         address: args.address.clone(),
         below_one: BelowOne { main: true, remote: true },
     };
-    let request = ProfileRequest { subject, backend: args.backend };
+    let request = ProfileRequest { measurement, backend: args.backend };
     let started = Instant::now();
-    let mut signals = EndSignals::catch()?;
+    let mut signals = TerminationSignals::listen()?;
     let profile = tokio::select! {
         profile = measure(request, Gate::new(true), progress) => profile?,
         // The functions of the measurement end with the runtime, and with them what they were given.
         () = signals.next() => return Err(CliError::interrupted()),
     };
     let path = match &args.out {
-        Some(path) => store(&profile, path).map(|()| path.clone()),
-        None => keep(&profile),
+        Some(path) => save_to(&profile, path).map(|()| path.clone()),
+        None => save(&profile),
     }?;
     doubts(&profile).iter().for_each(|doubt| print_warning(doubt));
     if let Some(path) = &args.plot {
-        write(path, plot(&profile).as_bytes())?;
+        write_atomically(path, plot(&profile).as_bytes())?;
     }
     if as_json {
         return Ok(json::print(&profile)?);

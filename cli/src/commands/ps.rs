@@ -4,7 +4,7 @@ use crate::endpoint::GatewayEndpoint;
 use crate::exit::CliError;
 use crate::machine::{self, ProcessLine};
 use crate::output::{json, table};
-use crate::running::{self, RunningCommand};
+use crate::running_commands::{self, RunningCommand};
 use clap::Args;
 use futures_util::future::join_all;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -81,7 +81,7 @@ pub(crate) async fn run(args: &PsArgs, as_json: bool) -> Result<(), CliError> {
     }
     let processes = machine::processes();
     let mut lines: Vec<ProcessRow> =
-        running::all()?.into_iter().map(|running| line(running, &processes)).collect();
+        running_commands::list()?.into_iter().map(|running| line(running, &processes)).collect();
     let mut out = anstream::stdout();
     if args.quiet && !as_json {
         for model in lines.iter().flat_map(|line| &line.models) {
@@ -185,11 +185,11 @@ pub(crate) fn stop(args: &StopArgs, as_json: bool) -> Result<(), CliError> {
     struct Stopped {
         stopped: Vec<ProcessRow>,
     }
-    let chosen = chosen(args, running::all()?)?;
+    let chosen = chosen(args, running_commands::list()?)?;
     let processes = machine::processes();
     let mut ending = Vec::new();
     for running in &chosen {
-        ending.extend(running.ask_to_end()?.map(|process| (running.pid, process)));
+        ending.extend(running.terminate()?.map(|process| (running.pid, process)));
     }
     let deadline = Instant::now() + END;
     for (pid, process) in &ending {

@@ -71,7 +71,7 @@ pub(crate) async fn run(args: &RecordArgs, as_json: bool, progress: &Arc<Progres
     let prompts = read_prompts(&args.prompts)?;
     folders::require_parent("--out", &args.out)?;
     let prediction = PredictionSource { predictor: args.predictor.predictor.as_deref(), prompt: None };
-    let mut wanted = deployment::wanted(&args.source, &args.deployment, 0.0, prediction)?;
+    let mut wanted = deployment::desired_deployment(&args.source, &args.deployment, 0.0, prediction)?;
     let file = std::path::absolute(&args.out)?;
     wanted.options.record_activations = Some(file.clone());
     wanted.options.record_tokens = args.tokens;

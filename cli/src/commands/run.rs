@@ -7,13 +7,13 @@ mod settings;
 
 use crate::commands::generate::{GenerateOutput, generate, shown};
 use crate::deployment::{self, DesiredDeployment, Launch};
-use crate::exit::{CliError, Code};
+use crate::exit::{CliError, CliExitCode};
 use crate::flags::{ChatSamplingArgs, DeploymentArgs, PredictorFolder};
 use crate::output::progress::{Progress, print_error, print_warning};
 use crate::output::{json, table};
 use crate::remote_set::PredictionSource;
-use crate::running;
-use crate::signals::{EndSignals, Ended};
+use crate::running_commands;
+use crate::signals::{TerminationCause, TerminationSignals};
 use chat::Chat;
 use clap::Args;
 use input::{Input, PromptInput};
@@ -66,11 +66,11 @@ pub(crate) async fn run(
         && std::io::stdin().is_terminal()
         && std::io::stdout().is_terminal();
     let prediction = PredictionSource { predictor: args.predictor.predictor.as_deref(), prompt: None };
-    let wanted = deployment::wanted(&args.source, &args.deployment, 0.0, prediction)?;
+    let wanted = deployment::desired_deployment(&args.source, &args.deployment, 0.0, prediction)?;
     let chat = Chat::open(&wanted)?;
     // A model that is fetched until here ends with its process, as nothing runs yet.
-    let mut signals = EndSignals::catch()?;
-    let _registered = running::register("run", vec![wanted.name()], None).inspect_err(|error| {
+    let mut signals = TerminationSignals::listen()?;
+    let _registered = running_commands::register("run", vec![wanted.name()], None).inspect_err(|error| {
         print_warning(&format!("`remoe ps` cannot list this process: {}", error.message));
     });
     let (supervisor, _) = tokio::select! {
@@ -120,7 +120,7 @@ struct Session<'a> {
     chat: Chat,
     supervisor: Supervisor,
     input: Input,
-    signals: EndSignals,
+    signals: TerminationSignals,
     progress: &'a Arc<Progress>,
     /// A person is at the other end: `/` begins a command, and what fails does not end the conversation.
     talks: bool,
@@ -141,9 +141,9 @@ impl Session<'_> {
         loop {
             let said = tokio::select! {
                 said = self.input.next() => said?,
-                ended = self.signals.next_kind() => match ended {
+                ended = self.signals.next_cause() => match ended {
                     // An answer was over before the key came.
-                    Ended::Interrupted if self.talks => continue,
+                    TerminationCause::Interrupted if self.talks => continue,
                     _ => return Err(CliError::interrupted()),
                 },
             };
@@ -165,7 +165,10 @@ impl Session<'_> {
                 None => self.answer(text).await,
             };
             match done {
-                Err(error) if self.talks && !matches!(error.code, Code::Interrupted | Code::ClosedOutput) => {
+                Err(error)
+                    if self.talks
+                        && !matches!(error.code, CliExitCode::Interrupted | CliExitCode::ClosedOutput) =>
+                {
                     print_error(&error.text());
                 }
                 done => done?,
@@ -223,9 +226,9 @@ impl Session<'_> {
         };
         let answered = tokio::select! {
             answered = generate(client, request, &mut sink) => Some(answered),
-            ended = self.signals.next_kind() => match ended {
+            ended = self.signals.next_cause() => match ended {
                 // Dropping the stream ends the work in the engine.
-                Ended::Interrupted if self.talks => None,
+                TerminationCause::Interrupted if self.talks => None,
                 _ => return Err(CliError::interrupted()),
             },
         };

@@ -20,8 +20,8 @@ use crate::exit::CliError;
 use crate::output::progress::{Progress, print_warning};
 use crate::predictors;
 use crate::programs;
-use crate::running;
-use crate::signals::{EndSignals, Ended};
+use crate::running_commands;
+use crate::signals::{TerminationCause, TerminationSignals};
 use axum::http::HeaderValue;
 use front::{DRAIN, END, LocalGateway, listen};
 use keys::keys;
@@ -49,7 +49,7 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
     let secret = secret()?;
     let asked = ask(args, &secret)?;
     // Models that are fetched until here end with this process, as nothing runs yet.
-    let mut signals = EndSignals::catch()?;
+    let mut signals = TerminationSignals::listen()?;
     // What will be missing is said before a profile is measured.
     let device = MainDevice::resolve(args.deployment.device.as_deref(), args.deployment.backend);
     programs::find(args.deployment.backend, &device.name)?;
@@ -60,15 +60,15 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
     let front =
         LocalGateway::open(args, &asked, (keys, key_file), &prices, listener, (traces.clone(), progress))?;
     let names = front.models.iter().map(|model| model.name().to_owned()).collect();
-    let _registered =
-        running::register("up", names, Some(format!("http://{}", front.address))).inspect_err(|error| {
+    let _registered = running_commands::register("up", names, Some(format!("http://{}", front.address)))
+        .inspect_err(|error| {
             print_warning(&format!("`remoe ps` cannot list this process: {}", error.message));
         });
     let (mut kept, end) = (JoinSet::new(), watch::Sender::new(None));
     let started = tokio::select! {
         started = start(args, asked, &front, (&secret, &pricing), (&mut kept, end.subscribe()), as_json, progress) => Some(started),
-        ended = signals.next_kind() => match ended {
-            Ended::Interrupted if kept.is_empty() => return Err(CliError::interrupted()),
+        ended = signals.next_cause() => match ended {
+            TerminationCause::Interrupted if kept.is_empty() => return Err(CliError::interrupted()),
             _ => None,
         },
     };

@@ -2,9 +2,9 @@
 
 use crate::commands::up::{UpArgs, fill};
 use crate::exit::CliError;
-use crate::files::in_file;
+use crate::files::file_error;
 use crate::planning;
-use crate::resource::{KIND, documents, of_document};
+use crate::resource::{KIND, documents, parse_document};
 use crate::workload;
 use clap::{Args, FromArgMatches};
 use serde_yaml::Value;
@@ -15,7 +15,7 @@ const MODEL: &str = "model";
 
 /// Checks every MoEDeployment of the file at `path`, which has `text`: as `up --file` reads it.
 pub(crate) fn check(path: &Path, text: &str) -> Result<(), CliError> {
-    let wrong = |message: &dyn std::fmt::Display| CliError { field: None, ..in_file("", path, message) };
+    let wrong = |message: &dyn std::fmt::Display| CliError { field: None, ..file_error("", path, message) };
     let found = documents(text).map_err(|error| wrong(&error))?;
     if found.is_empty() {
         return Err(wrong(&format!("missing {}", KIND)));
@@ -38,19 +38,19 @@ pub(crate) fn check(path: &Path, text: &str) -> Result<(), CliError> {
 
 fn checked(path: &Path, document: Value) -> Result<(), CliError> {
     let failed = |error: CliError| CliError { field: error.field.filter(|field| field != "--file"), ..error };
-    let wrong = |message: &dyn std::fmt::Display| CliError { field: None, ..in_file("", path, message) };
+    let wrong = |message: &dyn std::fmt::Display| CliError { field: None, ..file_error("", path, message) };
     let command = UpArgs::augment_args(clap::Command::new("up"));
     let matches = command.try_get_matches_from(["up", MODEL]).map_err(CliError::from)?;
     let mut options = UpArgs::from_arg_matches(&matches).map_err(CliError::from)?;
     let spec = document.get("spec").cloned().unwrap_or_default();
     let text = serde_yaml::to_string(&document).map_err(|error| wrong(&error))?;
-    let resource = of_document(path, document).map_err(failed)?;
+    let resource = parse_document(path, document).map_err(failed)?;
     fill(&mut options, &resource, path, &matches).map_err(failed)?;
     if spec.get("workload").is_some() {
         workload::check(&text).map_err(|error| wrong(&error))?;
     }
     if spec.get("pricing").is_some() {
-        planning::prices_of(&text).map_err(|error| wrong(&error))?;
+        planning::parse_prices(&text).map_err(|error| wrong(&error))?;
     }
     Ok(())
 }

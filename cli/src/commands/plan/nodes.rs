@@ -4,7 +4,7 @@ use super::manifest::{self, ManifestInputs};
 use super::nodes_model::{Forms, KnownModel};
 use super::nodes_prices::{ApiCost, ApiPrice, Today, price_warnings};
 use super::nodes_report::{self, ReportContext};
-use crate::exit::{CliError, Code};
+use crate::exit::{CliError, CliExitCode};
 use crate::files;
 use crate::output::json;
 use crate::output::progress::{print_error, print_warning};
@@ -196,7 +196,7 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
             )?;
         }
         print_error(&answer.verdict.sentence);
-        return Ok(ExitCode::from(Code::Infeasible as u8));
+        return Ok(ExitCode::from(CliExitCode::Infeasible as u8));
     }
     if question.args.manifest {
         let subject =
@@ -205,7 +205,7 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
             let message = "cannot print a MoEDeployment: no placement that Remoe serves meets the limits; omit \
                            --manifest to see what does";
             print_error(message);
-            return Ok(ExitCode::from(Code::Infeasible as u8));
+            return Ok(ExitCode::from(CliExitCode::Infeasible as u8));
         };
         write!(out, "{manifest}")?;
         return Ok(ExitCode::SUCCESS);
@@ -235,7 +235,7 @@ fn wrong_figure(error: FieldError) -> CliError {
 fn read_list(path: &Path) -> Result<NodeList, CliError> {
     NodeList::from_yaml(&files::read("--nodes", path)?).map_err(|error| {
         let field = Some(error.field.clone()).filter(|field| !field.is_empty());
-        let of_file = files::in_file("--nodes", path, &error);
+        let of_file = files::file_error("--nodes", path, &error);
         CliError { field: field.or(of_file.field.clone()), ..of_file }
     })
 }
@@ -273,7 +273,8 @@ impl Question<'_> {
             return Err(CliError::arguments("--profile", message));
         }
         let text = files::read("--profile", path)?;
-        let profile = Profile::from_json(&text).map_err(|error| files::in_file("--profile", path, &error))?;
+        let profile =
+            Profile::from_json(&text).map_err(|error| files::file_error("--profile", path, &error))?;
         // What is quantised beside experts is counted in full here, whatever the profile's main function does.
         let measured = Inspection { dense_dtype: profile.model.dense_dtype, ..model.inspection.clone() };
         let checked = profile.check_model(&measured, &model.dtype);

@@ -3,7 +3,7 @@
 use crate::exit::CliError;
 use crate::flags::{Dtype, default_dtype};
 use remoe_hardware::ResidentWeights;
-use remoe_hub::{ModelArgs, Opened, SizedModel};
+use remoe_hub::{ModelArgs, OpenedModel, SizedModel};
 use remoe_model::{Checkpoint, CheckpointError, DenseDtype, ExpertsDtype, Inspection, Outline};
 use remoe_planner::{ResidentModel, WindowedCache};
 use serde::Serialize;
@@ -81,12 +81,12 @@ impl KnownModel {
                 let dtype = dtype.unwrap_or_else(|| default_dtype(&inspection));
                 Self::seen(inspection, dtype, forms, *opened)
             }
-            SizedModel::Outline { outline, why } => Self::outlined(source, &outline, forms, &why),
+            SizedModel::Outline { outline, reason } => Self::outlined(source, &outline, forms, &reason),
         })
     }
 
     /// A model whose headers were read.
-    fn seen(stored: Inspection, dtype: &str, forms: Forms, opened: Opened) -> Self {
+    fn seen(stored: Inspection, dtype: &str, forms: Forms, opened: OpenedModel) -> Self {
         let short = stored.stored_as.as_ref().and_then(|stored| stored.form.parse().ok());
         let plain = stored.decoded();
         let element = if plain.dtype == "float32" { 4 } else { 2 };

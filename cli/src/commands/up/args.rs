@@ -18,7 +18,7 @@ use std::time::Duration;
 #[command(mut_args(|argument| match argument.get_id() == "pricing" {
     // Functions cost money, however they were placed.
     true => argument,
-    false => planning::not_beside("remote_ratio", argument),
+    false => planning::conflicting_with("remote_ratio", argument),
 }))]
 #[command(mut_args(help_for_up))]
 pub(crate) struct UpArgs {

@@ -5,7 +5,7 @@ use super::args::UpArgs;
 use crate::exit::CliError;
 use crate::flags::{Dtype, RemoteArg};
 use crate::planning::{share, size_range, vcpu_range};
-use crate::resource::{Resource, read_one, wrong_field, wrong_resource};
+use crate::resource::{Resource, read_one, resource_error, resource_field_error};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 use remoe_api::{
@@ -92,7 +92,7 @@ impl ManifestSource<'_> {
 
     /// Returns the error that `field` has `value`.
     fn wrong(&self, field: &str, value: &dyn Display, why: &dyn Display) -> CliError {
-        wrong_field(self.path, field, &format!("invalid value '{value}': {why}"))
+        resource_field_error(self.path, field, &format!("invalid value '{value}': {why}"))
     }
 
     /// Reports if the resource states `field`, which sets the option `id` of planning.
@@ -131,7 +131,7 @@ impl ManifestSource<'_> {
                  remoe up --file {} FOLDER",
                 self.path.display()
             );
-            return Err(wrong_resource(self.path, &message));
+            return Err(resource_error(self.path, &message));
         }
         let revision = spec.revision.as_ref().map_or_else(String::new, |revision| format!("@{revision}"));
         let place = format!("{}{revision}", spec.source);
@@ -179,7 +179,7 @@ impl ManifestSource<'_> {
         set(&mut args.deployment.device, self.resource.device.clone().filter(|_| self.takes("device")));
         if let Some(gpu) = main.gpu.as_ref().filter(|gpu| gpu.count != 1) {
             let why = format!("is {}, {ONE_GPU}", gpu.count);
-            return Err(wrong_field(self.path, "spec.main.gpu.count", &why));
+            return Err(resource_field_error(self.path, "spec.main.gpu.count", &why));
         }
         if self.states("remote", "spec.remoteExperts.mode") {
             args.remote = match remote.mode {
@@ -215,7 +215,7 @@ impl ManifestSource<'_> {
             (Some(_), Some(_)) | (None, None) => None,
         };
         requires.map_or(Ok(()), |(field, other)| {
-            Err(wrong_field(self.path, field, &format!("requires {other}; state both or neither")))
+            Err(resource_field_error(self.path, field, &format!("requires {other}; state both or neither")))
         })
     }
 

@@ -71,7 +71,7 @@ impl Measuring {
 
 async fn measure(subject: MeasuredModel, gate: Arc<Gate>, progress: &Progress) -> Result<(), CliError> {
     let MeasuredModel { statement, wanted, request, tell } = subject;
-    let needed = profiling::memory_needed(&request.subject.inspection, &request.subject.dtype);
+    let needed = profiling::memory_needed(&request.measurement.inspection, &request.measurement.dtype);
     let free = machine::free_memory_bytes();
     if free < needed {
         progress.line(&format!(
@@ -88,7 +88,7 @@ async fn measure(subject: MeasuredModel, gate: Arc<Gate>, progress: &Progress) -
     for doubt in profiling::doubts(&profile) {
         progress.line(&format!("{}: {doubt}", wanted.name()));
     }
-    profiling::keep_unless_known(&profile)?;
+    profiling::save_if_newer(&profile)?;
     let problem = statement.problem(&profile, &wanted)?;
     // Closed: the model is not kept any more.
     let _unwanted = tell.send(Measured { problem, took: began.elapsed() });

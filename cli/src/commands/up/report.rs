@@ -3,12 +3,12 @@
 use super::event::{FunctionEntry, UpEvent};
 use super::start::StartTimes;
 use super::summary::Summary;
-use crate::choice::PlacementChoice;
 use crate::deployment::DesiredDeployment;
 use crate::machine;
 use crate::output::json;
 use crate::output::progress::{Progress, print_warning};
 use crate::output::table;
+use crate::placement_choice::PlacementChoice;
 use remoe_local::Reporter;
 use remoe_process::Role;
 use remoe_rollout::{Status, placement};

@@ -3,14 +3,14 @@
 use super::args::{StartOrder, UpArgs};
 use super::measuring::MeasuredModel;
 use super::statement::ProblemStatement;
-use crate::choice::PlacementChoice;
 use crate::deployment::{self, DesiredDeployment, Launch, ratio_of};
 use crate::exit::CliError;
-use crate::figures::{Unmeasured, check_contention};
 use crate::flags::DeploymentArgs;
 use crate::output::progress::Progress;
+use crate::placement_choice::PlacementChoice;
 use crate::plan_report;
 use crate::planning::plan;
+use crate::profile_source::{MissingProfile, warn_missing_contention};
 use crate::remote_set::PredictionSource;
 use remoe_hardware::Origin;
 use remoe_hub::ModelLocation;
@@ -91,8 +91,8 @@ pub(super) fn ask(
         deployment.plan.is_none() && deployment.remote_ratio.is_none() && deployment.replicas.is_none();
     let prediction = PredictionSource { predictor: args.planning.predictor.as_deref(), prompt: None };
     let mut wanted = match is_planned {
-        true => deployment::unplaced(&source, &deployment)?,
-        false => deployment::wanted(&source, &deployment, HALF, prediction)?,
+        true => deployment::unplaced_deployment(&source, &deployment)?,
+        false => deployment::desired_deployment(&source, &deployment, HALF, prediction)?,
     };
     wanted.options.served_model_name = name;
     wanted.options.gateway_key = Some(key.to_owned());
@@ -130,7 +130,7 @@ pub(super) async fn start(
         false => None,
     };
     let problem = stated.as_ref().map(|stated| stated.problem.clone());
-    let mut choice = PlacementChoice::asked(&deployment, wanted.moe_layers.is_empty());
+    let mut choice = PlacementChoice::from_flags(&deployment, wanted.moe_layers.is_empty());
     times.facts_s = facts.as_secs_f64() + clock.lap();
     let tell = watch::Sender::new(None);
     let account =
@@ -147,7 +147,7 @@ pub(super) async fn start(
             let answer = plan(&problem, args.remote, origin).await?;
             wanted.place_as_planned(&problem, &answer)?;
             show_plan(&problem, &answer, as_json, progress);
-            choice = PlacementChoice::planned(&problem, &answer, args.remote, origin);
+            choice = PlacementChoice::from_plan(&problem, &answer, args.remote, origin);
             times.plan_s = clock.lap();
             supervisor.change(wanted.desired());
             (supervisor, accounted)
@@ -157,7 +157,7 @@ pub(super) async fn start(
                 let answer = plan(problem, args.remote, origin).await?;
                 wanted.place_as_planned(problem, &answer)?;
                 show_plan(problem, &answer, as_json, progress);
-                choice = PlacementChoice::planned(problem, &answer, args.remote, origin);
+                choice = PlacementChoice::from_plan(problem, &answer, args.remote, origin);
             }
             times.plan_s = clock.lap();
             let desired = wanted.desired();
@@ -216,8 +216,8 @@ impl StatedProblem {
         remembered: Option<&Shares>,
         progress: &Arc<Progress>,
     ) -> Result<Self, CliError> {
-        let unmeasured = if args.profile_first { Unmeasured::Measure } else { Unmeasured::Assume };
-        let profile = args.planning.profile_of(wanted, deployment, unmeasured, progress).await?;
+        let unmeasured = if args.profile_first { MissingProfile::Measure } else { MissingProfile::Assume };
+        let profile = args.planning.resolve_profile(wanted, deployment, unmeasured, progress).await?;
         let statement = ProblemStatement {
             planning: args.planning.clone(),
             deployment: deployment.clone(),
@@ -228,7 +228,7 @@ impl StatedProblem {
             remembered: remembered.cloned(),
         };
         let problem = statement.problem(&profile, wanted)?;
-        check_contention(&profile, &problem, progress);
+        warn_missing_contention(&profile, &problem, progress);
         let disturbed = profile.disturbed.is_some() && args.planning.profile.is_none();
         let is_unsure = disturbed || (profile.origin == Origin::Prior && args.planning.profile.is_none());
         Ok(Self { statement, problem, origin: profile.certainty(), is_unsure })
@@ -279,7 +279,7 @@ async fn all_listen(supervisor: &Supervisor, count: usize) {
 
 fn show_plan(problem: &Problem, answer: &PlanningResult, as_json: bool, progress: &Progress) {
     if !as_json && progress.is_verbose() {
-        progress.line(&format!("{}\n", plan_report::answer(problem, answer, false)));
+        progress.line(&format!("{}\n", plan_report::plan(problem, answer, false)));
     }
 }
 

@@ -2,9 +2,9 @@
 
 use crate::deployment::DesiredDeployment;
 use crate::exit::CliError;
-use crate::figures::measurement;
 use crate::flags::{DeploymentArgs, RemoteArg};
 use crate::planning::{PlanningArgs, ProblemInputs};
+use crate::profile_source::profile_request;
 use crate::profiling::{BelowOne, OnDevice, ProfileRequest};
 use remoe_hardware::Profile;
 use remoe_planner::{Problem, Slo};
@@ -45,9 +45,10 @@ impl ProblemStatement {
 
     /// Requests the measurement for plans as `problem`, beside `wanted` while it serves.
     pub(crate) fn measurement(&self, problem: &Problem, wanted: &DesiredDeployment) -> ProfileRequest {
-        let request = measurement(wanted, &self.deployment, BelowOne::of(problem, self.remote.into()));
+        let request = profile_request(wanted, &self.deployment, BelowOne::of(problem, self.remote.into()));
         // A GPU has no room beside the main function that serves.
-        let subject = remoe_profiler::ProfileRequest { on_device: OnDevice::Assume, ..request.subject };
-        ProfileRequest { subject, ..request }
+        let measurement =
+            remoe_profiler::ProfileRequest { on_device: OnDevice::Assume, ..request.measurement };
+        ProfileRequest { measurement, ..request }
     }
 }

@@ -1,8 +1,8 @@
 //! The start of a model in a few lines that fit a terminal: what runs where, why, and what it costs.
 
-use crate::choice::PlacementChoice;
 use crate::deployment::DesiredDeployment;
 use crate::output::table::{self, elided, wrapped};
+use crate::placement_choice::PlacementChoice;
 use remoe_planner::dollars;
 use remoe_rollout::placement::RemoteProcess;
 use std::collections::BTreeSet;
@@ -42,10 +42,10 @@ impl Summary<'_> {
         lines.extend(paragraph(&self.main_function()));
         lines.extend(paragraph(&self.remote_functions()));
         let later = if self.is_measured_later { "; planned again once measured, while idle" } else { "" };
-        lines.extend(paragraph(&format!("why: {}{later}", self.choice.why)));
-        lines.extend(self.choice.expected.iter().flat_map(|expected| paragraph(expected)));
+        lines.extend(paragraph(&format!("why: {}{later}", self.choice.reason)));
+        lines.extend(self.choice.expected_latency.iter().flat_map(|expected| paragraph(expected)));
         let hourly = format!("cost: {} per hour of all functions", dollars(self.hourly));
-        let each = self.choice.per_million.as_ref().map_or_else(String::new, |each| format!(", {each}"));
+        let each = self.choice.cost_per_million.as_ref().map_or_else(String::new, |each| format!(", {each}"));
         lines.extend(paragraph(&format!("{hourly}{each}")));
         let example = self.example(&endpoint);
         if lines.len() + example.len() < LINES {
