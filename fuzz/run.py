@@ -21,7 +21,7 @@ FINDINGS = FUZZ / "findings"
 RUNS = {
     "folder": (500_000, 10_000), "template": (500_000, 10_000), "listing": (500_000, 10_000),
     "records": (500_000, 10_000), "predictor": (500_000, 10_000), "planning": (500_000, 10_000),
-    "told": (500_000, 10_000), "tenant": (30_000, 1_000),
+    "gateway_data": (500_000, 10_000), "tenant": (30_000, 1_000),
 }
 USUAL_RUNS = (2_000_000, 60_000)
 

@@ -1,4 +1,4 @@
-//! The command line.
+//! Command-line arguments.
 
 mod examples;
 
@@ -153,25 +153,25 @@ mod tests {
     }
 
     #[test]
-    fn flags_take_one_grammar_of_durations() {
+    fn duration_flags_share_one_grammar() {
         for (text, seconds) in [("10m", 600), ("2h", 7200), ("1m30s", 90), ("1500ms", 1)] {
             let args =
                 up(&["--idle", text, "--tpot", text, "--queue-deadline", text, "--ready-timeout", text]);
             let args = args.unwrap();
-            let taken = [
+            let parsed = [
                 args.idle,
                 Some(args.planning.tpot),
                 args.queue_deadline,
                 Some(args.deployment.ready_timeout),
             ];
-            assert!(taken.iter().all(|taken| taken.unwrap().as_secs() == seconds), "{text}: {taken:?}");
+            assert!(parsed.iter().all(|parsed| parsed.unwrap().as_secs() == seconds), "{text}: {parsed:?}");
         }
         let error = up(&["--idle", "10"]).unwrap_err();
         assert!(error.contains("'10'") && error.contains("write 10ms, 10s, 10m or 10h"), "{error}");
     }
 
     #[test]
-    fn ready_timeout_takes_seconds_without_a_unit() {
+    fn ready_timeout_without_unit_is_in_seconds() {
         for (text, seconds) in [("120", 120), ("120s", 120), ("2m", 120), ("3600", 3600)] {
             assert_eq!(up(&["--ready-timeout", text]).unwrap().deployment.ready_timeout.as_secs(), seconds);
         }

@@ -1,4 +1,4 @@
-//! Functions of a command: started, used, stopped.
+//! Start, use and shutdown of the functions of a command.
 
 pub(crate) use remoe_local::{DesiredDeployment, MainReport, fallback_bytes};
 
@@ -6,11 +6,11 @@ use crate::device::MainDevice;
 use crate::exit::CliError;
 use crate::files::read;
 use crate::flags::{CPU, DeploymentArgs, check_experts_dtype};
-use crate::loading::Loading;
+use crate::loading_progress::LoadingProgress;
 use crate::output::progress::Progress;
 use crate::programs;
-use crate::remote_set::{PredictionSource, usage};
-use crate::signals::EndSignals;
+use crate::remote_set::{PredictionSource, expert_usage};
+use crate::signals::TerminationSignals;
 use remoe_hub::{ModelArgs, ModelLocation, StallLimit};
 use remoe_local::{LocalError, Ratio};
 use remoe_model::{DenseDtype, ExpertsDtype, Inspection, KvCacheDtype};
@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tonic::transport::Channel;
 
-/// Returns the share of remote experts that `args` say, else `default_ratio` of each layer's.
+/// Returns the remote ratio, replicas and groups from `args`. Without a flag, the ratio is `default_ratio`.
 pub(crate) fn ratio_of(args: &DeploymentArgs, default_ratio: f64) -> Ratio {
     Ratio {
         ratio: args.remote_ratio.unwrap_or(default_ratio),
@@ -35,31 +35,34 @@ pub(crate) fn ratio_of(args: &DeploymentArgs, default_ratio: f64) -> Ratio {
     }
 }
 
-/// Reads the checkpoint's facts and decides what is remote: as a plan file says, else the share that
-/// the arguments name, else `default_ratio`.
-pub(crate) fn wanted(
+/// Opens the checkpoint, and places its experts: from a plan file, else by `--remote-ratio`, else by `default_ratio`.
+pub(crate) fn desired_deployment(
     source: &ModelArgs,
     args: &DeploymentArgs,
     default_ratio: f64,
     prediction: PredictionSource<'_>,
 ) -> Result<DesiredDeployment, CliError> {
-    let mut wanted = unplaced(source, args)?;
+    let mut desired = unplaced_deployment(source, args)?;
     match &args.plan {
-        Some(path) => place_as_in(&mut wanted, path)?,
+        Some(path) => apply_plan_file(&mut desired, path)?,
         None => {
-            let usage = usage(args, prediction, &wanted.checkpoint)?;
+            let usage = expert_usage(args, prediction, &desired.checkpoint)?;
             let ratio = ratio_of(args, default_ratio);
-            wanted.placement = ratio.place(&wanted.moe_layers, usage.as_deref()).map_err(LocalError::from)?;
+            desired.placement =
+                ratio.place(&desired.moe_layers, usage.as_deref()).map_err(LocalError::from)?;
         }
     }
-    Ok(wanted)
+    Ok(desired)
 }
 
-/// Reads the checkpoint's facts; everything is local until something else is decided.
-pub(crate) fn unplaced(source: &ModelArgs, args: &DeploymentArgs) -> Result<DesiredDeployment, CliError> {
+/// Opens the checkpoint, and returns a deployment with all experts local.
+pub(crate) fn unplaced_deployment(
+    source: &ModelArgs,
+    args: &DeploymentArgs,
+) -> Result<DesiredDeployment, CliError> {
     let source = ModelArgs { model: absolute(&source.model), ..source.clone() };
-    let silence = StallLimit { after: args.ready_timeout, flag: "--ready-timeout" };
-    let mut opened = source.open_within(silence)?;
+    let stall_limit = StallLimit { after: args.ready_timeout, flag: "--ready-timeout" };
+    let mut opened = source.open_within(stall_limit)?;
     if let Some(positions) = args.max_model_len {
         opened.checkpoint.set_positions(positions)?;
     }
@@ -94,7 +97,7 @@ pub(crate) fn unplaced(source: &ModelArgs, args: &DeploymentArgs) -> Result<Desi
         moe_layers,
         placement: Placement::default(),
         account: None,
-        // Nothing is left to drain once the answer is there.
+        // After the answer, no requests remain to drain.
         drain: Duration::ZERO,
         serves_http: false,
         ready_timeout: args.ready_timeout,
@@ -103,36 +106,36 @@ pub(crate) fn unplaced(source: &ModelArgs, args: &DeploymentArgs) -> Result<Desi
     })
 }
 
-/// Takes the placement from a plan file, and the problem where the file states it.
-fn place_as_in(wanted: &mut DesiredDeployment, path: &Path) -> Result<(), CliError> {
+/// Applies the placement of a plan file, and the cost accounting of its problem if the file contains one.
+fn apply_plan_file(desired: &mut DesiredDeployment, path: &Path) -> Result<(), CliError> {
     let text = read("--plan", path)?;
-    // Strictly, for what the placement does not read as well.
-    let account = PlanAccount::from_plan_file(&text).map_err(|error| in_plan_file(error.into(), path))?;
-    wanted.placement = Placement::from_plan(&wanted.moe_layers, &text)
+    // Parsed first, because it also checks fields that the placement ignores.
+    let account = PlanAccount::from_plan_file(&text).map_err(|error| plan_file_error(error.into(), path))?;
+    desired.placement = Placement::from_plan(&desired.moe_layers, &text)
         .map_err(|error| CliError::placement(error, Some(path.to_owned())))?;
-    let sized = wanted.placement.processes().iter().any(|process| process.memory_bytes.is_some());
-    if sized && wanted.options.remote_memory_bytes.is_some() {
+    let has_sizes = desired.placement.processes().iter().any(|process| process.memory_bytes.is_some());
+    if has_sizes && desired.options.remote_memory_bytes.is_some() {
         let message = format!(
             "cannot apply --remote-memory: {} already sets the memory of each remote function; omit the flag",
             path.display()
         );
         return Err(CliError::arguments("--remote-memory", message));
     }
-    Ok(account.map_or(Ok(()), |account| wanted.adopt(account))?)
+    Ok(account.map_or(Ok(()), |account| desired.adopt(account))?)
 }
 
-/// Start of a deployment's functions, on the terminal of a command.
+/// Start of a deployment's functions, with progress on the terminal.
 pub(crate) trait Launch {
-    /// Starts to keep `desired`.
+    /// Starts a supervisor that maintains `desired`.
     fn launch(&self, desired: Desired, progress: &Arc<Progress>) -> Result<Supervisor, CliError>;
 
-    /// Waits until everything answers.
+    /// Waits until all functions are ready.
     async fn ready(&self, supervisor: &Supervisor, progress: &Progress) -> Result<Status, CliError>;
 
-    /// Starts the functions and waits until they answer.
+    /// Starts the functions, and waits until they are ready.
     async fn start(&self, progress: &Arc<Progress>) -> Result<(Supervisor, Status), CliError>;
 
-    /// Starts the functions for `work`, and ends them when it is done or the user interrupts it.
+    /// Starts the functions for `work`, and stops them when it ends or the user interrupts it.
     async fn run_once<T>(
         &self,
         progress: &Arc<Progress>,
@@ -142,7 +145,7 @@ pub(crate) trait Launch {
 
 impl Launch for DesiredDeployment {
     fn launch(&self, desired: Desired, progress: &Arc<Progress>) -> Result<Supervisor, CliError> {
-        progress.doing(starting(&desired));
+        progress.doing(starting_message(&desired));
         let log_progress = progress.clone();
         let launcher = ProcessLauncher::new(
             programs::find(self.backend, self.options.device.as_deref().unwrap_or(CPU))?,
@@ -150,12 +153,12 @@ impl Launch for DesiredDeployment {
             Arc::new(move |line: LogLine<'_>| log_progress.log(line)),
         )
         .map_err(|error| CliError::runtime(error.to_string()))?;
-        let limited = desired.functions.iter().any(|function| function.limits.is_some());
-        let launcher = match limited.then(Cgroups::find) {
+        let has_limits = desired.functions.iter().any(|function| function.limits.is_some());
+        let launcher = match has_limits.then(Cgroups::find) {
             Some(Ok(cgroups)) => launcher.with_limits(cgroups),
             Some(Err(error)) => {
-                let why = if progress.is_verbose() { format!(": {error}") } else { String::new() };
-                progress.line(&format!("memory and CPU limits of functions are not enforced{why}"));
+                let cause = if progress.is_verbose() { format!(": {error}") } else { String::new() };
+                progress.line(&format!("memory and CPU limits of functions are not enforced{cause}"));
                 launcher
             }
             None => launcher,
@@ -165,8 +168,8 @@ impl Launch for DesiredDeployment {
         let event_progress = progress.clone();
         let events = Arc::new(move |event: &RolloutEvent| event_progress.event(event));
         let supervisor = Supervisor::spawn_with(launcher, desired, events, activity.clone());
-        let (facts, place) = (self.inspection.clone(), self.source.model.to_string());
-        let loading = Loading { facts, place, cache: self.cache.clone(), activity };
+        let (inspection, location) = (self.inspection.clone(), self.source.model.to_string());
+        let loading = LoadingProgress { inspection, location, cache: self.cache.clone(), activity };
         tokio::spawn(loading.watch(supervisor.status(), progress.clone()));
         Ok(supervisor)
     }
@@ -188,7 +191,7 @@ impl Launch for DesiredDeployment {
         progress: &Arc<Progress>,
         work: impl AsyncFnOnce(MainModelClient<Channel>) -> Result<T, CliError>,
     ) -> Result<T, CliError> {
-        let mut signals = EndSignals::catch()?;
+        let mut signals = TerminationSignals::listen()?;
         let with_functions = async {
             let (supervisor, status) = self.start(progress).await?;
             let main = status.functions.iter().find_map(|function| function.grpc);
@@ -199,26 +202,26 @@ impl Launch for DesiredDeployment {
         };
         tokio::select! {
             result = with_functions => result,
-            // Dropping the supervisor ends the functions.
+            // Dropping the supervisor stops the functions.
             () = signals.next() => Err(CliError::interrupted()),
         }
     }
 }
 
-/// The Mixture-of-Experts layers of a model.
+/// Returns the Mixture-of-Experts layers of a model.
 fn moe_layers(inspection: &Inspection) -> Vec<MoeLayer> {
     let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     let ids = inspection.moe_layers.iter();
     ids.map(|&id| MoeLayer { layer: number(id), experts: number(inspection.experts) }).collect()
 }
 
-/// Returns the error about the plan file at `path`.
-fn in_plan_file(error: PlanError, path: &Path) -> CliError {
+/// Adds the path of the plan file to an error about it.
+fn plan_file_error(error: PlanError, path: &Path) -> CliError {
     let message = format!("{}: {error}", path.display());
     CliError { message, path: Some(path.to_owned()), ..CliError::from(error) }
 }
 
-fn starting(desired: &Desired) -> String {
+fn starting_message(desired: &Desired) -> String {
     match desired.functions.len().saturating_sub(1) {
         0 => "starting the main function".to_owned(),
         1 => "starting the main function and 1 remote function".to_owned(),
@@ -226,7 +229,7 @@ fn starting(desired: &Desired) -> String {
     }
 }
 
-/// A folder by a path that ends in its name: the model is called after it.
+/// Makes a folder's path absolute, so that it ends in a name, after which the model is named.
 fn absolute(model: &ModelLocation) -> ModelLocation {
     match model {
         ModelLocation::Folder(path) => ModelLocation::Folder(absolute_path(path)),
@@ -239,6 +242,6 @@ fn absolute_path(model: &Path) -> PathBuf {
     if path.file_name().is_some() {
         return path;
     }
-    // `..` at the end.
+    // A path that ends in `..` has no file name.
     path.canonicalize().unwrap_or(path)
 }

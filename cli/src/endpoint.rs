@@ -1,4 +1,4 @@
-//! Client of a gateway: reads its pages within limits of time and size.
+//! HTTP client of a gateway, with limits of time and size.
 
 use crate::exit::CliError;
 use bytes::Bytes;
@@ -9,7 +9,7 @@ use hyper_util::rt::TokioExecutor;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// Gateway at an address.
+/// Gateway at a URL, with the API key for it.
 pub(crate) struct GatewayEndpoint {
     client: Client<HttpConnector, Full<Bytes>>,
     url: String,
@@ -29,43 +29,50 @@ impl GatewayEndpoint {
         &self.url
     }
 
-    /// Reports if the gateway is on this machine, so that its process ids mean something here.
-    pub(crate) fn is_here(&self) -> bool {
+    /// Reports if the gateway is on this machine. Only then do its process ids refer to local processes.
+    pub(crate) fn is_local(&self) -> bool {
         let host = self.url.parse::<axum::http::Uri>().ok().and_then(|uri| uri.host().map(str::to_owned));
         let host = host.unwrap_or_default();
         let ip = host.trim_matches(['[', ']']).parse::<IpAddr>();
         host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
     }
 
-    /// Returns the error that `path` cannot be read.
-    pub(crate) fn failed(&self, path: &str, problem: &dyn std::fmt::Display) -> CliError {
+    /// Returns an error about a failed request for `path`.
+    pub(crate) fn request_error(&self, path: &str, problem: &dyn std::fmt::Display) -> CliError {
         CliError {
             field: Some("--endpoint".to_owned()),
             ..CliError::runtime(format!("cannot read {}{path}: {problem}", self.url))
         }
     }
 
-    /// Returns the page at `path`, of `most` bytes within `limit`.
-    pub(crate) async fn get(&self, path: &str, most: usize, limit: Duration) -> Result<Bytes, CliError> {
-        let failed = |problem: &dyn std::fmt::Display| self.failed(path, problem);
+    /// Fetches the body at `path`, of at most `max_bytes`, within `timeout`.
+    pub(crate) async fn get(
+        &self,
+        path: &str,
+        max_bytes: usize,
+        timeout: Duration,
+    ) -> Result<Bytes, CliError> {
+        let failed = |problem: &dyn std::fmt::Display| self.request_error(path, problem);
         let mut request = axum::http::Request::get(format!("{}{path}", self.url));
         if let Some(key) = &self.api_key {
             request = request.header("authorization", format!("Bearer {key}"));
         }
         let request = request.body(Full::default()).map_err(|error| failed(&error))?;
-        let answered = async {
+        let response = async {
             let response = self.client.request(request).await.map_err(|error| match error.is_connect() {
                 true => failed(&"connection failed; see `remoe ps` for the endpoints on this machine"),
                 false => failed(&error),
             })?;
             let status = response.status();
-            let body =
-                Limited::new(response.into_body(), most).collect().await.map_err(|error| failed(&error))?;
+            let body = Limited::new(response.into_body(), max_bytes)
+                .collect()
+                .await
+                .map_err(|error| failed(&error))?;
             Ok::<_, CliError>((status, body.to_bytes()))
         };
-        let (status, body) = tokio::time::timeout(limit, answered)
+        let (status, body) = tokio::time::timeout(timeout, response)
             .await
-            .map_err(|_late| failed(&format!("no answer within {} s", limit.as_secs_f64())))??;
+            .map_err(|_late| failed(&format!("no answer within {} s", timeout.as_secs_f64())))??;
         if !status.is_success() {
             return Err(failed(&format!("{status}: {}", String::from_utf8_lossy(&body).trim())));
         }

@@ -1,6 +1,6 @@
-//! How the command ends.
+//! Errors of commands, with their exit codes.
 
-use crate::remedies::{by_flag, infeasible};
+use crate::remedies::{infeasible, with_flag};
 use remoe_local::LocalError;
 use remoe_model::CheckpointError;
 use remoe_planner::PlanError;
@@ -10,84 +10,89 @@ use serde::Serialize;
 use std::borrow::Cow;
 use std::path::PathBuf;
 
-/// Exit codes, and the `code` of an error object.
+/// Exit codes of the command. JSON errors contain their names as `code`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
-pub(crate) enum Code {
-    /// It failed while it ran.
+pub(crate) enum CliExitCode {
+    /// A failure while the command ran.
     Runtime = 1,
-    /// The arguments are invalid.
+    /// Invalid arguments.
     Arguments = 2,
-    /// The wanted deployment does not fit.
+    /// No plan or deployment meets the limits.
     Infeasible = 3,
-    /// The checkpoint cannot be used.
+    /// An invalid or unsupported checkpoint.
     Checkpoint = 4,
-    /// The user ended it.
+    /// An interrupt by the user.
     Interrupted = 130,
-    /// The reader of the output is gone, as behind `| head`: there is nothing left to be done.
+    /// A closed output, as with `| head`. It does not count as a failure.
     ClosedOutput = 0,
 }
 
-/// Why the command failed.
+/// Error of a command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct CliError {
-    pub(crate) code: Code,
+    pub(crate) code: CliExitCode,
     pub(crate) message: String,
-    /// The file that was wrong.
+    /// File that the error is about.
     pub(crate) path: Option<PathBuf>,
-    /// The flag, or the field of the file, that was wrong.
+    /// Flag, or field of the file, that the error is about.
     pub(crate) field: Option<String>,
 }
 
 impl CliError {
-    fn new(code: Code, message: impl Into<String>) -> Self {
+    fn new(code: CliExitCode, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), path: None, field: None }
     }
 
     pub(crate) fn runtime(message: impl Into<String>) -> Self {
-        Self::new(Code::Runtime, message)
+        Self::new(CliExitCode::Runtime, message)
     }
 
     pub(crate) fn arguments(field: &str, message: impl Into<String>) -> Self {
-        Self { field: Some(field.to_owned()), ..Self::new(Code::Arguments, message) }
+        Self { field: Some(field.to_owned()), ..Self::new(CliExitCode::Arguments, message) }
     }
 
-    /// Returns the message, preceded by the flag unless the message names it. Messages of libraries rarely do.
+    /// Returns the message. Prepends the flag if the message does not name it, which messages of libraries rarely do.
     pub(crate) fn text(&self) -> Cow<'_, str> {
         match self.field.as_deref().filter(|field| field.starts_with("--")) {
-            Some(flag) if !names(&self.message, flag) => Cow::Owned(format!("{flag}: {}", self.message)),
+            Some(flag) if !contains_flag(&self.message, flag) => {
+                Cow::Owned(format!("{flag}: {}", self.message))
+            }
             _ => Cow::Borrowed(&self.message),
         }
     }
 
     pub(crate) fn interrupted() -> Self {
-        Self::new(Code::Interrupted, "interrupted")
+        Self::new(CliExitCode::Interrupted, "interrupted")
     }
 
-    /// A placement that cannot be, from the flags or from the plan at `path`.
+    /// Converts an error about a placement from flags, or from the plan file at `path`.
     pub(crate) fn placement(error: PlacementError, path: Option<PathBuf>) -> Self {
         let field = match (&path, error.field.as_str()) {
             (_, "") => None,
             (Some(_), field) => Some(field.to_owned()),
             (None, flag) => Some(format!("--{}", flag.replace('_', "-"))),
         };
-        let of_file = path.as_ref().map(|path| format!("{}: ", path.display()));
-        let of_field = field.as_ref().map(|field| format!("{field}: "));
-        let message = [of_file, of_field].into_iter().flatten().collect::<String>();
-        Self { path, field, ..Self::new(Code::Arguments, message + &error.message) }
+        let file_prefix = path.as_ref().map(|path| format!("{}: ", path.display()));
+        let field_prefix = field.as_ref().map(|field| format!("{field}: "));
+        let message = [file_prefix, field_prefix].into_iter().flatten().collect::<String>();
+        Self { path, field, ..Self::new(CliExitCode::Arguments, message + &error.message) }
     }
 }
 
 impl From<PlanError> for CliError {
     fn from(error: PlanError) -> Self {
         match error {
-            PlanError::Infeasible(why) => Self::new(Code::Infeasible, infeasible(&why, false)),
+            PlanError::Infeasible(reason) => Self::new(CliExitCode::Infeasible, infeasible(&reason, false)),
             PlanError::Problem(error) | PlanError::Plan(error) => {
-                let error = by_flag(error);
-                Self { field: Some(error.field.clone()), ..Self::new(Code::Arguments, error.to_string()) }
+                let error = with_flag(error);
+                Self {
+                    field: Some(error.field.clone()),
+                    ..Self::new(CliExitCode::Arguments, error.to_string())
+                }
             }
-            PlanError::Cancelled => Self::new(Code::Runtime, error.to_string()),
+            PlanError::Cancelled => Self::new(CliExitCode::Runtime, error.to_string()),
         }
     }
 }
@@ -110,7 +115,7 @@ impl From<LocalError> for CliError {
 impl From<clap::Error> for CliError {
     fn from(error: clap::Error) -> Self {
         let text = error.render().to_string();
-        // The first paragraph says what is wrong, the others how to get help.
+        // The first paragraph is the error, the others explain how to get help.
         let message = text.split("\n\n").next().unwrap_or(&text);
         let message = message.strip_prefix("error: ").unwrap_or(message);
         let field = error.get(clap::error::ContextKind::InvalidArg).and_then(|value| match value {
@@ -119,20 +124,20 @@ impl From<clap::Error> for CliError {
             _ => None,
         });
         Self {
-            field: field.as_deref().and_then(flag).map(str::to_owned),
-            ..Self::new(Code::Arguments, message.trim())
+            field: field.as_deref().and_then(flag_in_argument_name).map(str::to_owned),
+            ..Self::new(CliExitCode::Arguments, message.trim())
         }
     }
 }
 
-/// Reports if `text` contains `flag`, and not only a longer flag that begins with it.
-fn names(text: &str, flag: &str) -> bool {
+/// Reports if `text` contains `flag` as a whole word.
+fn contains_flag(text: &str, flag: &str) -> bool {
     let is_longer = |rest: &str| rest.starts_with(|next: char| next.is_ascii_alphanumeric() || next == '-');
-    text.match_indices(flag).any(|(at, found)| !text.get(at + found.len()..).is_some_and(is_longer))
+    text.match_indices(flag).any(|(start, found)| !text.get(start + found.len()..).is_some_and(is_longer))
 }
 
-/// The flag in clap's name of an argument, which may be `--flag <VALUE>` or `<VALUE|--flag <VALUE>>`.
-fn flag(name: &str) -> Option<&str> {
+/// Extracts the flag from clap's name of an argument, such as `--flag <VALUE>` or `<VALUE|--flag <VALUE>>`.
+fn flag_in_argument_name(name: &str) -> Option<&str> {
     let mut words =
         name.split(|c: char| c.is_whitespace() || "<>|".contains(c)).filter(|word| !word.is_empty());
     let first = words.clone().next();
@@ -141,7 +146,7 @@ fn flag(name: &str) -> Option<&str> {
 
 impl From<CheckpointError> for CliError {
     fn from(error: CheckpointError) -> Self {
-        let code = if error.is_transient() { Code::Runtime } else { Code::Checkpoint };
+        let code = if error.is_transient() { CliExitCode::Runtime } else { CliExitCode::Checkpoint };
         Self {
             path: Some(error.path().to_owned()),
             field: error.field().map(str::to_owned),
@@ -153,10 +158,10 @@ impl From<CheckpointError> for CliError {
 impl From<StartFailure> for CliError {
     fn from(failure: StartFailure) -> Self {
         let code = match failure.ending.code {
-            Some(2) => Code::Arguments,
-            Some(3) => Code::Infeasible,
-            Some(4) => Code::Checkpoint,
-            _ => Code::Runtime,
+            Some(2) => CliExitCode::Arguments,
+            Some(3) => CliExitCode::Infeasible,
+            Some(4) => CliExitCode::Checkpoint,
+            _ => CliExitCode::Runtime,
         };
         let record = failure.ending.last_record().unwrap_or_default();
         let text = |key| record.get(key).and_then(|value| value.as_str()).map(str::to_owned);
@@ -180,8 +185,8 @@ impl From<NotReady> for CliError {
 impl From<ServiceError> for CliError {
     fn from(error: ServiceError) -> Self {
         let code = match error.code {
-            ErrorCode::InvalidArgument | ErrorCode::ContextLengthExceeded => Code::Arguments,
-            _ => Code::Runtime,
+            ErrorCode::InvalidArgument | ErrorCode::ContextLengthExceeded => CliExitCode::Arguments,
+            _ => CliExitCode::Runtime,
         };
         Self { field: error.field, ..Self::new(code, error.message) }
     }
@@ -196,7 +201,7 @@ impl From<tonic::Status> for CliError {
 impl From<std::io::Error> for CliError {
     fn from(error: std::io::Error) -> Self {
         if error.kind() == std::io::ErrorKind::BrokenPipe {
-            return Self::new(Code::ClosedOutput, "the output is closed");
+            return Self::new(CliExitCode::ClosedOutput, "the output is closed");
         }
         Self::runtime(format!("cannot write the output: {error}"))
     }

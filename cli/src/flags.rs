@@ -131,7 +131,7 @@ impl Default for DeploymentArgs {
     }
 }
 
-/// Longest time without progress until functions are ready, by default.
+/// Default of `--ready-timeout`.
 pub(crate) const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Predictor in a folder.
@@ -201,7 +201,7 @@ pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Name of the CPUs among devices.
+/// Name of the CPUs in `--device`.
 pub(crate) const CPU: &str = "cpu";
 
 pub(crate) fn device(text: &str) -> Result<String, String> {
@@ -224,12 +224,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn several_devices_are_refused_with_a_remedy() {
-        let refused = device("cuda:0,cuda:1").unwrap_err();
-        assert!(refused.contains("must be 1: the layers of a model are not divided"), "{refused}");
-        assert!(refused.ends_with("name one, such as cuda:0"), "{refused}");
-        assert!(
-            device("cuda:1").is_ok() && device("gpu").is_err_and(|refused| refused.contains("expected cpu"))
-        );
+    fn several_devices_are_refused() {
+        let error = device("cuda:0,cuda:1").unwrap_err();
+        assert!(error.contains("must be 1: the layers of a model are not divided"), "{error}");
+        assert!(error.ends_with("name one, such as cuda:0"), "{error}");
+        assert!(device("cuda:1").is_ok() && device("gpu").is_err_and(|error| error.contains("expected cpu")));
     }
 }

@@ -1,4 +1,4 @@
-//! NVIDIA GPUs of this machine, as their driver shows them.
+//! NVIDIA GPUs of this machine, from the driver's files and `nvidia-smi`.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -6,31 +6,31 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Folder that stands for `/` where files of the driver are read; for tests.
+/// Environment variable with the folder that replaces `/` for the driver's files, for tests.
 const ROOT_VARIABLE: &str = "REMOE_HOST_ROOT";
-/// Device file that the driver leaves for programs to open.
-const CONTROL: &str = "dev/nvidiactl";
-const VERSION: &str = "proc/driver/nvidia/version";
-const GPUS: &str = "proc/driver/nvidia/gpus";
-/// Indices or UUIDs of the GPUs that CUDA shows to programs.
-const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
-const TOOL: &str = "nvidia-smi";
-/// A driver that hangs never answers.
-const TOOL_LIMIT: Duration = Duration::from_secs(10);
+/// Device file that exists if the driver is loaded.
+const CONTROL_DEVICE: &str = "dev/nvidiactl";
+const VERSION_FILE: &str = "proc/driver/nvidia/version";
+const GPUS_FOLDER: &str = "proc/driver/nvidia/gpus";
+/// Environment variable with the indices or UUIDs of the GPUs that CUDA programs may use.
+const VISIBLE_DEVICES_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
+const NVIDIA_SMI: &str = "nvidia-smi";
+/// Timeout of the tool, which never returns if the driver hangs.
+const TOOL_TIMEOUT: Duration = Duration::from_secs(10);
 const MIB: u64 = 1 << 20;
 
 /// GPUs that programs of this machine can use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Gpus {
-    /// Version of the driver, such as 580.65.06; none if it does not say.
+    /// Version of the driver, such as 580.65.06, if known.
     pub(crate) driver: Option<String>,
-    /// Model name of each GPU, by bus address.
+    /// Model names of the GPUs, sorted by bus address.
     models: Vec<String>,
 }
 
-/// Facts of one GPU, from `nvidia-smi`.
+/// Properties of one GPU, from `nvidia-smi`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Described {
+pub(crate) struct GpuProperties {
     pub(crate) name: String,
     /// Compute capability, such as 9.0.
     pub(crate) capability: String,
@@ -38,15 +38,20 @@ pub(crate) struct Described {
 }
 
 impl Gpus {
-    /// Finds the GPUs; none without a driver, or if CUDA is told to show none.
+    /// Finds the GPUs. Returns `None` without a driver, or if `CUDA_VISIBLE_DEVICES` hides all.
     pub(crate) fn find() -> Option<Self> {
-        let hidden = std::env::var(VISIBLE).is_ok_and(|visible| matches!(visible.trim(), "" | "-1"));
-        if hidden || !host(CONTROL).exists() {
+        let is_hidden =
+            std::env::var(VISIBLE_DEVICES_VARIABLE).is_ok_and(|visible| matches!(visible.trim(), "" | "-1"));
+        if is_hidden || !host_path(CONTROL_DEVICE).exists() {
             return None;
         }
-        let version = std::fs::read_to_string(host(VERSION)).unwrap_or_default();
-        let mut folders: Vec<PathBuf> =
-            std::fs::read_dir(host(GPUS)).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+        let version = std::fs::read_to_string(host_path(VERSION_FILE)).unwrap_or_default();
+        let mut folders: Vec<PathBuf> = std::fs::read_dir(host_path(GPUS_FOLDER))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path())
+            .collect();
         folders.sort();
         let model = |folder: PathBuf| {
             let text = std::fs::read_to_string(folder.join("information")).ok()?;
@@ -59,7 +64,7 @@ impl Gpus {
         })
     }
 
-    /// Returns the model name of all GPUs; none if they differ or are not named.
+    /// Returns the model name if all GPUs have the same one.
     pub(crate) fn model(&self) -> Option<&str> {
         let (first, others) = self.models.split_first()?;
         others.iter().all(|other| other == first).then_some(first)
@@ -71,26 +76,28 @@ impl Gpus {
     }
 }
 
-/// Asks `nvidia-smi` for the GPUs, in its order.
+/// Queries the properties of the GPUs with `nvidia-smi`, in its order.
 ///
 /// # Errors
-/// The tool is missing, fails, does not answer in time, or answers in another form.
-pub(crate) fn describe() -> Result<Vec<Described>, String> {
+/// The tool is missing, fails, times out, or prints an unexpected format.
+pub(crate) fn query_devices() -> Result<Vec<GpuProperties>, String> {
     let query = ["--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits"];
-    let text = output_within(TOOL.as_ref(), &query, TOOL_LIMIT)?;
+    let text = run_with_timeout(NVIDIA_SMI.as_ref(), &query, TOOL_TIMEOUT)?;
     let lines = text.lines().filter(|line| !line.trim().is_empty());
     lines
-        .map(|line| described(line).ok_or_else(|| format!("unexpected output of {TOOL}: {line:?}")))
+        .map(|line| {
+            parse_properties(line).ok_or_else(|| format!("unexpected output of {NVIDIA_SMI}: {line:?}"))
+        })
         .collect()
 }
 
-/// Path of a file of the driver.
-fn host(path: &str) -> PathBuf {
+/// Returns the path of a driver's file.
+fn host_path(path: &str) -> PathBuf {
     let root = std::env::var_os(ROOT_VARIABLE).map_or_else(|| PathBuf::from("/"), PathBuf::from);
     root.join(path)
 }
 
-/// Returns the version in the first line of the driver's version file: the first word that is one.
+/// Finds the first word that is a version number in the first line of the driver's version file.
 fn driver_version(text: &str) -> Option<&str> {
     let is_version = |word: &&str| {
         word.contains('.')
@@ -99,16 +106,20 @@ fn driver_version(text: &str) -> Option<&str> {
     text.lines().next()?.split_whitespace().find(is_version)
 }
 
-fn described(line: &str) -> Option<Described> {
-    // Names may hold commas, the two figures behind them do not.
+fn parse_properties(line: &str) -> Option<GpuProperties> {
+    // Parsed from the end, because names may contain commas.
     let (rest, memory) = line.rsplit_once(',')?;
     let (name, capability) = rest.rsplit_once(',')?;
     let memory_bytes = memory.trim().parse::<u64>().ok()?.checked_mul(MIB)?;
-    Some(Described { name: name.trim().to_owned(), capability: capability.trim().to_owned(), memory_bytes })
+    Some(GpuProperties {
+        name: name.trim().to_owned(),
+        capability: capability.trim().to_owned(),
+        memory_bytes,
+    })
 }
 
-/// Runs a program that prints little, and returns what it printed.
-fn output_within(program: &OsStr, arguments: &[&str], limit: Duration) -> Result<String, String> {
+/// Runs a program, and returns its output, which must fit into the pipe's buffer.
+fn run_with_timeout(program: &OsStr, arguments: &[&str], timeout: Duration) -> Result<String, String> {
     let name = program.to_string_lossy();
     let mut child = Command::new(program)
         .args(arguments)
@@ -121,10 +132,10 @@ fn output_within(program: &OsStr, arguments: &[&str], limit: Duration) -> Result
     let status = loop {
         match child.try_wait().map_err(|error| format!("cannot wait for {name}: {error}"))? {
             Some(status) => break status,
-            None if started.elapsed() > limit => {
+            None if started.elapsed() > timeout => {
                 let _ended = child.kill();
                 let _status = child.wait();
-                return Err(format!("no answer of {name} within {} s", limit.as_secs()));
+                return Err(format!("no answer of {name} within {} s", timeout.as_secs()));
             }
             None => std::thread::sleep(Duration::from_millis(5)),
         }
@@ -143,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn driver_version_is_found_in_both_forms_of_the_file() {
+    fn driver_version_parses_for_both_kernel_modules() {
         for (line, version) in [
             (
                 "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024",
@@ -163,10 +174,10 @@ mod tests {
     }
 
     #[test]
-    fn gpus_share_a_model_name_only_if_equal() {
+    fn model_name_is_known_only_if_all_gpus_share_it() {
         let gpus = |models: &[&str]| Gpus {
             driver: None,
-            models: models.iter().map(|it| (*it).to_owned()).collect(),
+            models: models.iter().map(|model| (*model).to_owned()).collect(),
         };
         assert_eq!(gpus(&["A", "A"]).model(), Some("A"));
         assert_eq!(gpus(&["A", "B"]).model(), None);
@@ -174,20 +185,22 @@ mod tests {
     }
 
     #[test]
-    fn line_of_the_tool_is_read_from_its_end() {
-        let line = described("NVIDIA A, B, 9.0, 143771").unwrap();
+    fn gpu_name_with_comma_parses() {
+        let line = parse_properties("NVIDIA A, B, 9.0, 143771").unwrap();
         assert_eq!((line.name.as_str(), line.capability.as_str()), ("NVIDIA A, B", "9.0"));
         assert_eq!(line.memory_bytes, 143_771 << 20);
         for wrong in ["", "NVIDIA", "NVIDIA, 9.0, much", "NVIDIA, 9.0, 99999999999999999999"] {
-            assert_eq!(described(wrong), None, "{wrong}");
+            assert_eq!(parse_properties(wrong), None, "{wrong}");
         }
     }
 
     #[test]
-    fn tool_that_hangs_is_given_up() {
+    fn hanging_tool_times_out() {
         let limit = Duration::from_millis(50);
-        assert!(output_within("sleep".as_ref(), &["600"], limit).unwrap_err().contains("no answer of sleep"));
-        assert!(output_within("false".as_ref(), &[], TOOL_LIMIT).unwrap_err().contains("failed"));
-        assert_eq!(output_within("echo".as_ref(), &["a"], TOOL_LIMIT).unwrap(), "a\n");
+        assert!(
+            run_with_timeout("sleep".as_ref(), &["600"], limit).unwrap_err().contains("no answer of sleep")
+        );
+        assert!(run_with_timeout("false".as_ref(), &[], TOOL_TIMEOUT).unwrap_err().contains("failed"));
+        assert_eq!(run_with_timeout("echo".as_ref(), &["a"], TOOL_TIMEOUT).unwrap(), "a\n");
     }
 }

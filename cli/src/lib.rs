@@ -1,35 +1,35 @@
-//! The `remoe` command: looks into checkpoints, and runs a main function with its remote-expert
-//! functions for one answer or as a service.
+//! The `remoe` command: inspects checkpoints, plans placements, and runs a main function with its remote-expert
+//! functions, for one answer or as a service.
 //!
-//! Every command prints for people, or with `--json` one object on standard output and everything
-//! else on standard error.
+//! Every command prints text. With `--json`, it prints one object on standard output, and everything else on standard
+//! error.
 
 mod args;
-mod choice;
 mod commands;
 mod constraints;
 mod deployment;
 mod device;
 mod endpoint;
 mod exit;
-mod figures;
 mod files;
 mod flags;
 mod gpu;
 mod libtorch;
-mod loading;
+mod loading_progress;
 mod output;
+mod placement_choice;
+mod plan_explanation;
 mod plan_report;
-mod plan_words;
 mod planning;
 mod predictors;
+mod profile_source;
 mod profiling;
 mod programs;
 mod prompt;
 mod remedies;
 mod remote_set;
 mod resource;
-mod running;
+mod running_commands;
 mod signals;
 mod workload;
 
@@ -49,25 +49,25 @@ pub fn main(arguments: Vec<OsString>) -> ExitCode {
     let as_json = arguments.iter().any(|argument| argument == "--json");
     let matches = match Cli::command().try_get_matches_from(arguments) {
         Ok(matches) => matches,
-        Err(error) => return refused(error, as_json),
+        Err(error) => return exit_with_clap_error(error, as_json),
     };
     let mut cli = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
-        Err(error) => return refused(error.format(&mut Cli::command()), as_json),
+        Err(error) => return exit_with_clap_error(error.format(&mut Cli::command()), as_json),
     };
-    if let Err(error) = with_resource(&mut cli, &matches) {
-        return failed(&error, as_json);
+    if let Err(error) = apply_resource_file(&mut cli, &matches) {
+        return exit_with_error(&error, as_json);
     }
     match run(&cli) {
         Ok(code) => code,
-        Err(error) if error.code == exit::Code::ClosedOutput => ExitCode::SUCCESS,
-        Err(error) => failed(&error, cli.json),
+        Err(error) if error.code == exit::CliExitCode::ClosedOutput => ExitCode::SUCCESS,
+        Err(error) => exit_with_error(&error, cli.json),
     }
 }
 
-/// Ends as clap says: with help or the version, or with what is wrong with the arguments.
-fn refused(error: clap::Error, as_json: bool) -> ExitCode {
-    // Nothing is left to be done where it cannot be printed.
+/// Prints clap's help, version or error, and returns the exit code.
+fn exit_with_clap_error(error: clap::Error, as_json: bool) -> ExitCode {
+    // A closed output must not change the exit code.
     let _closed = error.print();
     if !error.use_stderr() {
         return ExitCode::SUCCESS;
@@ -75,10 +75,11 @@ fn refused(error: clap::Error, as_json: bool) -> ExitCode {
     if as_json {
         json::print_error(&CliError::from(error));
     }
-    ExitCode::from(exit::Code::Arguments as u8)
+    ExitCode::from(exit::CliExitCode::Arguments as u8)
 }
 
-fn failed(error: &CliError, as_json: bool) -> ExitCode {
+/// Prints the error, and returns its exit code.
+fn exit_with_error(error: &CliError, as_json: bool) -> ExitCode {
     if as_json {
         json::print_error(error);
     }
@@ -86,13 +87,13 @@ fn failed(error: &CliError, as_json: bool) -> ExitCode {
     ExitCode::from(error.code as u8)
 }
 
-/// Sets the options of `up` that the resource of `--file` states beside the flags in `matches`.
-fn with_resource(cli: &mut Cli, matches: &ArgMatches) -> Result<(), CliError> {
+/// Sets the options of `up` that the MoEDeployment of `--file` states. Flags in `matches` take precedence.
+fn apply_resource_file(cli: &mut Cli, matches: &ArgMatches) -> Result<(), CliError> {
     let (Command::Up(up), Some((_, given))) = (&mut cli.command, matches.subcommand()) else { return Ok(()) };
     let Some(file) = up.file.clone() else { return Ok(()) };
-    let left_out = commands::up::fill_from_file(up, &file, given)?;
-    if !left_out.is_empty() {
-        output::progress::print_warning(&format!("ignored outside a cluster: {}", left_out.join(", ")));
+    let ignored_fields = commands::up::fill_from_file(up, &file, given)?;
+    if !ignored_fields.is_empty() {
+        output::progress::print_warning(&format!("ignored outside a cluster: {}", ignored_fields.join(", ")));
     }
     Ok(())
 }
@@ -108,7 +109,7 @@ fn run(cli: &Cli) -> Result<ExitCode, CliError> {
         Command::Predictor(args) => commands::predictor::run(args, json)?,
         Command::Eval(args) => match &args.perplexity {
             None => commands::eval::run(args, json)?,
-            Some(text) => with_functions(cli, async |progress| {
+            Some(text) => run_async(cli, async |progress| {
                 commands::eval::perplexity::run(args, text, json, progress).await
             })?,
         },
@@ -116,7 +117,7 @@ fn run(cli: &Cli) -> Result<ExitCode, CliError> {
         Command::List(args) => commands::models::list(args, json)?,
         Command::Rm(args) => commands::models::remove(args, json)?,
         Command::Ps(args) => {
-            with_functions(cli, async |_| commands::ps::run(args, json).await)?;
+            run_async(cli, async |_| commands::ps::run(args, json).await)?;
         }
         Command::Stop(args) => commands::ps::stop(args, json)?,
         Command::Doctor(args) => return commands::doctor::run(args, json),
@@ -125,34 +126,32 @@ fn run(cli: &Cli) -> Result<ExitCode, CliError> {
         Command::Completions(args) => commands::completions::run(args, Cli::command())?,
         Command::Man(args) => commands::completions::man(args, Cli::command())?,
         Command::Run(args) => {
-            with_functions(cli, async |progress| {
-                commands::run::run(args, json, cli.verbose, progress).await
-            })?;
+            run_async(cli, async |progress| commands::run::run(args, json, cli.verbose, progress).await)?;
         }
         Command::Logits(args) => {
-            with_functions(cli, async |progress| commands::logits::run(args, json, progress).await)?;
+            run_async(cli, async |progress| commands::logits::run(args, json, progress).await)?;
         }
         Command::Generate(args) => {
-            with_functions(cli, async |progress| commands::generate::run(args, json, progress).await)?;
+            run_async(cli, async |progress| commands::generate::run(args, json, progress).await)?;
         }
         Command::Up(args) => {
-            with_functions(cli, async |progress| commands::up::run(args, json, progress).await)?;
+            run_async(cli, async |progress| commands::up::run(args, json, progress).await)?;
         }
         Command::Top(args) => {
-            with_functions(cli, async |_| commands::top::run(args, json).await)?;
+            run_async(cli, async |_| commands::top::run(args, json).await)?;
         }
         Command::Profile(args) => {
-            with_functions(cli, async |progress| commands::profile::run(args, json, progress).await)?;
+            run_async(cli, async |progress| commands::profile::run(args, json, progress).await)?;
         }
         Command::Record(args) => {
-            with_functions(cli, async |progress| commands::record::run(args, json, progress).await)?;
+            run_async(cli, async |progress| commands::record::run(args, json, progress).await)?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs a command that drives functions.
-fn with_functions(
+/// Runs a command that starts or contacts functions, on an async runtime.
+fn run_async(
     cli: &Cli,
     work: impl AsyncFnOnce(&Arc<Progress>) -> Result<(), CliError>,
 ) -> Result<(), CliError> {

@@ -1,4 +1,4 @@
-//! Plans in the form that people read.
+//! Formatting of plans as tables.
 
 use crate::output::table;
 use remoe_planner::{
@@ -7,13 +7,14 @@ use remoe_planner::{
     Verdict, Violation, Way, WrongCase, amount, dollars, limit_name,
 };
 
-/// A plan with everything behind it; with `verbose` also how it was found, in the terms of the Remoe paper.
-pub(crate) fn answer(problem: &Problem, answer: &PlanningResult, verbose: bool) -> String {
+/// Formats a plan with its evaluation and comparisons. With `verbose`, adds how it was found, in terms of the Remoe
+/// paper.
+pub(crate) fn plan(problem: &Problem, answer: &PlanningResult, verbose: bool) -> String {
     let mut parts = vec![
         table::of_pairs(&[
             ("sized for", sized_for(problem)),
             ("main function", size(answer.plan.main_bytes, answer.plan.main_vcpus)),
-            ("remote", remote(&answer.plan)),
+            ("remote", remote_summary(&answer.plan)),
         ]),
         layers(problem, Some(&answer.plan), &answer.evaluation),
     ];
@@ -21,14 +22,14 @@ pub(crate) fn answer(problem: &Problem, answer: &PlanningResult, verbose: bool) 
     parts.extend([times(problem, &answer.evaluation), costs(&answer.evaluation)]);
     parts.extend(answer.evaluation.life.as_ref().map(life));
     parts.push(baselines(problem, answer));
-    parts.extend(verbose.then(|| reasons(&answer.explanation)));
+    parts.extend(verbose.then(|| explanation(&answer.explanation)));
     parts.extend(answer.sturdiness.as_ref().map(sturdiness));
     parts.extend(answer.change.as_ref().map(change));
     parts.push(verdict(&answer.verdict));
     parts.join("\n\n")
 }
 
-/// Requests that a plan is sized for, and those that its figures are of.
+/// Formats the requests that a plan is sized for, and the requests that its latency and cost are of.
 fn sized_for(problem: &Problem) -> String {
     let request = &problem.request;
     let tokens =
@@ -57,7 +58,7 @@ pub(crate) fn evaluation(problem: &Problem, evaluation: &Evaluation) -> String {
     parts.join("\n\n")
 }
 
-/// The walk over remote ratios, and where it ends.
+/// Formats the pre-allocation: each step of the walk over remote ratios, and the result.
 pub(crate) fn preallocation(answer: &Preallocation) -> String {
     let rows = answer.walk.iter().map(|step| {
         vec![
@@ -75,7 +76,7 @@ pub(crate) fn preallocation(answer: &Preallocation) -> String {
     format!("main function of {} at i = {}, in the worst case\n\n{walk}", bytes(answer.main_bytes), answer.i)
 }
 
-fn remote(plan: &Plan) -> String {
+fn remote_summary(plan: &Plan) -> String {
     let sets = plan.layers.iter().filter(|layer| !layer.remote.is_empty());
     let (layers, experts) =
         sets.fold((0, 0), |(layers, experts), layer| (layers + 1, experts + layer.remote.len()));
@@ -91,23 +92,24 @@ fn remote(plan: &Plan) -> String {
     }
 }
 
-/// Where every expert lives; without a `plan` only the terms of each layer.
+/// Formats each layer's terms of latency and cost. With a `plan`, adds the placement of the experts.
 fn layers(problem: &Problem, plan: Option<&Plan>, evaluation: &Evaluation) -> String {
-    let nothing = LayerPlan::default();
+    let all_local = LayerPlan::default();
     let terms = problem.layers.iter().zip(&evaluation.layers).enumerate();
     let rows = terms.map(|(index, (layer, terms))| {
         let mut row = vec![index.to_string()];
         if let Some(plan) = plan {
-            let part = plan.layers.get(index).unwrap_or(&nothing);
-            let local: Vec<u32> = (0..layer.experts).filter(|expert| !part.remote.contains(expert)).collect();
-            // Groups host the experts of several layers and have a table of their own.
-            let own = !part.remote.is_empty() && plan.groups.is_empty();
-            let of_remote = |text: String| if own { text } else { String::new() };
+            let layer_plan = plan.layers.get(index).unwrap_or(&all_local);
+            let local: Vec<u32> =
+                (0..layer.experts).filter(|expert| !layer_plan.remote.contains(expert)).collect();
+            // Groups host experts of several layers, and have a separate table.
+            let has_function = !layer_plan.remote.is_empty() && plan.groups.is_empty();
+            let if_has_function = |text: String| if has_function { text } else { String::new() };
             row.extend([
                 ids(&local),
-                ids(&part.remote),
-                of_remote(bytes(part.memory_bytes)),
-                of_remote(part.replicas.to_string()),
+                ids(&layer_plan.remote),
+                if_has_function(bytes(layer_plan.memory_bytes)),
+                if_has_function(layer_plan.replicas.to_string()),
             ]);
         }
         row.extend([
@@ -119,18 +121,18 @@ fn layers(problem: &Problem, plan: Option<&Plan>, evaluation: &Evaluation) -> St
         ]);
         row
     });
-    let placed: &[&str] =
+    let placement_columns: &[&str] =
         if plan.is_some() { &["local experts", "remote experts", "memory", "replicas"] } else { &[] };
     let header: Vec<&str> = ["layer"]
         .iter()
-        .chain(placed)
+        .chain(placement_columns)
         .chain(&["remote share", "local prefill", "remote prefill", "decode step", "cost"])
         .copied()
         .collect();
     table::with_header(&header, rows.collect())
 }
 
-/// Memory, and vCPUs where they are a decision of their own.
+/// Formats the memory of a function, and its vCPUs if the plan chose them separately.
 fn size(memory: f64, vcpus: Option<f64>) -> String {
     match vcpus {
         Some(vcpus) => format!("{}, {vcpus:.2} vCPUs", bytes(memory)),
@@ -138,13 +140,13 @@ fn size(memory: f64, vcpus: Option<f64>) -> String {
     }
 }
 
-/// Lists the content of every group; `None` if there is none.
+/// Formats the groups of a plan. Returns `None` for a plan without groups.
 fn groups(plan: &Plan, evaluation: &Evaluation) -> Option<String> {
-    let sleeps = plan.groups.iter().any(|group| group.idle_seconds.is_some());
+    let has_idle_windows = plan.groups.iter().any(|group| group.idle_seconds.is_some());
     let rows = plan.groups.iter().zip(&evaluation.groups).enumerate().map(|(index, (group, terms))| {
         let experts: usize = group.experts.iter().map(Vec::len).sum();
         let layers = group.experts.iter().filter(|experts| !experts.is_empty()).count();
-        let ends = sleeps.then(|| match (group.idle_seconds, terms.life) {
+        let idle_cell = has_idle_windows.then(|| match (group.idle_seconds, terms.life) {
             (Some(idle), Some(life)) => format!(
                 "{}: alive {} of the time, {} cold requests",
                 seconds(idle),
@@ -161,11 +163,11 @@ fn groups(plan: &Plan, evaluation: &Evaluation) -> Option<String> {
             group.replicas.to_string(),
             format!("{}/hour", dollars(terms.rate * 3600.0)),
         ];
-        cells.into_iter().chain(ends).collect()
+        cells.into_iter().chain(idle_cell).collect()
     });
     let rows: Vec<Vec<String>> = rows.collect();
     let mut header = vec!["group", "experts", "share of pairs", "memory", "replicas", "cost while alive"];
-    header.extend(sleeps.then_some("idle window"));
+    header.extend(has_idle_windows.then_some("idle window"));
     (!plan.groups.is_empty()).then(|| table::with_header(&header, rows))
 }
 
@@ -198,7 +200,7 @@ fn life(life: &Life) -> String {
     table::of_pairs(&rows)
 }
 
-/// Formats what wrong figures do to a plan of groups.
+/// Formats the robustness of a plan of groups to wrong figures.
 fn sturdiness(sturdy: &Sturdiness) -> String {
     let Sturdiness { tried, broken, worst_above, broken_of_cheapest, above_cheapest, cases } = sturdy;
     let cheapest = match above_cheapest {
@@ -210,13 +212,13 @@ fn sturdiness(sturdy: &Sturdiness) -> String {
             )
         }
     };
-    let names = |chosen: &dyn Fn(&WrongCase) -> bool| {
+    let figure_names = |selects: &dyn Fn(&WrongCase) -> bool| {
         let names: Vec<&str> =
-            cases.iter().filter(|case| chosen(case)).map(|case| case.figure.name()).collect();
+            cases.iter().filter(|case| selects(case)).map(|case| case.figure.name()).collect();
         names.join(", ")
     };
-    let breaks = names(&|case| !case.broken.is_empty());
-    let survives = names(&|case| case.broken.is_empty() && !case.broken_of_cheapest.is_empty());
+    let breaks = figure_names(&|case| !case.broken.is_empty());
+    let survives = figure_names(&|case| case.broken.is_empty() && !case.broken_of_cheapest.is_empty());
     let rows = [
         (
             "robustness to wrong figures",
@@ -228,19 +230,19 @@ fn sturdiness(sturdy: &Sturdiness) -> String {
         ("robust where the cheapest plan is not", survives),
         ("violates limits with", breaks),
     ];
-    let said: Vec<(&str, String)> = rows.into_iter().filter(|(_, text)| !text.is_empty()).collect();
-    table::of_pairs(&said)
+    let non_empty: Vec<(&str, String)> = rows.into_iter().filter(|(_, text)| !text.is_empty()).collect();
+    table::of_pairs(&non_empty)
 }
 
-/// All ways beside each other, and the answer in a sentence.
+/// Formats the compared placements, and the conclusion in a sentence.
 pub(crate) fn verdict(verdict: &Verdict) -> String {
     let rows = verdict.rivals.iter().map(|rival| {
-        let shown = |value: Option<f64>, how: fn(f64) -> String| value.map_or_else(String::new, how);
+        let optional = |value: Option<f64>, format: fn(f64) -> String| value.map_or_else(String::new, format);
         vec![
             rival.name.name().to_owned(),
             rival.price(),
-            shown(rival.ttft_seconds, seconds),
-            shown(rival.tpot_seconds, seconds),
+            optional(rival.ttft_seconds, seconds),
+            optional(rival.tpot_seconds, seconds),
             match (rival.dollars_per_request, rival.feasible) {
                 (None, _) => "-",
                 (_, true) => "yes",
@@ -255,7 +257,7 @@ pub(crate) fn verdict(verdict: &Verdict) -> String {
 }
 
 fn times(problem: &Problem, evaluation: &Evaluation) -> String {
-    let of = |value: f64, limit: f64| {
+    let with_limit = |value: f64, limit: f64| {
         format!("{} of {} ({})", seconds(value), seconds(limit), percent(value / limit))
     };
     let latency = evaluation.life.and_then(|life| life.latency);
@@ -264,14 +266,14 @@ fn times(problem: &Problem, evaluation: &Evaluation) -> String {
         Some((quantile, _)) => format!("{name}, {}", quantile.name()),
         None => name.to_owned(),
     };
-    let at = |mean: f64, of: fn(&Latency) -> &Quantiles| {
-        quantile.map_or(mean, |(quantile, latency)| of(&latency).at(Some(quantile)))
+    let limited_value = |mean: f64, select: fn(&Latency) -> &Quantiles| {
+        quantile.map_or(mean, |(quantile, latency)| select(&latency).at(Some(quantile)))
     };
-    let ttft = at(evaluation.ttft_seconds, |latency| &latency.ttft);
-    let tpot = at(evaluation.tpot_seconds, |latency| &latency.tpot);
+    let ttft = limited_value(evaluation.ttft_seconds, |latency| &latency.ttft);
+    let tpot = limited_value(evaluation.tpot_seconds, |latency| &latency.tpot);
     table::of_pairs(&[
-        (name("TTFT").as_str(), of(ttft, problem.slo.ttft_seconds)),
-        (name("TPOT").as_str(), of(tpot, problem.slo.tpot_seconds)),
+        (name("TTFT").as_str(), with_limit(ttft, problem.slo.ttft_seconds)),
+        (name("TPOT").as_str(), with_limit(tpot, problem.slo.tpot_seconds)),
         ("prefill", seconds(evaluation.prefill_seconds)),
         ("decode", seconds(evaluation.decode_seconds)),
     ])
@@ -320,7 +322,7 @@ fn baselines(problem: &Problem, answer: &PlanningResult) -> String {
         (false, Device::Cpu) => "the main function has no GPU",
         (false, Device::Gpu) => "missing gpu_expert_seconds",
     };
-    let all = [
+    let compared = [
         (Way::Mix.baseline_name(), &baselines.mix, saving.mix, too_large),
         (Way::Cpu.baseline_name(), &baselines.cpu, saving.cpu, without_cpu),
         (Way::Gpu.baseline_name(), &baselines.gpu, saving.gpu, without_gpu),
@@ -328,56 +330,59 @@ fn baselines(problem: &Problem, answer: &PlanningResult) -> String {
     ];
     let header =
         ["baseline", "cost", "saving of the plan", "main function", "TTFT", "TPOT", "meets the limits"];
-    let known =
-        all.iter().filter_map(|(name, baseline, saving, _)| Some(row(name, baseline.as_ref()?, *saving)));
+    let known = compared
+        .iter()
+        .filter_map(|(name, baseline, saving, _)| Some(row(name, baseline.as_ref()?, *saving)));
     let known: Vec<Vec<String>> = known.collect();
-    let absent = all.iter().filter(|(_, baseline, ..)| baseline.is_none());
-    let absent: Vec<String> = absent.map(|(name, .., why)| format!("not compared: {name}: {why}")).collect();
+    let absent = compared.iter().filter(|(_, baseline, ..)| baseline.is_none());
+    let absent: Vec<String> =
+        absent.map(|(name, .., reason)| format!("not compared: {name}: {reason}")).collect();
     let table = (!known.is_empty()).then(|| table::with_header(&header, known));
     table.into_iter().chain(absent).collect::<Vec<_>>().join("\n")
 }
 
-fn reasons(why: &Explanation) -> String {
-    let best = |next: &Alternative, word: &str| {
+fn explanation(explanation: &Explanation) -> String {
+    let alternative = |next: &Alternative, comparison: &str| {
         let (cost, main) = (dollars(next.total_cost), bytes(next.main_bytes));
         let difference = percent(next.above.abs());
-        format!("{cost} ({difference} {word}) with i = {} and a main function of {main}", next.i)
+        format!("{cost} ({difference} {comparison}) with i = {} and a main function of {main}", next.i)
     };
-    let selection = match (why.selection, why.i) {
+    let selection = match (explanation.selection, explanation.i) {
         (Some(Selection::Ratio), Some(i)) => format!("the same ratio in every layer, i = {i}"),
         (Some(Selection::AcrossLayers), Some(i)) => {
             format!("the least used of all layers, within the bytes of i = {i}")
         }
         (Some(Selection::Mixed), _) => "chosen for every layer by itself".to_owned(),
-        // A previous plan that stays: what is known about it is that the best one is not better enough.
+        // The previous plan stays. The only alternative is the best new plan, which saves too little.
         _ => {
-            let new = why.next_best.as_ref();
-            let new = new.map_or_else(|| "none".to_owned(), |new| best(new, "less"));
+            let new = explanation.next_best.as_ref();
+            let new = new.map_or_else(|| "none".to_owned(), |new| alternative(new, "less"));
             return table::of_pairs(&[
                 ("remote experts", "unchanged from the previous plan".to_owned()),
                 ("best now", new),
             ]);
         }
     };
-    let binding = why.binding.as_ref().map_or_else(
+    let binding = explanation.binding.as_ref().map_or_else(
         || "none: local optimum".to_owned(),
         |binding| {
             let save = dollars(binding.would_save);
             format!("{}: relaxing it by one step would save {save}", limit_name(&binding.limit))
         },
     );
-    let next = why.next_best.as_ref().map_or_else(|| "none".to_owned(), |next| best(next, "more"));
-    let paper = why.continuous.as_ref().map(|form| match (form.above, form.refused) {
+    let next =
+        explanation.next_best.as_ref().map_or_else(|| "none".to_owned(), |next| alternative(next, "more"));
+    let continuous_form = explanation.continuous.as_ref().map(|form| match (form.above, form.refused) {
         (Some(above), _) => format!("{} more", percent(above)),
-        (None, Some(refusal)) => format!("does not apply: {}", refused(refusal)),
+        (None, Some(refusal)) => format!("does not apply: {}", refusal_text(refusal)),
         (None, None) => "violates a limit".to_owned(),
     });
     let mut pairs = vec![("remote experts", selection), ("binding limit", binding), ("next best", next)];
-    pairs.extend(paper.map(|paper| ("continuous form", paper)));
+    pairs.extend(continuous_form.map(|text| ("continuous form", text)));
     table::of_pairs(&pairs)
 }
 
-fn refused(refusal: Refusal) -> &'static str {
+fn refusal_text(refusal: Refusal) -> &'static str {
     match refusal {
         Refusal::PoorFit => "no exponential decay fits some layer's times (R2 below 0.95)",
         Refusal::NotConvex => "the objective is not convex in some layer",
@@ -387,7 +392,7 @@ fn refused(refusal: Refusal) -> &'static str {
 }
 
 fn change(change: &PlanChange) -> String {
-    let verdict = match change.reason {
+    let decision = match change.reason {
         Reason::Unchanged => "Keeps the previous plan: it is optimal.",
         Reason::WithinHysteresis => "Keeps the previous plan: the best one saves less than the hysteresis.",
         Reason::MovesTooMuch => {
@@ -397,7 +402,7 @@ fn change(change: &PlanChange) -> String {
         Reason::PreviousFails => "Replaces the previous plan: it violates the limits.",
         Reason::NoNewPlan => "Keeps the previous plan: it meets all limits, and no new plan does.",
     };
-    let mut lines = vec![verdict.to_owned()];
+    let mut lines = vec![decision.to_owned()];
     lines.push(match change.new_cost {
         Some(new) => format!("previous {}, best {}", dollars(change.previous_cost), dollars(new)),
         None => format!("previous {}", dollars(change.previous_cost)),
@@ -437,11 +442,11 @@ fn change(change: &PlanChange) -> String {
 }
 
 fn violation(violation: &Violation) -> Vec<String> {
-    let shown = |value| amount(&violation.limit, value);
-    vec![limit_name(&violation.limit), shown(violation.value), shown(violation.allowed)]
+    let with_unit = |value| amount(&violation.limit, value);
+    vec![limit_name(&violation.limit), with_unit(violation.value), with_unit(violation.allowed)]
 }
 
-/// Ascending ids with runs as ranges: `0-3,7`.
+/// Formats ascending ids, with runs as ranges: `0-3,7`.
 fn ids(ids: &[u32]) -> String {
     if ids.is_empty() {
         return "-".to_owned();
@@ -454,7 +459,7 @@ fn ids(ids: &[u32]) -> String {
 }
 
 pub(crate) fn bytes(count: f64) -> String {
-    // Sizes are checked to be far below 2^63.
+    // Plans have sizes far below 2^63.
     table::bytes(count as u64)
 }
 
@@ -485,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_minus_nothing() {
+    fn percent_has_no_negative_zero() {
         assert_eq!([-1e-9, 0.0, -0.012].map(percent), ["0.0 %", "0.0 %", "-1.2 %"]);
     }
 }

@@ -1,4 +1,4 @@
-//! From a model, a profile and wishes to a plan: what `plan --model`, `up` and `generate` share.
+//! Planning for a model and a hardware profile, shared by `plan`, `up` and `generate`.
 
 mod ranges;
 
@@ -9,14 +9,14 @@ use crate::constraints;
 use crate::deployment::{DesiredDeployment, fallback_bytes};
 use crate::device::MainDevice;
 use crate::exit::CliError;
-use crate::files::{in_file, read};
+use crate::files::{file_error, read};
 use crate::flags::{DeploymentArgs, Dtype, RemoteArg};
 use crate::machine;
 use crate::output::progress::print_warning;
 use crate::predictors::PredictorModel;
 use crate::profiling;
 use crate::prompt;
-use crate::resource::{self, in_spec};
+use crate::resource::{self, spec_error};
 use crate::workload::WorkloadArgs;
 use clap::Args;
 use ranges::{millicores, sizes};
@@ -35,8 +35,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const MB: f64 = 1e6;
-/// Replicas of a function and groups of a plan, at most.
-const MOST_COUNT: u32 = 64;
+/// Limit of `--max-replicas` and `--max-groups`.
+const MAX_COUNT: u32 = 64;
 
 /// Inputs of the planner.
 #[derive(Debug, Clone, Args)]
@@ -80,11 +80,11 @@ pub(crate) struct PlanningArgs {
     #[arg(long, value_name = "MB", default_value = "100:5000:100", value_parser = sizes, help_heading = "Planning")]
     pub(crate) remote_memory_mb: SizeRange,
     /// Maximum number of replicas of a layer's or group's remote function
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_COUNT)), help_heading = "Planning")]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_COUNT)), help_heading = "Planning")]
     pub(crate) max_replicas: u32,
     /// Let the plan divide every layer's remote experts among up to N remote groups [default: no groups: the remote
     /// experts of each layer are in a function of their own]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_COUNT)), help_heading = "Planning")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_COUNT)), help_heading = "Planning")]
     pub(crate) max_groups: Option<u32>,
     /// vCPUs that the plan may choose for the main function: MIN:MAX:STEP in millicores, priced separately from memory;
     /// requires --remote-cpu [default: 1000 per GB of memory, or as --pricing states]
@@ -96,17 +96,17 @@ pub(crate) struct PlanningArgs {
     pub(crate) remote_cpu: Option<VcpuRange>,
 }
 
-/// Reads the name of a quantile.
+/// Parses the name of a quantile.
 fn quantile(text: &str) -> Result<Quantile, String> {
     let all = [Quantile::P50, Quantile::P95, Quantile::P99];
     let found = all.into_iter().find(|quantile| quantile.name() == text);
     found.ok_or_else(|| format!("expected p50, p95 or p99, got {text:?}"))
 }
 
-/// Lets an argument of [`PlanningArgs`] stand only without `other`, beside which it would mean nothing.
-/// The predictor is none of them: it also says which experts a ratio sends away.
-pub(crate) fn not_beside(other: &'static str, argument: clap::Arg) -> clap::Arg {
-    const OF_PLANS: [&str; 14] = [
+/// Makes an argument of [`PlanningArgs`] conflict with `other`, with which it would have no effect. The predictor does
+/// not conflict, because it also selects the remote experts of `--remote-ratio`.
+pub(crate) fn conflicting_with(other: &'static str, argument: clap::Arg) -> clap::Arg {
+    const PLANNING_ARGUMENTS: [&str; 14] = [
         "profile",
         "workload",
         "ttft",
@@ -122,73 +122,73 @@ pub(crate) fn not_beside(other: &'static str, argument: clap::Arg) -> clap::Arg 
         "main_cpu",
         "remote_cpu",
     ];
-    match OF_PLANS.contains(&argument.get_id().as_str()) {
+    match PLANNING_ARGUMENTS.contains(&argument.get_id().as_str()) {
         true => argument.conflicts_with(other),
         false => argument,
     }
 }
 
-/// Facts that a problem is stated for, beside the model.
+/// Inputs of a planning problem beside the model and the flags.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ProblemInputs<'a> {
-    /// One prompt, instead of the mean of the history.
+    /// Prompt to predict expert usage for. `None`: the mean of the history.
     pub(crate) prompt: Option<&'a str>,
-    /// Requests that run at once; the workload's where absent.
+    /// Concurrent requests. `None`: as the workload states.
     pub(crate) concurrency: Option<u32>,
-    /// Without requests for so long functions end, where the workload does not say.
+    /// Idle window of the deployment, if the workload states none.
     pub(crate) idle: Option<Duration>,
-    /// As `idle`, for a group by itself, while the main function goes on.
+    /// Idle window of a single group, if the workload states none.
     pub(crate) remote_idle: Option<Duration>,
 }
 
 impl PlanningArgs {
-    /// The profile to plan with for main functions on `device`: the given one, or the one in the cache; `None` where
-    /// that does not exist yet.
+    /// Returns the profile for main functions on `device`: that of `--profile`, else the one in the cache, if any.
     pub(crate) fn known_profile(
         &self,
         model: &ModelId,
         device: &MainDevice,
     ) -> Result<Option<Profile>, CliError> {
-        given_or_kept(self.given_profile()?, model, device)
+        select_profile(self.given_profile()?, model, device)
     }
 
-    /// Reads the profile that was given.
+    /// Reads the profile of `--profile`.
     pub(crate) fn given_profile(&self) -> Result<Option<Profile>, CliError> {
         self.profile.as_deref().map(read_profile).transpose()
     }
 
-    /// States the problem of serving `wanted`'s model as `asked` on the machine of `profile`.
+    /// Builds the problem of serving the model of `desired` on the machine of `profile`.
     pub(crate) fn problem_on(
         &self,
         profile: &Profile,
         wanted: &DesiredDeployment,
         args: &DeploymentArgs,
-        asked: ProblemInputs<'_>,
+        inputs: ProblemInputs<'_>,
     ) -> Result<Problem, CliError> {
-        let mut problem = self.problem(&wanted.checkpoint, &wanted.inspection, profile, args.dtype, asked)?;
+        let mut problem =
+            self.problem(&wanted.checkpoint, &wanted.inspection, profile, args.dtype, inputs)?;
         constraints::apply(args, &mut problem)?;
         Ok(problem)
     }
 
-    /// The problem of serving `model`. With a prompt it is that of this one request.
+    /// Builds the problem of serving `model`. With a prompt, its expert usage and length are those of the request.
     pub(crate) fn problem(
         &self,
         checkpoint: &Arc<Checkpoint>,
         model: &Inspection,
         profile: &Profile,
         dtype: Option<Dtype>,
-        asked: ProblemInputs<'_>,
+        inputs: ProblemInputs<'_>,
     ) -> Result<Problem, CliError> {
-        let prompt = asked.prompt;
+        let prompt = inputs.prompt;
         let dtype = dtype.map_or_else(|| profile.model.dtype.clone(), |dtype| dtype.name().to_owned());
         profile
             .check_model(model, &dtype)
             .map_err(|error| CliError::arguments("--profile", error.to_string()))?;
-        let mut request = self.workload.request(model, asked.concurrency)?;
+        let mut request = self.workload.request(model, inputs.concurrency)?;
         let ids = prompt.map(|text| self.tokens(checkpoint, text)).transpose()?;
         if let Some(ids) = &ids {
             request.input_tokens = ids.len() as f64;
-            request.max_input_tokens = request.max_input_tokens.map(|most| most.max(request.input_tokens));
+            request.max_input_tokens = request.max_input_tokens.map(|limit| limit.max(request.input_tokens));
         }
         let trained = self.trained(checkpoint)?;
         let mut prediction = None;
@@ -200,18 +200,18 @@ impl PlanningArgs {
                 expected.least_used_p95.map(|layers| layers.into_iter().map(ErrorFactor::ByCount).collect());
             prediction = Some(expected.shares.to_rows());
         }
-        let pricing = self.pricing_of(&self.prices(&MainDevice::of(profile))?)?;
-        let arrivals = self.workload.arrivals(asked.idle)?;
+        let pricing = self.pricing_of(&self.prices(&MainDevice::of_profile(profile))?)?;
+        let arrivals = self.workload.arrivals(inputs.idle)?;
         let fallback_bytes = fallback_bytes(model, &profile.model.dtype) as f64;
-        let machine = machine::memory_bytes().max(1 << 30) as f64;
-        let wishes = DeploymentRequirements {
+        let machine_bytes = machine::memory_bytes().max(1 << 30) as f64;
+        let requirements = DeploymentRequirements {
             request,
             slo: self.slo(arrivals.as_ref())?,
             pricing,
             specs: Specs {
                 main: self.main_memory_mb.unwrap_or(SizeRange {
                     min_bytes: 100.0 * MB,
-                    max_bytes: (machine / (100.0 * MB)).floor() * 100.0 * MB,
+                    max_bytes: (machine_bytes / (100.0 * MB)).floor() * 100.0 * MB,
                     step_bytes: 100.0 * MB,
                 }),
                 remote: self.remote_memory_mb,
@@ -222,17 +222,17 @@ impl PlanningArgs {
                 payload_bytes: None,
                 max_replicas: self.max_replicas,
                 max_groups: self.max_groups,
-                // Layers are not divided over several GPUs.
+                // A main function uses one GPU.
                 gpu_bytes: pricing.gpu_bytes_each.filter(|_| profile.device.is_some()),
             },
             prediction,
             arrivals,
-            remote_idle_seconds: self.remote_idle(asked.remote_idle)?.map(|idle| idle.as_secs_f64()),
+            remote_idle_seconds: self.remote_idle(inputs.remote_idle)?.map(|idle| idle.as_secs_f64()),
             prediction_p95: p95,
             fallback_bytes,
             cold_start_seconds: 0.0,
         };
-        let mut problem = remoe_hardware::problem(model, profile, &wishes).map_err(|error| {
+        let mut problem = remoe_hardware::problem(model, profile, &requirements).map_err(|error| {
             let flag = if error == ProblemError::NoGpuPrice { "--pricing" } else { "--model" };
             CliError::arguments(flag, error.to_string())
         })?;
@@ -246,25 +246,25 @@ impl PlanningArgs {
             );
         }
         if self.main_memory_mb.is_none() && self.main_cpu.is_none() && problem.request.concurrency > 1 {
-            share_cores(&mut problem, profile.machine.cores);
+            raise_min_size_for_batch(&mut problem, profile.machine.cores);
         }
         Ok(problem)
     }
 
-    /// Without a use of its experts for so long a group sleeps: `asked`, or what the workload says.
-    pub(crate) fn remote_idle(&self, asked: Option<Duration>) -> Result<Option<Duration>, CliError> {
-        let Some(seconds) = self.workload.remote_idle_seconds()? else { return Ok(asked) };
+    /// Returns the idle window of a group: `from_flag`, else the one that the workload states.
+    pub(crate) fn remote_idle(&self, from_flag: Option<Duration>) -> Result<Option<Duration>, CliError> {
+        let Some(seconds) = self.workload.remote_idle_seconds()? else { return Ok(from_flag) };
         let idle = Duration::try_from_secs_f64(seconds).map_err(|error| {
             CliError::arguments("--workload", format!("arrivals.remoteIdleSeconds is {seconds}: {error}"))
         })?;
-        Ok(asked.or(Some(idle)))
+        Ok(from_flag.or(Some(idle)))
     }
 
-    /// The limits that were given, of requests that come as `arrivals` say.
+    /// Returns the latency limits of the flags. Some require `arrivals` in the workload.
     pub(crate) fn slo(&self, arrivals: Option<&Arrivals>) -> Result<Slo, CliError> {
-        let sleeps = arrivals.is_some_and(|arrivals| arrivals.idle_seconds.is_some());
+        let has_idle_window = arrivals.is_some_and(|arrivals| arrivals.idle_seconds.is_some());
         let flags = [("--cold-ttft", self.cold_ttft.is_some()), ("--cold-share", self.cold_share.is_some())];
-        if let Some((flag, _)) = flags.into_iter().find(|(_, is_given)| *is_given && !sleeps) {
+        if let Some((flag, _)) = flags.into_iter().find(|(_, is_given)| *is_given && !has_idle_window) {
             let message = format!(
                 "cannot apply {flag}: functions never sleep in this workload; state arrivals with an idle window, such \
                  as arrivals: {{perHour: 20, idleSeconds: 60}}, in the file of --workload"
@@ -284,18 +284,18 @@ impl PlanningArgs {
         })
     }
 
-    /// The prices that were given, or the default ones of `device`.
+    /// Reads the price list of `--pricing`. Without one, returns the default prices of `device`.
     pub(crate) fn prices(&self, device: &MainDevice) -> Result<Prices, CliError> {
         match &self.pricing {
-            None => Ok(device.prices()),
+            None => Ok(device.default_prices()),
             Some(path) => {
                 let text = read("--pricing", path)?;
-                prices_of(&text).map_err(|error| in_file("--pricing", path, &error))
+                parse_prices(&text).map_err(|error| file_error("--pricing", path, &error))
             }
         }
     }
 
-    /// The planner's form of `prices`.
+    /// Converts `prices` for the planner.
     pub(crate) fn pricing_of(&self, prices: &Prices) -> Result<Pricing, CliError> {
         let pricing = if self.main_cpu.is_some() { prices.pricing_apart() } else { prices.pricing() };
         pricing.map_err(|error| CliError::arguments("--pricing", error.to_string()))
@@ -310,10 +310,10 @@ impl PlanningArgs {
     }
 }
 
-/// Starts the sizes of the main function at as many vCPUs as help the decode steps of all requests that
-/// run at once, of the machine's `cores`. The cheapest size for one request has the fewest vCPUs that keep
-/// its limits, and several requests would share those.
-fn share_cores(problem: &mut Problem, cores: u32) {
+/// Raises the minimum size of the main function to the number of vCPUs that speed up decode steps of the whole batch, at
+/// most the machine's `cores`. Otherwise the planner chooses the fewest vCPUs that meet the limits of one request, which
+/// concurrent requests would then share.
+fn raise_min_size_for_batch(problem: &mut Problem, cores: u32) {
     let vcpus = useful_vcpus(problem, f64::from(cores.max(1)));
     let main = &mut problem.specs.main;
     let steps = ((vcpus as f64 * problem.pricing.vcpu_bytes()).min(main.max_bytes) - main.min_bytes)
@@ -321,7 +321,7 @@ fn share_cores(problem: &mut Problem, cores: u32) {
     main.min_bytes += steps.floor().max(0.0) * main.step_bytes;
 }
 
-/// The cheapest plan; on assumed figures one that may miss limits. It takes a moment: a thread of its own makes it.
+/// Finds the cheapest plan, on a blocking thread. With an assumed profile, the plan may violate limits.
 pub(crate) async fn plan(
     problem: &Problem,
     remote: RemoteArg,
@@ -333,14 +333,16 @@ pub(crate) async fn plan(
             solve(problem, None, &Options { remote, sturdy: STURDY, ..Options::default() })
         })
     });
-    let (answer, _may_miss) =
+    let (answer, _may_violate_limits) =
         solved.await.map_err(|error| CliError::runtime(format!("cannot plan: {error}")))??;
     Ok(answer)
 }
 
-/// Returns `given` if it is of `device`, else the profile in the cache; `None` where there is neither. Warns of figures that
-/// look unsound.
-pub(crate) fn given_or_kept(
+/// Returns `given`, else the profile in the cache, if any. Warns about implausible figures.
+///
+/// # Errors
+/// The profile `given` is of another device.
+pub(crate) fn select_profile(
     given: Option<Profile>,
     model: &ModelId,
     device: &MainDevice,
@@ -357,7 +359,7 @@ pub(crate) fn given_or_kept(
                 return Ok(None);
             }
             let profile = read_profile(&path)?;
-            // One that was put there by hand may be of another device.
+            // Ignores a file of another device, which a user may have copied there.
             if profile.check_device(&device.name).is_err() {
                 return Ok(None);
             }
@@ -370,24 +372,23 @@ pub(crate) fn given_or_kept(
 
 fn read_profile(path: &Path) -> Result<Profile, CliError> {
     let text = read("--profile", path)?;
-    Profile::from_json(&text).map_err(|error| in_file("--profile", path, &error))
+    Profile::from_json(&text).map_err(|error| file_error("--profile", path, &error))
 }
 
-/// Reads a price list, or the prices of a MoEDeployment.
-pub(crate) fn prices_of(text: &str) -> Result<Prices, FieldError> {
-    let wrong = |PricesError { field, message }| FieldError { field, message };
-    match resource::of_text(text)? {
-        None => Prices::from_yaml(text).map_err(wrong),
-        Some(resource) => {
-            Prices::from_yaml(&resource.part("pricing")?).map_err(|error| in_spec("pricing", wrong(error)))
-        }
+/// Parses a price list, or `spec.pricing` of a MoEDeployment.
+pub(crate) fn parse_prices(text: &str) -> Result<Prices, FieldError> {
+    let to_field_error = |PricesError { field, message }| FieldError { field, message };
+    match resource::parse_resource(text)? {
+        None => Prices::from_yaml(text).map_err(to_field_error),
+        Some(resource) => Prices::from_yaml(&resource.section("pricing")?)
+            .map_err(|error| spec_error("pricing", to_field_error(error))),
     }
 }
 
-/// Parses a share of a whole, `0.05` or `5%`.
+/// Parses a share, such as `0.05` or `5%`.
 pub(crate) fn share(text: &str) -> Result<f64, String> {
-    let wrong = || "expected a share such as 0.05 or 5%".to_owned();
-    let (number, whole) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
-    let share = number.trim().parse::<f64>().map_err(|_| wrong())? / whole;
-    if (0.0..=1.0).contains(&share) { Ok(share) } else { Err(wrong()) }
+    let invalid = || "expected a share such as 0.05 or 5%".to_owned();
+    let (number, divisor) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
+    let share = number.trim().parse::<f64>().map_err(|_| invalid())? / divisor;
+    if (0.0..=1.0).contains(&share) { Ok(share) } else { Err(invalid()) }
 }

@@ -1,6 +1,6 @@
-//! Predictors, and the records that they are made of, read from files.
+//! Reading of saved predictors and activation records.
 
-use crate::exit::{CliError, Code};
+use crate::exit::{CliError, CliExitCode};
 use crate::output::progress;
 use remoe_hub::ModelArgs;
 use remoe_model::{Checkpoint, CheckpointError, StoredDtype, TensorRef};
@@ -11,7 +11,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A checkpoint as far as predictors look into it.
+/// Checkpoint with the data that predictors need.
 pub(crate) struct PredictorModel {
     pub(crate) checkpoint: Arc<Checkpoint>,
     pub(crate) embedding: Embedding,
@@ -20,7 +20,7 @@ pub(crate) struct PredictorModel {
 }
 
 impl PredictorModel {
-    /// Reads the embedding.
+    /// Opens a checkpoint, and reads its embedding.
     pub(crate) fn open(source: &ModelArgs) -> Result<Self, CliError> {
         Self::of(Arc::new(source.open()?.checkpoint))
     }
@@ -31,13 +31,13 @@ impl PredictorModel {
             return Err(CliError::arguments("--model", "invalid --model: no layer with routed experts"));
         }
         let tensor = checkpoint.embedding();
-        let table = checkpoint.read(tensor)?;
-        let embedding = Embedding::new(checkpoint.config().hidden_size, element_type(tensor), table.into())?;
+        let rows = checkpoint.read(tensor)?;
+        let embedding = Embedding::new(checkpoint.config().hidden_size, element_type(tensor), rows.into())?;
         let fingerprint = checkpoint.fingerprint()?.to_string();
         Ok(Self { checkpoint, embedding, fingerprint })
     }
 
-    /// The predictor that `remoe predictor build` saved in `folder` for this model.
+    /// Reads the predictor of this model that `remoe predictor build` saved in `folder`.
     pub(crate) fn saved_predictor(&self, folder: &Path) -> Result<Trained, CliError> {
         let path = folder.join(PREDICTOR_FILE);
         let failed = |message: String| CliError {
@@ -50,7 +50,7 @@ impl PredictorModel {
             .map_err(|error| failed(error.to_string()))
     }
 
-    /// Reads the predictor in `folder`, else the one in the folder of the model of `checkpoint`; `None` if there is neither.
+    /// Reads the predictor in `folder`, else the one in the checkpoint's folder, if any.
     pub(crate) fn predictor_of(
         checkpoint: &Arc<Checkpoint>,
         folder: Option<&Path>,
@@ -61,13 +61,13 @@ impl PredictorModel {
         }
     }
 
-    /// Reads the predictor in `folder`, else the one in the folder of this model; `None` if there is neither.
+    /// Reads the predictor in `folder`, else the one in the model's folder, if any.
     pub(crate) fn predictor(&self, folder: Option<&Path>) -> Result<Option<Trained>, CliError> {
         let folder = predictor_folder(&self.checkpoint, folder);
         folder.map(|folder| self.saved_predictor(&folder)).transpose()
     }
 
-    /// The Fate-style baseline from the norms and routers.
+    /// Builds the Fate-style baseline predictor from the norms and routers.
     pub(crate) fn fate(&self) -> Result<Fate, CliError> {
         let config = self.checkpoint.config();
         let mut layers = Vec::new();
@@ -87,22 +87,25 @@ impl PredictorModel {
         Ok(element_type(tensor).floats(&self.checkpoint.read(tensor)?))
     }
 
-    /// The records in a file, which must be of this model; what is damaged in it is reported and left
-    /// out. Experts of single tokens are not kept.
+    /// Reads the records of a file, without the experts of single tokens. Skips damaged records with a warning.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is of another model.
     pub(crate) fn records(
         &self,
         flag: &str,
         path: &Path,
     ) -> Result<(RecordHeader, Vec<ActivationRecord>), CliError> {
-        let of_file = |error: RecordError| CliError::record_file(flag, path, &error);
-        let file = File::open(path).map_err(|error| of_file(error.into()))?;
-        let mut reader = Reader::new(BufReader::new(file)).map_err(of_file)?;
+        let file_error = |error: RecordError| CliError::record_file(flag, path, &error);
+        let file = File::open(path).map_err(|error| file_error(error.into()))?;
+        let mut reader = Reader::new(BufReader::new(file)).map_err(file_error)?;
         let mut header = reader.header().clone();
-        self.expected(&header).require_same(&header).map_err(of_file)?;
+        self.expected_header(&header).require_same(&header).map_err(file_error)?;
         let without_tokens = |record: Result<ActivationRecord, _>| {
             record.map(|record| ActivationRecord { experts: None, ..record })
         };
-        let records = reader.by_ref().map(without_tokens).collect::<Result<Vec<_>, _>>().map_err(of_file)?;
+        let records =
+            reader.by_ref().map(without_tokens).collect::<Result<Vec<_>, _>>().map_err(file_error)?;
         for damage in reader.damage() {
             progress::print_warning(&format!("{}: {damage}", path.display()));
         }
@@ -110,8 +113,8 @@ impl PredictorModel {
         Ok((header, records))
     }
 
-    /// The header that records of this model have; `found` says what the model does not fix.
-    fn expected(&self, found: &RecordHeader) -> RecordHeader {
+    /// Returns the header that records of this model must have. Fields that the model does not determine are from `found`.
+    fn expected_header(&self, found: &RecordHeader) -> RecordHeader {
         let config = self.checkpoint.config();
         let layers = config.moe_layers();
         let moe = layers.first().and_then(|&layer| config.moe(layer));
@@ -125,11 +128,11 @@ impl PredictorModel {
     }
 }
 
-/// `folder`, else the one in the model's own folder where there is one.
+/// Returns `folder`, else the folder `predictor` in the model's folder if it exists.
 fn predictor_folder(checkpoint: &Checkpoint, folder: Option<&Path>) -> Option<PathBuf> {
-    // A place that is no folder has none beside it.
-    let beside = || Some(checkpoint.store().root().join("predictor")).filter(|beside| beside.is_dir());
-    folder.map(Path::to_owned).or_else(beside)
+    // For a remote model, the root is not a local path, and the folder does not exist.
+    let in_model = || Some(checkpoint.store().root().join("predictor")).filter(|folder| folder.is_dir());
+    folder.map(Path::to_owned).or_else(in_model)
 }
 
 fn element_type(tensor: &TensorRef) -> EmbeddingType {
@@ -141,7 +144,7 @@ fn element_type(tensor: &TensorRef) -> EmbeddingType {
 }
 
 impl CliError {
-    /// Records that cannot be used, from the file that `flag` names.
+    /// Converts an error about the record file that `flag` names.
     fn record_file(flag: &str, path: &Path, error: &RecordError) -> Self {
         let message = format!("{}: {error}", path.display());
         Self { path: Some(path.to_owned()), ..Self::arguments(flag, message) }
@@ -156,7 +159,7 @@ impl From<PredictError> for CliError {
                 Self::arguments("--prompt", error.to_string())
             }
             PredictError::NotFinite { .. } => {
-                Self { code: Code::Checkpoint, ..Self::runtime(error.to_string()) }
+                Self { code: CliExitCode::Checkpoint, ..Self::runtime(error.to_string()) }
             }
             _ => Self::runtime(error.to_string()),
         }

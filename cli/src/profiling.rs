@@ -1,8 +1,8 @@
-//! Measurement of the hardware profile of this machine for a model, with the functions and the terminal of a command.
+//! Measurement of a hardware profile by a command, with progress on its terminal.
 
-mod kept;
+mod profile_files;
 
-pub(crate) use kept::{default_path, keep, keep_unless_known, store, write};
+pub(crate) use profile_files::{default_path, save, save_if_newer, save_to, write_atomically};
 pub(crate) use remoe_profiler::{BelowOne, Gate, MeasurementCounts, OnDevice, doubts, memory_needed};
 
 use crate::exit::CliError;
@@ -14,9 +14,9 @@ use remoe_profiler::{ProfileError, Reporter};
 use remoe_rollout::LogLine;
 use std::sync::Arc;
 
-/// Request for a measurement with the main function of a backend.
+/// Request to measure a profile, with the backend of the main function.
 pub(crate) struct ProfileRequest {
-    pub(crate) subject: remoe_profiler::ProfileRequest,
+    pub(crate) measurement: remoe_profiler::ProfileRequest,
     pub(crate) backend: Option<Backend>,
 }
 
@@ -26,9 +26,9 @@ pub(crate) async fn measure(
     gate: Arc<Gate>,
     progress: &Arc<Progress>,
 ) -> Result<Profile, CliError> {
-    let ProfileRequest { subject, backend } = request;
-    let programs = programs::find(backend, &subject.device)?;
-    Ok(remoe_profiler::measure(subject, programs, gate, progress.clone()).await?)
+    let ProfileRequest { measurement, backend } = request;
+    let programs = programs::find(backend, &measurement.device)?;
+    Ok(remoe_profiler::measure(measurement, programs, gate, progress.clone()).await?)
 }
 
 impl Reporter for Progress {

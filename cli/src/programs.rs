@@ -1,4 +1,4 @@
-//! Where the function programs are.
+//! Paths of the programs of functions.
 
 use crate::exit::CliError;
 use crate::flags::CPU;
@@ -6,15 +6,15 @@ use remoe_local::MainBackend;
 use remoe_rollout::process::Programs;
 use std::path::{Path, PathBuf};
 
-/// The folder to look in, where it is not that of this program.
+/// Environment variable with the folder of the programs. By default, it is the folder of this program.
 const FOLDER_VARIABLE: &str = "REMOE_BIN_DIR";
 
-/// The main function with the native operations, and with LibTorch's.
+/// Main function with the native backend.
 const NATIVE: &str = "main-model-fn";
+/// Main function with the LibTorch backend.
 pub(crate) const TORCH: &str = "main-model-fn-torch";
 
-/// Finds the function programs beside this one, or in `REMOE_BIN_DIR`: the main function with the operations of
-/// `backend`, else with those that `device` needs.
+/// Finds the programs of functions. Without a `backend`, selects the main function for `device`.
 pub(crate) fn find(backend: Option<impl Into<MainBackend>>, device: &str) -> Result<Programs, CliError> {
     let folder = folder()?;
     let main = match backend.map(Into::into) {
@@ -23,7 +23,10 @@ pub(crate) fn find(backend: Option<impl Into<MainBackend>>, device: &str) -> Res
         None if device == CPU => NATIVE,
         None => TORCH,
     };
-    Ok(Programs { main: program(&folder, main)?, remote: program(&folder, "remote-expert-fn")? })
+    Ok(Programs {
+        main: require_program(&folder, main)?,
+        remote: require_program(&folder, "remote-expert-fn")?,
+    })
 }
 
 /// Returns the folder of the function programs.
@@ -37,7 +40,7 @@ fn own_folder() -> Result<PathBuf, CliError> {
     Ok(own.parent().unwrap_or(Path::new("/")).to_owned())
 }
 
-fn program(folder: &Path, name: &str) -> Result<PathBuf, CliError> {
+fn require_program(folder: &Path, name: &str) -> Result<PathBuf, CliError> {
     let path = folder.join(name);
     if path.is_file() {
         return Ok(path);

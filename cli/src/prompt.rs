@@ -1,4 +1,4 @@
-//! The prompt of a one-shot command in the forms of the wire.
+//! Prompt of a command that sends one request.
 
 use crate::exit::CliError;
 use clap::Args;
@@ -24,7 +24,7 @@ fn token_id(text: &str) -> Result<u32, String> {
     text.trim().parse().map_err(|_| "expected token ids as whole numbers".to_owned())
 }
 
-/// Returns the ids of `text`, the value of `flag`; `special` adds what the tokenizer's post-processor adds.
+/// Tokenises `text`, the value of `flag`. With `special`, adds the special tokens of the tokenizer's post-processor.
 pub(crate) fn tokens(
     checkpoint: &Checkpoint,
     text: &str,
@@ -41,7 +41,7 @@ pub(crate) fn tokens(
 }
 
 impl PromptArgs {
-    /// The prompt's token ids, as the main function will have them.
+    /// Returns the prompt's token ids, as the main function will compute them.
     pub(crate) fn tokens(&self, checkpoint: &Checkpoint) -> Result<Vec<u32>, CliError> {
         match &self.prompt {
             None => Ok(self.prompt_ids.clone()),
@@ -52,25 +52,24 @@ impl PromptArgs {
                     CliError::arguments("--chat", message)
                 })?;
                 let message = serde_json::json!({"role": "user", "content": text});
-                // The template writes special tokens itself.
+                // The template already contains the special tokens.
                 tokens(checkpoint, &template.render(&[message], true)?, false, "--prompt")
             }
             Some(text) => tokens(checkpoint, text, true, "--prompt"),
         }
     }
 
-    /// Refuses token ids that the model does not have, and more than its context holds together with
-    /// `max_tokens` generated ones, before anything is started.
-    pub(crate) fn check(&self, facts: &Inspection, max_tokens: u32) -> Result<(), CliError> {
-        let unknown = self.prompt_ids.iter().find(|&&id| id as usize >= facts.vocab_size);
+    /// Checks the token ids against the vocabulary, and the prompt with `max_tokens` against the context length.
+    pub(crate) fn check(&self, inspection: &Inspection, max_tokens: u32) -> Result<(), CliError> {
+        let unknown = self.prompt_ids.iter().find(|&&id| id as usize >= inspection.vocab_size);
         if let Some(id) = unknown {
             let message = format!(
                 "invalid --prompt-ids: expected token ids from 0 to {}, got {id}",
-                facts.vocab_size - 1
+                inspection.vocab_size - 1
             );
             return Err(CliError::arguments("--prompt-ids", message));
         }
-        let (prompt, context) = (self.prompt_ids.len(), facts.served_context());
+        let (prompt, context) = (self.prompt_ids.len(), inspection.served_context());
         if prompt.saturating_add(max_tokens as usize) > context {
             let message = format!(
                 "invalid --max-tokens: the prompt ({prompt}) and the answer ({max_tokens}) exceed the context of \
@@ -81,7 +80,7 @@ impl PromptArgs {
         Ok(())
     }
 
-    pub(crate) fn for_generation(&self) -> generate_request::Prompt {
+    pub(crate) fn to_generate_prompt(&self) -> generate_request::Prompt {
         match &self.prompt {
             Some(text) if self.chat => generate_request::Prompt::Chat(text.clone()),
             Some(text) => generate_request::Prompt::Text(text.clone()),
@@ -89,7 +88,7 @@ impl PromptArgs {
         }
     }
 
-    pub(crate) fn for_inspection(&self) -> inspect_request::Prompt {
+    pub(crate) fn to_inspect_prompt(&self) -> inspect_request::Prompt {
         match &self.prompt {
             Some(text) if self.chat => inspect_request::Prompt::Chat(text.clone()),
             Some(text) => inspect_request::Prompt::Text(text.clone()),

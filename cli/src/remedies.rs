@@ -1,26 +1,25 @@
-//! Reasons why there is no plan, with the flags that would allow one.
+//! Explanation of infeasible problems, with flags that would make them feasible.
 
 use remoe_planner::{FieldError, Infeasible, Remedy, amount, limit_name, rounded_up};
 
-/// Explains why there is no plan. Remedies are flags, or with `of_file` fields of the problem.
-pub(crate) fn infeasible(why: &Infeasible, of_file: bool) -> String {
+/// Explains why no plan is feasible. Remedies are flags, or with `of_file`, fields of the problem file.
+pub(crate) fn infeasible(reason: &Infeasible, of_file: bool) -> String {
     if of_file {
-        why.with_remedies(|remedy| format!("{} of {} or more", remedy.field, remedy.at_least))
+        reason.with_remedies(|remedy| format!("{} of {} or more", remedy.field, remedy.at_least))
     } else {
-        why.with_remedies(flag)
+        reason.with_remedies(remedy_flag)
     }
 }
 
-/// Names the flag that states the field of `error`, for a problem that flags state and no file.
-pub(crate) fn by_flag(error: FieldError) -> FieldError {
+/// Replaces the field of `error` by the flag that sets it, for a problem that was built from flags.
+pub(crate) fn with_flag(error: FieldError) -> FieldError {
     match flag_of_field(&error.field) {
         Some(flag) => FieldError::new(flag, error.message),
         None => error,
     }
 }
 
-/// Returns the flag of `remoe plan` and `remoe up` that states a field of the problem; none for fields that the model
-/// and its profile state.
+/// Returns the flag that sets a field of the problem. Fields from the model and its profile have none.
 fn flag_of_field(field: &str) -> Option<&'static str> {
     const FLAGS: [(&str, &str); 12] = [
         ("specs.remote_vcpus", "--remote-cpu"),
@@ -36,14 +35,14 @@ fn flag_of_field(field: &str) -> Option<&'static str> {
         ("slo.tpot_seconds", "--tpot"),
         ("slo.cold_ttft_seconds", "--cold-ttft"),
     ];
-    let of =
+    let is_within =
         |name: &str| field.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
-    FLAGS.into_iter().find_map(|(name, flag)| of(name).then_some(flag))
+    FLAGS.into_iter().find_map(|(name, flag)| is_within(name).then_some(flag))
 }
 
-/// Returns the flag that makes room.
-fn flag(remedy: &Remedy) -> String {
-    // Three digits that binary fractions blur.
+/// Formats the flag that relaxes the limit of `remedy`.
+fn remedy_flag(remedy: &Remedy) -> String {
+    // Rounds away binary fractions after the three digits.
     let digits = |value: f64| {
         let text = format!("{value:.9}");
         text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -72,8 +71,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_of_a_problem_become_the_flags_that_state_them() {
-        let flag = |field: &str| by_flag(FieldError::new(field, "is wrong")).field;
+    fn problem_fields_map_to_flags() {
+        let flag = |field: &str| with_flag(FieldError::new(field, "is wrong")).field;
         assert_eq!(flag("specs.remote.max_bytes"), "--remote-memory-mb");
         assert_eq!(flag("specs.remote_vcpus.min"), "--remote-cpu");
         assert_eq!(flag("request.input_tokens"), "--workload");
@@ -83,8 +82,8 @@ mod tests {
     }
 
     #[test]
-    fn remedies_are_flags_that_can_be_given() {
-        let remedy = |field: &str, at_least: f64| flag(&Remedy { field: field.to_owned(), at_least });
+    fn remedies_are_valid_flags() {
+        let remedy = |field: &str, at_least: f64| remedy_flag(&Remedy { field: field.to_owned(), at_least });
         assert_eq!(remedy("slo.tpot_seconds", 0.001_234_5), "--tpot 1.24ms");
         assert_eq!(remedy("slo.ttft_seconds", 2.0), "--ttft 2s");
         assert_eq!(remedy("slo.tpot_seconds", 9.87e-6), "--tpot 0.00987ms");

@@ -1,4 +1,4 @@
-//! Which experts make up `--remote-ratio`: the least used ones, where it is known how much they are used.
+//! Expert usage for selecting the remote experts of `--remote-ratio`.
 
 use crate::exit::CliError;
 use crate::flags::{DeploymentArgs, RemoteSet};
@@ -9,18 +9,18 @@ use remoe_predictor::ByPhase;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Knowledge of a command beside the placement flags.
+/// Sources of a usage prediction.
 #[derive(Default, Clone, Copy)]
 pub(crate) struct PredictionSource<'a> {
-    /// Folder of a predictor.
+    /// Folder of a predictor. `None`: the one in the model's folder.
     pub(crate) predictor: Option<&'a Path>,
-    /// The one prompt that there will be.
+    /// Prompt of the command's only request.
     pub(crate) prompt: Option<&'a PromptArgs>,
 }
 
-/// The share of each expert in its layer's work, [layers][experts], by which the least used ones are found;
-/// `None`: the last ids are taken.
-pub(crate) fn usage(
+/// Returns the usage of each expert, [layers][experts], by which the least used ones become remote. Returns `None` if
+/// the experts with the highest ids become remote.
+pub(crate) fn expert_usage(
     args: &DeploymentArgs,
     prediction: PredictionSource<'_>,
     checkpoint: &Arc<Checkpoint>,
@@ -39,7 +39,7 @@ pub(crate) fn usage(
                     "missing --history: --remote-set history needs the activation records of `remoe record`";
                 CliError::arguments("--history", message)
             })?;
-            Ok(Some(recorded(path, checkpoint)?))
+            Ok(Some(recorded_usage(path, checkpoint)?))
         }
         RemoteSet::Prediction => {
             let trained = PredictorModel::predictor_of(checkpoint, prediction.predictor)?.ok_or_else(|| {
@@ -48,15 +48,15 @@ pub(crate) fn usage(
                 CliError::arguments("--predictor", message)
             })?;
             let prompt = prediction.prompt.map(|prompt| prompt.tokens(checkpoint)).transpose()?;
-            // How long the answer will be is not known: the prompt's tokens for those of the answer.
+            // The length of the answer is unknown: weights prefill and decode equally.
             let expected = trained.expectation(prompt.as_deref(), ByPhase::both(1.0))?;
             Ok(Some(expected.shares.to_rows()))
         }
     }
 }
 
-/// The pairs of all requests in a record file, prompts and answers.
-fn recorded(path: &Path, checkpoint: &Arc<Checkpoint>) -> Result<Vec<Vec<f64>>, CliError> {
+/// Sums the expert counts of all records in a file, of prefill and decode.
+fn recorded_usage(path: &Path, checkpoint: &Arc<Checkpoint>) -> Result<Vec<Vec<f64>>, CliError> {
     let (header, records) = PredictorModel::of(Arc::clone(checkpoint))?.records("--history", path)?;
     if records.is_empty() {
         return Err(CliError {
@@ -71,7 +71,10 @@ fn recorded(path: &Path, checkpoint: &Arc<Checkpoint>) -> Result<Vec<Vec<f64>>, 
     let mut counts = vec![0.0; header.layers.len() * experts];
     for record in &records {
         let pairs = record.prefill.iter().zip(&record.decode);
-        counts.iter_mut().zip(pairs).for_each(|(sum, (a, b))| *sum += f64::from(*a) + f64::from(*b));
+        counts
+            .iter_mut()
+            .zip(pairs)
+            .for_each(|(sum, (prefill, decode))| *sum += f64::from(*prefill) + f64::from(*decode));
     }
     Ok(counts.chunks(experts).map(<[f64]>::to_vec).collect())
 }

@@ -1,32 +1,32 @@
-//! Being asked to end.
+//! Signals that ask the process to end.
 
 use crate::exit::CliError;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Signals that follow each other sooner are one request: `timeout` signals a process and then its whole group,
-/// wrappers pass on what the terminal has sent already. Users do not press a key twice so soon.
-const ECHO: Duration = Duration::from_millis(50);
+/// Signals within this time count as one request. `timeout` signals a process and then its whole group, and wrappers
+/// forward signals that the terminal also sends. Users do not press a key twice so quickly.
+const DEBOUNCE: Duration = Duration::from_millis(50);
 
-/// How this process was asked to end.
+/// Cause of a termination signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ended {
-    /// By a key of its user.
+pub(crate) enum TerminationCause {
+    /// Ctrl-C of the user.
     Interrupted,
-    /// By another process, or because its terminal is gone.
-    Asked,
+    /// Signal of another process, or a closed terminal.
+    Requested,
 }
 
-/// The signals that ask this process to end. From now on they do not end it by themselves.
-pub(crate) struct EndSignals {
+/// Receiver of SIGINT, SIGTERM and SIGHUP. Once created, these signals no longer end the process by themselves.
+pub(crate) struct TerminationSignals {
     interrupt: Signal,
     terminate: Signal,
     hangup: Signal,
     last: Option<Instant>,
 }
 
-impl EndSignals {
-    pub(crate) fn catch() -> Result<Self, CliError> {
+impl TerminationSignals {
+    pub(crate) fn listen() -> Result<Self, CliError> {
         let handler =
             |kind| signal(kind).map_err(|error| CliError::runtime(format!("cannot handle signals: {error}")));
         Ok(Self {
@@ -37,21 +37,21 @@ impl EndSignals {
         })
     }
 
-    /// Returns when the next of them comes that is not the echo of the one before.
+    /// Waits for the next signal.
     pub(crate) async fn next(&mut self) {
-        self.next_kind().await;
+        self.next_cause().await;
     }
 
-    /// As [`Self::next`], and returns which it was.
-    pub(crate) async fn next_kind(&mut self) -> Ended {
+    /// Waits for the next signal, and returns its cause.
+    pub(crate) async fn next_cause(&mut self) -> TerminationCause {
         loop {
             let ended = tokio::select! {
-                _ = self.interrupt.recv() => Ended::Interrupted,
-                _ = self.terminate.recv() => Ended::Asked,
-                _ = self.hangup.recv() => Ended::Asked,
+                _ = self.interrupt.recv() => TerminationCause::Interrupted,
+                _ = self.terminate.recv() => TerminationCause::Requested,
+                _ = self.hangup.recv() => TerminationCause::Requested,
             };
             let before = self.last.replace(Instant::now());
-            if before.is_none_or(|before| before.elapsed() > ECHO) {
+            if before.is_none_or(|before| before.elapsed() > DEBOUNCE) {
                 return ended;
             }
         }

@@ -1,8 +1,8 @@
-//! Which requests a plan is made for.
+//! Workload that a plan is made for: lengths, concurrency and arrivals of requests.
 
 use crate::exit::CliError;
-use crate::files::{in_file, read};
-use crate::resource::{self, in_spec};
+use crate::files::{file_error, read};
+use crate::resource::{self, spec_error};
 use clap::Args;
 use remoe_hardware::number_schema;
 use remoe_model::Inspection;
@@ -15,23 +15,28 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Requests where nothing is said: a paragraph in, a few paragraphs out.
-const TYPICAL_INPUT: u64 = 128;
-const TYPICAL_OUTPUT: u64 = 200;
-const MOST_INPUT: u64 = 4096;
-const MOST_OUTPUT: u64 = 1024;
-/// Requests at once where nothing is said, and at most: a main function takes no more by itself.
-const TYPICAL_CONCURRENCY: u32 = 8;
-const MOST_CONCURRENCY: u32 = 256;
-/// Figures of a workload, at most: what the planner takes, in the units of the file.
-const MOST_TOKENS: u64 = 1_000_000_000_000;
+/// Default tokens of a typical prompt: a paragraph.
+const DEFAULT_INPUT: u64 = 128;
+/// Default tokens of a typical answer: a few paragraphs.
+const DEFAULT_OUTPUT: u64 = 200;
+/// Default tokens of the longest prompt.
+const DEFAULT_MAX_INPUT: u64 = 4096;
+/// Default tokens of the longest answer.
+const DEFAULT_MAX_OUTPUT: u64 = 1024;
+/// Default number of concurrent requests.
+const DEFAULT_CONCURRENCY: u32 = 8;
+/// Limit of concurrent requests of one main function.
+const MAX_CONCURRENCY: u32 = 256;
+/// Limit of token counts. This and the following limits are those of the planner, in the units of the file.
+const MAX_TOKENS: u64 = 1_000_000_000_000;
 const PER_HOUR: RangeInclusive<f64> = 1e-9..=1e12;
 const BURST: RangeInclusive<f64> = 1.0..=65_536.0;
-/// Seconds of idle windows.
-const MOST_IDLE: f64 = 1e9;
-/// Times of recorded requests: how many, and the last one in seconds.
-const MOST_RECORDED: usize = 100_000;
-const LATEST: f64 = 1e15;
+/// Limit of idle windows, in seconds.
+const MAX_IDLE_SECONDS: f64 = 1e9;
+/// Limit of the number of recorded requests.
+const MAX_RECORDED: usize = 100_000;
+/// Limit of the times of recorded requests, in seconds.
+const MAX_RECORDED_SECONDS: f64 = 1e15;
 
 /// Workload of the model.
 #[derive(Debug, Clone, Args)]
@@ -48,7 +53,7 @@ pub(crate) struct WorkloadArgs {
 pub(crate) struct ConcurrencyArgs {
     /// Concurrent requests: sizes memory and threads for this many typical requests [default: that of the workload,
     /// else 8]
-    #[arg(long, value_name = "N", help_heading = "Planning", value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_CONCURRENCY)))]
+    #[arg(long, value_name = "N", help_heading = "Planning", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_CONCURRENCY)))]
     pub(crate) concurrency: Option<u32>,
 }
 
@@ -57,25 +62,25 @@ pub(crate) struct ConcurrencyArgs {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Workload {
     /// Tokens of a typical prompt; 128 where absent.
-    #[schemars(range(min = 1, max = MOST_TOKENS))]
+    #[schemars(range(min = 1, max = MAX_TOKENS))]
     typical_input_tokens: Option<u64>,
     /// Tokens of a typical answer; 200 where absent.
-    #[schemars(range(min = 1, max = MOST_TOKENS))]
+    #[schemars(range(min = 1, max = MAX_TOKENS))]
     typical_output_tokens: Option<u64>,
     /// Tokens of the longest prompt that must fit, at least `typicalInputTokens`; 4,096 or the rest of the context where
     /// absent.
-    #[schemars(range(min = 1, max = MOST_TOKENS))]
+    #[schemars(range(min = 1, max = MAX_TOKENS))]
     max_input_tokens: Option<u64>,
     /// Tokens of the longest answer that must fit, at least `typicalOutputTokens`; 1,024 or a quarter of the context where
     /// absent.
-    #[schemars(range(min = 1, max = MOST_TOKENS))]
+    #[schemars(range(min = 1, max = MAX_TOKENS))]
     max_output_tokens: Option<u64>,
     /// Number of requests that run at once; 8 where absent.
-    #[schemars(range(min = 1, max = MOST_CONCURRENCY))]
+    #[schemars(range(min = 1, max = MAX_CONCURRENCY))]
     concurrency: Option<u32>,
     /// Arrivals of requests. Where absent, costs are those of requests one after another.
     arrivals: Option<ArrivalsForm>,
-    /// Time without requests after which the MoEDeployment that has this workload sleeps, if it does.
+    /// Idle window of the MoEDeployment that contains the workload. Not a field of the file.
     #[serde(skip)]
     idle_window: Option<Duration>,
 }
@@ -95,13 +100,13 @@ struct ArrivalsForm {
     #[schemars(schema_with = "burst_schema")]
     burst: Option<f64>,
     /// Seconds without requests after which everything ends; never where absent.
-    #[schemars(range(min = 0.0, max = MOST_IDLE))]
+    #[schemars(range(min = 0.0, max = MAX_IDLE_SECONDS))]
     idle_seconds: Option<f64>,
     /// Seconds without a request that uses its experts after which a group may end by itself; never where absent.
-    #[schemars(range(min = 0.0, max = MOST_IDLE))]
+    #[schemars(range(min = 0.0, max = MAX_IDLE_SECONDS))]
     remote_idle_seconds: Option<f64>,
     /// Times of recorded requests in seconds, ascending.
-    #[schemars(length(min = 2, max = MOST_RECORDED), inner(range(min = 0.0, max = LATEST)))]
+    #[schemars(length(min = 2, max = MAX_RECORDED), inner(range(min = 0.0, max = MAX_RECORDED_SECONDS)))]
     recorded_seconds: Option<Vec<f64>>,
     /// Standard deviation of prompts' lengths over their mean.
     input_variation: Option<f64>,
@@ -117,7 +122,7 @@ fn burst_schema(_: &mut SchemaGenerator) -> Schema {
     number_schema(json!({"minimum": BURST.start(), "maximum": BURST.end()}))
 }
 
-/// A number, also in a string as the custom resource has it.
+/// Deserialises a number, also from a string, as in the custom resource.
 fn decimal<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged, expecting = "expected a number such as 20 or \"20\"")]
@@ -136,15 +141,15 @@ fn decimal<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D:
 }
 
 impl Workload {
-    /// Reads a workload in YAML or JSON, or that of a MoEDeployment.
+    /// Parses a workload in YAML or JSON, or `spec.workload` of a MoEDeployment.
     fn from_yaml(text: &str) -> Result<Self, FieldError> {
-        let Some(resource) = resource::of_text(text)? else { return Self::of_yaml(text) };
-        let read = Self::of_yaml(&resource.part("workload")?);
-        let workload = read.map_err(|error| in_spec("workload", error))?;
+        let Some(resource) = resource::parse_resource(text)? else { return Self::parse_fields(text) };
+        let parsed = Self::parse_fields(&resource.section("workload")?);
+        let workload = parsed.map_err(|error| spec_error("workload", error))?;
         Ok(Self { idle_window: resource.spec.idle_window(), ..workload })
     }
 
-    fn of_yaml(text: &str) -> Result<Self, FieldError> {
+    fn parse_fields(text: &str) -> Result<Self, FieldError> {
         let workload: Self = serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(text))
             .map_err(|error| {
                 let path = error.path().to_string();
@@ -154,30 +159,30 @@ impl Workload {
         Ok(workload)
     }
 
-    /// Checks every figure in the unit of the file: the planner knows them in its own.
+    /// Checks all figures, so that errors are in the units of the file instead of the planner's.
     fn check(&self) -> Result<(), FieldError> {
         let typical_input = self.typical_input_tokens;
         let typical_output = self.typical_output_tokens;
         for (field, tokens, typical) in [
             ("typicalInputTokens", typical_input, None),
             ("typicalOutputTokens", typical_output, None),
-            ("maxInputTokens", self.max_input_tokens, Some(typical_input.unwrap_or(TYPICAL_INPUT))),
-            ("maxOutputTokens", self.max_output_tokens, Some(typical_output.unwrap_or(TYPICAL_OUTPUT))),
+            ("maxInputTokens", self.max_input_tokens, Some(typical_input.unwrap_or(DEFAULT_INPUT))),
+            ("maxOutputTokens", self.max_output_tokens, Some(typical_output.unwrap_or(DEFAULT_OUTPUT))),
         ] {
             let Some(tokens) = tokens else { continue };
-            if !(1..=MOST_TOKENS).contains(&tokens) {
-                let message = format!("is {tokens}, expected 1 to {:e} tokens", MOST_TOKENS as f64);
-                return Err(wrong(field, message));
+            if !(1..=MAX_TOKENS).contains(&tokens) {
+                let message = format!("is {tokens}, expected 1 to {:e} tokens", MAX_TOKENS as f64);
+                return Err(field_error(field, message));
             }
             if let Some(typical) = typical.filter(|typical| tokens < *typical) {
                 let message =
                     format!("is {tokens}, expected at least the typical {typical} tokens; raise it");
-                return Err(wrong(field, message));
+                return Err(field_error(field, message));
             }
         }
-        if let Some(stated) = self.concurrency.filter(|stated| !(1..=MOST_CONCURRENCY).contains(stated)) {
-            let message = format!("is {stated}, expected 1 to {MOST_CONCURRENCY} requests at once");
-            return Err(wrong("concurrency", message));
+        if let Some(stated) = self.concurrency.filter(|stated| !(1..=MAX_CONCURRENCY).contains(stated)) {
+            let message = format!("is {stated}, expected 1 to {MAX_CONCURRENCY} requests at once");
+            return Err(field_error("concurrency", message));
         }
         self.arrivals.as_ref().map_or(Ok(()), ArrivalsForm::check)
     }
@@ -188,26 +193,36 @@ impl ArrivalsForm {
         if self.per_hour.is_some() == self.recorded_seconds.is_some() {
             let message = "is invalid: expected either perHour (requests per hour) or recordedSeconds (times of \
                            requests in seconds)";
-            return Err(wrong("arrivals", message));
+            return Err(field_error("arrivals", message));
         }
-        within("arrivals.perHour", self.per_hour, PER_HOUR, "requests per hour")?;
-        within("arrivals.burst", self.burst, BURST, "requests")?;
-        within("arrivals.idleSeconds", self.idle_seconds, 0.0..=MOST_IDLE, "seconds")?;
-        within("arrivals.remoteIdleSeconds", self.remote_idle_seconds, 0.0..=MOST_IDLE, "seconds")?;
+        check_range("arrivals.perHour", self.per_hour, PER_HOUR, "requests per hour")?;
+        check_range("arrivals.burst", self.burst, BURST, "requests")?;
+        check_range("arrivals.idleSeconds", self.idle_seconds, 0.0..=MAX_IDLE_SECONDS, "seconds")?;
+        check_range(
+            "arrivals.remoteIdleSeconds",
+            self.remote_idle_seconds,
+            0.0..=MAX_IDLE_SECONDS,
+            "seconds",
+        )?;
         let Some(times) = &self.recorded_seconds else { return Ok(()) };
         let field = "arrivals.recordedSeconds";
-        if !(2..=MOST_RECORDED).contains(&times.len()) {
-            return Err(wrong(field, format!("has {} times, expected 2 to {MOST_RECORDED}", times.len())));
+        if !(2..=MAX_RECORDED).contains(&times.len()) {
+            return Err(field_error(
+                field,
+                format!("has {} times, expected 2 to {MAX_RECORDED}", times.len()),
+            ));
         }
         for (index, time) in times.iter().enumerate() {
-            within(&format!("{field}[{index}]"), Some(*time), 0.0..=LATEST, "seconds")?;
+            check_range(&format!("{field}[{index}]"), Some(*time), 0.0..=MAX_RECORDED_SECONDS, "seconds")?;
         }
         if let Some(index) = times.windows(2).position(|pair| pair[1] < pair[0]) {
             let message = format!("is {} after {}; list times ascending", times[index + 1], times[index]);
-            return Err(wrong(&format!("{field}[{}]", index + 1), message));
+            return Err(field_error(&format!("{field}[{}]", index + 1), message));
         }
         match times.first() == times.last() {
-            true => Err(wrong(field, "has only one time, expected at least 2 different times".to_owned())),
+            true => {
+                Err(field_error(field, "has only one time, expected at least 2 different times".to_owned()))
+            }
             false => Ok(()),
         }
     }
@@ -218,24 +233,24 @@ pub(crate) fn check(text: &str) -> Result<(), FieldError> {
     Workload::from_yaml(text).map(drop)
 }
 
-fn wrong(field: &str, message: impl Into<String>) -> FieldError {
+fn field_error(field: &str, message: impl Into<String>) -> FieldError {
     FieldError { field: field.to_owned(), message: message.into() }
 }
 
-fn within(
+fn check_range(
     field: &str,
     stated: Option<f64>,
     range: RangeInclusive<f64>,
     unit: &str,
 ) -> Result<(), FieldError> {
     let Some(value) = stated.filter(|value| !range.contains(value)) else { return Ok(()) };
-    // Powers of ten where digits would have to be counted.
+    // Formats large and small numbers as powers of ten.
     let bound = |bound: f64| match bound {
-        plain if plain == 0.0 || (1e-5..1e6).contains(&plain) => plain.to_string(),
-        long => format!("{long:e}"),
+        value if value == 0.0 || (1e-5..1e6).contains(&value) => value.to_string(),
+        value => format!("{value:e}"),
     };
-    let (least, most) = (bound(*range.start()), bound(*range.end()));
-    Err(wrong(field, format!("is {value}, expected {unit} from {least} to {most}")))
+    let (min, max) = (bound(*range.start()), bound(*range.end()));
+    Err(field_error(field, format!("is {value}, expected {unit} from {min} to {max}")))
 }
 
 impl WorkloadArgs {
@@ -244,13 +259,13 @@ impl WorkloadArgs {
             None => Ok(Workload::default()),
             Some(path) => {
                 let text = read("--workload", path)?;
-                Workload::from_yaml(&text).map_err(|error| in_file("--workload", path, &error))
+                Workload::from_yaml(&text).map_err(|error| file_error("--workload", path, &error))
             }
         }
     }
 
-    /// When requests come, where the workload says so. Functions end after `idle` without any, where a MoEDeployment
-    /// or the workload says nothing else.
+    /// Returns the arrivals of requests, if the workload states them. `idle` is the idle window if neither the workload nor
+    /// its MoEDeployment states one.
     pub(crate) fn arrivals(&self, idle: Option<Duration>) -> Result<Option<Arrivals>, CliError> {
         let Workload { arrivals, idle_window, .. } = self.read()?;
         let Some(form) = arrivals else { return Ok(None) };
@@ -267,30 +282,29 @@ impl WorkloadArgs {
         }))
     }
 
-    /// Without a request that uses any of its experts for so many seconds a group may end by itself, where the workload
-    /// says so.
+    /// Returns the idle window of a group in seconds, if the workload states one.
     pub(crate) fn remote_idle_seconds(&self) -> Result<Option<f64>, CliError> {
         Ok(self.read()?.arrivals.and_then(|form| form.remote_idle_seconds))
     }
 
-    /// The requests to plan for; `concurrency` of them at once, where that is said.
+    /// Returns the requests to plan for. `concurrency` overrides that of the workload.
     pub(crate) fn request(&self, model: &Inspection, concurrency: Option<u32>) -> Result<Request, CliError> {
         let workload = self.read()?;
         let context = model.served_context() as u64;
-        let typical_input = workload.typical_input_tokens.unwrap_or(TYPICAL_INPUT);
-        let typical_output = workload.typical_output_tokens.unwrap_or(TYPICAL_OUTPUT);
-        let most_output =
-            workload.max_output_tokens.unwrap_or(MOST_OUTPUT.min(context / 4).max(typical_output));
-        let most_input = workload
+        let typical_input = workload.typical_input_tokens.unwrap_or(DEFAULT_INPUT);
+        let typical_output = workload.typical_output_tokens.unwrap_or(DEFAULT_OUTPUT);
+        let max_output =
+            workload.max_output_tokens.unwrap_or(DEFAULT_MAX_OUTPUT.min(context / 4).max(typical_output));
+        let max_input = workload
             .max_input_tokens
-            .unwrap_or(MOST_INPUT.min(context.saturating_sub(most_output)).max(typical_input));
-        let stated = workload.concurrency.unwrap_or(TYPICAL_CONCURRENCY);
+            .unwrap_or(DEFAULT_MAX_INPUT.min(context.saturating_sub(max_output)).max(typical_input));
+        let stated = workload.concurrency.unwrap_or(DEFAULT_CONCURRENCY);
         Ok(Request {
             input_tokens: typical_input as f64,
-            // The first token comes out of the prefill.
+            // The prefill computes the first output token.
             output_tokens: (typical_output - 1) as f64,
-            max_input_tokens: Some(most_input as f64),
-            max_output_tokens: Some(most_output as f64),
+            max_input_tokens: Some(max_input as f64),
+            max_output_tokens: Some(max_output as f64),
             concurrency: concurrency.unwrap_or(stated),
         })
     }
@@ -302,7 +316,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn workload_with_a_wrong_figure_is_told_as_it_was_written() {
+    fn invalid_workload_is_refused_in_units_of_the_file() {
         for (text, message) in [
             (
                 "arrivals: {perHour: -1}",

@@ -8,7 +8,7 @@ use super::sources::Sources;
 use clap::{Parser, Subcommand};
 use kube::Client;
 use prometheus::IntCounterVec;
-use remoe_hub::Rule;
+use remoe_hub::EgressRule;
 use remoe_process::whole_seconds;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -59,7 +59,7 @@ pub struct RunSettings {
     /// Allowed sources of models, separated by commas: HOST[:PORT] with * for any characters, CIDR for addresses that
     /// are not public, !CIDR to refuse addresses.
     #[arg(long, env = "REMOE_ALLOW_SOURCE", value_name = "LIST", value_delimiter = ',', default_value = "*")]
-    pub allow_source: Vec<Rule>,
+    pub allow_source: Vec<EgressRule>,
     /// Allow spec.model.ambientCredentials: pods that fetch from s3:// may use the role of their account or node.
     #[arg(long, env = "REMOE_ALLOW_AMBIENT_CREDENTIALS")]
     pub allow_ambient_credentials: bool,

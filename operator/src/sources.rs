@@ -2,7 +2,7 @@
 
 use super::source::{ModelSource, SourceError};
 use remoe_api::{ModelSpec, PlannedModel};
-use remoe_hub::{Egress, Rule};
+use remoe_hub::{Egress, EgressRule};
 
 /// The server of `hf://` sources.
 const HUB: &str = "https://huggingface.co";
@@ -57,7 +57,7 @@ impl SourceRefusal {
 
 impl Sources {
     /// The sources that `rules` allow.
-    pub(crate) fn new(rules: &[Rule], ambient_credentials: bool) -> Self {
+    pub(crate) fn new(rules: &[EgressRule], ambient_credentials: bool) -> Self {
         Self { egress: rules.iter().cloned().collect(), ambient_credentials }
     }
 

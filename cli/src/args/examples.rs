@@ -1,4 +1,4 @@
-//! Examples of each command, as its help shows them.
+//! Examples in the help of each command.
 
 pub(super) const INSPECT: &str = "Examples:
   remoe inspect --model ./model

@@ -1,9 +1,9 @@
-//! `remoe check`: reads files as the commands that use them do, and says what is wrong before they are used.
+//! `remoe check`: validates input files with the parsers of the commands that use them.
 
 mod deployment;
 
 use super::schema::SchemaKind;
-use crate::exit::{CliError, Code};
+use crate::exit::{CliError, CliExitCode};
 use crate::output::{json, progress::print_error};
 use crate::{files, planning, resource, workload};
 use clap::{Args, ValueEnum};
@@ -64,44 +64,44 @@ impl FileKind {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// Returns the kind whose fields `text` has most of, of equal ones the kind that lacks the fewest required fields. `None` if
-    /// there is no such kind, or several.
-    fn of(text: &str) -> Option<Self> {
-        if resource::is_one(text) {
+    /// Recognises the kind of a file: the one with the most fields in common, then the fewest missing required fields.
+    /// Returns `None` if no kind matches, or several match equally.
+    fn recognise(text: &str) -> Option<Self> {
+        if resource::contains_resource(text) {
             return Some(Self::Deployment);
         }
         let fields = top_fields(text);
         if fields.contains("tenants") {
             return Some(Self::Keys);
         }
-        let mut fits: Vec<_> = Self::WITH_SCHEMA
+        let mut candidates: Vec<_> = Self::WITH_SCHEMA
             .into_iter()
-            .map(|(kind, form)| {
-                let forms = Fields::of_forms(&form.schema().to_value());
+            .map(|(kind, schema_kind)| {
+                let forms = FormFields::of_schema(&schema_kind.schema().to_value());
                 let known = forms.iter().map(|form| fields.intersection(&form.known).count()).max();
                 let missing = forms.iter().map(|form| form.required.difference(&fields).count()).min();
                 ((known.unwrap_or(0), Reverse(missing.unwrap_or(0))), kind)
             })
             .collect();
-        fits.sort_by_key(|(fit, _)| Reverse(*fit));
-        match fits[..] {
+        candidates.sort_by_key(|(score, _)| Reverse(*score));
+        match candidates[..] {
             [((0, _), _), ..] | [] => None,
             [(first, _), (second, _), ..] if first == second => None,
             [(_, kind), ..] => Some(kind),
         }
     }
 
-    /// Reads the file at `path`, which has `text`.
+    /// Parses `text`, the content of the file at `path`.
     fn check(self, path: &Path, text: &str) -> Result<(), CliError> {
-        let wrong = |error: FieldError| {
+        let file_error = |error: FieldError| {
             let field = Some(error.field.clone()).filter(|field| !field.is_empty());
-            CliError { field, ..files::in_file("", path, &error) }
+            CliError { field, ..files::file_error("", path, &error) }
         };
-        let profile = |ProfileError { field, message }| wrong(FieldError { field, message });
-        let nodes = |NodesError { field, message }| wrong(FieldError { field, message });
+        let profile_error = |ProfileError { field, message }| file_error(FieldError { field, message });
+        let nodes_error = |NodesError { field, message }| file_error(FieldError { field, message });
         match self {
             Self::Keys => {
-                // It says which file, and quotes no key.
+                // The error names the file, and contains no key.
                 let opened = KeyFile::open(path.to_owned());
                 opened.map(drop).map_err(|error| CliError {
                     path: Some(path.to_owned()),
@@ -109,22 +109,22 @@ impl FileKind {
                     ..CliError::arguments("", error.to_string())
                 })
             }
-            Self::Workload => workload::check(text).map_err(wrong),
+            Self::Workload => workload::check(text).map_err(file_error),
             Self::Plan => PlanAccount::from_plan_file(text).map(drop).map_err(|error| match error {
-                AccountError::Plan(error) | AccountError::Problem(error) => wrong(error),
+                AccountError::Plan(error) | AccountError::Problem(error) => file_error(error),
             }),
-            Self::Problem => Problem::from_json(text).map(drop).map_err(wrong),
-            Self::Profile => Profile::from_json(text).map(drop).map_err(profile),
-            Self::Nodes => NodeList::from_yaml(text).map(drop).map_err(nodes),
-            Self::Prices => planning::prices_of(text).map(drop).map_err(wrong),
+            Self::Problem => Problem::from_json(text).map(drop).map_err(file_error),
+            Self::Profile => Profile::from_json(text).map(drop).map_err(profile_error),
+            Self::Nodes => NodeList::from_yaml(text).map(drop).map_err(nodes_error),
+            Self::Prices => planning::parse_prices(text).map(drop).map_err(file_error),
             Self::Deployment => deployment::check(path, text),
         }
     }
 }
 
-/// Returns the names of the fields of a file in JSON or YAML; none if it is neither.
+/// Returns the names of the top-level fields of a JSON or YAML file. Returns an empty set for other files.
 fn top_fields(text: &str) -> BTreeSet<String> {
-    // Plans are long, and JSON is read faster.
+    // Tries JSON first, because it is parsed faster and plan files are long.
     let value = serde_json::from_str::<Value>(text).ok();
     let value = value.or_else(|| serde_yaml::from_str::<Value>(text).ok());
     match value {
@@ -133,19 +133,19 @@ fn top_fields(text: &str) -> BTreeSet<String> {
     }
 }
 
-/// Names of the fields of one form.
-struct Fields {
+/// Names of the fields of one form of a file.
+struct FormFields {
     known: BTreeSet<String>,
     required: BTreeSet<String>,
 }
 
-impl Fields {
-    /// Returns the fields of a schema: of itself, or of each of its alternatives.
-    fn of_forms(schema: &Value) -> Vec<Self> {
+impl FormFields {
+    /// Returns the fields of a schema, and of each of its alternatives.
+    fn of_schema(schema: &Value) -> Vec<Self> {
         let alternatives = schema["anyOf"].as_array().into_iter().flatten();
         let referred = alternatives.filter_map(|form| {
-            let place = form["$ref"].as_str()?.strip_prefix('#')?;
-            schema.pointer(place)
+            let pointer = form["$ref"].as_str()?.strip_prefix('#')?;
+            schema.pointer(pointer)
         });
         let forms = std::iter::once(schema).chain(referred);
         forms.filter_map(|form| Some(Self::of(form, form["properties"].as_object()?))).collect()
@@ -160,24 +160,24 @@ impl Fields {
     }
 }
 
-/// Outcome of one file.
+/// Result of checking one file.
 #[derive(Serialize)]
-struct Checked<'a> {
+struct FileCheck<'a> {
     path: &'a Path,
     /// `None` if the file could not be read or recognised.
     kind: Option<FileKind>,
     error: Option<CliError>,
 }
 
-fn checked(path: &Path, stated: Option<FileKind>) -> Checked<'_> {
+fn check_file(path: &Path, stated: Option<FileKind>) -> FileCheck<'_> {
     let text = match files::read("", path) {
         Ok(text) => text,
         Err(error) => {
             let error = CliError { field: None, ..error };
-            return Checked { path, kind: stated, error: Some(error) };
+            return FileCheck { path, kind: stated, error: Some(error) };
         }
     };
-    let Some(kind) = stated.or_else(|| FileKind::of(&text)) else {
+    let Some(kind) = stated.or_else(|| FileKind::recognise(&text)) else {
         let kinds: Vec<String> = FileKind::value_variants().iter().map(|kind| kind.name()).collect();
         let message = format!(
             "{}: cannot recognise the kind of file; state it with --kind: {}",
@@ -185,20 +185,20 @@ fn checked(path: &Path, stated: Option<FileKind>) -> Checked<'_> {
             kinds.join(", ")
         );
         let error = CliError { path: Some(path.to_owned()), ..CliError::arguments("--kind", message) };
-        return Checked { path, kind: None, error: Some(error) };
+        return FileCheck { path, kind: None, error: Some(error) };
     };
-    Checked { path, kind: Some(kind), error: kind.check(path, &text).err() }
+    FileCheck { path, kind: Some(kind), error: kind.check(path, &text).err() }
 }
 
-/// Checks all files. The exit code is that of a wrong argument if one of them cannot be used.
+/// Checks all files. If one is invalid, the exit code is that of invalid arguments.
 pub(crate) fn run(args: &CheckArgs, as_json: bool) -> Result<ExitCode, CliError> {
     #[derive(Serialize)]
     struct Report<'a> {
-        files: Vec<Checked<'a>>,
+        files: Vec<FileCheck<'a>>,
     }
-    let files: Vec<_> = args.files.iter().map(|path| checked(path, args.kind)).collect();
+    let files: Vec<_> = args.files.iter().map(|path| check_file(path, args.kind)).collect();
     let code = match files.iter().any(|file| file.error.is_some()) {
-        true => ExitCode::from(Code::Arguments as u8),
+        true => ExitCode::from(CliExitCode::Arguments as u8),
         false => ExitCode::SUCCESS,
     };
     if as_json {

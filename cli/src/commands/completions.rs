@@ -1,4 +1,4 @@
-//! `remoe completions` and `remoe man`: what shells and `man` know of the command line.
+//! `remoe completions` and `remoe man`: completion scripts of shells, and manual pages.
 
 use crate::exit::CliError;
 use clap::{Args, Command};
@@ -19,8 +19,8 @@ pub(crate) struct ManArgs {
     pub(crate) folder: PathBuf,
 }
 
-/// Completes the models of `remoe stop` in bash, as `complete` of the generated script does everything else. Names are
-/// quoted, and never expanded.
+/// Bash function that completes the model names of `remoe stop`, and delegates other words to the generated function.
+/// Names are quoted, and never expanded.
 const BASH_MODELS: &str = r#"
 _remoe_or_models() {
     local word=${COMP_WORDS[COMP_CWORD]}
@@ -58,28 +58,28 @@ pub(crate) fn run(args: &CompletionsArgs, mut command: Command) -> Result<(), Cl
     let script = match args.shell {
         Shell::Bash => format!("{script}{BASH_MODELS}"),
         Shell::Fish => format!("{script}{FISH_MODELS}"),
-        Shell::Zsh => zsh(&script),
+        Shell::Zsh => with_zsh_models(&script),
         _ => script.into_owned(),
     };
     std::io::stdout().write_all(script.as_bytes())?;
     Ok(())
 }
 
-/// Returns the script for zsh, in which the models of `remoe stop` have a function.
-fn zsh(script: &str) -> String {
+/// Adds the completion of `remoe stop` to the script for zsh.
+fn with_zsh_models(script: &str) -> String {
     let lines = script.lines().map(|line| match line.starts_with("'::what -- Model name") {
         true => line.replacen(":_default'", ":_remoe_models'", 1),
         false => line.to_owned(),
     });
     let script = lines.collect::<Vec<_>>().join("\n");
-    // Before the end, which calls what is defined.
+    // Inserted before the last statement, which calls the defined functions.
     match script.rfind("\nif [ \"$funcstack[1]\"") {
         Some(end) => format!("{}{ZSH_MODELS}{}\n", &script[..end], &script[end..]),
         None => script + "\n",
     }
 }
 
-/// Writes a page for every command into a folder.
+/// Writes a manual page for each command.
 pub(crate) fn man(args: &ManArgs, command: Command) -> Result<(), CliError> {
     let failed = |error: std::io::Error| CliError {
         path: Some(args.folder.clone()),

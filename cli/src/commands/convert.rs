@@ -1,9 +1,9 @@
-//! `remoe convert`: Mixture-of-Experts checkpoints from dense ones.
+//! `remoe convert`: converts dense checkpoints to Mixture-of-Experts checkpoints.
 
 use crate::exit::CliError;
 use crate::output::{json, table};
 use clap::{Args, Subcommand};
-use remoe_convert::{ConvertError, Converted, SplitOptions, gpt2_moe};
+use remoe_convert::{ConversionSummary, ConvertError, SplitOptions, gpt2_moe};
 use remoe_hub::{ModelArgs, ModelLocation, SourceArgs};
 use remoe_model::{Checkpoint, Inspection};
 use serde::Serialize;
@@ -32,7 +32,7 @@ Examples:
 struct Gpt2MoeArgs {
     /// GPT-2 checkpoint: a Hugging Face folder, hf://ORGANISATION/NAME[@REVISION], s3://BUCKET/PREFIX or
     /// https://HOST/PATH
-    #[arg(value_name = "FROM", value_parser = remoe_hub::location())]
+    #[arg(value_name = "FROM", value_parser = remoe_hub::location_parser())]
     from: ModelLocation,
     /// Output folder; created if missing, else it must be empty
     #[arg(value_name = "TO")]
@@ -51,7 +51,7 @@ struct Gpt2MoeArgs {
     sources: SourceArgs,
 }
 
-/// Facts of the written checkpoint.
+/// Sizes of the converted checkpoint.
 #[derive(Serialize)]
 struct Report {
     model: PathBuf,
@@ -64,19 +64,19 @@ struct Report {
 }
 
 impl Report {
-    fn of(args: &Gpt2MoeArgs, converted: Converted, facts: &Inspection) -> Self {
+    fn new(args: &Gpt2MoeArgs, summary: ConversionSummary, inspection: &Inspection) -> Self {
         Self {
             model: args.to.clone(),
-            layers: converted.layers,
-            experts: facts.experts,
-            top_k: facts.top_k,
-            expert_width: converted.expert_width,
-            expert_bytes: facts.expert_bytes,
-            total_bytes: facts.total_bytes,
+            layers: summary.layers,
+            experts: inspection.experts,
+            top_k: inspection.top_k,
+            expert_width: summary.expert_width,
+            expert_bytes: inspection.expert_bytes,
+            total_bytes: inspection.total_bytes,
         }
     }
 
-    fn for_people(&self) -> String {
+    fn to_table(&self) -> String {
         let experts = format!("{} per layer, {} per token", self.experts, self.top_k);
         table::of_pairs(&[
             ("model", self.model.display().to_string()),
@@ -89,22 +89,22 @@ impl Report {
     }
 }
 
-/// Converts, and says what came of it.
+/// Converts a checkpoint, and prints its sizes.
 pub(crate) fn run(args: &ConvertArgs, as_json: bool) -> Result<(), CliError> {
     let ConvertTarget::Gpt2Moe(args) = &args.to;
     let (model_cache, sources) = (args.model_cache.clone(), args.sources.clone());
     let source = ModelArgs { model: args.from.clone(), model_cache, sources };
     let (store, _) = source.store()?;
     let options = SplitOptions { experts: args.experts, top_k: args.top_k };
-    let converted = gpt2_moe(&*store, &args.to, options).map_err(failed)?;
-    let report = Report::of(args, converted, &Checkpoint::open(&args.to)?.inspect()?);
+    let converted = gpt2_moe(&*store, &args.to, options).map_err(conversion_error)?;
+    let report = Report::new(args, converted, &Checkpoint::open(&args.to)?.inspect()?);
     if as_json {
         return Ok(json::print(&report)?);
     }
-    Ok(writeln!(anstream::stdout().lock(), "{}", report.for_people())?)
+    Ok(writeln!(anstream::stdout().lock(), "{}", report.to_table())?)
 }
 
-fn failed(error: ConvertError) -> CliError {
+fn conversion_error(error: ConvertError) -> CliError {
     match error {
         ConvertError::Checkpoint(error) => error.into(),
         ConvertError::Option { name, .. } => CliError::arguments(&format!("--{name}"), format!("--{error}")),

@@ -1,6 +1,6 @@
-//! `remoe cost`: a ledger added up.
+//! `remoe cost`: cost of the requests and functions in a ledger.
 
-use crate::exit::{CliError, Code};
+use crate::exit::{CliError, CliExitCode};
 use crate::output::{json, table};
 use clap::{Args, ValueEnum};
 use remoe_billing::{
@@ -30,7 +30,7 @@ pub(crate) struct CostArgs {
 }
 
 impl CostArgs {
-    /// Folder of the ledger.
+    /// Returns the folder of the ledger, or of several ledgers.
     pub(crate) fn ledger(&self) -> &Path {
         self.folder.as_deref().or(self.ledger.as_deref()).unwrap_or(Path::new("."))
     }
@@ -45,12 +45,12 @@ pub(crate) enum ExportForm {
     Json,
 }
 
-/// Largest residual of a reconciled ledger, as a share of what was paid.
-const RESIDUAL: f64 = 0.01;
-/// Columns of the longest bar.
-const BAR: u64 = 40;
+/// Limit of the residual of a reconciled ledger, as a share of the paid amount.
+const RESIDUAL_LIMIT: f64 = 0.01;
+/// Width of the longest bar, in columns.
+const BAR_WIDTH: u64 = 40;
 
-/// Amounts in nano-dollars.
+/// Summary of a ledger, with amounts in nano-dollars.
 #[derive(Serialize)]
 struct Report<'a> {
     requests: u64,
@@ -62,11 +62,11 @@ struct Report<'a> {
     failed: u64,
     overhead: u64,
     residual: i64,
-    /// Requests of the same functions whose records are gone with older files.
+    /// Cost of earlier requests of the same functions, whose records were in deleted files.
     earlier: u64,
-    /// In `total`, of functions of whose start the ledger says nothing.
+    /// Part of `total` for functions whose start the ledger does not record.
     unknown: u64,
-    /// Time of functions by their price, and the overhead: the sum of all of the above, less `unknown`.
+    /// Cost of the functions' run time, and of the gateway: the sum of the amounts above, minus `unknown`.
     paid: u64,
     by_model: BTreeMap<&'a str, u64>,
     functions_by_model: &'a BTreeMap<String, Functions>,
@@ -77,15 +77,16 @@ struct Report<'a> {
     rivals: BTreeMap<&'a str, RivalReport>,
     prompt_tokens: u64,
     completion_tokens: u64,
-    /// Requests that ended without an answer.
+    /// Number of requests that ended without an answer.
     lost: u64,
-    /// Functions that are alive, and what they cost in an hour.
+    /// Number of running functions.
     alive: u64,
+    /// Cost of the running functions per hour.
     per_hour: u64,
     prices: &'a str,
-    /// Seconds of functions without a recorded end.
+    /// Estimated run time of functions without a recorded end, in seconds.
     estimated_s: f64,
-    /// Lines of the ledger that cannot be read.
+    /// Number of damaged lines in the ledger.
     damaged: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     reconciled: Option<bool>,
@@ -93,56 +94,56 @@ struct Report<'a> {
 
 #[derive(Serialize)]
 struct RivalReport {
-    /// Theirs.
+    /// Counterfactual cost.
     cost: u64,
-    /// Here, of the same requests.
+    /// Actual cost of the same requests.
     here: u64,
 }
 
-/// Prints what the ledger says. A reconciliation that leaves too much over is said there, and a failure.
+/// Prints the summary of a ledger. With `--reconcile`, fails if the residual exceeds its limit.
 pub(crate) fn run(args: &CostArgs, as_json: bool) -> Result<ExitCode, CliError> {
-    let wrong = |error: &dyn std::fmt::Display| CliError {
+    let ledger_error = |error: &dyn std::fmt::Display| CliError {
         path: Some(args.ledger().to_owned()),
         ..CliError::arguments("--ledger", error.to_string())
     };
-    let folders = ledgers(args.ledger()).map_err(|error| wrong(&error))?;
+    let folders = ledgers(args.ledger()).map_err(|error| ledger_error(&error))?;
     if let Some(form) = args.export {
-        export(&folders, form).map_err(|error| wrong(&error))?;
+        export(&folders, form).map_err(|error| ledger_error(&error))?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut entries: Vec<Entries> = folders
         .iter()
         .map(|folder| records(folder))
         .collect::<Result<_, _>>()
-        .map_err(|error| wrong(&error))?;
+        .map_err(|error| ledger_error(&error))?;
     let account = match entries.as_mut_slice() {
-        [one] => LedgerTotals::of(one),
+        [single] => LedgerTotals::of(single),
         several => LedgerTotals::of_several(several.iter_mut()),
     };
-    let account = account.map_err(|error| wrong(&error))?;
+    let account = account.map_err(|error| ledger_error(&error))?;
     let damaged = entries.iter().map(Entries::damaged).sum();
-    let reconciled = args.reconcile.then(|| account.residual_share() <= RESIDUAL);
+    let reconciled = args.reconcile.then(|| account.residual_share() <= RESIDUAL_LIMIT);
     if as_json {
         json::print(&report(&account, damaged, reconciled))?;
     } else {
         anstream::println!("{}", text(&account, damaged, args.reconcile));
     }
-    Ok(if reconciled == Some(false) { ExitCode::from(Code::Runtime as u8) } else { ExitCode::SUCCESS })
+    Ok(if reconciled == Some(false) { ExitCode::from(CliExitCode::Runtime as u8) } else { ExitCode::SUCCESS })
 }
 
-/// `folder`, or the folders in it where it is no ledger but has some: those of a cluster's gateways.
+/// Returns `folder` if it is a ledger, else the ledgers in it, as cluster gateways write them.
 fn ledgers(folder: &Path) -> Result<Vec<PathBuf>, LedgerError> {
     let failed = |error| LedgerError::Io { path: folder.to_owned(), error };
-    let mut within = Vec::new();
+    let mut ledgers = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         if path.is_dir() && path.join(LOCK).is_file() {
-            within.push(path);
+            ledgers.push(path);
         }
     }
-    within.sort();
-    let is_one = within.is_empty() || folder.join(LOCK).is_file();
-    Ok(if is_one { vec![folder.to_owned()] } else { within })
+    ledgers.sort();
+    let is_ledger = ledgers.is_empty() || folder.join(LOCK).is_file();
+    Ok(if is_ledger { vec![folder.to_owned()] } else { ledgers })
 }
 
 fn export(ledgers: &[PathBuf], form: ExportForm) -> Result<(), Box<dyn std::error::Error>> {
@@ -162,7 +163,7 @@ fn costs(amounts: &BTreeMap<String, Amounts>) -> BTreeMap<&str, u64> {
 fn day(number: u64) -> String {
     let second = i64::try_from(number * 86_400).unwrap_or(0);
     jiff::Timestamp::from_second(second)
-        .map_or_else(|_| number.to_string(), |at| at.strftime("%F").to_string())
+        .map_or_else(|_| number.to_string(), |timestamp| timestamp.strftime("%F").to_string())
 }
 
 fn report(account: &LedgerTotals, damaged: u64, reconciled: Option<bool>) -> Report<'_> {
@@ -200,7 +201,7 @@ fn report(account: &LedgerTotals, damaged: u64, reconciled: Option<bool>) -> Rep
     }
 }
 
-/// Nano-dollars for people.
+/// Formats an amount in nano-dollars as dollars.
 pub(super) fn dollars(amount: u64) -> String {
     remoe_planner::dollars(amount as f64 / 1e9)
 }
@@ -210,24 +211,24 @@ fn share(part: u64, whole: u64) -> String {
 }
 
 fn text(account: &LedgerTotals, damaged: u64, reconcile: bool) -> String {
-    let mut blocks = vec![parts(account)];
+    let mut blocks = vec![parts_table(account)];
     if account.answered.requests > 0 {
-        blocks.push(by("model", &account.by_model, |name| name.to_owned()));
-        blocks.push(by("tenant", &account.by_tenant, |name| {
+        blocks.push(amounts_table("model", &account.by_model, |name| name.to_owned()));
+        blocks.push(amounts_table("tenant", &account.by_tenant, |name| {
             if name.is_empty() { "(no keys)".to_owned() } else { name.to_owned() }
         }));
         let days: BTreeMap<String, Amounts> =
             account.by_day.iter().map(|(number, amounts)| (day(*number), *amounts)).collect();
-        blocks.push(by("day", &days, |name| name.to_owned()));
+        blocks.push(amounts_table("day", &days, |name| name.to_owned()));
     }
     if !account.functions_by_model.is_empty() {
-        blocks.push(functions(&account.functions_by_model));
+        blocks.push(functions_table(&account.functions_by_model));
     }
     if !account.by_tier.is_empty() {
-        blocks.push(tiers(&account.by_tier));
+        blocks.push(tiers_table(&account.by_tier));
     }
     if !account.rivals.is_empty() {
-        blocks.push(rivals(account));
+        blocks.push(rivals_table(account));
     }
     let LedgerTotals { alive, per_hour, prices, .. } = account;
     blocks.push(format!("now: {}/hour, functions alive: {alive}; price list: {prices}", dollars(*per_hour)));
@@ -261,12 +262,12 @@ fn text(account: &LedgerTotals, damaged: u64, reconcile: bool) -> String {
 }
 
 fn bar(part: u64, whole: u64) -> String {
-    let columns = if whole == 0 { 0 } else { u128::from(part) * u128::from(BAR) / u128::from(whole) };
+    let columns = if whole == 0 { 0 } else { u128::from(part) * u128::from(BAR_WIDTH) / u128::from(whole) };
     "█".repeat(columns as usize)
 }
 
-/// Where the money went.
-fn parts(account: &LedgerTotals) -> String {
+/// Formats the parts of the paid amount.
+fn parts_table(account: &LedgerTotals) -> String {
     let parts = [
         ("requests", account.answered.cost),
         ("failed work", account.failed),
@@ -279,47 +280,47 @@ fn parts(account: &LedgerTotals) -> String {
         ("paid", account.paid),
     ];
     let rows = parts.map(|(name, amount)| {
-        let drawn = if name == "paid" { String::new() } else { bar(amount, account.paid) };
-        vec![name.to_owned(), dollars(amount), share(amount, account.paid), drawn]
+        let bar = if name == "paid" { String::new() } else { bar(amount, account.paid) };
+        vec![name.to_owned(), dollars(amount), share(amount, account.paid), bar]
     });
     table::with_header(&["part", "cost", "share", ""], rows.into())
 }
 
-fn by(name: &str, amounts: &BTreeMap<String, Amounts>, shown: impl Fn(&str) -> String) -> String {
-    let whole: u64 = amounts.values().map(|amounts| amounts.cost).sum();
+fn amounts_table(name: &str, amounts: &BTreeMap<String, Amounts>, label: impl Fn(&str) -> String) -> String {
+    let total: u64 = amounts.values().map(|amounts| amounts.cost).sum();
     let rows = amounts.iter().map(|(name, amounts)| {
         let tokens = amounts.prompt_tokens + amounts.completion_tokens;
         let per_million = (amounts.cost as u128 * 1_000_000).checked_div(tokens.into()).unwrap_or(0);
         vec![
-            shown(name),
+            label(name),
             amounts.requests.to_string(),
             tokens.to_string(),
             dollars(amounts.cost),
             dollars(u64::try_from(per_million).unwrap_or(u64::MAX)),
-            bar(amounts.cost, whole),
+            bar(amounts.cost, total),
         ]
     });
     table::with_header(&[name, "requests", "tokens", "cost", "per million tokens", ""], rows.collect())
 }
 
-fn functions(functions: &BTreeMap<String, Functions>) -> String {
-    let whole: u64 = functions.values().map(|functions| functions.paid).sum();
+fn functions_table(functions: &BTreeMap<String, Functions>) -> String {
+    let total: u64 = functions.values().map(|functions| functions.paid).sum();
     let rows = functions.iter().map(|(name, Functions { paid, idle, alive, per_hour })| {
         let per_hour = dollars(*per_hour);
-        vec![name.clone(), dollars(*paid), dollars(*idle), alive.to_string(), per_hour, bar(*paid, whole)]
+        vec![name.clone(), dollars(*paid), dollars(*idle), alive.to_string(), per_hour, bar(*paid, total)]
     });
     let header = ["model", "paid", "idle", "alive", "per hour", ""];
     table::with_header(&header, rows.collect())
 }
 
-fn tiers(tiers: &BTreeMap<String, Tier>) -> String {
+fn tiers_table(tiers: &BTreeMap<String, Tier>) -> String {
     let rows = tiers.iter().map(|(name, tier)| {
         vec![name.clone(), dollars(tier.prefill), dollars(tier.decode), dollars(tier.idle)]
     });
     table::with_header(&["tier", "prefill", "decode", "idle"], rows.collect())
 }
 
-fn rivals(account: &LedgerTotals) -> String {
+fn rivals_table(account: &LedgerTotals) -> String {
     let rows = account.rivals.iter().map(|(name, (cost, here))| {
         let saved = 1.0 - *here as f64 / (*cost).max(1) as f64;
         vec![name.clone(), dollars(*cost), dollars(*here), format!("{:.1} %", saved * 100.0)]
@@ -335,7 +336,7 @@ mod tests {
 
     const DAY: u64 = 86_400_000_000_000;
 
-    /// Cost record of a request of `tenant` on the day `day` since 1970, a third of it in `group-0`.
+    /// Returns the record of a request of `tenant` on day `day` since 1970, with a third of its cost in `group-0`.
     fn request(day: u64, tenant: &str, cost: u64) -> Record {
         let share = |tier: &str, cost| Share {
             tier: tier.to_owned(),
@@ -358,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn people_are_shown_each_part_with_a_bar() {
+    fn summary_shows_parts_with_bars() {
         let started = |tier: &str| {
             let event = FunctionEvent::Started { tier: tier.to_owned(), rate: Rate(0), basis: Basis::Work };
             let (model, function) = ("m".to_owned(), tier.to_owned());

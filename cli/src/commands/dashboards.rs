@@ -1,4 +1,4 @@
-//! `remoe dashboards`: what a Prometheus and a Grafana need to show what `remoe up` serves and costs.
+//! `remoe dashboards`: writes a configuration of Prometheus and Grafana for a gateway.
 
 use crate::exit::CliError;
 use crate::output::json;
@@ -30,7 +30,7 @@ pub(crate) struct DashboardsArgs {
     pub(crate) interval: Duration,
 }
 
-/// As they are in the Helm chart.
+/// Grafana dashboards, which the Helm chart contains too.
 const DASHBOARDS: [(&str, &str); 4] = [
     ("cost.json", include_str!("../../../charts/remoe/files/dashboards/cost.json")),
     ("serving.json", include_str!("../../../charts/remoe/files/dashboards/serving.json")),
@@ -45,7 +45,7 @@ struct DashboardFiles {
     files: Vec<PathBuf>,
 }
 
-/// Writes the files, and says how to start what reads them.
+/// Writes the files, and prints how to start Prometheus and Grafana with them.
 pub(crate) fn run(args: &DashboardsArgs, as_json: bool) -> Result<(), CliError> {
     let failed = |path: &Path, error: &dyn std::fmt::Display| CliError {
         path: Some(path.to_owned()),
@@ -74,20 +74,20 @@ pub(crate) fn run(args: &DashboardsArgs, as_json: bool) -> Result<(), CliError> 
     Ok(())
 }
 
-/// Files by their names in `folder`.
+/// Returns the files with their paths below `folder`.
 fn contents(args: &DashboardsArgs, folder: &Path) -> Result<Vec<(String, String)>, CliError> {
-    let endpoint = Scraped::of(&args.endpoint)?;
+    let endpoint = ScrapeTarget::of(&args.endpoint)?;
     http_url("--prometheus", &args.prometheus)?;
     let key = args.api_key_file.as_ref().map(std::path::absolute).transpose();
     let key = key.map_err(|error| CliError::arguments("--api-key-file", error.to_string()))?;
-    let Scraped { scheme, target, metrics_path } = &endpoint;
+    let ScrapeTarget { scheme, target, metrics_path } = &endpoint;
     let mut job = json!({
         "job_name": "remoe", "scheme": scheme, "metrics_path": metrics_path, "static_configs": [{"targets": [target]}],
     });
     if let Some(key) = key {
         job["authorization"] = json!({"credentials_file": utf8("--api-key-file", &key)?});
     }
-    let interval = interval(args.interval);
+    let interval = format_interval(args.interval);
     let shown = utf8("DIR", folder)?;
     let prometheus = json!({
         "global": {"scrape_interval": interval, "evaluation_interval": interval},
@@ -115,16 +115,16 @@ fn contents(args: &DashboardsArgs, folder: &Path) -> Result<Vec<(String, String)
     Ok(files)
 }
 
-/// Target of Prometheus, which takes a URL in parts.
-struct Scraped {
+/// Scrape target of Prometheus, which takes the parts of a URL separately.
+struct ScrapeTarget {
     scheme: &'static str,
-    /// As `host:port`.
+    /// Host and port, as `host:port`.
     target: String,
     metrics_path: String,
 }
 
-impl Scraped {
-    /// Returns the target that an endpoint with this URL is, whose metrics are at `/metrics` below its path.
+impl ScrapeTarget {
+    /// Converts the URL of a gateway, whose metrics are at `/metrics` below its path.
     fn of(endpoint: &str) -> Result<Self, CliError> {
         let (scheme, authority, path) = http_url("--endpoint", endpoint)?;
         let (scheme, port) = if scheme == Scheme::HTTPS { ("https", 443) } else { ("http", 80) };
@@ -154,9 +154,9 @@ fn http_url(flag: &str, url: &str) -> Result<(Scheme, Authority, String), CliErr
     if authority.as_str().contains('@') {
         return Err(wrong("a URL without user and password"));
     }
-    let behind = authority.as_str().strip_prefix(authority.host()).unwrap_or_default();
+    let port_text = authority.as_str().strip_prefix(authority.host()).unwrap_or_default();
     let has_port = authority.port_u16().is_some_and(|port| port > 0);
-    if authority.host().is_empty() || !(behind.is_empty() || has_port) {
+    if authority.host().is_empty() || !(port_text.is_empty() || has_port) {
         return Err(wrong("a host and a port from 1 to 65535"));
     }
     let path = parts.path_and_query;
@@ -166,7 +166,7 @@ fn http_url(flag: &str, url: &str) -> Result<(Scheme, Authority, String), CliErr
     Ok((scheme, authority, path.map_or_else(String::new, |path| path.path().to_owned())))
 }
 
-/// Parses a scrape interval. Prometheus counts whole milliseconds.
+/// Parses a scrape interval, in whole milliseconds as Prometheus requires.
 pub(crate) fn scrape_interval(text: &str) -> Result<Duration, String> {
     let interval = parse_duration(text).map_err(|error| error.to_string())?;
     if interval.subsec_nanos() % 1_000_000 != 0 {
@@ -175,8 +175,8 @@ pub(crate) fn scrape_interval(text: &str) -> Result<Duration, String> {
     Ok(interval)
 }
 
-/// Returns `interval` in the form that both Prometheus and Grafana read: a whole number of one unit.
-fn interval(interval: Duration) -> String {
+/// Formats `interval` as a whole number of one unit, which both Prometheus and Grafana accept.
+fn format_interval(interval: Duration) -> String {
     match interval.subsec_millis() {
         0 => format!("{}s", interval.as_secs()),
         _ => format!("{}ms", interval.as_millis()),
@@ -196,7 +196,7 @@ mod tests {
     use clap::Parser;
     use std::process;
 
-    /// Writes the files of these arguments into a folder.
+    /// Runs the command with these arguments, and returns its folder and `prometheus.yml`.
     fn written(arguments: &[&str]) -> Result<(tempfile::TempDir, serde_json::Value), String> {
         let folder = tempfile::tempdir().unwrap();
         let line = [&["remoe", "dashboards", folder.path().to_str().unwrap()], arguments].concat();
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn interval_has_the_form_of_prometheus() {
+    fn interval_is_formatted_for_prometheus() {
         for (given, shown) in
             [("15s", "15s"), ("5s", "5s"), ("1.5s", "1500ms"), ("1m30s", "90s"), ("1h", "3600s")]
         {
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn prometheus_loads_what_is_written() {
+    fn promtool_accepts_written_files() {
         let key = tempfile::NamedTempFile::new().unwrap();
         for arguments in [
             &[][..],

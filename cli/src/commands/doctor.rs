@@ -1,4 +1,4 @@
-//! `remoe doctor`: what this machine has for serving models, and what to do about what is missing.
+//! `remoe doctor`: checks if this machine can serve models, and advises on missing parts.
 
 use crate::device;
 use crate::exit::CliError;
@@ -6,7 +6,7 @@ use crate::flags::{Backend, CPU};
 use crate::gpu::{self, Gpus};
 use crate::libtorch::LibTorch;
 use crate::output::{json, table};
-use crate::{machine, programs, running};
+use crate::{machine, programs, running_commands};
 use anstyle::AnsiColor;
 use clap::Args;
 use remoe_hub::{ModelArgs, cache_folder};
@@ -32,51 +32,52 @@ pub(crate) struct DoctorArgs {
     pub(crate) source: Option<ModelArgs>,
 }
 
-/// Free memory and disk below which little can be served, in bytes.
-const LITTLE_MEMORY: u64 = 1 << 30;
-const LITTLE_DISK: u64 = 10_000_000_000;
-/// Open files that the gateway's connections take, and some.
-const FILES: u64 = 1024;
-/// Timeout for connecting to a cluster.
-const CONNECT: Duration = Duration::from_secs(2);
+/// Free memory below which the check warns, in bytes.
+const LOW_MEMORY_BYTES: u64 = 1 << 30;
+/// Free disk space below which the check warns, in bytes.
+const LOW_DISK_BYTES: u64 = 10_000_000_000;
+/// Limit of open files below which the check warns. The gateway needs one per connection.
+const LOW_FILE_LIMIT: u64 = 1024;
+/// Timeout of a connection to a cluster.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+const HUGE_PAGES_FILE: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Verdict {
+enum CheckStatus {
     Ok,
-    /// It serves, but worse than it could.
+    /// Serving works, but worse than possible.
     Warn,
-    /// It does not serve.
+    /// Serving does not work.
     Fail,
 }
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Debug, Serialize)]
 struct Check {
     name: &'static str,
-    status: Verdict,
+    status: CheckStatus,
     found: String,
-    /// Advice on what to do.
+    /// Remedy. `None` if the check succeeded.
     advice: Option<String>,
 }
 
 impl Check {
     fn ok(name: &'static str, found: impl Into<String>) -> Self {
-        Self { name, status: Verdict::Ok, found: found.into(), advice: None }
+        Self { name, status: CheckStatus::Ok, found: found.into(), advice: None }
     }
 
     fn warn(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { name, status: Verdict::Warn, found: found.into(), advice: Some(advice.into()) }
+        Self { name, status: CheckStatus::Warn, found: found.into(), advice: Some(advice.into()) }
     }
 
     fn fail(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { status: Verdict::Fail, ..Self::warn(name, found, advice) }
+        Self { status: CheckStatus::Fail, ..Self::warn(name, found, advice) }
     }
 }
 
-/// Looks at everything; 1 where something fails.
+/// Runs all checks, and prints them. The exit code is 1 if one fails.
 pub(crate) fn run(args: &DoctorArgs, as_json: bool) -> Result<ExitCode, CliError> {
     #[derive(Serialize)]
     struct Report {
@@ -85,38 +86,38 @@ pub(crate) fn run(args: &DoctorArgs, as_json: bool) -> Result<ExitCode, CliError
     }
     let gpus = Gpus::find();
     let mut checks = vec![
-        processor(),
-        functions(),
-        memory(),
-        huge_pages(),
-        control_groups(),
-        open_files(),
-        disk(args.source.as_ref().and_then(|source| source.model_cache.as_deref())),
-        runtime_folder(),
-        gpu(gpus.as_ref()),
-        libtorch(gpus.as_ref()),
-        cluster(),
+        check_processor(),
+        check_functions(),
+        check_memory(),
+        check_huge_pages(),
+        check_control_groups(),
+        check_open_files(),
+        check_disk(args.source.as_ref().and_then(|source| source.model_cache.as_deref())),
+        check_runtime_folder(),
+        check_gpu(gpus.as_ref()),
+        check_libtorch(gpus.as_ref()),
+        check_cluster(),
     ];
     if let Some(source) = &args.source {
-        checks.push(model(source)?);
+        checks.push(check_model(source)?);
     }
-    let ok = checks.iter().all(|check| check.status != Verdict::Fail);
+    let ok = checks.iter().all(|check| check.status != CheckStatus::Fail);
     let report = Report { ok, checks };
     match as_json {
         true => json::print(&report)?,
-        false => show(&report.checks)?,
+        false => print_checks(&report.checks)?,
     }
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn show(checks: &[Check]) -> Result<(), CliError> {
+fn print_checks(checks: &[Check]) -> Result<(), CliError> {
     let mut out = anstream::stdout().lock();
     let widest = checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
     for check in checks {
         let (word, colour) = match check.status {
-            Verdict::Ok => ("ok  ", AnsiColor::Green),
-            Verdict::Warn => ("warn", AnsiColor::Yellow),
-            Verdict::Fail => ("fail", AnsiColor::Red),
+            CheckStatus::Ok => ("ok  ", AnsiColor::Green),
+            CheckStatus::Warn => ("warn", AnsiColor::Yellow),
+            CheckStatus::Fail => ("fail", AnsiColor::Red),
         };
         let style = colour.on_default().bold();
         writeln!(out, "{style}{word}{style:#}  {:widest$}  {}", check.name, check.found)?;
@@ -127,7 +128,7 @@ fn show(checks: &[Check]) -> Result<(), CliError> {
     Ok(())
 }
 
-fn processor() -> Check {
+fn check_processor() -> Check {
     let paths = InstructionPath::available();
     let names: Vec<String> = paths.iter().map(ToString::to_string).collect();
     let classes = NumericsClass::ALL.map(NumericsClass::name).join(", ");
@@ -153,7 +154,7 @@ fn processor() -> Check {
     }
 }
 
-fn functions() -> Check {
+fn check_functions() -> Check {
     match programs::find(Some(Backend::Native), CPU) {
         Ok(programs) => {
             Check::ok("functions", format!("{}, {}", programs.main.display(), programs.remote.display()))
@@ -166,19 +167,19 @@ fn functions() -> Check {
     }
 }
 
-fn memory() -> Check {
-    let (whole, free) = (machine::memory_bytes(), machine::free_memory_bytes());
-    let found = format!("{} of {} available", table::bytes(free), table::bytes(whole));
+fn check_memory() -> Check {
+    let (total, free) = (machine::memory_bytes(), machine::free_memory_bytes());
+    let found = format!("{} of {} available", table::bytes(free), table::bytes(total));
     match free {
-        free if free < LITTLE_MEMORY => {
+        free if free < LOW_MEMORY_BYTES => {
             Check::warn("memory", found, "stop other processes, or serve a smaller model")
         }
         _ => Check::ok("memory", found),
     }
 }
 
-fn huge_pages() -> Check {
-    let text = std::fs::read_to_string(HUGE_PAGES).unwrap_or_default();
+fn check_huge_pages() -> Check {
+    let text = std::fs::read_to_string(HUGE_PAGES_FILE).unwrap_or_default();
     let chosen = text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(chosen, _)| chosen);
     match chosen {
         Some(chosen @ ("always" | "madvise")) => Check::ok("huge pages", format!("transparent, by {chosen}")),
@@ -188,12 +189,12 @@ fn huge_pages() -> Check {
                 || "not supported by the kernel".to_owned(),
                 |chosen| format!("transparent: {chosen}"),
             ),
-            format!("enable huge pages to load experts faster: echo madvise | sudo tee {HUGE_PAGES}"),
+            format!("enable huge pages to load experts faster: echo madvise | sudo tee {HUGE_PAGES_FILE}"),
         ),
     }
 }
 
-fn control_groups() -> Check {
+fn check_control_groups() -> Check {
     match Cgroups::find() {
         Ok(cgroups) => Check::ok("control groups", format!("{}, limits enforced", cgroups.version())),
         Err(error) => Check::warn(
@@ -205,12 +206,12 @@ fn control_groups() -> Check {
     }
 }
 
-fn open_files() -> Check {
+fn check_open_files() -> Check {
     match getrlimit(Resource::Nofile).current {
-        Some(limit) if limit < FILES => Check::warn(
+        Some(limit) if limit < LOW_FILE_LIMIT => Check::warn(
             "open files",
             format!("at most {limit}"),
-            format!("raise the limit for all gateway connections: ulimit -n {FILES}"),
+            format!("raise the limit for all gateway connections: ulimit -n {LOW_FILE_LIMIT}"),
         ),
         limit => {
             Check::ok("open files", limit.map_or("no limit".to_owned(), |limit| format!("at most {limit}")))
@@ -218,54 +219,54 @@ fn open_files() -> Check {
     }
 }
 
-fn disk(given: Option<&Path>) -> Check {
+fn check_disk(given: Option<&Path>) -> Check {
     let name = "disk";
     let cache = match cache_folder(given) {
         Ok(cache) => cache,
         Err(error) => return Check::warn(name, error.to_string(), "set REMOE_MODEL_CACHE to a folder"),
     };
-    // The folder is made when something is fetched.
-    let there = cache.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("/"));
-    let free = match statvfs(there) {
-        Ok(facts) => facts.f_bavail.saturating_mul(facts.f_frsize),
+    // The cache folder is created by the first fetch: checks the nearest existing parent.
+    let existing = cache.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("/"));
+    let free = match statvfs(existing) {
+        Ok(stats) => stats.f_bavail.saturating_mul(stats.f_frsize),
         Err(error) => {
             return Check::warn(
                 name,
-                format!("{}: {error}", there.display()),
+                format!("{}: {error}", existing.display()),
                 "set REMOE_MODEL_CACHE to another folder",
             );
         }
     };
-    if let Err(error) = access(there, Access::WRITE_OK) {
-        let found = format!("cannot write to {}: {error}", there.display());
+    if let Err(error) = access(existing, Access::WRITE_OK) {
+        let found = format!("cannot write to {}: {error}", existing.display());
         return Check::warn(name, found, "set REMOE_MODEL_CACHE to another folder");
     }
     let found = format!("{} free for fetched models in {}", table::bytes(free), cache.display());
     match free {
-        free if free < LITTLE_DISK => {
+        free if free < LOW_DISK_BYTES => {
             Check::warn(name, found, "free disk space, or set REMOE_MODEL_CACHE to a folder on a larger disk")
         }
         _ => Check::ok(name, found),
     }
 }
 
-fn runtime_folder() -> Check {
-    match running::all() {
+fn check_runtime_folder() -> Check {
+    match running_commands::list() {
         Ok(running) => Check::ok("runtime folder", format!("usable; running deployments: {}", running.len())),
         Err(error) => Check::warn("runtime folder", error.message, "fix it for `remoe ps` and `remoe stop`"),
     }
 }
 
-fn gpu(gpus: Option<&Gpus>) -> Check {
+fn check_gpu(gpus: Option<&Gpus>) -> Check {
     let name = "GPU";
     let Some(gpus) = gpus else { return Check::ok(name, "none; models run on the CPU") };
     let driver = gpus.driver.as_ref().map_or_else(
         || "NVIDIA driver of unknown version".to_owned(),
         |version| format!("NVIDIA driver {version}"),
     );
-    match gpu::describe() {
+    match gpu::query_devices() {
         Ok(found) if !found.is_empty() => {
-            let each = found.iter().map(|gpu| {
+            let devices = found.iter().map(|gpu| {
                 format!(
                     "{}, compute capability {}, {}",
                     gpu.name,
@@ -273,21 +274,21 @@ fn gpu(gpus: Option<&Gpus>) -> Check {
                     table::bytes(gpu.memory_bytes)
                 )
             });
-            Check::ok(name, format!("{}; {driver}", each.collect::<Vec<_>>().join("; ")))
+            Check::ok(name, format!("{}; {driver}", devices.collect::<Vec<_>>().join("; ")))
         }
         found => {
-            let why = found.err().unwrap_or_else(|| "nvidia-smi lists no GPU".to_owned());
-            let named = gpus.model().map_or_else(String::new, |model| format!("{model}; "));
+            let problem = found.err().unwrap_or_else(|| "nvidia-smi lists no GPU".to_owned());
+            let model = gpus.model().map_or_else(String::new, |model| format!("{model}; "));
             Check::warn(
                 name,
-                format!("{named}{driver}; compute capability unknown: {why}"),
+                format!("{model}{driver}; compute capability unknown: {problem}"),
                 "check the driver with nvidia-smi",
             )
         }
     }
 }
 
-fn libtorch(gpus: Option<&Gpus>) -> Check {
+fn check_libtorch(gpus: Option<&Gpus>) -> Check {
     let name = "LibTorch";
     let Ok(programs) = programs::find(Some(Backend::Torch), CPU) else {
         let found = format!("{} is not built", programs::TORCH);
@@ -296,7 +297,7 @@ fn libtorch(gpus: Option<&Gpus>) -> Check {
             None => Check::ok(name, format!("{found}; needed for GPUs only")),
         };
     };
-    let libtorch = match LibTorch::of(&programs.main) {
+    let libtorch = match LibTorch::find(&programs.main) {
         Ok(libtorch) => libtorch,
         Err(why) => {
             let advice = "add the LibTorch of the build to the path of the dynamic linker, or rebuild";
@@ -310,7 +311,7 @@ fn libtorch(gpus: Option<&Gpus>) -> Check {
         None => "for CPUs".to_owned(),
     };
     let found = format!("LibTorch{version} {kind}, in {}", libtorch.folder.display());
-    match gpus.map(|gpus| device::check(&libtorch, gpus)) {
+    match gpus.map(|gpus| device::check_libtorch(&libtorch, gpus)) {
         None | Some(Ok(())) => Check::ok(name, found),
         Some(Err(why)) => Check::warn(name, found, format!("the GPU is not used: {why}")),
     }
@@ -349,16 +350,16 @@ struct KubeCluster {
 }
 
 impl KubeConfig {
-    /// URL of the API server that `kubectl` would speak to.
+    /// Returns the URL of the current context's API server.
     fn server(&self) -> Option<&str> {
-        let wanted = self.current_context.as_deref()?;
-        let context = self.contexts.iter().find(|context| context.name == wanted)?;
+        let context_name = self.current_context.as_deref()?;
+        let context = self.contexts.iter().find(|context| context.name == context_name)?;
         let cluster = self.clusters.iter().find(|cluster| cluster.name == context.context.cluster)?;
         Some(&cluster.cluster.server)
     }
 }
 
-fn cluster() -> Check {
+fn check_cluster() -> Check {
     let name = "cluster";
     let files = std::env::var_os("KUBECONFIG").filter(|value| !value.is_empty());
     let files: Vec<PathBuf> = match &files {
@@ -376,7 +377,7 @@ fn cluster() -> Check {
         let found = format!("missing server of the current context in {}", file.display());
         return Check::warn(name, found, "choose a context: kubectl config use-context NAME");
     };
-    match reach(&server) {
+    match check_reachable(&server) {
         Ok(()) => Check::ok(name, format!("{server} reachable ({})", file.display())),
         Err(problem) => {
             let found = format!("cannot reach {server}: {problem}");
@@ -385,20 +386,20 @@ fn cluster() -> Check {
     }
 }
 
-/// Connects to the host of a URL.
-fn reach(server: &str) -> Result<(), String> {
+/// Tries to connect to the host of a URL.
+fn check_reachable(server: &str) -> Result<(), String> {
     let uri: axum::http::Uri = server.parse().map_err(|_| "invalid URL".to_owned())?;
     let host = uri.host().ok_or("missing host")?.trim_matches(['[', ']']);
     let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("http") { 80 } else { 443 });
     let mut addresses = (host, port).to_socket_addrs().map_err(|error| error.to_string())?;
     let address = addresses.next().ok_or("host name does not resolve")?;
-    TcpStream::connect_timeout(&address, CONNECT).map(drop).map_err(|error| error.to_string())
+    TcpStream::connect_timeout(&address, CONNECT_TIMEOUT).map(drop).map_err(|error| error.to_string())
 }
 
-fn model(source: &ModelArgs) -> Result<Check, CliError> {
-    let facts = source.open()?.checkpoint.inspect()?;
-    let needed = facts.decoded().total_bytes;
-    let (whole, free) = (machine::memory_bytes(), machine::free_memory_bytes());
+fn check_model(source: &ModelArgs) -> Result<Check, CliError> {
+    let inspection = source.open()?.checkpoint.inspect()?;
+    let needed = inspection.decoded().total_bytes;
+    let (total, free) = (machine::memory_bytes(), machine::free_memory_bytes());
     let found = format!(
         "{}: {} of weights, {} of memory available",
         source.model.name(),
@@ -406,7 +407,7 @@ fn model(source: &ModelArgs) -> Result<Check, CliError> {
         table::bytes(free)
     );
     Ok(match needed {
-        needed if needed > whole => Check::fail(
+        needed if needed > total => Check::fail(
             "model",
             found,
             "the model does not fit this machine; `remoe plan MODEL --nodes FILE` finds nodes for it",
@@ -422,11 +423,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_server_is_that_of_the_current_context() {
+    fn server_is_from_the_current_context() {
         let text = "current-context: b\ncontexts:\n- {name: a, context: {cluster: one}}\n- {name: b, context: {cluster: two, user: me}}\n\
                     clusters:\n- {name: one, cluster: {server: https://one}}\n- {name: two, cluster: {server: 'https://two:6443'}}\n";
         let config: KubeConfig = serde_yaml::from_str(text).unwrap();
         assert_eq!(config.server(), Some("https://two:6443"));
-        assert!(reach("no url at all").is_err());
+        assert!(check_reachable("no url at all").is_err());
     }
 }

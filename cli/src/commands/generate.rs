@@ -1,13 +1,13 @@
-//! `remoe generate`: one prompt, one answer.
+//! `remoe generate`: answers one prompt.
 
 use crate::deployment::{self, DesiredDeployment, Launch};
 use crate::exit::CliError;
-use crate::figures::{Unmeasured, check_contention};
 use crate::flags::{DeploymentArgs, RemoteArg, SamplingArgs, stop_string};
 use crate::output::progress::Progress;
 use crate::output::{json, table};
 use crate::planning::PlanningArgs;
 use crate::planning::{self, ProblemInputs};
+use crate::profile_source::{MissingProfile, warn_missing_contention};
 use crate::prompt::PromptArgs;
 use crate::remote_set::PredictionSource;
 use clap::Args;
@@ -49,13 +49,13 @@ pub(crate) struct GenerateArgs {
     pub(crate) planning: PlanningArgs,
 }
 
-/// A token that takes longer than this does not come any more.
-const TOKEN_DEADLINE: Duration = Duration::from_secs(600);
+/// Timeout of one token.
+const TOKEN_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Texts that may end an answer, at most, as the engine has it.
-pub(crate) const MOST_STOPS: usize = 32;
+/// Limit of the number of stop strings, as in the engine.
+pub(crate) const MAX_STOP_STRINGS: usize = 32;
 
-/// An answer as a whole.
+/// Complete answer with its figures.
 #[derive(Debug, Serialize)]
 pub(crate) struct GenerateOutput {
     prompt_ids: Vec<u32>,
@@ -66,15 +66,21 @@ pub(crate) struct GenerateOutput {
     pub(crate) timings: Timings,
     pub(crate) experts: ExpertCounts,
     forwarded_positions: u64,
-    /// Seconds that remote functions computed, and how often they were called.
     #[serde(skip)]
-    remote: (f64, u64),
-    /// Absent if the placement was not planned.
+    remote_work: RemoteWork,
+    /// Comparison with the plan. `None` if the placement was not planned.
     #[serde(skip_serializing_if = "Option::is_none")]
     plan: Option<Comparison>,
 }
 
-/// Returns the measured times of `generation`, for the plan's account.
+/// Work of remote functions for one answer.
+#[derive(Debug, Default)]
+struct RemoteWork {
+    compute_seconds: f64,
+    calls: u64,
+}
+
+/// Returns the measured times of `generation`, for comparison with the plan.
 fn measured(generation: &GenerateOutput) -> Measured {
     let (usage, timings) = (&generation.usage, &generation.timings);
     Measured {
@@ -83,19 +89,19 @@ fn measured(generation: &GenerateOutput) -> Measured {
         ttft_seconds: timings.ttft_s,
         prefill_seconds: timings.prefill_s,
         decode_seconds: timings.decode_s,
-        remote_seconds: generation.remote.0,
-        remote_calls: generation.remote.1,
+        remote_seconds: generation.remote_work.compute_seconds,
+        remote_calls: generation.remote_work.calls,
     }
 }
 
-/// One figure of a comparison, for people.
-fn line(plan: &Comparison, of: impl Fn(&Outcome) -> f64, scale: f64, unit: &str) -> String {
-    let (expected, measured) = (of(&plan.expected), of(&plan.measured));
-    let more = match expected > 0.0 {
+/// Formats one figure of a comparison.
+fn comparison_text(plan: &Comparison, select: impl Fn(&Outcome) -> f64, scale: f64, unit: &str) -> String {
+    let (expected, measured) = (select(&plan.expected), select(&plan.measured));
+    let difference = match expected > 0.0 {
         true => format!(" ({:+.0} %)", 100.0 * (measured / expected - 1.0)),
         false => String::new(),
     };
-    format!("{:.2} {unit}, expected {:.2} {unit}{more}", measured * scale, expected * scale)
+    format!("{:.2} {unit}, expected {:.2} {unit}{difference}", measured * scale, expected * scale)
 }
 
 #[derive(Debug, Serialize)]
@@ -121,20 +127,21 @@ pub(crate) struct ExpertCounts {
     retries: u64,
 }
 
-/// Runs the prompt and prints the answer: as it comes for people, as a whole with `as_json`.
+/// Runs the prompt, and streams the answer to standard output. With `as_json`, prints it when it is complete.
 pub(crate) async fn run(
     args: &GenerateArgs,
     as_json: bool,
     progress: &Arc<Progress>,
 ) -> Result<(), CliError> {
-    if args.stop.len() > MOST_STOPS {
-        let message = format!("invalid --stop: expected at most {MOST_STOPS} texts, got {}", args.stop.len());
+    if args.stop.len() > MAX_STOP_STRINGS {
+        let message =
+            format!("invalid --stop: expected at most {MAX_STOP_STRINGS} texts, got {}", args.stop.len());
         return Err(CliError::arguments("--stop", message));
     }
-    let wanted = placed(args, progress).await?;
-    args.prompt.check(&wanted.inspection, args.max_tokens)?;
+    let desired = place(args, progress).await?;
+    args.prompt.check(&desired.inspection, args.max_tokens)?;
     let request = GenerateRequest {
-        prompt: Some(args.prompt.for_generation()),
+        prompt: Some(args.prompt.to_generate_prompt()),
         max_tokens: args.max_tokens,
         temperature: Some(args.sampling.temperature),
         top_p: args.sampling.top_p,
@@ -144,49 +151,50 @@ pub(crate) async fn run(
         ignore_eos: args.ignore_eos,
         ..GenerateRequest::default()
     };
-    let mut generation = wanted
-        .run_once(progress, async |client| generate(client, request, &mut shown(!as_json)).await)
+    let mut generation = desired
+        .run_once(progress, async |client| generate(client, request, &mut stdout_sink(!as_json)).await)
         .await?;
     if !as_json {
         generation.end_text()?;
     }
-    generation.plan = wanted.account.as_ref().map(|account| account.compare(&measured(&generation)));
+    generation.plan = desired.account.as_ref().map(|account| account.compare(&measured(&generation)));
     if as_json {
         json::print(&generation)?;
     } else {
-        progress.line(&figures(&generation));
+        progress.line(&figures_table(&generation));
     }
     Ok(())
 }
 
-/// The placement that the arguments name, or a plan.
-async fn placed(args: &GenerateArgs, progress: &Arc<Progress>) -> Result<DesiredDeployment, CliError> {
+/// Places the experts as the flags state, or by a plan.
+async fn place(args: &GenerateArgs, progress: &Arc<Progress>) -> Result<DesiredDeployment, CliError> {
     let Some(remote) = args.remote else {
         let predictor = args.planning.predictor.as_deref();
-        return deployment::wanted(
+        return deployment::desired_deployment(
             &args.source,
             &args.deployment,
             0.0,
             PredictionSource { predictor, prompt: Some(&args.prompt) },
         );
     };
-    let mut wanted = deployment::unplaced(&args.source, &args.deployment)?;
+    let mut desired = deployment::unplaced_deployment(&args.source, &args.deployment)?;
     let prompt = args.prompt.prompt.as_deref().filter(|_| !args.prompt.chat);
-    let asked = ProblemInputs { prompt, concurrency: Some(1), ..ProblemInputs::default() };
+    let inputs = ProblemInputs { prompt, concurrency: Some(1), ..ProblemInputs::default() };
     let planning = &args.planning;
-    let profile = planning.profile_of(&wanted, &args.deployment, Unmeasured::Measure, progress).await?;
-    let problem = planning.problem_on(&profile, &wanted, &args.deployment, asked)?;
-    check_contention(&profile, &problem, progress);
+    let profile =
+        planning.resolve_profile(&desired, &args.deployment, MissingProfile::Measure, progress).await?;
+    let problem = planning.problem_on(&profile, &desired, &args.deployment, inputs)?;
+    warn_missing_contention(&profile, &problem, progress);
     let answer = planning::plan(&problem, remote, profile.certainty()).await?;
-    wanted.place_as_planned(&problem, &answer)?;
-    Ok(wanted)
+    desired.place_as_planned(&problem, &answer)?;
+    Ok(desired)
 }
 
-/// Where the pieces of an answer go.
+/// Consumer of the pieces of an answer's text.
 pub(crate) type TextSink<'a> = &'a mut dyn FnMut(&str) -> std::io::Result<()>;
 
-/// Writes pieces to standard output as they come, where they are to be shown.
-pub(crate) fn shown(show: bool) -> impl FnMut(&str) -> std::io::Result<()> {
+/// Returns a sink that writes pieces to standard output immediately, or discards them unless `show`.
+pub(crate) fn stdout_sink(show: bool) -> impl FnMut(&str) -> std::io::Result<()> {
     move |text| {
         if !show {
             return Ok(());
@@ -197,29 +205,30 @@ pub(crate) fn shown(show: bool) -> impl FnMut(&str) -> std::io::Result<()> {
     }
 }
 
-/// Follows the answer to its end. Its text goes to `shown` as it comes.
+/// Receives an answer until it ends, and passes its text to `sink`.
 pub(crate) async fn generate(
     mut client: MainModelClient<Channel>,
     request: GenerateRequest,
-    shown: TextSink<'_>,
+    sink: TextSink<'_>,
 ) -> Result<GenerateOutput, CliError> {
-    let late = |_elapsed| CliError::runtime(format!("cannot generate: no token within {TOKEN_DEADLINE:?}"));
-    let stream = timeout(TOKEN_DEADLINE, client.generate(request)).await;
-    let mut stream = stream.map_err(late)??.into_inner();
+    let timeout_error =
+        |_elapsed| CliError::runtime(format!("cannot generate: no token within {TOKEN_TIMEOUT:?}"));
+    let stream = timeout(TOKEN_TIMEOUT, client.generate(request)).await;
+    let mut stream = stream.map_err(timeout_error)??.into_inner();
     let mut prompt_ids = Vec::new();
-    while let Some(message) = timeout(TOKEN_DEADLINE, stream.message()).await.map_err(late)?? {
+    while let Some(message) = timeout(TOKEN_TIMEOUT, stream.message()).await.map_err(timeout_error)?? {
         match message.event {
             Some(Event::Started(started)) => prompt_ids = started.prompt_ids,
-            Some(Event::Piece(piece)) => shown(&piece.text)?,
+            Some(Event::Piece(piece)) => sink(&piece.text)?,
             None => {}
-            Some(Event::Finished(finished)) => return Ok(GenerateOutput::of(prompt_ids, finished)),
+            Some(Event::Finished(finished)) => return Ok(GenerateOutput::new(prompt_ids, finished)),
         }
     }
     Err(CliError::runtime("cannot finish the answer: the main function closed the stream"))
 }
 
 impl GenerateOutput {
-    fn of(prompt_ids: Vec<u32>, finished: Finished) -> Self {
+    fn new(prompt_ids: Vec<u32>, finished: Finished) -> Self {
         let completion_tokens = finished.completion_tokens as usize;
         let experts = finished.experts.unwrap_or_default();
         Self {
@@ -245,23 +254,24 @@ impl GenerateOutput {
                 retries: experts.retries,
             },
             forwarded_positions: finished.forwarded_positions,
-            remote: [finished.prefill_experts, finished.decode_experts]
-                .into_iter()
-                .flatten()
-                .fold((0.0, 0), |(seconds, calls), time| {
-                    (seconds + time.remote_s, calls + time.remote_calls)
-                }),
+            remote_work: [finished.prefill_experts, finished.decode_experts].into_iter().flatten().fold(
+                RemoteWork::default(),
+                |work, phase| RemoteWork {
+                    compute_seconds: work.compute_seconds + phase.remote_s,
+                    calls: work.calls + phase.remote_calls,
+                },
+            ),
             plan: None,
         }
     }
 
-    /// Decode rate: of all tokens after the first; 0 if there is none.
+    /// Returns the decode rate of the tokens after the first one, or 0 if there are none.
     pub(crate) fn tokens_per_second(&self) -> f64 {
         let decoded = self.usage.completion_tokens.saturating_sub(1);
         if self.timings.decode_s > 0.0 { decoded as f64 / self.timings.decode_s } else { 0.0 }
     }
 
-    /// Ends what was shown: with a line break, or with the ids where there is no text.
+    /// Prints the line break after the text. Without a tokenizer, prints the token ids.
     pub(crate) fn end_text(&self) -> std::io::Result<()> {
         let mut out = std::io::stdout().lock();
         if self.text.is_none() {
@@ -273,7 +283,7 @@ impl GenerateOutput {
     }
 }
 
-fn figures(generation: &GenerateOutput) -> String {
+fn figures_table(generation: &GenerateOutput) -> String {
     let (usage, timings, experts) = (&generation.usage, &generation.timings, &generation.experts);
     let rate = generation.tokens_per_second();
     let mut figures = vec![
@@ -291,12 +301,12 @@ fn figures(generation: &GenerateOutput) -> String {
         ),
     ];
     if let Some(plan) = &generation.plan {
-        figures.push(("TTFT vs plan", line(plan, |outcome| outcome.ttft_seconds, 1e3, "ms")));
-        // The first token has none before it that it could follow.
+        figures.push(("TTFT vs plan", comparison_text(plan, |outcome| outcome.ttft_seconds, 1e3, "ms")));
+        // With a single token there is no time per output token.
         if usage.completion_tokens > 1 {
-            figures.push(("TPOT vs plan", line(plan, |outcome| outcome.tpot_seconds, 1e3, "ms")));
+            figures.push(("TPOT vs plan", comparison_text(plan, |outcome| outcome.tpot_seconds, 1e3, "ms")));
         }
-        figures.push(("cost vs plan", line(plan, |outcome| outcome.cost, 1e6, "microdollars")));
+        figures.push(("cost vs plan", comparison_text(plan, |outcome| outcome.cost, 1e6, "microdollars")));
     }
     format!("\n{}", table::of_pairs(&figures))
 }

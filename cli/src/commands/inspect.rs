@@ -1,4 +1,4 @@
-//! `remoe inspect`: what a checkpoint is.
+//! `remoe inspect`: shows the architecture and sizes of a checkpoint.
 
 use crate::exit::CliError;
 use crate::output::{json, table};
@@ -19,25 +19,25 @@ pub(crate) struct InspectArgs {
     pub(crate) quantization_error: bool,
 }
 
-/// Experts of each layer that are compared with themselves quantised, at equal distances.
+/// Number of experts per layer whose quantisation error is measured, at equal distances.
 const COMPARED_EXPERTS: usize = 4;
-/// Rows that these compute.
+/// Number of random input rows for each of these experts.
 const COMPARED_ROWS: usize = 16;
 
-/// The facts, and the commit of the hub that they are of.
+/// Output of the command as JSON.
 #[derive(Serialize)]
-struct WithRevision<'a> {
+struct InspectOutput<'a> {
     #[serde(flatten)]
     inspection: &'a Inspection,
     #[serde(skip_serializing_if = "Option::is_none")]
     revision: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    quantization_error: Option<Quantisation>,
+    quantization_error: Option<QuantisationReport>,
 }
 
 /// Errors of quantised experts.
 #[derive(Serialize)]
-struct Quantisation {
+struct QuantisationReport {
     experts_per_layer: usize,
     rows: usize,
     /// Distribution that the rows are drawn from.
@@ -48,26 +48,28 @@ struct Quantisation {
 #[derive(Serialize)]
 struct LayerErrors {
     layer: usize,
-    int8: Errors,
-    int4: Errors,
-    mxfp4: Errors,
+    int8: RelativeErrors,
+    int4: RelativeErrors,
+    mxfp4: RelativeErrors,
 }
 
-/// Root mean squares of differences over those of the values.
+/// Relative errors: root mean square of the differences, divided by that of the values.
 #[derive(Serialize)]
-struct Errors {
+struct RelativeErrors {
     weights: f64,
     outputs: f64,
 }
 
-/// Reads the facts and prints them.
+/// Inspects a checkpoint, and prints the result.
 pub(crate) fn run(args: &InspectArgs, as_json: bool) -> Result<(), CliError> {
     let opened = args.source.open()?;
     let inspection = opened.checkpoint.inspect()?;
-    let quantised =
-        args.quantization_error.then(|| Quantisation::of(&opened.checkpoint, &inspection)).transpose()?;
+    let quantised = args
+        .quantization_error
+        .then(|| QuantisationReport::measure(&opened.checkpoint, &inspection))
+        .transpose()?;
     if as_json {
-        json::print(&WithRevision {
+        json::print(&InspectOutput {
             inspection: &inspection,
             revision: opened.revision.as_deref(),
             quantization_error: quantised,
@@ -75,24 +77,25 @@ pub(crate) fn run(args: &InspectArgs, as_json: bool) -> Result<(), CliError> {
         return Ok(());
     }
     let mut out = anstream::stdout().lock();
-    writeln!(out, "{}", for_people(&inspection))?;
+    writeln!(out, "{}", to_table(&inspection))?;
     if let Some(quantised) = quantised {
-        writeln!(out, "\n{}", quantised.for_people())?;
+        writeln!(out, "\n{}", quantised.to_table())?;
     }
     Ok(())
 }
 
-impl Quantisation {
-    fn of(checkpoint: &Checkpoint, facts: &Inspection) -> Result<Self, CliError> {
+impl QuantisationReport {
+    fn measure(checkpoint: &Checkpoint, inspection: &Inspection) -> Result<Self, CliError> {
         let pool = Pool::new(PoolConfig::default()).map_err(|error| CliError::runtime(error.to_string()))?;
-        let count = COMPARED_EXPERTS.min(facts.experts);
-        let experts: Vec<u32> = (0..count).map(|index| (index * facts.experts / count) as u32).collect();
-        let errors = |error: QuantisationError| Errors { weights: error.weights, outputs: error.outputs };
+        let count = COMPARED_EXPERTS.min(inspection.experts);
+        let experts: Vec<u32> = (0..count).map(|index| (index * inspection.experts / count) as u32).collect();
+        let to_relative =
+            |error: QuantisationError| RelativeErrors { weights: error.weights, outputs: error.outputs };
         let formats = [ExpertsDtype::Int8, ExpertsDtype::Int4, ExpertsDtype::Mxfp4];
-        let layers = facts.moe_layers.iter().map(|&layer| {
+        let layers = inspection.moe_layers.iter().map(|&layer| {
             match quantisation_errors(checkpoint, layer, &experts, formats, COMPARED_ROWS, &pool) {
-                Ok(of_formats) => {
-                    let [int8, int4, mxfp4] = of_formats.map(errors);
+                Ok(errors) => {
+                    let [int8, int4, mxfp4] = errors.map(to_relative);
                     Ok(LayerErrors { layer, int8, int4, mxfp4 })
                 }
                 Err(LoadError::Checkpoint(error)) => Err(CliError::from(error)),
@@ -107,7 +110,7 @@ impl Quantisation {
         })
     }
 
-    fn for_people(&self) -> String {
+    fn to_table(&self) -> String {
         let percent = |share: f64| format!("{:.2} %", 100.0 * share);
         let rows = self.layers.iter().map(|layer| {
             let errors = [&layer.int8, &layer.int4, &layer.mxfp4]
@@ -132,52 +135,52 @@ impl Quantisation {
     }
 }
 
-fn for_people(facts: &Inspection) -> String {
-    let non_expert: u64 = facts.non_expert_layer_bytes.iter().sum();
-    let experts_in_all = facts.moe_layers.len() as u64 * facts.experts as u64;
-    let dtype = match &facts.stored_as {
-        None => facts.dtype.clone(),
+fn to_table(inspection: &Inspection) -> String {
+    let non_expert: u64 = inspection.non_expert_layer_bytes.iter().sum();
+    let all_experts = inspection.moe_layers.len() as u64 * inspection.experts as u64;
+    let dtype = match &inspection.stored_as {
+        None => inspection.dtype.clone(),
         Some(stored) => {
             let decoded = table::bytes(stored.decoded_total_bytes);
-            format!("{}, stored as {} ({decoded} in {0})", facts.dtype, stored.form)
+            format!("{}, stored as {} ({decoded} in {0})", inspection.dtype, stored.form)
         }
     };
-    let context = match facts.served_context() {
-        served if served < facts.context_length => {
-            format!("{} tokens, of which {served} are served", facts.context_length)
+    let context = match inspection.served_context() {
+        served if served < inspection.context_length => {
+            format!("{} tokens, of which {served} are served", inspection.context_length)
         }
         all => format!("{all} tokens"),
     };
     let mut rows = vec![
-        ("family", facts.family.clone()),
+        ("family", inspection.family.clone()),
         ("dtype", dtype),
-        ("fingerprint", facts.fingerprint.clone()),
-        ("layers", format!("{}, of which {} with experts", facts.layers, facts.moe_layers.len())),
-        ("experts", format!("{} per layer, {} per token", facts.experts, facts.top_k)),
-        ("shared experts", facts.shared_experts.to_string()),
-        ("hidden size", facts.hidden_size.to_string()),
-        ("vocabulary", facts.vocab_size.to_string()),
+        ("fingerprint", inspection.fingerprint.clone()),
+        ("layers", format!("{}, of which {} with experts", inspection.layers, inspection.moe_layers.len())),
+        ("experts", format!("{} per layer, {} per token", inspection.experts, inspection.top_k)),
+        ("shared experts", inspection.shared_experts.to_string()),
+        ("hidden size", inspection.hidden_size.to_string()),
+        ("vocabulary", inspection.vocab_size.to_string()),
         ("context", context),
         ("", String::new()),
-        ("one expert", table::bytes(facts.expert_bytes)),
-        ("all experts", table::bytes(experts_in_all * facts.expert_bytes)),
+        ("one expert", table::bytes(inspection.expert_bytes)),
+        ("all experts", table::bytes(all_experts * inspection.expert_bytes)),
         ("other layer weights", table::bytes(non_expert)),
-        ("embedding and head", table::bytes(facts.outside_bytes)),
-        ("total", table::bytes(facts.total_bytes)),
+        ("embedding and head", table::bytes(inspection.outside_bytes)),
+        ("total", table::bytes(inspection.total_bytes)),
     ];
-    if let Some(ignored) = &facts.ignored {
-        rows.push(("ignored", format!("{}, {}", besides(ignored), table::bytes(ignored.bytes))));
+    if let Some(ignored) = &inspection.ignored {
+        rows.push(("ignored", format!("{}, {}", describe_ignored(ignored), table::bytes(ignored.bytes))));
     }
     rows.extend([
         ("", String::new()),
-        ("KV cache per token", table::bytes(facts.kv_bytes_per_token)),
-        ("hidden state per token", table::bytes(facts.token_bytes)),
+        ("KV cache per token", table::bytes(inspection.kv_bytes_per_token)),
+        ("hidden state per token", table::bytes(inspection.token_bytes)),
     ]);
     table::of_pairs(&rows)
 }
 
-/// Describes what is in the files besides the model.
-fn besides(ignored: &Ignored) -> String {
+/// Describes the ignored tensors of a checkpoint.
+fn describe_ignored(ignored: &Ignored) -> String {
     match ignored.prediction_layers.as_slice() {
         [] => "recomputed buffers".to_owned(),
         [layer] => format!("layer {layer} (predicts further tokens)"),

@@ -1,4 +1,4 @@
-//! `remoe logits`: one prompt through the model, without sampling.
+//! `remoe logits`: next-token logits and expert routing of one prompt.
 
 use crate::deployment::{self, Launch};
 use crate::exit::CliError;
@@ -28,76 +28,77 @@ pub(crate) struct LogitsArgs {
     pub(crate) deployment: DeploymentArgs,
 }
 
-/// A prompt that takes longer than this has got stuck.
-const DEADLINE: Duration = Duration::from_secs(600);
-/// Likeliest tokens that people are shown.
-const SHOWN: usize = 10;
+/// Timeout of the prompt.
+const PROMPT_TIMEOUT: Duration = Duration::from_secs(600);
+/// Number of most likely tokens in the table.
+const SHOWN_TOKENS: usize = 10;
 
 #[derive(Debug, Serialize)]
-struct Logits {
+struct LogitsOutput {
     prompt_ids: Vec<u32>,
     last_logits: Vec<f32>,
     argmax: usize,
-    routing: Vec<Vec<Token>>,
+    routing: Vec<Vec<TokenExperts>>,
 }
 
 #[derive(Debug, Serialize)]
-struct Token {
+struct TokenExperts {
     experts: Vec<u32>,
     weights: Vec<f32>,
 }
 
-/// Runs the prompt and prints what came of it.
+/// Runs the prompt, and prints its logits and routing.
 pub(crate) async fn run(args: &LogitsArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
     let prediction =
         PredictionSource { predictor: args.predictor.predictor.as_deref(), prompt: Some(&args.prompt) };
-    let wanted = deployment::wanted(&args.source, &args.deployment, 0.0, prediction)?;
-    args.prompt.check(&wanted.inspection, 0)?;
-    let request = InspectRequest { prompt: Some(args.prompt.for_inspection()), hidden: false, scores: false };
-    let reply = wanted
+    let desired = deployment::desired_deployment(&args.source, &args.deployment, 0.0, prediction)?;
+    args.prompt.check(&desired.inspection, 0)?;
+    let request =
+        InspectRequest { prompt: Some(args.prompt.to_inspect_prompt()), hidden: false, scores: false };
+    let reply = desired
         .run_once(progress, async |mut client| {
-            let answer = timeout(DEADLINE, client.inspect(request)).await;
+            let answer = timeout(PROMPT_TIMEOUT, client.inspect(request)).await;
             let answer = answer.map_err(|_elapsed| {
-                CliError::runtime(format!("cannot compute logits: no answer within {DEADLINE:?}"))
+                CliError::runtime(format!("cannot compute logits: no answer within {PROMPT_TIMEOUT:?}"))
             })?;
             Ok(answer?.into_inner())
         })
         .await?;
     if as_json {
-        json::print(&Logits::of(reply))?;
+        json::print(&LogitsOutput::new(reply))?;
     } else {
-        writeln!(anstream::stdout().lock(), "{}", for_people(&reply))?;
+        writeln!(anstream::stdout().lock(), "{}", to_tables(&reply))?;
     }
     Ok(())
 }
 
-impl Logits {
-    fn of(reply: InspectReply) -> Self {
+impl LogitsOutput {
+    fn new(reply: InspectReply) -> Self {
         let layers = reply.routing.into_iter();
         Self {
             prompt_ids: reply.prompt_ids,
-            argmax: ranked(&reply.last_logits).first().copied().unwrap_or(0),
+            argmax: rank_tokens(&reply.last_logits).first().copied().unwrap_or(0),
             last_logits: reply.last_logits,
-            routing: layers.map(|layer| layer.tokens.into_iter().map(Token::of).collect()).collect(),
+            routing: layers.map(|layer| layer.tokens.into_iter().map(TokenExperts::from).collect()).collect(),
         }
     }
 }
 
-impl Token {
-    fn of(routing: TokenRouting) -> Self {
+impl From<TokenRouting> for TokenExperts {
+    fn from(routing: TokenRouting) -> Self {
         Self { experts: routing.experts, weights: routing.weights }
     }
 }
 
-/// Token ids by logit, the largest first; ties go to the lower id.
-fn ranked(logits: &[f32]) -> Vec<usize> {
+/// Sorts token ids by descending logit. Ties go to the lower id.
+fn rank_tokens(logits: &[f32]) -> Vec<usize> {
     let mut ids: Vec<usize> = (0..logits.len()).collect();
     ids.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
     ids
 }
 
-fn for_people(reply: &InspectReply) -> String {
-    let best = ranked(&reply.last_logits).into_iter().take(SHOWN);
+fn to_tables(reply: &InspectReply) -> String {
+    let best = rank_tokens(&reply.last_logits).into_iter().take(SHOWN_TOKENS);
     let tokens = table::with_header(
         &["token", "logit"],
         best.map(|id| vec![id.to_string(), format!("{:.4}", reply.last_logits[id])]).collect(),
@@ -119,7 +120,7 @@ mod tests {
 
     #[test]
     fn ties_go_to_the_lower_id() {
-        assert_eq!(ranked(&[1.0, 3.0, -2.0, 3.0]), [1, 3, 0, 2]);
+        assert_eq!(rank_tokens(&[1.0, 3.0, -2.0, 3.0]), [1, 3, 0, 2]);
     }
 
     #[test]

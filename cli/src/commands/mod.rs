@@ -1,4 +1,4 @@
-//! The commands, one file each.
+//! Commands of `remoe`, one module each.
 
 pub(crate) mod check;
 pub(crate) mod completions;

@@ -1,4 +1,4 @@
-//! `remoe pull`, `list` and `rm`: models in the cache.
+//! `remoe pull`, `list` and `rm`: management of models in the cache.
 
 use crate::exit::CliError;
 use crate::flags::default_dtype;
@@ -6,7 +6,9 @@ use crate::machine;
 use crate::output::{json, table};
 use clap::Args;
 use remoe_hub::ModelArgs;
-use remoe_hub::{CachedSource, ModelLocation, WholeModel, allocated, cache_folder, kept};
+use remoe_hub::{
+    CachedSource, ModelLocation, WholeModel, allocated_bytes, cache_folder, list_cached_sources,
+};
 use remoe_model::{ExpertsDtype, Inspection};
 use serde::Serialize;
 use std::io::Write;
@@ -35,8 +37,8 @@ pub(crate) struct RmArgs {
     pub(crate) model_cache: Option<PathBuf>,
 }
 
-/// Forms of experts that memory is compared with, beside the checkpoint's own.
-const FORMS: [ExpertsDtype; 2] = [ExpertsDtype::Int8, ExpertsDtype::Int4];
+/// Dtypes of experts whose memory is shown, in addition to the checkpoint's.
+const COMPARED_DTYPES: [ExpertsDtype; 2] = [ExpertsDtype::Int8, ExpertsDtype::Int4];
 
 #[derive(Serialize)]
 struct ModelRow {
@@ -46,12 +48,12 @@ struct ModelRow {
 }
 
 impl From<CachedSource> for ModelRow {
-    fn from(kept: CachedSource) -> Self {
-        Self { model: kept.place, folder: kept.folder, bytes: kept.bytes }
+    fn from(source: CachedSource) -> Self {
+        Self { model: source.location, folder: source.folder, bytes: source.bytes }
     }
 }
 
-/// Fetches a whole model into the cache, where disk has room for it.
+/// Fetches a whole model into the cache, if the disk has enough free space.
 pub(crate) fn pull(args: &PullArgs, as_json: bool) -> Result<(), CliError> {
     let opened = args.source.open()?;
     let source = args.source.pinned(&opened);
@@ -64,7 +66,7 @@ pub(crate) fn pull(args: &PullArgs, as_json: bool) -> Result<(), CliError> {
     let failed =
         |error: &dyn std::fmt::Display| CliError::runtime(format!("cannot pull {}: {error}", source.model));
     let model = WholeModel::open(opened.checkpoint).map_err(|error| failed(&error))?;
-    let missing = model.bytes().saturating_sub(allocated(&folder).map_err(|error| failed(&error))?);
+    let missing = model.bytes().saturating_sub(allocated_bytes(&folder).map_err(|error| failed(&error))?);
     let free = free_bytes(&folder).map_err(|error| failed(&error))?;
     if missing > free {
         return Err(failed(&format!(
@@ -74,11 +76,11 @@ pub(crate) fn pull(args: &PullArgs, as_json: bool) -> Result<(), CliError> {
             folder.display()
         )));
     }
-    eprint(&memory(&inspection, machine::memory_bytes()));
+    print_stderr(&memory_summary(&inspection, machine::memory_bytes()));
     model.fetch().map_err(|error| failed(&error))?;
     let line = ModelRow {
         model: Some(source.model.to_string()),
-        bytes: allocated(&folder).map_err(|error| failed(&error))?,
+        bytes: allocated_bytes(&folder).map_err(|error| failed(&error))?,
         folder,
     };
     match as_json {
@@ -94,20 +96,21 @@ pub(crate) fn pull(args: &PullArgs, as_json: bool) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Memory that the model takes in each form, beside what the machine has.
-fn memory(inspection: &Inspection, machine: u64) -> String {
+/// Formats the memory that the model needs with each dtype of experts, and the machine's memory.
+fn memory_summary(inspection: &Inspection, machine_bytes: u64) -> String {
     let dtype = default_dtype(inspection);
-    let needs = |name: &str, facts: &Inspection| {
-        format!("{name} needs {}", table::bytes(facts.resident_total_bytes(dtype)))
+    let needs = |name: &str, inspection: &Inspection| {
+        format!("{name} needs {}", table::bytes(inspection.resident_total_bytes(dtype)))
     };
     let own = needs(dtype, &inspection.clone().kept_as(None, None, "cpu"));
-    let others = FORMS.map(|form| needs(form.name(), &inspection.clone().kept_as(Some(form), None, "cpu")));
+    let others =
+        COMPARED_DTYPES.map(|form| needs(form.name(), &inspection.clone().kept_as(Some(form), None, "cpu")));
     let all: Vec<String> = std::iter::once(own).chain(others).collect();
-    format!("memory: {}; this machine has {}", all.join(", "), table::bytes(machine))
+    format!("memory: {}; this machine has {}", all.join(", "), table::bytes(machine_bytes))
 }
 
-fn eprint(text: &str) {
-    // A closed standard error must not end what runs.
+fn print_stderr(text: &str) {
+    // A closed standard error must not end the command.
     let _closed = writeln!(anstream::stderr().lock(), "{text}");
 }
 
@@ -116,10 +119,10 @@ fn free_bytes(folder: &Path) -> std::io::Result<u64> {
     Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
-/// Returns the place of a model; the name of its folder where that is not known.
-fn shown_name(kept: &CachedSource) -> String {
-    let folder = || kept.folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    kept.place.clone().unwrap_or_else(folder)
+/// Returns the location of a model, or the name of its cache folder if the location is unknown.
+fn display_name(source: &CachedSource) -> String {
+    let folder = || source.folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    source.location.clone().unwrap_or_else(folder)
 }
 
 /// Lists the models in the cache.
@@ -129,18 +132,21 @@ pub(crate) fn list(args: &ListArgs, as_json: bool) -> Result<(), CliError> {
         cache: PathBuf,
         models: Vec<ModelRow>,
     }
-    let (cache, all) = all(args.model_cache.as_deref())?;
+    let (cache, sources) = cached_sources(args.model_cache.as_deref())?;
     if as_json {
-        return Ok(json::print(&ModelList { cache, models: all.into_iter().map(ModelRow::from).collect() })?);
+        return Ok(json::print(&ModelList {
+            cache,
+            models: sources.into_iter().map(ModelRow::from).collect(),
+        })?);
     }
     let mut out = anstream::stdout().lock();
-    if all.is_empty() {
+    if sources.is_empty() {
         writeln!(out, "no models in {}; fetch one with `remoe pull MODEL`", cache.display())?;
         return Ok(());
     }
-    let total = all.iter().map(|kept| kept.bytes).sum();
-    let row = |kept: &CachedSource| vec![shown_name(kept), table::bytes(kept.bytes)];
-    let mut rows: Vec<Vec<String>> = all.iter().map(row).collect();
+    let total = sources.iter().map(|source| source.bytes).sum();
+    let row = |source: &CachedSource| vec![display_name(source), table::bytes(source.bytes)];
+    let mut rows: Vec<Vec<String>> = sources.iter().map(row).collect();
     rows.push(vec![format!("total in {}", cache.display()), table::bytes(total)]);
     writeln!(out, "{}", table::with_header(&["model", "disk"], rows))?;
     Ok(())
@@ -152,8 +158,9 @@ pub(crate) fn remove(args: &RmArgs, as_json: bool) -> Result<(), CliError> {
     struct Removed {
         removed: Vec<ModelRow>,
     }
-    let (cache, all) = all(args.model_cache.as_deref())?;
-    let named: Vec<CachedSource> = all.into_iter().filter(|kept| kept.is(&args.model)).collect();
+    let (cache, sources) = cached_sources(args.model_cache.as_deref())?;
+    let named: Vec<CachedSource> =
+        sources.into_iter().filter(|source| source.is_named(&args.model)).collect();
     if named.is_empty() {
         let message = format!(
             "cannot remove {}: it is not in {}; `remoe list` shows what is",
@@ -162,22 +169,22 @@ pub(crate) fn remove(args: &RmArgs, as_json: bool) -> Result<(), CliError> {
         );
         return Err(CliError::arguments("MODEL", message));
     }
-    for kept in &named {
-        kept.remove().map_err(|error| CliError::runtime(error.to_string()))?;
+    for source in &named {
+        source.remove().map_err(|error| CliError::runtime(error.to_string()))?;
     }
     if as_json {
         return Ok(json::print(&Removed { removed: named.into_iter().map(ModelRow::from).collect() })?);
     }
     let mut out = anstream::stdout().lock();
-    for kept in &named {
-        writeln!(out, "removed {}: {}", shown_name(kept), table::bytes(kept.bytes))?;
+    for source in &named {
+        writeln!(out, "removed {}: {}", display_name(source), table::bytes(source.bytes))?;
     }
     Ok(())
 }
 
-fn all(given: Option<&Path>) -> Result<(PathBuf, Vec<CachedSource>), CliError> {
+fn cached_sources(given: Option<&Path>) -> Result<(PathBuf, Vec<CachedSource>), CliError> {
     let failed = |error: &dyn std::fmt::Display| CliError::runtime(error.to_string());
     let cache = cache_folder(given).map_err(|error| failed(&error))?;
-    let all = kept(&cache).map_err(|error| failed(&error))?;
-    Ok((cache, all))
+    let sources = list_cached_sources(&cache).map_err(|error| failed(&error))?;
+    Ok((cache, sources))
 }

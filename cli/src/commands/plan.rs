@@ -1,4 +1,4 @@
-//! `remoe plan`: where every expert lives, and what that costs.
+//! `remoe plan`: plans the placement of experts, with its latency and cost.
 
 mod manifest;
 mod nodes;
@@ -6,21 +6,21 @@ mod nodes_model;
 mod nodes_prices;
 mod nodes_report;
 
-use crate::choice::PlacementChoice;
 use crate::device::MainDevice;
-use crate::exit::{CliError, Code};
+use crate::exit::{CliError, CliExitCode};
 use crate::files;
 use crate::flags::{Dtype, RemoteArg, check_experts_dtype, default_dtype};
 use crate::output::json;
 use crate::output::progress::print_error;
+use crate::placement_choice::PlacementChoice;
+use crate::plan_explanation;
 use crate::plan_report;
-use crate::plan_words;
 use crate::planning::{self, PlanningArgs, ProblemInputs};
-use crate::remedies::{by_flag, infeasible};
+use crate::remedies::{infeasible, with_flag};
 use crate::workload::ConcurrencyArgs;
 use clap::Args;
-use nodes::{NodesArgs, Question};
-use nodes_model::Forms;
+use nodes::{NodesArgs, NodesInputs};
+use nodes_model::WeightDtypes;
 use remoe_hardware::{Factors, ModelId, Origin, TimeRatios};
 use remoe_hub::ModelArgs;
 use remoe_model::{DenseDtype, ExpertsDtype, KvCacheDtype};
@@ -36,14 +36,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Groups of remote functions where nothing is said.
-const MOST_GROUPS: u32 = 16;
-/// Share of a deadline that the search may take. The rest is for the figures of the plan that it found.
+/// Default of `--max-groups`.
+const DEFAULT_MAX_GROUPS: u32 = 16;
+/// Share of a deadline that the search may take. The rest is for evaluating the plan that it found.
 const SEARCH_SHARE: f64 = 0.8;
 
-// A problem stands for a model.
+// A problem file replaces the model and the planning flags.
 #[derive(Debug, Args)]
-#[command(mut_args(|argument| planning::not_beside("problem", argument)))]
+#[command(mut_args(|argument| planning::conflicting_with("problem", argument)))]
 #[command(mut_arg("predictor", |predictor| predictor.conflicts_with("problem")))]
 #[command(mut_arg("concurrency", |concurrency| concurrency.conflicts_with("problem")))]
 #[command(mut_args(help_for_plan))]
@@ -121,28 +121,27 @@ pub(crate) struct PlanArgs {
     nodes: NodesArgs,
 }
 
-/// The planner's answer for a model, with the problem that it answers: `up` and `generate` compare
-/// requests with it.
+/// Result for a model, with its problem. With this plan file, `up` and `generate` compare requests with the plan.
 #[derive(Serialize)]
 struct WithProblem<'a, T> {
     problem: &'a Problem,
-    /// By how much times differ from the profile's, as answers say.
+    /// Ratios of measured times to the profile's, from `--measured`.
     #[serde(skip_serializing_if = "Option::is_none")]
     factors: Option<Factors>,
     #[serde(flatten)]
-    answer: Timed<T>,
+    answer: TimedResult<T>,
 }
 
-/// An answer with the time that it took, where it had a deadline.
+/// Result, with the time that planning took if it had a deadline.
 #[derive(Serialize)]
-struct Timed<T> {
+struct TimedResult<T> {
     #[serde(skip_serializing_if = "Option::is_none")]
     elapsed_seconds: Option<f64>,
     #[serde(flatten)]
     answer: T,
 }
 
-/// Adapts the help of shared arguments to `plan`, which needs no model beside a problem and starts nothing.
+/// Adapts the help of shared arguments to `plan`, which needs no model with `--problem`, and starts no functions.
 fn help_for_plan(argument: clap::Arg) -> clap::Arg {
     match argument.get_id().as_str() {
         "model_positional" => argument.help(
@@ -165,36 +164,36 @@ fn share(text: &str) -> Result<f64, String> {
     if (0.0..=1.0).contains(&value) { Ok(value) } else { Err("expected 0 to 1".to_owned()) }
 }
 
-/// Plans, evaluates or pre-allocates, and prints the answer. That nothing fits is an answer too, with
-/// an exit code of its own.
+/// Plans, evaluates or pre-allocates, and prints the result. An infeasible problem is reported as a result, with its own
+/// exit code.
 pub(crate) fn run(args: &PlanArgs, as_json: bool, verbose: bool) -> Result<ExitCode, CliError> {
     if let Some(list) = &args.nodes.nodes {
-        let question = Question {
+        let inputs = NodesInputs {
             args: &args.nodes,
             list,
             source: args.source.as_ref(),
-            forms: Forms { dtype: args.dtype, experts: args.experts_dtype, dense: args.dense_dtype },
+            forms: WeightDtypes { dtype: args.dtype, experts: args.experts_dtype, dense: args.dense_dtype },
             planning: &args.planning,
             concurrency: args.concurrency,
         };
-        return nodes::run(&question, as_json);
+        return nodes::run(&inputs, as_json);
     }
     let factors = args.measured.as_deref().map(read_factors).transpose()?;
-    let mut command =
-        Command { args, problem: args.read_problem(factors)?, factors, as_json, elapsed_seconds: None };
-    let problem = &command.problem;
+    let mut run =
+        PlanRun { args, problem: args.read_problem(factors)?, factors, as_json, elapsed_seconds: None };
+    let problem = &run.problem;
     if args.robust && args.problem.is_none() && problem.prediction_p95.is_none() {
         let message = "cannot apply --robust: the error of predictions is unknown; give --predictor a predictor whose \
                        history has decode steps and enough prompts to hold some out (`remoe predictor build`)";
         return Err(CliError::arguments("--robust", message));
     }
     if args.preallocate {
-        return command.answer(preallocate(problem), plan_report::preallocation);
+        return run.print_result(preallocate(problem), plan_report::preallocation);
     }
     if let Some(path) = &args.evaluate {
         let draft = read_plan("--evaluate", path)?;
         let evaluation = evaluate(problem, &draft, args.robust);
-        return command.answer(evaluation, |answer| plan_report::evaluation(problem, answer));
+        return run.print_result(evaluation, |answer| plan_report::evaluation(problem, answer));
     }
     let previous = args.previous.as_ref().map(|path| read_plan("--previous", path)).transpose()?;
     let sturdy = args.sturdy.unwrap_or(if args.problem.is_some() { 0.0 } else { planning::STURDY });
@@ -210,34 +209,34 @@ pub(crate) fn run(args: &PlanArgs, as_json: bool, verbose: bool) -> Result<ExitC
         None => solve(problem, previous.as_ref(), &options),
         Some(deadline) => {
             let start = Instant::now();
-            let solved = planned_within(deadline, problem, previous.as_ref(), &options);
-            command.elapsed_seconds = Some(start.elapsed().as_secs_f64());
+            let solved = plan_until_deadline(deadline, problem, previous.as_ref(), &options);
+            run.elapsed_seconds = Some(start.elapsed().as_secs_f64());
             solved
         }
     };
-    let problem = &command.problem;
-    command.answer(solved, |answer| match args.explain {
-        true => plan_words::explained(problem, answer),
+    let problem = &run.problem;
+    run.print_result(solved, |answer| match args.explain {
+        true => plan_explanation::explain(problem, answer),
         false => {
-            let choice = PlacementChoice::planned(problem, answer, args.remote, Origin::Measured);
-            format!("{}\n\n{}", choice.sentence(), plan_report::answer(problem, answer, verbose))
+            let choice = PlacementChoice::from_plan(problem, answer, args.remote, Origin::Measured);
+            format!("{}\n\n{}", choice.sentence(), plan_report::plan(problem, answer, verbose))
         }
     })
 }
 
-/// The plan that is found within `deadline`, near `previous` where there is one.
-fn planned_within(
+/// Searches for a plan until the deadline, near the `previous` plan if there is one.
+fn plan_until_deadline(
     deadline: Duration,
     problem: &Problem,
     previous: Option<&PlanDraft>,
     options: &Options,
 ) -> Result<PlanningResult, PlanError> {
     let start = Instant::now();
-    let proceed = || match start.elapsed() < deadline.mul_f64(SEARCH_SHARE) {
+    let budget_left = || match start.elapsed() < deadline.mul_f64(SEARCH_SHARE) {
         true => Proceed::Continue,
         false => Proceed::Finish,
     };
-    let budget = Budget::new(&proceed);
+    let budget = Budget::new(&budget_left);
     match previous {
         Some(previous) => replan(problem, previous, options, budget),
         None => solve_within(problem, None, options, budget),
@@ -245,11 +244,11 @@ fn planned_within(
 }
 
 impl PlanArgs {
-    /// The problem; for a model with times that differ from its profile's by `factors`.
+    /// Reads the problem file, or builds the problem for the model. `factors` scale the times of the profile.
     fn read_problem(&self, factors: Option<Factors>) -> Result<Problem, CliError> {
         if let Some(path) = &self.problem {
             let text = files::read("--problem", path)?;
-            return Problem::from_json(&text).map_err(|error| in_file(error, Some(path)));
+            return Problem::from_json(&text).map_err(|error| file_error(error, Some(path)));
         }
         let Some(source) = &self.source else {
             let message = "missing --model or --problem: expected a model, or a file that states the problem";
@@ -258,14 +257,14 @@ impl PlanArgs {
         let checkpoint = Arc::new(source.open()?.checkpoint);
         let experts_dtype = self.experts_dtype;
         check_experts_dtype(&checkpoint, experts_dtype, self.dtype)?;
-        // A profile that was given says what it is planned for.
+        // The device is that of `--profile`, if given.
         let given = self.planning.given_profile()?;
-        let device = given.as_ref().map_or_else(|| MainDevice::resolve(None, None), MainDevice::of);
+        let device = given.as_ref().map_or_else(|| MainDevice::resolve(None, None), MainDevice::of_profile);
         let mut inspection = checkpoint.inspect()?.kept_as(experts_dtype, self.dense_dtype, &device.name);
         inspection.kv_cache_dtype = self.kv_cache_dtype;
         let dtype = self.dtype.map_or_else(|| default_dtype(&inspection), Dtype::name);
         let id = ModelId::of(&inspection, dtype);
-        let profile = planning::given_or_kept(given, &id, &device)?;
+        let profile = planning::select_profile(given, &id, &device)?;
         let profile = profile.ok_or_else(|| {
             let message = format!(
                 "missing --profile: no profile of this model in {} on {} of this machine; run `remoe profile --model {} \
@@ -281,29 +280,29 @@ impl PlanArgs {
         })?;
         let profile = factors.map_or_else(|| profile.clone(), |factors| factors.applied(&profile));
         let prompt = self.prompt.as_deref();
-        let asked =
+        let inputs =
             ProblemInputs { prompt, concurrency: self.concurrency.concurrency, ..ProblemInputs::default() };
-        let mut problem = self.planning.problem(&checkpoint, &inspection, &profile, self.dtype, asked)?;
-        problem.limits.max_groups.get_or_insert(MOST_GROUPS);
+        let mut problem = self.planning.problem(&checkpoint, &inspection, &profile, self.dtype, inputs)?;
+        problem.limits.max_groups.get_or_insert(DEFAULT_MAX_GROUPS);
         Ok(problem)
     }
 }
 
-/// The command with its problem.
-struct Command<'a> {
+/// Invocation of the command, with its problem.
+struct PlanRun<'a> {
     args: &'a PlanArgs,
     problem: Problem,
     factors: Option<Factors>,
     as_json: bool,
-    /// Seconds of planning, where it had a deadline.
+    /// Seconds of planning. `None` without a deadline.
     elapsed_seconds: Option<f64>,
 }
 
-impl Command<'_> {
-    fn answer<T: Serialize>(
+impl PlanRun<'_> {
+    fn print_result<T: Serialize>(
         &self,
         result: Result<T, PlanError>,
-        for_people: impl Fn(&T) -> String,
+        format: impl Fn(&T) -> String,
     ) -> Result<ExitCode, CliError> {
         let args = self.args;
         match result {
@@ -311,57 +310,57 @@ impl Command<'_> {
                 let elapsed_seconds = self.elapsed_seconds;
                 match (self.as_json, &args.source) {
                     (true, Some(_)) => {
-                        let answer = Timed { elapsed_seconds, answer };
+                        let answer = TimedResult { elapsed_seconds, answer };
                         json::print(&WithProblem { problem: &self.problem, factors: self.factors, answer })?;
                     }
-                    (true, None) => json::print(&Timed { elapsed_seconds, answer })?,
+                    (true, None) => json::print(&TimedResult { elapsed_seconds, answer })?,
                     (false, _) => {
                         let mut out = anstream::stdout().lock();
                         if let Some(Factors { prefill, decode }) = &self.factors {
                             writeln!(out, "prefills take {}", prefill.in_words())?;
                             writeln!(out, "decode steps take {}\n", decode.in_words())?;
                         }
-                        writeln!(out, "{}", for_people(&answer))?;
+                        writeln!(out, "{}", format(&answer))?;
                     }
                 }
                 Ok(ExitCode::SUCCESS)
             }
-            Err(PlanError::Infeasible(why)) => {
+            Err(PlanError::Infeasible(reason)) => {
                 if self.as_json {
-                    json::print(&serde_json::json!({ "infeasible": why }))?;
+                    json::print(&serde_json::json!({ "infeasible": reason }))?;
                 }
-                print_error(&infeasible(&why, args.problem.is_some()));
-                if let Some(verdict) = why.verdict.as_ref().filter(|_| !self.as_json) {
+                print_error(&infeasible(&reason, args.problem.is_some()));
+                if let Some(verdict) = reason.verdict.as_ref().filter(|_| !self.as_json) {
                     writeln!(anstream::stdout().lock(), "{}", plan_report::verdict(verdict))?;
                 }
-                Ok(ExitCode::from(Code::Infeasible as u8))
+                Ok(ExitCode::from(CliExitCode::Infeasible as u8))
             }
             Err(PlanError::Problem(error)) => Err(match args.problem.as_deref() {
-                Some(path) => in_file(error, Some(path)),
-                None => in_file(by_flag(error), None),
+                Some(path) => file_error(error, Some(path)),
+                None => file_error(with_flag(error), None),
             }),
             Err(PlanError::Plan(error)) => {
                 let path = args.evaluate.as_ref().or(args.previous.as_ref()).or(args.problem.as_ref());
-                Err(in_file(error, path.map(PathBuf::as_path)))
+                Err(file_error(error, path.map(PathBuf::as_path)))
             }
             Err(error @ PlanError::Cancelled) => Err(error.into()),
         }
     }
 }
 
-/// A problem or plan is an argument: one that cannot be ends with the code of arguments.
-fn in_file(error: FieldError, path: Option<&Path>) -> CliError {
-    let place = path.map(|path| format!("{}: ", path.display())).unwrap_or_default();
-    let message = format!("{place}{error}");
+/// Converts an error of a problem or plan file, which counts as an invalid argument.
+fn file_error(error: FieldError, path: Option<&Path>) -> CliError {
+    let path_prefix = path.map(|path| format!("{}: ", path.display())).unwrap_or_default();
+    let message = format!("{path_prefix}{error}");
     let field = Some(error.field).filter(|field| !field.is_empty());
     CliError { path: path.map(Path::to_owned), field, ..CliError::arguments("", message) }
 }
 
 fn read_factors(path: &Path) -> Result<Factors, CliError> {
-    let pairs = TimeRatios::read(&files::read("--measured", path)?);
-    Ok(Factors::of(&pairs.map_err(|error| files::in_file("--measured", path, &error))?))
+    let ratios = TimeRatios::read(&files::read("--measured", path)?);
+    Ok(Factors::of(&ratios.map_err(|error| files::file_error("--measured", path, &error))?))
 }
 
 fn read_plan(flag: &str, path: &Path) -> Result<PlanDraft, CliError> {
-    PlanDraft::from_json(&files::read(flag, path)?).map_err(|error| in_file(error, Some(path)))
+    PlanDraft::from_json(&files::read(flag, path)?).map_err(|error| file_error(error, Some(path)))
 }

@@ -1,4 +1,4 @@
-//! `remoe profile`: the hardware profile of this machine for a model.
+//! `remoe profile`: measures the hardware profile of this machine for a model.
 
 use crate::device::MainDevice;
 use crate::exit::CliError;
@@ -6,8 +6,10 @@ use crate::flags::{Backend, Dtype, check_experts_dtype, default_dtype, device};
 use crate::output::plot::{Axis, Lines, Series};
 use crate::output::progress::{Progress, print_warning};
 use crate::output::{folders, json, table};
-use crate::profiling::{BelowOne, Gate, OnDevice, ProfileRequest, doubts, keep, measure, store, write};
-use crate::signals::EndSignals;
+use crate::profiling::{
+    BelowOne, Gate, OnDevice, ProfileRequest, doubts, measure, save, save_to, write_atomically,
+};
+use crate::signals::TerminationSignals;
 use remoe_hardware::{CpuLimit, Profile};
 use remoe_hub::ModelArgs;
 use remoe_model::{DenseDtype, ExpertsDtype};
@@ -57,7 +59,7 @@ pub(crate) struct ProfileArgs {
     address: Option<String>,
 }
 
-/// Measures, writes the profile and shows it.
+/// Measures a profile, saves it, and prints it.
 pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
     for (flag, path) in [("--out", &args.out), ("--plot", &args.plot)] {
         path.iter().try_for_each(|path| folders::require_writable(flag, path))?;
@@ -68,7 +70,7 @@ pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progre
     let device = MainDevice::resolve(args.device.as_deref(), args.backend);
     let inspection = opened.checkpoint.inspect()?.kept_as(experts_dtype, args.dense_dtype, &device.name);
     let dtype = args.dtype.map_or_else(|| default_dtype(&inspection), |dtype| dtype.name());
-    let subject = remoe_profiler::ProfileRequest {
+    let measurement = remoe_profiler::ProfileRequest {
         source: args.source.pinned(&opened),
         inspection,
         dtype: dtype.to_owned(),
@@ -79,31 +81,31 @@ pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progre
         address: args.address.clone(),
         below_one: BelowOne { main: true, remote: true },
     };
-    let request = ProfileRequest { subject, backend: args.backend };
+    let request = ProfileRequest { measurement, backend: args.backend };
     let started = Instant::now();
-    let mut signals = EndSignals::catch()?;
+    let mut signals = TerminationSignals::listen()?;
     let profile = tokio::select! {
         profile = measure(request, Gate::new(true), progress) => profile?,
-        // The functions of the measurement end with the runtime, and with them what they were given.
+        // When the runtime is dropped, the functions of the measurement end.
         () = signals.next() => return Err(CliError::interrupted()),
     };
     let path = match &args.out {
-        Some(path) => store(&profile, path).map(|()| path.clone()),
-        None => keep(&profile),
+        Some(path) => save_to(&profile, path).map(|()| path.clone()),
+        None => save(&profile),
     }?;
     doubts(&profile).iter().for_each(|doubt| print_warning(doubt));
     if let Some(path) = &args.plot {
-        write(path, plot(&profile).as_bytes())?;
+        write_atomically(path, plot(&profile).as_bytes())?;
     }
     if as_json {
         return Ok(json::print(&profile)?);
     }
-    progress.line(&for_people(&profile));
+    progress.line(&to_text(&profile));
     progress.line(&format!("\nwritten to {} after {:.0} s", path.display(), started.elapsed().as_secs_f64()));
     Ok(())
 }
 
-/// Expert time over vCPUs, measured and as the fit says (Remoe paper, figure 6).
+/// Plots the time of one expert over vCPUs, with the fitted curve (Remoe paper, figure 6).
 fn plot(profile: &Profile) -> String {
     let table = profile.remote_expert_seconds.as_ref().unwrap_or(&profile.expert_seconds);
     let names: Vec<String> = table.tokens.iter().map(|tokens| format!("{tokens} tokens")).collect();
@@ -114,8 +116,8 @@ fn plot(profile: &Profile) -> String {
     });
     let mut series: Vec<Series<'_>> = measured.collect();
     if let (Some(fit), Some(first), Some(last)) = (profile.fit, table.vcpus.first(), table.vcpus.last()) {
-        let at = |part: u32| first + (last - first) * f64::from(part) / 40.0;
-        let points = (0..=40).map(|part| (at(part), fit.seconds(at(part)) * 1e3)).collect();
+        let vcpus_at = |part: u32| first + (last - first) * f64::from(part) / 40.0;
+        let points = (0..=40).map(|part| (vcpus_at(part), fit.seconds(vcpus_at(part)) * 1e3)).collect();
         series.push(Series { name: "fit, 1 token".to_owned(), meaning: "", points });
     }
     Lines {
@@ -128,18 +130,18 @@ fn plot(profile: &Profile) -> String {
     .svg()
 }
 
-/// Returns the device of the main function, with the origin of its times.
-fn on_device(profile: &Profile) -> String {
-    let named = profile.machine.gpu.as_ref().map_or_else(String::new, |gpu| format!(", {gpu}"));
-    let assumed = profile.device.is_some_and(|device| device.assumed);
-    format!("{}{named}{}", profile.machine.device, if assumed { ", times assumed" } else { "" })
+/// Formats the device of the main function, and notes if its times are assumed.
+fn device_text(profile: &Profile) -> String {
+    let gpu = profile.machine.gpu.as_ref().map_or_else(String::new, |gpu| format!(", {gpu}"));
+    let is_assumed = profile.device.is_some_and(|device| device.assumed);
+    format!("{}{gpu}{}", profile.machine.device, if is_assumed { ", times assumed" } else { "" })
 }
 
-fn for_people(profile: &Profile) -> String {
+fn to_text(profile: &Profile) -> String {
     let micros = |seconds: f64| format!("{:.1} us", seconds * 1e6);
     let mut text = table::of_pairs(&[
         ("machine", format!("{}, {} cores", profile.machine.cpu, profile.machine.cores)),
-        ("device", on_device(profile)),
+        ("device", device_text(profile)),
         ("kernels", format!("{}, {}", profile.kernels.instruction_path, profile.kernels.numerics_class)),
         (
             "vCPUs by",

@@ -1,10 +1,10 @@
-//! `remoe ps` and `remoe stop`: what runs on this machine, and its end.
+//! `remoe ps` and `remoe stop`: lists and stops the deployments on this machine.
 
 use crate::endpoint::GatewayEndpoint;
 use crate::exit::CliError;
 use crate::machine::{self, ProcessLine};
 use crate::output::{json, table};
-use crate::running::{self, RunningCommand};
+use crate::running_commands::{self, RunningCommand};
 use clap::Args;
 use futures_util::future::join_all;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -36,88 +36,89 @@ pub(crate) struct StopArgs {
     pub(crate) all: bool,
 }
 
-/// Longest time for a command to end: it drains its requests first.
-const END: Duration = Duration::from_secs(60);
+/// Timeout of a stopped command, which drains its requests first.
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Limits of an answer about states: `ps` is fast, whatever a gateway does.
-const ANSWER: Duration = Duration::from_secs(1);
-const PAGE: usize = 4 << 20;
+/// Timeout of a request to a gateway, so that `ps` stays fast.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+/// Size limit of a gateway's response, in bytes.
+const RESPONSE_BYTES_LIMIT: usize = 4 << 20;
 
 #[derive(Serialize)]
 struct ProcessRow {
     pid: u32,
     command: String,
     models: Vec<String>,
-    /// State of each model by its name; empty for `run`, which has no gateway.
+    /// State of each model by name. `None` for `run`, which has no gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
     states: Option<BTreeMap<String, String>>,
     endpoint: Option<String>,
     since: String,
     uptime_s: u64,
-    /// Number of its function processes.
+    /// Number of function processes.
     functions: usize,
-    /// Memory that it and its functions have resident.
+    /// Resident memory of the command and its functions.
     memory_bytes: u64,
 }
 
 impl ProcessRow {
-    /// Returns the states of its models in their order, once if all have the same.
+    /// Formats the states of the models in order, or a single state if all are equal.
     fn state(&self) -> String {
         let Some(states) = &self.states else { return "active".to_owned() };
-        let shown: Vec<&str> =
+        let model_states: Vec<&str> =
             self.models.iter().map(|model| states.get(model).map_or("-", String::as_str)).collect();
-        match shown.split_first() {
+        match model_states.split_first() {
             Some((first, rest)) if rest.iter().all(|other| other == first) => (*first).to_owned(),
-            _ => shown.join(", "),
+            _ => model_states.join(", "),
         }
     }
 }
 
-/// Shows what runs.
+/// Lists the running commands.
 pub(crate) async fn run(args: &PsArgs, as_json: bool) -> Result<(), CliError> {
     #[derive(Serialize)]
     struct ProcessList {
         processes: Vec<ProcessRow>,
     }
     let processes = machine::processes();
-    let mut lines: Vec<ProcessRow> =
-        running::all()?.into_iter().map(|running| line(running, &processes)).collect();
+    let mut rows: Vec<ProcessRow> =
+        running_commands::list()?.into_iter().map(|running| process_row(running, &processes)).collect();
     let mut out = anstream::stdout();
     if args.quiet && !as_json {
-        for model in lines.iter().flat_map(|line| &line.models) {
+        for model in rows.iter().flat_map(|row| &row.models) {
             writeln!(out, "{model}")?;
         }
         return Ok(());
     }
-    let states = lines.iter().map(|line| states(line, args.api_key.as_deref()));
+    let states = rows.iter().map(|row| query_states(row, args.api_key.as_deref()));
     let states = join_all(states).await;
-    lines.iter_mut().zip(states).for_each(|(line, states)| line.states = states);
+    rows.iter_mut().zip(states).for_each(|(row, states)| row.states = states);
     if as_json {
-        return Ok(json::print(&ProcessList { processes: lines })?);
+        return Ok(json::print(&ProcessList { processes: rows })?);
     }
-    if lines.is_empty() {
+    if rows.is_empty() {
         writeln!(out, "no deployments; start one with `remoe up MODEL` or `remoe run MODEL`")?;
         return Ok(());
     }
-    let rows = lines.into_iter().map(|line| {
+    let cells = rows.into_iter().map(|row| {
         vec![
-            line.models.join(", "),
-            line.state(),
-            line.endpoint.unwrap_or_else(|| "-".to_owned()),
-            uptime(line.uptime_s),
-            line.functions.to_string(),
-            table::bytes(line.memory_bytes),
-            line.pid.to_string(),
-            line.command,
+            row.models.join(", "),
+            row.state(),
+            row.endpoint.unwrap_or_else(|| "-".to_owned()),
+            format_uptime(row.uptime_s),
+            row.functions.to_string(),
+            table::bytes(row.memory_bytes),
+            row.pid.to_string(),
+            row.command,
         ]
     });
     let header = ["name", "state", "endpoint", "uptime", "functions", "memory", "pid", "command"];
-    writeln!(out, "{}", table::with_header(&header, rows.collect()))?;
+    writeln!(out, "{}", table::with_header(&header, cells.collect()))?;
     Ok(())
 }
 
-/// Returns the states of the models of a deployment, as its gateway says them; `None` if it has no gateway.
-async fn states(line: &ProcessRow, api_key: Option<&str>) -> Option<BTreeMap<String, String>> {
+/// Queries the states of a deployment's models from its gateway. Returns `None` if it has none.
+async fn query_states(row: &ProcessRow, api_key: Option<&str>) -> Option<BTreeMap<String, String>> {
     #[derive(Deserialize)]
     struct Status {
         models: Vec<ModelState>,
@@ -127,29 +128,33 @@ async fn states(line: &ProcessRow, api_key: Option<&str>) -> Option<BTreeMap<Str
         model: String,
         state: String,
     }
-    let all = |state: &str| line.models.iter().map(|model| (model.clone(), state.to_owned())).collect();
-    let endpoint = GatewayEndpoint::new(line.endpoint.as_deref()?, api_key);
-    let Ok(page) = endpoint.get("/status", PAGE, ANSWER).await else {
-        // Health needs no key.
-        return Some(match endpoint.get("/health", PAGE, ANSWER).await {
+    let all = |state: &str| row.models.iter().map(|model| (model.clone(), state.to_owned())).collect();
+    let endpoint = GatewayEndpoint::new(row.endpoint.as_deref()?, api_key);
+    let Ok(page) = endpoint.get("/status", RESPONSE_BYTES_LIMIT, REQUEST_TIMEOUT).await else {
+        // `/health` requires no API key.
+        return Some(match endpoint.get("/health", RESPONSE_BYTES_LIMIT, REQUEST_TIMEOUT).await {
             Ok(_) => all("locked"),
             Err(_) => all("unreachable"),
         });
     };
-    let is_well = endpoint.get("/health", PAGE, ANSWER).await.is_ok();
+    let is_healthy = endpoint.get("/health", RESPONSE_BYTES_LIMIT, REQUEST_TIMEOUT).await.is_ok();
     let Ok(status) = serde_json::from_slice::<Status>(&page) else { return Some(all("unreachable")) };
     Some(
-        status.models.into_iter().map(|ModelState { model, state }| (model, shown(state, is_well))).collect(),
+        status
+            .models
+            .into_iter()
+            .map(|ModelState { model, state }| (model, displayed_state(state, is_healthy)))
+            .collect(),
     )
 }
 
-/// Returns the state of a model; one that wakes before its gateway has answered anything is loading.
-fn shown(state: String, is_well: bool) -> String {
-    if is_well || state != "waking" { state } else { "loading".to_owned() }
+/// Returns the displayed state: a model that wakes before its gateway is healthy is loading.
+fn displayed_state(state: String, is_healthy: bool) -> String {
+    if is_healthy || state != "waking" { state } else { "loading".to_owned() }
 }
 
-/// Returns a time in its two largest units.
-fn uptime(seconds: u64) -> String {
+/// Formats a time in its two largest units.
+fn format_uptime(seconds: u64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
     match (days, hours, minutes) {
         (0, 0, 0) => format!("{seconds}s"),
@@ -159,49 +164,50 @@ fn uptime(seconds: u64) -> String {
     }
 }
 
-fn line(running: RunningCommand, processes: &[ProcessLine]) -> ProcessRow {
-    let own = |process: &&ProcessLine| process.pid == running.pid || process.parent == running.pid;
-    let of_it: Vec<_> = processes.iter().filter(own).collect();
+fn process_row(running: RunningCommand, processes: &[ProcessLine]) -> ProcessRow {
+    let is_own = |process: &&ProcessLine| process.pid == running.pid || process.parent == running.pid;
+    let own_processes: Vec<_> = processes.iter().filter(is_own).collect();
     let since = running.since.parse::<jiff::Timestamp>();
     let uptime =
         since.map_or(0, |since| jiff::Timestamp::now().as_second().saturating_sub(since.as_second()));
     ProcessRow {
-        functions: of_it.iter().filter(|process| process.parent == running.pid).count(),
-        memory_bytes: of_it.iter().map(|process| process.resident_bytes).sum(),
+        functions: own_processes.iter().filter(|process| process.parent == running.pid).count(),
+        memory_bytes: own_processes.iter().map(|process| process.resident_bytes).sum(),
         pid: running.pid,
         command: running.command,
         models: running.models,
         states: None,
         endpoint: running.endpoint,
         since: running.since,
-        // Clocks may be set back.
+        // Negative if the clock was set back.
         uptime_s: u64::try_from(uptime).unwrap_or(0),
     }
 }
 
-/// Asks what is named to end, and waits until it has.
+/// Stops the selected commands, and waits until they end.
 pub(crate) fn stop(args: &StopArgs, as_json: bool) -> Result<(), CliError> {
     #[derive(Serialize)]
     struct Stopped {
         stopped: Vec<ProcessRow>,
     }
-    let chosen = chosen(args, running::all()?)?;
+    let selected = select_commands(args, running_commands::list()?)?;
     let processes = machine::processes();
     let mut ending = Vec::new();
-    for running in &chosen {
-        ending.extend(running.ask_to_end()?.map(|process| (running.pid, process)));
+    for running in &selected {
+        ending.extend(running.terminate()?.map(|process| (running.pid, process)));
     }
-    let deadline = Instant::now() + END;
+    let deadline = Instant::now() + STOP_TIMEOUT;
     for (pid, process) in &ending {
         if !ends_until(process, deadline)? {
             let message = format!(
                 "cannot stop process {pid}: still running after {} s; use `kill -9 {pid}`",
-                END.as_secs()
+                STOP_TIMEOUT.as_secs()
             );
             return Err(CliError::runtime(message));
         }
     }
-    let stopped: Vec<ProcessRow> = chosen.into_iter().map(|running| line(running, &processes)).collect();
+    let stopped: Vec<ProcessRow> =
+        selected.into_iter().map(|running| process_row(running, &processes)).collect();
     if as_json {
         return Ok(json::print(&Stopped { stopped })?);
     }
@@ -209,15 +215,14 @@ pub(crate) fn stop(args: &StopArgs, as_json: bool) -> Result<(), CliError> {
     if stopped.is_empty() {
         writeln!(out, "no deployments")?;
     }
-    for line in stopped {
-        writeln!(out, "stopped {} (process {})", line.models.join(", "), line.pid)?;
+    for row in stopped {
+        writeln!(out, "stopped {} (process {})", row.models.join(", "), row.pid)?;
     }
     Ok(())
 }
 
-/// Returns the commands that a name, a process id or `--all` means. A number is a process id if there is such a
-/// process.
-fn chosen(args: &StopArgs, all: Vec<RunningCommand>) -> Result<Vec<RunningCommand>, CliError> {
+/// Selects commands by model name, process id or `--all`. A number is a process id if there is such a process.
+fn select_commands(args: &StopArgs, all: Vec<RunningCommand>) -> Result<Vec<RunningCommand>, CliError> {
     let Some(name) = &args.what else { return Ok(all) };
     let by_pid: Vec<RunningCommand> =
         all.iter().filter(|running| running.pid.to_string() == *name).cloned().collect();
@@ -240,7 +245,7 @@ fn chosen(args: &StopArgs, all: Vec<RunningCommand>) -> Result<Vec<RunningComman
     })
 }
 
-/// Waits for the end of a process.
+/// Waits until a process ends. Returns `false` at the deadline.
 fn ends_until(process: &OwnedFd, deadline: Instant) -> Result<bool, CliError> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -261,12 +266,12 @@ mod tests {
     #[test]
     fn uptime_has_its_two_largest_units() {
         for (seconds, text) in [(0, "0s"), (59, "59s"), (61, "1m1s"), (3_700, "1h1m"), (90_000, "1d1h")] {
-            assert_eq!(uptime(seconds), text);
+            assert_eq!(format_uptime(seconds), text);
         }
     }
 
     #[test]
-    fn what_is_to_stop_is_a_process_or_a_model() {
+    fn stop_selects_by_process_id_or_model() {
         let running = |pid: u32, models: &[&str]| -> RunningCommand {
             serde_json::from_value(serde_json::json!({
                 "pid": pid, "began": 1, "command": "up", "models": models, "endpoint": null, "since": ""
@@ -276,7 +281,8 @@ mod tests {
         let all = vec![running(11, &["a", "b"]), running(12, &["11"]), running(13, &["b"])];
         let pids = |what: Option<&str>| {
             let args = StopArgs { what: what.map(str::to_owned), all: what.is_none() };
-            chosen(&args, all.clone()).map(|found| found.iter().map(|one| one.pid).collect::<Vec<_>>())
+            select_commands(&args, all.clone())
+                .map(|found| found.iter().map(|one| one.pid).collect::<Vec<_>>())
         };
         assert_eq!(pids(Some("11")).unwrap(), [11]);
         assert_eq!(pids(Some("12")).unwrap(), [12]);

@@ -1,4 +1,4 @@
-//! `remoe record`: a set of prompts through the model, for the sake of which experts they use.
+//! `remoe record`: runs a set of prompts, and records their expert usage.
 
 use crate::deployment::{self, Launch};
 use crate::exit::CliError;
@@ -52,33 +52,33 @@ pub(crate) struct RecordArgs {
     pub(crate) deployment: DeploymentArgs,
 }
 
-/// Time for the main function to write its last records.
-const WRITE_LIMIT: Duration = Duration::from_secs(30);
+/// Drain time of the main function, in which it writes its last records.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Serialize)]
 struct Summary {
     file: PathBuf,
     records: usize,
-    /// Prompts that the model does not take, such as those beyond its context.
+    /// Prompts that the model rejects, such as those that exceed its context.
     refused: usize,
     prompt_tokens: u64,
     generated_tokens: u64,
     seconds: f64,
 }
 
-/// Runs the prompts and prints what was recorded.
+/// Runs the prompts, and prints a summary of the records.
 pub(crate) async fn run(args: &RecordArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
     let prompts = read_prompts(&args.prompts)?;
     folders::require_parent("--out", &args.out)?;
     let prediction = PredictionSource { predictor: args.predictor.predictor.as_deref(), prompt: None };
-    let mut wanted = deployment::wanted(&args.source, &args.deployment, 0.0, prediction)?;
+    let mut desired = deployment::desired_deployment(&args.source, &args.deployment, 0.0, prediction)?;
     let file = std::path::absolute(&args.out)?;
-    wanted.options.record_activations = Some(file.clone());
-    wanted.options.record_tokens = args.tokens;
-    wanted.drain = WRITE_LIMIT;
+    desired.options.record_activations = Some(file.clone());
+    desired.options.record_tokens = args.tokens;
+    desired.drain = WRITE_TIMEOUT;
     let summary =
         Summary { file, records: 0, refused: 0, prompt_tokens: 0, generated_tokens: 0, seconds: 0.0 };
-    let summary = wanted
+    let summary = desired
         .run_once(progress, async |client| record(client, args, prompts, summary, progress).await)
         .await?;
     if as_json {
@@ -89,22 +89,22 @@ pub(crate) async fn run(args: &RecordArgs, as_json: bool, progress: &Arc<Progres
     Ok(())
 }
 
-/// The prompts of a set, as text.
+/// Reads the prompts of a file.
 fn read_prompts(path: &Path) -> Result<Vec<String>, CliError> {
-    let refused = |message: String| CliError {
+    let file_error = |message: String| CliError {
         path: Some(path.to_owned()),
         ..CliError::arguments("--prompts", message)
     };
     let text = std::fs::read_to_string(path)
-        .map_err(|error| refused(format!("cannot read {}: {error}", path.display())))?;
+        .map_err(|error| file_error(format!("cannot read {}: {error}", path.display())))?;
     let mut texts = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
         let prompt = prompts::of_line(line)
-            .map_err(|error| refused(format!("{}, line {number}: {error}", path.display())))?;
+            .map_err(|error| file_error(format!("{}, line {number}: {error}", path.display())))?;
         texts.extend(prompt.map(|prompt| prompt.text));
     }
     match texts.is_empty() {
-        true => Err(refused(format!("invalid --prompts: no prompt in {}", path.display()))),
+        true => Err(file_error(format!("invalid --prompts: no prompt in {}", path.display()))),
         false => Ok(texts),
     }
 }
@@ -149,7 +149,7 @@ async fn record(
     Ok(summary)
 }
 
-/// One prompt; the prompt's tokens and how it ended.
+/// Runs one prompt. Returns the number of its tokens, and the final event.
 async fn generate(
     mut client: MainModelClient<Channel>,
     request: GenerateRequest,

@@ -1,19 +1,19 @@
-//! `remoe run`: a conversation in the terminal, or answers to prompts from a pipe. It starts the functions that
-//! it needs and ends them with itself.
+//! `remoe run`: chats in the terminal, or answers prompts from a pipe. It starts its own functions, and stops them at the
+//! end.
 
 mod chat;
 mod input;
 mod settings;
 
-use crate::commands::generate::{GenerateOutput, generate, shown};
+use crate::commands::generate::{GenerateOutput, generate, stdout_sink};
 use crate::deployment::{self, DesiredDeployment, Launch};
-use crate::exit::{CliError, Code};
+use crate::exit::{CliError, CliExitCode};
 use crate::flags::{ChatSamplingArgs, DeploymentArgs, PredictorFolder};
 use crate::output::progress::{Progress, print_error, print_warning};
 use crate::output::{json, table};
 use crate::remote_set::PredictionSource;
-use crate::running;
-use crate::signals::{EndSignals, Ended};
+use crate::running_commands;
+use crate::signals::{TerminationCause, TerminationSignals};
 use chat::Chat;
 use clap::Args;
 use input::{Input, PromptInput};
@@ -46,7 +46,7 @@ pub(crate) struct RunArgs {
     pub(crate) sampling: ChatSamplingArgs,
 }
 
-/// An answer, for scripts.
+/// Answer in JSON, with its prompt.
 #[derive(Serialize)]
 struct PromptOutput {
     prompt: String,
@@ -54,127 +54,132 @@ struct PromptOutput {
     generation: GenerateOutput,
 }
 
-/// Answers prompts until there are no more of them.
+/// Answers prompts until the input ends.
 pub(crate) async fn run(
     args: &RunArgs,
     as_json: bool,
     verbose: bool,
     progress: &Arc<Progress>,
 ) -> Result<(), CliError> {
-    let talks = !as_json
+    let is_interactive = !as_json
         && args.prompt.is_none()
         && std::io::stdin().is_terminal()
         && std::io::stdout().is_terminal();
     let prediction = PredictionSource { predictor: args.predictor.predictor.as_deref(), prompt: None };
-    let wanted = deployment::wanted(&args.source, &args.deployment, 0.0, prediction)?;
-    let chat = Chat::open(&wanted)?;
-    // A model that is fetched until here ends with its process, as nothing runs yet.
-    let mut signals = EndSignals::catch()?;
-    let _registered = running::register("run", vec![wanted.name()], None).inspect_err(|error| {
+    let desired = deployment::desired_deployment(&args.source, &args.deployment, 0.0, prediction)?;
+    let chat = Chat::open(&desired)?;
+    // Before this, signals end the process by default, while the model is fetched and no function runs.
+    let mut signals = TerminationSignals::listen()?;
+    let _registered = running_commands::register("run", vec![desired.name()], None).inspect_err(|error| {
         print_warning(&format!("`remoe ps` cannot list this process: {}", error.message));
     });
     let (supervisor, _) = tokio::select! {
-        started = wanted.start(progress) => started?,
-        // What has been started ends with its launcher.
+        started = desired.start(progress) => started?,
+        // Dropping the launcher ends the started functions.
         () = signals.next() => return Err(CliError::interrupted()),
     };
-    let input = match (&args.prompt, talks) {
+    let input = match (&args.prompt, is_interactive) {
         (Some(prompt), _) => Input::once(prompt.clone(), !std::io::stdin().is_terminal()),
         (None, true) => Input::terminal()?,
         (None, false) => Input::pipe(),
     };
-    let mut session = Session {
-        settings: SamplingSettings::of(args, wanted.checkpoint.generation()),
-        wanted,
+    let mut session = RunSession {
+        settings: SamplingSettings::new(args, desired.checkpoint.generation()),
+        desired,
         chat,
         supervisor,
         input,
         signals,
         progress,
-        talks,
-        shows: !as_json,
-        figures: talks || verbose,
+        is_interactive,
+        streams_answers: !as_json,
+        figures: is_interactive || verbose,
         answers: Vec::new(),
     };
-    if talks {
-        session
-            .say(&format!("{}: type a prompt; /help lists commands, Ctrl-D exits.", session.wanted.name()));
+    if is_interactive {
+        session.print_line(&format!(
+            "{}: type a prompt; /help lists commands, Ctrl-D exits.",
+            session.desired.name()
+        ));
     }
-    let ended = session.talk().await;
-    session.supervisor.shutdown(session.wanted.drain).await;
-    ended?;
+    let result = session.run().await;
+    session.supervisor.shutdown(session.desired.drain).await;
+    result?;
     if as_json {
         #[derive(Serialize)]
         struct Answers {
             model: String,
             answers: Vec<PromptOutput>,
         }
-        json::print(&Answers { model: session.wanted.name(), answers: session.answers })?;
+        json::print(&Answers { model: session.desired.name(), answers: session.answers })?;
     }
     Ok(())
 }
 
-struct Session<'a> {
+struct RunSession<'a> {
     settings: SamplingSettings,
-    wanted: DesiredDeployment,
+    desired: DesiredDeployment,
     chat: Chat,
     supervisor: Supervisor,
     input: Input,
-    signals: EndSignals,
+    signals: TerminationSignals,
     progress: &'a Arc<Progress>,
-    /// A person is at the other end: `/` begins a command, and what fails does not end the conversation.
-    talks: bool,
-    /// Answers are shown as they come, else kept.
-    shows: bool,
-    /// Set if the figures of an answer are printed after it.
+    /// The input is a terminal: `/` starts a command, and errors do not end the session.
+    is_interactive: bool,
+    /// Answers are streamed to the output. Otherwise they are collected.
+    streams_answers: bool,
+    /// The figures of an answer are printed after it.
     figures: bool,
     answers: Vec<PromptOutput>,
 }
 
-impl Session<'_> {
-    /// Prints a line where answers are. If the output is closed, the next answer reports that.
-    fn say(&self, line: &str) {
+impl RunSession<'_> {
+    /// Prints a line on standard output. If the output is closed, the next answer reports the error.
+    fn print_line(&self, line: &str) {
         let _closed = writeln!(std::io::stdout(), "{line}");
     }
 
-    async fn talk(&mut self) -> Result<(), CliError> {
+    async fn run(&mut self) -> Result<(), CliError> {
         loop {
-            let said = tokio::select! {
-                said = self.input.next() => said?,
-                ended = self.signals.next_kind() => match ended {
-                    // An answer was over before the key came.
-                    Ended::Interrupted if self.talks => continue,
+            let input = tokio::select! {
+                input = self.input.next() => input?,
+                ended = self.signals.next_cause() => match ended {
+                    // Ctrl-C arrived after the end of an answer.
+                    TerminationCause::Interrupted if self.is_interactive => continue,
                     _ => return Err(CliError::interrupted()),
                 },
             };
-            let text = match said {
+            let text = match input {
                 PromptInput::Text(text) => text,
-                // Ctrl-C at an empty line; a line that was begun has been thrown away.
-                PromptInput::Nothing => continue,
+                // Ctrl-C discarded the line.
+                PromptInput::Discarded => continue,
                 PromptInput::End => return Ok(()),
             };
             if text.trim().is_empty() {
                 continue;
             }
-            let done = match text.trim().strip_prefix('/').filter(|_| self.talks) {
-                Some(command) => match self.command(command) {
+            let result = match text.trim().strip_prefix('/').filter(|_| self.is_interactive) {
+                Some(command) => match self.run_command(command) {
                     Ok(true) => Ok(()),
                     Ok(false) => return Ok(()),
                     Err(error) => Err(error),
                 },
                 None => self.answer(text).await,
             };
-            match done {
-                Err(error) if self.talks && !matches!(error.code, Code::Interrupted | Code::ClosedOutput) => {
+            match result {
+                Err(error)
+                    if self.is_interactive
+                        && !matches!(error.code, CliExitCode::Interrupted | CliExitCode::ClosedOutput) =>
+                {
                     print_error(&error.text());
                 }
-                done => done?,
+                result => result?,
             }
         }
     }
 
-    /// Follows `/command`; false where it ends the conversation.
-    fn command(&mut self, text: &str) -> Result<bool, CliError> {
+    /// Runs a command such as `/set`. Returns `false` if it ends the session.
+    fn run_command(&mut self, text: &str) -> Result<bool, CliError> {
         let (name, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
         let rest = rest.trim();
         let mut out = anstream::stdout().lock();
@@ -182,17 +187,18 @@ impl Session<'_> {
             "help" | "?" => writeln!(out, "{}", settings::HELP)?,
             "bye" | "exit" | "quit" => return Ok(false),
             "clear" => {
-                self.chat.forget();
+                self.chat.clear();
                 writeln!(out, "conversation cleared")?;
             }
             "set" if rest.is_empty() => writeln!(out, "{}", self.settings.show())?,
             "set" => {
-                let said = self.settings.set(rest).map_err(|problem| CliError::arguments("/set", problem))?;
-                writeln!(out, "{said}")?;
+                let setting =
+                    self.settings.set(rest).map_err(|problem| CliError::arguments("/set", problem))?;
+                writeln!(out, "{setting}")?;
             }
             "show" => {
                 let status = self.supervisor.status().borrow().clone();
-                writeln!(out, "{}\n\n{}", functions(&self.wanted, &status), self.settings.show())?;
+                writeln!(out, "{}\n\n{}", functions_table(&self.desired, &status), self.settings.show())?;
             }
             other => {
                 let message = format!("unknown command /{other}; see /help");
@@ -203,53 +209,54 @@ impl Session<'_> {
     }
 
     async fn answer(&mut self, prompt: String) -> Result<(), CliError> {
-        let (request, left_out) = self.chat.ask(&prompt, &self.settings)?;
-        if left_out > 0 {
-            let message = format!("conversation exceeds the context: dropped the first {left_out} messages");
+        let (request, dropped_messages) = self.chat.build_request(&prompt, &self.settings)?;
+        if dropped_messages > 0 {
+            let message =
+                format!("conversation exceeds the context: dropped the first {dropped_messages} messages");
             self.progress.line(&message);
         }
-        // A main function that died is there again.
-        let status = self.wanted.ready(&self.supervisor, self.progress).await?;
+        // Waits until the supervisor has restarted a failed main function.
+        let status = self.desired.ready(&self.supervisor, self.progress).await?;
         let main = status.functions.iter().find(|function| function.role == Role::Main);
         let main = main
             .and_then(|main| main.grpc)
             .ok_or_else(|| CliError::runtime("cannot reach the main function: it ended"))?;
         let client = control::main_client(main)?;
-        let mut said = String::new();
-        let mut show = shown(self.shows);
+        let mut text = String::new();
+        let mut print = stdout_sink(self.streams_answers);
         let mut sink = |piece: &str| {
-            said.push_str(piece);
-            show(piece)
+            text.push_str(piece);
+            print(piece)
         };
         let answered = tokio::select! {
             answered = generate(client, request, &mut sink) => Some(answered),
-            ended = self.signals.next_kind() => match ended {
-                // Dropping the stream ends the work in the engine.
-                Ended::Interrupted if self.talks => None,
+            ended = self.signals.next_cause() => match ended {
+                // Dropping the stream cancels the request in the engine.
+                TerminationCause::Interrupted if self.is_interactive => None,
                 _ => return Err(CliError::interrupted()),
             },
         };
         match answered {
             None => {
-                self.say("");
+                self.print_line("");
                 self.progress.line("interrupted");
-                self.chat.note(prompt, said);
+                self.chat.add_turn(prompt, text);
             }
             Some(Err(error)) => {
-                if self.shows && !said.is_empty() {
-                    self.say("");
+                if self.streams_answers && !text.is_empty() {
+                    self.print_line("");
                 }
                 return Err(error);
             }
             Some(Ok(generation)) => {
-                if self.shows {
+                if self.streams_answers {
                     generation.end_text()?;
                 }
                 if self.figures {
-                    self.progress.line(&figures(&generation));
+                    self.progress.line(&figures_line(&generation));
                 }
-                self.chat.note(prompt.clone(), generation.text.clone().unwrap_or(said));
-                if !self.shows {
+                self.chat.add_turn(prompt.clone(), generation.text.clone().unwrap_or(text));
+                if !self.streams_answers {
                     self.answers.push(PromptOutput { prompt, generation });
                 }
             }
@@ -258,8 +265,8 @@ impl Session<'_> {
     }
 }
 
-/// Formats the figures of an answer, in a line.
-fn figures(generation: &GenerateOutput) -> String {
+/// Formats the figures of an answer in one line.
+fn figures_line(generation: &GenerateOutput) -> String {
     let dim = anstyle::Style::new().dimmed();
     let (usage, experts) = (&generation.usage, &generation.experts);
     let calls = experts.local + experts.remote + experts.fallback;
@@ -283,12 +290,12 @@ fn figures(generation: &GenerateOutput) -> String {
     format!("{text}{dim:#}\n")
 }
 
-/// Lists the functions, with the experts that each holds.
-fn functions(wanted: &DesiredDeployment, status: &Status) -> String {
-    let remote = wanted.placement.remote();
+/// Formats the functions with their experts.
+fn functions_table(desired: &DesiredDeployment, status: &Status) -> String {
+    let remote = desired.placement.remote();
     let rows = status.functions.iter().map(|function| {
         let experts = match function.role {
-            Role::Main => table::experts(&placement::local_experts(&wanted.moe_layers, &remote)),
+            Role::Main => table::experts(&placement::local_experts(&desired.moe_layers, &remote)),
             Role::Remote => table::experts(&function.hosted),
         };
         vec![function.name.clone(), function.state.name().to_owned(), experts]

@@ -1,4 +1,4 @@
-//! `remoe schema`: the form of the files that planning reads, as JSON schemas.
+//! `remoe schema`: JSON schemas of the files that planning reads.
 
 use crate::exit::CliError;
 use crate::output::{json, table};
@@ -38,26 +38,26 @@ pub(crate) enum SchemaKind {
 impl SchemaKind {
     pub(crate) fn schema(self) -> Schema {
         match self {
-            Self::Problem => of::<Problem>(),
+            Self::Problem => schema_of::<Problem>(),
             Self::Plan => plan_file_schema(),
-            Self::Profile => of::<Profile>(),
-            Self::Nodes => of::<NodeList>(),
-            Self::Prices => of::<Prices>(),
-            Self::Workload => of::<Workload>(),
+            Self::Profile => schema_of::<Profile>(),
+            Self::Nodes => schema_of::<NodeList>(),
+            Self::Prices => schema_of::<Prices>(),
+            Self::Workload => schema_of::<Workload>(),
         }
     }
 }
 
-fn of<T: JsonSchema>() -> Schema {
+fn schema_of<T: JsonSchema>() -> Schema {
     SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<T>()
 }
 
 /// Prints the schema of a kind of file, or lists the kinds.
 pub(crate) fn run(args: &SchemaArgs, as_json: bool) -> Result<(), CliError> {
     match args.name {
-        Some(form) if as_json => json::print(&form.schema())?,
-        Some(form) => {
-            let text = serde_json::to_string_pretty(&form.schema())
+        Some(kind) if as_json => json::print(&kind.schema())?,
+        Some(kind) => {
+            let text = serde_json::to_string_pretty(&kind.schema())
                 .map_err(|error| CliError::runtime(format!("cannot write the schema: {error}")))?;
             anstream::println!("{text}");
         }

@@ -8,8 +8,8 @@ use crate::endpoint::GatewayEndpoint;
 use crate::exit::CliError;
 use crate::machine;
 use crate::output::json;
-use crate::running::{self, RunningCommand};
-use crate::signals::EndSignals;
+use crate::running_commands::{self, RunningCommand};
+use crate::signals::TerminationSignals;
 use clap::Args;
 use console::Term;
 use figures::{Figures, Readings, WINDOW};
@@ -96,7 +96,7 @@ pub(crate) async fn run(args: &TopArgs, as_json: bool) -> Result<(), CliError> {
     let url = match &args.endpoint {
         Some(url) => url.clone(),
         // Where no files of deployments can be read, none is known.
-        None => only_endpoint(&running::all().unwrap_or_default())?,
+        None => only_endpoint(&running_commands::list().unwrap_or_default())?,
     };
     let endpoint = GatewayEndpoint::new(&url, args.api_key.as_deref());
     let mut source = GatewayReadings { endpoint, readings: Readings::default() };
@@ -138,7 +138,7 @@ fn only_endpoint(running: &[RunningCommand]) -> Result<String, CliError> {
 
 /// Shows the status on a screen of its own, beginning with `page`.
 async fn watch(mut source: GatewayReadings, mut page: StatusPage) -> Result<(), CliError> {
-    let mut signals = EndSignals::catch()?;
+    let mut signals = TerminationSignals::listen()?;
     let mut resized = signal(SignalKind::window_change())
         .map_err(|error| CliError::runtime(format!("cannot handle signals: {error}")))?;
     let endpoint = source.endpoint.url().to_owned();
@@ -192,13 +192,13 @@ impl GatewayReadings {
     /// Reads status and figures. Without metrics, as from a gateway that is busy, figures are missing.
     async fn look(&mut self) -> Result<StatusPage, CliError> {
         let status = self.endpoint.get("/status", PAGE, ANSWER).await?;
-        let mut page: StatusPage =
-            serde_json::from_slice(&status).map_err(|error| self.endpoint.failed("/status", &error))?;
+        let mut page: StatusPage = serde_json::from_slice(&status)
+            .map_err(|error| self.endpoint.request_error("/status", &error))?;
         let asked = Instant::now();
         if let Ok(metrics) = self.endpoint.get("/metrics", METRICS, ANSWER).await {
             self.readings.add(asked, &String::from_utf8_lossy(&metrics));
         }
-        let processes = if self.endpoint.is_here() { machine::processes() } else { Vec::new() };
+        let processes = if self.endpoint.is_local() { machine::processes() } else { Vec::new() };
         for line in &mut page.models {
             line.figures = self.readings.of(&line.model);
             let pids: Vec<u32> = line.functions.iter().filter_map(|function| function.pid).collect();

@@ -1,14 +1,14 @@
-//! `remoe up`: models as a service, until it is asked to end.
+//! `remoe up`: serves models until a signal stops it.
 
 mod args;
+mod background_measurement;
 mod event;
-mod front;
 mod keys;
+mod local_gateway;
 mod manifest;
-mod measuring;
+mod problem_statement;
 mod report;
 mod start;
-mod statement;
 mod summary;
 
 pub(crate) use args::UpArgs;
@@ -20,12 +20,12 @@ use crate::exit::CliError;
 use crate::output::progress::{Progress, print_warning};
 use crate::predictors;
 use crate::programs;
-use crate::running;
-use crate::signals::{EndSignals, Ended};
+use crate::running_commands;
+use crate::signals::{TerminationCause, TerminationSignals};
 use axum::http::HeaderValue;
-use front::{DRAIN, END, LocalGateway, listen};
+use background_measurement::BackgroundMeasurement;
 use keys::keys;
-use measuring::Measuring;
+use local_gateway::{DRAIN_TIMEOUT, LocalGateway, SHUTDOWN_TIMEOUT, listen};
 use remoe_gateway_core::{CostAccounting, Model};
 use remoe_local::{
     CostRecorder, ModelFiles, ModelSupervisor, ModelUsage, PlacementFollower, Report, ShutdownSignal,
@@ -35,7 +35,7 @@ use remoe_otel::{Traces, TracesError};
 use remoe_planner::Pricing;
 use remoe_predictor::ByPhase;
 use report::Printer;
-use start::{ModelSettings, Started};
+use start::{ModelSettings, StartedModel};
 use std::io::Read;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -43,62 +43,63 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Starts everything, reports what changes, and drains at the end.
+/// Starts the gateway and all models, reports state changes, and drains requests at the end.
 pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
     let (keys, key_file) = keys(args)?;
     let secret = secret()?;
-    let asked = ask(args, &secret)?;
-    // Models that are fetched until here end with this process, as nothing runs yet.
-    let mut signals = EndSignals::catch()?;
-    // What will be missing is said before a profile is measured.
+    let settings = prepare_models(args, &secret)?;
+    // Before this line no function runs, so a signal may simply end this process.
+    let mut signals = TerminationSignals::listen()?;
+    // A missing program is reported before the long measurement of a profile.
     let device = MainDevice::resolve(args.deployment.device.as_deref(), args.deployment.backend);
     programs::find(args.deployment.backend, &device.name)?;
     let listener = listen(SocketAddr::new(args.host, args.port), "--port")?;
     let prices = args.planning.prices(&device)?;
     let pricing = args.planning.pricing_of(&prices)?;
     let traces = traces()?;
-    let front =
-        LocalGateway::open(args, &asked, (keys, key_file), &prices, listener, (traces.clone(), progress))?;
-    let names = front.models.iter().map(|model| model.name().to_owned()).collect();
-    let _registered =
-        running::register("up", names, Some(format!("http://{}", front.address))).inspect_err(|error| {
+    let gateway =
+        LocalGateway::open(args, &settings, (keys, key_file), &prices, listener, (traces.clone(), progress))?;
+    let names = gateway.models.iter().map(|model| model.name().to_owned()).collect();
+    let _registration = running_commands::register("up", names, Some(format!("http://{}", gateway.address)))
+        .inspect_err(|error| {
             print_warning(&format!("`remoe ps` cannot list this process: {}", error.message));
         });
-    let (mut kept, end) = (JoinSet::new(), watch::Sender::new(None));
+    let (mut supervisors, shutdown) = (JoinSet::new(), watch::Sender::new(None));
     let started = tokio::select! {
-        started = start(args, asked, &front, (&secret, &pricing), (&mut kept, end.subscribe()), as_json, progress) => Some(started),
-        ended = signals.next_kind() => match ended {
-            Ended::Interrupted if kept.is_empty() => return Err(CliError::interrupted()),
+        started = start(args, settings, &gateway, (&secret, &pricing), (&mut supervisors, shutdown.subscribe()), as_json, progress) => Some(started),
+        cause = signals.next_cause() => match cause {
+            TerminationCause::Interrupted if supervisors.is_empty() => return Err(CliError::interrupted()),
             _ => None,
         },
     };
-    let served = match started {
+    let result = match started {
         // No request has been served yet, so there is nothing to drain.
-        None if kept.is_empty() => return Ok(()),
-        Some(Err(error)) if kept.is_empty() => return Err(error),
+        None if supervisors.is_empty() => return Ok(()),
+        Some(Err(error)) if supervisors.is_empty() => return Err(error),
         None => Ok(()),
         Some(Err(error)) => Err(error),
-        Some(Ok(_measuring)) => tokio::select! {
-            Some(ended) = kept.join_next() => ended.unwrap_or_else(|error| Err(CliError::runtime(error.to_string()))),
+        Some(Ok(_measurement)) => tokio::select! {
+            Some(ended) = supervisors.join_next() => ended.unwrap_or_else(|error| Err(CliError::runtime(error.to_string()))),
             () = signals.next() => Ok(()),
         },
     };
-    let drained = async {
-        let begun = Instant::now();
-        front.drain(progress).await;
-        end.send_replace(Some((DRAIN + END).saturating_sub(begun.elapsed())));
-        while kept.join_next().await.is_some() {}
-        front.end().await;
+    let shut_down = async {
+        let start = Instant::now();
+        gateway.drain(progress).await;
+        shutdown.send_replace(Some((DRAIN_TIMEOUT + SHUTDOWN_TIMEOUT).saturating_sub(start.elapsed())));
+        while supervisors.join_next().await.is_some() {}
+        gateway.end().await;
         traces.shut_down().await;
     };
     tokio::select! {
-        () = drained => served,
-        // Asked twice: dropping the supervisors ends the functions.
+        () = shut_down => result,
+        // Second signal: dropping the supervisors ends the functions.
         () = signals.next() => Err(CliError::interrupted()),
     }
 }
 
-/// Where spans of requests go, as the environment says. Functions have it as well, and look for themselves.
+/// Configures the export of request spans from the environment. Functions inherit the same environment and configure
+/// their own export.
 fn traces() -> Result<Traces, CliError> {
     Traces::from_environment("remoe-gateway").map_err(|error| match &error {
         TracesError::Variable { variable, .. } => CliError::arguments(variable, error.to_string()),
@@ -106,7 +107,8 @@ fn traces() -> Result<Traces, CliError> {
     })
 }
 
-/// Draws the secret by which main functions let in the gateway, and no other process on this machine.
+/// Draws the random secret by which main functions accept requests from the gateway and from no other process on this
+/// machine.
 fn secret() -> Result<String, CliError> {
     let mut bytes = [0; 32];
     std::fs::File::open("/dev/urandom")
@@ -115,8 +117,8 @@ fn secret() -> Result<String, CliError> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Reads the facts of all models.
-fn ask(args: &UpArgs, secret: &str) -> Result<Vec<ModelSettings>, CliError> {
+/// Inspects the checkpoints of all models and returns their settings.
+fn prepare_models(args: &UpArgs, secret: &str) -> Result<Vec<ModelSettings>, CliError> {
     let locations: Vec<_> = args.source.model.iter().chain(&args.further).collect();
     if args.served_model_name.len() > locations.len() {
         let message = format!(
@@ -133,75 +135,77 @@ fn ask(args: &UpArgs, secret: &str) -> Result<Vec<ModelSettings>, CliError> {
         );
         return Err(CliError::arguments("--plan", message));
     }
-    let mut asked: Vec<ModelSettings> = Vec::new();
+    let mut models: Vec<ModelSettings> = Vec::new();
     for (number, location) in locations.into_iter().enumerate() {
-        let one = start::ask(args, location, args.served_model_name.get(number).cloned(), secret)?;
-        let name = one.wanted.name();
-        if asked.iter().any(|other| other.wanted.name() == name) {
+        let model =
+            start::prepare_model(args, location, args.served_model_name.get(number).cloned(), secret)?;
+        let name = model.wanted.name();
+        if models.iter().any(|other| other.wanted.name() == name) {
             let message = format!(
                 "invalid --served-model-name: two models are named {name}; give the flag once per model, in \
                  order"
             );
             return Err(CliError::arguments("--served-model-name", message));
         }
-        asked.push(one);
+        models.push(model);
     }
-    Ok(asked)
+    Ok(models)
 }
 
-/// Starts the models, one after the other: profiles are measured on a quiet machine. Each is kept by a task
-/// of its own from then on, until `end`. What is not measured yet is measured beside them while the result is kept.
+/// Starts the models one after the other, as a profile is measured while nothing else runs. From then on a task in
+/// `supervisors` runs each model until `shutdown`. Returns the measurements of models that started on assumed speeds;
+/// they run in the background until the returned value is dropped.
 async fn start(
     args: &UpArgs,
-    asked: Vec<ModelSettings>,
-    front: &LocalGateway,
+    settings: Vec<ModelSettings>,
+    gateway: &LocalGateway,
     (secret, pricing): (&str, &Pricing),
-    (kept, end): (&mut JoinSet<Result<(), CliError>>, ShutdownSignal),
+    (supervisors, shutdown): (&mut JoinSet<Result<(), CliError>>, ShutdownSignal),
     as_json: bool,
     progress: &Arc<Progress>,
-) -> Result<Option<Measuring>, CliError> {
+) -> Result<Option<BackgroundMeasurement>, CliError> {
     let mut authorization = HeaderValue::from_str(&format!("Bearer {secret}"))
         .map_err(|error| CliError::runtime(format!("cannot create the internal API key: {error}")))?;
     authorization.set_sensitive(true);
-    // No two runs begin in the same millisecond and write the same ledger.
+    // The start time in milliseconds identifies this run in the ledger.
     let run: Arc<str> = format!("{:x}", CostAccounting::now() / 1_000_000).into();
     let mut unmeasured = Vec::new();
-    for (asked, model) in asked.into_iter().zip(&front.models) {
-        let (cost_accounting, name) = (front.cost_accounting.clone(), model.name().to_owned());
+    for (settings, model) in settings.into_iter().zip(&gateway.models) {
+        let (cost_accounting, name) = (gateway.cost_accounting.clone(), model.name().to_owned());
         let costs = CostRecorder { cost_accounting, model: name, run: run.clone() };
-        let usage = usage(args, &asked.wanted, front, model)?;
+        let usage = model_usage(args, &settings.wanted, gateway, model)?;
         let remembered = usage.as_ref().and_then(|(usage, _)| usage.remembered.as_ref());
-        let Started {
+        let StartedModel {
             wanted,
             supervisor,
             status,
             times,
             function_prices,
-            accounted,
-            tell,
+            cost_task,
+            price_sender,
             basis,
             choice,
             measurement,
-        } = start::start(args, asked, (&costs, pricing), remembered, as_json, progress).await?;
+        } = start::start(args, settings, (&costs, pricing), remembered, as_json, progress).await?;
         let following = usage.map(|(usage, pause)| PlacementFollower {
             usage,
             pause,
-            metrics: front.prediction_metrics.of_model(model.name()),
+            metrics: gateway.prediction_metrics.of_model(model.name()),
         });
-        let (subject, measured) = measurement.unzip();
+        let (unmeasured_model, measured) = measurement.unzip();
         let printer = Printer {
             times,
-            address: front.address,
-            has_key: front.has_key,
+            address: gateway.address,
+            has_key: gateway.has_key,
             choice,
             hourly: function_prices.hourly(),
-            is_one_of_several: front.models.len() > 1,
+            is_one_of_several: gateway.models.len() > 1,
             is_measured_later: measured.is_some(),
             as_json,
             progress: progress.clone(),
         };
         let report = Report { wanted, reporter: Box::new(printer) };
-        unmeasured.extend(subject);
+        unmeasured.extend(unmeasured_model);
         let model_supervisor = ModelSupervisor {
             model: model.clone(),
             report,
@@ -211,28 +215,29 @@ async fn start(
             remote_idle: args.planning.remote_idle(args.remote_idle)?,
             costs,
             function_prices,
-            accounted,
+            accounted: cost_task,
             basis,
             pricing: *pricing,
-            tell,
+            tell: price_sender,
             following,
             measured,
             next: None,
         };
-        let kept_until = model_supervisor.run(status, end.clone());
-        kept.spawn(async { Ok(kept_until.await?) });
+        let running = model_supervisor.run(status, shutdown.clone());
+        supervisors.spawn(async { Ok(running.await?) });
     }
     if unmeasured.is_empty() {
         return Ok(None);
     }
-    Ok(Some(Measuring::start(unmeasured, front.models.clone(), progress.clone())))
+    Ok(Some(BackgroundMeasurement::start(unmeasured, gateway.models.clone(), progress.clone())))
 }
 
-/// Opens the learner of a model's usage, with the time between two revisions; `None` if its placement stays.
-fn usage(
+/// Opens the usage history of a model, with the time between two revisions of its placement. `None` if the placement is
+/// fixed.
+fn model_usage(
     args: &UpArgs,
     wanted: &DesiredDeployment,
-    front: &LocalGateway,
+    gateway: &LocalGateway,
     model: &Model,
 ) -> Result<Option<(ModelUsage, Duration)>, CliError> {
     let Some(pause) = args.follow.replan.filter(|_| !wanted.moe_layers.is_empty()) else { return Ok(None) };
@@ -245,10 +250,14 @@ fn usage(
         folder_bytes: follow.experience_bytes,
         forgets: follow.forget,
     };
-    let known = predictors::PredictorModel::of(wanted.checkpoint.clone())?;
-    let trained = known.predictor(predictor)?;
-    let files = ModelFiles { fingerprint: known.fingerprint, embedding: known.embedding, trained };
-    let usage = ModelUsage::open(wanted, history, files, tokens, &front.prediction_metrics)?;
+    let predictor_model = predictors::PredictorModel::of(wanted.checkpoint.clone())?;
+    let trained = predictor_model.predictor(predictor)?;
+    let files = ModelFiles {
+        fingerprint: predictor_model.fingerprint,
+        embedding: predictor_model.embedding,
+        trained,
+    };
+    let usage = ModelUsage::open(wanted, history, files, tokens, &gateway.prediction_metrics)?;
     model.tell(usage.observer());
     Ok(Some((usage, pause)))
 }

@@ -1,4 +1,4 @@
-//! Compute dtype, and the dtypes of weights that go with it.
+//! Compute dtype, and its check against the dtype of experts.
 
 use crate::exit::CliError;
 use clap::ValueEnum;
@@ -20,19 +20,20 @@ impl Dtype {
     }
 }
 
-/// Checks that functions can keep the experts of `checkpoint` as `experts` if the model computes in `dtype`, or in its own.
+/// Checks that functions can store the experts of `checkpoint` as `experts` with the compute dtype `dtype`. Without a
+/// flag, the compute dtype is that of the checkpoint.
 ///
 /// # Errors
-/// They cannot. The message is that of the functions, before any of them starts.
+/// The combination is not supported. Functions would fail with the same message, but only after they start.
 pub(crate) fn check_experts_dtype(
     checkpoint: &Checkpoint,
     experts: Option<ExpertsDtype>,
     dtype: Option<Dtype>,
 ) -> Result<(), CliError> {
-    let computed_in = match dtype {
+    let compute_dtype = match dtype {
         Some(Dtype::Float32) => StoredDtype::F32,
         Some(Dtype::Bfloat16) => StoredDtype::Bf16,
         None => checkpoint.config().dtype,
     };
-    Ok(checkpoint.check_experts_dtype(experts, computed_in)?)
+    Ok(checkpoint.check_experts_dtype(experts, compute_dtype)?)
 }

@@ -1,4 +1,4 @@
-//! Sampling of tokens.
+//! Flags of token sampling, with the ranges that the engine accepts.
 
 use clap::Args;
 use std::ops::RangeInclusive;
@@ -47,24 +47,24 @@ pub(crate) struct SamplingArgs {
     pub(crate) seed: u64,
 }
 
-// What the engine takes: it would refuse the rest too, after the model has been loaded.
-const MOST_TEMPERATURE: f32 = 2.0;
-const STOP_BYTES: usize = 1024;
+// Limits of the engine, which would refuse other values only after the model has been loaded.
+const MAX_TEMPERATURE: f32 = 2.0;
+const MAX_STOP_BYTES: usize = 1024;
 
 pub(crate) fn temperature(text: &str) -> Result<f32, String> {
     let value: f32 = text.parse().map_err(|_| "expected a number".to_owned())?;
-    if (0.0..=MOST_TEMPERATURE).contains(&value) {
+    if (0.0..=MAX_TEMPERATURE).contains(&value) {
         Ok(value)
     } else {
-        Err(format!("expected 0 to {MOST_TEMPERATURE}"))
+        Err(format!("expected 0 to {MAX_TEMPERATURE}"))
     }
 }
 
 pub(crate) fn stop_string(text: &str) -> Result<String, String> {
-    if (1..=STOP_BYTES).contains(&text.len()) {
+    if (1..=MAX_STOP_BYTES).contains(&text.len()) {
         Ok(text.to_owned())
     } else {
-        Err(format!("expected 1 to {STOP_BYTES} bytes"))
+        Err(format!("expected 1 to {MAX_STOP_BYTES} bytes"))
     }
 }
 

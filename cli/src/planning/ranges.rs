@@ -1,49 +1,50 @@
-//! Ranges of memory sizes and vCPUs that plans may choose from.
+//! Parsing of the ranges of memory sizes and vCPUs that plans may choose from.
 
 use super::MB;
 use remoe_planner::{SizeRange, VcpuRange};
 use remoe_process::parse_size;
 
-/// Most values of a range, and largest size in bytes, that the planner takes.
-const MOST_VALUES: f64 = 10_000.0;
-const MOST_BYTES: f64 = 1e15;
-/// Largest number of millicores.
-const MOST_MILLICORES: f64 = 1e7;
+/// Limit of the number of values in a range.
+const MAX_VALUES: f64 = 10_000.0;
+/// Limit of a memory size in bytes.
+const MAX_BYTES: f64 = 1e15;
+/// Limit of vCPUs in millicores.
+const MAX_MILLICORES: f64 = 1e7;
 
-/// Returns a range of vCPUs from its minimum, maximum and step in millicores; `None` if they are no range.
+/// Converts minimum, maximum and step in millicores to a range of vCPUs. Returns `None` if they are not a valid range.
 ///
 /// # Errors
-/// More values than the planner takes.
+/// The range has more than [`MAX_VALUES`] values.
 pub(crate) fn vcpu_range([min, max, step]: [f64; 3]) -> Result<Option<VcpuRange>, String> {
     let is_range =
-        min >= 1.0 && (min..=MOST_MILLICORES).contains(&max) && (1.0..=MOST_MILLICORES).contains(&step);
+        min >= 1.0 && (min..=MAX_MILLICORES).contains(&max) && (1.0..=MAX_MILLICORES).contains(&step);
     if !is_range {
         return Ok(None);
     }
-    few(min, max, step, "millicores")?;
+    check_count(min, max, step, "millicores")?;
     Ok(Some(VcpuRange { min: min / 1e3, max: max / 1e3, step: step / 1e3 }))
 }
 
-/// Returns a range of sizes from its minimum, maximum and step in bytes; `None` if they are no range.
+/// Converts minimum, maximum and step in bytes to a range of sizes. Returns `None` if they are not a valid range.
 ///
 /// # Errors
-/// More values than the planner takes.
+/// The range has more than [`MAX_VALUES`] values.
 pub(crate) fn size_range([min_bytes, max_bytes, step_bytes]: [f64; 3]) -> Result<Option<SizeRange>, String> {
-    let is_range = min_bytes >= 1.0 && (min_bytes..=MOST_BYTES).contains(&max_bytes) && step_bytes >= 1.0;
+    let is_range = min_bytes >= 1.0 && (min_bytes..=MAX_BYTES).contains(&max_bytes) && step_bytes >= 1.0;
     if !is_range {
         return Ok(None);
     }
-    few(min_bytes / MB, max_bytes / MB, step_bytes / MB, "MB")?;
+    check_count(min_bytes / MB, max_bytes / MB, step_bytes / MB, "MB")?;
     Ok(Some(SizeRange { min_bytes, max_bytes, step_bytes }))
 }
 
-/// Refuses ranges with more values than the planner takes, in the unit of the user.
-fn few(min: f64, max: f64, step: f64, unit: &str) -> Result<(), String> {
+/// Checks that a range has at most [`MAX_VALUES`] values. Errors state them in `unit`.
+fn check_count(min: f64, max: f64, step: f64, unit: &str) -> Result<(), String> {
     let values = ((max - min) / step).floor() + 1.0;
-    if values <= MOST_VALUES {
+    if values <= MAX_VALUES {
         return Ok(());
     }
-    Err(format!("expected at most {MOST_VALUES} values, got {values}; use steps of more than {step} {unit}"))
+    Err(format!("expected at most {MAX_VALUES} values, got {values}; use steps of more than {step} {unit}"))
 }
 
 /// Parses `MIN:MAX:STEP` in millicores.
@@ -53,7 +54,7 @@ pub(super) fn millicores(text: &str) -> Result<VcpuRange, String> {
     range.ok_or_else(|| "expected MIN:MAX:STEP in millicores, such as 500:8000:500".to_owned())
 }
 
-/// Parses `MIN:MAX:STEP`, numbers of MB or sizes with units.
+/// Parses `MIN:MAX:STEP` in MB, or as sizes with units.
 pub(super) fn sizes(text: &str) -> Result<SizeRange, String> {
     let is_number = |part: &str| part.chars().all(|c| c.is_ascii_digit() || c == '.');
     let bytes = |part: &str| match part.parse::<f64>() {
@@ -71,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn millicores_are_ranges_of_vcpus() {
+    fn millicores_parse_as_vcpu_range() {
         assert_eq!(millicores("500:8000:250"), Ok(VcpuRange { min: 0.5, max: 8.0, step: 0.25 }));
         for wrong in ["500", "500m:1000m:1", "1:100000:1", "0:1:1", "2:1:1", "1:2:0", "1:inf:1", "1:2:3:4"] {
             assert!(millicores(wrong).is_err(), "{wrong}");
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_ranges() {
+    fn sizes_parse_as_range() {
         let range = sizes("100:500:50").unwrap();
         assert_eq!((range.min_bytes, range.max_bytes, range.step_bytes), (1e8, 5e8, 5e7));
         assert_eq!(sizes("100MB:0.5GB:50"), Ok(range));

@@ -1,20 +1,20 @@
-//! The tensors of a GPT-2 checkpoint, as transformers 5.17 and its predecessors store them.
+//! Tensors of a GPT-2 checkpoint, in the layouts of transformers 5.17 and earlier versions.
 //!
-//! Projections are `Conv1D`: [inputs, outputs]. Names have `transformer.` in front, or had not in older checkpoints.
+//! Projections are `Conv1D`: [inputs, outputs]. Names start with `transformer.`, except in older checkpoints.
 
 use remoe_model::{CheckpointError, ModelConfig, Store, StoredDtype, TensorFiles, TensorRef};
 use std::collections::HashSet;
 
-/// The two that every GPT-2 has; their names say how the others are called.
-const TOKENS: &str = "wte.weight";
+/// Token embedding, which every GPT-2 has. Its stored name shows if names have the prefix.
+const TOKEN_EMBEDDING: &str = "wte.weight";
 const PREFIX: &str = "transformer.";
 const HEAD: &str = "lm_head.weight";
 
-/// Masks that older checkpoints store in every layer.
+/// Attention masks that older checkpoints store in every layer. They are not converted.
 const MASKS: [&str; 2] = ["attn.bias", "attn.masked_bias"];
 
-/// A GPT-2, of whose tensors all are known.
-pub(crate) struct Dense {
+/// Weights of a GPT-2 checkpoint, with all tensors checked.
+pub(crate) struct DenseModel {
     files: TensorFiles,
     prefix: &'static str,
     dtype: StoredDtype,
@@ -28,19 +28,19 @@ pub(crate) struct DenseSizes {
     pub(crate) positions: usize,
     pub(crate) hidden: usize,
     pub(crate) layers: usize,
-    /// Neurons of a feed-forward network.
+    /// Neurons of a layer's feed-forward network.
     pub(crate) width: usize,
-    /// Set if the head is a tensor of its own.
-    pub(crate) head: bool,
+    /// The head is a separate tensor, not tied to the token embedding.
+    pub(crate) has_head: bool,
 }
 
-impl Dense {
-    /// Opens the weights beside a config, `config` being that of the model with one expert a layer.
+impl DenseModel {
+    /// Opens the weights in `store`. `config` describes the model with one expert per layer.
     pub(crate) fn open(store: &dyn Store, config: &ModelConfig) -> Result<Self, CheckpointError> {
         let files = TensorFiles::open_in(store)?;
-        let prefix = if files.tensor(TOKENS).is_some() { "" } else { PREFIX };
-        let tokens = format!("{prefix}{TOKENS}");
-        let Some(table) = files.tensor(&tokens) else {
+        let prefix = if files.tensor(TOKEN_EMBEDDING).is_some() { "" } else { PREFIX };
+        let tokens = format!("{prefix}{TOKEN_EMBEDDING}");
+        let Some(embedding) = files.tensor(&tokens) else {
             return Err(files.wrong(&tokens, "expected a tensor in float32, bfloat16 or float16"));
         };
         let sizes = DenseSizes {
@@ -49,10 +49,10 @@ impl Dense {
             hidden: config.hidden_size,
             layers: config.layers.len(),
             width: config.any_moe().map_or(0, |moe| moe.expert_width),
-            head: files.tensor(HEAD).is_some() || !config.tie_embeddings,
+            has_head: files.tensor(HEAD).is_some() || !config.tie_embeddings,
         };
-        let dense = Self { files, prefix, dtype: table.dtype, sizes };
-        dense.no_others()?;
+        let dense = Self { files, prefix, dtype: embedding.dtype, sizes };
+        dense.check_tensors()?;
         Ok(dense)
     }
 
@@ -60,8 +60,8 @@ impl Dense {
         self.dtype
     }
 
-    /// Names of a layer's tensors, and their shapes.
-    fn of_layer(&self) -> [(&'static str, Vec<usize>); 12] {
+    /// Returns the names and shapes of a layer's tensors.
+    fn layer_tensors(&self) -> [(&'static str, Vec<usize>); 12] {
         let DenseSizes { hidden, width, .. } = self.sizes;
         [
             ("ln_1.weight", vec![hidden]),
@@ -79,36 +79,36 @@ impl Dense {
         ]
     }
 
-    /// Names of the tensors outside of layers, and their shapes.
-    fn around(&self) -> Vec<(&'static str, Vec<usize>)> {
-        let DenseSizes { vocabulary, positions, hidden, head, .. } = self.sizes;
-        let mut around = vec![
-            (TOKENS, vec![vocabulary, hidden]),
+    /// Returns the names and shapes of the tensors outside of layers.
+    fn outer_tensors(&self) -> Vec<(&'static str, Vec<usize>)> {
+        let DenseSizes { vocabulary, positions, hidden, has_head, .. } = self.sizes;
+        let mut tensors = vec![
+            (TOKEN_EMBEDDING, vec![vocabulary, hidden]),
             ("wpe.weight", vec![positions, hidden]),
             ("ln_f.weight", vec![hidden]),
             ("ln_f.bias", vec![hidden]),
         ];
-        if head {
-            around.push((HEAD, vec![vocabulary, hidden]));
+        if has_head {
+            tensors.push((HEAD, vec![vocabulary, hidden]));
         }
-        around
+        tensors
     }
 
-    fn name(&self, name: &str) -> String {
+    fn stored_name(&self, name: &str) -> String {
         if name == HEAD { name.to_owned() } else { format!("{}{name}", self.prefix) }
     }
 
-    /// Every tensor is there, and there is none of which nothing is known: to leave it out could give another answer.
-    fn no_others(&self) -> Result<(), CheckpointError> {
+    /// Checks that every expected tensor exists, and no other. Dropping an unknown tensor could change the model's output.
+    fn check_tensors(&self) -> Result<(), CheckpointError> {
         let mut known = HashSet::new();
-        for (name, shape) in self.around() {
+        for (name, shape) in self.outer_tensors() {
             known.insert(self.find(name, &shape)?.name.to_string());
         }
         for layer in 0..self.sizes.layers {
-            for (name, shape) in self.of_layer() {
+            for (name, shape) in self.layer_tensors() {
                 known.insert(self.find(&format!("h.{layer}.{name}"), &shape)?.name.to_string());
             }
-            known.extend(MASKS.map(|mask| self.name(&format!("h.{layer}.{mask}"))));
+            known.extend(MASKS.map(|mask| self.stored_name(&format!("h.{layer}.{mask}"))));
         }
         match self.files.names().into_iter().find(|name| !known.contains(*name)) {
             None => Ok(()),
@@ -120,7 +120,7 @@ impl Dense {
     }
 
     fn find(&self, name: &str, shape: &[usize]) -> Result<TensorRef, CheckpointError> {
-        let name = self.name(name);
+        let name = self.stored_name(name);
         let wanted = || format!("expected shape {shape:?} in {}", self.dtype.name());
         let tensor = self.files.tensor(&name).ok_or_else(|| self.files.wrong(&name, wanted()))?;
         if tensor.shape != shape || tensor.dtype != self.dtype {
@@ -130,11 +130,11 @@ impl Dense {
         Ok(tensor)
     }
 
-    /// Reads a tensor of the model.
+    /// Reads the bytes of a tensor.
     pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>, CheckpointError> {
-        let name = self.name(name);
-        let gone = || self.files.wrong(&name, "it was present when the file was checked");
-        let tensor = self.files.tensor(&name).ok_or_else(gone)?;
+        let name = self.stored_name(name);
+        let missing = || self.files.wrong(&name, "it was present when the file was checked");
+        let tensor = self.files.tensor(&name).ok_or_else(missing)?;
         self.files.read(&tensor)
     }
 }

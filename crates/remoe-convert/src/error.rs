@@ -1,4 +1,4 @@
-//! Why a checkpoint was not converted.
+//! Errors of conversions.
 
 use remoe_model::CheckpointError;
 use std::io;
@@ -7,24 +7,24 @@ use std::path::{Path, PathBuf};
 /// Error of a conversion.
 #[derive(Debug, thiserror::Error)]
 pub enum ConvertError {
-    /// The checkpoint to convert, or the resulting one, cannot be used.
+    /// The source checkpoint, or the converted one, is invalid.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// An option does not fit the model.
     #[error("{name} {message}")]
     Option {
-        /// The option.
+        /// Name of the option.
         name: &'static str,
         /// Problem with its value, and the expected value.
         message: String,
     },
-    /// There is something where the result should go.
+    /// The output folder is not empty.
     #[error("cannot write to {}: not an empty folder; use an empty or new folder", .0.display())]
     Occupied(PathBuf),
-    /// The result cannot be written.
+    /// The output cannot be written.
     #[error("cannot write {}: {source}", path.display())]
     Write {
-        /// The file or folder.
+        /// File or folder in the output.
         path: PathBuf,
         /// Error of the operating system.
         source: io::Error,

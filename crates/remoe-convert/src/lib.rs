@@ -1,7 +1,8 @@
-//! Mixture-of-Experts checkpoints from dense ones: GPT-2 with its feed-forward networks cut into experts ([`gpt2_moe`]).
+//! Conversion of dense checkpoints to Mixture-of-Experts checkpoints: [`gpt2_moe`] splits the feed-forward networks of
+//! GPT-2 into experts.
 //!
-//! Nothing is trained and nothing is rounded but the routers, which are new: a conversion moves weights. The same source and
-//! options give the same bytes on every machine.
+//! A conversion trains nothing. It copies weights exactly; only the new routers are computed and rounded. Equal sources and
+//! options give equal bytes on every machine.
 
 mod dense;
 mod elements;
@@ -11,4 +12,4 @@ mod split;
 mod writer;
 
 pub use error::ConvertError;
-pub use gpt2::{Converted, SplitOptions, gpt2_moe};
+pub use gpt2::{ConversionSummary, SplitOptions, gpt2_moe};

@@ -1,4 +1,4 @@
-//! A safetensors file that is written tensor by tensor: none but the one at hand is in memory.
+//! Writer of a safetensors file, tensor by tensor. Only the current tensor is in memory.
 
 use crate::error::ConvertError;
 use remoe_model::StoredDtype;
@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 
-/// A tensor that will be written.
+/// Tensor that will be written.
 #[derive(Debug, Clone)]
 pub(crate) struct PlannedTensor {
     pub(crate) name: String,
@@ -20,16 +20,16 @@ impl PlannedTensor {
     }
 }
 
-/// The file, and what is still to come.
-pub(crate) struct Writer {
+/// Writer of a safetensors file, with the tensors that are still to be written.
+pub(crate) struct SafetensorsWriter {
     path: PathBuf,
     file: BufWriter<File>,
     dtype: StoredDtype,
     planned: std::vec::IntoIter<PlannedTensor>,
 }
 
-impl Writer {
-    /// Makes the file and writes its header: all tensors, of one type, in the order in which they will come.
+impl SafetensorsWriter {
+    /// Creates the file, and writes its header. All tensors have one dtype and are in the planned order.
     pub(crate) fn create(
         path: PathBuf,
         dtype: StoredDtype,
@@ -37,15 +37,16 @@ impl Writer {
     ) -> Result<Self, ConvertError> {
         let mut header = Map::new();
         header.insert("__metadata__".to_owned(), json!({"format": "pt"}));
-        let mut at = 0;
+        let mut offset = 0;
         for tensor in &planned {
-            let end = at + tensor.bytes(dtype);
-            let described = json!({"dtype": name(dtype), "shape": tensor.shape, "data_offsets": [at, end]});
+            let end = offset + tensor.bytes(dtype);
+            let described =
+                json!({"dtype": dtype_name(dtype), "shape": tensor.shape, "data_offsets": [offset, end]});
             header.insert(tensor.name.clone(), described);
-            at = end;
+            offset = end;
         }
         let mut header = Value::Object(header).to_string();
-        // Elements begin at a multiple of 8.
+        // Pads the header, so that the data starts at a multiple of 8.
         header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
         let file = File::create_new(&path).map_err(ConvertError::write(&path))?;
         let mut file = BufWriter::new(file);
@@ -56,8 +57,8 @@ impl Writer {
         Ok(Self { path, file, dtype, planned: planned.into_iter() })
     }
 
-    /// Writes the next tensor, which is the one that was planned.
-    pub(crate) fn tensor(&mut self, name: &str, bytes: &[u8]) -> Result<(), ConvertError> {
+    /// Writes the next tensor, which must be the next planned one.
+    pub(crate) fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), ConvertError> {
         let planned = self.planned.next();
         let fits =
             |tensor: &PlannedTensor| tensor.name == name && tensor.bytes(self.dtype) == bytes.len() as u64;
@@ -68,7 +69,7 @@ impl Writer {
         self.file.write_all(bytes).map_err(ConvertError::write(&self.path))
     }
 
-    /// Brings everything to the file.
+    /// Checks that all tensors were written, and flushes the file.
     pub(crate) fn finish(mut self) -> Result<(), ConvertError> {
         if let Some(missing) = self.planned.next() {
             let message = format!("missing tensor `{}`", missing.name);
@@ -78,8 +79,8 @@ impl Writer {
     }
 }
 
-/// The type's name in a header.
-fn name(dtype: StoredDtype) -> &'static str {
+/// Returns the dtype's name in safetensors headers.
+fn dtype_name(dtype: StoredDtype) -> &'static str {
     match dtype {
         StoredDtype::F32 => "F32",
         StoredDtype::Bf16 => "BF16",

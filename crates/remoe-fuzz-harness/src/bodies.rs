@@ -1,5 +1,5 @@
-//! Checks that chats and completions share: a body passes every check up to the engine's queue,
-//! behind the tokenizer and the template of a fixture.
+//! Target of chat and completion bodies: runs all checks between the HTTP route and the engine's queue, with the
+//! tokenizer and chat template of a fixture.
 
 use crate::{check_error, fixtures, memory};
 use main_model_fn::PageNeeds;
@@ -10,9 +10,9 @@ use main_model_fn::model_text::ModelText;
 use remoe_model::Checkpoint;
 use std::cell::OnceCell;
 
-/// Bytes that one byte of a body may become: the tokenizer keeps some allocations per character.
-const FACTOR: usize = 1024;
-const BASE: usize = 1 << 20;
+/// Memory limit per byte of a body. The tokenizer keeps several allocations per character.
+const BYTES_PER_INPUT_BYTE: usize = 1024;
+const BASE_BYTES: usize = 1 << 20;
 
 const LIMITS: RequestLimits = RequestLimits {
     vocab_size: 460,
@@ -25,7 +25,7 @@ const LIMITS: RequestLimits = RequestLimits {
     queue_deadline: None,
 };
 
-/// Checks a body of a chat, or of a completion.
+/// Checks the body of a chat (`true`) or a completion (`false`).
 type Check = Box<dyn Fn(bool, &[u8]) -> Checked>;
 
 thread_local! {
@@ -39,7 +39,8 @@ pub(crate) fn run(is_chat: bool, body: &[u8]) {
             let text = ModelText::open(&checkpoint.expect("a fixture is right")).expect("its texts, too");
             Box::new(checks(text, LIMITS))
         });
-        let checked = memory::within(BASE + FACTOR * body.len(), || check(is_chat, body));
+        let checked =
+            memory::with_limit(BASE_BYTES + BYTES_PER_INPUT_BYTE * body.len(), || check(is_chat, body));
         match checked {
             Err(error) => {
                 check_error(&error.message);
@@ -62,7 +63,7 @@ pub(crate) fn run(is_chat: bool, body: &[u8]) {
     });
 }
 
-/// Asserts what the engine relies on.
+/// Asserts the properties of a request that the engine relies on.
 fn check_request(request: &main_model_fn::engine::request::Request, is_chat: bool) {
     let is_token = |id: &u32| (*id as usize) < LIMITS.vocab_size;
     assert!(!request.prompt.is_empty() && request.prompt.iter().all(is_token));
@@ -87,7 +88,7 @@ fn check_request(request: &main_model_fn::engine::request::Request, is_chat: boo
     assert!(sampling.logit_bias.iter().all(|(id, bias)| is_token(id) && (-100.0..=100.0).contains(bias)));
 }
 
-/// Bodies with every parameter that the routes know; `prompt` is the route's own part.
+/// Builds bodies with all parameters. `prompts` contains the part that differs between the routes.
 pub(crate) fn seeds(prompts: &[&str]) -> Vec<Vec<u8>> {
     let parameters = [
         "",
@@ -102,19 +103,21 @@ pub(crate) fn seeds(prompts: &[&str]) -> Vec<Vec<u8>> {
     ];
     let mut seeds = Vec::new();
     for prompt in prompts {
-        for more in parameters {
-            seeds.push(format!("{{{prompt}{more}}}").into_bytes());
+        for suffix in parameters {
+            seeds.push(format!("{{{prompt}{suffix}}}").into_bytes());
         }
     }
-    let long = fixtures::long();
+    let long_text = fixtures::long_text();
     for field in
         ["model", "max_tokens", "seed", "logprobs", "temperature", "response_format", "stop_token_ids"]
     {
-        seeds.push(format!(r#"{{{},"{field}":"{long}"}}"#, prompts[0]).into_bytes());
+        seeds.push(format!(r#"{{{},"{field}":"{long_text}"}}"#, prompts[0]).into_bytes());
     }
-    seeds.push(format!(r#"{{{},"logit_bias":{{"{long}":1}}}}"#, prompts[0]).into_bytes());
-    seeds.push(format!(r#"{{"messages":[{{"role":"{long}","content":"a"}}]}}"#).into_bytes());
-    seeds.push(format!(r#"{{"messages":[{{"role":"user","content":[{{"type":"{long}"}}]}}]}}"#).into_bytes());
-    seeds.push(format!(r#"{{"prompt":"{long}"}}"#).into_bytes());
+    seeds.push(format!(r#"{{{},"logit_bias":{{"{long_text}":1}}}}"#, prompts[0]).into_bytes());
+    seeds.push(format!(r#"{{"messages":[{{"role":"{long_text}","content":"a"}}]}}"#).into_bytes());
+    seeds.push(
+        format!(r#"{{"messages":[{{"role":"user","content":[{{"type":"{long_text}"}}]}}]}}"#).into_bytes(),
+    );
+    seeds.push(format!(r#"{{"prompt":"{long_text}"}}"#).into_bytes());
     seeds
 }

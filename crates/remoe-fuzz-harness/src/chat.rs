@@ -1,4 +1,4 @@
-//! Bodies of `/v1/chat/completions`.
+//! Target: bodies of `/v1/chat/completions`.
 
 use crate::bodies;
 

@@ -1,4 +1,4 @@
-//! Bodies of `/v1/completions`.
+//! Target: bodies of `/v1/completions`.
 
 use crate::bodies;
 

@@ -1,24 +1,24 @@
-//! `config.json` of every family, and `generation_config.json` beside it.
+//! Target: `config.json` of every family, and `generation_config.json`.
 //!
-//! Input: the two files, a zero byte between them.
+//! Input: the two files, separated by a zero byte.
 
 use crate::{check_error, fixtures, memory, sections};
 use remoe_model::{AttentionFacts, GenerationDefaults, MlpFacts, ModelConfig};
 use std::path::Path;
 
-/// Bytes that one byte of JSON may become in the parser's tree: `0,` is a value of 32 bytes in a list
-/// that doubles, `{"":{}}` an object with a table.
-const FACTOR: usize = 256;
-/// Facts of 4096 layers and frequencies of the widest head.
-const BASE: usize = 4 << 20;
+/// Memory limit per byte of JSON: `0,` becomes a value of 32 bytes in a list that doubles, `{"":{}}` an object with a
+/// hash table.
+const BYTES_PER_INPUT_BYTE: usize = 256;
+/// Fixed part of the memory limit: 4096 layers, and the rotary frequencies of the widest head.
+const BASE_BYTES: usize = 4 << 20;
 
 pub fn run(data: &[u8]) {
     let ([config, generation], _) = sections::split(data);
-    memory::within(BASE + FACTOR * data.len(), || {
+    memory::with_limit(BASE_BYTES + BYTES_PER_INPUT_BYTE * data.len(), || {
         match ModelConfig::from_json(Path::new("config.json"), config) {
             Err(error) => check_error(&error.to_string()),
             Ok(config) => {
-                check(&config);
+                check_config(&config);
                 let path = Path::new("generation_config.json");
                 match GenerationDefaults::from_json(path, generation, &config) {
                     Err(error) => check_error(&error.to_string()),
@@ -29,8 +29,8 @@ pub fn run(data: &[u8]) {
     });
 }
 
-/// Asserts what all computing code relies on.
-pub(crate) fn check(config: &ModelConfig) {
+/// Asserts the properties of a config that all computing code relies on.
+pub(crate) fn check_config(config: &ModelConfig) {
     let at_least_one = [config.vocab_size, config.hidden_size, config.context_length, config.layers.len()];
     assert!(at_least_one.iter().all(|size| *size > 0));
     assert!(config.norm_eps.is_finite() && config.norm_eps >= 0.0);
@@ -39,12 +39,12 @@ pub(crate) fn check(config: &ModelConfig) {
     let moe_layers = config.moe_layers();
     assert!(!moe_layers.is_empty() && moe_layers.is_sorted());
     let first = config.any_moe().expect("there is one");
-    let mut cache = 0_u64;
+    let mut kv_bytes_per_token = 0_u64;
     for (id, layer) in config.layers.iter().enumerate() {
         assert!(layer.attention.heads() > 0);
         let scale = layer.attention.softmax_scale();
         assert!(scale.is_finite() && scale > 0.0, "softmax scale {scale}");
-        let rotated = match &layer.attention {
+        let rotary_dim = match &layer.attention {
             AttentionFacts::Gqa(facts) => {
                 assert!(facts.heads.is_multiple_of(facts.kv_heads) && facts.head_dim > 0);
                 assert!(
@@ -61,11 +61,13 @@ pub(crate) fn check(config: &ModelConfig) {
             }
         };
         if let Some(rope) = &config.rope {
-            assert_eq!(rotated, rope.dim, "layer {id} rotates what the frequencies are for");
+            assert_eq!(rotary_dim, rope.dim, "layer {id} rotates what the frequencies are for");
         }
         let elements = layer.attention.cache_elements() as u64;
-        cache =
-            elements.checked_mul(config.dtype.bytes()).and_then(|b| b.checked_add(cache)).expect("a token");
+        kv_bytes_per_token = elements
+            .checked_mul(config.dtype.bytes())
+            .and_then(|b| b.checked_add(kv_bytes_per_token))
+            .expect("a token");
         match &layer.mlp {
             MlpFacts::Dense { width } => assert!(*width > 0),
             MlpFacts::Moe(moe) => {
@@ -106,7 +108,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     for folder in fixtures::checkpoints() {
         let config = fixtures::read(folder.join("config.json"));
         let generation = fixtures::read(folder.join("generation_config.json"));
-        // Without the spaces of pretty printing, which only cost length.
+        // Compact JSON, because short inputs are fuzzed faster.
         let compact: serde_json::Value = serde_json::from_slice(&config).expect("a fixture is right");
         seeds.push(sections::join(&[compact.to_string().as_bytes(), &generation]));
     }
@@ -118,7 +120,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         let config = format!(r#"{{"model_type":"{family}","num_experts_per_tok":2}}"#);
         seeds.push(sections::join(&[config.as_bytes(), generation]));
     }
-    let long = fixtures::long();
+    let long_text = fixtures::long_text();
     for field in [
         "model_type",
         "hidden_act",
@@ -132,14 +134,16 @@ pub fn seeds() -> Vec<Vec<u8>> {
         let family = if field == "topk_method" { "deepseek_v2" } else { "qwen2_moe" };
         let mut config = serde_json::json!({"model_type": family, "num_experts_per_tok": 2});
         match field {
-            "rope_type" => config["rope_scaling"] = serde_json::json!({"rope_type": long, long.as_str(): 1}),
-            "layer_types" => config[field] = vec![long.as_str(); 24].into(),
-            "mlp_only_layers" => config[field] = vec![long.as_str()].into(),
-            _ => config[field] = long.as_str().into(),
+            "rope_type" => {
+                config["rope_scaling"] = serde_json::json!({"rope_type": long_text, long_text.as_str(): 1})
+            }
+            "layer_types" => config[field] = vec![long_text.as_str(); 24].into(),
+            "mlp_only_layers" => config[field] = vec![long_text.as_str()].into(),
+            _ => config[field] = long_text.as_str().into(),
         }
         seeds.push(sections::join(&[config.to_string().as_bytes(), generation]));
     }
-    let fields = format!(r#"{{"temperature":"{long}"}}"#);
+    let fields = format!(r#"{{"temperature":"{long_text}"}}"#);
     seeds.push(sections::join(&[br#"{"model_type":"mixtral"}"#, fields.as_bytes()]));
     seeds
 }

@@ -1,13 +1,13 @@
-//! The fixtures of the tests, which seeds are made of.
+//! Test fixtures, from which seeds are made.
 
 use std::path::PathBuf;
 
-/// The root of the repository.
+/// Returns the root of the repository.
 pub(crate) fn root() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// The folders of the fixture checkpoints, sorted.
+/// Returns the folders of the fixture checkpoints, sorted.
 pub(crate) fn checkpoints() -> Vec<PathBuf> {
     let fixtures = root().join("tests/fixtures");
     let mut folders: Vec<PathBuf> = std::fs::read_dir(fixtures)
@@ -19,13 +19,12 @@ pub(crate) fn checkpoints() -> Vec<PathBuf> {
     folders
 }
 
-/// A file of a fixture, or nothing.
+/// Reads a file of a fixture. A missing file is empty.
 pub(crate) fn read(path: PathBuf) -> Vec<u8> {
     std::fs::read(path).unwrap_or_default()
 }
 
-/// Text that is much longer than an error may be: where it stands in an input that is refused, the
-/// error must cut it.
-pub(crate) fn long() -> String {
+/// Returns a text that is longer than an error message may be. Errors that repeat it must truncate it.
+pub(crate) fn long_text() -> String {
     "long é".repeat(500)
 }

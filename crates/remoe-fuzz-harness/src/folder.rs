@@ -1,11 +1,11 @@
-//! A whole checkpoint: `config.json`, `generation_config.json`, the index and the headers of up to four
-//! files, as `Checkpoint::open` reads them.
+//! Target: a checkpoint folder with `config.json`, `generation_config.json`, the index, and the headers of up to four
+//! weight files, opened with `Checkpoint::open`.
 //!
-//! Input: a byte of damage, then the files, zero bytes between them. Without an index the only
-//! weight file is `model.safetensors`, else they are `0.safetensors` to `3.safetensors`. Each is as long
-//! as its header says, the damage aside.
+//! Input: a byte that describes damage, then the files, separated by zero bytes. Without an index, the only weight file
+//! is `model.safetensors`, otherwise they are `0.safetensors` to `3.safetensors`. A file has the length that its header
+//! describes, except for the damaged one.
 
-use crate::scratch::Scratch;
+use crate::scratch::ScratchFolder;
 use crate::{check_error, config, header, memory, sections};
 use remoe_model::{
     AttentionTensors, Checkpoint, CheckpointError, Inspection, QueryTensors, StoredAs, Strides, TensorRef,
@@ -13,16 +13,16 @@ use remoe_model::{
 use serde_json::{Map, Value, json};
 use std::cell::OnceCell;
 
-/// See `header` and `config`; here headers are kept, too, and every tensor stands in a table.
-const FACTOR: usize = 512;
-const BASE: usize = 8 << 20;
-/// The longest file that is pretended.
-const LONGEST: u64 = 1 << 40;
+/// Memory limit per byte of input: as in `header` and `config`, plus the kept headers and the table of tensors.
+const BYTES_PER_INPUT_BYTE: usize = 512;
+const BASE_BYTES: usize = 8 << 20;
+/// Length limit of the sparse weight files, in bytes.
+const FILE_BYTES_LIMIT: u64 = 1 << 40;
 
 const SHARDS: [&str; 4] = ["0.safetensors", "1.safetensors", "2.safetensors", "3.safetensors"];
 
 thread_local! {
-    static SCRATCH: OnceCell<Scratch> = const { OnceCell::new() };
+    static SCRATCH: OnceCell<ScratchFolder> = const { OnceCell::new() };
 }
 
 pub fn run(data: &[u8]) {
@@ -34,13 +34,13 @@ pub fn run(data: &[u8]) {
     let mut bodies = Vec::new();
     for (number, json) in headers.into_iter().enumerate() {
         let file = [&(json.len() as u64).to_le_bytes(), json].concat();
-        let mut length = (file.len() as u64).saturating_add(header::described(json));
+        let mut length = (file.len() as u64).saturating_add(header::data_bytes(json));
         if usize::from(damage >> 6) == number {
-            // Up to 31 bytes too short or too long.
-            let by = i64::from(damage & 63) - if damage & 32 == 0 { 0 } else { 64 };
-            length = length.saturating_add_signed(by);
+            // Makes the file up to 32 bytes too short or 31 bytes too long.
+            let change_bytes = i64::from(damage & 63) - if damage & 32 == 0 { 0 } else { 64 };
+            length = length.saturating_add_signed(change_bytes);
         }
-        if length > LONGEST {
+        if length > FILE_BYTES_LIMIT {
             return;
         }
         bodies.push((file, length));
@@ -59,11 +59,13 @@ pub fn run(data: &[u8]) {
         }
     }
     SCRATCH.with(|cell| {
-        let scratch = cell.get_or_init(Scratch::new);
+        let scratch = cell.get_or_init(ScratchFolder::new);
         scratch.fill(&files);
-        match memory::within(BASE + FACTOR * data.len(), || Checkpoint::open(scratch.folder())) {
+        match memory::with_limit(BASE_BYTES + BYTES_PER_INPUT_BYTE * data.len(), || {
+            Checkpoint::open(scratch.folder())
+        }) {
             Err(error) => {
-                // The path of the folder is the system's.
+                // The message contains the path of the scratch folder, which is short.
                 check_error(&error.to_string());
                 assert!(error.path().starts_with(scratch.folder()));
             }
@@ -73,22 +75,22 @@ pub fn run(data: &[u8]) {
                     .filter(|(name, ..)| name.ends_with(".safetensors"))
                     .map(|(_, _, length)| *length)
                     .collect();
-                check(&checkpoint, &lengths);
+                check_checkpoint(&checkpoint, &lengths);
             }
         }
     });
 }
 
-fn check(checkpoint: &Checkpoint, lengths: &[u64]) {
-    config::check(checkpoint.config());
+fn check_checkpoint(checkpoint: &Checkpoint, lengths: &[u64]) {
+    config::check_config(checkpoint.config());
     config::check_defaults(checkpoint.generation(), checkpoint.config());
-    let places = checkpoint.files().count();
-    assert!(places <= lengths.len());
+    let file_count = checkpoint.files().count();
+    assert!(file_count <= lengths.len());
 
-    // Every tensor lies in its file, every file is used up by its tensors.
-    let named: Vec<TensorRef> =
+    // Every tensor lies within its file.
+    let named_tensors: Vec<TensorRef> =
         checkpoint.tensor_names().into_iter().filter_map(|n| checkpoint.tensor(n)).collect();
-    let inside = |tensor: &TensorRef| {
+    let check_tensor = |tensor: &TensorRef| {
         let path = checkpoint.files().nth(tensor.file).expect("a file of the checkpoint");
         let length = std::fs::metadata(path).expect("it is there").len();
         assert!(
@@ -107,7 +109,7 @@ fn check(checkpoint: &Checkpoint, lengths: &[u64]) {
         }
         match tensor.strides {
             None => assert_eq!(elements, u128::from(stored), "{tensor:?}"),
-            // Among others of the same bytes, the last element inside of them.
+            // A strided view: its last element lies within the bytes, which it shares with other tensors.
             Some(Strides { first, row, column }) => {
                 let last = |size: Option<&usize>, step: usize| size.map_or(0, |size| (size - 1) * step);
                 let last = first + last(tensor.shape.first(), row) + last(tensor.shape.get(1), column);
@@ -116,34 +118,34 @@ fn check(checkpoint: &Checkpoint, lengths: &[u64]) {
             }
         }
     };
-    named.iter().for_each(inside);
+    named_tensors.iter().for_each(check_tensor);
 
-    checkpoint.positions().into_iter().for_each(inside);
+    checkpoint.positions().into_iter().for_each(check_tensor);
     let sizes = checkpoint.sizes();
     let mut experts = 0;
     for (id, _) in checkpoint.config().layers.iter().enumerate() {
         let norms = checkpoint.norms(id).expect("a layer of the model");
         for norm in [&norms.attention, &norms.mlp] {
-            inside(&norm.weight);
-            norm.bias.iter().for_each(inside);
+            check_tensor(&norm.weight);
+            norm.bias.iter().for_each(check_tensor);
         }
         match checkpoint.attention(id).expect("a layer of the model") {
             AttentionTensors::Gqa(gqa) => {
                 [&gqa.q, &gqa.k, &gqa.v, &gqa.o].into_iter().for_each(|linear| {
-                    inside(&linear.weight);
-                    linear.bias.iter().for_each(inside);
+                    check_tensor(&linear.weight);
+                    linear.bias.iter().for_each(check_tensor);
                 });
-                gqa.q_norm.iter().chain(&gqa.k_norm).chain(&gqa.sinks).for_each(inside);
+                gqa.q_norm.iter().chain(&gqa.k_norm).chain(&gqa.sinks).for_each(check_tensor);
             }
             AttentionTensors::Mla(mla) => {
                 match &mla.query {
-                    QueryTensors::Direct(weight) => inside(weight),
+                    QueryTensors::Direct(weight) => check_tensor(weight),
                     QueryTensors::Latent { a, a_norm, b } => {
-                        [&a.weight, a_norm, b].into_iter().chain(&a.bias).for_each(inside);
+                        [&a.weight, a_norm, b].into_iter().chain(&a.bias).for_each(check_tensor);
                     }
                 }
                 let all = [&mla.kv_a.weight, &mla.kv_a_norm, &mla.kv_b, &mla.o.weight];
-                all.into_iter().chain(&mla.kv_a.bias).chain(&mla.o.bias).for_each(inside);
+                all.into_iter().chain(&mla.kv_a.bias).chain(&mla.o.bias).for_each(check_tensor);
             }
         }
         let Some(moe) = checkpoint.config().moe(id) else {
@@ -153,14 +155,14 @@ fn check(checkpoint: &Checkpoint, lengths: &[u64]) {
         };
         experts += moe.experts as u64;
         let router = checkpoint.router(id).expect("a layer of the model").expect("it has a router");
-        inside(&router.linear.weight);
-        router.linear.bias.iter().chain(&router.correction).for_each(inside);
-        checkpoint.experts_bias(id).expect("a layer of the model").into_iter().for_each(inside);
-        // A stack of experts may have billions of them.
+        check_tensor(&router.linear.weight);
+        router.linear.bias.iter().chain(&router.correction).for_each(check_tensor);
+        checkpoint.experts_bias(id).expect("a layer of the model").into_iter().for_each(check_tensor);
+        // Checks only some, because a stacked tensor may describe billions of experts.
         for expert in (0..moe.experts.min(64)).chain(moe.experts.saturating_sub(2)..moe.experts) {
             let tensors = checkpoint.expert(id, expert).expect("an expert of the model");
             assert_eq!(tensors.bytes(), sizes.expert_bytes, "all experts are of one size");
-            tensors.tensors().for_each(inside);
+            tensors.tensors().for_each(check_tensor);
             let up = &tensors.up.weight;
             if let Some(gate) = tensors.gate.as_ref().map(|gate| &gate.weight) {
                 assert!(
@@ -206,17 +208,17 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     for config in &configs {
         for fused in [false, true] {
-            let tensors = grown(config, fused);
+            let tensors = required_tensors(config, fused);
             let generation = br#"{"eos_token_id":[1],"do_sample":true}"#;
-            let whole = Value::Object(table(&tensors)).to_string();
+            let whole = Value::Object(header_map(&tensors)).to_string();
             seeds.push(seed(&[config.as_bytes(), generation, b"", whole.as_bytes()]));
-            // Two files and their index.
+            // Two weight files and their index.
             let (left, right) = tensors.split_at(tensors.len() / 2);
             let mut map = Map::new();
             for (file, part) in SHARDS.iter().zip([left, right]) {
                 map.extend(part.iter().map(|(name, ..)| (name.clone(), json!(file))));
             }
-            let parts = [left, right].map(|part| Value::Object(table(part)).to_string());
+            let parts = [left, right].map(|part| Value::Object(header_map(part)).to_string());
             let index = json!({"metadata": {"total_size": 1}, "weight_map": map}).to_string();
             seeds.push(seed(&[
                 config.as_bytes(),
@@ -237,15 +239,15 @@ fn seed(files: &[&[u8]]) -> Vec<u8> {
 /// Name, type and shape of a tensor.
 type TensorEntry = (String, &'static str, Vec<u64>);
 
-/// The tensors that a config needs, learnt from what is said to be missing.
-fn grown(config: &str, fused: bool) -> Vec<TensorEntry> {
-    let scratch = Scratch::new();
+/// Finds the tensors that a config requires, by adding each one that `Checkpoint::open` reports as missing.
+fn required_tensors(config: &str, fused: bool) -> Vec<TensorEntry> {
+    let scratch = ScratchFolder::new();
     let dtype = if config.contains("bfloat16") { "BF16" } else { "F32" };
     let mut tensors: Vec<TensorEntry> = Vec::new();
     loop {
-        let json = Value::Object(table(&tensors)).to_string();
+        let json = Value::Object(header_map(&tensors)).to_string();
         let file = [&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat();
-        let length = file.len() as u64 + header::described(json.as_bytes());
+        let length = file.len() as u64 + header::data_bytes(json.as_bytes());
         scratch.fill(&[
             ("config.json", config.as_bytes(), config.len() as u64),
             ("model.safetensors", &file, length),
@@ -255,7 +257,7 @@ fn grown(config: &str, fused: bool) -> Vec<TensorEntry> {
             Err(CheckpointError::MissingTensor { tensor, message, .. }) => {
                 let shape = &message[message.find('[').expect("the message has the shape")..];
                 let shape: Vec<u64> = serde_json::from_str(shape).expect("a list of sizes");
-                // The first expert that is missed: all of them as one, where that is wanted.
+                // The first missing expert: if `fused`, adds one stacked tensor for all experts.
                 match tensor
                     .split_once(".experts.0.")
                     .filter(|_| fused && tensors.iter().all(|t| t.0 != tensor))
@@ -275,20 +277,23 @@ fn grown(config: &str, fused: bool) -> Vec<TensorEntry> {
                     None => tensors.push((tensor, dtype, shape)),
                 }
             }
-            // A model with one expert has no stack of two: the shapes say so, take them one by one.
-            Err(_) if fused => return grown(config, false),
+            // The stack of two does not fit a model with one expert: uses separate tensors.
+            Err(_) if fused => return required_tensors(config, false),
             Err(error) => panic!("{error}"),
         }
     }
 }
 
-fn table(tensors: &[TensorEntry]) -> Map<String, Value> {
-    let mut at = 0;
+fn header_map(tensors: &[TensorEntry]) -> Map<String, Value> {
+    let mut offset = 0;
     let mut map = Map::new();
     for (name, dtype, shape) in tensors {
         let bytes = shape.iter().product::<u64>() * if *dtype == "BF16" { 2 } else { 4 };
-        map.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [at, at + bytes]}));
-        at += bytes;
+        map.insert(
+            name.clone(),
+            json!({"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + bytes]}),
+        );
+        offset += bytes;
     }
     map
 }

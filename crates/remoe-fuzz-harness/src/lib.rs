@@ -1,16 +1,15 @@
-//! Fuzz targets for everything that reads bytes from outside; `docs/fuzzing.md` says how to run them
-//! and how to add one.
+//! Fuzz targets for all code that parses untrusted bytes. `docs/fuzzing.md` describes how to run and add one.
 //!
-//! A target is a module with two functions: `run` takes any bytes and panics when a property is
-//! broken, `seeds` gives inputs to begin with, made from the fixtures of the tests. Each is a libFuzzer program of
-//! its own in `fuzz/targets/`, so that a run pays for the coverage counters of its own code only. The tests of this
-//! crate replay seeds and kept findings without a fuzzer.
+//! A target is a module with two functions. `run` takes any bytes, and panics if a property is violated. `seeds` returns
+//! initial inputs, made from test fixtures. Each target is a separate libFuzzer program in `fuzz/targets/`, so that it
+//! contains coverage counters of its own code only. The tests of this crate replay the seeds without a fuzzer.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
 pub mod chat;
 pub mod completions;
 pub mod config;
 pub mod folder;
+pub mod gateway_data;
 pub mod header;
 pub mod listing;
 pub mod planning;
@@ -19,7 +18,6 @@ pub mod records;
 pub mod template;
 #[cfg(fuzzing)]
 pub mod tenant;
-pub mod told;
 pub mod trace;
 pub mod wire;
 
@@ -29,23 +27,26 @@ mod memory;
 mod scratch;
 mod sections;
 
-/// Longest message that an error may have, the path of its file and the name of its field included:
-/// it goes into logs, terminals and headers.
-const MESSAGE_BYTES: usize = 2048;
+/// Limit of the length of an error message, in bytes, including the path of the file and the name of the field.
+/// Messages end up in logs, terminals and headers.
+const MESSAGE_BYTES_LIMIT: usize = 2048;
 
-/// An error is for people: it has a message, on the scale of a page.
+/// Asserts that an error message is not empty, and not longer than [`MESSAGE_BYTES_LIMIT`].
 fn check_error(message: &str) {
     assert!(!message.is_empty(), "an error without a message");
-    assert!(message.len() <= MESSAGE_BYTES, "an error message of {} bytes: {message:.200}…", message.len());
+    assert!(
+        message.len() <= MESSAGE_BYTES_LIMIT,
+        "an error message of {} bytes: {message:.200}…",
+        message.len()
+    );
 }
 
-/// Begins a target. With `FUZZ_SEEDS` in the environment, it writes the seeds into that folder and ends
-/// the process.
+/// Initialises a target. If `FUZZ_SEEDS` names a folder, writes the seeds into it, and exits.
 pub fn start(seeds: fn() -> Vec<Vec<u8>>) {
-    // Reporting a finding takes memory.
+    // Removes the memory limit, because reporting a finding allocates.
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        memory::lift();
+        memory::remove_limit();
         report(panic);
     }));
     let Some(folder) = std::env::var_os("FUZZ_SEEDS") else {

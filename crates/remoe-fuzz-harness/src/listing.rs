@@ -1,15 +1,15 @@
-//! Expert listings of command lines, `1:6-7,2:0,5-7`.
+//! Target: expert listings of command lines, such as `1:6-7,2:0,5-7`.
 
 use crate::{check_error, fixtures, memory};
 use remoe_proto::{format_listing, parse_listing};
 
-/// As many experts as a listing may have, as a tree and as lists.
-const BASE: usize = 8 << 20;
-const FACTOR: usize = 64;
+/// Fixed part of the memory limit: the largest listing, as a tree and as lists.
+const BASE_BYTES: usize = 8 << 20;
+const BYTES_PER_INPUT_BYTE: usize = 64;
 
 pub fn run(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
-    match memory::within(BASE + FACTOR * data.len(), || parse_listing(&text)) {
+    match memory::with_limit(BASE_BYTES + BYTES_PER_INPUT_BYTE * data.len(), || parse_listing(&text)) {
         Err(error) => check_error(&error.to_string()),
         Ok(layers) => {
             assert!(layers.is_sorted_by_key(|set| set.layer));
@@ -21,7 +21,7 @@ pub fn run(data: &[u8]) {
 }
 
 pub fn seeds() -> Vec<Vec<u8>> {
-    // Wide ranges cost time; narrow ones reach the same code.
+    // Narrow ranges reach the same code as wide ones in less time.
     let many: Vec<String> = (0..300).map(|layer| format!("{layer}:0-7")).collect();
     [
         "1:6-7,2:0,5-7",
@@ -30,7 +30,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         "1:1,1:1-2,0:3,,",
         "a:1",
         &many.join(","),
-        &fixtures::long(),
+        &fixtures::long_text(),
     ]
     .map(|text| text.as_bytes().to_vec())
     .into()

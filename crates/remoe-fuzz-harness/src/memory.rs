@@ -1,70 +1,70 @@
-//! The memory oracle: an allocator that counts, and ends the process where an input takes more than
-//! its share.
+//! Memory oracle: a counting allocator that aborts the process if an input allocates more than its limit.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-struct Meter;
+struct CountingAllocator;
 
 #[global_allocator]
-static METER: Meter = Meter;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Bytes in use.
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-/// Upper limit of [`LIVE`].
-static CEILING: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// Allocated bytes of the process.
+static ALLOCATED_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// Limit of [`ALLOCATED_BYTES`].
+static LIMIT_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 
-/// Runs `work`, which may hold `bytes` more than is held now at any time.
-pub(crate) fn within<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
-    CEILING.store(LIVE.load(Relaxed).saturating_add(bytes), Relaxed);
+/// Runs `work`, which may allocate at most `bytes` in addition to the current allocations.
+pub(crate) fn with_limit<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
+    LIMIT_BYTES.store(ALLOCATED_BYTES.load(Relaxed).saturating_add(bytes), Relaxed);
     let result = work();
-    lift();
+    remove_limit();
     result
 }
 
-/// Takes the limit away.
-pub(crate) fn lift() {
-    CEILING.store(usize::MAX, Relaxed);
+/// Removes the limit.
+pub(crate) fn remove_limit() {
+    LIMIT_BYTES.store(usize::MAX, Relaxed);
 }
 
-fn take(bytes: usize) {
-    let live = LIVE.fetch_add(bytes, Relaxed).saturating_add(bytes);
-    let ceiling = CEILING.load(Relaxed);
-    if live > ceiling {
-        // What follows allocates.
-        lift();
-        eprintln!("memory: {bytes} bytes are {} above the limit of this input", live - ceiling);
+fn count_allocation(bytes: usize) {
+    let allocated = ALLOCATED_BYTES.fetch_add(bytes, Relaxed).saturating_add(bytes);
+    let limit = LIMIT_BYTES.load(Relaxed);
+    if allocated > limit {
+        // Removes the limit, because printing allocates.
+        remove_limit();
+        eprintln!("memory: {bytes} bytes are {} above the limit of this input", allocated - limit);
         eprintln!("{}", std::backtrace::Backtrace::force_capture());
         std::process::abort();
     }
 }
 
-// SAFETY: every call goes to the system's allocator as it came; counting touches no memory of it.
-unsafe impl GlobalAlloc for Meter {
+// SAFETY: every method forwards its arguments to the system allocator, which upholds the contract of `GlobalAlloc`. The
+// counters are separate atomics.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        take(layout.size());
-        // SAFETY: the caller's promises are the system allocator's.
+        count_allocation(layout.size());
+        // SAFETY: the arguments are forwarded unchanged, and `System` has the same preconditions.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        take(layout.size());
+        count_allocation(layout.size());
         // SAFETY: as above.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Relaxed);
+        ALLOCATED_BYTES.fetch_sub(layout.size(), Relaxed);
         // SAFETY: as above.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Both may exist while one is copied to the other.
-        take(size);
+        // Counts both allocations, because they exist together while the bytes are copied.
+        count_allocation(size);
         // SAFETY: as above.
         let moved = unsafe { System.realloc(pointer, layout, size) };
-        LIVE.fetch_sub(layout.size(), Relaxed);
+        ALLOCATED_BYTES.fetch_sub(layout.size(), Relaxed);
         moved
     }
 }

@@ -1,36 +1,38 @@
-//! Problems of the planner, and plans for them.
+//! Target: planning problems, and plans for them.
 //!
-//! Input: two sections, the JSON of a problem and that of a plan.
+//! Input: the JSON of a problem and the JSON of a plan, separated by a zero byte.
 
 use crate::{check_error, fixtures, memory, sections};
 use remoe_planner::{PlanDraft, Problem, evaluate, preallocate};
 use serde_json::Value;
 use std::path::Path;
 
-/// Tables over sizes, replicas and experts that a problem within its limits asks for.
-const BASE: usize = 64 << 20;
-/// `[0,` is a number of eight bytes in a list that doubles, and the text is kept as values first.
-const FACTOR: usize = 256;
-/// Problems that take longer are for the planner's own tests: layers times experts of the largest.
-const CELLS: usize = 4096;
+/// Fixed part of the memory limit: tables over sizes, replicas and experts of the largest valid problem.
+const BASE_BYTES: usize = 64 << 20;
+/// Memory limit per byte: `[0,` becomes a number of eight bytes in a list that doubles, and the JSON values are kept.
+const BYTES_PER_INPUT_BYTE: usize = 256;
+/// Limit of layers times experts per layer of the problems that are planned. Larger ones take too long here.
+const CELL_LIMIT: usize = 4096;
 
 pub fn run(data: &[u8]) {
     let ([problem, plan], _) = sections::split(data);
     let (problem, plan) = (String::from_utf8_lossy(problem), String::from_utf8_lossy(plan));
-    memory::within(BASE + FACTOR * data.len(), || plan_for(&problem, &plan));
+    memory::with_limit(BASE_BYTES + BYTES_PER_INPUT_BYTE * data.len(), || {
+        check_problem_and_plan(&problem, &plan)
+    });
 }
 
-fn plan_for(text: &str, plan: &str) {
+fn check_problem_and_plan(text: &str, plan: &str) {
     let draft = PlanDraft::from_json(plan).map_err(|error| check_error(&error.to_string())).ok();
     let problem = match Problem::from_json(text) {
         Ok(problem) => problem,
         Err(error) => return check_error(&error.to_string()),
     };
-    // Written again, the problem says the same.
+    // Writing and reading the problem again gives an equal problem.
     let written = serde_json::to_string(&problem).expect("a problem can be written");
     assert_eq!(Problem::from_json(&written).as_ref(), Ok(&problem));
-    let most = problem.layers.iter().map(|layer| layer.experts as usize).max().unwrap_or(0);
-    if most * problem.layers.len() > CELLS {
+    let most_experts = problem.layers.iter().map(|layer| layer.experts as usize).max().unwrap_or(0);
+    if most_experts * problem.layers.len() > CELL_LIMIT {
         return;
     }
     match preallocate(&problem) {
@@ -59,22 +61,22 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     for name in ["example", "example2", "example3"] {
         let problem = compact(&folder.join(format!("{name}-problem.json")));
-        // The plan that the worked example evaluates stands in its record.
-        let record = json(&folder.join(format!("{name}-evaluation.json")));
+        // The recorded evaluation of the example contains its plan.
+        let record = read_json(&folder.join(format!("{name}-evaluation.json")));
         seeds.push(sections::join(&[&problem, record["plan"].to_string().as_bytes()]));
         seeds.extend(plans.iter().map(|plan| sections::join(&[&problem, plan.as_bytes()])));
     }
-    let long = fixtures::long();
-    let wrong = format!(r#"{{"version":1,"device":"{long}","{long}":0}}"#);
+    let long_text = fixtures::long_text();
+    let wrong = format!(r#"{{"version":1,"device":"{long_text}","{long_text}":0}}"#);
     seeds.push(sections::join(&[wrong.as_bytes(), wrong.as_bytes()]));
     seeds
 }
 
-/// A JSON file without white space: short inputs are the ones that get far.
+/// Reads a JSON file without white space, because short inputs are fuzzed more deeply.
 fn compact(path: &Path) -> Vec<u8> {
-    json(path).to_string().into_bytes()
+    read_json(path).to_string().into_bytes()
 }
 
-fn json(path: &Path) -> Value {
+fn read_json(path: &Path) -> Value {
     serde_json::from_slice(&fixtures::read(path.to_owned())).expect("a fixture is right")
 }

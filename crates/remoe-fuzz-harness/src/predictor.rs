@@ -1,6 +1,6 @@
-//! Saved predictors, whole ones with the tree in them and portable ones.
+//! Target: saved predictors, both complete ones with the search tree and portable ones.
 //!
-//! Input: the bytes of a file for a small model.
+//! Input: the bytes of a predictor file for a small model.
 
 use crate::{check_error, memory};
 use bytes::Bytes;
@@ -16,10 +16,10 @@ const HIDDEN: usize = 4;
 const LAYERS: u32 = 2;
 const EXPERTS: u32 = 3;
 const MODEL: &str = "abcd";
-/// Bytes that a prediction holds, and with which parsing starts.
-const BASE: usize = 1 << 20;
-/// JSON values and tensors of a few bytes become entries of maps and lists that double.
-const FACTOR: usize = 256;
+/// Fixed part of the memory limit: a prediction, and the parser's first buffers.
+const BASE_BYTES: usize = 1 << 20;
+/// Memory limit per byte: short JSON values and tensors become entries of maps and lists that double.
+const BYTES_PER_INPUT_BYTE: usize = 256;
 
 static EMBEDDING: LazyLock<Embedding> = LazyLock::new(|| {
     let rows: Vec<f32> = (0..VOCABULARY as usize * HIDDEN).map(|n| (n * n % 17) as f32 - 8.0).collect();
@@ -28,9 +28,9 @@ static EMBEDDING: LazyLock<Embedding> = LazyLock::new(|| {
 
 pub fn run(data: &[u8]) {
     LazyLock::force(&EMBEDDING);
-    // Aligned, so that rows stay where they lie, or not.
+    // The copy may be unaligned, in which case the parser copies the rows.
     let file = Bytes::copy_from_slice(data);
-    memory::within(BASE + FACTOR * data.len(), || load(&file));
+    memory::with_limit(BASE_BYTES + BYTES_PER_INPUT_BYTE * data.len(), || load(&file));
 }
 
 fn load(file: &Bytes) {
@@ -46,7 +46,7 @@ fn load(file: &Bytes) {
     let saved = trained.to_bytes().expect("what was loaded can be saved");
     let again = Trained::from_bytes(&saved.into(), MODEL, &EMBEDDING).expect("what was saved can be loaded");
     assert_eq!(again.sps().history().len(), trained.sps().history().len());
-    // It goes on learning, and forgets at a capacity.
+    // A loaded predictor continues to learn, and evicts records above its capacity.
     let capacity = trained.sps().history().len();
     for n in 0..3 {
         trained.learn(&record(n), capacity, 0.5).expect("the record is of this model");
@@ -106,7 +106,7 @@ fn record(n: u32) -> ActivationRecord {
         prompt: (0..=n % 5).map(|t| (n * 7 + t * 5) % VOCABULARY).collect(),
         prefill: (0..cells).map(|cell| (n + cell * cell) % 4).collect(),
         decode: (0..cells).map(|cell| (n * cell + 1) % 3).collect(),
-        // Some end before their first decode step.
+        // Some records end before their first decode step.
         steps: n % 3,
         ..ActivationRecord::default()
     }
@@ -131,7 +131,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let portable = |records: u32| {
         let trained = seed(records, tree(0, 0)).into();
         let trained = Trained::from_bytes(&trained, MODEL, &EMBEDDING).expect("it was saved");
-        // Any embedding with the same tokens may stand for a sketch.
+        // Any embedding with the same tokens can serve as the sketch.
         let portable = Portable::of(&trained, &EMBEDDING, &EMBEDDING).expect("the same tokens");
         portable.to_bytes().expect("a portable predictor can be saved")
     };

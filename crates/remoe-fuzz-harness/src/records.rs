@@ -1,7 +1,7 @@
-//! Files of activation records.
+//! Target: files of activation records.
 //!
-//! Input: a byte that says whether checksums are put right first, without which no changed record is looked
-//! at any further, and the bytes of a file.
+//! Input: a mode byte and the bytes of a file. An odd mode corrects the checksums first, because a reader skips records
+//! with a wrong one.
 
 use crate::{check_error, memory};
 use remoe_predictor::record::{
@@ -9,12 +9,12 @@ use remoe_predictor::record::{
     merge, resume_position, scan,
 };
 
-/// First bytes of every array.
+/// First bytes of every NumPy array.
 const MAGIC: &[u8] = b"\x93NUMPY";
-/// The first chunk that is read, and what the header's JSON becomes.
-const BASE: usize = 1 << 20;
-/// A byte of a count array becomes a `u32`, the buffer doubles, and all records are kept here.
-const FACTOR: usize = 64;
+/// Fixed part of the memory limit: the first chunk, and the parsed header.
+const BASE_BYTES: usize = 1 << 20;
+/// Memory limit per byte: a count of one byte becomes a `u32`, the buffer doubles, and the target keeps all records.
+const BYTES_PER_INPUT_BYTE: usize = 64;
 
 pub fn run(data: &[u8]) {
     let Some((&mode, file)) = data.split_first() else {
@@ -22,9 +22,9 @@ pub fn run(data: &[u8]) {
     };
     let mut file = file.to_vec();
     if mode % 2 == 1 {
-        put_checksums_right(&mut file);
+        correct_checksums(&mut file);
     }
-    memory::within(BASE + FACTOR * file.len(), || read(&file));
+    memory::with_limit(BASE_BYTES + BYTES_PER_INPUT_BYTE * file.len(), || read(&file));
 }
 
 fn read(file: &[u8]) {
@@ -39,30 +39,30 @@ fn read(file: &[u8]) {
     for record in &records {
         check_record(&header, record);
     }
-    let mut passed = 0;
+    let mut damage_end = 0;
     for damage in reader.damage() {
-        assert!(passed <= damage.bytes.start && damage.bytes.start < damage.bytes.end);
-        passed = damage.bytes.end;
+        assert!(damage_end <= damage.bytes.start && damage.bytes.start < damage.bytes.end);
+        damage_end = damage.bytes.end;
     }
-    assert!(passed <= file.len() as u64 && reader.valid_bytes() <= file.len() as u64);
+    assert!(damage_end <= file.len() as u64 && reader.valid_bytes() <= file.len() as u64);
     assert_eq!(scan(file).expect("it was read").records, records.len() as u64);
 
-    // What was cut off is cut off by the next writer, and what is written is read.
+    // A writer that resumes the file truncates the damaged end. A reader can read the result.
     let position = resume_position(file, &header).expect("it is of this model");
-    let begun = file[..position as usize].to_vec();
+    let kept_part = file[..position as usize].to_vec();
     let mut writer =
-        RecordWriter::new(begun, header.clone(), position, DEFAULT_FILE_BYTES).expect("it can go on");
+        RecordWriter::new(kept_part, header.clone(), position, DEFAULT_FILE_BYTES).expect("it can go on");
     records.iter().take(1).for_each(|record| writer.append(record).expect("it has the form"));
     let resumed = scan(&*writer.finish().expect("a vector can be flushed")).expect("it is a file");
     assert_eq!(resumed.records, (records.len() + records.len().min(1)) as u64);
     let mut whole = Vec::new();
     let merged = merge([file], &mut whole, DEFAULT_FILE_BYTES).expect("it is of one model");
-    let again = Reader::new(&*whole).expect("it was written");
+    let merged_reader = Reader::new(&*whole).expect("it was written");
     assert_eq!(merged.bytes, whole.len() as u64);
-    assert!(again.map(|record| record.expect("a slice does not fail")).eq(records));
+    assert!(merged_reader.map(|record| record.expect("a slice does not fail")).eq(records));
 }
 
-/// A record has the form that its header promises.
+/// Asserts that a record has the sizes in its header.
 fn check_record(header: &RecordHeader, record: &ActivationRecord) {
     assert!(!record.prompt.is_empty());
     assert_eq!((record.prefill.len(), record.decode.len()), (header.cells(), header.cells()));
@@ -72,8 +72,8 @@ fn check_record(header: &RecordHeader, record: &ActivationRecord) {
     assert_eq!(experts, wanted);
 }
 
-/// Ends each array but the first with the checksum of what is before.
-fn put_checksums_right(file: &mut [u8]) {
+/// Writes the correct checksum at the end of each array except the first.
+fn correct_checksums(file: &mut [u8]) {
     let starts: Vec<usize> =
         (0..file.len()).filter(|&at| file[at..].starts_with(MAGIC)).chain([file.len()]).collect();
     for pair in starts.windows(2).skip(1) {
@@ -109,7 +109,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         };
         let mut file = encode_header(&header).expect("it describes a model");
         seeds.push([&[0], &*file].concat());
-        // Counts of two bytes and of four.
+        // Records with counts of two bytes and of four bytes.
         for record in [record(3, 0, 1), record(1, 2, 70_000), record(5, 1, 7)] {
             if let Ok(bytes) = encode_record(&header, &record) {
                 file.extend(bytes);

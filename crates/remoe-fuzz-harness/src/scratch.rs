@@ -1,4 +1,4 @@
-//! A folder in memory for what can only be read from files.
+//! Scratch folder for code that reads files only. It is usually on a memory file system.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -6,14 +6,14 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Files of one input; the next one replaces them.
-pub(crate) struct Scratch {
+/// Folder with the files of the current input.
+pub(crate) struct ScratchFolder {
     folder: PathBuf,
     present: RefCell<BTreeSet<String>>,
 }
 
-impl Scratch {
-    /// A folder under `FUZZ_SCRATCH`, or where temporary files go.
+impl ScratchFolder {
+    /// Creates the folder in `FUZZ_SCRATCH`, by default in the system's folder of temporary files.
     pub(crate) fn new() -> Self {
         let parent = std::env::var_os("FUZZ_SCRATCH").map_or_else(std::env::temp_dir, PathBuf::from);
         let folder = parent.join(format!("remoe-fuzz-{}", std::process::id()));
@@ -25,20 +25,20 @@ impl Scratch {
         &self.folder
     }
 
-    /// Makes these the only files: name, how they begin, and how long they are.
+    /// Replaces the files of the folder. Each file has a name, its first bytes, and its length in bytes.
     pub(crate) fn fill(&self, files: &[(&str, &[u8], u64)]) {
         let mut present = self.present.borrow_mut();
         present.retain(|name| {
-            let stays = files.iter().any(|(wanted, ..)| wanted == name);
-            if !stays {
+            let is_kept = files.iter().any(|(wanted, ..)| wanted == name);
+            if !is_kept {
                 fs::remove_file(self.folder.join(name)).expect("a scratch file can be removed");
             }
-            stays
+            is_kept
         });
-        for &(name, begin, length) in files {
+        for &(name, first_bytes, length) in files {
             let mut file = File::create(self.folder.join(name)).expect("a scratch file can be made");
-            file.write_all(begin).expect("a scratch file can be written");
-            if length != begin.len() as u64 {
+            file.write_all(first_bytes).expect("a scratch file can be written");
+            if length != first_bytes.len() as u64 {
                 file.set_len(length).expect("a scratch file can be made longer");
             }
             present.insert(name.to_owned());

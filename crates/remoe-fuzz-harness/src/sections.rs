@@ -1,13 +1,13 @@
-//! Inputs of several files: sections between bytes that stand in no JSON and no template.
+//! Inputs of several files: sections that are separated by zero bytes, which JSON and templates do not contain.
 
-/// Ends a section.
-const MARK: u8 = 0;
+/// Byte that separates sections.
+const SEPARATOR: u8 = 0;
 
-/// The first `N` sections, empty where there are fewer, and the rest.
+/// Splits off the first `N` sections, and returns the rest too. Missing sections are empty.
 pub(crate) fn split<const N: usize>(data: &[u8]) -> ([&[u8]; N], &[u8]) {
     let mut rest = data;
     let sections = std::array::from_fn(|_| {
-        let end = rest.iter().position(|byte| *byte == MARK).unwrap_or(rest.len());
+        let end = rest.iter().position(|byte| *byte == SEPARATOR).unwrap_or(rest.len());
         let (section, after) = rest.split_at(end);
         rest = after.get(1..).unwrap_or_default();
         section
@@ -15,7 +15,7 @@ pub(crate) fn split<const N: usize>(data: &[u8]) -> ([&[u8]; N], &[u8]) {
     (sections, rest)
 }
 
-/// An input of these sections.
+/// Joins sections into an input.
 pub(crate) fn join(sections: &[&[u8]]) -> Vec<u8> {
-    sections.join(&MARK)
+    sections.join(&SEPARATOR)
 }

@@ -1,27 +1,26 @@
-//! Chat templates: `tokenizer_config.json`, `special_tokens_map.json` and `chat_template.jinja` are read,
-//! the template is compiled and rendered.
+//! Target: chat templates. Reads `tokenizer_config.json`, `special_tokens_map.json` and `chat_template.jinja`, compiles
+//! the template and renders it.
 //!
-//! Input: the three files and a conversation as JSON, zero bytes between them. A file that is empty is not
-//! there.
+//! Input: the three files and a conversation as JSON, separated by zero bytes. An empty file is treated as missing. A
+//! template of one byte selects a trusted template.
 
-use crate::scratch::Scratch;
+use crate::scratch::ScratchFolder;
 use crate::{check_error, fixtures, memory, sections};
 use remoe_model::text::ChatTemplate;
 use serde_json::{Value, json};
 use std::cell::OnceCell;
 
-/// Bytes that one byte of JSON or of a template may become; a rendering writes 32 MiB at most.
-const FACTOR: usize = 1024;
-const BASE: usize = 1 << 20;
-const RENDER: usize = 512 << 20;
+/// Memory limit per byte of JSON or of a template. A rendering writes at most 32 MiB.
+const BYTES_PER_INPUT_BYTE: usize = 1024;
+const BASE_BYTES: usize = 1 << 20;
+const RENDER_BYTES: usize = 512 << 20;
 
-/// Operators, filters and functions with which one step of a template multiplies a text. All that a
-/// rendering builds is bounded, but by more than the limit here: templates that are not shipped are
-/// rendered only without these.
+/// Operators, filters and functions that can multiply a text in one step. A rendering bounds their memory, but by more
+/// than the limit here. Therefore only trusted templates with them are rendered.
 const MULTIPLIERS: [&str; 9] = ["+", "~", "*", "format", "indent", "join", "replace", "range", "list"];
 
-/// Templates that come with models: their own steps are trusted, the conversations are not.
-fn shipped() -> Vec<(Vec<u8>, Vec<u8>)> {
+/// Reads the templates of fixture models, as pairs of `tokenizer_config.json` and `chat_template.jinja`.
+fn trusted_templates() -> Vec<(Vec<u8>, Vec<u8>)> {
     let folders = [
         "tests/fixtures/tokenizers/tok-bytelevel",
         "tests/fixtures/tokenizers/tok-llama",
@@ -34,8 +33,8 @@ fn shipped() -> Vec<(Vec<u8>, Vec<u8>)> {
 }
 
 thread_local! {
-    static SCRATCH: OnceCell<Scratch> = const { OnceCell::new() };
-    static SHIPPED: OnceCell<Vec<ChatTemplate>> = const { OnceCell::new() };
+    static SCRATCH: OnceCell<ScratchFolder> = const { OnceCell::new() };
+    static TRUSTED_TEMPLATES: OnceCell<Vec<ChatTemplate>> = const { OnceCell::new() };
 }
 
 pub fn run(data: &[u8]) {
@@ -44,10 +43,10 @@ pub fn run(data: &[u8]) {
         vec![json!({"role": "user", "content": "hi"}), json!({"role": "assistant", "content": "é"})]
     });
     if let [number] = jinja {
-        return SHIPPED.with(|cell| {
-            let templates = cell.get_or_init(open_shipped);
+        return TRUSTED_TEMPLATES.with(|cell| {
+            let templates = cell.get_or_init(open_trusted_templates);
             let template = &templates[usize::from(*number) % templates.len()];
-            render(template, &messages, BASE + FACTOR * data.len());
+            render(template, &messages, BASE_BYTES + BYTES_PER_INPUT_BYTE * data.len());
         });
     }
     let files =
@@ -58,18 +57,20 @@ pub fn run(data: &[u8]) {
         .map(|(name, content)| (name, content, content.len() as u64))
         .collect();
     SCRATCH.with(|cell| {
-        let scratch = cell.get_or_init(Scratch::new);
+        let scratch = cell.get_or_init(ScratchFolder::new);
         scratch.fill(&files);
-        match memory::within(BASE + FACTOR * data.len(), || ChatTemplate::open(scratch.folder())) {
+        match memory::with_limit(BASE_BYTES + BYTES_PER_INPUT_BYTE * data.len(), || {
+            ChatTemplate::open(scratch.folder())
+        }) {
             Err(error) => check_error(&error.to_string()),
             Ok(None) => (),
             Ok(Some(template)) => {
-                // JSON can write any character of a template by its number.
+                // In JSON, a `\u` escape could hide a multiplier.
                 let text = [config, jinja].map(|part| String::from_utf8_lossy(part));
                 let multiplies =
                     |text: &str| text.contains("\\u") || MULTIPLIERS.iter().any(|word| text.contains(word));
                 if !text.iter().any(|text| multiplies(text)) {
-                    render(&template, &messages, RENDER);
+                    render(&template, &messages, RENDER_BYTES);
                 }
             }
         }
@@ -78,14 +79,14 @@ pub fn run(data: &[u8]) {
 
 fn render(template: &ChatTemplate, messages: &[Value], limit: usize) {
     for generation in [false, true] {
-        if let Err(error) = memory::within(limit, || template.render(messages, generation)) {
+        if let Err(error) = memory::with_limit(limit, || template.render(messages, generation)) {
             check_error(&error.to_string());
         }
     }
 }
 
-fn open_shipped() -> Vec<ChatTemplate> {
-    let scratch = Scratch::new();
+fn open_trusted_templates() -> Vec<ChatTemplate> {
+    let scratch = ScratchFolder::new();
     let open = |(config, jinja): (Vec<u8>, Vec<u8>)| {
         let files = [("tokenizer_config.json", config), ("chat_template.jinja", jinja)];
         let files: Vec<(&str, &[u8], u64)> = files
@@ -96,16 +97,16 @@ fn open_shipped() -> Vec<ChatTemplate> {
         scratch.fill(&files);
         ChatTemplate::open(scratch.folder()).expect("a fixture is right").expect("and has a template")
     };
-    shipped().into_iter().map(open).collect()
+    trusted_templates().into_iter().map(open).collect()
 }
 
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     let messages = br#"[{"role":"system","content":"s"},{"role":"user","content":"hi "},{"role":"assistant","content":"a","tool_calls":[{"function":{"name":"f","arguments":{"x":[1,2.5,null]}}}]}]"#;
-    for (number, (config, jinja)) in (0..).zip(shipped()) {
+    for (number, (config, jinja)) in (0..).zip(trusted_templates()) {
         seeds.push(sections::join(&[&config, b"", &jinja, messages]));
         seeds.push(sections::join(&[b"", b"", &jinja, b""]));
-        // Not the mark between sections.
+        // Printable digits, because a zero byte separates sections.
         seeds.push(sections::join(&[b"", b"", &[b'0' + number], messages]));
         seeds.push(sections::join(&[
             b"",

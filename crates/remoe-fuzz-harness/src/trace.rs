@@ -1,30 +1,32 @@
-//! `traceparent` and `tracestate` of callers, one header per line: `p` or `s`, then the value.
+//! Target: `traceparent` and `tracestate` headers of clients.
+//!
+//! Input: one header per line. A line is `p` or `s`, then the value.
 
 use crate::memory;
 use http::{HeaderMap, HeaderValue};
 use remoe_otel::{TRACEPARENT, TRACESTATE, is_valid, said_again};
 
-const BASE: usize = 1 << 16;
-/// Each pair of a state is two strings, and a header's value is kept beside them.
-const FACTOR: usize = 64;
-const MOST_LINES: usize = 100;
+const BASE_BYTES: usize = 1 << 16;
+/// Memory limit per byte: each pair of a `tracestate` becomes two strings, and the header's value is kept too.
+const BYTES_PER_INPUT_BYTE: usize = 64;
+const LINE_LIMIT: usize = 100;
 
 pub fn run(data: &[u8]) {
-    memory::within(BASE + FACTOR * data.len(), || {
+    memory::with_limit(BASE_BYTES + BYTES_PER_INPUT_BYTE * data.len(), || {
         let mut headers = HeaderMap::new();
-        // No server takes many more.
-        for line in data.split(|byte| *byte == b'\n').take(MOST_LINES) {
+        // Servers limit the number of headers to about this many.
+        for line in data.split(|byte| *byte == b'\n').take(LINE_LIMIT) {
             let Some((name, value)) = line.split_first() else { continue };
             let Ok(value) = HeaderValue::from_bytes(value) else { continue };
             headers.append(if *name == b's' { TRACESTATE } else { TRACEPARENT }, value);
         }
-        let said = said_again(&headers);
-        assert_eq!(is_valid(&headers), said.contains_key(TRACEPARENT));
-        assert!(said.contains_key(TRACEPARENT) || said.is_empty());
-        assert!(said.get_all(TRACEPARENT).iter().all(|parent| parent.len() == 55));
-        assert!(said.get_all(TRACESTATE).iter().all(|state| state.len() <= 512));
-        assert!(said.keys_len() == said.len(), "each of them once");
-        assert_eq!(said_again(&said), said);
+        let forwarded = said_again(&headers);
+        assert_eq!(is_valid(&headers), forwarded.contains_key(TRACEPARENT));
+        assert!(forwarded.contains_key(TRACEPARENT) || forwarded.is_empty());
+        assert!(forwarded.get_all(TRACEPARENT).iter().all(|parent| parent.len() == 55));
+        assert!(forwarded.get_all(TRACESTATE).iter().all(|state| state.len() <= 512));
+        assert!(forwarded.keys_len() == forwarded.len(), "each of them once");
+        assert_eq!(said_again(&forwarded), forwarded);
     });
 }
 

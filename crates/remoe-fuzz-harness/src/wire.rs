@@ -1,7 +1,7 @@
-//! Messages between functions: every message of both contracts, and the checks of requests that the
-//! services make.
+//! Target: messages between functions. Decodes every message of both services, and checks their requests as the services
+//! do.
 //!
-//! Input: a byte that chooses, then the message.
+//! Input: a byte that selects the message type, then the message.
 
 use crate::{check_error, fixtures, memory};
 use main_model_fn::check_routing;
@@ -17,47 +17,48 @@ use remoe_proto::v1::{
 use remote_expert_fn::check_work;
 use std::cell::OnceCell;
 
-/// Bytes that one byte of a message may become: an empty message inside of another takes two bytes on
-/// the wire and 48 in a list that doubles.
-const FACTOR: usize = 128;
-const BASE: usize = 64 << 10;
-/// Bytes of a row, and what is hosted: experts 0 to 4 of layers 1 and 2.
+/// Memory limit per byte of a message: an empty nested message takes two bytes on the wire, and 48 bytes in a list that
+/// doubles.
+const BYTES_PER_INPUT_BYTE: usize = 128;
+const BASE_BYTES: usize = 64 << 10;
+/// Bytes per row of the replica, which hosts experts 0 to 4 of layers 1 and 2.
 const ROW_BYTES: usize = 4;
 
-type FuzzTarget = fn(&[u8]);
+type MessageCheck = fn(&[u8]);
 
-const TARGETS: [FuzzTarget; 13] = [
+const MESSAGE_CHECKS: [MessageCheck; 13] = [
     forward_request,
     routing,
-    stable::<ForwardReply>,
-    stable::<DescribeRequest>,
-    stable::<FunctionDescription>,
-    stable::<RoutingAck>,
-    stable::<DescribeMainRequest>,
-    stable::<MainDescription>,
-    stable::<GenerateRequest>,
-    stable::<GenerateEvent>,
-    stable::<InspectRequest>,
-    stable::<InspectReply>,
-    stable::<Work>,
+    check_round_trip::<ForwardReply>,
+    check_round_trip::<DescribeRequest>,
+    check_round_trip::<FunctionDescription>,
+    check_round_trip::<RoutingAck>,
+    check_round_trip::<DescribeMainRequest>,
+    check_round_trip::<MainDescription>,
+    check_round_trip::<GenerateRequest>,
+    check_round_trip::<GenerateEvent>,
+    check_round_trip::<InspectRequest>,
+    check_round_trip::<InspectReply>,
+    check_round_trip::<Work>,
 ];
 
 pub fn run(data: &[u8]) {
-    if let Some((&which, rest)) = data.split_first() {
-        TARGETS[usize::from(which) % TARGETS.len()](rest);
+    if let Some((&selector, rest)) = data.split_first() {
+        MESSAGE_CHECKS[usize::from(selector) % MESSAGE_CHECKS.len()](rest);
     }
 }
 
-/// Decodes a message; what is encoded again is decoded to the same.
+/// Decodes a message, and asserts that encoding and decoding it again gives an equal message.
 fn decode<M: Message + Default>(data: &[u8]) -> Option<M> {
-    let message = memory::within(BASE + FACTOR * data.len(), || M::decode(data)).ok()?;
+    let message =
+        memory::with_limit(BASE_BYTES + BYTES_PER_INPUT_BYTE * data.len(), || M::decode(data)).ok()?;
     let first = message.encode_to_vec();
     let second = M::decode(first.as_slice()).expect("what was encoded can be decoded").encode_to_vec();
     assert_eq!(first, second);
     Some(message)
 }
 
-fn stable<M: Message + Default>(data: &[u8]) {
+fn check_round_trip<M: Message + Default>(data: &[u8]) {
     decode::<M>(data);
 }
 
@@ -66,7 +67,7 @@ fn forward_request(data: &[u8]) {
         return;
     };
     let hosted = |layer, expert| matches!(layer, 1 | 2) && expert < 5;
-    match memory::within(BASE, || check_work(&work, ROW_BYTES, hosted)) {
+    match memory::with_limit(BASE_BYTES, || check_work(&work, ROW_BYTES, hosted)) {
         Err(refusal) => check_error(&refusal.message),
         Ok(()) => {
             assert!(!work.counts.is_empty() && work.counts.iter().all(|count| *count > 0));
@@ -92,7 +93,9 @@ fn routing(data: &[u8]) {
             let path = fixtures::root().join("tests/fixtures/qwen2moe-basic/config.json");
             ModelConfig::from_json(&path, &fixtures::read(path.clone())).expect("a fixture is right")
         });
-        match memory::within(BASE + FACTOR * data.len(), || check_routing(model, &routing)) {
+        match memory::with_limit(BASE_BYTES + BYTES_PER_INPUT_BYTE * data.len(), || {
+            check_routing(model, &routing)
+        }) {
             Err(error) => check_error(tonic::Status::from(error).message()),
             Ok((sets, endpoints)) => {
                 assert_eq!(endpoints.len(), routing.endpoints.len());
@@ -201,5 +204,5 @@ pub fn seeds() -> Vec<Vec<u8>> {
         (11, inspection.encode_to_vec()),
         (12, work.encode_to_vec()),
     ];
-    messages.into_iter().map(|(which, message)| [&[which], message.as_slice()].concat()).collect()
+    messages.into_iter().map(|(selector, message)| [&[selector], message.as_slice()].concat()).collect()
 }

@@ -1,4 +1,4 @@
-//! Limits and rules of a connection to a source.
+//! Settings of the connections to a source.
 
 use crate::egress::Egress;
 use crate::timeouts::FetchTimeouts;
@@ -6,10 +6,10 @@ use crate::timeouts::FetchTimeouts;
 /// Limits and rules of a connection to a source.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
-    /// Limits of waiting.
-    pub patience: FetchTimeouts,
+    /// Timeouts and retries.
+    pub timeouts: FetchTimeouts,
     /// Hosts and addresses that may be connected to.
     pub egress: Egress,
-    /// Credentials of the machine or pod may be asked for: a web identity, or a metadata service.
+    /// Use of the machine's or pod's credentials is allowed: from a web identity, or a metadata service.
     pub ambient_credentials: bool,
 }

@@ -2,7 +2,7 @@
 
 use crate::access::Access;
 use crate::demo;
-use crate::egress::{Egress, Rule};
+use crate::egress::{Egress, EgressRule};
 use crate::error::FetchError;
 use crate::location::{LocationError, ModelLocation};
 use crate::store::FetchedStore;
@@ -20,20 +20,20 @@ use std::sync::Arc;
 pub struct ModelArgs {
     /// Location of the model.
     pub model: ModelLocation,
-    /// Folder that keeps what is fetched of a model from elsewhere.
+    /// Cache folder of models that are fetched.
     pub model_cache: Option<PathBuf>,
     /// Hosts and credentials that may be used to fetch it.
     pub sources: SourceArgs,
 }
 
 /// `--allow-source` and `--ambient-credentials`.
-// Not read from the environment: that of a pod comes from a Secret of its user.
+// Not read from the environment: a pod's environment comes from a Secret that its user controls.
 #[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
 pub struct SourceArgs {
     /// Allowed sources of models, separated by commas: HOST[:PORT] with * for any characters, CIDR for addresses that
     /// are not public, !CIDR to refuse addresses. Default: any host with a public, private or loopback address
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub allow_source: Vec<Rule>,
+    pub allow_source: Vec<EgressRule>,
     /// Use the AWS role of this machine or pod for s3:// if AWS_ACCESS_KEY_ID is not set. Default: unsigned requests
     #[arg(long)]
     pub ambient_credentials: bool,
@@ -49,7 +49,7 @@ impl SourceArgs {
     }
 
     fn arguments(&self) -> Vec<OsString> {
-        let rules: Vec<String> = self.allow_source.iter().map(Rule::to_string).collect();
+        let rules: Vec<String> = self.allow_source.iter().map(EgressRule::to_string).collect();
         let mut arguments = Vec::new();
         if !rules.is_empty() {
             arguments.extend(["--allow-source".into(), rules.join(",").into()]);
@@ -61,21 +61,21 @@ impl SourceArgs {
     }
 }
 
-/// Possible locations of a model, for users.
-const PLACES: &str =
+/// Forms of a model's location, for the message about a missing one.
+const LOCATION_FORMS: &str =
     "a Hugging Face folder, hf://ORGANISATION/NAME[@REVISION], s3://BUCKET/PREFIX or https://HOST/PATH";
 
-/// The arguments as they are written. `model_source` is the model in either form.
+/// Arguments as clap parses them. The group `model_source` holds both forms of the model.
 #[derive(clap::Args)]
-// Named, because a flattened struct leaves the group empty: the arguments would never be present.
+// The group names its arguments: with flattened structs alone it would be empty, and never present.
 #[group(id = "ModelArgs", multiple = true, args = ["model_positional", "model", "model_cache"])]
 struct RawModelArgs {
     /// Model, required here or as --model: a Hugging Face folder, hf://ORGANISATION/NAME[@REVISION],
     /// s3://BUCKET/PREFIX or https://HOST/PATH; demo is the demo model of an installed package
-    #[arg(id = "model_positional", value_name = "MODEL", group = "model_source", value_parser = location())]
+    #[arg(id = "model_positional", value_name = "MODEL", group = "model_source", value_parser = location_parser())]
     positional: Option<ModelLocation>,
     /// Same as MODEL
-    #[arg(long, value_name = "MODEL", group = "model_source", value_parser = location())]
+    #[arg(long, value_name = "MODEL", group = "model_source", value_parser = location_parser())]
     model: Option<ModelLocation>,
     /// Cache folder of fetched models; processes may share it [env: REMOE_MODEL_CACHE] [default: remoe/models in the
     /// user's cache folder]
@@ -86,23 +86,23 @@ struct RawModelArgs {
     sources: SourceArgs,
 }
 
-/// Parses the place of a model, for arguments that are none of [`ModelArgs`].
-pub fn location() -> impl TypedValueParser<Value = ModelLocation> {
+/// Returns the parser of a model's location, for arguments outside of [`ModelArgs`].
+pub fn location_parser() -> impl TypedValueParser<Value = ModelLocation> {
     OsStringValueParser::new().try_map(|text| {
         let location = ModelLocation::try_from(text)?;
         Ok::<_, LocationError>(demo::resolve(location, std::env::current_exe().ok().as_deref()))
     })
 }
 
-// By hand, so that the model is one value whichever way it is written.
+// Implemented by hand, because `MODEL` and `--model MODEL` fill one field.
 impl FromArgMatches for ModelArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let RawModelArgs { positional, model, model_cache, sources } =
             RawModelArgs::from_arg_matches(matches)?;
         let model = positional.or(model).ok_or_else(|| {
             let mut error = clap::Error::new(ErrorKind::MissingRequiredArgument);
-            // What to give, which most people do without the flag.
-            let missing = format!("<MODEL> ({PLACES})");
+            // Names the positional form, which is the usual one.
+            let missing = format!("<MODEL> ({LOCATION_FORMS})");
             error.insert(ContextKind::InvalidArg, ContextValue::Strings(vec![missing]));
             error
         })?;
@@ -131,16 +131,16 @@ impl Args for ModelArgs {
 
 /// An open model.
 #[derive(Debug)]
-pub struct Opened {
-    /// The model.
+pub struct OpenedModel {
+    /// Checkpoint of the model.
     pub checkpoint: Checkpoint,
-    /// The commit, for a repository of the hub.
+    /// Commit of a hub repository. `None` for other locations.
     pub revision: Option<String>,
-    /// The part of the cache that keeps what is fetched of it; none for a folder.
+    /// Cache folder of its source. `None` for a model in a local folder.
     pub cache: Option<PathBuf>,
 }
 
-/// Where the files of a model are.
+/// Store with the files of a model.
 struct LocatedModel {
     store: Arc<dyn Store>,
     revision: Option<String>,
@@ -150,65 +150,67 @@ struct LocatedModel {
 /// A model whose sizes are known.
 #[derive(Debug)]
 pub enum SizedModel {
-    /// From its weights' headers.
-    Checkpoint(Box<Opened>),
-    /// From its config alone.
+    /// Checkpoint whose sizes come from the headers of its weights.
+    Checkpoint(Box<OpenedModel>),
+    /// Model whose sizes come from its config alone.
     Outline {
         /// Outline of its config.
         outline: Outline,
-        /// Reason why it is not a checkpoint that the engine runs.
-        why: CheckpointError,
+        /// Reason why the engine cannot run it as a checkpoint.
+        reason: CheckpointError,
     },
 }
 
 impl ModelArgs {
-    /// Opens the model; of one from elsewhere the headers are fetched where the cache does not have them.
+    /// Opens the model. For a remote model, fetches the headers that are not in the cache.
     ///
     /// # Errors
-    /// It cannot be had, or it is no checkpoint.
-    pub fn open(&self) -> Result<Opened, CheckpointError> {
+    /// The source fails, or its files are not a valid checkpoint.
+    pub fn open(&self) -> Result<OpenedModel, CheckpointError> {
         self.open_with(FetchTimeouts::default())
     }
 
-    /// Opens the model as [`Self::open`] does; a source is given up after `silence`, also later on.
+    /// Opens the model as [`Self::open`] does. `stall_limit` applies to this and all later reads of the source.
     ///
     /// # Errors
-    /// It cannot be had, or it is no checkpoint.
-    pub fn open_within(&self, silence: StallLimit) -> Result<Opened, CheckpointError> {
-        self.open_with(FetchTimeouts::default().within(silence))
+    /// The source fails, or its files are not a valid checkpoint.
+    pub fn open_within(&self, stall_limit: StallLimit) -> Result<OpenedModel, CheckpointError> {
+        self.open_with(FetchTimeouts::default().with_stall_limit(stall_limit))
     }
 
-    fn open_with(&self, patience: FetchTimeouts) -> Result<Opened, CheckpointError> {
-        let LocatedModel { store, revision, cache } = self.stored(patience)?;
-        Ok(Opened { checkpoint: Checkpoint::open_in(store)?, revision, cache })
+    fn open_with(&self, timeouts: FetchTimeouts) -> Result<OpenedModel, CheckpointError> {
+        let LocatedModel { store, revision, cache } = self.locate(timeouts)?;
+        Ok(OpenedModel { checkpoint: Checkpoint::open_in(store)?, revision, cache })
     }
 
-    /// Opens the model; where its weights are missing or the engine does not run it, its outline from
-    /// `config.json` alone, with weights counted in `dtype`, or as they are stored.
+    /// Opens the model. If its weights are missing or the engine does not support it, returns its outline from
+    /// `config.json` instead. The outline counts weights in `dtype`, by default in the config's dtype.
     ///
     /// # Errors
-    /// It cannot be had, it is damaged, or its config is not enough to know its sizes.
+    /// The source fails, the checkpoint is damaged, or the config lacks sizes.
     pub fn open_or_outline(&self, dtype: Option<&str>) -> Result<SizedModel, CheckpointError> {
-        let LocatedModel { store, revision, cache } = self.stored(FetchTimeouts::default())?;
+        let LocatedModel { store, revision, cache } = self.locate(FetchTimeouts::default())?;
         match Checkpoint::open_in(Arc::clone(&store)) {
-            Ok(checkpoint) => Ok(SizedModel::Checkpoint(Box::new(Opened { checkpoint, revision, cache }))),
-            Err(why @ (CheckpointError::MissingFile { .. } | CheckpointError::Unsupported { .. })) => {
-                Ok(SizedModel::Outline { outline: Outline::open_in(&*store, dtype)?, why })
+            Ok(checkpoint) => {
+                Ok(SizedModel::Checkpoint(Box::new(OpenedModel { checkpoint, revision, cache })))
+            }
+            Err(reason @ (CheckpointError::MissingFile { .. } | CheckpointError::Unsupported { .. })) => {
+                Ok(SizedModel::Outline { outline: Outline::open_in(&*store, dtype)?, reason })
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Where its files are, and the commit of a repository of the hub.
+    /// Returns the store of the model's files, and the commit of a hub repository.
     ///
     /// # Errors
-    /// The place cannot be reached.
+    /// The source cannot be reached.
     pub fn store(&self) -> Result<(Arc<dyn Store>, Option<String>), CheckpointError> {
-        let LocatedModel { store, revision, .. } = self.stored(FetchTimeouts::default())?;
+        let LocatedModel { store, revision, .. } = self.locate(FetchTimeouts::default())?;
         Ok((store, revision))
     }
 
-    fn stored(&self, patience: FetchTimeouts) -> Result<LocatedModel, CheckpointError> {
+    fn locate(&self, timeouts: FetchTimeouts) -> Result<LocatedModel, CheckpointError> {
         if let ModelLocation::Folder(folder) = &self.model {
             if let Some(hub) = self.model.on_hub().filter(|_| !folder.exists()) {
                 return Err(CheckpointError::MissingFile {
@@ -222,7 +224,7 @@ impl ModelArgs {
             FetchedStore::connect(
                 &self.model,
                 &cache_folder(self.model_cache.as_deref())?,
-                &Access { patience, ..self.sources.access() },
+                &Access { timeouts, ..self.sources.access() },
             )
         };
         let store = connect().map_err(|error| CheckpointError::Store {
@@ -233,9 +235,9 @@ impl ModelArgs {
         Ok(LocatedModel { store: Arc::new(store), revision, cache: Some(cache) })
     }
 
-    /// Returns these arguments with the commit that was opened, for programs that must read the same.
+    /// Returns these arguments with the commit of `opened`, so that other programs read the same files.
     #[must_use]
-    pub fn pinned(&self, opened: &Opened) -> Self {
+    pub fn pinned(&self, opened: &OpenedModel) -> Self {
         let model = match (&self.model, &opened.revision) {
             (ModelLocation::Hub { repository, .. }, Some(commit)) => {
                 ModelLocation::Hub { repository: repository.clone(), revision: Some(commit.clone()) }
@@ -245,7 +247,7 @@ impl ModelArgs {
         Self { model, ..self.clone() }
     }
 
-    /// These arguments, for another program that takes them.
+    /// Formats the arguments for another program's command line.
     #[must_use]
     pub fn arguments(&self) -> Vec<OsString> {
         let mut arguments = vec!["--model".into(), self.model.to_os_string()];
@@ -253,7 +255,7 @@ impl ModelArgs {
         arguments
     }
 
-    /// These arguments without the model.
+    /// Formats the arguments without the model.
     #[must_use]
     pub fn options(&self) -> Vec<OsString> {
         let mut arguments = Vec::new();
@@ -265,10 +267,10 @@ impl ModelArgs {
     }
 }
 
-/// The folder that keeps what is fetched: the one that is given, else that of the environment, else the user's.
+/// Returns the cache folder of models: `given`, else `REMOE_MODEL_CACHE`, else one in the user's cache folder.
 ///
 /// # Errors
-/// There is none of them.
+/// No source of a folder is set.
 pub fn cache_folder(given: Option<&Path>) -> Result<PathBuf, FetchError> {
     if let Some(folder) = given {
         return Ok(folder.to_owned());
@@ -304,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn optional_model_is_there_where_it_is_named() {
+    fn optional_model_is_present_only_if_given() {
         let named = |arguments: &[&str]| {
             let arguments = std::iter::once("program").chain(arguments.iter().copied());
             Optional::try_parse_from(arguments).map(|program| program.source.is_some())
@@ -338,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_stands_alone_or_behind_its_flag() {
+    fn model_parses_as_positional_or_flag() {
         for arguments in [&["a/b"][..], &["--model", "a/b"], &["a/b", "--model-cache", "c"]] {
             assert_eq!(parse(arguments).unwrap().model, ModelLocation::Folder("a/b".into()), "{arguments:?}");
         }
@@ -353,7 +355,7 @@ mod tests {
         for nothing in [&[][..], &["--model-cache", "c"]] {
             let error = parse(nothing).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::MissingRequiredArgument);
-            assert!(error.to_string().contains(&format!("  <MODEL> ({PLACES})\n")), "{error}");
+            assert!(error.to_string().contains(&format!("  <MODEL> ({LOCATION_FORMS})\n")), "{error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Sources in the cache, for people: listed, and removed.
+//! List and removal of the sources in the cache.
 
 use crate::cache::SourceFolder;
 use crate::error::FetchError;
@@ -8,38 +8,40 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Says of which source a folder is.
-const PLACE: &str = ".place";
-/// Unit of the blocks that a file takes.
-const BLOCK: u64 = 512;
+/// File in a source's folder that names the source.
+const MARKER_FILE: &str = ".place";
+/// Unit of `st_blocks` (`stat(2)`), in bytes.
+const BLOCK_BYTES: u64 = 512;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct SourceMarker {
-    place: String,
+    #[serde(rename = "place")]
+    location: String,
 }
 
-/// The part of the cache that is of one source.
+/// Cache folder of one source, with its size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CachedSource {
-    /// The source, as a model's place is written; none of a folder that an earlier version made.
-    pub place: Option<String>,
+    /// Location of the model, as `--model` takes it. `None` for a folder of an earlier version, which has no marker.
+    pub location: Option<String>,
     /// Folder in the cache.
     pub folder: PathBuf,
-    /// Bytes that it takes on disk.
+    /// Bytes that its files take on disk.
     pub bytes: u64,
 }
 
 impl CachedSource {
-    /// Tells if `named` is its place, with the commit or without, or the name of its folder.
+    /// Reports if `text` is its location, with or without the commit, or the name of its folder.
     #[must_use]
-    pub fn is(&self, named: &str) -> bool {
-        let place = self.place.as_deref();
-        let without_commit = place.and_then(|place| place.rsplit_once('@')).map(|(place, _)| place);
+    pub fn is_named(&self, text: &str) -> bool {
+        let location = self.location.as_deref();
+        let without_commit =
+            location.and_then(|location| location.rsplit_once('@')).map(|(location, _)| location);
         let folder = self.folder.file_name().and_then(|name| name.to_str());
-        [place, without_commit, folder].into_iter().flatten().any(|name| name == named)
+        [location, without_commit, folder].into_iter().flatten().any(|name| name == text)
     }
 
-    /// Removes it. Processes that have its files open read them to their end.
+    /// Removes the folder. Processes that have its files open can still read them.
     ///
     /// # Errors
     /// The cache cannot be written.
@@ -48,19 +50,19 @@ impl CachedSource {
     }
 }
 
-/// Notes that `folder` is of `place`, where nothing says so.
-pub(crate) fn note(folder: &SourceFolder, place: &str) {
-    if matches!(folder.read::<SourceMarker>(PLACE), Ok(None)) {
-        // One that cannot be written is listed by its folder.
-        let _unnamed = folder.write(PLACE, &SourceMarker { place: place.to_owned() });
+/// Writes the marker that names the source of `folder`, unless there is one.
+pub(crate) fn write_marker(folder: &SourceFolder, location: &str) {
+    if matches!(folder.read::<SourceMarker>(MARKER_FILE), Ok(None)) {
+        // Without a marker, the source is listed by its folder.
+        let _unnamed = folder.write(MARKER_FILE, &SourceMarker { location: location.to_owned() });
     }
 }
 
-/// Lists the parts of `cache`, by place.
+/// Lists the sources in `cache`, sorted by location.
 ///
 /// # Errors
 /// The cache cannot be read.
-pub fn kept(cache: &Path) -> Result<Vec<CachedSource>, FetchError> {
+pub fn list_cached_sources(cache: &Path) -> Result<Vec<CachedSource>, FetchError> {
     let entries = match fs::read_dir(cache) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(FetchError::cache(cache))?,
@@ -69,28 +71,28 @@ pub fn kept(cache: &Path) -> Result<Vec<CachedSource>, FetchError> {
     for entry in entries {
         let folder = entry.map_err(FetchError::cache(cache))?.path();
         let Some(source) = SourceFolder::existing(&folder) else { continue };
-        let place = source.read::<SourceMarker>(PLACE).ok().flatten().map(|known| known.place);
+        let location = source.read::<SourceMarker>(MARKER_FILE).ok().flatten().map(|marker| marker.location);
         all.push(CachedSource {
-            place,
-            bytes: allocated(&folder).map_err(FetchError::cache(&folder))?,
+            location,
+            bytes: allocated_bytes(&folder).map_err(FetchError::cache(&folder))?,
             folder,
         });
     }
     all.sort_by(|a, b| {
-        (a.place.is_none(), &a.place, &a.folder).cmp(&(b.place.is_none(), &b.place, &b.folder))
+        (a.location.is_none(), &a.location, &a.folder).cmp(&(b.location.is_none(), &b.location, &b.folder))
     });
     Ok(all)
 }
 
-/// Returns the bytes that the files of `folder` take on disk: sparse ones what was written of them.
+/// Returns the bytes that the files of `folder` take on disk. The holes of sparse files do not count.
 ///
 /// # Errors
-/// It cannot be read.
-pub fn allocated(folder: &Path) -> std::io::Result<u64> {
+/// The folder cannot be read.
+pub fn allocated_bytes(folder: &Path) -> std::io::Result<u64> {
     let mut bytes = 0;
     for entry in fs::read_dir(folder)? {
-        // One may be renamed meanwhile.
-        bytes += entry?.metadata().map_or(0, |metadata| metadata.blocks() * BLOCK);
+        // Another process may have renamed the file meanwhile.
+        bytes += entry?.metadata().map_or(0, |metadata| metadata.blocks() * BLOCK_BYTES);
     }
     Ok(bytes)
 }

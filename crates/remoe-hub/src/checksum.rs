@@ -1,4 +1,4 @@
-//! The SHA-256 of whole files, as sources state it.
+//! SHA-256 checksums of whole files, as sources state them.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -9,22 +9,22 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Bytes that are read at a time.
+/// Size of the read buffer in bytes.
 const READ_BYTES: usize = 1 << 20;
 
-/// A SHA-256.
+/// A SHA-256 checksum.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sha256Sum([u8; 32]);
 
 impl Sha256Sum {
-    /// Returns the checksum that the hub states for a file in large file storage; other files have a git id, which is
-    /// not a SHA-256.
+    /// Parses the checksum that the hub states for a file in large file storage. Other files have a git id, which is
+    /// not a SHA-256 and gives `None`.
     pub(crate) fn from_hub(headers: &HeaderMap) -> Option<Self> {
         let etag = headers.get("x-linked-etag")?.to_str().ok()?;
         Self::from_hex(etag.trim_matches('"'))
     }
 
-    /// Returns the checksum that S3 states for an object; a checksum of checksums of its parts is of no use.
+    /// Parses the checksum that S3 states for a whole object. A composite checksum of its parts gives `None`.
     pub(crate) fn from_s3(headers: &HeaderMap) -> Option<Self> {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         if text("x-amz-checksum-type").is_some_and(|kind| kind != "FULL_OBJECT") {
@@ -34,6 +34,7 @@ impl Sha256Sum {
         bytes.try_into().ok().map(Self)
     }
 
+    /// Parses 64 hexadecimal digits.
     pub(crate) fn from_hex(text: &str) -> Option<Self> {
         let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
         let pairs = text.as_bytes().as_chunks::<2>();
@@ -45,7 +46,7 @@ impl Sha256Sum {
         bytes?.try_into().ok().map(Self)
     }
 
-    /// Computes the checksum of a text.
+    /// Computes the checksum of bytes.
     pub(crate) fn of(text: impl AsRef<[u8]>) -> Self {
         Self(Sha256::digest(text.as_ref()).into())
     }
@@ -84,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sources_state_sums_in_their_own_forms() {
+    fn checksums_of_hub_and_s3_parse() {
         let sum = Sha256Sum::of("abc");
         assert_eq!(Sha256Sum::from_hex(&sum.to_string()), Some(sum));
         let headers = |pairs: &[(&'static str, &str)]| {
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_files_sum_is_that_of_its_bytes() {
+    fn checksum_of_file_equals_that_of_its_bytes() {
         let mut file = tempfile::tempfile().unwrap();
         let bytes = vec![7; READ_BYTES + 100];
         io::Write::write_all(&mut file, &bytes).unwrap();

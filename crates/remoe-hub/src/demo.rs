@@ -1,23 +1,23 @@
-//! The name `demo` for the demo model that comes with packages of Remoe.
+//! Resolution of the location `demo` to the demo model in Remoe's packages.
 
 use crate::location::ModelLocation;
 use std::path::Path;
 
-/// How arguments name the model.
-const NAME: &str = "demo";
+/// Location of the demo model on command lines.
+const DEMO_NAME: &str = "demo";
 
-/// Folder of the model, seen from the parent of the folder of the programs: `/usr/bin` and `/usr/share/remoe/demo`.
-const INSTALLED: &str = "share/remoe/demo";
+/// Folder of the demo model, relative to the installation prefix: `/usr/share/remoe/demo` for `/usr/bin/remoe`.
+const INSTALLED_FOLDER: &str = "share/remoe/demo";
 
-/// Returns the installed demo model for the name `demo`; every other location, and a checkpoint in a folder `demo`,
-/// stay as they are.
+/// Returns the folder of the installed demo model for the location `demo`. Returns other locations unchanged, and
+/// also `demo` if a folder of that name holds a checkpoint.
 pub(crate) fn resolve(location: ModelLocation, program: Option<&Path>) -> ModelLocation {
-    let is_named = matches!(&location, ModelLocation::Folder(path) if path.as_os_str() == NAME);
-    if !is_named || is_checkpoint(Path::new(NAME)) {
+    let is_demo = matches!(&location, ModelLocation::Folder(path) if path.as_os_str() == DEMO_NAME);
+    if !is_demo || is_checkpoint(Path::new(DEMO_NAME)) {
         return location;
     }
     let prefix = program.and_then(Path::parent).and_then(Path::parent);
-    match prefix.map(|prefix| prefix.join(INSTALLED)).filter(|folder| is_checkpoint(folder)) {
+    match prefix.map(|prefix| prefix.join(INSTALLED_FOLDER)).filter(|folder| is_checkpoint(folder)) {
         Some(folder) => ModelLocation::Folder(folder),
         None => location,
     }
@@ -41,7 +41,7 @@ mod tests {
     fn demo_installed_beside_programs_is_found() {
         let prefix = tempfile::tempdir().unwrap();
         let program = prefix.path().join("bin/remoe");
-        let installed = prefix.path().join(INSTALLED);
+        let installed = prefix.path().join(INSTALLED_FOLDER);
         std::fs::create_dir_all(&installed).unwrap();
         assert_eq!(resolve(folder("demo"), Some(&program)), folder("demo"));
         std::fs::write(installed.join("config.json"), "{}").unwrap();

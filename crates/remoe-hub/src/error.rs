@@ -1,128 +1,128 @@
-//! Why bytes cannot be had.
+//! Errors of the fetcher.
 
 use crate::egress::NotAllowed;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Why a source or the cache folder does not give a file. Places are named as `--model` names them;
-/// no message holds a credential or a signed URL.
+/// Error of a source or of the cache folder. Locations have the form of `--model`. Messages never contain credentials
+/// or signed URLs.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// The source does not answer, or not as it should, also after several attempts.
-    #[error("cannot reach {place}: {problem}; check address and network, or retry later")]
+    /// All attempts to reach the source failed.
+    #[error("cannot reach {location}: {problem}; check address and network, or retry later")]
     Unavailable {
         /// Source that was asked for.
-        place: String,
-        /// Problem of the last attempt.
+        location: String,
+        /// Cause of the last attempt's failure.
         problem: String,
     },
-    /// Egress rules do not allow the source, or where it leads.
+    /// Egress rules do not allow the source, or a target of its redirects.
     #[error(
-        "cannot fetch {place}: {refused}; add it to --allow-source, in a cluster to sources.allowed or \
+        "cannot fetch {location}: {refused}; add it to --allow-source, in a cluster to sources.allowed or \
          sources.allowedRanges of the chart"
     )]
     NotAllowed {
         /// Source that was asked for.
-        place: String,
-        /// The host that was to be connected to.
+        location: String,
+        /// Refused host.
         refused: NotAllowed,
     },
-    /// The source does not let us have it.
-    #[error("access denied to {place} ({answer}); {advice}")]
+    /// The source denies access.
+    #[error("access denied to {location} ({answer}); {advice}")]
     Refused {
         /// Source that was asked for.
-        place: String,
-        /// Answer of the source.
+        location: String,
+        /// Status and error text of the source.
         answer: String,
-        /// Where the credentials come from.
+        /// Remedy, with the variables that set the credentials.
         advice: String,
     },
-    /// The source does not have it.
-    #[error("{place} does not exist ({answer})")]
+    /// The source does not have the file or revision.
+    #[error("{location} does not exist ({answer})")]
     Missing {
         /// Source that was asked for.
-        place: String,
-        /// Answer of the source.
+        location: String,
+        /// Status and error text of the source.
         answer: String,
     },
-    /// The file at the source is no longer the one of which bytes are there already.
-    #[error("{place} changed at its source ({change}); restart to use the new version")]
+    /// The file changed at its source after some of its bytes were cached.
+    #[error("{location} changed at its source ({change}); restart to use the new version")]
     Changed {
         /// The file.
-        place: String,
+        location: String,
         /// Difference between the versions.
         change: String,
     },
-    /// The server sends whole files only.
+    /// The server does not support range requests, and the file is too large to be fetched whole.
     #[error(
-        "cannot fetch {place}: the server lacks range requests (206), required above {limit} bytes; use another server"
+        "cannot fetch {location}: the server lacks range requests (206), required above {limit} bytes; use another server"
     )]
     NoRanges {
         /// The file.
-        place: String,
-        /// The longest file that is read as a whole, in bytes.
+        location: String,
+        /// Size limit of files that are fetched whole, in bytes.
         limit: u64,
     },
-    /// The source answers something that makes no sense.
-    #[error("invalid answer from {place}: {problem}")]
-    Answer {
+    /// The source's response violates its protocol.
+    #[error("invalid answer from {location}: {problem}")]
+    InvalidResponse {
         /// Source that was asked for.
-        place: String,
-        /// Fault of the answer.
+        location: String,
+        /// Fault of the response.
         problem: String,
     },
-    /// The bytes are not those that the source promises.
+    /// The fetched file does not have the checksum that the source states.
     #[error(
-        "checksum mismatch of {place}: expected SHA-256 {expected}, got {found}; removed from the cache, retry"
+        "checksum mismatch of {location}: expected SHA-256 {expected}, got {found}; removed from the cache, retry"
     )]
     Checksum {
         /// The file.
-        place: String,
-        /// As the source states it.
+        location: String,
+        /// SHA-256 that the source states, in hexadecimal.
         expected: String,
-        /// As it is.
+        /// SHA-256 of the fetched file, in hexadecimal.
         found: String,
     },
-    /// Another process holds bytes of the file and makes no progress.
+    /// Another process holds the lock on bytes of the file, and makes no progress.
     #[error(
-        "cannot fetch {place}: another process holds {} without progress for {seconds} s; stop it",
+        "cannot fetch {location}: another process holds {} without progress for {seconds} s; stop it",
         cache.display()
     )]
     Stalled {
         /// The file.
-        place: String,
-        /// The file in the cache.
+        location: String,
+        /// Path of the file in the cache.
         cache: PathBuf,
-        /// How long nothing came.
+        /// Time without progress.
         seconds: u64,
     },
-    /// The source sends nothing for longer than a setting allows.
+    /// The source sent nothing for longer than the stall limit.
     #[error("no byte for {after:?} ({before}): {last}; raise {flag} to wait longer")]
     Silent {
-        /// The time that the setting allows.
+        /// Stall limit.
         after: Duration,
-        /// How much arrived before, and at what rate.
+        /// Bytes that arrived before, and their rate, as a phrase.
         before: String,
-        /// The setting.
+        /// Flag that sets the limit.
         flag: &'static str,
-        /// Why the last attempt failed.
+        /// Error of the last attempt.
         last: Box<FetchError>,
     },
-    /// The settings of a source cannot be used.
+    /// A setting is invalid, or the fetcher cannot start with it.
     #[error("{what}: {problem}")]
     Settings {
-        /// The variable or argument.
+        /// Variable, argument or failed action.
         what: String,
-        /// Fault of the setting.
+        /// Fault, with the expected value.
         problem: String,
     },
     /// The cache folder cannot be used.
     #[error("cannot use the model cache {}: {source}", path.display())]
     Cache {
-        /// The file or folder.
+        /// File or folder in the cache.
         path: PathBuf,
-        /// Error of the system.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
@@ -133,7 +133,7 @@ impl FetchError {
     }
 }
 
-/// [`ErrorKind::TimedOut`] where the same may succeed later, as [`remoe_model::Store`] has it.
+/// Maps errors that may pass to [`ErrorKind::TimedOut`], as the contract of [`remoe_model::Store`] requires.
 impl From<FetchError> for io::Error {
     fn from(error: FetchError) -> Self {
         let kind = match &error {
@@ -143,11 +143,11 @@ impl From<FetchError> for io::Error {
             FetchError::Cache { source, .. } => source.kind(),
             FetchError::Missing { .. } => ErrorKind::NotFound,
             FetchError::Refused { .. } => ErrorKind::PermissionDenied,
-            // As sockets report connections that an administrator has prohibited.
+            // The error that sockets report for administratively prohibited connections.
             FetchError::NotAllowed { .. } => ErrorKind::HostUnreachable,
             FetchError::Changed { .. }
             | FetchError::NoRanges { .. }
-            | FetchError::Answer { .. }
+            | FetchError::InvalidResponse { .. }
             | FetchError::Checksum { .. }
             | FetchError::Settings { .. } => ErrorKind::InvalidData,
         };

@@ -1,33 +1,33 @@
 //! Checkpoints that are not in a folder: from the Hugging Face hub, from S3 and from web servers.
 //!
-//! Only the bytes that are read or prefetched are fetched, by range requests, in parallel, into sparse
-//! files of a cache folder. A journal per file says which bytes are there, so that a process that was
-//! killed goes on where it ended; locks on byte ranges see to it that processes which share the folder
-//! fetch nothing twice. Every wait ends: with bytes, or with an error once nothing came for a while.
+//! The fetcher requests only the bytes that are read or prefetched: by parallel range requests, into sparse
+//! files of a cache folder. A journal per file records the bytes that are there, so that the next process
+//! continues where a killed one stopped. Locks on byte ranges keep processes that share the folder from
+//! fetching bytes twice. Every wait is limited: it ends with bytes, or with an error after a time without any.
 //!
-//! Every connection is made under [`Egress`] rules: where a source, its redirects and its DNS answers lead is not
-//! believed.
+//! Sources are not trusted: [`Egress`] rules check the target of every connection, also after redirects and DNS
+//! answers.
 //!
-//! [`ModelArgs`] is what programs take on their command line. A model in a folder is opened by
-//! [`remoe_model`] alone: no thread is started and no connection prepared for it.
+//! [`ModelArgs`] are the command-line arguments of programs that read a model. A model in a local folder is opened
+//! by [`remoe_model`] alone, without threads or connections.
 
 mod access;
-mod answer;
 mod args;
-mod background;
 mod cache;
 mod cached_sources;
-mod checked_client;
 mod checksum;
 mod client;
 mod demo;
-mod describe;
+mod description;
 mod egress;
+mod egress_client;
 mod error;
+mod file_opener;
 mod identity;
 mod location;
-mod opening;
 mod progress;
+mod response;
+mod runtime;
 mod source;
 mod store;
 mod timeouts;
@@ -35,9 +35,9 @@ mod transfer;
 mod whole;
 
 pub use access::Access;
-pub use args::{ModelArgs, Opened, SizedModel, SourceArgs, cache_folder, location};
-pub use cached_sources::{CachedSource, allocated, kept};
-pub use egress::{Egress, NotAllowed, Rule, RuleError};
+pub use args::{ModelArgs, OpenedModel, SizedModel, SourceArgs, cache_folder, location_parser};
+pub use cached_sources::{CachedSource, allocated_bytes, list_cached_sources};
+pub use egress::{Egress, EgressRule, NotAllowed, RuleError};
 pub use error::FetchError;
 pub use location::{LocationError, ModelLocation};
 pub use store::FetchedStore;

@@ -1,37 +1,37 @@
-//! Where a model is, as `--model` writes it.
+//! Location of a model, in the form of `--model`.
 
 use reqwest::Url;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 
-/// A place of a model.
+/// Location of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelLocation {
-    /// A folder of this machine.
+    /// Local folder.
     Folder(PathBuf),
-    /// A repository of the Hugging Face hub.
+    /// Repository of the Hugging Face hub.
     Hub {
         /// Organisation and name.
         repository: String,
-        /// A commit, branch or tag; the branch `main` where none is named.
+        /// Commit, branch or tag. `None` is the branch `main`.
         revision: Option<String>,
     },
-    /// Objects of an S3 bucket.
+    /// Prefix of an S3 bucket.
     S3 {
-        /// The bucket.
+        /// Name of the bucket.
         bucket: String,
         /// Prefix of all keys, without a slash at either end. Empty for the bucket itself.
         prefix: String,
     },
-    /// A folder of a web server.
+    /// Folder of a web server.
     Web {
         /// URL of the folder, with a slash at the end.
         url: Url,
     },
 }
 
-/// A text that is not a valid location.
+/// Error of a text that is not a valid location.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{problem}; expected a folder, hf://organisation/name[@revision], s3://bucket/prefix or https://host/path"
@@ -59,14 +59,14 @@ impl ModelLocation {
         if name.is_empty() { "model".to_owned() } else { name }
     }
 
-    /// Returns the repository of the hub that this folder has the name of: `organisation/name`.
+    /// Converts a folder whose path is `organisation/name` to the hub repository of that name.
     #[must_use]
     pub fn on_hub(&self) -> Option<Self> {
         let Self::Folder(path) = self else { return None };
         Self::parse(&format!("hf://{}", path.to_str()?)).ok()
     }
 
-    /// As it is written on a command line.
+    /// Formats the location for a command line. Folders need not be UTF-8.
     #[must_use]
     pub fn to_os_string(&self) -> OsString {
         match self {
@@ -76,14 +76,14 @@ impl ModelLocation {
     }
 
     fn parse(text: &str) -> Result<Self, LocationError> {
-        let wrong = |problem: &str| LocationError { problem: problem.to_owned() };
+        let invalid = |problem: &str| LocationError { problem: problem.to_owned() };
         let Some((scheme, rest)) = text.split_once("://") else {
             return Ok(Self::Folder(text.into()));
         };
         match scheme {
             "hf" => {
                 let (repository, revision) = match rest.split_once('@') {
-                    Some((_, "")) => return Err(wrong("missing revision after @")),
+                    Some((_, "")) => return Err(invalid("missing revision after @")),
                     Some((repository, revision)) => (repository, Some(revision.to_owned())),
                     None => (rest, None),
                 };
@@ -91,21 +91,22 @@ impl ModelLocation {
                     [organisation, name] if is_hub_name(organisation) && is_hub_name(name) => {
                         Ok(Self::Hub { repository: repository.to_owned(), revision })
                     }
-                    _ => Err(wrong("missing organisation or model name")),
+                    _ => Err(invalid("missing organisation or model name")),
                 }
             }
             "s3" => {
                 let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-                let named = |character: char| character.is_ascii_alphanumeric() || ".-_".contains(character);
-                if bucket.is_empty() || !bucket.chars().all(named) {
-                    return Err(wrong("missing bucket name"));
+                let is_allowed =
+                    |character: char| character.is_ascii_alphanumeric() || ".-_".contains(character);
+                if bucket.is_empty() || !bucket.chars().all(is_allowed) {
+                    return Err(invalid("missing bucket name"));
                 }
                 Ok(Self::S3 { bucket: bucket.to_owned(), prefix: prefix.trim_matches('/').to_owned() })
             }
             "http" | "https" => {
-                let mut url = Url::parse(text).map_err(|error| wrong(&format!("invalid URL: {error}")))?;
+                let mut url = Url::parse(text).map_err(|error| invalid(&format!("invalid URL: {error}")))?;
                 if !url.username().is_empty() || url.password().is_some() {
-                    // Not repeated: it holds a password.
+                    // The message must not repeat the URL, which contains a password.
                     let problem = "invalid URL: expected no user and no password".to_owned();
                     return Err(LocationError { problem });
                 }
@@ -118,14 +119,14 @@ impl ModelLocation {
                 }
                 Ok(Self::Web { url })
             }
-            _ => Err(wrong("unknown scheme")),
+            _ => Err(invalid("unknown scheme")),
         }
     }
 }
 
 fn is_hub_name(name: &str) -> bool {
-    let named = |character: char| character.is_ascii_alphanumeric() || "._-".contains(character);
-    !name.is_empty() && name != "." && name != ".." && name.chars().all(named)
+    let is_allowed = |character: char| character.is_ascii_alphanumeric() || "._-".contains(character);
+    !name.is_empty() && name != "." && name != ".." && name.chars().all(is_allowed)
 }
 
 impl TryFrom<OsString> for ModelLocation {
@@ -134,7 +135,7 @@ impl TryFrom<OsString> for ModelLocation {
     fn try_from(text: OsString) -> Result<Self, LocationError> {
         match text.to_str() {
             Some(text) => Self::parse(text),
-            // Paths need not be UTF-8, URLs are.
+            // Not UTF-8: this is a path, because URLs are ASCII.
             None => Ok(Self::Folder(text.into())),
         }
     }
@@ -169,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folder_named_as_a_repository_is_found_on_the_hub() {
+    fn folder_named_like_repository_converts_to_hub() {
         let on_hub = |text: &str| text.parse::<ModelLocation>().unwrap().on_hub().map(|hub| hub.to_string());
         assert_eq!(on_hub("allenai/OLMoE-1B-7B-0924").as_deref(), Some("hf://allenai/OLMoE-1B-7B-0924"));
         for elsewhere in ["folder", "./a/b/c", "/a/b", "s3://bucket/a", "hf://a/b"] {
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn places_keep_their_form() {
+    fn locations_round_trip_and_have_names() {
         for (text, name) in [
             ("hf://org/model", "model"),
             ("hf://org/model@refs/pr/1", "model"),
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_place_is_refused() {
+    fn invalid_locations_are_refused() {
         for wrong in [
             "hf://model",
             "hf://a/b/c",

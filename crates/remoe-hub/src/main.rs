@@ -1,4 +1,4 @@
-//! The `remoe-fetch` process: copies a model into a folder, from wherever it is.
+//! `remoe-fetch`: copies a model from its location into a folder.
 
 use clap::Parser;
 use remoe_hub::{ModelArgs, WholeModel};
@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-const READ_BYTES: usize = 4 << 20;
+const BUFFER_BYTES: usize = 4 << 20;
 
 /// Copies a model into a folder.
 #[derive(Debug, Parser)]
@@ -35,21 +35,21 @@ fn main() -> ExitCode {
 fn copy(settings: &DownloadArgs) -> Result<(), Box<dyn Error>> {
     let model = WholeModel::open(settings.source.open()?.checkpoint)?;
     model.fetch()?;
-    let mut buffer = vec![0; READ_BYTES];
+    let mut buffer = vec![0; BUFFER_BYTES];
     for (name, file) in model.files() {
         let path = settings.to.join(name);
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
         let mut copy = File::create(path)?;
-        let mut at = 0;
+        let mut offset = 0;
         loop {
-            let read = file.read_at(&mut buffer, at)?;
+            let read = file.read_at(&mut buffer, offset)?;
             if read == 0 {
                 break;
             }
             copy.write_all(buffer.get(..read).unwrap_or_default())?;
-            at += read as u64;
+            offset += read as u64;
         }
     }
     Ok(())

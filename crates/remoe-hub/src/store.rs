@@ -1,19 +1,19 @@
-//! The files of a source, read through the cache.
+//! Store of a source's files, which reads through the cache.
 
 use crate::access::Access;
-use crate::background::Background;
 use crate::cache::{CachedFile, SourceFolder};
 use crate::cached_sources;
-use crate::checked_client::CheckedClient;
 use crate::client::SourceClient;
-use crate::describe::describe;
+use crate::description::fetch_description;
+use crate::egress_client::CheckedClient;
 use crate::error::FetchError;
+use crate::file_opener::FileOpener;
 use crate::location::ModelLocation;
-use crate::opening::Opening;
 use crate::progress::{self, FetchProgress};
+use crate::runtime::FetchRuntime;
 use crate::source::{Hub, HubServer, S3, Source, Web, is_commit};
 use crate::timeouts::{FetchTimeouts, SourceActivity};
-use crate::transfer::{Missing, Transfer, total};
+use crate::transfer::{MissingRanges, Transfer, total_bytes};
 use rangemap::RangeSet;
 use remoe_model::{FileRange, Store, StoredFile};
 use serde::{Deserialize, Serialize};
@@ -25,43 +25,41 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Alignment of fetched ranges in bytes: they begin and end at pages.
-const PAGE: u64 = 4 << 10;
-/// Largest gap in bytes between ranges that are fetched as one: a request costs more than the gap.
-const GAP: u64 = 32 << 10;
-/// Name under which the file list of a hub repository's commit is kept beside its files.
-const CONTENTS: &str = ".contents";
+/// Alignment of fetched ranges in bytes.
+const ALIGNMENT_BYTES: u64 = 4 << 10;
+/// Largest gap between two ranges that are fetched as one, in bytes. A request costs more than fetching the gap.
+const GAP_BYTES: u64 = 32 << 10;
+/// Name of the cached file list of a hub commit.
+const FILE_LIST: &str = ".contents";
 
-/// The files of a hub commit, an S3 prefix or a web server's folder.
+/// Store of a hub commit, an S3 prefix or a web server's folder.
 ///
-/// It has threads of its own and may be used from any thread, also from those of an async runtime, which
-/// it blocks.
+/// It fetches on threads of its own. Its methods block, and may be called from any thread.
 pub struct FetchedStore {
-    opening: Arc<Opening>,
-    runtime: Arc<Background>,
+    opening: Arc<FileOpener>,
+    runtime: Arc<FetchRuntime>,
     revision: Option<String>,
-    /// The user has been told that nothing needs to be fetched.
-    said_cached: AtomicBool,
+    /// Set after the message that everything is in the cache.
+    reported_cached: AtomicBool,
 }
 
-/// A hub commit as the cache keeps it.
+/// Cached file list of a hub commit.
 #[derive(Debug, Serialize, Deserialize)]
-struct Contents {
+struct FileList {
     files: BTreeSet<String>,
 }
 
 impl FetchedStore {
-    /// Connects with `location`, which is no folder, and opens its part of the cache folder `cache`. For a
-    /// branch or tag of the hub this asks which commit it is; a commit of which everything is in the cache
-    /// is read without a connection.
+    /// Opens the remote `location`, with its folder in `cache`. Resolves a branch or tag of the hub to its commit. For
+    /// a commit whose file list is cached, makes no request.
     ///
     /// # Errors
-    /// There is no such source, it is not an allowed one, its credentials are refused, it does not answer, or
-    /// the cache folder cannot be used.
+    /// The source is a folder, does not exist, is not allowed, denies access or does not respond, or the cache folder
+    /// cannot be used.
     pub fn connect(location: &ModelLocation, cache: &Path, access: &Access) -> Result<Self, FetchError> {
-        let patience = access.patience;
-        let runtime = Arc::new(Background::start()?);
-        let http = CheckedClient::new(access.egress.clone(), &patience)?;
+        let timeouts = access.timeouts;
+        let runtime = Arc::new(FetchRuntime::start()?);
+        let http = CheckedClient::new(access.egress.clone(), &timeouts)?;
         let mut revision = None;
         let mut pinned = location.clone();
         let (source, folder) = match location {
@@ -80,32 +78,32 @@ impl FetchedStore {
             ModelLocation::Hub { repository, revision: wanted } => {
                 let wanted = wanted.as_deref().unwrap_or("main");
                 let (hub, folder) =
-                    open_hub(&runtime, &http, cache, repository, wanted, location.to_string(), patience)?;
+                    open_hub(&runtime, &http, cache, repository, wanted, location.to_string(), timeouts)?;
                 revision = Some(hub.commit.clone());
                 pinned = ModelLocation::Hub { repository: repository.clone(), revision: revision.clone() };
                 (Source::Hub(hub), folder)
             }
         };
-        cached_sources::note(&folder, &pinned.to_string());
+        cached_sources::write_marker(&folder, &pinned.to_string());
         let client = SourceClient::new(http, source, PathBuf::from(pinned.to_string()));
         let opening =
-            Opening::new(Arc::new(Transfer { client, patience, heard: SourceActivity::new() }), folder);
-        Ok(Self { opening: Arc::new(opening), runtime, revision, said_cached: AtomicBool::new(false) })
+            FileOpener::new(Arc::new(Transfer { client, timeouts, activity: SourceActivity::new() }), folder);
+        Ok(Self { opening: Arc::new(opening), runtime, revision, reported_cached: AtomicBool::new(false) })
     }
 
-    /// The commit, for a repository of the hub.
+    /// Returns the commit of a hub repository.
     #[must_use]
     pub fn revision(&self) -> Option<&str> {
         self.revision.as_deref()
     }
 
-    /// The part of the cache that keeps what is fetched.
+    /// Returns the source's folder in the cache.
     #[must_use]
     pub fn cache(&self) -> &Path {
         self.opening.folder.path()
     }
 
-    fn opened(&self, names: &[&str]) -> Result<Vec<Option<Arc<CachedFile>>>, FetchError> {
+    fn open_files(&self, names: &[&str]) -> Result<Vec<Option<Arc<CachedFile>>>, FetchError> {
         let unknown: Vec<String> = {
             let files = self.opening.files();
             names.iter().filter(|name| !files.contains_key(**name)).map(|name| (*name).to_owned()).collect()
@@ -125,35 +123,37 @@ impl FetchedStore {
     }
 }
 
-/// The commit that is `wanted`, with what the cache or the hub knows of it.
+/// Resolves the revision `wanted` of a hub repository, from the cache or by a request to the hub.
 fn open_hub(
-    runtime: &Background,
+    runtime: &FetchRuntime,
     http: &CheckedClient,
     cache: &Path,
     repository: &str,
     wanted: &str,
-    place: String,
-    patience: FetchTimeouts,
+    location: String,
+    timeouts: FetchTimeouts,
 ) -> Result<(Hub, SourceFolder), FetchError> {
     let server = HubServer::from_environment()?;
     let folder =
         |commit: &str| SourceFolder::open(cache, &format!("hf {} {repository} {commit}", server.endpoint()));
     if is_commit(wanted) {
         let folder = folder(wanted)?;
-        if let Some(Contents { files }) = folder.read(CONTENTS)? {
+        if let Some(FileList { files }) = folder.read(FILE_LIST)? {
             let hub = Hub::at_commit(server, repository.to_owned(), wanted.to_owned(), files);
             return Ok((hub, folder));
         }
     }
     let description = {
         let (http, server) = (http.clone(), server.clone());
-        let (repository, wanted, place) = (repository.to_owned(), wanted.to_owned(), place.clone());
-        runtime.run(async move { describe(&http, &server, &repository, &wanted, &place, patience).await })?
+        let (repository, wanted, location) = (repository.to_owned(), wanted.to_owned(), location.clone());
+        runtime.run(async move {
+            fetch_description(&http, &server, &repository, &wanted, &location, timeouts).await
+        })?
     };
     let hub = Hub::new(server.clone(), repository.to_owned(), description)
-        .map_err(|problem| FetchError::Answer { place, problem: problem.to_owned() })?;
+        .map_err(|problem| FetchError::InvalidResponse { location, problem: problem.to_owned() })?;
     let folder = folder(&hub.commit)?;
-    folder.write(CONTENTS, &Contents { files: hub.files.clone() })?;
+    folder.write(FILE_LIST, &FileList { files: hub.files.clone() })?;
     Ok((hub, folder))
 }
 
@@ -163,11 +163,11 @@ impl Store for FetchedStore {
     }
 
     fn open(&self, name: &str) -> io::Result<Option<Arc<dyn StoredFile>>> {
-        Ok(self.opened(&[name])?.pop().flatten().map(|file| self.handle(file)))
+        Ok(self.open_files(&[name])?.pop().flatten().map(|file| self.handle(file)))
     }
 
     fn open_all(&self, names: &[&str]) -> io::Result<Vec<Option<Arc<dyn StoredFile>>>> {
-        let opened = self.opened(names)?;
+        let opened = self.open_files(names)?;
         Ok(opened.into_iter().map(|file| file.map(|file| self.handle(file))).collect())
     }
 
@@ -178,40 +178,40 @@ impl Store for FetchedStore {
         }
         let names: Vec<&str> = by_file.keys().copied().collect();
         let mut wanted = Vec::new();
-        for (file, (name, ranges)) in self.opened(&names)?.into_iter().zip(by_file) {
-            let place = || self.opening.transfer.client.place(name);
+        for (file, (name, ranges)) in self.open_files(&names)?.into_iter().zip(by_file) {
+            let location = || self.opening.transfer.client.location(name);
             let file = file.ok_or_else(|| FetchError::Missing {
-                place: place(),
+                location: location(),
                 answer: "when it was opened".to_owned(),
             })?;
-            let whole = coalesced(&ranges, file.identity.size);
-            wanted.push((file, whole));
+            let coalesced = coalesce(&ranges, file.identity.size);
+            wanted.push((file, coalesced));
         }
-        let bytes: u64 = wanted.iter().map(|(_, ranges)| total(ranges)).sum();
-        let missing = Missing::of(wanted)?;
-        let place = self.root().display().to_string();
+        let bytes: u64 = wanted.iter().map(|(_, ranges)| total_bytes(ranges)).sum();
+        let missing = MissingRanges::find(wanted)?;
+        let location = self.root().display().to_string();
         if missing.bytes() == 0 {
-            if bytes > 0 && !self.said_cached.swap(true, Ordering::Relaxed) {
-                progress::print_cached(&place, bytes);
+            if bytes > 0 && !self.reported_cached.swap(true, Ordering::Relaxed) {
+                progress::print_cached(&location, bytes);
             }
             return Ok(());
         }
-        self.said_cached.store(true, Ordering::Relaxed);
-        let progress = Arc::new(FetchProgress::new(place, bytes, bytes - missing.bytes()));
+        self.reported_cached.store(true, Ordering::Relaxed);
+        let progress = Arc::new(FetchProgress::new(location, bytes, bytes - missing.bytes()));
         let transfer = Arc::clone(&self.opening.transfer);
-        Ok(self.runtime.run(transfer.bring(missing, progress, true))?)
+        Ok(self.runtime.run(transfer.fetch_missing(missing, progress, true))?)
     }
 }
 
-/// `ranges` in whole pages, as one where the gap between them is small.
-fn coalesced(ranges: &[Range<u64>], size: u64) -> Vec<Range<u64>> {
+/// Aligns `ranges` to [`ALIGNMENT_BYTES`], and merges those with a gap of at most [`GAP_BYTES`].
+fn coalesce(ranges: &[Range<u64>], size: u64) -> Vec<Range<u64>> {
     let mut set = RangeSet::new();
     for range in ranges.iter().filter(|range| !range.is_empty()) {
-        let start = range.start / PAGE * PAGE;
-        let end = range.end.next_multiple_of(PAGE);
-        set.insert(start..end + GAP);
+        let start = range.start / ALIGNMENT_BYTES * ALIGNMENT_BYTES;
+        let end = range.end.next_multiple_of(ALIGNMENT_BYTES);
+        set.insert(start..end + GAP_BYTES);
     }
-    set.into_iter().map(|range| range.start..(range.end - GAP).min(size)).collect()
+    set.into_iter().map(|range| range.start..(range.end - GAP_BYTES).min(size)).collect()
 }
 
 impl fmt::Debug for FetchedStore {
@@ -220,11 +220,11 @@ impl fmt::Debug for FetchedStore {
     }
 }
 
-/// An open file of a source.
+/// Open file of a source.
 struct FetchedFile {
     file: Arc<CachedFile>,
     transfer: Arc<Transfer>,
-    runtime: Arc<Background>,
+    runtime: Arc<FetchRuntime>,
 }
 
 impl StoredFile for FetchedFile {
@@ -232,20 +232,20 @@ impl StoredFile for FetchedFile {
         self.file.identity.size
     }
 
-    fn read_at(&self, target: &mut [u8], at: u64) -> io::Result<usize> {
+    fn read_at(&self, target: &mut [u8], offset: u64) -> io::Result<usize> {
         let size = self.size();
-        let bytes = at.min(size)..size.min(at.saturating_add(target.len() as u64));
+        let bytes = offset.min(size)..size.min(offset.saturating_add(target.len() as u64));
         if bytes.is_empty() {
             return Ok(0);
         }
         if !self.file.missing(&bytes)?.is_empty() {
-            let wanted = coalesced(std::slice::from_ref(&bytes), size);
-            let missing = Missing::of([(Arc::clone(&self.file), wanted)])?;
+            let wanted = coalesce(std::slice::from_ref(&bytes), size);
+            let missing = MissingRanges::find([(Arc::clone(&self.file), wanted)])?;
             let progress = Arc::new(FetchProgress::new(String::new(), 0, 0));
-            self.runtime.run(Arc::clone(&self.transfer).bring(missing, progress, false))?;
+            self.runtime.run(Arc::clone(&self.transfer).fetch_missing(missing, progress, false))?;
         }
         let length = usize::try_from(bytes.end - bytes.start).unwrap_or(target.len());
-        self.file.read_at(target.get_mut(..length).unwrap_or_default(), at)
+        self.file.read_at(target.get_mut(..length).unwrap_or_default(), offset)
     }
 }
 
@@ -261,10 +261,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn near_ranges_become_one() {
-        assert_eq!(coalesced(&[10..20, 5000..5001], 100_000), [0..8192]);
-        assert_eq!(coalesced(&[10..20, 4096 + GAP..4097 + GAP], 100_000), [0..8192 + GAP]);
-        assert_eq!(coalesced(&[10..20, 8192 + GAP..8193 + GAP], 100_000), [0..4096, 8192 + GAP..12288 + GAP]);
-        assert_eq!(coalesced(&[99_999..100_000, 7..7], 100_000), [98_304..100_000]);
+    fn near_ranges_are_merged() {
+        assert_eq!(coalesce(&[10..20, 5000..5001], 100_000), [0..8192]);
+        assert_eq!(coalesce(&[10..20, 4096 + GAP_BYTES..4097 + GAP_BYTES], 100_000), [0..8192 + GAP_BYTES]);
+        assert_eq!(
+            coalesce(&[10..20, 8192 + GAP_BYTES..8193 + GAP_BYTES], 100_000),
+            [0..4096, 8192 + GAP_BYTES..12288 + GAP_BYTES]
+        );
+        assert_eq!(coalesce(&[99_999..100_000, 7..7], 100_000), [98_304..100_000]);
     }
 }

@@ -1,46 +1,46 @@
-//! How long is waited for a source, and how often it is asked again.
+//! Timeouts of requests to a source, and retries with exponential backoff.
 
 use crate::error::FetchError;
-use crate::progress::size;
+use crate::progress::format_bytes;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
-/// Limits of waiting. All are about time without a byte: what makes progress may take as long as it takes.
+/// Timeouts and retries. All limit the time without a received byte; the total time of a transfer is not limited.
 #[derive(Debug, Clone, Copy)]
 pub struct FetchTimeouts {
-    /// For a connection.
+    /// Timeout of establishing a connection.
     pub connect: Duration,
-    /// For the next bytes of an answer.
+    /// Timeout of the next bytes of a response.
     pub idle: Duration,
-    /// Attempts in a row that bring no byte.
+    /// Limit of consecutive attempts that receive no byte.
     pub attempts: u32,
-    /// Before the second attempt; doubled for each further one.
+    /// Pause before the second attempt. Each further pause is twice as long.
     pub first_pause: Duration,
-    /// Longest pause, also where the source asks for a longer one.
+    /// Longest pause, even if the source's `Retry-After` is longer.
     pub longest_pause: Duration,
-    /// For another process that fetches the same bytes, while nothing arrives there either.
-    pub others: Duration,
-    /// After which a source is given up, whatever attempts are left. `None`: attempts alone decide.
-    pub silence: Option<StallLimit>,
+    /// Limit of waiting for another process that fetches the same bytes, without any progress of it.
+    pub other_process: Duration,
+    /// Stall limit, after which no further attempt is failed_attempts. `None`: only `attempts` limits them.
+    pub stall_limit: Option<StallLimit>,
 }
 
 /// Longest time without a byte from a source, and the flag that sets it.
 #[derive(Debug, Clone, Copy)]
 pub struct StallLimit {
-    /// The time.
+    /// Time without a byte.
     pub after: Duration,
-    /// The flag, for messages.
+    /// Flag that sets the limit, for messages.
     pub flag: &'static str,
 }
 
 impl FetchTimeouts {
-    /// This patience with a limit for silence, which no single wait exceeds.
+    /// Sets the stall limit, and reduces the other timeouts to it.
     #[must_use]
-    pub fn within(self, silence: StallLimit) -> Self {
-        let StallLimit { after, .. } = silence;
+    pub fn with_stall_limit(self, stall_limit: StallLimit) -> Self {
+        let StallLimit { after, .. } = stall_limit;
         let (connect, idle) = (self.connect.min(after), self.idle.min(after));
-        Self { connect, idle, silence: Some(silence), ..self }
+        Self { connect, idle, stall_limit: Some(stall_limit), ..self }
     }
 }
 
@@ -52,33 +52,33 @@ impl Default for FetchTimeouts {
             attempts: 6,
             first_pause: Duration::from_millis(250),
             longest_pause: Duration::from_secs(20),
-            // More than another process may take to give up, or to go on.
-            others: Duration::from_secs(240),
-            silence: None,
+            // Longer than all attempts of another process, so that it fails or makes progress first.
+            other_process: Duration::from_secs(240),
+            stall_limit: None,
         }
     }
 }
 
-/// Bytes that arrived from a source so far, on all connections.
+/// Counter of the bytes that arrived from a source, on all connections.
 #[derive(Debug)]
-pub(crate) struct SourceActivity(Mutex<ReadTally>);
+pub(crate) struct SourceActivity(Mutex<ByteCount>);
 
 #[derive(Debug)]
-struct ReadTally {
+struct ByteCount {
     bytes: u64,
-    /// Arrival of the first ones, and of the latest.
+    /// Arrival of the first bytes, and of the latest.
     first: Option<Instant>,
     latest: Option<Instant>,
 }
 
 impl SourceActivity {
-    /// Nothing yet.
+    /// Creates a counter without bytes.
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self(Mutex::new(ReadTally { bytes: 0, first: None, latest: None })))
+        Arc::new(Self(Mutex::new(ByteCount { bytes: 0, first: None, latest: None })))
     }
 
-    /// Notes the arrival of `bytes`; of an answer without any, 0.
-    pub(crate) fn note(&self, bytes: u64) {
+    /// Records the arrival of `bytes`. 0 records a response without a body.
+    pub(crate) fn record(&self, bytes: u64) {
         let now = Instant::now();
         let mut counted = self.counted();
         counted.bytes += bytes;
@@ -86,100 +86,100 @@ impl SourceActivity {
         counted.latest = Some(now);
     }
 
-    /// Returns the time without a byte, at most that since `begun`.
-    fn silent(&self, begun: Instant) -> Duration {
+    /// Returns the time since the latest byte, or since `begun` if that is later.
+    fn time_since_byte(&self, begun: Instant) -> Duration {
         self.counted().latest.map_or(begun, |latest| latest.max(begun)).elapsed()
     }
 
-    /// Returns the bytes so far, and how many arrived in a second.
-    fn figures(&self) -> (u64, u64) {
-        let ReadTally { bytes, first, latest } = &*self.counted();
-        let took = latest.zip(*first).map_or(0.0, |(latest, first)| (latest - first).as_secs_f64());
-        (*bytes, (*bytes as f64 / took.max(0.001)) as u64)
+    /// Returns the number of bytes so far, and their rate in bytes per second.
+    fn bytes_and_rate(&self) -> (u64, u64) {
+        let ByteCount { bytes, first, latest } = &*self.counted();
+        let seconds = latest.zip(*first).map_or(0.0, |(latest, first)| (latest - first).as_secs_f64());
+        (*bytes, (*bytes as f64 / seconds.max(0.001)) as u64)
     }
 
-    fn counted(&self) -> MutexGuard<'_, ReadTally> {
-        // Every change is a few assignments that cannot panic.
+    fn counted(&self) -> MutexGuard<'_, ByteCount> {
+        // A poisoned lock is safe to use: changes are assignments that cannot panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// An attempt that failed.
+/// Error of an attempt, and whether to retry.
 #[derive(Debug)]
-pub(crate) struct Failed {
+pub(crate) struct FailedAttempt {
     pub(crate) error: FetchError,
-    pub(crate) again: RetryDecision,
+    pub(crate) retry: RetryDecision,
 }
 
-/// Retry decision: an attempt that failed is final, or another one can succeed.
+/// Decision about a retry after a failed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RetryDecision {
     Never,
-    /// After the usual pause, or the one that the source asks for.
-    Soon(Option<Duration>),
+    /// Retry after the given pause from `Retry-After`, or after the exponential backoff.
+    Retry(Option<Duration>),
 }
 
-impl From<FetchError> for Failed {
+impl From<FetchError> for FailedAttempt {
     fn from(error: FetchError) -> Self {
-        Self { error, again: RetryDecision::Never }
+        Self { error, retry: RetryDecision::Never }
     }
 }
 
-/// Counts attempts in a row and pauses between them.
+/// Consecutive failed attempts at one request, with pauses between them.
 #[derive(Debug)]
 pub(crate) struct Attempts {
-    patience: FetchTimeouts,
-    heard: Arc<SourceActivity>,
+    timeouts: FetchTimeouts,
+    activity: Arc<SourceActivity>,
     begun: Instant,
-    made: u32,
+    failed_attempts: u32,
 }
 
 impl Attempts {
-    /// The first of several attempts at a source from which `heard` arrived so far.
-    pub(crate) fn new(patience: FetchTimeouts, heard: &Arc<SourceActivity>) -> Self {
-        Self { patience, heard: Arc::clone(heard), begun: Instant::now(), made: 0 }
+    /// Starts with no failed attempt. `activity` counts the bytes of the source.
+    pub(crate) fn new(timeouts: FetchTimeouts, activity: &Arc<SourceActivity>) -> Self {
+        Self { timeouts, activity: Arc::clone(activity), begun: Instant::now(), failed_attempts: 0 }
     }
 
-    /// Bytes arrived.
-    pub(crate) fn progress(&mut self) {
-        self.made = 0;
+    /// Resets the count of failed attempts, because bytes arrived.
+    pub(crate) fn reset(&mut self) {
+        self.failed_attempts = 0;
     }
 
-    /// Pauses after an attempt that failed, where another one is to be made.
+    /// Pauses before the next attempt.
     ///
     /// # Errors
-    /// The error of `failed`, if no attempt is left or none can help.
-    pub(crate) async fn pause(&mut self, failed: Failed) -> Result<(), FetchError> {
-        self.made += 1;
-        let RetryDecision::Soon(asked) = failed.again else {
+    /// The error of `failed`, if a retry cannot help, or the limits are reached.
+    pub(crate) async fn pause(&mut self, failed: FailedAttempt) -> Result<(), FetchError> {
+        self.failed_attempts += 1;
+        let RetryDecision::Retry(requested_pause) = failed.retry else {
             return Err(failed.error);
         };
-        if self.made >= self.patience.attempts {
+        if self.failed_attempts >= self.timeouts.attempts {
             return Err(failed.error);
         }
-        let left = match self.patience.silence {
+        let left = match self.timeouts.stall_limit {
             None => Duration::MAX,
-            Some(silence) => {
-                let silent = self.heard.silent(self.begun);
-                let left = silence.after.saturating_sub(silent);
+            Some(stall_limit) => {
+                let silent = self.activity.time_since_byte(self.begun);
+                let left = stall_limit.after.saturating_sub(silent);
                 if left.is_zero() {
-                    return Err(self.silent(silence, failed.error));
+                    return Err(self.stalled(stall_limit, failed.error));
                 }
                 left
             }
         };
-        let usual = self.patience.first_pause.saturating_mul(1 << (self.made - 1).min(16));
-        // Clients that lost the same server do not all come back at the same moment.
-        let spread = usual.mul_f64(0.5 + fastrand::f64());
-        sleep(asked.unwrap_or(spread).min(self.patience.longest_pause).min(left)).await;
+        let backoff = self.timeouts.first_pause.saturating_mul(1 << (self.failed_attempts - 1).min(16));
+        // Jitter, so that clients do not all return to a failed server at the same moment.
+        let jittered = backoff.mul_f64(0.5 + fastrand::f64());
+        sleep(requested_pause.unwrap_or(jittered).min(self.timeouts.longest_pause).min(left)).await;
         Ok(())
     }
 
-    fn silent(&self, StallLimit { after, flag }: StallLimit, last: FetchError) -> FetchError {
-        let (bytes, rate) = self.heard.figures();
+    fn stalled(&self, StallLimit { after, flag }: StallLimit, last: FetchError) -> FetchError {
+        let (bytes, rate) = self.activity.bytes_and_rate();
         let before = match bytes {
             0 => "none arrived before".to_owned(),
-            bytes => format!("{} arrived before, {}/s", size(bytes), size(rate)),
+            bytes => format!("{} arrived before, {}/s", format_bytes(bytes), format_bytes(rate)),
         };
         FetchError::Silent { after, before, flag, last: Box::new(last) }
     }

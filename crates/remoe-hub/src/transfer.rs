@@ -1,11 +1,11 @@
-//! Bytes from the source into the cache: in pieces, several at a time, shared with other processes.
+//! Transfer of bytes from the source into the cache: in pieces, by parallel requests, shared with other processes.
 
-use crate::answer::unanswered;
 use crate::cache::{CachedFile, ClaimOutcome, RangeClaim};
-use crate::client::{Bytes, Condition, Reply, SourceClient};
+use crate::client::{RangeBody, RangeResponse, SourceClient, VersionCondition};
 use crate::error::FetchError;
 use crate::progress::{self, FetchProgress};
-use crate::timeouts::{Attempts, Failed, FetchTimeouts, RetryDecision, SourceActivity};
+use crate::response::no_response;
+use crate::timeouts::{Attempts, FailedAttempt, FetchTimeouts, RetryDecision, SourceActivity};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,44 +13,44 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-/// Requests at the same time.
-const PARALLEL: usize = 16;
-/// Bytes of one request: long enough to fill a connection, short enough to be shared among processes.
-const PIECE: u64 = 8 << 20;
-/// Time between two looks at what another process does.
-pub(crate) const POLL: Duration = Duration::from_millis(50);
+/// Number of parallel requests.
+const PARALLEL_REQUESTS: usize = 16;
+/// Bytes of one request: enough for a connection's full throughput, few enough to share pieces among processes.
+const PIECE_BYTES: u64 = 8 << 20;
+/// Interval of polling the progress of another process.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Where bytes come from.
+/// Means to transfer bytes from one source.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     pub(crate) client: SourceClient,
-    pub(crate) patience: FetchTimeouts,
-    pub(crate) heard: Arc<SourceActivity>,
+    pub(crate) timeouts: FetchTimeouts,
+    pub(crate) activity: Arc<SourceActivity>,
 }
 
-/// Bytes of a file that one request asks for.
+/// Range of a file's bytes that one request fetches.
 #[derive(Debug)]
 struct ByteRange {
     file: Arc<CachedFile>,
     bytes: Range<u64>,
-    /// How many of them were missing when last looked at.
+    /// Number of bytes that were missing at the last check.
     missing: u64,
 }
 
-/// The bytes that are wanted and missing.
+/// Wanted bytes that are not in the cache.
 #[derive(Debug)]
-pub(crate) struct Missing {
+pub(crate) struct MissingRanges {
     pieces: VecDeque<ByteRange>,
     files: Vec<Arc<CachedFile>>,
     bytes: u64,
 }
 
-impl Missing {
-    /// Collects the missing bytes of `wanted`.
+impl MissingRanges {
+    /// Finds the bytes of `wanted` that are not in the cache.
     ///
     /// # Errors
     /// The cache cannot be read.
-    pub(crate) fn of(
+    pub(crate) fn find(
         wanted: impl IntoIterator<Item = (Arc<CachedFile>, Vec<Range<u64>>)>,
     ) -> Result<Self, FetchError> {
         let mut all = Self { pieces: VecDeque::new(), files: Vec::new(), bytes: 0 };
@@ -58,7 +58,7 @@ impl Missing {
             for wanted in ranges {
                 for missing in file.missing(&wanted)? {
                     all.bytes += missing.end - missing.start;
-                    all.pieces.extend(pieces(missing).map(|bytes| ByteRange {
+                    all.pieces.extend(split_into_pieces(missing).map(|bytes| ByteRange {
                         missing: bytes.end - bytes.start,
                         file: Arc::clone(&file),
                         bytes,
@@ -70,61 +70,61 @@ impl Missing {
         Ok(all)
     }
 
-    /// How many bytes are missing.
+    /// Returns the number of missing bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 }
 
-fn pieces(bytes: Range<u64>) -> impl Iterator<Item = Range<u64>> {
-    let starts = (bytes.start..bytes.end).step_by(PIECE as usize);
-    starts.map(move |start| start..bytes.end.min(start + PIECE))
+fn split_into_pieces(bytes: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let starts = (bytes.start..bytes.end).step_by(PIECE_BYTES as usize);
+    starts.map(move |start| start..bytes.end.min(start + PIECE_BYTES))
 }
 
-/// Pieces that no task of this process works on.
+/// Queue of the pieces that no task of this process is fetching.
 #[derive(Debug)]
-struct Queue(Mutex<VecDeque<ByteRange>>);
+struct PieceQueue(Mutex<VecDeque<ByteRange>>);
 
-impl Queue {
+impl PieceQueue {
     fn pieces(&self) -> MutexGuard<'_, VecDeque<ByteRange>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Transfer {
-    /// Fetches what is missing. With `report`, lines say how far it is.
+    /// Fetches the missing bytes. With `report`, prints progress lines.
     ///
     /// # Errors
-    /// The first piece that cannot be had.
-    pub(crate) async fn bring(
+    /// The first piece that cannot be fetched.
+    pub(crate) async fn fetch_missing(
         self: Arc<Self>,
-        missing: Missing,
+        missing: MissingRanges,
         progress: Arc<FetchProgress>,
         report: bool,
     ) -> Result<(), FetchError> {
-        let workers = PARALLEL.min(missing.pieces.len());
-        let queue = Arc::new(Queue(Mutex::new(missing.pieces)));
-        let mut working = JoinSet::new();
+        let workers = PARALLEL_REQUESTS.min(missing.pieces.len());
+        let queue = Arc::new(PieceQueue(Mutex::new(missing.pieces)));
+        let mut tasks = JoinSet::new();
         for _ in 0..workers {
-            working.spawn(Arc::clone(&self).work(Arc::clone(&queue), Arc::clone(&progress)));
+            tasks.spawn(Arc::clone(&self).run_worker(Arc::clone(&queue), Arc::clone(&progress)));
         }
-        let mut ticks = interval(progress::EVERY);
+        let mut ticks = interval(progress::REPORT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        // The first one comes at once.
+        // The first tick completes immediately.
         ticks.tick().await;
         loop {
             tokio::select! {
-                ended = working.join_next() => match ended {
+                ended = tasks.join_next() => match ended {
                     None => break,
                     Some(Ok(worked)) => worked?,
-                    Some(Err(error)) => return Err(self.broken(&error)),
+                    Some(Err(error)) => return Err(self.crashed(&error)),
                 },
                 _ = ticks.tick(), if report => progress.print(),
             }
         }
         for file in missing.files {
             self.verify(&file).await?;
-            // Meanwhile its bytes are used.
+            // Syncs in the background, while the caller uses the bytes.
             tokio::task::spawn_blocking(move || {
                 if let Err(error) = file.sync() {
                     progress::print_line(&format!("fetch: {error}"));
@@ -137,68 +137,68 @@ impl Transfer {
         Ok(())
     }
 
-    /// Works on pieces until none is left.
-    async fn work(
+    /// Fetches pieces from the queue end_of_body it is empty.
+    async fn run_worker(
         self: Arc<Self>,
-        queue: Arc<Queue>,
+        queue: Arc<PieceQueue>,
         progress: Arc<FetchProgress>,
     ) -> Result<(), FetchError> {
-        let mut busy = 0;
-        let mut watch = None;
+        let mut busy_pieces = 0;
+        let mut last_progress = None;
         loop {
             let Some(mut piece) = queue.pieces().pop_front() else {
                 return Ok(());
             };
             match piece.file.claim(piece.bytes.clone())? {
-                ClaimOutcome::Complete => progress.found(piece.missing),
+                ClaimOutcome::Complete => progress.add_cached(piece.missing),
                 ClaimOutcome::Claimed(claim) => {
                     self.fetch(claim, &piece, &progress).await?;
-                    (busy, watch) = (0, None);
+                    (busy_pieces, last_progress) = (0, None);
                     continue;
                 }
                 ClaimOutcome::Busy => {
-                    let missing = total(&piece.file.missing(&piece.bytes)?);
-                    progress.found(piece.missing.saturating_sub(missing));
+                    let missing = total_bytes(&piece.file.missing(&piece.bytes)?);
+                    progress.add_cached(piece.missing.saturating_sub(missing));
                     piece.missing = missing;
-                    self.check_others(&mut watch, &piece, &progress)?;
-                    let others = {
+                    self.check_other_tasks(&mut last_progress, &piece, &progress)?;
+                    let queued = {
                         let mut pieces = queue.pieces();
                         pieces.push_back(piece);
                         pieces.len()
                     };
-                    busy += 1;
-                    if busy >= others {
-                        // Other tasks or processes fetch all that is left.
-                        sleep(POLL).await;
-                        busy = 0;
+                    busy_pieces += 1;
+                    if busy_pieces >= queued {
+                        // All remaining pieces are being fetched by other tasks or processes.
+                        sleep(POLL_INTERVAL).await;
+                        busy_pieces = 0;
                     }
                 }
             }
         }
     }
 
-    /// Checks that the tasks and processes that fetch bytes for this transfer make progress.
-    fn check_others(
+    /// Checks that the other tasks and processes make progress on the pieces of this transfer.
+    fn check_other_tasks(
         &self,
-        watch: &mut Option<(u64, Instant)>,
+        last_progress: &mut Option<(u64, Instant)>,
         piece: &ByteRange,
         progress: &FetchProgress,
     ) -> Result<(), FetchError> {
-        // Their pieces can begin with bytes that are not wanted here.
-        let there = progress.there() + piece.file.complete();
-        match watch {
-            Some((before, since)) if *before == there => {
-                if since.elapsed() < self.patience.others {
+        // Counts the whole file too, because another process may first fetch bytes that are not wanted here.
+        let cached_bytes = progress.cached_bytes() + piece.file.complete();
+        match last_progress {
+            Some((before, since)) if *before == cached_bytes => {
+                if since.elapsed() < self.timeouts.other_process {
                     return Ok(());
                 }
                 Err(FetchError::Stalled {
-                    place: self.client.place(&piece.file.name),
+                    location: self.client.location(&piece.file.name),
                     cache: piece.file.path().to_owned(),
-                    seconds: self.patience.others.as_secs(),
+                    seconds: self.timeouts.other_process.as_secs(),
                 })
             }
             _ => {
-                *watch = Some((there, Instant::now()));
+                *last_progress = Some((cached_bytes, Instant::now()));
                 Ok(())
             }
         }
@@ -211,19 +211,19 @@ impl Transfer {
         progress: &FetchProgress,
     ) -> Result<(), FetchError> {
         let parts = claim.missing()?;
-        progress.found(piece.missing.saturating_sub(total(&parts)));
+        progress.add_cached(piece.missing.saturating_sub(total_bytes(&parts)));
         for part in parts {
-            let mut at = part.start;
-            let mut attempts = Attempts::new(self.patience, &self.heard);
-            while at < part.end {
-                let before = at;
+            let mut offset = part.start;
+            let mut attempts = Attempts::new(self.timeouts, &self.activity);
+            while offset < part.end {
+                let before = offset;
                 if let Err(failed) =
-                    self.fetch_some(&mut claim, &piece.file, &mut at, part.end, progress).await
+                    self.fetch_once(&mut claim, &piece.file, &mut offset, part.end, progress).await
                 {
-                    if at > before {
-                        attempts.progress();
+                    if offset > before {
+                        attempts.reset();
                     }
-                    // Others see how far we are, also during a long pause.
+                    // Makes the progress visible to other processes during a long pause.
                     claim.record()?;
                     attempts.pause(failed).await?;
                 }
@@ -232,63 +232,69 @@ impl Transfer {
         claim.record()
     }
 
-    /// Fetches the bytes from `at` to `end`, with one request; `at` moves with what has been kept.
-    async fn fetch_some(
+    /// Fetches the bytes from `offset` to `end` with one request. Advances `offset` past the bytes that were written.
+    async fn fetch_once(
         &self,
         claim: &mut RangeClaim,
         file: &CachedFile,
-        at: &mut u64,
+        offset: &mut u64,
         end: u64,
         progress: &FetchProgress,
-    ) -> Result<(), Failed> {
-        let condition = Condition::Same(&file.identity);
-        match self.client.get(&file.name, *at..end, condition).await? {
-            Reply::Bytes(bytes) => self.receive(*bytes, claim, &file.name, at, end, progress).await,
-            Reply::Absent(error) => Err(error.into()),
-            Reply::Unchanged => {
-                let place = self.client.place(&file.name);
-                Err(FetchError::Answer { place, problem: "304 to an unconditional request".to_owned() }
-                    .into())
+    ) -> Result<(), FailedAttempt> {
+        let condition = VersionCondition::Same(&file.identity);
+        match self.client.get(&file.name, *offset..end, condition).await? {
+            RangeResponse::Bytes(bytes) => {
+                self.receive(*bytes, claim, &file.name, offset, end, progress).await
+            }
+            RangeResponse::Absent(error) => Err(error.into()),
+            RangeResponse::Unchanged => {
+                let location = self.client.location(&file.name);
+                Err(FetchError::InvalidResponse {
+                    location,
+                    problem: "304 to an unconditional request".to_owned(),
+                }
+                .into())
             }
         }
     }
 
-    /// Keeps the bytes from `at` to `end` of an answer that may hold more.
+    /// Writes the bytes from `offset` to `end` of a response, which may contain further bytes.
     pub(crate) async fn receive(
         &self,
-        bytes: Bytes,
+        bytes: RangeBody,
         claim: &mut RangeClaim,
         name: &str,
-        at: &mut u64,
+        offset: &mut u64,
         end: u64,
         progress: &FetchProgress,
-    ) -> Result<(), Failed> {
+    ) -> Result<(), FailedAttempt> {
         let mut position = bytes.range.start;
-        let until = end.min(bytes.range.end);
+        let end_of_body = end.min(bytes.range.end);
         if let Some(mut response) = bytes.response {
-            while *at < until {
+            while *offset < end_of_body {
                 let chunk = response.chunk().await;
-                let Some(chunk) = chunk.map_err(|error| unanswered(self.client.place(name), error))? else {
+                let Some(chunk) = chunk.map_err(|error| no_response(self.client.location(name), error))?
+                else {
                     break;
                 };
                 let length = chunk.len() as u64;
-                self.heard.note(length);
-                let from = at.saturating_sub(position).min(length);
-                let to = until.saturating_sub(position).min(length);
+                self.activity.record(length);
+                let from = offset.saturating_sub(position).min(length);
+                let to = end_of_body.saturating_sub(position).min(length);
                 position += length;
                 if let Some(wanted) =
                     chunk.get(from as usize..to as usize).filter(|wanted| !wanted.is_empty())
                 {
-                    claim.write(wanted, *at)?;
-                    *at += wanted.len() as u64;
-                    progress.fetched(wanted.len() as u64);
+                    claim.write(wanted, *offset)?;
+                    *offset += wanted.len() as u64;
+                    progress.add_received(wanted.len() as u64);
                 }
             }
         }
-        if *at < until {
+        if *offset < end_of_body {
             let problem = "the answer was shorter than announced".to_owned();
-            let error = FetchError::Unavailable { place: self.client.place(name), problem };
-            return Err(Failed { error, again: RetryDecision::Soon(None) });
+            let error = FetchError::Unavailable { location: self.client.location(name), problem };
+            return Err(FailedAttempt { error, retry: RetryDecision::Retry(None) });
         }
         Ok(())
     }
@@ -296,25 +302,25 @@ impl Transfer {
     /// Compares a file that has become complete with the SHA-256 that the source states.
     async fn verify(&self, file: &Arc<CachedFile>) -> Result<(), FetchError> {
         while file.is_unverified() {
-            let (checked, place) = (Arc::clone(file), self.client.place(&file.name));
-            let verified = tokio::task::spawn_blocking(move || checked.verify(&place)).await;
-            if verified.map_err(|error| self.broken(&error))?? {
+            let (checked, location) = (Arc::clone(file), self.client.location(&file.name));
+            let verified = tokio::task::spawn_blocking(move || checked.verify(&location)).await;
+            if verified.map_err(|error| self.crashed(&error))?? {
                 return Ok(());
             }
-            // Another process is at it, which ends however that process ends.
-            sleep(POLL).await;
+            // Another process verifies the file. If it dies, the lock is released and this one verifies it.
+            sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
 
-    fn broken(&self, error: &dyn std::error::Error) -> FetchError {
-        let place = self.client.root().display().to_string();
-        FetchError::Unavailable { place, problem: format!("the task that fetches crashed: {error}") }
+    fn crashed(&self, error: &dyn std::error::Error) -> FetchError {
+        let location = self.client.root().display().to_string();
+        FetchError::Unavailable { location, problem: format!("the task that fetches crashed: {error}") }
     }
 }
 
-/// Bytes of `ranges`, which do not overlap.
-pub(crate) fn total(ranges: &[Range<u64>]) -> u64 {
+/// Returns the number of bytes of `ranges`, which must not overlap.
+pub(crate) fn total_bytes(ranges: &[Range<u64>]) -> u64 {
     ranges.iter().map(|range| range.end - range.start).sum()
 }
 
@@ -324,9 +330,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_cover_their_range() {
-        let all: Vec<_> = pieces(5..PIECE * 2 + 5).collect();
-        assert_eq!(all, [5..PIECE + 5, PIECE + 5..PIECE * 2 + 5]);
-        assert_eq!(pieces(3..4).collect::<Vec<_>>(), [3..4]);
+    fn pieces_cover_the_whole_range() {
+        let all: Vec<_> = split_into_pieces(5..PIECE_BYTES * 2 + 5).collect();
+        assert_eq!(all, [5..PIECE_BYTES + 5, PIECE_BYTES + 5..PIECE_BYTES * 2 + 5]);
+        assert_eq!(split_into_pieces(3..4).collect::<Vec<_>>(), [3..4]);
     }
 }

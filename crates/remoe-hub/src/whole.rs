@@ -1,12 +1,12 @@
-//! All files of a model, for programs that want it as a whole.
+//! All files of a model, for programs that copy or convert it.
 
 use remoe_model::{Checkpoint, FileRange, StoredFile};
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
-/// Files beside the weights.
-const BESIDE: [&str; 11] = [
+/// Files of a model beside its weights.
+const OTHER_FILES: [&str; 11] = [
     "config.json",
     "generation_config.json",
     "model.safetensors.index.json",
@@ -28,7 +28,7 @@ pub struct WholeModel {
 }
 
 impl WholeModel {
-    /// Opens the weights of `checkpoint` and what belongs to them.
+    /// Opens the weights of `checkpoint`, and the other files that exist.
     ///
     /// # Errors
     /// A file cannot be opened.
@@ -38,7 +38,7 @@ impl WholeModel {
             .filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
             .collect();
         let mut files = Vec::new();
-        for name in weights.into_iter().chain(BESIDE.map(str::to_owned)) {
+        for name in weights.into_iter().chain(OTHER_FILES.map(str::to_owned)) {
             if let Some(file) = checkpoint.store().open(&name)? {
                 files.push((name, file));
             }
@@ -46,22 +46,22 @@ impl WholeModel {
         Ok(Self { checkpoint, files })
     }
 
-    /// Returns its files by name.
+    /// Returns the files with their names.
     #[must_use]
     pub fn files(&self) -> &[(String, Arc<dyn StoredFile>)] {
         &self.files
     }
 
-    /// Returns its bytes.
+    /// Returns the total size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|(_, file)| file.size()).sum()
     }
 
-    /// Fetches what is missing of it, and compares files with the checksums that the source states.
+    /// Fetches the missing bytes, and verifies the checksums that the source states.
     ///
     /// # Errors
-    /// The source does not give it.
+    /// The source fails, or a checksum differs.
     pub fn fetch(&self) -> io::Result<()> {
         let files = self.files.iter();
         let ranges: Vec<_> =

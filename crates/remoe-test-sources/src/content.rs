@@ -1,7 +1,7 @@
-//! The files of a folder, sent in whole or in part, counted, with faults.
+//! Files of a folder that servers send, with counters and injected faults.
 
 use crate::faults::Faults;
-use crate::ranges::{RequestedRange, wanted};
+use crate::ranges::{RequestedRange, requested_range};
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -16,25 +16,25 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Bytes that are sent at a time.
-const CHUNK: u64 = 64 << 10;
-/// How long what was sent takes to leave.
-const FLUSH: Duration = Duration::from_millis(20);
-/// The date of all files.
+/// Bytes per chunk of a body.
+const CHUNK_BYTES: u64 = 64 << 10;
+/// Time that sent bytes are given to leave before the connection breaks.
+const FLUSH_TIME: Duration = Duration::from_millis(20);
+/// `Last-Modified` of all files.
 const DATE: &str = "Wed, 21 Oct 2015 07:28:00 GMT";
 
-/// Record of what was sent of one file.
+/// Counters of the responses for one file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TransferCount {
-    /// Requests.
+    /// Number of requests.
     pub requests: usize,
-    /// Bytes of answers.
+    /// Bytes of the sent bodies.
     pub bytes: u64,
-    /// Which bytes were asked for, in the order of the requests.
+    /// Requested byte ranges, in the order of the requests.
     pub ranges: Vec<Range<u64>>,
 }
 
-/// A folder's files.
+/// Files of a folder, with counters and faults.
 #[derive(Debug)]
 pub struct Content {
     folder: PathBuf,
@@ -47,35 +47,35 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Content {
-    /// The files of `folder`.
+    /// Creates the content from the files of `folder`.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Arc<Self> {
         Arc::new(Self { folder: folder.into(), faults: Mutex::default(), counted: Mutex::default() })
     }
 
-    /// Changes what goes wrong.
+    /// Changes the injected faults.
     pub fn change(&self, change: impl FnOnce(&mut Faults)) {
         change(&mut locked(&self.faults));
     }
 
-    /// Returns the present faults.
+    /// Returns the current faults.
     #[must_use]
     pub fn faults(&self) -> Faults {
         locked(&self.faults).clone()
     }
 
-    /// Returns what was sent, by the files' names.
+    /// Returns the counters by file name.
     #[must_use]
     pub fn counted(&self) -> BTreeMap<String, TransferCount> {
         locked(&self.counted).clone()
     }
 
-    /// Returns what was sent, and forgets it.
+    /// Returns the counters by file name, and resets them.
     pub fn take_counted(&self) -> BTreeMap<String, TransferCount> {
         std::mem::take(&mut locked(&self.counted))
     }
 
-    /// Bytes of all files that were sent.
+    /// Returns the sent bytes of all files.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         locked(&self.counted).values().map(|counted| counted.bytes).sum()
@@ -99,7 +99,7 @@ impl Content {
         Some((file, size))
     }
 
-    /// A failure, where one is due.
+    /// Returns an error response if a failure is injected.
     pub(crate) fn failure(&self) -> Option<Response> {
         let mut faults = locked(&self.faults);
         faults.failures = faults.failures.checked_sub(1)?;
@@ -107,8 +107,8 @@ impl Content {
         Some((status, "a fault").into_response())
     }
 
-    /// The answer to a request for the file `name`.
-    pub(crate) fn answer(
+    /// Responds to a request for the file `name`. With `versioned`, sends and checks ETag and date.
+    pub(crate) fn respond(
         self: &Arc<Self>,
         name: &str,
         method: &Method,
@@ -135,7 +135,7 @@ impl Content {
             headers.extend(HeaderValue::from_str(&etag).ok().map(|etag| (header::ETAG, etag)));
             headers.insert(header::LAST_MODIFIED, HeaderValue::from_static(DATE));
         }
-        let (status, range) = match wanted(text(header::RANGE).filter(|_| !faults.no_ranges), size) {
+        let (status, range) = match requested_range(text(header::RANGE).filter(|_| !faults.no_ranges), size) {
             RequestedRange::Whole => (StatusCode::OK, 0..size),
             RequestedRange::Part(range) => (StatusCode::PARTIAL_CONTENT, range),
             RequestedRange::Unsatisfiable => return StatusCode::RANGE_NOT_SATISFIABLE.into_response(),
@@ -157,13 +157,13 @@ impl Content {
         (status, headers, self.body(name, file, range)).into_response()
     }
 
-    /// The bytes `range` of a file, counted as they leave.
+    /// Creates a body of the bytes `range` of a file, which counts them as they are sent.
     fn body(self: &Arc<Self>, name: &str, file: File, range: Range<u64>) -> Body {
-        let cut = {
+        let break_at = {
             let mut faults = locked(&self.faults);
-            let cut = faults.cut_after.filter(|_| faults.cuts > 0);
-            faults.cuts = faults.cuts.saturating_sub(usize::from(cut.is_some()));
-            cut.map_or(u64::MAX, |after| range.start + after)
+            let break_at = faults.cut_after.filter(|_| faults.cuts > 0);
+            faults.cuts = faults.cuts.saturating_sub(usize::from(break_at.is_some()));
+            break_at.map_or(u64::MAX, |after| range.start + after)
         };
         let faults = self.faults();
         let (content, name, file) = (Arc::clone(self), name.to_owned(), Arc::new(file));
@@ -173,12 +173,12 @@ impl Content {
                 if range.is_empty() {
                     return Ok(None);
                 }
-                if range.start >= cut {
-                    // What was sent before leaves first.
-                    tokio::time::sleep(FLUSH).await;
+                if range.start >= break_at {
+                    // Lets the bytes that were sent before reach the client.
+                    tokio::time::sleep(FLUSH_TIME).await;
                     return Err(io::Error::from(io::ErrorKind::ConnectionReset));
                 }
-                let end = range.end.min(range.start + CHUNK).min(cut);
+                let end = range.end.min(range.start + CHUNK_BYTES).min(break_at);
                 if let Some(rate) = faults.bytes_per_second {
                     let seconds = (end - range.start) as f64 / rate.max(1) as f64;
                     tokio::time::sleep(Duration::from_secs_f64(seconds)).await;

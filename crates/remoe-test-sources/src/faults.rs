@@ -1,30 +1,30 @@
-//! Faults that a server shows on request.
+//! Faults that tests inject into a server.
 
 use std::collections::BTreeSet;
 
-/// Faults of a server; the default is none.
+/// Faults of a server. The default is no fault.
 #[derive(Debug, Clone, Default)]
 pub struct Faults {
-    /// Answers break off after this many bytes.
+    /// Bytes after which a response breaks off.
     pub cut_after: Option<u64>,
-    /// How many further answers break off; the ones behind them are whole.
+    /// Number of further responses that break off.
     pub cuts: usize,
-    /// Files that are not there.
+    /// Files that are treated as missing.
     pub absent: BTreeSet<String>,
-    /// Ranges are not understood: every answer is the whole file.
+    /// Range requests are ignored: every response contains the whole file.
     pub no_ranges: bool,
-    /// Bytes per second of one answer.
+    /// Rate of each response. `None`: unlimited.
     pub bytes_per_second: Option<u64>,
-    /// Answers stop after their first bytes, without an end.
+    /// Responses hang after their first chunk.
     pub hang: bool,
-    /// How many further requests are answered with [`Self::status`].
+    /// Number of further requests that fail with [`Self::status`].
     pub failures: usize,
-    /// The status of failures; 503 where it is 0.
+    /// Status of failures. 0 stands for 503.
     pub status: u16,
-    /// Part of all ETags: another one is another version.
+    /// Part of all ETags. Changing it simulates a changed file.
     pub version: u64,
-    /// Neither ETag nor date is told.
+    /// ETag and date are not sent.
     pub no_validators: bool,
-    /// Signed URLs, which the hub redirects to, hold for this many requests; 0: forever.
+    /// Number of requests for which the hub's signed URLs are valid. 0: unlimited.
     pub uses_of_signed_urls: usize,
 }

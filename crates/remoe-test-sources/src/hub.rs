@@ -1,5 +1,5 @@
-//! The part of the hub's protocol that fetching uses: a repository's description, and files at a commit,
-//! of which the large ones stand on another server, at signed URLs.
+//! Test server with the hub's API for fetching: a repository's description, and its files at a commit. Large files are
+//! on a second server, at signed URLs.
 
 use crate::Server;
 use crate::content::Content;
@@ -16,18 +16,18 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A repository.
+/// Options of the repository.
 #[derive(Debug, Clone)]
 pub struct HubOptions {
     /// Organisation and name.
     pub repository: String,
-    /// The commit that the branch `main` is at.
+    /// Commit of the branch `main`.
     pub commit: String,
-    /// The token that requests must bear, where they must.
+    /// Token that requests must have. `None`: no token is required.
     pub token: Option<String>,
-    /// Files of at least this many bytes are in large file storage.
+    /// Size in bytes from which files are in large file storage.
     pub large_from: u64,
-    /// The SHA-256 that is stated of large files is wrong.
+    /// The stated SHA-256 of large files is wrong.
     pub wrong_checksums: bool,
 }
 
@@ -43,7 +43,7 @@ impl Default for HubOptions {
     }
 }
 
-/// A hub with one repository.
+/// Hub server with one repository.
 #[derive(Debug)]
 pub struct Hub {
     server: Server,
@@ -56,9 +56,9 @@ struct HubState {
     options: HubOptions,
     content: Arc<Content>,
     storage: String,
-    /// Signed URLs and the requests that were made with them.
+    /// Requests per signature of a URL.
     signed: Mutex<BTreeMap<String, usize>>,
-    /// Requests that came to the storage with a token.
+    /// Requests to the storage server that leaked the token.
     leaked: Mutex<usize>,
     described: Mutex<usize>,
 }
@@ -68,13 +68,13 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Hub {
-    /// Starts one and its storage; port 0 takes any free one.
+    /// Starts the hub and its storage server. Port 0 selects a free one.
     ///
     /// # Errors
-    /// They cannot listen.
+    /// The address is in use.
     pub async fn start(listen: SocketAddr, content: Arc<Content>, options: HubOptions) -> io::Result<Self> {
         let any = SocketAddr::new(listen.ip(), 0);
-        // The storage needs the state, which needs the storage's address.
+        // Bound first, because the state of both servers contains the storage's address.
         let listener = tokio::net::TcpListener::bind(any).await?;
         let address = listener.local_addr()?;
         let state = Arc::new(HubState {
@@ -85,17 +85,17 @@ impl Hub {
             leaked: Mutex::default(),
             described: Mutex::default(),
         });
-        let storage = Router::new().route("/{name}", get(stored)).with_state(Arc::clone(&state));
-        let serving = tokio::spawn(async move {
-            // It serves until it is aborted.
+        let storage = Router::new().route("/{name}", get(get_stored)).with_state(Arc::clone(&state));
+        let task = tokio::spawn(async move {
+            // Serves until the task is aborted.
             let _ended = axum::serve(listener, storage).await;
         });
         let router = Router::new()
-            .route("/api/models/{organisation}/{name}/revision/{revision}", get(describe))
-            .route("/{organisation}/{name}/resolve/{revision}/{file}", get(resolve))
+            .route("/api/models/{organisation}/{name}/revision/{revision}", get(get_description))
+            .route("/{organisation}/{name}/resolve/{revision}/{file}", get(get_file))
             .with_state(Arc::clone(&state));
         let server = Server::start(listen, router).await?;
-        Ok(Self { server, _storage: Server { address, serving }, state })
+        Ok(Self { server, _storage: Server { address, task }, state })
     }
 
     /// Returns the value for HF_ENDPOINT.
@@ -110,13 +110,13 @@ impl Hub {
         format!("hf://{}", self.state.options.repository)
     }
 
-    /// How often the token was shown to the storage, which is another server.
+    /// Returns the number of requests that leaked the token to the storage server.
     #[must_use]
     pub fn leaked(&self) -> usize {
         *locked(&self.state.leaked)
     }
 
-    /// How often the repository was described.
+    /// Returns the number of requests for the repository's description.
     #[must_use]
     pub fn described(&self) -> usize {
         *locked(&self.state.described)
@@ -124,11 +124,11 @@ impl Hub {
 }
 
 impl HubState {
-    /// A refusal, unless this is the repository and the token is right.
+    /// Returns an error response for a wrong token or another repository.
     fn refusal(&self, repository: &str, headers: &HeaderMap) -> Option<Response> {
-        let said = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         let wanted = self.options.token.as_ref().map(|token| format!("Bearer {token}"));
-        if wanted.is_some() && said != wanted.as_deref() {
+        if wanted.is_some() && authorization != wanted.as_deref() {
             let message = [("x-error-message", "Invalid username or password.")];
             return Some((StatusCode::UNAUTHORIZED, message).into_response());
         }
@@ -139,7 +139,7 @@ impl HubState {
     }
 }
 
-async fn describe(
+async fn get_description(
     State(state): State<Arc<HubState>>,
     Path((organisation, name, revision)): Path<(String, String, String)>,
     headers: HeaderMap,
@@ -160,7 +160,7 @@ async fn describe(
     axum::Json(json!({ "sha": state.options.commit, "siblings": siblings })).into_response()
 }
 
-async fn resolve(
+async fn get_file(
     State(state): State<Arc<HubState>>,
     Path((organisation, name, revision, file)): Path<(String, String, String, String)>,
     method: Method,
@@ -179,7 +179,7 @@ async fn resolve(
         return state
             .content
             .failure()
-            .unwrap_or_else(|| state.content.answer(&file, &method, &headers, true));
+            .unwrap_or_else(|| state.content.respond(&file, &method, &headers, true));
     }
     let signature = {
         let mut signed = locked(&state.signed);
@@ -197,19 +197,19 @@ async fn resolve(
     }
     let mut etag = String::from("\"");
     hash.finalize().iter().for_each(|byte| {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _written = write!(etag, "{byte:02x}");
     });
     etag.push('"');
     let location = format!("{}/{file}?signature={signature}", state.storage);
-    let mut answer = HeaderMap::new();
+    let mut response_headers = HeaderMap::new();
     for (name, text) in [("location", location), ("x-linked-etag", etag), ("x-linked-size", size.to_string())]
     {
-        answer.extend(
+        response_headers.extend(
             HeaderValue::from_str(&text).ok().map(|value| (http::HeaderName::from_static(name), value)),
         );
     }
-    (StatusCode::FOUND, answer).into_response()
+    (StatusCode::FOUND, response_headers).into_response()
 }
 
 struct HashWriter<'a>(&'a mut Sha256);
@@ -225,7 +225,7 @@ impl io::Write for HashWriter<'_> {
     }
 }
 
-async fn stored(
+async fn get_stored(
     State(state): State<Arc<HubState>>,
     Path(file): Path<String>,
     Query(query): Query<BTreeMap<String, String>>,
@@ -246,5 +246,5 @@ async fn stored(
     if uses.is_none_or(|uses| limit > 0 && uses > limit) {
         return (StatusCode::FORBIDDEN, "<Error><Code>AccessDenied</Code></Error>").into_response();
     }
-    state.content.failure().unwrap_or_else(|| state.content.answer(&file, &method, &headers, true))
+    state.content.failure().unwrap_or_else(|| state.content.respond(&file, &method, &headers, true))
 }

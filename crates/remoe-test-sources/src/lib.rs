@@ -1,8 +1,7 @@
-//! Small servers that speak as the Hugging Face hub, S3 and web servers do, over the files of a folder.
-//! They count what they send, and can be made to fail in the ways that networks and servers do.
+//! Test servers with the APIs of the Hugging Face hub, S3 and web servers, for the files of a folder. They count the
+//! bytes that they send, and inject faults of networks and servers.
 //!
-//! Only what fetching a model needs is there. For tests: nothing here returns errors but
-//! [`std::io::Error`] at the start.
+//! They implement only the requests that fetch a model. Only starting them returns errors.
 
 mod content;
 mod faults;
@@ -24,25 +23,25 @@ use std::net::SocketAddr;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// A server that ends when this is dropped.
+/// Running server. Dropping it stops the server.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
-    serving: JoinHandle<()>,
+    task: JoinHandle<()>,
 }
 
 impl Server {
     async fn start(listen: SocketAddr, router: Router) -> io::Result<Self> {
         let listener = TcpListener::bind(listen).await?;
         let address = listener.local_addr()?;
-        let serving = tokio::spawn(async move {
-            // It serves until it is aborted.
+        let task = tokio::spawn(async move {
+            // Serves until the task is aborted.
             let _ended = axum::serve(listener, router).await;
         });
-        Ok(Self { address, serving })
+        Ok(Self { address, task })
     }
 
-    /// Where it listens, as the start of URLs.
+    /// Returns the URL of the server, without a path.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
@@ -51,6 +50,6 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.serving.abort();
+        self.task.abort();
     }
 }

@@ -30,14 +30,14 @@ async fn main() -> io::Result<()> {
     let settings = ServeArgs::parse();
     let content = Content::new(settings.folder);
     content.change(|faults| faults.bytes_per_second = settings.bytes_per_second);
-    let at = |number: u16| {
+    let address = |number: u16| {
         let port = if settings.port == 0 { 0 } else { settings.port.saturating_add(number) };
         SocketAddr::new(settings.host, port)
     };
-    let web = Web::start(at(0), content.clone()).await?;
-    let s3 = S3::start(at(1), content.clone(), S3Options::default()).await?;
+    let web = Web::start(address(0), content.clone()).await?;
+    let s3 = S3::start(address(1), content.clone(), S3Options::default()).await?;
     let options = HubOptions { token: settings.token, ..HubOptions::default() };
-    let hub = Hub::start(at(2), content, options).await?;
+    let hub = Hub::start(address(2), content, options).await?;
     let mut out = io::stdout().lock();
     writeln!(out, "--model {}", web.model())?;
     for (name, value) in s3.environment() {

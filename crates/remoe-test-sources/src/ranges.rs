@@ -1,8 +1,8 @@
-//! `Range: bytes=..` of one range.
+//! Parser of `Range` headers with one range.
 
 use std::ops::Range;
 
-/// Part of a file of `size` bytes that a request wants.
+/// Part of a file that a request asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RequestedRange {
     Whole,
@@ -10,7 +10,8 @@ pub(crate) enum RequestedRange {
     Unsatisfiable,
 }
 
-pub(crate) fn wanted(header: Option<&str>, size: u64) -> RequestedRange {
+/// Parses the `Range` header of a request for a file of `size` bytes. An invalid header requests the whole file.
+pub(crate) fn requested_range(header: Option<&str>, size: u64) -> RequestedRange {
     let Some(spec) = header.and_then(|header| header.strip_prefix("bytes=")) else {
         return RequestedRange::Whole;
     };

@@ -1,8 +1,8 @@
-//! The part of the S3 protocol that fetching uses: `GetObject` and `HeadObject`, signed.
+//! Test server with the S3 API for fetching: signed `GetObject` and `HeadObject`.
 
 use crate::Server;
 use crate::content::Content;
-use crate::signature::{SigningKey, check};
+use crate::signature::{SigningKey, check_signature};
 use axum::Router;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -12,10 +12,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// A bucket and the key that may read it.
+/// Options of the bucket, and the access key that may read it.
 #[derive(Debug, Clone)]
 pub struct S3Options {
-    /// The bucket.
+    /// Name of the bucket.
     pub bucket: String,
     /// Prefix of all keys, without a slash at either end.
     pub prefix: String,
@@ -25,7 +25,7 @@ pub struct S3Options {
     pub secret: String,
     /// AWS_REGION.
     pub region: String,
-    /// The key may not list the bucket: what does not exist is refused.
+    /// The access key may not list the bucket: requests for missing objects get 403.
     pub no_listing: bool,
 }
 
@@ -42,7 +42,7 @@ impl Default for S3Options {
     }
 }
 
-/// A server with one bucket.
+/// S3 server with one bucket.
 #[derive(Debug)]
 pub struct S3 {
     server: Server,
@@ -56,13 +56,13 @@ struct S3State {
 }
 
 impl S3 {
-    /// Starts one; port 0 takes any free one.
+    /// Starts the server. Port 0 selects a free one.
     ///
     /// # Errors
-    /// It cannot listen.
+    /// The address is in use.
     pub async fn start(listen: SocketAddr, content: Arc<Content>, options: S3Options) -> io::Result<Self> {
         let state = Arc::new(S3State { options, content });
-        let router = Router::new().fallback(object).with_state(Arc::clone(&state));
+        let router = Router::new().fallback(get_object).with_state(Arc::clone(&state));
         Ok(Self { server: Server::start(listen, router).await?, state })
     }
 
@@ -78,7 +78,7 @@ impl S3 {
         format!("s3://{}/{}", self.state.options.bucket, self.state.options.prefix)
     }
 
-    /// The variables of a client that may read.
+    /// Returns the environment variables of a client with the access key.
     #[must_use]
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         let S3Options { key_id, secret, region, .. } = &self.state.options;
@@ -91,31 +91,36 @@ impl S3 {
     }
 }
 
-async fn object(State(state): State<Arc<S3State>>, method: Method, uri: Uri, headers: HeaderMap) -> Response {
+async fn get_object(
+    State(state): State<Arc<S3State>>,
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Response {
     let S3State { options, content } = &*state;
     let key = SigningKey { id: &options.key_id, secret: &options.secret, region: &options.region };
-    if let Err(refused) = check(key, &method, &uri, &headers) {
-        return error(StatusCode::FORBIDDEN, &format!("{refused:?}"));
+    if let Err(reason) = check_signature(key, &method, &uri, &headers) {
+        return error_response(StatusCode::FORBIDDEN, &format!("{reason:?}"));
     }
     if let Some(failure) = content.failure() {
         return failure;
     }
     let path = percent_decode_str(uri.path()).decode_utf8_lossy().into_owned();
     let Some(key) = path.strip_prefix(&format!("/{}/", options.bucket)) else {
-        return error(StatusCode::NOT_FOUND, "NoSuchBucket");
+        return error_response(StatusCode::NOT_FOUND, "NoSuchBucket");
     };
     let name = key.strip_prefix(&format!("{}/", options.prefix)).unwrap_or_default();
     if content.open(name).is_none() {
         return if options.no_listing {
-            error(StatusCode::FORBIDDEN, "AccessDenied")
+            error_response(StatusCode::FORBIDDEN, "AccessDenied")
         } else {
-            error(StatusCode::NOT_FOUND, "NoSuchKey")
+            error_response(StatusCode::NOT_FOUND, "NoSuchKey")
         };
     }
-    content.answer(name, &method, &headers, true)
+    content.respond(name, &method, &headers, true)
 }
 
-fn error(status: StatusCode, code: &str) -> Response {
+fn error_response(status: StatusCode, code: &str) -> Response {
     let body = format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>{code}.</Message></Error>");
     (status, [("content-type", "application/xml")], body).into_response()
 }

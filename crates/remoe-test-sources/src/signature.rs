@@ -1,4 +1,4 @@
-//! AWS Signature Version 4, recomputed from the request
+//! Verification of AWS Signature Version 4
 //! (<https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html>).
 
 use hmac::{Hmac, KeyInit, Mac};
@@ -6,16 +6,16 @@ use http::{HeaderMap, Method, Uri};
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
 
-/// Why a request is refused, as S3 names it.
+/// S3 error code of a refused request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum SignatureError {
     AccessDenied,
     InvalidAccessKeyId,
     SignatureDoesNotMatch,
     AuthorizationHeaderMalformed,
 }
 
-/// Credentials and region with which requests must be signed.
+/// Access key and region with which requests must be signed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SigningKey<'a> {
     pub(crate) id: &'a str,
@@ -24,51 +24,52 @@ pub(crate) struct SigningKey<'a> {
 }
 
 /// Checks the signature of a request without a body.
-pub(crate) fn check(
+pub(crate) fn check_signature(
     key: SigningKey<'_>,
     method: &Method,
     uri: &Uri,
     headers: &HeaderMap,
-) -> Result<(), Refused> {
+) -> Result<(), SignatureError> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let authorization = text("authorization").ok_or(Refused::AccessDenied)?;
-    let fields =
-        authorization.strip_prefix("AWS4-HMAC-SHA256 ").ok_or(Refused::AuthorizationHeaderMalformed)?;
+    let authorization = text("authorization").ok_or(SignatureError::AccessDenied)?;
+    let fields = authorization
+        .strip_prefix("AWS4-HMAC-SHA256 ")
+        .ok_or(SignatureError::AuthorizationHeaderMalformed)?;
     let field = |name: &str| {
         let mut parts = fields.split(',').filter_map(|part| part.trim().split_once('='));
         parts.find(|(found, _)| *found == name).map(|(_, value)| value)
     };
-    let malformed = Refused::AuthorizationHeaderMalformed;
+    let malformed = SignatureError::AuthorizationHeaderMalformed;
     let credential = field("Credential").ok_or(malformed)?;
     let signed_headers = field("SignedHeaders").ok_or(malformed)?;
     let signature = field("Signature").ok_or(malformed)?;
     let mut scope = credential.splitn(2, '/');
     if scope.next() != Some(key.id) {
-        return Err(Refused::InvalidAccessKeyId);
+        return Err(SignatureError::InvalidAccessKeyId);
     }
     let scope = scope.next().unwrap_or_default();
-    let moment = text("x-amz-date").ok_or(Refused::AccessDenied)?;
-    let day = moment.get(..8).ok_or(malformed)?;
+    let timestamp = text("x-amz-date").ok_or(SignatureError::AccessDenied)?;
+    let day = timestamp.get(..8).ok_or(malformed)?;
     if scope != format!("{day}/{}/s3/aws4_request", key.region) {
         return Err(malformed);
     }
     if !signed_headers.split(';').any(|name| name == "host") {
-        return Err(Refused::SignatureDoesNotMatch);
+        return Err(SignatureError::SignatureDoesNotMatch);
     }
-    let mut request = format!("{method}\n{}\n{}\n", uri.path(), uri.query().unwrap_or_default());
+    let mut canonical_request = format!("{method}\n{}\n{}\n", uri.path(), uri.query().unwrap_or_default());
     for name in signed_headers.split(';') {
-        request.push_str(&format!("{name}:{}\n", text(name).unwrap_or_default().trim()));
+        canonical_request.push_str(&format!("{name}:{}\n", text(name).unwrap_or_default().trim()));
     }
     let payload = text("x-amz-content-sha256").unwrap_or_default();
-    request.push_str(&format!("\n{signed_headers}\n{payload}"));
-    let digest = hex(&Sha256::digest(request.as_bytes()));
-    let to_sign = format!("AWS4-HMAC-SHA256\n{moment}\n{scope}\n{digest}");
+    canonical_request.push_str(&format!("\n{signed_headers}\n{payload}"));
+    let digest = hex(&Sha256::digest(canonical_request.as_bytes()));
+    let string_to_sign = format!("AWS4-HMAC-SHA256\n{timestamp}\n{scope}\n{digest}");
     let mut secret = format!("AWS4{}", key.secret).into_bytes();
     for part in [day, key.region, "s3", "aws4_request"] {
         secret = mac(&secret, part).ok_or(malformed)?;
     }
-    let expected = mac(&secret, &to_sign).map(|bytes| hex(&bytes));
-    if expected.as_deref() == Some(signature) { Ok(()) } else { Err(Refused::SignatureDoesNotMatch) }
+    let expected = mac(&secret, &string_to_sign).map(|bytes| hex(&bytes));
+    if expected.as_deref() == Some(signature) { Ok(()) } else { Err(SignatureError::SignatureDoesNotMatch) }
 }
 
 fn mac(key: &[u8], text: &str) -> Option<Vec<u8>> {
@@ -79,7 +80,7 @@ fn mac(key: &[u8], text: &str) -> Option<Vec<u8>> {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _written = write!(text, "{byte:02x}");
         text
     })
@@ -93,7 +94,7 @@ mod tests {
 
     /// The example "GET Object" of Amazon's documentation.
     #[test]
-    fn the_documented_example_is_accepted() {
+    fn documented_example_signature_is_accepted() {
         let key = SigningKey {
             id: "AKIAIOSFODNN7EXAMPLE",
             secret: "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
@@ -113,10 +114,16 @@ mod tests {
             headers.insert(name, value.parse().unwrap());
         }
         let uri: Uri = "/test.txt".parse().unwrap();
-        assert_eq!(check(key, &Method::GET, &uri, &headers), Ok(()));
+        assert_eq!(check_signature(key, &Method::GET, &uri, &headers), Ok(()));
         let other = SigningKey { secret: "another", ..key };
-        assert_eq!(check(other, &Method::GET, &uri, &headers), Err(Refused::SignatureDoesNotMatch));
+        assert_eq!(
+            check_signature(other, &Method::GET, &uri, &headers),
+            Err(SignatureError::SignatureDoesNotMatch)
+        );
         headers.insert("range", "bytes=0-8".parse().unwrap());
-        assert_eq!(check(key, &Method::GET, &uri, &headers), Err(Refused::SignatureDoesNotMatch));
+        assert_eq!(
+            check_signature(key, &Method::GET, &uri, &headers),
+            Err(SignatureError::SignatureDoesNotMatch)
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! A web server.
+//! Test web server.
 
 use crate::Server;
 use crate::content::Content;
@@ -11,19 +11,19 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// A web server with the files of a folder below `/models/`.
+/// Web server with the files of a folder below `/models/`.
 #[derive(Debug)]
 pub struct Web {
     server: Server,
 }
 
 impl Web {
-    /// Starts one; port 0 takes any free one.
+    /// Starts the server. Port 0 selects a free one.
     ///
     /// # Errors
-    /// It cannot listen.
+    /// The address is in use.
     pub async fn start(listen: SocketAddr, content: Arc<Content>) -> io::Result<Self> {
-        let router = Router::new().route("/models/{name}", get(file)).with_state(content);
+        let router = Router::new().route("/models/{name}", get(get_file)).with_state(content);
         Ok(Self { server: Server::start(listen, router).await? })
     }
 
@@ -34,11 +34,11 @@ impl Web {
     }
 }
 
-async fn file(
+async fn get_file(
     State(content): State<Arc<Content>>,
     Path(name): Path<String>,
     method: Method,
     headers: HeaderMap,
 ) -> Response {
-    content.failure().unwrap_or_else(|| content.answer(&name, &method, &headers, true))
+    content.failure().unwrap_or_else(|| content.respond(&name, &method, &headers, true))
 }

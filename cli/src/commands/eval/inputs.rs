@@ -109,19 +109,19 @@ impl OwnModel {
 }
 
 fn prices(path: &Path) -> Result<(PathBuf, Prices), CliError> {
-    let prices =
-        Prices::from_yaml(&read("--pricing", path)?).map_err(|error| in_file(path, &error.field, &error))?;
+    let prices = Prices::from_yaml(&read("--pricing", path)?)
+        .map_err(|error| file_error(path, &error.field, &error))?;
     Ok((path.to_owned(), prices))
 }
 
 fn profile(path: &Path, facts: &Inspection) -> Result<(PathBuf, Profile), CliError> {
-    let profile =
-        Profile::from_json(&read("--profile", path)?).map_err(|error| in_file(path, &error.field, &error))?;
-    profile.check_model(facts, &facts.dtype).map_err(|error| in_file(path, "model", &error))?;
+    let profile = Profile::from_json(&read("--profile", path)?)
+        .map_err(|error| file_error(path, &error.field, &error))?;
+    profile.check_model(facts, &facts.dtype).map_err(|error| file_error(path, "model", &error))?;
     Ok((path.to_owned(), profile))
 }
 
-fn in_file(path: &Path, field: &str, error: &dyn std::error::Error) -> CliError {
+fn file_error(path: &Path, field: &str, error: &dyn std::error::Error) -> CliError {
     let field = Some(field.to_owned()).filter(|field| !field.is_empty());
     let message = format!("{}: {error}", path.display());
     CliError { path: Some(path.to_owned()), field, ..CliError::arguments("", message) }

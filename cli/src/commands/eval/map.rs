@@ -36,7 +36,7 @@ impl MapReport {
     /// Asks the planner for every cell at the prices that were given.
     pub(super) fn of(args: &EvalArgs, inputs: &Inputs) -> Result<Self, CliError> {
         let wrong =
-            |flag: &str, path: &Path, error: &dyn std::fmt::Display| files::in_file(flag, path, error);
+            |flag: &str, path: &Path, error: &dyn std::fmt::Display| files::file_error(flag, path, error);
         let models = Subject::all();
         let mut regimes = Vec::new();
         let failed = |error: ExperimentError| CliError::runtime(error.to_string());

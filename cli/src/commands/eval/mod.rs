@@ -12,7 +12,7 @@ mod tables;
 mod workloads;
 mod worth;
 
-use crate::exit::{CliError, Code};
+use crate::exit::{CliError, CliExitCode};
 use crate::output::progress::bar;
 use crate::output::{folders, json};
 use clap::{Args, ValueEnum};
@@ -205,7 +205,7 @@ impl From<ExperimentError> for CliError {
         let message = error.to_string();
         match error {
             ExperimentError::Plan { error: PlanError::Infeasible(_), .. } => {
-                Self { code: Code::Infeasible, ..Self::runtime(message) }
+                Self { code: CliExitCode::Infeasible, ..Self::runtime(message) }
             }
             ExperimentError::Problem { .. } => Self::arguments("--profile", message),
             ExperimentError::NoRequests { .. } | ExperimentError::Shares { .. } => {

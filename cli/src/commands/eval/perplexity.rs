@@ -134,7 +134,7 @@ fn wanted(source: &ModelArgs, form: WeightForm) -> Result<DesiredDeployment, Cli
     // Some forms are those of CPUs alone.
     let device = Some(CPU.to_owned());
     let arguments = DeploymentArgs { experts_dtype, kv_cache_dtype, device, ..DeploymentArgs::default() };
-    let mut wanted = deployment::unplaced(source, &arguments)?;
+    let mut wanted = deployment::unplaced_deployment(source, &arguments)?;
     wanted.inspection.dense_dtype = dense_dtype;
     let plain = default_dtype(&wanted.inspection);
     wanted.options.dense_dtype = Some(dense_dtype.map_or(plain, DenseDtype::name));

@@ -25,7 +25,7 @@ pub(super) fn measured(args: &EvalArgs, inputs: &Inputs) -> Result<Regret, CliEr
     let mut subjects = Vec::new();
     for path in &args.problems {
         let problem = Problem::from_json(&files::read("--problem", path)?)
-            .map_err(|error| files::in_file("--problem", path, &error))?;
+            .map_err(|error| files::file_error("--problem", path, &error))?;
         if problem.prediction.is_none() {
             let message = format!("{}: missing prediction; plans need it", path.display());
             return Err(CliError::arguments("--problem", message));

@@ -1,6 +1,6 @@
-//! The MoEDeployment that an answer about nodes means.
+//! MoEDeployment manifest of a node recommendation.
 
-use super::nodes_model::{Forms, KnownModel};
+use super::nodes_model::{KnownModel, WeightDtypes};
 use remoe_hub::{ModelArgs, ModelLocation};
 use remoe_planner::{
     Arrangement, Device, NodeShape, NodesAnswer, NodesLayout, Rental, RentedNodes, RivalNodes, dollars,
@@ -9,37 +9,37 @@ use remoe_process::format_duration;
 use std::fmt::Write;
 use std::time::Duration;
 
-/// Sizes in a resource go by steps of 100 MB.
-const STEP: f64 = 1e8;
-/// Longest name of a resource.
-const LONGEST_NAME: usize = 40;
+/// Step of memory sizes in a MoEDeployment, in bytes.
+const MEMORY_STEP_BYTES: f64 = 1e8;
+/// Limit of the length of a resource's name.
+const MAX_NAME_LENGTH: usize = 40;
 
 /// Inputs of a manifest.
 pub(super) struct ManifestInputs<'a> {
     pub(super) source: &'a ModelArgs,
-    pub(super) forms: Forms,
+    pub(super) forms: WeightDtypes,
     pub(super) rental: &'a Rental,
     pub(super) answer: &'a NodesAnswer,
     pub(super) model: &'a KnownModel,
 }
 
-/// The resource in YAML, with the node pools it means in comments: of the cheapest way in which Remoe itself
-/// serves the model. `None` where no such way keeps the limits.
-pub(super) fn of(subject: &ManifestInputs<'_>) -> Option<String> {
-    let ManifestInputs { answer, rental, .. } = subject;
+/// Formats the manifest of the cheapest arrangement that Remoe serves, with its node pools in comments. Returns `None` if
+/// no such arrangement meets the limits.
+pub(super) fn format_manifest(inputs: &ManifestInputs<'_>) -> Option<String> {
+    let ManifestInputs { answer, rental, .. } = inputs;
     let best = answer.verdict.rivals.iter().find(|rival| Some(rival.name) == answer.verdict.best);
     let chosen = best.filter(|rival| rival.name.is_served_by_remoe()).or(answer.best_of_remoe.as_ref())?;
     let layout = chosen.layout.as_ref()?;
     let mut text = String::new();
     // Writing into a string cannot fail.
-    let _infallible = write_comments(&mut text, subject, best, chosen)
-        .and_then(|()| write_resource(&mut text, subject, chosen, layout, rental));
+    let _infallible = write_comments(&mut text, inputs, best, chosen)
+        .and_then(|()| write_resource(&mut text, inputs, chosen, layout, rental));
     Some(text)
 }
 
 fn write_comments(
     text: &mut String,
-    subject: &ManifestInputs<'_>,
+    inputs: &ManifestInputs<'_>,
     best: Option<&RivalNodes>,
     chosen: &RivalNodes,
 ) -> std::fmt::Result {
@@ -60,10 +60,10 @@ fn write_comments(
             hosts(node)
         )?;
     }
-    if !subject.model.runs {
+    if !inputs.model.runs {
         writeln!(text, "# This version of Remoe cannot run this model; the operator rejects it.")?;
     }
-    if matches!(subject.source.model, ModelLocation::Folder(_)) {
+    if matches!(inputs.source.model, ModelLocation::Folder(_)) {
         writeln!(
             text,
             "# The model is a local folder: copy it into a PersistentVolumeClaim named \"models\" first."
@@ -81,49 +81,49 @@ fn hosts(node: &RentedNodes) -> String {
 
 fn write_resource(
     text: &mut String,
-    subject: &ManifestInputs<'_>,
+    inputs: &ManifestInputs<'_>,
     chosen: &RivalNodes,
     layout: &NodesLayout,
     rental: &Rental,
 ) -> std::fmt::Result {
-    let name = resource_name(&subject.source.model);
+    let name = resource_name(&inputs.source.model);
     writeln!(
         text,
         "apiVersion: remoe.dev/v1alpha1\nkind: MoEDeployment\nmetadata:\n  name: {name}\nspec:\n  model:"
     )?;
-    write_model(text, &subject.source.model, &name)?;
-    if let Some(dtype) = subject.forms.dtype {
+    write_model(text, &inputs.source.model, &name)?;
+    if let Some(dtype) = inputs.forms.dtype {
         writeln!(text, "    dtype: {}", dtype.name())?;
     }
-    if let Some(experts) = subject.forms.experts {
+    if let Some(experts) = inputs.forms.experts {
         writeln!(text, "    expertsDtype: {}", experts.name())?;
     }
-    if let Some(dense) = subject.forms.dense {
+    if let Some(dense) = inputs.forms.dense {
         writeln!(text, "    denseDtype: {}", dense.name())?;
     }
     let (slo, request) = (&rental.slo, &rental.request);
     writeln!(
         text,
         "  slo:\n    ttft: {}\n    tpot: {}",
-        duration(slo.ttft_seconds),
-        duration(slo.tpot_seconds)
+        format_seconds(slo.ttft_seconds),
+        format_seconds(slo.tpot_seconds)
     )?;
     writeln!(text, "  workload:")?;
     writeln!(text, "    typicalInputTokens: {}", request.input_tokens)?;
     writeln!(text, "    typicalOutputTokens: {}", request.output_tokens + 1.0)?;
     writeln!(text, "    maxInputTokens: {}", request.max_input_tokens.unwrap_or(request.input_tokens))?;
-    let most_output = request.max_output_tokens.unwrap_or(request.output_tokens + 1.0);
-    writeln!(text, "    maxOutputTokens: {}", most_output.max(request.output_tokens + 1.0))?;
+    let max_output = request.max_output_tokens.unwrap_or(request.output_tokens + 1.0);
+    writeln!(text, "    maxOutputTokens: {}", max_output.max(request.output_tokens + 1.0))?;
     writeln!(text, "    concurrency: {}", layout.slots)?;
-    // Recorded times have no place in the resource.
+    // A MoEDeployment cannot contain recorded arrivals.
     if let Some(arrivals) = rental.arrivals.as_ref().filter(|arrivals| arrivals.recorded_seconds.is_none()) {
-        let (hourly, burst) = (decimal(arrivals.per_second * 3600.0), decimal(arrivals.burst));
+        let (hourly, burst) = (format_decimal(arrivals.per_second * 3600.0), format_decimal(arrivals.burst));
         writeln!(text, "    arrivals: {{perHour: \"{hourly}\", burst: \"{burst}\"}}")?;
     }
     let mains = layout.mains;
     match rental.arrivals.as_ref().and_then(|arrivals| arrivals.idle_seconds) {
         Some(idle) => {
-            writeln!(text, "  scaling: {{min: 0, max: {mains}, idleWindow: {}}}", duration(idle))?;
+            writeln!(text, "  scaling: {{min: 0, max: {mains}, idleWindow: {}}}", format_seconds(idle))?;
         }
         None if mains > 1 => writeln!(text, "  replicas: {mains}")?,
         None => {}
@@ -149,8 +149,8 @@ fn write_resource(
     write_prices(text, &chosen.nodes, layout, &rental.shapes)
 }
 
-/// A decimal number without an exponent, as the resource takes it.
-fn decimal(value: f64) -> String {
+/// Formats a decimal number without an exponent, as MoEDeployments require.
+fn format_decimal(value: f64) -> String {
     let text = format!("{value:.6}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
@@ -166,16 +166,16 @@ fn write_model(text: &mut String, model: &ModelLocation, name: &str) -> std::fmt
     }
 }
 
-/// One size is allowed: the one that the nodes were chosen for, in steps of 100 MB and 100 thousandths of a vCPU.
+/// Writes ranges with a single size: the one for which the nodes were chosen, rounded to 100 MB and 100 millicores.
 fn write_size(text: &mut String, bytes: f64, vcpus: f64) -> std::fmt::Result {
-    let megabytes = (bytes / STEP).ceil().max(1.0) * 100.0;
+    let megabytes = (bytes / MEMORY_STEP_BYTES).ceil().max(1.0) * 100.0;
     let millicores = ((vcpus * 10.0).floor() * 100.0).max(100.0);
     writeln!(text, "    memoryMB: {{min: {megabytes}, max: {megabytes}, step: 100}}")?;
     writeln!(text, "    cpu: {{min: {millicores}, max: {millicores}, step: 100}}")
 }
 
-/// Unit prices that come to what the nodes cost: of a node without GPUs half for its vCPUs and half for its
-/// memory; of one with GPUs the rest of its price for them.
+/// Writes unit prices that add up to the prices of the nodes. A node's price without GPUs is divided equally between its
+/// vCPUs and its memory. With GPUs, the rest of the price is theirs.
 fn write_prices(
     text: &mut String,
     nodes: &[RentedNodes],
@@ -184,8 +184,8 @@ fn write_prices(
 ) -> std::fmt::Result {
     let shape = |node: &RentedNodes| shapes.iter().find(|shape| shape.name == node.shape);
     let rented: Vec<&NodeShape> = nodes.iter().filter_map(shape).collect();
-    let plain = rented.iter().rev().find(|shape| shape.gpus == 0);
-    let (core, gigabyte) = plain.map_or((0.03, 0.004), |shape| {
+    let without_gpu = rented.iter().rev().find(|shape| shape.gpus == 0);
+    let (core, gigabyte) = without_gpu.map_or((0.03, 0.004), |shape| {
         (shape.per_hour / 2.0 / shape.vcpus, shape.per_hour / 2.0 / (shape.memory_bytes / 1e9))
     });
     writeln!(text, "  pricing:\n    billing: Reserved")?;
@@ -196,21 +196,21 @@ fn write_prices(
     writeln!(text, "    gpuHour: \"{gpu:.6}\"\n    gpuMemoryMB: {}", (main.gpu_bytes / 1e6).floor())
 }
 
-/// A DNS label that starts with a letter, after the model.
+/// Converts the name of the model to a DNS label that starts with a letter.
 fn resource_name(model: &ModelLocation) -> String {
     let name = model.name().to_lowercase();
     let dashed: String =
         name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' }).collect();
     let label = dashed.trim_start_matches(|letter: char| !letter.is_ascii_lowercase());
-    let label: String = label.chars().take(LONGEST_NAME).collect();
+    let label: String = label.chars().take(MAX_NAME_LENGTH).collect();
     match label.trim_end_matches('-') {
         "" => "model".to_owned(),
         label => label.to_owned(),
     }
 }
 
-/// Returns `seconds`, to the microsecond, as custom resources take it.
-fn duration(seconds: f64) -> String {
+/// Formats `seconds` as a duration of custom resources, rounded to microseconds.
+fn format_seconds(seconds: f64) -> String {
     format_duration(Duration::from_micros((seconds * 1e6).round().max(1.0) as u64))
 }
 

@@ -1,10 +1,10 @@
-//! `remoe plan --nodes`: which nodes to rent for a model.
+//! `remoe plan --nodes`: recommends nodes to rent for a model.
 
 use super::manifest::{self, ManifestInputs};
-use super::nodes_model::{Forms, KnownModel};
+use super::nodes_model::{KnownModel, WeightDtypes};
 use super::nodes_prices::{ApiCost, ApiPrice, Today, price_warnings};
 use super::nodes_report::{self, ReportContext};
-use crate::exit::{CliError, Code};
+use crate::exit::{CliError, CliExitCode};
 use crate::files;
 use crate::output::json;
 use crate::output::progress::{print_error, print_warning};
@@ -97,16 +97,16 @@ enum SpotArg {
 }
 
 /// Inputs of `plan --nodes`.
-pub(super) struct Question<'a> {
+pub(super) struct NodesInputs<'a> {
     pub(super) args: &'a NodesArgs,
     pub(super) list: &'a Path,
     pub(super) source: Option<&'a ModelArgs>,
-    pub(super) forms: Forms,
+    pub(super) forms: WeightDtypes,
     pub(super) planning: &'a PlanningArgs,
     pub(super) concurrency: ConcurrencyArgs,
 }
 
-/// The answer with what it was made from.
+/// Result of the command as JSON, with its inputs.
 #[derive(Serialize)]
 struct Report<'a> {
     model: &'a KnownModel,
@@ -120,74 +120,78 @@ struct Report<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     api: Option<ApiCost>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    quantised: &'a [Quantised],
+    quantised: &'a [QuantisedNodes],
     assumptions: &'a [String],
 }
 
-/// The cheapest nodes with routed experts in a form in which answers differ a little.
+/// Cheapest nodes with quantised experts, whose answers differ slightly.
 #[derive(Debug, Serialize)]
-pub(super) struct Quantised {
+pub(super) struct QuantisedNodes {
     pub(super) experts_dtype: ExpertsDtype,
-    /// Cheapest arrangement; absent where nothing keeps the limits.
+    /// Cheapest arrangement. `None` if none meets the limits.
     pub(super) cheapest: Option<RivalNodes>,
 }
 
-/// That nothing keeps the limits, and what comes closest.
+/// Result as JSON if no arrangement meets the limits, with the one that comes closest.
 #[derive(Serialize)]
-struct Infeasible<'a> {
+struct InfeasibleReport<'a> {
     infeasible: Option<&'a BrokenLimit>,
     model: &'a KnownModel,
     verdict: &'a NodesVerdict,
 }
 
-/// Plans nodes and prints the answer. That nothing fits is an answer too, with an exit code of its own.
-pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, CliError> {
-    let Some(source) = question.source else {
+/// Plans nodes, and prints the recommendation. An infeasible problem has its own exit code.
+pub(super) fn run(inputs: &NodesInputs<'_>, as_json: bool) -> Result<ExitCode, CliError> {
+    let Some(source) = inputs.source else {
         return Err(CliError::arguments("--model", "missing --model: --nodes plans nodes for a model"));
     };
-    if question.args.manifest && as_json {
+    if inputs.args.manifest && as_json {
         let message = "cannot combine --manifest with --json: one prints YAML, the other JSON; omit one";
         return Err(CliError::arguments("--manifest", message));
     }
-    let cold = [
-        ("--cold-ttft", question.planning.cold_ttft.is_some()),
-        ("--cold-share", question.planning.cold_share.is_some()),
+    let cold_limits = [
+        ("--cold-ttft", inputs.planning.cold_ttft.is_some()),
+        ("--cold-share", inputs.planning.cold_share.is_some()),
     ];
-    if let Some((flag, _)) = cold.into_iter().find(|(_, is_given)| *is_given) {
+    if let Some((flag, _)) = cold_limits.into_iter().find(|(_, is_given)| *is_given) {
         let message = format!(
             "cannot combine {flag} with --nodes: the time that a cloud takes to provide a node is unknown; omit the \
              flag: the answer states the share of cold requests and their time to first token on a provisioned node"
         );
         return Err(CliError::arguments(flag, message));
     }
-    if question.planning.quantile.is_some() && question.planning.workload.arrivals(None)?.is_none() {
+    if inputs.planning.quantile.is_some() && inputs.planning.workload.arrivals(None)?.is_none() {
         let message =
             "cannot apply --quantile: without arrivals times are means; state arrivals in --workload";
         return Err(CliError::arguments("--quantile", message));
     }
-    let sleeps =
-        question.planning.workload.arrivals(None)?.is_some_and(|arrivals| arrivals.idle_seconds.is_some());
-    if sleeps && question.args.commitment != CommitmentArg::OnDemand {
+    let has_idle_window =
+        inputs.planning.workload.arrivals(None)?.is_some_and(|arrivals| arrivals.idle_seconds.is_some());
+    if has_idle_window && inputs.args.commitment != CommitmentArg::OnDemand {
         let message = "cannot combine --commitment with an idle window: committed nodes cost the same while they are \
                        idle; omit idleSeconds, or the flag";
         return Err(CliError::arguments("--commitment", message));
     }
-    let list = read_list(question.list)?;
-    let model = KnownModel::open(source, question.forms)?;
-    let profile = question.profile(&model)?;
-    let rental = question.rental(&list, &model, profile.as_ref())?;
-    let answer = rent(&rental).map_err(wrong_figure)?;
-    let assumptions = assumptions(&list, question.args, &rental, profile.as_ref());
-    let quantised = question.quantised(&list, &model, profile.as_ref())?;
-    let api = question.args.api_price.map(|price| price.cost(&rental, &answer));
-    for warning in price_warnings(&list, question.args.commitment.into(), &answer, Today::now()) {
+    let list = read_list(inputs.list)?;
+    let model = KnownModel::open(source, inputs.forms)?;
+    let profile = inputs.profile(&model)?;
+    let rental = inputs.rental(&list, &model, profile.as_ref())?;
+    let answer = rent(&rental).map_err(rental_error)?;
+    let assumptions = assumptions(&list, inputs.args, &rental, profile.as_ref());
+    let quantised = inputs.quantised(&list, &model, profile.as_ref())?;
+    let api = inputs.args.api_price.map(|price| price.cost(&rental, &answer));
+    for warning in price_warnings(&list, inputs.args.commitment.into(), &answer, Today::now()) {
         print_warning(&warning);
     }
     let mut out = anstream::stdout().lock();
     if answer.verdict.best.is_none() {
         if as_json {
             let verdict = &answer.verdict;
-            json::print(&Infeasible { infeasible: closest(verdict), model: &model, verdict })?;
+            json::print(&InfeasibleReport {
+                infeasible: closest_violation(verdict),
+                model: &model,
+                verdict,
+            })?;
         } else {
             writeln!(
                 out,
@@ -196,16 +200,16 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
             )?;
         }
         print_error(&answer.verdict.sentence);
-        return Ok(ExitCode::from(Code::Infeasible as u8));
+        return Ok(ExitCode::from(CliExitCode::Infeasible as u8));
     }
-    if question.args.manifest {
-        let subject =
-            ManifestInputs { source, forms: question.forms, rental: &rental, answer: &answer, model: &model };
-        let Some(manifest) = manifest::of(&subject) else {
+    if inputs.args.manifest {
+        let manifest_inputs =
+            ManifestInputs { source, forms: inputs.forms, rental: &rental, answer: &answer, model: &model };
+        let Some(manifest) = manifest::format_manifest(&manifest_inputs) else {
             let message = "cannot print a MoEDeployment: no placement that Remoe serves meets the limits; omit \
                            --manifest to see what does";
             print_error(message);
-            return Ok(ExitCode::from(Code::Infeasible as u8));
+            return Ok(ExitCode::from(CliExitCode::Infeasible as u8));
         };
         write!(out, "{manifest}")?;
         return Ok(ExitCode::SUCCESS);
@@ -222,45 +226,45 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
             assumptions: &assumptions,
         })?;
     } else {
-        let beside = ReportContext { api, quantised: &quantised, assumptions: &assumptions };
-        writeln!(out, "{}", nodes_report::answer(&model, &rental, &answer, &beside))?;
+        let context = ReportContext { api, quantised: &quantised, assumptions: &assumptions };
+        writeln!(out, "{}", nodes_report::answer(&model, &rental, &answer, &context))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn wrong_figure(error: FieldError) -> CliError {
+fn rental_error(error: FieldError) -> CliError {
     CliError { field: Some(error.field.clone()), ..CliError::arguments("", error.to_string()) }
 }
 
 fn read_list(path: &Path) -> Result<NodeList, CliError> {
     NodeList::from_yaml(&files::read("--nodes", path)?).map_err(|error| {
         let field = Some(error.field.clone()).filter(|field| !field.is_empty());
-        let of_file = files::in_file("--nodes", path, &error);
-        CliError { field: field.or(of_file.field.clone()), ..of_file }
+        let file_error = files::file_error("--nodes", path, &error);
+        CliError { field: field.or(file_error.field.clone()), ..file_error }
     })
 }
 
-/// The broken limit that is missed by the smallest factor.
-fn closest(verdict: &NodesVerdict) -> Option<&BrokenLimit> {
-    let missed = |broken: &BrokenLimit| broken.value / broken.allowed.max(f64::MIN_POSITIVE);
+/// Returns the violated limit that is exceeded by the smallest factor.
+fn closest_violation(verdict: &NodesVerdict) -> Option<&BrokenLimit> {
+    let excess = |broken: &BrokenLimit| broken.value / broken.allowed.max(f64::MIN_POSITIVE);
     let broken = verdict.rivals.iter().filter_map(|rival| rival.broken.as_ref());
-    broken.min_by(|a, b| missed(a).total_cmp(&missed(b)))
+    broken.min_by(|a, b| excess(a).total_cmp(&excess(b)))
 }
 
-impl Question<'_> {
-    /// The cheapest nodes with quantised experts, where no form of them was asked for.
+impl NodesInputs<'_> {
+    /// Finds the cheapest nodes with quantised experts. Returns an empty list if flags state the dtype of experts.
     fn quantised(
         &self,
         list: &NodeList,
         model: &KnownModel,
         profile: Option<&Profile>,
-    ) -> Result<Vec<Quantised>, CliError> {
-        // A profile stands for the form that it was measured in.
+    ) -> Result<Vec<QuantisedNodes>, CliError> {
+        // A profile is valid only for the dtype of experts with which it was measured.
         let smaller = model.quantised().filter(|_| profile.is_none() && !self.args.manifest);
         let cheapest = smaller.map(|(experts_dtype, model)| {
             let rental = self.rental(list, &model, None)?;
-            let cheapest = cheapest_nodes(&rental).map_err(wrong_figure)?;
-            Ok(Quantised { experts_dtype, cheapest })
+            let cheapest = cheapest_nodes(&rental).map_err(rental_error)?;
+            Ok(QuantisedNodes { experts_dtype, cheapest })
         });
         cheapest.collect()
     }
@@ -273,15 +277,16 @@ impl Question<'_> {
             return Err(CliError::arguments("--profile", message));
         }
         let text = files::read("--profile", path)?;
-        let profile = Profile::from_json(&text).map_err(|error| files::in_file("--profile", path, &error))?;
-        // What is quantised beside experts is counted in full here, whatever the profile's main function does.
+        let profile =
+            Profile::from_json(&text).map_err(|error| files::file_error("--profile", path, &error))?;
+        // Ignores the profile's dtype of other weights, because nodes are planned with these weights in full.
         let measured = Inspection { dense_dtype: profile.model.dense_dtype, ..model.inspection.clone() };
         let checked = profile.check_model(&measured, &model.dtype);
         checked.map_err(|error| CliError::arguments("--profile", error.to_string()))?;
         Ok(Some(profile))
     }
 
-    /// Mean over layers of the shares of the most used experts, of the second most, ..
+    /// Returns the expert usage by rank: the mean over layers of the most used expert's share, then the second's, and so on.
     fn usage(&self, model: &KnownModel) -> Result<Option<Vec<f64>>, CliError> {
         let Some(checkpoint) = &model.checkpoint else {
             return match &self.planning.predictor {
@@ -317,11 +322,11 @@ impl Question<'_> {
         let assumed = Profile::prior(inspection, &model.dtype);
         let known = profile.unwrap_or(&assumed);
         let request = self.planning.workload.request(inspection, self.concurrency.concurrency)?;
-        let (longest, context) =
+        let (request_tokens, context) =
             (request.input_tokens + request.output_tokens + 1.0, inspection.served_context());
-        if longest > context as f64 {
+        if request_tokens > context as f64 {
             let message = format!(
-                "cannot plan requests of {longest} tokens: the context of this model has {context}; lower \
+                "cannot plan requests of {request_tokens} tokens: the context of this model has {context}; lower \
                  typicalInputTokens or typicalOutputTokens"
             );
             return Err(CliError::arguments("--workload", message));
@@ -353,7 +358,7 @@ impl Question<'_> {
     }
 }
 
-/// Lists the assumptions behind the figures, for people.
+/// Lists the assumptions of the recommendation.
 fn assumptions(list: &NodeList, args: &NodesArgs, rental: &Rental, profile: Option<&Profile>) -> Vec<String> {
     let request = &rental.request;
     let load = match rental.arrivals {
@@ -379,8 +384,8 @@ fn assumptions(list: &NodeList, args: &NodesArgs, rental: &Rental, profile: Opti
     if rental.usage.is_none() {
         lines.push("expert usage is uniform (no predictor)".to_owned());
     }
-    let sleeps = rental.arrivals.as_ref().is_some_and(|arrivals| arrivals.idle_seconds.is_some());
-    if let Some(starts) = rental.starts.filter(|_| sleeps) {
+    let has_idle_window = rental.arrivals.as_ref().is_some_and(|arrivals| arrivals.idle_seconds.is_some());
+    if let Some(starts) = rental.starts.filter(|_| has_idle_window) {
         lines.push(format!(
             "functions load {:.3} GB/s at start; node provisioning time is excluded",
             starts.main.load_bytes_per_second / 1e9,
@@ -395,15 +400,15 @@ fn assumptions(list: &NodeList, args: &NodesArgs, rental: &Rental, profile: Opti
         reserve.vcpus,
         100.0 * reserve.vcpu_share,
     ));
-    let named = [list.source.as_deref(), list.date.as_deref()];
-    let named: Vec<&str> = named.into_iter().flatten().collect();
-    if !named.is_empty() {
+    let price_source = [list.source.as_deref(), list.date.as_deref()];
+    let price_source: Vec<&str> = price_source.into_iter().flatten().collect();
+    if !price_source.is_empty() {
         let kind = match args.commitment {
             CommitmentArg::OnDemand => "on demand",
             CommitmentArg::OneYear => "one year, on demand where a shape has no such price",
             CommitmentArg::ThreeYears => "three years, on demand where a shape has no such price",
         };
-        lines.push(format!("prices: {}, {kind}; verify them before you rent", named.join(", ")));
+        lines.push(format!("prices: {}, {kind}; verify them before you rent", price_source.join(", ")));
     }
     lines
 }

@@ -1,40 +1,41 @@
-//! A model as far as nodes depend on it.
+//! Sizes of a model for planning nodes.
 
 use crate::exit::CliError;
 use crate::flags::{Dtype, default_dtype};
 use remoe_hardware::ResidentWeights;
-use remoe_hub::{ModelArgs, Opened, SizedModel};
+use remoe_hub::{ModelArgs, OpenedModel, SizedModel};
 use remoe_model::{Checkpoint, CheckpointError, DenseDtype, ExpertsDtype, Inspection, Outline};
 use remoe_planner::{ResidentModel, WindowedCache};
 use serde::Serialize;
 use std::sync::Arc;
 
-/// Forms of weights that were asked for; absent ones are the checkpoint's.
+/// Dtypes of weights from flags. `None`: as the checkpoint stores them.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Forms {
+pub(super) struct WeightDtypes {
     pub(super) dtype: Option<Dtype>,
     pub(super) experts: Option<ExpertsDtype>,
     pub(super) dense: Option<DenseDtype>,
 }
 
-/// Bytes of a quantised expert that make it worth a line, over those of the form that is planned.
-const SMALLER: f64 = 0.9;
+/// Limit of a quantised expert's bytes, as a share of the planned expert's, for showing it as an alternative.
+const MAX_QUANTISED_SHARE: f64 = 0.9;
 
-/// A model as far as nodes depend on it.
+/// Model to plan nodes for, with its sizes.
 #[derive(Debug, Serialize)]
 pub(super) struct KnownModel {
     pub(super) family: String,
     pub(super) parameters: u64,
-    /// Parameters that one token is multiplied with.
+    /// Parameters that are used for one token.
     pub(super) active_parameters: u64,
     pub(super) dtype: String,
-    /// How weights are counted, for people.
-    pub(super) counted: String,
-    /// True if headers of weights were read.
+    /// Description of the dtypes in which weights are counted.
+    #[serde(rename = "counted")]
+    pub(super) counted_as: String,
+    /// Headers of weights were read, not only `config.json`.
     pub(super) weights_seen: bool,
-    /// True if this version runs the model.
+    /// This version can run the model.
     pub(super) runs: bool,
-    /// Why weights were not seen or it does not run.
+    /// Reason why weights were not read, or the model cannot run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) because: Option<String>,
     pub(super) layers: usize,
@@ -42,15 +43,15 @@ pub(super) struct KnownModel {
     pub(super) experts: usize,
     pub(super) top_k: usize,
     pub(super) expert_bytes: u64,
-    /// Everything but routed experts, as engines in general hold it.
+    /// Bytes of all weights but routed experts, as other engines store them.
     pub(super) rest_bytes: u64,
-    /// Everything but routed experts, as Remoe's main functions hold it on CPUs.
+    /// Bytes of all weights but routed experts in Remoe's main functions on CPUs.
     pub(super) main_rest_bytes: u64,
-    /// Everything but routed experts, as Remoe's main functions hold it on a GPU.
+    /// Bytes of all weights but routed experts in Remoe's main functions on a GPU.
     pub(super) device_rest_bytes: u64,
-    /// All weights as engines in general hold them.
+    /// Bytes of all weights, as other engines store them.
     pub(super) total_bytes: u64,
-    /// Facts with all weights in the compute dtype.
+    /// Inspection with all weights in the compute dtype.
     #[serde(skip)]
     pub(super) inspection: Inspection,
     #[serde(skip)]
@@ -61,116 +62,129 @@ pub(super) struct KnownModel {
     stored: StoredModel,
 }
 
-/// A model as its checkpoint stores it, and the forms that were asked for.
+/// Model as its checkpoint stores it, with the dtypes from flags.
 #[derive(Debug, Clone)]
 struct StoredModel {
-    /// Facts with all weights in the compute dtype.
-    plain: Inspection,
-    /// The shorter form of its weights, with facts in that form.
-    short: Option<(ExpertsDtype, Inspection)>,
-    forms: Forms,
+    /// Inspection with all weights in the compute dtype.
+    decoded: Inspection,
+    /// Quantised dtype of the stored experts, with the inspection in it. `None` if experts are not quantised.
+    quantised: Option<(ExpertsDtype, Inspection)>,
+    forms: WeightDtypes,
 }
 
 impl KnownModel {
-    /// Reads headers of weights, or `config.json` alone.
-    pub(super) fn open(source: &ModelArgs, forms: Forms) -> Result<Self, CliError> {
+    /// Reads the headers of weights, or only `config.json` if the weights are missing or unsupported.
+    pub(super) fn open(source: &ModelArgs, forms: WeightDtypes) -> Result<Self, CliError> {
         let dtype = forms.dtype.map(Dtype::name);
         Ok(match source.open_or_outline(dtype)? {
             SizedModel::Checkpoint(opened) => {
                 let inspection = opened.checkpoint.inspect()?;
                 let dtype = dtype.unwrap_or_else(|| default_dtype(&inspection));
-                Self::seen(inspection, dtype, forms, *opened)
+                Self::from_checkpoint(inspection, dtype, forms, *opened)
             }
-            SizedModel::Outline { outline, why } => Self::outlined(source, &outline, forms, &why),
+            SizedModel::Outline { outline, reason } => Self::from_outline(source, &outline, forms, &reason),
         })
     }
 
-    /// A model whose headers were read.
-    fn seen(stored: Inspection, dtype: &str, forms: Forms, opened: Opened) -> Self {
-        let short = stored.stored_as.as_ref().and_then(|stored| stored.form.parse().ok());
-        let plain = stored.decoded();
-        let element = if plain.dtype == "float32" { 4 } else { 2 };
-        let idle = plain.experts.saturating_sub(plain.top_k) * plain.moe_layers.len();
-        let looked_up = plain.vocab_size as u64 * plain.token_bytes;
-        let tied = plain.outside_bytes < 2 * looked_up;
-        let unused = idle as u64 * plain.expert_bytes + if tied { 0 } else { looked_up };
+    /// Creates a model whose weight headers were read.
+    fn from_checkpoint(stored: Inspection, dtype: &str, forms: WeightDtypes, opened: OpenedModel) -> Self {
+        let quantised = stored.stored_as.as_ref().and_then(|stored| stored.form.parse().ok());
+        let decoded = stored.decoded();
+        let element_bytes = if decoded.dtype == "float32" { 4 } else { 2 };
+        let unused_experts = decoded.experts.saturating_sub(decoded.top_k) * decoded.moe_layers.len();
+        let embedding_bytes = decoded.vocab_size as u64 * decoded.token_bytes;
+        let is_tied = decoded.outside_bytes < 2 * embedding_bytes;
+        let unused = unused_experts as u64 * decoded.expert_bytes + if is_tied { 0 } else { embedding_bytes };
         Self {
-            parameters: plain.total_bytes / element,
-            active_parameters: plain.total_bytes.saturating_sub(unused) / element,
+            parameters: decoded.total_bytes / element_bytes,
+            active_parameters: decoded.total_bytes.saturating_sub(unused) / element_bytes,
             weights_seen: true,
             runs: true,
             because: None,
             checkpoint: Some(Arc::new(opened.checkpoint)),
-            ..Self::of(dtype, StoredModel { short: short.map(|form| (form, stored)), plain, forms })
+            ..Self::with_dtypes(
+                dtype,
+                StoredModel { quantised: quantised.map(|form| (form, stored)), decoded, forms },
+            )
         }
     }
 
-    /// A model of which only `config.json` was read.
-    fn outlined(source: &ModelArgs, outline: &Outline, forms: Forms, why: &CheckpointError) -> Self {
-        // A config that the engine takes is refused for its files, never as unsupported.
-        let runs = !matches!(why, CheckpointError::Unsupported { .. });
+    /// Creates a model of which only `config.json` was read.
+    fn from_outline(
+        source: &ModelArgs,
+        outline: &Outline,
+        forms: WeightDtypes,
+        reason: &CheckpointError,
+    ) -> Self {
+        // If the engine supports the config, the error is about missing files.
+        let runs = !matches!(reason, CheckpointError::Unsupported { .. });
         let name = source.model.to_string();
         let stored = outline.inspection(&name);
-        let plain = outline.in_dtype(&outline.dtype).inspection(&name);
-        let short = stored.dtype.parse().ok();
+        let decoded = outline.in_dtype(&outline.dtype).inspection(&name);
+        let quantised = stored.dtype.parse().ok();
         Self {
             parameters: outline.parameters(),
             active_parameters: outline.active_parameters(),
             weights_seen: false,
             runs,
-            because: Some(why.to_string()),
-            ..Self::of(
-                &plain.dtype.clone(),
-                StoredModel { short: short.map(|form| (form, stored)), plain, forms },
+            because: Some(reason.to_string()),
+            ..Self::with_dtypes(
+                &decoded.dtype.clone(),
+                StoredModel { quantised: quantised.map(|form| (form, stored)), decoded, forms },
             )
         }
     }
 
-    /// Returns the same model with its routed experts in int8 or int4, where no form was asked for and that is smaller
-    /// than what the checkpoint stores.
+    /// Returns the model with routed experts in int8 and in int4, if these are smaller. Returns nothing if flags state the
+    /// dtype of experts.
     pub(super) fn quantised(&self) -> impl Iterator<Item = (ExpertsDtype, Self)> {
         let forms = self.stored.forms;
-        let asked = forms.experts.is_none().then_some([ExpertsDtype::Int8, ExpertsDtype::Int4]);
-        asked.into_iter().flatten().filter_map(move |experts| {
-            let stored =
-                StoredModel { forms: Forms { experts: Some(experts), ..forms }, ..self.stored.clone() };
-            let model = Self { checkpoint: self.checkpoint.clone(), ..Self::of(&self.dtype, stored) };
-            (model.expert_bytes as f64 <= SMALLER * self.expert_bytes as f64).then_some((experts, model))
+        let dtypes = forms.experts.is_none().then_some([ExpertsDtype::Int8, ExpertsDtype::Int4]);
+        dtypes.into_iter().flatten().filter_map(move |experts| {
+            let stored = StoredModel {
+                forms: WeightDtypes { experts: Some(experts), ..forms },
+                ..self.stored.clone()
+            };
+            let model =
+                Self { checkpoint: self.checkpoint.clone(), ..Self::with_dtypes(&self.dtype, stored) };
+            (model.expert_bytes as f64 <= MAX_QUANTISED_SHARE * self.expert_bytes as f64)
+                .then_some((experts, model))
         })
     }
 
-    /// Sizes of a model that is held as it was asked for. What was not asked for stays in the form in which it is stored.
-    fn of(dtype: &str, stored: StoredModel) -> Self {
-        let StoredModel { plain, short, forms } = &stored;
-        let short = short.as_ref();
-        let stored_experts = short.filter(|_| forms.experts.is_none()).map(|(_, stored)| stored.expert_bytes);
-        let stored_rest = short
+    /// Computes the sizes with the dtypes from flags. Without a flag, weights keep their stored dtype.
+    fn with_dtypes(dtype: &str, stored: StoredModel) -> Self {
+        let StoredModel { decoded, quantised, forms } = &stored;
+        let quantised = quantised.as_ref();
+        let stored_experts =
+            quantised.filter(|_| forms.experts.is_none()).map(|(_, stored)| stored.expert_bytes);
+        let stored_rest = quantised
             .filter(|_| forms.dense.is_none())
             .map(|(_, stored)| stored.non_expert_layer_bytes.iter().sum::<u64>() + stored.outside_bytes);
-        let forms = Forms { experts: forms.experts.or(short.map(|(form, _)| *form)), ..*forms };
-        let on = |device: &str| plain.clone().kept_as(forms.experts, forms.dense, device);
-        let (cpu, gpu) = (on("cpu"), on("cuda"));
+        let forms = WeightDtypes { experts: forms.experts.or(quantised.map(|(form, _)| *form)), ..*forms };
+        let inspection_on = |device: &str| decoded.clone().kept_as(forms.experts, forms.dense, device);
+        let (cpu, gpu) = (inspection_on("cpu"), inspection_on("cuda"));
         let expert_bytes = stored_experts.unwrap_or_else(|| cpu.resident_expert_bytes(dtype));
         let main_rest_bytes = cpu.resident_non_expert_bytes(dtype);
         let device_rest_bytes = gpu.resident_non_expert_bytes(dtype);
         let rest_bytes = stored_rest.unwrap_or(device_rest_bytes);
-        let routed = (plain.moe_layers.len() as u64).saturating_mul(plain.experts as u64);
+        let routed = (decoded.moe_layers.len() as u64).saturating_mul(decoded.experts as u64);
         let weights = ResidentWeights::of(&cpu, dtype);
-        // Everything is multiplied with but one table of the vocabulary, in whatever form.
-        let used = |bytes: u64| weights.main_rest_bytes * bytes as f64 / main_rest_bytes.max(1) as f64;
+        // Every weight is read for a token, except the embedding table.
+        let read_bytes = |bytes: u64| weights.main_rest_bytes * bytes as f64 / main_rest_bytes.max(1) as f64;
         Self {
-            family: plain.family.clone(),
+            family: decoded.family.clone(),
             parameters: 0,
             active_parameters: 0,
             dtype: dtype.to_owned(),
-            counted: counted(dtype, forms),
+            counted_as: describe_dtypes(dtype, forms),
             weights_seen: false,
             runs: false,
             because: None,
-            layers: plain.layers,
-            moe_layers: plain.moe_layers.len(),
-            experts: plain.experts,
-            top_k: plain.top_k,
+            layers: decoded.layers,
+            moe_layers: decoded.moe_layers.len(),
+            experts: decoded.experts,
+            top_k: decoded.top_k,
             expert_bytes,
             rest_bytes,
             main_rest_bytes,
@@ -178,8 +192,8 @@ impl KnownModel {
             total_bytes: rest_bytes.saturating_add(routed.saturating_mul(expert_bytes)),
             weights: ResidentWeights {
                 expert_bytes: expert_bytes as f64,
-                rest_bytes: used(rest_bytes),
-                device_rest_bytes: used(device_rest_bytes),
+                rest_bytes: read_bytes(rest_bytes),
+                device_rest_bytes: read_bytes(device_rest_bytes),
                 ..weights
             },
             inspection: cpu,
@@ -188,7 +202,7 @@ impl KnownModel {
         }
     }
 
-    /// The sizes that nodes are planned for.
+    /// Returns the sizes in memory that nodes are planned for.
     pub(super) fn resident(&self) -> ResidentModel {
         let resident = |bytes: u64| self.inspection.resident_bytes(bytes, &self.dtype) as f64;
         let kv = self.inspection.resident_kv(&self.dtype);
@@ -210,8 +224,8 @@ impl KnownModel {
     }
 }
 
-/// The forms in which weights are counted, for people.
-fn counted(dtype: &str, forms: Forms) -> String {
+/// Describes the dtypes in which weights are counted.
+fn describe_dtypes(dtype: &str, forms: WeightDtypes) -> String {
     let experts = forms.experts.map_or(dtype, |experts| experts.name());
     match (forms.dense, forms.experts) {
         (Some(dense), _) => format!("routed experts in {experts}, the rest in {}", dense.name()),

@@ -1,6 +1,6 @@
-//! Nodes to rent, in the form that people read.
+//! Formatting of node recommendations.
 
-use super::nodes::Quantised;
+use super::nodes::QuantisedNodes;
 use super::nodes_model::KnownModel;
 use super::nodes_prices::ApiCost;
 use crate::output::table;
@@ -9,40 +9,40 @@ use remoe_planner::{
     dollars,
 };
 
-/// Figures that stand beside an answer.
+/// Additional content of a report.
 pub(super) struct ReportContext<'a> {
     pub(super) api: Option<ApiCost>,
-    pub(super) quantised: &'a [Quantised],
+    pub(super) quantised: &'a [QuantisedNodes],
     pub(super) assumptions: &'a [String],
 }
 
-/// The nodes, what is on them, what they cost, and every rival.
+/// Formats a recommendation: nodes, placement, expected times, and compared arrangements.
 pub(super) fn answer(
     model: &KnownModel,
     rental: &Rental,
     answer: &NodesAnswer,
-    beside: &ReportContext<'_>,
+    context: &ReportContext<'_>,
 ) -> String {
-    let mut parts = vec![facts(model), answer.verdict.sentence.clone()];
-    parts.extend(slower_together(rental, answer));
-    parts.push(nodes(rental, answer));
+    let mut parts = vec![model_table(model), answer.verdict.sentence.clone()];
+    parts.extend(full_batch_warning(rental, answer));
+    parts.push(nodes_table(rental, answer));
     parts.extend(answer.layout.as_ref().map(|layout| placement(layout, rental)));
     parts.extend(answer.expected.map(|expected| times(rental, expected)));
-    parts.push(rivals(rental, answer));
-    parts.extend(quantised(beside.quantised));
-    parts.extend(beside.api.map(|api| beside_api(api, answer)));
-    parts.push(changes(&answer.verdict));
-    parts.extend(another_server(answer));
-    parts.push(list("Assumed", beside.assumptions));
+    parts.push(rivals_table(rental, answer));
+    parts.extend(quantised(context.quantised));
+    parts.extend(context.api.map(|api| api_comparison(api, answer)));
+    parts.push(sensitivity(&answer.verdict));
+    parts.extend(other_engine_note(answer));
+    parts.push(list("Assumed", context.assumptions));
     parts.join("\n\n")
 }
 
-/// Why no nodes of the list will do.
+/// Explains why no nodes of the list meet the limits.
 pub(super) fn infeasible(
     model: &KnownModel,
     rental: &Rental,
     answer: &NodesAnswer,
-    smaller: &[Quantised],
+    alternatives: &[QuantisedNodes],
     assumptions: &[String],
 ) -> String {
     let slo = &rental.slo;
@@ -51,18 +51,18 @@ pub(super) fn infeasible(
         amount("ttft", slo.ttft_seconds),
         amount("tpot", slo.tpot_seconds)
     );
-    let mut parts = vec![facts(model), rivals(rental, answer), limits];
-    parts.extend(quantised(smaller));
+    let mut parts = vec![model_table(model), rivals_table(rental, answer), limits];
+    parts.extend(quantised(alternatives));
     parts.push(list("Assumed", assumptions));
     parts.join("\n\n")
 }
 
-fn facts(model: &KnownModel) -> String {
+fn model_table(model: &KnownModel) -> String {
     let billions = |parameters: u64| match parameters {
         0..=999_999_999 => format!("{:.1} million", parameters as f64 / 1e6),
         _ => format!("{:.1} billion", parameters as f64 / 1e9),
     };
-    let seen = match (model.weights_seen, model.runs) {
+    let weights = match (model.weights_seen, model.runs) {
         (true, _) => "headers read".to_owned(),
         (false, true) => "not read: sizes from config.json".to_owned(),
         (false, false) => "not read: sizes from config.json; this version cannot run the model".to_owned(),
@@ -78,7 +78,7 @@ fn facts(model: &KnownModel) -> String {
                 billions(model.active_parameters)
             ),
         ),
-        ("weights", seen),
+        ("weights", weights),
         (
             "bytes",
             format!(
@@ -88,7 +88,7 @@ fn facts(model: &KnownModel) -> String {
                 model.moe_layers,
                 model.experts,
                 table::bytes(model.rest_bytes),
-                model.counted
+                model.counted_as
             ),
         ),
     ];
@@ -98,15 +98,15 @@ fn facts(model: &KnownModel) -> String {
     table::of_pairs(&pairs)
 }
 
-fn nodes(rental: &Rental, answer: &NodesAnswer) -> String {
+fn nodes_table(rental: &Rental, answer: &NodesAnswer) -> String {
     let mains = answer.layout.map_or(1, |layout| layout.mains);
     let rows = answer.nodes.iter().map(|node| {
-        let each =
+        let price_per_hour =
             rental.shapes.iter().find(|shape| shape.name == node.shape).map_or(0.0, |shape| shape.per_hour);
         vec![
             format!("{} x {}", node.count, node.shape),
             hosts(node, mains),
-            dollars(f64::from(node.count) * each),
+            dollars(f64::from(node.count) * price_per_hour),
             if node.spot { "spot" } else { "" }.to_owned(),
         ]
     });
@@ -120,26 +120,26 @@ fn nodes(rental: &Rental, answer: &NodesAnswer) -> String {
     table::with_header(&["nodes", "functions", "$/hour", ""], rows)
 }
 
-/// `main`, or `group-0 to group-3, 2 of each, up to 4 on each node`.
+/// Formats the functions on nodes, such as `main`, or `group-0 to group-3, 2 of each, up to 4 on each node`.
 fn hosts(node: &RentedNodes, mains: u32) -> String {
     let (Some(first), Some(last)) = (node.hosts.first(), node.hosts.last()) else { return String::new() };
-    let all = node.hosts.len() * mains as usize;
-    let each = all.div_ceil(node.count.max(1) as usize);
+    let functions = node.hosts.len() * mains as usize;
+    let per_node = functions.div_ceil(node.count.max(1) as usize);
     let mut text = if node.hosts.len() == 1 { first.clone() } else { format!("{first} to {last}") };
     if mains > 1 {
         text.push_str(&format!(", {mains} of each"));
     }
-    if node.count > 1 && each > 1 {
-        text.push_str(&format!(", up to {each} on each node"));
+    if node.count > 1 && per_node > 1 {
+        text.push_str(&format!(", up to {per_node} on each node"));
     }
     text
 }
 
-/// Says that requests which all decode at once miss the limit of TPOT, where they do.
-fn slower_together(rental: &Rental, answer: &NodesAnswer) -> Option<String> {
+/// Warns if a full batch exceeds the TPOT limit.
+fn full_batch_warning(rental: &Rental, answer: &NodesAnswer) -> Option<String> {
     let (layout, expected) = (answer.layout?, answer.expected?);
-    let at_once = layout.slots.saturating_mul(layout.mains.max(1)).saturating_mul(layout.copies.max(1));
-    let wanted = rental.request.concurrency;
+    let max_batch = layout.slots.saturating_mul(layout.mains.max(1)).saturating_mul(layout.copies.max(1));
+    let concurrency = rental.request.concurrency;
     let allowed = amount("tpot", rental.slo.tpot_seconds);
     if expected.busy_tpot_seconds > rental.slo.tpot_seconds {
         let busy = amount("tpot", expected.busy_tpot_seconds);
@@ -147,10 +147,10 @@ fn slower_together(rental: &Rental, answer: &NodesAnswer) -> Option<String> {
             "Beyond the limit: a decode step of all requests at once takes {busy}, more than the {allowed} of --tpot."
         ));
     }
-    (rental.arrivals.is_none() && at_once < wanted).then(|| {
+    (rental.arrivals.is_none() && max_batch < concurrency).then(|| {
         format!(
-            "Beyond the limit: {wanted} requests at once decode slower than the {allowed} of --tpot; it holds for \
-             {at_once} at a time, and the others wait for their turn."
+            "Beyond the limit: {concurrency} requests at once decode slower than the {allowed} of --tpot; it holds for \
+             {max_batch} at a time, and the others wait for their turn."
         )
     })
 }
@@ -159,7 +159,7 @@ fn placement(layout: &NodesLayout, rental: &Rental) -> String {
     let bytes = |bytes: f64| amount("main", bytes);
     let mut pairs = match layout.device {
         Device::Gpu => {
-            let gpus = format!("{} of {}", counted(layout.gpus, "GPU"), bytes(layout.gpu_bytes_each));
+            let gpus = format!("{} of {}", with_noun(layout.gpus, "GPU"), bytes(layout.gpu_bytes_each));
             vec![("GPU memory", format!("{} on {gpus}, KV cache included", bytes(layout.gpu_bytes)))]
         }
         Device::Cpu => {
@@ -178,13 +178,13 @@ fn placement(layout: &NodesLayout, rental: &Rental) -> String {
     if copies > 1 {
         pairs.push(("copies of the model", format!("{copies} on each node")));
     }
-    pairs.push(("batch", format!("{} at most", counted(layout.slots, "request"))));
-    let several = |mains: u32| if mains > 1 { format!("{mains}, each with ") } else { String::new() };
+    pairs.push(("batch", format!("{} at most", with_noun(layout.slots, "request"))));
+    let multiple = |mains: u32| if mains > 1 { format!("{mains}, each with ") } else { String::new() };
     pairs.push((
         if layout.mains > 1 { "main functions" } else { "main function" },
         format!(
             "{}{} of {} experts of every layer, {} and {:.1} vCPUs",
-            several(layout.mains),
+            multiple(layout.mains),
             layout.local_experts,
             rental.model.experts,
             bytes(layout.main_bytes),
@@ -211,29 +211,34 @@ fn times(rental: &Rental, expected: ExpectedTimes) -> String {
     let row = |name: &str, value: f64, allowed: f64| {
         vec![name.to_owned(), amount("ttft", value), amount("ttft", allowed)]
     };
-    let (met, alone) = (expected.met, |value: f64| amount("tpot", value));
-    let limited = rental.slo.quantile.map_or("mean", remoe_planner::Quantile::name);
-    let (ttft, tpot) = met.latency.map_or((met.ttft_seconds, met.tpot_seconds), |latency| {
+    let (load, format_time) = (expected.met, |value: f64| amount("tpot", value));
+    let statistic = rental.slo.quantile.map_or("mean", remoe_planner::Quantile::name);
+    let (ttft, tpot) = load.latency.map_or((load.ttft_seconds, load.tpot_seconds), |latency| {
         (latency.ttft.at(rental.slo.quantile), latency.tpot.at(rental.slo.quantile))
     });
     let mut rows = vec![
-        row(&format!("TTFT, {limited} under the load"), ttft, rental.slo.ttft_seconds),
-        row(&format!("TPOT, {limited} under the load"), tpot, rental.slo.tpot_seconds),
+        row(&format!("TTFT, {statistic} under the load"), ttft, rental.slo.ttft_seconds),
+        row(&format!("TPOT, {statistic} under the load"), tpot, rental.slo.tpot_seconds),
     ];
-    if let Some(latency) = met.latency {
+    if let Some(latency) = load.latency {
         for (name, of) in [("TTFT", latency.ttft), ("TPOT", latency.tpot)] {
-            let quantiles = format!("{} / {} / {}", alone(of.p50), alone(of.p95), alone(of.p99));
+            let quantiles =
+                format!("{} / {} / {}", format_time(of.p50), format_time(of.p95), format_time(of.p99));
             rows.push(vec![format!("{name}, p50 / p95 / p99"), quantiles, String::new()]);
         }
     }
-    rows.push(vec!["TTFT, single request".to_owned(), alone(expected.ttft_seconds), String::new()]);
-    rows.push(vec!["TPOT, single request".to_owned(), alone(expected.tpot_seconds), String::new()]);
-    if met.cold_share > 0.0 {
-        let cold = format!("TTFT of cold requests ({:.1} %)", 100.0 * met.cold_share);
-        rows.push(vec![cold, format!("{}, node provisioned", alone(met.cold_ttft_seconds)), String::new()]);
+    rows.push(vec!["TTFT, single request".to_owned(), format_time(expected.ttft_seconds), String::new()]);
+    rows.push(vec!["TPOT, single request".to_owned(), format_time(expected.tpot_seconds), String::new()]);
+    if load.cold_share > 0.0 {
+        let cold = format!("TTFT of cold requests ({:.1} %)", 100.0 * load.cold_share);
+        rows.push(vec![
+            cold,
+            format!("{}, node provisioned", format_time(load.cold_ttft_seconds)),
+            String::new(),
+        ]);
     }
-    let at_once = expected.in_flight;
-    rows.push(vec!["requests in flight".to_owned(), format!("{at_once:.1}"), String::new()]);
+    let in_flight = expected.in_flight;
+    rows.push(vec!["requests in flight".to_owned(), format!("{in_flight:.1}"), String::new()]);
     rows.push(vec![
         "throughput at full batches".to_owned(),
         format!("{:.0} tokens/s", expected.full_load_tokens_per_second),
@@ -242,9 +247,9 @@ fn times(rental: &Rental, expected: ExpectedTimes) -> String {
     table::with_header(&["expected", "takes", "allowed"], rows)
 }
 
-fn rivals(rental: &Rental, answer: &NodesAnswer) -> String {
+fn rivals_table(rental: &Rental, answer: &NodesAnswer) -> String {
     let verdict = &answer.verdict;
-    // Idle nodes cost as much as busy ones, so that the price of a token depends on how many are wanted.
+    // Idle nodes cost as much as busy ones, so that the cost per token depends on the request rate.
     let per_hour =
         answer.requests_per_second.map(|rate| 3600.0 * rate * (rental.request.output_tokens + 1.0));
     let header = match per_hour {
@@ -256,8 +261,11 @@ fn rivals(rental: &Rental, answer: &NodesAnswer) -> String {
         None => rival.dollars_per_million_tokens,
     };
     let row = |rival: &RivalNodes| {
-        let seconds = |of: fn(&ExpectedTimes) -> f64| {
-            rival.expected.as_ref().map_or_else(|| "-".to_owned(), |expected| amount("ttft", of(expected)))
+        let seconds = |select: fn(&ExpectedTimes) -> f64| {
+            rival
+                .expected
+                .as_ref()
+                .map_or_else(|| "-".to_owned(), |expected| amount("ttft", select(expected)))
         };
         let best = if verdict.best == Some(rival.name) { "* " } else { "  " };
         vec![
@@ -273,10 +281,10 @@ fn rivals(rental: &Rental, answer: &NodesAnswer) -> String {
     table::with_header(&["  placement", "$/hour", header, "TTFT", "TPOT", "nodes"], rows)
 }
 
-/// Prices with quantised experts; none where the form of experts was asked for.
-fn quantised(all: &[Quantised]) -> Option<String> {
-    let line = |one: &Quantised| {
-        let of = match &one.cheapest {
+/// Formats the cheapest nodes with quantised experts. Returns `None` for an empty list.
+fn quantised(all: &[QuantisedNodes]) -> Option<String> {
+    let line = |alternative: &QuantisedNodes| {
+        let nodes = match &alternative.cheapest {
             Some(rival) => format!(
                 "{} per hour, {} ({})",
                 dollars(rival.dollars_per_hour.unwrap_or_default()),
@@ -285,29 +293,29 @@ fn quantised(all: &[Quantised]) -> Option<String> {
             ),
             None => "no nodes on this list meet the limits".to_owned(),
         };
-        format!("--experts-dtype {}: {of}", one.experts_dtype.name())
+        format!("--experts-dtype {}: {nodes}", alternative.experts_dtype.name())
     };
     let lines: Vec<String> = all.iter().map(line).collect();
     (!lines.is_empty()).then(|| list("With quantised experts, which change answers a little", &lines))
 }
 
-/// The line that compares with an API provider.
-fn beside_api(api: ApiCost, answer: &NodesAnswer) -> String {
+/// Formats the comparison with an API provider.
+fn api_comparison(api: ApiCost, answer: &NodesAnswer) -> String {
     let requests = match answer.requests_per_second {
         Some(_) => "the same requests",
         None => "as many requests as these nodes serve when they are full",
     };
     let hourly = dollars(api.dollars_per_hour);
-    let even = api.break_even_requests_per_hour.map_or_else(String::new, |rate| {
+    let break_even = api.break_even_requests_per_hour.map_or_else(String::new, |rate| {
         format!(
             " It costs as much as these nodes at {rate:.0} requests per hour; they serve {:.0} at most.",
             api.most_requests_per_hour
         )
     });
-    format!("An API at the stated prices costs {hourly} per hour for {requests}.{even}")
+    format!("An API at the stated prices costs {hourly} per hour for {requests}.{break_even}")
 }
 
-fn changes(verdict: &NodesVerdict) -> String {
+fn sensitivity(verdict: &NodesVerdict) -> String {
     match verdict.flips.as_slice() {
         [] => "No change of TPOT limit, GPU price, model size or request rate within a factor of 10 changes whether remote experts pay."
             .to_owned(),
@@ -318,8 +326,8 @@ fn changes(verdict: &NodesVerdict) -> String {
     }
 }
 
-/// The best way may be one that this project does not serve.
-fn another_server(answer: &NodesAnswer) -> Option<String> {
+/// Notes that the best arrangement requires another engine, if Remoe does not serve it.
+fn other_engine_note(answer: &NodesAnswer) -> Option<String> {
     answer.verdict.best.filter(|best| !best.is_served_by_remoe())?;
     let ours = answer.best_of_remoe.as_ref();
     let ours = ours.and_then(|rival| Some((rival, rival.dollars_per_hour?)));
@@ -335,9 +343,9 @@ fn another_server(answer: &NodesAnswer) -> Option<String> {
     })
 }
 
-/// So many of a thing.
-fn counted(count: u32, one: &str) -> String {
-    format!("{count} {one}{}", if count == 1 { "" } else { "s" })
+/// Formats a count with its noun in singular or plural.
+fn with_noun(count: u32, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 fn list(title: &str, lines: &[String]) -> String {

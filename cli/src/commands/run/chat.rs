@@ -1,4 +1,4 @@
-//! A conversation as a prompt: rendered with the model's chat template, within its context.
+//! Conversation that is rendered as a prompt with the model's chat template, within its context length.
 
 use super::settings::SamplingSettings;
 use crate::deployment::DesiredDeployment;
@@ -7,22 +7,22 @@ use remoe_model::text::{ChatTemplate, Tokenizer};
 use remoe_proto::v1::{GenerateRequest, TokenIds, generate_request};
 use serde_json::{Value, json};
 
-/// Share of the context that an answer gets at least, where the conversation is long.
-const ANSWER_SHARE: usize = 4;
+/// Fraction of the context that is reserved for the answer, as a divisor. Older messages are dropped for it.
+const ANSWER_DIVISOR: usize = 4;
 
 pub(super) struct Chat {
     tokenizer: Tokenizer,
-    /// Without one every prompt stands alone, as text to go on with.
+    /// Chat template. `None`: each prompt is completed as text, without a conversation.
     template: Option<ChatTemplate>,
-    /// Positions of the model's context.
+    /// Context length in tokens.
     context: usize,
-    /// Messages so far, a user's message and its answer by turns.
+    /// Previous messages, alternately of the user and the assistant.
     messages: Vec<Value>,
 }
 
 impl Chat {
-    pub(super) fn open(wanted: &DesiredDeployment) -> Result<Self, CliError> {
-        let checkpoint = &wanted.checkpoint;
+    pub(super) fn open(desired: &DesiredDeployment) -> Result<Self, CliError> {
+        let checkpoint = &desired.checkpoint;
         let tokenizer = Tokenizer::open_in(checkpoint.store(), checkpoint.config().vocab_size)?;
         let tokenizer = tokenizer.ok_or_else(|| {
             let message =
@@ -30,15 +30,15 @@ impl Chat {
             CliError::arguments("--model", message)
         })?;
         let template = ChatTemplate::open_in(checkpoint.store())?;
-        Ok(Self { tokenizer, template, context: wanted.inspection.served_context(), messages: Vec::new() })
+        Ok(Self { tokenizer, template, context: desired.inspection.served_context(), messages: Vec::new() })
     }
 
-    pub(super) fn forget(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.messages.clear();
     }
 
-    /// Remembers what was asked and answered.
-    pub(super) fn note(&mut self, prompt: String, answer: String) {
+    /// Adds a prompt and its answer to the conversation.
+    pub(super) fn add_turn(&mut self, prompt: String, answer: String) {
         if self.template.is_some() {
             self.messages.extend([
                 json!({"role": "user", "content": prompt}),
@@ -47,22 +47,21 @@ impl Chat {
         }
     }
 
-    /// The request for an answer to `prompt`, and how many of the oldest messages it leaves out because they
-    /// do not fit the context; those are forgotten.
-    pub(super) fn ask(
+    /// Builds the request for `prompt`. Drops the oldest messages if they exceed the context, and returns their number.
+    pub(super) fn build_request(
         &mut self,
         prompt: &str,
         settings: &SamplingSettings,
     ) -> Result<(GenerateRequest, usize), CliError> {
-        let wish = settings.max_tokens.map_or(usize::MAX, |most| most as usize);
-        let room = wish.min(self.context / ANSWER_SHARE).max(1);
-        let mut left_out = 0;
+        let max_tokens = settings.max_tokens.map_or(usize::MAX, |limit| limit as usize);
+        let reserved = max_tokens.min(self.context / ANSWER_DIVISOR).max(1);
+        let mut dropped = 0;
         let ids = loop {
-            let ids = self.prompt_ids(&self.messages[left_out..], prompt, settings)?;
-            if ids.len() + room <= self.context || left_out == self.messages.len() {
+            let ids = self.prompt_ids(&self.messages[dropped..], prompt, settings)?;
+            if ids.len() + reserved <= self.context || dropped == self.messages.len() {
                 break ids;
             }
-            left_out += 2;
+            dropped += 2;
         };
         let rest = self.context.saturating_sub(ids.len());
         if rest == 0 {
@@ -73,10 +72,10 @@ impl Chat {
             );
             return Err(CliError::arguments("PROMPT", message));
         }
-        self.messages.drain(..left_out);
+        self.messages.drain(..dropped);
         let request = GenerateRequest {
             prompt: Some(generate_request::Prompt::Ids(TokenIds { ids })),
-            max_tokens: u32::try_from(wish.min(rest)).unwrap_or(u32::MAX),
+            max_tokens: u32::try_from(max_tokens.min(rest)).unwrap_or(u32::MAX),
             temperature: Some(settings.temperature),
             top_p: settings.top_p,
             top_k: settings.top_k,
@@ -86,20 +85,20 @@ impl Chat {
             stop: settings.stop.clone(),
             ignore_eos: false,
         };
-        Ok((request, left_out))
+        Ok((request, dropped))
     }
 
     fn prompt_ids(
         &self,
-        before: &[Value],
+        messages: &[Value],
         prompt: &str,
         settings: &SamplingSettings,
     ) -> Result<Vec<u32>, CliError> {
         let Some(template) = &self.template else { return Ok(self.tokenizer.encode(prompt, true)?) };
         let system = settings.system.iter().map(|text| json!({"role": "system", "content": text}));
-        let now = json!({"role": "user", "content": prompt});
-        let messages: Vec<Value> = system.chain(before.iter().cloned()).chain([now]).collect();
-        // The template writes special tokens itself.
+        let prompt = json!({"role": "user", "content": prompt});
+        let messages: Vec<Value> = system.chain(messages.iter().cloned()).chain([prompt]).collect();
+        // The template already contains the special tokens.
         Ok(self.tokenizer.encode(&template.render(&messages, true)?, false)?)
     }
 }

@@ -1,6 +1,6 @@
-//! Settings that can be changed during a conversation.
+//! Sampling settings that users can change during a session.
 
-use crate::commands::generate::MOST_STOPS;
+use crate::commands::generate::MAX_STOP_STRINGS;
 use crate::commands::run::RunArgs;
 use crate::flags::{min_p, probability, repetition_penalty, stop_string, temperature};
 use crate::output::table;
@@ -19,7 +19,7 @@ pub(super) const HELP: &str = "\
 Text between \"\"\" and \"\"\" may span lines; a backslash at the end of a line continues it.
 Ctrl-C ends an answer.";
 
-/// How answers are drawn.
+/// Sampling settings of a session.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct SamplingSettings {
     pub(super) system: Option<String>,
@@ -31,13 +31,13 @@ pub(super) struct SamplingSettings {
     pub(super) repetition_penalty: Option<f32>,
     pub(super) seed: u64,
     pub(super) stop: Vec<String>,
-    /// Sampling that a reset goes back to.
-    defaults: Sampling,
+    /// Values after a reset.
+    defaults: ModelSampling,
 }
 
-/// Sampling that a model's generation_config.json has.
+/// Sampling parameters of a model's `generation_config.json`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Sampling {
+struct ModelSampling {
     temperature: f32,
     top_p: Option<f32>,
     top_k: Option<u32>,
@@ -46,9 +46,9 @@ struct Sampling {
 }
 
 impl SamplingSettings {
-    /// Returns the settings of the flags, and those of `model` where no flag is given, as the HTTP interface does.
-    pub(super) fn of(args: &RunArgs, model: &GenerationDefaults) -> Self {
-        let defaults = Sampling {
+    /// Creates the settings from flags. Without a flag, a setting is that of `model`, as in the HTTP interface.
+    pub(super) fn new(args: &RunArgs, model: &GenerationDefaults) -> Self {
+        let defaults = ModelSampling {
             temperature: model.temperature as f32,
             top_p: model.top_p.map(|share| share as f32),
             top_k: model.top_k.map(|count| u32::try_from(count).unwrap_or(u32::MAX)),
@@ -69,40 +69,43 @@ impl SamplingSettings {
         }
     }
 
-    /// Follows `NAME VALUE`, or `NAME` alone; says what is so now.
+    /// Sets `NAME VALUE`, or resets `NAME`. Returns the setting with its new value.
     pub(super) fn set(&mut self, text: &str) -> Result<String, String> {
         let (name, value) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
         let value = Some(value.trim()).filter(|value| !value.is_empty());
-        let named = |problem: String| format!("invalid {name}: {problem}");
+        let with_name = |problem: String| format!("invalid {name}: {problem}");
         match name {
             "system" => self.system = value.map(str::to_owned),
-            "max_tokens" => self.max_tokens = value.map(at_least_one).transpose().map_err(named)?,
+            "max_tokens" => self.max_tokens = value.map(at_least_one).transpose().map_err(with_name)?,
             "temperature" => {
-                self.temperature = value.map_or(Ok(self.defaults.temperature), temperature).map_err(named)?;
+                self.temperature =
+                    value.map_or(Ok(self.defaults.temperature), temperature).map_err(with_name)?;
             }
             "top_p" => {
-                self.top_p = value.map(probability).transpose().map_err(named)?.or(self.defaults.top_p)
+                self.top_p = value.map(probability).transpose().map_err(with_name)?.or(self.defaults.top_p)
             }
-            "top_k" => self.top_k = value.map(whole).transpose().map_err(named)?.or(self.defaults.top_k),
+            "top_k" => {
+                self.top_k = value.map(whole_number).transpose().map_err(with_name)?.or(self.defaults.top_k)
+            }
             "min_p" => {
-                self.min_p = value.map(min_p).transpose().map_err(named)?.or(self.defaults.min_p);
+                self.min_p = value.map(min_p).transpose().map_err(with_name)?.or(self.defaults.min_p);
             }
             "repetition_penalty" => {
-                let factor = value.map(repetition_penalty).transpose().map_err(named)?;
+                let factor = value.map(repetition_penalty).transpose().map_err(with_name)?;
                 self.repetition_penalty = factor.or(self.defaults.repetition_penalty);
             }
-            "seed" => self.seed = value.map_or(Ok(0), whole).map_err(named)?,
+            "seed" => self.seed = value.map_or(Ok(0), whole_number).map_err(with_name)?,
             "stop" => match value {
                 None => self.stop.clear(),
-                Some(_) if self.stop.len() == MOST_STOPS => {
-                    return Err(format!("invalid stop: expected at most {MOST_STOPS} texts"));
+                Some(_) if self.stop.len() == MAX_STOP_STRINGS => {
+                    return Err(format!("invalid stop: expected at most {MAX_STOP_STRINGS} texts"));
                 }
-                Some(text) => self.stop.push(stop_string(text).map_err(named)?),
+                Some(text) => self.stop.push(stop_string(text).map_err(with_name)?),
             },
             other => return Err(format!("unknown setting {other}; see /help")),
         }
-        let now = self.pairs().into_iter().find(|(known, _)| *known == name);
-        Ok(now.map_or_else(String::new, |(name, value)| format!("{name}: {value}")))
+        let current = self.pairs().into_iter().find(|(other, _)| *other == name);
+        Ok(current.map_or_else(String::new, |(name, value)| format!("{name}: {value}")))
     }
 
     pub(super) fn show(&self) -> String {
@@ -113,7 +116,7 @@ impl SamplingSettings {
         let or = |value: Option<String>, without: &str| value.unwrap_or_else(|| without.to_owned());
         [
             ("system", or(self.system.clone(), "none")),
-            ("max_tokens", or(self.max_tokens.map(|most| most.to_string()), "rest of the context")),
+            ("max_tokens", or(self.max_tokens.map(|limit| limit.to_string()), "rest of the context")),
             ("temperature", self.temperature.to_string()),
             ("top_p", or(self.top_p.map(|share| share.to_string()), "off")),
             ("top_k", or(self.top_k.map(|count| count.to_string()), "off")),
@@ -125,12 +128,12 @@ impl SamplingSettings {
     }
 }
 
-fn whole<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+fn whole_number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("expected a whole number, got {text}"))
 }
 
 fn at_least_one(text: &str) -> Result<u32, String> {
-    match whole(text)? {
+    match whole_number(text)? {
         0 => Err("expected 1 or more".to_owned()),
         number => Ok(number),
     }
@@ -154,7 +157,7 @@ mod tests {
             repetition_penalty: None,
             seed: 0,
             stop: Vec::new(),
-            defaults: Sampling {
+            defaults: ModelSampling {
                 temperature: 0.0,
                 top_p: None,
                 top_k: None,
@@ -165,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn sampling_is_the_models_unless_flags_override_it() {
+    fn flags_override_the_models_sampling() {
         let model = GenerationDefaults {
             temperature: 0.7,
             top_p: Some(0.9),
@@ -177,12 +180,12 @@ mod tests {
         let of = |flags: &[&str]| {
             let line = [&["remoe", "run", "model"], flags].concat();
             match Cli::try_parse_from(line).unwrap().command {
-                Command::Run(args) => SamplingSettings::of(&args, &model),
+                Command::Run(args) => SamplingSettings::new(&args, &model),
                 other => panic!("{other:?}"),
             }
         };
         let sampling =
-            |it: &SamplingSettings| (it.temperature, it.top_p, it.top_k, it.min_p, it.repetition_penalty);
+            |s: &SamplingSettings| (s.temperature, s.top_p, s.top_k, s.min_p, s.repetition_penalty);
         let mut now = of(&[]);
         assert_eq!(sampling(&now), (0.7, Some(0.9), Some(40), Some(0.05), Some(1.1)));
         let flags = ["--temperature", "0", "--top-k", "0", "--min-p", "0", "--repetition-penalty", "1"];
@@ -195,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_is_said_and_can_be_taken_back() {
+    fn setting_is_reported_and_can_be_reset() {
         let mut now = settings();
         for (text, says) in [
             ("temperature 0.7", "temperature: 0.7"),
@@ -228,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_and_changes_nothing() {
+    fn invalid_setting_is_refused_without_a_change() {
         let mut now = settings();
         for text in [
             "temperature 3",

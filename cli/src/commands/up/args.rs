@@ -12,13 +12,13 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-// A plan file says for how many requests it is.
+// A plan file states its own concurrency.
 #[derive(Debug, Args)]
 #[command(mut_arg("concurrency", |concurrency| concurrency.conflicts_with("plan")))]
 #[command(mut_args(|argument| match argument.get_id() == "pricing" {
-    // Functions cost money, however they were placed.
+    // Prices apply to every placement, also to one by --remote-ratio.
     true => argument,
-    false => planning::not_beside("remote_ratio", argument),
+    false => planning::conflicting_with("remote_ratio", argument),
 }))]
 #[command(mut_args(help_for_up))]
 pub(crate) struct UpArgs {
@@ -112,17 +112,17 @@ pub(crate) struct UpArgs {
     pub(crate) queue_deadline: Option<Duration>,
 }
 
-/// First model, with the cache and the sources of all models.
+/// First model, and the model cache and source settings that all models share.
 #[derive(Debug, Clone)]
 pub(crate) struct FirstModel {
-    /// Absent if the command line leaves it to the file of `--file`.
+    /// Absent if the file of `--file` states the model instead.
     pub(crate) model: Option<ModelLocation>,
     model_cache: Option<PathBuf>,
     sources: SourceArgs,
 }
 
 impl FirstModel {
-    /// Returns the arguments of the model at `location`.
+    /// Returns the model arguments for `location`.
     pub(crate) fn at(&self, location: &ModelLocation) -> ModelArgs {
         ModelArgs {
             model: location.clone(),
@@ -196,7 +196,7 @@ pub(crate) enum StartOrder {
     Sequential,
 }
 
-/// Adapts the help of shared arguments to `up`, which plans, wakes and charges.
+/// Adapts the help of shared arguments to `up`.
 fn help_for_up(argument: clap::Arg) -> clap::Arg {
     match argument.get_id().as_str() {
         "model_positional" => argument.help(
@@ -224,7 +224,7 @@ fn help_for_up(argument: clap::Arg) -> clap::Arg {
     }
 }
 
-/// A JSON object, as text.
+/// Checks that `text` is a JSON object and returns it in canonical form.
 fn json_object(text: &str) -> Result<String, String> {
     let object: serde_json::Map<String, serde_json::Value> =
         serde_json::from_str(text).map_err(|error| format!("expected a JSON object: {error}"))?;

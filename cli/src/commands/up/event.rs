@@ -9,7 +9,7 @@ use remoe_rollout::{FunctionState, FunctionStatus, MoeLayer, placement};
 use serde::Serialize;
 use std::net::SocketAddr;
 
-/// An event of `up`, with all functions as they are.
+/// An event of `up`, with the state of all functions.
 #[derive(Debug, Serialize)]
 pub(super) struct UpEvent<'a> {
     /// RFC 3339 in UTC.
@@ -18,37 +18,37 @@ pub(super) struct UpEvent<'a> {
     pub(super) model: &'a str,
     pub(super) endpoint: &'a str,
     pub(super) generation: Option<u64>,
-    /// The parts of the start, with the first event.
+    /// Durations of the start's phases. Only in the first event.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) start: Option<&'a StartTimes>,
-    /// Size of a planned main function, with the first event.
+    /// Size of a planned main function. Only in the first event.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) main: Option<MainReport>,
     pub(super) functions: Vec<FunctionEntry<'a>>,
 }
 
-/// One function.
+/// State of one function.
 #[derive(Debug, Serialize)]
 pub(super) struct FunctionEntry<'a> {
     name: &'a str,
     role: Role,
     state: FunctionState,
     pid: Option<u32>,
-    /// Where it speaks gRPC.
+    /// Address of its gRPC server.
     address: Option<String>,
-    /// Where it speaks HTTP, to its gateway.
+    /// Address of its HTTP server for the gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
     http: Option<String>,
-    /// Where its `/metrics` are read.
+    /// Address at which clients read its `/metrics`.
     metrics: Option<String>,
-    /// `LAYER:FIRST-LAST,..` of the experts in its own memory.
+    /// Experts in its own memory, as `LAYER:FIRST-LAST,..`.
     experts: String,
 }
 
 impl<'a> FunctionEntry<'a> {
-    /// `status` of a model with `moe_layers`, whose experts in `remote` are remote.
+    /// Describes a function with `status` of a model with `moe_layers`, of which the experts in `remote` are remote.
     ///
-    /// Metrics of a main function are read at `gateway`, which has its key.
+    /// Metrics of a main function are read through `gateway`, which holds its key.
     pub(super) fn of(
         status: &'a FunctionStatus,
         moe_layers: &[MoeLayer],

@@ -1,12 +1,12 @@
-//! API keys of `up`: of its file, and of `--api-key`.
+//! API keys of `up`, from the file of `--keys` and from `--api-key`.
 
 use super::args::UpArgs;
 use crate::exit::CliError;
 use remoe_gateway_core::{KeyFile, Keys};
 
-/// Reads the keys of clients, and opens the file that has them.
+/// Reads the API keys of clients. Returns the file of `--keys` as well, so that it can be watched for changes.
 pub(super) fn keys(args: &UpArgs) -> Result<(Keys, Option<KeyFile>), CliError> {
-    // An empty variable in the environment is no key; an empty flag is a mistake that opens the server.
+    // An empty REMOE_API_KEY means no key. An empty --api-key is refused, as it would leave the server without a key.
     if args.api_key.as_deref() == Some("")
         && std::env::var_os("REMOE_API_KEY").is_none_or(|key| !key.is_empty())
     {
@@ -31,7 +31,7 @@ pub(super) fn keys(args: &UpArgs) -> Result<(Keys, Option<KeyFile>), CliError> {
 /// Adds the key of `--api-key` to `keys`.
 pub(super) fn with_own_key(keys: Keys, own: Option<&str>) -> Result<Keys, String> {
     let Some(own) = own.filter(|key| !key.is_empty()) else { return Ok(keys) };
-    // What clients send is read without spaces around it.
+    // The gateway trims the keys that clients send.
     if own.trim() != own {
         return Err("invalid --api-key: expected no whitespace at its ends".to_owned());
     }

@@ -1,11 +1,11 @@
-//! Options of `up` from a MoEDeployment: each field sets the option that its flag would set. Flags of the user come first,
-//! and fields that mean nothing on one machine are named.
+//! Options of `up` from a MoEDeployment. Each field sets the option that its flag would set. Flags of the user override
+//! fields, and fields without meaning on one machine are reported.
 
 use super::args::UpArgs;
 use crate::exit::CliError;
 use crate::flags::{Dtype, RemoteArg};
 use crate::planning::{share, size_range, vcpu_range};
-use crate::resource::{Resource, read_one, wrong_field, wrong_resource};
+use crate::resource::{Resource, read_one, resource_error, resource_field_error};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 use remoe_api::{
@@ -22,8 +22,8 @@ use std::path::Path;
 /// Bytes of a field in MB.
 const MB: f64 = 1e6;
 
-/// Sets the options that the resource in the file at `path` states and the user did not give with `matches`. Returns the
-/// fields that mean nothing on one machine.
+/// Sets the options that the resource in the file at `path` states and that are no flags in `matches`. Returns the ignored
+/// fields, which have no meaning on one machine.
 pub(crate) fn fill_from_file(
     args: &mut UpArgs,
     path: &Path,
@@ -32,40 +32,40 @@ pub(crate) fn fill_from_file(
     fill(args, &read_one(path)?, path, matches)
 }
 
-/// Sets the options that `resource` of the file at `path` states and the user did not give with `matches`. Returns the fields
-/// that mean nothing on one machine.
+/// Sets the options that `resource` of the file at `path` states and that are no flags in `matches`. Returns the ignored
+/// fields, which have no meaning on one machine.
 pub(crate) fn fill(
     args: &mut UpArgs,
     resource: &Resource,
     path: &Path,
     matches: &ArgMatches,
 ) -> Result<Vec<String>, CliError> {
-    let form = ManifestSource { path, matches, resource };
+    let source = ManifestSource { path, matches, resource };
     let spec = &resource.spec;
-    form.model(&spec.model, args)?;
-    if form.takes("served_model_name") {
+    source.model(&spec.model, args)?;
+    if source.may_set("served_model_name") {
         let name = spec.served_name.as_ref().unwrap_or(&resource.name);
         args.served_model_name = vec![name.clone()];
     }
-    form.limits(&spec.slo, &spec.scaling, args)?;
-    form.idle_windows(&spec.scaling, args);
-    // The placement stays unless the resource says otherwise. One that a plan file gives stays in any case.
-    let follows = spec.prediction.replan == Replan::Auto && !form.given("plan");
+    source.limits(&spec.slo, &spec.scaling, args)?;
+    source.idle_windows(&spec.scaling, args);
+    // The placement is fixed unless the resource states a prediction. One from a plan file is always fixed.
+    let follows = spec.prediction.replan == Replan::Auto && !source.is_given("plan");
     if follows && resource.states("spec.prediction") {
-        form.follow(&spec.prediction, args);
+        source.follow(&spec.prediction, args);
     }
-    // A file of its own for either has the same fields.
-    if form.plans("workload") && resource.states("spec.workload") {
+    // The fields are those of a separate workload or price file, so the manifest is read as such a file.
+    if source.may_set_planning("workload") && resource.states("spec.workload") {
         args.planning.workload.workload = Some(path.to_owned());
     }
-    if form.plans("pricing") && resource.states("spec.pricing") {
+    if source.may_set_planning("pricing") && resource.states("spec.pricing") {
         args.planning.pricing = Some(path.to_owned());
     }
-    form.sizes(args)?;
-    Ok(left_out(resource))
+    source.sizes(args)?;
+    Ok(ignored_fields(resource))
 }
 
-/// Resource in the file at `path`, for a user who gave `matches`.
+/// A resource from the file at `path`, with the flags of the user.
 struct ManifestSource<'a> {
     path: &'a Path,
     matches: &'a ArgMatches,
@@ -73,31 +73,32 @@ struct ManifestSource<'a> {
 }
 
 impl ManifestSource<'_> {
-    /// Reports if the user gave the flag.
-    fn given(&self, id: &str) -> bool {
+    /// Returns `true` if the user gave the flag `id`.
+    fn is_given(&self, id: &str) -> bool {
         self.matches.try_contains_id(id).is_ok()
             && self.matches.value_source(id) == Some(ValueSource::CommandLine)
     }
 
-    /// Reports if the resource may set an option.
-    fn takes(&self, id: &str) -> bool {
-        !self.given(id)
+    /// Returns `true` if the resource may set the option `id`.
+    fn may_set(&self, id: &str) -> bool {
+        !self.is_given(id)
     }
 
-    /// Reports if the resource may set an option of planning. A placement that the user gave leaves nothing to plan.
-    fn plans(&self, id: &str) -> bool {
-        let is_placed = ["remote_ratio", "replicas", "groups", "plan"].into_iter().any(|id| self.given(id));
-        !is_placed && self.takes(id)
+    /// Returns `true` if the resource may set the planning option `id`. With a placement by the user, nothing is planned.
+    fn may_set_planning(&self, id: &str) -> bool {
+        let is_placed =
+            ["remote_ratio", "replicas", "groups", "plan"].into_iter().any(|id| self.is_given(id));
+        !is_placed && self.may_set(id)
     }
 
-    /// Returns the error that `field` has `value`.
-    fn wrong(&self, field: &str, value: &dyn Display, why: &dyn Display) -> CliError {
-        wrong_field(self.path, field, &format!("invalid value '{value}': {why}"))
+    /// Returns the error for an invalid `value` of `field`.
+    fn field_error(&self, field: &str, value: &dyn Display, why: &dyn Display) -> CliError {
+        resource_field_error(self.path, field, &format!("invalid value '{value}': {why}"))
     }
 
-    /// Reports if the resource states `field`, which sets the option `id` of planning.
-    fn states(&self, id: &str, field: &str) -> bool {
-        self.plans(id) && self.resource.states(field)
+    /// Returns `true` if the resource states `field` and may set the planning option `id` with it.
+    fn states_planning(&self, id: &str, field: &str) -> bool {
+        self.may_set_planning(id) && self.resource.states(field)
     }
 
     fn model(&self, spec: &ModelSpec, args: &mut UpArgs) -> Result<(), CliError> {
@@ -109,16 +110,16 @@ impl ManifestSource<'_> {
             ComputeDtype::Bfloat16 => Dtype::Bfloat16,
             ComputeDtype::Float32 => Dtype::Float32,
         });
-        set(&mut options.dtype, dtype.filter(|_| self.takes("dtype")));
-        let experts = spec.experts_dtype.filter(|_| self.takes("experts_dtype"));
+        set(&mut options.dtype, dtype.filter(|_| self.may_set("dtype")));
+        let experts = spec.experts_dtype.filter(|_| self.may_set("experts_dtype"));
         set(&mut options.experts_dtype, experts.map(Into::into));
-        let dense = spec.dense_dtype.filter(|_| self.takes("dense_dtype"));
+        let dense = spec.dense_dtype.filter(|_| self.may_set("dense_dtype"));
         set(&mut options.dense_dtype, dense.map(Into::into));
-        let kv_cache = spec.kv_cache_dtype.filter(|_| self.takes("kv_cache_dtype"));
+        let kv_cache = spec.kv_cache_dtype.filter(|_| self.may_set("kv_cache_dtype"));
         set(&mut options.kv_cache_dtype, kv_cache.map(Into::into));
-        let positions = spec.max_model_len.filter(|_| self.takes("max_model_len"));
+        let positions = spec.max_model_len.filter(|_| self.may_set("max_model_len"));
         set(&mut options.max_model_len, positions.map(|positions| positions as usize));
-        let variables = spec.chat_template_kwargs.as_ref().filter(|_| self.takes("chat_template_kwargs"));
+        let variables = spec.chat_template_kwargs.as_ref().filter(|_| self.may_set("chat_template_kwargs"));
         let variables = variables.map(|variables| serde_json::Value::Object(variables.clone()).to_string());
         set(&mut args.chat_template_kwargs, variables);
         Ok(())
@@ -131,30 +132,33 @@ impl ManifestSource<'_> {
                  remoe up --file {} FOLDER",
                 self.path.display()
             );
-            return Err(wrong_resource(self.path, &message));
+            return Err(resource_error(self.path, &message));
         }
         let revision = spec.revision.as_ref().map_or_else(String::new, |revision| format!("@{revision}"));
         let place = format!("{}{revision}", spec.source);
         ModelLocation::try_from(OsString::from(&place))
-            .map_err(|error| self.wrong("spec.model.source", &place, &error))
+            .map_err(|error| self.field_error("spec.model.source", &place, &error))
     }
 
     fn limits(&self, slo: &SloSpec, scaling: &ScalingSpec, args: &mut UpArgs) -> Result<(), CliError> {
         let planning = &mut args.planning;
-        if self.plans("ttft") {
+        if self.may_set_planning("ttft") {
             planning.ttft = slo.ttft.into();
         }
-        if self.plans("tpot") {
+        if self.may_set_planning("tpot") {
             planning.tpot = slo.tpot.into();
         }
         // Without scale to zero no request is cold.
         if scaling.min != 0 {
             return Ok(());
         }
-        set(&mut planning.cold_ttft, slo.cold_ttft.filter(|_| self.plans("cold_ttft")).map(Into::into));
-        if let Some(percent) = slo.cold_percent.as_ref().filter(|_| self.plans("cold_share")) {
+        set(
+            &mut planning.cold_ttft,
+            slo.cold_ttft.filter(|_| self.may_set_planning("cold_ttft")).map(Into::into),
+        );
+        if let Some(percent) = slo.cold_percent.as_ref().filter(|_| self.may_set_planning("cold_share")) {
             let share = share(&format!("{percent}%"));
-            let share = share.map_err(|error| self.wrong("spec.slo.coldPercent", percent, &error))?;
+            let share = share.map_err(|error| self.field_error("spec.slo.coldPercent", percent, &error))?;
             planning.cold_share = Some(share);
         }
         Ok(())
@@ -162,26 +166,26 @@ impl ManifestSource<'_> {
 
     fn idle_windows(&self, scaling: &ScalingSpec, args: &mut UpArgs) {
         let window = (scaling.min == 0).then(|| scaling.idle_window.into());
-        set(&mut args.idle, window.filter(|_| self.takes("idle")));
-        let window = scaling.remote_idle_window.filter(|_| self.takes("remote_idle"));
+        set(&mut args.idle, window.filter(|_| self.may_set("idle")));
+        let window = scaling.remote_idle_window.filter(|_| self.may_set("remote_idle"));
         set(&mut args.remote_idle, window.map(Into::into));
     }
 
     fn follow(&self, spec: &PredictionSpec, args: &mut UpArgs) {
-        set(&mut args.follow.replan, Some(spec.interval.into()).filter(|_| self.takes("replan")));
-        if spec.privacy == Privacy::CountsOnly && self.takes("forget") && self.takes("experience") {
+        set(&mut args.follow.replan, Some(spec.interval.into()).filter(|_| self.may_set("replan")));
+        if spec.privacy == Privacy::CountsOnly && self.may_set("forget") && self.may_set("experience") {
             args.follow.forget = true;
         }
     }
 
     fn sizes(&self, args: &mut UpArgs) -> Result<(), CliError> {
         let (main, remote) = (&self.resource.spec.main, &self.resource.spec.remote_experts);
-        set(&mut args.deployment.device, self.resource.device.clone().filter(|_| self.takes("device")));
+        set(&mut args.deployment.device, self.resource.device.clone().filter(|_| self.may_set("device")));
         if let Some(gpu) = main.gpu.as_ref().filter(|gpu| gpu.count != 1) {
             let why = format!("is {}, {ONE_GPU}", gpu.count);
-            return Err(wrong_field(self.path, "spec.main.gpu.count", &why));
+            return Err(resource_field_error(self.path, "spec.main.gpu.count", &why));
         }
-        if self.states("remote", "spec.remoteExperts.mode") {
+        if self.states_planning("remote", "spec.remoteExperts.mode") {
             args.remote = match remote.mode {
                 RemoteMode::Auto => RemoteArg::Auto,
                 RemoteMode::Always => RemoteArg::Always,
@@ -190,23 +194,23 @@ impl ManifestSource<'_> {
         }
         let planning = &mut args.planning;
         let field = "spec.main.memoryMB";
-        if self.states("main_memory_mb", field) {
+        if self.states_planning("main_memory_mb", field) {
             planning.main_memory_mb = Some(self.memory(field, main.memory_mb)?);
         }
         let field = "spec.remoteExperts.memoryMB";
-        if self.states("remote_memory_mb", field) {
+        if self.states_planning("remote_memory_mb", field) {
             planning.remote_memory_mb = self.memory(field, remote.memory_mb)?;
         }
-        if let Some(range) = main.cpu.filter(|_| self.plans("main_cpu")) {
+        if let Some(range) = main.cpu.filter(|_| self.may_set_planning("main_cpu")) {
             planning.main_cpu = Some(self.vcpus("spec.main.cpu", range)?);
         }
-        if let Some(range) = remote.cpu.filter(|_| self.plans("remote_cpu")) {
+        if let Some(range) = remote.cpu.filter(|_| self.may_set_planning("remote_cpu")) {
             planning.remote_cpu = Some(self.vcpus("spec.remoteExperts.cpu", range)?);
         }
-        if self.states("max_groups", "spec.remoteExperts.maxGroups") {
+        if self.states_planning("max_groups", "spec.remoteExperts.maxGroups") {
             planning.max_groups = Some(remote.max_groups);
         }
-        if self.states("max_replicas", "spec.remoteExperts.maxReplicas") {
+        if self.states_planning("max_replicas", "spec.remoteExperts.maxReplicas") {
             planning.max_replicas = remote.max_replicas;
         }
         let requires = match (planning.main_cpu, planning.remote_cpu) {
@@ -215,22 +219,22 @@ impl ManifestSource<'_> {
             (Some(_), Some(_)) | (None, None) => None,
         };
         requires.map_or(Ok(()), |(field, other)| {
-            Err(wrong_field(self.path, field, &format!("requires {other}; state both or neither")))
+            Err(resource_field_error(self.path, field, &format!("requires {other}; state both or neither")))
         })
     }
 
     fn memory(&self, field: &str, range: MemoryRange) -> Result<SizeRange, CliError> {
         let MemoryRange { min, max, step } = range;
         let parsed = size_range([min, max, step].map(|number| f64::from(number) * MB));
-        self.ranged(field, [min, max, step], parsed)
+        self.checked_range(field, [min, max, step], parsed)
     }
 
     fn vcpus(&self, field: &str, range: CpuRange) -> Result<VcpuRange, CliError> {
         let CpuRange { min, max, step } = range;
-        self.ranged(field, [min, max, step], vcpu_range([min, max, step].map(f64::from)))
+        self.checked_range(field, [min, max, step], vcpu_range([min, max, step].map(f64::from)))
     }
 
-    fn ranged<T>(
+    fn checked_range<T>(
         &self,
         field: &str,
         [min, max, step]: [u32; 3],
@@ -239,7 +243,7 @@ impl ManifestSource<'_> {
         let expected = "expected min of 1 or more, max of min or more, and step of 1 or more";
         parsed
             .and_then(|range| range.ok_or_else(|| expected.to_owned()))
-            .map_err(|error| self.wrong(field, &format!("{min}:{max}:{step}"), &error))
+            .map_err(|error| self.field_error(field, &format!("{min}:{max}:{step}"), &error))
     }
 }
 
@@ -250,8 +254,8 @@ fn set<T>(option: &mut Option<T>, value: Option<T>) {
     }
 }
 
-/// Fields that mean nothing on one machine, each with its remedy.
-const OF_CLUSTERS: [(&str, &str); 17] = [
+/// Fields without meaning on one machine, each with the setting that replaces it.
+const CLUSTER_ONLY_FIELDS: [(&str, &str); 17] = [
     ("spec.model.endpoint", " (set HF_ENDPOINT or AWS_ENDPOINT_URL)"),
     ("spec.model.credentialsSecretName", " (read from the environment)"),
     ("spec.model.ambientCredentials", " (use --ambient-credentials)"),
@@ -271,9 +275,9 @@ const OF_CLUSTERS: [(&str, &str); 17] = [
     ("spec.profile", " (use --profile)"),
 ];
 
-/// Returns the stated fields that mean nothing on one machine.
-fn left_out(resource: &Resource) -> Vec<String> {
-    let stated = OF_CLUSTERS.iter().filter(|(field, _)| resource.states(field));
+/// Returns the stated fields that have no meaning on one machine.
+fn ignored_fields(resource: &Resource) -> Vec<String> {
+    let stated = CLUSTER_ONLY_FIELDS.iter().filter(|(field, _)| resource.states(field));
     stated.map(|(field, remedy)| format!("{field}{remedy}")).collect()
 }
 
@@ -289,7 +293,7 @@ mod tests {
         pricing: {billing: Reserved, cpuCoreHour: '0.03', memoryGBHour: \"0.004\"}\n  \
         main: {memoryMB: {min: 200, max: 400}, cpu: {min: 500, max: 4000}}\n  \
         remoteExperts: {mode: Always, cpu: {min: 250, max: 2000, step: 250}, maxGroups: 3}\n";
-    /// Flags of [`RESOURCE`] beside its limits.
+    /// Flags that correspond to [`RESOURCE`], except its limits.
     const FLAGS: [&str; 9] = [
         "--model=hf://a/b@main",
         "--served-model-name=demo",
@@ -309,19 +313,20 @@ mod tests {
         (UpArgs::from_arg_matches(&matches).unwrap(), matches)
     }
 
-    /// Fills options from a file with `text` beside `arguments`: the options as text, and the fields that are left out.
+    /// Fills options from a file with `text` and from `arguments`. Returns the options as text, and the ignored fields.
     fn filled(text: &str, arguments: &[&str]) -> Result<(String, Vec<String>), String> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
         let name = file.path().to_str().unwrap();
         let (mut args, matches) = parsed(&[&["--file", name], arguments].concat());
-        let left_out = fill_from_file(&mut args, file.path(), &matches).map_err(|error| error.message)?;
+        let ignored_fields =
+            fill_from_file(&mut args, file.path(), &matches).map_err(|error| error.message)?;
         args.file = None;
-        Ok((format!("{args:?}").replace(name, "FILE"), left_out))
+        Ok((format!("{args:?}").replace(name, "FILE"), ignored_fields))
     }
 
-    /// Options that a file with `text` fills beside `arguments` are those of `flags`.
-    fn is_filled_as(text: &str, arguments: &[&str], flags: &[&str]) {
+    /// Asserts that a file with `text` and `arguments` sets the same options as `arguments` and `flags`.
+    fn assert_filled_as(text: &str, arguments: &[&str], flags: &[&str]) {
         let (options, _) = filled(text, arguments).unwrap();
         let (args, _) = parsed(&[arguments, flags].concat());
         assert_eq!(options, format!("{args:?}"), "{arguments:?} {flags:?}");
@@ -329,9 +334,9 @@ mod tests {
 
     #[test]
     fn resource_fills_options_as_its_flags_would() {
-        is_filled_as(RESOURCE, &[], &[&FLAGS[..], &LIMITS].concat());
-        let (_, left_out) = filled(RESOURCE, &[]).unwrap();
-        assert_eq!(left_out, ["spec.model.cacheClaimName (use --model-cache)", "spec.replicas"]);
+        assert_filled_as(RESOURCE, &[], &[&FLAGS[..], &LIMITS].concat());
+        let (_, ignored_fields) = filled(RESOURCE, &[]).unwrap();
+        assert_eq!(ignored_fields, ["spec.model.cacheClaimName (use --model-cache)", "spec.replicas"]);
         for (from, to, flag) in [
             ("cacheClaimName: c", "dtype: float32", "--dtype=float32"),
             ("cacheClaimName: c", "expertsDtype: mxfp4", "--experts-dtype=mxfp4"),
@@ -355,7 +360,7 @@ mod tests {
             ),
             ("main: {", "main: {device: 'cuda:1', ", "--device=cuda:1"),
         ] {
-            is_filled_as(&RESOURCE.replace(from, to), &[], &[&FLAGS[..], &LIMITS, &[flag]].concat());
+            assert_filled_as(&RESOURCE.replace(from, to), &[], &[&FLAGS[..], &LIMITS, &[flag]].concat());
         }
     }
 
@@ -363,8 +368,8 @@ mod tests {
     fn placement_of_the_user_leaves_nothing_to_plan() {
         let served = ["--model=hf://a/b@main", "--served-model-name=demo", "--dtype=float32"];
         let text = RESOURCE.replace("cacheClaimName: c", "dtype: float32");
-        is_filled_as(&text, &["--remote-ratio", "0"], &served);
-        is_filled_as(&text, &["--plan", "plan.json"], &served);
+        assert_filled_as(&text, &["--remote-ratio", "0"], &served);
+        assert_filled_as(&text, &["--plan", "plan.json"], &served);
     }
 
     #[test]
@@ -374,8 +379,8 @@ mod tests {
             |scaling: &str| RESOURCE.replace("replicas: 2", scaling).replace("slo: {tpot: 1m30s}", slo);
         let flags = [&FLAGS[..], &LIMITS].concat();
         let cold = ["--cold-ttft=20s", "--cold-share=5%", "--idle=10m"];
-        is_filled_as(&text("scaling: {min: 0}"), &[], &[&flags[..], &cold].concat());
-        is_filled_as(&text("scaling: {min: 1}"), &[], &flags);
+        assert_filled_as(&text("scaling: {min: 0}"), &[], &[&flags[..], &cold].concat());
+        assert_filled_as(&text("scaling: {min: 1}"), &[], &flags);
     }
 
     #[test]
@@ -383,16 +388,16 @@ mod tests {
         let text = |prediction: &str| RESOURCE.replace("replicas: 2", &format!("prediction: {prediction}"));
         let flags = [&FLAGS[..], &LIMITS].concat();
         let with = |more: &[&'static str]| [&flags[..], more].concat();
-        is_filled_as(&text("{interval: 1m}"), &[], &with(&["--replan=1m"]));
-        is_filled_as(&text("{privacy: CountsOnly}"), &[], &with(&["--replan=10m", "--forget"]));
-        is_filled_as(&text("{privacy: CountsOnly}"), &["--replan", "5s"], &with(&["--forget"]));
-        is_filled_as(&text("{replan: Never}"), &[], &flags);
-        is_filled_as(
+        assert_filled_as(&text("{interval: 1m}"), &[], &with(&["--replan=1m"]));
+        assert_filled_as(&text("{privacy: CountsOnly}"), &[], &with(&["--replan=10m", "--forget"]));
+        assert_filled_as(&text("{privacy: CountsOnly}"), &["--replan", "5s"], &with(&["--forget"]));
+        assert_filled_as(&text("{replan: Never}"), &[], &flags);
+        assert_filled_as(
             &text("{}"),
             &["--plan", "p.json"],
             &["--model=hf://a/b@main", "--served-model-name=demo"],
         );
-        is_filled_as(
+        assert_filled_as(
             &text("{interval: 1m}"),
             &["--remote-ratio", "0.5"],
             &["--model=hf://a/b@main", "--served-model-name=demo", "--replan=1m"],
@@ -405,14 +410,14 @@ mod tests {
     #[test]
     fn flags_of_the_user_come_before_fields() {
         let flags = [&FLAGS[1..], &LIMITS[..1]].concat();
-        is_filled_as(RESOURCE, &["--tpot", "1s", "some/folder"], &flags);
+        assert_filled_as(RESOURCE, &["--tpot", "1s", "some/folder"], &flags);
         let (options, _) = filled(RESOURCE, &["--model-cache", "cache", "--ambient-credentials"]).unwrap();
         assert!(options.contains("\"cache\"") && options.contains("ambient_credentials: true"), "{options}");
     }
 
     #[test]
     fn wrong_field_is_named_with_value_and_remedy() {
-        for (from, to, says) in [
+        for (from, to, expected) in [
             ("hf://a/b', revision: main", "pvc://models/demo'", "only in a cluster"),
             ("MoEDeployment", "Other", "missing MoEDeployment"),
             ("v1alpha1", "v2", "expected remoe.dev/v1alpha1"),
@@ -452,7 +457,7 @@ mod tests {
             ),
         ] {
             let error = filled(&RESOURCE.replace(from, to), &[]).unwrap_err();
-            assert!(error.contains(says), "{says}: {error}");
+            assert!(error.contains(expected), "{expected}: {error}");
         }
         let twice = format!("{RESOURCE}---\n{}", RESOURCE.split_once("---\n").unwrap().1);
         assert!(filled(&twice, &[]).unwrap_err().contains("got 2"));

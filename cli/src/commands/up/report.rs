@@ -1,14 +1,14 @@
-//! Messages of `up` about its models.
+//! Messages of `up` about the state of its models.
 
 use super::event::{FunctionEntry, UpEvent};
 use super::start::StartTimes;
 use super::summary::Summary;
-use crate::choice::PlacementChoice;
 use crate::deployment::DesiredDeployment;
 use crate::machine;
 use crate::output::json;
 use crate::output::progress::{Progress, print_warning};
 use crate::output::table;
+use crate::placement_choice::PlacementChoice;
 use remoe_local::Reporter;
 use remoe_process::Role;
 use remoe_rollout::{Status, placement};
@@ -16,27 +16,27 @@ use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
-/// Prints reports of one model.
+/// Prints the events of one model.
 pub(super) struct Printer {
     pub(super) times: StartTimes,
-    /// Where users reach it.
+    /// Address at which users reach it.
     pub(super) address: SocketAddr,
-    /// Clients need a key.
+    /// Set if clients need a key.
     pub(super) has_key: bool,
-    /// Why the model was placed as it started.
+    /// Reason for the placement at the start.
     pub(super) choice: PlacementChoice,
-    /// Dollars of an hour in which all functions of the start work.
+    /// Cost of an hour in which all functions of the first placement run, in dollars.
     pub(super) hourly: f64,
-    /// Other models are served at this address.
+    /// Set if the address serves other models as well.
     pub(super) is_one_of_several: bool,
-    /// The machine is measured beside it.
+    /// Set if the machine is measured while the model runs.
     pub(super) is_measured_later: bool,
     pub(super) as_json: bool,
     pub(super) progress: Arc<Progress>,
 }
 
 impl Reporter for Printer {
-    // A service does not end because its output is closed.
+    // A closed output does not end the service.
     fn say(&self, wanted: &DesiredDeployment, event: &str, status: &Status) -> io::Result<()> {
         match self.print(wanted, event, status) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -80,7 +80,7 @@ impl Printer {
                 wanted,
                 choice: &self.choice,
                 address: self.address,
-                seconds: self.times.whole(),
+                seconds: self.times.total(),
                 hourly: self.hourly,
                 has_key: self.has_key,
                 is_one_of_several: self.is_one_of_several,
@@ -88,7 +88,7 @@ impl Printer {
             };
             writeln!(out, "{}", summary.lines().join("\n"))?;
         } else {
-            writeln!(out, "{}: {model} at {endpoint}, {}", title(event), states(status))?;
+            writeln!(out, "{}: {model} at {endpoint}, {}", event_title(event), count_states(status))?;
         }
         if self.progress.is_verbose() {
             writeln!(out, "\n{}", Self::table(wanted, status))?;
@@ -125,12 +125,12 @@ impl Printer {
     }
 }
 
-/// How many functions are in each state: `3 serving, 1 asleep`.
-fn states(status: &Status) -> String {
+/// Returns the number of functions in each state: `3 serving, 1 asleep`.
+fn count_states(status: &Status) -> String {
     let mut counts: Vec<(&str, usize)> = Vec::new();
     for function in &status.functions {
         let state = function.state.name();
-        match counts.iter_mut().find(|(known, _)| *known == state) {
+        match counts.iter_mut().find(|(other, _)| *other == state) {
             Some((_, count)) => *count += 1,
             None => counts.push((state, 1)),
         }
@@ -139,8 +139,8 @@ fn states(status: &Status) -> String {
     format!("functions: {}", counts.join(", "))
 }
 
-/// Name of an event, for people.
-fn title(event: &str) -> &str {
+/// Returns the title of an event for the user.
+fn event_title(event: &str) -> &str {
     match event {
         "resting" => "group asleep",
         "resumed" => "group awake",
@@ -148,8 +148,8 @@ fn title(event: &str) -> &str {
     }
 }
 
-/// The address to reach a listener at from this machine.
-pub(super) fn reachable(address: SocketAddr) -> SocketAddr {
+/// Returns an address at which this machine reaches a listener on `address`.
+pub(super) fn reachable_address(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         ip if !ip.is_unspecified() => ip,
         IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
@@ -164,10 +164,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listener_on_every_address_is_reached_at_this_machine() {
-        let shown = |text: &str| reachable(text.parse().unwrap()).to_string();
-        assert_eq!(shown("0.0.0.0:80"), "127.0.0.1:80");
-        assert_eq!(shown("[::]:80"), "[::1]:80");
-        assert_eq!(shown("10.0.0.1:80"), "10.0.0.1:80");
+    fn listener_on_every_address_is_reached_at_this_machine() {
+        let reachable = |text: &str| reachable_address(text.parse().unwrap()).to_string();
+        assert_eq!(reachable("0.0.0.0:80"), "127.0.0.1:80");
+        assert_eq!(reachable("[::]:80"), "[::1]:80");
+        assert_eq!(reachable("10.0.0.1:80"), "10.0.0.1:80");
     }
 }

@@ -1,16 +1,16 @@
-//! One model of `up`: what runs where is decided, and started.
+//! Start of one model of `up`: decides the placement and starts the functions.
 
 use super::args::{StartOrder, UpArgs};
-use super::measuring::MeasuredModel;
-use super::statement::ProblemStatement;
-use crate::choice::PlacementChoice;
+use super::background_measurement::UnmeasuredModel;
+use super::problem_statement::ProblemStatement;
 use crate::deployment::{self, DesiredDeployment, Launch, ratio_of};
 use crate::exit::CliError;
-use crate::figures::{Unmeasured, check_contention};
 use crate::flags::DeploymentArgs;
 use crate::output::progress::Progress;
+use crate::placement_choice::PlacementChoice;
 use crate::plan_report;
 use crate::planning::plan;
+use crate::profile_source::{MissingProfile, warn_missing_contention};
 use crate::remote_set::PredictionSource;
 use remoe_hardware::Origin;
 use remoe_hub::ModelLocation;
@@ -26,43 +26,43 @@ use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-/// Share of remote experts where only the number of replicas is given.
-const HALF: f64 = 0.5;
+/// Default share of remote experts if only the number of replicas is given.
+const DEFAULT_REMOTE_RATIO: f64 = 0.5;
 
-/// A model that answers.
-pub(super) struct Started {
+/// A model that is ready for requests.
+pub(super) struct StartedModel {
     pub(super) wanted: DesiredDeployment,
     pub(super) supervisor: Supervisor,
     pub(super) status: Status,
     pub(super) times: StartTimes,
     pub(super) function_prices: FunctionPrices,
-    /// Ends when all that ran is accounted for.
-    pub(super) accounted: JoinHandle<()>,
-    /// Sends the tariff of the functions to the task that accounts for their cost.
-    pub(super) tell: watch::Sender<Option<FunctionPrices>>,
-    /// Inputs from which another placement would be made.
+    /// Task that records the costs of the functions. It ends when all costs are recorded.
+    pub(super) cost_task: JoinHandle<()>,
+    /// Sends the prices of the functions to the task that records their costs.
+    pub(super) price_sender: watch::Sender<Option<FunctionPrices>>,
+    /// Inputs for a later placement.
     pub(super) basis: PlacementBasis,
-    /// Why it is placed as it is.
+    /// Reason for the placement.
     pub(super) choice: PlacementChoice,
-    /// Measurement to make beside it, with the receiver of its result.
-    pub(super) measurement: Option<(MeasuredModel, oneshot::Receiver<Measured>)>,
+    /// Measurement to run in the background, with the receiver of its result.
+    pub(super) measurement: Option<(UnmeasuredModel, oneshot::Receiver<Measured>)>,
 }
 
-/// The parts of a cold start, one after the other, in seconds. They add up to the whole.
+/// Durations of the consecutive phases of a cold start, in seconds.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct StartTimes {
-    /// Facts of the checkpoint, profile and prediction: what a plan is made from.
+    /// Reading the inputs of the plan: checkpoint, profile and prediction.
     pub(super) facts_s: f64,
-    /// The plan, as far as it was waited for.
+    /// Waiting for the plan.
     pub(super) plan_s: f64,
-    /// From the first function's start to the moment in which all of them listen.
+    /// From the start of the first function until all functions listen.
     pub(super) functions_s: f64,
-    /// Until the placement was in force: local experts packed, remote functions connected.
+    /// From then until the placement is active: local experts are packed and remote functions are connected.
     pub(super) placement_s: f64,
 }
 
 impl StartTimes {
-    pub(super) fn whole(&self) -> f64 {
+    pub(super) fn total(&self) -> f64 {
         self.facts_s + self.plan_s + self.functions_s + self.placement_s
     }
 }
@@ -70,29 +70,29 @@ impl StartTimes {
 /// Settings of one model, from the arguments.
 pub(super) struct ModelSettings {
     deployment: DeploymentArgs,
-    /// Set if no flag says which experts are remote.
+    /// Set if no flag determines the remote experts.
     is_planned: bool,
     pub(super) wanted: DesiredDeployment,
-    /// Time that reading its facts took.
-    facts: Duration,
+    /// Time that reading the checkpoint took.
+    read_time: Duration,
 }
 
-/// Reads the facts of the model at `location`, to be called `name` or as its place is. Its main function answers
-/// clients that have `key`.
-pub(super) fn ask(
+/// Inspects the checkpoint at `location`. The model is served as `name`, or else under the name of its folder. Its main
+/// function accepts requests with `key`.
+pub(super) fn prepare_model(
     args: &UpArgs,
     location: &ModelLocation,
     name: Option<String>,
     key: &str,
 ) -> Result<ModelSettings, CliError> {
-    let begun = Instant::now();
+    let start = Instant::now();
     let (source, deployment) = (args.source.at(location), args.deployment.clone());
     let is_planned =
         deployment.plan.is_none() && deployment.remote_ratio.is_none() && deployment.replicas.is_none();
     let prediction = PredictionSource { predictor: args.planning.predictor.as_deref(), prompt: None };
     let mut wanted = match is_planned {
-        true => deployment::unplaced(&source, &deployment)?,
-        false => deployment::wanted(&source, &deployment, HALF, prediction)?,
+        true => deployment::unplaced_deployment(&source, &deployment)?,
+        false => deployment::desired_deployment(&source, &deployment, DEFAULT_REMOTE_RATIO, prediction)?,
     };
     wanted.options.served_model_name = name;
     wanted.options.gateway_key = Some(key.to_owned());
@@ -102,27 +102,28 @@ pub(super) fn ask(
     wanted.options.queue_deadline = args.queue_deadline;
     wanted.options.chat_template_kwargs.clone_from(&args.chat_template_kwargs);
     if let Some(requests) = args.concurrency.concurrency {
-        if let Some(most) = deployment.max_batch.filter(|most| *most < requests as usize) {
+        if let Some(limit) = deployment.max_batch.filter(|limit| *limit < requests as usize) {
             let message =
-                format!("invalid --concurrency: expected at most {most} (--max-batch), got {requests}");
+                format!("invalid --concurrency: expected at most {limit} (--max-batch), got {requests}");
             return Err(CliError::arguments("--concurrency", message));
         }
         wanted.run_at_once(requests);
     }
     wanted.serves_http = true;
-    Ok(ModelSettings { deployment, is_planned, wanted, facts: begun.elapsed() })
+    Ok(ModelSettings { deployment, is_planned, wanted, read_time: start.elapsed() })
 }
 
-/// Decides what runs where, for requests like those that are `remembered` where any are, and starts it.
+/// Decides the placement and starts the functions. The expert usage `remembered` from earlier requests replaces the
+/// prediction.
 pub(super) async fn start(
     args: &UpArgs,
-    asked: ModelSettings,
+    settings: ModelSettings,
     (costs, pricing): (&CostRecorder, &Pricing),
     remembered: Option<&Shares>,
     as_json: bool,
     progress: &Arc<Progress>,
-) -> Result<Started, CliError> {
-    let ModelSettings { deployment, is_planned, mut wanted, facts } = asked;
+) -> Result<StartedModel, CliError> {
+    let ModelSettings { deployment, is_planned, mut wanted, read_time } = settings;
     let mut clock = Stopwatch::start();
     let mut times = StartTimes::default();
     let stated = match is_planned && !wanted.moe_layers.is_empty() {
@@ -130,82 +131,83 @@ pub(super) async fn start(
         false => None,
     };
     let problem = stated.as_ref().map(|stated| stated.problem.clone());
-    let mut choice = PlacementChoice::asked(&deployment, wanted.moe_layers.is_empty());
-    times.facts_s = facts.as_secs_f64() + clock.lap();
-    let tell = watch::Sender::new(None);
-    let account =
-        |supervisor: &Supervisor| tokio::spawn(costs.clone().follow(supervisor.status(), tell.subscribe()));
+    let mut choice = PlacementChoice::from_flags(&deployment, wanted.moe_layers.is_empty());
+    times.facts_s = read_time.as_secs_f64() + clock.lap();
+    let price_sender = watch::Sender::new(None);
+    let record_costs = |supervisor: &Supervisor| {
+        tokio::spawn(costs.clone().follow(supervisor.status(), price_sender.subscribe()))
+    };
     let origin = stated.as_ref().map_or(Origin::Measured, |stated| stated.origin);
-    let (supervisor, accounted) = match (&problem, args.start) {
-        // Bounds on assumed speeds say nothing.
+    let (supervisor, cost_task) = match (&problem, args.start) {
+        // The worst case needs measured speeds.
         (Some(problem), StartOrder::Preallocated) if origin == Origin::Measured => {
             let main_bytes = preallocate(problem)?.main_bytes;
             wanted.size_main(MainSize::of(problem, main_bytes, None));
-            let supervisor = wanted.launch(main_alone(wanted.desired()), progress)?;
-            let accounted = account(&supervisor);
+            let supervisor = wanted.launch(only_main_function(wanted.desired()), progress)?;
+            let cost_task = record_costs(&supervisor);
             let problem = problem.with_main(main_bytes, None);
-            let answer = plan(&problem, args.remote, origin).await?;
-            wanted.place_as_planned(&problem, &answer)?;
-            show_plan(&problem, &answer, as_json, progress);
-            choice = PlacementChoice::planned(&problem, &answer, args.remote, origin);
+            let result = plan(&problem, args.remote, origin).await?;
+            wanted.place_as_planned(&problem, &result)?;
+            show_plan(&problem, &result, as_json, progress);
+            choice = PlacementChoice::from_plan(&problem, &result, args.remote, origin);
             times.plan_s = clock.lap();
             supervisor.change(wanted.desired());
-            (supervisor, accounted)
+            (supervisor, cost_task)
         }
         (problem, order) => {
             if let Some(problem) = problem {
-                let answer = plan(problem, args.remote, origin).await?;
-                wanted.place_as_planned(problem, &answer)?;
-                show_plan(problem, &answer, as_json, progress);
-                choice = PlacementChoice::planned(problem, &answer, args.remote, origin);
+                let result = plan(problem, args.remote, origin).await?;
+                wanted.place_as_planned(problem, &result)?;
+                show_plan(problem, &result, as_json, progress);
+                choice = PlacementChoice::from_plan(problem, &result, args.remote, origin);
             }
             times.plan_s = clock.lap();
             let desired = wanted.desired();
             if order == StartOrder::Sequential {
-                let supervisor = wanted.launch(main_alone(desired.clone()), progress)?;
-                let accounted = account(&supervisor);
-                one_after_the_other(&supervisor, desired).await;
-                (supervisor, accounted)
+                let supervisor = wanted.launch(only_main_function(desired.clone()), progress)?;
+                let cost_task = record_costs(&supervisor);
+                start_sequentially(&supervisor, desired).await;
+                (supervisor, cost_task)
             } else {
                 let supervisor = wanted.launch(desired, progress)?;
-                let accounted = account(&supervisor);
-                (supervisor, accounted)
+                let cost_task = record_costs(&supervisor);
+                (supervisor, cost_task)
             }
         }
     };
     let function_prices = FunctionPrices::of(&wanted, pricing);
-    tell.send_replace(Some(function_prices.clone()));
+    price_sender.send_replace(Some(function_prices.clone()));
     let functions = wanted.desired().functions.len();
-    all_listen(&supervisor, functions).await;
+    wait_until_listening(&supervisor, functions).await;
     times.functions_s = clock.lap();
     let status = wanted.ready(&supervisor, progress).await?;
     times.placement_s = clock.lap();
     let basis = match problem {
         Some(problem) => PlacementBasis::Planned(Box::new(problem), args.remote.into()),
-        None => PlacementBasis::Ratio(ratio_of(&deployment, HALF)),
+        None => PlacementBasis::Ratio(ratio_of(&deployment, DEFAULT_REMOTE_RATIO)),
     };
     let measurement = stated.and_then(|stated| stated.measurement(&wanted));
-    Ok(Started {
+    Ok(StartedModel {
         wanted,
         supervisor,
         status,
         times,
         function_prices,
-        accounted,
-        tell,
+        cost_task,
+        price_sender,
         basis,
         choice,
         measurement,
     })
 }
 
-/// A problem, and what its figures stand on.
+/// A planning problem, with its inputs.
 struct StatedProblem {
     statement: ProblemStatement,
     problem: Problem,
     origin: Origin,
-    /// The figures are assumed, or other programs disturbed their measurement.
-    is_unsure: bool,
+    /// Set if the speeds are assumed, or if other programs disturbed their measurement.
+    is_uncertain: bool,
 }
 
 impl StatedProblem {
@@ -216,8 +218,8 @@ impl StatedProblem {
         remembered: Option<&Shares>,
         progress: &Arc<Progress>,
     ) -> Result<Self, CliError> {
-        let unmeasured = if args.profile_first { Unmeasured::Measure } else { Unmeasured::Assume };
-        let profile = args.planning.profile_of(wanted, deployment, unmeasured, progress).await?;
+        let missing = if args.profile_first { MissingProfile::Measure } else { MissingProfile::Assume };
+        let profile = args.planning.resolve_profile(wanted, deployment, missing, progress).await?;
         let statement = ProblemStatement {
             planning: args.planning.clone(),
             deployment: deployment.clone(),
@@ -228,47 +230,52 @@ impl StatedProblem {
             remembered: remembered.cloned(),
         };
         let problem = statement.problem(&profile, wanted)?;
-        check_contention(&profile, &problem, progress);
+        warn_missing_contention(&profile, &problem, progress);
         let disturbed = profile.disturbed.is_some() && args.planning.profile.is_none();
-        let is_unsure = disturbed || (profile.origin == Origin::Prior && args.planning.profile.is_none());
-        Ok(Self { statement, problem, origin: profile.certainty(), is_unsure })
+        let is_uncertain = disturbed || (profile.origin == Origin::Prior && args.planning.profile.is_none());
+        Ok(Self { statement, problem, origin: profile.certainty(), is_uncertain })
     }
 
-    /// Returns the measurement to make beside `wanted`, with the receiver of its result; none where figures are neither
-    /// assumed nor disturbed.
-    fn measurement(self, wanted: &DesiredDeployment) -> Option<(MeasuredModel, oneshot::Receiver<Measured>)> {
-        if !self.is_unsure {
+    /// Returns the measurement to run while `wanted` serves, with the receiver of its result. There is none if the
+    /// speeds were measured without disturbance.
+    fn measurement(
+        self,
+        wanted: &DesiredDeployment,
+    ) -> Option<(UnmeasuredModel, oneshot::Receiver<Measured>)> {
+        if !self.is_uncertain {
             return None;
         }
         let request = self.statement.measurement(&self.problem, wanted);
-        let (tell, told) = oneshot::channel();
-        Some((MeasuredModel { statement: self.statement, wanted: wanted.clone(), request, tell }, told))
+        let (result_sender, result) = oneshot::channel();
+        let model =
+            UnmeasuredModel { statement: self.statement, wanted: wanted.clone(), request, result_sender };
+        Some((model, result))
     }
 }
 
-/// Only the main function, until it is decided what else there is.
-fn main_alone(mut desired: Desired) -> Desired {
+/// Reduces `desired` to its main function, to start it before the plan is known.
+fn only_main_function(mut desired: Desired) -> Desired {
     desired.functions.retain(|function| function.role == Role::Main);
     desired.placed = false;
     desired
 }
 
-/// Starts each remote function when those before it listen; the main function is started.
-async fn one_after_the_other(supervisor: &Supervisor, desired: Desired) {
+/// Starts each remote function once all earlier ones listen. The main function is already started.
+async fn start_sequentially(supervisor: &Supervisor, desired: Desired) {
     for count in 2..=desired.functions.len() {
-        all_listen(supervisor, count - 1).await;
-        let mut some = Desired { placed: false, ..desired.clone() };
-        some.functions.truncate(count);
-        supervisor.change(some);
+        wait_until_listening(supervisor, count - 1).await;
+        let mut started = Desired { placed: false, ..desired.clone() };
+        started.functions.truncate(count);
+        supervisor.change(started);
     }
-    all_listen(supervisor, desired.functions.len()).await;
+    wait_until_listening(supervisor, desired.functions.len()).await;
     supervisor.change(desired);
 }
 
-/// Returns when `count` functions are wanted and all of them listen, or when that will not be.
-async fn all_listen(supervisor: &Supervisor, count: usize) {
+/// Waits until there are `count` functions and all of them listen, or until the deployment fails.
+async fn wait_until_listening(supervisor: &Supervisor, count: usize) {
     let mut status = supervisor.status();
-    // A failure is reported by the task that waits for readiness.
+    // The wait for readiness reports a failure.
     let _ended = status
         .wait_for(|status| {
             let listening = status.functions.iter().filter(|function| function.grpc.is_some()).count();
@@ -277,13 +284,13 @@ async fn all_listen(supervisor: &Supervisor, count: usize) {
         .await;
 }
 
-fn show_plan(problem: &Problem, answer: &PlanningResult, as_json: bool, progress: &Progress) {
+fn show_plan(problem: &Problem, result: &PlanningResult, as_json: bool, progress: &Progress) {
     if !as_json && progress.is_verbose() {
-        progress.line(&format!("{}\n", plan_report::answer(problem, answer, false)));
+        progress.line(&format!("{}\n", plan_report::plan(problem, result, false)));
     }
 }
 
-/// Measures consecutive parts.
+/// Measures the durations of consecutive phases.
 struct Stopwatch(Instant);
 
 impl Stopwatch {
@@ -291,7 +298,7 @@ impl Stopwatch {
         Self(Instant::now())
     }
 
-    /// Seconds since the last lap.
+    /// Returns the seconds since the last lap.
     fn lap(&mut self) -> f64 {
         let now = Instant::now();
         let seconds = (now - self.0).as_secs_f64();

@@ -1,15 +1,15 @@
-//! Seeds and kept findings of every fuzz target, replayed without a fuzzer. Those of `tenant` are replayed by the operator's
-//! tests, which share its cluster in memory.
+//! Replays the seeds and kept findings of every fuzz target without a fuzzer. The operator's tests replay those of
+//! `tenant`, which needs their in-memory cluster.
 #![allow(clippy::expect_used)]
 
 use remoe_fuzz_harness as harness;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// The memory oracle counts what the whole process holds, so that inputs run one after another.
-static ALONE: Mutex<()> = Mutex::new(());
+/// Serialises the tests, because the memory oracle counts allocations of the whole process.
+static MEMORY_ORACLE: Mutex<()> = Mutex::new(());
 
-/// Inputs that once were findings, cut down: `fuzz/regressions/TARGET/`.
+/// Returns the minimised findings in `fuzz/regressions/TARGET/`.
 fn regressions(target: &str) -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../regressions").join(target);
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
@@ -19,7 +19,7 @@ fn regressions(target: &str) -> Vec<Vec<u8>> {
 }
 
 fn replay(target: &str, run: fn(&[u8]), seeds: fn() -> Vec<Vec<u8>>) {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _lock = MEMORY_ORACLE.lock().unwrap_or_else(PoisonError::into_inner);
     let seeds = seeds();
     assert!(!seeds.is_empty(), "{target} has no seeds");
     for input in seeds.into_iter().chain(regressions(target)) {
@@ -38,4 +38,4 @@ macro_rules! targets {
     };
 }
 
-targets! { chat completions config folder header listing planning predictor records template told trace wire }
+targets! { chat completions config folder header listing planning predictor records template gateway_data trace wire }

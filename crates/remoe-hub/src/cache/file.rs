@@ -1,4 +1,4 @@
-//! One version of one file in the cache: a sparse file, and which of its bytes are there.
+//! One version of one file in the cache: a sparse file, and the set of its cached bytes.
 
 use super::journal::Journal;
 use super::lock;
@@ -14,12 +14,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A part of a claim is recorded when it has this many bytes, or is this old: what a process that is
-/// killed loses, and how soon others see that something arrives.
+/// Received bytes after which a claim writes a journal record. A killed process loses at most this much.
 const RECORD_BYTES: u64 = 1 << 20;
+/// Time after which a claim writes a journal record, so that other processes see progress.
 const RECORD_AFTER: Duration = Duration::from_secs(1);
 
-/// A file of which some bytes are in the cache.
+/// A partly or completely cached file.
 #[derive(Debug)]
 pub(crate) struct CachedFile {
     pub(crate) name: String,
@@ -33,12 +33,13 @@ pub(crate) struct CachedFile {
 #[derive(Debug)]
 struct FileState {
     journal: Journal,
+    /// Bytes that are in the cache.
     complete: RangeSet<u64>,
-    /// Bytes that some part of this process is fetching. Locks are between processes only.
+    /// Bytes that tasks of this process are fetching. The file locks exclude other processes only.
     claimed: RangeSet<u64>,
-    /// Bytes that this process has written and not yet recorded as being on the disk.
+    /// Bytes that this process has written, but not yet recorded as synced to disk.
     unsynced: RangeSet<u64>,
-    /// The SHA-256 of the whole has been compared.
+    /// The complete file has the source's SHA-256, or the source states none.
     verified: bool,
 }
 
@@ -47,24 +48,24 @@ struct FileState {
 pub(crate) enum ClaimOutcome {
     /// The bytes are in the cache.
     Complete,
-    /// Another task or process fetches some of them.
+    /// Another task or process is fetching some of the bytes.
     Busy,
-    /// The caller is to fetch them.
+    /// The caller must fetch the missing bytes.
     Claimed(RangeClaim),
 }
 
-/// Exclusive right to fetch some bytes; ends when it is dropped.
+/// Exclusive right to fetch a range of bytes. Dropping it releases the range.
 #[derive(Debug)]
 pub(crate) struct RangeClaim {
     file: Arc<CachedFile>,
     bytes: Range<u64>,
-    /// Written and not yet recorded.
+    /// Bytes that have been written, but not yet recorded in the journal.
     unrecorded: Range<u64>,
-    recorded: Instant,
+    recorded_at: Instant,
 }
 
 impl CachedFile {
-    /// Opens the file at `path`, or begins it.
+    /// Opens the file at `path`, or creates it.
     pub(super) fn open(
         path: PathBuf,
         name: &str,
@@ -89,12 +90,12 @@ impl CachedFile {
         Ok(Arc::new(Self { name: name.to_owned(), identity, sha256, path, data, state: Mutex::new(state) }))
     }
 
-    /// The file in the cache.
+    /// Returns the path of the file in the cache.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The parts of `bytes` that are not in the cache.
+    /// Returns the parts of `bytes` that are not in the cache.
     ///
     /// # Errors
     /// The cache cannot be read.
@@ -109,7 +110,7 @@ impl CachedFile {
         Ok(gaps(&state.complete, bytes))
     }
 
-    /// Bytes of the file that are in the cache.
+    /// Counts the bytes that are in the cache.
     pub(crate) fn complete(&self) -> u64 {
         self.state().complete.iter().map(|range| range.end - range.start).sum()
     }
@@ -132,8 +133,8 @@ impl CachedFile {
         state.claimed.insert(bytes.clone());
         drop(state);
         let unrecorded = bytes.start..bytes.start;
-        let claim = RangeClaim { file: Arc::clone(self), bytes, unrecorded, recorded: Instant::now() };
-        // Another process that held the lock may have completed them.
+        let claim = RangeClaim { file: Arc::clone(self), bytes, unrecorded, recorded_at: Instant::now() };
+        // Before it released the lock, another process may have fetched them.
         if self.missing(&claim.bytes)?.is_empty() {
             return Ok(ClaimOutcome::Complete);
         }
@@ -141,22 +142,22 @@ impl CachedFile {
     }
 
     /// Reads bytes that are in the cache.
-    pub(crate) fn read_at(&self, target: &mut [u8], at: u64) -> io::Result<usize> {
-        self.data.read_at(target, at)
+    pub(crate) fn read_at(&self, target: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.data.read_at(target, offset)
     }
 
-    /// Reports if every byte is there and has not been compared with the source's SHA-256.
+    /// Reports if the file is complete, but not yet compared with the source's SHA-256.
     pub(crate) fn is_unverified(&self) -> bool {
         let state = self.state();
         !state.verified && gaps(&state.complete, &(0..self.identity.size)).is_empty()
     }
 
-    /// Compares the whole with the source's SHA-256, unless another process has done so or is at it.
-    /// Returns whether it is known to be right. It takes as long as reading the file.
+    /// Compares the complete file with the source's SHA-256, and returns `true` once it is verified.
+    /// Returns `false` while another process verifies it. Reads the whole file.
     ///
     /// # Errors
-    /// It is wrong: everything was dropped then. Or the cache cannot be read.
-    pub(crate) fn verify(&self, place: &str) -> Result<bool, FetchError> {
+    /// The checksum differs: all cached bytes are discarded. Or the cache cannot be read.
+    pub(crate) fn verify(&self, location: &str) -> Result<bool, FetchError> {
         let Some(expected) = self.sha256 else {
             return Ok(true);
         };
@@ -166,9 +167,10 @@ impl CachedFile {
             return Ok(true);
         }
         let size = self.identity.size;
-        let turn = File::options().write(true).create(true).truncate(false).open(sibling(&self.path, "lock"));
-        let turn = turn.map_err(FetchError::cache(&self.path))?;
-        if !lock::try_lock(&turn, &(0..1)).map_err(FetchError::cache(&self.path))? {
+        let lock_file =
+            File::options().write(true).create(true).truncate(false).open(sibling(&self.path, "lock"));
+        let lock_file = lock_file.map_err(FetchError::cache(&self.path))?;
+        if !lock::try_lock(&lock_file, &(0..1)).map_err(FetchError::cache(&self.path))? {
             return Ok(false);
         }
         let found = Sha256Sum::of_file(&self.data, size).map_err(FetchError::cache(&self.path))?;
@@ -179,16 +181,16 @@ impl CachedFile {
             state.verified = true;
             return Ok(true);
         }
-        state.journal.drop_all().map_err(FetchError::cache(&self.path))?;
+        state.journal.discard_all().map_err(FetchError::cache(&self.path))?;
         self.refresh(&mut state)?;
         Err(FetchError::Checksum {
-            place: place.to_owned(),
+            location: location.to_owned(),
             expected: expected.to_string(),
             found: found.to_string(),
         })
     }
 
-    /// Brings to the disk what this process has written, and records it for whatever system comes next.
+    /// Syncs the bytes that this process has written to disk, and records that they survive a reboot.
     ///
     /// # Errors
     /// The cache cannot be written.
@@ -199,7 +201,7 @@ impl CachedFile {
             return Ok(());
         }
         let synced = || {
-            // Not under the lock of the state: it takes long.
+            // Without holding the lock of the state, because syncing takes long.
             self.data.sync_data()?;
             self.state().journal.append_synced(&self.data, &written)
         };
@@ -217,7 +219,7 @@ impl CachedFile {
 }
 
 impl RangeClaim {
-    /// The parts of the claim that are to be fetched, in order.
+    /// Returns the parts of the claim that must be fetched, in ascending order.
     ///
     /// # Errors
     /// The cache cannot be read.
@@ -225,29 +227,29 @@ impl RangeClaim {
         self.file.missing(&self.bytes)
     }
 
-    /// Keeps `bytes`, which belong at position `at` of the claim.
+    /// Writes `bytes` at `offset` of the file, which must lie in the claim.
     ///
     /// # Errors
     /// The cache cannot be written.
-    pub(crate) fn write(&mut self, bytes: &[u8], at: u64) -> Result<(), FetchError> {
-        self.file.data.write_all_at(bytes, at).map_err(FetchError::cache(&self.file.path))?;
-        if at != self.unrecorded.end {
+    pub(crate) fn write(&mut self, bytes: &[u8], offset: u64) -> Result<(), FetchError> {
+        self.file.data.write_all_at(bytes, offset).map_err(FetchError::cache(&self.file.path))?;
+        if offset != self.unrecorded.end {
             self.record()?;
-            self.unrecorded = at..at;
+            self.unrecorded = offset..offset;
         }
-        self.unrecorded.end = at + bytes.len() as u64;
-        let long = self.unrecorded.end - self.unrecorded.start >= RECORD_BYTES;
-        if long || self.recorded.elapsed() >= RECORD_AFTER { self.record() } else { Ok(()) }
+        self.unrecorded.end = offset + bytes.len() as u64;
+        let is_long = self.unrecorded.end - self.unrecorded.start >= RECORD_BYTES;
+        if is_long || self.recorded_at.elapsed() >= RECORD_AFTER { self.record() } else { Ok(()) }
     }
 
-    /// Records what has been written.
+    /// Records the written bytes in the journal.
     ///
     /// # Errors
     /// The cache cannot be written.
     pub(crate) fn record(&mut self) -> Result<(), FetchError> {
         let written = self.unrecorded.clone();
         self.unrecorded.start = written.end;
-        self.recorded = Instant::now();
+        self.recorded_at = Instant::now();
         if written.is_empty() {
             return Ok(());
         }
@@ -261,16 +263,16 @@ impl RangeClaim {
 
 impl Drop for RangeClaim {
     fn drop(&mut self) {
-        // What cannot be recorded will be fetched again.
+        // Bytes without a record are fetched again.
         let _unrecorded = self.record();
         let mut state = self.file.state();
         state.claimed.remove(self.bytes.clone());
-        // A lock that cannot be freed ends with the process.
+        // The kernel releases the lock at the latest when the process ends.
         let _kept = lock::unlock(&self.file.data, &self.bytes);
     }
 }
 
-/// The parts of `bytes` that are not in `set`.
+/// Returns the parts of `bytes` that are not in `set`.
 fn gaps(set: &RangeSet<u64>, bytes: &Range<u64>) -> Vec<Range<u64>> {
     if bytes.is_empty() {
         return Vec::new();
@@ -278,7 +280,7 @@ fn gaps(set: &RangeSet<u64>, bytes: &Range<u64>) -> Vec<Range<u64>> {
     set.gaps(bytes).collect()
 }
 
-/// The file beside `path` whose name ends in `.kind`.
+/// Returns `path` with `.kind` appended.
 fn sibling(path: &Path, kind: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".");

@@ -1,5 +1,5 @@
-//! Locks on bytes of files, between processes: open file description locks, which the kernel frees when
-//! the process that holds them ends, however it does.
+//! Locks on byte ranges of files, between processes. They are open file description locks (`fcntl(2)`): the kernel
+//! releases them when their process exits or crashes.
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -8,34 +8,34 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
-/// Locks `bytes` of `file` unless another open file holds some of them; returns whether it did.
+/// Tries to lock `bytes` of `file`. Returns `false` if another open file description holds some of them.
 ///
 /// # Errors
-/// The file system has no such locks.
+/// The file system does not support such locks.
 pub(super) fn try_lock(file: &File, bytes: &Range<u64>) -> io::Result<bool> {
-    match set(file, bytes, libc::F_WRLCK) {
+    match set_lock(file, bytes, libc::F_WRLCK) {
         Ok(()) => Ok(true),
         Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Frees `bytes` of `file`.
+/// Unlocks `bytes` of `file`.
 ///
 /// # Errors
-/// The file system refuses.
+/// The file system does not support such locks.
 pub(super) fn unlock(file: &File, bytes: &Range<u64>) -> io::Result<()> {
-    Ok(set(file, bytes, libc::F_UNLCK)?)
+    Ok(set_lock(file, bytes, libc::F_UNLCK)?)
 }
 
-fn set(file: &File, bytes: &Range<u64>, kind: libc::c_int) -> Result<(), Errno> {
+fn set_lock(file: &File, bytes: &Range<u64>, kind: libc::c_int) -> Result<(), Errno> {
     let offset = |position: u64| libc::off_t::try_from(position).map_err(|_| Errno::EOVERFLOW);
     let lock = flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: offset(bytes.start)?,
         l_len: offset(bytes.end - bytes.start)?,
-        // As open file description locks require.
+        // Open file description locks require 0.
         l_pid: 0,
     };
     fcntl(file, FcntlArg::F_OFD_SETLK(&lock)).map(|_| ())
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn overlapping_bytes_have_one_holder() {
+    fn overlapping_ranges_have_one_holder() {
         let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
         let open = || File::options().read(true).write(true).open(&path).unwrap();
         let (one, other) = (open(), open());

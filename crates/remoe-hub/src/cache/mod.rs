@@ -1,9 +1,11 @@
-//! The folder that keeps what was fetched, for every process that shares it.
+//! Cache folder of fetched files, shared by processes.
 //!
-//! `<cache>/<digest of the source>/` holds for each file `NAME.json`, which says what version the cache is
-//! of, `NAME.VERSION`, a sparse file as long as the original, and `NAME.VERSION.journal`, which says which
-//! of its bytes are there. `NAME.VERSION.verified` says that the whole has the SHA-256 that the source
-//! states. The digest is of the source's address, with the commit where it has one.
+//! `<cache>/<digest of the source's address and commit>/` holds for each file:
+//!
+//! - `NAME.json`: its version,
+//! - `NAME.VERSION`: a sparse file as long as the original,
+//! - `NAME.VERSION.journal`: the byte ranges that have been fetched,
+//! - `NAME.VERSION.verified`, once the complete file has the SHA-256 that the source states.
 
 mod file;
 mod journal;
@@ -21,18 +23,18 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Longest description that is read.
-const DESCRIPTION_BYTES: u64 = 16 << 20;
-/// Characters of digests in names.
-const DIGITS: usize = 24;
+/// Size limit of a metadata file, in bytes.
+const METADATA_BYTES_LIMIT: u64 = 16 << 20;
+/// Hexadecimal digits of a digest in a file name.
+const DIGEST_DIGITS: usize = 24;
 
-/// The folder of one source.
+/// Cache folder of one source.
 #[derive(Debug)]
 pub(crate) struct SourceFolder {
     path: PathBuf,
 }
 
-/// A version of a file, as `NAME.json` keeps it.
+/// Content of `NAME.json`: the cached version of a file.
 #[derive(Debug, Serialize, Deserialize)]
 struct CachedVersion {
     #[serde(flatten)]
@@ -41,56 +43,56 @@ struct CachedVersion {
     sha256: Option<String>,
 }
 
-/// The right to open a file for the first time; ends when it is dropped.
+/// Lock between processes that open a file for the first time. Dropping it releases the lock.
 #[derive(Debug)]
 pub(crate) struct OpenLock {
     _locked: File,
 }
 
 impl SourceFolder {
-    /// The folder of the source with this address in `cache`.
+    /// Opens or creates the folder of the source with this address in `cache`.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The folder cannot be created.
     pub(crate) fn open(cache: &Path, address: &str) -> Result<Self, FetchError> {
-        let digest: String = Sha256Sum::of(address).to_string().chars().take(DIGITS).collect();
+        let digest: String = Sha256Sum::of(address).to_string().chars().take(DIGEST_DIGITS).collect();
         let path = cache.join(digest);
         fs::create_dir_all(&path).map_err(FetchError::cache(&path))?;
         Ok(Self { path })
     }
 
-    /// The folder at `path`, if it can be that of a source.
+    /// Returns the folder at `path`, if its name is that of a source's folder.
     pub(crate) fn existing(path: &Path) -> Option<Self> {
         let name = path.file_name()?.to_str()?;
-        let is_source = name.len() == DIGITS && is_digest(name) && path.is_dir();
+        let is_source = name.len() == DIGEST_DIGITS && is_digest(name) && path.is_dir();
         is_source.then(|| Self { path: path.to_owned() })
     }
 
-    /// The folder.
+    /// Returns the path of the folder.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns the value kept under `name`, if it is there and readable.
+    /// Reads the JSON value in the file `name`. A missing or damaged file gives `None`.
     pub(crate) fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, FetchError> {
         let path = self.path.join(name);
         let bytes = match fs::metadata(&path) {
-            Ok(metadata) if metadata.len() <= DESCRIPTION_BYTES => fs::read(&path),
+            Ok(metadata) if metadata.len() <= METADATA_BYTES_LIMIT => fs::read(&path),
             Ok(_) => return Ok(None),
             Err(error) => Err(error),
         };
         match bytes {
-            // One that was spoiled is made again.
+            // A damaged file is written again by the caller.
             Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(FetchError::cache(&path)(error)),
         }
     }
 
-    /// Keeps `value` under `name`, as a whole or not at all.
+    /// Writes `value` as JSON to the file `name`, atomically.
     pub(crate) fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), FetchError> {
         let path = self.path.join(name);
-        // Not the process id: those of containers are all alike.
+        // A random number, because processes in containers have equal ids.
         let temporary = self.path.join(format!("{name}.{:016x}.new", fastrand::u64(..)));
         let write = || {
             let mut file = File::create(&temporary)?;
@@ -101,49 +103,49 @@ impl SourceFolder {
         write().map_err(FetchError::cache(&path))
     }
 
-    /// Takes the turn to open the file `name`, unless another process has it.
+    /// Takes the lock for opening the file `name`, unless another process holds it.
     ///
     /// # Errors
-    /// The folder cannot be written, or has no locks.
-    pub(crate) fn turn(&self, name: &str) -> Result<Option<OpenLock>, FetchError> {
-        let path = self.path.join(format!("{}.lock", flat(name)));
+    /// The folder cannot be written, or its file system lacks locks.
+    pub(crate) fn try_lock_open(&self, name: &str) -> Result<Option<OpenLock>, FetchError> {
+        let path = self.path.join(format!("{}.lock", flat_name(name)));
         let file = File::options().write(true).create(true).truncate(false).open(&path);
         let file = file.map_err(FetchError::cache(&path))?;
         let locked = lock::try_lock(&file, &(0..1)).map_err(FetchError::cache(&path))?;
         Ok(locked.then_some(OpenLock { _locked: file }))
     }
 
-    /// The version of the file `name` that is in the cache.
+    /// Opens the cached version of the file `name`, if any.
     ///
     /// # Errors
     /// The cache cannot be read.
-    pub(crate) fn known(&self, name: &str) -> Result<Option<Arc<CachedFile>>, FetchError> {
-        let Some(known) = self.read::<CachedVersion>(&description(name))? else {
+    pub(crate) fn cached_version(&self, name: &str) -> Result<Option<Arc<CachedFile>>, FetchError> {
+        let Some(cached) = self.read::<CachedVersion>(&metadata_name(name))? else {
             return Ok(None);
         };
-        let sha256 = known.sha256.as_deref().and_then(Sha256Sum::from_hex);
-        self.file(name, known.identity, sha256).map(Some)
+        let sha256 = cached.sha256.as_deref().and_then(Sha256Sum::from_hex);
+        self.open_version(name, cached.identity, sha256).map(Some)
     }
 
-    /// Begins another version of the file `name`, and removes the one before. A reader of the removed version keeps it
-    /// until it ends.
+    /// Creates a new version of the file `name`, and removes the previous one. A reader of the removed version keeps it
+    /// open until it ends.
     ///
     /// # Errors
     /// The folder cannot be written.
-    pub(crate) fn begin(
+    pub(crate) fn create_version(
         &self,
         name: &str,
         identity: Identity,
         sha256: Option<Sha256Sum>,
     ) -> Result<Arc<CachedFile>, FetchError> {
         self.remove_versions(name).map_err(FetchError::cache(&self.path))?;
-        let file = self.file(name, identity.clone(), sha256)?;
-        let known = CachedVersion { identity, sha256: sha256.map(|sum| sum.to_string()) };
-        self.write(&description(name), &known)?;
+        let file = self.open_version(name, identity.clone(), sha256)?;
+        let cached = CachedVersion { identity, sha256: sha256.map(|sum| sum.to_string()) };
+        self.write(&metadata_name(name), &cached)?;
         Ok(file)
     }
 
-    fn file(
+    fn open_version(
         &self,
         name: &str,
         identity: Identity,
@@ -153,13 +155,13 @@ impl SourceFolder {
     }
 
     fn remove_versions(&self, name: &str) -> std::io::Result<()> {
-        let prefix = format!("{}.", flat(name));
+        let prefix = format!("{}.", flat_name(name));
         for entry in fs::read_dir(&self.path)? {
             let entry = entry?;
             let other = entry.file_name();
             let version = other.to_str().and_then(|other| other.strip_prefix(&prefix));
-            // `model.safetensors.index.json` is no version of `model.safetensors`.
-            if version.is_some_and(|version| version.get(..DIGITS).is_some_and(is_digest)) {
+            // `model.safetensors.index.json` is not a version of `model.safetensors`.
+            if version.is_some_and(|version| version.get(..DIGEST_DIGITS).is_some_and(is_digest)) {
                 fs::remove_file(entry.path())?;
             }
         }
@@ -167,21 +169,21 @@ impl SourceFolder {
     }
 }
 
-/// The name of a file of the model in the cache's folder, which has no folders of its own.
-fn flat(name: &str) -> String {
+/// Returns a file's name in the cache folder, which has no subfolders.
+fn flat_name(name: &str) -> String {
     name.replace('/', "%2F")
 }
 
-fn description(name: &str) -> String {
-    format!("{}.json", flat(name))
+fn metadata_name(name: &str) -> String {
+    format!("{}.json", flat_name(name))
 }
 
 fn version_name(name: &str, identity: &Identity) -> String {
-    // As versions are compared: a date says nothing beside an ETag.
+    // As `Identity::difference` compares versions: an ETag takes precedence over a date.
     let version = identity.etag.as_ref().or(identity.last_modified.as_ref());
     let text = format!("{}\n{version:?}", identity.size);
-    let digest: String = Sha256Sum::of(text).to_string().chars().take(DIGITS).collect();
-    format!("{}.{digest}", flat(name))
+    let digest: String = Sha256Sum::of(text).to_string().chars().take(DIGEST_DIGITS).collect();
+    format!("{}.{digest}", flat_name(name))
 }
 
 fn is_digest(text: &str) -> bool {

@@ -7,23 +7,23 @@ use std::str::FromStr;
 
 /// An entry of a list of allowed sources: `HOST[:PORT]`, `CIDR` or `!CIDR`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Rule {
-    /// Names of hosts.
+pub enum EgressRule {
+    /// Allowed host names.
     Host(HostPattern),
-    /// Addresses that are allowed beside public ones.
+    /// Addresses that are allowed in addition to public ones.
     Range(IpNet),
     /// Addresses that are refused.
     Refused(IpNet),
 }
 
-/// Names of hosts, with `*` for any characters, and a port if it is limited to one.
+/// Pattern of host names, in which `*` matches any characters, with an optional port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPattern {
     name: String,
     port: Option<u16>,
 }
 
-/// An entry that cannot be read.
+/// Error of an entry that is not a valid rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid source {text:?}: {problem}; expected HOST[:PORT], CIDR or !CIDR, such as *.hf.co or 10.1.2.3/32"
@@ -33,63 +33,63 @@ pub struct RuleError {
     problem: &'static str,
 }
 
-impl FromStr for Rule {
+impl FromStr for EgressRule {
     type Err = RuleError;
 
     fn from_str(text: &str) -> Result<Self, RuleError> {
-        let wrong = |problem| RuleError { text: text.to_owned(), problem };
+        let invalid = |problem| RuleError { text: text.to_owned(), problem };
         if let Some(range) = text.strip_prefix('!') {
-            return range_in(range).map(Self::Refused).ok_or_else(|| wrong("expected a CIDR after !"));
+            return parse_range(range).map(Self::Refused).ok_or_else(|| invalid("expected a CIDR after !"));
         }
-        if let Some(range) = range_in(text) {
+        if let Some(range) = parse_range(text) {
             return Ok(Self::Range(range));
         }
         let (name, port) = match text.rsplit_once(':') {
             Some((name, port)) => {
                 let port = port.parse().ok().filter(|port| *port > 0);
-                (name, Some(port.ok_or_else(|| wrong("invalid port"))?))
+                (name, Some(port.ok_or_else(|| invalid("invalid port"))?))
             }
             None => (text, None),
         };
         if name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok() {
-            return Err(wrong("expected an address without a port"));
+            return Err(invalid("expected an address without a port"));
         }
-        let pattern = HostPattern { name: normal(name), port };
-        let named = |character: char| character.is_ascii_alphanumeric() || "-_.*".contains(character);
-        if pattern.name.split('.').any(str::is_empty) || !pattern.name.chars().all(named) {
-            return Err(wrong("invalid host name"));
+        let pattern = HostPattern { name: normalised(name), port };
+        let is_allowed = |character: char| character.is_ascii_alphanumeric() || "-_.*".contains(character);
+        if pattern.name.split('.').any(str::is_empty) || !pattern.name.chars().all(is_allowed) {
+            return Err(invalid("invalid host name"));
         }
         let last = pattern.name.rsplit('.').next().unwrap_or_default();
         if last.contains('*') && pattern.name != "*" {
-            return Err(wrong("* in the last label"));
+            return Err(invalid("* in the last label"));
         }
         Ok(Self::Host(pattern))
     }
 }
 
-/// A CIDR, or an address as the CIDR of it alone.
-fn range_in(text: &str) -> Option<IpNet> {
+/// Parses a CIDR, or an address as the CIDR that contains only it.
+fn parse_range(text: &str) -> Option<IpNet> {
     let address = || text.parse::<IpAddr>().ok().map(IpNet::from);
     text.parse::<IpNet>().ok().or_else(address).map(|range| range.trunc())
 }
 
-/// A host name as it is compared: in small letters, without the dot at the end.
-fn normal(name: &str) -> String {
+/// Normalises a host name for comparison: lower case, without a trailing dot.
+fn normalised(name: &str) -> String {
     name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
 }
 
 impl HostPattern {
-    /// The pattern of all hosts.
+    /// Returns the pattern of all hosts.
     pub(super) fn any() -> Self {
         Self { name: "*".to_owned(), port: None }
     }
 
-    /// Reports if a host of this name and port is meant.
+    /// Reports if the pattern matches a host's name and port.
     pub(super) fn matches(&self, host: &str, port: Option<u16>) -> bool {
-        (self.port.is_none() || self.port == port) && matches(&self.name, &normal(host))
+        (self.port.is_none() || self.port == port) && matches_wildcards(&self.name, &normalised(host))
     }
 
-    /// Reports if a host below `domain` can be meant.
+    /// Reports if the pattern can match a subdomain of `domain`.
     pub(super) fn is_below(&self, domain: &str) -> bool {
         let below = format!(".{domain}");
         match self.name.rsplit_once('*') {
@@ -99,8 +99,8 @@ impl HostPattern {
     }
 }
 
-/// Matches `text` with a pattern in which `*` stands for any characters.
-fn matches(pattern: &str, text: &str) -> bool {
+/// Reports if `text` matches a pattern in which `*` matches any characters.
+fn matches_wildcards(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();
     let Some(mut rest) = text.strip_prefix(first) else { return false };
@@ -112,7 +112,7 @@ fn matches(pattern: &str, text: &str) -> bool {
     rest.ends_with(last)
 }
 
-impl fmt::Display for Rule {
+impl fmt::Display for EgressRule {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Host(HostPattern { name, port: None }) => formatter.write_str(name),

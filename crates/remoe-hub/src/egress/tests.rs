@@ -3,14 +3,14 @@
 use super::*;
 
 fn rules(texts: &[&str]) -> Egress {
-    texts.iter().map(|text| text.parse::<Rule>().unwrap()).collect()
+    texts.iter().map(|text| text.parse::<EgressRule>().unwrap()).collect()
 }
 
-fn allows(egress: &Egress, address: &str) -> bool {
+fn allows_address(egress: &Egress, address: &str) -> bool {
     egress.check_address(address.parse().unwrap()).is_ok()
 }
 
-fn reaches(egress: &Egress, url: &str) -> bool {
+fn allows_url(egress: &Egress, url: &str) -> bool {
     egress.check_url(&Url::parse(url).unwrap()).is_ok()
 }
 
@@ -61,54 +61,54 @@ const UNUSABLE: [&str; 8] =
     ["0.0.0.0", "0.1.2.3", "255.255.255.255", "224.0.0.1", "::", "ff02::1", "::ffff:0.0.0.0", "64:ff9b::"];
 
 #[test]
-fn machine_reaches_public_and_private_addresses_alone() {
+fn default_rules_allow_public_and_private_addresses() {
     let egress = Egress::default();
     for address in PUBLIC.iter().chain(&PRIVATE) {
-        assert!(allows(&egress, address), "{address}");
+        assert!(allows_address(&egress, address), "{address}");
     }
     for address in METADATA.iter().chain(&RESERVED).chain(&UNUSABLE) {
-        assert!(!allows(&egress, address), "{address}");
+        assert!(!allows_address(&egress, address), "{address}");
     }
 }
 
 #[test]
-fn rules_without_range_reach_public_addresses_alone() {
+fn rules_without_range_allow_public_addresses_only() {
     let egress = rules(&["*"]);
     for address in PUBLIC {
-        assert!(allows(&egress, address), "{address}");
+        assert!(allows_address(&egress, address), "{address}");
     }
     for address in PRIVATE.iter().chain(&METADATA).chain(&RESERVED).chain(&UNUSABLE) {
-        assert!(!allows(&egress, address), "{address}");
+        assert!(!allows_address(&egress, address), "{address}");
     }
 }
 
 #[test]
-fn range_allows_its_addresses_in_all_forms() {
+fn range_allows_embedded_forms_of_its_addresses() {
     let egress = rules(&["10.1.0.0/16", "fd01::/16", "198.18.0.0/15"]);
     for address in ["10.1.2.3", "::ffff:10.1.2.3", "64:ff9b::10.1.2.3", "fd01::9", "198.18.0.1"] {
-        assert!(allows(&egress, address), "{address}");
+        assert!(allows_address(&egress, address), "{address}");
     }
-    assert!(!allows(&egress, "10.2.0.1") && !allows(&egress, "fd02::9"));
+    assert!(!allows_address(&egress, "10.2.0.1") && !allows_address(&egress, "fd02::9"));
 }
 
 #[test]
-fn wide_range_does_not_name_metadata_services() {
+fn wide_range_does_not_include_metadata_services() {
     let wide = rules(&["0.0.0.0/0", "::/0"]);
     for address in METADATA.iter().chain(&UNUSABLE) {
-        assert!(!allows(&wide, address), "{address}");
+        assert!(!allows_address(&wide, address), "{address}");
     }
-    assert!(allows(&wide, "10.0.0.1") && allows(&wide, "240.0.0.1"));
+    assert!(allows_address(&wide, "10.0.0.1") && allows_address(&wide, "240.0.0.1"));
     let named = rules(&["169.254.169.254/32"]);
-    assert!(allows(&named, "169.254.169.254") && !allows(&named, "169.254.170.2"));
-    assert!(allows(&Egress::default().with_credential_services(), "fd00:ec2::23"));
+    assert!(allows_address(&named, "169.254.169.254") && !allows_address(&named, "169.254.170.2"));
+    assert!(allows_address(&Egress::default().with_credential_services(), "fd00:ec2::23"));
 }
 
 #[test]
-fn refused_range_wins() {
+fn refused_range_overrides_allowed_range() {
     let egress = rules(&["*", "10.0.0.0/8", "!10.96.0.0/12", "!8.8.8.0/24"]);
-    assert!(allows(&egress, "10.0.0.1") && allows(&egress, "8.8.4.4"));
+    assert!(allows_address(&egress, "10.0.0.1") && allows_address(&egress, "8.8.4.4"));
     for address in ["10.96.0.1", "8.8.8.8", "::ffff:8.8.8.8", "64:ff9b::8.8.8.8"] {
-        assert!(!allows(&egress, address), "{address}");
+        assert!(!allows_address(&egress, address), "{address}");
     }
 }
 
@@ -123,7 +123,7 @@ fn host_patterns_limit_names_and_ports() {
         "https://cdn-lfs-us-1.huggingface.co",
         "http://minio.store.svc:9000",
     ] {
-        assert!(reaches(&egress, url), "{url}");
+        assert!(allows_url(&egress, url), "{url}");
     }
     for url in [
         "https://hf.co",
@@ -134,7 +134,7 @@ fn host_patterns_limit_names_and_ports() {
         "http://minio.store.svc",
         "https://8.8.8.8",
     ] {
-        assert!(!reaches(&egress, url), "{url}");
+        assert!(!allows_url(&egress, url), "{url}");
     }
 }
 
@@ -150,19 +150,19 @@ fn address_in_url_is_checked_in_all_spellings() {
         "http://[fe80::1]/",
         "http://0/",
     ] {
-        assert!(!reaches(&Egress::default(), url), "{url}");
+        assert!(!allows_url(&Egress::default(), url), "{url}");
     }
-    assert!(reaches(&Egress::default(), "http://127.0.0.1:8000"));
-    assert!(!reaches(&rules(&["*"]), "http://127.0.0.1:8000"));
-    // A listed address needs no name.
-    assert!(reaches(&rules(&["huggingface.co", "10.1.2.3"]), "http://10.1.2.3:9000"));
-    assert!(!reaches(&rules(&["10.1.2.3.example"]), "http://10.1.2.3:9000"));
+    assert!(allows_url(&Egress::default(), "http://127.0.0.1:8000"));
+    assert!(!allows_url(&rules(&["*"]), "http://127.0.0.1:8000"));
+    // An allowed literal address needs no host rule.
+    assert!(allows_url(&rules(&["huggingface.co", "10.1.2.3"]), "http://10.1.2.3:9000"));
+    assert!(!allows_url(&rules(&["10.1.2.3.example"]), "http://10.1.2.3:9000"));
 }
 
 #[test]
-fn rules_keep_their_form() {
+fn rules_round_trip_as_text() {
     let text = "*.hf.co,minio:9000,10.0.0.0/8,fd01::/16,!10.96.0.0/12";
-    let egress: Egress = text.split(',').map(|rule| rule.parse::<Rule>().unwrap()).collect();
+    let egress: Egress = text.split(',').map(|rule| rule.parse::<EgressRule>().unwrap()).collect();
     assert_eq!(egress.to_string(), text);
     assert_eq!(rules(&[]).to_string(), "*");
     assert_eq!(rules(&["10.1.2.3/8"]).to_string(), "*,10.0.0.0/8");
@@ -189,12 +189,12 @@ fn invalid_rule_is_refused() {
         ".host",
         "..",
     ] {
-        assert!(text.parse::<Rule>().is_err(), "{text:?}");
+        assert!(text.parse::<EgressRule>().is_err(), "{text:?}");
     }
 }
 
 #[test]
-fn names_below_a_domain_are_known_of_patterns() {
+fn pattern_reports_possible_subdomains() {
     for pattern in ["*", "*.amazonaws.com", "s3.*.amazonaws.com", "b.s3.eu-west-1.amazonaws.com"] {
         assert!(rules(&[pattern]).allows_below("amazonaws.com"), "{pattern}");
     }
@@ -204,39 +204,39 @@ fn names_below_a_domain_are_known_of_patterns() {
 }
 
 #[test]
-fn public_blocks_leave_out_what_is_refused() {
+fn public_blocks_exclude_refused_ranges() {
     let egress = rules(&["*", "!52.0.0.0/8", "!2a00::/16"]);
-    let reaches = |address: &str| {
+    let allows_url = |address: &str| {
         let address: IpAddr = address.parse().unwrap();
-        egress.public_blocks().iter().any(|(block, except)| {
-            block.contains(&address) && !except.iter().any(|range| range.contains(&address))
+        egress.public_blocks().iter().any(|(block, exceptions)| {
+            block.contains(&address) && !exceptions.iter().any(|range| range.contains(&address))
         })
     };
     for address in ["8.8.8.8", "2606:4700::1", "64:ff9b::808:808"] {
-        assert!(reaches(address), "{address}");
+        assert!(allows_url(address), "{address}");
     }
-    let bad = ["52.1.2.3", "2a00::1", "64:ff9b::52.1.2.3"];
-    for address in PRIVATE.iter().chain(&METADATA).chain(&RESERVED).chain(&UNUSABLE).chain(&bad) {
-        assert!(!reaches(address), "{address}");
+    let refused = ["52.1.2.3", "2a00::1", "64:ff9b::52.1.2.3"];
+    for address in PRIVATE.iter().chain(&METADATA).chain(&RESERVED).chain(&UNUSABLE).chain(&refused) {
+        assert!(!allows_url(address), "{address}");
     }
-    // Kubernetes takes exceptions that are smaller than their block.
-    assert!(egress.public_blocks().iter().all(|(block, except)| !except.contains(block)));
+    // Kubernetes requires exceptions to be smaller than their block.
+    assert!(egress.public_blocks().iter().all(|(block, exceptions)| !exceptions.contains(block)));
     assert_eq!(rules(&["!0.0.0.0/0"]).public_blocks().len(), 1);
 }
 
 #[test]
-fn allowed_blocks_leave_out_metadata_services() {
+fn allowed_blocks_exclude_metadata_services() {
     let egress =
         rules(&["0.0.0.0/0", "::/0", "169.254.169.254", "!10.0.0.0/8", "!192.168.0.0/16", "192.168.1.0/24"]);
-    let reaches = |address: &str| {
+    let allows_url = |address: &str| {
         let address: IpAddr = address.parse().unwrap();
-        egress.allowed_blocks().iter().any(|(block, except)| {
-            block.contains(&address) && !except.iter().any(|range| range.contains(&address))
+        egress.allowed_blocks().iter().any(|(block, exceptions)| {
+            block.contains(&address) && !exceptions.iter().any(|range| range.contains(&address))
         })
     };
-    assert!(reaches("172.16.0.1") && reaches("fd00::1") && reaches("169.254.169.254"));
+    assert!(allows_url("172.16.0.1") && allows_url("fd00::1") && allows_url("169.254.169.254"));
     for address in ["10.0.0.1", "192.168.1.1", "169.254.170.2", "100.100.100.200", "fe80::1", "fd00:ec2::254"]
     {
-        assert!(!reaches(address), "{address}");
+        assert!(!allows_url(address), "{address}");
     }
 }

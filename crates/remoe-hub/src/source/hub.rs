@@ -1,4 +1,4 @@
-//! A commit of a repository of the Hugging Face hub, or of a server that speaks its protocol
+//! Source: a commit of a repository of the Hugging Face hub, or of a server with its API
 //! (<https://huggingface.co/docs/hub/api>).
 
 use super::{Secret, below, encoded, url_variable, variable};
@@ -8,9 +8,9 @@ use reqwest::Url;
 use serde::Deserialize;
 use std::collections::BTreeSet;
 
-const ENDPOINT: &str = "https://huggingface.co";
+const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
-/// A server and what it is shown.
+/// Hub server, and the token for it.
 #[derive(Debug, Clone)]
 pub(crate) struct HubServer {
     endpoint: Url,
@@ -21,13 +21,13 @@ pub(crate) struct HubServer {
 pub(crate) struct Hub {
     server: HubServer,
     repository: String,
-    /// A commit: what it holds never changes.
+    /// Full commit hash. A commit's files never change.
     pub(crate) commit: String,
-    /// The names of its files.
+    /// Names of the commit's files.
     pub(crate) files: BTreeSet<String>,
 }
 
-/// The part of a repository's description that is read.
+/// Fields of a repository's description that are read.
 #[derive(Deserialize)]
 pub(crate) struct Description {
     sha: String,
@@ -40,7 +40,7 @@ struct Sibling {
 }
 
 impl HubServer {
-    /// The server of HF_ENDPOINT, else the hub itself, with the token of HF_TOKEN.
+    /// Creates the server of HF_ENDPOINT, by default the hub itself, with the token of HF_TOKEN.
     pub(crate) fn from_environment() -> Result<Self, FetchError> {
         let what = || "HF_TOKEN".to_owned();
         let token = variable("HF_TOKEN").map(|token| Secret(token.trim().to_owned()));
@@ -50,20 +50,20 @@ impl HubServer {
         }
         let endpoint = match url_variable("HF_ENDPOINT")? {
             Some(endpoint) => endpoint,
-            None => Url::parse(ENDPOINT)
+            None => Url::parse(DEFAULT_ENDPOINT)
                 .map_err(|error| FetchError::Settings { what: what(), problem: error.to_string() })?,
         };
         Ok(Self { endpoint, token })
     }
 
-    /// The server's part of a repository's identity.
+    /// Returns the server's URL, which is part of a repository's address in the cache.
     pub(crate) fn endpoint(&self) -> &str {
         self.endpoint.as_str()
     }
 
-    /// Where `revision` of `repository` is described.
+    /// Returns the URL of the description of a `revision`.
     pub(crate) fn description_url(&self, repository: &str, revision: &str) -> Url {
-        // A slash in the name of a branch belongs to the name.
+        // A branch name may contain slashes, which must not separate path segments.
         let revision = encoded(revision).replace('/', "%2F");
         below(&self.endpoint, &format!("api/models/{}/revision/{revision}", encoded(repository)))
     }
@@ -81,7 +81,7 @@ fn bearer(token: &Secret) -> Option<HeaderValue> {
 }
 
 impl Hub {
-    /// The repository as `description` has it.
+    /// Creates the source from a repository's description.
     pub(crate) fn new(
         server: HubServer,
         repository: String,
@@ -94,7 +94,7 @@ impl Hub {
         Ok(Self::at_commit(server, repository, description.sha, files))
     }
 
-    /// The repository at a commit that is known to hold `files`.
+    /// Creates the source for a commit whose files are known.
     pub(crate) fn at_commit(
         server: HubServer,
         repository: String,
@@ -114,7 +114,7 @@ impl Hub {
     }
 }
 
-/// Reports if `revision` is a full commit, which no push can move.
+/// Reports if `revision` is a full commit hash, whose files never change.
 pub(crate) fn is_commit(revision: &str) -> bool {
     revision.len() == 40 && revision.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }

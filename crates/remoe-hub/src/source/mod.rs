@@ -1,4 +1,4 @@
-//! Requests to sources: the URL of each file, and the credentials that go with it.
+//! Sources of files: the URL of each file, and the credentials for it.
 
 mod hub;
 mod s3;
@@ -15,10 +15,10 @@ use reqwest::Url;
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// All but the characters that no scheme encodes: S3 signs paths in this form.
+/// Characters that are percent-encoded in paths: all but the unreserved ones and `/`, as S3 signs paths.
 const PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
 
-/// A place that files come from.
+/// Source of a model's files.
 #[derive(Debug)]
 pub(crate) enum Source {
     Hub(Hub),
@@ -27,7 +27,7 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// Where the file `name` is.
+    /// Returns the URL of the file `name`.
     pub(crate) fn url(&self, name: &str) -> Url {
         match self {
             Self::Hub(hub) => hub.url(name),
@@ -36,10 +36,10 @@ impl Source {
         }
     }
 
-    /// The headers that a request for `url`, which is at the source itself, needs.
+    /// Returns the authentication headers of a request for `url`, which must be at the source itself.
     ///
     /// # Errors
-    /// There are no credentials to be had.
+    /// The credentials cannot be obtained.
     pub(crate) async fn credentials(
         &self,
         method: &http::Method,
@@ -52,7 +52,7 @@ impl Source {
         }
     }
 
-    /// Where a user who is refused should look.
+    /// Returns the remedy that the message about a refused request ends with.
     pub(crate) fn advice(&self) -> &'static str {
         match self {
             Self::Hub(_) => {
@@ -66,7 +66,7 @@ impl Source {
         }
     }
 
-    /// Returns the names of all files, if the source lists them and they never change.
+    /// Returns the names of all files, for a source that lists them and whose files never change.
     pub(crate) fn pinned(&self) -> Option<&BTreeSet<String>> {
         match self {
             Self::Hub(hub) => Some(&hub.files),
@@ -74,19 +74,19 @@ impl Source {
         }
     }
 
-    /// Reports if a refused file may as well not exist: S3 tells the two apart only for credentials that may list the
+    /// Reports if 403 can also mean that a file does not exist. S3 returns 404 only if the credentials may list the
     /// bucket.
     pub(crate) fn hides_missing(&self) -> bool {
         matches!(self, Self::S3(_))
     }
 
-    /// Reports if the SHA-256 of a file is requested with HEAD.
+    /// Reports if the source states the SHA-256 of a file only in the response to `HEAD`.
     pub(crate) fn states_checksums_on_head(&self) -> bool {
         matches!(self, Self::S3(_))
     }
 }
 
-/// A text that is never printed.
+/// Text that `Debug` does not print.
 #[derive(Clone)]
 pub(crate) struct Secret(pub(crate) String);
 
@@ -96,32 +96,32 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// `path` with everything encoded that must be.
+/// Percent-encodes a path.
 fn encoded(path: &str) -> String {
     utf8_percent_encode(path, PATH).to_string()
 }
 
-/// The value of an environment variable; an empty one is none.
+/// Returns the value of an environment variable. An empty one counts as not set.
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// The URL in the environment variable `name`, without a slash at the end.
+/// Parses the URL in the environment variable `name`, without a trailing slash.
 fn url_variable(name: &str) -> Result<Option<Url>, FetchError> {
     let Some(text) = variable(name) else {
         return Ok(None);
     };
-    // The text is not repeated: a URL can hold a password.
-    let wrong = |problem: &str| FetchError::Settings { what: name.to_owned(), problem: problem.to_owned() };
+    // The message must not repeat the URL, which may contain a password.
+    let invalid = |problem: &str| FetchError::Settings { what: name.to_owned(), problem: problem.to_owned() };
     let url =
-        Url::parse(text.trim_end_matches('/')).map_err(|error| wrong(&format!("invalid URL: {error}")))?;
+        Url::parse(text.trim_end_matches('/')).map_err(|error| invalid(&format!("invalid URL: {error}")))?;
     if !matches!(url.scheme(), "http" | "https") || url.query().is_some() || !url.username().is_empty() {
-        return Err(wrong("expected an http:// or https:// URL without user and query"));
+        return Err(invalid("expected an http:// or https:// URL without user and query"));
     }
     Ok(Some(url))
 }
 
-/// `base` with `path`, which is encoded, below its own.
+/// Appends an encoded `path` to the path of `base`.
 fn below(base: &Url, path: &str) -> Url {
     let mut url = base.clone();
     url.set_path(&format!("{}/{path}", base.path().trim_end_matches('/')));

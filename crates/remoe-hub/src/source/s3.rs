@@ -1,8 +1,8 @@
-//! Objects of an S3 bucket, at Amazon or at a server that speaks its protocol.
+//! Source: a prefix of an S3 bucket, at Amazon or at a server with its API.
 
 use super::{below, encoded, url_variable, variable};
 use crate::access::Access;
-use crate::checked_client::CheckedClient;
+use crate::egress_client::CheckedClient;
 use crate::error::FetchError;
 use http::{HeaderMap, Method};
 use object_store::aws::{AmazonS3Builder, AwsAuthorizer, AwsCredential, AwsCredentialProvider};
@@ -11,7 +11,7 @@ use object_store::{ClientOptions, RetryConfig, StaticCredentialProvider};
 use reqwest::{Client, Url};
 use std::sync::Arc;
 
-/// The region of servers that have none of their own.
+/// Region in signatures if none is set. Servers other than Amazon's usually ignore it.
 const DEFAULT_REGION: &str = "us-east-1";
 
 #[derive(Debug)]
@@ -25,8 +25,8 @@ pub(crate) struct S3 {
 }
 
 impl S3 {
-    /// The bucket at AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or Amazon's server for AWS_REGION, with the keys of the
-    /// environment. Without keys requests are not signed, unless ambient credentials may be used.
+    /// Creates the source at AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or Amazon's server for AWS_REGION, with the keys of the
+    /// environment. Without keys, requests are unsigned, unless `access` allows ambient credentials.
     pub(crate) fn from_environment(bucket: &str, prefix: &str, access: &Access) -> Result<Self, FetchError> {
         let settings = |problem: String| FetchError::Settings { what: "AWS credentials".to_owned(), problem };
         let region = variable("AWS_REGION")
@@ -38,7 +38,7 @@ impl S3 {
         };
         let base = match endpoint {
             Some(endpoint) => below(&endpoint, bucket),
-            // A dot in the name of a bucket would need a certificate that Amazon does not have.
+            // Amazon's wildcard certificate does not cover bucket names with a dot.
             None if bucket.contains('.') => {
                 parse(&format!("https://s3.{region}.amazonaws.com/{bucket}")).map_err(settings)?
             }
@@ -50,14 +50,14 @@ impl S3 {
         } else if let Some(keys) = keys()? {
             Some(Arc::new(StaticCredentialProvider::new(keys)))
         } else if access.ambient_credentials {
-            Some(ambient(bucket, &region, access)?)
+            Some(ambient_credentials(bucket, &region, access)?)
         } else {
             None
         };
         Ok(Self { base, prefix: prefix.to_owned(), region, credentials })
     }
 
-    /// The server's part of an object's identity.
+    /// Returns the URL of the bucket, which is part of an object's address in the cache.
     pub(crate) fn base(&self) -> &str {
         self.base.as_str()
     }
@@ -72,7 +72,7 @@ impl S3 {
             return Ok(HeaderMap::new());
         };
         let failed = |error: &dyn std::fmt::Display| FetchError::Refused {
-            place: format!("s3 at {}", self.base.host_str().unwrap_or_default()),
+            location: format!("s3 at {}", self.base.host_str().unwrap_or_default()),
             answer: format!("no credentials: {error}"),
             advice: "check --ambient-credentials, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
                 .to_owned(),
@@ -81,7 +81,7 @@ impl S3 {
         let mut request = HttpRequest::new(HttpRequestBody::empty());
         *request.method_mut() = method.clone();
         *request.uri_mut() = url.as_str().parse().map_err(|error: http::uri::InvalidUri| failed(&error))?;
-        // Amazon states checksums only where it is asked to, and this header must be signed.
+        // Amazon states checksums only if this header is present, and it must be signed.
         request.headers_mut().insert(CHECKSUM_MODE.0, http::HeaderValue::from_static(CHECKSUM_MODE.1));
         AwsAuthorizer::new(&credential, "s3", &self.region)
             .try_authorize(&mut request, None)
@@ -90,35 +90,39 @@ impl S3 {
     }
 }
 
-/// The keys of the environment, if any.
+/// Returns the keys in the environment, if any.
 fn keys() -> Result<Option<AwsCredential>, FetchError> {
-    match (variable(KEY), variable(SECRET)) {
+    match (variable(KEY_VARIABLE), variable(SECRET_VARIABLE)) {
         (None, None) => Ok(None),
         (Some(key_id), Some(secret_key)) => {
             Ok(Some(AwsCredential { key_id, secret_key, token: variable("AWS_SESSION_TOKEN") }))
         }
         (Some(_), None) | (None, Some(_)) => Err(FetchError::Settings {
             what: "AWS credentials".to_owned(),
-            problem: format!("expected both {KEY} and {SECRET}, or neither"),
+            problem: format!("expected both {KEY_VARIABLE} and {SECRET_VARIABLE}, or neither"),
         }),
     }
 }
 
-/// Credentials of the machine or pod: a web identity, a container's role or the instance's role. What they are asked of
-/// is reached under the same rules as sources, but that metadata services are allowed.
-fn ambient(bucket: &str, region: &str, access: &Access) -> Result<AwsCredentialProvider, FetchError> {
-    let client = CheckedClient::new(access.egress.clone().with_credential_services(), &access.patience)?;
-    for name in CREDENTIAL_URLS {
+/// Creates a provider of the machine's or pod's credentials: a web identity, a container's role or the instance's role.
+/// Requests for them obey the egress rules of sources, with metadata services allowed in addition.
+fn ambient_credentials(
+    bucket: &str,
+    region: &str,
+    access: &Access,
+) -> Result<AwsCredentialProvider, FetchError> {
+    let client = CheckedClient::new(access.egress.clone().with_credential_services(), &access.timeouts)?;
+    for name in CREDENTIAL_URL_VARIABLES {
         if let Some(url) = url_variable(name)? {
             client.egress().check_url(&url).map_err(|refused| FetchError::NotAllowed {
-                place: format!("credentials of {name}"),
+                location: format!("credentials of {name}"),
                 refused,
             })?;
         }
     }
     let store = AmazonS3Builder::from_env().with_bucket_name(bucket).with_region(region);
     let retry = RetryConfig { max_retries: CREDENTIAL_RETRIES, ..RetryConfig::default() };
-    let store = store.with_http_connector(Connector(client.resolving())).with_retry(retry).build();
+    let store = store.with_http_connector(SharedConnector(client.resolving())).with_retry(retry).build();
     let store = store.map_err(|error| FetchError::Settings {
         what: "AWS credentials".to_owned(),
         problem: error.to_string(),
@@ -126,22 +130,22 @@ fn ambient(bucket: &str, region: &str, access: &Access) -> Result<AwsCredentialP
     Ok(store.credentials().clone())
 }
 
-/// Gives the client of the fetcher to the library that asks for ambient credentials.
+/// Makes `object_store` use the fetcher's client for ambient credentials.
 #[derive(Debug)]
-struct Connector(Client);
+struct SharedConnector(Client);
 
-impl HttpConnector for Connector {
+impl HttpConnector for SharedConnector {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
         Ok(HttpClient::new(self.0.clone()))
     }
 }
 
-/// Retries of a question for ambient credentials. What answers it is nearby.
+/// Retries of a request for ambient credentials. Few, because the metadata service is on the same machine.
 const CREDENTIAL_RETRIES: usize = 3;
-const KEY: &str = "AWS_ACCESS_KEY_ID";
-const SECRET: &str = "AWS_SECRET_ACCESS_KEY";
-/// Variables with URLs that ambient credentials are asked of.
-const CREDENTIAL_URLS: [&str; 3] =
+const KEY_VARIABLE: &str = "AWS_ACCESS_KEY_ID";
+const SECRET_VARIABLE: &str = "AWS_SECRET_ACCESS_KEY";
+/// Environment variables with the URLs of services of ambient credentials.
+const CREDENTIAL_URL_VARIABLES: [&str; 3] =
     ["AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_ENDPOINT_URL_STS", "AWS_METADATA_ENDPOINT"];
 const CHECKSUM_MODE: (&str, &str) = ("x-amz-checksum-mode", "ENABLED");
 

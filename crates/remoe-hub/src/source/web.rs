@@ -1,4 +1,4 @@
-//! A folder of a web server.
+//! Source: a folder of a web server.
 
 use super::{below, encoded};
 use reqwest::Url;

@@ -1,4 +1,4 @@
-//! Fetching from servers that speak as the real ones do, in this process and in others.
+//! Tests of the fetcher with test servers of the real protocols, in this process and in others.
 
 #![allow(clippy::unwrap_used)]
 

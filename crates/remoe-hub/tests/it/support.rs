@@ -1,4 +1,4 @@
-//! A model, its bytes, and a program that copies it.
+//! Test models, and the `remoe-fetch` program that copies them.
 
 use remoe_hub::{Access, FetchTimeouts, FetchedStore};
 use remoe_model::Store;
@@ -13,9 +13,10 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 pub(crate) const WEIGHTS: &str = "model.safetensors";
-pub(crate) const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+pub(crate) const ANY_PORT: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
-/// Experts of 3 MiB each.
+/// Generates a model whose experts have 3 MiB each.
 pub(crate) fn model() -> TempDir {
     generate(Sizes {
         layers: 1,
@@ -28,7 +29,7 @@ pub(crate) fn model() -> TempDir {
     })
 }
 
-/// The files of a folder.
+/// Reads all files of a folder.
 pub(crate) fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = std::fs::read_dir(folder).unwrap().map(Result::unwrap);
     entries
@@ -36,42 +37,42 @@ pub(crate) fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-pub(crate) fn total(folder: &Path) -> u64 {
+pub(crate) fn total_bytes(folder: &Path) -> u64 {
     files(folder).values().map(|bytes| bytes.len() as u64).sum()
 }
 
-/// Waits shorter than people do.
-pub(crate) fn hasty() -> FetchTimeouts {
+/// Returns short timeouts for tests.
+pub(crate) fn short_timeouts() -> FetchTimeouts {
     FetchTimeouts {
         connect: Duration::from_secs(2),
         idle: Duration::from_millis(300),
         attempts: 3,
         first_pause: Duration::from_millis(10),
         longest_pause: Duration::from_millis(50),
-        others: Duration::from_secs(20),
-        silence: None,
+        other_process: Duration::from_secs(20),
+        stall_limit: None,
     }
 }
 
-/// The store of `model` with a cache, from a thread that may block.
+/// Connects to `model` with short timeouts, on a thread that may block.
 pub(crate) async fn connect(model: &str, cache: &Path) -> Result<Arc<FetchedStore>, String> {
-    connect_with(model, cache, hasty()).await
+    connect_with(model, cache, short_timeouts()).await
 }
 
-/// As [`connect`], with other limits of waiting.
+/// Connects to `model` with the given timeouts.
 pub(crate) async fn connect_with(
     model: &str,
     cache: &Path,
-    patience: FetchTimeouts,
+    timeouts: FetchTimeouts,
 ) -> Result<Arc<FetchedStore>, String> {
     let (location, cache) = (model.parse().unwrap(), cache.to_owned());
-    let access = Access { patience, ..Access::default() };
+    let access = Access { timeouts, ..Access::default() };
     let connecting =
         tokio::task::spawn_blocking(move || FetchedStore::connect(&location, &cache, &access).map(Arc::new));
     connecting.await.unwrap().map_err(|error| error.to_string())
 }
 
-/// All bytes of a file, through the store.
+/// Reads all bytes of a file through the store.
 pub(crate) async fn read(store: &Arc<FetchedStore>, name: &'static str) -> Result<Vec<u8>, String> {
     let store = Arc::clone(store);
     let reading = tokio::task::spawn_blocking(move || {
@@ -83,20 +84,25 @@ pub(crate) async fn read(store: &Arc<FetchedStore>, name: &'static str) -> Resul
     reading.await.unwrap().map_err(|error: std::io::Error| error.to_string())
 }
 
-/// A web server for the model in `folder`.
+/// Starts a web server for the model in `folder`.
 pub(crate) async fn web(folder: &Path) -> (remoe_test_sources::Web, Arc<Content>) {
     let content = Content::new(folder);
-    (remoe_test_sources::Web::start(ANY, content.clone()).await.unwrap(), content)
+    (remoe_test_sources::Web::start(ANY_PORT, content.clone()).await.unwrap(), content)
 }
 
-/// The program that copies a model, started.
-pub(crate) struct Copying {
+/// Running `remoe-fetch`.
+pub(crate) struct CopyProcess {
     child: Child,
     pub(crate) to: PathBuf,
 }
 
-/// Starts to copy `model` into `to` through `cache`.
-pub(crate) fn start_copy(model: &str, cache: &Path, to: &Path, environment: &[(&str, String)]) -> Copying {
+/// Starts a copy of `model` into `to` through `cache`.
+pub(crate) fn start_copy(
+    model: &str,
+    cache: &Path,
+    to: &Path,
+    environment: &[(&str, String)],
+) -> CopyProcess {
     start_copy_with(model, cache, to, environment, &[])
 }
 
@@ -107,7 +113,7 @@ pub(crate) fn start_copy_with(
     to: &Path,
     environment: &[(&str, String)],
     flags: &[&str],
-) -> Copying {
+) -> CopyProcess {
     let mut command = Command::new(env!("CARGO_BIN_EXE_remoe-fetch"));
     for name in [
         "HF_ENDPOINT",
@@ -130,31 +136,31 @@ pub(crate) fn start_copy_with(
     command.arg("--model").arg(model).arg("--model-cache").arg(cache).arg("--to").arg(to).args(flags);
     command.envs(environment.iter().map(|(name, value)| (name, value)));
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    Copying { child, to: to.to_owned() }
+    CopyProcess { child, to: to.to_owned() }
 }
 
-impl Copying {
+impl CopyProcess {
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Waits for its end, and returns its output.
-    pub(crate) async fn end(self) -> Output {
+    /// Waits for the process to end, and returns its output.
+    pub(crate) async fn wait(self) -> Output {
         tokio::task::spawn_blocking(|| self.child.wait_with_output()).await.unwrap().unwrap()
     }
 
-    /// Waits for its end, expects success, and returns the copied files.
-    pub(crate) async fn done(self) -> BTreeMap<String, Vec<u8>> {
+    /// Waits for the process to end, asserts success, and returns the copied files.
+    pub(crate) async fn expect_files(self) -> BTreeMap<String, Vec<u8>> {
         let to = self.to.clone();
-        let output = self.end().await;
+        let output = self.wait().await;
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         files(&to)
     }
 
-    /// Waits for its end, expects a failure, and returns its error output.
-    pub(crate) async fn refusal(self) -> String {
-        let output = self.end().await;
+    /// Waits for the process to end, asserts failure, and returns its standard error.
+    pub(crate) async fn expect_failure(self) -> String {
+        let output = self.wait().await;
         assert!(!output.status.success());
         String::from_utf8(output.stderr).unwrap()
     }

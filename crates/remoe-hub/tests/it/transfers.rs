@@ -1,7 +1,9 @@
-//! Bytes on their way: connections that break, servers that fail, files that change, processes that share
-//! a cache or are killed.
+//! Tests of transfers: broken connections, failing servers, changed files, and processes that share a cache or are
+//! killed.
 
-use crate::support::{WEIGHTS, connect, connect_with, files, hasty, model, read, start_copy, total, web};
+use crate::support::{
+    WEIGHTS, connect, connect_with, files, model, read, short_timeouts, start_copy, total_bytes, web,
+};
 use remoe_hub::{FetchTimeouts, StallLimit};
 use remoe_model::{Checkpoint, FileRange, Store};
 use remoe_test_support::checkpoint::{Sizes, generate};
@@ -10,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes that are fetched without need: whole pages, and gaps that are smaller than a request is worth.
+/// Bytes that may be fetched in addition: alignment, and small gaps between ranges.
 const SLACK: u64 = 48 << 10;
 
 async fn weights(folder: &Path) -> Vec<u8> {
@@ -25,7 +27,7 @@ async fn prefetch(store: &Arc<remoe_hub::FetchedStore>, bytes: Range<u64>) -> Re
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_what_is_wanted_is_fetched() {
+async fn only_wanted_ranges_are_fetched() {
     let (model, work) = (model(), tempfile::tempdir().unwrap());
     let (web, content) = web(model.path()).await;
     let store = connect(&web.model(), work.path()).await.unwrap();
@@ -49,7 +51,7 @@ async fn only_what_is_wanted_is_fetched() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_checkpoint_reads_what_it_has_not_prefetched() {
+async fn checkpoint_reads_without_prefetch() {
     let (model, work) = (model(), tempfile::tempdir().unwrap());
     let (web, _content) = web(model.path()).await;
     let store = connect(&web.model(), work.path()).await.unwrap();
@@ -65,17 +67,17 @@ async fn a_checkpoint_reads_what_it_has_not_prefetched() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn broken_connections_go_on_where_they_broke() {
+async fn broken_connections_resume() {
     let (model, work) = (model(), tempfile::tempdir().unwrap());
     let (web, content) = web(model.path()).await;
-    // Every answer breaks off: who begins again never ends.
+    // Every response breaks off: a client that restarts from the beginning never ends.
     content.change(|faults| (faults.cut_after, faults.cuts) = (Some(300_000), usize::MAX));
     let store = connect(&web.model(), work.path()).await.unwrap();
     assert_eq!(read(&store, WEIGHTS).await.unwrap(), weights(model.path()).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_fails_for_a_while_is_asked_again() {
+async fn failing_server_is_retried() {
     let (model, work) = (model(), tempfile::tempdir().unwrap());
     let (web, content) = web(model.path()).await;
     let store = connect(&web.model(), work.path()).await.unwrap();
@@ -85,79 +87,79 @@ async fn a_server_that_fails_for_a_while_is_asked_again() {
         prefetch(&store, at..at + 1000).await.unwrap();
     }
     content.change(|faults| (faults.failures, faults.status) = (usize::MAX, 503));
-    let said = prefetch(&store, 1_000_000..2_000_000).await.unwrap_err();
-    assert!(said.contains(WEIGHTS) && said.contains("503"), "{said}");
-    // What cannot pass is not asked again.
+    let stderr = prefetch(&store, 1_000_000..2_000_000).await.unwrap_err();
+    assert!(stderr.contains(WEIGHTS) && stderr.contains("503"), "{stderr}");
+    // A permanent error is not retried.
     content.change(|faults| (faults.failures, faults.status) = (1, 403));
-    let said = prefetch(&store, 1_000_000..2_000_000).await.unwrap_err();
-    assert!(said.contains("(403"), "{said}");
+    let stderr = prefetch(&store, 1_000_000..2_000_000).await.unwrap_err();
+    assert!(stderr.contains("(403"), "{stderr}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_falls_silent_is_given_up() {
+async fn hanging_server_is_given_up() {
     let (model, work) = (model(), tempfile::tempdir().unwrap());
     let (web, content) = web(model.path()).await;
     let store = connect(&web.model(), work.path()).await.unwrap();
     read(&store, "config.json").await.unwrap();
     content.change(|faults| faults.hang = true);
-    let said = prefetch(&store, 1_000_000..2_000_000).await.unwrap_err();
-    assert!(said.contains("cannot reach"), "{said}");
+    let stderr = prefetch(&store, 1_000_000..2_000_000).await.unwrap_err();
+    assert!(stderr.contains("cannot reach"), "{stderr}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn silent_source_is_named_with_bytes_rate_and_flag() {
+async fn stall_names_bytes_rate_and_flag() {
     let (model, work) = (model(), tempfile::tempdir().unwrap());
     let (web, content) = web(model.path()).await;
-    let silence = StallLimit { after: Duration::from_millis(500), flag: "--patience" };
-    // Attempts alone would go on for minutes.
-    let patience = FetchTimeouts { attempts: 1000, ..hasty().within(silence) };
-    let store = connect_with(&web.model(), work.path(), patience).await.unwrap();
+    let stall_limit = StallLimit { after: Duration::from_millis(500), flag: "--patience" };
+    // Without the stall limit, the attempts would take minutes.
+    let timeouts = FetchTimeouts { attempts: 1000, ..short_timeouts().with_stall_limit(stall_limit) };
+    let store = connect_with(&web.model(), work.path(), timeouts).await.unwrap();
     read(&store, "config.json").await.unwrap();
-    // A pause of the reader is no silence of the source.
-    tokio::time::sleep(silence.after * 2).await;
+    // A pause of the reader does not count as a stall of the source.
+    tokio::time::sleep(stall_limit.after * 2).await;
     prefetch(&store, 1_000_000..2_000_000).await.unwrap();
     content.change(|faults| faults.hang = true);
-    let said = prefetch(&store, 3_000_000..4_000_000).await.unwrap_err();
-    assert!(said.starts_with("no byte for 500ms (1."), "{said}");
+    let stderr = prefetch(&store, 3_000_000..4_000_000).await.unwrap_err();
+    assert!(stderr.starts_with("no byte for 500ms (1."), "{stderr}");
     for part in [" MB arrived before, ", "/s): cannot reach ", WEIGHTS, "raise --patience to wait longer"] {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(stderr.contains(part), "{part}: {stderr}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_without_ranges_gives_small_files_only() {
+async fn server_without_ranges_gives_small_files_only() {
     let (model, work) = (model(), tempfile::tempdir().unwrap());
     let (web, content) = web(model.path()).await;
     content.change(|faults| faults.no_ranges = true);
     let store = connect(&web.model(), work.path()).await.unwrap();
     assert_eq!(read(&store, "config.json").await.unwrap(), files(model.path())["config.json"]);
-    let said = read(&store, WEIGHTS).await.unwrap_err();
-    assert!(said.contains("range requests"), "{said}");
+    let stderr = read(&store, WEIGHTS).await.unwrap_err();
+    assert!(stderr.contains("range requests"), "{stderr}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_without_ranges_is_told_of_once() {
+async fn server_without_ranges_is_reported_once() {
     let sizes =
         Sizes { layers: 1, hidden: 128, width: 256, experts: 8, top_k: 2, vocabulary: 256, context: 64 };
     let (model, work) = (generate(sizes), tempfile::tempdir().unwrap());
     assert!(
-        (64 << 10..16 << 20).contains(&total(model.path())),
-        "longer than is asked for first, not too long"
+        (64 << 10..16 << 20).contains(&total_bytes(model.path())),
+        "longer than the first request, shorter than the limit of whole files"
     );
     let (web, content) = web(model.path()).await;
     let copied = async |to: &str| {
         let output =
             start_copy(&web.model(), &work.path().join(format!("of {to}")), &work.path().join(to), &[]);
-        let output = output.end().await;
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.success(), "{said}");
-        said.lines().filter(|line| line.contains("lacks range requests")).count()
+        let output = output.wait().await;
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{stderr}");
+        stderr.lines().filter(|line| line.contains("lacks range requests")).count()
     };
     assert_eq!(copied("one").await, 0);
     content.change(|faults| faults.no_ranges = true);
     assert_eq!(copied("other").await, 1);
-    let there = files(&work.path().join("other"));
-    assert_eq!(there[WEIGHTS], files(model.path())[WEIGHTS]);
+    let copied_files = files(&work.path().join("other"));
+    assert_eq!(copied_files[WEIGHTS], files(model.path())[WEIGHTS]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -170,15 +172,15 @@ async fn versions_are_never_mixed() {
         let store = connect(&web.model(), &cache).await.unwrap();
         prefetch(&store, 1_000_000..2_000_000).await.unwrap();
         let old = weights(model.path()).await;
-        // Without ETag and date the length is all that can differ.
+        // Without ETag and date, only a different length shows the change.
         let new: Vec<u8> = old.iter().map(|byte| !byte).chain((!validators).then_some(0)).collect();
         std::fs::write(model.path().join(WEIGHTS), &new).unwrap();
         content.change(|faults| faults.version += 1);
-        let said = prefetch(&store, 5_000_000..6_000_000).await.unwrap_err();
-        assert!(said.contains("changed at its source"), "{said}");
+        let stderr = prefetch(&store, 5_000_000..6_000_000).await.unwrap_err();
+        assert!(stderr.contains("changed at its source"), "{stderr}");
         let fresh = connect(&web.model(), &cache).await.unwrap();
         assert_eq!(read(&fresh, WEIGHTS).await.unwrap(), new);
-        // Who reads what it has goes on with the version that it opened.
+        // A reader with an open file continues with the version that it opened.
         let kept = Arc::clone(&store);
         let read = tokio::task::spawn_blocking(move || {
             let mut bytes = vec![0; 1_000_000];
@@ -191,10 +193,10 @@ async fn versions_are_never_mixed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn processes_share_the_work() {
+async fn processes_share_a_fetch() {
     let (model, work) = (model(), tempfile::tempdir().unwrap());
     let (web, content) = web(model.path()).await;
-    // Slow enough for both to be at it together.
+    // Slow enough for the processes to overlap.
     content.change(|faults| faults.bytes_per_second = Some(4 << 20));
     let cache = work.path().join("cache");
     let copies: Vec<_> = ["one", "two", "three"]
@@ -202,19 +204,19 @@ async fn processes_share_the_work() {
         .map(|to| start_copy(&web.model(), &cache, &work.path().join(to), &[]))
         .collect();
     for copy in copies {
-        assert_eq!(copy.done().await, files(model.path()));
+        assert_eq!(copy.expect_files().await, files(model.path()));
     }
-    assert_eq!(content.bytes(), total(model.path()));
+    assert_eq!(content.bytes(), total_bytes(model.path()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_process_is_continued() {
+async fn killed_fetch_is_resumed() {
     let (model, work) = (model(), tempfile::tempdir().unwrap());
     let (web, content) = web(model.path()).await;
     content.change(|faults| faults.bytes_per_second = Some(1 << 20));
     let cache = work.path().join("cache");
     let to = work.path().join("copy");
-    let half = total(model.path()) / 2;
+    let half = total_bytes(model.path()) / 2;
     let mut killed = start_copy(&web.model(), &cache, &to, &[]);
     tokio::time::timeout(Duration::from_secs(120), async {
         while content.bytes() < half {
@@ -223,16 +225,15 @@ async fn a_killed_process_is_continued() {
     })
     .await
     .unwrap();
-    // A second one waits for the first one's bytes, and takes over what it leaves.
+    // A second process waits for the first one's bytes, and continues when it is killed.
     let waiting = start_copy(&web.model(), &cache, &work.path().join("other"), &[]);
     killed.kill();
     content.change(|faults| faults.bytes_per_second = None);
-    assert_eq!(waiting.done().await, files(model.path()));
-    // What each of its connections had received and not recorded is fetched twice, a MiB at most, and
-    // what was still on its way.
-    let connections = total(model.path()).div_ceil(8 << 20);
-    assert!(content.bytes() < total(model.path()) + connections * (3 << 20), "{}", content.bytes());
+    assert_eq!(waiting.expect_files().await, files(model.path()));
+    // Each connection may fetch unrecorded bytes twice: at most 1 MiB, and the bytes in flight.
+    let connections = total_bytes(model.path()).div_ceil(8 << 20);
+    assert!(content.bytes() < total_bytes(model.path()) + connections * (3 << 20), "{}", content.bytes());
     let before = content.bytes();
-    assert_eq!(start_copy(&web.model(), &cache, &to, &[]).done().await, files(model.path()));
+    assert_eq!(start_copy(&web.model(), &cache, &to, &[]).expect_files().await, files(model.path()));
     assert_eq!(content.bytes(), before);
 }

@@ -1,6 +1,6 @@
-//! Measurements of this machine beside models that serve on assumed figures: while no request runs or waits.
+//! Measurements of this machine while its models serve on assumed speeds. They run while no request runs or waits.
 
-use super::statement::ProblemStatement;
+use super::problem_statement::ProblemStatement;
 use crate::deployment::DesiredDeployment;
 use crate::exit::CliError;
 use crate::machine;
@@ -16,37 +16,37 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// Time without a request before measurements begin or go on.
-const QUIET: Duration = Duration::from_secs(1);
-/// Time after which the user is told that measurements are not done, and why; then after twice as long each time.
-const LATE: Duration = Duration::from_secs(600);
+/// Time without a request before measurements begin or continue.
+const IDLE_TIME: Duration = Duration::from_secs(1);
+/// Time until the first message that measurements are not done. The time doubles with each further message.
+const FIRST_DELAY_MESSAGE: Duration = Duration::from_secs(600);
 
-/// A model whose plan stands on assumed figures, or on ones that were disturbed.
-pub(crate) struct MeasuredModel {
+/// A model whose plan is based on assumed speeds, or on measurements that other programs disturbed.
+pub(crate) struct UnmeasuredModel {
     pub(crate) statement: ProblemStatement,
     pub(crate) wanted: DesiredDeployment,
     pub(crate) request: ProfileRequest,
-    /// Takes what was measured.
-    pub(crate) tell: oneshot::Sender<Measured>,
+    /// Receives the result of the measurement.
+    pub(crate) result_sender: oneshot::Sender<Measured>,
 }
 
-/// Measurements that go on. Dropping this ends them.
-pub(crate) struct Measuring {
+/// Running measurements. Dropping the value ends them.
+pub(crate) struct BackgroundMeasurement {
     gate: Arc<Gate>,
     tasks: [JoinHandle<()>; 2],
 }
 
-impl Drop for Measuring {
+impl Drop for BackgroundMeasurement {
     fn drop(&mut self) {
         self.gate.end();
         self.tasks.iter().for_each(JoinHandle::abort);
     }
 }
 
-impl Measuring {
-    /// Measures for each of `subjects` in turn while none of `models` has a request.
+impl BackgroundMeasurement {
+    /// Measures for each of `unmeasured` in turn while none of `models` has a request.
     pub(crate) fn start(
-        subjects: Vec<MeasuredModel>,
+        unmeasured: Vec<UnmeasuredModel>,
         models: Vec<Arc<Model>>,
         progress: Arc<Progress>,
     ) -> Self {
@@ -54,11 +54,11 @@ impl Measuring {
         let watching = tokio::spawn(open_while_idle(models, gate.clone()));
         let shared = gate.clone();
         let measuring = tokio::spawn(async move {
-            for subject in subjects {
-                let name = subject.wanted.name();
+            for model in unmeasured {
+                let name = model.wanted.name();
                 let measured = tokio::select! {
-                    measured = measure(subject, shared.clone(), &progress) => measured,
-                    never = tell_if_late(&name, LATE, || shared.counts(), |line| progress.line(line)) => match never {},
+                    measured = measure(model, shared.clone(), &progress) => measured,
+                    never = report_delays(&name, FIRST_DELAY_MESSAGE, || shared.counts(), |line| progress.line(line)) => match never {},
                 };
                 if let Err(error) = measured {
                     progress.line(&format!("{name}: measurements failed: {}", error.message));
@@ -69,9 +69,9 @@ impl Measuring {
     }
 }
 
-async fn measure(subject: MeasuredModel, gate: Arc<Gate>, progress: &Progress) -> Result<(), CliError> {
-    let MeasuredModel { statement, wanted, request, tell } = subject;
-    let needed = profiling::memory_needed(&request.subject.inspection, &request.subject.dtype);
+async fn measure(model: UnmeasuredModel, gate: Arc<Gate>, progress: &Progress) -> Result<(), CliError> {
+    let UnmeasuredModel { statement, wanted, request, result_sender } = model;
+    let needed = profiling::memory_needed(&request.measurement.inspection, &request.measurement.dtype);
     let free = machine::free_memory_bytes();
     if free < needed {
         progress.line(&format!(
@@ -83,34 +83,38 @@ async fn measure(subject: MeasuredModel, gate: Arc<Gate>, progress: &Progress) -
         ));
         return Ok(());
     }
-    let began = Instant::now();
+    let start = Instant::now();
     let profile = profiling::measure(request, gate, &Arc::new(Progress::silent())).await?;
     for doubt in profiling::doubts(&profile) {
         progress.line(&format!("{}: {doubt}", wanted.name()));
     }
-    profiling::keep_unless_known(&profile)?;
+    profiling::save_if_newer(&profile)?;
     let problem = statement.problem(&profile, &wanted)?;
-    // Closed: the model is not kept any more.
-    let _unwanted = tell.send(Measured { problem, took: began.elapsed() });
+    // The channel is closed if the model has stopped.
+    let _closed = result_sender.send(Measured { problem, took: start.elapsed() });
     Ok(())
 }
 
-/// Tells the user after `pause`, and then ever more rarely, that measurements for the model `name` are not done.
-async fn tell_if_late(
+/// Reports after `pause`, and then after twice as long each time, that measurements for the model `name` are not done.
+async fn report_delays(
     name: &str,
     mut pause: Duration,
     counts: impl Fn() -> MeasurementCounts,
-    mut tell: impl FnMut(&str),
+    mut report: impl FnMut(&str),
 ) -> Infallible {
-    let began = Instant::now();
+    let start = Instant::now();
     loop {
         tokio::time::sleep(pause).await;
         pause *= 2;
-        tell(&late(name, began.elapsed(), counts()));
+        report(&delay_message(name, start.elapsed(), counts()));
     }
 }
 
-fn late(name: &str, after: Duration, MeasurementCounts { done, disturbed }: MeasurementCounts) -> String {
+fn delay_message(
+    name: &str,
+    after: Duration,
+    MeasurementCounts { done, disturbed }: MeasurementCounts,
+) -> String {
     format!(
         "{name}: this machine is not measured after {} min: requests leave too little time\n  ({done} measurements \
          done, {disturbed} interrupted), and the plan stands on assumed speeds.\n  For a plan on measured ones run \
@@ -119,7 +123,7 @@ fn late(name: &str, after: Duration, MeasurementCounts { done, disturbed }: Meas
     )
 }
 
-/// Opens `gate` when no model had a request for [`QUIET`], and closes it as soon as one has.
+/// Opens `gate` when no model had a request for [`IDLE_TIME`], and closes it as soon as one has.
 async fn open_while_idle(models: Vec<Arc<Model>>, gate: Arc<Gate>) {
     let mut loads: Vec<_> = models.iter().map(|model| model.loads()).collect();
     if loads.is_empty() {
@@ -130,22 +134,22 @@ async fn open_while_idle(models: Vec<Arc<Model>>, gate: Arc<Gate>) {
         if busy {
             gate.close();
         }
-        let quiet = async {
+        let idle = async {
             match busy {
                 true => std::future::pending().await,
-                false => tokio::time::sleep(QUIET).await,
+                false => tokio::time::sleep(IDLE_TIME).await,
             }
             gate.open();
             std::future::pending::<()>().await;
         };
         let changed = select_all(loads.iter_mut().map(|load| Box::pin(load.changed())));
         tokio::select! {
-            // Closed: a model is gone, and with it what is measured for it.
+            // The channel is closed if a model has stopped, so its measurement is not needed any more.
             (changed, ..) = changed => if changed.is_err() {
                 gate.end();
                 return;
             },
-            () = quiet => {}
+            () = idle => {}
         }
     }
 }
@@ -156,26 +160,27 @@ mod tests {
     use tokio::sync::mpsc::unbounded_channel;
 
     #[tokio::test]
-    async fn measurements_that_are_not_done_are_told_again_and_again() {
-        let (says, mut said) = unbounded_channel();
+    async fn delays_are_reported_repeatedly() {
+        let (sender, mut messages) = unbounded_channel();
         let counts = || MeasurementCounts { done: 3, disturbed: 40 };
-        let telling = tell_if_late("demo", Duration::from_millis(1), counts, |line| {
-            let _ends = says.send(line.to_owned());
+        let reporting = report_delays("demo", Duration::from_millis(1), counts, |line| {
+            let _closed = sender.send(line.to_owned());
         });
         let thrice = async {
             for _ in 0..3 {
-                assert_eq!(said.recv().await, Some(late("demo", Duration::ZERO, counts())));
+                assert_eq!(messages.recv().await, Some(delay_message("demo", Duration::ZERO, counts())));
             }
         };
         tokio::select! {
-            never = telling => match never {},
+            never = reporting => match never {},
             () = thrice => {}
         }
     }
 
     #[test]
-    fn late_measurements_are_told_with_their_numbers_and_a_remedy() {
-        let text = late("demo", Duration::from_secs(1800), MeasurementCounts { done: 3, disturbed: 40 });
+    fn delay_message_has_counts_and_a_remedy() {
+        let text =
+            delay_message("demo", Duration::from_secs(1800), MeasurementCounts { done: 3, disturbed: 40 });
         assert!(text.starts_with("demo: this machine is not measured after 30 min: requests leave"));
         assert!(text.contains("(3 measurements done, 40 interrupted)") && text.contains("--profile-first"));
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");

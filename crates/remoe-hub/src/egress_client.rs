@@ -1,9 +1,9 @@
-//! The HTTP client of the fetcher: every connection is made to an address that was checked.
+//! HTTP client of the fetcher, which connects only to addresses that the egress rules allow.
 
-use crate::answer::{causes, unanswered};
-use crate::egress::{Egress, NotAllowed, address_in};
+use crate::egress::{Egress, NotAllowed, parse_host_address};
 use crate::error::FetchError;
-use crate::timeouts::{Failed, FetchTimeouts};
+use crate::response::{causes, no_response};
+use crate::timeouts::{FailedAttempt, FetchTimeouts};
 use http::{HeaderMap, HeaderValue, header};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::{Client, Request, Response, Url};
@@ -12,11 +12,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Variables that name a proxy.
+/// Environment variables that name a proxy.
 const PROXIES: [&str; 6] =
     ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"];
 
-/// A client that connects where egress rules allow it. It follows no redirect by itself.
+/// HTTP client under egress rules. It does not follow redirects itself.
 #[derive(Debug, Clone)]
 pub(crate) struct CheckedClient {
     http: Client,
@@ -24,12 +24,12 @@ pub(crate) struct CheckedClient {
 }
 
 impl CheckedClient {
-    /// A client with the machine's certificates and proxies.
-    pub(crate) fn new(egress: Egress, patience: &FetchTimeouts) -> Result<Self, FetchError> {
-        // Where another part of the program has chosen a provider, it is the same one.
+    /// Creates a client with the machine's certificates and proxies.
+    pub(crate) fn new(egress: Egress, timeouts: &FetchTimeouts) -> Result<Self, FetchError> {
+        // Fails if another part of the program has installed it: every part uses the same provider.
         let _chosen = rustls::crypto::ring::default_provider().install_default();
         let mut headers = HeaderMap::new();
-        // Ranges of a compressed form would be ranges of something else.
+        // A range of a compressed body would not be a range of the file.
         headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         let egress = Arc::new(egress);
         check_proxies(&egress)?;
@@ -38,8 +38,8 @@ impl CheckedClient {
             .default_headers(headers)
             .redirect(reqwest::redirect::Policy::none())
             .dns_resolver(CheckedResolver(Arc::clone(&egress)))
-            .connect_timeout(patience.connect)
-            .read_timeout(patience.idle)
+            .connect_timeout(timeouts.connect)
+            .read_timeout(timeouts.idle)
             .build()
             .map_err(|error| FetchError::Settings {
                 what: "cannot start the HTTPS client".to_owned(),
@@ -53,52 +53,57 @@ impl CheckedClient {
         &self.egress
     }
 
-    /// Returns the client without the check of URLs: of names alone are the addresses checked.
+    /// Returns the client without the check of URLs. It still checks the addresses of resolved names.
     pub(crate) fn resolving(&self) -> Client {
         self.http.clone()
     }
 
-    /// Sends a request. `place` is what messages call what it asks for.
-    pub(crate) async fn execute(&self, request: Request, place: String) -> Result<Response, Failed> {
-        // The resolver is not asked for addresses that stand in URLs.
+    /// Sends a request. `location` names the requested file in messages.
+    pub(crate) async fn execute(
+        &self,
+        request: Request,
+        location: String,
+    ) -> Result<Response, FailedAttempt> {
+        // Checked here, because the resolver does not see addresses in URLs.
         if let Err(refused) = self.egress.check_url(request.url()) {
-            return Err(FetchError::NotAllowed { place, refused }.into());
+            return Err(FetchError::NotAllowed { location, refused }.into());
         }
         self.http.execute(request).await.map_err(|error| match refusal(&error) {
-            Some(refused) => FetchError::NotAllowed { place, refused: refused.clone() }.into(),
-            None => unanswered(place, error),
+            Some(refused) => FetchError::NotAllowed { location, refused: refused.clone() }.into(),
+            None => no_response(location, error),
         })
     }
 }
 
-/// Resolves names to those of their addresses that may be connected to.
+/// DNS resolver that returns the allowed addresses only.
 struct CheckedResolver(Arc<Egress>);
 
 impl Resolve for CheckedResolver {
     fn resolve(&self, name: Name) -> Resolving {
         let egress = Arc::clone(&self.0);
         Box::pin(async move {
-            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
-            allowed(&egress, name.as_str(), found).map(|addresses| Box::new(addresses.into_iter()) as Addrs)
+            let resolved = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            allowed_addresses(&egress, name.as_str(), resolved)
+                .map(|addresses| Box::new(addresses.into_iter()) as Addrs)
         })
     }
 }
 
-/// Returns those of the addresses `found` for `host` that may be connected to.
+/// Returns the addresses of `host` that the egress rules allow.
 ///
 /// # Errors
-/// There are none.
-fn allowed(
+/// No `resolved` address is allowed, or the list is empty.
+fn allowed_addresses(
     egress: &Egress,
     host: &str,
-    found: impl Iterator<Item = SocketAddr>,
+    resolved: impl Iterator<Item = SocketAddr>,
 ) -> Result<Vec<SocketAddr>, Box<dyn Error + Send + Sync>> {
     let mut refused = None;
     let mut allowed = Vec::new();
-    for address in found {
+    for address in resolved {
         match egress.check_address(address.ip()) {
             Ok(()) => allowed.push(address),
-            Err(problem) => refused = Some(problem.of(host)),
+            Err(problem) => refused = Some(problem.for_host(host)),
         }
     }
     match (allowed.is_empty(), refused) {
@@ -108,7 +113,7 @@ fn allowed(
     }
 }
 
-/// Returns the refusal among the causes of an error.
+/// Finds the refusal by egress rules among the causes of an error.
 fn refusal<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a NotAllowed> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -120,7 +125,7 @@ fn refusal<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a NotAllowed> {
     None
 }
 
-/// Checks the addresses of proxies; their names are checked where they are resolved.
+/// Checks the literal addresses of proxies. The resolver checks their names.
 fn check_proxies(egress: &Egress) -> Result<(), FetchError> {
     for name in PROXIES {
         let Ok(text) = std::env::var(name) else { continue };
@@ -129,13 +134,13 @@ fn check_proxies(egress: &Egress) -> Result<(), FetchError> {
             .filter(Url::has_host)
             .or_else(|| Url::parse(&format!("http://{text}")).ok());
         let Some((host, address)) =
-            url.as_ref().and_then(Url::host_str).and_then(|host| Some((host, address_in(host)?)))
+            url.as_ref().and_then(Url::host_str).and_then(|host| Some((host, parse_host_address(host)?)))
         else {
             continue;
         };
         egress.check_address(address).map_err(|problem| FetchError::NotAllowed {
-            place: format!("models through {name}"),
-            refused: problem.of(host),
+            location: format!("models through {name}"),
+            refused: problem.for_host(host),
         })?;
     }
     Ok(())
@@ -153,15 +158,17 @@ mod tests {
     #[test]
     fn dns_answer_keeps_allowed_addresses_only() {
         let egress = Egress::from_iter(["*".parse().unwrap()]);
-        let mixed = allowed(&egress, "host.example", found(&["10.0.0.1", "8.8.8.8", "::1"])).unwrap();
+        let mixed =
+            allowed_addresses(&egress, "host.example", found(&["10.0.0.1", "8.8.8.8", "::1"])).unwrap();
         assert_eq!(mixed, found(&["8.8.8.8"]).collect::<Vec<_>>());
     }
 
     #[test]
     fn dns_answer_without_allowed_address_is_refused() {
-        let error = allowed(&Egress::default(), "host.example", found(&["169.254.169.254"])).unwrap_err();
-        let said = refusal(error.as_ref()).unwrap().to_string();
-        assert!(said.contains("host.example") && said.contains("169.254.169.254"), "{said}");
-        assert!(allowed(&Egress::default(), "host.example", found(&[])).is_err());
+        let error =
+            allowed_addresses(&Egress::default(), "host.example", found(&["169.254.169.254"])).unwrap_err();
+        let message = refusal(error.as_ref()).unwrap().to_string();
+        assert!(message.contains("host.example") && message.contains("169.254.169.254"), "{message}");
+        assert!(allowed_addresses(&Egress::default(), "host.example", found(&[])).is_err());
     }
 }

@@ -1,16 +1,16 @@
-//! Threads that fetch while callers wait.
+//! Async runtime of the fetcher, for callers that block.
 
 use crate::error::FetchError;
 use std::sync::mpsc;
 use tokio::runtime::Runtime;
 
-/// Threads that receive and write.
+/// Threads that receive bytes and write them to the cache.
 const THREADS: usize = 4;
 
-/// The runtime that fetches; it ends without waiting, whatever thread drops it.
-pub(crate) struct Background(Option<Runtime>);
+/// Runtime of the fetcher. Dropping it does not wait, so that async threads may drop it too.
+pub(crate) struct FetchRuntime(Option<Runtime>);
 
-impl Drop for Background {
+impl Drop for FetchRuntime {
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();
@@ -18,8 +18,8 @@ impl Drop for Background {
     }
 }
 
-impl Background {
-    /// Starts its threads.
+impl FetchRuntime {
+    /// Starts the threads.
     pub(crate) fn start() -> Result<Self, FetchError> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
@@ -33,7 +33,7 @@ impl Background {
         Ok(Self(Some(runtime)))
     }
 
-    /// Waits for what `work` comes to.
+    /// Runs `work` and blocks until it ends.
     pub(crate) fn run<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, FetchError>> + Send + 'static,
@@ -46,7 +46,7 @@ impl Background {
         let (sender, result) = mpsc::sync_channel(1);
         runtime.spawn(async move {
             let outcome = work.await;
-            // The caller waits, unless the process is ending.
+            // The receiver is gone only if the process is ending.
             let _gone = sender.send(outcome);
         });
         result.recv().map_err(|_| ended())?

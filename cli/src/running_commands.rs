@@ -1,8 +1,8 @@
-//! Commands that run on this machine for this user: a file for each command that keeps functions, named after its
-//! process, so that `remoe ps` and `remoe stop` find it.
+//! Registry of the user's running commands, for `remoe ps` and `remoe stop`: a file for each command that runs
+//! functions, named after its process id.
 //!
-//! A file says when its process began, as the kernel counts it: a process that was given the same number later is
-//! another one. The file of a process that is gone is removed by the first command that finds it.
+//! A file contains the start time of its process, in the kernel's clock ticks, because process ids are reused. The next
+//! command that reads the registry removes files of processes that have ended.
 
 use crate::exit::CliError;
 use crate::machine;
@@ -14,48 +14,49 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// No file is longer: it has a name for each model.
-const FILE_LIMIT: u64 = 1 << 20;
+/// Size limit of a file, in bytes.
+const FILE_BYTES_LIMIT: u64 = 1 << 20;
 
-/// A command that keeps functions.
+/// Running command with functions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RunningCommand {
     pub(crate) pid: u32,
-    /// When its process began, in the kernel's clock ticks since the machine's start.
-    began: u64,
+    /// Start time of the process, in the kernel's clock ticks since boot.
+    #[serde(rename = "began")]
+    start_ticks: u64,
     /// `up` or `run`.
     pub(crate) command: String,
-    /// The models by the names that they are served under.
+    /// Names under which the models are served.
     pub(crate) models: Vec<String>,
-    /// Where they are served, where they are.
+    /// URL of the gateway. `None` for a command without one.
     pub(crate) endpoint: Option<String>,
-    /// As RFC 3339 in UTC.
+    /// Time of registration, as RFC 3339 in UTC.
     pub(crate) since: String,
 }
 
-/// The file of this process, until it is dropped.
-pub(crate) struct Registered {
+/// Registration of this process. Dropping it removes the file.
+pub(crate) struct Registration {
     path: PathBuf,
 }
 
-impl Drop for Registered {
+impl Drop for Registration {
     fn drop(&mut self) {
-        // If this fails, the next command that reads the folder removes it.
+        // If this fails, the next command that reads the registry removes the file.
         let _left = fs::remove_file(&self.path);
     }
 }
 
-/// Says that this process runs `command` for `models`, reached at `endpoint`.
+/// Registers this process as `command` for `models` at `endpoint`.
 pub(crate) fn register(
     command: &str,
     models: Vec<String>,
     endpoint: Option<String>,
-) -> Result<Registered, CliError> {
+) -> Result<Registration, CliError> {
     let folder = folder()?;
     let pid = std::process::id();
     let running = RunningCommand {
         pid,
-        began: began(pid).unwrap_or_default(),
+        start_ticks: process_start_ticks(pid).unwrap_or_default(),
         command: command.to_owned(),
         models,
         endpoint,
@@ -63,28 +64,28 @@ pub(crate) fn register(
     };
     let path = folder.join(format!("{pid}.json"));
     let written = serde_json::to_vec(&running).map_err(io::Error::from).and_then(|text| {
-        // Whole or not at all: others may read at any time.
+        // Renamed into place, because other processes may read the file at any time.
         let new = folder.join(format!("{pid}.new"));
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
         file.write_all(&text)?;
         fs::rename(&new, &path)
     });
-    written.map_err(|error| of_path(&path, "write", &error))?;
-    Ok(Registered { path })
+    written.map_err(|error| path_error(&path, "write", &error))?;
+    Ok(Registration { path })
 }
 
-/// All that run, by their numbers. Files of those that are gone are removed.
-pub(crate) fn all() -> Result<Vec<RunningCommand>, CliError> {
+/// Returns the running commands by process id. Removes files of ended processes.
+pub(crate) fn list() -> Result<Vec<RunningCommand>, CliError> {
     let folder = folder()?;
-    let entries = fs::read_dir(&folder).map_err(|error| of_path(&folder, "read", &error))?;
+    let entries = fs::read_dir(&folder).map_err(|error| path_error(&folder, "read", &error))?;
     let mut found = Vec::new();
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
         if path.extension().is_none_or(|extension| extension != "json") {
             continue;
         }
         match read(&path) {
-            Some(running) if running.lives() => found.push(running),
-            // Gone, or never whole.
+            Some(running) if running.is_running() => found.push(running),
+            // Ended, or damaged.
             _ => drop(fs::remove_file(&path)),
         }
     }
@@ -93,51 +94,50 @@ pub(crate) fn all() -> Result<Vec<RunningCommand>, CliError> {
 }
 
 impl RunningCommand {
-    fn lives(&self) -> bool {
-        began(self.pid) == Some(self.began)
+    fn is_running(&self) -> bool {
+        process_start_ticks(self.pid) == Some(self.start_ticks)
     }
 
-    /// Asks it to end; becomes readable when it has. `None` where it has ended already.
-    pub(crate) fn ask_to_end(&self) -> Result<Option<OwnedFd>, CliError> {
-        let gone = |error| match error {
+    /// Sends SIGTERM. Returns a pidfd that becomes readable when the process ends, or `None` if it has ended already.
+    pub(crate) fn terminate(&self) -> Result<Option<OwnedFd>, CliError> {
+        let none_if_ended = |error| match error {
             rustix::io::Errno::SRCH => Ok(None),
             error => Err(CliError::runtime(format!("cannot stop process {}: {error}", self.pid))),
         };
         let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
         let process = match pidfd_open(pid, PidfdFlags::empty()) {
             Ok(process) => process,
-            Err(error) => return gone(error),
+            Err(error) => return none_if_ended(error),
         };
-        // Looked at after it is held: the number cannot go to another process any more.
-        if !self.lives() {
+        // Checked after opening the pidfd, which keeps referring to this process even if the id is reused.
+        if !self.is_running() {
             return Ok(None);
         }
         match pidfd_send_signal(&process, Signal::TERM) {
             Ok(()) => Ok(Some(process)),
-            Err(error) => gone(error),
+            Err(error) => none_if_ended(error),
         }
     }
 }
 
 fn read(path: &Path) -> Option<RunningCommand> {
     let mut text = String::new();
-    File::open(path).ok()?.take(FILE_LIMIT).read_to_string(&mut text).ok()?;
+    File::open(path).ok()?.take(FILE_BYTES_LIMIT).read_to_string(&mut text).ok()?;
     serde_json::from_str(&text).ok()
 }
 
-/// When a process began, in the kernel's clock ticks; `None` where there is none, or only what its parent has
-/// not noticed yet.
-fn began(pid: u32) -> Option<u64> {
+/// Returns the start time of a process, in the kernel's clock ticks. Returns `None` if there is none, or it is a zombie.
+fn process_start_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name before the bracket may have anything in it.
+    // The name before the last bracket may contain any characters.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;
     // Field 22; the state is field 3.
-    let began = fields.nth(18)?.parse().ok()?;
-    (!matches!(state, "Z" | "X")).then_some(began)
+    let start_ticks = fields.nth(18)?.parse().ok()?;
+    (!matches!(state, "Z" | "X")).then_some(start_ticks)
 }
 
-/// Returns the folder of this user's files, made if it is missing. No other user may write into it.
+/// Returns the registry's folder, and creates it if necessary. It must be private to the user.
 fn folder() -> Result<PathBuf, CliError> {
     let uid = rustix::process::getuid().as_raw();
     let folder =
@@ -147,12 +147,12 @@ fn folder() -> Result<PathBuf, CliError> {
         };
     match DirBuilder::new().mode(0o700).create(&folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(of_path(&folder, "create", &error));
+            return Err(path_error(&folder, "create", &error));
         }
         _ => {}
     }
-    let facts = fs::symlink_metadata(&folder).map_err(|error| of_path(&folder, "read", &error))?;
-    if !facts.is_dir() || facts.uid() != uid || facts.mode() & 0o077 != 0 {
+    let metadata = fs::symlink_metadata(&folder).map_err(|error| path_error(&folder, "read", &error))?;
+    if !metadata.is_dir() || metadata.uid() != uid || metadata.mode() & 0o077 != 0 {
         let message = format!(
             "cannot use runtime folder {}: it is not private to this user; remove it, or set XDG_RUNTIME_DIR",
             folder.display()
@@ -162,9 +162,9 @@ fn folder() -> Result<PathBuf, CliError> {
     Ok(folder)
 }
 
-fn of_path(path: &Path, what: &str, error: &dyn std::error::Error) -> CliError {
+fn path_error(path: &Path, verb: &str, error: &dyn std::error::Error) -> CliError {
     CliError {
         path: Some(path.to_owned()),
-        ..CliError::runtime(format!("cannot {what} {}: {error}", path.display()))
+        ..CliError::runtime(format!("cannot {verb} {}: {error}", path.display()))
     }
 }

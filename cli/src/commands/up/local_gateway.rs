@@ -1,8 +1,8 @@
-//! Gateway of `up` before all of its models.
+//! Gateway of `up`, which serves all of its models at one address.
 
 use super::args::UpArgs;
 use super::keys::with_own_key;
-use super::report::reachable;
+use super::report::reachable_address;
 use super::start::ModelSettings;
 use crate::exit::CliError;
 use crate::output::progress::{Progress, print_warning};
@@ -24,21 +24,21 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Longest time that requests go on after the first signal.
-pub(super) const DRAIN: Duration = Duration::from_secs(30);
-/// Shortest time that functions have to end after that.
-pub(super) const END: Duration = Duration::from_secs(5);
-/// Longest time that answers may be on their way to clients.
-const LAST_WORDS: Duration = Duration::from_secs(2);
-/// Time between two looks if all requests have ended.
-const LOOK: Duration = Duration::from_millis(20);
+/// Longest time that requests may continue after the first signal.
+pub(super) const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time that functions have at least to end after the drain.
+pub(super) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest time to flush responses to clients and to the response store.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval between checks whether all requests have ended.
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Requests of a model that may run or wait, by default.
-const MAX_REQUESTS: u32 = 256;
-/// Bytes of bodies that may wait for one model.
-const WAITING_BYTES: usize = 64 << 20;
+/// Default limit on the running and waiting requests of a model.
+const DEFAULT_MAX_REQUESTS: u32 = 256;
+/// Limit on the total body size of requests that wait for one model.
+const MAX_WAITING_BYTES: usize = 64 << 20;
 
-/// Gateway of all models. It takes requests from the beginning: they wait until their model answers.
+/// Gateway of all models. It accepts requests from the beginning. They wait until their model is ready.
 pub(super) struct LocalGateway {
     pub(super) models: Vec<Arc<Model>>,
     pub(super) address: SocketAddr,
@@ -54,7 +54,7 @@ pub(super) struct LocalGateway {
 impl LocalGateway {
     pub(super) fn open(
         args: &UpArgs,
-        asked: &[ModelSettings],
+        settings: &[ModelSettings],
         (keys, key_file): (Keys, Option<KeyFile>),
         prices: &Prices,
         listener: TcpListener,
@@ -67,22 +67,22 @@ impl LocalGateway {
         let failed =
             |error: &dyn std::fmt::Display| CliError::runtime(format!("cannot start the gateway: {error}"));
         let metrics = GatewayMetrics::new().map_err(|error| failed(&error))?;
-        let cost_accounting = Arc::new(cost_accounting(args, prices, &metrics)?);
+        let cost_accounting = Arc::new(open_cost_accounting(args, prices, &metrics)?);
         let prediction_metrics =
             PredictionMetrics::register(metrics.registry()).map_err(|error| failed(&error))?;
         traces.register(metrics.registry()).map_err(|error| failed(&error))?;
-        let max_requests = args.max_requests.unwrap_or(MAX_REQUESTS) as usize;
+        let max_requests = args.max_requests.unwrap_or(DEFAULT_MAX_REQUESTS) as usize;
         let prefix_index = PrefixIndex::default();
-        let models: Vec<_> = asked
+        let models: Vec<_> = settings
             .iter()
-            .map(|asked| {
-                let wanted = &asked.wanted;
+            .map(|settings| {
+                let wanted = &settings.wanted;
                 let options = ModelOptions {
                     name: wanted.name(),
                     short_names: Vec::new(),
                     context_length: wanted.inspection.served_context(),
                     max_requests,
-                    waiting_bytes: WAITING_BYTES,
+                    waiting_bytes: MAX_WAITING_BYTES,
                     wake_limit: args.deployment.ready_timeout,
                 };
                 Model::new(options, &metrics, &prefix_index)
@@ -101,7 +101,7 @@ impl LocalGateway {
         }
         options.access_log = access_log(args.access_log.as_ref(), progress)?;
         if let Some(folder) = &args.state {
-            options.responses = responses(folder)?;
+            options.responses = open_response_store(folder)?;
         }
         let responses = options.responses.clone();
         let has_key = args.api_key.is_some() || args.keys.is_some();
@@ -112,16 +112,16 @@ impl LocalGateway {
             tokio::spawn(gateway.clone().serve_metrics(listener, stop.clone()));
         }
         if let Some(file) = key_file {
-            let own = args.api_key.clone();
-            let checked = move |keys| with_own_key(keys, own.as_deref());
-            tokio::spawn(file.follow(gateway.clone(), checked));
+            let own_key = args.api_key.clone();
+            let complete = move |keys| with_own_key(keys, own_key.as_deref());
+            tokio::spawn(file.follow(gateway.clone(), complete));
         }
         let server = tokio::spawn(gateway.serve(listener, stop.clone()));
         let overhead = Overhead::new(cost_accounting.clone(), prices.cpu_core_hour, prices.memory_gb_hour);
         let overhead = tokio::spawn(overhead.keep());
         Ok(Self {
             models,
-            address: reachable(address),
+            address: reachable_address(address),
             has_key,
             stop,
             server,
@@ -132,58 +132,58 @@ impl LocalGateway {
         })
     }
 
-    /// Takes no more requests, and waits until those that are there have ended.
+    /// Refuses further requests, and waits until the present ones have ended or [`DRAIN_TIMEOUT`] has passed.
     pub(super) async fn drain(&self, progress: &Progress) {
         self.stop.cancel();
         self.models.iter().for_each(Model::close);
-        let left =
+        let remaining =
             || self.models.iter().map(|model| model.load()).map(|(waiting, running)| waiting + running).sum();
-        let at_first = left();
-        if at_first > 0 {
+        let initial = remaining();
+        if initial > 0 {
             progress.doing("draining");
         }
-        progress.line(&format!("{}; press Ctrl-C again to stop at once", drain_begins(at_first)));
+        progress.line(&format!("{}; press Ctrl-C again to stop at once", drain_message(initial)));
         let all_ended = async {
-            while left() > 0 {
-                tokio::time::sleep(LOOK).await;
+            while remaining() > 0 {
+                tokio::time::sleep(DRAIN_POLL_INTERVAL).await;
             }
         };
-        // What has not ended by then is told so when its function is gone.
-        let _late = tokio::time::timeout(DRAIN, all_ended).await;
+        // Requests that run longer get an error when their function ends.
+        let _timeout = tokio::time::timeout(DRAIN_TIMEOUT, all_ended).await;
     }
 
-    /// Waits until clients have what they were sent.
+    /// Flushes responses to clients and to the response store, and ends the gateway.
     pub(super) async fn end(self) {
         let mut server = self.server;
-        if tokio::time::timeout(LAST_WORDS, &mut server).await.is_err() {
+        if tokio::time::timeout(FLUSH_TIMEOUT, &mut server).await.is_err() {
             server.abort();
         }
-        // It notes what is left when it is dropped.
+        // The task records the remaining overhead when it is dropped.
         self.overhead.abort();
         let _aborted = self.overhead.await;
         let responses = self.responses;
-        // A writer that hangs has said so.
-        let _crashed = tokio::task::spawn_blocking(move || responses.flush(LAST_WORDS)).await;
+        // A writer that hangs has already reported it.
+        let _crashed = tokio::task::spawn_blocking(move || responses.flush(FLUSH_TIMEOUT)).await;
     }
 }
 
-/// Opens the access log: by default lines of text, if they go to a terminal.
+/// Opens the access log. Without `target`, it is text on standard error if that is a terminal, and off otherwise.
 fn access_log(
     target: Option<&AccessLogTarget>,
     progress: &Arc<Progress>,
 ) -> Result<Option<AccessLog>, CliError> {
-    let by_default = match std::io::stderr().is_terminal() {
+    let default = match std::io::stderr().is_terminal() {
         true => AccessLogTarget::StandardError(AccessLogFormat::Text),
         false => AccessLogTarget::Off,
     };
-    let target = target.unwrap_or(&by_default);
+    let target = target.unwrap_or(&default);
     let progress = progress.clone();
-    // Lines must not cut through a spinner.
-    let lines = move |line: &str| {
+    // Print through `progress`, so that lines do not overwrite the spinner.
+    let print_line = move |line: &str| {
         progress.line(line);
         Ok(())
     };
-    target.open(lines).map_err(|error| match target {
+    target.open(print_line).map_err(|error| match target {
         AccessLogTarget::File(path) => CliError {
             path: Some(path.clone()),
             ..CliError::arguments("--access-log", format!("cannot write {}: {error}", path.display()))
@@ -192,8 +192,8 @@ fn access_log(
     })
 }
 
-/// Opens the store of responses in the folder `state`.
-fn responses(state: &Path) -> Result<Arc<ResponseStore>, CliError> {
+/// Opens the response store in the folder `state`.
+fn open_response_store(state: &Path) -> Result<Arc<ResponseStore>, CliError> {
     let path = state.join("responses");
     let store = ResponseStore::open(&path, ResponseLimits::default()).map_err(|error| CliError {
         path: Some(path),
@@ -205,8 +205,8 @@ fn responses(state: &Path) -> Result<Arc<ResponseStore>, CliError> {
     Ok(store)
 }
 
-/// Opens the books that account for costs.
-fn cost_accounting(
+/// Opens the cost accounting, with a ledger if `--ledger` is set.
+fn open_cost_accounting(
     args: &UpArgs,
     prices: &Prices,
     metrics: &GatewayMetrics,
@@ -219,11 +219,11 @@ fn cost_accounting(
         })
     };
     let ledger = args.ledger.as_ref().map(open).transpose()?;
-    CostAccounting::open(ledger, &named(args, prices), metrics.registry()).map_err(failed)
+    CostAccounting::open(ledger, &price_source(args, prices), metrics.registry()).map_err(failed)
 }
 
-/// Returns the source of `prices`, for people.
-fn named(args: &UpArgs, prices: &Prices) -> String {
+/// Describes the source of `prices` for the user.
+fn price_source(args: &UpArgs, prices: &Prices) -> String {
     let stated = [&prices.source, &prices.date].into_iter().flatten().cloned().collect::<Vec<_>>();
     match (&args.planning.pricing, stated.is_empty()) {
         (_, false) => stated.join(", "),
@@ -235,17 +235,17 @@ fn named(args: &UpArgs, prices: &Prices) -> String {
     }
 }
 
-/// Announces the drain of `left` requests.
-fn drain_begins(left: usize) -> String {
-    let requests = match left {
+/// Returns the message that announces the drain of `count` requests.
+fn drain_message(count: usize) -> String {
+    let requests = match count {
         0 => return "stopping".to_owned(),
         1 => "1 request".to_owned(),
-        left => format!("{left} requests"),
+        count => format!("{count} requests"),
     };
-    format!("draining {requests} for up to {} s", (DRAIN + END).as_secs())
+    format!("draining {requests} for up to {} s", (DRAIN_TIMEOUT + SHUTDOWN_TIMEOUT).as_secs())
 }
 
-/// Listens on `address`, which `flag` states.
+/// Listens on `address`, whose port comes from `flag`.
 pub(super) fn listen(address: SocketAddr, flag: &str) -> Result<TcpListener, CliError> {
     remoe_process::listen(address).map_err(|error| CliError {
         field: Some(flag.to_owned()),
@@ -264,8 +264,8 @@ mod tests {
 
     #[test]
     fn drain_without_requests_only_stops() {
-        assert_eq!(drain_begins(0), "stopping");
-        assert!(drain_begins(1).starts_with("draining 1 request for up to "), "{}", drain_begins(1));
-        assert!(drain_begins(2).starts_with("draining 2 requests for up to "), "{}", drain_begins(2));
+        assert_eq!(drain_message(0), "stopping");
+        assert!(drain_message(1).starts_with("draining 1 request for up to "), "{}", drain_message(1));
+        assert!(drain_message(2).starts_with("draining 2 requests for up to "), "{}", drain_message(2));
     }
 }

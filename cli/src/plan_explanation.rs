@@ -1,14 +1,14 @@
-//! A plan in plain words: what is where, how fast and how dear that is, and why it is not otherwise.
+//! Explanation of a plan in plain sentences: placement, latency, cost, and alternatives.
 
 use crate::output::table;
 use crate::plan_report::{bytes, percent};
 use remoe_planner::{Binding, Plan, PlanningResult, Problem, Rival, dollars, limit_name};
 
-/// Costs of single requests are too small to read.
+/// Number of requests that shown costs are of. The cost of one request is too small to read.
 const MILLION: f64 = 1e6;
 
-/// Paragraphs without terms of art.
-pub(crate) fn explained(problem: &Problem, answer: &PlanningResult) -> String {
+/// Formats the paragraphs of the explanation.
+pub(crate) fn explain(problem: &Problem, answer: &PlanningResult) -> String {
     let mut parts = vec![placement(problem, &answer.plan), speed(problem, answer), cost(answer)];
     parts.push(answer.verdict.sentence.clone());
     parts.extend(rivals(answer));
@@ -17,7 +17,7 @@ pub(crate) fn explained(problem: &Problem, answer: &PlanningResult) -> String {
         format!(
             "The next best plan ({} of main function memory, {}) costs {} more.",
             bytes(next.main_bytes),
-            functions(next.replicas),
+            remote_functions(next.replicas),
             percent(next.above)
         )
     }));
@@ -31,27 +31,27 @@ pub(crate) fn explained(problem: &Problem, answer: &PlanningResult) -> String {
 }
 
 fn placement(problem: &Problem, plan: &Plan) -> String {
-    let whole: usize = problem.layers.iter().map(|layer| layer.experts as usize).sum();
-    let away: usize = plan.layers.iter().map(|layer| layer.remote.len()).sum();
+    let all_experts: usize = problem.layers.iter().map(|layer| layer.experts as usize).sum();
+    let remote_experts: usize = plan.layers.iter().map(|layer| layer.remote.len()).sum();
     let memory = bytes(plan.main_bytes);
-    if away == 0 {
-        return format!("The main function holds all {whole} experts in {memory} of memory.");
+    if remote_experts == 0 {
+        return format!("The main function holds all {all_experts} experts in {memory} of memory.");
     }
-    let placed = match plan.groups.len() {
+    let division = match plan.groups.len() {
         0 => "each layer has its own".to_owned(),
         1 => "replicas of one group".to_owned(),
         groups => format!("{groups} groups, each with a slice of every layer"),
     };
-    let placed = if plan.replicas() > 1 { format!(": {placed}") } else { String::new() };
+    let division = if plan.replicas() > 1 { format!(": {division}") } else { String::new() };
     format!(
-        "The main function holds the {} most used of {whole} experts in {memory} of memory. The other {away} are in \
-         {}{placed}.",
-        whole - away,
-        functions(plan.replicas()),
+        "The main function holds the {} most used of {all_experts} experts in {memory} of memory. The other {remote_experts} are in \
+         {}{division}.",
+        all_experts - remote_experts,
+        remote_functions(plan.replicas()),
     )
 }
 
-fn functions(count: u64) -> String {
+fn remote_functions(count: u64) -> String {
     match count {
         1 => "1 remote function".to_owned(),
         count => format!("{count} remote functions"),
@@ -59,16 +59,16 @@ fn functions(count: u64) -> String {
 }
 
 fn speed(problem: &Problem, answer: &PlanningResult) -> String {
-    let (request, slo, takes) = (&problem.request, &problem.slo, &answer.evaluation);
+    let (request, slo, evaluation) = (&problem.request, &problem.slo, &answer.evaluation);
     format!(
         "A typical request ({:.0} tokens in, {:.0} out) has a time to first token of {} (limit {}) and a time per \
          output token of {} (limit {}).",
         request.input_tokens,
         request.output_tokens + 1.0,
-        time(takes.ttft_seconds),
-        time(slo.ttft_seconds),
-        time(takes.tpot_seconds),
-        time(slo.tpot_seconds),
+        format_time(evaluation.ttft_seconds),
+        format_time(slo.ttft_seconds),
+        format_time(evaluation.tpot_seconds),
+        format_time(slo.tpot_seconds),
     )
 }
 
@@ -89,8 +89,8 @@ fn cost(answer: &PlanningResult) -> String {
 fn rivals(answer: &PlanningResult) -> Option<String> {
     let line = |rival: &Rival| {
         let price = rival.price();
-        let known = if price.is_empty() { rival.why.clone() } else { format!("{price}; {}", rival.why) };
-        vec![format!("  {}", rival.name.name()), known.trim_end_matches("; ").to_owned()]
+        let summary = if price.is_empty() { rival.why.clone() } else { format!("{price}; {}", rival.why) };
+        vec![format!("  {}", rival.name.name()), summary.trim_end_matches("; ").to_owned()]
     };
     let lines: Vec<_> = answer.verdict.rivals.iter().map(line).collect();
     (!lines.is_empty()).then(|| format!("Compared placements:\n{}", table::of_rows(lines)))
@@ -104,8 +104,8 @@ fn binding(binding: &Binding) -> String {
     )
 }
 
-/// A time as people say it, to three digits.
-fn time(seconds: f64) -> String {
+/// Formats a time with three significant digits.
+fn format_time(seconds: f64) -> String {
     let (value, unit) = if seconds < 1.0 { (seconds * 1e3, "ms") } else { (seconds, "s") };
     let text = match value {
         value if value >= 100.0 => format!("{value:.0}"),
@@ -121,9 +121,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_have_three_digits() {
+    fn times_have_three_significant_digits() {
         assert_eq!(
-            [0.0021, 0.2, 0.0357, 10.0, 123.4].map(time),
+            [0.0021, 0.2, 0.0357, 10.0, 123.4].map(format_time),
             ["2.1 ms", "200 ms", "35.7 ms", "10 s", "123 s"]
         );
     }

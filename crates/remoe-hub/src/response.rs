@@ -1,55 +1,56 @@
-//! Interpretation of HTTP answers: headers, errors, and broken connections.
+//! Interpretation of HTTP responses: headers, errors, and broken connections.
 
 use crate::error::FetchError;
-use crate::timeouts::{Failed, RetryDecision};
+use crate::timeouts::{FailedAttempt, RetryDecision};
 use http::{HeaderMap, StatusCode, header};
 use reqwest::{Response, Url};
 use std::ops::Range;
 use std::time::{Duration, SystemTime};
 
-/// Bytes of an error's text that are read, and shown.
-const ERROR_BYTES: usize = 4 << 10;
-const ERROR_SHOWN: usize = 200;
+/// Bytes of an error response's body that are read.
+const ERROR_BODY_BYTES: usize = 4 << 10;
+/// Characters of an error text that messages repeat.
+const ERROR_TEXT_CHARACTERS: usize = 200;
 
-/// Returns the failure that a final answer without success means.
-pub(crate) async fn failure(place: String, advice: &str, response: Response) -> Failed {
+/// Converts a final response without success into an error, and decides whether a retry can help.
+pub(crate) async fn failure(location: String, advice: &str, response: Response) -> FailedAttempt {
     let status = response.status();
-    let after = retry_after(response.headers());
+    let retry_after_delay = retry_after(response.headers());
     let answer = error_text(response).await;
     match status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-            FetchError::Refused { place, answer, advice: advice.to_owned() }.into()
+            FetchError::Refused { location, answer, advice: advice.to_owned() }.into()
         }
-        StatusCode::NOT_FOUND | StatusCode::GONE => FetchError::Missing { place, answer }.into(),
+        StatusCode::NOT_FOUND | StatusCode::GONE => FetchError::Missing { location, answer }.into(),
         status
             if status.is_server_error()
                 || matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS) =>
         {
-            Failed {
-                error: FetchError::Unavailable { place, problem: answer },
-                again: RetryDecision::Soon(after),
+            FailedAttempt {
+                error: FetchError::Unavailable { location, problem: answer },
+                retry: RetryDecision::Retry(retry_after_delay),
             }
         }
-        _ => FetchError::Answer { place, problem: answer }.into(),
+        _ => FetchError::InvalidResponse { location, problem: answer }.into(),
     }
 }
 
-/// Returns the failure of a request without an answer, or with an answer that broke off.
-pub(crate) fn unanswered(place: String, error: reqwest::Error) -> Failed {
-    // Its URL may be a signed one.
+/// Converts the error of a request without a complete response.
+pub(crate) fn no_response(location: String, error: reqwest::Error) -> FailedAttempt {
+    // Its URL may be signed, and signatures must not be printed.
     let problem = causes(&error.without_url());
-    Failed { error: FetchError::Unavailable { place, problem }, again: RetryDecision::Soon(None) }
+    FailedAttempt { error: FetchError::Unavailable { location, problem }, retry: RetryDecision::Retry(None) }
 }
 
-/// Reports if an answer can mean that a redirect no longer holds.
-pub(crate) fn is_lost(status: StatusCode) -> bool {
+/// Reports if a response can mean that a redirect target has expired.
+pub(crate) fn is_expired(status: StatusCode) -> bool {
     matches!(
         status,
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::GONE
     )
 }
 
-/// Reports if the answer redirects to another URL. Amazon's answer to a request in the wrong region does not.
+/// Reports if the response redirects to another URL. Amazon's 301 to a request in the wrong region has no target.
 pub(crate) fn is_redirect(response: &Response) -> bool {
     response.status().is_redirection() && response.headers().contains_key(header::LOCATION)
 }
@@ -71,7 +72,7 @@ pub(crate) fn redirect(response: &Response, from: &Url) -> Result<Url, String> {
     }
 }
 
-/// The range and the length of the file in `bytes START-LAST/LENGTH`.
+/// Parses `Content-Range: bytes START-LAST/LENGTH` into the range and the length of the file.
 pub(crate) fn content_range(headers: &HeaderMap) -> Option<(Range<u64>, u64)> {
     let text = headers.get(header::CONTENT_RANGE)?.to_str().ok()?.strip_prefix("bytes ")?;
     let (range, size) = text.split_once('/')?;
@@ -80,12 +81,12 @@ pub(crate) fn content_range(headers: &HeaderMap) -> Option<(Range<u64>, u64)> {
     (start <= last && last < size).then(|| (start..last + 1, size))
 }
 
-/// The length of the answer.
+/// Parses `Content-Length`, in bytes.
 pub(crate) fn content_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// Seconds, or a date.
+/// Parses `Retry-After`: seconds, or a date.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(header::RETRY_AFTER)?.to_str().ok()?;
     match text.parse() {
@@ -94,42 +95,42 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     }
 }
 
-/// The status as people read it.
+/// Formats the status code with its name.
 pub(crate) fn describe(response: &Response) -> String {
     response.status().to_string()
 }
 
-/// The status, and what the source says about it: the hub in headers, S3 in XML.
+/// Formats the status and the source's error text: the hub sends it in a header, S3 in XML.
 pub(crate) async fn error_text(mut response: Response) -> String {
     let status = describe(&response);
-    let said = response.headers().get("x-error-message").and_then(|value| value.to_str().ok());
-    if let Some(said) = said.map(shown) {
-        return format!("{status}: {said}");
+    let message = response.headers().get("x-error-message").and_then(|value| value.to_str().ok());
+    if let Some(message) = message.map(sanitised) {
+        return format!("{status}: {message}");
     }
     let mut body = Vec::new();
-    while body.len() < ERROR_BYTES
+    while body.len() < ERROR_BODY_BYTES
         && let Ok(Some(chunk)) = response.chunk().await
     {
         body.extend_from_slice(&chunk);
     }
     let body = String::from_utf8_lossy(&body);
-    let between = |tag: &str| {
+    let element_text = |tag: &str| {
         let (_, rest) = body.split_once(&format!("<{tag}>"))?;
-        rest.split_once(&format!("</{tag}>")).map(|(text, _)| shown(text))
+        rest.split_once(&format!("</{tag}>")).map(|(text, _)| sanitised(text))
     };
-    match (between("Code"), between("Message")) {
+    match (element_text("Code"), element_text("Message")) {
         (Some(code), Some(message)) => format!("{status}: {code}: {message}"),
         (Some(code), None) => format!("{status}: {code}"),
         _ => status,
     }
 }
 
-/// A foreign text as it can stand in a line.
-fn shown(text: &str) -> String {
-    text.chars().filter(|character| !character.is_control()).take(ERROR_SHOWN).collect()
+/// Removes control characters from a source's text, and truncates it.
+fn sanitised(text: &str) -> String {
+    text.chars().filter(|character| !character.is_control()).take(ERROR_TEXT_CHARACTERS).collect()
 }
 
-/// An error and what it was caused by.
+/// Formats an error with its causes.
 pub(crate) fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn content_ranges_are_inside_of_their_file() {
+    fn content_range_outside_file_is_rejected() {
         assert_eq!(range("bytes 5-9/10"), Some((5..10, 10)));
         for wrong in ["bytes 5-10/10", "bytes 5-4/10", "bytes */10", "bytes 5-9/*", "5-9/10", "bytes 5-9"] {
             assert_eq!(range(wrong), None, "{wrong}");
@@ -162,8 +163,8 @@ mod tests {
     }
 
     #[test]
-    fn what_a_source_says_fits_a_line() {
-        assert_eq!(shown("a\nb\x1b[1m"), "ab[1m");
-        assert_eq!(shown(&"é".repeat(ERROR_BYTES)).chars().count(), ERROR_SHOWN);
+    fn error_text_is_sanitised_and_truncated() {
+        assert_eq!(sanitised("a\nb\x1b[1m"), "ab[1m");
+        assert_eq!(sanitised(&"é".repeat(ERROR_BODY_BYTES)).chars().count(), ERROR_TEXT_CHARACTERS);
     }
 }

@@ -1,17 +1,17 @@
-//! How the problem of a plan is stated, for figures that are known at the start or measured later.
+//! Planning problem of a model of `up`, stated at the start and again after a measurement.
 
 use crate::deployment::DesiredDeployment;
 use crate::exit::CliError;
-use crate::figures::measurement;
 use crate::flags::{DeploymentArgs, RemoteArg};
 use crate::planning::{PlanningArgs, ProblemInputs};
+use crate::profile_source::profile_request;
 use crate::profiling::{BelowOne, OnDevice, ProfileRequest};
 use remoe_hardware::Profile;
 use remoe_planner::{Problem, Slo};
 use remoe_predictor::Shares;
 use std::time::Duration;
 
-/// Flags and past requests that state a problem.
+/// Flags and past requests that determine a planning problem.
 pub(crate) struct ProblemStatement {
     pub(crate) planning: PlanningArgs,
     pub(crate) deployment: DeploymentArgs,
@@ -19,35 +19,36 @@ pub(crate) struct ProblemStatement {
     pub(crate) concurrency: Option<u32>,
     pub(crate) idle: Option<Duration>,
     pub(crate) remote_idle: Option<Duration>,
-    /// Expert usage of requests to this service, where it remembers any.
+    /// Expert usage of earlier requests to this service, if any is stored.
     pub(crate) remembered: Option<Shares>,
 }
 
 impl ProblemStatement {
-    /// States the problem of serving `wanted`'s model on the machine of `profile`.
+    /// Returns the problem of serving the model of `wanted` on the machine of `profile`.
     pub(crate) fn problem(&self, profile: &Profile, wanted: &DesiredDeployment) -> Result<Problem, CliError> {
-        let asked = ProblemInputs {
+        let inputs = ProblemInputs {
             prompt: None,
             concurrency: self.concurrency,
             idle: self.idle,
             remote_idle: self.remote_idle,
         };
-        let problem = self.planning.problem_on(profile, wanted, &self.deployment, asked)?;
-        // Running streams keep this latency beside prompts.
+        let problem = self.planning.problem_on(profile, wanted, &self.deployment, inputs)?;
+        // Running streams keep this latency while prompts are computed.
         let target_itl_seconds = wanted.options.target_itl.map(|target| target.as_secs_f64());
         let problem = Problem { slo: Slo { target_itl_seconds, ..problem.slo }, ..problem };
         Ok(match &self.remembered {
-            // They were requests to this very service; a predictor's history may be anybody's.
+            // Usage of this service is preferred to a predictor, whose history may come from other requests.
             Some(mean) => Problem { prediction: Some(mean.to_rows()), prediction_p95: None, ..problem },
             None => problem,
         })
     }
 
-    /// Requests the measurement for plans as `problem`, beside `wanted` while it serves.
+    /// Returns the request for the measurement that `problem` needs, while `wanted` serves.
     pub(crate) fn measurement(&self, problem: &Problem, wanted: &DesiredDeployment) -> ProfileRequest {
-        let request = measurement(wanted, &self.deployment, BelowOne::of(problem, self.remote.into()));
-        // A GPU has no room beside the main function that serves.
-        let subject = remoe_profiler::ProfileRequest { on_device: OnDevice::Assume, ..request.subject };
-        ProfileRequest { subject, ..request }
+        let request = profile_request(wanted, &self.deployment, BelowOne::of(problem, self.remote.into()));
+        // The serving main function occupies the GPU's memory.
+        let measurement =
+            remoe_profiler::ProfileRequest { on_device: OnDevice::Assume, ..request.measurement };
+        ProfileRequest { measurement, ..request }
     }
 }

@@ -1,6 +1,6 @@
-//! Data that gateways receive: primers, activations, and shares in a text.
+//! Target: data that gateways receive from main functions: model summaries, activation counts and usage shares.
 //!
-//! Input: a byte that chooses, then the bytes of a primer or the text.
+//! Input: a byte that selects the format, then the bytes of a model summary, or the text of counts or shares.
 
 use crate::{check_error, memory};
 use remoe_predictor::record::RecordHeader;
@@ -11,10 +11,10 @@ use serde_json::json;
 const LAYERS: usize = 2;
 const EXPERTS: usize = 3;
 const TOP_K: u32 = 2;
-/// A tokenizer and what tries it out.
-const BASE: usize = 16 << 20;
-/// JSON values of a few bytes become entries of maps and lists that double.
-const FACTOR: usize = 512;
+/// Fixed part of the memory limit: a tokenizer, and tokenizing two prompts.
+const BASE_BYTES: usize = 16 << 20;
+/// Memory limit per byte: short JSON values become entries of maps and lists that double.
+const BYTES_PER_INPUT_BYTE: usize = 512;
 
 fn header() -> RecordHeader {
     RecordHeader {
@@ -28,17 +28,17 @@ fn header() -> RecordHeader {
 }
 
 pub fn run(data: &[u8]) {
-    let Some((choice, rest)) = data.split_first() else { return };
+    let Some((format, rest)) = data.split_first() else { return };
     let text = String::from_utf8_lossy(rest);
-    memory::within(BASE + FACTOR * data.len(), || match choice % 3 {
+    memory::with_limit(BASE_BYTES + BYTES_PER_INPUT_BYTE * data.len(), || match format % 3 {
         0 => match Shares::from_text(&text, LAYERS, EXPERTS) {
             Ok(shares) => check_shares(&shares),
             Err(error) => check_error(&error.to_string()),
         },
         1 => match Activations::from_text(&text, &header()) {
-            Ok(read) => {
+            Ok(activations) => {
                 for phase in Phase::ALL {
-                    read.shares(phase).expect("there are experts").iter().for_each(check_shares);
+                    activations.shares(phase).expect("there are experts").iter().for_each(check_shares);
                 }
             }
             Err(error) => check_error(&error.to_string()),
@@ -90,7 +90,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         "dimensions": 2, "element": "f32"});
     let rows = [1.0_f32, 0.0, 0.0, 1.0, 0.5, 0.5].into_iter().flat_map(f32::to_le_bytes);
     let summary = [2].into_iter().chain(format!("{head}\n{tokenizer}").into_bytes()).chain(rows).collect();
-    let of = |choice: u8, text: &str| [&[choice], text.as_bytes()].concat();
+    let input = |format: u8, text: &str| [&[format], text.as_bytes()].concat();
     let approximate = format!("3.5.{shares}.0.");
-    vec![of(0, &shares), of(1, &counts), of(1, &approximate), summary]
+    vec![input(0, &shares), input(1, &counts), input(1, &approximate), summary]
 }

@@ -1,6 +1,0 @@
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(
-    init: remoe_fuzz_harness::start(remoe_fuzz_harness::told::seeds),
-    |data: &[u8]| remoe_fuzz_harness::told::run(data)
-);
