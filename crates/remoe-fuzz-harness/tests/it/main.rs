@@ -11,8 +11,11 @@ static MEMORY_ORACLE: Mutex<()> = Mutex::new(());
 
 /// Returns the minimised findings in `fuzz/regressions/TARGET/`.
 fn regressions(target: &str) -> Vec<Vec<u8>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../regressions").join(target);
-    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/regressions").join(target);
+    if !folder.exists() {
+        return Vec::new();
+    }
+    let entries = std::fs::read_dir(folder).expect("the folder can be listed");
     let mut paths: Vec<_> = entries.map(|entry| entry.expect("the folder can be listed").path()).collect();
     paths.sort();
     paths.iter().map(|path| std::fs::read(path).expect("a kept finding can be read")).collect()
@@ -29,6 +32,8 @@ fn replay(target: &str, run: fn(&[u8]), seeds: fn() -> Vec<Vec<u8>>) {
 
 macro_rules! targets {
     ($($name:ident)*) => {
+        const TARGETS: &[&str] = &[$(stringify!($name)),*];
+
         $(
             #[test]
             fn $name() {
@@ -39,3 +44,18 @@ macro_rules! targets {
 }
 
 targets! { chat completions config folder header listing planning predictor records template gateway_data trace wire }
+
+/// A target that is renamed takes its findings along.
+#[test]
+fn every_kept_finding_is_replayed() {
+    const ELSEWHERE: &str = "tenant";
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/regressions");
+    let mut targets = 0;
+    for entry in std::fs::read_dir(folder).expect("fuzz/regressions can be listed") {
+        let name = entry.expect("the folder can be listed").file_name();
+        let name = name.to_str().expect("targets are ASCII");
+        assert!(TARGETS.contains(&name) || name == ELSEWHERE, "fuzz/regressions/{name} belongs to no target");
+        targets += 1;
+    }
+    assert!(targets > 0, "the findings are not where they are looked for");
+}
