@@ -37,11 +37,12 @@ pub(crate) struct GatewaySettings {
     /// UID of this pod.
     #[arg(long, env = "POD_UID")]
     pub(crate) uid: String,
-    /// Which short names of models requests may use beside NAMESPACE/NAME. With one watched namespace, all of its names count.
+    /// Which short names of models requests may use beside NAMESPACE/NAME. With one watched namespace, all of its
+    /// names count.
     #[arg(long = "short-names", env = "REMOE_SHORT_NAMES", value_enum, default_value_t = NameScope::Scoped)]
     pub(crate) name_scope: NameScope,
-    /// Grant of a short name: requests that name NAME go to the deployment of NAMESPACE that has this name or served name,
-    /// and to none of another namespace. Repeatable.
+    /// Grant of a short name: requests that name NAME go to the deployment of NAMESPACE that has this name or served
+    /// name, and to none of another namespace. Repeatable.
     #[arg(long = "short-name", value_name = "NAME=NAMESPACE", value_parser = grant)]
     pub(crate) granted: Vec<(String, String)>,
     /// File of API keys by tenant. Without --open it is required.
@@ -73,7 +74,8 @@ pub(crate) struct GatewaySettings {
     /// Limit of the training history of one model, such as 16MiB or a number of bytes.
     #[arg(long, env = "REMOE_EXPERIENCE_BYTES", value_name = "SIZE", default_value_t = 16 << 20, value_parser = sizes::<u64>(1 << 20..=1 << 40))]
     pub(crate) experience_bytes: u64,
-    /// Memory of the predictors of all models, such as 512MiB or a number of bytes. Models beyond it get no predictions.
+    /// Memory of the predictors of all models, such as 512MiB or a number of bytes. Models beyond it get no
+    /// predictions.
     #[arg(long, env = "REMOE_PREDICTION_BYTES", value_name = "SIZE", default_value_t = 512 << 20, value_parser = sizes::<u64>(0..=u64::MAX))]
     pub(crate) prediction_bytes: u64,
     /// Access log, one line per request: `text` or `json` on standard error, `off`, or a file that gets JSON.

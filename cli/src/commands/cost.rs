@@ -4,7 +4,8 @@ use crate::exit::{CliError, Code};
 use crate::output::{json, table};
 use clap::{Args, ValueEnum};
 use remoe_billing::{
-    Amounts, Entries, Functions, LOCK, LedgerError, LedgerTotals, Tier, export_csv, export_json, records,
+    FunctionTotals, LOCK_FILE, LedgerError, LedgerRecords, LedgerTotals, RequestTotals, TierTotals,
+    export_csv, export_json, records,
 };
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -69,10 +70,10 @@ struct Report<'a> {
     /// Time of functions by their price, and the overhead: the sum of all of the above, less `unknown`.
     paid: u64,
     by_model: BTreeMap<&'a str, u64>,
-    functions_by_model: &'a BTreeMap<String, Functions>,
+    functions_by_model: &'a BTreeMap<String, FunctionTotals>,
     by_tenant: BTreeMap<&'a str, u64>,
     by_day: BTreeMap<String, u64>,
-    by_tier: &'a BTreeMap<String, Tier>,
+    by_tier: &'a BTreeMap<String, TierTotals>,
     /// Counterfactual cost of the same requests.
     rivals: BTreeMap<&'a str, RivalReport>,
     prompt_tokens: u64,
@@ -110,17 +111,17 @@ pub(crate) fn run(args: &CostArgs, as_json: bool) -> Result<ExitCode, CliError> 
         export(&folders, form).map_err(|error| wrong(&error))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut entries: Vec<Entries> = folders
+    let mut entries: Vec<LedgerRecords> = folders
         .iter()
         .map(|folder| records(folder))
         .collect::<Result<_, _>>()
         .map_err(|error| wrong(&error))?;
     let account = match entries.as_mut_slice() {
-        [one] => LedgerTotals::of(one),
-        several => LedgerTotals::of_several(several.iter_mut()),
+        [one] => LedgerTotals::from_records(one),
+        several => LedgerTotals::from_ledgers(several.iter_mut()),
     };
     let account = account.map_err(|error| wrong(&error))?;
-    let damaged = entries.iter().map(Entries::damaged).sum();
+    let damaged = entries.iter().map(LedgerRecords::damaged).sum();
     let reconciled = args.reconcile.then(|| account.residual_share() <= RESIDUAL);
     if as_json {
         json::print(&report(&account, damaged, reconciled))?;
@@ -136,17 +137,18 @@ fn ledgers(folder: &Path) -> Result<Vec<PathBuf>, LedgerError> {
     let mut within = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
-        if path.is_dir() && path.join(LOCK).is_file() {
+        if path.is_dir() && path.join(LOCK_FILE).is_file() {
             within.push(path);
         }
     }
     within.sort();
-    let is_one = within.is_empty() || folder.join(LOCK).is_file();
+    let is_one = within.is_empty() || folder.join(LOCK_FILE).is_file();
     Ok(if is_one { vec![folder.to_owned()] } else { within })
 }
 
 fn export(ledgers: &[PathBuf], form: ExportForm) -> Result<(), Box<dyn std::error::Error>> {
-    let entries: Vec<Entries> = ledgers.iter().map(|folder| records(folder)).collect::<Result<_, _>>()?;
+    let entries: Vec<LedgerRecords> =
+        ledgers.iter().map(|folder| records(folder)).collect::<Result<_, _>>()?;
     let (entries, mut out) = (entries.into_iter().flatten(), io::stdout().lock());
     match form {
         ExportForm::Csv => export_csv(entries, &mut out)?,
@@ -155,7 +157,7 @@ fn export(ledgers: &[PathBuf], form: ExportForm) -> Result<(), Box<dyn std::erro
     Ok(())
 }
 
-fn costs(amounts: &BTreeMap<String, Amounts>) -> BTreeMap<&str, u64> {
+fn costs(amounts: &BTreeMap<String, RequestTotals>) -> BTreeMap<&str, u64> {
     amounts.iter().map(|(name, amounts)| (name.as_str(), amounts.cost)).collect()
 }
 
@@ -216,7 +218,7 @@ fn text(account: &LedgerTotals, damaged: u64, reconcile: bool) -> String {
         blocks.push(by("tenant", &account.by_tenant, |name| {
             if name.is_empty() { "(no keys)".to_owned() } else { name.to_owned() }
         }));
-        let days: BTreeMap<String, Amounts> =
+        let days: BTreeMap<String, RequestTotals> =
             account.by_day.iter().map(|(number, amounts)| (day(*number), *amounts)).collect();
         blocks.push(by("day", &days, |name| name.to_owned()));
     }
@@ -285,7 +287,7 @@ fn parts(account: &LedgerTotals) -> String {
     table::with_header(&["part", "cost", "share", ""], rows.into())
 }
 
-fn by(name: &str, amounts: &BTreeMap<String, Amounts>, shown: impl Fn(&str) -> String) -> String {
+fn by(name: &str, amounts: &BTreeMap<String, RequestTotals>, shown: impl Fn(&str) -> String) -> String {
     let whole: u64 = amounts.values().map(|amounts| amounts.cost).sum();
     let rows = amounts.iter().map(|(name, amounts)| {
         let tokens = amounts.prompt_tokens + amounts.completion_tokens;
@@ -302,9 +304,9 @@ fn by(name: &str, amounts: &BTreeMap<String, Amounts>, shown: impl Fn(&str) -> S
     table::with_header(&[name, "requests", "tokens", "cost", "per million tokens", ""], rows.collect())
 }
 
-fn functions(functions: &BTreeMap<String, Functions>) -> String {
+fn functions(functions: &BTreeMap<String, FunctionTotals>) -> String {
     let whole: u64 = functions.values().map(|functions| functions.paid).sum();
-    let rows = functions.iter().map(|(name, Functions { paid, idle, alive, per_hour })| {
+    let rows = functions.iter().map(|(name, FunctionTotals { paid, idle, alive, per_hour })| {
         let per_hour = dollars(*per_hour);
         vec![name.clone(), dollars(*paid), dollars(*idle), alive.to_string(), per_hour, bar(*paid, whole)]
     });
@@ -312,7 +314,7 @@ fn functions(functions: &BTreeMap<String, Functions>) -> String {
     table::with_header(&header, rows.collect())
 }
 
-fn tiers(tiers: &BTreeMap<String, Tier>) -> String {
+fn tiers(tiers: &BTreeMap<String, TierTotals>) -> String {
     let rows = tiers.iter().map(|(name, tier)| {
         vec![name.clone(), dollars(tier.prefill), dollars(tier.decode), dollars(tier.idle)]
     });
@@ -366,7 +368,7 @@ mod tests {
         };
         let requests = [request(20_000, "few", 3_000), request(20_001, "many", 9_000)];
         let records = [started("main"), started("group-0")].into_iter().chain(requests);
-        let account = LedgerTotals::of(records.map(Ok)).unwrap();
+        let account = LedgerTotals::from_records(records.map(Ok)).unwrap();
         let text = text(&account, 0, true);
         let row = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or_default();
         for (name, bars) in [("few", 10), ("many", 30), ("2024-10-04", 10), ("2024-10-05", 30), ("m ", 40)] {

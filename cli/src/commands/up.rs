@@ -249,6 +249,6 @@ fn usage(
     let trained = known.predictor(predictor)?;
     let files = ModelFiles { fingerprint: known.fingerprint, embedding: known.embedding, trained };
     let usage = ModelUsage::open(wanted, history, files, tokens, &front.prediction_metrics)?;
-    model.tell(usage.observer());
+    model.set_usage_observer(usage.observer());
     Ok(Some((usage, pause)))
 }

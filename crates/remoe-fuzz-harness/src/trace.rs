@@ -2,7 +2,7 @@
 
 use crate::memory;
 use http::{HeaderMap, HeaderValue};
-use remoe_otel::{TRACEPARENT, TRACESTATE, is_valid, said_again};
+use remoe_otel::{TRACEPARENT, TRACESTATE, forwarded_headers, is_valid};
 
 const BASE: usize = 1 << 16;
 /// Each pair of a state is two strings, and a header's value is kept beside them.
@@ -18,13 +18,13 @@ pub fn run(data: &[u8]) {
             let Ok(value) = HeaderValue::from_bytes(value) else { continue };
             headers.append(if *name == b's' { TRACESTATE } else { TRACEPARENT }, value);
         }
-        let said = said_again(&headers);
+        let said = forwarded_headers(&headers);
         assert_eq!(is_valid(&headers), said.contains_key(TRACEPARENT));
         assert!(said.contains_key(TRACEPARENT) || said.is_empty());
         assert!(said.get_all(TRACEPARENT).iter().all(|parent| parent.len() == 55));
         assert!(said.get_all(TRACESTATE).iter().all(|state| state.len() <= 512));
         assert!(said.keys_len() == said.len(), "each of them once");
-        assert_eq!(said_again(&said), said);
+        assert_eq!(forwarded_headers(&said), said);
     });
 }
 

@@ -26,8 +26,8 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    /// Starts the pod `pod` before `api` with `flags`, and with `keys` as its file of keys, if there are any. Waits until it
-    /// takes requests.
+    /// Starts the pod `pod` before `api` with `flags`, and with `keys` as its file of keys, if there are any. Waits
+    /// until it takes requests.
     pub(crate) async fn start(api: &Api, pod: &str, keys: Option<&str>, flags: &[&str]) -> Self {
         let gateway = Self::spawn(api, pod, keys, flags);
         until(SOON, "the gateway to take requests", async || {

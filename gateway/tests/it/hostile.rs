@@ -1,5 +1,5 @@
-//! The program beside hostile main functions, and deployments that come and go: memory of its own process, what it counts and
-//! what its ledger says.
+//! The program beside hostile main functions, and deployments that come and go: memory of its own process, what it
+//! counts and what its ledger says.
 
 use crate::api::Api;
 use crate::gateway::{Gateway, main_function};
@@ -171,7 +171,8 @@ async fn deployments_that_come_and_go_leave_the_program_as_it_was() {
         }
         if number % 50 == 0 {
             within(LONG, "the one that stays", serves("stays/demo")).await;
-            // A real API server ends a watch that is far behind, and the gateway lists. That of the test loses deletions.
+            // A real API server ends a watch that is far behind, and the gateway lists. That of the test loses
+            // deletions.
             until(LONG, "the gateway to know of all", async || {
                 let listed = gateway.get("/v1/models", Some("sk-admin")).await.1;
                 let listed: Value = serde_json::from_str(&listed).unwrap();

@@ -1,15 +1,19 @@
 //! Replicas under loads that change.
 
-use remoe_autoscale::replicas::{GatewayReport, History, Mains, Policy, Remote, Worked, mains, remote};
+use remoe_autoscale::replicas::{
+    GatewayReport, LoadHistory, MainReplicas, RemoteReplicas, RemoteWorkReport, ScalingPolicy, main_replicas,
+    remote_replicas,
+};
 use std::time::Duration;
 
-const POLICY: Policy = Policy { target: 0.7, window: Duration::from_secs(60) };
-const MAINS: Mains<'static> = Mains { name: "main", present: 1, least: 1, most: 8, room: 10, serves: true };
+const POLICY: ScalingPolicy = ScalingPolicy { target: 0.7, window: Duration::from_secs(60) };
+const MAINS: MainReplicas<'static> =
+    MainReplicas { name: "main", present: 1, least: 1, most: 8, room: 10, serves: true };
 
 /// Has one gateway with `requests(second)` requests speak every `pause` seconds for `seconds`, and the replicas
 /// of every second.
 fn run(seconds: u64, pause: u64, requests: impl Fn(u64) -> u32) -> Vec<u32> {
-    let (mut history, mut occupied, mut present) = (History::default(), 0, 1);
+    let (mut history, mut occupied, mut present) = (LoadHistory::default(), 0, 1);
     let mut all = Vec::new();
     for second in 0..seconds {
         let now = Duration::from_secs(1_000 + second);
@@ -21,11 +25,11 @@ fn run(seconds: u64, pause: u64, requests: impl Fn(u64) -> u32) -> Vec<u32> {
                 waiting: 0,
                 sequence: second + 1,
             };
-            history.note("a", said, POLICY.window, now);
+            history.add_gateway_report("a", said, POLICY.window, now);
         }
-        let next = mains(&POLICY, &history, Mains { present, ..MAINS }, now);
+        let next = main_replicas(&POLICY, &history, MainReplicas { present, ..MAINS }, now);
         if next > present {
-            history.raised(MAINS.name, now);
+            history.record_raise(MAINS.name, now);
         }
         present = next;
         all.push(present);
@@ -61,16 +65,16 @@ fn a_load_that_flickers_around_a_bound_does_not_flap() {
 
 #[test]
 fn fresh_observer_removes_no_replica() {
-    let mut history = History::default();
+    let mut history = LoadHistory::default();
     let at = |seconds| Duration::from_secs(seconds);
-    let six = Mains { present: 6, ..MAINS };
-    assert_eq!(mains(&POLICY, &history, six, at(0)), 6);
+    let six = MainReplicas { present: 6, ..MAINS };
+    assert_eq!(main_replicas(&POLICY, &history, six, at(0)), 6);
     // No gateway reports: gateways are silent while there are no requests.
-    history.look(at(0));
-    assert_eq!(mains(&POLICY, &history, six, at(59)), 6);
-    assert_eq!(mains(&POLICY, &history, six, at(60)), 1);
+    history.start_at(at(0));
+    assert_eq!(main_replicas(&POLICY, &history, six, at(59)), 6);
+    assert_eq!(main_replicas(&POLICY, &history, six, at(60)), 1);
     // Bounds hold, whatever there is.
-    assert_eq!(mains(&POLICY, &history, Mains { present: 20, least: 3, ..MAINS }, at(60)), 3);
+    assert_eq!(main_replicas(&POLICY, &history, MainReplicas { present: 20, least: 3, ..MAINS }, at(60)), 3);
 }
 
 #[test]
@@ -78,10 +82,10 @@ fn the_slowest_group_gets_a_replica_and_the_others_stay() {
     const NAMES: [&str; 3] = ["g0", "g1", "g2"];
     let addresses: Vec<Vec<String>> =
         (0..3).map(|group| vec![format!("{group}:1"), format!("{group}:2")]).collect();
-    let functions = |present: [u32; 3]| -> Vec<Remote<'_>> {
+    let functions = |present: [u32; 3]| -> Vec<RemoteReplicas<'_>> {
         let groups = NAMES.into_iter().zip(&addresses).zip(present);
         groups
-            .map(|((name, addresses), present)| Remote {
+            .map(|((name, addresses), present)| RemoteReplicas {
                 name,
                 addresses,
                 present,
@@ -91,10 +95,10 @@ fn the_slowest_group_gets_a_replica_and_the_others_stay() {
             })
             .collect()
     };
-    let mut history = History::default();
-    history.look(Duration::ZERO);
+    let mut history = LoadHistory::default();
+    history.start_at(Duration::ZERO);
     let (mut computed, mut second) = ([Duration::ZERO; 3], 0);
-    let mut pass = |history: &mut History, seconds: u64, busy: [f64; 3]| {
+    let mut pass = |history: &mut LoadHistory, seconds: u64, busy: [f64; 3]| {
         for _ in 0..seconds / 15 {
             second += 15;
             let now = Duration::from_secs(second);
@@ -103,28 +107,28 @@ fn the_slowest_group_gets_a_replica_and_the_others_stay() {
                 .zip(busy)
                 .for_each(|(sum, busy)| *sum += Duration::from_secs(15).mul_f64(busy));
             let by_address = computed.iter().enumerate().map(|(group, sum)| (format!("{group}:2"), *sum));
-            let worked = Worked { age: now, computed: by_address.collect() };
-            history.note_work("main", worked, POLICY.window, now);
+            let worked = RemoteWorkReport { age: now, computed: by_address.collect() };
+            history.add_work_report("main", worked, POLICY.window, now);
         }
         Duration::from_secs(second)
     };
     let plenty = u64::MAX;
     let now = pass(&mut history, 90, [0.9, 0.4, 0.35]);
-    assert_eq!(remote(&POLICY, &history, &functions([1; 3]), plenty, now), [2, 1, 1]);
-    assert_eq!(remote(&POLICY, &history, &functions([1; 3]), (1 << 30) - 1, now), [1, 1, 1]);
+    assert_eq!(remote_replicas(&POLICY, &history, &functions([1; 3]), plenty, now), [2, 1, 1]);
+    assert_eq!(remote_replicas(&POLICY, &history, &functions([1; 3]), (1 << 30) - 1, now), [1, 1, 1]);
     // It stays while the load stays, and goes when the load is gone.
-    assert_eq!(remote(&POLICY, &history, &functions([2, 1, 1]), plenty, now), [2, 1, 1]);
+    assert_eq!(remote_replicas(&POLICY, &history, &functions([2, 1, 1]), plenty, now), [2, 1, 1]);
     let now = pass(&mut history, 90, [0.05, 0.02, 0.02]);
-    assert_eq!(remote(&POLICY, &history, &functions([2, 1, 1]), plenty, now), [1, 1, 1]);
+    assert_eq!(remote_replicas(&POLICY, &history, &functions([2, 1, 1]), plenty, now), [1, 1, 1]);
     // What was added a moment ago stays; others go although it was.
-    history.raised("g0", now - Duration::from_secs(1));
-    assert_eq!(remote(&POLICY, &history, &functions([2, 3, 1]), plenty, now), [2, 1, 1]);
-    assert_eq!(mains(&POLICY, &history, Mains { present: 3, ..MAINS }, now), 1);
+    history.record_raise("g0", now - Duration::from_secs(1));
+    assert_eq!(remote_replicas(&POLICY, &history, &functions([2, 3, 1]), plenty, now), [2, 1, 1]);
+    assert_eq!(main_replicas(&POLICY, &history, MainReplicas { present: 3, ..MAINS }, now), 1);
 }
 
 #[test]
 fn waiting_requests_count_at_once_only_without_serving_replicas() {
-    let mut history = History::default();
+    let mut history = LoadHistory::default();
     let at = |seconds| Duration::from_secs(seconds);
     let said = |second, waiting| GatewayReport {
         at: at(second),
@@ -133,23 +137,23 @@ fn waiting_requests_count_at_once_only_without_serving_replicas() {
         sequence: second,
         ..GatewayReport::default()
     };
-    history.note("a", said(0, 0), POLICY.window, at(0));
-    history.note("a", said(60, 20), POLICY.window, at(60));
-    let none = Mains { serves: false, ..MAINS };
-    assert_eq!(mains(&POLICY, &history, none, at(60)), 5);
-    assert_eq!(mains(&POLICY, &history, Mains { present: 4, ..none }, at(60)), 5);
-    history = History::default();
-    history.note("a", GatewayReport { requests: 0, ..said(0, 0) }, POLICY.window, at(0));
-    history.note("a", said(60, 20), POLICY.window, at(60));
-    assert_eq!(mains(&POLICY, &history, MAINS, at(61)), 1, "it may be over in a moment");
-    assert_eq!(mains(&POLICY, &history, MAINS, at(66)), 5);
+    history.add_gateway_report("a", said(0, 0), POLICY.window, at(0));
+    history.add_gateway_report("a", said(60, 20), POLICY.window, at(60));
+    let none = MainReplicas { serves: false, ..MAINS };
+    assert_eq!(main_replicas(&POLICY, &history, none, at(60)), 5);
+    assert_eq!(main_replicas(&POLICY, &history, MainReplicas { present: 4, ..none }, at(60)), 5);
+    history = LoadHistory::default();
+    history.add_gateway_report("a", GatewayReport { requests: 0, ..said(0, 0) }, POLICY.window, at(0));
+    history.add_gateway_report("a", said(60, 20), POLICY.window, at(60));
+    assert_eq!(main_replicas(&POLICY, &history, MAINS, at(61)), 1, "it may be over in a moment");
+    assert_eq!(main_replicas(&POLICY, &history, MAINS, at(66)), 5);
 }
 
 /// Which group is hot changes sooner than anything is taken away.
 #[test]
 fn replicas_that_stay_are_counted_in_what_all_may_take() {
     let addresses: Vec<[String; 1]> = (0..4).map(|group| [group.to_string()]).collect();
-    let (mut history, mut computed, mut present) = (History::default(), [0.0; 4], [1_u32; 4]);
+    let (mut history, mut computed, mut present) = (LoadHistory::default(), [0.0; 4], [1_u32; 4]);
     for second in 0..600_u64 {
         let now = Duration::from_secs(second);
         let hot = (second / 20 % 4) as usize;
@@ -160,12 +164,12 @@ fn replicas_that_stay_are_counted_in_what_all_may_take() {
             let of = computed.iter().enumerate();
             let computed =
                 of.map(|(group, sum)| (group.to_string(), Duration::from_secs_f64(*sum))).collect();
-            history.note_work("main", Worked { age: now, computed }, POLICY.window, now);
+            history.add_work_report("main", RemoteWorkReport { age: now, computed }, POLICY.window, now);
         }
-        let functions: Vec<Remote<'_>> = addresses
+        let functions: Vec<RemoteReplicas<'_>> = addresses
             .iter()
             .zip(present)
-            .map(|(addresses, present)| Remote {
+            .map(|(addresses, present)| RemoteReplicas {
                 name: &addresses[0],
                 addresses,
                 present,
@@ -174,12 +178,12 @@ fn replicas_that_stay_are_counted_in_what_all_may_take() {
                 bytes: 10,
             })
             .collect();
-        let wanted = remote(&POLICY, &history, &functions, 35, now);
+        let wanted = remote_replicas(&POLICY, &history, &functions, 35, now);
         assert!(wanted.iter().sum::<u32>() <= 4 + 3, "{second}: {wanted:?}");
         for (addresses, _) in
             addresses.iter().zip(wanted.iter().zip(present)).filter(|(_, (one, was))| **one > *was)
         {
-            history.raised(&addresses[0], now);
+            history.record_raise(&addresses[0], now);
         }
         present = std::array::from_fn(|group| wanted[group]);
     }

@@ -49,11 +49,11 @@ fn sums_stay_at_the_largest_number() {
         Record::Alive { at: MOST, overhead: MOST },
         Record::Alive { at: MOST, overhead: MOST },
     ];
-    let account = LedgerTotals::of(records.iter().cloned().map(Ok)).unwrap();
+    let account = LedgerTotals::from_records(records.iter().cloned().map(Ok)).unwrap();
     assert_eq!((account.answered.cost, account.answered.requests, account.lost), (MOST, 2, 2));
     assert!(account.residual_share().is_finite());
     let several = [records.iter().cloned().map(Ok), records.iter().cloned().map(Ok)];
-    assert_eq!(LedgerTotals::of_several(several.into_iter()).unwrap().paid, MOST);
+    assert_eq!(LedgerTotals::from_ledgers(several.into_iter()).unwrap().paid, MOST);
 }
 
 /// A ledger of a release that wrote whatever main functions told.
@@ -76,11 +76,11 @@ fn ledger_with_many_rivals_adds_up() {
         })
     };
     let records: Vec<_> = (0..3).map(request).collect();
-    let account = LedgerTotals::of(records.iter().cloned().map(Ok)).unwrap();
+    let account = LedgerTotals::from_records(records.iter().cloned().map(Ok)).unwrap();
     assert_eq!(account.answered.cost, 33);
     assert_eq!(account.rivals, [("mix".to_owned(), (300, 33))].into());
     let several = [records.iter().cloned().map(Ok), records.iter().cloned().map(Ok)];
-    assert_eq!(LedgerTotals::of_several(several.into_iter()).unwrap().rivals["mix"], (600, 66));
+    assert_eq!(LedgerTotals::from_ledgers(several.into_iter()).unwrap().rivals["mix"], (600, 66));
 }
 
 /// Functions of one model say that they worked for 584 years. What all models cost is right but for an hour of each.
@@ -112,7 +112,7 @@ fn work_beyond_the_life_of_a_function_costs_nothing() {
         request,
         Record::Alive { at: 2 * SECOND, overhead: 0 },
     ];
-    let account = LedgerTotals::of(records.into_iter().map(Ok)).unwrap();
+    let account = LedgerTotals::from_records(records.into_iter().map(Ok)).unwrap();
     assert_eq!(account.paid, 2 * SECOND + 2 * SECOND + HOUR);
     assert!(account.failed <= 2 * (2 * SECOND + HOUR) && account.idle <= 2 * SECOND + HOUR, "{account:?}");
 }

@@ -10,7 +10,8 @@ fn function(at: u64, name: &str, event: FunctionEvent) -> Record {
     Record::Function(FunctionRecord { at: BEGIN + at, model, function, event })
 }
 
-/// A main function at 40 million nano-dollars an hour and a remote one at 7, which is billed by `basis`; both serve at once.
+/// A main function at 40 million nano-dollars an hour and a remote one at 7, which is billed by `basis`; both serve
+/// at once.
 fn started(basis: Basis) -> Vec<Record> {
     let start = |name, tier: &str, rate, basis| {
         let event = FunctionEvent::Started { tier: tier.to_owned(), rate: Rate(rate), basis };

@@ -145,11 +145,11 @@ proptest! {
             }
             let share = Phases { prefill: *worked, decode: 0 };
             let work = remoe_billing::RequestWork {
-                main: remoe_billing::Worked { share, busy },
+                main: remoe_billing::WorkShare { share, busy },
                 served: now - begin - start,
                 ..Default::default()
             };
-            let mut share = meter.tell(&work, &rates).shares["main"].clone();
+            let mut share = meter.report(&work, &rates).shares["main"].clone();
             share.tier = "main".to_owned();
             told += share.cost.sum();
             let Record::Request(request) = request(now - 1_700_000_000_000_000_000, 0) else { unreachable!() };
@@ -159,7 +159,7 @@ proptest! {
         }
         log.push(function(now + tail, FunctionEvent::Replaced));
         log.push(function(now + tail + overlap, FunctionEvent::Stopped));
-        let account = LedgerTotals::of(log.into_iter().map(Ok)).unwrap();
+        let account = LedgerTotals::from_records(log.into_iter().map(Ok)).unwrap();
         prop_assert_eq!(account.answered.cost, told);
         prop_assert_eq!(account.paid, rate.cost(start + now - begin - start + tail + overlap));
         prop_assert_eq!(account.residual, 0);
@@ -214,7 +214,7 @@ fn a_remote_function_works_for_several_mains() {
         function(30, "two", FunctionEvent::Stopped),
         function(30, "far", FunctionEvent::Stopped),
     ];
-    let account = LedgerTotals::of(log.into_iter().map(Ok)).unwrap();
+    let account = LedgerTotals::from_records(log.into_iter().map(Ok)).unwrap();
     let seconds = |amount: u64| amount / second;
     assert_eq!((seconds(account.paid), account.residual), (12 + 18 + 30, 0));
     assert_eq!((seconds(account.answered.cost), account.failed), (26, 0));

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use remoe_billing::{
-    Basis, FunctionEvent, FunctionRecord, Functions, Ledger, LedgerLimits, LedgerTotals, Meter, Phases, Rate,
-    Rates, Record, RequestRecord, RequestWork, Worked, records,
+    Basis, FunctionEvent, FunctionRecord, FunctionTotals, Ledger, LedgerLimits, LedgerTotals, Meter, Phases,
+    Rate, Rates, Record, RequestRecord, RequestWork, WorkShare, records,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -87,7 +87,7 @@ impl BilledDeployment {
         let of = |function: &mut TrueFunction| {
             let busy = function.busy.entry(main_name.clone()).or_default();
             *busy += worked;
-            Worked { share: Phases { prefill: worked / 3, decode: worked - worked / 3 }, busy: *busy }
+            WorkShare { share: Phases { prefill: worked / 3, decode: worked - worked / 3 }, busy: *busy }
         };
         let mut work = RequestWork { main: of(&mut self.functions[main]), ..RequestWork::default() };
         work.served = self.now - self.functions[main].serving;
@@ -99,7 +99,7 @@ impl BilledDeployment {
         rates.0.extend(remote.map(|remote| ("far".to_owned(), self.functions[remote].rate)));
         // Fractions that one function carries are not another's.
         self.meter = Meter::default();
-        let told = self.meter.tell(&work, &rates);
+        let told = self.meter.report(&work, &rates);
         let named = |(name, share): (String, _)| match (name.as_str(), remote) {
             ("far", Some(remote)) => (self.functions[remote].name.clone(), share),
             _ => (main_name.clone(), share),
@@ -219,7 +219,7 @@ proptest! {
         deployment.write(folder.path());
         for oldest in files(folder.path()) {
             let left: Vec<Record> = records(folder.path()).unwrap().map(Result::unwrap).collect();
-            let account = LedgerTotals::of(left.iter().cloned().map(Ok)).unwrap();
+            let account = LedgerTotals::from_records(left.iter().cloned().map(Ok)).unwrap();
             let known: BTreeSet<&str> = left.iter().filter_map(|record| match record {
                 Record::Carried { function, .. } => Some(function.as_str()),
                 Record::Function(FunctionRecord { function, event: FunctionEvent::Started { .. }, .. }) => {
@@ -249,8 +249,8 @@ proptest! {
         }
     }
 
-    /// Two gateways write the same functions down, and each its own requests: together they are what one would have. The
-    /// second one is never heard of again when the first one is killed.
+    /// Two gateways write the same functions down, and each its own requests: together they are what one would have.
+    /// The second one is never heard of again when the first one is killed.
     #[test]
     fn several_ledgers_are_one(moves in prop::collection::vec((0_u8..9, 0_usize..6, 0..SECOND * 20, 0..SECOND * 9), 1..80)) {
         let mut deployment = BilledDeployment::new();
@@ -270,14 +270,14 @@ proptest! {
             });
             written.map(|(_, record)| Ok(record.clone()))
         };
-        let one = LedgerTotals::of(deployment.log.iter().cloned().map(Ok)).unwrap();
-        let several = LedgerTotals::of_several([0, 1].into_iter().map(of)).unwrap();
+        let one = LedgerTotals::from_records(deployment.log.iter().cloned().map(Ok)).unwrap();
+        let several = LedgerTotals::from_ledgers([0, 1].into_iter().map(of)).unwrap();
         prop_assert_eq!((several.paid, several.answered, several.unknown), (one.paid, one.answered, 0));
         prop_assert_eq!((several.alive, several.per_hour), (one.alive, one.per_hour));
-        let is_any = |(_, functions): &(_, Functions)| *functions != Functions::default();
-        let here = |account: &LedgerTotals| -> Vec<(String, Functions)> {
+        let is_any = |(_, functions): &(_, FunctionTotals)| *functions != FunctionTotals::default();
+        let here = |account: &LedgerTotals| -> Vec<(String, FunctionTotals)> {
             let all = account.functions_by_model.clone().into_iter();
-            all.map(|(model, functions)| (model, Functions { idle: 0, ..functions })).filter(is_any).collect()
+            all.map(|(model, functions)| (model, FunctionTotals { idle: 0, ..functions })).filter(is_any).collect()
         };
         prop_assert_eq!(here(&several), here(&one));
         prop_assert_eq!(several.functions_by_model.values().map(|its| its.idle).sum::<u64>(), several.idle);
@@ -294,7 +294,7 @@ proptest! {
         deployment.starts(true, 44_000_000, SECOND);
         (0..answers).for_each(|_| deployment.works(0, SECOND, SECOND, true));
         let left = deployment.log.split_off(deployment.log.len() - answers as usize);
-        let account = LedgerTotals::of(left.into_iter().map(Ok)).unwrap();
+        let account = LedgerTotals::from_records(left.into_iter().map(Ok)).unwrap();
         prop_assert_eq!((account.paid, account.unknown), (0, account.answered.cost));
         prop_assert_eq!(i128::from(account.unknown), sum(&account));
         prop_assert!(account.residual_share() > 0.99);

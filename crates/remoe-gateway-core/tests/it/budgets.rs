@@ -53,8 +53,8 @@ async fn a_models_budget_warns_and_ends() {
     for (cost, warning) in [(700, None), (900, Some("0.900"))] {
         let stage = stage(folder.path(), cost).await;
         let (head, _) = stage.ask(&body, &key).await;
-        let told = head.headers().get("x-remoe-budget").map(|share| share.to_str().unwrap());
-        assert_eq!((head.status().as_u16(), told), (200, warning));
+        let reported = head.headers().get("x-remoe-budget").map(|share| share.to_str().unwrap());
+        assert_eq!((head.status().as_u16(), reported), (200, warning));
     }
     let stage = stage(folder.path(), 1000).await;
     let (head, text) = stage.ask(&body, &key).await;
@@ -98,18 +98,31 @@ async fn the_status_says_what_a_model_costs() {
         let started = CostAccounting::now() - hour;
         for (model, function) in [("m", "a"), ("another", "b")] {
             let (tier, rate, basis) = ("main".to_owned(), Rate(40_000_000), Basis::Alive);
-            cost_accounting.function(started, model, function, FunctionEvent::Started { tier, rate, basis });
+            cost_accounting.record_function_event(
+                started,
+                model,
+                function,
+                FunctionEvent::Started { tier, rate, basis },
+            );
         }
         let share =
             Share { tier: "main".to_owned(), cost: Phases { prefill: 5, decode: 6 }, ..Share::default() };
-        let told = ReportedCost { shares: [("main".to_owned(), share)].into(), rivals: [].into(), served: 0 };
+        let reported =
+            ReportedCost { shares: [("main".to_owned(), share)].into(), rivals: [].into(), served: 0 };
         let billing = Billing {
             functions: [("main".to_owned(), ("a".to_owned(), "main".to_owned()))].into(),
             ..Billing::default()
         };
         let (prompt_tokens, completion_tokens) = (1, 1);
-        cost_accounting.answered(
-            CompletedRequest { id: "id", model: "m", tenant: "o", prompt_tokens, completion_tokens, told },
+        cost_accounting.record_answer(
+            CompletedRequest {
+                id: "id",
+                model: "m",
+                tenant: "o",
+                prompt_tokens,
+                completion_tokens,
+                reported,
+            },
             &billing,
             None,
         );

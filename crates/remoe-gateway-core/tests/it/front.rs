@@ -137,7 +137,11 @@ async fn who_cannot_reach_a_function_waits_for_the_next() {
     };
     let runs = |backends: Vec<(u64, SocketAddr)>| {
         let backends = backends.into_iter().map(backend).collect();
-        stage.model.runs(RunningFunctions { order: u64::MAX, backends, ..RunningFunctions::default() });
+        stage.model.set_running_functions(RunningFunctions {
+            order: u64::MAX,
+            backends,
+            ..RunningFunctions::default()
+        });
     };
     // Where all have as much to do the first is asked.
     let gone: Vec<_> = (100..106).map(|id| (id, closed)).collect();

@@ -27,8 +27,8 @@ async fn main_function(realm: &Realm, deployment: &str) -> SocketAddr {
     address
 }
 
-/// Connections are kept, and one to a function is never used for another one at the same address, nor for who need not be
-/// anybody.
+/// Connections are kept, and one to a function is never used for another one at the same address, nor for who need
+/// not be anybody.
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_reach_the_function_that_is_meant_and_no_other() {
     let realm = Realm::default();
@@ -41,7 +41,7 @@ async fn requests_reach_the_function_that_is_meant_and_no_other() {
     let mut runs = |identity: Option<Identity>| {
         ids += 1;
         let backend = Backend { id: ids, address, identity, capacity: 8, authorization: None, billing: None };
-        stage.model.runs(RunningFunctions {
+        stage.model.set_running_functions(RunningFunctions {
             order: u64::MAX,
             backends: vec![backend],
             ..RunningFunctions::default()

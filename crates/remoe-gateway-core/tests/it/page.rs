@@ -2,7 +2,7 @@
 
 use crate::stage;
 
-use remoe_gateway_core::{AccessLog, ApartGroup, GatewayOptions, KeyFile, Keys};
+use remoe_gateway_core::{AccessLog, GatewayOptions, InactiveGroup, KeyFile, Keys};
 use serde_json::{Value, json};
 use stage::{LONG, Stage};
 use std::path::Path;
@@ -113,13 +113,13 @@ async fn groups_that_sleep_or_start_are_listed_until_they_are_called() {
         page["groups"].as_array().unwrap().iter().map(line).collect::<Vec<_>>()
     };
     let called = [Value::Null, json!("0:0-3"), json!(false), json!(false), json!(1)];
-    let apart = |name: &str, experts: &str, asleep| ApartGroup {
+    let apart = |name: &str, experts: &str, asleep| InactiveGroup {
         name: name.to_owned(),
         experts: experts.to_owned(),
         asleep,
     };
     assert_eq!(groups().await, slice::from_ref(&called));
-    stage.model.groups_are(vec![apart("group-1", "0:4-7,1:4-7", true)], 0);
+    stage.model.set_inactive_groups(vec![apart("group-1", "0:4-7,1:4-7", true)], 0);
     assert_eq!(
         groups().await,
         [called.clone(), [json!("group-1"), json!("0:4-7,1:4-7"), json!(true), json!(false), json!(0)]]
@@ -127,10 +127,13 @@ async fn groups_that_sleep_or_start_are_listed_until_they_are_called() {
     let (_, page) = stage.get("/metrics", None).await;
     assert!(page.contains("remoe_gateway_groups_asleep{model=\"m\"} 1"), "{page}");
     // It is about to sleep, or was woken: as long as the main function calls it, it is there.
-    stage.model.groups_are(vec![apart("group-0", "0:0-3", true)], 0);
+    stage.model.set_inactive_groups(vec![apart("group-0", "0:0-3", true)], 0);
     assert_eq!(groups().await, slice::from_ref(&called));
     // It was woken, and is not called yet.
-    stage.model.groups_are(vec![apart("group-1", "0:4-7,1:4-7", false), apart("group-0", "0:0-3", false)], 0);
+    stage.model.set_inactive_groups(
+        vec![apart("group-1", "0:4-7,1:4-7", false), apart("group-0", "0:0-3", false)],
+        0,
+    );
     assert_eq!(
         groups().await,
         [called, [json!("group-1"), json!("0:4-7,1:4-7"), json!(false), json!(true), json!(0)]]

@@ -97,11 +97,11 @@ impl Engine {
     /// forward, or the part of one, `succeeded`.
     pub(super) fn account(&mut self, shares: &[RowShare], started: Instant, succeeded: bool) {
         self.metrics.iteration_seconds.observe(started.elapsed().as_secs_f64());
-        let passed = self.attribution.passed(Instant::now());
+        let passed = self.attribution.end_iteration(Instant::now());
         self.note_calls(shares);
         if succeeded {
             let rows = shares.iter().map(RowShare::range);
-            self.attribution.share(passed, &mut self.running, rows, self.experts.pairs());
+            self.attribution.attribute(passed, &mut self.running, rows, self.experts.pairs());
         }
     }
 

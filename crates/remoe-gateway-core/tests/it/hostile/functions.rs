@@ -55,7 +55,11 @@ fn model(name: &str, address: SocketAddr, metrics: &GatewayMetrics) -> Arc<Model
         billing: Some(Arc::new(billing)),
     };
     let model = Model::new(options, metrics, &PrefixIndex::default());
-    model.follow(Directive { phase: ScalingPhase::Active, turn: 1 }, vec![backend], WakeMarks::default());
+    model.follow_directive(
+        Directive { phase: ScalingPhase::Active, turn: 1 },
+        vec![backend],
+        WakeMarks::default(),
+    );
     model
 }
 
@@ -68,7 +72,8 @@ pub(super) struct HostileFixture {
 }
 
 impl HostileFixture {
-    /// The function at `bad` answers for the model of that name, an honest one for the other. The models end with the array.
+    /// The function at `bad` answers for the model of that name, an honest one for the other. The models end with the
+    /// array.
     pub(super) async fn new(bad: SocketAddr) -> (Self, [Arc<Model>; 2]) {
         let metrics = GatewayMetrics::new().unwrap();
         let cost_accounting = Arc::new(CostAccounting::open(None, "p", metrics.registry()).unwrap());
@@ -223,7 +228,7 @@ async fn series_of_created_and_deleted_models_are_removed() {
         // Some come back under the name of one before.
         let name = format!("tenant/{}", dice.below(cases.count()));
         let model = model(&name, SocketAddr::from(([127, 0, 0, 1], 1)), &metrics);
-        cost_accounting.costs_now(&name, "main", dice.whole() >> 1, dice.whole() >> 1);
+        cost_accounting.set_current_cost(&name, "main", dice.whole() >> 1, dice.whole() >> 1);
         if !dice.once_in(4) {
             gateway.replace_models(vec![model]);
         }

@@ -1,4 +1,5 @@
-//! Latency of an honest model beside a hostile function, and beside an honest one that sends as many bytes at the same pace.
+//! Latency of an honest model beside a hostile function, and beside an honest one that sends as many bytes at the
+//! same pace.
 
 use super::functions::HostileFixture;
 use remoe_test_support::hostile::Cases;
@@ -15,8 +16,8 @@ const TIME: Duration = Duration::from_secs(4);
 /// Measurements beside each function, in turn: what else the machine does meets both.
 const ROUNDS: usize = 5;
 
-/// Latencies of the honest model while clients have the function at `beside` answer, one request each `pace` if there is
-/// one, and how often it was asked. Cases begin with `first`.
+/// Latencies of the honest model while clients have the function at `beside` answer, one request each `pace` if there
+/// is one, and how often it was asked. Cases begin with `first`.
 async fn latencies(
     beside: SocketAddr,
     (cases, first): (Cases, usize),

@@ -165,8 +165,8 @@ async fn smuggled_or_forged_requests_reach_no_function() {
         assert!(statuses(&came).len() <= 1 && !came.contains(KEY), "{what}: {came}");
         assert!(stage.functions.asked.lock().unwrap().is_empty(), "{what} reached a function");
     }
-    // Both ends said: chunks count (RFC 9112, 6.3), the length is not passed on, and what follows the chunks is no request
-    // on this connection.
+    // Both ends said: chunks count (RFC 9112, 6.3), the length is not passed on, and what follows the chunks is no
+    // request on this connection.
     let both = post(
         &format!("Transfer-Encoding: chunked\r\nContent-Length: {}", 5 + length),
         &format!("0\r\n\r\n{hidden}"),
@@ -289,8 +289,8 @@ async fn slow_clients_and_connection_floods_keep_no_client_out() {
     assert!(grown < 64 << 20, "{grown} bytes more are resident");
 }
 
-/// A function claims 2^64 - 1 tokens for an answer. Its caller pays for what the request and the context allow, and is not
-/// kept out of anything.
+/// A function claims 2^64 - 1 tokens for an answer. Its caller pays for what the request and the context allow, and
+/// is not kept out of anything.
 #[tokio::test(flavor = "multi_thread")]
 async fn absurd_tokens_lock_out_no_caller() {
     let folder = tempfile::tempdir().unwrap();

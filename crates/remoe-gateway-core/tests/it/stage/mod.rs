@@ -306,7 +306,7 @@ impl Stage {
 
 /// Starts and stops functions as the model wants it.
 async fn launch(model: Arc<Model>, functions: Arc<Functions>, capacity: usize) {
-    let mut orders = model.want();
+    let mut orders = model.launcher_orders();
     let mut server: Option<(tokio::task::JoinHandle<()>, Backend, WakeMarks)> = None;
     loop {
         let want = *orders.borrow_and_update();
@@ -351,7 +351,7 @@ async fn launch(model: Arc<Model>, functions: Arc<Functions>, capacity: usize) {
             DesiredState::Awake => {}
         }
         let running = server.as_ref();
-        model.runs(RunningFunctions {
+        model.set_running_functions(RunningFunctions {
             order: want.order,
             backends: running.map(|(_, backend, _)| backend.clone()).into_iter().collect(),
             wake: running.map(|(.., wake)| *wake).unwrap_or_default(),
