@@ -105,11 +105,11 @@ impl Catalogue {
                 }
                 Ok(Event::InitDone) => {
                     let present = listed.remove(&scope).unwrap_or_default();
-                    let gone = self
+                    let deleted = self
                         .served
                         .keys()
                         .filter(|key| is_in(key, scope.as_deref()) && !present.contains(*key));
-                    gone.cloned().collect::<Vec<_>>().iter().for_each(|key| self.remove(key));
+                    deleted.cloned().collect::<Vec<_>>().iter().for_each(|key| self.remove(key));
                     incomplete_scopes.remove(&scope);
                     if !incomplete_scopes.is_empty() {
                         continue;

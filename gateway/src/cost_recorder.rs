@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_paid_for_until_they_are_gone() {
+    fn pods_cost_money_until_they_are_deleted() {
         let cost_accounting = Arc::new(CostAccounting::open(None, "p", &Registry::new()).unwrap());
         let mut recorder = CostRecorder::new(cost_accounting.clone(), "ns/m");
         let hour = 3_600_000_000_000;

@@ -206,8 +206,8 @@ async fn report_load(
         let mut wait = due(&current, before, load, quiet);
         // Expert usage is not urgent, because no function sleeps or wakes by it: it waits for the pause.
         if let Some(pause) = report_interval(&current).filter(|_| answered.has_changed().unwrap_or(false)) {
-            let rest = before.map_or(Duration::ZERO, |entry| pause.saturating_sub(entry.ago));
-            wait = Some(wait.map_or(rest, |wait| wait.min(rest)));
+            let remaining = before.map_or(Duration::ZERO, |entry| pause.saturating_sub(entry.ago));
+            wait = Some(wait.map_or(remaining, |wait| wait.min(remaining)));
         }
         if wait == Some(Duration::ZERO) {
             answered.mark_unchanged();

@@ -47,9 +47,9 @@ impl HistoryFolder {
                 folder.display()
             ))
         })??;
-        let own = last_write(&part.folder);
+        let own_last_write = last_write(&part.folder);
         if let Some((last_write, last)) = parts_by_age.last()
-            && last_write.duration_since(own).is_ok_and(|ahead| ahead > COPY_IF_NEWER_BY)
+            && last_write.duration_since(own_last_write).is_ok_and(|ahead| ahead > COPY_IF_NEWER_BY)
         {
             retain_folders(&part.folder, |_| false)?;
             if let Err(error) = copy_folders(last, &part.folder) {

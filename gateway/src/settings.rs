@@ -149,35 +149,43 @@ mod tests {
 
     #[test]
     fn short_names_are_scoped_unless_one_namespace_is_watched() {
-        let of =
+        let short_names =
             |flags: &[&str]| parsed(&[&["--open"], flags].concat()).map(|settings| settings.short_names());
         let scoped = |granted: &[(&str, &str)]| {
             let pair = |(name, namespace): &(&str, &str)| ((*name).to_owned(), (*namespace).to_owned());
             Ok(ShortNames::Scoped(granted.iter().map(pair).collect()))
         };
-        assert_eq!(of(&[]), scoped(&[]));
+        assert_eq!(short_names(&[]), scoped(&[]));
         let granted = ["--short-name=org/m=a", "--short-name=n=b"];
-        assert_eq!(of(&granted), scoped(&[("org/m", "a"), ("n", "b")]));
-        assert_eq!(of(&["--watch-namespace=a,b"]), scoped(&[]));
-        assert_eq!(of(&["--watch-namespace=a"]), Ok(ShortNames::Any));
-        assert_eq!(of(&["--short-names=any"]), Ok(ShortNames::Any));
-        assert!(of(&["--short-name=a"]).is_err() && of(&["--short-name==a"]).is_err());
+        assert_eq!(short_names(&granted), scoped(&[("org/m", "a"), ("n", "b")]));
+        assert_eq!(short_names(&["--watch-namespace=a,b"]), scoped(&[]));
+        assert_eq!(short_names(&["--watch-namespace=a"]), Ok(ShortNames::Any));
+        assert_eq!(short_names(&["--short-names=any"]), Ok(ShortNames::Any));
+        assert!(short_names(&["--short-name=a"]).is_err() && short_names(&["--short-name==a"]).is_err());
     }
 
     #[test]
     fn durations_and_sizes_may_have_units() {
-        let taken = |wake: &str, drain: &str, body: &str, history: &str| {
+        let parsed_values = |wake: &str, drain: &str, body: &str, history: &str| {
             let arguments = ["remoe-gateway", "--open", "--namespace", "n", "--pod", "p", "--uid", "u"];
             let flags = ["--wake-seconds", wake, "--drain-seconds", drain, "--body-limit", body];
             let flags = [&arguments[..], &flags, &["--experience-bytes", history]].concat();
-            let it = GatewaySettings::try_parse_from(flags).map_err(|error| error.to_string())?;
-            Ok::<_, String>((it.wake_seconds, it.drain_seconds, it.body_limit, it.experience_bytes))
+            let settings = GatewaySettings::try_parse_from(flags).map_err(|error| error.to_string())?;
+            Ok::<_, String>((
+                settings.wake_seconds,
+                settings.drain_seconds,
+                settings.body_limit,
+                settings.experience_bytes,
+            ))
         };
         let expected = Ok((600, 300, 4 << 20, 16 << 20));
-        assert_eq!(taken("600", "300", "4194304", "16777216"), expected);
-        assert_eq!(taken("10m", "5m", "4MiB", "16MiB"), expected);
-        let error = taken("10m", "5m", "4Mi", "16MiB").unwrap_err();
+        assert_eq!(parsed_values("600", "300", "4194304", "16777216"), expected);
+        assert_eq!(parsed_values("10m", "5m", "4MiB", "16MiB"), expected);
+        let error = parsed_values("10m", "5m", "4Mi", "16MiB").unwrap_err();
         assert!(error.contains("'4Mi'") && error.contains("MiB"), "{error}");
-        assert!(taken("2h", "5m", "4MiB", "16MiB").is_err() && taken("10m", "5m", "4MiB", "1kB").is_err());
+        assert!(
+            parsed_values("2h", "5m", "4MiB", "16MiB").is_err()
+                && parsed_values("10m", "5m", "4MiB", "1kB").is_err()
+        );
     }
 }

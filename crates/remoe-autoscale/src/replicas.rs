@@ -75,8 +75,7 @@ pub fn main_replicas(
     let stable = history.requests(now, policy.window);
     let burst = history.requests(now, policy.burst_window());
     // Waiting requests count in full, not averaged. While a main function serves, a short wait is ignored.
-    let waiting =
-        history.requests_that_wait(now, if serves { policy.burst_window() } else { Duration::ZERO });
+    let waiting = history.delayed_requests(now, if serves { policy.burst_window() } else { Duration::ZERO });
     let burst_counts = needed(burst, policy.target);
     let is_burst = burst_counts > present && burst_counts >= present.saturating_mul(SURGE_FACTOR).min(most);
     let load = waiting.map_or(if is_burst { burst } else { stable }, |waiting| waiting.max(stable));
@@ -166,6 +165,6 @@ pub fn remote_replicas(
 /// Applies hysteresis: keeps `present` if it lies between `needed` and `needed_with_margin`. Removes replicas only if
 /// `may_lower`.
 fn with_hysteresis(present: u32, needed: u32, needed_with_margin: u32, may_lower: bool) -> u32 {
-    let most = if may_lower { needed_with_margin.max(needed) } else { u32::MAX };
-    present.clamp(needed, most)
+    let max = if may_lower { needed_with_margin.max(needed) } else { u32::MAX };
+    present.clamp(needed, max)
 }

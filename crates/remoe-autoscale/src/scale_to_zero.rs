@@ -96,7 +96,7 @@ mod tests {
 
         fn settle(&mut self) {
             loop {
-                let seen = StepInputs {
+                let inputs = StepInputs {
                     waiting: self.waiting,
                     in_flight: self.in_flight,
                     quiet: Duration::from_millis(self.now - self.last_active),
@@ -105,7 +105,7 @@ mod tests {
                     serving: self.serving(),
                     engine: self.engine,
                 };
-                let next = step(self.phase, &seen);
+                let next = step(self.phase, &inputs);
                 if next == self.phase {
                     break;
                 }
@@ -142,18 +142,18 @@ mod tests {
                 phase: ScalingPhase::Asleep, now: 1000, last_active: 0, waiting: 0, in_flight: 0, engine: None,
                 ready_at: None, wakes: 0, demands: 0,
             };
-            let (mut came, mut left, mut served) = (0, 0, 0);
+            let (mut arrivals, mut disconnects, mut served) = (0, 0, 0);
             for (kind, time) in moves {
                 match kind {
                     0 | 1 => {
-                        came += 1;
+                        arrivals += 1;
                         world.demands += usize::from(world.waiting + world.in_flight == 0);
                         world.waiting += 1;
                         world.last_active = world.now;
                     }
                     2 if world.waiting > 0 => {
                         world.waiting -= 1;
-                        left += 1;
+                        disconnects += 1;
                     }
                     3 if world.in_flight > 0 => {
                         world.in_flight -= 1;
@@ -176,7 +176,7 @@ mod tests {
                 world.engine = (world.phase == ScalingPhase::Draining).then_some(0);
                 world.settle();
             }
-            prop_assert_eq!(came, left + served, "{:?}", world);
+            prop_assert_eq!(arrivals, disconnects + served, "{:?}", world);
             prop_assert_eq!(world.phase, ScalingPhase::Asleep);
             prop_assert!(world.wakes <= world.demands, "{:?}", world);
         }
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn model_without_idle_window_never_sleeps() {
-        let seen = StepInputs {
+        let inputs = StepInputs {
             waiting: 0,
             in_flight: 0,
             quiet: Duration::MAX,
@@ -193,6 +193,6 @@ mod tests {
             serving: true,
             engine: Some(0),
         };
-        assert_eq!(step(ScalingPhase::Active, &seen), ScalingPhase::Active);
+        assert_eq!(step(ScalingPhase::Active, &inputs), ScalingPhase::Active);
     }
 }

@@ -99,7 +99,7 @@ pub struct LedgerTotals {
     pub overlap: u64,
     /// Cost of gateway and launcher.
     pub overhead: u64,
-    /// What was paid minus the sum of the parts; negative if the parts are more.
+    /// Paid amount minus the sum of the parts. Negative if the parts are more.
     pub residual: i64,
     /// Charges to requests whose records are missing: their files were removed or could not be written.
     pub earlier: u64,

@@ -50,7 +50,7 @@ impl PairCounts {
 
     /// Returns the number of pairs of `rows` for which `link` has answered.
     #[must_use]
-    pub fn of(&self, link: usize, rows: Range<usize>) -> u64 {
+    pub fn answered_pairs(&self, link: usize, rows: Range<usize>) -> u64 {
         let first = link * self.rows;
         let counts = self.pairs.get(first + rows.start..first + rows.end).unwrap_or_default();
         counts.iter().map(|count| u64::from(*count)).sum()
@@ -135,14 +135,14 @@ impl Attribution {
         {
             if !rows.is_empty() {
                 let (work, phase) = request.work();
-                *work.main.share.of(phase) += nanoseconds;
+                *work.main.share.phase_mut(phase) += nanoseconds;
                 (work.main.busy, work.served) = (self.main, iteration.served);
             }
         }
         let mut weights = Vec::with_capacity(requests.len());
         for (link, address) in self.links.iter().enumerate() {
             weights.clear();
-            weights.extend(rows.clone().map(|rows| pairs.of(link, rows)));
+            weights.extend(rows.clone().map(|rows| pairs.answered_pairs(link, rows)));
             if weights.iter().all(|pairs| *pairs == 0) {
                 continue;
             }
@@ -153,7 +153,7 @@ impl Attribution {
                 if *pairs > 0 {
                     let (work, phase) = request.work();
                     let worked = work.remote.entry(address.clone()).or_default();
-                    *worked.share.of(phase) += nanoseconds;
+                    *worked.share.phase_mut(phase) += nanoseconds;
                     worked.busy = *busy;
                 }
             }

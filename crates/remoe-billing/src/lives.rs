@@ -166,13 +166,19 @@ mod tests {
             let charges = lives.charges().into_iter();
             charges.map(|charge| (charge.tier, charge.rate.0, charge.memory_bytes)).collect()
         };
-        let of = |tier: &str, rate, memory| (tier.to_owned(), rate, memory);
-        assert_eq!(charges(&lives), [of("group-0", 14, 20), of("group-1", 0, 0), of("main", 7, 10)]);
+        let charge = |tier: &str, rate, memory| (tier.to_owned(), rate, memory);
+        assert_eq!(
+            charges(&lives),
+            [charge("group-0", 14, 20), charge("group-1", 0, 0), charge("main", 7, 10)]
+        );
         observe(
             &mut lives,
             2,
             &[("m", PresentFunction { rate: Rate(u64::MAX), ..function("main", None, None) })],
         );
-        assert_eq!(charges(&lives), [of("group-0", 0, 0), of("group-1", 0, 0), of("main", u64::MAX, 10)]);
+        assert_eq!(
+            charges(&lives),
+            [charge("group-0", 0, 0), charge("group-1", 0, 0), charge("main", u64::MAX, 10)]
+        );
     }
 }

@@ -65,10 +65,10 @@ mod tests {
         #[test]
         fn shares_add_up_and_are_fair(total in 0_u64..1 << 60, weights in prop::collection::vec(0_u64..1 << 40, 0..40)) {
             let shares: Vec<u64> = split(total, weights.iter().copied()).collect();
-            let whole: u128 = weights.iter().map(|&weight| u128::from(weight)).sum();
-            prop_assert_eq!(shares.iter().sum::<u64>(), if whole > 0 { total } else { 0 });
-            for (share, weight) in shares.iter().zip(&weights).filter(|_| whole > 0) {
-                let exact = u128::from(total) * u128::from(*weight) / whole;
+            let total_weight: u128 = weights.iter().map(|&weight| u128::from(weight)).sum();
+            prop_assert_eq!(shares.iter().sum::<u64>(), if total_weight > 0 { total } else { 0 });
+            for (share, weight) in shares.iter().zip(&weights).filter(|_| total_weight > 0) {
+                let exact = u128::from(total) * u128::from(*weight) / total_weight;
                 prop_assert!(u128::from(*share).abs_diff(exact) <= 1, "{} {}", share, exact);
             }
         }
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn an_hour_costs_its_rate() {
+    fn hour_costs_the_rate() {
         assert_eq!(Rate::per_second(0.044 / 3600.0), Rate(44_000_000));
         assert_eq!(Rate(44_000_000).cost(3_600_000_000_000), 44_000_000);
         assert_eq!(Rate::per_second(f64::NAN), Rate(0));

@@ -81,7 +81,7 @@ pub struct RequestRecord {
     pub id: String,
     /// The model's name.
     pub model: String,
-    /// Whose request it was.
+    /// Tenant who sent the request.
     pub tenant: String,
     /// Main function that answered. `NAME#1` after a restart of its process, which counts its work from 0 again.
     pub function: String,

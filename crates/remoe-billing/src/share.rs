@@ -37,7 +37,7 @@ pub enum Phase {
 
 impl Phases {
     /// Returns the amount of `phase`.
-    pub fn of(&mut self, phase: Phase) -> &mut u64 {
+    pub fn phase_mut(&mut self, phase: Phase) -> &mut u64 {
         match phase {
             Phase::Prefill => &mut self.prefill,
             Phase::Decode => &mut self.decode,

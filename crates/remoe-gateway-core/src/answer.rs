@@ -57,7 +57,7 @@ pub(crate) async fn handle(
     let body = receive_body(request, options.body_limit, options.body_timeout).await?;
     reservation.shrink_to(body.len());
     let fields = parse_fields(&gateway, &body).await?;
-    let api = Api::of(&target);
+    let api = Api::from_target(&target);
     let is_stream = fields.stream.unwrap_or(false) && can_stream(&target);
     let (body, recording) = match api {
         Api::Responses => with_earlier_items(&gateway, &caller, body, &mut headers).await?,

@@ -26,7 +26,7 @@ pub(crate) enum Api {
 
 impl Api {
     /// Returns the API of `target`, a path with or without a query.
-    pub(crate) fn of(target: &str) -> Self {
+    pub(crate) fn from_target(target: &str) -> Self {
         let path = target.split('?').next().unwrap_or_default();
         match path {
             RESPONSES_PATH => Self::Responses,
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn paths_belong_to_their_api() {
-        let api = |path: &str| Api::of(path);
+        let api = |path: &str| Api::from_target(path);
         assert_eq!(api("/v1/responses?a=b"), Api::Responses);
         assert_eq!(api("/v1/messages"), Api::Messages);
         assert_eq!(api("/v1/messages/count_tokens"), Api::Messages);

@@ -39,7 +39,7 @@ pub(crate) struct Bill {
 pub(crate) struct SentTime {
     /// Nanoseconds since 1970, for the ledger.
     at: u64,
-    /// The same time on the monotonic clock, for durations: the system clock may be set meanwhile.
+    /// Monotonic time of the same moment, for durations: the system clock may be set meanwhile.
     since: Instant,
 }
 
@@ -282,12 +282,12 @@ mod tests {
             })),
         };
         for _ in 0..3 {
-            let begun = Instant::now();
+            let started = Instant::now();
             let bill =
                 Bill::new(gateway.clone(), "id", model.clone(), ("t".into(), "t".into()), false, false);
             bill.sent_to(&backend);
-            let most = Phases { prefill: u64::MAX, decode: u64::MAX };
-            let share = Share { work: most, cost: most, busy: u64::MAX, ..Share::default() };
+            let max_phases = Phases { prefill: u64::MAX, decode: u64::MAX };
+            let share = Share { work: max_phases, cost: max_phases, busy: u64::MAX, ..Share::default() };
             let names = (0..20_000).map(|number| (format!("rival-{number}"), u64::MAX));
             let reported = ReportedCost {
                 shares: ["main", "a:1", "unpriced", "stranger"]
@@ -298,11 +298,11 @@ mod tests {
             };
             let cost = bill.settle(reported, 1, 1).unwrap();
             // Two functions with a price, for as long as they had it.
-            let most = begun.elapsed().as_nanos() as u64;
-            let most = 2 * (most + most / 1000 + 100_000_000);
-            assert!((200_000_000..=most).contains(&cost.total), "{cost:?}");
+            let max_cost = started.elapsed().as_nanos() as u64;
+            let max_cost = 2 * (max_cost + max_cost / 1000 + 100_000_000);
+            assert!((200_000_000..=max_cost).contains(&cost.total), "{cost:?}");
             assert_eq!(cost.rivals.keys().collect::<Vec<_>>(), ["mix"]);
-            assert!(cost.rivals["mix"] <= (1000 * most).max(1_000_000_000), "{cost:?}");
+            assert!(cost.rivals["mix"] <= (1000 * max_cost).max(1_000_000_000), "{cost:?}");
         }
         assert_eq!(series(&metrics, "remoe_cost_rival_nanodollars_total"), 1);
         assert_eq!(series(&metrics, "remoe_gateway_implausible_usage_total"), 3);
@@ -354,7 +354,7 @@ mod tests {
 
     /// A model of the same name may be made while the series of the previous one are removed, before it is published.
     #[test]
-    fn series_of_a_model_that_comes_back_stay() {
+    fn series_of_a_recreated_model_remain() {
         let metrics = GatewayMetrics::new().unwrap();
         let gateway = Gateway::new(GatewayOptions::default(), Vec::new(), metrics.clone());
         let series = || series(&metrics, "remoe_gateway_model_awake");

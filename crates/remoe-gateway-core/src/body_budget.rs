@@ -163,10 +163,12 @@ impl BodyReservation {
 
     /// Keeps `bytes` at most and gives the rest back. Used when less has arrived than was announced.
     pub(crate) fn shrink_to(&mut self, bytes: usize) {
-        let kept = self.bytes.min(bytes);
-        self.body_budget
-            .give_back(&self.holder, self.body_budget.counted(self.bytes) - self.body_budget.counted(kept));
-        self.bytes = kept;
+        let kept_bytes = self.bytes.min(bytes);
+        self.body_budget.give_back(
+            &self.holder,
+            self.body_budget.counted(self.bytes) - self.body_budget.counted(kept_bytes),
+        );
+        self.bytes = kept_bytes;
     }
 
     /// Grows or shrinks the reservation to `bytes`.
@@ -240,18 +242,18 @@ mod tests {
         first.shrink_to(5);
         let fifth = body_budget.take(client("five"), 20).unwrap();
         drop((first, second, third, fourth, fifth));
-        let left = body_budget.reserved();
+        let reserved = body_budget.reserved();
         assert_eq!(
-            (left.total, left.clients.len(), left.models.len()),
+            (reserved.total, reserved.clients.len(), reserved.models.len()),
             (0, 0, 0),
             "all bytes were given back"
         );
-        drop(left);
+        drop(reserved);
         assert_eq!(body_budget.take(client("one"), usize::MAX).err(), Some(BodyBudgetError::Client));
     }
 
     #[test]
-    fn clients_and_models_have_shares_of_their_own() {
+    fn clients_and_models_have_separate_limits() {
         let body_budget = body_budget(100, 0);
         let answer = |client: &str, model: &str| BudgetHolder::answer(&client.into(), &model.into());
         // A client that does not read its answer leaves room for other clients of the same model ..

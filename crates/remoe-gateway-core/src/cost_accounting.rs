@@ -319,7 +319,7 @@ impl CostAccounting {
 impl LedgerState {
     /// Returns the nano-dollars that `payer` has spent today, at this gateway and at others.
     fn spent_by(&self, payer: Payer<'_>, now: u64) -> u64 {
-        self.spent_here.of(payer).saturating_add(self.spent_elsewhere.of(payer, now))
+        self.spent_here.spent_by(payer).saturating_add(self.spent_elsewhere.spent_by(payer, now))
     }
 }
 
@@ -436,7 +436,7 @@ mod tests {
         }
         let of_tenant = 2 * (GROUPS + 1) + 1 + 3;
         let of_model = 2 * (GROUPS + 1) + 2 * 4 + 3;
-        // Where the money went since the gateway started, which is not by model.
+        // The parts of the cost since the gateway started are not broken down by model.
         let parts = 6;
         assert_eq!(series() - without, TENANTS * of_tenant + of_model + parts);
         assert_eq!(TENANTS * of_tenant + of_model, 805);

@@ -114,34 +114,34 @@ mod tests {
 
     /// Passes `text` in pieces of these sizes, with `replacement` in place of the field. Returns the result, and
     /// whether the field was found.
-    fn passed(text: &[u8], sizes: &[usize], replacement: &[u8]) -> (Vec<u8>, bool) {
+    fn replace_field(text: &[u8], sizes: &[usize], replacement: &[u8]) -> (Vec<u8>, bool) {
         let mut field = CostField::new("0f");
-        let (mut left, mut is_found) = (Vec::new(), false);
+        let (mut output, mut is_found) = (Vec::new(), false);
         let mut rest = text;
         let mut sizes = sizes.iter().cycle();
         while !rest.is_empty() {
             let (piece, more) = rest.split_at((*sizes.next().unwrap()).min(rest.len()));
             rest = more;
             let Split { before, after } = field.take(Bytes::copy_from_slice(piece));
-            left.extend_from_slice(&before);
+            output.extend_from_slice(&before);
             if let Some(after) = after {
                 is_found = true;
-                left.extend_from_slice(replacement);
-                left.extend_from_slice(&after);
-                left.extend_from_slice(rest);
+                output.extend_from_slice(replacement);
+                output.extend_from_slice(&after);
+                output.extend_from_slice(rest);
                 break;
             }
         }
-        left.extend_from_slice(&field.release());
-        (left, is_found)
+        output.extend_from_slice(&field.release());
+        (output, is_found)
     }
 
     #[test]
     fn field_is_left_out_of_json_without_cost() {
         let body = br#"{"usage":{"remoe":{"a":1,"cost":"0f"}}}"#;
-        let (left, is_found) = passed(body, &[7], &cost_field(None));
+        let (output, is_found) = replace_field(body, &[7], &cost_field(None));
         assert_eq!(
-            (String::from_utf8(left).unwrap().as_str(), is_found),
+            (String::from_utf8(output).unwrap().as_str(), is_found),
             (r#"{"usage":{"remoe":{"a":1}}}"#, true)
         );
     }
@@ -149,14 +149,14 @@ mod tests {
     #[test]
     fn body_that_ends_within_the_field_has_no_placeholder() {
         let placeholder = "0123456789abcdef";
-        let whole = format!(r#"{{"a":1,"cost":"{placeholder}""#);
-        for end in 6..whole.len() {
+        let body = format!(r#"{{"a":1,"cost":"{placeholder}""#);
+        for end in 6..body.len() {
             let mut field = CostField::new(placeholder);
-            let mut left = field.take(Bytes::copy_from_slice(&whole.as_bytes()[..end])).before.to_vec();
-            left.extend_from_slice(&field.release());
+            let mut output = field.take(Bytes::copy_from_slice(&body.as_bytes()[..end])).before.to_vec();
+            output.extend_from_slice(&field.release());
             let digits = end.saturating_sub(6 + FIELD_START.len());
-            let kept = if digits >= CERTAIN_DIGITS { 6 } else { end };
-            assert_eq!(String::from_utf8(left).unwrap(), whole[..kept], "{end}");
+            let expected_length = if digits >= CERTAIN_DIGITS { 6 } else { end };
+            assert_eq!(String::from_utf8(output).unwrap(), body[..expected_length], "{end}");
         }
     }
 
@@ -179,10 +179,10 @@ mod tests {
         ) {
             let field = if has_field { r#","cost":"0f""# } else { "" };
             let text = format!("{before}{field}{after}");
-            let (left, is_found) = passed(text.as_bytes(), &sizes, b"!");
+            let (output, is_found) = replace_field(text.as_bytes(), &sizes, b"!");
             // The text before may form a field with what follows it.
             let expected = text.replacen(r#","cost":"0f""#, "!", 1);
-            prop_assert_eq!(String::from_utf8(left).unwrap(), expected.clone());
+            prop_assert_eq!(String::from_utf8(output).unwrap(), expected.clone());
             prop_assert_eq!(is_found, expected != text);
         }
     }

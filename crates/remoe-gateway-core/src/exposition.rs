@@ -83,7 +83,7 @@ pub(crate) fn merge_pages(own: &str, pages: &[(Arc<str>, FunctionPage)]) -> Stri
         let lines = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
         lines.map(str::to_owned).collect()
     };
-    let own = described_families(own);
+    let described_by_gateway = described_families(own);
     // The format demands that the samples of a family stand together, after its description.
     let mut families: BTreeMap<&str, (String, String)> = BTreeMap::new();
     for (model, FunctionPage { text: page, .. }) in pages {
@@ -112,7 +112,7 @@ pub(crate) fn merge_pages(own: &str, pages: &[(Arc<str>, FunctionPage)]) -> Stri
             };
         }
     }
-    let shown = families.iter().filter(|(name, _)| !own.contains(**name));
+    let shown = families.iter().filter(|(name, _)| !described_by_gateway.contains(**name));
     shown.fold(String::new(), |text, (_, (description, samples))| text + description + samples)
 }
 
@@ -146,7 +146,7 @@ mod tests {
             "# HELP a_total A.\n# TYPE a_total counter\na_total{model=\"m\"} 1\na_total{model=\"n\\\"\"} 1\n\
              # HELP b B.\n# TYPE b gauge\nb{model=\"m\",x=\"1\"} 2\nb{model=\"n\\\"\",x=\"1\"} 2\n"
         );
-        let said = [page_of("m", "# TYPE d gauge\nd{model=\"p\",x=\"1\"} 2\n")];
-        assert_eq!(merge_pages("", &said), said[0].1.text);
+        let pages = [page_of("m", "# TYPE d gauge\nd{model=\"p\",x=\"1\"} 2\n")];
+        assert_eq!(merge_pages("", &pages), pages[0].1.text);
     }
 }

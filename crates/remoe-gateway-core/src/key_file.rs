@@ -162,9 +162,9 @@ mod tests {
         let (mut file, path) = file(&folder);
         let mut check = || file.check(Keys::read_text(&path));
         std::fs::remove_file(&path).unwrap();
-        let gone: Vec<bool> = (0..3 * MAX_MISSES).map(|_| matches!(check(), FileCheck::Gone(_))).collect();
-        assert_eq!(gone.iter().position(|gone| *gone), Some(MAX_MISSES as usize - 1));
-        assert_eq!(gone.iter().filter(|gone| **gone).count(), 1);
+        let reports: Vec<bool> = (0..3 * MAX_MISSES).map(|_| matches!(check(), FileCheck::Gone(_))).collect();
+        assert_eq!(reports.iter().position(|is_reported| *is_reported), Some(MAX_MISSES as usize - 1));
+        assert_eq!(reports.iter().filter(|is_reported| **is_reported).count(), 1);
         std::fs::write(&path, FIRST).unwrap();
         assert!(matches!(check(), FileCheck::Back));
         std::fs::remove_file(&path).unwrap();

@@ -110,8 +110,8 @@ mod tests {
                 assert_eq!(found(&names, &models, "b/demo", default_namespace), Ok("b/demo".to_owned()));
             }
         }
-        let gone = [model("a/demo", "b/demo")];
-        assert_eq!(found(&ShortNames::Scoped(BTreeMap::new()), &gone, "b/demo", None), Err(0));
+        let remaining = [model("a/demo", "b/demo")];
+        assert_eq!(found(&ShortNames::Scoped(BTreeMap::new()), &remaining, "b/demo", None), Err(0));
     }
 
     #[test]
@@ -138,10 +138,10 @@ mod tests {
     #[test]
     fn granted_name_is_not_inherited_by_another_namespace() {
         let granted = ShortNames::Scoped([("gpt".to_owned(), "a".to_owned())].into());
-        // The original is gone, and another namespace has taken its names.
-        let left = [model("b/demo", "gpt")];
-        assert_eq!(found(&granted, &left, "gpt", None), Err(0));
-        assert_eq!(found(&ShortNames::Any, &left, "gpt", None), Ok("b/demo".to_owned()));
+        // The original was deleted, and another namespace has its names.
+        let remaining = [model("b/demo", "gpt")];
+        assert_eq!(found(&granted, &remaining, "gpt", None), Err(0));
+        assert_eq!(found(&ShortNames::Any, &remaining, "gpt", None), Ok("b/demo".to_owned()));
     }
 
     #[test]

@@ -66,8 +66,8 @@ impl Drop for Overhead {
 /// Returns the resident memory of this process in bytes.
 fn resident_bytes() -> Option<f64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
-    let rest = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kibibytes: u64 = rest.split_whitespace().next()?.parse().ok()?;
+    let value = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kibibytes: u64 = value.split_whitespace().next()?.parse().ok()?;
     Some((kibibytes * 1024) as f64)
 }
 

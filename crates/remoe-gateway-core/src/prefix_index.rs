@@ -100,13 +100,13 @@ impl ModelPrefixIndex {
         backends: impl Iterator<Item = (u64, usize)> + Clone,
         max_imbalance: usize,
     ) -> Option<u64> {
-        let least = backends.clone().map(|(_, requests)| requests).min()?;
+        let min_requests = backends.clone().map(|(_, requests)| requests).min()?;
         let mut locked = self.all.locked();
         for (index, block) in prefix.0.iter().enumerate().rev() {
             let Some(holders) = locked.holders(self.epoch.key(*block)) else { continue };
             let matching = backends.clone().filter(|(id, _)| holders.contains(id));
             let Some((id, requests)) = matching.min_by_key(|(_, requests)| *requests) else { continue };
-            return (requests <= least + max_imbalance.min(index + 1)).then_some(id);
+            return (requests <= min_requests + max_imbalance.min(index + 1)).then_some(id);
         }
         None
     }
@@ -174,22 +174,22 @@ mod tests {
     #[test]
     fn backend_with_longest_prefix_is_chosen_unless_busy() {
         let locked = PrefixIndex::default().of_model();
-        let of = |shared, own| PromptPrefix::new("t", &body(shared, own));
+        let prefix_of = |shared, own| PromptPrefix::new("t", &body(shared, own));
         let idle = [(1, 0), (2, 0), (3, 0)];
-        assert_eq!(locked.holder(&of(4, 'a'), idle.into_iter(), 4), None);
-        locked.record(&of(2, 'b'), 1);
-        locked.record(&of(4, 'c'), 2);
-        assert_eq!(locked.holder(&of(4, 'a'), idle.into_iter(), 4), Some(2));
-        assert_eq!(locked.holder(&of(2, 'a'), idle.into_iter(), 4), Some(1));
-        assert_eq!(locked.holder(&of(0, 'a'), idle.into_iter(), 4), None);
+        assert_eq!(locked.holder(&prefix_of(4, 'a'), idle.into_iter(), 4), None);
+        locked.record(&prefix_of(2, 'b'), 1);
+        locked.record(&prefix_of(4, 'c'), 2);
+        assert_eq!(locked.holder(&prefix_of(4, 'a'), idle.into_iter(), 4), Some(2));
+        assert_eq!(locked.holder(&prefix_of(2, 'a'), idle.into_iter(), 4), Some(1));
+        assert_eq!(locked.holder(&prefix_of(0, 'a'), idle.into_iter(), 4), None);
         // Both have seen the first two blocks: the less busy one.
-        assert_eq!(locked.holder(&of(2, 'a'), [(1, 2), (2, 1), (3, 0)].into_iter(), 4), Some(2));
+        assert_eq!(locked.holder(&prefix_of(2, 'a'), [(1, 2), (2, 1), (3, 0)].into_iter(), 4), Some(2));
         // A longer match permits a larger imbalance.
-        assert_eq!(locked.holder(&of(4, 'a'), [(2, 4), (3, 0)].into_iter(), 4), Some(2));
-        assert_eq!(locked.holder(&of(4, 'a'), [(2, 5), (3, 0)].into_iter(), 4), None);
-        assert_eq!(locked.holder(&of(1, 'a'), [(2, 2), (3, 0)].into_iter(), 4), None);
+        assert_eq!(locked.holder(&prefix_of(4, 'a'), [(2, 4), (3, 0)].into_iter(), 4), Some(2));
+        assert_eq!(locked.holder(&prefix_of(4, 'a'), [(2, 5), (3, 0)].into_iter(), 4), None);
+        assert_eq!(locked.holder(&prefix_of(1, 'a'), [(2, 2), (3, 0)].into_iter(), 4), None);
         // Backends that are gone or full are not offered. Prefixes of another tenant do not match.
-        assert_eq!(locked.holder(&of(4, 'a'), [(1, 0), (3, 0)].into_iter(), 4), Some(1));
+        assert_eq!(locked.holder(&prefix_of(4, 'a'), [(1, 0), (3, 0)].into_iter(), 4), Some(1));
         let other = PromptPrefix::new("other", &body(4, 'a'));
         assert_eq!(locked.holder(&other, idle.into_iter(), 4), None);
     }
@@ -198,21 +198,24 @@ mod tests {
     fn prefix_index_is_bounded_and_evicts_oldest_across_models() {
         let all = PrefixIndex::default();
         let (locked, other) = (all.of_model(), all.of_model());
-        let of = |number: usize| PromptPrefix::new(&number.to_string(), &body(1, 'a'));
+        let prefix_of = |number: usize| PromptPrefix::new(&number.to_string(), &body(1, 'a'));
         for number in 0..MAX_INDEXED_BLOCKS {
-            locked.record(&of(number), 1);
-            other.record(&of(number), 3);
-            locked.record(&of(0), 2);
+            locked.record(&prefix_of(number), 1);
+            other.record(&prefix_of(number), 3);
+            locked.record(&prefix_of(0), 2);
             // A used entry becomes young again.
-            locked.holder(&of(number / 2), [(1, 0)].into_iter(), 1);
+            locked.holder(&prefix_of(number / 2), [(1, 0)].into_iter(), 1);
             let locked = all.locked();
             assert!(locked.young.len() + locked.old.len() <= MAX_INDEXED_BLOCKS);
         }
-        let asked = |number| locked.holder(&of(number), [(1, 0), (2, 0), (3, 0)].into_iter(), 1);
-        assert_eq!((asked(0), asked(1), asked(MAX_INDEXED_BLOCKS - 1)), (Some(1), None, Some(1)));
-        let one = of(5);
-        (10..20).for_each(|backend| locked.record(&one, backend));
-        assert_eq!(all.locked().young.get(&locked.epoch.key(one.0[0])).map(Vec::len), Some(MAX_HOLDERS));
+        let find_holder = |number| locked.holder(&prefix_of(number), [(1, 0), (2, 0), (3, 0)].into_iter(), 1);
+        assert_eq!(
+            (find_holder(0), find_holder(1), find_holder(MAX_INDEXED_BLOCKS - 1)),
+            (Some(1), None, Some(1))
+        );
+        let prefix = prefix_of(5);
+        (10..20).for_each(|backend| locked.record(&prefix, backend));
+        assert_eq!(all.locked().young.get(&locked.epoch.key(prefix.0[0])).map(Vec::len), Some(MAX_HOLDERS));
     }
 
     #[test]
@@ -220,12 +223,12 @@ mod tests {
         let all = PrefixIndex::default();
         let (mut one, other) = (all.of_model(), all.of_model());
         let prefix = PromptPrefix::new("t", &body(2, 'a'));
-        let asked = |locked: &ModelPrefixIndex| locked.holder(&prefix, [(1, 0), (2, 0)].into_iter(), 1);
+        let find_holder = |locked: &ModelPrefixIndex| locked.holder(&prefix, [(1, 0), (2, 0)].into_iter(), 1);
         one.record(&prefix, 2);
-        assert_eq!((asked(&one), asked(&other)), (Some(2), None), "ids are each model's own");
+        assert_eq!((find_holder(&one), find_holder(&other)), (Some(2), None), "each model has its own ids");
         other.record(&prefix, 1);
-        assert_eq!((asked(&one), asked(&other)), (Some(2), Some(1)));
+        assert_eq!((find_holder(&one), find_holder(&other)), (Some(2), Some(1)));
         one.forget();
-        assert_eq!((asked(&one), asked(&other)), (None, Some(1)), "others have not slept");
+        assert_eq!((find_holder(&one), find_holder(&other)), (None, Some(1)), "others have not slept");
     }
 }

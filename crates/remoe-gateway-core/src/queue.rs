@@ -61,9 +61,9 @@ impl<T> FairQueue<T> {
         if self.count < max_count && fits(self, 0) {
             return Pushed::Waits(self.add(client, bytes, item));
         }
-        let own = self.clients.get(client).map_or(0, VecDeque::len);
+        let own_count = self.clients.get(client).map_or(0, VecDeque::len);
         let largest = self.clients.iter().max_by_key(|(_, entries)| entries.len());
-        let displaced_entry = largest.filter(|(_, entries)| entries.len() > own + 1);
+        let displaced_entry = largest.filter(|(_, entries)| entries.len() > own_count + 1);
         let displaced_entry = displaced_entry.and_then(|(_, entries)| entries.back());
         let Some((ticket, freed)) = displaced_entry.map(|entry| (entry.ticket, entry.bytes)) else {
             return Pushed::Full(item);

@@ -27,8 +27,8 @@ impl RequestSpans {
         let request_spans = Self { span, operation, model: model.into() };
         request_spans.describe(&request_spans.span);
         // As in the access log.
-        let whose = if caller.tenant.is_some() { "remoe.tenant" } else { "client.address" };
-        request_spans.span.set(whose, caller.client.clone());
+        let attribute = if caller.tenant.is_some() { "remoe.tenant" } else { "client.address" };
+        request_spans.span.set(attribute, caller.client.clone());
         request_spans
     }
 

@@ -164,7 +164,7 @@ mod tests {
         for _ in 0..2 * (MAX_RUNNING + MAX_WAITING) {
             assert!(scrapes.acquire(&scraper).now_or_never().unwrap().is_ok());
         }
-        // Those that wait are told so in time.
+        // A scrape that waits too long is refused.
         let late = waiting.remove(0).await.err().unwrap().into_response();
         assert_eq!(late.status(), 429);
     }

@@ -71,7 +71,7 @@ impl DaySpending {
     }
 
     /// Returns what `payer` has spent.
-    pub(crate) fn of(&self, payer: Payer<'_>) -> u64 {
+    pub(crate) fn spent_by(&self, payer: Payer<'_>) -> u64 {
         let spent = match payer {
             Payer::Tenant(name) => self.tenants.get(name),
             Payer::Model(name) => self.models.get(name),
@@ -87,7 +87,7 @@ impl DaySpending {
                 Payer::Tenant(name) => (&mut part.tenants, name),
                 Payer::Model(name) => (&mut part.models, name),
             };
-            spent.insert(name.to_owned(), self.of(payer));
+            spent.insert(name.to_owned(), self.spent_by(payer));
         }
         part
     }
@@ -122,9 +122,9 @@ impl OtherGatewaySpending {
     }
 
     /// Returns the nano-dollars that `payer` has spent at other gateways on the day of `now`.
-    pub(crate) fn of(&self, payer: Payer<'_>, now: u64) -> u64 {
+    pub(crate) fn spent_by(&self, payer: Payer<'_>, now: u64) -> u64 {
         let today = self.0.values().filter(|spent| spent.day == now / DAY);
-        today.fold(0, |sum, spent| sum.saturating_add(spent.of(payer)))
+        today.fold(0, |sum, spent| sum.saturating_add(spent.spent_by(payer)))
     }
 }
 
@@ -142,13 +142,13 @@ mod tests {
     #[test]
     fn reports_of_gateways_add_up_and_never_fall() {
         let mut elsewhere = OtherGatewaySpending::default();
-        let sum = |elsewhere: &OtherGatewaySpending, day| elsewhere.of(Payer::Tenant("t"), day * DAY);
+        let sum = |elsewhere: &OtherGatewaySpending, day| elsewhere.spent_by(Payer::Tenant("t"), day * DAY);
         elsewhere.report("a", DAY, spent(1, 5));
         elsewhere.report("b", DAY, spent(1, 7));
         elsewhere.report("a", DAY, spent(1, 6));
         elsewhere.report("b", DAY, spent(1, 2));
-        assert_eq!((sum(&elsewhere, 1), elsewhere.of(Payer::Model("m"), DAY)), (13, 13));
-        assert_eq!(elsewhere.of(Payer::Tenant("other"), DAY), 0);
+        assert_eq!((sum(&elsewhere, 1), elsewhere.spent_by(Payer::Model("m"), DAY)), (13, 13));
+        assert_eq!(elsewhere.spent_by(Payer::Tenant("other"), DAY), 0);
         assert_eq!(sum(&elsewhere, 2), 0, "a new day");
         elsewhere.report("a", 2 * DAY, spent(1, 100));
         elsewhere.report("b", 2 * DAY, spent(2, 1));
@@ -161,17 +161,17 @@ mod tests {
         for number in 0..2 * MAX_GATEWAYS {
             elsewhere.report(&number.to_string(), DAY, spent(1, 1));
         }
-        assert_eq!(elsewhere.of(Payer::Tenant("t"), DAY), MAX_GATEWAYS as u64);
+        assert_eq!(elsewhere.spent_by(Payer::Tenant("t"), DAY), MAX_GATEWAYS as u64);
         elsewhere.report("0", DAY, spent(1, u64::MAX));
-        assert_eq!(elsewhere.of(Payer::Tenant("t"), DAY), u64::MAX);
+        assert_eq!(elsewhere.spent_by(Payer::Tenant("t"), DAY), u64::MAX);
     }
 
     #[test]
     fn report_names_payers_with_a_budget_alone() {
         let all = spent(1, 5);
-        let told = all.only([Payer::Tenant("t"), Payer::Model("n")].into_iter());
-        let text = serde_json::to_string(&told).unwrap();
+        let reported = all.only([Payer::Tenant("t"), Payer::Model("n")].into_iter());
+        let text = serde_json::to_string(&reported).unwrap();
         assert_eq!(text, r#"{"day":1,"tenants":{"t":5},"models":{"n":0}}"#);
-        assert_eq!(serde_json::from_str::<DaySpending>(&text).unwrap(), told);
+        assert_eq!(serde_json::from_str::<DaySpending>(&text).unwrap(), reported);
     }
 }

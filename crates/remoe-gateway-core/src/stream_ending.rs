@@ -135,7 +135,7 @@ impl StreamEnding {
     }
 
     /// Returns the held bytes of a stream that breaks off which may be sent: the rest of the usage, without the cost.
-    /// Its last event is dropped.
+    /// The last event is dropped.
     pub(crate) fn abandon(&mut self) -> Bytes {
         if !self.holds_usage {
             return self.field.as_mut().map(CostField::release).unwrap_or_default();
@@ -167,12 +167,12 @@ mod tests {
                 let mut end = StreamEnding::of_stream(LAST_EVENT_LINES, None);
                 let pieces =
                     text.as_bytes().chunks(size).map(|piece| end.take(Bytes::copy_from_slice(piece)));
-                let left: Vec<u8> = pieces.flatten().collect();
+                let released: Vec<u8> = pieces.flatten().collect();
                 assert!(end.is_held(), "{size}");
                 let held = end.release(None);
-                assert_eq!([&left[..], &held[..]].concat(), text.as_bytes(), "{size}");
+                assert_eq!([&released[..], &held[..]].concat(), text.as_bytes(), "{size}");
                 // The whole mark at most.
-                assert!(left.len() < before.len() + last.find('\n').unwrap_or(0) + 1, "{size}");
+                assert!(released.len() < before.len() + last.find('\n').unwrap_or(0) + 1, "{size}");
                 assert!(
                     held.ends_with(last.split_once('\n').map_or("", |(_, rest)| rest).as_bytes()),
                     "{size}"
@@ -190,13 +190,13 @@ mod tests {
         assert!(!end.is_held());
     }
 
-    /// The usage of a stream and its end in pieces of `size` bytes: what leaves before the end, and what is held.
+    /// The usage of a stream and its end in pieces of `size` bytes: the bytes released before the end, and the state that holds the rest.
     fn usage(size: usize) -> (Vec<u8>, StreamEnding) {
         let text = "data: {\"usage\":{\"remoe\":{\"a\":1,\"cost\":\"0f\"}}}\n\ndata: [DONE]\n\n";
         let mut end = StreamEnding::of_stream(LAST_EVENT_LINES, Some("0f"));
         let pieces = text.as_bytes().chunks(size).map(|piece| end.take(Bytes::copy_from_slice(piece)));
-        let left: Vec<u8> = pieces.flatten().collect();
-        (left, end)
+        let released: Vec<u8> = pieces.flatten().collect();
+        (released, end)
     }
 
     #[test]
@@ -204,8 +204,8 @@ mod tests {
         let field = cost_field(Some(&cost()));
         for size in 1..80 {
             for (cost, field) in [(Some(&cost()), &field[..]), (None, b"")] {
-                let (left, mut end) = usage(size);
-                assert_eq!(left, b"data: {\"usage\":{\"remoe\":{\"a\":1", "{size}");
+                let (released, mut end) = usage(size);
+                assert_eq!(released, b"data: {\"usage\":{\"remoe\":{\"a\":1", "{size}");
                 assert!(end.is_held());
                 let held = end.release(cost);
                 assert_eq!(held, [field, b"}}}\n\ndata: [DONE]\n\n"].concat(), "{size}");
@@ -221,8 +221,8 @@ mod tests {
         for size in 1..=text.len() {
             let mut end = StreamEnding::of_stream(LAST_EVENT_LINES, Some("0f"));
             let pieces = text.as_bytes().chunks(size).map(|piece| end.take(Bytes::copy_from_slice(piece)));
-            let left: Vec<u8> = pieces.flatten().collect();
-            let all = [&left[..], &end.release(Some(&cost()))].concat();
+            let released: Vec<u8> = pieces.flatten().collect();
+            let all = [&released[..], &end.release(Some(&cost()))].concat();
             assert_eq!(all, [begin.as_bytes(), &cost_field(Some(&cost())), b"}}\n\n"].concat(), "{size}");
         }
     }
@@ -241,15 +241,15 @@ mod tests {
     }
 
     #[test]
-    fn body_gets_its_cost_as_it_passes() {
+    fn cost_is_inserted_into_a_relayed_body() {
         let text = "{\"a\":\"data: [DONE]\n\",\"cost\":\"0f\"},\"cost";
         for size in 1..60 {
             let mut end = StreamEnding::of_body(Some("0f"), Some(&cost()));
             let pieces = text.as_bytes().chunks(size).map(|piece| end.take(Bytes::copy_from_slice(piece)));
-            let left: Vec<u8> = pieces.flatten().collect();
+            let released: Vec<u8> = pieces.flatten().collect();
             assert!(!end.is_held(), "{size}");
             let field = cost_field(Some(&cost()));
-            assert_eq!(left, [b"{\"a\":\"data: [DONE]\n\"", &field[..], b"},\"cost"].concat(), "{size}");
+            assert_eq!(released, [b"{\"a\":\"data: [DONE]\n\"", &field[..], b"},\"cost"].concat(), "{size}");
         }
     }
 

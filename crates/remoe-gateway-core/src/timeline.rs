@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warm_request_has_only_waited() {
+    fn warm_request_has_only_a_queue_part() {
         let start = Instant::now();
         let parts =
             RequestTimeline::new(start, None, &WakeMarks::default(), start + Duration::from_millis(3));
@@ -130,7 +130,7 @@ mod tests {
         /// For any arrival time during a wake and any known marks, no part is negative, and all parts add up to the
         /// waiting time.
         #[test]
-        fn the_parts_add_up(arrived in 0_u64..2000, marks in proptest::array::uniform4(proptest::option::of(0_u64..2000)), wait in 0_u64..2000) {
+        fn parts_add_up(arrived in 0_u64..2000, marks in proptest::array::uniform4(proptest::option::of(0_u64..2000)), wait in 0_u64..2000) {
             let start = Instant::now();
             let at = |ms| start + Duration::from_millis(ms);
             let released = at(arrived + wait);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Receiver of the start, the expert usage and the end of requests.
 ///
-/// Its methods are called on the path of requests, so they must not block.
+/// The methods must not block, because they are called on the path of requests.
 pub trait UsageObserver: Send + Sync {
     /// Takes the start of the request `id` of `tenant`, before it is admitted. `privacy` limits what may be remembered
     /// of it. Returns whether the observer wants the request's usage and end as well.

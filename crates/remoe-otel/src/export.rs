@@ -264,9 +264,9 @@ mod tests {
     fn batch_is_exported_when_full_or_late() {
         let (queue, collector) = queue(100, Duration::from_millis(20));
         queue.on_end(span());
-        let begun = Instant::now();
+        let started = Instant::now();
         while collector.taken.lock().unwrap().is_empty() {
-            assert!(begun.elapsed() < Duration::from_secs(60));
+            assert!(started.elapsed() < Duration::from_secs(60));
             std::thread::sleep(Duration::from_millis(1));
         }
     }

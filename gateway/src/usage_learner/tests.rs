@@ -211,14 +211,14 @@ async fn wrong_model_or_lack_of_memory_disables_prediction() {
 async fn model_without_requests_takes_no_memory() {
     let (main, folder) = (start_main_function(), tempfile::tempdir().unwrap());
     let learner = learner(folder.path(), 128);
-    let left = || learner.resources.memory.available_permits();
+    let free_memory = || learner.resources.memory.available_permits();
     let (_sender, demands) = watch::channel(demand(&main, DemandPhase::Active, &main.header.model));
     let _task = tokio::spawn(learner.clone().follow_orders(demands));
     until("a model summary", || learner.order().is_some()).await;
-    assert_eq!((left(), learner.learner.watch().unwrap().is_open()), (128, false));
+    assert_eq!((free_memory(), learner.learner.watch().unwrap().is_open()), (128, false));
     assert!(start_request(&learner, 1, "t", Privacy::None));
     until("the predictor", || learner.learner.watch().unwrap().is_open()).await;
-    assert!(left() < 128);
+    assert!(free_memory() < 128);
     learner.learner.told(1, &activations(&main));
     learner.learner.left(1);
     assert!(start_request(&learner, 2, "t", Privacy::None));
@@ -280,7 +280,7 @@ async fn gateway_predicts_by_usage_that_another_one_served() {
     assert_eq!((mix.of, mix.requests), (MixOf::Waiting, 1));
     assert!(used_share(&main, &mix) > 0.5, "{}", used_share(&main, &mix));
     other.learner.left(2);
-    // It has answered no request itself: the operator adds up the reports of all gateways.
+    // This gateway has answered no request itself: the operator adds up the reports of all gateways.
     assert_eq!(other.mix(DemandPhase::Active, 0).await, None);
     // There is no history of another tenant.
     assert!(start_request(&other, 3, "u", Privacy::None));
@@ -326,10 +326,10 @@ async fn opted_out_tenant_is_erased_from_ended_gateway_records() {
     assert_eq!(bytes(), before);
     drop(inherited);
     until("the file without the tenant", || bytes() < before).await;
-    let own = Store::file_in(&other.of_deployment(UID).join(&main.header.model));
+    let own_file = Store::file_in(&other.of_deployment(UID).join(&main.header.model));
     assert_eq!(
         bytes(),
-        std::fs::metadata(own).unwrap().len(),
+        std::fs::metadata(own_file).unwrap().len(),
         "as in its own part, with the other tenant's history"
     );
     learner.learner.left(1);

@@ -112,15 +112,15 @@ impl LoadHistory {
         self.gateways.values().map(|reports| average(reports, now, span)).sum()
     }
 
-    /// Returns the present number of requests, if any of them has waited for at least `patience`. Requests wait if
+    /// Returns the present number of requests, if any of them has waited for at least `min_wait`. Requests wait if
     /// all slots are in use or no main function runs.
-    pub(crate) fn requests_that_wait(&self, now: Duration, patience: Duration) -> Option<f64> {
+    pub(crate) fn delayed_requests(&self, now: Duration, min_wait: Duration) -> Option<f64> {
         let waits = |reports: &VecDeque<GatewayReport>| {
             let mut latest = reports.iter().rev();
             let Some(last) = latest.next().filter(|last| last.waiting > 0) else { return false };
             let since =
                 latest.take_while(|report| report.waiting > 0).last().map_or(last.at, |first| first.at);
-            now.saturating_sub(since) >= patience
+            now.saturating_sub(since) >= min_wait
         };
         let last = self.gateways.values().filter_map(VecDeque::back);
         self.gateways.values().any(waits).then(|| last.map(|report| f64::from(report.requests)).sum())
@@ -151,7 +151,7 @@ impl LoadHistory {
 
 /// Relation of a report to the previous one.
 enum ReportOrder {
-    /// The same report again.
+    /// Repetition of the previous report.
     Repeated,
     /// A later report of the same process.
     Next,

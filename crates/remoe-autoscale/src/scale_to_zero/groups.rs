@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 /// Largest factor by which repeated wakes extend a group's window.
-pub const MOST_STRETCH: u32 = 16;
+pub const MAX_STRETCH: u32 = 16;
 
 /// Factor of the window that a sleep must last to be worth its wake.
 const WORTHWHILE_FACTOR: u32 = 4;
@@ -22,7 +22,7 @@ pub struct SleepingGroup {
     pub since: Duration,
     /// Time when its experts were last used; `None`: not since it woke.
     pub asked: Option<Duration>,
-    /// Number of windows without use before the group sleeps, 1 to [`MOST_STRETCH`].
+    /// Number of windows without use before the group sleeps, 1 to [`MAX_STRETCH`].
     pub stretch: u32,
     /// Set if a prediction woke the group and it was not used. Then only use wakes it, not another prediction.
     pub doubted: bool,
@@ -48,30 +48,30 @@ impl SleepingGroup {
 
     /// Returns the time after which the group sleeps unused: `window` times its stretch.
     #[must_use]
-    pub fn patience(&self, window: Duration) -> Duration {
-        window.saturating_mul(self.stretch.clamp(1, MOST_STRETCH))
+    pub fn idle_window(&self, window: Duration) -> Duration {
+        window.saturating_mul(self.stretch.clamp(1, MAX_STRETCH))
     }
 
-    /// Returns the state at `now`, after the observations `seen`. Two wakes are at least `window` apart.
+    /// Returns the state at `now`, after the `observation`. Two wakes are at least `window` apart.
     #[must_use]
-    pub fn step(self, window: Duration, seen: GroupObservation, now: Duration) -> Self {
-        let asked = if seen.asked { Some(now) } else { self.asked };
-        let patience = self.patience(window);
+    pub fn step(self, window: Duration, observation: GroupObservation, now: Duration) -> Self {
+        let asked = if observation.asked { Some(now) } else { self.asked };
+        let idle_window = self.idle_window(window);
         let time_in_state = now.saturating_sub(self.since);
         if !self.awake {
-            if !(seen.asked || seen.predicted && !self.doubted) {
+            if !(observation.asked || observation.predicted && !self.doubted) {
                 return self;
             }
-            let was_sleep_worth_it = time_in_state >= patience.saturating_mul(WORTHWHILE_FACTOR);
+            let was_sleep_worth_it = time_in_state >= idle_window.saturating_mul(WORTHWHILE_FACTOR);
             let stretch = if was_sleep_worth_it { self.stretch / 2 } else { self.stretch.saturating_mul(2) };
-            let stretch = stretch.clamp(1, MOST_STRETCH);
+            let stretch = stretch.clamp(1, MAX_STRETCH);
             return Self { awake: true, since: now, asked, stretch, doubted: false };
         }
-        if seen.starting {
+        if observation.starting {
             return Self { asked, since: now, ..self };
         }
         let used = asked.map_or(self.since, |asked| asked.max(self.since));
-        if now.saturating_sub(used) < patience {
+        if now.saturating_sub(used) < idle_window {
             return Self { asked, ..self };
         }
         Self { awake: false, since: now, asked: None, stretch: self.stretch, doubted: asked.is_none() }
@@ -96,34 +96,34 @@ mod tests {
         /// For any sequence of observations: use wakes the group, a group that was used within the window stays
         /// awake, an unused one sleeps, and wakes are at least a window apart.
         #[test]
-        fn group_is_awake_when_used_and_sleeps_when_unused(looks in proptest::collection::vec((1_u64..90, any::<bool>(), any::<bool>()), 1..400)) {
+        fn group_is_awake_when_used_and_sleeps_when_unused(observations in proptest::collection::vec((1_u64..90, any::<bool>(), any::<bool>()), 1..400)) {
             let mut group = SleepingGroup::new(true, at(0));
             let (mut now, mut used, mut woken) = (at(0), at(0), None);
-            for (passed, asked, predicted) in looks {
+            for (passed, asked, predicted) in observations {
                 // Most observations are empty.
-                let seen = GroupObservation {
+                let observation = GroupObservation {
                     asked: asked && passed % 7 == 0,
                     predicted: predicted && passed % 5 == 0,
                     starting: group.awake && passed % 11 == 0,
                 };
                 now += at(passed);
-                let next = group.step(WINDOW, seen, now);
-                if seen.asked {
+                let next = group.step(WINDOW, observation, now);
+                if observation.asked {
                     used = now;
                     prop_assert!(next.awake);
                 }
                 if group.awake && now - used.max(group.since) < WINDOW {
                     prop_assert!(next.awake, "asleep {:?} after it was used", now - used);
                 }
-                if now - used.max(next.since) >= WINDOW * MOST_STRETCH {
+                if now - used.max(next.since) >= WINDOW * MAX_STRETCH {
                     prop_assert!(!next.awake);
                 }
                 if !group.awake && next.awake {
-                    prop_assert!(seen.asked || seen.predicted);
+                    prop_assert!(observation.asked || observation.predicted);
                     prop_assert!(woken.is_none_or(|before| now - before >= WINDOW), "wakes follow each other");
                     woken = Some(now);
                 }
-                prop_assert!((1..=MOST_STRETCH).contains(&next.stretch));
+                prop_assert!((1..=MAX_STRETCH).contains(&next.stretch));
                 group = next;
             }
         }
@@ -135,8 +135,8 @@ mod tests {
             let mut group = SleepingGroup::new(true, at(0));
             let mut wakes = 0;
             for ms in (0..300 * period).step_by(5) {
-                let seen = if ms % period < 5 { ASKED } else { NOTHING };
-                let next = group.step(WINDOW, seen, at(ms));
+                let observation = if ms % period < 5 { ASKED } else { NOTHING };
+                let next = group.step(WINDOW, observation, at(ms));
                 wakes += u32::from(!group.awake && next.awake);
                 group = next;
             }

@@ -323,26 +323,26 @@ mod tests {
     }
 
     #[test]
-    fn half_written_and_foreign_files_are_left_out() {
+    fn incomplete_and_foreign_files_are_skipped() {
         let folder = tempfile::tempdir().unwrap();
         let store = ResponseStore::open(folder.path(), LIMITS).unwrap();
         put(&store, 1, "t", 20);
         drop(store);
-        let whole = fs::read(folder.path().join("resp_1.json")).unwrap();
+        let content = fs::read(folder.path().join("resp_1.json")).unwrap();
         let file = |name: &str, text: &[u8]| fs::write(folder.path().join(name), text).unwrap();
-        for end in 0..whole.len() {
-            file("resp_2.json", &whole[..end]);
+        for end in 0..content.len() {
+            file("resp_2.json", &content[..end]);
             assert_eq!(ResponseStore::open(folder.path(), LIMITS).unwrap().len(), 1, "{end}");
         }
         file("resp_2.json", &vec![b' '; 1 << 20]);
-        file("resp_3.tmp", &whole);
-        file("notes.json", &whole);
-        file("resp_a b.json", &whole);
+        file("resp_3.tmp", &content);
+        file("notes.json", &content);
+        file("resp_a b.json", &content);
         // The id in the file must match its name.
-        file("resp_4.json", &whole);
+        file("resp_4.json", &content);
         let store = ResponseStore::open(folder.path(), LIMITS).unwrap();
         assert!(store.len() == 1 && has(&store, 1, "t"));
         assert_eq!(store.unread().len(), 2, "{:?}", store.unread());
-        assert!(!folder.path().join("resp_3.tmp").exists(), "what a crash has left is removed");
+        assert!(!folder.path().join("resp_3.tmp").exists(), "temporary files of a crash are removed");
     }
 }

@@ -62,7 +62,7 @@ async fn usage_prediction_follows_requests_from_queue_to_end() {
 
     let notes = Arc::new(RecordingObserver::default());
     stage.model.set_usage_observer(notes.clone());
-    stage.sleeps().await;
+    stage.wait_for_sleep().await;
     let starts = stage.functions.starts.load(Ordering::SeqCst);
     let (head, _) = stage.ask(&json!({"model": "m", "x": 2}), &[]).await;
     assert!(was_usage_requested() && !head.headers().contains_key(ACTIVATIONS));

@@ -1,4 +1,5 @@
-//! One iteration of continuous batching: whose rows, room for them, a forward for all of them, and what comes of it for each request.
+//! One iteration of continuous batching: whose rows, room for them, a forward for all of them, and what comes of it
+//! for each request.
 
 use super::super::failure_backoff::takes_part;
 use super::super::request::{ExpertTally, ExpertTime, InspectLevel};
@@ -158,9 +159,9 @@ impl Engine {
         let (pairs, links) = (self.experts.pairs(), &self.experts.placement().links);
         let all = 0..shares.iter().map(|share| share.range().end).max().unwrap_or(0);
         for (link, calls) in self.experts.calls().iter().enumerate().filter(|(_, calls)| calls.is_any()) {
-            let all = pairs.of(link, all.clone());
+            let all = pairs.answered_pairs(link, all.clone());
             for (running, share) in self.running.iter_mut().zip(shares) {
-                let own = pairs.of(link, share.range());
+                let own = pairs.answered_pairs(link, share.range());
                 // If nothing was answered, the owners of the messages are unknown: all requests that took part.
                 let took_part = own > 0 || (all == 0 && share.rows > 0);
                 if let Some(spans) = running.spans.as_mut().filter(|_| took_part) {

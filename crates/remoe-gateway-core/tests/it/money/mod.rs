@@ -174,7 +174,7 @@ async fn usage_and_header_state_what_ledger_has_under_every_fault() {
     let cost_accounting = Arc::new(CostAccounting::open(Some(ledger), "p", metrics.registry()).unwrap());
     let options = GatewayOptions { cost_accounting: Some(cost_accounting), ..GatewayOptions::default() };
     let mut stage = Stage::new(options, |model| model.max_requests = 1000, 8, None).await;
-    stage.takes_over().await;
+    stage.stop_launcher().await;
     let shared = Arc::new(SharedState::default());
     let churn = tokio::spawn(Churn::new(shared.clone(), stage.model.clone()).await.run());
 
