@@ -1,8 +1,8 @@
-//! The deployments that there are, as the operator's `MoEDemand`s say.
+//! Catalogue of served deployments: follows the operator's `MoEDemand`s.
 
 use crate::demand_writer::DemandWriter;
-use crate::experience::Experience;
-use crate::served::{Served, short_names};
+use crate::deployment::{ServedDeployment, short_names};
+use crate::history_folder::HistoryFolder;
 use crate::settings::GatewaySettings;
 use crate::usage_learner::{SharedResources, UsageFollower};
 use futures_util::StreamExt;
@@ -22,12 +22,12 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Bytes of the bodies that wait for one model.
+/// Largest size of the bodies of requests that wait for one model, in bytes.
 const WAITING_BYTES: usize = 64 << 20;
-/// A watch that was dropped without a word is restarted after this many seconds.
+/// Timeout of a watch in seconds. A connection that broke unnoticed is replaced after this time.
 const WATCH_SECONDS: u32 = 60;
 
-/// Deployments that are served.
+/// Served deployments, by `NAMESPACE/NAME`.
 pub(crate) struct Catalogue {
     client: Client,
     settings: GatewaySettings,
@@ -36,20 +36,21 @@ pub(crate) struct Catalogue {
     gateway: Arc<Gateway>,
     prefix_index: PrefixIndex,
     lease: watch::Receiver<bool>,
-    /// Credentials shown to main functions that check the caller's identity.
+    /// Credentials for main functions that authenticate gateways.
     keyring: Option<Arc<Keyring>>,
-    /// Resources for predictions.
-    means: SharedResources,
-    /// Where what is known of models and past requests is kept; none: until this process ends.
-    experience: Option<Experience>,
-    /// With the identity of the object that it is served by.
-    served: BTreeMap<String, (String, Served)>,
-    /// Gives the ledger signs of life once all pods are known: those that are not named by then have ended.
+    /// Resources for predictions, shared by all deployments.
+    prediction_resources: SharedResources,
+    /// Folder of model summaries and training history; `None`: they are kept in memory.
+    history_folder: Option<HistoryFolder>,
+    /// Deployments by key, each with the uid of its `MoEDemand`.
+    served: BTreeMap<String, (String, ServedDeployment)>,
+    /// Task that writes signs of life to the ledger. It starts once all pods are known, because functions that are
+    /// not recorded by then count as ended.
     overhead: JoinSet<()>,
 }
 
 impl Catalogue {
-    /// Nothing yet.
+    /// Makes an empty catalogue.
     pub(crate) fn new(
         client: Client,
         settings: &GatewaySettings,
@@ -57,7 +58,7 @@ impl Catalogue {
         gateway: Arc<Gateway>,
         lease: watch::Receiver<bool>,
         keyring: Option<Arc<Keyring>>,
-        (means, experience): (SharedResources, Option<Experience>),
+        (prediction_resources, history_folder): (SharedResources, Option<HistoryFolder>),
     ) -> Self {
         Self {
             client,
@@ -68,14 +69,14 @@ impl Catalogue {
             prefix_index: PrefixIndex::default(),
             lease,
             keyring,
-            means,
-            experience,
+            prediction_resources,
+            history_folder,
             served: BTreeMap::new(),
             overhead: JoinSet::new(),
         }
     }
 
-    /// Serves what there is, for ever.
+    /// Follows the `MoEDemand`s of all watched namespaces. Returns only if all watches end.
     pub(crate) async fn follow(&mut self) {
         let mut scopes: BTreeSet<Option<String>> =
             self.settings.watch_namespaces.iter().cloned().map(Some).collect();
@@ -91,10 +92,10 @@ impl Catalogue {
             let scope = scope.clone();
             watcher::watcher(api, config).default_backoff().map(move |event| (scope.clone(), event)).boxed()
         }));
-        // Those that a list had, while it is read.
+        // Keys of each scope's list that is being read.
         let mut listed: BTreeMap<Option<String>, BTreeSet<String>> = BTreeMap::new();
-        // Where no list has been read to its end: what is not known from there is not gone.
-        let mut unread = scopes;
+        // Scopes without a complete list. Until all are complete, models are not published.
+        let mut incomplete_scopes = scopes;
         while let Some((scope, event)) = events.next().await {
             match event {
                 Ok(Event::Init) => drop(listed.remove(&scope)),
@@ -103,18 +104,18 @@ impl Catalogue {
                     self.apply(demand);
                 }
                 Ok(Event::InitDone) => {
-                    let there = listed.remove(&scope).unwrap_or_default();
-                    let gone = self
+                    let present = listed.remove(&scope).unwrap_or_default();
+                    let deleted = self
                         .served
                         .keys()
-                        .filter(|key| is_in(key, scope.as_deref()) && !there.contains(*key));
-                    gone.cloned().collect::<Vec<_>>().iter().for_each(|key| self.remove(key));
-                    unread.remove(&scope);
-                    if !unread.is_empty() {
+                        .filter(|key| is_in(key, scope.as_deref()) && !present.contains(*key));
+                    deleted.cloned().collect::<Vec<_>>().iter().for_each(|key| self.remove(key));
+                    incomplete_scopes.remove(&scope);
+                    if !incomplete_scopes.is_empty() {
                         continue;
                     }
                     self.publish();
-                    self.forget_others();
+                    self.delete_removed_history();
                     if self.overhead.is_empty() {
                         let GatewaySettings { cpu_core_hour, memory_gb_hour, .. } = self.settings;
                         let overhead =
@@ -123,15 +124,15 @@ impl Catalogue {
                     }
                 }
                 Ok(Event::Apply(demand)) => {
-                    if self.apply(demand) && unread.is_empty() {
+                    if self.apply(demand) && incomplete_scopes.is_empty() {
                         self.publish();
                     }
                 }
                 Ok(Event::Delete(demand)) => {
                     self.remove(&key(&demand));
-                    if unread.is_empty() {
+                    if incomplete_scopes.is_empty() {
                         self.publish();
-                        self.forget_others();
+                        self.delete_removed_history();
                     }
                 }
                 Err(error) => tracing::warn!(%error, "cannot watch MoEDemands"),
@@ -139,7 +140,7 @@ impl Catalogue {
         }
     }
 
-    /// Takes note of a deployment, and reports if it is new.
+    /// Applies the `MoEDemand` of a deployment. Returns whether the deployment is new.
     fn apply(&mut self, demand: MoEDemand) -> bool {
         let key = key(&demand);
         if demand.metadata.deletion_timestamp.is_some() {
@@ -148,10 +149,10 @@ impl Catalogue {
         let uid = demand.uid().unwrap_or_default();
         if let Some((known, served)) = self.served.get_mut(&key) {
             if *known == uid {
-                served.tell(demand.spec);
+                served.update(demand.spec);
                 return false;
             }
-            // Another deployment by the same name.
+            // Another deployment of the same name.
             self.remove(&key);
         }
         let settings = &self.settings;
@@ -166,11 +167,11 @@ impl Catalogue {
         let (namespace, name) = (demand.namespace().unwrap_or_default(), demand.name_any());
         let demand_writer =
             DemandWriter::new(self.client.clone(), &namespace, &name, &settings.pod, &settings.uid);
-        let folder = self.experience.as_ref().map(|experience| experience.of(&uid));
-        let learner = UsageFollower::new(&key, folder, self.means.clone());
+        let folder = self.history_folder.as_ref().map(|folder| folder.of_deployment(&uid));
+        let learner = UsageFollower::new(&key, folder, self.prediction_resources.clone());
         let model = Model::new(options, &self.metrics, &self.prefix_index);
         let (lease, keyring) = (self.lease.clone(), self.keyring.clone());
-        let served = Served::new(
+        let served = ServedDeployment::new(
             model,
             demand.spec,
             self.cost_accounting.clone(),
@@ -182,11 +183,11 @@ impl Catalogue {
         true
     }
 
-    /// Deletes what is known of deployments that are gone.
-    fn forget_others(&self) {
-        let Some(experience) = &self.experience else { return };
+    /// Deletes the model summaries and training history of removed deployments.
+    fn delete_removed_history(&self) {
+        let Some(history_folder) = &self.history_folder else { return };
         let uids: Vec<String> = self.served.values().map(|(uid, _)| uid.clone()).collect();
-        if let Err(error) = experience.keep_only(&uids) {
+        if let Err(error) = history_folder.keep_only(&uids) {
             tracing::warn!(%error, "cannot delete the training history of removed deployments");
         }
     }
@@ -201,17 +202,18 @@ impl Catalogue {
         self.gateway.replace_models(self.served.values().map(|(_, served)| served.model.clone()).collect());
     }
 
-    /// Takes back what was said about all of them.
-    pub(crate) async fn forget(&mut self) {
-        join_all(std::mem::take(&mut self.served).into_values().map(|(_, served)| served.forget())).await;
+    /// Removes this gateway's entries from the status of all `MoEDemand`s.
+    pub(crate) async fn withdraw(&mut self) {
+        join_all(std::mem::take(&mut self.served).into_values().map(|(_, served)| served.withdraw())).await;
     }
 }
 
-/// Reports if the deployment with `key` is in the namespace `scope`; without a scope all are.
+/// Reports if the deployment `key` is in the namespace `scope`. `None` means all namespaces.
 fn is_in(key: &str, scope: Option<&str>) -> bool {
     scope.is_none() || key.split_once('/').map(|(namespace, _)| namespace) == scope
 }
 
+/// Returns the key `NAMESPACE/NAME` of a deployment.
 fn key(demand: &MoEDemand) -> String {
     format!("{}/{}", demand.namespace().unwrap_or_default(), demand.name_any())
 }

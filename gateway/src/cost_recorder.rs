@@ -1,8 +1,9 @@
-//! Writes down when the pods of a deployment start, serve and end, as the operator tells it, and what they cost.
+//! Ledger records of a deployment's pods: when they start, serve and end, and their prices, as the operator states
+//! them.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use remoe_api::{FunctionPod, MainFunction, MoEDemandSpec};
-use remoe_billing::{Basis, Lives, PresentFunction, Rate};
+use remoe_billing::{Basis, FunctionLives, PresentFunction, Rate};
 use remoe_gateway_core::{Billing, CostAccounting};
 use std::sync::Arc;
 
@@ -10,26 +11,27 @@ use std::sync::Arc;
 pub(crate) struct CostRecorder {
     cost_accounting: Arc<CostAccounting>,
     model: String,
-    /// Pods that are paid for, by their uids.
-    lives: Lives,
+    /// Living pods by their uids.
+    lives: FunctionLives,
 }
 
 impl CostRecorder {
-    /// Makes the writer for the deployment `model`; nothing is written yet.
+    /// Makes the recorder for the deployment `model`.
     pub(crate) fn new(cost_accounting: Arc<CostAccounting>, model: &str) -> Self {
-        Self { cost_accounting, model: model.to_owned(), lives: Lives::default() }
+        Self { cost_accounting, model: model.to_owned(), lives: FunctionLives::default() }
     }
 
-    /// Records what changed: `functions` are the deployment's pods now. A pod that is no longer among them ended just
-    /// now, as far as is known.
-    pub(crate) fn look(&mut self, functions: &[FunctionPod]) {
-        let present = functions.iter().map(|function| (function.uid.clone(), present(function))).collect();
+    /// Records changes since the last call. `functions` are the deployment's pods now. A pod that is missing is
+    /// recorded as ended now.
+    pub(crate) fn observe_pods(&mut self, functions: &[FunctionPod]) {
+        let present =
+            functions.iter().map(|function| (function.uid.clone(), present_function(function))).collect();
         let changes = self.lives.observe(CostAccounting::now(), present);
-        self.cost_accounting.changed(&self.model, changes, &self.lives);
+        self.cost_accounting.record_life_changes(&self.model, changes, &self.lives);
     }
 }
 
-fn present(function: &FunctionPod) -> PresentFunction {
+fn present_function(function: &FunctionPod) -> PresentFunction {
     PresentFunction {
         tier: function.tier.clone(),
         rate: Rate(function.rate),
@@ -41,11 +43,11 @@ fn present(function: &FunctionPod) -> PresentFunction {
     }
 }
 
-/// Returns the rates of the functions that work for requests of `main`, by the names that it has for them; none if the
-/// rate of `main` is unknown.
-pub(crate) fn billing(told: &MoEDemandSpec, main: &MainFunction) -> Option<Arc<Billing>> {
+/// Returns the prices of `main` and its remote functions, by the names that `main` uses for them. Returns `None` if
+/// the price of `main` is unknown.
+pub(crate) fn billing(demand: &MoEDemandSpec, main: &MainFunction) -> Option<Arc<Billing>> {
     let mut billing = Billing::default();
-    for function in &told.functions {
+    for function in &demand.functions {
         let name = match &function.address {
             Some(address) => address.clone(),
             None if function.uid == main.uid => {
@@ -60,7 +62,7 @@ pub(crate) fn billing(told: &MoEDemandSpec, main: &MainFunction) -> Option<Arc<B
     billing.functions.contains_key("main").then(|| Arc::new(billing))
 }
 
-/// Nanoseconds since 1970.
+/// Returns `time` in nanoseconds since 1970.
 fn nanoseconds(time: &MicroTime) -> u64 {
     u64::try_from(time.0.as_nanosecond()).unwrap_or(0)
 }
@@ -95,20 +97,20 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_paid_for_until_they_are_gone() {
+    fn pods_cost_money_until_they_are_deleted() {
         let cost_accounting = Arc::new(CostAccounting::open(None, "p", &Registry::new()).unwrap());
         let mut recorder = CostRecorder::new(cost_accounting.clone(), "ns/m");
         let hour = 3_600_000_000_000;
         let (main, far) = (pod("a", None, hour), pod("b", Some("10.0.0.2:9001"), hour));
-        recorder.look(&[main.clone(), far.clone()]);
-        recorder.look(&[main.clone(), far.clone()]);
-        let now = cost_accounting.added_up().unwrap();
+        recorder.observe_pods(&[main.clone(), far.clone()]);
+        recorder.observe_pods(&[main.clone(), far.clone()]);
+        let now = cost_accounting.totals().unwrap();
         assert_eq!((now.alive, now.per_hour), (2, 2 * hour));
         let replaced = FunctionPod { replaced: Some(time(100)), ..far };
-        recorder.look(&[main, replaced]);
-        recorder.look(&[]);
+        recorder.observe_pods(&[main, replaced]);
+        recorder.observe_pods(&[]);
         let before = CostAccounting::now();
-        let account = cost_accounting.added_up().unwrap();
+        let account = cost_accounting.totals().unwrap();
         assert_eq!((account.alive, account.per_hour, account.residual), (0, 0, 0));
         // A nano-dollar a nanosecond: both lived from their start until now.
         let lived = before - START as u64 * 1_000_000_000;
@@ -120,8 +122,8 @@ mod tests {
     }
 
     #[test]
-    fn a_main_function_is_billed_with_the_remote_ones() {
-        let told = MoEDemandSpec {
+    fn main_function_is_billed_with_its_remote_functions() {
+        let demand = MoEDemandSpec {
             served_name: String::new(),
             context_length: 0,
             phase: DemandPhase::Active,
@@ -144,7 +146,7 @@ mod tests {
             identity: None,
             room: 1,
         };
-        let billing = |uid| super::billing(&told, &main(uid));
+        let billing = |uid| super::billing(&demand, &main(uid));
         assert_eq!(billing("c").unwrap().rates.to_string(), "10.0.0.2:9001=7;main=5");
         assert_eq!(billing("c").unwrap().functions["main"], ("c".to_owned(), "main".to_owned()));
         assert_eq!(billing("unknown"), None);

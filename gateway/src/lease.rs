@@ -1,11 +1,12 @@
-//! The Lease of this pod: while it is renewed, the operator waits for what this gateway says.
+//! Lease of this pod. While it is renewed, the operator counts on this gateway's reports.
 //!
 //! Leases have names of a fixed set, `RELEASE-gateway-N`, so that the role of gateways names them and covers no other
 //! Lease of the namespace, such as the one of the operators. A gateway takes a free one by server-side apply without
 //! force, under a field manager of its own: of two gateways that apply the same Lease, one gets a conflict.
 //!
-//! A gateway that cannot renew it for [`FENCE`] holds newcomers: the operator takes it for dead a moment later
-//! ([`LEASE_SECONDS`]), and may then end functions without asking it. Both count by their own clocks.
+//! A gateway that cannot renew its Lease for [`FENCE`] queues new requests. Soon after ([`LEASE_SECONDS`]) the
+//! operator considers the gateway dead, and may end functions without asking it. Both measure time by their own
+//! clocks.
 
 use crate::settings::GatewaySettings;
 use crate::shared_budgets::{SPENDING_ANNOTATION, annotation};
@@ -24,39 +25,40 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-/// Between two renewals.
-const RENEW: Duration = Duration::from_secs(3);
-/// After one that failed.
-const AGAIN: Duration = Duration::from_millis(500);
-/// One call takes at most this long.
-const CALL: Duration = Duration::from_secs(3);
-/// Two thirds of what the Lease lasts for the operator, counted from before it was renewed.
+/// Time between two renewals.
+const RENEW_INTERVAL: Duration = Duration::from_secs(3);
+/// Time after a failed renewal.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// Timeout of a renewal.
+const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time without renewal after which new requests are queued: two thirds of the Lease's duration, from the start of
+/// the last renewal.
 const FENCE: Duration = Duration::from_secs(LEASE_SECONDS as u64 * 2 / 3);
-/// A Lease that was not renewed for this long is free, although its pod exists: evicted pods stay as objects. Clocks
-/// of two nodes differ by less.
+/// Time without renewal after which a Lease is free even if its pod exists, because evicted pods stay as objects. The
+/// clocks of two nodes differ by less.
 const ABANDONED: SignedDuration = SignedDuration::from_mins(5);
 /// Status code of a conflict.
 const CONFLICT: u16 = 409;
 
-/// Holder of a Lease.
+/// Means to take, renew and release a Lease.
 #[derive(Clone)]
-pub(crate) struct Holder {
+pub(crate) struct LeaseHolder {
     api: Api<Lease>,
-    /// Number of names of Leases of the release.
+    /// Number of Lease names of the release.
     slots: u16,
-    /// Name of the Lease that is held, once it is.
+    /// Name of the Lease that is held, if one is.
     lease: watch::Sender<Option<String>>,
     namespace: String,
     release: String,
     pod: String,
     uid: String,
-    /// Credentials shown to main functions that check the caller's identity.
+    /// Credentials for main functions that authenticate gateways.
     keyring: Option<Arc<Keyring>>,
-    /// Gateway whose spending is told.
+    /// Gateway whose spending the Lease reports.
     gateway: Arc<Gateway>,
 }
 
-impl Holder {
+impl LeaseHolder {
     pub(crate) fn new(
         client: Client,
         settings: &GatewaySettings,
@@ -76,7 +78,7 @@ impl Holder {
         }
     }
 
-    /// Renews the Lease. Without one, or if another gateway took it, takes a free one.
+    /// Renews the Lease. If none is held, or another gateway took it over, takes a free one.
     async fn renew(&self) -> Result<(), LeaseError> {
         let held = self.lease.borrow().clone();
         if let Some(name) = held {
@@ -132,8 +134,8 @@ impl Holder {
         }
     }
 
-    /// Applies the Lease `name` with `holder`, empty for none. With a resource version, takes it over from its holder
-    /// if it has not changed since.
+    /// Applies the Lease `name` with `holder`; empty: released. With the resource version `taken_over`, takes it over
+    /// from its holder unless it has changed since.
     async fn apply(&self, name: &str, holder: &str, taken_over: Option<String>) -> kube::Result<()> {
         let (key, value) = LEASE_LABEL;
         let shown =
@@ -148,7 +150,7 @@ impl Holder {
                 "namespace": self.namespace,
                 "labels": {key: value, RELEASE_LABEL: self.release, "app.kubernetes.io/part-of": "remoe"},
                 "annotations": annotations,
-                // Deleted with the pod, however that ends.
+                // The Lease is garbage collected with the pod.
                 "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": self.pod, "uid": self.uid}],
             },
             "spec": {
@@ -169,7 +171,7 @@ impl Holder {
 /// Reason why no Lease is held.
 #[derive(Debug, thiserror::Error)]
 enum LeaseError {
-    /// The API.
+    /// A call to the API server failed.
     #[error(transparent)]
     Api(#[from] kube::Error),
     /// All names are taken.
@@ -186,7 +188,7 @@ fn is_conflict(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == CONFLICT)
 }
 
-/// Returns whether another gateway may take over `lease`: its holder released it, or has not renewed it for long.
+/// Reports if another gateway may take over `lease`: its holder released it, or has not renewed it for [`ABANDONED`].
 fn is_free(lease: &Lease) -> bool {
     let Some(spec) = &lease.spec else { return true };
     let is_released = spec.holder_identity.as_ref().is_none_or(String::is_empty);
@@ -194,34 +196,34 @@ fn is_free(lease: &Lease) -> bool {
     is_released || renewed.is_none_or(|renewed| Timestamp::now().duration_since(renewed) > ABANDONED)
 }
 
-/// Renews the Lease for ever, and says whether it is held.
-pub(crate) async fn keep(holder: Holder, holds: watch::Sender<bool>) {
-    let mut until = Instant::now();
+/// Renews the Lease periodically, and publishes whether it is held. Never returns.
+pub(crate) async fn keep(holder: LeaseHolder, is_held: watch::Sender<bool>) {
+    let mut valid_until = Instant::now();
     loop {
-        let begun = Instant::now();
-        let deadline = match *holds.borrow() {
-            true => until.min(begun + CALL),
-            false => begun + CALL,
+        let started = Instant::now();
+        let deadline = match *is_held.borrow() {
+            true => valid_until.min(started + CALL_TIMEOUT),
+            false => started + CALL_TIMEOUT,
         };
         let next = match timeout_at(deadline, holder.renew()).await {
             Ok(Ok(())) => {
-                until = begun + FENCE;
-                holds.send_replace(true);
-                begun + RENEW
+                valid_until = started + FENCE;
+                is_held.send_replace(true);
+                started + RENEW_INTERVAL
             }
             Ok(Err(error)) => {
                 tracing::warn!(%error, "cannot renew the Lease");
-                Instant::now() + AGAIN
+                Instant::now() + RETRY_INTERVAL
             }
             Err(_late) => {
                 tracing::warn!("cannot renew the Lease: timeout");
-                Instant::now() + AGAIN
+                Instant::now() + RETRY_INTERVAL
             }
         };
-        if *holds.borrow() && until <= next {
-            sleep_until(until).await;
+        if *is_held.borrow() && valid_until <= next {
+            sleep_until(valid_until).await;
             tracing::error!("lost the Lease: queueing new requests");
-            holds.send_replace(false);
+            is_held.send_replace(false);
         }
         sleep_until(next).await;
     }
@@ -282,7 +284,7 @@ mod tests {
             self.0.lock().unwrap().get_mut(name).unwrap().1["spec"][field] = value;
         }
 
-        fn gateway(&self, uid: &str) -> Holder {
+        fn gateway(&self, uid: &str) -> LeaseHolder {
             let leases = self.clone();
             let client = Client::new(service_fn(move |request| leases.clone().answer(request)), "n");
             let arguments =
@@ -290,7 +292,7 @@ mod tests {
             let settings = GatewaySettings::try_parse_from(arguments.into_iter().chain([uid])).unwrap();
             let metrics = GatewayMetrics::new().unwrap();
             let gateway = Gateway::new(GatewayOptions::default(), Vec::new(), metrics);
-            Holder::new(client, &settings, None, gateway)
+            LeaseHolder::new(client, &settings, None, gateway)
         }
     }
 
@@ -348,7 +350,7 @@ mod tests {
         leases.set("r-gateway-0", "renewTime", renewed(310));
         four.renew().await.unwrap();
         assert_eq!(leases.holder("r-gateway-0").unwrap(), "u4");
-        // The one before does not take it back.
+        // The previous holder does not take it back.
         assert!(matches!(one.renew().await, Err(LeaseError::NoneFree { .. })));
         assert_eq!(leases.holder("r-gateway-0").unwrap(), "u4");
     }

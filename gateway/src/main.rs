@@ -1,17 +1,17 @@
-//! The `remoe-gateway` process: the front door of a cluster.
+//! The `remoe-gateway` process: the address of all deployments of a cluster.
 //!
-//! It reads `MoEDemand`s and nothing else: the operator says there which models there are, whether functions run, where, and
-//! what they cost. What clients see is [`remoe_gateway_core`]'s.
+//! It follows `MoEDemand`s, in which the operator states the models, their phases, the addresses of their functions
+//! and the prices. [`remoe_gateway_core`] serves clients.
 
 mod catalogue;
 mod cost_recorder;
 mod demand_writer;
-mod experience;
+mod deployment;
+mod history_folder;
 mod lease;
-mod mains;
+mod main_functions;
 mod probes;
 mod run;
-mod served;
 mod settings;
 mod shared_budgets;
 mod usage_learner;

@@ -1,6 +1,6 @@
-//! Which main functions answer: asked by this gateway itself, since a node looks once a second at most.
+//! Readiness probes of main functions. The gateway probes by itself because kubelets probe once a second at most.
 
-use crate::mains::uri;
+use crate::main_functions::uri;
 use bytes::Bytes;
 use http_body_util::Empty;
 use hyper_util::client::legacy::Client;
@@ -16,43 +16,43 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// Between two questions to one that does not answer yet.
-const SOON: Duration = Duration::from_millis(50);
-/// Between two questions to one that answers.
-const LATER: Duration = Duration::from_secs(1);
-/// One question takes at most this long.
-const CALL: Duration = Duration::from_millis(500);
-/// So many questions in a row without an answer, and it is no longer counted on.
-const PATIENCE: u32 = 3;
+/// Time between two probes of a function that does not serve.
+const UNREADY_INTERVAL: Duration = Duration::from_millis(50);
+/// Time between two probes of a function that serves.
+const READY_INTERVAL: Duration = Duration::from_secs(1);
+/// Timeout of a probe.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Number of failed probes in a row after which a function no longer counts as serving.
+const MAX_FAILURES: u32 = 3;
 
-/// Answers of a main function to its probes.
+/// Latest probe result of a main function.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Answers {
-    /// Set if its port is open.
+pub(crate) struct ProbeResult {
+    /// Set if the port is open.
     pub(crate) listens: bool,
-    /// Set if it takes requests.
+    /// Set if the function serves requests.
     pub(crate) serves: bool,
 }
 
-/// The probes of one deployment's main functions.
-pub(crate) struct Probes {
-    known: BTreeMap<String, (MainFunction, watch::Receiver<Answers>, tokio::task::AbortHandle)>,
+/// Probes of one deployment's main functions.
+pub(crate) struct MainProbes {
+    known: BTreeMap<String, (MainFunction, watch::Receiver<ProbeResult>, tokio::task::AbortHandle)>,
     tasks: JoinSet<()>,
     client: Client<Connector, Empty<Bytes>>,
     changed: watch::Sender<()>,
 }
 
-impl Probes {
-    /// Makes the probes of no function yet; `changed` is told when a function answers something new. What is in
-    /// `keyring` is shown to functions that check the caller's identity.
+impl MainProbes {
+    /// Makes probes of no function yet. Notifies `changed` whenever a result changes. `keyring` has the credentials
+    /// for functions that authenticate gateways.
     pub(crate) fn new(changed: watch::Sender<()>, keyring: Option<Arc<Keyring>>) -> Self {
-        let connector = Connector::new(keyring, CALL);
+        let connector = Connector::new(keyring, PROBE_TIMEOUT);
         let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(connector);
         Self { known: BTreeMap::new(), tasks: JoinSet::new(), client, changed }
     }
 
-    /// Probes `mains` and no others from now on.
-    pub(crate) fn keep(&mut self, mains: &[MainFunction]) {
+    /// Probes exactly `mains` from now on.
+    pub(crate) fn set_targets(&mut self, mains: &[MainFunction]) {
         self.known.retain(|_, (known, _, task)| {
             let stays = mains.iter().any(|main| {
                 (&main.uid, &main.address, &main.identity) == (&known.uid, &known.address, &known.identity)
@@ -65,47 +65,47 @@ impl Probes {
         while self.tasks.try_join_next().is_some() {}
         for main in mains {
             if !self.known.contains_key(&main.uid) {
-                let (said, answers) = watch::channel(Answers::default());
-                let asking = ask(self.client.clone(), main.clone(), said, self.changed.clone());
+                let (results, latest) = watch::channel(ProbeResult::default());
+                let asking = probe(self.client.clone(), main.clone(), results, self.changed.clone());
                 let task = self.tasks.spawn(asking);
-                self.known.insert(main.uid.clone(), (main.clone(), answers, task));
+                self.known.insert(main.uid.clone(), (main.clone(), latest, task));
             }
         }
     }
 
-    /// Returns the latest answers of the main function with `uid`.
-    pub(crate) fn answers(&self, uid: &str) -> Answers {
-        self.known.get(uid).map_or_else(Answers::default, |(_, answers, _)| *answers.borrow())
+    /// Returns the latest result of the main function with `uid`.
+    pub(crate) fn result(&self, uid: &str) -> ProbeResult {
+        self.known.get(uid).map_or_else(ProbeResult::default, |(_, latest, _)| *latest.borrow())
     }
 }
 
-/// Asks one main function for ever.
-async fn ask(
+/// Probes one main function periodically. Never returns, unless its address is invalid.
+async fn probe(
     client: Client<Connector, Empty<Bytes>>,
     main: MainFunction,
-    said: watch::Sender<Answers>,
+    results: watch::Sender<ProbeResult>,
     changed: watch::Sender<()>,
 ) {
     let Some(uri) = uri(&main, "/health") else { return };
-    let mut silent = 0;
+    let mut failures = 0;
     loop {
-        let mut answers = *said.borrow();
-        match timeout(CALL, client.get(uri.clone())).await {
+        let mut result = *results.borrow();
+        match timeout(PROBE_TIMEOUT, client.get(uri.clone())).await {
             Ok(Ok(response)) => {
-                answers = Answers { listens: true, serves: response.status().is_success() };
-                silent = 0;
+                result = ProbeResult { listens: true, serves: response.status().is_success() };
+                failures = 0;
             }
             Ok(Err(_)) | Err(_) => {
-                silent += 1;
-                answers.serves &= silent < PATIENCE;
-                // A port that opens is a step on the way, whatever is said there.
-                answers.listens = answers.listens
-                    || matches!(timeout(CALL, TcpStream::connect(&main.address)).await, Ok(Ok(_)));
+                failures += 1;
+                result.serves &= failures < MAX_FAILURES;
+                // An open port is a step of the cold start, even if the function does not serve yet.
+                result.listens = result.listens
+                    || matches!(timeout(PROBE_TIMEOUT, TcpStream::connect(&main.address)).await, Ok(Ok(_)));
             }
         }
-        if said.send_if_modified(|known| std::mem::replace(known, answers) != answers) {
+        if results.send_if_modified(|known| std::mem::replace(known, result) != result) {
             changed.send_replace(());
         }
-        sleep(if answers.serves && silent == 0 { LATER } else { SOON }).await;
+        sleep(if result.serves && failures == 0 { READY_INTERVAL } else { UNREADY_INTERVAL }).await;
     }
 }

@@ -1,8 +1,8 @@
-//! The life of the process: a Lease first, then what there is, then clients.
+//! Life of the process: takes a Lease, follows the deployments, serves clients, and drains at shutdown.
 
 use crate::catalogue::Catalogue;
-use crate::experience::Experience;
-use crate::lease::{self, Holder};
+use crate::history_folder::HistoryFolder;
+use crate::lease::{self, LeaseHolder};
 use crate::settings::{GatewaySettings, NameScope};
 use crate::shared_budgets;
 use crate::usage_learner::SharedResources;
@@ -24,44 +24,44 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// Connecting to the API server takes longer only where it is gone.
-const CONNECT: Duration = Duration::from_secs(5);
-/// Between two looks at what other gateways have learned.
-const EXCHANGED: Duration = Duration::from_secs(10);
-/// Longest time for the last reports when the gateway ends.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+/// Timeout of connecting to the API server, and of reading the spending of other gateways.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time between two reads of the training history of other gateways.
+const HISTORY_READ_INTERVAL: Duration = Duration::from_secs(10);
+/// Longest time for withdrawing this gateway's reports at shutdown.
+const SHUTDOWN_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where the prices stand.
-const PRICES: &str = "spec.pricing of each MoEDeployment, or prices of the operator's chart";
+/// Source of the prices, for the ledger.
+const PRICE_SOURCE: &str = "spec.pricing of each MoEDeployment, or prices of the operator's chart";
 
-/// Why the gateway ended.
+/// Reason why the gateway ended.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
-    /// There is no configuration of a cluster.
+    /// The cluster configuration cannot be loaded.
     #[error("cannot load the cluster configuration: {0}")]
     Config(#[from] kube::config::InferConfigError),
-    /// There is no cluster to talk to.
+    /// The API client cannot be made.
     #[error("cannot connect to the cluster: {0}")]
     Cluster(#[from] kube::Error),
-    /// The file with keys.
+    /// The keys file is unreadable or invalid.
     #[error("--keys: {0}")]
     Keys(#[from] KeysError),
-    /// A limit that would not hold.
+    /// A daily budget cannot be enforced.
     #[error("--keys: {0}")]
     Budget(String),
-    /// Where money is accounted for.
+    /// Cost accounting cannot be opened.
     #[error(transparent)]
-    Books(#[from] CostAccountingError),
+    CostAccounting(#[from] CostAccountingError),
     /// The certificate cannot be used.
     #[error("--identity-dir: {0}")]
     Identity(#[from] IdentityError),
     /// The certificate for clients cannot be used.
     #[error("--tls-dir: {0}")]
     Tls(IdentityError),
-    /// Traces are asked for in a way that there is not.
+    /// The configuration of traces is invalid or unsupported.
     #[error(transparent)]
     Traces(#[from] TracesError),
-    /// A metric is registered twice.
+    /// A metric cannot be registered.
     #[error(transparent)]
     Metrics(#[from] prometheus::Error),
     /// A socket failed.
@@ -69,7 +69,7 @@ pub(crate) enum RunError {
     Io(#[from] io::Error),
 }
 
-/// Serves until `shutdown`, and what is there by then to its end.
+/// Serves until `shutdown`, then completes the requests in flight.
 ///
 /// # Errors
 /// See [`RunError`].
@@ -86,31 +86,33 @@ async fn serve(
     traces: Traces,
 ) -> Result<(), RunError> {
     let mut config = Config::infer().await?;
-    config.connect_timeout = Some(CONNECT);
-    // Callers have a deadline, and retry by themselves.
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
+    // The client's own retries are off: callers have deadlines and retry by themselves.
     config.default_retry = false;
     let client = Client::try_from(config)?;
     let metrics = GatewayMetrics::new()?;
     traces.register(metrics.registry())?;
-    let (cost_accounting, unkept) = open_books(&settings, &metrics)?;
-    let within_means = move |keys: Keys| within_means(keys, unkept.as_deref());
+    let (cost_accounting, ledger_error) = open_cost_accounting(&settings, &metrics)?;
+    let check_budgets_enforceable =
+        move |keys: Keys| check_budgets_enforceable(keys, ledger_error.as_deref());
     let (key_file, keys) = settings.keys.clone().map(KeyFile::open).transpose()?.unzip();
-    let keys = within_means(keys.unwrap_or_default()).map_err(RunError::Budget)?;
+    let keys = check_budgets_enforceable(keys.unwrap_or_default()).map_err(RunError::Budget)?;
     let predictions = PredictionMetrics::register(metrics.registry())?;
     let keyring = settings.identity_dir.as_deref().map(Keyring::of_folder).transpose()?;
-    warn_of_openness(&settings);
+    warn_of_open_access(&settings);
     let handshake =
         settings.tls_dir.as_deref().map(PublicCertificate::of_folder).transpose().map_err(RunError::Tls)?;
-    let means = (settings.prediction_bytes, settings.experience_bytes);
-    let means = SharedResources::new(means, EXCHANGED, predictions, keyring.clone());
-    let predicting = (means, settings.experience.as_deref().and_then(experience));
+    let memory_limits = (settings.prediction_bytes, settings.experience_bytes);
+    let prediction_resources =
+        SharedResources::new(memory_limits, HISTORY_READ_INTERVAL, predictions, keyring.clone());
+    let predictions = (prediction_resources, settings.experience.as_deref().and_then(take_history_folder));
     let options = GatewayOptions {
         keys,
         short_names: settings.short_names(),
         cors_origins: settings.cors_origins.clone().into(),
         body_limit: settings.body_limit,
         cost_accounting: Some(cost_accounting.clone()),
-        access_log: settings.access_log.open_plain()?,
+        access_log: settings.access_log.open_to_stderr()?,
         traces,
         keyring: keyring.clone(),
         handshake: handshake.map(TlsHandshake::public),
@@ -118,30 +120,32 @@ async fn serve(
     };
     let gateway = Gateway::new(options, Vec::new(), metrics.clone());
     let listener = listen(settings.listen)?;
-    let pages = listen(settings.metrics_listen)?;
-    tracing::info!(address = %listener.local_addr()?, metrics = %pages.local_addr()?, "serving");
+    let metrics_listener = listen(settings.metrics_listen)?;
+    tracing::info!(address = %listener.local_addr()?, metrics = %metrics_listener.local_addr()?, "serving");
     let ended = CancellationToken::new();
-    let pages = tokio::spawn(gateway.clone().serve_own_metrics(pages, ended.clone()));
+    let metrics_server = tokio::spawn(gateway.clone().serve_own_metrics(metrics_listener, ended.clone()));
 
-    // Held before anything is read: an operator that tells something later knows which gateways to wait for.
-    let (holds, lease) = watch::channel(false);
-    let holder = Holder::new(client.clone(), &settings, keyring.clone(), gateway.clone());
-    let keeping = tokio::spawn(lease::keep(holder.clone(), holds));
-    let (told, mut others_are_known) = watch::channel(false);
-    let sharing = shared_budgets::follow(client.clone(), settings.clone(), gateway.clone(), told);
-    let sharing = tokio::spawn(sharing);
+    // The Lease is taken before any demand is read, so that the operator knows which gateways to wait for.
+    let (is_held, lease) = watch::channel(false);
+    let holder = LeaseHolder::new(client.clone(), &settings, keyring.clone(), gateway.clone());
+    let lease_task = tokio::spawn(lease::keep(holder.clone(), is_held));
+    let (spending_read, mut is_spending_read) = watch::channel(false);
+    let spending_task =
+        shared_budgets::follow(client.clone(), settings.clone(), gateway.clone(), spending_read);
+    let spending_task = tokio::spawn(spending_task);
     let accounts = (metrics, cost_accounting);
     let mut catalogue =
-        Catalogue::new(client, &settings, accounts, gateway.clone(), lease.clone(), keyring, predicting);
-    let following = key_file.map(|file| tokio::spawn(file.follow(gateway.clone(), within_means)));
+        Catalogue::new(client, &settings, accounts, gateway.clone(), lease.clone(), keyring, predictions);
+    let key_file_task =
+        key_file.map(|file| tokio::spawn(file.follow(gateway.clone(), check_budgets_enforceable)));
     let mut server = tokio::spawn(gateway.serve(listener, shutdown.clone()));
     let mut held = lease;
     let outcome = tokio::select! {
         () = async {
-            // Its other end lives as long as the task above. What is waited for keeps that end from writing.
-            drop(held.wait_for(|holds| *holds).await);
-            // Without it budgets are this gateway's own for a moment.
-            drop(timeout(CONNECT, others_are_known.wait_for(|known| *known)).await);
+            // Dropped at once: a held guard would block the sender.
+            drop(held.wait_for(|is_held| *is_held).await);
+            // After the timeout, budgets count only this gateway's spending until the others are read.
+            drop(timeout(CONNECT_TIMEOUT, is_spending_read.wait_for(|is_read| *is_read)).await);
             catalogue.follow().await;
         } => Ok(()),
         served = &mut server => Err(ended_early(served)),
@@ -159,24 +163,24 @@ async fn serve(
         }
     }
     let farewell = async {
-        catalogue.forget().await;
-        keeping.abort();
+        catalogue.withdraw().await;
+        lease_task.abort();
         holder.release().await;
     };
-    let _late = timeout(LAST_WORDS, farewell).await;
-    sharing.abort();
-    if let Some(following) = following {
-        following.abort();
+    let _late = timeout(SHUTDOWN_REPORT_TIMEOUT, farewell).await;
+    spending_task.abort();
+    if let Some(key_file_task) = key_file_task {
+        key_file_task.abort();
     }
     ended.cancel();
-    let _late = timeout(LAST_WORDS, pages).await;
-    // What was answered last reaches clients.
+    let _late = timeout(SHUTDOWN_REPORT_TIMEOUT, metrics_server).await;
+    // Gives the last answers time to reach clients.
     sleep(Duration::from_millis(50)).await;
     outcome
 }
 
-/// Logs what every tenant of the cluster may do here.
-fn warn_of_openness(settings: &GatewaySettings) {
+/// Warns about settings that let all tenants of the cluster use or name models.
+fn warn_of_open_access(settings: &GatewaySettings) {
     if settings.open {
         tracing::warn!(
             "open gateway: every client may use and wake all models; set gateway.keysSecretName of the chart"
@@ -190,9 +194,10 @@ fn warn_of_openness(settings: &GatewaySettings) {
     }
 }
 
-/// A part of `folder` for this gateway; none where it cannot be used, which is no reason not to serve.
-fn experience(folder: &Path) -> Option<Experience> {
-    let taken = Experience::take(folder);
+/// Takes a part of `folder` for this gateway. If that fails, logs the error and returns `None`; the gateway serves
+/// without it.
+fn take_history_folder(folder: &Path) -> Option<HistoryFolder> {
+    let taken = HistoryFolder::take(folder);
     let failed = |error: &io::Error| {
         let folder = folder.display();
         tracing::error!(%error, %folder, "training history not persisted: kept in memory only");
@@ -200,34 +205,34 @@ fn experience(folder: &Path) -> Option<Experience> {
     taken.inspect_err(failed).ok()
 }
 
-/// The books of this pod, and why they are not kept in the folder of ledgers where that cannot be used: it is no reason
-/// not to serve.
-fn open_books(
+/// Opens the cost accounting of this pod. If the folder of ledgers cannot be used, accounts in memory and returns the
+/// error as well; the gateway serves without a ledger.
+fn open_cost_accounting(
     settings: &GatewaySettings,
     metrics: &GatewayMetrics,
 ) -> Result<(Arc<CostAccounting>, Option<String>), CostAccountingError> {
     let Some(folder) = &settings.ledger else {
-        return Ok((Arc::new(CostAccounting::open(None, PRICES, metrics.registry())?), None));
+        return Ok((Arc::new(CostAccounting::open(None, PRICE_SOURCE, metrics.registry())?), None));
     };
     let ledger = Ledger::open(&folder.join(&settings.pod), LedgerLimits::default());
-    let kept = ledger
+    let opened = ledger
         .map_err(|error| CostAccountingError::Ledger(error.into()))
-        .and_then(|ledger| CostAccounting::open(Some(ledger), PRICES, metrics.registry()));
-    match kept {
+        .and_then(|ledger| CostAccounting::open(Some(ledger), PRICE_SOURCE, metrics.registry()));
+    match opened {
         Err(CostAccountingError::Ledger(error)) => {
             tracing::error!(%error, "serving without a ledger: costs are kept in memory only");
             let cost_accounting =
-                CostAccounting::open(None, PRICES, metrics.registry())?.that_should_be_kept();
+                CostAccounting::open(None, PRICE_SOURCE, metrics.registry())?.with_unusable_ledger();
             Ok((Arc::new(cost_accounting), Some(error.to_string())))
         }
-        kept => Ok((Arc::new(kept?), None)),
+        opened => Ok((Arc::new(opened?), None)),
     }
 }
 
-/// `keys`, where all of their limits hold here: what was spent today has to be known after a restart. `unkept` says why
-/// it would not be.
-fn within_means(keys: Keys, unkept: Option<&str>) -> Result<Keys, String> {
-    match (keys.with_budget(), unkept) {
+/// Returns `keys` if their budgets can be enforced: today's spending must survive a restart. `ledger_error` is the
+/// reason why it would not.
+fn check_budgets_enforceable(keys: Keys, ledger_error: Option<&str>) -> Result<Keys, String> {
+    match (keys.first_budget_holder(), ledger_error) {
         (Some(name), Some(error)) => Err(format!(
             "cannot enforce dollarsPerDay of {name} without a ledger: {error}; make the folder of --ledger writable, \
              or remove the limit"
@@ -251,19 +256,19 @@ mod tests {
     use clap::Parser;
     use remoe_billing::records;
 
-    /// Opens a gateway with this folder of ledgers. Returns its books, its metrics, and which of two keys files it
-    /// takes, one without and one with a budget.
+    /// Opens cost accounting with this folder of ledgers. Returns it, its metrics, and which of two keys files is
+    /// accepted: one without and one with a budget.
     fn opened(folder: &std::path::Path) -> (Arc<CostAccounting>, GatewayMetrics, [bool; 2]) {
         let arguments = ["gateway", "--open", "--namespace=n", "--pod=p", "--uid=u", "--ledger"];
         let arguments = arguments.map(Into::into).into_iter().chain([folder.into()]);
         let settings = GatewaySettings::try_parse_from::<_, std::ffi::OsString>(arguments).unwrap();
         let metrics = GatewayMetrics::new().unwrap();
-        let (cost_accounting, unkept) = open_books(&settings, &metrics).unwrap();
+        let (cost_accounting, ledger_error) = open_cost_accounting(&settings, &metrics).unwrap();
         let keys = tempfile::NamedTempFile::new().unwrap();
         let taken = ["", ", dollarsPerDay: 1"].map(|budget| {
             std::fs::write(&keys, format!("tenants: [{{name: t, keys: [k]{budget}}}]")).unwrap();
             let (_, keys) = KeyFile::open(keys.path().to_owned()).unwrap();
-            within_means(keys, unkept.as_deref()).is_ok()
+            check_budgets_enforceable(keys, ledger_error.as_deref()).is_ok()
         });
         (cost_accounting, metrics, taken)
     }
@@ -275,10 +280,10 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_has_a_ledger_of_its_own() {
+    fn pod_has_its_own_ledger() {
         let folder = tempfile::tempdir().unwrap();
         let (cost_accounting, metrics, taken) = opened(folder.path());
-        cost_accounting.alive(7);
+        cost_accounting.record_alive(7);
         assert_eq!((taken, failures(&metrics)), ([true, true], 0.0));
         assert_eq!(records(&folder.path().join("p")).unwrap().count(), 2);
     }
@@ -286,8 +291,8 @@ mod tests {
     #[test]
     fn gateway_without_folder_serves_tenants_without_budget() {
         let (cost_accounting, metrics, taken) = opened(std::path::Path::new("/dev/null"));
-        cost_accounting.alive(7);
+        cost_accounting.record_alive(7);
         assert_eq!((taken, failures(&metrics)), ([true, false], 1.0));
-        assert_eq!(cost_accounting.added_up().unwrap().overhead, 7, "known as long as this process lives");
+        assert_eq!(cost_accounting.totals().unwrap().overhead, 7, "kept in the memory of this process");
     }
 }

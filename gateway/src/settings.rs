@@ -37,11 +37,12 @@ pub(crate) struct GatewaySettings {
     /// UID of this pod.
     #[arg(long, env = "POD_UID")]
     pub(crate) uid: String,
-    /// Which short names of models requests may use beside NAMESPACE/NAME. With one watched namespace, all of its names count.
+    /// Which short names of models requests may use beside NAMESPACE/NAME. With one watched namespace, all of its
+    /// names count.
     #[arg(long = "short-names", env = "REMOE_SHORT_NAMES", value_enum, default_value_t = NameScope::Scoped)]
     pub(crate) name_scope: NameScope,
-    /// Grant of a short name: requests that name NAME go to the deployment of NAMESPACE that has this name or served name,
-    /// and to none of another namespace. Repeatable.
+    /// Grant of a short name: requests that name NAME go to the deployment of NAMESPACE that has this name or served
+    /// name, and to none of another namespace. Repeatable.
     #[arg(long = "short-name", value_name = "NAME=NAMESPACE", value_parser = grant)]
     pub(crate) granted: Vec<(String, String)>,
     /// File of API keys by tenant. Without --open it is required.
@@ -73,7 +74,8 @@ pub(crate) struct GatewaySettings {
     /// Limit of the training history of one model, such as 16MiB or a number of bytes.
     #[arg(long, env = "REMOE_EXPERIENCE_BYTES", value_name = "SIZE", default_value_t = 16 << 20, value_parser = sizes::<u64>(1 << 20..=1 << 40))]
     pub(crate) experience_bytes: u64,
-    /// Memory of the predictors of all models, such as 512MiB or a number of bytes. Models beyond it get no predictions.
+    /// Memory of the predictors of all models, such as 512MiB or a number of bytes. Models beyond it get no
+    /// predictions.
     #[arg(long, env = "REMOE_PREDICTION_BYTES", value_name = "SIZE", default_value_t = 512 << 20, value_parser = sizes::<u64>(0..=u64::MAX))]
     pub(crate) prediction_bytes: u64,
     /// Access log, one line per request: `text` or `json` on standard error, `off`, or a file that gets JSON.
@@ -147,35 +149,43 @@ mod tests {
 
     #[test]
     fn short_names_are_scoped_unless_one_namespace_is_watched() {
-        let of =
+        let short_names =
             |flags: &[&str]| parsed(&[&["--open"], flags].concat()).map(|settings| settings.short_names());
         let scoped = |granted: &[(&str, &str)]| {
             let pair = |(name, namespace): &(&str, &str)| ((*name).to_owned(), (*namespace).to_owned());
             Ok(ShortNames::Scoped(granted.iter().map(pair).collect()))
         };
-        assert_eq!(of(&[]), scoped(&[]));
+        assert_eq!(short_names(&[]), scoped(&[]));
         let granted = ["--short-name=org/m=a", "--short-name=n=b"];
-        assert_eq!(of(&granted), scoped(&[("org/m", "a"), ("n", "b")]));
-        assert_eq!(of(&["--watch-namespace=a,b"]), scoped(&[]));
-        assert_eq!(of(&["--watch-namespace=a"]), Ok(ShortNames::Any));
-        assert_eq!(of(&["--short-names=any"]), Ok(ShortNames::Any));
-        assert!(of(&["--short-name=a"]).is_err() && of(&["--short-name==a"]).is_err());
+        assert_eq!(short_names(&granted), scoped(&[("org/m", "a"), ("n", "b")]));
+        assert_eq!(short_names(&["--watch-namespace=a,b"]), scoped(&[]));
+        assert_eq!(short_names(&["--watch-namespace=a"]), Ok(ShortNames::Any));
+        assert_eq!(short_names(&["--short-names=any"]), Ok(ShortNames::Any));
+        assert!(short_names(&["--short-name=a"]).is_err() && short_names(&["--short-name==a"]).is_err());
     }
 
     #[test]
     fn durations_and_sizes_may_have_units() {
-        let taken = |wake: &str, drain: &str, body: &str, history: &str| {
+        let parsed_values = |wake: &str, drain: &str, body: &str, history: &str| {
             let arguments = ["remoe-gateway", "--open", "--namespace", "n", "--pod", "p", "--uid", "u"];
             let flags = ["--wake-seconds", wake, "--drain-seconds", drain, "--body-limit", body];
             let flags = [&arguments[..], &flags, &["--experience-bytes", history]].concat();
-            let it = GatewaySettings::try_parse_from(flags).map_err(|error| error.to_string())?;
-            Ok::<_, String>((it.wake_seconds, it.drain_seconds, it.body_limit, it.experience_bytes))
+            let settings = GatewaySettings::try_parse_from(flags).map_err(|error| error.to_string())?;
+            Ok::<_, String>((
+                settings.wake_seconds,
+                settings.drain_seconds,
+                settings.body_limit,
+                settings.experience_bytes,
+            ))
         };
         let expected = Ok((600, 300, 4 << 20, 16 << 20));
-        assert_eq!(taken("600", "300", "4194304", "16777216"), expected);
-        assert_eq!(taken("10m", "5m", "4MiB", "16MiB"), expected);
-        let error = taken("10m", "5m", "4Mi", "16MiB").unwrap_err();
+        assert_eq!(parsed_values("600", "300", "4194304", "16777216"), expected);
+        assert_eq!(parsed_values("10m", "5m", "4MiB", "16MiB"), expected);
+        let error = parsed_values("10m", "5m", "4Mi", "16MiB").unwrap_err();
         assert!(error.contains("'4Mi'") && error.contains("MiB"), "{error}");
-        assert!(taken("2h", "5m", "4MiB", "16MiB").is_err() && taken("10m", "5m", "4MiB", "1kB").is_err());
+        assert!(
+            parsed_values("2h", "5m", "4MiB", "16MiB").is_err()
+                && parsed_values("10m", "5m", "4MiB", "1kB").is_err()
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Budgets that all gateways of a release share: each writes what was spent at it into its Lease, and reads those of the others.
+//! Budgets that all gateways of a release share: each writes its spending to its Lease, and reads that of the others.
 
 use crate::settings::GatewaySettings;
 use futures_util::{StreamExt, pin_mut};
@@ -12,28 +12,28 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// Annotation of a gateway's Lease with what was spent at it today, of budgets.
+/// Annotation of a gateway's Lease with its spending today.
 pub(crate) const SPENDING_ANNOTATION: &str = "remoe.dev/spending";
-/// Longest annotation that is written or read.
-const MOST_BYTES: usize = 128 << 10;
+/// Largest annotation that is written or read, in bytes.
+const MAX_ANNOTATION_BYTES: usize = 128 << 10;
 
-/// Value of the annotation. A Lease may pass from one gateway to another, so the gateway is named in it.
+/// Value of the annotation. It names the gateway, because a Lease may pass from one gateway to another.
 #[derive(Serialize, Deserialize)]
-struct Reported {
+struct ReportedSpending {
     /// Uid of the gateway's pod.
     gateway: String,
     #[serde(flatten)]
     spending: DaySpending,
 }
 
-/// Returns the annotation of `gateway`, whose pod has this uid; none if there is nothing to tell.
+/// Returns the annotation of `gateway`, whose pod has this uid. Returns `None` if there is no spending to report.
 pub(crate) fn annotation(gateway: &Gateway, uid: &str) -> Option<String> {
-    let reported = Reported { gateway: uid.to_owned(), spending: gateway.spending()? };
+    let reported = ReportedSpending { gateway: uid.to_owned(), spending: gateway.spending()? };
     let text = serde_json::to_string(&reported).ok()?;
-    if text.len() > MOST_BYTES {
+    if text.len() > MAX_ANNOTATION_BYTES {
         tracing::error!(
             bytes = text.len(),
-            limit = MOST_BYTES,
+            limit = MAX_ANNOTATION_BYTES,
             "spending not shared: too many budgets for a Lease"
         );
         return None;
@@ -41,7 +41,8 @@ pub(crate) fn annotation(gateway: &Gateway, uid: &str) -> Option<String> {
     Some(text)
 }
 
-/// Takes over what the other gateways of the release write, for ever. Tells `listed` once all Leases have been read.
+/// Follows the spending of the other gateways of the release. Never returns. Sets `listed` once all Leases have been
+/// read.
 pub(crate) async fn follow(
     client: Client,
     settings: GatewaySettings,
@@ -63,7 +64,7 @@ pub(crate) async fn follow(
             Ok(Event::InitDone) => {
                 listed.send_replace(true);
             }
-            // What a gateway that has ended spent remains spent.
+            // The spending of a gateway that has ended still counts today.
             Ok(Event::Init | Event::Delete(_)) => {}
             Err(error) => {
                 tracing::warn!(%error, "cannot watch the Leases of gateways: budgets are not shared")
@@ -72,9 +73,10 @@ pub(crate) async fn follow(
     }
 }
 
-/// Returns what a gateway reports in its Lease.
-fn reported(lease: &Lease) -> Option<Reported> {
-    let text = lease.annotations().get(SPENDING_ANNOTATION).filter(|text| text.len() <= MOST_BYTES)?;
+/// Parses the spending that a gateway reports in its Lease.
+fn reported(lease: &Lease) -> Option<ReportedSpending> {
+    let text =
+        lease.annotations().get(SPENDING_ANNOTATION).filter(|text| text.len() <= MAX_ANNOTATION_BYTES)?;
     match serde_json::from_str(text) {
         Ok(reported) => Some(reported),
         Err(error) => {

@@ -9,7 +9,7 @@ use super::mains::{self, DescriptionError, GenerationOutcome, Order, WatchedFunc
 use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use remoe_api::MoEDeployment;
-use remoe_autoscale::replicas::Worked;
+use remoe_autoscale::replicas::RemoteWorkReport;
 use remoe_proto::identity::Trust;
 use remoe_proto::placement_digest;
 use remoe_proto::v1::{LayerExperts, LayerPairs};
@@ -54,7 +54,7 @@ pub(crate) struct MainObservation {
     /// The generation that it was last told, and what came of it. That it is in force is reported once.
     pub told: Option<(u64, GenerationOutcome)>,
     /// Work that its remote functions did; absent if it did not answer.
-    pub worked: Option<Worked>,
+    pub worked: Option<RemoteWorkReport>,
     /// When it was last found that remote functions were used, by their names, as far as that was asked.
     pub used: BTreeMap<String, Timestamp>,
 }

@@ -2,7 +2,7 @@
 
 use super::events::shortened;
 use super::ports::CONTROL_PORT;
-use remoe_autoscale::replicas::Worked;
+use remoe_autoscale::replicas::RemoteWorkReport;
 use remoe_proto::identity::Trust;
 use remoe_proto::v1::{LayerExperts, LayerPairs, MainDescription, Routing, RoutingAck};
 use remoe_proto::{ErrorCode, MAX_ENDPOINTS, MAX_EXPERTS, MAX_LAYERS, ServiceError, placement_digest};
@@ -66,7 +66,7 @@ pub(super) struct Described {
     /// Digest of its placement.
     pub(super) placement: String,
     /// Work that its remote functions did.
-    pub(super) worked: Worked,
+    pub(super) worked: RemoteWorkReport,
     /// How often remote experts were used, where that was asked.
     pub(super) pairs: Vec<LayerPairs>,
 }
@@ -131,7 +131,7 @@ fn checked(answer: MainDescription) -> Result<Described, String> {
     Ok(Described {
         in_force: generation,
         placement,
-        worked: Worked { age: Duration::from_micros(age_us), computed: computed.collect() },
+        worked: RemoteWorkReport { age: Duration::from_micros(age_us), computed: computed.collect() },
         pairs,
     })
 }

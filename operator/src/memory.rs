@@ -11,7 +11,7 @@ use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use remoe_api::MoEDeployment;
-use remoe_autoscale::replicas::History;
+use remoe_autoscale::replicas::LoadHistory;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -24,7 +24,7 @@ const LONGEST: SignedDuration = SignedDuration::from_mins(10);
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Remembered {
     /// Load in the scaling window.
-    pub load: History,
+    pub load: LoadHistory,
     /// Times before which no other plan is looked for.
     pub cooldown: Cooldown,
     /// Functions of all other deployments.
@@ -37,7 +37,7 @@ pub(crate) struct Remembered {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Learned {
     /// Load in the scaling window.
-    pub load: History,
+    pub load: LoadHistory,
     /// Times before which no other plan is looked for.
     pub cooldown: Cooldown,
     /// Functions of the deployment that are not ready.
@@ -59,7 +59,7 @@ pub(super) struct SoftState(Mutex<HashMap<ObjectRef<MoEDeployment>, DeploymentMe
 /// Soft state of one deployment.
 #[derive(Default)]
 struct DeploymentMemory {
-    load: History,
+    load: LoadHistory,
     cooldown: Cooldown,
     silence: SilentFunctions,
     /// Time since which it has its turn.

@@ -6,8 +6,8 @@ use crate::pace::TimeShare;
 use crate::report::{Bar, BenchSection};
 use crate::series::Series;
 use remoe_billing::{
-    Attribution, Basis, Billed, FunctionEvent, Ledger, LedgerLimits, Meter, Pairs, Phase, Phases, Rate,
-    Rates, ReportedCost, RequestWork, Worked,
+    Attribution, Basis, BilledRequest, FunctionEvent, Ledger, LedgerLimits, Meter, PairCounts, Phase, Phases,
+    Rate, Rates, ReportedCost, RequestWork, WorkShare,
 };
 use remoe_gateway_core::{Billing, CompletedRequest, CostAccounting, GatewayMetrics};
 use serde_json::json;
@@ -83,10 +83,10 @@ fn request(addresses: &[Arc<str>]) -> Result<f64> {
     };
     for (function, tier) in billing.functions.values() {
         let event = FunctionEvent::Started { tier: tier.clone(), rate: RATE, basis: Basis::Alive };
-        books.function(CostAccounting::now(), "m", function, event);
+        books.record_function_event(CostAccounting::now(), "m", function, event);
     }
     let meter = Meter::default();
-    let worked = Worked { share: Phases { prefill: 12_345_678, decode: 87_654_321 }, busy: 1 << 40 };
+    let worked = WorkShare { share: Phases { prefill: 12_345_678, decode: 87_654_321 }, busy: 1 << 40 };
     let remote = addresses.iter().map(|address| (address.clone(), worked)).collect();
     let work = RequestWork { main: worked, remote, served: 1 << 41 };
     let rivals: BTreeMap<String, u64> = RIVALS.map(|rival| (rival.to_owned(), 1_000_000)).into();
@@ -94,18 +94,24 @@ fn request(addresses: &[Arc<str>]) -> Result<f64> {
     for number in 0..REQUESTS {
         // The gateway says what functions cost, the main function what it was of that, and the gateway keeps it.
         let rates: Rates = billing.rates.to_string().parse().doing(writing)?;
-        let told = ReportedCost { rivals: rivals.clone(), ..meter.tell(&work, &rates) };
+        let told = ReportedCost { rivals: rivals.clone(), ..meter.report(&work, &rates) };
         let header = serde_json::to_string(&told).doing(writing)?;
         let told = serde_json::from_str(&header).doing(writing)?;
         let (prompt_tokens, completion_tokens) = (100, 100);
         let id = format!("{number:032x}");
-        let answered =
-            CompletedRequest { id: &id, model: "m", tenant: "t", prompt_tokens, completion_tokens, told };
-        std::hint::black_box(books.answered(answered, &billing, None));
+        let answered = CompletedRequest {
+            id: &id,
+            model: "m",
+            tenant: "t",
+            prompt_tokens,
+            completion_tokens,
+            reported: told,
+        };
+        std::hint::black_box(books.record_answer(answered, &billing, None));
     }
     let took = started.elapsed().as_secs_f64() * 1e6 / REQUESTS as f64;
     // Serving goes on where a ledger takes nothing: that would be quick.
-    let kept = books.added_up().doing(writing)?.answered.requests;
+    let kept = books.totals().doing(writing)?.answered.requests;
     if kept != REQUESTS as u64 {
         return Err(BenchError::new(writing(), format!("expected {REQUESTS} requests, got {kept}")));
     }
@@ -114,7 +120,7 @@ fn request(addresses: &[Arc<str>]) -> Result<f64> {
 
 struct AccountedRequest(RequestWork);
 
-impl Billed for AccountedRequest {
+impl BilledRequest for AccountedRequest {
     fn work(&mut self) -> (&mut RequestWork, Phase) {
         (&mut self.0, Phase::Decode)
     }
@@ -128,9 +134,9 @@ fn token(addresses: &[Arc<str>]) -> f64 {
     let slots: Vec<Vec<u32>> = (0..REMOTE as u32)
         .map(|link| (0..BATCH as u32).map(|row| row * REMOTE as u32 + link).collect())
         .collect();
-    let (mut pairs, begun) = (Pairs::default(), Instant::now());
+    let (mut pairs, begun) = (PairCounts::default(), Instant::now());
     let mut attribution = Attribution::new(begun);
-    attribution.switched(addresses.iter().map(|address| &**address), begun);
+    attribution.set_links(addresses.iter().map(|address| &**address), begun);
     let started = Instant::now();
     for iteration in 0..REQUESTS as u64 {
         pairs.begin(BATCH, REMOTE);
@@ -139,8 +145,8 @@ fn token(addresses: &[Arc<str>]) -> f64 {
                 pairs.count(link, slots, REMOTE);
             }
         }
-        let passed = attribution.passed(begun + Duration::from_millis(10 * (iteration + 1)));
-        attribution.share(passed, &mut requests, (0..BATCH).map(|row| row..row + 1), &pairs);
+        let passed = attribution.end_iteration(begun + Duration::from_millis(10 * (iteration + 1)));
+        attribution.attribute(passed, &mut requests, (0..BATCH).map(|row| row..row + 1), &pairs);
     }
     std::hint::black_box(&requests);
     started.elapsed().as_secs_f64() * 1e6 / (REQUESTS * BATCH) as f64

@@ -4,7 +4,8 @@ use crate::exit::{CliError, CliExitCode};
 use crate::output::{json, table};
 use clap::{Args, ValueEnum};
 use remoe_billing::{
-    Amounts, Entries, Functions, LOCK, LedgerError, LedgerTotals, Tier, export_csv, export_json, records,
+    FunctionTotals, LOCK_FILE, LedgerError, LedgerRecords, LedgerTotals, RequestTotals, TierTotals,
+    export_csv, export_json, records,
 };
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -69,10 +70,10 @@ struct Report<'a> {
     /// Cost of the functions' run time, and of the gateway: the sum of the amounts above, minus `unknown`.
     paid: u64,
     by_model: BTreeMap<&'a str, u64>,
-    functions_by_model: &'a BTreeMap<String, Functions>,
+    functions_by_model: &'a BTreeMap<String, FunctionTotals>,
     by_tenant: BTreeMap<&'a str, u64>,
     by_day: BTreeMap<String, u64>,
-    by_tier: &'a BTreeMap<String, Tier>,
+    by_tier: &'a BTreeMap<String, TierTotals>,
     /// Counterfactual cost of the same requests.
     rivals: BTreeMap<&'a str, RivalReport>,
     prompt_tokens: u64,
@@ -111,7 +112,7 @@ pub(crate) fn run(args: &CostArgs, as_json: bool) -> Result<ExitCode, CliError> 
         export(&folders, form).map_err(|error| ledger_error(&error))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut entries: Vec<Entries> = folders
+    let mut entries: Vec<LedgerRecords> = folders
         .iter()
         .map(|folder| records(folder))
         .collect::<Result<_, _>>()
@@ -147,7 +148,8 @@ fn ledgers(folder: &Path) -> Result<Vec<PathBuf>, LedgerError> {
 }
 
 fn export(ledgers: &[PathBuf], form: ExportForm) -> Result<(), Box<dyn std::error::Error>> {
-    let entries: Vec<Entries> = ledgers.iter().map(|folder| records(folder)).collect::<Result<_, _>>()?;
+    let entries: Vec<LedgerRecords> =
+        ledgers.iter().map(|folder| records(folder)).collect::<Result<_, _>>()?;
     let (entries, mut out) = (entries.into_iter().flatten(), io::stdout().lock());
     match form {
         ExportForm::Csv => export_csv(entries, &mut out)?,
@@ -156,7 +158,7 @@ fn export(ledgers: &[PathBuf], form: ExportForm) -> Result<(), Box<dyn std::erro
     Ok(())
 }
 
-fn costs(amounts: &BTreeMap<String, Amounts>) -> BTreeMap<&str, u64> {
+fn costs(amounts: &BTreeMap<String, RequestTotals>) -> BTreeMap<&str, u64> {
     amounts.iter().map(|(name, amounts)| (name.as_str(), amounts.cost)).collect()
 }
 
@@ -217,7 +219,7 @@ fn text(account: &LedgerTotals, damaged: u64, reconcile: bool) -> String {
         blocks.push(amounts_table("tenant", &account.by_tenant, |name| {
             if name.is_empty() { "(no keys)".to_owned() } else { name.to_owned() }
         }));
-        let days: BTreeMap<String, Amounts> =
+        let days: BTreeMap<String, RequestTotals> =
             account.by_day.iter().map(|(number, amounts)| (day(*number), *amounts)).collect();
         blocks.push(amounts_table("day", &days, |name| name.to_owned()));
     }
@@ -367,7 +369,7 @@ mod tests {
         };
         let requests = [request(20_000, "few", 3_000), request(20_001, "many", 9_000)];
         let records = [started("main"), started("group-0")].into_iter().chain(requests);
-        let account = LedgerTotals::of(records.map(Ok)).unwrap();
+        let account = LedgerTotals::from_records(records.map(Ok)).unwrap();
         let text = text(&account, 0, true);
         let row = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or_default();
         for (name, bars) in [("few", 10), ("many", 30), ("2024-10-04", 10), ("2024-10-05", 30), ("m ", 40)] {

@@ -1,146 +1,152 @@
-//! How many replicas of each function follow load.
+//! Replica counts of functions that follow load.
 //!
-//! Pure: [`History`] has what gateways and main functions said of late, [`Policy`] what functions are to be kept at, and what follows for
-//! main functions ([`mains`]) and for remote ones ([`remote`]) depends on nothing else. Load is an average over a window,
-//! and over a tenth of it in a burst, as in Knative's autoscaler; among remote functions replicas go where MoEless' rule
-//! has them ([`balance`]). Replicas are added at once. They are taken away where fewer would do with room to spare, a
-//! window after any of the same function were added: a load that stays as it is moves nothing.
+//! Pure: the counts of main functions ([`main_replicas`]) and of remote functions ([`remote_replicas`]) depend only
+//! on recent reports ([`LoadHistory`]) and targets ([`ScalingPolicy`]). Load is averaged over a window, and over a
+//! tenth of it in a burst, as in Knative's autoscaler. Replicas of remote functions are placed by MoEless' rule
+//! ([`balance_replicas`]). Replicas are added at once. They are removed only if fewer suffice with a margin, and a
+//! window has passed since the last addition, so that a steady load changes nothing.
 
 mod balance;
 mod history;
 
-pub use balance::{ReplicaBalance, balance};
-pub use history::{GatewayReport, History, Worked};
+pub use balance::{ReplicaGroup, balance_replicas};
+pub use history::{GatewayReport, LoadHistory, RemoteWorkReport};
 
 use std::time::Duration;
 
-/// Targets that functions are kept at.
+/// Targets of scaling.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Policy {
-    /// The share of what a replica can do that it is to do, above 0 and at most 1.
+pub struct ScalingPolicy {
+    /// Target utilisation of a replica, above 0 and at most 1.
     pub target: f64,
-    /// Load is averaged over so long.
+    /// Time over which load is averaged.
     pub window: Duration,
 }
 
-/// Fewer replicas have to do at this share of [`Policy::target`] before any is taken away.
-const EASE: f64 = 0.8;
-/// A burst is averaged over this part of the window.
-const BURST: u32 = 10;
-/// It is one where it needs so many times the replicas that there are.
-const SURGE: u32 = 2;
+/// Factor of [`ScalingPolicy::target`] for scaling down: fewer replicas must suffice at this lower utilisation before
+/// any is removed.
+const SCALE_DOWN_FACTOR: f64 = 0.8;
+/// Divisor of the window over which bursts are averaged.
+const BURST_DIVISOR: u32 = 10;
+/// Factor of the present replicas that a load must need to count as a burst.
+const SURGE_FACTOR: u32 = 2;
 
-impl Policy {
-    fn burst(&self) -> Duration {
-        self.window / BURST
+impl ScalingPolicy {
+    fn burst_window(&self) -> Duration {
+        self.window / BURST_DIVISOR
     }
 
-    fn eased(&self) -> f64 {
-        self.target * EASE
+    fn scale_down_target(&self) -> f64 {
+        self.target * SCALE_DOWN_FACTOR
     }
 }
 
-/// Main functions.
+/// Main functions of a deployment, and the bounds of their number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mains<'a> {
-    /// Name in the history.
+pub struct MainReplicas<'a> {
+    /// Name under which [`LoadHistory`] records them.
     pub name: &'a str,
-    /// That run now.
+    /// Number that runs now.
     pub present: u32,
-    /// That run at least.
+    /// Smallest number.
     pub least: u32,
-    /// That run at most.
+    /// Largest number.
     pub most: u32,
-    /// Requests that one has at the same time.
+    /// Request slots of one main function.
     pub room: u32,
-    /// One of them serves by now.
+    /// Set if at least one of them serves.
     pub serves: bool,
 }
 
-/// Main functions that are to run at `now`, on the clock that gateways' times are of: as many as have room for the requests
-/// that wait or run.
+/// Returns the number of main functions that should run at `now`, by the clock of the gateways' reports: enough slots
+/// for the requests that wait or run.
 #[must_use]
-pub fn mains(policy: &Policy, history: &History, mains: Mains<'_>, now: Duration) -> u32 {
-    let Mains { name, present, least, most, room, serves } = mains;
+pub fn main_replicas(
+    policy: &ScalingPolicy,
+    history: &LoadHistory,
+    mains: MainReplicas<'_>,
+    now: Duration,
+) -> u32 {
+    let MainReplicas { name, present, least, most, room, serves } = mains;
     let needed = |requests: f64, target: f64| {
         let replicas = (requests / (f64::from(room.max(1)) * target) - f64::EPSILON).ceil();
         (replicas as u32).clamp(least, most.max(least))
     };
     let stable = history.requests(now, policy.window);
-    let burst = history.requests(now, policy.burst());
-    // Who waits is not averaged away; where some serve it may be over in a moment.
-    let waiting = history.requests_that_wait(now, if serves { policy.burst() } else { Duration::ZERO });
-    let at_once = needed(burst, policy.target);
-    let surges = at_once > present && at_once >= present.saturating_mul(SURGE).min(most);
-    let load = waiting.map_or(if surges { burst } else { stable }, |waiting| waiting.max(stable));
+    let burst = history.requests(now, policy.burst_window());
+    // Waiting requests count in full, not averaged. While a main function serves, a short wait is ignored.
+    let waiting = history.delayed_requests(now, if serves { policy.burst_window() } else { Duration::ZERO });
+    let burst_counts = needed(burst, policy.target);
+    let is_burst = burst_counts > present && burst_counts >= present.saturating_mul(SURGE_FACTOR).min(most);
+    let load = waiting.map_or(if is_burst { burst } else { stable }, |waiting| waiting.max(stable));
     let may_lower = history.may_lower(name, now, policy.window);
-    // More may run than may be asked for: another writer has put it there.
-    settled(present, needed(load, policy.target), needed(load, policy.eased()), may_lower)
+    // More may run than `most`, because another writer changed the count.
+    with_hysteresis(present, needed(load, policy.target), needed(load, policy.scale_down_target()), may_lower)
         .clamp(least, most.max(least))
 }
 
-/// A remote function of which there may be several.
+/// Remote function with replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Remote<'a> {
-    /// Name in the history.
+pub struct RemoteReplicas<'a> {
+    /// Name under which [`LoadHistory`] records it.
     pub name: &'a str,
-    /// Where main functions reach its replicas.
+    /// Addresses at which main functions call its replicas.
     pub addresses: &'a [String],
-    /// Replicas that run now.
+    /// Number of replicas that run now.
     pub present: u32,
-    /// Replicas that its plan has.
+    /// Number of replicas in the plan, the smallest number.
     pub least: u32,
-    /// Replicas at most.
+    /// Largest number of replicas.
     pub most: u32,
-    /// Memory of one, in bytes.
+    /// Memory of a replica in bytes.
     pub bytes: u64,
 }
 
-/// Replicas of each of `functions` that are to run at `now`, on the clock that gateways' times are of; those beyond a plan's
-/// take at most `memory` bytes all together.
+/// Returns the number of replicas of each of `functions` that should run at `now`, by the clock of the gateways'
+/// reports. Replicas beyond those of the plan use at most `memory` bytes together.
 #[must_use]
-pub fn remote(
-    policy: &Policy,
-    history: &History,
-    functions: &[Remote<'_>],
+pub fn remote_replicas(
+    policy: &ScalingPolicy,
+    history: &LoadHistory,
+    functions: &[RemoteReplicas<'_>],
     memory: u64,
     now: Duration,
 ) -> Vec<u32> {
-    let needed = |load: &dyn Fn(&Remote<'_>) -> f64, target: f64| {
-        let groups = functions.iter().map(|function| ReplicaBalance {
+    let needed = |load: &dyn Fn(&RemoteReplicas<'_>) -> f64, target: f64| {
+        let groups = functions.iter().map(|function| ReplicaGroup {
             load: load(function),
             least: function.least,
             most: function.most,
             bytes: function.bytes,
         });
-        balance(&groups.collect::<Vec<_>>(), target, memory)
+        balance_replicas(&groups.collect::<Vec<_>>(), target, memory)
     };
-    let stable = |function: &Remote<'_>| history.busy(function.addresses, now, policy.window);
-    // Main functions tell rarely how busy remote ones are, and a function is busy all the time at most: growth is seen by the
-    // requests first, which use what those before them used.
+    let stable = |function: &RemoteReplicas<'_>| history.busy(function.addresses, now, policy.window);
+    // Main functions report rarely, and the reported load of a replica cannot exceed 1. So a burst is estimated from
+    // the growth of requests, which are assumed to use experts as earlier ones did.
     let requests = history.requests(now, policy.window);
-    let growth = if requests > 0.0 { history.requests(now, policy.burst()) / requests } else { 1.0 };
-    let burst = |function: &Remote<'_>| stable(function) * growth.max(1.0);
-    let at_once = needed(&burst, policy.target);
-    let surges = functions.iter().zip(&at_once).any(|(function, replicas)| {
-        *replicas >= function.present.saturating_mul(SURGE) && *replicas > function.least
+    let growth = if requests > 0.0 { history.requests(now, policy.burst_window()) / requests } else { 1.0 };
+    let burst = |function: &RemoteReplicas<'_>| stable(function) * growth.max(1.0);
+    let burst_counts = needed(&burst, policy.target);
+    let is_burst = functions.iter().zip(&burst_counts).any(|(function, replicas)| {
+        *replicas >= function.present.saturating_mul(SURGE_FACTOR) && *replicas > function.least
     });
-    let (up, down) = if surges {
-        (at_once, needed(&burst, policy.eased()))
+    let (up, down) = if is_burst {
+        (burst_counts, needed(&burst, policy.scale_down_target()))
     } else {
-        (needed(&stable, policy.target), needed(&stable, policy.eased()))
+        (needed(&stable, policy.target), needed(&stable, policy.scale_down_target()))
     };
     let bounds = up.iter().zip(down);
     let mut chosen: Vec<u32> = functions
         .iter()
         .zip(bounds)
         .map(|(function, (up, down))| {
-            let Remote { name, present, least, most, .. } = *function;
+            let RemoteReplicas { name, present, least, most, .. } = *function;
             let may_lower = history.may_lower(name, now, policy.window);
-            settled(present.max(least), *up, down, may_lower).clamp(least, most.max(least))
+            with_hysteresis(present.max(least), *up, down, may_lower).clamp(least, most.max(least))
         })
         .collect();
-    // What is there and not needed makes way where all together would take more than they may.
+    // If all replicas together exceed `memory`, unneeded ones are removed first.
     let extra = |chosen: &[u32]| -> u64 {
         let each = functions.iter().zip(chosen);
         each.map(|(function, count)| {
@@ -156,8 +162,9 @@ pub fn remote(
     chosen
 }
 
-/// Between what is needed and what is needed with room to spare everything stays as it is.
-fn settled(present: u32, needed: u32, with_room: u32, may_lower: bool) -> u32 {
-    let most = if may_lower { with_room.max(needed) } else { u32::MAX };
-    present.clamp(needed, most)
+/// Applies hysteresis: keeps `present` if it lies between `needed` and `needed_with_margin`. Removes replicas only if
+/// `may_lower`.
+fn with_hysteresis(present: u32, needed: u32, needed_with_margin: u32, may_lower: bool) -> u32 {
+    let max = if may_lower { needed_with_margin.max(needed) } else { u32::MAX };
+    present.clamp(needed, max)
 }

@@ -1,67 +1,67 @@
-//! Scale to zero: the pure step of a model's phase, for a gateway that keeps functions itself and for the operator.
+//! Scale to zero: the pure step of a model's phase, for `remoe up` and for the operator.
 //!
-//! Level-based: the next phase depends on the present one and on what is there now, never on which event came last. A model
-//! is awake while a request waits or runs, or the idle window is open. Before it scales to zero new requests are held and
-//! the engine is asked once more if it runs anything: a request that comes by then is served by the same processes. Remote
-//! groups may scale to zero before that, one by one ([`groups`]).
+//! Level-based: the next phase depends on the present phase and the present state, never on the last event. A model
+//! is awake while a request waits or runs, or while the idle window is open. Before it scales to zero, new requests
+//! are held and the engine is asked whether it still has requests. A request that arrives meanwhile is served by the
+//! same processes. Remote groups may scale to zero earlier, one by one ([`groups`]).
 
 pub mod groups;
 
 use serde::Serialize;
 use std::time::Duration;
 
-/// Where a model is between awake and asleep.
+/// Phase of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ScalingPhase {
-    /// Requests go to its functions as these have room.
+    /// Functions run and serve requests.
     Active,
-    /// Functions run, new requests are held, and the engine is asked if it is idle.
+    /// Functions run, new requests are held, and the engine is asked whether it is idle.
     Draining,
-    /// Nothing is to run.
+    /// No function runs.
     Asleep,
-    /// Functions start.
+    /// Functions are being started.
     Waking,
 }
 
 /// Inputs of a step.
 #[derive(Debug, Clone, Copy)]
 pub struct StepInputs {
-    /// Requests that are held.
+    /// Number of waiting requests.
     pub waiting: usize,
-    /// Requests that functions work on.
+    /// Number of requests that functions work on.
     pub in_flight: usize,
-    /// Time since a request last came or ended, or the model woke up.
+    /// Time since a request last arrived or ended, or the model woke.
     pub quiet: Duration,
-    /// Without requests for so long it sleeps; `None`: never.
+    /// Idle window after which the model sleeps; `None`: never.
     pub idle: Option<Duration>,
-    /// Time that a wake may go on after the last waiting client left.
+    /// Time for which a wake continues after the last waiting client has disconnected.
     pub wake_limit: Duration,
-    /// Functions that were started for the present phase answer.
+    /// Set if functions that were started for the present phase serve.
     pub serving: bool,
-    /// Requests that the engine says it has, asked since the drain began; `None`: no answer yet.
+    /// Requests that the engine reports since draining began; `None`: not reported yet.
     pub engine: Option<u32>,
 }
 
-/// The phase that follows `phase`.
+/// Returns the phase that follows `phase`.
 #[must_use]
-pub fn step(phase: ScalingPhase, seen: &StepInputs) -> ScalingPhase {
-    let busy = seen.waiting > 0 || seen.in_flight > 0;
-    let open = |least: Duration| seen.idle.is_none_or(|idle| seen.quiet < idle.max(least));
-    let needed = busy || open(Duration::ZERO);
+pub fn step(phase: ScalingPhase, inputs: &StepInputs) -> ScalingPhase {
+    let has_requests = inputs.waiting > 0 || inputs.in_flight > 0;
+    let is_window_open = |minimum: Duration| inputs.idle.is_none_or(|idle| inputs.quiet < idle.max(minimum));
+    let needed = has_requests || is_window_open(Duration::ZERO);
     match phase {
         ScalingPhase::Active if needed => ScalingPhase::Active,
         ScalingPhase::Active => ScalingPhase::Draining,
-        ScalingPhase::Draining if needed || seen.engine.is_some_and(|running| running > 0) => {
+        ScalingPhase::Draining if needed || inputs.engine.is_some_and(|running| running > 0) => {
             ScalingPhase::Active
         }
-        ScalingPhase::Draining if seen.engine == Some(0) => ScalingPhase::Asleep,
+        ScalingPhase::Draining if inputs.engine == Some(0) => ScalingPhase::Asleep,
         ScalingPhase::Draining => ScalingPhase::Draining,
         ScalingPhase::Asleep if needed => ScalingPhase::Waking,
         ScalingPhase::Asleep => ScalingPhase::Asleep,
-        ScalingPhase::Waking if seen.serving => ScalingPhase::Active,
-        // A wake outlives the client that caused it, so that the next one need not begin again.
-        ScalingPhase::Waking if busy || open(seen.wake_limit) => ScalingPhase::Waking,
+        ScalingPhase::Waking if inputs.serving => ScalingPhase::Active,
+        // A wake continues after its client has disconnected, so that a retry need not start over.
+        ScalingPhase::Waking if has_requests || is_window_open(inputs.wake_limit) => ScalingPhase::Waking,
         ScalingPhase::Waking => ScalingPhase::Asleep,
     }
 }
@@ -74,7 +74,7 @@ mod tests {
     const IDLE: u64 = 50;
     const WAKE_LIMIT: u64 = 400;
 
-    /// A model with clients and functions that come, go and die; times in milliseconds.
+    /// Simulated model with clients and functions that come, go and fail. Times are in milliseconds.
     #[derive(Debug)]
     struct ScalingWorld {
         phase: ScalingPhase,
@@ -83,7 +83,7 @@ mod tests {
         waiting: usize,
         in_flight: usize,
         engine: Option<u32>,
-        /// When the functions will answer; `None`: none run.
+        /// Time at which the functions serve; `None`: none run.
         ready_at: Option<u64>,
         wakes: usize,
         demands: usize,
@@ -96,7 +96,7 @@ mod tests {
 
         fn settle(&mut self) {
             loop {
-                let seen = StepInputs {
+                let inputs = StepInputs {
                     waiting: self.waiting,
                     in_flight: self.in_flight,
                     quiet: Duration::from_millis(self.now - self.last_active),
@@ -105,7 +105,7 @@ mod tests {
                     serving: self.serving(),
                     engine: self.engine,
                 };
-                let next = step(self.phase, &seen);
+                let next = step(self.phase, &inputs);
                 if next == self.phase {
                     break;
                 }
@@ -134,33 +134,33 @@ mod tests {
     }
 
     proptest! {
-        /// Whenever clients come and leave and functions die: nothing stops with work at hand, nothing
-        /// wakes without a request, and at the end every request was served and the model sleeps.
+        /// For any sequence of arrivals, disconnects and failures: functions with requests never stop, a model never
+        /// wakes without a request, and in the end every request was served and the model sleeps.
         #[test]
         fn no_request_is_lost_or_waits_for_ever(moves in proptest::collection::vec((0_u8..8, 0_u64..90), 1..300)) {
             let mut world = ScalingWorld {
                 phase: ScalingPhase::Asleep, now: 1000, last_active: 0, waiting: 0, in_flight: 0, engine: None,
                 ready_at: None, wakes: 0, demands: 0,
             };
-            let (mut came, mut left, mut served) = (0, 0, 0);
+            let (mut arrivals, mut disconnects, mut served) = (0, 0, 0);
             for (kind, time) in moves {
                 match kind {
                     0 | 1 => {
-                        came += 1;
+                        arrivals += 1;
                         world.demands += usize::from(world.waiting + world.in_flight == 0);
                         world.waiting += 1;
                         world.last_active = world.now;
                     }
                     2 if world.waiting > 0 => {
                         world.waiting -= 1;
-                        left += 1;
+                        disconnects += 1;
                     }
                     3 if world.in_flight > 0 => {
                         world.in_flight -= 1;
                         served += 1;
                         world.last_active = world.now;
                     }
-                    // Functions die: what they had is sent again, and they are started again.
+                    // Functions fail: their requests are retried, and the functions start again.
                     4 if world.ready_at.is_some() => {
                         world.waiting += std::mem::take(&mut world.in_flight);
                         world.ready_at = Some(world.now + 120);
@@ -176,15 +176,15 @@ mod tests {
                 world.engine = (world.phase == ScalingPhase::Draining).then_some(0);
                 world.settle();
             }
-            prop_assert_eq!(came, left + served, "{:?}", world);
+            prop_assert_eq!(arrivals, disconnects + served, "{:?}", world);
             prop_assert_eq!(world.phase, ScalingPhase::Asleep);
             prop_assert!(world.wakes <= world.demands, "{:?}", world);
         }
     }
 
     #[test]
-    fn without_a_window_a_model_never_sleeps() {
-        let seen = StepInputs {
+    fn model_without_idle_window_never_sleeps() {
+        let inputs = StepInputs {
             waiting: 0,
             in_flight: 0,
             quiet: Duration::MAX,
@@ -193,6 +193,6 @@ mod tests {
             serving: true,
             engine: Some(0),
         };
-        assert_eq!(step(ScalingPhase::Active, &seen), ScalingPhase::Active);
+        assert_eq!(step(ScalingPhase::Active, &inputs), ScalingPhase::Active);
     }
 }

@@ -1,4 +1,4 @@
-//! Cost of requests: integer money, the ledger that keeps it, and how it adds up.
+//! Cost of requests: integer amounts, the ledger that stores them, and its totals.
 //!
 //! ```text
 //! engine: nanoseconds of iterations, split by work ([`Attribution`]) ─▶ [`Meter`]: x rate ─▶ [`ReportedCost`], with the answer
@@ -9,8 +9,8 @@
 //!                                  [`LedgerTotals`]: paid = requests + failed + idle + starts + .. + residual
 //! ```
 //!
-//! Money is integer nano-dollars and time integer nanoseconds everywhere: parts add up to their whole exactly.
-//! Nothing here knows who starts functions or speaks HTTP.
+//! Amounts are integer nano-dollars and times integer nanoseconds everywhere, so that parts add up exactly. This
+//! crate neither starts functions nor speaks HTTP.
 
 mod account;
 mod attribution;
@@ -25,14 +25,14 @@ mod record;
 mod share;
 mod writer;
 
-pub use account::{AccountError, Amounts, Functions, LedgerTotals, SIGN_OF_LIFE, Tier};
-pub use attribution::{Attribution, Billed, Pairs, Passed};
+pub use account::{FunctionTotals, LedgerTotals, LedgerTotalsError, RequestTotals, SIGN_OF_LIFE, TierTotals};
+pub use attribution::{Attribution, BilledRequest, IterationTime, PairCounts};
 pub use export::{export_csv, export_json};
 pub use life::FunctionLife;
-pub use lives::{LifeChange, Lives, PresentFunction, TierCharge};
-pub use meter::{Meter, RIVALS, Rates, ReportedCost, RequestWork, Worked};
+pub use lives::{FunctionLives, LifeChange, PresentFunction, TierCharge};
+pub use meter::{Meter, RIVALS, Rates, ReportedCost, RequestWork, WorkShare};
 pub use money::{Carry, Rate, split};
-pub use read::{Entries, LedgerError, records, records_since};
+pub use read::{LedgerError, LedgerRecords, records, records_since};
 pub use record::{FunctionEvent, FunctionRecord, Record, RequestCost, RequestRecord};
 pub use share::{Basis, Phase, Phases, Share};
-pub use writer::{LOCK, Ledger, LedgerLimits};
+pub use writer::{LOCK_FILE, Ledger, LedgerLimits};

@@ -1,14 +1,14 @@
-//! One function from its start to its end, and what its time was paid for.
+//! Life of one function from its start to its end, and the costs of its time.
 
 use crate::money::Rate;
 use crate::share::{Basis, Share, grow, sum};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Time that a function may say it worked or served beyond its life: clocks may be set meanwhile.
+/// Nanoseconds by which the reported work of a function may exceed its life: clocks may be set meanwhile.
 const SLACK: u64 = 3_600_000_000_000;
 
-/// Life of a function, as far as it is known. Times are nanoseconds since 1970.
+/// Life of a function, as far as it is recorded. Times are nanoseconds since 1970. Ledgers store it as JSON.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionLife {
     pub(crate) rate: Rate,
@@ -18,34 +18,39 @@ pub struct FunctionLife {
     pub(crate) serving: Option<u64>,
     pub(crate) replaced: Option<u64>,
     pub(crate) stopped: Option<u64>,
-    /// Last time at which it was known to be alive, if the ledger was opened again since and no record says that it
-    /// still is.
-    pub(crate) unseen: Option<u64>,
-    /// Nano-dollars that requests were charged.
-    pub(crate) told: u64,
-    /// Work that it did, by the main function that reports it: each counts from its own start.
+    /// Last time at which it was known to be alive, if its end is not recorded and the ledger's writer lost track of
+    /// it.
+    #[serde(rename = "unseen")]
+    pub(crate) unobserved_since: Option<u64>,
+    /// Nano-dollars that were charged to requests.
+    #[serde(rename = "told")]
+    pub(crate) charged: u64,
+    /// Work of the function by the main function that reports it. Each main function counts from its own start.
     work: BTreeMap<String, FunctionWork>,
-    /// When an answer last left.
-    answered: Option<u64>,
-    /// When a main function began to serve, by its own account: answers leave some time after the engine ended them, the
-    /// quickest of them says it best.
-    began: Option<u64>,
-    /// When a request last ended without an answer.
+    /// Time of the last answer.
+    #[serde(rename = "answered")]
+    last_answer: Option<u64>,
+    /// Time when the main function began to serve, by its own reports: the earliest of them, because each is late by
+    /// the time from the engine to the ledger.
+    #[serde(rename = "began")]
+    reported_serving: Option<u64>,
+    /// Time when a request last ended without an answer.
     lost_until: u64,
-    /// How long it has worked since the last answer for requests that ended without one.
-    lost_for: u64,
+    /// Nanoseconds since the last answer in which it worked for requests that ended without one.
+    #[serde(rename = "lost_for")]
+    lost_nanoseconds: u64,
 }
 
-/// Work of a function, and the main function's own time, as a main function reports them.
+/// Nanoseconds of work of a function, and of serving of the main function that reports them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct FunctionWork {
-    /// How long the function worked.
+    /// Nanoseconds that the function has worked.
     busy: u64,
-    /// How long the main function had served by then.
+    /// Nanoseconds that the main function has served.
     served: u64,
 }
 
-/// Where the money for a function's time went, in nano-dollars.
+/// Costs of a function's time by purpose, in nano-dollars.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct TimeCosts {
     pub(crate) paid: u64,
@@ -53,7 +58,7 @@ pub(crate) struct TimeCosts {
     pub(crate) idle: u64,
     pub(crate) cold_start: u64,
     pub(crate) overlap: u64,
-    /// Rest of what was paid.
+    /// `paid` minus all parts.
     pub(crate) residual: i64,
 }
 
@@ -62,97 +67,103 @@ impl FunctionLife {
         Self { rate, is_main, basis, started: at, ..Self::default() }
     }
 
-    /// Takes note of an answer of `main` that left at `at`, when that had served for `served`.
-    pub(crate) fn answered(&mut self, main: &str, at: u64, share: &Share, served: u64) {
-        grow(&mut self.told, share.cost.sum());
-        let began = at.saturating_sub(served);
-        self.began = Some(self.began.map_or(began, |known| known.min(began)));
-        self.answered = self.answered.max(Some(at));
-        // What it did before is in what it says that it worked.
-        (self.lost_until, self.lost_for) = (self.lost_until.max(at), 0);
+    /// Adds an answer of the main function `main`, sent at `at`, when `main` had served for `served` nanoseconds.
+    pub(crate) fn add_answer(&mut self, main: &str, at: u64, share: &Share, served: u64) {
+        grow(&mut self.charged, share.cost.sum());
+        let reported_serving = at.saturating_sub(served);
+        self.reported_serving =
+            Some(self.reported_serving.map_or(reported_serving, |known| known.min(reported_serving)));
+        self.last_answer = self.last_answer.max(Some(at));
+        // The reported work includes earlier work for lost requests.
+        (self.lost_until, self.lost_nanoseconds) = (self.lost_until.max(at), 0);
         if !self.work.contains_key(main) {
             self.work.insert(main.to_owned(), FunctionWork::default());
         }
         if let Some(work) = self.work.get_mut(main) {
-            // Answers leave in another order than the engine ended them in.
+            // Answers may be recorded in another order than the engine completed them.
             *work = FunctionWork { busy: work.busy.max(share.busy), served: work.served.max(served) };
         }
     }
 
-    /// Takes note of what another ledger says of the same function.
+    /// Joins the records of the same function in another ledger.
     pub(crate) fn join(&mut self, other: Self) {
-        let first = |one: Option<u64>, other: Option<u64>| one.into_iter().chain(other).min();
-        let last = |one: Option<u64>, other: Option<u64>| one.into_iter().chain(other).max();
+        let earliest = |one: Option<u64>, other: Option<u64>| one.into_iter().chain(other).min();
+        let latest = |one: Option<u64>, other: Option<u64>| one.into_iter().chain(other).max();
         self.started = self.started.min(other.started);
-        self.serving = first(self.serving, other.serving);
-        self.replaced = first(self.replaced, other.replaced);
-        self.stopped = first(self.stopped, other.stopped);
-        // It lives while either knows that it does.
-        self.unseen = self.unseen.zip(other.unseen).map(|(one, other)| one.max(other));
-        grow(&mut self.told, other.told);
+        self.serving = earliest(self.serving, other.serving);
+        self.replaced = earliest(self.replaced, other.replaced);
+        self.stopped = earliest(self.stopped, other.stopped);
+        // It is alive as long as either ledger observes it.
+        self.unobserved_since =
+            self.unobserved_since.zip(other.unobserved_since).map(|(one, other)| one.max(other));
+        grow(&mut self.charged, other.charged);
         for (main, work) in other.work {
             let known = self.work.entry(main).or_default();
             *known = FunctionWork { busy: known.busy.max(work.busy), served: known.served.max(work.served) };
         }
-        self.answered = last(self.answered, other.answered);
-        self.began = first(self.began, other.began);
-        // One that another gateway was answered later has that time in its work.
-        self.lost_for = if self.lost_until >= other.lost_until { self.lost_for } else { other.lost_for };
+        self.last_answer = latest(self.last_answer, other.last_answer);
+        self.reported_serving = earliest(self.reported_serving, other.reported_serving);
+        // If the other gateway got a later answer, the lost time is part of the reported work.
+        self.lost_nanoseconds =
+            if self.lost_until >= other.lost_until { self.lost_nanoseconds } else { other.lost_nanoseconds };
         self.lost_until = self.lost_until.max(other.lost_until);
     }
 
-    /// Takes note of a request that it had `since` then and that ended without an answer at `at`.
-    pub(crate) fn lose(&mut self, since: u64, at: u64) {
+    /// Adds a request that the function had from `since`, and that ended without an answer at `at`.
+    pub(crate) fn add_lost_request(&mut self, since: u64, at: u64) {
         let lost = at.saturating_sub(since.max(self.lost_until).max(self.started));
-        grow(&mut self.lost_for, lost);
+        grow(&mut self.lost_nanoseconds, lost);
         self.lost_until = self.lost_until.max(at);
     }
 
-    /// Returns where the money went until `now`, or until its end.
+    /// Returns the costs by purpose, until `now` or until the function's end.
     ///
-    /// The launcher's clock says what was paid, the engine's what it was for: where the two contradict each other, the
-    /// difference is the residual.
-    pub(crate) fn spent(&self, now: u64) -> TimeCosts {
-        let end = self.stopped.or(self.unseen).unwrap_or(now).max(self.started);
-        // No process works or serves for longer than it lives, whatever it says.
+    /// The launcher's clock determines what was paid, the engine's clock the parts. The difference between the two is
+    /// the residual.
+    pub(crate) fn costs_until(&self, now: u64) -> TimeCosts {
+        let end = self.stopped.or(self.unobserved_since).unwrap_or(now).max(self.started);
+        // Bounds the reported work: no process works or serves for longer than it lives.
         let longest = (end - self.started).saturating_add(SLACK);
         let busy = sum(self.work.values().map(|work| work.busy)).min(longest);
         if self.basis == Basis::Work {
-            // Only work is paid for: work that no request was charged for was for nothing.
-            let paid = self.rate.cost(busy).max(self.told);
-            return TimeCosts { paid, failed: paid - self.told, ..TimeCosts::default() };
+            // Only work is paid for. Work that was charged to no request failed.
+            let paid = self.rate.cost(busy).max(self.charged);
+            return TimeCosts { paid, failed: paid - self.charged, ..TimeCosts::default() };
         }
         let serving = self.serving.unwrap_or(end);
-        let serving = self.began.filter(|_| self.is_main).map_or(serving, |began| began.min(serving));
+        let serving = self
+            .reported_serving
+            .filter(|_| self.is_main)
+            .map_or(serving, |reported_serving| reported_serving.min(serving));
         let serving = serving.clamp(self.started, end);
         let replaced = self.replaced.unwrap_or(end).clamp(serving, end);
-        // Main functions measure the work of a remote one; its other time is not measured.
-        let until = self.answered.unwrap_or(serving).clamp(serving, replaced);
+        // The main function measures work of remote functions; their idle time follows from their life.
+        let measured_until = self.last_answer.unwrap_or(serving).clamp(serving, replaced);
         let served = match self.is_main {
             true => sum(self.work.values().map(|work| work.served)).min(longest),
-            false => until - serving,
+            false => measured_until - serving,
         };
-        let (at, idle) = (serving.saturating_add(served), served.saturating_sub(busy));
-        // Of what was done since then nothing is known but whether a request was lost.
-        let tail = replaced.saturating_sub(at);
-        let lost = if self.is_main { self.lost_for.min(tail) } else { 0 };
-        // Each part costs what it adds to the cost of those before it: together they cost what their time costs.
+        let (reported_until, idle) = (serving.saturating_add(served), served.saturating_sub(busy));
+        // After the last report only lost requests are known.
+        let tail = replaced.saturating_sub(reported_until);
+        let lost = if self.is_main { self.lost_nanoseconds.min(tail) } else { 0 };
+        // Each part costs what it adds to the cost of the parts before it. So rounding leaves no remainder.
         let mut time = 0;
-        let mut next = |part: u64| {
+        let mut cost_of_next = |part: u64| {
             let before = self.rate.cost(time);
             grow(&mut time, part);
             self.rate.cost(time) - before
         };
-        let worked = next(busy);
-        let idle = next(idle).saturating_add(next(tail - lost));
-        let lost = next(lost);
-        let cold_start = next(serving - self.started);
-        let overlap = next(end - replaced);
+        let worked = cost_of_next(busy);
+        let idle = cost_of_next(idle).saturating_add(cost_of_next(tail - lost));
+        let lost = cost_of_next(lost);
+        let cold_start = cost_of_next(serving - self.started);
+        let overlap = cost_of_next(end - replaced);
         let paid = self.rate.cost(end - self.started);
-        let parts = sum([worked.max(self.told), idle, lost, cold_start, overlap]);
+        let parts = sum([worked.max(self.charged), idle, lost, cold_start, overlap]);
         TimeCosts {
             paid,
-            failed: worked.saturating_sub(self.told).saturating_add(lost),
+            failed: worked.saturating_sub(self.charged).saturating_add(lost),
             idle,
             cold_start,
             overlap,

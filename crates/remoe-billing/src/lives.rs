@@ -1,26 +1,26 @@
-//! Lives of a deployment's functions: what is there becomes events for the ledger, and charges of tiers.
+//! Lives of a deployment's functions: derives events for the ledger and present costs from observations of what runs.
 
 use crate::money::Rate;
 use crate::record::FunctionEvent;
 use crate::share::Basis;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Function that is there and paid for. Times are nanoseconds since 1970.
+/// Function that is observed alive. Times are nanoseconds since 1970.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PresentFunction {
     /// `main`, or the name of its group.
     pub tier: String,
-    /// Cost while it is alive.
+    /// Price of the function.
     pub rate: Rate,
-    /// Time that is paid for.
+    /// Billing basis.
     pub basis: Basis,
-    /// Memory that it is given, in bytes.
+    /// Memory limit in bytes.
     pub memory_bytes: u64,
-    /// Start.
+    /// Time of its start.
     pub started: u64,
     /// Time at which it began to serve, if it did.
     pub serving: Option<u64>,
-    /// Time from which others do its work, if they do.
+    /// Time from which others serve in its place, if they do.
     pub replaced: Option<u64>,
 }
 
@@ -35,28 +35,28 @@ pub struct LifeChange {
     pub event: FunctionEvent,
 }
 
-/// Cost and memory of the functions of one tier that are there.
+/// Price and memory of the living functions of one tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierCharge {
     /// Name of the tier.
     pub tier: String,
-    /// Cost of all of them.
+    /// Price of all of them together.
     pub rate: Rate,
-    /// Memory of all of them, in bytes.
+    /// Memory of all of them together, in bytes.
     pub memory_bytes: u64,
 }
 
-/// Functions of one deployment, from one observation to the next.
+/// Functions of one deployment as of the last observation.
 #[derive(Debug, Default)]
-pub struct Lives {
+pub struct FunctionLives {
     alive: BTreeMap<String, PresentFunction>,
-    /// All tiers that there ever were: one that ended costs nothing now.
+    /// All tiers so far. A tier without living functions costs nothing.
     tiers: BTreeSet<String>,
 }
 
-impl Lives {
-    /// Takes the functions that are there at `at`, by names that no other function ever has. Returns what changed since
-    /// the last time: a function that is no longer among them stopped at `at`. Each event is returned once.
+impl FunctionLives {
+    /// Takes the functions that are alive at `at`, by unique names. Returns the events since the last observation,
+    /// each once. A function that is missing now stopped at `at`.
     pub fn observe(&mut self, at: u64, present: BTreeMap<String, PresentFunction>) -> Vec<LifeChange> {
         let mut changes = Vec::new();
         let mut before = std::mem::take(&mut self.alive);
@@ -87,17 +87,17 @@ impl Lives {
         changes
     }
 
-    /// Returns the function `name` as it was last observed, with all that ever happened to it.
+    /// Returns the function `name` as it was last observed, with the times of its earlier events.
     pub fn get(&self, name: &str) -> Option<&PresentFunction> {
         self.alive.get(name)
     }
 
-    /// Adds tiers that may have functions: they cost nothing until one is there.
+    /// Adds tiers that may get functions. They cost nothing until then.
     pub fn add_tiers(&mut self, tiers: impl IntoIterator<Item = String>) {
         self.tiers.extend(tiers);
     }
 
-    /// Returns the present cost of every tier that there ever was.
+    /// Returns the present cost of every tier so far.
     pub fn charges(&self) -> Vec<TierCharge> {
         let charge = |tier: &String| {
             let of_tier = self.alive.values().filter(|function| function.tier == *tier);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     fn observe(
-        lives: &mut Lives,
+        lives: &mut FunctionLives,
         at: u64,
         present: &[(&str, PresentFunction)],
     ) -> Vec<(u64, String, FunctionEvent)> {
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn each_event_of_a_life_is_returned_once() {
-        let mut lives = Lives::default();
+        let mut lives = FunctionLives::default();
         let started = FunctionEvent::Started { tier: "main".to_owned(), rate: Rate(7), basis: Basis::Alive };
         let name = || "a".to_owned();
         let starts = function("main", None, None);
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(observe(&mut lives, 11, &[("a", starts)]), []);
         let serves = function("main", Some(20), None);
         assert_eq!(observe(&mut lives, 21, &[("a", serves.clone())]), [(20, name(), FunctionEvent::Serving)]);
-        // What once happened stays: it does not serve again after it drains.
+        // An event happens once: a draining function does not begin to serve again.
         assert_eq!(observe(&mut lives, 22, &[("a", function("main", None, None))]), []);
         assert_eq!(lives.get("a").unwrap().serving, Some(20));
         let replaced = function("main", Some(23), Some(24));
@@ -158,21 +158,27 @@ mod tests {
 
     #[test]
     fn tier_without_functions_costs_nothing() {
-        let mut lives = Lives::default();
+        let mut lives = FunctionLives::default();
         lives.add_tiers(["group-1".to_owned()]);
         let remote = || function("group-0", None, None);
         observe(&mut lives, 1, &[("a", remote()), ("b", remote()), ("m", function("main", None, None))]);
-        let charges = |lives: &Lives| -> Vec<(String, u64, u64)> {
+        let charges = |lives: &FunctionLives| -> Vec<(String, u64, u64)> {
             let charges = lives.charges().into_iter();
             charges.map(|charge| (charge.tier, charge.rate.0, charge.memory_bytes)).collect()
         };
-        let of = |tier: &str, rate, memory| (tier.to_owned(), rate, memory);
-        assert_eq!(charges(&lives), [of("group-0", 14, 20), of("group-1", 0, 0), of("main", 7, 10)]);
+        let charge = |tier: &str, rate, memory| (tier.to_owned(), rate, memory);
+        assert_eq!(
+            charges(&lives),
+            [charge("group-0", 14, 20), charge("group-1", 0, 0), charge("main", 7, 10)]
+        );
         observe(
             &mut lives,
             2,
             &[("m", PresentFunction { rate: Rate(u64::MAX), ..function("main", None, None) })],
         );
-        assert_eq!(charges(&lives), [of("group-0", 0, 0), of("group-1", 0, 0), of("main", u64::MAX, 10)]);
+        assert_eq!(
+            charges(&lives),
+            [charge("group-0", 0, 0), charge("group-1", 0, 0), charge("main", u64::MAX, 10)]
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! From nanoseconds of work to nano-dollars, where an answer is told what it cost.
+//! Conversion of nanoseconds of work to nano-dollars, in the main function that reports the cost.
 
 use crate::money::{Carry, Rate};
 use crate::share::{Phases, Share};
@@ -8,21 +8,21 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The main function's own name among those that work for a request; remote ones are named by their address.
+/// Name of the main function in rates and shares. Remote functions are named by their addresses.
 const MAIN: &str = "main";
 
-/// Ways of serving whose counterfactual costs are stated. Records of others are left out: a name is a series of metrics and a
-/// line of `remoe cost`.
+/// Names of counterfactuals, other ways of serving whose cost is compared. Other names are dropped, because each name
+/// is a metric series and a line of `remoe cost`.
 pub const RIVALS: [&str; 4] = ["mix", "cpu", "gpu", "fetch"];
 
-/// Returns true for the names in [`RIVALS`].
+/// Reports if `name` is one of [`RIVALS`].
 pub(crate) fn is_rival(name: &str) -> bool {
     RIVALS.contains(&name)
 }
 
-/// Cost of a deployment's functions while they are alive, by `main` and the addresses of remote ones.
+/// Prices of a deployment's functions, by `main` and the addresses of remote functions.
 ///
-/// As text: `main=44000000;127.0.0.1:4001=9000000`.
+/// Written as text in nano-dollars per hour: `main=44000000;127.0.0.1:4001=9000000`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rates(pub BTreeMap<String, Rate>);
 
@@ -48,27 +48,27 @@ impl FromStr for Rates {
     }
 }
 
-/// Work of functions for a request.
+/// Work of all functions for a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RequestWork {
-    /// The main function.
-    pub main: Worked,
-    /// Remote functions, by address.
-    pub remote: BTreeMap<Arc<str>, Worked>,
-    /// Nanoseconds since the main function serves.
+    /// Work of the main function.
+    pub main: WorkShare,
+    /// Work of remote functions, by address.
+    pub remote: BTreeMap<Arc<str>, WorkShare>,
+    /// Nanoseconds since the main function began to serve.
     pub served: u64,
 }
 
 /// Work of one function for a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Worked {
-    /// Nanoseconds.
+pub struct WorkShare {
+    /// Nanoseconds of work for the request.
     pub share: Phases,
-    /// Nanoseconds that it has worked for anybody since it serves.
+    /// Nanoseconds that the function has worked for all requests since it began to serve.
     pub busy: u64,
 }
 
-impl Worked {
+impl WorkShare {
     fn join(&mut self, other: Self) {
         self.share += other.share;
         self.busy = self.busy.max(other.busy);
@@ -89,43 +89,44 @@ impl RequestWork {
 /// Cost of a request, as its main function reports it to the writer of the ledger.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReportedCost {
-    /// By `main` and the addresses of remote functions; without tiers, which it does not know.
+    /// Shares by `main` and the addresses of remote functions. Their tiers are empty.
     pub shares: BTreeMap<String, Share>,
-    /// Counterfactual costs, by the rival's name.
+    /// Counterfactual costs in nano-dollars, by name.
     #[serde(default)]
     pub rivals: BTreeMap<String, u64>,
-    /// Nanoseconds since the main function serves.
+    /// Nanoseconds since the main function began to serve.
     pub served: u64,
 }
 
 impl ReportedCost {
-    /// Leaves out all but [`RIVALS`], and bounds their costs by `most`. Returns how many were left out or bounded.
-    pub fn bound_rivals(&mut self, most: u64) -> usize {
-        let told = self.rivals.len();
+    /// Removes counterfactuals other than [`RIVALS`], and bounds the costs of the rest by `max`. Returns the number
+    /// of removed and bounded ones.
+    pub fn bound_rivals(&mut self, max: u64) -> usize {
+        let reported = self.rivals.len();
         self.rivals.retain(|name, _| is_rival(name));
-        let mut wrong = told - self.rivals.len();
-        for cost in self.rivals.values_mut().filter(|cost| **cost > most) {
-            *cost = most;
-            wrong += 1;
+        let mut changed = reported - self.rivals.len();
+        for cost in self.rivals.values_mut().filter(|cost| **cost > max) {
+            *cost = max;
+            changed += 1;
         }
-        wrong
+        changed
     }
 }
 
-/// Tells requests what they cost. Fractions of a nano-dollar are carried from one request to the next, so that all of
-/// them together cost what the time of all of them together does.
+/// Computes the cost of requests. Fractions of a nano-dollar are carried from one request to the next, so that all
+/// requests together cost exactly what their total time costs.
 #[derive(Debug, Default)]
 pub struct Meter(Mutex<BTreeMap<String, Carry>>);
 
 impl Meter {
-    /// Returns the cost of `work` at `rates`; a function without a rate costs nothing.
-    pub fn tell(&self, work: &RequestWork, rates: &Rates) -> ReportedCost {
-        // Numbers that are right after every step.
+    /// Returns the cost of `work` at `rates`. A function without a rate costs nothing.
+    pub fn report(&self, work: &RequestWork, rates: &Rates) -> ReportedCost {
+        // A panic cannot leave the carries inconsistent, so a poisoned lock is used as it is.
         let mut carries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Functions that are gone leave what they carried.
+        // Drops the carries of functions that have ended.
         carries.retain(|name, _| rates.0.contains_key(name));
-        let mut share = |name: &str, worked: &Worked| {
-            let Worked { share: work, busy } = *worked;
+        let mut share = |name: &str, worked: &WorkShare| {
+            let WorkShare { share: work, busy } = *worked;
             let rate = rates.0.get(name).copied().unwrap_or_default();
             let carry = carries.entry(name.to_owned()).or_default();
             let prefill = carry.charge(rate, work.prefill);
@@ -157,17 +158,17 @@ mod tests {
         let meter = Meter::default();
         let rates = Rates([("main".to_owned(), Rate(44_000_001)), ("a:1".to_owned(), Rate(9))].into());
         let work = RequestWork {
-            main: Worked { share: Phases { prefill: 7_777, decode: 1_234_567 }, busy: 0 },
-            remote: [("a:1".into(), Worked { share: Phases { prefill: 999, decode: 0 }, busy: 0 })].into(),
+            main: WorkShare { share: Phases { prefill: 7_777, decode: 1_234_567 }, busy: 0 },
+            remote: [("a:1".into(), WorkShare { share: Phases { prefill: 999, decode: 0 }, busy: 0 })].into(),
             served: 0,
         };
         let mut sum = Phases::default();
         for _ in 0..1000 {
-            sum += meter.tell(&work, &rates).shares[MAIN].cost;
+            sum += meter.report(&work, &rates).shares[MAIN].cost;
         }
         assert_eq!(sum.sum(), Rate(44_000_001).cost(1000 * (7_777 + 1_234_567)));
         assert_eq!(
-            meter.tell(&work, &Rates::default()).shares[MAIN].cost,
+            meter.report(&work, &Rates::default()).shares[MAIN].cost,
             Phases::default(),
             "without a price nothing costs"
         );
@@ -177,9 +178,9 @@ mod tests {
     fn rivals_have_known_names_and_bounded_costs() {
         let names = (0..20_000).map(|number| (format!("rival-{number}"), 1));
         let known = [("mix", 7), ("gpu", u64::MAX)].map(|(name, cost)| (name.to_owned(), cost));
-        let mut told = ReportedCost { rivals: names.chain(known).collect(), ..ReportedCost::default() };
-        assert_eq!(told.bound_rivals(1000), 20_001);
-        assert_eq!(told.rivals, [("mix".to_owned(), 7), ("gpu".to_owned(), 1000)].into());
-        assert_eq!(told.bound_rivals(1000), 0);
+        let mut reported = ReportedCost { rivals: names.chain(known).collect(), ..ReportedCost::default() };
+        assert_eq!(reported.bound_rivals(1000), 20_001);
+        assert_eq!(reported.rivals, [("mix".to_owned(), 7), ("gpu".to_owned(), 1000)].into());
+        assert_eq!(reported.bound_rivals(1000), 0);
     }
 }

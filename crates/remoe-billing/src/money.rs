@@ -1,56 +1,57 @@
-//! Integer money: rates, what a time costs, and shares that add up to their whole.
+//! Integer amounts: prices, the cost of time, and shares that add up exactly.
 
 use serde::{Deserialize, Serialize};
 
-/// Nanoseconds of an hour, in which rates are stated.
-const HOUR: u128 = 3_600_000_000_000;
+/// Nanoseconds per hour.
+const HOUR_NANOSECONDS: u128 = 3_600_000_000_000;
 
-/// Cost of a function while it is alive, in nano-dollars per hour.
+/// Price of a function in nano-dollars per hour.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Rate(pub u64);
 
 impl Rate {
-    /// The rate of so many dollars per second; 0 for what is no price.
+    /// Returns the rate of `dollars` per second; 0 for negative numbers and NaN.
     #[must_use]
     pub fn per_second(dollars: f64) -> Self {
         // The conversion saturates, and takes NaN for 0.
         Self((dollars * 3600.0 * 1e9).round() as u64)
     }
 
-    /// Nano-dollars of `nanoseconds`, rounded down.
+    /// Returns the cost of `nanoseconds` in nano-dollars, rounded down.
     #[must_use]
     pub fn cost(self, nanoseconds: u64) -> u64 {
         Carry::default().charge(self, nanoseconds)
     }
 }
 
-/// The part of a nano-dollar that has not been charged yet: charges one after the other add up to what their times
-/// cost together.
+/// Fraction of a nano-dollar that was not charged yet. With it, successive charges add up to the cost of their total
+/// time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Carry(u64);
 
 impl Carry {
-    /// Nano-dollars of `nanoseconds`, with what was left over before.
+    /// Returns the nano-dollars of `nanoseconds` at `rate` and of the carried fraction, rounded down. Carries the
+    /// remainder.
     pub fn charge(&mut self, rate: Rate, nanoseconds: u64) -> u64 {
         let owed = u128::from(rate.0) * u128::from(nanoseconds) + u128::from(self.0);
-        // Less than an hour's nanoseconds are left; what is charged is at most what 600 years cost.
-        self.0 = (owed % HOUR) as u64;
-        u64::try_from(owed / HOUR).unwrap_or(u64::MAX)
+        // The remainder is below HOUR_NANOSECONDS, and so fits.
+        self.0 = (owed % HOUR_NANOSECONDS) as u64;
+        u64::try_from(owed / HOUR_NANOSECONDS).unwrap_or(u64::MAX)
     }
 }
 
-/// Splits `total` in proportion to `weights`: shares that add up to it, each less than 1 off its exact value. If all
-/// weights are 0, so are all shares.
+/// Splits `total` in proportion to `weights`. The shares add up to `total`, and each differs from its exact value by
+/// less than 1. If all weights are 0, all shares are 0.
 pub fn split(total: u64, weights: impl Iterator<Item = u64> + Clone) -> impl Iterator<Item = u64> {
-    let whole: u128 = weights.clone().map(u128::from).sum();
-    let mut before = 0_u64;
-    let mut weight = 0_u128;
-    weights.map(move |one| {
-        weight += u128::from(one);
-        // At most `total`. A product of two 64-bit numbers and a count of them fits.
-        let until = (u128::from(total) * weight).checked_div(whole).unwrap_or(0) as u64;
-        let share = until - before;
-        before = until;
+    let total_weight: u128 = weights.clone().map(u128::from).sum();
+    let mut shared = 0_u64;
+    let mut weight_so_far = 0_u128;
+    weights.map(move |weight| {
+        weight_so_far += u128::from(weight);
+        // At most `total`, and the product of two 64-bit numbers and a count fits 128 bits.
+        let share_so_far = (u128::from(total) * weight_so_far).checked_div(total_weight).unwrap_or(0) as u64;
+        let share = share_so_far - shared;
+        shared = share_so_far;
         share
     })
 }
@@ -64,10 +65,10 @@ mod tests {
         #[test]
         fn shares_add_up_and_are_fair(total in 0_u64..1 << 60, weights in prop::collection::vec(0_u64..1 << 40, 0..40)) {
             let shares: Vec<u64> = split(total, weights.iter().copied()).collect();
-            let whole: u128 = weights.iter().map(|&weight| u128::from(weight)).sum();
-            prop_assert_eq!(shares.iter().sum::<u64>(), if whole > 0 { total } else { 0 });
-            for (share, weight) in shares.iter().zip(&weights).filter(|_| whole > 0) {
-                let exact = u128::from(total) * u128::from(*weight) / whole;
+            let total_weight: u128 = weights.iter().map(|&weight| u128::from(weight)).sum();
+            prop_assert_eq!(shares.iter().sum::<u64>(), if total_weight > 0 { total } else { 0 });
+            for (share, weight) in shares.iter().zip(&weights).filter(|_| total_weight > 0) {
+                let exact = u128::from(total) * u128::from(*weight) / total_weight;
                 prop_assert!(u128::from(*share).abs_diff(exact) <= 1, "{} {}", share, exact);
             }
         }
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn an_hour_costs_its_rate() {
+    fn hour_costs_the_rate() {
         assert_eq!(Rate::per_second(0.044 / 3600.0), Rate(44_000_000));
         assert_eq!(Rate(44_000_000).cost(3_600_000_000_000), 44_000_000);
         assert_eq!(Rate::per_second(f64::NAN), Rate(0));

@@ -10,55 +10,55 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Record {
-    /// The ledger was opened: functions have ended that are not said to have started again soon, under the same name.
+    /// The ledger was opened. Functions that no later record names again have ended.
     Opened {
-        /// When.
+        /// Nanoseconds since 1970.
         at: u64,
-        /// Where the prices stand, and of when they are.
+        /// Source and date of the prices.
         prices: String,
     },
-    /// An answer whose last chunk follows.
+    /// Answer whose last bytes are about to be sent.
     Request(RequestRecord),
-    /// A step of the life of a deployment's function.
+    /// Event in the life of a function.
     Function(FunctionRecord),
-    /// A request ended without an answer: its client left, or its function died.
+    /// Request that ended without an answer: its client disconnected, or its function failed.
     Lost {
-        /// When.
+        /// Nanoseconds since 1970.
         at: u64,
-        /// When the function got it; 0 where that is not known.
+        /// Time when the function got the request; 0: not known.
         #[serde(default)]
         since: u64,
-        /// Estimate that the tenant's budget is charged for it, in nano-dollars.
+        /// Estimated cost that is charged to the tenant's budget.
         #[serde(default)]
         estimate: u64,
         /// The model's name.
         model: String,
-        /// Whose request it was.
+        /// Name of the tenant; empty without keys.
         tenant: String,
-        /// The main function that had it.
+        /// Main function that had the request.
         function: String,
-        /// As in `x-request-id`; empty in ledgers of earlier releases.
+        /// Value of `x-request-id`; empty in ledgers of earlier releases.
         #[serde(default)]
         id: String,
     },
-    /// A sign of life: what had started and not stopped is alive.
+    /// Sign of life: all functions that have started and not stopped are alive.
     Alive {
-        /// When.
+        /// Nanoseconds since 1970.
         at: u64,
-        /// Cost of gateway and launcher themselves since the last one.
+        /// Cost of gateway and launcher since the last sign of life.
         overhead: u64,
     },
-    /// A file of a ledger begins that follows another: functions that are alive are [`Self::Carried`] next, so that it
-    /// adds up without those before it.
+    /// First record of a file that follows another one. [`Self::Carried`] records of all living functions follow, so
+    /// that the file can be added up without earlier ones.
     Continued {
-        /// When.
+        /// Nanoseconds since 1970.
         at: u64,
         /// As in [`Self::Opened`].
         prices: String,
     },
-    /// State of a function after all files before.
+    /// State of a function after all earlier files.
     Carried {
-        /// When.
+        /// Nanoseconds since 1970.
         at: u64,
         /// The model's name; empty in ledgers of earlier releases.
         #[serde(default)]
@@ -75,15 +75,15 @@ pub enum Record {
 /// Cost of one answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestRecord {
-    /// When its last chunk was about to leave.
+    /// Time when the last bytes were about to be sent.
     pub at: u64,
-    /// As in `x-request-id`.
+    /// Value of `x-request-id`.
     pub id: String,
     /// The model's name.
     pub model: String,
-    /// Whose request it was.
+    /// Tenant who sent the request.
     pub tenant: String,
-    /// The main function that answered; `NAME#1` if its process was started again in its place, and counts from 0.
+    /// Main function that answered. `NAME#1` after a restart of its process, which counts its work from 0 again.
     pub function: String,
     /// Tokens of the prompts.
     pub prompt_tokens: u64,
@@ -93,18 +93,18 @@ pub struct RequestRecord {
     pub shares: BTreeMap<String, Share>,
     /// Counterfactual costs, by the name of the baseline.
     pub rivals: BTreeMap<String, u64>,
-    /// How long the main function's engine says that it has been serving.
+    /// Nanoseconds that the main function's engine has served, by its own report.
     pub served: u64,
 }
 
 impl RequestRecord {
-    /// Nano-dollars of all functions together.
+    /// Returns the cost of all functions.
     #[must_use]
     pub fn total(&self) -> u64 {
         sum(self.shares.values().map(|share| share.cost.sum()))
     }
 
-    /// Cost of the request, of which `main` is the main function's share.
+    /// Returns the cost of the request by parts. `main` is the main function's name in the shares.
     #[must_use]
     pub fn cost(&self, main: &str) -> RequestCost {
         let total = self.total();
@@ -121,41 +121,41 @@ impl RequestRecord {
     }
 }
 
-/// Cost of one answered request as clients are told it, in nano-dollars.
+/// Cost of one answered request as answers state it, in nano-dollars.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestCost {
-    /// All functions.
+    /// Cost of all functions.
     pub total: u64,
-    /// The main function.
+    /// Cost of the main function.
     pub main: u64,
-    /// All remote functions.
+    /// Cost of all remote functions.
     pub remote: u64,
-    /// Until the first token.
+    /// Cost until the first token.
     pub prefill: u64,
-    /// After it.
+    /// Cost after the first token.
     pub decode: u64,
     /// Counterfactual costs, by the name of the baseline.
     pub rivals: BTreeMap<String, u64>,
 }
 
-/// A step of a function's life, with its time.
+/// Event in the life of a function, with its time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionRecord {
-    /// When.
+    /// Nanoseconds since 1970.
     pub at: u64,
     /// The model's name.
     pub model: String,
-    /// The function: a name that no other one ever has.
+    /// Name of the function, which no other function ever has.
     pub function: String,
-    /// The step.
+    /// The event.
     pub event: FunctionEvent,
 }
 
-/// A step of a function's life.
+/// Event in the life of a function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FunctionEvent {
-    /// It is paid for from now on, or has been where that was said before.
+    /// The function is paid for from now on. Repeated when a ledger is opened again while it runs.
     Started {
         /// `main`, or the name of its group.
         tier: String,
@@ -165,16 +165,16 @@ pub enum FunctionEvent {
         #[serde(default)]
         basis: Basis,
     },
-    /// It serves: the first placement that names it is in force.
+    /// The function serves: the first placement with it is in force.
     Serving,
-    /// Another one serves in its place, and it is still there.
+    /// Another function serves in its place, while it is still alive.
     Replaced,
-    /// It is gone.
+    /// The function has ended.
     Stopped,
 }
 
 impl Record {
-    /// When it was written.
+    /// Returns the time of the record.
     #[must_use]
     pub fn at(&self) -> u64 {
         match self {

@@ -1,63 +1,62 @@
-//! A request's share of a function: nanoseconds of work and nano-dollars, by phase.
+//! Shares of requests in functions: nanoseconds of work and nano-dollars, by phase.
 
 use serde::{Deserialize, Serialize};
 use std::ops::AddAssign;
 
-/// A request's share of one function.
+/// Share of a request in one function.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
-    /// `main`, or the name of the group; empty where the program did not say.
+    /// `main`, or the name of the group; empty in reports of main functions, which do not know tiers.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub tier: String,
-    /// Nanoseconds.
+    /// Nanoseconds of work for the request.
     pub work: Phases,
-    /// Nano-dollars.
+    /// Cost of that work in nano-dollars.
     pub cost: Phases,
-    /// Nanoseconds that the function has worked for anybody since it serves.
+    /// Nanoseconds that the function has worked for all requests since it began to serve.
     pub busy: u64,
 }
 
-/// An amount of prompts, and one of generating.
+/// Amounts of the two phases of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Phases {
-    /// Until the first token.
+    /// Amount until the first token.
     pub prefill: u64,
-    /// After it.
+    /// Amount after the first token.
     pub decode: u64,
 }
 
-/// A part of the work for a request.
+/// Phase of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Computing its prompt, until the first token.
+    /// Computation of the prompt, until the first token.
     Prefill,
-    /// Tokens are generated.
+    /// Generation of tokens.
     Decode,
 }
 
 impl Phases {
-    /// The amount of one of them.
-    pub fn of(&mut self, phase: Phase) -> &mut u64 {
+    /// Returns the amount of `phase`.
+    pub fn phase_mut(&mut self, phase: Phase) -> &mut u64 {
         match phase {
             Phase::Prefill => &mut self.prefill,
             Phase::Decode => &mut self.decode,
         }
     }
 
-    /// Both together.
+    /// Returns the sum of both phases.
     #[must_use]
     pub fn sum(self) -> u64 {
         self.prefill.saturating_add(self.decode)
     }
 }
 
-/// Adds `more` to `sum`, which stays at the largest number there is: the figures of a function must not end the program that
-/// adds it up.
+/// Adds `more` to `sum`, saturating: numbers that a function reports must not cause an overflow.
 pub(crate) fn grow(sum: &mut u64, more: u64) {
     *sum = sum.saturating_add(more);
 }
 
-/// All `amounts` together, by the rule of [`grow`].
+/// Returns the sum of `amounts`, saturating like [`grow`].
 pub(crate) fn sum(amounts: impl IntoIterator<Item = u64>) -> u64 {
     amounts.into_iter().fold(0, u64::saturating_add)
 }
@@ -69,13 +68,13 @@ impl AddAssign for Phases {
     }
 }
 
-/// Time that a price is asked for.
+/// Billing basis: the time of a function that is paid for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Basis {
-    /// The time that a function is alive.
+    /// All time that a function is alive.
     #[default]
     Alive,
-    /// The time that it works.
+    /// Only the time that it works.
     Work,
 }

@@ -1,139 +1,143 @@
-//! The ledger's folder: numbered files to whose last one lines are appended. Each begins with what the files before it
-//! have said of functions that are alive, so that it adds up without them.
+//! Writer of a ledger: a folder of numbered files, to the last of which lines are appended. Each file begins with the
+//! state of the living functions, so that it can be added up without the files before it.
 
 use crate::account::LedgerTotals;
 use crate::line;
-use crate::read::{Entries, LedgerError, segments};
+use crate::read::{LedgerError, LedgerRecords, numbered_files};
 use crate::record::Record;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// The file in a ledger's folder that its writer holds.
-pub const LOCK: &str = "lock";
+/// Name of the file in a ledger's folder that its writer locks.
+pub const LOCK_FILE: &str = "lock";
 
-/// How much a ledger keeps.
+/// Limits of a ledger's size.
 #[derive(Debug, Clone, Copy)]
 pub struct LedgerLimits {
-    /// A file of so many bytes is followed by another.
+    /// Size in bytes from which a new file is begun.
     pub file_bytes: u64,
-    /// Files that are kept; beyond, the oldest is removed.
+    /// Largest number of files. If there are more, the oldest is removed.
     pub files: usize,
 }
 
 impl Default for LedgerLimits {
-    /// 256 files of 16 MiB: some ten million requests.
+    /// Returns 256 files of 16 MiB, enough for about ten million requests.
     fn default() -> Self {
         Self { file_bytes: 16 << 20, files: 256 }
     }
 }
 
-/// A ledger that is open for writing, by one process at a time.
+/// Ledger that is open for writing, by one process at a time.
 ///
-/// A record is handed to the system in one write before [`Self::append`] returns: it survives the end of this
-/// process, however that comes, but not a loss of power.
+/// [`Self::append`] passes a record to the system in one write before it returns. The record survives a crash of this
+/// process, but not a loss of power.
 #[derive(Debug)]
 pub struct Ledger {
     folder: PathBuf,
     limits: LedgerLimits,
-    tail: Mutex<Tail>,
-    /// Held until the ledger is closed.
+    current: Mutex<CurrentFile>,
+    /// Locked until the ledger is closed.
     lock: File,
     dropped: u64,
 }
 
 #[derive(Debug)]
-struct Tail {
+struct CurrentFile {
     file: File,
     number: u64,
     bytes: u64,
-    /// Set if the last write may have left half a line.
-    torn: bool,
-    /// Set if the file does not begin yet with the state after the files before it.
-    headless: bool,
+    /// Set if the last write failed and may have left an incomplete line.
+    has_torn_line: bool,
+    /// Set if the state after earlier files must still be written to this file.
+    lacks_state: bool,
     /// State of the functions that are alive, after all records so far.
-    past: LedgerTotals,
+    state: LedgerTotals,
 }
 
 impl Ledger {
-    /// Opens the ledger in `folder`, which is made where there is none. Half a line at its end, of a writer that was
-    /// killed or out of space, is dropped: [`Self::dropped_bytes`].
+    /// Opens the ledger in `folder`, which is created if it is missing. Cuts off an incomplete last line, which a
+    /// killed writer or a full disk left: see [`Self::dropped_bytes`].
     ///
     /// # Errors
     /// Another process has it open, or the folder cannot be read and written.
     pub fn open(folder: &Path, limits: LedgerLimits) -> Result<Self, LedgerError> {
         let failed = |error: io::Error| LedgerError::Io { path: folder.to_owned(), error };
         std::fs::create_dir_all(folder).map_err(failed)?;
-        let lock = File::create(folder.join(LOCK)).map_err(failed)?;
+        let lock = File::create(folder.join(LOCK_FILE)).map_err(failed)?;
         lock.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => LedgerError::InUse { path: folder.to_owned() },
             TryLockError::Error(error) => failed(error),
         })?;
-        let mut files = segments(folder)?;
+        let mut files = numbered_files(folder)?;
         let (number, path) = files.last().cloned().unwrap_or_else(|| (1, file_of(folder, 1)));
         let mut file = append_to(&path).map_err(failed)?;
         let (bytes, dropped) = cut_torn_end(&mut file).map_err(failed)?;
         if dropped > 0 {
             tracing::warn!(path = %path.display(), dropped, "truncated ledger line dropped");
         }
-        let (past, headless) = past(folder, &mut files)?;
-        let tail = Mutex::new(Tail { file, number, bytes, torn: false, headless, past });
-        Ok(Self { folder: folder.to_owned(), limits, tail, lock, dropped })
+        let (state, lacks_state) = state_after(folder, &mut files)?;
+        let current =
+            Mutex::new(CurrentFile { file, number, bytes, has_torn_line: false, lacks_state, state });
+        Ok(Self { folder: folder.to_owned(), limits, current, lock, dropped })
     }
 
-    /// Where it is.
+    /// Returns the folder of the ledger.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Bytes of half a line that was found at the end.
+    /// Returns the size of the incomplete line that was cut off when the ledger was opened, in bytes.
     #[must_use]
     pub fn dropped_bytes(&self) -> u64 {
         self.dropped
     }
 
-    /// Appends `record`, before it what a file that begins with it needs of those before.
+    /// Appends `record`. If it is the first of a file, appends the state after earlier files before it.
     ///
     /// # Errors
-    /// The system did not take it: there is no space, or no folder any more. What is appended later is not harmed.
+    /// The write failed, for example because the disk is full. Later records are not affected.
     pub fn append(&self, record: &Record) -> io::Result<()> {
-        // What a panic leaves is a file position, which the system keeps, and sums that are right after every step.
-        let mut tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
-        let written = self.write(&mut tail, record);
-        // The next file says what this one could not take.
-        if let Err(error) = tail.past.add(record) {
+        // A panic cannot leave file position and sums inconsistent, so a poisoned lock is used as it is.
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = self.write(&mut current, record);
+        // The next file begins with this state, even if this record was not written.
+        if let Err(error) = current.state.add(record) {
             tracing::error!(%error, "ledger record not carried over to the next file");
         }
         written
     }
 
-    fn write(&self, tail: &mut Tail, record: &Record) -> io::Result<()> {
+    fn write(&self, current: &mut CurrentFile, record: &Record) -> io::Result<()> {
         let mut lines = Vec::new();
-        if tail.bytes >= self.limits.file_bytes {
-            self.next_file(tail)?;
+        if current.bytes >= self.limits.file_bytes {
+            self.next_file(current)?;
         }
-        if tail.torn {
+        if current.has_torn_line {
             lines.push(b'\n');
         }
-        if tail.headless {
-            tail.past.carried(record.at()).try_for_each(|carried| line::write(&carried, &mut lines))?;
+        if current.lacks_state {
+            current
+                .state
+                .carried_records(record.at())
+                .try_for_each(|carried| line::write(&carried, &mut lines))?;
         }
         line::write(record, &mut lines)?;
-        tail.torn = true;
-        tail.file.write_all(&lines)?;
-        (tail.torn, tail.headless) = (false, false);
-        tail.bytes += lines.len() as u64;
+        current.has_torn_line = true;
+        current.file.write_all(&lines)?;
+        (current.has_torn_line, current.lacks_state) = (false, false);
+        current.bytes += lines.len() as u64;
         Ok(())
     }
 
-    fn next_file(&self, tail: &mut Tail) -> io::Result<()> {
-        let number = tail.number + 1;
+    fn next_file(&self, current: &mut CurrentFile) -> io::Result<()> {
+        let number = current.number + 1;
         let file = append_to(&file_of(&self.folder, number))?;
-        let past = std::mem::take(&mut tail.past);
-        *tail = Tail { file, number, bytes: 0, torn: false, headless: true, past };
-        // That the ledger keeps too much is no reason to lose a record.
+        let state = std::mem::take(&mut current.state);
+        *current = CurrentFile { file, number, bytes: 0, has_torn_line: false, lacks_state: true, state };
+        // The record is written even if the oldest file cannot be removed.
         if let Err(error) = self.remove_oldest() {
             tracing::error!(%error, "cannot remove the oldest ledger files");
         }
@@ -141,11 +145,11 @@ impl Ledger {
     }
 
     fn remove_oldest(&self) -> Result<(), LedgerError> {
-        let files = segments(&self.folder)?;
+        let files = numbered_files(&self.folder)?;
         for (_, path) in files.iter().take(files.len().saturating_sub(self.limits.files.max(1))) {
             tracing::warn!(path = %path.display(), "ledger size limit reached: removing the oldest file");
             match std::fs::remove_file(path) {
-                // Another process has removed it.
+                // Another process has removed the file.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 removed => removed.map_err(|error| LedgerError::Io { path: path.clone(), error })?,
             }
@@ -156,37 +160,36 @@ impl Ledger {
 
 impl Drop for Ledger {
     fn drop(&mut self) {
-        // A child that this process has just forked holds the lock as well, until it becomes another program.
+        // A child process inherits the lock between fork and exec, so it is released explicitly.
         let _ = self.lock.unlock();
     }
 }
 
-/// Returns the state of the functions that are alive after `files`, oldest first, and whether the last file does not
-/// begin with that state yet.
-fn past(folder: &Path, files: &mut Vec<(u64, PathBuf)>) -> Result<(LedgerTotals, bool), LedgerError> {
+/// Returns the state after `files`, oldest first, and whether that state must still be written to the last file.
+fn state_after(folder: &Path, files: &mut Vec<(u64, PathBuf)>) -> Result<(LedgerTotals, bool), LedgerError> {
     let mut needed = Vec::new();
-    let mut headless = false;
+    let mut lacks_state = false;
     while let Some(file) = files.pop() {
         let (is_first, is_last) = (files.is_empty(), needed.is_empty());
         needed.insert(0, file.clone());
-        if is_first || stands_alone(folder, file)? {
+        if is_first || begins_with_state(folder, file)? {
             break;
         }
-        headless |= is_last;
+        lacks_state |= is_last;
     }
-    let mut past = LedgerTotals::default();
-    for record in Entries::of(folder, needed) {
-        if let Err(error) = past.add(&record?) {
+    let mut state = LedgerTotals::default();
+    for record in LedgerRecords::from_files(folder, needed) {
+        if let Err(error) = state.add(&record?) {
             tracing::error!(%error, "ledger record not carried over to the next file");
         }
     }
-    Ok((past, headless))
+    Ok((state, lacks_state))
 }
 
-/// Reports if a file begins with the state after all files before it: its head was written together with the record
-/// that follows it, so that it is whole if there is another one.
-fn stands_alone(folder: &Path, file: (u64, PathBuf)) -> Result<bool, LedgerError> {
-    let mut records = Entries::of(folder, vec![file]);
+/// Reports if a file begins with the complete state after all earlier files. The state is written together with the
+/// first record, so it is complete if another record follows.
+fn begins_with_state(folder: &Path, file: (u64, PathBuf)) -> Result<bool, LedgerError> {
+    let mut records = LedgerRecords::from_files(folder, vec![file]);
     let Some(Record::Continued { .. }) = records.next().transpose()? else { return Ok(false) };
     for record in records {
         if !matches!(record?, Record::Continued { .. } | Record::Carried { .. }) {
@@ -204,14 +207,15 @@ fn append_to(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).read(true).append(true).open(path)
 }
 
-/// Cuts what follows the last whole line; how long the file is then, and how much that was.
+/// Cuts off what follows the last complete line. Returns the new length of the file and the number of bytes cut off.
 fn cut_torn_end(file: &mut File) -> io::Result<(u64, u64)> {
     let length = file.seek(SeekFrom::End(0))?;
-    let start = length.saturating_sub(line::LONGEST as u64);
+    let start = length.saturating_sub(line::MAX_LINE_BYTES as u64);
     file.seek(SeekFrom::Start(start))?;
     let mut end = Vec::new();
     file.read_to_end(&mut end)?;
-    let whole = end.iter().rposition(|byte| *byte == b'\n').map_or(start, |at| start + at as u64 + 1);
-    file.set_len(whole)?;
-    Ok((whole, length - whole))
+    let complete_length =
+        end.iter().rposition(|byte| *byte == b'\n').map_or(start, |index| start + index as u64 + 1);
+    file.set_len(complete_length)?;
+    Ok((complete_length, length - complete_length))
 }

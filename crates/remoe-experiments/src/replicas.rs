@@ -3,7 +3,10 @@
 //! alone.
 
 use fastrand::Rng;
-use remoe_autoscale::replicas::{GatewayReport, History, Mains, Policy, Remote, Worked, mains, remote};
+use remoe_autoscale::replicas::{
+    GatewayReport, LoadHistory, MainReplicas, RemoteReplicas, RemoteWorkReport, ScalingPolicy, main_replicas,
+    remote_replicas,
+};
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -33,7 +36,7 @@ const START: u64 = 10;
 const MOST: u32 = 8;
 /// Name of all groups in the history of an autoscaler by concurrency.
 const MAINS: &str = "main";
-const POLICY: Policy = Policy { target: 0.7, window: Duration::from_secs(60) };
+const POLICY: ScalingPolicy = ScalingPolicy { target: 0.7, window: Duration::from_secs(60) };
 
 /// Result of one way to choose replicas.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -101,7 +104,7 @@ fn trace(seed: u64) -> Vec<Second> {
 
 /// Observations that replicas are chosen from.
 struct Observations {
-    history: History,
+    history: LoadHistory,
     now: Duration,
     present: [u32; GROUPS],
 }
@@ -111,10 +114,10 @@ fn by_concurrency(seen: &mut Observations) -> [u32; GROUPS] {
     // Requests that one of each group can serve where all are used alike.
     let room = (CAPACITY * TOKEN).round() as u32;
     let present = seen.present.iter().copied().max().unwrap_or(1);
-    let wanted = mains(
+    let wanted = main_replicas(
         &POLICY,
         &seen.history,
-        Mains { name: MAINS, present, least: 1, most: MOST, room, serves: true },
+        MainReplicas { name: MAINS, present, least: 1, most: MOST, room, serves: true },
         seen.now,
     );
     [wanted; GROUPS]
@@ -123,10 +126,10 @@ fn by_concurrency(seen: &mut Observations) -> [u32; GROUPS] {
 /// As the operator does.
 fn by_load(seen: &mut Observations) -> [u32; GROUPS] {
     let addresses: Vec<[String; 1]> = (0..GROUPS).map(|group| [group.to_string()]).collect();
-    let functions: Vec<Remote<'_>> = addresses
+    let functions: Vec<RemoteReplicas<'_>> = addresses
         .iter()
         .zip(seen.present)
-        .map(|(addresses, present)| Remote {
+        .map(|(addresses, present)| RemoteReplicas {
             name: &addresses[0],
             addresses,
             present,
@@ -135,13 +138,14 @@ fn by_load(seen: &mut Observations) -> [u32; GROUPS] {
             bytes: 1,
         })
         .collect();
-    let wanted = remote(&POLICY, &seen.history, &functions, u64::MAX, seen.now);
+    let wanted = remote_replicas(&POLICY, &seen.history, &functions, u64::MAX, seen.now);
     std::array::from_fn(|group| wanted[group])
 }
 
 fn run(name: &'static str, trace: &[Second], decide: impl Fn(&mut Observations) -> [u32; GROUPS]) -> Scaled {
-    let mut seen = Observations { history: History::default(), now: Duration::ZERO, present: [1; GROUPS] };
-    seen.history.look(seen.now);
+    let mut seen =
+        Observations { history: LoadHistory::default(), now: Duration::ZERO, present: [1; GROUPS] };
+    seen.history.start_at(seen.now);
     // Replicas that serve; those that are coming, and when.
     let (mut serving, mut coming) = ([1_u32; GROUPS], VecDeque::<(u64, [u32; GROUPS])>::new());
     let (mut backlog, mut computed) = ([0.0; GROUPS], [0.0; GROUPS]);
@@ -182,21 +186,26 @@ fn run(name: &'static str, trace: &[Second], decide: impl Fn(&mut Observations) 
                 waiting: 0,
                 sequence: second + 1,
             };
-            seen.history.note("gateway", word, POLICY.window, seen.now);
+            seen.history.add_gateway_report("gateway", word, POLICY.window, seen.now);
             said = (second, requests);
         }
         if second.is_multiple_of(15) {
             let of = computed.iter().enumerate();
             let computed =
                 of.map(|(group, time)| (group.to_string(), Duration::from_secs_f64(*time))).collect();
-            seen.history.note_work("main", Worked { age: seen.now, computed }, POLICY.window, seen.now);
+            seen.history.add_work_report(
+                "main",
+                RemoteWorkReport { age: seen.now, computed },
+                POLICY.window,
+                seen.now,
+            );
         }
         let wanted = decide(&mut seen);
         let is_more = |group: &usize| wanted[*group] > seen.present[*group];
         let raised: Vec<usize> = (0..GROUPS).filter(is_more).collect();
         if !raised.is_empty() {
-            raised.iter().for_each(|group| seen.history.raised(&group.to_string(), seen.now));
-            seen.history.raised(MAINS, seen.now);
+            raised.iter().for_each(|group| seen.history.record_raise(&group.to_string(), seen.now));
+            seen.history.record_raise(MAINS, seen.now);
             coming.push_back((second + START, wanted));
         }
         serving = std::array::from_fn(|group| serving[group].min(wanted[group]));

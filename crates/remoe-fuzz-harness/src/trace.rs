@@ -4,7 +4,7 @@
 
 use crate::memory;
 use http::{HeaderMap, HeaderValue};
-use remoe_otel::{TRACEPARENT, TRACESTATE, is_valid, said_again};
+use remoe_otel::{TRACEPARENT, TRACESTATE, forwarded_headers, is_valid};
 
 const BASE_BYTES: usize = 1 << 16;
 /// Memory limit per byte: each pair of a `tracestate` becomes two strings, and the header's value is kept too.

@@ -23,28 +23,28 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Status of a request whose client left before the answer began, as nginx logs it.
+/// Status of a request whose client disconnected before the answer began. nginx logs the same one.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// Request in progress. Its line is written when it is dropped: at the end of the answer, or when the client has left.
+/// Request in progress. Dropping it writes its line: at the end of the answer, or when the client has disconnected.
 struct PendingRecord {
     log: AccessLog,
     time: SystemTime,
-    began: Instant,
+    started: Instant,
     request_id: Option<RequestId>,
     span: SpanRef,
     facts: Arc<RequestFacts>,
     method: Method,
     route: &'static str,
     status: u16,
-    /// Time until the answer began.
-    head: Option<Duration>,
+    /// Time from the request's arrival until the answer began.
+    time_to_head: Option<Duration>,
     bytes: u64,
     is_complete: bool,
 }
 
 impl PendingRecord {
-    /// Returns its line, before which `left_out` lines were left out.
+    /// Returns the record to write. `left_out` is the number of lines that were dropped before it.
     fn line(&self, left_out: u64) -> AccessRecord<'_> {
         let caller = self.facts.caller.get();
         let tokens = self.facts.tokens.get();
@@ -62,8 +62,8 @@ impl PendingRecord {
             prompt_tokens: tokens.map(|(prompt, _)| *prompt),
             completion_tokens: tokens.map(|(_, completion)| *completion),
             first_token: self.facts.first_token.get().copied(),
-            head: self.head.unwrap_or_else(|| self.began.elapsed()),
-            whole: self.began.elapsed(),
+            time_to_head: self.time_to_head.unwrap_or_else(|| self.started.elapsed()),
+            total_time: self.started.elapsed(),
             is_complete: self.is_complete,
             left_out,
         }
@@ -76,12 +76,13 @@ impl Drop for PendingRecord {
     }
 }
 
-struct Logged {
+/// Body of an answer that counts its bytes for the access log.
+struct LoggedBody {
     body: Body,
-    answered: PendingRecord,
+    record: PendingRecord,
 }
 
-impl HttpBody for Logged {
+impl HttpBody for LoggedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -92,10 +93,10 @@ impl HttpBody for Logged {
         let frame = Pin::new(&mut self.body).poll_frame(context);
         match &frame {
             Poll::Ready(Some(Ok(frame))) => {
-                self.answered.bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
-                self.answered.is_complete = self.body.is_end_stream();
+                self.record.bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
+                self.record.is_complete = self.body.is_end_stream();
             }
-            Poll::Ready(None) => self.answered.is_complete = true,
+            Poll::Ready(None) => self.record.is_complete = true,
             Poll::Ready(Some(Err(_))) | Poll::Pending => {}
         }
         frame
@@ -110,28 +111,28 @@ impl HttpBody for Logged {
     }
 }
 
-/// Writes a line for the request to `log` if there is one.
+/// Middleware that writes a line for the request to `log`, if there is an access log.
 pub(crate) async fn log(State(log): State<Option<AccessLog>>, mut request: Request, next: Next) -> Response {
     let Some(log) = log else { return next.run(request).await };
     let facts = Arc::new(RequestFacts::default());
     request.extensions_mut().insert(facts.clone());
-    let mut answered = PendingRecord {
+    let mut record = PendingRecord {
         log,
         time: SystemTime::now(),
-        began: Instant::now(),
+        started: Instant::now(),
         request_id: request.extensions().get::<RequestId>().cloned(),
         span: request.extensions().get::<SpanRef>().cloned().unwrap_or_default(),
         facts,
         method: request.method().clone(),
         route: route_name(request.uri().path()),
         status: CLIENT_CLOSED_REQUEST,
-        head: None,
+        time_to_head: None,
         bytes: 0,
         is_complete: false,
     };
     let response = next.run(request).await;
-    answered.status = response.status().as_u16();
-    answered.head = Some(answered.began.elapsed());
-    answered.is_complete = response.body().is_end_stream();
-    response.map(|body| Body::new(Logged { body, answered }))
+    record.status = response.status().as_u16();
+    record.time_to_head = Some(record.started.elapsed());
+    record.is_complete = response.body().is_end_stream();
+    response.map(|body| Body::new(LoggedBody { body, record }))
 }

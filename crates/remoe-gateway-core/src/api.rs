@@ -1,46 +1,46 @@
-//! APIs in whose words clients are answered where the gateway itself says something in a stream.
+//! Client APIs: the form of error events and of last events in their streams.
 
 use bytes::Bytes;
 use remoe_http::{ApiError, is_messages_path, messages_error};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Path of the API of items.
-pub(crate) const RESPONSES: &str = "/v1/responses";
+/// Path of OpenAI's Responses API.
+pub(crate) const RESPONSES_PATH: &str = "/v1/responses";
 
-/// Beginnings of the last event of a stream, each a whole line.
-const CHAT_ENDS: &[&[u8]] = &[b"data: [DONE]\n"];
-const RESPONSES_ENDS: &[&[u8]] = &[b"event: response.completed\n", b"event: response.incomplete\n"];
-const MESSAGES_ENDS: &[&[u8]] = &[b"event: message_stop\n"];
+/// First lines of the last event of a stream, for each API.
+const CHAT_LAST_EVENTS: &[&[u8]] = &[b"data: [DONE]\n"];
+const RESPONSES_LAST_EVENTS: &[&[u8]] = &[b"event: response.completed\n", b"event: response.incomplete\n"];
+const MESSAGES_LAST_EVENTS: &[&[u8]] = &[b"event: message_stop\n"];
 
 /// API of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Api {
-    /// OpenAI's chats and completions, and what else is no API of its own.
+    /// OpenAI's chat completions and completions, and all other paths.
     Completions,
-    /// OpenAI's responses.
+    /// OpenAI's Responses.
     Responses,
-    /// Anthropic's messages.
+    /// Anthropic's Messages.
     Messages,
 }
 
 impl Api {
-    /// Returns the API of `target`, a path with a query or without.
-    pub(crate) fn of(target: &str) -> Self {
+    /// Returns the API of `target`, a path with or without a query.
+    pub(crate) fn from_target(target: &str) -> Self {
         let path = target.split('?').next().unwrap_or_default();
         match path {
-            RESPONSES => Self::Responses,
+            RESPONSES_PATH => Self::Responses,
             path if is_messages_path(path) => Self::Messages,
             _ => Self::Completions,
         }
     }
 
-    /// Returns the lines with which the last event of a stream begins.
-    pub(crate) fn ends(self) -> &'static [&'static [u8]] {
+    /// Returns the possible first lines of a stream's last event.
+    pub(crate) fn last_event_lines(self) -> &'static [&'static [u8]] {
         match self {
-            Self::Completions => CHAT_ENDS,
-            Self::Responses => RESPONSES_ENDS,
-            Self::Messages => MESSAGES_ENDS,
+            Self::Completions => CHAT_LAST_EVENTS,
+            Self::Responses => RESPONSES_LAST_EVENTS,
+            Self::Messages => MESSAGES_LAST_EVENTS,
         }
     }
 
@@ -57,19 +57,20 @@ impl Api {
         }
     }
 
-    /// Returns `answer`, the body of an error that a main function answered, as the last event of a stream.
-    pub(crate) fn late_event(self, answer: &[u8]) -> Bytes {
+    /// Returns `body`, a main function's answer that is an error, as the last event of a stream.
+    pub(crate) fn error_body_event(self, body: &[u8]) -> Bytes {
         match self {
-            Self::Completions => [b"data: ", answer, b"\n\n"].concat().into(),
-            Self::Messages => [b"event: error\ndata: ", answer, b"\n\n"].concat().into(),
+            Self::Completions => [b"data: ", body, b"\n\n"].concat().into(),
+            Self::Messages => [b"event: error\ndata: ", body, b"\n\n"].concat().into(),
             Self::Responses => {
-                event(Some("error"), &response_error(&serde_json::from_slice(answer).unwrap_or_default()))
+                event(Some("error"), &response_error(&serde_json::from_slice(body).unwrap_or_default()))
             }
         }
     }
 }
 
-/// The event `error` of responses: clients look for its fields or for those of an error's body.
+/// Returns the data of an `error` event of the Responses API. Some clients read its own fields, others those of the
+/// nested error body.
 fn response_error(body: &Value) -> Value {
     let error = &body["error"];
     json!({
@@ -96,7 +97,7 @@ mod tests {
 
     #[test]
     fn paths_belong_to_their_api() {
-        let api = |path: &str| Api::of(path);
+        let api = |path: &str| Api::from_target(path);
         assert_eq!(api("/v1/responses?a=b"), Api::Responses);
         assert_eq!(api("/v1/messages"), Api::Messages);
         assert_eq!(api("/v1/messages/count_tokens"), Api::Messages);
@@ -118,6 +119,6 @@ mod tests {
              \"param\":null,\"sequence_number\":0,\"error\":{openai}}}\n\n"
         );
         assert_eq!(text(Api::Responses), responses);
-        assert_eq!(Api::Responses.late_event(format!("{{\"error\":{openai}}}").as_bytes()), responses);
+        assert_eq!(Api::Responses.error_body_event(format!("{{\"error\":{openai}}}").as_bytes()), responses);
     }
 }

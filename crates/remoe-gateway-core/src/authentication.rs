@@ -1,4 +1,4 @@
-//! Authentication: the tenant of the API key that a request presents, or the client's address where there are no keys.
+//! Authentication: identifies the caller of a request by its API key, or by its address if the gateway has no keys.
 
 use crate::access_log::RequestFacts;
 use crate::caller::Caller;
@@ -11,8 +11,8 @@ use remoe_proto::{ErrorCode, ServiceError};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Identifies the caller of a request by its key. Without keys, lets all requests pass. Requests for health and for the page,
-/// which says nothing of what runs, pass without a key.
+/// Identifies the caller of a request by its key. If the gateway has no keys, all requests pass. `/health` and the
+/// static files of the page need no key.
 ///
 /// # Errors
 /// The key is missing or invalid.
@@ -24,7 +24,7 @@ pub(crate) async fn identify(
     let keys = gateway.keys();
     let presented = presented_key(request.headers());
     let tenant = presented.and_then(|presented| keys.tenant(presented)).cloned();
-    if tenant.is_none() && !keys.is_empty() && !is_open(request.uri().path()) {
+    if tenant.is_none() && !keys.is_empty() && !needs_no_key(request.uri().path()) {
         let message = match presented {
             None => "missing API key; send `Authorization: Bearer KEY`",
             Some(_) => "invalid API key",
@@ -40,14 +40,14 @@ pub(crate) async fn identify(
     };
     let caller = Caller { tenant, client };
     if let Some(facts) = request.extensions().get::<Arc<RequestFacts>>() {
-        // It is identified once.
-        let _first = facts.caller.set(caller.clone());
+        // Set once: a request has one caller.
+        let _already_set = facts.caller.set(caller.clone());
     }
     request.extensions_mut().insert(caller);
     Ok(next.run(request).await)
 }
 
-/// Returns whether `path` needs no key.
-fn is_open(path: &str) -> bool {
+/// Reports if `path` can be requested without a key.
+fn needs_no_key(path: &str) -> bool {
     matches!(path, "/" | "/health") || path.starts_with("/page/")
 }

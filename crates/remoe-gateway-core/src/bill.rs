@@ -1,6 +1,6 @@
-//! The bill of one request: its tenant, and which functions work for it.
+//! Bill of one request: its tenant, the functions that work for it, and their reported cost.
 
-use crate::body_budget::Holder;
+use crate::body_budget::BudgetHolder;
 use crate::cost_accounting::{Billing, CompletedRequest, CostAccounting};
 use crate::gateway::Gateway;
 use crate::model::{Backend, Model};
@@ -11,41 +11,41 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A request that functions may work for.
+/// Bill of a request. If it is dropped before its cost is reported, the request is recorded as lost.
 pub(crate) struct Bill {
     pub(crate) gateway: Arc<Gateway>,
-    /// As in `x-request-id`.
+    /// Value of `x-request-id`.
     pub(crate) id: Box<str>,
     pub(crate) model: Arc<str>,
-    /// The model is there as long as anything is said of it.
+    /// Keeps the model, and so its metrics, until the request has ended.
     _model: Arc<Model>,
     pub(crate) tenant: Arc<str>,
-    /// Client that shares of room are counted for.
+    /// Client whose share of the answer budget is used.
     pub(crate) client: Arc<str>,
-    /// The client wants to see what it cost.
+    /// Set if the client asks for the cost in `x-remoe-cost`.
     pub(crate) is_shown: bool,
-    /// Placeholder that main functions write in place of the cost, if the answer's usage is to state it.
+    /// Text that main functions write in place of the cost, if the answer's usage is to state it.
     placeholder: Option<Box<str>>,
-    /// When a backend got it last; none before.
-    sent: Mutex<Option<Sent>>,
-    /// A backend has it, and has neither told what it took nor broken off.
-    owed: AtomicBool,
-    /// The functions that work for it, until they have told what that cost.
-    open: Mutex<Option<Arc<Billing>>>,
+    /// Time when a backend last got the request; `None` before.
+    sent: Mutex<Option<SentTime>>,
+    /// Set while a backend works for the request: it has neither reported a cost nor failed.
+    is_working: AtomicBool,
+    /// Prices of the functions that work for the request, until they have reported the cost.
+    open_billing: Mutex<Option<Arc<Billing>>>,
 }
 
-/// When a backend got a request.
+/// Time when a backend got a request.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Sent {
-    /// In nanoseconds since 1970, for the ledger.
+pub(crate) struct SentTime {
+    /// Nanoseconds since 1970, for the ledger.
     at: u64,
-    /// For how long it has had it: clocks may be set meanwhile.
+    /// Monotonic time of the same moment, for durations: the system clock may be set meanwhile.
     since: Instant,
 }
 
-impl Sent {
-    /// Nanoseconds that the backend has had it.
-    fn had(self) -> u64 {
+impl SentTime {
+    /// Returns the nanoseconds since then.
+    fn elapsed_nanoseconds(self) -> u64 {
         u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 }
@@ -60,7 +60,7 @@ impl Bill {
         is_in_usage: bool,
     ) -> Self {
         let id = id.into();
-        // Clients cannot foresee it, nor have a model write it.
+        // Random, so that no client can have a model write it.
         let placeholder = is_in_usage.then(|| random_id().into());
         Self {
             gateway,
@@ -72,134 +72,142 @@ impl Bill {
             is_shown,
             placeholder,
             sent: Mutex::default(),
-            owed: AtomicBool::new(false),
-            open: Mutex::new(None),
+            is_working: AtomicBool::new(false),
+            open_billing: Mutex::new(None),
         }
     }
 
-    /// Returns the holder of room for its answer.
-    pub(crate) fn holder(&self) -> Holder {
-        Holder::answer(&self.client, &self.model)
+    /// Returns the client and the model whose shares of the answer budget are used.
+    pub(crate) fn holder(&self) -> BudgetHolder {
+        BudgetHolder::answer(&self.client, &self.model)
     }
 
-    /// Returns what main functions write in place of the cost, if the answer's usage is to state it.
+    /// Returns the text that main functions write in place of the cost, if the answer's usage is to state it.
     pub(crate) fn placeholder(&self) -> Option<&str> {
         self.placeholder.as_deref()
     }
 
-    /// Notes that `backend` gets the request, or gets it again. Returns what [`Self::not_sent`] takes if it cannot be
-    /// reached.
-    pub(crate) fn sent_to(&self, backend: &Backend) -> Option<Sent> {
+    /// Records that `backend` gets the request, for the first time or again. Returns the time before, for
+    /// [`Self::undo_sent`] if the backend cannot be reached.
+    pub(crate) fn sent_to(&self, backend: &Backend) -> Option<SentTime> {
         self.replace(backend.billing.clone());
-        self.owed.store(true, Ordering::Relaxed);
-        let now = Sent { at: CostAccounting::now(), since: Instant::now() };
+        self.is_working.store(true, Ordering::Relaxed);
+        let now = SentTime { at: CostAccounting::now(), since: Instant::now() };
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).replace(now)
     }
 
     /// Undoes [`Self::sent_to`], for a backend that did not get the request.
-    pub(crate) fn not_sent(&self, before: Option<Sent>) {
+    pub(crate) fn undo_sent(&self, before: Option<SentTime>) {
         *self.sent.lock().unwrap_or_else(PoisonError::into_inner) = before;
-        self.void();
+        self.close_without_cost();
     }
 
-    /// Returns when a backend got it last, in nanoseconds since 1970, and for how many it has had it; zeros before.
+    /// Returns the time when a backend last got the request, in nanoseconds since 1970, and the nanoseconds since
+    /// then. Both are 0 before.
     fn sent(&self) -> (u64, u64) {
         let sent = *self.sent.lock().unwrap_or_else(PoisonError::into_inner);
-        sent.map_or((0, 0), |sent| (sent.at, sent.had()))
+        sent.map_or((0, 0), |sent| (sent.at, sent.elapsed_nanoseconds()))
     }
 
-    /// Reports if a backend works for the request, as far as is known. A client that leaves then owes what the backend
-    /// did.
-    pub(crate) fn is_owed(&self) -> bool {
-        self.owed.load(Ordering::Relaxed)
+    /// Reports if a backend works for the request, as far as is known. A client that leaves then pays for that work.
+    pub(crate) fn is_backend_working(&self) -> bool {
+        self.is_working.load(Ordering::Relaxed)
     }
 
-    /// Reports if functions work for the request and have not told what that cost.
+    /// Reports if functions work for the request whose cost is not reported yet.
     pub(crate) fn is_open(&self) -> bool {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.open_billing.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// It cost what was `told`. Returns the cost as it is in the ledger: nothing else is told to the client.
+    /// Records the `reported` cost. Returns the cost as the ledger has it, which is what the client is told.
     pub(crate) fn settle(
         &self,
-        mut told: ReportedCost,
+        mut reported: ReportedCost,
         prompt_tokens: u64,
         completion_tokens: u64,
     ) -> Option<RequestCost> {
         let (billing, cost_accounting) = (self.close()?, self.gateway.cost_accounting()?);
-        self.bound(&mut told, &billing);
+        self.bound_report(&mut reported, &billing);
         let (id, model, tenant) = (&*self.id, &*self.model, &*self.tenant);
         let is_new = |name| !billing.functions.contains_key(name);
-        let since = if told.shares.keys().any(is_new) { self.since(&billing) } else { None };
-        let answered = CompletedRequest { id, model, tenant, prompt_tokens, completion_tokens, told };
-        cost_accounting.answered(answered, &billing, since.as_deref())
+        let current = if reported.shares.keys().any(is_new) { self.current_billing(&billing) } else { None };
+        let request = CompletedRequest { id, model, tenant, prompt_tokens, completion_tokens, reported };
+        cost_accounting.record_answer(request, &billing, current.as_deref())
     }
 
-    /// Returns the current rates of the same main function: a revision may have given it other remote functions while
-    /// the request ran.
-    fn since(&self, sent: &Billing) -> Option<Arc<Billing>> {
+    /// Returns the current prices of the same main function and its remote functions. A new revision may have given it
+    /// other remote functions while the request ran.
+    fn current_billing(&self, sent: &Billing) -> Option<Arc<Billing>> {
         let models = self.gateway.models();
         let model = models.iter().find(|model| model.name() == &*self.model)?;
-        model.billings().into_iter().find(|billing| billing.main() == sent.main())
+        model.billings().into_iter().find(|billing| billing.main_process() == sent.main_process())
     }
 
-    /// Closes the bill of a request that owes nothing: it was refused, or generates nothing.
-    pub(crate) fn void(&self) {
+    /// Closes the bill of a request that cost nothing: a main function refused it, or it generated nothing.
+    pub(crate) fn close_without_cost(&self) {
         self.close();
     }
 
-    /// Records work of functions that was wasted: the client leaves after about `tokens`.
-    pub(crate) fn lost(&self, tokens: u64) {
+    /// Records function time without an answer: the request ended after about `tokens`.
+    pub(crate) fn record_lost(&self, tokens: u64) {
         if let (Some(billing), Some(cost_accounting)) = (self.close(), self.gateway.cost_accounting()) {
-            cost_accounting.lost(&self.id, &self.model, &self.tenant, self.sent(), tokens, &billing);
+            cost_accounting.record_lost(&self.id, &self.model, &self.tenant, self.sent(), tokens, &billing);
         }
     }
 
-    /// Bounds what was `told`. No function can have worked for the request for longer than it has had it, or cost more
+    /// Bounds the `reported` cost. No function can have worked for longer than it has had the request, or cost more
     /// than its price for that time.
-    fn bound(&self, told: &mut ReportedCost, billing: &Billing) {
-        /// An iteration may have begun this long before the request came.
+    fn bound_report(&self, reported: &mut ReportedCost, billing: &Billing) {
+        /// Nanoseconds by which an iteration may have begun before the request arrived.
         const SLACK: u64 = Duration::from_millis(100).as_nanos() as u64;
-        /// Clocks of two machines differ by at most this part of the time (Linux slews them by 500 ppm).
+        /// Divisor of the time: the clocks of two machines drift apart by at most a thousandth (Linux slews each by
+        /// 500 ppm).
         const DRIFT: u64 = 1000;
-        let (_, had) = self.sent();
-        let had = had.saturating_add(had / DRIFT).saturating_add(SLACK);
-        for (name, share) in &mut told.shares {
-            // Functions without a price are priced, or left out, by the books.
-            let price = billing.rates.0.get(name).map_or(0, |rate| rate.cost(had));
-            for (what, told, most) in [("work", &mut share.work, had), ("cost", &mut share.cost, price)] {
-                let prefill = told.prefill.min(most);
-                let believed = Phases { prefill, decode: told.decode.min(most - prefill) };
-                if *told != believed {
-                    self.implausible(what, told, &believed);
-                    *told = believed;
+        let (_, elapsed) = self.sent();
+        let max_time = elapsed.saturating_add(elapsed / DRIFT).saturating_add(SLACK);
+        for (name, share) in &mut reported.shares {
+            // Cost accounting prices functions that have no price here, or leaves them out.
+            let max_cost = billing.rates.0.get(name).map_or(0, |rate| rate.cost(max_time));
+            for (what, phases, max) in
+                [("work", &mut share.work, max_time), ("cost", &mut share.cost, max_cost)]
+            {
+                let prefill = phases.prefill.min(max);
+                let bounded = Phases { prefill, decode: phases.decode.min(max - prefill) };
+                if *phases != bounded {
+                    self.report_implausible(what, phases, &bounded);
+                    *phases = bounded;
                 }
             }
         }
-        self.bound_rivals(told);
+        self.bound_rivals(reported);
     }
 
-    /// Bounds the counterfactual costs that were `told`: names, and amounts by the cost of the request.
-    fn bound_rivals(&self, told: &mut ReportedCost) {
-        /// A rival costs at most so many times what the request did ..
-        const RATIO: u64 = 1000;
-        /// .. or a dollar: requests can be free.
-        const LEAST: u64 = 1_000_000_000;
-        let cost = told.shares.values().fold(0_u64, |sum, share| sum.saturating_add(share.cost.sum()));
-        let (most, names) = (cost.saturating_mul(RATIO).max(LEAST), told.rivals.len());
-        let wrong = told.bound_rivals(most);
-        if wrong > 0 {
-            self.implausible("rivals", &names, &(names - wrong));
+    /// Bounds the counterfactual costs in `reported`: their names, and their amounts by the cost of the request.
+    fn bound_rivals(&self, reported: &mut ReportedCost) {
+        /// Largest counterfactual cost as a multiple of the request's cost.
+        const MAX_RATIO: u64 = 1000;
+        /// Counterfactual cost that is always plausible, a dollar in nano-dollars: requests can be free.
+        const ALWAYS_PLAUSIBLE: u64 = 1_000_000_000;
+        let cost = reported.shares.values().fold(0_u64, |sum, share| sum.saturating_add(share.cost.sum()));
+        let (max, names) = (cost.saturating_mul(MAX_RATIO).max(ALWAYS_PLAUSIBLE), reported.rivals.len());
+        let removed = reported.bound_rivals(max);
+        if removed > 0 {
+            self.report_implausible("rivals", &names, &(names - removed));
         }
     }
 
-    /// Counts a usage record of a function that cannot be true. The first one of a model is logged.
-    pub(crate) fn implausible(&self, what: &'static str, told: &impl Debug, believed: &impl Debug) {
-        if self.gateway.metrics().implausible(&self.model, what) {
+    /// Counts a usage record of a function that cannot be true. Logs the first one of a model.
+    pub(crate) fn report_implausible(
+        &self,
+        what: &'static str,
+        reported: &impl Debug,
+        believed: &impl Debug,
+    ) {
+        if self.gateway.metrics().count_implausible(&self.model, what) {
             tracing::warn!(
                 model = &*self.model,
                 what,
-                ?told,
+                told = ?reported,
                 ?believed,
                 "implausible usage record from a function; further ones are only counted"
             );
@@ -207,18 +215,21 @@ impl Bill {
     }
 
     fn close(&self) -> Option<Arc<Billing>> {
-        self.owed.store(false, Ordering::Relaxed);
+        self.is_working.store(false, Ordering::Relaxed);
         self.replace(None)
     }
 
-    fn replace(&self, open: Option<Arc<Billing>>) -> Option<Arc<Billing>> {
-        std::mem::replace(&mut *self.open.lock().unwrap_or_else(PoisonError::into_inner), open)
+    fn replace(&self, open_billing: Option<Arc<Billing>>) -> Option<Arc<Billing>> {
+        std::mem::replace(
+            &mut *self.open_billing.lock().unwrap_or_else(PoisonError::into_inner),
+            open_billing,
+        )
     }
 }
 
 impl Drop for Bill {
     fn drop(&mut self) {
-        self.lost(0);
+        self.record_lost(0);
     }
 }
 
@@ -239,8 +250,8 @@ mod tests {
         families.iter().filter(|family| family.name() == name).map(|family| family.get_metric().len()).sum()
     }
 
-    /// A main function tells absurd costs of its functions and of 20,000 rivals. Its price for the time it had is
-    /// believed.
+    /// A main function reports absurd costs for its functions and for 20,000 counterfactuals. Each is bounded by its
+    /// price for the elapsed time.
     #[test]
     fn absurd_costs_are_bounded_and_counted() {
         let metrics = GatewayMetrics::new().unwrap();
@@ -271,31 +282,31 @@ mod tests {
             })),
         };
         for _ in 0..3 {
-            let begun = Instant::now();
+            let started = Instant::now();
             let bill =
                 Bill::new(gateway.clone(), "id", model.clone(), ("t".into(), "t".into()), false, false);
             bill.sent_to(&backend);
-            let most = Phases { prefill: u64::MAX, decode: u64::MAX };
-            let share = Share { work: most, cost: most, busy: u64::MAX, ..Share::default() };
+            let max_phases = Phases { prefill: u64::MAX, decode: u64::MAX };
+            let share = Share { work: max_phases, cost: max_phases, busy: u64::MAX, ..Share::default() };
             let names = (0..20_000).map(|number| (format!("rival-{number}"), u64::MAX));
-            let told = ReportedCost {
+            let reported = ReportedCost {
                 shares: ["main", "a:1", "unpriced", "stranger"]
                     .map(|name| (name.to_owned(), share.clone()))
                     .into(),
                 rivals: names.chain([("mix".to_owned(), u64::MAX)]).collect(),
                 served: u64::MAX,
             };
-            let cost = bill.settle(told, 1, 1).unwrap();
+            let cost = bill.settle(reported, 1, 1).unwrap();
             // Two functions with a price, for as long as they had it.
-            let most = begun.elapsed().as_nanos() as u64;
-            let most = 2 * (most + most / 1000 + 100_000_000);
-            assert!((200_000_000..=most).contains(&cost.total), "{cost:?}");
+            let max_cost = started.elapsed().as_nanos() as u64;
+            let max_cost = 2 * (max_cost + max_cost / 1000 + 100_000_000);
+            assert!((200_000_000..=max_cost).contains(&cost.total), "{cost:?}");
             assert_eq!(cost.rivals.keys().collect::<Vec<_>>(), ["mix"]);
-            assert!(cost.rivals["mix"] <= (1000 * most).max(1_000_000_000), "{cost:?}");
+            assert!(cost.rivals["mix"] <= (1000 * max_cost).max(1_000_000_000), "{cost:?}");
         }
         assert_eq!(series(&metrics, "remoe_cost_rival_nanodollars_total"), 1);
         assert_eq!(series(&metrics, "remoe_gateway_implausible_usage_total"), 3);
-        assert!(!metrics.implausible("m", "rivals"), "it was counted");
+        assert!(!metrics.count_implausible("m", "rivals"), "it was counted");
     }
 
     #[test]
@@ -322,11 +333,11 @@ mod tests {
         for number in 0..200 {
             let model = model(format!("m{number}"));
             gateway.replace_models(vec![model.clone()]);
-            cost_accounting.costs_now(model.name(), "main", 1, 1);
-            metrics.took(model.name(), "t", 1);
+            cost_accounting.set_current_cost(model.name(), "main", 1, 1);
+            metrics.add_tokens(model.name(), "t", 1);
             assert!(all() > before + 20);
         }
-        // One of the same name follows, and a request to the first one is not over.
+        // Another model of the same name follows while a request to the first one runs.
         let (first, second) = (model("m".to_owned()), model("m".to_owned()));
         let bill = Bill::new(gateway.clone(), "id", first.clone(), ("t".into(), "t".into()), false, false);
         gateway.replace_models(vec![first]);
@@ -334,27 +345,27 @@ mod tests {
         let of_one = all() - before;
         assert!(of_one < 40, "{of_one} series");
         gateway.replace_models(Vec::new());
-        bill.gateway.metrics().took(&bill.model, &bill.tenant, 1);
+        bill.gateway.metrics().add_tokens(&bill.model, &bill.tenant, 1);
         assert_eq!(all(), before + of_one + 1);
         drop(bill);
-        gateway.forget_gone();
+        gateway.remove_gone_models();
         assert_eq!(all(), before);
     }
 
-    /// A model may come back before it is published, while the series of the one before are removed.
+    /// A model of the same name may be made while the series of the previous one are removed, before it is published.
     #[test]
-    fn series_of_a_model_that_comes_back_stay() {
+    fn series_of_a_recreated_model_remain() {
         let metrics = GatewayMetrics::new().unwrap();
         let gateway = Gateway::new(GatewayOptions::default(), Vec::new(), metrics.clone());
         let series = || series(&metrics, "remoe_gateway_model_awake");
         let first = metrics.of_model("m");
         drop(first);
         let second = metrics.of_model("m");
-        gateway.forget_gone();
+        gateway.remove_gone_models();
         assert_eq!(series(), 1);
         // One that was never published is removed as well.
         drop(second);
-        gateway.forget_gone();
+        gateway.remove_gone_models();
         assert_eq!(series(), 0);
     }
 }

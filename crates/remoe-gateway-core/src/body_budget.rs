@@ -1,90 +1,95 @@
 //! Backpressure of bodies: a byte budget, reserved before a body is read. Requests reserve for a client, answers for a
 //! client and a model.
 //!
-//! Each of them may have as much as it leaves free: one alone half of all, two a third each. So the next one always finds
-//! some, however many hold theirs without end (dynamic thresholds: Choudhury and Hahne, IEEE/ACM ToN 6(2), 1998).
+//! Each holder may have as much as is left free: one alone half of the budget, two a third each. So the next one
+//! always finds some, however many keep theirs without end (dynamic thresholds: Choudhury and Hahne, IEEE/ACM ToN
+//! 6(2), 1998).
 
 use bytes::Bytes;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes of an answer up to which it is read whole before the client gets any of it: until then a main function that
-/// fails costs nothing. Without room for that it is handed on as it comes.
-pub(crate) const WHOLE: usize = 1 << 20;
-/// Bytes of each held answer for which there is always room: errors are smaller. The connections bound them: 480 unless set.
-pub(crate) const FLOOR: usize = 16 << 10;
+/// Largest answer that is read completely before any of it is sent, in bytes. Until then the request can be retried.
+/// If it cannot be reserved, the answer is relayed as it arrives.
+pub(crate) const MAX_HELD_BYTES: usize = 1 << 20;
+/// Bytes of each held answer that are not counted, so that error answers always fit. The number of connections bounds
+/// their total.
+pub(crate) const UNCOUNTED_BYTES: usize = 16 << 10;
 
-/// Bytes for bodies.
+/// Byte budget for bodies, shared by clients and models.
 pub(crate) struct BodyBudget {
-    all: usize,
-    /// A sender may have one body of this size, whatever its share is.
-    largest: usize,
-    /// Bytes of every body that do not count.
-    floor: usize,
-    taken: Mutex<ReservedTotals>,
+    total_bytes: usize,
+    /// Size of one body that every client may have regardless of its share.
+    guaranteed_bytes: usize,
+    /// First bytes of every body that are not counted.
+    uncounted_bytes: usize,
+    reserved: Mutex<ReservedTotals>,
 }
 
 #[derive(Default)]
 struct ReservedTotals {
-    all: usize,
-    /// By client and by model; those without any are left out.
+    total: usize,
+    /// Bytes by client and by model; entries of 0 are removed.
     clients: HashMap<Arc<str>, usize>,
     models: HashMap<Arc<str>, usize>,
 }
 
-/// Sender of a body, or client and model of an answer.
+/// Holder of a reservation: the client of a request, or the client and the model of an answer.
 #[derive(Debug, Clone)]
-pub(crate) struct Holder {
+pub(crate) struct BudgetHolder {
     pub(crate) client: Arc<str>,
     pub(crate) model: Option<Arc<str>>,
 }
 
-/// Reason why a body gets no room.
+/// Reason why bytes cannot be reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BodyBudgetError {
-    /// All of it is taken.
-    Everybody,
-    /// The client, or the model, has its share.
+    /// The budget is exhausted.
+    Total,
+    /// The client or the model has its share already.
     Client,
 }
 
-/// Room of one body; given back when dropped.
+/// Bytes reserved for one body. Dropping it gives them back.
 pub(crate) struct BodyReservation {
     body_budget: Arc<BodyBudget>,
-    holder: Holder,
+    holder: BudgetHolder,
     bytes: usize,
 }
 
-impl Holder {
-    /// Client that sends a request.
+impl BudgetHolder {
+    /// Makes the holder of a request's body.
     pub(crate) fn client(client: &Arc<str>) -> Self {
         Self { client: client.clone(), model: None }
     }
 
-    /// Client that gets an answer of `model`.
+    /// Makes the holder of an answer of `model` to `client`.
     pub(crate) fn answer(client: &Arc<str>, model: &Arc<str>) -> Self {
         Self { client: client.clone(), model: Some(model.clone()) }
     }
 }
 
 impl BodyBudget {
-    /// `all` bytes together, in which each client may have one body of `largest` bytes whatever its share is.
-    pub(crate) fn new(all: usize, largest: usize) -> Self {
-        Self { all: all.max(largest), largest, floor: 0, taken: Mutex::default() }
+    /// Makes a budget of `total_bytes`, in which every client may have one body of `guaranteed_bytes` regardless of its
+    /// share.
+    pub(crate) fn new(total_bytes: usize, guaranteed_bytes: usize) -> Self {
+        let total_bytes = total_bytes.max(guaranteed_bytes);
+        Self { total_bytes, guaranteed_bytes, uncounted_bytes: 0, reserved: Mutex::default() }
     }
 
-    /// Leaves the first `floor` bytes of every body uncounted: small ones always fit. The number of requests bounds them.
-    pub(crate) fn with_floor(self, floor: usize) -> Self {
-        Self { floor, ..self }
+    /// Leaves the first `uncounted_bytes` bytes of every body uncounted: small ones always fit. The number of
+    /// requests bounds them.
+    pub(crate) fn with_uncounted(self, uncounted_bytes: usize) -> Self {
+        Self { uncounted_bytes, ..self }
     }
 
-    /// Takes `bytes` for a body of `holder`.
+    /// Reserves `bytes` for a body of `holder`.
     ///
     /// # Errors
-    /// There are not so many left.
+    /// The budget, or the holder's share of it, has fewer bytes left.
     pub(crate) fn take(
         self: &Arc<Self>,
-        holder: Holder,
+        holder: BudgetHolder,
         bytes: usize,
     ) -> Result<BodyReservation, BodyBudgetError> {
         let mut reservation = self.empty(holder);
@@ -92,84 +97,87 @@ impl BodyBudget {
         Ok(reservation)
     }
 
-    /// Returns room of `holder` that grows by [`BodyReservation::resize`].
-    pub(crate) fn empty(self: &Arc<Self>, holder: Holder) -> BodyReservation {
+    /// Returns a reservation of 0 bytes, which grows by [`BodyReservation::resize`].
+    pub(crate) fn empty(self: &Arc<Self>, holder: BudgetHolder) -> BodyReservation {
         BodyReservation { body_budget: self.clone(), holder, bytes: 0 }
     }
 
-    /// Bytes that count of a body of `bytes`.
+    /// Returns the number of bytes that are counted for a body of `bytes`.
     fn counted(&self, bytes: usize) -> usize {
-        bytes.saturating_sub(self.floor)
+        bytes.saturating_sub(self.uncounted_bytes)
     }
 
-    fn add(&self, holder: &Holder, bytes: usize) -> Result<(), BodyBudgetError> {
-        let mut taken = self.taken();
-        let all = taken.all.checked_add(bytes).filter(|sum| *sum <= self.all);
-        let share = all.map_or(0, |all| self.all - all).max(self.largest);
-        let fits = |has: Option<&usize>| {
-            has.copied().unwrap_or(0).checked_add(bytes).is_some_and(|sum| sum <= share)
+    fn add(&self, holder: &BudgetHolder, bytes: usize) -> Result<(), BodyBudgetError> {
+        let mut reserved = self.reserved();
+        let new_total = reserved.total.checked_add(bytes).filter(|sum| *sum <= self.total_bytes);
+        // A share is as large as what is left free.
+        let share = new_total.map_or(0, |sum| self.total_bytes - sum).max(self.guaranteed_bytes);
+        let fits = |present: Option<&usize>| {
+            present.copied().unwrap_or(0).checked_add(bytes).is_some_and(|sum| sum <= share)
         };
-        if !fits(taken.clients.get(&holder.client))
-            || holder.model.as_ref().is_some_and(|model| !fits(taken.models.get(model)))
+        if !fits(reserved.clients.get(&holder.client))
+            || holder.model.as_ref().is_some_and(|model| !fits(reserved.models.get(model)))
         {
             return Err(BodyBudgetError::Client);
         }
-        taken.all = all.ok_or(BodyBudgetError::Everybody)?;
-        *taken.clients.entry(holder.client.clone()).or_default() += bytes;
+        reserved.total = new_total.ok_or(BodyBudgetError::Total)?;
+        *reserved.clients.entry(holder.client.clone()).or_default() += bytes;
         if let Some(model) = &holder.model {
-            *taken.models.entry(model.clone()).or_default() += bytes;
+            *reserved.models.entry(model.clone()).or_default() += bytes;
         }
         Ok(())
     }
 
-    fn taken(&self) -> MutexGuard<'_, ReservedTotals> {
-        // Sums that are right after every step.
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    fn reserved(&self) -> MutexGuard<'_, ReservedTotals> {
+        // A panic cannot leave the sums inconsistent, so a poisoned lock is used as it is.
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn give_back(&self, holder: &Holder, bytes: usize) {
+    fn give_back(&self, holder: &BudgetHolder, bytes: usize) {
         if bytes == 0 {
             return;
         }
-        let mut taken = self.taken();
-        taken.all -= bytes;
-        less(&mut taken.clients, &holder.client, bytes);
+        let mut reserved = self.reserved();
+        reserved.total -= bytes;
+        subtract(&mut reserved.clients, &holder.client, bytes);
         if let Some(model) = &holder.model {
-            less(&mut taken.models, model, bytes);
+            subtract(&mut reserved.models, model, bytes);
         }
     }
 }
 
-fn less(taken: &mut HashMap<Arc<str>, usize>, name: &Arc<str>, bytes: usize) {
-    if let Some(its) = taken.get_mut(name) {
-        *its -= bytes;
-        if *its == 0 {
-            taken.remove(name);
+fn subtract(reserved: &mut HashMap<Arc<str>, usize>, name: &Arc<str>, bytes: usize) {
+    if let Some(present) = reserved.get_mut(name) {
+        *present -= bytes;
+        if *present == 0 {
+            reserved.remove(name);
         }
     }
 }
 
 impl BodyReservation {
-    /// Bytes that it has.
+    /// Returns the number of reserved bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Keeps `bytes` and gives the rest back: what was announced, or could have come, is more than what came.
-    pub(crate) fn keep(&mut self, bytes: usize) {
-        let kept = self.bytes.min(bytes);
-        self.body_budget
-            .give_back(&self.holder, self.body_budget.counted(self.bytes) - self.body_budget.counted(kept));
-        self.bytes = kept;
+    /// Keeps `bytes` at most and gives the rest back. Used when less has arrived than was announced.
+    pub(crate) fn shrink_to(&mut self, bytes: usize) {
+        let kept_bytes = self.bytes.min(bytes);
+        self.body_budget.give_back(
+            &self.holder,
+            self.body_budget.counted(self.bytes) - self.body_budget.counted(kept_bytes),
+        );
+        self.bytes = kept_bytes;
     }
 
-    /// Has it `bytes`, as what it is for grows or leaves.
+    /// Grows or shrinks the reservation to `bytes`.
     ///
     /// # Errors
-    /// There are not so many left; it keeps those that it had.
+    /// The budget, or the holder's share of it, has fewer bytes left. The reservation stays as it was.
     pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), BodyBudgetError> {
         if bytes <= self.bytes {
-            self.keep(bytes);
+            self.shrink_to(bytes);
             return Ok(());
         }
         let more = self.body_budget.counted(bytes) - self.body_budget.counted(self.bytes);
@@ -180,16 +188,16 @@ impl BodyReservation {
         Ok(())
     }
 
-    /// Returns `bytes` that keep it until they have left.
-    pub(crate) fn around(self, bytes: Bytes) -> Bytes {
-        Bytes::from_owner(ReservedBytes { bytes, _room: self })
+    /// Returns `bytes` as a buffer that holds the reservation until its last clone is dropped.
+    pub(crate) fn attach_to(self, bytes: Bytes) -> Bytes {
+        Bytes::from_owner(ReservedBytes { bytes, _reservation: self })
     }
 }
 
-/// Bytes and their room.
+/// Bytes and their reservation.
 struct ReservedBytes {
     bytes: Bytes,
-    _room: BodyReservation,
+    _reservation: BodyReservation,
 }
 
 impl AsRef<[u8]> for ReservedBytes {
@@ -207,7 +215,7 @@ impl Drop for BodyReservation {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::{BodyBudget, BodyBudgetError, Holder};
+    use super::{BodyBudget, BodyBudgetError, BudgetHolder};
     use bytes::Bytes;
     use std::sync::Arc;
 
@@ -215,69 +223,73 @@ mod tests {
         Arc::new(BodyBudget::new(all, largest))
     }
 
-    fn client(name: &str) -> Holder {
-        Holder::client(&name.into())
+    fn client(name: &str) -> BudgetHolder {
+        BudgetHolder::client(&name.into())
     }
 
     #[test]
-    fn client_has_as_much_as_it_leaves_free() {
+    fn client_may_reserve_as_much_as_it_leaves_free() {
         let body_budget = body_budget(100, 10);
         let mut first = body_budget.take(client("one"), 45).unwrap();
         assert_eq!(body_budget.take(client("one"), 6).err(), Some(BodyBudgetError::Client));
         let second = body_budget.take(client("two"), 27).unwrap();
         assert_eq!(body_budget.take(client("two"), 1).err(), Some(BodyBudgetError::Client));
-        // The next one has a share as well.
+        // A third client has a share as well.
         let third = body_budget.take(client("three"), 14).unwrap();
-        // Whatever its share is, one may have a body of the largest size, as long as it fits.
+        // A client may have a body of the guaranteed size beyond its share, as long as it fits.
         let fourth = body_budget.take(client("four"), 10).unwrap();
-        assert_eq!(body_budget.take(client("five"), 5).err(), Some(BodyBudgetError::Everybody));
-        first.keep(5);
+        assert_eq!(body_budget.take(client("five"), 5).err(), Some(BodyBudgetError::Total));
+        first.shrink_to(5);
         let fifth = body_budget.take(client("five"), 20).unwrap();
         drop((first, second, third, fourth, fifth));
-        let left = body_budget.taken();
-        assert_eq!((left.all, left.clients.len(), left.models.len()), (0, 0, 0), "all of it came back");
-        drop(left);
+        let reserved = body_budget.reserved();
+        assert_eq!(
+            (reserved.total, reserved.clients.len(), reserved.models.len()),
+            (0, 0, 0),
+            "all bytes were given back"
+        );
+        drop(reserved);
         assert_eq!(body_budget.take(client("one"), usize::MAX).err(), Some(BodyBudgetError::Client));
     }
 
     #[test]
-    fn clients_and_models_have_shares_of_their_own() {
+    fn clients_and_models_have_separate_limits() {
         let body_budget = body_budget(100, 0);
-        let answer = |client: &str, model: &str| Holder::answer(&client.into(), &model.into());
-        // A client that does not read keeps no other one out of the same model ..
+        let answer = |client: &str, model: &str| BudgetHolder::answer(&client.into(), &model.into());
+        // A client that does not read its answer leaves room for other clients of the same model ..
         let _first = body_budget.take(answer("one", "m"), 40).unwrap();
         assert_eq!(body_budget.take(answer("one", "n"), 20).err(), Some(BodyBudgetError::Client));
         let _second = body_budget.take(answer("two", "n"), 20).unwrap();
-        // .. and a model that does not answer keeps no client out of another one.
+        // .. and a model that does not answer leaves room for other models.
         assert_eq!(body_budget.take(answer("three", "m"), 1).err(), Some(BodyBudgetError::Client));
         assert!(body_budget.take(answer("three", "o"), 20).is_ok());
     }
 
     #[test]
-    fn small_bodies_fit_while_all_room_is_taken() {
-        let body_budget = Arc::new(BodyBudget::new(100, 100).with_floor(10));
+    fn small_bodies_fit_while_the_budget_is_exhausted() {
+        let body_budget = Arc::new(BodyBudget::new(100, 100).with_uncounted(10));
         let all = body_budget.take(client("one"), 110).unwrap();
         let mut small = body_budget.take(client("two"), 10).unwrap();
-        assert_eq!(small.resize(11), Err(BodyBudgetError::Everybody));
+        assert_eq!(small.resize(11), Err(BodyBudgetError::Total));
         drop(all);
         assert_eq!(small.resize(11), Ok(()));
-        small.keep(10);
-        assert_eq!(body_budget.taken().all, 0);
+        small.shrink_to(10);
+        assert_eq!(body_budget.reserved().total, 0);
     }
 
     #[test]
-    fn room_grows_and_lasts_as_long_as_its_bytes() {
+    fn reservation_grows_and_lasts_as_long_as_its_bytes() {
         let body_budget = body_budget(100, 10);
         let taken = || {
-            let taken = body_budget.taken();
-            (taken.all, taken.clients.len())
+            let reserved = body_budget.reserved();
+            (reserved.total, reserved.clients.len())
         };
         let mut reservation = body_budget.empty(client("one"));
         assert_eq!(reservation.resize(40), Ok(()));
         assert_eq!(reservation.resize(51), Err(BodyBudgetError::Client));
         assert_eq!((reservation.bytes(), taken()), (40, (40, 1)));
         assert_eq!(reservation.resize(5), Ok(()));
-        let bytes = reservation.around(Bytes::from_static(b"12345"));
+        let bytes = reservation.attach_to(Bytes::from_static(b"12345"));
         let part = bytes.slice(1..2);
         drop(bytes);
         assert_eq!((&part[..], taken()), (&b"2"[..], (5, 1)));
@@ -286,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_body_always_fits_into_an_empty_room() {
+    fn guaranteed_body_fits_into_an_empty_budget() {
         let body_budget = body_budget(10, 100);
         let reservation = body_budget.take(client("one"), 100).unwrap();
         assert_eq!(body_budget.take(client("one"), 1).err(), Some(BodyBudgetError::Client));

@@ -1,7 +1,7 @@
 //! Connections to main functions: in plaintext, or within TLS to exactly one of them.
 //!
-//! The identity that must answer is in the URI of a request, in the part by which clients pool connections: a
-//! connection that was made for one function is never used for another, wherever that is reached.
+//! The URI of a request has the identity that must answer in its authority, by which the HTTP client pools
+//! connections. So a connection to one function is never used for another, even at the same address.
 
 use axum::http::Uri;
 use axum::http::uri::{InvalidUri, Scheme};
@@ -18,15 +18,20 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tower_service::Service;
 
-/// Prefix of a process's identity. A URI has the rest before its address, with colons for slashes.
+/// Scheme of identities. The authority of a URI has the rest of the identity before the address, with colons for
+/// slashes.
 const SCHEME: &str = "spiffe://";
 
-/// Returns the URI of `target` at the function at `address`, which must have `identity`. Without one, any process may
-/// answer there, in plaintext.
+/// Returns the URI of `target` at the function at `address`, which must prove `identity`. Without `identity`, any
+/// process may answer there, in plaintext.
 ///
 /// # Errors
 /// `target` is invalid.
-pub fn uri(address: SocketAddr, identity: Option<&Identity>, target: &str) -> Result<Uri, InvalidUri> {
+pub fn function_uri(
+    address: SocketAddr,
+    identity: Option<&Identity>,
+    target: &str,
+) -> Result<Uri, InvalidUri> {
     match identity {
         None => format!("http://{address}{target}"),
         Some(identity) => {
@@ -37,7 +42,7 @@ pub fn uri(address: SocketAddr, identity: Option<&Identity>, target: &str) -> Re
     .parse()
 }
 
-/// Connects to what [`uri`] names.
+/// Connects to functions by the URIs of [`function_uri`].
 #[derive(Debug, Clone)]
 pub struct Connector {
     tcp: HttpConnector,
@@ -45,19 +50,19 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Shows what is in `keyring`, without which a function that must prove its identity cannot be reached. Connections
-    /// are made within `limit`, not counting their handshakes.
+    /// Presents the certificate in `keyring`, which functions that prove their identity require. TCP connections must
+    /// be made within `timeout`; TLS handshakes are not counted.
     #[must_use]
-    pub fn new(keyring: Option<Arc<Keyring>>, limit: Duration) -> Self {
+    pub fn new(keyring: Option<Arc<Keyring>>, timeout: Duration) -> Self {
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
-        // Single tokens are small packets; they must not wait for each other.
+        // Tokens are small packets, which must not wait for each other.
         tcp.set_nodelay(true);
-        tcp.set_connect_timeout(Some(limit));
+        tcp.set_connect_timeout(Some(timeout));
         Self { tcp, keyring }
     }
 
-    /// Returns the identity that must answer at `uri`; none: any process may, in plaintext.
+    /// Returns the identity that must answer at `uri`; `None`: any process may, in plaintext.
     fn trust(&self, uri: &Uri) -> io::Result<Option<Trust>> {
         if uri.scheme() != Some(&Scheme::HTTPS) {
             return Ok(None);
@@ -68,12 +73,12 @@ impl Connector {
         let (name, _) = authority.and_then(|authority| authority.split_once('@')).ok_or_else(no_identity)?;
         let identity: Identity =
             format!("{SCHEME}{}", name.replace(':', "/")).parse().map_err(io::Error::other)?;
-        let missing = || {
+        let no_certificate = || {
             io::Error::other(format!(
                 "cannot connect to {identity}: it requires a client certificate; set --identity-dir"
             ))
         };
-        let keyring = self.keyring.clone().ok_or_else(missing)?;
+        let keyring = self.keyring.clone().ok_or_else(no_certificate)?;
         Ok(Some(Trust { keyring, peer: Counterpart::Named(identity) }))
     }
 }
@@ -111,16 +116,16 @@ mod tests {
     }
 
     #[test]
-    fn a_uri_says_where_a_function_is_and_who() {
+    fn uri_has_address_and_identity_of_a_function() {
         for address in ["10.0.0.1:8000", "[fd00::1]:8000"] {
             let address: SocketAddr = address.parse().unwrap();
-            let open = uri(address, None, "/health").unwrap();
+            let open = function_uri(address, None, "/health").unwrap();
             assert_eq!(open.to_string(), format!("http://{address}/health"));
-            let one = uri(address, Some(&main_of("0a1b-2c")), "/v1/models?a=b").unwrap();
+            let one = function_uri(address, Some(&main_of("0a1b-2c")), "/v1/models?a=b").unwrap();
             assert_eq!(one.authority().unwrap().as_str(), format!("remoe:models:0a1b-2c:main@{address}"));
             let parts = (one.host(), one.port_u16(), one.path_and_query().unwrap().as_str());
             assert_eq!(parts, (open.host(), Some(8000), "/v1/models?a=b"));
-            let other = uri(address, Some(&main_of("other")), "/").unwrap();
+            let other = function_uri(address, Some(&main_of("other")), "/").unwrap();
             assert!(one.authority() != other.authority() && one.authority() != open.authority());
         }
     }
@@ -129,8 +134,9 @@ mod tests {
     fn server_with_required_identity_needs_a_certificate() {
         let connector = Connector::new(None, Duration::from_secs(1));
         let address = "10.0.0.1:8000".parse().unwrap();
-        assert!(connector.trust(&uri(address, None, "/").unwrap()).unwrap().is_none());
-        let refused = connector.trust(&uri(address, Some(&main_of("uid")), "/").unwrap()).unwrap_err();
+        assert!(connector.trust(&function_uri(address, None, "/").unwrap()).unwrap().is_none());
+        let refused =
+            connector.trust(&function_uri(address, Some(&main_of("uid")), "/").unwrap()).unwrap_err();
         assert!(refused.to_string().contains("spiffe://remoe/models/uid/main"), "{refused}");
         for anonymous in ["https://10.0.0.1:8000/", "https://main@10.0.0.1:8000/"] {
             assert!(connector.trust(&anonymous.parse().unwrap()).is_err(), "{anonymous}");

@@ -1,11 +1,12 @@
-//! Money as metrics, in nano-dollars. Labels are bounded: models, tenants and groups are those of the deployment.
+//! Metrics of costs, in nano-dollars. The number of series is bounded: labels are models, tenants and groups of the
+//! deployment.
 
 use crate::metrics::remove_series;
 use crate::spending::Payer;
 use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use remoe_billing::{LedgerTotals, RequestRecord};
 
-/// Metrics of money.
+/// Metrics of costs, budgets and the ledger.
 pub(crate) struct CostMetrics {
     requests: IntCounterVec,
     rivals: IntCounterVec,
@@ -24,6 +25,7 @@ pub(crate) struct CostMetrics {
 }
 
 impl CostMetrics {
+    /// Registers the metrics in `registry`. `prices` names the source of the prices.
     pub(crate) fn new(registry: &Registry, prices: &str) -> Result<Self, prometheus::Error> {
         let counters = |name: &str, help: &str, labels: &[&str]| {
             let counters = IntCounterVec::new(Opts::new(name, help), labels)?;
@@ -113,7 +115,7 @@ impl CostMetrics {
         })
     }
 
-    pub(crate) fn answered(&self, request: &RequestRecord) {
+    pub(crate) fn add_request(&self, request: &RequestRecord) {
         let RequestRecord { model, tenant, .. } = request;
         for share in request.shares.values() {
             let labels = |phase| [model.as_str(), tenant.as_str(), share.tier.as_str(), phase];
@@ -127,48 +129,48 @@ impl CostMetrics {
         }
     }
 
-    pub(crate) fn rate(&self, model: &str, tier: &str, rate: u64) {
+    pub(crate) fn set_rate(&self, model: &str, tier: &str, rate: u64) {
         self.rates.with_label_values(&[model, tier]).set(signed(rate));
     }
 
-    pub(crate) fn memory(&self, model: &str, tier: &str, bytes: u64) {
+    pub(crate) fn set_memory(&self, model: &str, tier: &str, bytes: u64) {
         self.memory.with_label_values(&[model, tier]).set(signed(bytes));
     }
 
-    pub(crate) fn account(&self, account: &LedgerTotals) {
+    pub(crate) fn set_totals(&self, totals: &LedgerTotals) {
         let parts = [
-            ("requests", account.answered.cost),
-            ("failed", account.failed),
-            ("idle", account.idle),
-            ("cold_start", account.cold_start),
-            ("overlap", account.overlap),
-            ("overhead", account.overhead),
+            ("requests", totals.answered.cost),
+            ("failed", totals.failed),
+            ("idle", totals.idle),
+            ("cold_start", totals.cold_start),
+            ("overlap", totals.overlap),
+            ("overhead", totals.overhead),
         ];
         for (part, amount) in parts {
             self.spent.with_label_values(&[part]).set(signed(amount));
         }
-        self.paid.set(signed(account.paid));
-        self.residual.set(account.residual);
-        self.estimated.set(account.estimated as f64 / 1e9);
+        self.paid.set(signed(totals.paid));
+        self.residual.set(totals.residual);
+        self.estimated.set(totals.estimated as f64 / 1e9);
     }
 
-    pub(crate) fn budget(&self, payer: Payer<'_>, budget: u64, spent: u64) {
+    pub(crate) fn set_budget(&self, payer: Payer<'_>, budget: u64, spent: u64) {
         self.budget.with_label_values(&labels(payer)).set(signed(budget));
         self.budget_spent.with_label_values(&labels(payer)).set(signed(spent));
     }
 
-    pub(crate) fn refused(&self, payer: Payer<'_>) {
+    pub(crate) fn count_refusal(&self, payer: Payer<'_>) {
         self.budget_refusals.with_label_values(&labels(payer)).inc();
     }
 
-    /// Returns how much more the requests of `model` would have cost as `rival` serves them, in nano-dollars.
-    pub(crate) fn saved(&self, model: &str, rival: &str) -> i64 {
-        let of = |counters: &IntCounterVec| signed(counters.with_label_values(&[model, rival]).get());
-        of(&self.rivals).saturating_sub(of(&self.compared))
+    /// Returns the nano-dollars that the requests of `model` would have cost more by the counterfactual `rival`.
+    pub(crate) fn savings(&self, model: &str, rival: &str) -> i64 {
+        let value = |counters: &IntCounterVec| signed(counters.with_label_values(&[model, rival]).get());
+        value(&self.rivals).saturating_sub(value(&self.compared))
     }
 
-    /// Removes the series of `model`, which is gone. Budgets of tenants have an empty model.
-    pub(crate) fn forget(&self, model: &str) {
+    /// Removes the series of `model`. Series of tenants' budgets stay: their label `model` is empty.
+    pub(crate) fn remove_model(&self, model: &str) {
         for counters in [&self.requests, &self.rivals, &self.compared, &self.budget_refusals] {
             remove_series(counters, model);
         }
@@ -177,16 +179,16 @@ impl CostMetrics {
         }
     }
 
-    pub(crate) fn wrote(&self) {
+    pub(crate) fn count_write(&self) {
         self.written.inc();
     }
 
-    pub(crate) fn failed(&self) {
+    pub(crate) fn count_failure(&self) {
         self.failures.inc();
     }
 }
 
-/// `model` and `tenant`, of which one is empty.
+/// Returns the labels `model` and `tenant` of a payer's budget; one of them is empty.
 fn labels(payer: Payer<'_>) -> [&str; 2] {
     match payer {
         Payer::Tenant(tenant) => ["", tenant],

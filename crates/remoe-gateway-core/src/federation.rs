@@ -1,9 +1,9 @@
-//! `/metrics`: the gateway's own, then those of the functions that answer for its models.
+//! `/metrics`: the gateway's own metrics, then those of the main functions of its models.
 
-use crate::body_budget::Holder;
+use crate::body_budget::BudgetHolder;
 use crate::caller::Caller;
 use crate::endpoint_picker;
-use crate::exposition::{merged, of_tenant, without_spending};
+use crate::exposition::{merge_pages, visible_to_tenant, without_spending};
 use crate::function_page::fetch;
 use crate::gateway::Gateway;
 use axum::Extension;
@@ -21,14 +21,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
-/// Functions that are asked at the same time for one page, and how long all of them have.
-const ASKED: usize = 32;
-const LONGEST: Duration = Duration::from_secs(6);
+/// Largest number of functions that are asked for their metrics at the same time.
+const MAX_CONCURRENT_FETCHES: usize = 32;
+/// Time within which all functions must answer.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// The address of a scraper, as a client's name.
+/// Address of a scraper.
 type Scraper = Option<Extension<ConnectInfo<SocketAddr>>>;
 
-fn name(scraper: Scraper) -> Arc<str> {
+fn scraper_name(scraper: Scraper) -> Arc<str> {
     scraper.map_or_else(String::new, |Extension(ConnectInfo(address))| address.ip().to_string()).into()
 }
 
@@ -37,60 +38,64 @@ pub(crate) async fn metrics(
     State(gateway): State<Arc<Gateway>>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Response, ApiError> {
-    let _turn = gateway.scrapes.turn(&caller.client).await?;
-    Ok(match own(&gateway).await {
-        Ok((head, own)) => with_head(&head, page_for(&gateway, &caller, own).await),
+    let _permit = gateway.client_scrapes.acquire(&caller.client).await?;
+    Ok(match render_own_metrics(&gateway).await {
+        Ok((head, own)) => with_head(&head, federated_page(&gateway, &caller, own).await),
         Err(failure) => failure,
     })
 }
 
-/// All of it, for an address of its own.
+/// Returns all metrics, at the metrics' own address, for which no key is needed.
 pub(crate) async fn all_metrics(
     State(gateway): State<Arc<Gateway>>,
     scraper: Scraper,
 ) -> Result<Response, ApiError> {
-    let _turn = gateway.own_scrapes.turn(&name(scraper)).await?;
-    Ok(match own(&gateway).await {
+    let _permit = gateway.metrics_scrapes.acquire(&scraper_name(scraper)).await?;
+    Ok(match render_own_metrics(&gateway).await {
         Ok((head, own)) => {
-            let page = page_for(&gateway, &Caller::anybody(), own).await;
+            let page = federated_page(&gateway, &Caller::unrestricted(), own).await;
             with_head(&head, page + &endpoint_picker::gauges(&gateway.models()))
         }
         Err(failure) => failure,
     })
 }
 
-/// Returns the gateway's own metrics, without those of functions. Where there are keys, what was spent and which tenant
-/// used how much is shown to an admin's key alone.
+/// Returns the gateway's own metrics, without those of functions. If there are keys, spending and usage by tenant are
+/// shown only to an admin's key.
 pub(crate) async fn own_metrics(
     State(gateway): State<Arc<Gateway>>,
     headers: HeaderMap,
     scraper: Scraper,
 ) -> Result<Response, ApiError> {
     let keys = gateway.keys();
-    let sees_all = match presented_key(&headers) {
+    let is_unrestricted = match presented_key(&headers) {
         _ if keys.is_empty() => true,
         None => false,
         Some(presented) => match keys.tenant(presented) {
-            Some(tenant) => tenant.sees_all(),
+            Some(tenant) => tenant.is_admin(),
             None => return Err(ServiceError::new(ErrorCode::Unauthenticated, "invalid API key").into()),
         },
     };
-    let _turn = gateway.own_scrapes.turn(&name(scraper)).await?;
-    Ok(match own(&gateway).await {
+    let _permit = gateway.metrics_scrapes.acquire(&scraper_name(scraper)).await?;
+    Ok(match render_own_metrics(&gateway).await {
         Ok((head, own)) => {
-            let own = if sees_all { own } else { without_spending(&own) };
-            // What endpoint pickers read are sums over all models, which no tenant is shown.
+            let own = if is_unrestricted { own } else { without_spending(&own) };
+            // Only this address has the gauges for endpoint pickers: they are sums over all models.
             with_head(&head, own + &endpoint_picker::gauges(&gateway.models()))
         }
         Err(failure) => failure,
     })
 }
 
-/// The gateway's own, as they are now, and their head; or why there are none.
-async fn own(gateway: &Gateway) -> Result<(Parts, String), Response> {
-    gateway.forget_gone();
+/// Renders the gateway's own metrics. Returns the head of the response and the text.
+///
+/// # Errors
+/// The response to send if rendering failed.
+async fn render_own_metrics(gateway: &Gateway) -> Result<(Parts, String), Response> {
+    gateway.remove_gone_models();
     if let Some(cost_accounting) = gateway.cost_accounting() {
-        cost_accounting.refresh(gateway.keys().budgets(&gateway.models(), &gateway.options().short_names));
+        cost_accounting
+            .refresh_metrics(gateway.keys().budgets(&gateway.models(), &gateway.options().short_names));
     }
     let page = remoe_process::render_metrics(gateway.metrics().registry());
     if !page.status().is_success() {
@@ -111,27 +116,27 @@ fn with_head(head: &Parts, text: String) -> Response {
     response
 }
 
-/// The gateway's `own` and those of the functions, as far as the caller may know them.
-async fn page_for(gateway: &Arc<Gateway>, caller: &Caller, own: String) -> String {
+/// Appends the metrics of functions to the gateway's `own`. Keeps only what the caller may see.
+async fn federated_page(gateway: &Arc<Gateway>, caller: &Caller, own: String) -> String {
     let models = gateway.models_of(caller);
-    let asked: Vec<_> = models
+    let targets: Vec<_> = models
         .iter()
         .flat_map(|model| {
             let backends = model.backends().into_iter();
             backends.map(|backend| (Arc::<str>::from(model.name()), backend)).collect::<Vec<_>>()
         })
         .collect();
-    let until = Instant::now() + LONGEST;
-    let pages = stream::iter(asked).map(|(model, backend)| async move {
-        let holder = Holder::answer(&caller.client, &model);
-        let page = timeout_at(until, fetch(gateway, holder, &backend, "/metrics")).await;
+    let deadline = Instant::now() + FETCH_TIMEOUT;
+    let pages = stream::iter(targets).map(|(model, backend)| async move {
+        let holder = BudgetHolder::answer(&caller.client, &model);
+        let page = timeout_at(deadline, fetch(gateway, holder, &backend, "/metrics")).await;
         Some((model, page.ok()??))
     });
-    let pages: Vec<_> = pages.buffered(ASKED).filter_map(std::future::ready).collect().await;
-    let text = merged(&own, &pages);
+    let pages: Vec<_> = pages.buffered(MAX_CONCURRENT_FETCHES).filter_map(std::future::ready).collect().await;
+    let text = merge_pages(&own, &pages);
     let text = own + &text;
-    match caller.tenant.as_ref().filter(|tenant| !tenant.sees_all()) {
-        Some(tenant) => of_tenant(&text, tenant),
+    match caller.tenant.as_ref().filter(|tenant| !tenant.is_admin()) {
+        Some(tenant) => visible_to_tenant(&text, tenant),
         None => text,
     }
 }

@@ -1,6 +1,6 @@
-//! Pages that functions show over HTTP: metrics and placements.
+//! Pages that the gateway fetches from main functions: metrics and placements.
 
-use crate::body_budget::{BodyReservation, Holder};
+use crate::body_budget::{BodyReservation, BudgetHolder};
 use crate::gateway::Gateway;
 use crate::model::Backend;
 use axum::http::{HeaderValue, Request, header};
@@ -8,26 +8,32 @@ use http_body_util::{BodyExt, Full};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Longest wait for a page; a function that is busier is left out.
-const WAIT: Duration = Duration::from_secs(2);
-/// Largest page in bytes.
-const PAGE: usize = 4 << 20;
+/// Time within which a function must answer; else it is left out.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(2);
+/// Largest size of a page in bytes.
+const MAX_PAGE_BYTES: usize = 4 << 20;
 
-/// Page of a function, with its room among the answers that the gateway holds.
-pub(crate) struct Page {
+/// Page of a function, and its reservation in the answer budget.
+pub(crate) struct FunctionPage {
     pub(crate) text: String,
-    _room: BodyReservation,
+    _reservation: BodyReservation,
 }
 
-impl Page {
-    /// Returns a page that keeps `reservation` as long as it is there.
+impl FunctionPage {
+    /// Makes a page that holds `reservation` until it is dropped.
     pub(crate) fn new(text: String, reservation: BodyReservation) -> Self {
-        Self { text, _room: reservation }
+        Self { text, _reservation: reservation }
     }
 }
 
-/// Asks `backend` for the page at `path`. Returns `None` if it fails, takes too long, or `holder` has no room for the page.
-pub(crate) async fn fetch(gateway: &Gateway, holder: Holder, backend: &Backend, path: &str) -> Option<Page> {
+/// Fetches the page at `path` from `backend`. Returns `None` if that fails, takes too long, or the budget of `holder`
+/// is exhausted.
+pub(crate) async fn fetch(
+    gateway: &Gateway,
+    holder: BudgetHolder,
+    backend: &Backend,
+    path: &str,
+) -> Option<FunctionPage> {
     let mut request = Request::get(backend.uri(path).ok()?).body(Full::default()).ok()?;
     if let Some(authorization) = &backend.authorization {
         request.headers_mut().insert(header::AUTHORIZATION, HeaderValue::clone(authorization));
@@ -35,11 +41,11 @@ pub(crate) async fn fetch(gateway: &Gateway, holder: Holder, backend: &Backend, 
     let answer = async {
         let response = gateway.upstream().request(request).await.ok();
         let mut body = response.filter(|response| response.status().is_success())?.into_body();
-        let (mut page, mut reservation) = (Vec::new(), gateway.answers.empty(holder.clone()));
+        let (mut page, mut reservation) = (Vec::new(), gateway.answer_budget.empty(holder.clone()));
         while let Some(frame) = body.frame().await {
             let Ok(data) = frame.ok()?.into_data() else { continue };
             let bytes = page.len() + data.len();
-            if bytes > PAGE || reservation.resize(bytes).is_err() {
+            if bytes > MAX_PAGE_BYTES || reservation.resize(bytes).is_err() {
                 tracing::warn!(
                     model = holder.model.as_deref(),
                     path,
@@ -50,7 +56,7 @@ pub(crate) async fn fetch(gateway: &Gateway, holder: Holder, backend: &Backend, 
             }
             page.extend_from_slice(&data);
         }
-        Some(Page::new(String::from_utf8(page).ok()?, reservation))
+        Some(FunctionPage::new(String::from_utf8(page).ok()?, reservation))
     };
-    timeout(WAIT, answer).await.ok()?
+    timeout(FETCH_TIMEOUT, answer).await.ok()?
 }

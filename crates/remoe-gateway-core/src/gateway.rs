@@ -1,7 +1,7 @@
-//! The gateway as a whole: its models, options, keys and bounds.
+//! State of a gateway: its models, options, keys and limits.
 
 use crate::access_log::AccessLog;
-use crate::body_budget::{BodyBudget, FLOOR, WHOLE};
+use crate::body_budget::{BodyBudget, MAX_HELD_BYTES, UNCOUNTED_BYTES};
 use crate::caller::Caller;
 use crate::connector::Connector;
 use crate::cost_accounting::CostAccounting;
@@ -16,56 +16,57 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use remoe_http::{ConnectionLimits, Lanes, Origins};
+use remoe_http::{BodyLanes, ConnectionLimits, Origins};
 use remoe_otel::Traces;
 use remoe_proto::identity::Keyring;
 use remoe_proto::{ErrorCode, ServiceError, TlsHandshake};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Connecting to a function takes longer than this only where it is gone.
-const CONNECT: Duration = Duration::from_secs(2);
-/// Kept connections to functions end before the functions would end them.
-const KEEP: Duration = Duration::from_secs(30);
+/// Timeout of connecting to a function.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Idle connections to functions are closed after this time, before the functions would close them.
+const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Options of a deployment's gateway.
+/// Options of a gateway.
 pub struct GatewayOptions {
-    /// Keys of clients, until others [replace](Gateway::replace_keys) them.
+    /// API keys, until [`Gateway::replace_keys`].
     pub keys: Keys,
-    /// Which short names of models select one.
+    /// Rule by which short names select models.
     pub short_names: ShortNames,
     /// Origins that browsers may call from.
     pub cors_origins: Origins,
-    /// Largest body of a request in bytes.
+    /// Largest body of a request, in bytes.
     pub body_limit: usize,
-    /// A body must be there within this time.
+    /// Time within which a request's body must arrive.
     pub body_timeout: Duration,
-    /// The longest wait for a turn of a request that states no `queue_deadline`; `None`: as long as others allow.
+    /// Queue deadline of requests that state no `queue_deadline`; `None`: no such limit.
     pub queue_deadline: Option<Duration>,
-    /// Bytes of all bodies that are there at the same time.
+    /// Largest total size of request bodies in memory, in bytes.
     pub bodies_limit: usize,
-    /// Bytes of all answers that are held whole at the same time. A client, and a model, may have as much as it leaves
-    /// free.
+    /// Largest total size of answers that are held in memory, in bytes. A client, and a model, may use as much as it
+    /// leaves free.
     pub answers_limit: usize,
     /// Limits of connections.
     pub connections: ConnectionLimits,
-    /// Where money is accounted for, if anywhere.
+    /// Cost accounting, if costs are recorded.
     pub cost_accounting: Option<Arc<CostAccounting>>,
-    /// Destination of a line per request, if any.
+    /// Access log, if there is one.
     pub access_log: Option<AccessLog>,
-    /// Where spans of requests go.
+    /// Destination of spans.
     pub traces: Traces,
     /// Credentials shown to functions that must prove their identity, if any.
     pub keyring: Option<Arc<Keyring>>,
-    /// TLS of the connections of clients; none: plaintext.
+    /// TLS of client connections; `None`: plaintext.
     pub handshake: Option<TlsHandshake>,
-    /// Responses that later requests go on from.
+    /// Stored responses, which later requests continue.
     pub responses: Arc<ResponseStore>,
 }
 
 impl Default for GatewayOptions {
-    /// No keys, any short name, no origins, 4 MiB bodies within 60 s, 256 MiB of them, 64 MiB of answers, connections
-    /// as the environment says, no access log, no traces, no certificates, responses in memory.
+    /// Returns options without keys, browser origins, access log, traces and certificates. Bodies have at most 4 MiB
+    /// and arrive within 60 s; all bodies have 256 MiB, and held answers 64 MiB. Connection limits come from the
+    /// environment. Responses are stored in memory.
     fn default() -> Self {
         Self {
             keys: Keys::none(),
@@ -89,92 +90,96 @@ impl Default for GatewayOptions {
 
 pub(crate) type Upstream = Client<Connector, Full<Bytes>>;
 
-/// One address for all models.
+/// Gateway: one address for all models.
 pub struct Gateway {
     options: GatewayOptions,
-    /// Keys that clients may use now.
+    /// Current API keys.
     keys: RwLock<Arc<Keys>>,
-    catalogue: RwLock<Catalogue>,
+    model_list: RwLock<ModelList>,
     metrics: GatewayMetrics,
     upstream: Upstream,
-    /// Bodies that are read at the same time.
-    pub(crate) lanes: Lanes,
-    /// For bodies.
+    /// Limit of bodies that are parsed at the same time.
+    pub(crate) lanes: BodyLanes,
+    /// Memory for request bodies.
     pub(crate) body_budget: Arc<BodyBudget>,
-    /// For what is held of answers.
-    pub(crate) answers: Arc<BodyBudget>,
-    /// Pages of metrics for clients, and for addresses of their own: neither keeps the other out.
-    pub(crate) scrapes: ScrapeLimits,
-    pub(crate) own_scrapes: ScrapeLimits,
-    pub(crate) created: u64,
+    /// Memory for held answers.
+    pub(crate) answer_budget: Arc<BodyBudget>,
+    /// Limits of `/metrics` at the clients' address.
+    pub(crate) client_scrapes: ScrapeLimits,
+    /// Limits of `/metrics` at its own address, separate so that clients cannot keep the scraper out.
+    pub(crate) metrics_scrapes: ScrapeLimits,
+    /// Time when the gateway started, in seconds since 1970.
+    pub(crate) started_at: u64,
 }
 
-/// Models of a gateway.
+/// Models behind a gateway.
 #[derive(Clone)]
-struct Catalogue {
+struct ModelList {
     models: Arc<[Arc<Model>]>,
-    /// Set if these are all models there are, even if there are none.
-    is_whole: bool,
+    /// Set if the list of models is complete, even if it is empty.
+    is_complete: bool,
 }
 
 impl Gateway {
-    /// A gateway to `models`, each with a name of its own.
+    /// Makes a gateway to `models`, whose names differ.
     #[must_use]
     pub fn new(mut options: GatewayOptions, models: Vec<Arc<Model>>, metrics: GatewayMetrics) -> Arc<Self> {
-        let connector = Connector::new(options.keyring.take(), CONNECT);
+        let connector = Connector::new(options.keyring.take(), CONNECT_TIMEOUT);
         let upstream = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(KEEP)
+            .pool_idle_timeout(POOL_IDLE_TIMEOUT)
             .build(connector);
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        options.keys.warn_without(&models, &options.short_names);
+        options.keys.warn_of_unused_budgets(&models, &options.short_names);
         Arc::new(Self {
-            lanes: Lanes::new(cores, options.body_limit),
+            lanes: BodyLanes::new(cores, options.body_limit),
             body_budget: Arc::new(BodyBudget::new(options.bodies_limit, options.body_limit)),
-            answers: Arc::new(BodyBudget::new(options.answers_limit, WHOLE).with_floor(FLOOR)),
-            scrapes: ScrapeLimits::default(),
-            own_scrapes: ScrapeLimits::default(),
+            answer_budget: Arc::new(
+                BodyBudget::new(options.answers_limit, MAX_HELD_BYTES).with_uncounted(UNCOUNTED_BYTES),
+            ),
+            client_scrapes: ScrapeLimits::default(),
+            metrics_scrapes: ScrapeLimits::default(),
             keys: RwLock::new(Arc::new(std::mem::take(&mut options.keys))),
             options,
-            catalogue: RwLock::new(Catalogue { models: models.into(), is_whole: false }),
+            model_list: RwLock::new(ModelList { models: models.into(), is_complete: false }),
             metrics,
             upstream,
-            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            started_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         })
     }
 
-    /// Has `models` in place of those that it had, whose time is no longer kept here. They are all that there is: from
-    /// now on the gateway is well, whatever becomes of them.
+    /// Replaces the models by `models`, the complete list. From now on the gateway is healthy even without models.
+    /// Callers run [`Model::run_deadlines`] of the new models.
     pub fn replace_models(&self, models: Vec<Arc<Model>>) {
-        let mut catalogue = self.catalogue.write().unwrap_or_else(PoisonError::into_inner);
-        let next = Catalogue { models: models.into(), is_whole: true };
-        let before = std::mem::replace(&mut *catalogue, next);
-        drop(catalogue);
+        let mut model_list = self.model_list.write().unwrap_or_else(PoisonError::into_inner);
+        let next = ModelList { models: models.into(), is_complete: true };
+        let before = std::mem::replace(&mut *model_list, next);
+        drop(model_list);
+        // Models are dropped after the lock is released.
         drop(before);
-        self.forget_gone();
+        self.remove_gone_models();
     }
 
-    /// Removes the metrics of models that are gone. A model is there until the last request to it is over.
-    pub(crate) fn forget_gone(&self) {
-        self.metrics.forget_gone(|model| {
+    /// Removes the metrics of models that are gone. A replaced model is gone when its last request has ended.
+    pub(crate) fn remove_gone_models(&self) {
+        self.metrics.remove_gone_models(|model| {
             if let Some(cost_accounting) = self.cost_accounting() {
-                cost_accounting.metrics().forget(model);
+                cost_accounting.metrics().remove_model(model);
             }
         });
     }
 
-    /// Admits clients with one of `keys` from now on. Requests that are there stay; what tenants have used up stays
-    /// used up.
+    /// Replaces the API keys. Requests in flight continue, and tenants keep their spent quotas.
     pub fn replace_keys(&self, keys: Keys) {
-        keys.warn_without(&self.models(), &self.options.short_names);
-        let mut known = self.keys.write().unwrap_or_else(PoisonError::into_inner);
-        *known = Arc::new(keys.after(&known));
-        drop(known);
-        self.metrics.keys_are_outdated(false);
+        keys.warn_of_unused_budgets(&self.models(), &self.options.short_names);
+        let mut current = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        *current = Arc::new(keys.with_usage_of(&current));
+        drop(current);
+        self.metrics.set_keys_outdated(false);
     }
 
-    /// Returns what tenants and models with a budget have spent today at this gateway; none without books, or without
-    /// budgets.
+    /// Returns today's spending of tenants and models that have a budget, at this gateway. Returns `None` if no costs
+    /// are recorded or there are no budgets.
     #[must_use]
     pub fn spending(&self) -> Option<DaySpending> {
         let (keys, models) = (self.keys(), self.models());
@@ -183,7 +188,7 @@ impl Gateway {
         Some(self.cost_accounting()?.spending(budgets.map(|(payer, _)| payer)))
     }
 
-    /// Takes a report of what was spent today at another gateway that shares the budgets of this one.
+    /// Takes today's spending at another gateway that shares the budgets of this one.
     pub fn spent_elsewhere(&self, gateway: &str, spending: DaySpending) {
         if let Some(cost_accounting) = self.cost_accounting() {
             cost_accounting.spent_elsewhere(gateway, spending);
@@ -195,23 +200,23 @@ impl Gateway {
     }
 
     pub(crate) fn keys(&self) -> Arc<Keys> {
-        // It is replaced as a whole.
+        // A panic cannot leave it half changed, so a poisoned lock is used as it is.
         self.keys.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn models(&self) -> Arc<[Arc<Model>]> {
-        self.catalogue().models
+        self.model_list().models
     }
 
-    /// Reports if requests are answered, even if only with the error that there is no model.
-    pub(crate) fn is_well(&self) -> bool {
-        let catalogue = self.catalogue();
-        catalogue.is_whole || catalogue.models.iter().any(|model| model.takes_requests())
+    /// Reports if the gateway is healthy: it knows all models, or one of them admits requests.
+    pub(crate) fn is_healthy(&self) -> bool {
+        let model_list = self.model_list();
+        model_list.is_complete || model_list.models.iter().any(|model| model.takes_requests())
     }
 
-    fn catalogue(&self) -> Catalogue {
-        // Every change of it is whole.
-        self.catalogue.read().unwrap_or_else(PoisonError::into_inner).clone()
+    fn model_list(&self) -> ModelList {
+        // It is replaced as a whole, so a poisoned lock is used as it is.
+        self.model_list.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn metrics(&self) -> &GatewayMetrics {
@@ -226,39 +231,40 @@ impl Gateway {
         &self.upstream
     }
 
-    /// The models that `caller` may use: for it there are no others.
+    /// Returns the models that `caller` may use.
     pub(crate) fn models_of(&self, caller: &Caller) -> Vec<Arc<Model>> {
         let may_use =
             |model: &&Arc<Model>| caller.tenant.as_ref().is_none_or(|tenant| tenant.may_use(model.name()));
         self.models().iter().filter(may_use).cloned().collect()
     }
 
-    /// The model called `name`, which may be a short one; the only model where none is named.
+    /// Returns the model called `name`, a full or a short name. Without a name, returns the only model.
     ///
     /// # Errors
-    /// There is no such model for `caller`, or several and none is named, or the short name is that of several.
+    /// `caller` may use no such model, the short name is ambiguous, or the name is missing and there are several
+    /// models.
     pub(crate) fn model(&self, name: Option<&str>, caller: &Caller) -> Result<Arc<Model>, ServiceError> {
         let models = self.models_of(caller);
         let names = || {
             let names: Vec<_> = models.iter().map(|model| format!("`{}`", model.name())).collect();
             if names.is_empty() { "none".to_owned() } else { names.join(", ") }
         };
-        let home = caller.tenant.as_ref().and_then(|tenant| tenant.home());
+        let default_namespace = caller.tenant.as_ref().and_then(|tenant| tenant.default_namespace());
         let short_names = &self.options.short_names;
         let (code, message) = match name {
-            None => match short_names.only(&models, home) {
+            None => match short_names.only(&models, default_namespace) {
                 Some(model) => return Ok(model.clone()),
                 None => (ErrorCode::InvalidArgument, format!("missing `model`; available: {}", names())),
             },
-            Some(name) => match short_names.find(&models, name, home) {
+            Some(name) => match short_names.find(&models, name, default_namespace) {
                 Ok(model) => return Ok(model.clone()),
                 Err(0) => {
                     let message = format!("The model `{name}` does not exist; available: {}", names());
                     (ErrorCode::NotFound, message)
                 }
-                Err(several) => {
+                Err(matches) => {
                     let message = format!(
-                        "ambiguous `model`: {several} models are named `{name}`; available: {}",
+                        "ambiguous `model`: {matches} models are named `{name}`; available: {}",
                         names()
                     );
                     (ErrorCode::InvalidArgument, message)

@@ -1,4 +1,4 @@
-//! Entries of a keys file, as they are written: tenants with keys and limits, and budgets of models.
+//! Schema of a keys file: tenants with keys and limits, and daily budgets of models.
 
 use crate::privacy::Privacy;
 use serde::Deserialize;

@@ -1,4 +1,4 @@
-//! A file of keys that is read again when it changes: keys come and go without a restart.
+//! Keys file that is reloaded when it changes, so that keys can be added and removed without a restart.
 
 use crate::gateway::Gateway;
 use crate::keys::{Keys, KeysError};
@@ -7,37 +7,37 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// Between two looks at the file. A kubelet takes up to a minute to bring a Secret to it.
-const LOOK: Duration = Duration::from_secs(1);
+/// Time between two reads of the file. A kubelet takes up to a minute to update a mounted Secret.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// So many looks in a row that find no file are no replacement any more.
-const MISSES: u32 = 10;
+/// Number of failed reads in a row after which the file counts as gone. Fewer may be a replacement in progress.
+const MAX_MISSES: u32 = 10;
 
-/// A file of keys, as it was read last.
+/// Keys file, as it was read last.
 #[derive(Debug)]
 pub struct KeyFile {
     path: PathBuf,
-    /// Text that was taken last, valid or not.
+    /// Text that was accepted last, valid or not.
     text: String,
-    /// Set if that text is valid.
-    usable: bool,
-    /// Other text that the last look found. It is taken if the next look finds it too: a file that is written in place
-    /// may be read half.
-    newer: Option<String>,
-    /// Looks since anything was known of it that failed.
-    misses: u32,
+    /// Set if `text` is valid.
+    is_valid: bool,
+    /// New text that the last read found. It is accepted if the next read finds it, too: a file that is being written
+    /// may be read in part.
+    candidate: Option<String>,
+    /// Number of failed reads since the last successful one.
+    failed_reads: u32,
 }
 
-/// Result of a look at the file.
+/// Result of a check of the file.
 #[derive(Debug)]
 enum FileCheck {
-    /// Nothing new.
-    Nothing,
-    /// Other text, twice.
-    Newer,
-    /// It cannot be read, and has not been for a while.
+    /// No change to act on.
+    Unchanged,
+    /// New text was found twice.
+    Changed,
+    /// The file has been unreadable for [`MAX_MISSES`] checks.
     Gone(KeysError),
-    /// It is there again as it was.
+    /// The file is readable again, with the text that was accepted.
     Back,
 }
 
@@ -45,31 +45,33 @@ impl KeyFile {
     /// Reads the file for the first time.
     ///
     /// # Errors
-    /// It cannot be read, is not of the form, or names something twice.
+    /// The file cannot be read, is invalid, or has an entry twice.
     pub fn open(path: PathBuf) -> Result<(Self, Keys), KeysError> {
-        let text = Keys::text(&path)?;
+        let text = Keys::read_text(&path)?;
         let keys = Keys::parse(&text, &path)?;
-        Ok((Self { path, text, usable: true, newer: None, misses: 0 }, keys))
+        Ok((Self { path, text, is_valid: true, candidate: None, failed_reads: 0 }, keys))
     }
 
-    /// Has `gateway` ask for what `checked` makes of the file's keys, whenever those change; never ends. While newer
-    /// keys cannot be used or the file cannot be read, the ones before stay in force, which is logged once and shown by
-    /// a metric.
+    /// Replaces the keys of `gateway` whenever the file changes, after `validate` has accepted them. Never returns.
+    /// While the file is invalid or unreadable, the previous keys stay in force; that is logged once, and a metric
+    /// shows it.
     pub async fn follow(
         mut self,
         gateway: Arc<Gateway>,
-        checked: impl Fn(Keys) -> Result<Keys, String> + Send,
+        validate: impl Fn(Keys) -> Result<Keys, String> + Send,
     ) {
         loop {
-            sleep(LOOK).await;
+            sleep(CHECK_INTERVAL).await;
             let path = self.path.clone();
-            let Ok(read) = tokio::task::spawn_blocking(move || Keys::text(&path)).await else { continue };
-            match self.look(read) {
-                FileCheck::Nothing => {}
-                FileCheck::Newer => {
+            let Ok(read) = tokio::task::spawn_blocking(move || Keys::read_text(&path)).await else {
+                continue;
+            };
+            match self.check(read) {
+                FileCheck::Unchanged => {}
+                FileCheck::Changed => {
                     let keys = Keys::parse(&self.text, &self.path).map_err(|error| error.to_string());
-                    let keys = keys.and_then(&checked);
-                    self.usable = keys.is_ok();
+                    let keys = keys.and_then(&validate);
+                    self.is_valid = keys.is_ok();
                     match keys {
                         Ok(keys) => {
                             tracing::info!(path = %self.path.display(), "keys file reloaded");
@@ -77,47 +79,51 @@ impl KeyFile {
                         }
                         Err(error) => {
                             tracing::error!(%error, "keys file invalid: keeping the previous keys");
-                            gateway.metrics().keys_are_outdated(true);
+                            gateway.metrics().set_keys_outdated(true);
                         }
                     }
                 }
                 FileCheck::Gone(error) => {
                     tracing::error!(%error, "keys file unreadable: keeping the previous keys");
-                    gateway.metrics().keys_are_outdated(true);
+                    gateway.metrics().set_keys_outdated(true);
                 }
                 FileCheck::Back => {
                     tracing::info!(path = %self.path.display(), "keys file readable again, unchanged");
-                    gateway.metrics().keys_are_outdated(!self.usable);
+                    gateway.metrics().set_keys_outdated(!self.is_valid);
                 }
             }
         }
     }
 
-    /// Returns what follows from what was `read`.
-    fn look(&mut self, read: Result<String, KeysError>) -> FileCheck {
+    /// Evaluates a read of the file.
+    fn check(&mut self, read: Result<String, KeysError>) -> FileCheck {
         let text = match read {
             Ok(text) => text,
             Err(error) => {
-                self.newer = None;
-                self.misses = self.misses.saturating_add(1);
-                return if self.misses == MISSES { FileCheck::Gone(error) } else { FileCheck::Nothing };
+                self.candidate = None;
+                self.failed_reads = self.failed_reads.saturating_add(1);
+                return if self.failed_reads == MAX_MISSES {
+                    FileCheck::Gone(error)
+                } else {
+                    FileCheck::Unchanged
+                };
             }
         };
-        let newer = self.newer.take();
+        let candidate = self.candidate.take();
         if text == self.text {
-            return if std::mem::take(&mut self.misses) >= MISSES {
+            return if std::mem::take(&mut self.failed_reads) >= MAX_MISSES {
                 FileCheck::Back
             } else {
-                FileCheck::Nothing
+                FileCheck::Unchanged
             };
         }
-        if newer.as_ref() != Some(&text) {
-            self.newer = Some(text);
-            return FileCheck::Nothing;
+        if candidate.as_ref() != Some(&text) {
+            self.candidate = Some(text);
+            return FileCheck::Unchanged;
         }
-        self.misses = 0;
+        self.failed_reads = 0;
         self.text = text;
-        FileCheck::Newer
+        FileCheck::Changed
     }
 }
 
@@ -136,39 +142,42 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_in_place_is_taken_when_it_is_whole() {
+    fn file_written_in_place_is_accepted_when_read_twice_alike() {
         let folder = tempfile::tempdir().unwrap();
         let (mut file, path) = file(&folder);
-        let mut look = |text: &str| {
+        let mut check = |text: &str| {
             std::fs::write(&path, text).unwrap();
-            let look = file.look(Keys::text(&path));
-            (matches!(look, FileCheck::Newer), file.text.clone())
+            let check = file.check(Keys::read_text(&path));
+            (matches!(check, FileCheck::Changed), file.text.clone())
         };
-        assert_eq!(look(&SECOND[..20]), (false, FIRST.to_owned()));
-        assert_eq!(look(SECOND), (false, FIRST.to_owned()), "seen once");
-        assert_eq!(look(SECOND), (true, SECOND.to_owned()));
-        assert_eq!(look(SECOND), (false, SECOND.to_owned()), "once");
+        assert_eq!(check(&SECOND[..20]), (false, FIRST.to_owned()));
+        assert_eq!(check(SECOND), (false, FIRST.to_owned()), "found once");
+        assert_eq!(check(SECOND), (true, SECOND.to_owned()));
+        assert_eq!(check(SECOND), (false, SECOND.to_owned()), "once");
     }
 
     #[test]
-    fn a_file_that_is_gone_is_told_of_once_and_when_it_is_back() {
+    fn missing_file_is_reported_once_and_when_it_is_back() {
         let folder = tempfile::tempdir().unwrap();
         let (mut file, path) = file(&folder);
-        let mut look = || file.look(Keys::text(&path));
+        let mut check = || file.check(Keys::read_text(&path));
         std::fs::remove_file(&path).unwrap();
-        let gone: Vec<bool> = (0..3 * MISSES).map(|_| matches!(look(), FileCheck::Gone(_))).collect();
-        assert_eq!(gone.iter().position(|gone| *gone), Some(MISSES as usize - 1));
-        assert_eq!(gone.iter().filter(|gone| **gone).count(), 1);
+        let reports: Vec<bool> = (0..3 * MAX_MISSES).map(|_| matches!(check(), FileCheck::Gone(_))).collect();
+        assert_eq!(reports.iter().position(|is_reported| *is_reported), Some(MAX_MISSES as usize - 1));
+        assert_eq!(reports.iter().filter(|is_reported| **is_reported).count(), 1);
         std::fs::write(&path, FIRST).unwrap();
-        assert!(matches!(look(), FileCheck::Back));
+        assert!(matches!(check(), FileCheck::Back));
         std::fs::remove_file(&path).unwrap();
-        assert!(matches!(look(), FileCheck::Nothing), "it may be being replaced");
+        assert!(matches!(check(), FileCheck::Unchanged), "it may be in replacement");
         std::fs::write(&path, FIRST).unwrap();
-        assert!(matches!(look(), FileCheck::Nothing));
-        (0..MISSES).for_each(|_| drop(file.look(Err(Keys::text(folder.path()).unwrap_err()))));
+        assert!(matches!(check(), FileCheck::Unchanged));
+        (0..MAX_MISSES).for_each(|_| drop(file.check(Err(Keys::read_text(folder.path()).unwrap_err()))));
         std::fs::write(&path, SECOND).unwrap();
-        assert!(matches!(file.look(Keys::text(&path)), FileCheck::Nothing));
+        assert!(matches!(file.check(Keys::read_text(&path)), FileCheck::Unchanged));
         std::fs::write(&path, FIRST).unwrap();
-        assert!(matches!(file.look(Keys::text(&path)), FileCheck::Back), "after a moment as another");
+        assert!(
+            matches!(file.check(Keys::read_text(&path)), FileCheck::Back),
+            "after a moment with other text"
+        );
     }
 }

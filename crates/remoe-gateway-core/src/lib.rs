@@ -1,31 +1,31 @@
-//! The front door: one address for all models, always there, whatever runs behind it.
+//! Core of the gateway: one address for all models, which stays available while they scale to zero.
 //!
 //! ```text
-//! client ─▶ key ─▶ body (model, stream) ─▶ tenant's limits ─▶ model: enter ─▶ grant ─▶ relay ─▶ client
+//! client ─▶ key ─▶ body (model, stream) ─▶ tenant's limits ─▶ model: admit ─▶ grant ─▶ relay ─▶ client
 //!                                                              │    ▲
-//!                                            waiting, fairly ──┘    └── a backend with room
+//!                                                 fair queue ──┘    └── a backend with a free slot
 //! ```
 //!
-//! A request is held while its model has nothing that answers, and released when it has. What the client
-//! sees then is what the main function sends: status, headers, bytes. What an answer cost is written down before its
-//! end leaves ([`CostAccounting`]). [`remoe_autoscale::scale_to_zero`] decides when a model
-//! sleeps; [`queue`] and [`timeline`] are pure; [`Model`]
-//! joins them under one lock; all models share [`PrefixIndex`]; `relay` moves bytes.
+//! A request waits in the queue while no main function of its model has a free slot, through a cold start too. The
+//! client then gets the main function's answer: status, headers and bytes. The cost of an answer is in the ledger
+//! before the last bytes are sent ([`CostAccounting`]). [`remoe_autoscale::scale_to_zero`] decides when a model
+//! sleeps. [`queue`] and [`timeline`] are pure. [`Model`] combines them under one lock. All models share one
+//! [`PrefixIndex`].
 //!
-//! Modules use each other in one direction: those of a line use those below it.
+//! Dependencies of modules point downwards: the modules of a line use those of the lines below it.
 //!
 //! | modules | for |
 //! | --- | --- |
 //! | `server`, `router` | listeners and paths |
-//! | `answer`, `retry`, `relay`, `account`, `bill`, `budget` | a request: admitted, sent, relayed, accounted for |
-//! | `authentication`, `key_file`, `listing`, `placement`, `stored_response`, `page` | API keys, all other paths |
-//! | `federation`, `exposition`, `function_page` | `/metrics`, with those of functions |
-//! | `gateway` | all models behind one address, and the bounds that they share |
-//! | `access_log`, `headers`, `request_spans`, `caller`, `keys`, `tenant`, `names`, `endpoint_picker` | clients, and what they may use |
+//! | `answer`, `retry`, `relay`, `account`, `bill`, `budget` | a request: admission, retries, relay, accounting |
+//! | `authentication`, `key_file`, `listing`, `placement`, `stored_response`, `page` | API keys, and all other paths |
+//! | `federation`, `exposition`, `function_page` | `/metrics`, with the metrics of functions |
+//! | `gateway` | all models behind one address, and the limits that they share |
+//! | `access_log`, `headers`, `request_spans`, `caller`, `keys`, `tenant`, `names`, `endpoint_picker` | clients, and the models that they may use |
 //! | `model`, `usage_observer`, `prefix_index`, `queue`, `connector` | one model: its queue, phase and main functions |
 //! | `cost_accounting`, `overhead`, `cost_metrics`, `spending`, `metrics` | costs and counts |
-//! | `body_budget`, `scrapes`, `responses`, `rate_limit`, `usage_bound`, `stream_ending`, `cost_field`, `timeline` | bounds, parts of answers |
-//! | `api`, `request_fields`, `privacy`, `key_entries` | formats |
+//! | `body_budget`, `scrapes`, `responses`, `rate_limit`, `usage_bound`, `stream_ending`, `cost_field`, `timeline` | limits, and parts of answers |
+//! | `api`, `request_fields`, `privacy`, `key_entries` | formats of requests, answers and keys files |
 
 mod access_log;
 mod account;
@@ -77,7 +77,7 @@ mod usage_bound;
 mod usage_observer;
 
 pub use access_log::{AccessLog, AccessLogFormat, AccessLogTarget, AccessLogTargetError};
-pub use connector::{Connector, uri};
+pub use connector::{Connector, function_uri};
 pub use cost_accounting::{Billing, CompletedRequest, CostAccounting, CostAccountingError};
 pub use exposition::first_label;
 pub use gateway::{Gateway, GatewayOptions};
@@ -85,7 +85,7 @@ pub use key_file::KeyFile;
 pub use keys::{Keys, KeysError};
 pub use metrics::{GatewayMetrics, WakeCause};
 pub use model::{
-    ApartGroup, Backend, DesiredState, Directive, FunctionLine, LauncherOrder, Model, ModelLoad,
+    Backend, DesiredState, Directive, FunctionLine, InactiveGroup, LauncherOrder, Model, ModelLoad,
     ModelOptions, RunningFunctions,
 };
 pub use names::ShortNames;

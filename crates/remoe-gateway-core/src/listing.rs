@@ -1,4 +1,4 @@
-//! Listings: models, their state, the gateway's own health.
+//! `/v1/models`, `/status`, `/health` and `/version`.
 
 use crate::caller::Caller;
 use crate::cost_accounting::CostAccounting;
@@ -40,38 +40,37 @@ pub(crate) struct StatusList {
 struct StatusLine {
     #[serde(flatten)]
     model: ModelStatus,
-    /// `None` where no money is accounted for.
+    /// `None` if no costs are recorded.
     cost: Option<ModelCost>,
 }
 
-/// Returns what `model` costs, for `caller`; `None` where no money is accounted for.
+/// Returns the costs of `model` that `caller` may see; `None` if no costs are recorded.
 pub(crate) fn cost(gateway: &Gateway, model: &str, caller: &Caller) -> Option<ModelCost> {
     let cost_accounting = gateway.cost_accounting()?;
-    Some(ModelCost::of(cost_accounting, &cost_accounting.so_far(), model, caller))
+    Some(ModelCost::new(cost_accounting, &cost_accounting.totals_since_start(), model, caller))
 }
 
-/// Costs of a model, in nano-dollars. A tenant that does not see all is not told costs that reveal use by other
-/// tenants.
+/// Costs of a model in nano-dollars. Only an admin tenant gets the amounts that reveal the usage of other tenants.
 #[derive(Serialize)]
 pub(crate) struct ModelCost {
-    /// The functions that are alive, in an hour.
+    /// Price of the living functions per hour.
     per_hour: u64,
-    /// All functions since the gateway started, or since they did.
+    /// Cost of all functions since the gateway started.
     paid: Option<u64>,
-    /// Part of `paid` that was reported with answered requests.
+    /// Part of `paid` that answered requests used.
     requests: Option<u64>,
-    /// Requests to the model today, in UTC.
+    /// Spending on requests to the model today (UTC).
     today: Option<u64>,
-    /// All requests of the caller's tenant today; `None` where there are no keys.
+    /// Spending of the caller's tenant today; `None` if the gateway has no keys.
     tenant_today: Option<u64>,
 }
 
 impl ModelCost {
-    fn of(cost_accounting: &CostAccounting, account: &LedgerTotals, model: &str, caller: &Caller) -> Self {
-        let functions = account.functions_by_model.get(model).copied().unwrap_or_default();
-        let requests = account.by_model.get(model).map_or(0, |requests| requests.cost);
+    fn new(cost_accounting: &CostAccounting, totals: &LedgerTotals, model: &str, caller: &Caller) -> Self {
+        let functions = totals.functions_by_model.get(model).copied().unwrap_or_default();
+        let requests = totals.by_model.get(model).map_or(0, |requests| requests.cost);
         let tenant = caller.tenant.as_ref();
-        let sees_all = tenant.is_none_or(|tenant| tenant.sees_all());
+        let sees_all = tenant.is_none_or(|tenant| tenant.is_admin());
         let today = |payer| cost_accounting.spent_today(payer).0;
         Self {
             per_hour: functions.per_hour,
@@ -97,53 +96,55 @@ fn describe(gateway: &Gateway, model: &Model) -> ModelEntry {
     ModelEntry {
         id: model.name().to_owned(),
         object: "model",
-        created: gateway.created,
+        created: gateway.started_at,
         owned_by: "remoe",
-        max_model_len: model.described().1,
+        max_model_len: model.description().1,
         state: model.phase(),
     }
 }
 
-/// The models that the caller may use.
+/// Returns the models that the caller may use.
 pub(crate) async fn models(
     State(gateway): State<Arc<Gateway>>,
     Extension(caller): Extension<Caller>,
 ) -> Json<ModelListing> {
-    let seen = gateway.models_of(&caller).into_iter();
-    Json(ModelListing { object: "list", data: seen.map(|model| describe(&gateway, &model)).collect() })
+    let usable = gateway.models_of(&caller).into_iter();
+    Json(ModelListing { object: "list", data: usable.map(|model| describe(&gateway, &model)).collect() })
 }
 
-/// One of them.
+/// Returns one of these models.
 pub(crate) async fn model(
     State(gateway): State<Arc<Gateway>>,
     Extension(caller): Extension<Caller>,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<ModelEntry>, ApiError> {
-    // What is no text names no model.
+    // An id that is no UTF-8 matches no model.
     let Path(id) = id.unwrap_or_else(|_| Path(char::REPLACEMENT_CHARACTER.to_string()));
     let model = gateway.model(Some(&id), &caller)?;
     Ok(Json(describe(&gateway, &model)))
 }
 
-/// Returns what runs, waits and sleeps, and what it costs.
+/// Returns the state and the costs of the models that the caller may use.
 pub(crate) async fn status(
     State(gateway): State<Arc<Gateway>>,
     Extension(caller): Extension<Caller>,
 ) -> Json<StatusList> {
-    let cost_accounting =
-        gateway.cost_accounting().map(|cost_accounting| (cost_accounting, cost_accounting.so_far()));
+    let cost_accounting = gateway
+        .cost_accounting()
+        .map(|cost_accounting| (cost_accounting, cost_accounting.totals_since_start()));
     let line = |model: Arc<Model>| StatusLine {
         cost: cost_accounting
             .as_ref()
-            .map(|(cost_accounting, account)| ModelCost::of(cost_accounting, account, model.name(), &caller)),
+            .map(|(cost_accounting, totals)| ModelCost::new(cost_accounting, totals, model.name(), &caller)),
         model: model.status(),
     };
     Json(StatusList { models: gateway.models_of(&caller).into_iter().map(line).collect() })
 }
 
-/// 200 where requests are answered, be it after a wake; 503 before the first model takes any, and at the end.
+/// Returns 200 if requests are answered, at once or after a cold start. Returns 503 before the first model is ready,
+/// and during shutdown.
 pub(crate) async fn health(State(gateway): State<Arc<Gateway>>) -> Result<Json<Health>, ApiError> {
-    if gateway.is_well() {
+    if gateway.is_healthy() {
         return Ok(Json(Health { status: "ok" }));
     }
     let message = "not ready: models are loading, or the server is shutting down; retry later";

@@ -11,13 +11,13 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The part of a cold start that main functions measure; those before it are [`RequestTimeline::NAMES`].
+/// Name of the last part of a cold start, until the first token. The parts before it are [`RequestTimeline::NAMES`].
 const FIRST: &str = "first";
 
-/// Seconds of wakes, and of the parts of cold starts.
+/// Histogram buckets of wakes and of the parts of cold starts, in seconds.
 const WAKE_BUCKETS: [f64; 12] = [0.05, 0.1, 0.2, 0.35, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 
-/// The gateway's metrics. Clones share their values.
+/// Metrics of the gateway. Clones share their values.
 #[derive(Clone)]
 pub struct GatewayMetrics {
     registry: Registry,
@@ -38,23 +38,23 @@ pub struct GatewayMetrics {
     wake_seconds: HistogramVec,
     cold_start_seconds: HistogramVec,
     keys_outdated: IntGauge,
-    living: Arc<Mutex<ShownModels>>,
+    shown_models: Arc<Mutex<ShownModels>>,
 }
 
-/// Models whose series are shown.
+/// Models whose series are exposed.
 #[derive(Default)]
 struct ShownModels {
-    /// Models by name: one may follow another one of its name that still answers a request.
+    /// Number of live models by name. A model may replace one of the same name that still answers a request.
     models: HashMap<String, usize>,
-    /// Names whose last model is gone, and whose series are not removed yet.
-    gone: BTreeSet<String>,
+    /// Names without a live model, whose series are not removed yet.
+    removed_models: BTreeSet<String>,
 }
 
 impl GatewayMetrics {
-    /// Metrics in a registry of their own, with those that every program has.
+    /// Registers the metrics in a new registry, together with the metrics that every program has.
     ///
     /// # Errors
-    /// A name is none.
+    /// A metric's name is invalid.
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = remoe_process::program_registry(&[])?;
         let counter =
@@ -127,7 +127,7 @@ impl GatewayMetrics {
                 "remoe_gateway_keys_outdated",
                 "1 while the keys file is unreadable or has newer keys that are invalid, else 0.",
             )?,
-            living: Arc::default(),
+            shown_models: Arc::default(),
             registry,
         };
         let registry = &metrics.registry;
@@ -148,58 +148,59 @@ impl GatewayMetrics {
         Ok(metrics)
     }
 
-    /// Where further metrics of the same process are shown.
+    /// Returns the registry, for further metrics of the same process.
     #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    pub(crate) fn keys_are_outdated(&self, are: bool) {
-        self.keys_outdated.set(are.into());
+    pub(crate) fn set_keys_outdated(&self, are_outdated: bool) {
+        self.keys_outdated.set(are_outdated.into());
     }
 
-    pub(crate) fn answered(&self, route: &str, status: &str) {
+    pub(crate) fn count_answer(&self, route: &str, status: &str) {
         self.requests.with_label_values(&[route, status]).inc();
     }
 
-    pub(crate) fn retried(&self, model: &str) {
+    pub(crate) fn count_retry(&self, model: &str) {
         self.retries.with_label_values(&[model]).inc();
     }
 
-    pub(crate) fn stream_failed(&self, model: &str, failure: StreamFailure) {
+    pub(crate) fn count_failed_stream(&self, model: &str, failure: StreamFailure) {
         self.streams_failed.with_label_values(&[model, failure.reason()]).inc();
     }
 
-    pub(crate) fn took(&self, model: &str, tenant: &str, tokens: u64) {
+    pub(crate) fn add_tokens(&self, model: &str, tenant: &str, tokens: u64) {
         self.tokens.with_label_values(&[model, tenant]).inc_by(tokens);
     }
 
     /// Counts a usage record of a function that cannot be true. Returns whether it is the first one of `model`.
-    pub(crate) fn implausible(&self, model: &str, what: &'static str) -> bool {
+    pub(crate) fn count_implausible(&self, model: &str, what: &'static str) -> bool {
         let counter = self.implausible.with_label_values(&[model, what]);
         let is_first = counter.get() == 0;
         counter.inc();
         is_first
     }
 
-    /// A request that waited for functions of `model` to start had its first token so many seconds after they had it.
+    /// Records the last part of a cold start: `seconds` from when a main function got the request to its first token.
     pub(crate) fn first_token_after_cold_start(&self, model: &str, seconds: f64) {
         self.cold_start_seconds.with_label_values(&[model, FIRST]).observe(seconds);
     }
 
+    /// Returns the metrics of one model, with all its series exposed.
     pub(crate) fn of_model(&self, model: &str) -> ModelMetrics {
-        // Held until its series are there: those of the one before may be removed meanwhile.
-        let mut living = self.living();
-        living.gone.remove(model);
-        *living.models.entry(model.to_owned()).or_default() += 1;
+        // Locked until the series exist: another thread may be removing those of a previous model of this name.
+        let mut shown_models = self.shown_models();
+        shown_models.removed_models.remove(model);
+        *shown_models.models.entry(model.to_owned()).or_default() += 1;
         for failure in [StreamFailure::NotBegun, StreamFailure::BrokenOff] {
-            // A first failure is an increase.
+            // Exposes 0, so that the first failure shows as an increase.
             self.streams_failed.with_label_values(&[model, failure.reason()]);
         }
         self.cold_start_seconds.with_label_values(&[model, FIRST]);
         let metrics = ModelMetrics { all: self.clone(), model: model.to_owned() };
-        metrics.load(0, 0, ScalingPhase::Asleep);
-        metrics.groups_sleep(0);
+        metrics.set_load(0, 0, ScalingPhase::Asleep);
+        metrics.set_sleeping_groups(0);
         for counters in [&self.wakes, &self.sleeping_pairs, &self.prefix_routed] {
             counters.with_label_values(&[model]);
         }
@@ -213,22 +214,22 @@ impl GatewayMetrics {
         metrics
     }
 
-    /// Removes the series of models that are gone, and has `also` remove others of the same model.
-    pub(crate) fn forget_gone(&self, also: impl Fn(&str)) {
-        // Held meanwhile: another model may get a name.
-        let mut living = self.living();
-        for model in std::mem::take(&mut living.gone) {
-            self.forget(&model);
+    /// Removes the series of models that are gone, and calls `also` for each, which removes its other series.
+    pub(crate) fn remove_gone_models(&self, also: impl Fn(&str)) {
+        // Locked until the end: a new model may take one of these names.
+        let mut shown_models = self.shown_models();
+        for model in std::mem::take(&mut shown_models.removed_models) {
+            self.remove_model(&model);
             also(&model);
         }
     }
 
-    fn living(&self) -> MutexGuard<'_, ShownModels> {
-        // Each change of it is whole.
-        self.living.lock().unwrap_or_else(PoisonError::into_inner)
+    fn shown_models(&self) -> MutexGuard<'_, ShownModels> {
+        // A panic cannot leave it half changed, so a poisoned lock is used as it is.
+        self.shown_models.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn forget(&self, model: &str) {
+    fn remove_model(&self, model: &str) {
         let Self { retries, streams_failed, tokens, implausible, wakes, .. } = self;
         let Self { group_wakes, sleeping_pairs, prefix_routed, .. } = self;
         for counters in
@@ -245,12 +246,12 @@ impl GatewayMetrics {
     }
 }
 
-/// Why a stream ended with an error that its status could not say any more.
+/// Reason why a stream failed after its status 200 was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StreamFailure {
-    /// It waited, and no function answered it.
+    /// No main function answered.
     NotBegun,
-    /// The function that answered it ended.
+    /// The main function failed while it answered.
     BrokenOff,
 }
 
@@ -263,12 +264,12 @@ impl StreamFailure {
     }
 }
 
-/// Why a remote group was woken beside a main function that ran.
+/// Reason why a remote group was woken while its main function ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WakeCause {
-    /// Experts of the group were used, and the main function computed them meanwhile.
+    /// Experts of the group were used. The main function computes them until the group is awake.
     Asked,
-    /// Requests that are there are expected to use them.
+    /// Present requests are predicted to use experts of the group.
     Predicted,
 }
 
@@ -283,8 +284,8 @@ impl WakeCause {
     }
 }
 
-/// The metrics of one model. Dropped with the last model of its name, they are removed by
-/// [`GatewayMetrics::forget_gone`].
+/// Metrics of one model. When the last model of a name is dropped, [`GatewayMetrics::remove_gone_models`] removes
+/// their series.
 pub(crate) struct ModelMetrics {
     all: GatewayMetrics,
     model: String,
@@ -292,52 +293,52 @@ pub(crate) struct ModelMetrics {
 
 impl Drop for ModelMetrics {
     fn drop(&mut self) {
-        let mut living = self.all.living();
-        if let Some(models) = living.models.get_mut(&self.model) {
+        let mut shown_models = self.all.shown_models();
+        if let Some(models) = shown_models.models.get_mut(&self.model) {
             *models -= 1;
             if *models == 0 {
-                living.models.remove(&self.model);
-                living.gone.insert(std::mem::take(&mut self.model));
+                shown_models.models.remove(&self.model);
+                shown_models.removed_models.insert(std::mem::take(&mut self.model));
             }
         }
     }
 }
 
 impl ModelMetrics {
-    pub(crate) fn load(&self, waiting: usize, in_flight: usize, phase: ScalingPhase) {
+    pub(crate) fn set_load(&self, waiting: usize, in_flight: usize, phase: ScalingPhase) {
         let gauge = |gauges: &IntGaugeVec| gauges.with_label_values(&[&self.model]);
         gauge(&self.all.waiting).set(i64::try_from(waiting).unwrap_or(i64::MAX));
         gauge(&self.all.in_flight).set(i64::try_from(in_flight).unwrap_or(i64::MAX));
         gauge(&self.all.awake).set(i64::from(phase == ScalingPhase::Active));
     }
 
-    pub(crate) fn sent_where_seen(&self) {
+    pub(crate) fn count_prefix_match(&self) {
         self.counter(&self.all.prefix_routed).inc();
     }
 
-    pub(crate) fn groups_sleep(&self, asleep: usize) {
+    pub(crate) fn set_sleeping_groups(&self, asleep: usize) {
         let asleep = i64::try_from(asleep).unwrap_or(i64::MAX);
         self.all.groups_asleep.with_label_values(&[&self.model]).set(asleep);
     }
 
-    pub(crate) fn group_woke(&self, cause: WakeCause) {
+    pub(crate) fn record_group_wake(&self, cause: WakeCause) {
         self.all.group_wakes.with_label_values(&[self.model.as_str(), cause.name()]).inc();
     }
 
-    pub(crate) fn pairs_slept(&self, pairs: u64) {
+    pub(crate) fn add_sleeping_pairs(&self, pairs: u64) {
         self.counter(&self.all.sleeping_pairs).inc_by(pairs);
     }
 
-    pub(crate) fn woke(&self, wake: Duration) {
+    pub(crate) fn record_wake(&self, wake_time: Duration) {
         self.counter(&self.all.wakes).inc();
-        self.all.wake_seconds.with_label_values(&[&self.model]).observe(wake.as_secs_f64());
+        self.all.wake_seconds.with_label_values(&[&self.model]).observe(wake_time.as_secs_f64());
     }
 
-    /// A request that waited for functions to start is handed over.
-    pub(crate) fn started_cold(&self, parts: &RequestTimeline) {
-        for (part, from, until) in parts.each() {
+    /// Records the parts of a cold start until a main function gets the request.
+    pub(crate) fn record_cold_start(&self, timeline: &RequestTimeline) {
+        for (part, start, end) in timeline.parts() {
             let histogram = self.all.cold_start_seconds.with_label_values(&[self.model.as_str(), part]);
-            histogram.observe(until.saturating_duration_since(from).as_secs_f64());
+            histogram.observe(end.saturating_duration_since(start).as_secs_f64());
         }
     }
 

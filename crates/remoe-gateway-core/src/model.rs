@@ -1,6 +1,7 @@
-//! One model behind the gateway: which requests wait, where they are served, and if the model is to be awake.
+//! One model behind the gateway: its request queue, its main functions, and its scale to zero.
 //!
-//! Everything is decided under one lock ([`ModelRuntime`]): a request cannot slip between the last look and the sleep.
+//! All decisions are made under one lock ([`ModelRuntime`]). So no request can arrive unnoticed between the decision
+//! to sleep and the sleep.
 
 mod entry;
 mod history;
@@ -8,12 +9,12 @@ mod running;
 mod state;
 mod waiting;
 
-pub(crate) use entry::{AdmissionRequest, Refused};
+pub(crate) use entry::{AdmissionRefusal, AdmissionRequest};
 pub(crate) use history::SleepView;
 pub use running::{
-    ApartGroup, Backend, DesiredState, Directive, FunctionLine, LauncherOrder, ModelLoad, RunningFunctions,
+    Backend, DesiredState, Directive, FunctionLine, InactiveGroup, LauncherOrder, ModelLoad, RunningFunctions,
 };
-pub(crate) use waiting::{Grant, QueuedRequest, Wake};
+pub(crate) use waiting::{AwaitedWake, Grant, QueuedRequest};
 
 use crate::cost_accounting::Billing;
 use crate::metrics::{ModelMetrics, WakeCause};
@@ -23,20 +24,20 @@ use crate::queue::{Pushed, Ticket};
 use crate::timeline::{ColdStart, RequestTimeline, WakeMarks};
 use crate::usage_observer::{ObservedRequest, UsageObserver};
 use bytes::Bytes;
-use entry::{Waiting, closed, full, late};
+use entry::{WaitingRequest, deadline_error_code, queue_full_error, shutting_down_error};
 use history::LastWake;
 use remoe_autoscale::scale_to_zero::{ScalingPhase, step};
 use remoe_proto::ServiceError;
 use serde::Serialize;
-use state::ModelRuntime;
+use state::{Assignment, ModelRuntime};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::sleep_until;
-use waiting::{GrantReply, Places, answer};
+use waiting::{GrantReply, SlotOwner, send_replies};
 
-/// Longest wait for a place while the model is awake.
+/// Longest wait of a request for a slot while the model is awake.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
 
 /// Name and limits of a model.
@@ -44,19 +45,19 @@ const LONGEST_WAIT: Duration = Duration::from_secs(600);
 pub struct ModelOptions {
     /// Unique name in requests and answers.
     pub name: String,
-    /// Shorter names, which mean it where no other model that the caller may use has the same.
+    /// Short names. One selects this model unless another model that the caller may use has the same short name.
     pub short_names: Vec<String>,
-    /// Positions of its context; 0: not known yet.
+    /// Context length in tokens; 0: not known yet.
     pub context_length: usize,
-    /// Requests that run or wait, all together.
+    /// Largest number of requests that run or wait.
     pub max_requests: usize,
-    /// Bytes of the bodies that wait.
+    /// Largest size of the bodies of waiting requests, in bytes.
     pub waiting_bytes: usize,
-    /// How long a wake may take.
+    /// Longest time that a cold start may take.
     pub wake_limit: Duration,
 }
 
-/// A model as people are shown it.
+/// State of a model, as `/status` shows it.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct ModelStatus {
     pub(crate) model: String,
@@ -75,29 +76,29 @@ pub(crate) struct ModelStatus {
 /// A model behind the gateway.
 pub struct Model {
     options: ModelOptions,
-    /// Short names, and the context length in positions.
-    described: RwLock<(Arc<[String]>, usize)>,
-    /// A longer context that it had, and the functions that had it too.
-    longer: Mutex<Option<LongerContext>>,
+    /// Short names, and the context length in tokens.
+    description: RwLock<(Arc<[String]>, usize)>,
+    /// Context before it was shortened, while functions that were started with it still serve.
+    longer_context: Mutex<Option<LongerContext>>,
     state: Mutex<ModelRuntime<Grant>>,
-    want: watch::Sender<LauncherOrder>,
+    launcher_order: watch::Sender<LauncherOrder>,
     load: watch::Sender<ModelLoad>,
-    /// A deadline may have changed.
-    moved: Notify,
+    /// Wakes [`Self::run_deadlines`] when the next deadline may have changed.
+    deadline_changed: Notify,
     metrics: ModelMetrics,
     usage_observer: OnceLock<Arc<dyn UsageObserver>>,
 }
 
-/// A context that was longer, which functions may still have.
+/// Context that was longer than the present one.
 struct LongerContext {
-    positions: usize,
-    /// Their ids.
-    functions: BTreeSet<u64>,
+    length: usize,
+    /// Ids of the main functions that were started with it.
+    backends: BTreeSet<u64>,
 }
 
 impl Model {
-    /// A model whose functions are being started; it does not sleep until [`Self::sleep_when_idle`]. `prefix_index` is
-    /// shared by all models of the process.
+    /// Makes a model whose functions are being started. It does not scale to zero until [`Self::sleep_when_idle`].
+    /// `prefix_index` is shared by all models of the process.
     pub fn new(
         options: ModelOptions,
         metrics: &crate::GatewayMetrics,
@@ -106,13 +107,13 @@ impl Model {
         let state = ModelRuntime::new(options.waiting_bytes, prefix_index.of_model());
         Arc::new(Self {
             metrics: metrics.of_model(&options.name),
-            described: RwLock::new((options.short_names.clone().into(), options.context_length)),
-            longer: Mutex::default(),
+            description: RwLock::new((options.short_names.clone().into(), options.context_length)),
+            longer_context: Mutex::default(),
             options,
             state: Mutex::new(state),
-            want: watch::Sender::new(LauncherOrder { order: 0, wanted: DesiredState::Awake }),
+            launcher_order: watch::Sender::new(LauncherOrder { order: 0, wanted: DesiredState::Awake }),
             load: watch::Sender::new(ModelLoad::default()),
-            moved: Notify::new(),
+            deadline_changed: Notify::new(),
             usage_observer: OnceLock::new(),
         })
     }
@@ -122,139 +123,149 @@ impl Model {
         &self.options.name
     }
 
-    /// Replaces the short names and the context length.
+    /// Replaces the short names and the context length in tokens.
     pub fn describe(&self, short_names: Vec<String>, context_length: usize) {
-        let serving = self.longest_context();
-        let mut described = self.described.write().unwrap_or_else(PoisonError::into_inner);
-        *described = (short_names.into(), context_length);
-        drop(described);
-        if context_length < serving {
-            let functions = self.state().places.iter().map(|place| place.backend.id).collect();
-            *self.longer() = Some(LongerContext { positions: serving, functions });
+        let length_before = self.longest_context();
+        let mut description = self.description.write().unwrap_or_else(PoisonError::into_inner);
+        *description = (short_names.into(), context_length);
+        drop(description);
+        if context_length < length_before {
+            let backends = self.state().slots.iter().map(|slot| slot.backend.id).collect();
+            *self.longer_context() = Some(LongerContext { length: length_before, backends });
         }
     }
 
-    /// Returns the positions of the longest context that a function of it may have: while a shorter one is rolled out,
-    /// those that are there already still have theirs. 0: not known.
+    /// Returns the longest context of any main function that serves, in tokens; 0: not known. During the rollout of a
+    /// shorter context, older functions keep the longer one.
     pub(crate) fn longest_context(&self) -> usize {
-        let (_, described) = self.described();
-        let mut longer = self.longer();
+        let (_, present) = self.description();
+        let mut longer = self.longer_context();
         let state = self.state();
-        longer.take_if(|known| !state.places.iter().any(|place| known.functions.contains(&place.backend.id)));
+        longer.take_if(|old| !state.slots.iter().any(|slot| old.backends.contains(&slot.backend.id)));
         drop(state);
-        let longer = longer.as_ref().map_or(0, |known| known.positions);
-        if described == 0 { 0 } else { described.max(longer) }
+        let longer = longer.as_ref().map_or(0, |old| old.length);
+        if present == 0 { 0 } else { present.max(longer) }
     }
 
-    fn longer(&self) -> MutexGuard<'_, Option<LongerContext>> {
-        // It is replaced as a whole.
-        self.longer.lock().unwrap_or_else(PoisonError::into_inner)
+    fn longer_context(&self) -> MutexGuard<'_, Option<LongerContext>> {
+        // A panic cannot leave it half changed, so a poisoned lock is used as it is.
+        self.longer_context.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has `usage_observer` told of all requests from now on. Only the first call has an effect.
-    pub fn tell(&self, usage_observer: Arc<dyn UsageObserver>) {
+    /// Reports all requests from now on to `usage_observer`. Only the first call has an effect.
+    pub fn set_usage_observer(&self, usage_observer: Arc<dyn UsageObserver>) {
         self.usage_observer.get_or_init(|| usage_observer);
     }
 
-    /// Tells the model's witness of a request; none without a witness.
-    pub(crate) fn sight(&self, tenant: &str, privacy: Privacy, body: &Bytes) -> Option<ObservedRequest> {
+    /// Reports the start of a request to the usage observer. Returns `None` if there is no observer, or if it does not
+    /// observe this request.
+    pub(crate) fn observe_request(
+        &self,
+        tenant: &str,
+        privacy: Privacy,
+        body: &Bytes,
+    ) -> Option<ObservedRequest> {
         ObservedRequest::begin(self.usage_observer.get()?.clone(), tenant, privacy, body)
     }
 
-    /// Returns the short names, and the context length in positions.
-    pub(crate) fn described(&self) -> (Arc<[String]>, usize) {
-        self.described.read().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Returns the short names, and the context length in tokens.
+    pub(crate) fn description(&self) -> (Arc<[String]>, usize) {
+        self.description.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns how long a wake of the model may take.
+    /// Returns the longest time that a cold start may take.
     pub(crate) fn wake_limit(&self) -> Duration {
         self.options.wake_limit
     }
 
-    /// Watches the state that is wanted of the launcher, now and whenever it changes.
-    pub fn want(&self) -> watch::Receiver<LauncherOrder> {
-        self.want.subscribe()
+    /// Watches the desired state of the model's functions, which its launcher has to reach.
+    pub fn launcher_orders(&self) -> watch::Receiver<LauncherOrder> {
+        self.launcher_order.subscribe()
     }
 
-    /// Lets the model sleep when it had no request for `idle`, from now on; zero counts as a millisecond.
-    pub fn sleep_when_idle(self: &Arc<Self>, idle: Duration) {
+    /// Scales the model to zero whenever it has had no request for the idle window `idle_window`, of 1 ms at least.
+    pub fn sleep_when_idle(self: &Arc<Self>, idle_window: Duration) {
         let now = Instant::now();
         let mut state = self.state();
-        state.idle = Some(idle.max(Duration::from_millis(1)));
-        state.active_at(now);
+        state.idle_window = Some(idle_window.max(Duration::from_millis(1)));
+        state.record_activity(now);
         drop(state);
-        self.changed(now);
+        self.apply_changes(now);
     }
 
-    /// Takes note of what runs.
-    pub fn runs(self: &Arc<Self>, running: RunningFunctions) {
+    /// Replaces the functions that run for the model, as its launcher reports them.
+    pub fn set_running_functions(self: &Arc<Self>, running: RunningFunctions) {
         let now = Instant::now();
-        self.state().runs(running, now);
-        self.changed(now);
+        self.state().set_running_functions(running, now);
+        self.apply_changes(now);
     }
 
-    /// Takes note of what was decided elsewhere and of what runs; from now on nothing is decided here.
-    pub fn follow(self: &Arc<Self>, directive: Directive, backends: Vec<Backend>, wake: WakeMarks) {
+    /// Sets the phase that the operator decided, and the main functions that run. From now on this model decides no
+    /// phase itself.
+    pub fn follow_directive(self: &Arc<Self>, directive: Directive, backends: Vec<Backend>, wake: WakeMarks) {
         self.state().directive = Some(directive);
-        // All listed backends were started for the present phase: the decider leaves the others out.
-        self.runs(RunningFunctions { order: u64::MAX, backends, wake, functions: Vec::new() });
+        // The operator lists only backends that were started for the present phase, so every order is current.
+        let running = RunningFunctions { order: u64::MAX, backends, wake, functions: Vec::new() };
+        self.set_running_functions(running);
     }
 
-    /// Takes note of remote groups that sleep while the main function runs, or start beside it, and of how many (token,
-    /// expert) pairs asked for those that sleep since this was last said.
-    pub fn groups_are(&self, groups: Vec<ApartGroup>, pairs: u64) {
+    /// Sets the remote groups that sleep or are being started while the main function runs. `sleeping_pairs` is the
+    /// number of (token, expert) pairs of sleeping groups since the last call.
+    pub fn set_inactive_groups(&self, groups: Vec<InactiveGroup>, sleeping_pairs: u64) {
         let mut state = self.state();
         if state.closed {
             return;
         }
-        self.metrics.groups_sleep(groups.iter().filter(|group| group.asleep).count());
-        self.metrics.pairs_slept(pairs);
-        state.groups = groups;
+        self.metrics.set_sleeping_groups(groups.iter().filter(|group| group.asleep).count());
+        self.metrics.add_sleeping_pairs(sleeping_pairs);
+        state.inactive_groups = groups;
     }
 
-    /// Remote groups that the main function may say nothing of.
-    pub(crate) fn groups(&self) -> Vec<ApartGroup> {
-        self.state().groups.clone()
+    /// Returns the remote groups that sleep or are being started while the main function runs.
+    pub(crate) fn inactive_groups(&self) -> Vec<InactiveGroup> {
+        self.state().inactive_groups.clone()
     }
 
-    /// Takes note of a remote group that wakes.
-    pub fn group_woke(&self, cause: WakeCause) {
-        self.metrics.group_woke(cause);
+    /// Counts the wake of a remote group.
+    pub fn record_group_wake(&self, cause: WakeCause) {
+        self.metrics.record_group_wake(cause);
         self.state().group_wakes += 1;
     }
 
-    /// Answers a [`DesiredState::Recheck`] of number `order`: the engine has `requests`.
+    /// Takes the launcher's answer to order number `order`, a [`DesiredState::Recheck`]: the main functions' engines
+    /// have `requests`.
     pub fn rechecked(self: &Arc<Self>, order: u64, requests: u32) {
         let mut state = self.state();
         if state.order == order && state.phase == ScalingPhase::Draining {
-            state.engine = Some(requests);
+            state.engine_requests = Some(requests);
         }
         drop(state);
-        self.changed(Instant::now());
+        self.apply_changes(Instant::now());
     }
 
-    /// Takes no further request. Those that wait go on where functions answer, and are refused where not.
+    /// Refuses all further requests. Waiting requests are still served if main functions serve now; otherwise they
+    /// are refused as well.
     pub fn close(self: &Arc<Self>) {
         let mut state = self.state();
         state.closed = true;
-        state.groups.clear();
-        self.metrics.groups_sleep(0);
-        let mut refused = Vec::new();
+        state.inactive_groups.clear();
+        self.metrics.set_sleeping_groups(0);
+        let mut refusals = Vec::new();
         if !state.is_serving() {
             while let Some(waiting) = state.queue.pop() {
-                refused.push((waiting.answer, Err(closed())));
+                refusals.push((waiting.reply, Err(shutting_down_error())));
             }
         }
         drop(state);
-        answer(refused);
-        self.changed(Instant::now());
+        send_replies(refusals);
+        self.apply_changes(Instant::now());
     }
 
-    /// Ends a model whose functions are gone for good. Waiting requests are refused, and so are requests that come
-    /// again because a function broke off.
+    /// Ends a model that is removed together with its functions. Refuses waiting requests, and requests that are
+    /// retried because a main function failed.
     pub fn end(self: &Arc<Self>) {
         let mut state = self.state();
-        state.places.clear();
+        state.slots.clear();
         if let Some(directive) = &mut state.directive {
             directive.phase = ScalingPhase::Asleep;
         }
@@ -262,69 +273,62 @@ impl Model {
         self.close();
     }
 
-    /// Requests that wait, and requests that functions work on.
+    /// Returns the numbers of waiting requests and of requests in flight.
     pub fn load(&self) -> (usize, usize) {
         let state = self.state();
         (state.queue.len(), state.in_flight)
     }
 
-    /// How long requests have waited or been worked on so far, all together.
-    pub fn occupied(&self) -> Duration {
+    /// Returns the total time that all requests so far have waited or been in flight.
+    pub fn total_request_time(&self) -> Duration {
         let mut state = self.state();
-        state.occupy(Instant::now());
-        state.occupied
+        state.add_request_time(Instant::now());
+        state.total_request_time
     }
 
-    /// Watches the model's load, now and whenever it changes.
-    pub fn loads(&self) -> watch::Receiver<ModelLoad> {
+    /// Watches the model's load.
+    pub fn watch_load(&self) -> watch::Receiver<ModelLoad> {
         self.load.subscribe()
     }
 
-    /// How long ago a request last came or ended, or the model woke up.
-    pub fn quiet(&self) -> Duration {
+    /// Returns the time since a request last arrived or ended, or the model woke.
+    pub fn idle_time(&self) -> Duration {
         self.state().last_active.elapsed()
     }
 
-    /// Where the time went of the first request that was answered after the latest wake of which one was.
+    /// Returns the time to first token of the latest cold start, in its parts.
     pub fn cold_start(&self) -> Option<ColdStart> {
         self.state().cold_start
     }
 
-    fn started_cold(&self, told: ColdStart) {
-        let mut state = self.state();
-        if state.cold_start.as_ref().is_none_or(|known| told.is_of_a_later_wake(known)) {
-            state.cold_start = Some(told);
-        }
-    }
-
-    /// Where it is between awake and asleep.
+    /// Returns the phase of the model between active and asleep.
     pub fn phase(&self) -> ScalingPhase {
         self.state().phase
     }
 
-    /// Reports if requests are answered, at once or after a wake.
+    /// Reports if requests are admitted, with a cold start if needed.
     pub(crate) fn takes_requests(&self) -> bool {
         let state = self.state();
-        !state.closed && !state.recent.is_empty()
+        !state.closed && !state.recent_wakes.is_empty()
     }
 
-    /// Returns how many requests the backends that serve now can have at the same time.
+    /// Returns the number of request slots of all main functions that serve now.
     pub(crate) fn capacity(&self) -> usize {
         let state = self.state();
-        let serving = state.is_serving();
-        state.places.iter().filter(|_| serving).map(|place| place.backend.capacity).sum()
+        let is_serving = state.is_serving();
+        state.slots.iter().filter(|_| is_serving).map(|slot| slot.backend.capacity).sum()
     }
 
-    /// Returns the backends that serve now.
+    /// Returns the main functions that serve now.
     pub(crate) fn backends(&self) -> Vec<Backend> {
         let state = self.state();
-        let awake = state.is_serving();
-        state.places.iter().filter(|_| awake).map(|place| place.backend.clone()).collect()
+        let is_serving = state.is_serving();
+        state.slots.iter().filter(|_| is_serving).map(|slot| slot.backend.clone()).collect()
     }
 
-    /// Returns the rates of the functions behind the model now, awake or not.
+    /// Returns the prices of the functions of each main function that runs, even if the model serves no requests now.
     pub(crate) fn billings(&self) -> Vec<Arc<Billing>> {
-        self.state().places.iter().filter_map(|place| place.backend.billing.clone()).collect()
+        self.state().slots.iter().filter_map(|slot| slot.backend.billing.clone()).collect()
     }
 
     pub(crate) fn status(&self) -> ModelStatus {
@@ -336,175 +340,191 @@ impl Model {
             waiting: state.queue.len(),
             waiting_bytes: state.queue.bytes(),
             quiet_s: state.last_active.elapsed().as_secs_f64(),
-            idle_s: state.idle.map(|idle| idle.as_secs_f64()),
+            idle_s: state.idle_window.map(|window| window.as_secs_f64()),
             wakes: state.wakes,
             group_wakes: state.group_wakes,
-            last_wake_s: state.recent.back().map(Duration::as_secs_f64),
+            last_wake_s: state.recent_wakes.back().map(Duration::as_secs_f64),
             functions: state.running.functions.clone(),
         }
     }
 
-    /// Returns when it slept and woke of late, and when it sleeps next.
+    /// Returns the recent phase changes, and what decides when the model sleeps next.
     pub(crate) fn sleep_view(&self) -> SleepView {
         let state = self.state();
         let now = Instant::now();
         SleepView {
             quiet_s: now.saturating_duration_since(state.last_active).as_secs_f64(),
-            idle_s: state.idle.map(|idle| idle.as_secs_f64()),
+            idle_s: state.idle_window.map(|window| window.as_secs_f64()),
             history: state.history.changes(now),
-            wake: state.cold_start.as_ref().map(|start| LastWake::of(start, now)),
+            wake: state.cold_start.as_ref().map(|start| LastWake::new(start, now)),
         }
     }
 
-    /// Lets time pass: deadlines of the model are kept while this runs, which never ends.
-    pub async fn keep_time(self: &Arc<Self>) {
+    /// Changes the model's phase when a deadline passes, such as that of its idle window. Never returns.
+    pub async fn run_deadlines(self: &Arc<Self>) {
         loop {
             match self.advance(Instant::now()) {
-                Some(next) => tokio::select! {
-                    () = self.moved.notified() => {}
-                    () = sleep_until(next.into()) => {}
+                Some(deadline) => tokio::select! {
+                    () = self.deadline_changed.notified() => {}
+                    () = sleep_until(deadline.into()) => {}
                 },
-                None => self.moved.notified().await,
+                None => self.deadline_changed.notified().await,
             }
         }
     }
 
-    /// Lets a request in, to wait for its grant.
+    /// Admits a request to the queue, where it waits for a [`Grant`]. Wakes the model if it sleeps.
     ///
     /// # Errors
-    /// Too many wait, or the client would not wait long enough for the model to wake. That wakes it
-    /// nevertheless: it was asked for.
-    pub(crate) fn enter(self: &Arc<Self>, entry: &AdmissionRequest) -> Result<QueuedRequest, Refused> {
+    /// The queue is full, or the request's deadline comes before the end of the cold start. In the latter case the
+    /// model wakes nevertheless, for a later retry.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        request: &AdmissionRequest,
+    ) -> Result<QueuedRequest, AdmissionRefusal> {
         let now = Instant::now();
         let mut state = self.state();
-        let now = state.at(now);
-        let cold = !state.is_serving();
-        if state.closed && (cold || !entry.again) {
-            return Err(Refused { error: closed(), retry_after: Duration::from_secs(1) });
+        let now = state.monotonic(now);
+        let is_cold = !state.is_serving();
+        if state.closed && (is_cold || !request.is_retry) {
+            let error = shutting_down_error();
+            return Err(AdmissionRefusal { error, retry_after: Duration::from_secs(1) });
         }
-        if let (true, Some(until)) = (cold, entry.last()) {
-            let missing = state.time_to_wake(now);
-            if until < now + missing {
-                state.active_at(now);
+        if let (true, Some(deadline)) = (is_cold, request.deadline()) {
+            let time_to_wake = state.time_to_wake(now);
+            if deadline < now + time_to_wake {
+                state.record_activity(now);
                 drop(state);
-                self.changed(now);
+                self.apply_changes(now);
                 let error = ServiceError::new(
-                    late(entry.is_queue_deadline_first()),
+                    deadline_error_code(request.is_queue_deadline_first()),
                     format!(
                         "cannot wake the model within the {}: the cold start takes {:.1} s; retry later",
-                        if entry.is_queue_deadline_first() { "queue deadline" } else { "request timeout" },
-                        missing.as_secs_f64()
+                        if request.is_queue_deadline_first() { "queue deadline" } else { "request timeout" },
+                        time_to_wake.as_secs_f64()
                     ),
                 );
-                return Err(Refused { error, retry_after: missing });
+                return Err(AdmissionRefusal { error, retry_after: time_to_wake });
             }
         }
         let (sender, receiver) = oneshot::channel();
-        let beginning = entry.beginning.clone();
-        let waiting = Waiting { arrived: entry.arrived, cold, beginning, answer: sender };
-        let most = self.options.max_requests.saturating_sub(state.in_flight);
-        let (ticket, displaced) = match state.queue.push(&entry.client, entry.bytes, waiting, most) {
+        let waiting = WaitingRequest {
+            arrived: request.arrived,
+            is_cold,
+            prefix: request.prefix.clone(),
+            reply: sender,
+        };
+        let max_waiting = self.options.max_requests.saturating_sub(state.in_flight);
+        let (ticket, displaced) = match state.queue.push(&request.client, request.bytes, waiting, max_waiting)
+        {
             Pushed::Waits(ticket) => (ticket, None),
             Pushed::Displaced(ticket, other) => (ticket, Some(other)),
-            // It was not let in, and does not wake the model.
-            Pushed::Full(_) => return Err(Refused { error: full(), retry_after: Duration::from_secs(1) }),
+            // A refused request does not wake the model.
+            Pushed::Full(_) => {
+                let error = queue_full_error();
+                return Err(AdmissionRefusal { error, retry_after: Duration::from_secs(1) });
+            }
         };
-        state.active_at(now);
+        state.record_activity(now);
         drop(state);
         if let Some(other) = displaced {
-            answer(vec![(other.answer, Err(full()))]);
+            send_replies(vec![(other.reply, Err(queue_full_error()))]);
         }
-        self.changed(now);
-        let limit = if cold { self.options.wake_limit } else { LONGEST_WAIT };
-        let until = entry.last().map_or(now + limit, |until| until.min(now + limit));
-        let by_queue_deadline = entry.is_queue_deadline_first() && entry.last() == Some(until);
-        Ok(QueuedRequest { places: self.clone(), ticket, cold, until, by_queue_deadline, receiver })
+        self.apply_changes(now);
+        let limit = if is_cold { self.options.wake_limit } else { LONGEST_WAIT };
+        let deadline = request.deadline().map_or(now + limit, |deadline| deadline.min(now + limit));
+        let is_queue_deadline = request.is_queue_deadline_first() && request.deadline() == Some(deadline);
+        Ok(QueuedRequest { owner: self.clone(), ticket, is_cold, deadline, is_queue_deadline, receiver })
     }
 
     fn state(&self) -> MutexGuard<'_, ModelRuntime<Grant>> {
-        // Nothing panics while it is held.
+        // Code that holds the lock does not panic, so a poisoned lock is used as it is.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something is different: takes the steps that follow, and has the next deadline kept.
-    fn changed(self: &Arc<Self>, now: Instant) {
+    /// Acts on a change of the state, and has [`Self::run_deadlines`] look at the next deadline again.
+    fn apply_changes(self: &Arc<Self>, now: Instant) {
         self.advance(now);
-        self.moved.notify_one();
+        self.deadline_changed.notify_one();
     }
 
-    /// Takes all steps that can be taken at `now`; the time of the next one that only time brings.
+    /// Changes the phase, and grants slots to waiting requests, as far as that is possible at `now`. Returns the next
+    /// deadline, if there is one.
     fn advance(self: &Arc<Self>, now: Instant) -> Option<Instant> {
         let mut state = self.state();
-        let now = state.at(now);
-        let limit = self.options.wake_limit;
+        let now = state.monotonic(now);
+        let wake_limit = self.options.wake_limit;
         loop {
             let phase = match state.directive {
-                Some(directive) => state.directed(directive.phase),
-                None => step(state.phase, &state.seen(now, limit)),
+                Some(directive) => state.phase_by_directive(directive.phase),
+                None => step(state.phase, &state.step_inputs(now, wake_limit)),
             };
             if phase == state.phase {
                 break;
             }
-            if let Some(wake) = state.enter(phase, now) {
-                self.metrics.woke(wake);
+            if let Some(wake_time) = state.enter_phase(phase, now) {
+                self.metrics.record_wake(wake_time);
             }
         }
-        let mut granted: Vec<GrantReply> = Vec::new();
-        while let Some((waiting, backend, is_seen)) = state.next_grant(now) {
-            if is_seen {
-                self.metrics.sent_where_seen();
+        let mut replies: Vec<GrantReply> = Vec::new();
+        while let Some(Assignment { request, backend, is_prefix_match }) = state.next_assignment(now) {
+            if is_prefix_match {
+                self.metrics.count_prefix_match();
             }
-            let decided = state.decided.filter(|_| waiting.cold);
-            let parts = RequestTimeline::new(waiting.arrived, decided, &state.running.wake, now);
-            if waiting.cold {
-                self.metrics.started_cold(&parts);
+            let wake_decided_at = state.wake_decided_at.filter(|_| request.is_cold);
+            let timeline = RequestTimeline::new(request.arrived, wake_decided_at, &state.running.wake, now);
+            if request.is_cold {
+                self.metrics.record_cold_start(&timeline);
             }
-            let grant = Grant { places: self.clone(), backend, parts, woken: decided };
-            granted.push((waiting.answer, Ok(grant)));
+            let grant = Grant { owner: self.clone(), backend, timeline, wake_decided_at };
+            replies.push((request.reply, Ok(grant)));
         }
-        state.occupy(now);
+        state.add_request_time(now);
         let turn = state.directive.map_or(0, |directive| directive.turn);
         let load = ModelLoad { waiting: state.queue.len(), in_flight: state.in_flight, turn };
-        replace(&self.load, load);
-        replace(&self.want, state.want());
-        self.metrics.load(state.queue.len(), state.in_flight, state.phase);
-        let next = state.deadline(now, limit);
+        send_if_changed(&self.load, load);
+        send_if_changed(&self.launcher_order, state.launcher_order());
+        self.metrics.set_load(state.queue.len(), state.in_flight, state.phase);
+        let next_deadline = state.next_deadline(now, wake_limit);
         drop(state);
-        answer(granted);
-        next
+        send_replies(replies);
+        next_deadline
     }
 }
 
-impl Places for Model {
+impl SlotOwner for Model {
     fn leave(self: Arc<Self>, ticket: Ticket) {
-        let left = self.state().queue.remove(ticket);
-        // It is dropped without the lock.
-        if left.is_some() {
-            self.changed(Instant::now());
+        // The request is dropped after the lock is released: its reply channel may hold a grant, whose drop takes it.
+        let removed = self.state().queue.remove(ticket);
+        if removed.is_some() {
+            self.apply_changes(Instant::now());
         }
     }
 
     fn release(self: Arc<Self>, backend: u64) {
         let now = Instant::now();
         self.state().release(backend, now);
-        self.changed(now);
+        self.apply_changes(now);
     }
 
     fn pause(&self, backend: u64) {
         self.state().pause(backend, Instant::now());
     }
 
-    fn woke(&self, cold_start: ColdStart) {
-        self.started_cold(cold_start);
+    fn record_cold_start(&self, cold_start: ColdStart) {
+        let mut state = self.state();
+        if state.cold_start.as_ref().is_none_or(|latest| cold_start.is_of_a_later_wake(latest)) {
+            state.cold_start = Some(cold_start);
+        }
     }
 }
 
-/// Sends `value` to the watchers if it differs from the last one.
-fn replace<T: PartialEq>(told: &watch::Sender<T>, value: T) {
-    told.send_if_modified(|known| {
-        let changed = *known != value;
-        *known = value;
-        changed
+/// Sends `value` to the watchers if it differs from the last value.
+fn send_if_changed<T: PartialEq>(sender: &watch::Sender<T>, value: T) {
+    sender.send_if_modified(|last| {
+        let is_changed = *last != value;
+        *last = value;
+        is_changed
     });
 }
 

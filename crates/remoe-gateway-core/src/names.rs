@@ -1,36 +1,36 @@
-//! Which model a request's `model` selects, and whose short names count.
+//! Selection of a model by the `model` of a request: full names, and short names by a rule.
 
 use crate::model::Model;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Rule by which short names select models: all names but the full one.
+/// Rule by which short names select models. A short name is every name other than the full one.
 ///
-/// A short name is a claim of the model's owner. Where models have several owners, another owner could claim it, too, and get the
-/// requests that were meant for the first.
+/// Owners of models choose short names freely. If models have several owners, another owner could choose the same
+/// name and get the requests that were meant for the first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ShortNames {
-    /// A short name selects the only model that has it. For models of one owner.
+    /// A short name selects the only model that has it. Suits models of one owner.
     #[default]
     Any,
-    /// A short name selects a model of the namespace to which it is granted, or of the namespace of the request's key. For models
-    /// `NAMESPACE/NAME` whose namespaces have different owners. The map has the granted names and their namespaces.
+    /// A short name selects a model in the namespace of the request's key, or else in the namespace to which the map
+    /// grants the name. Suits models `NAMESPACE/NAME` whose namespaces have different owners.
     Scoped(BTreeMap<String, String>),
 }
 
 impl ShortNames {
-    /// Returns the model that `name` selects among `models`, for a key of the namespace `home`.
+    /// Returns the model that `name` selects among `models`, for a key whose models are all in `default_namespace`.
     ///
     /// # Errors
-    /// The number of models that it might mean: 0, or several.
+    /// The number of models that match: 0, or several.
     pub(crate) fn find<'a>(
         &self,
         models: &'a [Arc<Model>],
         name: &str,
-        home: Option<&str>,
+        default_namespace: Option<&str>,
     ) -> Result<&'a Arc<Model>, usize> {
         let granted = match self {
-            Self::Scoped(granted) if home.is_none() => granted.get(name).map(String::as_str),
+            Self::Scoped(granted) if default_namespace.is_none() => granted.get(name).map(String::as_str),
             Self::Scoped(_) | Self::Any => None,
         };
         // A granted name may be the full name of a model in another owner's namespace.
@@ -40,10 +40,10 @@ impl ShortNames {
         }
         let scope = match self {
             Self::Any => None,
-            Self::Scoped(_) => Some(home.or(granted).ok_or(0_usize)?),
+            Self::Scoped(_) => Some(default_namespace.or(granted).ok_or(0_usize)?),
         };
         let is_in_scope = |model: &Model| scope.is_none_or(|scope| namespace(model.name()) == Some(scope));
-        let has_name = |model: &Model| model.described().0.iter().any(|short| short == name);
+        let has_name = |model: &Model| model.description().0.iter().any(|short| short == name);
         let mut found = models.iter().filter(|model| is_in_scope(model) && has_name(model));
         match (found.next(), found.count()) {
             (Some(model), 0) => Ok(model),
@@ -51,10 +51,14 @@ impl ShortNames {
         }
     }
 
-    /// Returns the model of a request without a `model`: the only one of `models`. Where names are scoped, that holds only for a
-    /// key of one namespace: the only model of a cluster may be another owner's tomorrow.
-    pub(crate) fn only<'a>(&self, models: &'a [Arc<Model>], home: Option<&str>) -> Option<&'a Arc<Model>> {
-        match (self, home, models) {
+    /// Returns the model of a request without a `model`: the only one of `models`. With scoped names, the request
+    /// needs a key of one namespace: the only model of a cluster may be another owner's tomorrow.
+    pub(crate) fn only<'a>(
+        &self,
+        models: &'a [Arc<Model>],
+        default_namespace: Option<&str>,
+    ) -> Option<&'a Arc<Model>> {
+        match (self, default_namespace, models) {
             (Self::Any, _, [model]) | (Self::Scoped(_), Some(_), [model]) => Some(model),
             _ => None,
         }
@@ -93,21 +97,21 @@ mod tests {
         names: &ShortNames,
         models: &[Arc<Model>],
         name: &str,
-        home: Option<&str>,
+        default_namespace: Option<&str>,
     ) -> Result<String, usize> {
-        names.find(models, name, home).map(|model| model.name().to_owned())
+        names.find(models, name, default_namespace).map(|model| model.name().to_owned())
     }
 
     #[test]
     fn full_name_selects_its_model_whatever_others_serve_as() {
         let models = [model("a/demo", "b/demo"), model("b/demo", "other")];
         for names in [ShortNames::Any, ShortNames::Scoped(BTreeMap::new())] {
-            for home in [None, Some("a"), Some("b")] {
-                assert_eq!(found(&names, &models, "b/demo", home), Ok("b/demo".to_owned()));
+            for default_namespace in [None, Some("a"), Some("b")] {
+                assert_eq!(found(&names, &models, "b/demo", default_namespace), Ok("b/demo".to_owned()));
             }
         }
-        let gone = [model("a/demo", "b/demo")];
-        assert_eq!(found(&ShortNames::Scoped(BTreeMap::new()), &gone, "b/demo", None), Err(0));
+        let remaining = [model("a/demo", "b/demo")];
+        assert_eq!(found(&ShortNames::Scoped(BTreeMap::new()), &remaining, "b/demo", None), Err(0));
     }
 
     #[test]
@@ -115,26 +119,29 @@ mod tests {
         let models = [model("a/demo", "gpt"), model("b/demo", "gpt")];
         let none = ShortNames::Scoped(BTreeMap::new());
         assert_eq!(found(&none, &models, "demo", None), Err(0));
-        for (home, name) in [("a", "demo"), ("a", "gpt"), ("b", "demo")] {
-            assert_eq!(found(&none, &models, name, Some(home)), Ok(format!("{home}/demo")));
+        for (default_namespace, name) in [("a", "demo"), ("a", "gpt"), ("b", "demo")] {
+            assert_eq!(
+                found(&none, &models, name, Some(default_namespace)),
+                Ok(format!("{default_namespace}/demo"))
+            );
         }
         let granted = ShortNames::Scoped([("gpt".to_owned(), "b".to_owned())].into());
         assert_eq!(found(&granted, &models, "gpt", None), Ok("b/demo".to_owned()));
-        assert_eq!(found(&granted, &models, "demo", None), Err(0), "its other name is not granted");
+        assert_eq!(found(&granted, &models, "demo", None), Err(0), "the model's other name is not granted");
         assert_eq!(
             found(&granted, &models, "gpt", Some("a")),
             Ok("a/demo".to_owned()),
-            "a key stays at home"
+            "a key selects in its own namespace"
         );
     }
 
     #[test]
     fn granted_name_is_not_inherited_by_another_namespace() {
         let granted = ShortNames::Scoped([("gpt".to_owned(), "a".to_owned())].into());
-        // The original is gone, and another namespace has taken its names.
-        let left = [model("b/demo", "gpt")];
-        assert_eq!(found(&granted, &left, "gpt", None), Err(0));
-        assert_eq!(found(&ShortNames::Any, &left, "gpt", None), Ok("b/demo".to_owned()));
+        // The original was deleted, and another namespace has its names.
+        let remaining = [model("b/demo", "gpt")];
+        assert_eq!(found(&granted, &remaining, "gpt", None), Err(0));
+        assert_eq!(found(&ShortNames::Any, &remaining, "gpt", None), Ok("b/demo".to_owned()));
     }
 
     #[test]
@@ -155,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn only_model_is_meant_where_it_cannot_become_anothers() {
+    fn only_model_is_selected_unless_it_may_become_anothers() {
         let models = [model("a/demo", "gpt")];
         let scoped = ShortNames::Scoped([("gpt".to_owned(), "a".to_owned())].into());
         assert!(scoped.only(&models, None).is_none());

@@ -1,42 +1,43 @@
-//! `/v1/placement`: what the main function of a model says of its placement, and whether the model is awake. It
-//! wakes nothing.
+//! `/v1/placement`: the placement of a model as its main function reports it, with the model's phase and cost. It
+//! never wakes the model.
 
-use crate::body_budget::Holder;
+use crate::body_budget::BudgetHolder;
 use crate::caller::Caller;
 use crate::cost_accounting::Billing;
 use crate::function_page::fetch;
 use crate::gateway::Gateway;
 use crate::listing::cost;
-use crate::model::ApartGroup;
+use crate::model::InactiveGroup;
 use axum::extract::State;
 use axum::http::Uri;
 use axum::{Extension, Json};
-use remoe_http::{ApiError, query};
+use remoe_http::{ApiError, query_parameter};
 use remoe_proto::parse_listing;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+/// Returns the placement of a model.
 pub(crate) async fn handle(
     State(gateway): State<Arc<Gateway>>,
     Extension(caller): Extension<Caller>,
     uri: Uri,
 ) -> Result<Json<Map<String, Value>>, ApiError> {
-    let model = gateway.model(query(&uri, "model").as_deref(), &caller)?;
+    let model = gateway.model(query_parameter(&uri, "model").as_deref(), &caller)?;
     let mut answer = None;
     for backend in model.backends() {
-        let holder = Holder::answer(&caller.client, &model.name().into());
+        let holder = BudgetHolder::answer(&caller.client, &model.name().into());
         let page = fetch(&gateway, holder, &backend, "/v1/placement").await;
-        let page = page.filter(|page| elements(&page.text) <= MOST_ELEMENTS);
+        let page = page.filter(|page| max_element_count(&page.text) <= MAX_ELEMENTS);
         answer = page.and_then(|page| serde_json::from_str(&page.text).ok());
         if answer.is_some() {
             break;
         }
     }
-    let mut answer = answer.unwrap_or_else(nothing);
+    let mut answer = answer.unwrap_or_else(empty_placement);
     if let Some(Value::Array(groups)) = answer.get_mut("groups") {
-        name_called(groups, &model.billings());
-        list_others(groups, &model.groups());
+        add_names(groups, &model.billings());
+        add_inactive_groups(groups, &model.inactive_groups());
     }
     answer.insert("model".to_owned(), model.name().into());
     answer.insert("state".to_owned(), json!(model.phase()));
@@ -45,17 +46,17 @@ pub(crate) async fn handle(
     Ok(Json(answer))
 }
 
-/// Elements of a placement in JSON: each takes up to 100 bytes in memory, whatever it takes in text. One of 8,192
+/// Largest number of JSON elements of a placement: each takes up to 100 bytes in memory. A placement of 8,192
 /// functions in 1,024 groups has a tenth of them.
-const MOST_ELEMENTS: usize = 1 << 18;
+const MAX_ELEMENTS: usize = 1 << 18;
 
-/// Returns at least the number of elements of `json`.
-fn elements(json: &str) -> usize {
+/// Returns an upper bound of the number of elements of `json`.
+fn max_element_count(json: &str) -> usize {
     json.bytes().filter(|byte| matches!(byte, b',' | b'[' | b'{')).count()
 }
 
-/// Names each of `groups` by the tier that `billings` have for one of its addresses; null where they have none.
-fn name_called(groups: &mut [Value], billings: &[Arc<Billing>]) {
+/// Adds a `name` to each of `groups`: the tier that `billings` have for one of its addresses, or null.
+fn add_names(groups: &mut [Value], billings: &[Arc<Billing>]) {
     let tier_of = |function: &Value| {
         let address = function["address"].as_str()?;
         billings.iter().find_map(|billing| billing.functions.get(address)).map(|(_, tier)| tier.clone())
@@ -67,34 +68,34 @@ fn name_called(groups: &mut [Value], billings: &[Arc<Billing>]) {
     }
 }
 
-/// Says of each of `groups` whether it sleeps, and lists with them those of `others` that the main function does not
-/// call: they sleep, or are being started. What it still calls is awake until it does no more.
-fn list_others(groups: &mut Vec<Value>, others: &[ApartGroup]) {
-    let called: BTreeSet<(u32, u32)> =
+/// Marks `groups`, which the main function calls, as awake, and appends the `inactive` groups that it does not call.
+/// A group in both lists is awake until the main function stops calling it.
+fn add_inactive_groups(groups: &mut Vec<Value>, inactive: &[InactiveGroup]) {
+    let called_pairs: BTreeSet<(u32, u32)> =
         groups.iter().filter_map(|group| group["experts"].as_str()).flat_map(pairs).collect();
     for group in groups.iter_mut().filter_map(Value::as_object_mut) {
         group.insert("asleep".to_owned(), false.into());
         group.insert("starting".to_owned(), false.into());
     }
-    // One whose experts were too many to be listed has none here.
-    let is_called = |other: &ApartGroup| {
-        let mut its = pairs(&other.experts).peekable();
-        its.peek().is_some() && its.all(|pair| called.contains(&pair))
+    // A group with too many experts to be listed has an empty list here, and counts as not called.
+    let is_called = |group: &InactiveGroup| {
+        let mut group_pairs = pairs(&group.experts).peekable();
+        group_pairs.peek().is_some() && group_pairs.all(|pair| called_pairs.contains(&pair))
     };
-    groups.extend(others.iter().filter(|other| !is_called(other)).map(|ApartGroup { name, experts, asleep }| {
+    groups.extend(inactive.iter().filter(|group| !is_called(group)).map(|InactiveGroup { name, experts, asleep }| {
         json!({"name": name, "experts": experts, "asleep": asleep, "starting": !asleep, "replicas": 0, "address": null,
             "busy": 0.0, "functions": []})
     }));
 }
 
-/// Layers and experts of a listing.
+/// Returns the (layer, expert) pairs of a listing `LAYER:FIRST-LAST,..`.
 fn pairs(listing: &str) -> impl Iterator<Item = (u32, u32)> {
     let sets = parse_listing(listing).unwrap_or_default();
     sets.into_iter().flat_map(|set| set.experts.into_iter().map(move |expert| (set.layer, expert)))
 }
 
-/// Returns the placement of a model of which nothing runs.
-fn nothing() -> Map<String, Value> {
+/// Returns the placement of a model that is asleep.
+fn empty_placement() -> Map<String, Value> {
     let fields =
         ["generation", "plan", "expected", "measured", "main", "card"].map(|name| (name, Value::Null));
     let lists = ["groups", "experts", "rivals"].map(|name| (name, json!([])));
@@ -120,7 +121,7 @@ mod tests {
             group(&["10.0.0.2:9001"]),
             group(&["10.0.0.3:9001"]),
         ];
-        name_called(&mut groups, &[Arc::default(), billing]);
+        add_names(&mut groups, &[Arc::default(), billing]);
         let names = groups.map(|group| group["name"].clone());
         assert_eq!(names, [json!("group-1"), json!("layer-3"), Value::Null]);
     }

@@ -3,19 +3,18 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// A place in a queue.
+/// Number of an entry in a queue.
 pub(crate) type Ticket = u64;
 
-/// Waiting items of several clients. They leave in turns, one of each client; each client's in the order
-/// in which they came.
+/// Queue of several clients' items. Clients take turns; the items of one client leave in the order of their arrival.
 pub(crate) struct FairQueue<T> {
-    most_bytes: usize,
+    max_bytes: usize,
     clients: BTreeMap<Arc<str>, VecDeque<QueueEntry<T>>>,
-    /// Whose turn is next; every client that has something waiting, once.
-    turns: VecDeque<Arc<str>>,
+    /// Clients in the order of their turns, each client with waiting items once.
+    next_clients: VecDeque<Arc<str>>,
     count: usize,
     bytes: usize,
-    tickets: Ticket,
+    last_ticket: Ticket,
 }
 
 struct QueueEntry<T> {
@@ -26,18 +25,25 @@ struct QueueEntry<T> {
 
 /// Result of adding an item to the queue.
 pub(crate) enum Pushed<T> {
-    /// It waits.
+    /// The item waits.
     Waits(Ticket),
-    /// It waits, and the youngest of the client that has most waiting gave way.
+    /// The item waits. In its place the last item of the client with the most items was removed.
     Displaced(Ticket, T),
-    /// There is no room.
+    /// The queue is full, and no other item is removed.
     Full(T),
 }
 
 impl<T> FairQueue<T> {
-    /// Room for items of `most_bytes` together.
-    pub(crate) fn new(most_bytes: usize) -> Self {
-        Self { most_bytes, clients: BTreeMap::new(), turns: VecDeque::new(), count: 0, bytes: 0, tickets: 0 }
+    /// Makes a queue for items of `max_bytes` together.
+    pub(crate) fn new(max_bytes: usize) -> Self {
+        Self {
+            max_bytes,
+            clients: BTreeMap::new(),
+            next_clients: VecDeque::new(),
+            count: 0,
+            bytes: 0,
+            last_ticket: 0,
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -48,18 +54,18 @@ impl<T> FairQueue<T> {
         self.bytes
     }
 
-    /// Lets `item` of `client` wait, as one of `most`. Where the queue is full it takes the place of another client's
-    /// youngest, if that client has more waiting than this one would have then.
-    pub(crate) fn push(&mut self, client: &Arc<str>, bytes: usize, item: T, most: usize) -> Pushed<T> {
-        let fits = |queue: &Self, freed: usize| queue.bytes - freed + bytes <= queue.most_bytes;
-        if self.count < most && fits(self, 0) {
+    /// Adds `item` of `client` if there are fewer than `max_count` items. If the queue is full, removes the last item
+    /// of the client with the most, provided that it still has as many as `client` then (load shedding).
+    pub(crate) fn push(&mut self, client: &Arc<str>, bytes: usize, item: T, max_count: usize) -> Pushed<T> {
+        let fits = |queue: &Self, freed: usize| queue.bytes - freed + bytes <= queue.max_bytes;
+        if self.count < max_count && fits(self, 0) {
             return Pushed::Waits(self.add(client, bytes, item));
         }
-        let own = self.clients.get(client).map_or(0, VecDeque::len);
-        let greatest = self.clients.iter().max_by_key(|(_, entries)| entries.len());
-        let victim = greatest.filter(|(_, entries)| entries.len() > own + 1);
-        let victim = victim.and_then(|(_, entries)| entries.back());
-        let Some((ticket, freed)) = victim.map(|entry| (entry.ticket, entry.bytes)) else {
+        let own_count = self.clients.get(client).map_or(0, VecDeque::len);
+        let largest = self.clients.iter().max_by_key(|(_, entries)| entries.len());
+        let displaced_entry = largest.filter(|(_, entries)| entries.len() > own_count + 1);
+        let displaced_entry = displaced_entry.and_then(|(_, entries)| entries.back());
+        let Some((ticket, freed)) = displaced_entry.map(|entry| (entry.ticket, entry.bytes)) else {
             return Pushed::Full(item);
         };
         if !fits(self, freed) {
@@ -74,43 +80,43 @@ impl<T> FairQueue<T> {
     }
 
     fn add(&mut self, client: &Arc<str>, bytes: usize, item: T) -> Ticket {
-        self.tickets += 1;
+        self.last_ticket += 1;
         let entries = self.clients.entry(client.clone()).or_default();
         if entries.is_empty() {
-            self.turns.push_back(client.clone());
+            self.next_clients.push_back(client.clone());
         }
-        entries.push_back(QueueEntry { ticket: self.tickets, bytes, item });
+        entries.push_back(QueueEntry { ticket: self.last_ticket, bytes, item });
         self.count += 1;
         self.bytes += bytes;
-        self.tickets
+        self.last_ticket
     }
 
-    /// The oldest item of the client whose turn it is.
+    /// Removes the oldest item of the client whose turn is next.
     pub(crate) fn pop(&mut self) -> Option<T> {
-        let client = self.turns.pop_front()?;
+        let client = self.next_clients.pop_front()?;
         let entries = self.clients.get_mut(&client)?;
         let entry = entries.pop_front()?;
         if entries.is_empty() {
             self.clients.remove(&client);
         } else {
-            self.turns.push_back(client);
+            self.next_clients.push_back(client);
         }
         self.count -= 1;
         self.bytes -= entry.bytes;
         Some(entry.item)
     }
 
-    /// Takes the item of `ticket` out, if it still waits.
+    /// Removes the item of `ticket`, if it still waits.
     pub(crate) fn remove(&mut self, ticket: Ticket) -> Option<T> {
-        let (client, place) = self.clients.iter().find_map(|(client, entries)| {
-            let place = entries.iter().position(|entry| entry.ticket == ticket)?;
-            Some((client.clone(), place))
+        let (client, index) = self.clients.iter().find_map(|(client, entries)| {
+            let index = entries.iter().position(|entry| entry.ticket == ticket)?;
+            Some((client.clone(), index))
         })?;
         let entries = self.clients.get_mut(&client)?;
-        let entry = entries.remove(place)?;
+        let entry = entries.remove(index)?;
         if entries.is_empty() {
             self.clients.remove(&client);
-            self.turns.retain(|turn| *turn != client);
+            self.next_clients.retain(|turn| *turn != client);
         }
         self.count -= 1;
         self.bytes -= entry.bytes;
@@ -142,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_has_room_for_those_who_have_less_in_it() {
+    fn full_queue_sheds_items_of_the_largest_client() {
         let [a, b, _] = names();
         let mut queue = FairQueue::new(100);
         for item in 0..3 {
@@ -156,8 +162,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes and leaves, counts and bytes are those of what waits, every item leaves once,
-        /// and between two items of one client every other waiting client had a turn.
+        /// For any sequence of pushes and removals, counts and bytes are those of the waiting items, each item leaves
+        /// once, and clients take turns.
         #[test]
         fn nothing_is_lost_or_counted_twice(moves in proptest::collection::vec((0_usize..5, 0_usize..3, 0_usize..40), 1..200)) {
             let names = names();
@@ -174,10 +180,10 @@ mod tests {
                         Pushed::Full(item) => prop_assert_eq!(item, number),
                     },
                     3 => {
-                        let first = queue.turns.front().cloned();
+                        let first = queue.next_clients.front().cloned();
                         if let Some(item) = queue.pop() {
                             prop_assert!(waiting.remove(&item).is_some());
-                            prop_assert!(queue.turns.len() < 2 || queue.turns.front() != first.as_ref());
+                            prop_assert!(queue.next_clients.len() < 2 || queue.next_clients.front() != first.as_ref());
                         }
                     }
                     _ => {

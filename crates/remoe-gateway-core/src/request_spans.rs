@@ -1,9 +1,9 @@
-//! Spans of a request: each wait for a place, with the parts of a wake, and each time that it was sent.
+//! Spans of a request: each wait for a slot, with the parts of a cold start, and each attempt at a main function.
 
 use crate::caller::Caller;
 use crate::model::{Grant, QueuedRequest};
 use axum::http::StatusCode;
-use remoe_otel::{Kind, Span, SpanRef};
+use remoe_otel::{Span, SpanRef, SpanRole};
 use remoe_proto::ServiceError;
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -13,12 +13,12 @@ pub(crate) struct RequestSpans {
     /// Span of the request as a whole.
     span: SpanRef,
     operation: &'static str,
-    /// The model that it is for; empty where nothing is recorded.
+    /// Name of the model; empty if spans are not recorded.
     model: Box<str>,
 }
 
 impl RequestSpans {
-    /// The request of `caller` for `model` at `target`.
+    /// Begins the spans of a request of `caller` to `model` at `target`.
     pub(crate) fn begin(span: SpanRef, target: &str, model: &str, caller: &Caller) -> Self {
         let operation = operation(target);
         if !span.is_recording() {
@@ -27,33 +27,33 @@ impl RequestSpans {
         let request_spans = Self { span, operation, model: model.into() };
         request_spans.describe(&request_spans.span);
         // As in the access log.
-        let whose = if caller.tenant.is_some() { "remoe.tenant" } else { "client.address" };
-        request_spans.span.set(whose, caller.client.clone());
+        let attribute = if caller.tenant.is_some() { "remoe.tenant" } else { "client.address" };
+        request_spans.span.set(attribute, caller.client.clone());
         request_spans
     }
 
-    /// Waits for a place, the first time since it `arrived`.
+    /// Waits for a slot, in a span. `arrived` is the time of arrival if this is the first wait.
     ///
     /// # Errors
     /// As [`QueuedRequest::granted`].
     pub(crate) async fn wait(
         &self,
-        waiter: QueuedRequest,
+        queued: QueuedRequest,
         arrived: Option<Instant>,
     ) -> Result<Grant, ServiceError> {
         if !self.span.is_recording() {
-            return waiter.granted().await;
+            return queued.granted().await;
         }
-        let begun = arrived.unwrap_or_else(Instant::now);
-        let wait = self.span.child_at("wait", Kind::Internal, begun);
-        let is_cold = waiter.is_cold();
+        let started = arrived.unwrap_or_else(Instant::now);
+        let wait = self.span.child_at("wait", SpanRole::Internal, started);
+        let is_cold = queued.is_cold();
         wait.set("remoe.cold_start", is_cold);
-        let granted = waiter.granted().await;
+        let granted = queued.granted().await;
         match &granted {
             Ok(grant) => {
-                let parts = grant.parts().each().filter(|_| is_cold);
-                for (name, from, until) in parts.filter(|(_, from, until)| *until > begun.max(*from)) {
-                    wait.child_at(name, Kind::Internal, from.max(begun)).end_at(until);
+                let parts = grant.timeline().parts().filter(|_| is_cold);
+                for (name, start, end) in parts.filter(|(_, start, end)| *end > started.max(*start)) {
+                    wait.child_at(name, SpanRole::Internal, start.max(started)).end_at(end);
                 }
             }
             Err(error) => {
@@ -64,12 +64,12 @@ impl RequestSpans {
         granted
     }
 
-    /// The request is sent to the function at `address`, for the `attempt`th time.
+    /// Begins the span of the `attempt`th attempt, at the function at `address`. `attempt` counts from 1.
     pub(crate) fn send(&self, address: SocketAddr, attempt: usize) -> Span {
         if !self.span.is_recording() {
-            return self.span.child(self.operation, Kind::Client);
+            return self.span.child(self.operation, SpanRole::Client);
         }
-        let span = self.span.child(format!("{} {}", self.operation, self.model), Kind::Client);
+        let span = self.span.child(format!("{} {}", self.operation, self.model), SpanRole::Client);
         self.describe(&span);
         span.set("http.request.method", "POST");
         span.set("server.address", address.ip().to_string());
@@ -80,10 +80,10 @@ impl RequestSpans {
         span
     }
 
-    /// The function that it was sent to by `span` has begun its answer.
-    pub(crate) fn answered(&self, span: &SpanRef, status: StatusCode) {
+    /// Records the status of the answer in `span`, the span of an attempt.
+    pub(crate) fn record_status(&self, span: &SpanRef, status: StatusCode) {
         span.set("http.response.status_code", i64::from(status.as_u16()));
-        // For the caller, an invalid request is an error as well.
+        // The conventions for client spans count 4xx as errors, too.
         if (status.is_client_error() || status.is_server_error()) && span.is_recording() {
             span.fail(status.as_u16().to_string(), "main function answered with an error");
         }
@@ -102,7 +102,7 @@ fn operation(target: &str) -> &'static str {
         Some("/v1/chat/completions" | "/v1/responses" | "/v1/messages") => "chat",
         Some("/v1/embeddings") => "embeddings",
         Some("/v1/completions") => "text_completion",
-        // Tokens and back: no convention has a word for it.
+        // The conventions have no name for tokenizing.
         _ => "tokenize",
     }
 }

@@ -1,11 +1,12 @@
-//! Requests on their way to a main function: sent to another one if it fails before the client saw anything.
+//! Retries: sends a request to a main function, and to another one if that fails before anything was sent to the
+//! client.
 
 use crate::bill::Bill;
-use crate::body_budget::{BodyReservation, FLOOR, WHOLE};
+use crate::body_budget::{BodyReservation, MAX_HELD_BYTES, UNCOUNTED_BYTES};
 use crate::gateway::Gateway;
-use crate::headers::strip;
+use crate::headers::strip_internal;
 use crate::model::{AdmissionRequest, Grant, Model, QueuedRequest};
-use crate::relay::{BackendResponse, BackendResponseBody, SILENCE, is_stream};
+use crate::relay::{BackendResponse, BackendResponseBody, SILENCE_TIMEOUT, is_stream};
 use crate::request_spans::RequestSpans;
 use axum::body::HttpBody;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
@@ -21,211 +22,226 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::timeout_at;
 
-/// Most times that a request is sent. One that crashes main functions must not crash all of them.
-const ATTEMPTS: usize = 3;
-/// Longest wait for the head of an answer.
-const BEGIN: Duration = Duration::from_secs(3600);
-/// Time within which a rejection means that the main function was about to end.
-const SENT_AWAY: Duration = Duration::from_secs(1);
+/// Largest number of attempts. A request that crashes main functions must not crash all of them.
+const MAX_ATTEMPTS: usize = 3;
+/// Timeout of the head of an answer.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(3600);
+/// Time within which a 503 means that the main function is shutting down, so that the request can be sent to another
+/// one.
+const PROMPT_REJECTION: Duration = Duration::from_secs(1);
 
-/// A request that was read and checked.
-pub(crate) struct Call {
+/// Request that was parsed and checked, and can be sent to a main function.
+pub(crate) struct UpstreamRequest {
     pub(crate) gateway: Arc<Gateway>,
     pub(crate) model: Arc<Model>,
     pub(crate) method: Method,
     pub(crate) target: String,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
-    pub(crate) entry: AdmissionRequest,
+    pub(crate) admission: AdmissionRequest,
     pub(crate) bill: Arc<Bill>,
-    /// Asks main functions for its expert usage.
-    pub(crate) is_sighted: bool,
+    /// Set if the main function is asked for the request's expert usage.
+    pub(crate) is_observed: bool,
     pub(crate) request_spans: RequestSpans,
-    /// Room of its body, until it is over.
-    pub(crate) _room: [Option<BodyReservation>; 2],
+    /// Reserved memory of the body and of earlier items in it.
+    pub(crate) _reservations: [Option<BodyReservation>; 2],
 }
 
-/// Waits for a main function and sends it the request. If it fails before the client saw anything, does so again.
+/// Waits for a slot of a main function and sends it the request. If the main function fails before anything was sent
+/// to the client, repeats that.
 ///
-/// A main function that cannot be reached, as while it is replaced, is no attempt: the request waits for the next one that can,
-/// for as long as a wake may take.
+/// Failures to connect are no attempts, because the main function may just be replaced. The request then waits for
+/// one that can be reached, for as long as a cold start may take.
 ///
 /// # Errors
-/// The request got no turn in time, no main function could be reached in time, or each that got it failed.
-pub(crate) async fn obtain(call: Call, mut waiter: QueuedRequest) -> Result<BackendResponse, ApiError> {
+/// The request got no slot in time, no main function could be reached in time, or each attempt failed.
+pub(crate) async fn send_with_retries(
+    request: UpstreamRequest,
+    mut queued: QueuedRequest,
+) -> Result<BackendResponse, ApiError> {
     let mut attempt = 1;
-    let mut entry = AdmissionRequest { again: true, ..call.entry.clone() };
-    let (mut arrived, mut is_unreached) = (Some(entry.arrived), false);
+    let mut admission = AdmissionRequest { is_retry: true, ..request.admission.clone() };
+    let (mut arrived, mut was_unreached) = (Some(admission.arrived), false);
     loop {
-        let grant = call.request_spans.wait(waiter, arrived.take()).await?;
-        match send(&call, grant, attempt).await {
-            Ok(obtained) => return Ok(obtained),
-            Err(AttemptFailure::Unreached(problem)) => {
+        let grant = request.request_spans.wait(queued, arrived.take()).await?;
+        match send(&request, grant, attempt).await {
+            Ok(response) => return Ok(response),
+            Err(AttemptFailure::Unreachable(problem)) => {
                 let now = Instant::now();
-                if !std::mem::replace(&mut is_unreached, true) {
-                    tracing::warn!(model = call.model.name(), problem, "main function unreachable");
-                    let last = now + call.model.wake_limit();
-                    entry.until = Some(entry.until.map_or(last, |until| until.min(last)));
+                if !std::mem::replace(&mut was_unreached, true) {
+                    tracing::warn!(model = request.model.name(), problem, "main function unreachable");
+                    let limit = now + request.model.wake_limit();
+                    let deadline = admission.client_deadline;
+                    admission.client_deadline = Some(deadline.map_or(limit, |deadline| deadline.min(limit)));
                 }
-                if entry.until.is_some_and(|until| until <= now) {
+                if admission.client_deadline.is_some_and(|deadline| deadline <= now) {
                     let message = "cannot reach a main function in time; retry later";
                     return Err(ServiceError::new(ErrorCode::Unavailable, message).into());
                 }
             }
-            Err(AttemptFailure::Broken { problem, sent_away }) => {
+            Err(AttemptFailure::Failed { problem, rejection }) => {
                 tracing::warn!(
-                    model = call.model.name(),
+                    model = request.model.name(),
                     attempt,
                     problem,
                     "main function failed before answering"
                 );
-                call.bill.lost(0);
-                if sent_away.is_none() {
-                    // It had its turn.
-                    entry.queue_until = None;
+                request.bill.record_lost(0);
+                if rejection.is_none() {
+                    // The request has left the queue once: its queue deadline is kept.
+                    admission.queue_deadline = None;
                 }
-                if attempt == ATTEMPTS {
-                    let lost = || {
+                if attempt == MAX_ATTEMPTS {
+                    let no_attempts_left = || {
                         let message =
                             "cannot answer: every main function that got this request failed; retry later";
                         ServiceError::new(ErrorCode::Unavailable, message).into()
                     };
-                    return sent_away.map(|obtained| *obtained).ok_or_else(lost);
+                    return rejection.map(|response| *response).ok_or_else(no_attempts_left);
                 }
                 attempt += 1;
-                call.gateway.metrics().retried(call.model.name());
+                request.gateway.metrics().count_retry(request.model.name());
             }
         }
-        waiter = call.model.enter(&entry)?;
+        queued = request.model.admit(&admission)?;
     }
 }
 
-/// Reason why a main function gave no answer.
+/// Reason why an attempt gave no answer.
 enum AttemptFailure {
-    /// No connection: it got nothing.
-    Unreached(String),
-    /// It may have begun.
-    Broken {
+    /// No connection: the main function got nothing.
+    Unreachable(String),
+    /// The main function failed, and may have begun to work.
+    Failed {
         problem: String,
-        /// Answer with which it rejected the request.
-        sent_away: Option<Box<BackendResponse>>,
+        /// Answer by which the main function rejected the request.
+        rejection: Option<Box<BackendResponse>>,
     },
 }
 
-async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<BackendResponse, AttemptFailure> {
-    let sent = Instant::now();
+async fn send(
+    request: &UpstreamRequest,
+    grant: Grant,
+    attempt: usize,
+) -> Result<BackendResponse, AttemptFailure> {
+    let sent_at = Instant::now();
     let backend = grant.backend();
-    let span = call.request_spans.send(backend.address, attempt);
-    let broken = |grant: &Grant, problem: String| {
-        grant.failed();
+    let span = request.request_spans.send(backend.address, attempt);
+    let failed = |grant: &Grant, problem: String| {
+        grant.report_failure();
         span.fail("broken_off", "main function failed before answering");
-        AttemptFailure::Broken { problem, sent_away: None }
+        AttemptFailure::Failed { problem, rejection: None }
     };
-    let mut request = axum::http::Request::new(Full::new(call.body.clone()));
-    *request.method_mut() = call.method.clone();
-    match backend.uri(&call.target) {
-        Ok(uri) => *request.uri_mut() = uri,
+    let mut outgoing = axum::http::Request::new(Full::new(request.body.clone()));
+    *outgoing.method_mut() = request.method.clone();
+    match backend.uri(&request.target) {
+        Ok(uri) => *outgoing.uri_mut() = uri,
         Err(error) => {
-            return Err(AttemptFailure::Broken {
+            return Err(AttemptFailure::Failed {
                 problem: format!("invalid target URI: {error}"),
-                sent_away: None,
+                rejection: None,
             });
         }
     }
-    *request.headers_mut() = call.headers.clone();
+    *outgoing.headers_mut() = request.headers.clone();
     if let Some(authorization) = &backend.authorization {
-        request.headers_mut().insert(header::AUTHORIZATION, authorization.clone());
+        outgoing.headers_mut().insert(header::AUTHORIZATION, authorization.clone());
     }
-    if let Ok(timing) = HeaderValue::from_str(&grant.parts().to_string()) {
-        request.headers_mut().insert(TIMING, timing);
+    if let Ok(timing) = HeaderValue::from_str(&grant.timeline().to_string()) {
+        outgoing.headers_mut().insert(TIMING, timing);
     }
     if let Some(billing) = &backend.billing
         && let Ok(rates) = HeaderValue::from_str(&billing.rates.to_string())
     {
-        request.headers_mut().insert(RATES, rates);
-        let placeholder = call.bill.placeholder().and_then(|text| HeaderValue::from_str(text).ok());
+        outgoing.headers_mut().insert(RATES, rates);
+        let placeholder = request.bill.placeholder().and_then(|text| HeaderValue::from_str(text).ok());
         if let Some(placeholder) = placeholder {
-            request.headers_mut().insert(COST_PLACEHOLDER, placeholder);
+            outgoing.headers_mut().insert(COST_PLACEHOLDER, placeholder);
         }
     }
-    if call.is_sighted {
-        request.headers_mut().insert(ACTIVATIONS, HeaderValue::from_static("counts"));
+    if request.is_observed {
+        outgoing.headers_mut().insert(ACTIVATIONS, HeaderValue::from_static("counts"));
     }
-    span.inject(request.headers_mut());
-    let before = call.bill.sent_to(backend);
-    let begun = tokio::time::timeout(BEGIN, call.gateway.upstream().request(request)).await;
-    let response = match begun {
+    span.inject(outgoing.headers_mut());
+    let previously_sent = request.bill.sent_to(backend);
+    let result = tokio::time::timeout(HEAD_TIMEOUT, request.gateway.upstream().request(outgoing)).await;
+    let upstream = match result {
         Ok(Ok(response)) => response,
-        // Whom it did not let in it has not read anything of.
+        // A main function that refused the gateway's certificate has read nothing of the request.
         Ok(Err(error)) if error.is_connect() || is_refusal(&error) => {
-            call.bill.not_sent(before);
-            grant.failed();
+            request.bill.undo_sent(previously_sent);
+            grant.report_failure();
             span.fail("unreached", "main function unreachable");
-            return Err(AttemptFailure::Unreached(chain(&error)));
+            return Err(AttemptFailure::Unreachable(error_chain(&error)));
         }
-        Ok(Err(error)) => return Err(broken(&grant, chain(&error))),
-        Err(_late) => return Err(broken(&grant, format!("no response head within {BEGIN:?}"))),
+        Ok(Err(error)) => return Err(failed(&grant, error_chain(&error))),
+        Err(_late) => return Err(failed(&grant, format!("no response head within {HEAD_TIMEOUT:?}"))),
     };
-    let (mut head, body) = response.into_parts();
-    call.request_spans.answered(&span, head.status);
-    strip(&mut head);
-    let silent = tokio::time::Instant::now() + SILENCE;
-    let nothing_came = || format!("no data for {SILENCE:?} after the response head");
-    let body = match timeout_at(silent, begin(&call.bill, is_stream(&head), body)).await {
+    let (mut head, body) = upstream.into_parts();
+    request.request_spans.record_status(&span, head.status);
+    strip_internal(&mut head);
+    let silence_deadline = tokio::time::Instant::now() + SILENCE_TIMEOUT;
+    let silence = || format!("no data for {SILENCE_TIMEOUT:?} after the response head");
+    let body = match timeout_at(silence_deadline, read_beginning(&request.bill, is_stream(&head), body)).await
+    {
         Ok(Ok(body)) => body,
-        Ok(Err(error)) => return Err(broken(&grant, chain(&error))),
-        Err(_late) => return Err(broken(&grant, nothing_came())),
+        Ok(Err(error)) => return Err(failed(&grant, error_chain(&error))),
+        Err(_late) => return Err(failed(&grant, silence())),
     };
-    let obtained = BackendResponse::new(head, body, grant, span);
-    let is_final = obtained.head.headers.get(SHOULD_RETRY).is_some_and(|value| value == "false");
-    if obtained.head.status == StatusCode::SERVICE_UNAVAILABLE && !is_final && sent.elapsed() < SENT_AWAY {
-        obtained.grant.failed();
-        return Err(AttemptFailure::Broken {
+    let response = BackendResponse::new(head, body, grant, span);
+    let is_final = response.head.headers.get(SHOULD_RETRY).is_some_and(|value| value == "false");
+    if response.head.status == StatusCode::SERVICE_UNAVAILABLE
+        && !is_final
+        && sent_at.elapsed() < PROMPT_REJECTION
+    {
+        response.grant.report_failure();
+        return Err(AttemptFailure::Failed {
             problem: "rejected the request with 503".to_owned(),
-            sent_away: Some(Box::new(obtained)),
+            rejection: Some(Box::new(response)),
         });
     }
-    Ok(obtained)
+    Ok(response)
 }
 
-/// Waits for the beginning of an answer's `body`. If the length is known and there is room, or if it is small and no stream,
-/// waits for all of it.
-async fn begin(
+/// Reads the beginning of an answer's `body`. Reads all of it if it is no stream and small, or if its length is known
+/// and memory can be reserved.
+async fn read_beginning(
     bill: &Bill,
     is_stream: bool,
     mut body: Incoming,
 ) -> Result<BackendResponseBody, hyper::Error> {
-    let mut reservation = bill.gateway.answers.empty(bill.holder());
+    let mut reservation = bill.gateway.answer_budget.empty(bill.holder());
     let length = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
-    if let Some(bytes) = length.filter(|bytes| *bytes <= WHOLE)
+    if let Some(bytes) = length.filter(|bytes| *bytes <= MAX_HELD_BYTES)
         && reservation.resize(bytes).is_ok()
     {
         return Ok(BackendResponseBody::Whole(body.collect().await?.to_bytes(), reservation));
     }
-    // Of an unknown length it may be small.
-    let (mut begun, most) = (BytesMut::new(), if is_stream || length.is_some() { 0 } else { FLOOR });
-    while begun.len() <= most {
+    // A body of unknown length may be small.
+    let max_bytes = if is_stream || length.is_some() { 0 } else { UNCOUNTED_BYTES };
+    let mut beginning = BytesMut::new();
+    while beginning.len() <= max_bytes {
         let data = match body.frame().await.transpose()?.map(Frame::into_data) {
-            // A stream is over with its trailers, which the client gets.
+            // A stream ends with its trailers, which the client gets.
             Some(Err(trailers)) if is_stream => return Ok(BackendResponseBody::Stream(trailers, body)),
             Some(Err(_trailers)) => continue,
             None => {
-                // There always is for so few bytes.
-                let _fits = reservation.resize(begun.len());
-                return Ok(BackendResponseBody::Whole(begun.freeze(), reservation));
+                // Always succeeds for so few bytes: they are not counted.
+                let _reserved = reservation.resize(beginning.len());
+                return Ok(BackendResponseBody::Whole(beginning.freeze(), reservation));
             }
             Some(Ok(data)) => data,
         };
         if is_stream {
             return Ok(BackendResponseBody::Stream(Frame::data(data), body));
         }
-        begun.extend_from_slice(&data);
+        beginning.extend_from_slice(&data);
     }
-    Ok(BackendResponseBody::Stream(Frame::data(begun.freeze()), body))
+    Ok(BackendResponseBody::Stream(Frame::data(beginning.freeze()), body))
 }
 
 /// Returns the message of `error` with its causes.
-fn chain(error: &dyn std::error::Error) -> String {
+fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -1,4 +1,4 @@
-//! Which path leads where.
+//! Routes of the gateway.
 
 use crate::gateway::Gateway;
 use crate::{access_log, answer, authentication, federation, listing, page, placement, stored_response};
@@ -13,8 +13,8 @@ use remoe_http::{
 };
 use std::sync::Arc;
 
-/// All routes of `gateway`.
-pub(crate) fn routes(gateway: Arc<Gateway>) -> Router {
+/// Returns the routes for clients.
+pub(crate) fn client_routes(gateway: Arc<Gateway>) -> Router {
     let origins = gateway.options().cors_origins.clone();
     let traces = gateway.options().traces.clone();
     let access_log = gateway.options().access_log.clone();
@@ -44,9 +44,9 @@ pub(crate) fn routes(gateway: Arc<Gateway>) -> Router {
         .layer(from_fn(check_host))
         .layer(from_fn_with_state(origins, allow_origins))
         .layer(from_fn(shape_messages_errors))
-        .layer(from_fn_with_state(gateway.clone(), observe))
+        .layer(from_fn_with_state(gateway.clone(), count_answer))
         .layer(from_fn_with_state(access_log, access_log::log));
-    // Where there are none they cost nothing.
+    // Without traces the layer is left out, so that it costs nothing.
     let routes = match traces.is_on() {
         true => routes.layer(from_fn_with_state(traces, trace_request)),
         false => routes,
@@ -54,22 +54,24 @@ pub(crate) fn routes(gateway: Arc<Gateway>) -> Router {
     routes.layer(from_fn(stamp_request_id)).with_state(gateway)
 }
 
-/// The gateway's own `/metrics` for an address of its own.
+/// Returns the route of the gateway's own `/metrics`.
 pub(crate) fn own_metrics_routes(gateway: Arc<Gateway>) -> Router {
     Router::new().route("/metrics", get(federation::own_metrics)).fallback(unknown_route).with_state(gateway)
 }
 
-/// `/metrics` of `gateway` and of its functions for an address of its own.
+/// Returns the route of `/metrics` with the metrics of the gateway and of its functions.
 pub(crate) fn metrics_routes(gateway: Arc<Gateway>) -> Router {
     Router::new().route("/metrics", get(federation::all_metrics)).fallback(unknown_route).with_state(gateway)
 }
 
-/// Counts every answer.
-async fn observe(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
+/// Counts every answer by route and status.
+async fn count_answer(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
     let route = route_name(request.uri().path());
     let response = next.run(request).await;
-    // Functions may answer with any number from 100 to 999: each would be a series.
+    // Bounds the number of series: functions may answer with any number from 100 to 999.
     let status = response.status();
-    gateway.metrics().answered(route, status.canonical_reason().map_or("other", |_known| status.as_str()));
+    gateway
+        .metrics()
+        .count_answer(route, status.canonical_reason().map_or("other", |_known| status.as_str()));
     response
 }

@@ -1,4 +1,4 @@
-//! Limits of requests for pages of metrics: each of them asks all functions.
+//! Concurrency limits of `/metrics`: each page asks all functions.
 
 use remoe_http::ApiError;
 use remoe_proto::{ErrorCode, ServiceError};
@@ -8,109 +8,117 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
-/// Requests for a page of metrics that are answered at the same time, and those that wait.
-const TURNS: usize = 2;
-const WAITING: usize = 14;
-/// Requests of one client that are taken at the same time; one of them is answered.
-const OF_ONE: usize = 3;
-/// A request for a page waits this long: scrapers give up after 10 s, of which a page takes up to 6 s.
-const TURN: Duration = Duration::from_secs(4);
+/// Largest number of pages that are answered at the same time.
+const MAX_RUNNING: usize = 2;
+/// Largest number of requests for a page that wait.
+const MAX_WAITING: usize = 14;
+/// Largest number of requests of one client, of which one is answered and the others wait.
+const MAX_PER_CLIENT: usize = 3;
+/// Longest wait of a request: scrapers give up after 10 s, of which a page takes up to 6 s.
+const MAX_WAIT: Duration = Duration::from_secs(4);
 /// Time after which a refused client may try again.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
 
-/// Limits of the requests for pages of metrics.
+/// Concurrency limits of `/metrics`, in total and per client.
 pub(crate) struct ScrapeLimits {
-    places: Semaphore,
-    turns: Semaphore,
+    /// Requests that run or wait.
+    slots: Semaphore,
+    /// Requests that run.
+    running: Semaphore,
     clients: Mutex<HashMap<Arc<str>, ClientScrapes>>,
-    patience: Duration,
+    max_wait: Duration,
 }
 
-/// Places of one client.
+/// Requests of one client.
 #[derive(Clone)]
 struct ClientScrapes {
-    taken: usize,
-    turn: Arc<Semaphore>,
+    /// Requests that run or wait.
+    slots: usize,
+    /// The one request that runs.
+    running: Arc<Semaphore>,
 }
 
-/// Turn of a request; it ends when this is dropped.
+/// Permission to make a page, until this is dropped.
 pub(crate) struct ScrapePermit<'a> {
-    _place: ScrapeSlot<'a>,
-    _turns: (OwnedSemaphorePermit, SemaphorePermit<'a>),
+    _slot: ScrapeSlot<'a>,
+    _running: (OwnedSemaphorePermit, SemaphorePermit<'a>),
 }
 
-/// Place of a client in the queue; given back when dropped.
+/// Slot of a request that runs or waits. Dropping it frees the slot.
 struct ScrapeSlot<'a> {
-    scrapes: &'a ScrapeLimits,
+    limits: &'a ScrapeLimits,
     client: Arc<str>,
-    _of_all: SemaphorePermit<'a>,
+    _slot_of_all: SemaphorePermit<'a>,
 }
 
 impl Default for ScrapeLimits {
     fn default() -> Self {
         Self {
-            places: Semaphore::new(TURNS + WAITING),
-            turns: Semaphore::new(TURNS),
+            slots: Semaphore::new(MAX_RUNNING + MAX_WAITING),
+            running: Semaphore::new(MAX_RUNNING),
             clients: Mutex::default(),
-            patience: TURN,
+            max_wait: MAX_WAIT,
         }
     }
 }
 
 impl ScrapeLimits {
-    /// Waits for a turn of `client`.
+    /// Waits until `client` may have a page made.
     ///
     /// # Errors
-    /// Too many wait, or it takes too long.
-    pub(crate) async fn turn(&self, client: &Arc<str>) -> Result<ScrapePermit<'_>, ApiError> {
+    /// Too many requests of the client or of all clients wait, or the wait takes too long.
+    pub(crate) async fn acquire(&self, client: &Arc<str>) -> Result<ScrapePermit<'_>, ApiError> {
         let refused = |message: String| {
             ApiError::from(ServiceError::new(ErrorCode::ResourceExhausted, message)).retry_after(RETRY_AFTER)
         };
-        let place = self.places.try_acquire().ok().and_then(|place| self.place(client, place));
-        let (place, own) = place.ok_or_else(|| {
+        let slot = self.slots.try_acquire().ok().and_then(|slot| self.take_client_slot(client, slot));
+        let (slot, client_running) = slot.ok_or_else(|| {
             refused(format!(
-                "too many requests for /metrics: expected at most {} at the same time, {OF_ONE} of one client; \
+                "too many requests for /metrics: expected at most {} at the same time, {MAX_PER_CLIENT} of one client; \
                  retry later",
-                TURNS + WAITING
+                MAX_RUNNING + MAX_WAITING
             ))
         })?;
-        let turns = async { Some((own.acquire_owned().await.ok()?, self.turns.acquire().await.ok()?)) };
-        let turns = timeout(self.patience, turns).await.ok().flatten();
-        let turns = turns.ok_or_else(|| {
-            refused(format!("cannot show metrics: no turn within {:?}; retry later", self.patience))
+        let permits =
+            async { Some((client_running.acquire_owned().await.ok()?, self.running.acquire().await.ok()?)) };
+        let permits = timeout(self.max_wait, permits).await.ok().flatten();
+        let permits = permits.ok_or_else(|| {
+            refused(format!("cannot show metrics: no turn within {:?}; retry later", self.max_wait))
         })?;
-        Ok(ScrapePermit { _place: place, _turns: turns })
+        Ok(ScrapePermit { _slot: slot, _running: permits })
     }
 
-    /// Takes a place of `client` beside its one of all, with its turn; `None` if it has as many as one client may.
-    fn place<'a>(
+    /// Takes one of the slots of `client`, and returns it with the semaphore of the client's running request. Returns
+    /// `None` if the client has all its slots in use.
+    fn take_client_slot<'a>(
         &'a self,
         client: &Arc<str>,
-        of_all: SemaphorePermit<'a>,
+        slot_of_all: SemaphorePermit<'a>,
     ) -> Option<(ScrapeSlot<'a>, Arc<Semaphore>)> {
         let mut clients = self.clients();
-        let places = clients
+        let scrapes = clients
             .entry(client.clone())
-            .or_insert_with(|| ClientScrapes { taken: 0, turn: Arc::new(Semaphore::new(1)) });
-        if places.taken == OF_ONE {
+            .or_insert_with(|| ClientScrapes { slots: 0, running: Arc::new(Semaphore::new(1)) });
+        if scrapes.slots == MAX_PER_CLIENT {
             return None;
         }
-        places.taken += 1;
-        Some((ScrapeSlot { scrapes: self, client: client.clone(), _of_all: of_all }, places.turn.clone()))
+        scrapes.slots += 1;
+        let slot = ScrapeSlot { limits: self, client: client.clone(), _slot_of_all: slot_of_all };
+        Some((slot, scrapes.running.clone()))
     }
 
     fn clients(&self) -> MutexGuard<'_, HashMap<Arc<str>, ClientScrapes>> {
-        // Each change of it is whole.
+        // A panic cannot leave it half changed, so a poisoned lock is used as it is.
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for ScrapeSlot<'_> {
     fn drop(&mut self) {
-        let mut clients = self.scrapes.clients();
-        if let Some(places) = clients.get_mut(&self.client) {
-            places.taken -= 1;
-            if places.taken == 0 {
+        let mut clients = self.limits.clients();
+        if let Some(scrapes) = clients.get_mut(&self.client) {
+            scrapes.slots -= 1;
+            if scrapes.slots == 0 {
                 clients.remove(&self.client);
             }
         }
@@ -129,34 +137,34 @@ mod tests {
     async fn pages_beyond_the_queue_are_refused() {
         let scrapes = ScrapeLimits::default();
         let client = |number: usize| Arc::from(format!("client-{number}"));
-        let names: Vec<Arc<str>> = (0..TURNS + WAITING).map(client).collect();
-        let mut turns: Vec<_> = names.iter().map(|name| Box::pin(scrapes.turn(name))).collect();
+        let names: Vec<Arc<str>> = (0..MAX_RUNNING + MAX_WAITING).map(client).collect();
+        let mut turns: Vec<_> = names.iter().map(|name| Box::pin(scrapes.acquire(name))).collect();
         let running: Vec<_> = turns.iter_mut().map(|turn| turn.now_or_never()).collect();
-        assert_eq!(running.iter().flatten().count(), TURNS);
-        let refused = scrapes.turn(&client(99)).now_or_never().unwrap().err().unwrap().into_response();
+        assert_eq!(running.iter().flatten().count(), MAX_RUNNING);
+        let refused = scrapes.acquire(&client(99)).now_or_never().unwrap().err().unwrap().into_response();
         assert_eq!(refused.status(), 429);
         assert!(refused.headers().contains_key(header::RETRY_AFTER));
         drop(running);
         // The next ones in the queue.
-        let next = turns.iter_mut().skip(TURNS).filter_map(|turn| turn.now_or_never());
-        assert!(next.collect::<Vec<_>>().len() >= TURNS);
+        let next = turns.iter_mut().skip(MAX_RUNNING).filter_map(|turn| turn.now_or_never());
+        assert!(next.collect::<Vec<_>>().len() >= MAX_RUNNING);
         drop(turns);
-        assert!(scrapes.turn(&client(0)).await.is_ok());
+        assert!(scrapes.acquire(&client(0)).await.is_ok());
         assert!(scrapes.clients().is_empty());
     }
 
     #[tokio::test]
-    async fn client_that_keeps_its_places_blocks_no_scraper() {
-        let scrapes = ScrapeLimits { patience: Duration::from_millis(50), ..ScrapeLimits::default() };
+    async fn client_that_keeps_its_slots_blocks_no_scraper() {
+        let scrapes = ScrapeLimits { max_wait: Duration::from_millis(50), ..ScrapeLimits::default() };
         let (greedy, scraper) = (Arc::from("greedy"), Arc::from("scraper"));
-        let _held = scrapes.turn(&greedy).await.unwrap();
-        let mut waiting: Vec<_> = (1..OF_ONE).map(|_| Box::pin(scrapes.turn(&greedy))).collect();
+        let _held = scrapes.acquire(&greedy).await.unwrap();
+        let mut waiting: Vec<_> = (1..MAX_PER_CLIENT).map(|_| Box::pin(scrapes.acquire(&greedy))).collect();
         assert!(waiting.iter_mut().all(|turn| turn.now_or_never().is_none()));
-        assert!(scrapes.turn(&greedy).now_or_never().unwrap().is_err(), "it has all its places");
-        for _ in 0..2 * (TURNS + WAITING) {
-            assert!(scrapes.turn(&scraper).now_or_never().unwrap().is_ok());
+        assert!(scrapes.acquire(&greedy).now_or_never().unwrap().is_err(), "all its slots are in use");
+        for _ in 0..2 * (MAX_RUNNING + MAX_WAITING) {
+            assert!(scrapes.acquire(&scraper).now_or_never().unwrap().is_ok());
         }
-        // Those that wait are told so in time.
+        // A scrape that waits too long is refused.
         let late = waiting.remove(0).await.err().unwrap().into_response();
         assert_eq!(late.status(), 429);
     }

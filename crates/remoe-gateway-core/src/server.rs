@@ -1,8 +1,8 @@
-//! Servers of a gateway: for clients, and for scrapers of metrics.
+//! HTTP servers of a gateway: for clients, and for scrapers of metrics.
 
 use crate::gateway::Gateway;
 use crate::model::Model;
-use crate::router::{metrics_routes, own_metrics_routes, routes};
+use crate::router::{client_routes, metrics_routes, own_metrics_routes};
 use axum::Router;
 use futures_util::future::BoxFuture;
 use remoe_http::{ConnectionLimits, ConnectionMetrics};
@@ -12,10 +12,10 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 impl Gateway {
-    /// Serves clients on `listener` until `stop`, and answers the requests that are there by then. Meanwhile keeps the time of
-    /// the models that it has at the call; those that replace them keep their own.
+    /// Serves clients on `listener` until `stop`, then completes the requests in flight. Meanwhile runs the deadlines
+    /// of the models that the gateway has now; callers that replace models run those of the new ones.
     ///
-    /// The future is boxed, as [`remoe_http::serve`]'s.
+    /// The future is boxed, as that of [`remoe_http::serve`].
     ///
     /// # Errors
     /// The server fails.
@@ -24,30 +24,32 @@ impl Gateway {
         listener: TcpListener,
         stop: CancellationToken,
     ) -> BoxFuture<'static, io::Result<()>> {
-        // Not in the future: by its first poll they may have been replaced, and would be held as long as it lives.
+        // Read before the first poll: models that replace these must not be held as long as the future lives.
         let models = self.models();
-        Box::pin(self.serve_and_keep_time(models, listener, stop))
+        Box::pin(self.serve_and_run_deadlines(models, listener, stop))
     }
 
-    async fn serve_and_keep_time(
+    async fn serve_and_run_deadlines(
         self: Arc<Self>,
         models: Arc<[Arc<Model>]>,
         listener: TcpListener,
         stop: CancellationToken,
     ) -> io::Result<()> {
-        let clocks = models.iter().cloned().map(|model| async move { model.keep_time().await });
-        let clocks = futures_util::future::join_all(clocks);
+        let deadlines = models.iter().cloned().map(|model| async move { model.run_deadlines().await });
+        let deadlines = futures_util::future::join_all(deadlines);
         let (limits, metrics) = (self.options().connections, self.metrics().connections.clone());
         let handshake = self.options().handshake.clone();
-        let served = remoe_http::serve(listener, handshake, routes(self.clone()), limits, metrics, stop);
+        let served =
+            remoe_http::serve(listener, handshake, client_routes(self.clone()), limits, metrics, stop);
         tokio::select! {
             served = served => served,
-            // They never end; without models there is nothing to keep.
-            _ = clocks, if !models.is_empty() => Ok(()),
+            // Never completes; without models `join_all` would complete at once.
+            _ = deadlines, if !models.is_empty() => Ok(()),
         }
     }
 
-    /// Serves `/metrics` alone on `listener` until `stop`: its own and those of functions, without a key.
+    /// Serves only `/metrics` on `listener` until `stop`: the gateway's own metrics and those of functions. Needs no
+    /// key.
     ///
     /// # Errors
     /// The server fails.
@@ -59,7 +61,8 @@ impl Gateway {
         Box::pin(serve_pages(listener, metrics_routes(self), stop))
     }
 
-    /// Serves its own `/metrics` alone on `listener` until `stop`. Functions show theirs at addresses of their own.
+    /// Serves only the gateway's own `/metrics` on `listener` until `stop`. Functions expose theirs at their own
+    /// addresses.
     ///
     /// # Errors
     /// The server fails.
@@ -72,8 +75,8 @@ impl Gateway {
     }
 }
 
-/// Serves `pages` of metrics on an address of their own.
-async fn serve_pages(listener: TcpListener, pages: Router, stop: CancellationToken) -> io::Result<()> {
+/// Serves `routes` of metrics at their own address.
+async fn serve_pages(listener: TcpListener, routes: Router, stop: CancellationToken) -> io::Result<()> {
     let metrics = ConnectionMetrics::new().map_err(io::Error::other)?;
-    remoe_http::serve(listener, None, pages, ConnectionLimits::PROBES, metrics, stop).await
+    remoe_http::serve(listener, None, routes, ConnectionLimits::PROBES, metrics, stop).await
 }

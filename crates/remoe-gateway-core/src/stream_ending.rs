@@ -1,115 +1,117 @@
-//! The end of an answer, held until its cost is written down and it is stored.
+//! End of an answer, held back until its cost is in the ledger and the answer is stored.
 
 use crate::body_budget::BodyReservation;
 use crate::cost_field::{CostField, Split, cost_field};
 use bytes::{Bytes, BytesMut};
 use remoe_billing::RequestCost;
 
-/// Most bytes that are held. An end that is longer passes by.
-const MOST: usize = 16 << 20;
+/// Largest end that is held, in bytes. A longer one passes without being held.
+const MAX_HELD_END_BYTES: usize = 16 << 20;
 
-/// Looks for the last event of a stream and for the cost in its usage, which may come in pieces.
+/// Search for the last event of a stream and for the cost in its usage, in a body that arrives in pieces.
 pub(crate) struct StreamEnding {
     /// Lines with which the last event begins.
-    marks: &'static [&'static [u8]],
-    /// The cost in the body; none if the request asks for none, or once a body has it.
+    last_event_lines: &'static [&'static [u8]],
+    /// Search for the cost placeholder; `None` if the request asks for no cost, or once it was replaced.
     field: Option<CostField>,
-    /// Field that takes its place, if that is known before it comes.
-    booked: Option<Bytes>,
-    /// The line that goes on, as long as it may be one of them.
+    /// Field that replaces the placeholder, if the cost is known before the body.
+    known_cost_field: Option<Bytes>,
+    /// Beginning of the present line, as long as it may become one of `last_event_lines`.
     line: Vec<u8>,
-    /// The line cannot be one of them.
-    is_other: bool,
+    /// Set if the present line is none of `last_event_lines`.
+    is_other_line: bool,
     held: BytesMut,
-    is_reached: bool,
-    /// It was reached with the cost: the rest of the usage is held.
-    is_in_usage: bool,
-    /// For what is held; none: it is bounded by [`MOST`] alone.
+    /// Set once bytes are held: from here on everything is.
+    is_holding: bool,
+    /// Set if holding began at the cost placeholder, so that the rest of the usage is held.
+    holds_usage: bool,
+    /// Memory for held bytes; `None`: bounded by [`MAX_HELD_END_BYTES`] alone.
     reservation: Option<BodyReservation>,
 }
 
 impl StreamEnding {
-    /// Looks for an event that begins with one of `marks`, and before it for the cost with `placeholder`.
-    pub(crate) fn of_stream(marks: &'static [&'static [u8]], placeholder: Option<&str>) -> Self {
+    /// Looks for an event that begins with one of `last_event_lines`, and before it for the cost `placeholder`.
+    pub(crate) fn of_stream(last_event_lines: &'static [&'static [u8]], placeholder: Option<&str>) -> Self {
         let field = placeholder.map(CostField::new);
         Self {
-            marks,
+            last_event_lines,
             field,
-            booked: None,
+            known_cost_field: None,
             line: Vec::new(),
-            is_other: false,
+            is_other_line: false,
             held: BytesMut::new(),
-            is_reached: false,
-            is_in_usage: false,
+            is_holding: false,
+            holds_usage: false,
             reservation: None,
         }
     }
 
-    /// Holds bytes only as far as there is `reservation` for them.
+    /// Counts held bytes against `reservation`. If it cannot grow, the bytes pass.
     pub(crate) fn within(self, reservation: BodyReservation) -> Self {
         Self { reservation: Some(reservation), ..self }
     }
 
-    /// Puts `cost` into a body that is no stream. Nothing of it is held: its cost was told before it.
+    /// Writes `cost` into a body that is no stream. Nothing is held, because the cost is known before the body.
     pub(crate) fn of_body(placeholder: Option<&str>, cost: Option<&RequestCost>) -> Self {
-        Self { booked: Some(cost_field(cost)), ..Self::of_stream(&[], placeholder) }
+        Self { known_cost_field: Some(cost_field(cost)), ..Self::of_stream(&[], placeholder) }
     }
 
-    /// Takes the next bytes and returns those that may leave. Pieces of a mark leave with what comes before it: without
-    /// the rest of its event they say nothing.
+    /// Takes the next bytes and returns those that may be sent. The beginning of a last-event line may be sent before
+    /// the line is complete: clients act on complete events only.
     pub(crate) fn take(&mut self, data: Bytes) -> Bytes {
-        if self.is_reached {
+        if self.is_holding {
             return self.hold(&data);
         }
         let Some(field) = &mut self.field else { return self.take_lines(data) };
         let Split { before, after } = field.take(data);
-        if let (Some(cost), Some(after)) = (&self.booked, &after) {
+        if let (Some(cost), Some(after)) = (&self.known_cost_field, &after) {
             self.field = None;
             return [&before[..], cost, after].concat().into();
         }
         let before = self.take_lines(before);
         let Some(field) = &mut self.field else { return before };
-        if self.is_reached {
-            // From the mark of the end on all is held as it came.
+        if self.is_holding {
+            // Everything from the line of the last event on is held.
             self.held.extend_from_slice(&field.release());
         }
         let Some(after) = after else { return before };
         self.held.extend_from_slice(field.pattern());
-        self.is_in_usage = !self.is_reached;
-        self.is_reached = true;
+        self.holds_usage = !self.is_holding;
+        self.is_holding = true;
         [before, self.hold(&after)].concat().into()
     }
 
     fn take_lines(&mut self, data: Bytes) -> Bytes {
-        if self.marks.is_empty() {
+        if self.last_event_lines.is_empty() {
             return data;
         }
-        for (at, &byte) in data.iter().enumerate() {
-            if !self.is_other {
+        for (index, &byte) in data.iter().enumerate() {
+            if !self.is_other_line {
                 self.line.push(byte);
-                self.is_other = !self.marks.iter().any(|mark| mark.starts_with(&self.line));
+                self.is_other_line = !self.last_event_lines.iter().any(|mark| mark.starts_with(&self.line));
             }
             if byte == b'\n' {
-                if !self.is_other && self.marks.contains(&self.line.as_slice()) {
-                    self.is_reached = true;
-                    // As much of the mark as has not left.
-                    let begin = (at + 1).saturating_sub(self.line.len());
+                if !self.is_other_line && self.last_event_lines.contains(&self.line.as_slice()) {
+                    self.is_holding = true;
+                    // The part of the line in an earlier piece has been sent already.
+                    let begin = (index + 1).saturating_sub(self.line.len());
                     self.held.extend_from_slice(&data[begin..]);
                     return data.slice(..begin);
                 }
                 self.line.clear();
-                self.is_other = false;
+                self.is_other_line = false;
             }
         }
         data
     }
 
-    /// Holds `data`; returns all that is held where that is too much.
+    /// Holds `data`. If that is too much, returns all held bytes.
     fn hold(&mut self, data: &[u8]) -> Bytes {
         self.held.extend_from_slice(data);
         let bytes = self.held.len();
-        let has_room = self.reservation.as_mut().is_none_or(|reservation| reservation.resize(bytes).is_ok());
-        if bytes > MOST || !has_room { self.release(None) } else { Bytes::new() }
+        let is_reserved =
+            self.reservation.as_mut().is_none_or(|reservation| reservation.resize(bytes).is_ok());
+        if bytes > MAX_HELD_END_BYTES || !is_reserved { self.release(None) } else { Bytes::new() }
     }
 
     /// Returns whether anything is held.
@@ -117,11 +119,11 @@ impl StreamEnding {
         !self.held.is_empty() || self.field.as_ref().is_some_and(CostField::is_withheld)
     }
 
-    /// Returns what is held, with `cost` in its place; nothing is from now on but what is longer than may be held.
+    /// Returns the held bytes, with `cost` in place of the placeholder.
     pub(crate) fn release(&mut self, cost: Option<&RequestCost>) -> Bytes {
-        self.is_in_usage = false;
+        self.holds_usage = false;
         if let Some(reservation) = &mut self.reservation {
-            reservation.keep(0);
+            reservation.shrink_to(0);
         }
         let held = self.held.split().freeze();
         match &mut self.field {
@@ -132,28 +134,29 @@ impl StreamEnding {
         }
     }
 
-    /// Returns what may leave of a stream that breaks off: the rest of its usage, without the cost. Its end may not.
+    /// Returns the held bytes of a stream that breaks off which may be sent: the rest of the usage, without the cost.
+    /// The last event is dropped.
     pub(crate) fn abandon(&mut self) -> Bytes {
-        if !self.is_in_usage {
+        if !self.holds_usage {
             return self.field.as_mut().map(CostField::release).unwrap_or_default();
         }
         let held = self.release(None);
         let event = held.windows(2).position(|bytes| bytes == b"\n\n");
-        held.slice(..event.map_or(held.len(), |at| at + 2))
+        held.slice(..event.map_or(held.len(), |start| start + 2))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::body_budget::{BodyBudget, Holder};
+    use crate::body_budget::{BodyBudget, BudgetHolder};
     use std::sync::Arc;
 
     fn cost() -> RequestCost {
         RequestCost { total: 5, main: 5, prefill: 5, ..RequestCost::default() }
     }
 
-    const MARKS: &[&[u8]] = &[b"data: [DONE]\n", b"event: end\n"];
+    const LAST_EVENT_LINES: &[&[u8]] = &[b"data: [DONE]\n", b"event: end\n"];
 
     #[test]
     fn last_event_is_held_in_any_pieces() {
@@ -161,15 +164,15 @@ mod tests {
             let before = "event: endless\ndata: {\"text\":\"data: [DONE]\\nevent: end\"}\n\n";
             let text = format!("{before}{last}");
             for size in 1..=text.len() {
-                let mut end = StreamEnding::of_stream(MARKS, None);
+                let mut end = StreamEnding::of_stream(LAST_EVENT_LINES, None);
                 let pieces =
                     text.as_bytes().chunks(size).map(|piece| end.take(Bytes::copy_from_slice(piece)));
-                let left: Vec<u8> = pieces.flatten().collect();
+                let released: Vec<u8> = pieces.flatten().collect();
                 assert!(end.is_held(), "{size}");
                 let held = end.release(None);
-                assert_eq!([&left[..], &held[..]].concat(), text.as_bytes(), "{size}");
+                assert_eq!([&released[..], &held[..]].concat(), text.as_bytes(), "{size}");
                 // The whole mark at most.
-                assert!(left.len() < before.len() + last.find('\n').unwrap_or(0) + 1, "{size}");
+                assert!(released.len() < before.len() + last.find('\n').unwrap_or(0) + 1, "{size}");
                 assert!(
                     held.ends_with(last.split_once('\n').map_or("", |(_, rest)| rest).as_bytes()),
                     "{size}"
@@ -180,20 +183,20 @@ mod tests {
 
     #[test]
     fn event_that_is_too_long_passes_by() {
-        let mut end = StreamEnding::of_stream(MARKS, None);
+        let mut end = StreamEnding::of_stream(LAST_EVENT_LINES, None);
         assert!(end.take(Bytes::from_static(b"event: end\n")).is_empty());
-        let long = Bytes::from(vec![b'x'; MOST]);
-        assert_eq!(end.take(long).len(), MOST + "event: end\n".len());
+        let long = Bytes::from(vec![b'x'; MAX_HELD_END_BYTES]);
+        assert_eq!(end.take(long).len(), MAX_HELD_END_BYTES + "event: end\n".len());
         assert!(!end.is_held());
     }
 
-    /// The usage of a stream and its end in pieces of `size` bytes: what leaves before the end, and what is held.
+    /// The usage of a stream and its end in pieces of `size` bytes: the bytes released before the end, and the state that holds the rest.
     fn usage(size: usize) -> (Vec<u8>, StreamEnding) {
         let text = "data: {\"usage\":{\"remoe\":{\"a\":1,\"cost\":\"0f\"}}}\n\ndata: [DONE]\n\n";
-        let mut end = StreamEnding::of_stream(MARKS, Some("0f"));
+        let mut end = StreamEnding::of_stream(LAST_EVENT_LINES, Some("0f"));
         let pieces = text.as_bytes().chunks(size).map(|piece| end.take(Bytes::copy_from_slice(piece)));
-        let left: Vec<u8> = pieces.flatten().collect();
-        (left, end)
+        let released: Vec<u8> = pieces.flatten().collect();
+        (released, end)
     }
 
     #[test]
@@ -201,8 +204,8 @@ mod tests {
         let field = cost_field(Some(&cost()));
         for size in 1..80 {
             for (cost, field) in [(Some(&cost()), &field[..]), (None, b"")] {
-                let (left, mut end) = usage(size);
-                assert_eq!(left, b"data: {\"usage\":{\"remoe\":{\"a\":1", "{size}");
+                let (released, mut end) = usage(size);
+                assert_eq!(released, b"data: {\"usage\":{\"remoe\":{\"a\":1", "{size}");
                 assert!(end.is_held());
                 let held = end.release(cost);
                 assert_eq!(held, [field, b"}}}\n\ndata: [DONE]\n\n"].concat(), "{size}");
@@ -216,10 +219,10 @@ mod tests {
         let begin = "event: end\ndata: {\"a\":1,\"c\":{\"b\":1";
         let text = format!("{begin},\"cost\":\"0f\"}}}}\n\n");
         for size in 1..=text.len() {
-            let mut end = StreamEnding::of_stream(MARKS, Some("0f"));
+            let mut end = StreamEnding::of_stream(LAST_EVENT_LINES, Some("0f"));
             let pieces = text.as_bytes().chunks(size).map(|piece| end.take(Bytes::copy_from_slice(piece)));
-            let left: Vec<u8> = pieces.flatten().collect();
-            let all = [&left[..], &end.release(Some(&cost()))].concat();
+            let released: Vec<u8> = pieces.flatten().collect();
+            let all = [&released[..], &end.release(Some(&cost()))].concat();
             assert_eq!(all, [begin.as_bytes(), &cost_field(Some(&cost())), b"}}\n\n"].concat(), "{size}");
         }
     }
@@ -229,32 +232,32 @@ mod tests {
         for size in 1..80 {
             assert_eq!(usage(size).1.abandon(), "}}}\n\n", "{size}");
         }
-        let mut end = StreamEnding::of_stream(MARKS, Some("0f"));
+        let mut end = StreamEnding::of_stream(LAST_EVENT_LINES, Some("0f"));
         assert_eq!(end.take(Bytes::from_static(b"{\"a\":1,\"cost\":\"0")), "{\"a\":1");
         assert_eq!(end.abandon(), ",\"cost\":\"0");
-        let mut end = StreamEnding::of_stream(MARKS, Some("0f"));
+        let mut end = StreamEnding::of_stream(LAST_EVENT_LINES, Some("0f"));
         assert_eq!(end.take(Bytes::from_static(b"data: [DONE]\n\n")), "");
         assert!(end.abandon().is_empty());
     }
 
     #[test]
-    fn body_gets_its_cost_as_it_passes() {
+    fn cost_is_inserted_into_a_relayed_body() {
         let text = "{\"a\":\"data: [DONE]\n\",\"cost\":\"0f\"},\"cost";
         for size in 1..60 {
             let mut end = StreamEnding::of_body(Some("0f"), Some(&cost()));
             let pieces = text.as_bytes().chunks(size).map(|piece| end.take(Bytes::copy_from_slice(piece)));
-            let left: Vec<u8> = pieces.flatten().collect();
+            let released: Vec<u8> = pieces.flatten().collect();
             assert!(!end.is_held(), "{size}");
             let field = cost_field(Some(&cost()));
-            assert_eq!(left, [b"{\"a\":\"data: [DONE]\n\"", &field[..], b"},\"cost"].concat(), "{size}");
+            assert_eq!(released, [b"{\"a\":\"data: [DONE]\n\"", &field[..], b"},\"cost"].concat(), "{size}");
         }
     }
 
     #[test]
     fn end_without_room_passes_by() {
         let body_budget = Arc::new(BodyBudget::new(100, 0));
-        let holder = || Holder::answer(&"t".into(), &"m".into());
-        let mut end = StreamEnding::of_stream(MARKS, None).within(body_budget.empty(holder()));
+        let holder = || BudgetHolder::answer(&"t".into(), &"m".into());
+        let mut end = StreamEnding::of_stream(LAST_EVENT_LINES, None).within(body_budget.empty(holder()));
         assert!(end.take(Bytes::from_static(b"event: end\n")).is_empty() && end.is_held());
         assert!(end.take(Bytes::from(vec![b'x'; 30])).is_empty());
         let passed = end.take(Bytes::from(vec![b'y'; 30]));

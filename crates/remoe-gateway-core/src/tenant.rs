@@ -1,4 +1,4 @@
-//! Quota of a tenant: models that its keys may use, concurrent requests, rate limits and budget.
+//! Quota of a tenant: the models that its keys may use, its concurrent requests, rate limits and daily budget.
 
 use crate::key_entries::TenantEntry;
 use crate::names::namespace;
@@ -11,93 +11,99 @@ use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Limits and usage of the holder of one or several keys.
+/// Limits and present usage of a tenant, which has one key or several.
 #[derive(Debug)]
 pub(crate) struct TenantLimits {
     name: Arc<str>,
-    /// It may know what others do.
-    sees_all: bool,
+    /// Set if the tenant may see costs and usage of all tenants (`admin` in the keys file).
+    is_admin: bool,
+    /// Models that the tenant may use. `None` in both `models` and `namespaces`: it may use all models.
     models: Option<BTreeSet<String>>,
-    /// Namespaces all of whose models it may use, beside `models`.
+    /// Namespaces of which the tenant may use every model, in addition to `models`.
     namespaces: Option<BTreeSet<String>>,
-    /// The one namespace that all models are in which it may use.
-    home: Option<String>,
-    concurrent: usize,
-    /// Nano-dollars that it may spend on a day.
-    budget: Option<u64>,
+    /// Namespace of all models that the tenant may use, if there is exactly one.
+    default_namespace: Option<String>,
+    max_concurrent_requests: usize,
+    /// Daily budget in nano-dollars; `None`: unlimited.
+    daily_budget: Option<u64>,
     privacy: Privacy,
-    /// Shared with what the tenant was before its limits changed.
+    /// Shared by the old and the new limits when a keys file changes, so that requests in flight stay counted.
     usage: Arc<Mutex<TenantUsage>>,
 }
 
 #[derive(Debug)]
 struct TenantUsage {
-    requests: Option<RateLimit>,
-    tokens: Option<RateLimit>,
-    running: usize,
+    request_rate: Option<RateLimit>,
+    token_rate: Option<RateLimit>,
+    in_flight: usize,
 }
 
-/// Why a tenant may not ask now.
+/// Refusal of a request that exceeds a limit of its tenant.
 #[derive(Debug)]
-pub(crate) struct Limited {
+pub(crate) struct LimitExceeded {
     pub(crate) error: ServiceError,
     pub(crate) retry_after: Duration,
 }
 
 impl TenantLimits {
+    /// Returns the limits of an admin tenant that may use everything.
     pub(crate) fn unlimited(name: &str) -> Self {
-        let usage = TenantUsage { requests: None, tokens: None, running: 0 };
+        let usage = TenantUsage { request_rate: None, token_rate: None, in_flight: 0 };
         Self {
             name: name.into(),
-            sees_all: true,
+            is_admin: true,
             models: None,
             namespaces: None,
-            home: None,
-            concurrent: usize::MAX,
-            budget: None,
+            default_namespace: None,
+            max_concurrent_requests: usize::MAX,
+            daily_budget: None,
             privacy: Privacy::None,
             usage: Arc::new(Mutex::new(usage)),
         }
     }
 
-    pub(crate) fn of(entry: TenantEntry) -> Self {
-        let limit = |rate: Option<NonZeroU64>| rate.map(|rate| RateLimit::new(rate.get(), Instant::now()));
+    /// Makes the limits that `entry` of a keys file declares, with no usage yet.
+    pub(crate) fn from_entry(entry: TenantEntry) -> Self {
+        let rate_limit = |per_minute: Option<NonZeroU64>| {
+            per_minute.map(|rate| RateLimit::new(rate.get(), Instant::now()))
+        };
         Self {
-            home: home(entry.models.as_ref(), entry.namespaces.as_ref()),
+            default_namespace: only_namespace(entry.models.as_ref(), entry.namespaces.as_ref()),
             name: entry.name.into(),
-            sees_all: entry.admin,
+            is_admin: entry.admin,
             models: entry.models,
             namespaces: entry.namespaces,
-            concurrent: entry.concurrent.map_or(usize::MAX, |count| count.get() as usize),
-            budget: entry.dollars_per_day.and_then(nanodollars),
+            max_concurrent_requests: entry.concurrent.map_or(usize::MAX, |count| count.get() as usize),
+            daily_budget: entry.dollars_per_day.and_then(nanodollars),
             privacy: entry.privacy,
             usage: Arc::new(Mutex::new(TenantUsage {
-                requests: limit(entry.requests_per_minute),
-                tokens: limit(entry.tokens_per_minute),
-                running: 0,
+                request_rate: rate_limit(entry.requests_per_minute),
+                token_rate: rate_limit(entry.tokens_per_minute),
+                in_flight: 0,
             })),
         }
     }
 
-    /// This tenant with what it had used up as `other`.
-    pub(crate) fn after(&self, other: &Self) -> Arc<Self> {
+    /// Returns these limits with the usage of `previous`, the same tenant's limits before the keys file changed.
+    pub(crate) fn with_usage_of(&self, previous: &Self) -> Arc<Self> {
         {
-            let mut own = self.usage();
-            let mut used = other.usage();
-            let TenantUsage { requests, tokens, .. } = &mut *own;
-            used.requests = requests.take().map(|limit| limit.after(used.requests.take()));
-            used.tokens = tokens.take().map(|limit| limit.after(used.tokens.take()));
+            let mut new = self.usage();
+            let mut shared = previous.usage();
+            let TenantUsage { request_rate, token_rate, .. } = &mut *new;
+            shared.request_rate =
+                request_rate.take().map(|limit| limit.with_debt_of(shared.request_rate.take()));
+            shared.token_rate = token_rate.take().map(|limit| limit.with_debt_of(shared.token_rate.take()));
         }
         Arc::new(Self {
             name: self.name.clone(),
-            sees_all: self.sees_all,
+            is_admin: self.is_admin,
             models: self.models.clone(),
             namespaces: self.namespaces.clone(),
-            home: self.home.clone(),
-            concurrent: self.concurrent,
-            budget: self.budget,
+            default_namespace: self.default_namespace.clone(),
+            max_concurrent_requests: self.max_concurrent_requests,
+            daily_budget: self.daily_budget,
             privacy: self.privacy,
-            usage: other.usage.clone(),
+            usage: previous.usage.clone(),
         })
     }
 
@@ -105,95 +111,101 @@ impl TenantLimits {
         &self.name
     }
 
-    /// Nano-dollars that it may spend on a day, where that is limited.
-    pub(crate) fn budget(&self) -> Option<u64> {
-        self.budget
+    /// Returns the daily budget in nano-dollars; `None`: unlimited.
+    pub(crate) fn daily_budget(&self) -> Option<u64> {
+        self.daily_budget
     }
 
-    /// Returns how its requests are protected.
+    /// Returns what predictions of expert usage may remember of the tenant's requests.
     pub(crate) fn privacy(&self) -> Privacy {
         self.privacy
     }
 
-    /// Returns whether it may know what others do.
-    pub(crate) fn sees_all(&self) -> bool {
-        self.sees_all
+    /// Returns whether the tenant may see costs and usage of all tenants.
+    pub(crate) fn is_admin(&self) -> bool {
+        self.is_admin
     }
 
-    /// Returns whether it may use `model`.
+    /// Returns whether the tenant may use `model`, a full name `NAMESPACE/NAME`.
     pub(crate) fn may_use(&self, model: &str) -> bool {
         let (models, namespaces) = (self.models.as_ref(), self.namespaces.as_ref());
         let is_limited = models.is_some() || namespaces.is_some();
         let is_in = |set: Option<&BTreeSet<String>>, name: &str| set.is_some_and(|set| set.contains(name));
-        !is_limited || is_in(models, model) || namespace(model).is_some_and(|of| is_in(namespaces, of))
+        !is_limited || is_in(models, model) || namespace(model).is_some_and(|name| is_in(namespaces, name))
     }
 
-    /// Returns the one namespace that all models are in which it may use, if that is so. Short names are those of this namespace.
-    pub(crate) fn home(&self) -> Option<&str> {
-        self.home.as_deref()
+    /// Returns the namespace of all models that the tenant may use, if there is exactly one. Short names in its
+    /// requests select models of this namespace.
+    pub(crate) fn default_namespace(&self) -> Option<&str> {
+        self.default_namespace.as_deref()
     }
 
     fn usage(&self) -> MutexGuard<'_, TenantUsage> {
-        // Numbers that are right after every step.
+        // A panic cannot leave the counts inconsistent, so a poisoned lock is used as it is.
         self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a request in, to be counted until the permit is dropped.
+    /// Admits a request and counts it until the permit is dropped.
     ///
     /// # Errors
-    /// A limit is reached.
-    pub(crate) fn admit(self: &Arc<Self>, now: Instant) -> Result<Permit, Limited> {
-        let limited = |what: &str, retry_after: Duration| {
+    /// The tenant has reached its limit of concurrent requests, requests per minute or tokens per minute.
+    pub(crate) fn admit(self: &Arc<Self>, now: Instant) -> Result<TenantPermit, LimitExceeded> {
+        let exceeded = |limit: &str, retry_after: Duration| {
             let seconds = retry_after.as_secs_f64().ceil().max(1.0);
-            let message = format!("limit of tenant {} reached: {what}; retry after {seconds} s", self.name);
-            Limited { error: ServiceError::new(ErrorCode::ResourceExhausted, message), retry_after }
+            let message = format!("limit of tenant {} reached: {limit}; retry after {seconds} s", self.name);
+            LimitExceeded { error: ServiceError::new(ErrorCode::ResourceExhausted, message), retry_after }
         };
         let mut usage = self.usage();
-        if usage.running >= self.concurrent {
-            return Err(limited("concurrent requests", Duration::from_secs(1)));
+        if usage.in_flight >= self.max_concurrent_requests {
+            return Err(exceeded("concurrent requests", Duration::from_secs(1)));
         }
-        // A request's tokens are known when it is over: it may be the one that exceeds the limit.
-        let tokens = usage.tokens.as_mut().map_or(Duration::ZERO, |tokens| tokens.wait(1.0, now));
-        if !tokens.is_zero() {
-            return Err(limited("tokens per minute", tokens));
+        // Tokens are charged when a request ends. So one request may exceed the limit, and later ones wait.
+        let token_wait =
+            usage.token_rate.as_mut().map_or(Duration::ZERO, |rate| rate.time_until_available(1.0, now));
+        if !token_wait.is_zero() {
+            return Err(exceeded("tokens per minute", token_wait));
         }
-        if let Some(requests) = &mut usage.requests {
-            let wait = requests.wait(1.0, now);
-            if !wait.is_zero() {
-                return Err(limited("requests per minute", wait));
+        if let Some(rate) = &mut usage.request_rate {
+            let request_wait = rate.time_until_available(1.0, now);
+            if !request_wait.is_zero() {
+                return Err(exceeded("requests per minute", request_wait));
             }
-            requests.spend(1.0, now);
+            rate.spend(1.0, now);
         }
-        usage.running += 1;
-        Ok(Permit { tenant: self.clone() })
+        usage.in_flight += 1;
+        Ok(TenantPermit { tenant: self.clone() })
     }
 }
 
-/// A request of a tenant that is not over.
-pub(crate) struct Permit {
+/// Admission of one request of a tenant. The request counts as in flight until this is dropped.
+pub(crate) struct TenantPermit {
     tenant: Arc<TenantLimits>,
 }
 
-impl Permit {
-    /// The request has taken `tokens`.
+impl TenantPermit {
+    /// Charges `tokens` of the request to the tenant's limit of tokens per minute.
     pub(crate) fn charge(&self, tokens: u64) {
-        if let Some(limit) = &mut self.tenant.usage().tokens {
+        if let Some(limit) = &mut self.tenant.usage().token_rate {
             limit.spend(tokens as f64, Instant::now());
         }
     }
 }
 
-impl Drop for Permit {
+impl Drop for TenantPermit {
     fn drop(&mut self) {
         let mut usage = self.tenant.usage();
-        usage.running = usage.running.saturating_sub(1);
+        usage.in_flight = usage.in_flight.saturating_sub(1);
     }
 }
 
 /// Returns the namespace of all `models` and `namespaces` that a tenant may use, if there is exactly one.
-fn home(models: Option<&BTreeSet<String>>, namespaces: Option<&BTreeSet<String>>) -> Option<String> {
+fn only_namespace(
+    models: Option<&BTreeSet<String>>,
+    namespaces: Option<&BTreeSet<String>>,
+) -> Option<String> {
     let of_models = models.into_iter().flatten().filter_map(|model| namespace(model));
-    let all: BTreeSet<&str> = of_models.chain(namespaces.into_iter().flatten().map(String::as_str)).collect();
-    let mut all = all.into_iter();
-    all.next().filter(|_| all.next().is_none()).map(str::to_owned)
+    let distinct: BTreeSet<&str> =
+        of_models.chain(namespaces.into_iter().flatten().map(String::as_str)).collect();
+    let mut distinct = distinct.into_iter();
+    distinct.next().filter(|_| distinct.next().is_none()).map(str::to_owned)
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// When the functions of a model reached what on their latest start.
+/// Times of the latest start of a model's functions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WakeMarks {
     /// The first process was started.
@@ -14,87 +14,89 @@ pub struct WakeMarks {
     pub serving: Option<Instant>,
 }
 
-/// Where the time to the first token went of the first request that was answered after a wake.
+/// Time to first token of the first request that was answered after a wake, in parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ColdStart {
-    /// When the wake was decided: no other one of the model has the same.
-    decided: Instant,
+    /// Time at which the wake was decided. It identifies the wake.
+    decided_at: Instant,
     /// Consecutive parts: decide, schedule, start, load, ready and first.
     pub parts: [Duration; 6],
 }
 
 impl ColdStart {
-    /// Makes the timeline of a request that a main function got after `parts`, in a wake that was decided at `decided`,
-    /// and whose first token came `first` seconds later.
-    pub(crate) fn new(decided: Instant, parts: &RequestTimeline, first: f64) -> Self {
-        let before = parts.each().map(|(_, from, until)| until.saturating_duration_since(from));
-        let first = Duration::try_from_secs_f64(first).unwrap_or_default();
-        let mut all = [Duration::ZERO; 6];
-        all.iter_mut().zip(before.chain([first])).for_each(|(part, time)| *part = time);
-        Self { decided, parts: all }
+    /// Makes the cold start of a request: a wake decided at `decided_at`, the parts of `timeline` until a main
+    /// function got the request, and `first_token_seconds` until its first token.
+    pub(crate) fn new(decided_at: Instant, timeline: &RequestTimeline, first_token_seconds: f64) -> Self {
+        let before = timeline.parts().map(|(_, start, end)| end.saturating_duration_since(start));
+        let first = Duration::try_from_secs_f64(first_token_seconds).unwrap_or_default();
+        let mut parts = [Duration::ZERO; 6];
+        parts.iter_mut().zip(before.chain([first])).for_each(|(part, time)| *part = time);
+        Self { decided_at, parts }
     }
 
-    /// When the wake was decided.
-    pub(crate) fn decided(&self) -> Instant {
-        self.decided
+    /// Returns the time at which the wake was decided.
+    pub(crate) fn decided_at(&self) -> Instant {
+        self.decided_at
     }
 
     /// Returns the parts with their names.
-    pub(crate) fn named(&self) -> [(&'static str, Duration); 6] {
+    pub(crate) fn named_parts(&self) -> [(&'static str, Duration); 6] {
         let [decide, schedule, start, load, ready] = RequestTimeline::NAMES;
         let names = [decide, schedule, start, load, ready, "first"];
         std::array::from_fn(|part| (names[part], self.parts[part]))
     }
 
-    /// Reports if this is of a later wake than `other`.
+    /// Reports if this belongs to a later wake than `other`.
     pub(crate) fn is_of_a_later_wake(&self, other: &Self) -> bool {
-        self.decided > other.decided
+        self.decided_at > other.decided_at
     }
 }
 
-/// The parts of a request's time until a main function has it. They add up.
+/// Parts of a request's time until a main function gets it. They follow each other without a gap.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RequestTimeline {
     arrived: Instant,
-    /// When each of them was over, in their order.
+    /// End of each part, in the order of [`Self::NAMES`].
     ends: [Instant; 5],
 }
 
 impl RequestTimeline {
-    /// Their names, in their order.
+    /// Names of the parts, in order.
     pub(crate) const NAMES: [&str; 5] = ["decide", "schedule", "start", "load", "ready"];
 
-    /// The parts of the time from `arrived` to `released`. The wake was decided at `decided`, or none was needed.
+    /// Divides the time from `arrived` to `released`. `decided_at` is the time at which the wake was decided; `None`:
+    /// the model was awake.
     pub(crate) fn new(
         arrived: Instant,
-        decided: Option<Instant>,
+        decided_at: Option<Instant>,
         wake: &WakeMarks,
         released: Instant,
     ) -> Self {
-        let Some(decided) = decided else { return Self { arrived, ends: [released; 5] } };
-        let known = [Some(decided), wake.started, wake.listening, wake.serving, Some(released)];
-        let mut last = arrived;
-        let ends = known.map(|mark| {
-            // A request that came in the middle of a wake has not waited for the parts before.
-            last = mark.unwrap_or(last).max(last).min(released);
-            last
+        let Some(decided_at) = decided_at else { return Self { arrived, ends: [released; 5] } };
+        let marks = [Some(decided_at), wake.started, wake.listening, wake.serving, Some(released)];
+        let mut previous_end = arrived;
+        let ends = marks.map(|mark| {
+            // A request that arrived during a wake has not waited for the parts before: they are empty.
+            previous_end = mark.unwrap_or(previous_end).max(previous_end).min(released);
+            previous_end
         });
         Self { arrived, ends }
     }
 
-    /// Each part with its beginning and its end.
-    pub(crate) fn each(&self) -> impl Iterator<Item = (&'static str, Instant, Instant)> {
-        let prefix_index = std::iter::once(self.arrived).chain(self.ends);
-        Self::NAMES.into_iter().zip(prefix_index).zip(self.ends).map(|((name, from), end)| (name, from, end))
+    /// Returns the name, start and end of each part.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = (&'static str, Instant, Instant)> {
+        let starts = std::iter::once(self.arrived).chain(self.ends);
+        Self::NAMES.into_iter().zip(starts).zip(self.ends).map(|((name, start), end)| (name, start, end))
     }
 }
 
 impl fmt::Display for RequestTimeline {
-    /// In milliseconds: `decide;dur=0.1, schedule;dur=0, start;dur=0, load;dur=0, ready;dur=0`.
+    /// Writes a `Server-Timing` value in milliseconds: `decide;dur=0.1, schedule;dur=0, start;dur=0, load;dur=0,
+    /// ready;dur=0`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (number, (name, from, end)) in self.each().enumerate() {
+        for (number, (name, start, end)) in self.parts().enumerate() {
             let separator = if number == 0 { "" } else { ", " };
-            let milliseconds = end.saturating_duration_since(from).as_secs_f64() * 1e3;
+            let milliseconds = end.saturating_duration_since(start).as_secs_f64() * 1e3;
             write!(formatter, "{separator}{name};dur={milliseconds:.3}")?;
         }
         Ok(())
@@ -113,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warm_request_has_only_waited() {
+    fn warm_request_has_only_a_queue_part() {
         let start = Instant::now();
         let parts =
             RequestTimeline::new(start, None, &WakeMarks::default(), start + Duration::from_millis(3));
@@ -125,20 +127,20 @@ mod tests {
     }
 
     proptest! {
-        /// Whenever a request comes during a wake, and whatever is known of it, the parts are not
-        /// negative and add up.
+        /// For any arrival time during a wake and any known marks, no part is negative, and all parts add up to the
+        /// waiting time.
         #[test]
-        fn the_parts_add_up(arrived in 0_u64..2000, marks in proptest::array::uniform4(proptest::option::of(0_u64..2000)), wait in 0_u64..2000) {
+        fn parts_add_up(arrived in 0_u64..2000, marks in proptest::array::uniform4(proptest::option::of(0_u64..2000)), wait in 0_u64..2000) {
             let start = Instant::now();
             let at = |ms| start + Duration::from_millis(ms);
             let released = at(arrived + wait);
             let wake = WakeMarks { started: marks[1].map(at), listening: marks[2].map(at), serving: marks[3].map(at) };
-            let parts = RequestTimeline::new(at(arrived), marks[0].map(at), &wake, released);
-            let each: Vec<_> = parts.each().collect();
+            let timeline = RequestTimeline::new(at(arrived), marks[0].map(at), &wake, released);
+            let each: Vec<_> = timeline.parts().collect();
             prop_assert_eq!((each[0].1, each[4].2), (at(arrived), released));
             prop_assert!(each.iter().all(|(_, from, end)| from <= end));
             prop_assert!(each.is_sorted_by(|one, next| one.2 == next.1), "{:?}", each);
-            let parts = durations(&parts.to_string());
+            let parts = durations(&timeline.to_string());
             prop_assert!(parts.iter().all(|part| *part >= 0.0), "{parts:?}");
             prop_assert!((parts.iter().sum::<f64>() - wait as f64).abs() < 0.01, "{parts:?}");
         }

@@ -1,4 +1,4 @@
-//! Observer of a model's requests, for predictions: nothing here waits for it.
+//! Observer of a model's requests, from which expert usage is predicted. Requests never wait for it.
 
 use crate::privacy::Privacy;
 use bytes::Bytes;
@@ -6,69 +6,70 @@ use remoe_usage::{Retention, UsageLearner};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Is told when requests come, what they used, and when they are over.
+/// Receiver of the start, the expert usage and the end of requests.
 ///
-/// Called where requests are served: it must not block.
+/// The methods must not block, because they are called on the path of requests.
 pub trait UsageObserver: Send + Sync {
-    /// The request `id` of `tenant` has come, before it is decided whether it waits; `privacy` says what may be known
-    /// of it. False: nothing else of it is wanted.
-    fn came(&self, id: u64, tenant: &str, privacy: Privacy, body: &Bytes) -> bool;
+    /// Takes the start of the request `id` of `tenant`, before it is admitted. `privacy` limits what may be remembered
+    /// of it. Returns whether the observer wants the request's usage and end as well.
+    fn request_started(&self, id: u64, tenant: &str, privacy: Privacy, body: &Bytes) -> bool;
     /// Takes the expert usage of the request, as its main function reports it in `x-remoe-activations`.
-    fn told(&self, id: u64, activations: &str);
-    /// It is over, whatever became of it.
-    fn left(&self, id: u64);
+    fn usage_reported(&self, id: u64, activations: &str);
+    /// Takes the end of the request, successful or not.
+    fn request_ended(&self, id: u64);
 }
 
 impl UsageObserver for UsageLearner {
-    fn came(&self, id: u64, tenant: &str, privacy: Privacy, body: &Bytes) -> bool {
-        let keeps = match privacy {
+    fn request_started(&self, id: u64, tenant: &str, privacy: Privacy, body: &Bytes) -> bool {
+        let retention = match privacy {
             Privacy::Shared => Retention::Shared,
             Privacy::None => Retention::Records,
             Privacy::CountsOnly => Retention::Counts,
             Privacy::LeftOut => Retention::Nothing,
         };
-        self.came(id, tenant, keeps, body)
+        self.came(id, tenant, retention, body)
     }
 
-    fn told(&self, id: u64, activations: &str) {
+    fn usage_reported(&self, id: u64, activations: &str) {
         self.told(id, activations);
     }
 
-    fn left(&self, id: u64) {
+    fn request_ended(&self, id: u64) {
         self.left(id);
     }
 }
 
-/// Numbers of requests.
-static NEXT: AtomicU64 = AtomicU64::new(0);
+/// Id of the next observed request.
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
-/// A request that a witness was told of, until it is over.
+/// Request that an observer follows, until this is dropped.
 pub(crate) struct ObservedRequest {
     id: u64,
     usage_observer: Arc<dyn UsageObserver>,
 }
 
 impl ObservedRequest {
-    /// Tells `usage_observer` that the request with this body has come; none where it wants nothing else of it.
+    /// Reports the start of a request to `usage_observer`. Returns `None` if the observer does not follow it.
     pub(crate) fn begin(
         usage_observer: Arc<dyn UsageObserver>,
         tenant: &str,
         privacy: Privacy,
         body: &Bytes,
     ) -> Option<Self> {
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let is_followed = usage_observer.came(id, tenant, privacy, body);
-        // A request that opts out is left out, whatever the witness says.
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let is_followed = usage_observer.request_started(id, tenant, privacy, body);
+        // The usage of a request that opts out is never reported, even if the observer asks for it.
         (is_followed && privacy != Privacy::LeftOut).then(|| Self { id, usage_observer })
     }
 
-    pub(crate) fn told(&self, activations: &str) {
-        self.usage_observer.told(self.id, activations);
+    /// Reports the expert usage `activations` of the request.
+    pub(crate) fn report_usage(&self, activations: &str) {
+        self.usage_observer.usage_reported(self.id, activations);
     }
 }
 
 impl Drop for ObservedRequest {
     fn drop(&mut self) {
-        self.usage_observer.left(self.id);
+        self.usage_observer.request_ended(self.id);
     }
 }

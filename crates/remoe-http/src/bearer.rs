@@ -1,4 +1,4 @@
-//! API keys of requests.
+//! API keys in request headers.
 
 use axum::http::{HeaderMap, HeaderName, header};
 
@@ -16,8 +16,8 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| key.trim_ascii())
 }
 
-/// Compares in a time that depends on the presented key's length only.
-pub fn same(presented: &[u8], key: &[u8]) -> bool {
+/// Compares keys in constant time: the time depends only on the length of `presented`.
+pub fn constant_time_eq(presented: &[u8], key: &[u8]) -> bool {
     let mut difference = u8::from(presented.len() != key.len());
     let expected = key.iter().copied().chain(std::iter::repeat(0));
     for (a, b) in presented.iter().zip(expected) {

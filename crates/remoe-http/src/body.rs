@@ -1,4 +1,4 @@
-//! Bodies of requests: their bytes, and JSON of a type.
+//! Bodies of requests: reads their bytes, and parses JSON.
 
 use crate::error::ApiError;
 use axum::body::Body;
@@ -10,20 +10,21 @@ use remoe_proto::{ErrorCode, ServiceError};
 use serde::de::DeserializeOwned;
 use std::time::Duration;
 
-/// Deepest nesting of lists and objects.
-const DEPTH: usize = 64;
+/// Largest nesting depth of lists and objects.
+const MAX_DEPTH: usize = 64;
 
-/// How much of a body that is too large is read to its end before the refusal, so that clients that
-/// write first and read then see it.
+/// Largest part of a too large body that is read before the refusal, in bytes. Clients that write all before they
+/// read would not see the refusal otherwise.
 const DRAIN_BYTES: usize = 64 << 20;
+/// Longest time for which a too large body is read.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
 
-/// The bytes of a body of JSON, at most `limit` of them within `time`. What is too large is read to its
-/// end, within bounds, before it is refused.
+/// Reads a JSON body of at most `limit` bytes within `time`. A larger body is read to its end, within bounds, before
+/// it is refused.
 ///
 /// # Errors
-/// The body is of another type, too large, late, or breaks off.
-pub async fn receive(request: Request, limit: usize, time: Duration) -> Result<Bytes, ApiError> {
+/// The content type is not JSON, or the body is too large, too late or incomplete.
+pub async fn receive_body(request: Request, limit: usize, time: Duration) -> Result<Bytes, ApiError> {
     check_content_type(request.headers())?;
     tokio::time::timeout(time, collect(request, limit)).await.map_err(|_| {
         let message = format!("request timeout: the body did not arrive within {time:?}");
@@ -31,17 +32,20 @@ pub async fn receive(request: Request, limit: usize, time: Duration) -> Result<B
     })?
 }
 
-/// JSON, or nothing said: browsers send other types to servers that never asked them to.
+/// Accepts JSON or a missing content type. Other types are refused, because browsers send them to foreign servers
+/// without a CORS preflight.
 fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(value) = headers.get(header::CONTENT_TYPE) else {
         return Ok(());
     };
-    let named = String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase();
-    let media = named.split(';').next().unwrap_or_default().trim();
-    if media == "application/json" || (media.starts_with("application/") && media.ends_with("+json")) {
+    let content_type = String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase();
+    let media_type = content_type.split(';').next().unwrap_or_default().trim();
+    if media_type == "application/json"
+        || (media_type.starts_with("application/") && media_type.ends_with("+json"))
+    {
         return Ok(());
     }
-    let message = format!("invalid Content-Type: expected application/json, got {media}");
+    let message = format!("invalid Content-Type: expected application/json, got {media_type}");
     Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
 }
 
@@ -54,10 +58,10 @@ async fn collect(request: Request, limit: usize) -> Result<Bytes, ApiError> {
         .headers()
         .get(header::CONTENT_LENGTH)
         .and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-    let asks_first = request.headers().contains_key(header::EXPECT);
+    let expects_continue = request.headers().contains_key(header::EXPECT);
     let body = request.into_body();
     if declared.is_some_and(|length| length > limit) {
-        if !asks_first {
+        if !expects_continue {
             drain(body).await;
         }
         return Err(too_large());
@@ -78,59 +82,61 @@ async fn collect(request: Request, limit: usize) -> Result<Bytes, ApiError> {
     Ok(bytes.into())
 }
 
+/// Reads and drops the rest of a body, within bounds.
 async fn drain(body: Body) {
     let mut chunks = body.into_data_stream();
-    let mut seen = 0;
+    let mut drained_bytes = 0;
     let read = async {
         while let Some(Ok(chunk)) = chunks.next().await {
-            seen += chunk.len();
-            if seen > DRAIN_BYTES {
+            drained_bytes += chunk.len();
+            if drained_bytes > DRAIN_BYTES {
                 break;
             }
         }
     };
-    // The refusal follows whether or not the body came to its end.
+    // The refusal is sent even if the body has not ended by then.
     let _read_or_late = tokio::time::timeout(DRAIN_TIME, read).await;
 }
 
-/// `bytes` as a `T`; errors name the field.
+/// Parses `bytes` as a JSON object of type `T`. Errors name the field.
 ///
 /// # Errors
-/// No UTF-8, no JSON object, nested too deeply, or not of the type.
-pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ServiceError> {
-    let refused = |message: String| ServiceError::new(ErrorCode::InvalidArgument, message);
+/// The body is no UTF-8, no JSON object, nested too deeply, or not of the type.
+pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ServiceError> {
+    let invalid = |message: String| ServiceError::new(ErrorCode::InvalidArgument, message);
     let text = std::str::from_utf8(bytes)
-        .map_err(|error| refused(format!("invalid request body: expected UTF-8: {error}")))?;
+        .map_err(|error| invalid(format!("invalid request body: expected UTF-8: {error}")))?;
     if !text.trim_start().starts_with('{') {
-        return Err(refused("invalid request body: expected a JSON object".to_owned()));
+        return Err(invalid("invalid request body: expected a JSON object".to_owned()));
     }
-    if is_deeper_than(text, DEPTH) {
-        return Err(refused(format!("invalid request body: nested deeper than {DEPTH} levels")));
+    if is_deeper_than(text, MAX_DEPTH) {
+        return Err(invalid(format!("invalid request body: nested deeper than {MAX_DEPTH} levels")));
     }
     let mut json = serde_json::Deserializer::from_str(text);
     let body = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
         let cause = error.into_inner();
-        // A key that is no key has no name.
-        let field = duplicate(&path, &cause.to_string()).or((!path.ends_with(['.', '?'])).then_some(path));
+        // serde_path_to_error ends the path of an invalid key with `.` or `?`.
+        let field =
+            duplicate_field(&path, &cause.to_string()).or((!path.ends_with(['.', '?'])).then_some(path));
         let message = match (&field, cause.is_data()) {
             (Some(field), true) => format!("`{field}`: {cause}"),
             (None, true) => cause.to_string(),
             (Some(field), false) => format!("`{field}`: invalid JSON: {cause}"),
             (None, false) => format!("invalid JSON: {cause}"),
         };
-        let error = refused(message);
+        let error = invalid(message);
         match field {
             Some(field) => error.about(field),
             None => error,
         }
     })?;
-    json.end().map_err(|error| refused(format!("invalid JSON: {error}")))?;
+    json.end().map_err(|error| invalid(format!("invalid JSON: {error}")))?;
     Ok(body)
 }
 
-/// The field that an object at `path` has twice: only serde's message has its name.
-fn duplicate(path: &str, message: &str) -> Option<String> {
+/// Returns the field that the object at `path` has twice. serde names it only in its message.
+fn duplicate_field(path: &str, message: &str) -> Option<String> {
     let (name, _) = message.strip_prefix("duplicate field `")?.split_once('`')?;
     Some(if path == "." { name.to_owned() } else { format!("{path}.{name}") })
 }

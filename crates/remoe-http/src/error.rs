@@ -1,4 +1,4 @@
-//! Errors as OpenAI clients expect them.
+//! Errors in the form that OpenAI clients expect.
 
 use axum::Json;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
@@ -10,22 +10,21 @@ use std::time::Duration;
 /// Default of `Retry-After` with 429 and 503, in seconds.
 const RETRY_AFTER_S: u64 = 1;
 
-/// Tells clients, and gateways, if they may repeat the request without being asked to, as OpenAI's clients read it.
+/// Header that tells clients and gateways whether to retry automatically. OpenAI's client libraries read it.
 pub const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
-/// An error on its way to a client.
+/// Error answer.
 #[derive(Debug)]
 pub struct ApiError {
     status: StatusCode,
-    /// In seconds, where the same request may succeed later.
+    /// Seconds after which a retry may succeed, if it may.
     retry_after: Option<u64>,
-    /// True for a request that clients and gateways are not to repeat unless asked: its client prefers an error to a
-    /// wait.
+    /// Set if clients and gateways must not retry automatically, because the client prefers an error to a wait.
     is_final: bool,
     body: ErrorBody,
 }
 
-/// `{"error": {...}}`, all four keys always there.
+/// Body `{"error": {...}}`, always with all four keys.
 #[derive(Debug, Clone, Serialize)]
 pub struct ErrorBody {
     error: ErrorFields,
@@ -41,7 +40,7 @@ struct ErrorFields {
 }
 
 impl ApiError {
-    /// An error that only HTTP knows.
+    /// Makes an error that has no [`ErrorCode`].
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         Self {
             status,
@@ -58,21 +57,21 @@ impl ApiError {
         }
     }
 
-    /// Says that the same request may succeed after `wait`: in whole seconds, at least one.
+    /// Sets `Retry-After` to `wait`, rounded up to whole seconds, at least one.
     #[must_use]
     pub fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some((wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1));
         self
     }
 
-    /// The error is about the parameter `param`.
+    /// Sets the parameter that the error is about.
     #[must_use]
     pub fn about(mut self, param: impl Into<String>) -> Self {
         self.body.error.param = Some(param.into());
         self
     }
 
-    /// Status of the answer.
+    /// Returns the HTTP status.
     pub fn status(&self) -> StatusCode {
         self.status
     }
@@ -84,7 +83,7 @@ impl ApiError {
 }
 
 impl ErrorBody {
-    /// Message for people.
+    /// Returns the message for people.
     pub fn message(&self) -> &str {
         &self.error.message
     }
@@ -121,7 +120,7 @@ impl IntoResponse for ApiError {
         let message = self.body.error.message.as_str();
         let status = self.status.as_u16();
         if self.retry_after.is_some() {
-            // Probes ask once a second while functions start, clients more often under load.
+            // Logged at debug level: probes poll every second during a start, and clients retry under load.
             tracing::debug!(status, message, "request rejected, retryable");
         } else if self.status.is_server_error() {
             tracing::warn!(status, message, "request failed");
@@ -137,7 +136,7 @@ impl IntoResponse for ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        // For APIs that write errors in another shape.
+        // For middleware of APIs with another error format.
         response.extensions_mut().insert(self.body);
         response
     }

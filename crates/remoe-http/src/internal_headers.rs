@@ -1,20 +1,21 @@
-//! Headers between a gateway and the main functions behind it. What a client sends under these names is dropped.
+//! Headers between a gateway and its main functions. The gateway removes them from requests of clients.
 
 use axum::http::HeaderName;
 
-/// On whose behalf a main function works.
+/// Name of the request's tenant.
 pub const TENANT: HeaderName = HeaderName::from_static("x-remoe-tenant");
-/// Which parts of a request's time are over, as `Server-Timing` would have them.
+/// Parts of the request's time so far, in the format of `Server-Timing`.
 pub const TIMING: HeaderName = HeaderName::from_static("x-remoe-timing");
-/// Rates of the functions of a deployment.
+/// Prices of the deployment's functions.
 pub const RATES: HeaderName = HeaderName::from_static("x-remoe-rates");
-/// Cost of a request in JSON, as main functions report it at the end.
-pub const TOLD: HeaderName = HeaderName::from_static("x-remoe-told");
-/// Text that a main function writes as `usage.remoe.cost`. The gateway puts the cost there that it has booked.
+/// Cost of a request in JSON, which the main function reports at the end.
+pub const REPORTED_COST: HeaderName = HeaderName::from_static("x-remoe-told");
+/// Text that the main function writes as `usage.remoe.cost`. The gateway replaces it by the recorded cost.
 pub const COST_PLACEHOLDER: HeaderName = HeaderName::from_static("x-remoe-cost-placeholder");
-/// Asks how a request's tokens spread over the experts, and says it at the end: counts in base64, none of its text.
+/// In a request: asks for its expert usage. At the end of the answer: the expert usage as counts in base64, without
+/// any text.
 pub const ACTIVATIONS: HeaderName = HeaderName::from_static("x-remoe-activations");
-/// Tokens of the prompt and of the answer, as main functions tell at the end: `12, 34`.
+/// Prompt tokens and completion tokens, which the main function reports at the end: `12, 34`.
 pub const TOKENS: HeaderName = HeaderName::from_static("x-remoe-tokens");
-/// Says that the items of `previous_response_id` stand before the input already.
+/// Marks a request whose input has the items of `previous_response_id` already.
 pub const RESOLVED: HeaderName = HeaderName::from_static("x-remoe-resolved");

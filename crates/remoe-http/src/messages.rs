@@ -1,4 +1,4 @@
-//! Errors as Anthropic's clients expect them, on the routes of `/v1/messages`.
+//! Errors in the form that Anthropic's clients expect, on the routes of `/v1/messages`.
 
 use crate::error::ErrorBody;
 use axum::Json;
@@ -8,7 +8,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
-/// Path of the API; what lies below it belongs to it.
+/// Path of the Messages API. Paths below it belong to the API, too.
 const PATH: &str = "/v1/messages";
 
 /// `{"type": "error", "error": {"type", "message"}}`.
@@ -26,7 +26,7 @@ struct MessagesErrorFields {
     message: String,
 }
 
-/// Returns the error with this HTTP status.
+/// Returns the error body for HTTP status `status`.
 pub fn messages_error(status: u16, message: &str) -> MessagesError {
     let kind = match status {
         401 => "authentication_error",
@@ -47,11 +47,11 @@ pub fn is_messages_path(path: &str) -> bool {
     path.strip_prefix(PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Gives errors that are made here Anthropic's shape, on the routes of its API.
+/// Middleware that gives this server's own errors Anthropic's form, on the routes of its API.
 pub async fn shape_messages_errors(request: Request, next: Next) -> Response {
-    let is_ours = is_messages_path(request.uri().path());
+    let is_messages_route = is_messages_path(request.uri().path());
     let mut response = next.run(request).await;
-    let error = response.extensions_mut().remove::<ErrorBody>().filter(|_| is_ours);
+    let error = response.extensions_mut().remove::<ErrorBody>().filter(|_| is_messages_route);
     let Some(error) = error else { return response };
     let (mut head, _) = response.into_parts();
     head.headers.remove(header::CONTENT_LENGTH);

@@ -1,4 +1,4 @@
-//! Endpoints for probes of a function.
+//! Endpoints for Kubernetes probes of a function.
 
 use super::{ConnectionLimits, ConnectionMetrics, serve};
 use axum::http::StatusCode;
@@ -9,17 +9,17 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Probe endpoints of a function, served from its start until this is dropped, the drain included.
+/// Probe endpoints of a function. They are served until this is dropped, while the function drains, too.
 pub struct Probes {
     address: Option<SocketAddr>,
     loaded: watch::Sender<bool>,
     end: CancellationToken,
-    _end_with_this: DropGuard,
+    _end_on_drop: DropGuard,
 }
 
 impl Probes {
-    /// Serves on `listener` in a task: `/healthz`, 200 once the function has loaded, and `/readyz`, 200 while it is
-    /// `ready`, both 503 else. Without a listener nothing is served. Within a runtime.
+    /// Serves `/healthz` and `/readyz` on `listener`, in a Tokio task. `/healthz` is 200 once the function has
+    /// loaded, `/readyz` while it is `ready`; else they are 503. Without a listener, serves nothing.
     ///
     /// # Errors
     /// The listener has no address.
@@ -35,40 +35,40 @@ impl Probes {
                 }
             });
         }
-        Ok(Self { address, loaded, _end_with_this: end.clone().drop_guard(), end })
+        Ok(Self { address, loaded, _end_on_drop: end.clone().drop_guard(), end })
     }
 
-    /// Where probes are answered.
+    /// Returns the address of the endpoints.
     pub fn address(&self) -> Option<SocketAddr> {
         self.address
     }
 
-    /// The function has loaded: it is alive from here on.
+    /// Marks the function as loaded: `/healthz` is 200 from now on.
     pub fn has_loaded(&self) {
         self.loaded.send_replace(true);
     }
 
-    /// Cancelled when this is dropped: the end of servers that go on through the drain.
+    /// Returns a token that is cancelled when this is dropped, for servers that also run while the function drains.
     pub fn end(&self) -> CancellationToken {
         self.end.clone()
     }
 }
 
-/// Serves `/healthz` and `/readyz` on `listener` until `stop`. Connections that ask for nothing cannot keep it from
-/// answering.
+/// Serves `/healthz` and `/readyz` on `listener` until `stop`. The connection limits keep idle connections from
+/// blocking probes.
 async fn serve_probes(
     listener: TcpListener,
     loaded: watch::Receiver<bool>,
     ready: watch::Receiver<bool>,
     stop: CancellationToken,
 ) -> io::Result<()> {
-    let says = |state: watch::Receiver<bool>| {
+    let status_route = |state: watch::Receiver<bool>| {
         get(move || {
-            let yes = *state.borrow();
-            async move { if yes { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE } }
+            let is_ok = *state.borrow();
+            async move { if is_ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE } }
         })
     };
-    let routes = Router::new().route("/healthz", says(loaded)).route("/readyz", says(ready));
+    let routes = Router::new().route("/healthz", status_route(loaded)).route("/readyz", status_route(ready));
     let metrics = ConnectionMetrics::new().map_err(io::Error::other)?;
     serve(listener, None, routes, ConnectionLimits::PROBES, metrics, stop).await
 }

@@ -2,9 +2,9 @@
 
 use axum::http::Uri;
 
-/// The first value called `name`, decoded; `None` where there is none.
+/// Returns the first value of the parameter `name`, decoded.
 #[must_use]
-pub fn query(uri: &Uri, name: &str) -> Option<String> {
+pub fn query_parameter(uri: &Uri, name: &str) -> Option<String> {
     let pairs = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes());
     pairs.into_iter().find(|(key, _)| key == name).map(|(_, value)| value.into_owned())
 }
@@ -17,8 +17,8 @@ mod tests {
     #[test]
     fn values_are_decoded() {
         let uri: Uri = "/v1/placement?a=1&model=org%2Fa+b&model=c".parse().unwrap();
-        assert_eq!(query(&uri, "model").as_deref(), Some("org/a b"));
-        assert_eq!(query(&uri, "b"), None);
-        assert_eq!(query(&"/".parse().unwrap(), "a"), None);
+        assert_eq!(query_parameter(&uri, "model").as_deref(), Some("org/a b"));
+        assert_eq!(query_parameter(&uri, "b"), None);
+        assert_eq!(query_parameter(&"/".parse().unwrap(), "a"), None);
     }
 }

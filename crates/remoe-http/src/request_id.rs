@@ -1,4 +1,4 @@
-//! `X-Request-Id`: the client's, or a new one.
+//! Request ids: that of the client's `X-Request-Id`, or a new one.
 
 use crate::entropy::random_id;
 use axum::extract::Request;
@@ -6,17 +6,17 @@ use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
 
-/// The name of the header.
+/// Header with the request id.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Longest id that is taken over.
-const LONGEST: usize = 128;
+/// Longest id of a client that is used, in bytes.
+const MAX_ID_BYTES: usize = 128;
 
-/// The id of a request, in its extensions.
+/// Request id, an extension of the request.
 #[derive(Debug, Clone)]
 pub struct RequestId(pub HeaderValue);
 
-/// Gives every request an id and every answer the id of its request.
+/// Middleware that gives every request an id and every answer the id of its request.
 pub async fn stamp_request_id(mut request: Request, next: Next) -> Response {
     let id = request
         .headers()
@@ -35,5 +35,5 @@ pub async fn stamp_request_id(mut request: Request, next: Next) -> Response {
 }
 
 fn is_acceptable(id: &[u8]) -> bool {
-    (1..=LONGEST).contains(&id.len()) && id.iter().all(u8::is_ascii_graphic)
+    (1..=MAX_ID_BYTES).contains(&id.len()) && id.iter().all(u8::is_ascii_graphic)
 }

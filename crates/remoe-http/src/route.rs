@@ -1,7 +1,7 @@
-//! Names of routes for metrics: a bounded set, whatever clients ask for.
+//! Names of routes for metrics. Their number is bounded, whatever paths clients send.
 
-/// The routes of all fronts.
-const EXACT: [&str; 16] = [
+/// Routes of all HTTP servers that have no parameters.
+const FIXED_ROUTES: [&str; 16] = [
     "/",
     "/v1/chat/completions",
     "/v1/completions",
@@ -20,10 +20,10 @@ const EXACT: [&str; 16] = [
     "/page",
 ];
 
-/// The name of the route of `path`.
+/// Returns the name of the route of `path`.
 #[must_use]
 pub fn route_name(path: &str) -> &'static str {
-    match EXACT.into_iter().find(|route| *route == path) {
+    match FIXED_ROUTES.into_iter().find(|route| *route == path) {
         Some(route) => route,
         None if path.starts_with("/v1/models/") => "/v1/models/{id}",
         None if path.starts_with("/v1/responses/") => "/v1/responses/{id}",

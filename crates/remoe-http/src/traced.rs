@@ -1,4 +1,5 @@
-//! The span of a request at a front: from when its head is there until the last of its answer has been handed over.
+//! Server spans of requests, from the arrival of the head until the last bytes of the answer are passed to the
+//! connection.
 
 use crate::route::route_name;
 use axum::body::{Body, Bytes, HttpBody};
@@ -12,15 +13,15 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use tracing::Instrument;
 
-/// Gives every request below `/v1/` a span, which stands in its extensions as a [`SpanRef`](remoe_otel::SpanRef), and
-/// every line of its log the number of its trace.
+/// Middleware that gives every request below `/v1/` a span, as a [`SpanRef`](remoe_otel::SpanRef) in its extensions.
+/// Log lines of the request have its trace id.
 pub async fn trace_request(State(traces): State<Traces>, mut request: Request, next: Next) -> Response {
     let path = request.uri().path();
     if !path.starts_with("/v1/") {
         return next.run(request).await;
     }
     let (method, route) =
-        (method(request.method()), Some(route_name(path)).filter(|route| *route != "other"));
+        (known_method(request.method()), Some(route_name(path)).filter(|route| *route != "other"));
     let name = match route {
         Some(route) => format!("{} {route}", method.unwrap_or("HTTP")),
         None => method.unwrap_or("HTTP").to_owned(),
@@ -33,27 +34,27 @@ pub async fn trace_request(State(traces): State<Traces>, mut request: Request, n
         span.set("http.route", route);
     }
     request.extensions_mut().insert(span.reference());
-    let log = match span.trace_id() {
-        // Of the highest level: no filter that lets a line through leaves its number out.
+    let log_span = match span.trace_id() {
+        // At error level, so that no filter drops the trace id from a line that it lets through.
         Some(trace_id) => tracing::error_span!("request", %trace_id),
         None => tracing::Span::none(),
     };
-    let response = next.run(request).instrument(log.clone()).await;
+    let response = next.run(request).instrument(log_span.clone()).await;
     let status = response.status();
     span.set("http.response.status_code", i64::from(status.as_u16()));
     if status.is_server_error() {
         span.fail(status.as_u16().to_string(), "the server answered with an error");
     }
-    // A client that asks for a head alone takes no body: the end of one would not be seen.
+    // The body of a HEAD answer is never polled, so its end would not be seen.
     if is_head || response.body().is_end_stream() {
         span.end();
         return response;
     }
-    response.map(|body| Body::new(Traced { body, span: Some(span), log }))
+    response.map(|body| Body::new(TracedBody { body, span: Some(span), log_span }))
 }
 
-/// A method that is known; clients may send any word.
-fn method(method: &Method) -> Option<&'static str> {
+/// Returns the name of `method` if it is a known one; clients may send any word.
+fn known_method(method: &Method) -> Option<&'static str> {
     let known = [
         Method::GET,
         Method::POST,
@@ -67,14 +68,15 @@ fn method(method: &Method) -> Option<&'static str> {
     known.iter().zip(names).find(|(known, _)| *known == method).map(|(_, name)| name)
 }
 
-/// A body that ends its span when the last of it is handed over, before that is sent: the receiver's span ends later.
-struct Traced {
+/// Body that ends its span when its last bytes are passed on, before they are sent. So the span of the receiver ends
+/// later.
+struct TracedBody {
     body: Body,
     span: Option<Span>,
-    log: tracing::Span,
+    log_span: tracing::Span,
 }
 
-impl HttpBody for Traced {
+impl HttpBody for TracedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -83,7 +85,7 @@ impl HttpBody for Traced {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let this = &mut *self;
-        let frame = this.log.in_scope(|| Pin::new(&mut this.body).poll_frame(context));
+        let frame = this.log_span.in_scope(|| Pin::new(&mut this.body).poll_frame(context));
         let is_last = match &frame {
             Poll::Pending => false,
             Poll::Ready(None) => true,

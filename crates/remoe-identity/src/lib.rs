@@ -1,7 +1,6 @@
-//! An authority that signs the certificates by which processes know each other.
+//! Certificate authority that signs the certificates by which processes identify each other.
 //!
-//! A certificate says one thing, an [`Identity`], and is good for both ends of a connection. Its key is made
-//! with it and never used for another one.
+//! A certificate states one [`Identity`] and is valid for both ends of a connection. Each certificate has a new key.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
@@ -10,12 +9,12 @@ use rcgen::{
 use remoe_proto::identity::{Credentials, Identity, IdentityError};
 use std::time::{Duration, SystemTime};
 
-/// How far a certificate reaches back: clocks of nodes differ.
-const BACK: Duration = Duration::from_secs(300);
-/// The name of every authority; its key tells it apart.
-const NAME: &str = "Remoe";
+/// Time before now from which a certificate is valid, because the clocks of nodes differ.
+const CLOCK_TOLERANCE: Duration = Duration::from_secs(300);
+/// Common name of every authority. Authorities differ by their keys.
+const COMMON_NAME: &str = "Remoe";
 
-/// Reason why nothing was signed.
+/// Reason why no certificate was signed.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
     /// The key or the certificate of the authority cannot be used, or signing failed.
@@ -26,16 +25,16 @@ pub enum AuthorityError {
     Identity(#[from] IdentityError),
 }
 
-/// A certificate and its key, as PEM.
+/// Certificate and its private key, as PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertifiedKey {
-    /// The certificate.
+    /// Certificate as PEM.
     pub certificate: String,
-    /// The key.
+    /// Private key as PEM.
     pub key: String,
 }
 
-/// An authority.
+/// Certificate authority.
 #[derive(Debug)]
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
@@ -43,20 +42,21 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// A new one, whose certificate is good for `life`. Returned with what to keep of it.
+    /// Creates an authority whose own certificate is valid for `validity_time`. Returns it with its certificate and
+    /// key, from which [`Self::open`] makes it again.
     ///
     /// # Errors
-    /// No key can be made.
-    pub fn create(life: Duration) -> Result<(Self, CertifiedKey), AuthorityError> {
+    /// The key or the certificate cannot be made.
+    pub fn create(validity_time: Duration) -> Result<(Self, CertifiedKey), AuthorityError> {
         let key = KeyPair::generate()?;
         let mut params = own_params();
-        (params.not_before, params.not_after) = validity(life);
+        (params.not_before, params.not_after) = validity(validity_time);
         let pair = CertifiedKey { certificate: params.self_signed(&key)?.pem(), key: key.serialize_pem() };
         Ok((Self { issuer: Issuer::new(own_params(), key), certificate: pair.certificate.clone() }, pair))
     }
 
-    /// One that was created before. It signs with the key of `pair`; that its certificate is that key's
-    /// shows when something is signed: see [`Self::sign`].
+    /// Opens an authority that was created before. A certificate that does not belong to the key is noticed only by
+    /// [`Self::credentials`].
     ///
     /// # Errors
     /// The key cannot be read.
@@ -71,11 +71,11 @@ impl Authority {
         &self.certificate
     }
 
-    /// A new key for `identity` with a certificate that is good for `life` from now.
+    /// Makes a new key and a certificate for `identity` that is valid for `validity_time` from now.
     ///
     /// # Errors
-    /// No key can be made.
-    pub fn sign(&self, identity: &Identity, life: Duration) -> Result<CertifiedKey, AuthorityError> {
+    /// The key or the certificate cannot be made.
+    pub fn sign(&self, identity: &Identity, validity_time: Duration) -> Result<CertifiedKey, AuthorityError> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
@@ -84,18 +84,21 @@ impl Authority {
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
         params.use_authority_key_identifier_extension = true;
-        (params.not_before, params.not_after) = validity(life);
+        (params.not_before, params.not_after) = validity(validity_time);
         let certificate = params.signed_by(&key, &self.issuer)?;
         Ok(CertifiedKey { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 
-    /// As [`Self::sign`], as credentials that trust this authority only.
+    /// Signs as [`Self::sign`]. Returns credentials that trust this authority only.
     ///
     /// # Errors
-    /// Nothing can be signed, or the signed certificate is not trusted: the authority's certificate belongs to another
-    /// key.
-    pub fn credentials(&self, identity: &Identity, life: Duration) -> Result<Credentials, AuthorityError> {
-        let pair = self.sign(identity, life)?;
+    /// Signing failed, or the authority's certificate has expired or belongs to another key.
+    pub fn credentials(
+        &self,
+        identity: &Identity,
+        validity_time: Duration,
+    ) -> Result<Credentials, AuthorityError> {
+        let pair = self.sign(identity, validity_time)?;
         let (certificate, key) = (pair.certificate.as_bytes(), pair.key.as_bytes());
         let credentials = Credentials::from_pem(certificate, key, self.certificate.as_bytes())?;
         if !credentials.are_valid_at(SystemTime::now()) {
@@ -106,20 +109,20 @@ impl Authority {
     }
 }
 
-/// Returns the parameters that the authority's certificate and its signatures have in common.
+/// Returns the parameters of the authority's certificate, which its signatures need as well.
 fn own_params() -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, NAME);
+    params.distinguished_name.push(DnType::CommonName, COMMON_NAME);
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     params
 }
 
-/// From a little before now to `life` after.
-fn validity<T: From<SystemTime>>(life: Duration) -> (T, T) {
+/// Returns the start and the end of the validity.
+fn validity<T: From<SystemTime>>(validity_time: Duration) -> (T, T) {
     let now = SystemTime::now();
-    ((now - BACK).into(), (now + life).into())
+    ((now - CLOCK_TOLERANCE).into(), (now + validity_time).into())
 }
 
 #[cfg(test)]
@@ -134,9 +137,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_signed_says_who_it_is_for_as_long_as_it_was_asked_to() {
+    fn signed_certificate_has_its_identity_and_validity_time() {
         let (_, pair) = Authority::create(30 * DAY).unwrap();
-        // Kept and opened, as an operator that was restarted does.
+        // Opened again, as a restarted operator does.
         let authority = Authority::open(&pair).unwrap();
         let credentials = authority.credentials(&main(), DAY).unwrap();
         assert_eq!(*credentials.identity(), main());
@@ -146,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_authority_signs_is_not_valid() {
+    fn certificate_of_another_authority_is_not_valid() {
         let ((ours, _), (other, _)) = (Authority::create(DAY).unwrap(), Authority::create(DAY).unwrap());
         let pair = other.sign(&main(), DAY).unwrap();
         let mixed = |authority: &str| {
@@ -155,11 +158,11 @@ mod tests {
         assert!(!mixed(ours.certificate()).unwrap().are_valid_in(Duration::ZERO));
         assert!(mixed(other.certificate()).unwrap().are_valid_in(Duration::ZERO));
         let both = format!("{}{}", ours.certificate(), other.certificate());
-        assert!(mixed(&both).unwrap().are_valid_in(Duration::ZERO), "while authorities change");
+        assert!(mixed(&both).unwrap().are_valid_in(Duration::ZERO), "during a rotation of authorities");
     }
 
     #[test]
-    fn parts_that_do_not_go_together_are_refused() {
+    fn certificate_and_key_that_do_not_match_are_refused() {
         let (authority, kept) = Authority::create(DAY).unwrap();
         let (one, other) = (authority.sign(&main(), DAY).unwrap(), authority.sign(&main(), DAY).unwrap());
         let read = |certificate: &str, key: &str, authorities: &str| {
@@ -180,6 +183,9 @@ mod tests {
         assert!(refused(&kept.certificate, &kept.key, root).contains("got 0"));
         let (_, second) = Authority::create(DAY).unwrap();
         let torn = Authority::open(&CertifiedKey { certificate: kept.certificate, key: second.key }).unwrap();
-        assert!(torn.credentials(&main(), DAY).is_err(), "a certificate of one, the key of another");
+        assert!(
+            torn.credentials(&main(), DAY).is_err(),
+            "the certificate of one authority and the key of another"
+        );
     }
 }

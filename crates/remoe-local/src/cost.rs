@@ -1,7 +1,7 @@
 //! Writes down when the functions of a model start, serve and stop, and what they cost.
 
 use crate::rates::{FunctionPrices, FunctionPricing};
-use remoe_billing::{Lives, PresentFunction};
+use remoe_billing::{FunctionLives, PresentFunction};
 use remoe_gateway_core::{Billing, CostAccounting};
 use remoe_process::Role;
 use remoe_rollout::{FunctionState, FunctionStatus, Status};
@@ -31,7 +31,7 @@ impl CostRecorder {
         mut status: watch::Receiver<Status>,
         mut function_prices: watch::Receiver<Option<FunctionPrices>>,
     ) {
-        let mut lives = Lives::default();
+        let mut lives = FunctionLives::default();
         let mut before: Vec<(u64, Status)> = Vec::new();
         loop {
             before.push((CostAccounting::now(), status.borrow_and_update().clone()));
@@ -56,7 +56,7 @@ impl CostRecorder {
         }
     }
 
-    fn look(&self, at: u64, status: &Status, function_prices: &FunctionPrices, lives: &mut Lives) {
+    fn look(&self, at: u64, status: &Status, function_prices: &FunctionPrices, lives: &mut FunctionLives) {
         // Another placement may have more of them.
         lives.add_tiers(function_prices.tiers());
         let serves = |function: &FunctionStatus| function.state == FunctionState::Serving;
@@ -85,7 +85,7 @@ impl CostRecorder {
         };
         let present = status.functions.iter().filter_map(present).collect();
         let changes = lives.observe(at, present);
-        self.cost_accounting.changed(&self.model, changes, lives);
+        self.cost_accounting.record_life_changes(&self.model, changes, lives);
     }
 
     /// Returns the rates of the functions of `status`, by the names that the main function has for them.

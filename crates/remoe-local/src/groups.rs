@@ -4,7 +4,7 @@
 use crate::deployment::DesiredDeployment;
 use crate::usage::ActiveRequests;
 use remoe_autoscale::scale_to_zero::groups::{GroupObservation, SleepingGroup};
-use remoe_gateway_core::{ApartGroup, WakeCause};
+use remoe_gateway_core::{InactiveGroup, WakeCause};
 use remoe_proto::format_listing;
 use remoe_proto::v1::LayerPairs;
 use remoe_rollout::groups::{self, ReportedUsage};
@@ -96,8 +96,8 @@ impl Tiers {
     }
 
     /// The experts of each group, and whether it sleeps.
-    pub(crate) fn groups(&self) -> Vec<ApartGroup> {
-        let group = |tier: &Tier| ApartGroup {
+    pub(crate) fn groups(&self) -> Vec<InactiveGroup> {
+        let group = |tier: &Tier| InactiveGroup {
             name: tier.name.clone(),
             experts: format_listing(&tier.group.hosted),
             asleep: !tier.state.awake,

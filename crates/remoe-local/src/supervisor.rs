@@ -124,7 +124,7 @@ impl ModelSupervisor {
     }
 
     async fn keep(&mut self, first: &Status) -> Result<(), LocalError> {
-        let (mut orders, mut changes) = (self.model.want(), self.supervisor.status());
+        let (mut orders, mut changes) = (self.model.launcher_orders(), self.supervisor.status());
         let mut seen = SupervisorState {
             order: 0,
             change: 0,
@@ -272,7 +272,7 @@ impl ModelSupervisor {
             }
             if let Some(tiers) = &mut seen.tiers {
                 tiers.begin(&self.report.wanted, mix.as_ref());
-                self.model.groups_are(if asleep { Vec::new() } else { tiers.groups() }, 0);
+                self.model.set_inactive_groups(if asleep { Vec::new() } else { tiers.groups() }, 0);
             }
             let mut desired = self.desired(seen);
             desired.asleep = asleep;
@@ -331,8 +331,9 @@ impl ModelSupervisor {
 
     /// Has groups end and start as was decided.
     fn groups(&mut self, change: &GroupUpdate, seen: &mut SupervisorState) {
-        change.wakes.iter().for_each(|cause| self.model.group_woke(*cause));
-        self.model.groups_are(seen.tiers.as_ref().map_or_else(Vec::new, Tiers::groups), change.pairs);
+        change.wakes.iter().for_each(|cause| self.model.record_group_wake(*cause));
+        self.model
+            .set_inactive_groups(seen.tiers.as_ref().map_or_else(Vec::new, Tiers::groups), change.pairs);
         if change.sleeps || !change.wakes.is_empty() {
             let desired = self.desired(seen);
             seen.change = self.supervisor.change(desired);
@@ -365,7 +366,7 @@ impl ModelSupervisor {
         }
         mark(&mut seen.wake, status);
         let serving = main.filter(|_| !seen.asleep && status.generation.is_some());
-        self.model.runs(RunningFunctions {
+        self.model.set_running_functions(RunningFunctions {
             order: seen.order,
             backends: serving.and_then(|main| self.backend(main, status)).into_iter().collect(),
             wake: seen.wake,

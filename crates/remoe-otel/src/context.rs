@@ -1,21 +1,21 @@
-//! W3C trace context: what headers say, checked before anything of it is believed, and how it is written. Pure.
+//! W3C trace context: parses and checks headers, and writes them. Pure.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::trace::{SpanContext, SpanId, TraceFlags, TraceId, TraceState};
 
-/// Names the span that a request is part of.
+/// Header with the trace id and the span id of the caller.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// Data that tracing systems add to that.
+/// Header with data that tracing systems add.
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// Bytes that name a sampled span where headers would be too long: the number of its trace and its own.
+/// Size of the compact form of a sampled span's context: trace id and span id.
 pub const CONTEXT_BYTES: usize = 24;
-/// Bytes of a `traceparent` of version 0: `00-<32 digits>-<16 digits>-<2 digits>`.
-const LENGTH: usize = 55;
-/// Bytes of `tracestate` that are taken over; a client that sends more loses all of it, not its place in the trace.
-const LONGEST_STATE: usize = 512;
+/// Length of a `traceparent` of version 0: `00-<32 parse_hex>-<16 parse_hex>-<2 parse_hex>`.
+const TRACEPARENT_BYTES: usize = 55;
+/// Longest `tracestate` that is forwarded, in bytes. A longer one is dropped; the `traceparent` stays.
+const MAX_STATE_BYTES: usize = 512;
 
-/// The span of `trace` with the number `span` in as few bytes as there are.
+/// Returns the compact form of a context.
 pub(crate) fn pack(trace: TraceId, span: SpanId) -> [u8; CONTEXT_BYTES] {
     let mut bytes = [0; CONTEXT_BYTES];
     bytes[..16].copy_from_slice(&trace.to_bytes());
@@ -23,7 +23,7 @@ pub(crate) fn pack(trace: TraceId, span: SpanId) -> [u8; CONTEXT_BYTES] {
     bytes
 }
 
-/// The sampled span that `bytes` name, which is none where a number is zero.
+/// Parses the compact form of a sampled context. The context is invalid if an id is zero.
 pub(crate) fn unpack(bytes: &[u8; CONTEXT_BYTES]) -> SpanContext {
     let (mut trace, mut span) = ([0; 16], [0; 8]);
     trace.copy_from_slice(&bytes[..16]);
@@ -32,29 +32,29 @@ pub(crate) fn unpack(bytes: &[u8; CONTEXT_BYTES]) -> SpanContext {
     SpanContext::new(trace, span, TraceFlags::SAMPLED, true, TraceState::default())
 }
 
-/// Reports if `headers` name a span by the rules of the W3C.
+/// Reports if `headers` have a valid `traceparent`.
 #[must_use]
 pub fn is_valid(headers: &HeaderMap) -> bool {
-    named(headers).is_some()
+    parse_traceparent(headers).is_some()
 }
 
-/// Returns the headers that are passed on for the span that `headers` name: for checks that nothing else is.
+/// Returns the headers that are forwarded for the context in `headers`. For tests that nothing else is.
 #[must_use]
-pub fn said_again(headers: &HeaderMap) -> HeaderMap {
-    let mut said = HeaderMap::new();
+pub fn forwarded_headers(headers: &HeaderMap) -> HeaderMap {
+    let mut written = HeaderMap::new();
     if let Some(context) = read(headers) {
-        write(&context, &mut said);
+        write(&context, &mut written);
     }
-    said
+    written
 }
 
-/// The span that `headers` name; none where they name none, or not by the rules of the W3C.
+/// Parses the context in `headers`. Returns `None` if it is missing or invalid.
 pub(crate) fn read(headers: &HeaderMap) -> Option<SpanContext> {
-    let (trace, span, flags) = named(headers)?;
-    Some(SpanContext::new(trace, span, flags, true, state(headers)))
+    let (trace, span, flags) = parse_traceparent(headers)?;
+    Some(SpanContext::new(trace, span, flags, true, trace_state(headers)))
 }
 
-/// Has `headers` name the span of `context`, and no other.
+/// Writes `context` to `headers`, in place of any other.
 pub(crate) fn write(context: &SpanContext, headers: &mut HeaderMap) {
     headers.remove(TRACEPARENT);
     headers.remove(TRACESTATE);
@@ -72,30 +72,31 @@ pub(crate) fn write(context: &SpanContext, headers: &mut HeaderMap) {
     }
 }
 
-fn named(headers: &HeaderMap) -> Option<(TraceId, SpanId, TraceFlags)> {
+/// Parses `traceparent`. Returns `None` if it is missing, repeated or invalid.
+fn parse_traceparent(headers: &HeaderMap) -> Option<(TraceId, SpanId, TraceFlags)> {
     let mut values = headers.get_all(TRACEPARENT).iter();
     let (value, None) = (values.next()?.as_bytes(), values.next()) else { return None };
-    let (version, rest) = (digits(value.get(..2)?)?, value.get(LENGTH..)?);
-    // Versions to come may say more, after another dash; 255 is none.
-    let fits = match version {
+    let (version, rest) = (parse_hex(value.get(..2)?)?, value.get(TRACEPARENT_BYTES..)?);
+    // Later versions may append fields after a dash. Version 255 is invalid.
+    let is_valid_length = match version {
         0 => rest.is_empty(),
         1..=254 => rest.is_empty() || rest.starts_with(b"-"),
         _ => false,
     };
-    if !fits || [2, 35, 52].iter().any(|&at| value.get(at) != Some(&b'-')) {
+    if !is_valid_length || [2, 35, 52].iter().any(|&index| value.get(index) != Some(&b'-')) {
         return None;
     }
-    let (trace, span) = (digits(value.get(3..35)?)?, digits(value.get(36..52)?)?);
-    let flags = digits(value.get(53..LENGTH)?)? as u8;
+    let (trace, span) = (parse_hex(value.get(3..35)?)?, parse_hex(value.get(36..52)?)?);
+    let flags = parse_hex(value.get(53..TRACEPARENT_BYTES)?)? as u8;
     (trace != 0 && span != 0).then(|| {
-        // Of the flags this version knows one.
+        // Version 0 defines only this flag.
         let flags = TraceFlags::new(flags & TraceFlags::SAMPLED.to_u8());
         (TraceId::from(trace), SpanId::from(span as u64), flags)
     })
 }
 
-/// Lower-case hexadecimal digits, at most 32.
-fn digits(text: &[u8]) -> Option<u128> {
+/// Parses at most 32 lower-case hexadecimal digits.
+fn parse_hex(text: &[u8]) -> Option<u128> {
     text.iter().try_fold(0, |number, digit| {
         let digit = match digit {
             b'0'..=b'9' => digit - b'0',
@@ -107,11 +108,11 @@ fn digits(text: &[u8]) -> Option<u128> {
 }
 
 /// Returns the `tracestate`; empty if it is too long or invalid.
-fn state(headers: &HeaderMap) -> TraceState {
+fn trace_state(headers: &HeaderMap) -> TraceState {
     let mut text = String::new();
     for value in headers.get_all(TRACESTATE) {
         let Ok(value) = value.to_str() else { return TraceState::default() };
-        if text.len() + value.len() >= LONGEST_STATE {
+        if text.len() + value.len() >= MAX_STATE_BYTES {
             return TraceState::default();
         }
         if !text.is_empty() {
@@ -143,18 +144,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_is_written() {
+    fn context_is_written_as_it_was_read() {
         for flags in ["00", "01"] {
-            let said = headers(&[
+            let written = headers(&[
                 (TRACEPARENT, format!("00-{TRACE}-{SPAN}-{flags}").as_bytes()),
                 (TRACESTATE, b"rojo=1, congo=t61rcWkgMzE"),
                 (TRACESTATE, b"third@vendor=x"),
             ]);
-            let context = read(&said).unwrap();
+            let context = read(&written).unwrap();
             assert_eq!(context.trace_id().to_string(), TRACE);
             assert_eq!(context.span_id().to_string(), SPAN);
             assert_eq!(context.is_sampled(), flags == "01");
-            assert!(context.is_remote() && is_valid(&said));
+            assert!(context.is_remote() && is_valid(&written));
             let mut written = headers(&[(TRACEPARENT, b"of another"), (TRACESTATE, b"of=another")]);
             write(&context, &mut written);
             assert_eq!(written[TRACEPARENT], format!("00-{TRACE}-{SPAN}-{flags}"));
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn few_bytes_name_a_span_as_well() {
+    fn compact_context_is_read_as_written() {
         let context = parent(&format!("00-{TRACE}-{SPAN}-01")).unwrap();
         let packed = pack(context.trace_id(), context.span_id());
         assert_eq!(unpack(&packed), context);
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn later_versions_are_read_as_far_as_they_are_known() {
+    fn later_versions_are_read_as_version_zero() {
         assert!(parent(&format!("01-{TRACE}-{SPAN}-01")).is_some());
         let context = parent(&format!("fe-{TRACE}-{SPAN}-ff-what-comes")).unwrap();
         assert_eq!(context.trace_flags(), TraceFlags::SAMPLED);
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_breaks_the_rules_is_ignored() {
+    fn invalid_traceparent_is_ignored() {
         let upper = TRACE.to_uppercase();
         let zero = "0".repeat(32);
         let long = "a".repeat(100_000);
@@ -214,19 +215,19 @@ mod tests {
         ] {
             assert!(parent(wrong).is_none(), "{wrong:.80}");
         }
-        assert!(read(&headers(&[(TRACEPARENT, &[0xff; LENGTH])])).is_none());
+        assert!(read(&headers(&[(TRACEPARENT, &[0xff; TRACEPARENT_BYTES])])).is_none());
         let good = format!("00-{TRACE}-{SPAN}-01");
         let twice = headers(&[(TRACEPARENT, good.as_bytes()), (TRACEPARENT, good.as_bytes())]);
-        assert!(read(&twice).is_none(), "whose is it?");
+        assert!(read(&twice).is_none(), "ambiguous");
         assert!(read(&HeaderMap::new()).is_none());
     }
 
     #[test]
-    fn a_state_that_breaks_the_rules_is_lost_and_nothing_else() {
+    fn invalid_tracestate_is_dropped_alone() {
         let good = format!("00-{TRACE}-{SPAN}-01");
         for wrong in [&b"no pair"[..], b"UPPER=1", &[0xff], "k=".repeat(400).as_bytes(), &[b'a'; 600]] {
-            let said = headers(&[(TRACEPARENT, good.as_bytes()), (TRACESTATE, wrong)]);
-            let context = read(&said).unwrap();
+            let written = headers(&[(TRACEPARENT, good.as_bytes()), (TRACESTATE, wrong)]);
+            let context = read(&written).unwrap();
             assert_eq!(context.trace_state(), &TraceState::default(), "{wrong:?}");
         }
     }

@@ -1,7 +1,7 @@
-//! Spans on their way to a collector: a bounded queue, and a thread that empties it.
+//! Export of spans to a collector: a bounded queue, and a thread that empties it.
 //!
-//! The SDK's own batch processor neither counts what it drops where it can be seen nor ends while a collector keeps
-//! silent; and the exporter needs a runtime, which must be none that requests are served by.
+//! The SDK's batch processor has no metric of dropped spans, and does not shut down while the collector does not
+//! answer. The exporter needs a Tokio runtime, which must not be the one that serves requests.
 
 use crate::settings::ExportSettings;
 use opentelemetry::Context;
@@ -12,7 +12,7 @@ use std::convert::Infallible;
 use std::io;
 use std::sync::Mutex;
 use std::sync::PoisonError;
-use std::sync::mpsc::{Receiver as Done, RecvTimeoutError, channel as until};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::error::TrySendError;
@@ -28,7 +28,7 @@ impl SpanCounts {
     pub(crate) fn new() -> Result<Self, prometheus::Error> {
         let help = "Spans by outcome: exported, dropped (queue full), failed (at the collector).";
         let counts = Self(IntCounterVec::new(Opts::new("remoe_trace_spans_total", help), &["outcome"])?);
-        // There from the beginning: an increase is only seen of what was there.
+        // Exposes 0, so that the first span shows as an increase.
         ["exported", "dropped", "failed"].iter().for_each(|outcome| counts.add(outcome, 0));
         Ok(counts)
     }
@@ -38,33 +38,33 @@ impl SpanCounts {
     }
 }
 
-/// The end of the queue where spans come in. Nothing here waits but [`SpanProcessor::shutdown_with_timeout`].
+/// Sending end of the queue. Only [`SpanProcessor::shutdown_with_timeout`] blocks.
 #[derive(Debug)]
-pub(crate) struct Queue {
+pub(crate) struct SpanQueue {
     spans: Sender<SpanData>,
     stop: CancellationToken,
-    /// Closes when the last span has left, so that later callers, too, learn of it.
-    done: Mutex<Done<Infallible>>,
+    /// Disconnected when the last span was exported, so that every later shutdown returns at once, too.
+    done: Mutex<mpsc::Receiver<Infallible>>,
     counts: SpanCounts,
 }
 
-impl Queue {
-    /// Has `exporter`, made on `runtime`, export by a thread of its own.
+impl SpanQueue {
+    /// Starts a thread that exports spans with `exporter`, which belongs to `runtime`.
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// The thread cannot be started.
     pub(crate) fn start(
         runtime: Runtime,
         exporter: impl SpanExporter + 'static,
         settings: &ExportSettings,
         counts: SpanCounts,
     ) -> io::Result<Self> {
-        let (spans, waiting) = channel(settings.queue);
-        let (running, done) = until();
+        let (spans, queue_end) = channel(settings.queue);
+        let (running, done) = mpsc::channel();
         let stop = CancellationToken::new();
-        let export = Export {
+        let export = ExportThread {
             exporter,
-            waiting,
+            queue_end,
             stop: stop.clone(),
             batch: settings.batch,
             delay: settings.delay,
@@ -80,7 +80,7 @@ impl Queue {
     }
 }
 
-impl SpanProcessor for Queue {
+impl SpanProcessor for SpanQueue {
     fn on_start(&self, _: &mut Span, _: &Context) {}
 
     fn on_end(&self, span: SpanData) {
@@ -90,7 +90,7 @@ impl SpanProcessor for Queue {
     }
 
     fn force_flush(&self) -> OTelSdkResult {
-        // Spans leave within the delay of a batch, or at the end.
+        // Spans are exported within the delay of a batch, or at shutdown.
         Ok(())
     }
 
@@ -104,25 +104,25 @@ impl SpanProcessor for Queue {
     }
 }
 
-/// The other end.
-struct Export<E> {
+/// Receiving end of the queue, in the export thread.
+struct ExportThread<E> {
     exporter: E,
-    waiting: Receiver<SpanData>,
+    queue_end: Receiver<SpanData>,
     stop: CancellationToken,
     batch: usize,
     delay: Duration,
     counts: SpanCounts,
-    /// Set if the collector did not take the last export.
+    /// Set if the last export failed.
     is_failing: bool,
 }
 
-impl<E: SpanExporter> Export<E> {
-    /// Exports what comes, until it is told to stop and all that waited by then has left.
+impl<E: SpanExporter> ExportThread<E> {
+    /// Exports spans in batches until `stop` is cancelled and the queue is empty.
     async fn run(mut self) {
         let mut batch = Vec::new();
         while !self.stop.is_cancelled() {
             tokio::select! {
-                came = self.waiting.recv_many(&mut batch, self.batch) => match came {
+                received = self.queue_end.recv_many(&mut batch, self.batch) => match received {
                     0 => return,
                     _ => self.fill(&mut batch).await,
                 },
@@ -130,18 +130,18 @@ impl<E: SpanExporter> Export<E> {
             }
             self.export(&mut batch).await;
         }
-        self.waiting.close();
-        while self.waiting.recv_many(&mut batch, self.batch).await > 0 {
+        self.queue_end.close();
+        while self.queue_end.recv_many(&mut batch, self.batch).await > 0 {
             self.export(&mut batch).await;
         }
     }
 
-    /// Waits for more of a batch.
+    /// Waits until `batch` is full, the delay has passed or `stop` is cancelled.
     async fn fill(&mut self, batch: &mut Vec<SpanData>) {
         let full = async {
             while batch.len() < self.batch {
-                let room = self.batch - batch.len();
-                if self.waiting.recv_many(batch, room).await == 0 {
+                let missing = self.batch - batch.len();
+                if self.queue_end.recv_many(batch, missing).await == 0 {
                     return;
                 }
             }
@@ -153,21 +153,22 @@ impl<E: SpanExporter> Export<E> {
         }
     }
 
+    /// Exports `batch`, which is empty afterwards.
     async fn export(&mut self, batch: &mut Vec<SpanData>) {
-        /// The exporter has a limit of its own (OTEL_EXPORTER_OTLP_TIMEOUT), which may be any.
-        const LONGEST: Duration = Duration::from_secs(60);
+        /// Bound beside the exporter's own timeout (OTEL_EXPORTER_OTLP_TIMEOUT), which may be of any length.
+        const EXPORT_TIMEOUT: Duration = Duration::from_secs(60);
         if batch.is_empty() {
             return;
         }
         let spans = batch.len();
-        let exported = timeout(LONGEST, self.exporter.export(std::mem::take(batch))).await;
+        let exported = timeout(EXPORT_TIMEOUT, self.exporter.export(std::mem::take(batch))).await;
         let problem = match exported {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(error.to_string()),
-            Err(_late) => Some(format!("no answer within {LONGEST:?}")),
+            Err(_late) => Some(format!("no answer within {EXPORT_TIMEOUT:?}")),
         };
         self.counts.add(if problem.is_none() { "exported" } else { "failed" }, spans);
-        // Once, not for every batch.
+        // Logged when the state changes, not for every batch.
         let was_failing = std::mem::replace(&mut self.is_failing, problem.is_some());
         match problem {
             Some(problem) if !was_failing => tracing::warn!(problem, "trace export failed"),
@@ -186,7 +187,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::{Instant, SystemTime};
 
-    /// Takes batches while it has permits.
+    /// Accepts a batch for each permit, and then blocks.
     #[derive(Debug, Clone)]
     struct Collector {
         permits: Arc<tokio::sync::Semaphore>,
@@ -219,7 +220,7 @@ mod tests {
         }
     }
 
-    fn queue(permits: usize, delay: Duration) -> (Queue, Collector) {
+    fn queue(permits: usize, delay: Duration) -> (SpanQueue, Collector) {
         let collector =
             Collector { permits: Arc::new(tokio::sync::Semaphore::new(permits)), taken: Arc::default() };
         let settings = ExportSettings {
@@ -228,19 +229,22 @@ mod tests {
             queue: 8,
             batch: 4,
             delay,
-            is_named: false,
-            is_numbered: false,
+            has_service_name: false,
+            has_instance_id: false,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        (Queue::start(runtime, collector.clone(), &settings, SpanCounts::new().unwrap()).unwrap(), collector)
+        (
+            SpanQueue::start(runtime, collector.clone(), &settings, SpanCounts::new().unwrap()).unwrap(),
+            collector,
+        )
     }
 
-    fn counted(queue: &Queue, outcome: &str) -> u64 {
+    fn counted(queue: &SpanQueue, outcome: &str) -> u64 {
         queue.counts.0.with_label_values(&[outcome]).get()
     }
 
     #[test]
-    fn the_end_waits_for_what_is_there() {
+    fn shutdown_exports_queued_spans() {
         let (queue, collector) = queue(100, Duration::from_secs(3600));
         for _ in 0..7 {
             queue.on_end(span());
@@ -257,18 +261,18 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_leaves_when_it_is_full_or_late() {
+    fn batch_is_exported_when_full_or_late() {
         let (queue, collector) = queue(100, Duration::from_millis(20));
         queue.on_end(span());
-        let begun = Instant::now();
+        let started = Instant::now();
         while collector.taken.lock().unwrap().is_empty() {
-            assert!(begun.elapsed() < Duration::from_secs(60));
+            assert!(started.elapsed() < Duration::from_secs(60));
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
     #[test]
-    fn a_collector_that_hangs_costs_spans_and_no_time() {
+    fn unresponsive_collector_costs_spans_and_no_time() {
         let (queue, collector) = queue(0, Duration::from_millis(1));
         for _ in 0..1000 {
             queue.on_end(span());

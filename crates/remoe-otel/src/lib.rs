@@ -1,14 +1,13 @@
-//! OpenTelemetry traces of requests: set up from the standard environment, carried from process to process as W3C
-//! trace context, exported by OTLP over gRPC.
+//! OpenTelemetry traces of requests. They are configured by the standard environment variables, propagated between
+//! processes as W3C trace context, and exported by OTLP over gRPC.
 //!
-//! Spans are made where a request's work is known by name and time ([`Span`], [`SpanRef`]) and not of log lines: their number
-//! per request is bounded, and their times are those that the programs keep anyway. Where traces are off ([`Traces::off`],
-//! which is the default) all of this is nothing: no allocation, no clock, no span. A request that is not sampled costs its
-//! context and nothing else.
+//! Code makes spans explicitly ([`Span`], [`SpanRef`]), not from log lines, so that their number per request is
+//! bounded. If traces are off ([`Traces::off`], the default), nothing is allocated, no clock is read and no span is
+//! made. A request that is not sampled costs only its context.
 //!
 //! ```text
-//! environment ─▶ Settings ─▶ Traces ─▶ Span ─▶ queue (bounded) ─▶ a thread of its own ─▶ collector
-//! traceparent ─▶ context ────────────▶ ┘  └─▶ traceparent of the next process
+//! environment ─▶ ExportSettings ─▶ Traces ─▶ Span ─▶ queue (bounded) ─▶ export thread ─▶ collector
+//! traceparent ─▶ context ──────────────────▶ ┘  └─▶ traceparent of the next process
 //! ```
 
 mod context;
@@ -19,8 +18,8 @@ mod span;
 mod traces;
 
 #[doc(hidden)]
-pub use context::said_again;
+pub use context::forwarded_headers;
 pub use context::{CONTEXT_BYTES, TRACEPARENT, TRACESTATE, is_valid};
 pub use settings::TracesError;
-pub use span::{Kind, Reserved, Span, SpanRef};
+pub use span::{ReservedSpan, Span, SpanRef, SpanRole};
 pub use traces::Traces;

@@ -1,4 +1,4 @@
-//! Settings from the environment, by the names that OpenTelemetry gives. Pure.
+//! Settings from the environment, under OpenTelemetry's standard names. Pure.
 
 use opentelemetry_sdk::trace::Sampler;
 use std::time::Duration;
@@ -15,13 +15,13 @@ const DELAY: &str = "OTEL_BSP_SCHEDULE_DELAY";
 const QUEUE: &str = "OTEL_BSP_MAX_QUEUE_SIZE";
 const BATCH: &str = "OTEL_BSP_MAX_EXPORT_BATCH_SIZE";
 
-/// More than what waits for a collector that comes back soon; a span takes about 1 KB.
-const MOST_WAITING: usize = 1 << 20;
+/// Largest number that is accepted, for example for the queue's size: a span takes about 1 KB.
+const MAX_NUMBER: usize = 1 << 20;
 
-/// Why traces cannot be exported as the environment asks for it.
+/// Reason why traces cannot be exported as the environment configures it.
 #[derive(Debug, thiserror::Error)]
 pub enum TracesError {
-    /// A variable has a value that means nothing here.
+    /// A variable has an invalid or unsupported value.
     #[error("{variable} is {value:?}, expected {expected}")]
     Variable {
         /// Name of the variable.
@@ -31,57 +31,59 @@ pub enum TracesError {
         /// Values that are supported.
         expected: &'static str,
     },
-    /// The exporter refuses its settings.
+    /// The exporter cannot be made with its settings.
     #[error("cannot export traces: {0}")]
     Exporter(String),
-    /// No thread can be started for the exporter.
+    /// The export thread cannot be started.
     #[error("cannot export traces: {0}")]
     Thread(#[from] std::io::Error),
-    /// A metric of this name is there.
+    /// A metric of the same name is registered.
     #[error(transparent)]
     Metrics(#[from] prometheus::Error),
 }
 
-/// How traces are exported.
+/// Settings of the export of traces.
 #[derive(Debug)]
 pub(crate) struct ExportSettings {
     /// `http://HOST:PORT` or `https://HOST:PORT`.
     pub(crate) endpoint: String,
     pub(crate) sampler: Sampler,
-    /// Spans that wait for the exporter; further ones are dropped.
+    /// Largest number of spans that wait for the exporter. Further ones are dropped.
     pub(crate) queue: usize,
-    /// Spans of one message to the collector.
+    /// Largest number of spans of one message to the collector.
     pub(crate) batch: usize,
-    /// How long a batch is waited for.
+    /// Longest wait for a full batch.
     pub(crate) delay: Duration,
-    /// The environment says what the service is called.
-    pub(crate) is_named: bool,
-    /// It says which instance of the service this is.
-    pub(crate) is_numbered: bool,
+    /// Set if the environment has a service name.
+    pub(crate) has_service_name: bool,
+    /// Set if the environment has an id of this instance.
+    pub(crate) has_instance_id: bool,
 }
 
 impl ExportSettings {
-    /// Reads the settings from what `variable` returns; none if traces are not asked for. An empty variable counts as
-    /// absent.
+    /// Reads the settings through `variable`. Returns `None` if traces are not configured. An empty variable counts
+    /// as absent.
     ///
     /// # Errors
     /// A variable has an invalid or unsupported value.
     pub(crate) fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, TracesError> {
-        let said =
-            |name: &str| variable(name).map(|value| value.trim().to_owned()).filter(|it| !it.is_empty());
-        let first = |names: [&'static str; 2]| names.into_iter().find_map(|name| Some((name, said(name)?)));
+        let value_of = |name: &str| {
+            variable(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+        };
+        let first =
+            |names: [&'static str; 2]| names.into_iter().find_map(|name| Some((name, value_of(name)?)));
         let Some((name, endpoint)) = first(ENDPOINT) else { return Ok(None) };
-        if said(DISABLED).is_some_and(|value| value.eq_ignore_ascii_case("true")) {
+        if value_of(DISABLED).is_some_and(|value| value.eq_ignore_ascii_case("true")) {
             return Ok(None);
         }
-        match said(EXPORTER).as_deref() {
+        match value_of(EXPORTER).as_deref() {
             None | Some("otlp") => {}
             Some("none") => return Ok(None),
-            Some(other) => return Err(wrong(EXPORTER, other, "otlp or none")),
+            Some(other) => return Err(invalid(EXPORTER, other, "otlp or none")),
         }
         if let Some((name, other)) = first(PROTOCOL).filter(|(_, protocol)| protocol != "grpc") {
             let expected = "grpc; omit it or set grpc, and use the collector's gRPC port (usually 4317)";
-            return Err(wrong(name, &other, expected));
+            return Err(invalid(name, &other, expected));
         }
         let address = ["http://", "https://"].iter().find_map(|scheme| endpoint.strip_prefix(scheme));
         let is_address = |address: &str| {
@@ -91,39 +93,39 @@ impl ExportSettings {
                 && authority.parse::<http::uri::Authority>().is_ok()
         };
         if !address.is_some_and(is_address) {
-            return Err(wrong(name, &endpoint, "http://HOST:PORT or https://HOST:PORT"));
+            return Err(invalid(name, &endpoint, "http://HOST:PORT or https://HOST:PORT"));
         }
-        let number = |name: &'static str, usual: usize| match said(name) {
-            None => Ok(usual),
+        let number = |name: &'static str, default: usize| match value_of(name) {
+            None => Ok(default),
             Some(value) => match value.parse() {
-                Ok(number @ 1..=MOST_WAITING) => Ok(number),
-                _ => Err(wrong(name, &value, "a whole number from 1 to 1048576")),
+                Ok(number @ 1..=MAX_NUMBER) => Ok(number),
+                _ => Err(invalid(name, &value, "a whole number from 1 to 1048576")),
             },
         };
         let queue = number(QUEUE, 2048)?;
-        let attributes = said(ATTRIBUTES).unwrap_or_default();
+        let attributes = value_of(ATTRIBUTES).unwrap_or_default();
         let has = |key: &str| {
             attributes.split(',').any(|pair| pair.split_once('=').is_some_and(|(name, _)| name.trim() == key))
         };
         Ok(Some(Self {
-            sampler: sampler(said(SAMPLER).as_deref(), said(RATIO).as_deref())?,
+            sampler: sampler(value_of(SAMPLER).as_deref(), value_of(RATIO).as_deref())?,
             queue,
             batch: number(BATCH, 512)?.min(queue),
             delay: Duration::from_millis(number(DELAY, 5000)? as u64),
-            is_named: said(NAME).is_some() || has("service.name"),
-            is_numbered: has("service.instance.id"),
+            has_service_name: value_of(NAME).is_some() || has("service.name"),
+            has_instance_id: has("service.instance.id"),
             endpoint,
         }))
     }
 }
 
-/// Which traces are recorded: by default those that the caller records, and all that begin here.
+/// Returns the sampler. By default it records traces that the caller records, and all that begin in this process.
 fn sampler(name: Option<&str>, argument: Option<&str>) -> Result<Sampler, TracesError> {
     let ratio = || match argument {
         None => Ok(1.0),
         Some(text) => match text.parse::<f64>() {
             Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(ratio),
-            _ => Err(wrong(RATIO, text, "a ratio from 0 to 1")),
+            _ => Err(invalid(RATIO, text, "a ratio from 0 to 1")),
         },
     };
     let by_parent = |root: Sampler| Sampler::ParentBased(Box::new(root));
@@ -136,12 +138,12 @@ fn sampler(name: Option<&str>, argument: Option<&str>) -> Result<Sampler, Traces
         Some("traceidratio") => Sampler::TraceIdRatioBased(ratio()?),
         Some(other) => {
             let expected = "always_on, always_off or traceidratio, optionally after parentbased_";
-            return Err(wrong(SAMPLER, other, expected));
+            return Err(invalid(SAMPLER, other, expected));
         }
     })
 }
 
-fn wrong(variable: &'static str, value: &str, expected: &'static str) -> TracesError {
+fn invalid(variable: &'static str, value: &str, expected: &'static str) -> TracesError {
     TracesError::Variable { variable, value: value.to_owned(), expected }
 }
 
@@ -158,12 +160,12 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_nothing_gets_nothing() {
+    fn without_endpoint_there_are_no_settings() {
         for pairs in [
             &[][..],
             &[("OTEL_EXPORTER_OTLP_ENDPOINT", " ")],
             &[("OTEL_SERVICE_NAME", "x"), ("OTEL_TRACES_SAMPLER", "always_on")],
-            // Nothing else is looked at then.
+            // Without an endpoint other variables are not checked.
             &[("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")],
             &[AT, ("OTEL_SDK_DISABLED", "TRUE"), ("OTEL_TRACES_SAMPLER", "wrong")],
             &[AT, ("OTEL_TRACES_EXPORTER", "none")],
@@ -173,11 +175,11 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_is_what_opentelemetry_says() {
+    fn defaults_are_those_of_opentelemetry() {
         let settings = read(&[AT]).unwrap().unwrap();
         assert_eq!((settings.queue, settings.batch, settings.delay), (2048, 512, Duration::from_secs(5)));
         assert_eq!(format!("{:?}", settings.sampler), "ParentBased(AlwaysOn)");
-        assert!(!settings.is_named && !settings.is_numbered);
+        assert!(!settings.has_service_name && !settings.has_instance_id);
         let own = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://[::1]:4317/");
         let settings = read(&[AT, own, ("OTEL_SDK_DISABLED", "no")]).unwrap().unwrap();
         assert_eq!(settings.endpoint, own.1);
@@ -187,10 +189,10 @@ mod tests {
     }
 
     #[test]
-    fn names_of_the_environment_count() {
+    fn service_names_of_the_environment_are_found() {
         let named = |pair| {
             let settings = read(&[AT, pair]).unwrap().unwrap();
-            (settings.is_named, settings.is_numbered)
+            (settings.has_service_name, settings.has_instance_id)
         };
         assert_eq!(named(("OTEL_SERVICE_NAME", "mine")), (true, false));
         assert_eq!(named(("OTEL_RESOURCE_ATTRIBUTES", "a=b, service.name = mine")), (true, false));
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_not_is_refused_by_name() {
+    fn unsupported_values_are_refused_by_name() {
         for (name, value) in [
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
             ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json"),

@@ -1,4 +1,4 @@
-//! Spans under way, and what belongs to them.
+//! Spans in progress, and references to them.
 
 use crate::context::{self, CONTEXT_BYTES};
 use crate::ids;
@@ -12,33 +12,33 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime};
 
-/// Whose side of a request a span is.
+/// Role of a span in a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// Side of a call that answers.
+pub enum SpanRole {
+    /// Server side of a call.
     Server,
-    /// Side of a call that asks.
+    /// Client side of a call.
     Client,
-    /// Work without another party.
+    /// Work within the process.
     Internal,
 }
 
-impl From<Kind> for SpanKind {
-    fn from(kind: Kind) -> Self {
+impl From<SpanRole> for SpanKind {
+    fn from(kind: SpanRole) -> Self {
         match kind {
-            Kind::Server => Self::Server,
-            Kind::Client => Self::Client,
-            Kind::Internal => Self::Internal,
+            SpanRole::Server => Self::Server,
+            SpanRole::Client => Self::Client,
+            SpanRole::Internal => Self::Internal,
         }
     }
 }
 
-/// Reference to a span, through which other code that works on the request adds to it; none by default. It does not
-/// keep the span open.
+/// Reference to a span, by which other code adds attributes, events and children. It does not keep the span open. The
+/// default refers to no span.
 #[derive(Debug, Clone, Default)]
 pub struct SpanRef(Option<Arc<SpanState>>);
 
-/// A span's place in its trace.
+/// Shared state of a span.
 #[derive(Debug)]
 struct SpanState {
     tracer: SdkTracer,
@@ -48,8 +48,8 @@ struct SpanState {
     has_failed: AtomicBool,
 }
 
-/// One pair of readings of both clocks for all spans of a request in this process: what was measured to lie within
-/// something lies within it in the trace, whatever is done to the time of day meanwhile.
+/// Readings of the monotonic clock and the system clock at the same moment. All spans of a request in this process
+/// share them, so that children lie within their parents even if the system clock is set meanwhile.
 #[derive(Debug, Clone, Copy)]
 struct Clock {
     instant: Instant,
@@ -57,8 +57,9 @@ struct Clock {
 }
 
 impl Clock {
+    /// Reads both clocks.
     fn read() -> Self {
-        // A thread that is interrupted between both readings is off by so much.
+        // The pair with the smallest gap between both readings is used: the thread may be interrupted between them.
         let readings = std::array::from_fn::<_, 3, _>(|_| {
             let clock = Self { instant: Instant::now(), time: SystemTime::now() };
             (clock.instant.elapsed(), clock)
@@ -67,16 +68,17 @@ impl Clock {
         others.into_iter().fold(first, |best, next| if next.0 < best.0 { next } else { best }).1
     }
 
-    fn time(self, at: Instant) -> SystemTime {
-        match at.checked_duration_since(self.instant) {
+    /// Returns the system time of `instant`.
+    fn time(self, instant: Instant) -> SystemTime {
+        match instant.checked_duration_since(self.instant) {
             Some(after) => self.time + after,
-            None => self.time - self.instant.duration_since(at),
+            None => self.time - self.instant.duration_since(instant),
         }
     }
 }
 
 impl PartialEq for SpanRef {
-    /// Compares places: equal if both refer to the same span, or both to none.
+    /// Compares identities: equal if both refer to the same span, or both to none.
     fn eq(&self, other: &Self) -> bool {
         match (&self.0, &other.0) {
             (None, None) => true,
@@ -87,13 +89,13 @@ impl PartialEq for SpanRef {
 }
 
 impl SpanRef {
-    /// Reports if what is set on the span is kept: not if traces are off, nor if this span is not sampled.
+    /// Reports if the span is recorded: traces are on and the span is sampled.
     #[must_use]
     pub fn is_recording(&self) -> bool {
-        self.0.as_ref().is_some_and(|place| place.is_recording)
+        self.0.as_ref().is_some_and(|state| state.is_recording)
     }
 
-    /// The number of its trace, sampled or not; none where traces are off.
+    /// Returns the trace id, sampled or not; `None` if traces are off.
     #[must_use]
     pub fn trace_id(&self) -> Option<TraceId> {
         let id = self.0.as_ref()?.context.span().span_context().trace_id();
@@ -102,123 +104,124 @@ impl SpanRef {
 
     /// Sets an attribute.
     pub fn set(&self, key: &'static str, value: impl Into<Value>) {
-        if let Some(place) = self.recording() {
-            place.context.span().set_attribute(KeyValue::new(key, value));
+        if let Some(state) = self.recording() {
+            state.context.span().set_attribute(KeyValue::new(key, value));
         }
     }
 
-    /// Calls it otherwise.
+    /// Changes the span's name.
     pub fn rename(&self, name: impl Into<Cow<'static, str>>) {
-        if let Some(place) = self.recording() {
-            place.context.span().update_name(name);
+        if let Some(state) = self.recording() {
+            state.context.span().update_name(name);
         }
     }
 
-    /// Notes something that happened just now.
+    /// Adds an event with the present time.
     pub fn event(&self, name: &'static str) {
-        if let Some(place) = self.recording() {
-            place.context.span().add_event_with_timestamp(name, place.clock.time(Instant::now()), Vec::new());
+        if let Some(state) = self.recording() {
+            state.context.span().add_event_with_timestamp(name, state.clock.time(Instant::now()), Vec::new());
         }
     }
 
-    /// It failed by an error of the class `kind`. The first one counts. `message` is for people, and nothing that a
-    /// client sent.
+    /// Marks the span as failed with error type `kind`. Only the first call has an effect. `message` is for people,
+    /// and must not contain text of a client.
     pub fn fail(&self, kind: impl Into<Cow<'static, str>>, message: &'static str) {
-        if let Some(place) = self.recording()
-            && !place.has_failed.swap(true, Ordering::Relaxed)
+        if let Some(state) = self.recording()
+            && !state.has_failed.swap(true, Ordering::Relaxed)
         {
-            let span = place.context.span();
+            let span = state.context.span();
             span.set_attribute(KeyValue::new("error.type", kind.into()));
             span.set_status(Status::error(message));
         }
     }
 
-    /// A part of it that begins now.
+    /// Starts a child span now.
     #[must_use]
-    pub fn child(&self, name: impl Into<Cow<'static, str>>, kind: Kind) -> Span {
+    pub fn child(&self, name: impl Into<Cow<'static, str>>, kind: SpanRole) -> Span {
         match self.recording() {
             Some(_) => self.child_at(name, kind, Instant::now()),
-            None => self.silent(),
+            None => self.not_recorded(),
         }
     }
 
-    /// A part of it that began at `start`.
+    /// Makes a child span that began at `start`.
     #[must_use]
-    pub fn child_at(&self, name: impl Into<Cow<'static, str>>, kind: Kind, start: Instant) -> Span {
-        let Some(place) = self.recording() else { return self.silent() };
-        let SpanState { tracer, context, clock, .. } = &**place;
+    pub fn child_at(&self, name: impl Into<Cow<'static, str>>, kind: SpanRole, start: Instant) -> Span {
+        let Some(state) = self.recording() else { return self.not_recorded() };
+        let SpanState { tracer, context, clock, .. } = &**state;
         Span::start(tracer, name.into(), kind, context, *clock, start)
     }
 
-    /// A number for a part of it that is made later, so that others can name it before; none where nothing is kept.
+    /// Reserves the id of a child span that is made later, so that other processes can refer to it before. Returns
+    /// `None` if the span is not recorded.
     #[must_use]
-    pub fn reserve(&self) -> Option<Reserved> {
+    pub fn reserve(&self) -> Option<ReservedSpan> {
         let trace = self.recording()?.context.span().span_context().trace_id();
         let id = ids::reserve();
-        Some(Reserved { id, context: context::pack(trace, id) })
+        Some(ReservedSpan { id, context: context::pack(trace, id) })
     }
 
-    /// The part of it that has the number `reserved` and began at `start`.
+    /// Makes the child span with the id `reserved`, which began at `start`.
     #[must_use]
     pub fn reserved_child(
         &self,
-        reserved: &Reserved,
+        reserved: &ReservedSpan,
         name: impl Into<Cow<'static, str>>,
-        kind: Kind,
+        kind: SpanRole,
         start: Instant,
     ) -> Span {
-        ids::with(reserved.id, || self.child_at(name, kind, start))
+        ids::with_reserved(reserved.id, || self.child_at(name, kind, start))
     }
 
-    /// Has `headers` name it, and no other span; where traces are off they stay as they are.
+    /// Writes the span's context to `headers`, in place of any other. If traces are off, `headers` stay as they are.
     pub fn inject(&self, headers: &mut HeaderMap) {
-        if let Some(place) = &self.0 {
-            context::write(place.context.span().span_context(), headers);
+        if let Some(state) = &self.0 {
+            context::write(state.context.span().span_context(), headers);
         }
     }
 
     fn recording(&self) -> Option<&Arc<SpanState>> {
-        self.0.as_ref().filter(|place| place.is_recording)
+        self.0.as_ref().filter(|state| state.is_recording)
     }
 
-    /// Returns a child of which nothing is kept: its context is this span's.
-    fn silent(&self) -> Span {
-        Span { reference: self.clone(), is_open: false, otherwise: ABANDONED }
+    /// Returns a child that is not recorded. Its context is that of this span.
+    fn not_recorded(&self) -> Span {
+        Span { reference: self.clone(), is_open: false, drop_error: CANCELLED }
     }
 }
 
 /// Error of a span that was dropped before its end.
-const ABANDONED: (&str, &str) = ("cancelled", "cancelled before its end");
+const CANCELLED: (&str, &str) = ("cancelled", "cancelled before its end");
 
-/// The number of a span that is not made yet.
+/// Reserved id of a span that is not made yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Reserved {
+pub struct ReservedSpan {
     id: SpanId,
-    /// Context that names the span to another process ([`Traces::server_of`](crate::Traces::server_of)).
+    /// Context of the span for another process, for [`Traces::server_of`](crate::Traces::server_of).
     pub context: [u8; CONTEXT_BYTES],
 }
 
-/// A span that ends with this value. It is an error to drop it before [`end`](Self::end).
+/// Span in progress. If it is dropped before [`end`](Self::end), it fails as cancelled.
 #[derive(Debug)]
 pub struct Span {
     reference: SpanRef,
     is_open: bool,
-    otherwise: (&'static str, &'static str),
+    drop_error: (&'static str, &'static str),
 }
 
 impl Default for Span {
     /// Returns a span that records nothing.
     fn default() -> Self {
-        SpanRef::default().silent()
+        SpanRef::default().not_recorded()
     }
 }
 
 impl Span {
-    /// The first span of a request in this process.
+    /// Starts the first span of a request in this process.
     pub(crate) fn root(
         tracer: &SdkTracer,
         name: Cow<'static, str>,
-        kind: Kind,
+        kind: SpanRole,
         parent: &Context,
         start: Option<Instant>,
     ) -> Self {
@@ -229,7 +232,7 @@ impl Span {
     fn start(
         tracer: &SdkTracer,
         name: Cow<'static, str>,
-        kind: Kind,
+        kind: SpanRole,
         parent: &Context,
         clock: Clock,
         start: Instant,
@@ -238,40 +241,40 @@ impl Span {
         let context = parent.with_span(builder.start_with_context(tracer, parent));
         let is_recording = context.span().is_recording();
         let has_failed = AtomicBool::new(false);
-        let place = SpanState { tracer: tracer.clone(), context, clock, is_recording, has_failed };
-        Self { reference: SpanRef(Some(Arc::new(place))), is_open: is_recording, otherwise: ABANDONED }
+        let state = SpanState { tracer: tracer.clone(), context, clock, is_recording, has_failed };
+        Self { reference: SpanRef(Some(Arc::new(state))), is_open: is_recording, drop_error: CANCELLED }
     }
 
-    /// Dropped before its end it failed by an error of the class `kind`.
+    /// Sets the error type and the message with which the span fails if it is dropped before its end.
     #[must_use]
     pub fn or_else(mut self, kind: &'static str, message: &'static str) -> Self {
-        self.otherwise = (kind, message);
+        self.drop_error = (kind, message);
         self
     }
 
-    /// For others that work on the same.
+    /// Returns a reference for other code that works on the request.
     #[must_use]
     pub fn reference(&self) -> SpanRef {
         self.reference.clone()
     }
 
-    /// It is over.
+    /// Ends the span now.
     pub fn end(self) {
         if self.is_open {
             self.end_at(Instant::now());
         }
     }
 
-    /// It was over at `end`.
+    /// Ends the span at `end`.
     pub fn end_at(mut self, end: Instant) {
         self.close(end);
     }
 
     fn close(&mut self, end: Instant) {
         if std::mem::take(&mut self.is_open)
-            && let Some(place) = &self.reference.0
+            && let Some(state) = &self.reference.0
         {
-            place.context.span().end_with_timestamp(place.clock.time(end));
+            state.context.span().end_with_timestamp(state.clock.time(end));
         }
     }
 }
@@ -287,7 +290,7 @@ impl Deref for Span {
 impl Drop for Span {
     fn drop(&mut self) {
         if self.is_open {
-            let (kind, message) = self.otherwise;
+            let (kind, message) = self.drop_error;
             self.fail(kind, message);
             self.close(Instant::now());
         }

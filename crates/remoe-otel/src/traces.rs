@@ -1,10 +1,10 @@
-//! Traces of one process.
+//! Set-up of a process's traces, and server spans of requests.
 
 use crate::context::{self, CONTEXT_BYTES};
-use crate::export::{Queue, SpanCounts};
-use crate::ids::Ids;
+use crate::export::{SpanCounts, SpanQueue};
+use crate::ids::SpanIds;
 use crate::settings::{ExportSettings, TracesError};
-use crate::span::{Kind, Span};
+use crate::span::{Span, SpanRole};
 use http::HeaderMap;
 use opentelemetry::trace::{TraceContextExt, TracerProvider};
 use opentelemetry::{Context, KeyValue};
@@ -19,10 +19,10 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// At the end a collector has so long to take what is left.
-const LAST_WORDS: Duration = Duration::from_secs(3);
+/// Longest time for the last export at shutdown.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Where spans go; nowhere by default. Clones share it.
+/// Traces of a process; off by default. Clones share the tracer.
 #[derive(Debug, Clone, Default)]
 pub struct Traces(Option<Arc<ActiveTracer>>);
 
@@ -34,23 +34,23 @@ struct ActiveTracer {
 }
 
 impl Traces {
-    /// No traces at all.
+    /// Returns traces that are off.
     #[must_use]
     pub fn off() -> Self {
         Self(None)
     }
 
-    /// As the process's environment asks for it; [off](Self::off) where it asks for nothing. The service is called
-    /// `service` where the environment has no name for it.
+    /// Sets up traces from the environment; [off](Self::off) if it does not configure them. `service` is the default
+    /// of the service name.
     ///
     /// # Errors
-    /// Traces are asked for in a way that there is not.
+    /// A variable has an invalid or unsupported value, or the export cannot be started.
     pub fn from_environment(service: &'static str) -> Result<Self, TracesError> {
         Self::from_variables(service, |name| std::env::var(name).ok())
     }
 
-    /// As [`from_environment`](Self::from_environment), with `variable` in place of the environment. Attributes of the
-    /// resource, headers for the collector and its time to answer are the process's in any case.
+    /// As [`from_environment`](Self::from_environment), with `variable` in place of the environment. The SDK still
+    /// reads resource attributes, headers for the collector and its timeout from the environment.
     ///
     /// # Errors
     /// As [`from_environment`](Self::from_environment).
@@ -62,7 +62,7 @@ impl Traces {
         let resource = resource(service, &settings);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let mut exporter = {
-            // The connection's tasks are the runtime's in which it is made.
+            // The exporter spawns its tasks on the runtime in which it is made.
             let _entered = runtime.enter();
             let builder = SpanExporter::builder().with_tonic().with_endpoint(settings.endpoint.clone());
             let builder = match settings.endpoint.starts_with("https://") {
@@ -73,11 +73,11 @@ impl Traces {
         };
         exporter.set_resource(&resource);
         let counts = SpanCounts::new()?;
-        let queue = Queue::start(runtime, exporter, &settings, counts.clone())?;
+        let queue = SpanQueue::start(runtime, exporter, &settings, counts.clone())?;
         let provider = SdkTracerProvider::builder()
             .with_sampler(settings.sampler)
             .with_span_processor(queue)
-            .with_id_generator(Ids::default())
+            .with_id_generator(SpanIds::default())
             .with_resource(resource)
             .build();
         let tracer = provider.tracer("remoe");
@@ -91,29 +91,29 @@ impl Traces {
         self.0.is_some()
     }
 
-    /// Registers `remoe_trace_spans_total`, where there are traces.
+    /// Registers `remoe_trace_spans_total` if traces are on.
     ///
     /// # Errors
-    /// The name is taken.
+    /// `registry` has a metric of the same name.
     pub fn register(&self, registry: &Registry) -> Result<(), prometheus::Error> {
-        self.0.as_ref().map_or(Ok(()), |on| registry.register(Box::new(on.counts.0.clone())))
+        self.0.as_ref().map_or(Ok(()), |active| registry.register(Box::new(active.counts.0.clone())))
     }
 
-    /// The span of a request that has come with `headers`: a child of the one that they name, where they name one by
-    /// the rules. Dropped before it is ended it says that its client left.
+    /// Starts the server span of a request with `headers`, a child of the span in their context if that is valid. If
+    /// it is dropped before its end, it fails as `client_disconnected`.
     #[must_use]
     pub fn server(&self, name: impl Into<Cow<'static, str>>, headers: &HeaderMap) -> Span {
-        let Some(on) = &self.0 else { return Span::default() };
+        let Some(active) = &self.0 else { return Span::default() };
         let parent = match context::read(headers) {
             Some(parent) => Context::new().with_remote_span_context(parent),
             None => Context::new(),
         };
-        let span = Span::root(&on.tracer, name.into(), Kind::Server, &parent, None);
+        let span = Span::root(&active.tracer, name.into(), SpanRole::Server, &parent, None);
         span.or_else("client_disconnected", "the client left before the answer was complete")
     }
 
-    /// The span of work that began at `start` for the span of a caller that `context` names, as [`Reserved::context`]
-    /// has it; none where it names none.
+    /// Makes the server span of work that began at `start`, a child of the caller's span `context`, which is a
+    /// [`ReservedSpan::context`]. Returns a span that records nothing if `context` is invalid.
     #[must_use]
     pub fn server_of(
         &self,
@@ -122,36 +122,36 @@ impl Traces {
         start: Instant,
     ) -> Span {
         let parent = context::unpack(context);
-        let Some(on) = self.0.as_ref().filter(|_| parent.is_valid()) else { return Span::default() };
+        let Some(active) = self.0.as_ref().filter(|_| parent.is_valid()) else { return Span::default() };
         let parent = Context::new().with_remote_span_context(parent);
-        Span::root(&on.tracer, name.into(), Kind::Server, &parent, Some(start))
+        Span::root(&active.tracer, name.into(), SpanRole::Server, &parent, Some(start))
     }
 
-    /// Exports what is left, in bounded time whatever the collector does; spans that end later are lost.
+    /// Exports the remaining spans, within a bounded time. Spans that end later are lost.
     pub async fn shut_down(&self) {
-        let Some(on) = self.0.clone() else { return };
-        let ending = tokio::task::spawn_blocking(move || on.provider.shutdown_with_timeout(LAST_WORDS));
+        let Some(active) = self.0.clone() else { return };
+        let ending =
+            tokio::task::spawn_blocking(move || active.provider.shutdown_with_timeout(SHUTDOWN_TIMEOUT));
         if let Ok(Err(error)) = ending.await {
             tracing::warn!(%error, "last traces not exported");
         }
     }
 }
 
-/// Returns the identity of this process for the collector: attributes from the environment, the program's name, and a
-/// number of its own.
+/// Returns the resource of this process: attributes from the environment, the service name, and a random instance id.
 fn resource(service: &'static str, settings: &ExportSettings) -> Resource {
     let mut attributes = vec![KeyValue::new("service.version", env!("CARGO_PKG_VERSION"))];
-    if !settings.is_named {
+    if !settings.has_service_name {
         attributes.push(KeyValue::new("service.name", service));
     }
-    if !settings.is_numbered {
-        attributes.push(KeyValue::new("service.instance.id", instance()));
+    if !settings.has_instance_id {
+        attributes.push(KeyValue::new("service.instance.id", random_uuid()));
     }
     Resource::builder().with_attributes(attributes).build()
 }
 
-/// A random UUID (version 4).
-fn instance() -> String {
+/// Returns a random UUID (version 4).
+fn random_uuid() -> String {
     let random = u128::from_be_bytes(RandomIdGenerator::default().new_trace_id().to_bytes());
     let number = random & !(0xf << 76) & !(0x3 << 62) | 0x4 << 76 | 0x2 << 62;
     let text = format!("{number:032x}");
@@ -164,15 +164,15 @@ mod tests {
 
     #[test]
     fn instances_are_random_uuids() {
-        let one = instance();
-        assert_ne!(one, instance());
+        let one = random_uuid();
+        assert_ne!(one, random_uuid());
         let parts: Vec<usize> = one.split('-').map(str::len).collect();
         assert_eq!(parts, [8, 4, 4, 4, 12]);
         assert!(one.as_bytes()[14] == b'4' && b"89ab".contains(&one.as_bytes()[19]), "{one}");
     }
 
     #[test]
-    fn without_an_environment_there_is_nothing() {
+    fn without_configuration_traces_are_off() {
         let traces = Traces::from_variables("test", |_| None).unwrap_or_default();
         assert!(!traces.is_on());
         let mut headers = HeaderMap::new();
@@ -180,6 +180,6 @@ mod tests {
         assert!(!span.is_recording() && span.trace_id().is_none());
         span.inject(&mut headers);
         assert!(headers.is_empty());
-        span.child("child", Kind::Internal).end();
+        span.child("child", SpanRole::Internal).end();
     }
 }

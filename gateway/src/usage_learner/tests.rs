@@ -1,5 +1,5 @@
 use super::*;
-use crate::experience::Experience;
+use crate::history_folder::HistoryFolder;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use prometheus::Registry;
@@ -12,18 +12,19 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Expert usage of the test's requests in the demo model.
-const USED: [(u32, f32); 2] = [(3, 0.5), (5, 0.5)];
+/// Expert usage of the test's requests: experts with their shares.
+const USED_EXPERTS: [(u32, f32); 2] = [(3, 0.5), (5, 0.5)];
 const UID: &str = "the-demand";
 
-struct TestMain {
+struct TestMainFunction {
     header: RecordHeader,
     address: String,
-    asked: Arc<AtomicUsize>,
+    /// Number of requests for the summary.
+    fetches: Arc<AtomicUsize>,
 }
 
-/// A main function of the demo model, as far as primers go.
-fn main() -> TestMain {
+/// Starts a main function of the demo model that only serves its model summary.
+fn start_main_function() -> TestMainFunction {
     let checkpoint = Checkpoint::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/model")).unwrap();
     let config = checkpoint.config();
     let layers = config.moe_layers();
@@ -42,8 +43,8 @@ fn main() -> TestMain {
     };
     write_model_summary(&checkpoint, &header, take).unwrap();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let (address, asked) = (listener.local_addr().unwrap().to_string(), Arc::new(AtomicUsize::new(0)));
-    let counted = asked.clone();
+    let (address, fetches) = (listener.local_addr().unwrap().to_string(), Arc::new(AtomicUsize::new(0)));
+    let counted = fetches.clone();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
@@ -57,10 +58,10 @@ fn main() -> TestMain {
             stream.write_all(&summary).unwrap();
         }
     });
-    TestMain { header, address, asked }
+    TestMainFunction { header, address, fetches }
 }
 
-fn told(main: &TestMain, phase: DemandPhase, model: &str) -> MoEDemandSpec {
+fn demand(main: &TestMainFunction, phase: DemandPhase, model: &str) -> MoEDemandSpec {
     let uid = "u".to_owned();
     MoEDemandSpec {
         served_name: "demo".to_owned(),
@@ -91,36 +92,38 @@ fn told(main: &TestMain, phase: DemandPhase, model: &str) -> MoEDemandSpec {
     }
 }
 
-/// One that has the part `0` of `folder`.
+/// Makes the learner of a gateway that has the part `0` of `folder`.
 fn learner(folder: &Path, mebibytes: u64) -> Arc<UsageFollower> {
     learner_of(&folder.join("0").join(UID), mebibytes)
 }
 
+/// Makes a learner whose deployment folder is `folder`.
 fn learner_of(folder: &Path, mebibytes: u64) -> Arc<UsageFollower> {
     let metrics = PredictionMetrics::register(&Registry::new()).unwrap();
-    let means = SharedResources::new((mebibytes << 20, 1 << 20), Duration::from_millis(5), metrics, None);
-    UsageFollower::new("ns/demo", Some(folder.to_owned()), means)
+    let resources = SharedResources::new((mebibytes << 20, 1 << 20), Duration::from_millis(5), metrics, None);
+    UsageFollower::new("ns/demo", Some(folder.to_owned()), resources)
 }
 
-fn came(learner: &UsageFollower, id: u64, tenant: &str, privacy: Privacy) -> bool {
-    UsageObserver::came(&*learner.learner, id, tenant, privacy, &Bytes::from_static(BODY))
+fn start_request(learner: &UsageFollower, id: u64, tenant: &str, privacy: Privacy) -> bool {
+    UsageObserver::request_started(&*learner.learner, id, tenant, privacy, &Bytes::from_static(BODY))
 }
 
 /// Returns what a main function reports of a request that used these experts.
-fn activations(main: &TestMain) -> String {
+fn activations(main: &TestMainFunction) -> String {
     let mut activations = Activations::new(main.header.layers.len(), main.header.experts as usize);
-    let layers = vec![&USED[..]; main.header.layers.len()];
+    let layers = vec![&USED_EXPERTS[..]; main.header.layers.len()];
     (0..100).for_each(|_| activations.count(Phase::Prefill, layers.iter().copied()));
     activations.to_text().unwrap()
 }
 
-/// The share of those experts in what is said.
-fn used(main: &TestMain, mix: &RequestMix) -> f64 {
+/// Returns the share of the used experts in `mix`, averaged over layers.
+fn used_share(main: &TestMainFunction, mix: &RequestMix) -> f64 {
     let shares = Shares::from_text(&mix.shares, main.header.layers.len(), main.header.experts as usize);
     let rows = shares.unwrap().to_rows();
     rows.iter().map(|row| row[3] + row[5]).sum::<f64>() / rows.len() as f64
 }
 
+/// Waits until `is` returns true.
 async fn until(what: &str, mut is: impl FnMut() -> bool) {
     for _ in 0..3000 {
         if is() {
@@ -134,214 +137,226 @@ async fn until(what: &str, mut is: impl FnMut() -> bool) {
 const BODY: &[u8] = br#"{"prompt": "And the LORD spake unto Moses", "max_tokens": 8}"#;
 
 #[tokio::test]
-async fn what_requests_use_is_said_and_survives_the_gateway() {
-    let (main, folder) = (main(), tempfile::tempdir().unwrap());
+async fn usage_is_reported_and_survives_a_restart() {
+    let (main, folder) = (start_main_function(), tempfile::tempdir().unwrap());
     let first = learner(folder.path(), 128);
-    assert!(!came(&first, 1, "", Privacy::None), "nothing is known of the model");
-    let (tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
-    let keeping = tokio::spawn(first.clone().keep(telling));
-    until("a primer", || first.order().is_some()).await;
+    assert!(!start_request(&first, 1, "", Privacy::None), "there is no model summary yet");
+    let (sender, demands) = watch::channel(demand(&main, DemandPhase::Active, &main.header.model));
+    let task = tokio::spawn(first.clone().follow_orders(demands));
+    until("a model summary", || first.order().is_some()).await;
     assert_eq!(first.mix(DemandPhase::Active, 0).await, None);
     let mut answered = first.learner.answered();
     for id in 1..=6 {
-        assert!(came(&first, id, "", Privacy::None));
+        assert!(start_request(&first, id, "", Privacy::None));
         first.learner.told(id, &activations(&main));
         first.learner.left(id);
     }
-    let used = |mix: &RequestMix| used(&main, mix);
-    answered.wait_for(|said| said.as_ref().is_some_and(|said| said.mix.requests > 5.5)).await.unwrap();
+    let used_share = |mix: &RequestMix| used_share(&main, mix);
+    answered
+        .wait_for(|report| report.as_ref().is_some_and(|report| report.mix.requests > 5.5))
+        .await
+        .unwrap();
     let mix = first.mix(DemandPhase::Active, 0).await.unwrap();
     assert_eq!((mix.of, mix.requests, &mix.model), (MixOf::Answered, 6, &main.header.model));
-    assert!((540..=600).contains(&mix.tokens) && used(&mix) > 0.95, "{} {}", mix.tokens, used(&mix));
-    // A request that runs counts by what it is predicted to use.
-    assert!(came(&first, 20, "", Privacy::None));
+    assert!(
+        (540..=600).contains(&mix.tokens) && used_share(&mix) > 0.95,
+        "{} {}",
+        mix.tokens,
+        used_share(&mix)
+    );
+    // A running request counts with its predicted usage.
+    assert!(start_request(&first, 20, "", Privacy::None));
     let more = first.mix(DemandPhase::Active, 1).await.unwrap();
     assert_eq!((more.of, more.requests), (MixOf::Answered, 7));
-    assert!(more.tokens > mix.tokens && used(&more) > 0.9, "{} {}", more.tokens, used(&more));
+    assert!(more.tokens > mix.tokens && used_share(&more) > 0.9, "{} {}", more.tokens, used_share(&more));
     first.learner.left(20);
-    assert_eq!(pause(&tell.borrow()), Some(Duration::from_secs(15)));
-    keeping.abort();
-    assert!(keeping.await.unwrap_err().is_cancelled());
+    assert_eq!(report_interval(&sender.borrow()), Some(Duration::from_secs(15)));
+    task.abort();
+    assert!(task.await.unwrap_err().is_cancelled());
     drop(first);
 
-    // The next one knows what it knew, without a main function to ask, and predicts the usage of waiting requests.
+    // The next gateway uses the cached summary without asking a main function, and predicts the usage of waiting
+    // requests.
     let second = learner(folder.path(), 128);
-    let (_tell, telling) = watch::channel(told(&main, DemandPhase::Asleep, &main.header.model));
-    let _keeping = tokio::spawn(second.clone().keep(telling));
-    until("what was kept", || second.order().is_some()).await;
-    assert_eq!(main.asked.load(Ordering::SeqCst), 1);
-    assert!(came(&second, 7, "", Privacy::None));
+    let (_sender, demands) = watch::channel(demand(&main, DemandPhase::Asleep, &main.header.model));
+    let _task = tokio::spawn(second.clone().follow_orders(demands));
+    until("the cached summary", || second.order().is_some()).await;
+    assert_eq!(main.fetches.load(Ordering::SeqCst), 1);
+    assert!(start_request(&second, 7, "", Privacy::None));
     let mix = second.mix(DemandPhase::Asleep, 1).await.unwrap();
     assert_eq!((mix.of, mix.requests), (MixOf::Waiting, 1));
-    assert!(used(&mix) > 0.5, "{}", used(&mix));
+    assert!(used_share(&mix) > 0.5, "{}", used_share(&mix));
 }
 
 #[tokio::test]
-async fn a_model_that_is_another_or_finds_no_room_is_served_without() {
-    let (main, folder) = (main(), tempfile::tempdir().unwrap());
+async fn wrong_model_or_lack_of_memory_disables_prediction() {
+    let (main, folder) = (start_main_function(), tempfile::tempdir().unwrap());
     let learner_of = |mebibytes| learner(folder.path(), mebibytes);
-    let order = told(&main, DemandPhase::Active, "another");
+    let order = demand(&main, DemandPhase::Active, "another");
     let other = learner_of(128);
-    let refused = other.begin(order.prediction.as_ref().unwrap(), &order, 0).await;
+    let refused = other.start(order.prediction.as_ref().unwrap(), &order, 0).await;
     assert!(matches!(refused, Err(SummaryError::OtherModel { .. })), "{refused:?}");
-    let order = told(&main, DemandPhase::Active, &main.header.model);
+    let order = demand(&main, DemandPhase::Active, &main.header.model);
     let cramped = learner_of(1);
-    let refused = cramped.begin(order.prediction.as_ref().unwrap(), &order, 0).await;
+    let refused = cramped.start(order.prediction.as_ref().unwrap(), &order, 0).await;
     assert!(matches!(refused, Err(SummaryError::Memory { left: 1, .. })), "{refused:?}");
-    assert!(!came(&cramped, 1, "", Privacy::None));
-    // It is not asked for again where there is a folder.
-    let refused = cramped.begin(order.prediction.as_ref().unwrap(), &order, 1).await;
+    assert!(!start_request(&cramped, 1, "", Privacy::None));
+    // With a folder, the summary is not fetched again.
+    let refused = cramped.start(order.prediction.as_ref().unwrap(), &order, 1).await;
     assert!(matches!(refused, Err(SummaryError::Memory { .. })), "{refused:?}");
-    assert_eq!(main.asked.load(Ordering::SeqCst), 2);
+    assert_eq!(main.fetches.load(Ordering::SeqCst), 2);
 }
 
 #[tokio::test]
 async fn model_without_requests_takes_no_memory() {
-    let (main, folder) = (main(), tempfile::tempdir().unwrap());
+    let (main, folder) = (start_main_function(), tempfile::tempdir().unwrap());
     let learner = learner(folder.path(), 128);
-    let left = || learner.means.memory.available_permits();
-    let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
-    let _keeping = tokio::spawn(learner.clone().keep(telling));
-    until("a primer", || learner.order().is_some()).await;
-    assert_eq!((left(), learner.learner.watch().unwrap().is_open()), (128, false));
-    assert!(came(&learner, 1, "t", Privacy::None));
-    until("what is known", || learner.learner.watch().unwrap().is_open()).await;
-    assert!(left() < 128);
+    let free_memory = || learner.resources.memory.available_permits();
+    let (_sender, demands) = watch::channel(demand(&main, DemandPhase::Active, &main.header.model));
+    let _task = tokio::spawn(learner.clone().follow_orders(demands));
+    until("a model summary", || learner.order().is_some()).await;
+    assert_eq!((free_memory(), learner.learner.watch().unwrap().is_open()), (128, false));
+    assert!(start_request(&learner, 1, "t", Privacy::None));
+    until("the predictor", || learner.learner.watch().unwrap().is_open()).await;
+    assert!(free_memory() < 128);
     learner.learner.told(1, &activations(&main));
     learner.learner.left(1);
-    assert!(came(&learner, 2, "t", Privacy::None));
+    assert!(start_request(&learner, 2, "t", Privacy::None));
     assert!(learner.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
 }
 
 #[tokio::test]
 async fn new_tenant_is_predicted_by_tenants_that_share() {
-    let (main, folder) = (main(), tempfile::tempdir().unwrap());
+    let (main, folder) = (start_main_function(), tempfile::tempdir().unwrap());
     let learner = learner(folder.path(), 128);
-    let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
-    let _keeping = tokio::spawn(learner.clone().keep(telling));
-    until("a primer", || learner.order().is_some()).await;
+    let (_sender, demands) = watch::channel(demand(&main, DemandPhase::Active, &main.header.model));
+    let _task = tokio::spawn(learner.clone().follow_orders(demands));
+    until("a model summary", || learner.order().is_some()).await;
     for (privacy, is_known) in [(Privacy::None, false), (Privacy::Shared, true), (Privacy::None, false)] {
         for id in 1..=6 {
-            assert!(came(&learner, id, "t", privacy));
+            assert!(start_request(&learner, id, "t", privacy));
             learner.learner.told(id, &activations(&main));
             learner.learner.left(id);
         }
-        assert!(came(&learner, 7, "new", Privacy::None));
-        let said = learner.mix(DemandPhase::Asleep, 1).await.unwrap();
-        assert_eq!(said.of == MixOf::Waiting, is_known, "{privacy:?}");
+        assert!(start_request(&learner, 7, "new", Privacy::None));
+        let mix = learner.mix(DemandPhase::Asleep, 1).await.unwrap();
+        assert_eq!(mix.of == MixOf::Waiting, is_known, "{privacy:?}");
         learner.learner.left(7);
     }
 }
 
 #[tokio::test]
-async fn who_is_told_to_keep_counts_only_forgets() {
-    let (main, folder) = (main(), tempfile::tempdir().unwrap());
+async fn order_to_keep_counts_only_deletes_the_history() {
+    let (main, folder) = (start_main_function(), tempfile::tempdir().unwrap());
     let learner = learner(folder.path(), 128);
-    let (tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
-    let _keeping = tokio::spawn(learner.clone().keep(telling));
-    until("a primer", || learner.order().is_some()).await;
-    let past = folder.path().join("0").join(UID).join(&main.header.model);
-    assert!(past.exists());
-    tell.send_modify(|told| told.prediction.as_mut().unwrap().counts_only = true);
+    let (sender, demands) = watch::channel(demand(&main, DemandPhase::Active, &main.header.model));
+    let _task = tokio::spawn(learner.clone().follow_orders(demands));
+    until("a model summary", || learner.order().is_some()).await;
+    let history = folder.path().join("0").join(UID).join(&main.header.model);
+    assert!(history.exists());
+    sender.send_modify(|demand| demand.prediction.as_mut().unwrap().counts_only = true);
     until("the other order", || learner.order().is_some_and(|order| order.counts_only)).await;
-    assert!(!past.exists());
+    assert!(!history.exists());
 }
 
 #[tokio::test]
-async fn what_one_gateway_serves_another_one_predicts_by() {
-    let (main, folder) = (main(), tempfile::tempdir().unwrap());
+async fn gateway_predicts_by_usage_that_another_one_served() {
+    let (main, folder) = (start_main_function(), tempfile::tempdir().unwrap());
     let [one, other] = ["0", "1"].map(|part| learner_of(&folder.path().join(part).join(UID), 128));
-    let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
-    let _keeping = [&one, &other].map(|learner| tokio::spawn(learner.clone().keep(telling.clone())));
-    until("a primer", || one.order().is_some() && other.order().is_some()).await;
-    assert!(came(&other, 1, "t", Privacy::None));
-    assert_eq!(other.mix(DemandPhase::Asleep, 1).await, None, "it knows nothing");
+    let (_sender, demands) = watch::channel(demand(&main, DemandPhase::Active, &main.header.model));
+    let _task = [&one, &other].map(|learner| tokio::spawn(learner.clone().follow_orders(demands.clone())));
+    until("a model summary", || one.order().is_some() && other.order().is_some()).await;
+    assert!(start_request(&other, 1, "t", Privacy::None));
+    assert_eq!(other.mix(DemandPhase::Asleep, 1).await, None, "it has no history");
     other.learner.left(1);
     for id in 1..=6 {
-        assert!(came(&one, id, "t", Privacy::None));
+        assert!(start_request(&one, id, "t", Privacy::None));
         one.learner.told(id, &activations(&main));
     }
-    let metrics = other.means.metrics.of_model("ns/demo");
-    until("what the other one learned", || metrics.shared() == 6).await;
-    assert!(came(&other, 2, "t", Privacy::None));
+    let metrics = other.resources.metrics.of_model("ns/demo");
+    until("the usage that the other gateway learned", || metrics.shared() == 6).await;
+    assert!(start_request(&other, 2, "t", Privacy::None));
     let mix = other.mix(DemandPhase::Asleep, 1).await.unwrap();
     assert_eq!((mix.of, mix.requests), (MixOf::Waiting, 1));
-    assert!(used(&main, &mix) > 0.5, "{}", used(&main, &mix));
+    assert!(used_share(&main, &mix) > 0.5, "{}", used_share(&main, &mix));
     other.learner.left(2);
-    // It has answered no request: the operator adds up what all gateways report.
+    // This gateway has answered no request itself: the operator adds up the reports of all gateways.
     assert_eq!(other.mix(DemandPhase::Active, 0).await, None);
-    // Of another tenant nothing is known.
-    assert!(came(&other, 3, "u", Privacy::None));
+    // There is no history of another tenant.
+    assert!(start_request(&other, 3, "u", Privacy::None));
     assert_eq!(other.mix(DemandPhase::Asleep, 1).await, None);
 }
 
 #[tokio::test]
 async fn opted_out_tenant_is_erased_from_ended_gateway_records() {
-    let (main, folder) = (main(), tempfile::tempdir().unwrap());
+    let (main, folder) = (start_main_function(), tempfile::tempdir().unwrap());
     let file = {
-        let ended = Experience::take(folder.path()).unwrap();
-        let learner = learner_of(&ended.of(UID), 128);
-        let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
-        let keeping = tokio::spawn(learner.clone().keep(telling));
-        until("a primer", || learner.order().is_some()).await;
+        let ended = HistoryFolder::take(folder.path()).unwrap();
+        let learner = learner_of(&ended.of_deployment(UID), 128);
+        let (_sender, demands) = watch::channel(demand(&main, DemandPhase::Active, &main.header.model));
+        let task = tokio::spawn(learner.clone().follow_orders(demands));
+        until("a model summary", || learner.order().is_some()).await;
         for (id, tenant) in [(1, "t"), (2, "u"), (3, "t")] {
-            assert!(came(&learner, id, tenant, Privacy::None));
+            assert!(start_request(&learner, id, tenant, Privacy::None));
             learner.learner.told(id, &activations(&main));
         }
-        let file = Store::file_in(&ended.of(UID).join(&main.header.model));
+        let file = Store::file_in(&ended.of_deployment(UID).join(&main.header.model));
         let mut answered = learner.learner.answered();
-        answered.wait_for(|said| said.as_ref().is_some_and(|said| said.mix.requests > 2.5)).await.unwrap();
-        keeping.abort();
-        let _aborted = keeping.await;
+        answered
+            .wait_for(|report| report.as_ref().is_some_and(|report| report.mix.requests > 2.5))
+            .await
+            .unwrap();
+        task.abort();
+        let _aborted = task.await;
         file
     };
     let bytes = || std::fs::metadata(&file).unwrap().len();
     let before = bytes();
-    // Another gateway has its part, and a further one hears of the tenant.
-    let parts = [(); 2].map(|()| Experience::take(folder.path()).unwrap());
+    // Another gateway has taken over the part, and a third one learns that the tenant opts out.
+    let parts = [(); 2].map(|()| HistoryFolder::take(folder.path()).unwrap());
     let [inherited, other] = parts;
-    assert!(file.starts_with(inherited.of(UID)));
-    let learner = learner_of(&other.of(UID), 128);
-    let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
-    let _keeping = tokio::spawn(learner.clone().keep(telling));
-    until("a primer", || learner.order().is_some()).await;
-    assert!(came(&learner, 1, "t", Privacy::CountsOnly));
-    assert_eq!(learner.mix(DemandPhase::Asleep, 1).await, None, "and it is not read again");
-    // A gateway that has a part removes the tenant from it itself; once no gateway has the part, the others do.
+    assert!(file.starts_with(inherited.of_deployment(UID)));
+    let learner = learner_of(&other.of_deployment(UID), 128);
+    let (_sender, demands) = watch::channel(demand(&main, DemandPhase::Active, &main.header.model));
+    let _task = tokio::spawn(learner.clone().follow_orders(demands));
+    until("a model summary", || learner.order().is_some()).await;
+    assert!(start_request(&learner, 1, "t", Privacy::CountsOnly));
+    assert_eq!(learner.mix(DemandPhase::Asleep, 1).await, None, "its history is not read again");
+    // A gateway removes the tenant from its own part. From parts that no gateway has, the others remove it.
     assert_eq!(bytes(), before);
     drop(inherited);
     until("the file without the tenant", || bytes() < before).await;
-    let own = Store::file_in(&other.of(UID).join(&main.header.model));
+    let own_file = Store::file_in(&other.of_deployment(UID).join(&main.header.model));
     assert_eq!(
         bytes(),
-        std::fs::metadata(own).unwrap().len(),
-        "as in its own part: the other tenant's is there"
+        std::fs::metadata(own_file).unwrap().len(),
+        "as in its own part, with the other tenant's history"
     );
     learner.learner.left(1);
-    assert!(came(&learner, 2, "u", Privacy::None));
+    assert!(start_request(&learner, 2, "u", Privacy::None));
     assert!(learner.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
 }
 
 #[tokio::test]
-async fn of_a_tenant_that_leaves_itself_out_nothing_is_said() {
-    let (main, folder) = (main(), tempfile::tempdir().unwrap());
+async fn usage_of_opted_out_tenant_is_not_reported() {
+    let (main, folder) = (start_main_function(), tempfile::tempdir().unwrap());
     let learner = learner(folder.path(), 128);
-    let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
-    let _keeping = tokio::spawn(learner.clone().keep(telling));
-    until("a primer", || learner.order().is_some()).await;
+    let (_sender, demands) = watch::channel(demand(&main, DemandPhase::Active, &main.header.model));
+    let _task = tokio::spawn(learner.clone().follow_orders(demands));
+    until("a model summary", || learner.order().is_some()).await;
     let mut answered = learner.learner.answered();
-    assert!(came(&learner, 1, "t", Privacy::None));
+    assert!(start_request(&learner, 1, "t", Privacy::None));
     learner.learner.told(1, &activations(&main));
     answered.wait_for(Option::is_some).await.unwrap();
-    assert!(came(&learner, 2, "t", Privacy::None));
+    assert!(start_request(&learner, 2, "t", Privacy::None));
     assert!(learner.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
     learner.learner.left(2);
-    // It waits, and the report has only what is known without it: nothing of waiting requests.
-    assert!(!came(&learner, 3, "t", Privacy::LeftOut));
+    // The opted-out request waits, and the report has no prediction for it.
+    assert!(!start_request(&learner, 3, "t", Privacy::LeftOut));
     let mix = learner.mix(DemandPhase::Asleep, 1).await.unwrap();
     assert_eq!((mix.of, mix.requests), (MixOf::Answered, 1));
-    // Its past is gone.
-    assert!(came(&learner, 4, "t", Privacy::CountsOnly));
+    // The tenant's history is deleted.
+    assert!(start_request(&learner, 4, "t", Privacy::CountsOnly));
     let mix = learner.mix(DemandPhase::Asleep, 1).await.unwrap();
-    assert_eq!(mix.of, MixOf::Answered, "nothing is known of its like");
+    assert_eq!(mix.of, MixOf::Answered, "there is no history to predict from");
 }

@@ -1,4 +1,4 @@
-//! As much of an API server as gateways use: MoEDemands to list, to watch and to report on, and Leases.
+//! Fake API server with what gateways use: list, watch and status of MoEDemands, and Leases.
 
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, State};
@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use tokio::sync::broadcast;
 
-/// An API server in memory. Clones are the same one.
+/// An in-memory API server. Clones share their objects.
 #[derive(Clone)]
 pub(crate) struct Api {
     pub(crate) address: SocketAddr,
@@ -25,9 +25,9 @@ pub(crate) struct Api {
 #[derive(Default)]
 struct Objects {
     version: u64,
-    /// By kind, namespace and name.
+    /// Objects by kind, namespace and name.
     all: BTreeMap<(&'static str, String, String), Value>,
-    /// Reports of gateways, as they were written.
+    /// Status patches of gateways by deployment, in the order of their arrival.
     reports: Vec<(String, Value)>,
 }
 
@@ -43,16 +43,17 @@ impl Api {
         let demands = "/apis/remoe.dev/v1alpha1/namespaces/{namespace}/moedemands";
         let routes = Router::new()
             .route("/apis/remoe.dev/v1alpha1/moedemands", get(all_demands))
-            .route(demands, get(demands_of))
+            .route(demands, get(namespaced_demands))
             .route(&format!("{demands}/{{name}}/status"), patch(report))
-            .route(leases, get(leases_of))
-            .route(&format!("{leases}/{{name}}"), get(one_lease).patch(lease))
+            .route(leases, get(namespaced_leases))
+            .route(&format!("{leases}/{{name}}"), get(get_lease).patch(put_lease))
             .with_state(api.clone());
         tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
         api
     }
 
-    /// Writes a deployment `NAMESPACE/NAME` that is served as `served`: by `main`, or asleep without one.
+    /// Writes the deployment `name` (`NAMESPACE/NAME`) with the served name `served` and the main function at `main`.
+    /// It is asleep without one.
     pub(crate) fn deploy(&self, name: &str, served: &str, main: Option<SocketAddr>) {
         let (namespace, own) = name.split_once('/').unwrap();
         let mains: Vec<Value> = main
@@ -66,7 +67,7 @@ impl Api {
         self.put(DEMAND, namespace, own, json!({"spec": spec}));
     }
 
-    /// Writes a deployment that `main` serves. Its pod costs `rate` nano-dollars per hour.
+    /// Writes a deployment that `main` serves and whose pod costs `rate` nano-dollars per hour.
     pub(crate) fn deploy_priced(&self, name: &str, main: SocketAddr, rate: u64) {
         let (namespace, own) = name.split_once('/').unwrap();
         let (uid, since) = (format!("{name}-main"), "2026-01-01T00:00:00.000000Z");
@@ -82,22 +83,26 @@ impl Api {
     pub(crate) fn delete(&self, name: &str) {
         let (namespace, own) = name.split_once('/').unwrap();
         let mut state = self.state.lock().unwrap();
-        let gone = state.all.remove(&(DEMAND, namespace.to_owned(), own.to_owned())).unwrap();
-        drop(self.events.send(("DELETED", gone)));
+        let deleted = state.all.remove(&(DEMAND, namespace.to_owned(), own.to_owned())).unwrap();
+        drop(self.events.send(("DELETED", deleted)));
     }
 
-    /// The largest number of requests that a gateway reported to wait for the deployment `name`. Only that wakes it.
-    pub(crate) fn waiting(&self, name: &str) -> u64 {
+    /// Returns the largest number of waiting requests that a gateway reported for the deployment `name`. Only such
+    /// reports wake it.
+    pub(crate) fn max_waiting(&self, name: &str) -> u64 {
         let state = self.state.lock().unwrap();
-        let of_it = state.reports.iter().filter(|(of, _)| of == name);
-        let entries = of_it.flat_map(|(_, report)| report["status"]["gateways"].as_array().cloned().unwrap());
+        let of_deployment = state.reports.iter().filter(|(deployment, _)| deployment == name);
+        let entries =
+            of_deployment.flat_map(|(_, report)| report["status"]["gateways"].as_array().cloned().unwrap());
         entries.filter_map(|entry| entry["waiting"].as_u64()).max().unwrap_or(0)
     }
 
     /// Waits until a gateway has reported that a request waits for the deployment `name`.
-    pub(crate) async fn woken(&self, name: &str) {
-        until(SOON, &format!("a report that wakes {name}"), async || (self.waiting(name) > 0).then_some(()))
-            .await;
+    pub(crate) async fn wait_for_wake(&self, name: &str) {
+        until(SOON, &format!("a report that wakes {name}"), async || {
+            (self.max_waiting(name) > 0).then_some(())
+        })
+        .await;
     }
 
     fn put(&self, kind: &'static str, namespace: &str, name: &str, object: Value) -> Value {
@@ -139,24 +144,23 @@ impl Api {
             return Json(json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": version}, "items": items}))
                 .into_response();
         }
-        // What was written since the list, then what comes.
+        // First the objects written since the list, then all later events.
         let since: u64 = parameter(uri, "resourceVersion").unwrap().parse().unwrap();
         let is_newer = |object: &&Value| {
             object["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap() > since
         };
-        let missed: Vec<_> =
+        let newer: Vec<_> =
             state.all.values().filter(|object| is_listed(object)).filter(is_newer).cloned().collect();
-        let coming = self.events.subscribe();
+        let later = self.events.subscribe();
         drop(state);
         let namespace = namespace.map(str::to_owned);
-        let coming =
-            stream::unfold(coming, |mut coming| async move { Some((coming.recv().await.ok()?, coming)) });
-        let coming = coming.filter(move |(_, object)| {
-            let is_its = object["kind"] == kind
+        let later = stream::unfold(later, |mut later| async move { Some((later.recv().await.ok()?, later)) });
+        let later = later.filter(move |(_, object)| {
+            let is_watched = object["kind"] == kind
                 && namespace.as_ref().is_none_or(|namespace| object["metadata"]["namespace"] == **namespace);
-            std::future::ready(is_its)
+            std::future::ready(is_watched)
         });
-        let events = stream::iter(missed.into_iter().map(|object| ("MODIFIED", object))).chain(coming);
+        let events = stream::iter(newer.into_iter().map(|object| ("MODIFIED", object))).chain(later);
         let lines = events.map(|(event, object)| {
             Ok::<_, std::io::Error>(format!("{}\n", json!({"type": event, "object": object})))
         });
@@ -173,15 +177,15 @@ async fn all_demands(State(api): State<Api>, uri: Uri) -> Response {
     api.list_or_watch(DEMAND, None, &uri)
 }
 
-async fn demands_of(State(api): State<Api>, Path(namespace): Path<String>, uri: Uri) -> Response {
+async fn namespaced_demands(State(api): State<Api>, Path(namespace): Path<String>, uri: Uri) -> Response {
     api.list_or_watch(DEMAND, Some(&namespace), &uri)
 }
 
-async fn leases_of(State(api): State<Api>, Path(namespace): Path<String>, uri: Uri) -> Response {
+async fn namespaced_leases(State(api): State<Api>, Path(namespace): Path<String>, uri: Uri) -> Response {
     api.list_or_watch(LEASE, Some(&namespace), &uri)
 }
 
-async fn one_lease(
+async fn get_lease(
     State(api): State<Api>,
     Path((namespace, name)): Path<(String, String)>,
 ) -> Result<Json<Value>, (StatusCode, Json<Value>)> {
@@ -193,7 +197,7 @@ async fn one_lease(
     })
 }
 
-async fn lease(
+async fn put_lease(
     State(api): State<Api>,
     Path((namespace, name)): Path<(String, String)>,
     body: Bytes,

@@ -1,10 +1,10 @@
-//! One budget, two gateways.
+//! A budget shared by two gateways.
 
 use crate::api::Api;
-use crate::gateway::{Gateway, has_spent, main_function};
+use crate::gateway::{Gateway, main_function, write_spending};
 use remoe_test_support::deadline::{SOON, until};
 
-/// 1000 nano-dollars a day.
+/// Tenants with daily budgets of 1000 nano-dollars.
 const KEYS: &str = "tenants:
   - {name: team-a, keys: [sk-a], dollarsPerDay: 0.000001}
   - {name: team-b, keys: [sk-b], dollarsPerDay: 0.000001}
@@ -17,10 +17,10 @@ async fn budget_spent_at_two_gateways_is_spent_at_both() {
     api.deploy("a/demo", "demo", Some(main_function("a/demo").await));
     let folder = tempfile::tempdir().unwrap();
     let ledger = format!("--ledger={}", folder.path().display());
-    has_spent(folder.path(), "one", "team-a", 600);
+    write_spending(folder.path(), "one", "team-a", 600);
     let one = Gateway::start(&api, "one", Some(KEYS), &[&ledger]).await;
-    assert_eq!(one.ask(Some("sk-a"), Some("a/demo")).await.0, 200, "its own 600 of 1000");
-    has_spent(folder.path(), "two", "team-a", 500);
+    assert_eq!(one.ask(Some("sk-a"), Some("a/demo")).await.0, 200, "600 of 1000 are spent");
+    write_spending(folder.path(), "two", "team-a", 500);
     let two = Gateway::start(&api, "two", Some(KEYS), &[&ledger]).await;
     for gateway in [&two, &one] {
         until(SOON, "the budget to be spent", async || {
@@ -28,12 +28,16 @@ async fn budget_spent_at_two_gateways_is_spent_at_both() {
             (status == 429 && text.contains("Daily budget of tenant team-a exhausted")).then_some(())
         })
         .await;
-        assert_eq!(gateway.ask(Some("sk-b"), Some("a/demo")).await.0, 200, "another tenant's is not");
+        assert_eq!(
+            gateway.ask(Some("sk-b"), Some("a/demo")).await.0,
+            200,
+            "the budget of another tenant is not spent"
+        );
     }
     let (_, page) = two.scrape(Some("sk-admin")).await;
     assert!(page.contains("remoe_budget_spent_nanodollars{model=\"\",tenant=\"team-a\"} 1100\n"), "{page}");
 
-    // What a gateway spent that has ended remains spent.
+    // The spending of a stopped gateway still counts.
     drop(one);
     assert_eq!(two.ask(Some("sk-a"), Some("a/demo")).await.0, 429);
 }

@@ -1,4 +1,4 @@
-//! A process of the program, and a main function that says whose it is.
+//! A gateway process, and a main function that names itself in its answers.
 
 use crate::api::Api;
 use axum::body::Bytes;
@@ -17,7 +17,7 @@ use std::process::Command;
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 
-/// A running gateway, until it is dropped.
+/// A gateway process. It is killed when this value is dropped.
 pub(crate) struct Gateway {
     pub(crate) address: SocketAddr,
     pub(crate) metrics: SocketAddr,
@@ -26,8 +26,8 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    /// Starts the pod `pod` before `api` with `flags`, and with `keys` as its file of keys, if there are any. Waits until it
-    /// takes requests.
+    /// Starts the gateway of pod `pod` with `flags`, the API server `api` and a key file of `keys`, if given. Waits
+    /// until it accepts requests.
     pub(crate) async fn start(api: &Api, pod: &str, keys: Option<&str>, flags: &[&str]) -> Self {
         let gateway = Self::spawn(api, pod, keys, flags);
         until(SOON, "the gateway to take requests", async || {
@@ -38,7 +38,7 @@ impl Gateway {
         gateway
     }
 
-    /// Starts one whose clients speak TLS. Waits until its port is open.
+    /// Starts a gateway that serves TLS. Waits until its port is open.
     pub(crate) async fn start_within_tls(api: &Api, keys: &str, flag: &str) -> Self {
         let gateway = Self::spawn(api, "gateway", Some(keys), &[flag]);
         until(SOON, "the port of the gateway", async || TcpStream::connect(gateway.address).await.ok()).await;
@@ -53,23 +53,23 @@ impl Gateway {
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
             "users": [{"name": "u", "user": {}}],
         });
-        let at = |name: &str| folder.path().join(name);
-        std::fs::write(at("kubeconfig"), config.to_string()).unwrap();
+        let path_of = |name: &str| folder.path().join(name);
+        std::fs::write(path_of("kubeconfig"), config.to_string()).unwrap();
         let (address, metrics) = (free_address(), free_address());
         let mut command = Command::new(env!("CARGO_BIN_EXE_remoe-gateway"));
-        command.env("KUBECONFIG", at("kubeconfig"));
+        command.env("KUBECONFIG", path_of("kubeconfig"));
         command.args([format!("--listen={address}"), format!("--metrics-listen={metrics}")]);
         command.args(["--namespace=remoe-system", &format!("--pod={pod}"), &format!("--uid={pod}-uid")]);
         if let Some(keys) = keys {
-            std::fs::write(at("keys.yaml"), keys).unwrap();
-            command.arg(format!("--keys={}", at("keys.yaml").display()));
+            std::fs::write(path_of("keys.yaml"), keys).unwrap();
+            command.arg(format!("--keys={}", path_of("keys.yaml").display()));
         }
         command.args(flags);
         let process = Process::start(pod, command, |_line| ());
         Self { address, metrics, _folder: folder, process }
     }
 
-    /// Asks for a completion of `model` with `key`.
+    /// Requests a completion of `model` with `key`.
     pub(crate) async fn ask(&self, key: Option<&str>, model: Option<&str>) -> (u16, String) {
         let mut body = json!({"prompt": "x"});
         if let Some(model) = model {
@@ -86,7 +86,7 @@ impl Gateway {
         send(self.address, "GET", path, key, "").await
     }
 
-    /// Reads the port of metrics.
+    /// Scrapes the metrics port.
     pub(crate) async fn scrape(&self, key: Option<&str>) -> (u16, String) {
         send(self.metrics, "GET", "/metrics", key, "").await
     }
@@ -121,14 +121,14 @@ pub(crate) async fn main_function(name: &str) -> SocketAddr {
     address
 }
 
-/// Returns who answered.
-pub(crate) fn by(answer: &(u16, String)) -> Option<String> {
+/// Returns the name of the main function that answered, or `None` for an error.
+pub(crate) fn answered_by(answer: &(u16, String)) -> Option<String> {
     let body: Value = serde_json::from_str(&answer.1).ok()?;
     Some(body["answered_by"].as_str()?.to_owned()).filter(|_| answer.0 == 200)
 }
 
 /// Writes a ledger of the pod `pod` into `folder` in which requests of `tenant` have cost `nanodollars` today.
-pub(crate) fn has_spent(folder: &Path, pod: &str, tenant: &str, nanodollars: u64) {
+pub(crate) fn write_spending(folder: &Path, pod: &str, tenant: &str, nanodollars: u64) {
     use remoe_billing::{Ledger, LedgerLimits, Phases, Record, RequestRecord, Share};
     let ledger = Ledger::open(&folder.join(pod), LedgerLimits::default()).unwrap();
     let cost = Phases { prefill: nanodollars, decode: 0 };

@@ -1,5 +1,5 @@
-//! The program beside hostile main functions, and deployments that come and go: memory of its own process, what it counts and
-//! what its ledger says.
+//! The program with hostile main functions, and with many created and deleted deployments: its memory, metrics and
+//! ledger.
 
 use crate::api::Api;
 use crate::gateway::{Gateway, main_function};
@@ -17,13 +17,13 @@ use tokio::io::{AsyncWriteExt, copy, sink};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Cases in every change.
-const FEW: usize = 300;
-/// Clients at the same time.
+/// Number of cases in a usual test run.
+const DEFAULT_CASES: usize = 300;
+/// Number of concurrent clients.
 const CLIENTS: usize = 16;
-/// A client of the hostile function leaves after this long.
-const PATIENCE: Duration = Duration::from_millis(100);
-/// Nano-dollars per hour: one in a nanosecond.
+/// Time after which a client of the hostile function disconnects.
+const CLIENT_TIMEOUT: Duration = Duration::from_millis(100);
+/// Nano-dollars per hour, which is one per nanosecond.
 const RATE: u64 = 3_600_000_000_000;
 
 const KEYS: &str = "tenants:
@@ -32,24 +32,27 @@ const KEYS: &str = "tenants:
   - {name: admin, keys: [sk-admin], admin: true}
 ";
 
-/// Asserts that the process never had half of the chart's limit in memory, and that it wrote of no panic.
-fn is_unharmed(gateway: &Gateway) {
-    let (now, most) = gateway.process.memory();
+/// Asserts that the process never used half of the chart's memory limit, and that it did not panic.
+fn assert_unharmed(gateway: &Gateway) {
+    let (now, max_resident) = gateway.process.memory();
     let limit = chart_limit("gateway") as u64;
-    println!("resident: {} MiB, at most {} MiB of {} MiB", now >> 20, most >> 20, limit >> 20);
-    assert!(most < limit / 2, "{most} bytes were resident; the limit of the chart is {limit}");
+    println!("resident: {} MiB, at most {} MiB, limit {} MiB", now >> 20, max_resident >> 20, limit >> 20);
+    assert!(
+        max_resident < limit / 2,
+        "{max_resident} bytes were resident; the limit of the chart is {limit}"
+    );
     let log = gateway.process.log();
     assert!(log.iter().all(|line| !line.contains("panicked")), "{log:?}");
 }
 
-/// Number of series in the gateway's own metrics, by the families that have models.
+/// Returns the number of series with a model in the gateway's metrics.
 async fn series(gateway: &Gateway) -> usize {
     let (status, page) = gateway.scrape(Some("sk-admin")).await;
     assert_eq!(status, 200);
     page.lines().filter(|line| !line.starts_with('#') && line.contains("model=\"")).count()
 }
 
-/// Sends a request and reads what comes, to the end.
+/// Sends a request and reads the answer until the connection ends. Returns its number of bytes.
 async fn attack(gateway: SocketAddr, request: String) -> std::io::Result<u64> {
     let mut stream = TcpStream::connect(gateway).await?;
     stream.write_all(request.as_bytes()).await?;
@@ -58,7 +61,7 @@ async fn attack(gateway: SocketAddr, request: String) -> std::io::Result<u64> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn gateway_beside_hostile_function_stays_small_and_bills_right() {
-    let cases = Cases::new("answers to the program", FEW);
+    let cases = Cases::new("answers to the program", DEFAULT_CASES);
     let api = Api::start().await;
     let folder = tempfile::tempdir().unwrap();
     let ledger = format!("--ledger={}", folder.path().display());
@@ -80,41 +83,41 @@ async fn gateway_beside_hostile_function_stays_small_and_bills_right() {
         .for_each_concurrent(CLIENTS, |number| {
             let gateway = &gateway;
             async move {
-                let mut dice = cases.dice(number);
+                let mut choices = cases.dice(number);
                 let path =
-                    *dice.one_of(&["/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"]);
-                let stream = dice.once_in(2);
+                    *choices.one_of(&["/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"]);
+                let stream = choices.once_in(2);
                 let body = format!(
                     r#"{{"model":"bad/demo","stream":{stream},"max_tokens":7,"include_figures":true}}"#
                 );
-                let request = match dice.below(12) {
+                let request = match choices.below(12) {
                     0 => raw::get("/v1/placement?model=bad/demo"),
                     1 => raw::get("/metrics"),
                     _ => raw::post(path, &body),
                 };
-                let attack = timeout(PATIENCE, attack(gateway.address, key(&request, "sk-victim")));
+                let attack = timeout(CLIENT_TIMEOUT, attack(gateway.address, key(&request, "sk-victim")));
                 let ask = gateway.ask(Some("sk-honest"), Some("good/demo"));
-                let (_whatever, answer) = tokio::join!(attack, ask);
+                let (_any_outcome, answer) = tokio::join!(attack, ask);
                 assert_eq!(answer, (200, "{}".to_owned()), "beside case {number}");
             }
         })
         .await;
     println!("{} bytes were sent", sent.load(std::sync::atomic::Ordering::Relaxed));
-    is_unharmed(&gateway);
+    assert_unharmed(&gateway);
 
-    // What the honest tenant pays, by the metrics and by `remoe cost`.
-    let wanted = cases.count() as u64 * COST;
+    // The costs of the honest tenant, in the metrics and by `remoe cost`.
+    let expected = cases.count() as u64 * COST;
     let (_, page) = gateway.scrape(Some("sk-admin")).await;
     let of_honest = page.lines().filter(|line| {
         line.starts_with("remoe_cost_nanodollars_total{") && line.contains("tenant=\"honest\"")
     });
     let counted: u64 = of_honest.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum();
-    assert_eq!(counted, wanted);
+    assert_eq!(counted, expected);
     until(LONG, "the ledger", async || {
         let mut remoe = Command::new(program("remoe"));
-        let told = remoe.arg("cost").arg(folder.path()).args(["--export", "json"]).output().unwrap();
-        assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
-        let requests = String::from_utf8(told.stdout).unwrap();
+        let output = remoe.arg("cost").arg(folder.path()).args(["--export", "json"]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let requests = String::from_utf8(output.stdout).unwrap();
         let requests = requests.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         let of_honest = requests.filter(|request| request["tenant"] == "honest");
         let paid = of_honest.map(|request| {
@@ -128,7 +131,7 @@ async fn gateway_beside_hostile_function_stays_small_and_bills_right() {
                 })
                 .sum::<u64>()
         });
-        (paid.sum::<u64>() == wanted).then_some(())
+        (paid.sum::<u64>() == expected).then_some(())
     })
     .await;
 
@@ -140,38 +143,39 @@ async fn gateway_beside_hostile_function_stays_small_and_bills_right() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn deployments_that_come_and_go_leave_the_program_as_it_was() {
-    let cases = Cases::new("deployments of the program", FEW);
+async fn deleted_deployments_leave_no_series_and_no_memory() {
+    let cases = Cases::new("deployments of the program", DEFAULT_CASES);
     let api = Api::start().await;
     let gateway = Gateway::start(&api, "one", Some(KEYS), &[]).await;
     let main = main_function("any").await;
-    // One that stays is served throughout.
-    api.deploy("stays/demo", "demo", Some(main));
-    let serves = async |name: &str| {
-        let what = format!("{name} to be served");
-        until(LONG, &what, async || {
+    // A permanent deployment is served throughout.
+    api.deploy("permanent/demo", "demo", Some(main));
+    let wait_until_served = async |name: &str| {
+        let condition = format!("{name} to be served");
+        until(LONG, &condition, async || {
             (gateway.ask(Some("sk-honest"), Some(name)).await.0 == 200).then_some(())
         })
         .await;
     };
-    serves("stays/demo").await;
+    wait_until_served("permanent/demo").await;
     let (resident, _) = gateway.process.memory();
     let mut alive: Vec<String> = Vec::new();
     for number in 0..cases.count() {
-        let mut dice = cases.dice(number);
-        // Some come back under the name of one before.
-        let name = format!("tenant/{}", dice.below(cases.count()));
+        let mut choices = cases.dice(number);
+        // Some have the name of an earlier one.
+        let name = format!("tenant/{}", choices.below(cases.count()));
         if !alive.contains(&name) {
-            api.deploy(&name, "demo", dice.once_in(2).then_some(main));
+            api.deploy(&name, "demo", choices.once_in(2).then_some(main));
             alive.push(name);
         }
         if alive.len() > 20 {
-            let gone = alive.swap_remove(dice.below(20));
-            api.delete(&gone);
+            let deleted = alive.swap_remove(choices.below(20));
+            api.delete(&deleted);
         }
         if number % 50 == 0 {
-            within(LONG, "the one that stays", serves("stays/demo")).await;
-            // A real API server ends a watch that is far behind, and the gateway lists. That of the test loses deletions.
+            within(LONG, "the permanent deployment", wait_until_served("permanent/demo")).await;
+            // A real API server ends a watch that is far behind, and the gateway lists again. The fake one loses
+            // deletions instead.
             until(LONG, "the gateway to know of all", async || {
                 let listed = gateway.get("/v1/models", Some("sk-admin")).await.1;
                 let listed: Value = serde_json::from_str(&listed).unwrap();
@@ -183,20 +187,20 @@ async fn deployments_that_come_and_go_leave_the_program_as_it_was() {
     for name in alive {
         api.delete(&name);
     }
-    // That of the one that stays may have more by now.
-    let left = async || {
+    // The permanent deployment may have more series by now.
+    let remaining_series = async || {
         let page = gateway.scrape(Some("sk-admin")).await.1;
         page.lines().filter(|line| line.contains("model=\"tenant/")).map(str::to_owned).collect::<Vec<_>>()
     };
-    let gone = timeout(LONG, async {
-        while !left().await.is_empty() {
+    let removal = timeout(LONG, async {
+        while !remaining_series().await.is_empty() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     });
-    if gone.await.is_err() {
-        panic!("series of deployments that are gone: {:?}", left().await);
+    if removal.await.is_err() {
+        panic!("series of deployments that are gone: {:?}", remaining_series().await);
     }
     let (now, _) = gateway.process.memory();
     println!("resident: {} KiB before, {} KiB after", resident >> 10, now >> 10);
-    is_unharmed(&gateway);
+    assert_unharmed(&gateway);
 }

@@ -1,7 +1,7 @@
-//! Requests without the right key: they wake nothing, and read nothing of others.
+//! Requests without the right key: they wake no model and read nothing of other tenants.
 
 use crate::api::Api;
-use crate::gateway::{Gateway, by, has_spent, main_function};
+use crate::gateway::{Gateway, answered_by, main_function, write_spending};
 use remoe_proto::identity::Protocol;
 use remoe_test_support::realm::{LIFE, Realm, gateway as gateways_name, operator};
 use serde_json::json;
@@ -51,29 +51,33 @@ async fn request_without_a_key_for_the_model_wakes_nothing() {
             );
         }
     }
-    // Reports are due at once where a request waits for a sleeping model.
+    // A request for a sleeping model would be reported at once.
     tokio::time::sleep(std::time::Duration::from_millis(300)).await;
-    assert_eq!((api.waiting("a/demo"), api.waiting("b/demo")), (0, 0));
+    assert_eq!((api.max_waiting("a/demo"), api.max_waiting("b/demo")), (0, 0));
     let models = gateway.get("/v1/models", Some("sk-b")).await.1;
     assert!(models.contains("b/demo") && !models.contains("a/demo"), "{models}");
 
-    let waits = gateway.ask(Some("sk-b"), Some("demo"));
+    let waiting_request = gateway.ask(Some("sk-b"), Some("demo"));
     let ((), answer) = tokio::join!(
         async {
-            api.woken("b/demo").await;
+            api.wait_for_wake("b/demo").await;
             api.deploy("b/demo", "demo", Some(main_function("b/demo").await));
         },
-        waits
+        waiting_request
     );
-    assert_eq!((by(&answer).as_deref(), api.waiting("a/demo")), (Some("b/demo"), 0), "{answer:?}");
+    assert_eq!(
+        (answered_by(&answer).as_deref(), api.max_waiting("a/demo")),
+        (Some("b/demo"), 0),
+        "{answer:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn spending_is_shown_to_keys_of_admins_alone() {
+async fn spending_is_shown_to_admin_keys_only() {
     let api = Api::start().await;
     api.deploy("a/demo", "demo", Some(main_function("a/demo").await));
     let folder = tempfile::tempdir().unwrap();
-    has_spent(folder.path(), "gateway", "team-a", 7);
+    write_spending(folder.path(), "gateway", "team-a", 7);
     let ledger = format!("--ledger={}", folder.path().display());
     let gateway = Gateway::start(&api, "gateway", Some(KEYS), &[&ledger]).await;
     assert_eq!(gateway.ask(Some("sk-a"), Some("demo")).await.0, 200);
@@ -98,7 +102,7 @@ async fn spending_is_shown_to_keys_of_admins_alone() {
     assert!(!gateway.get("/metrics", Some("sk-b")).await.1.contains("team-a"));
 }
 
-/// A certificate of another name is shown by what connects after the files have changed.
+/// Connections made after the files have changed get the new certificate.
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_get_tls_and_a_renewed_certificate() {
     let (api, realm) = (Api::start().await, Realm::default());
@@ -107,13 +111,13 @@ async fn clients_get_tls_and_a_renewed_certificate() {
     let gateway = Gateway::start_within_tls(&api, KEYS, &flag).await;
     let ask = async |name| {
         let stream = TcpStream::connect(gateway.address).await.unwrap();
-        let mut line = realm.trust(&operator(), &name).connect_for(Protocol::Http, stream).await?;
+        let mut stream = realm.trust(&operator(), &name).connect_for(Protocol::Http, stream).await?;
         let request =
             "GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer sk-a\r\nconnection: close\r\n\r\n";
-        line.write_all(request.as_bytes()).await?;
+        stream.write_all(request.as_bytes()).await?;
         let mut answer = Vec::new();
-        // The end of a connection is not announced.
-        drop(line.read_to_end(&mut answer).await);
+        // The gateway may close the connection without `close_notify`.
+        drop(stream.read_to_end(&mut answer).await);
         Ok::<_, std::io::Error>(String::from_utf8_lossy(&answer).into_owned())
     };
     assert!(ask(gateways_name()).await.unwrap().starts_with("HTTP/1.1 200 OK"));

@@ -14,7 +14,7 @@ use super::reduce::{ExpertRows, reduce};
 use super::split::remote_slots;
 use super::tally::{ExpertTally, ExpertTime};
 use crate::routing::Routed;
-use remoe_billing::Pairs;
+use remoe_billing::PairCounts;
 use remoe_kernels::{Dtype, Job, NumericsClass, PackedExpert, Pool};
 use remoe_model::Checkpoint;
 use std::collections::BTreeMap;
@@ -57,7 +57,7 @@ pub(crate) struct Experts {
     pub(super) metrics: ExpertMetrics,
     tally: Vec<ExpertTally>,
     pub(super) time: ExpertTime,
-    pairs: Pairs,
+    pairs: PairCounts,
     /// Calls to each link, while a request is followed.
     calls: Vec<Calls>,
     pub(super) local_rows: Vec<u8>,
@@ -110,7 +110,7 @@ impl Experts {
             metrics: parts.metrics,
             tally: Vec::new(),
             time: ExpertTime::default(),
-            pairs: Pairs::default(),
+            pairs: PairCounts::default(),
             calls: Vec::new(),
             local_rows: Vec::new(),
         })
@@ -160,7 +160,7 @@ impl Experts {
     }
 
     /// Which remote functions answered for which rows of the iteration, all layers together.
-    pub(crate) fn pairs(&self) -> &Pairs {
+    pub(crate) fn pairs(&self) -> &PairCounts {
         &self.pairs
     }
 

@@ -17,7 +17,7 @@ use crate::grammar::{Grammar, GrammarError, GrammarProgress};
 use crate::pages::{BlockPages, SequenceCache};
 use crate::records::{Recording, Step};
 use crate::transformer::{Model, OutputRows, Trace};
-use remoe_billing::{Billed, Phase, RequestWork};
+use remoe_billing::{BilledRequest, Phase, RequestWork};
 use remoe_model::text::{TextError, Tokenizer};
 use remoe_proto::{ErrorCode, ServiceError};
 use std::collections::HashMap;
@@ -69,7 +69,7 @@ pub(crate) struct ActiveRequest {
     pub(super) spans: Option<Box<Spans>>,
 }
 
-impl Billed for ActiveRequest {
+impl BilledRequest for ActiveRequest {
     fn work(&mut self) -> (&mut RequestWork, Phase) {
         let phase = match &self.stage {
             Stage::Prompt(_) => Phase::Prefill,

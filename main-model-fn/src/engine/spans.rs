@@ -3,7 +3,7 @@
 
 use super::request::{ExpertTally, Figures};
 use crate::dispatch::Calls;
-use remoe_otel::{CONTEXT_BYTES, Kind, Reserved, Span, SpanRef};
+use remoe_otel::{CONTEXT_BYTES, ReservedSpan, Span, SpanRef, SpanRole};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -27,7 +27,7 @@ pub(super) struct Spans {
 struct Remote {
     calls: Calls,
     /// The number that the phase's span of it will have.
-    reserved: Reserved,
+    reserved: ReservedSpan,
     /// When that was first told the function; without that there is no span.
     told: Option<Instant>,
 }
@@ -38,9 +38,9 @@ impl Spans {
         if !request.is_recording() {
             return None;
         }
-        request.child_at("queue", Kind::Internal, submitted).end_at(now);
+        request.child_at("queue", SpanRole::Internal, submitted).end_at(now);
         Some(Box::new(Self {
-            phase: request.child_at("prefill", Kind::Internal, now),
+            phase: request.child_at("prefill", SpanRole::Internal, now),
             request: request.clone(),
             remote: BTreeMap::new(),
             before: ExpertTally::default(),
@@ -82,7 +82,7 @@ impl Spans {
     /// The first token is there: the prompt is over.
     pub(super) fn first_token(&mut self, figures: &Figures, now: Instant) {
         self.close(figures, now);
-        let answer = self.request.child_at("decode", Kind::Internal, now);
+        let answer = self.request.child_at("decode", SpanRole::Internal, now);
         std::mem::replace(&mut self.phase, answer).end_at(now);
         self.before = figures.experts;
     }
@@ -123,7 +123,7 @@ impl Spans {
             // Nothing was over of what was given up because another one was faster.
             let (first, last) = calls.time.unwrap_or((told, now));
             let name = "remoe.v1.ExpertFunction/Forward";
-            let span = self.phase.reserved_child(&reserved, name, Kind::Client, first.min(told));
+            let span = self.phase.reserved_child(&reserved, name, SpanRole::Client, first.min(told));
             span.set("rpc.system", "grpc");
             span.set("rpc.service", "remoe.v1.ExpertFunction");
             span.set("rpc.method", "Forward");

@@ -212,7 +212,7 @@ impl Engine {
                 if !self.wait() {
                     return;
                 }
-                self.attribution.rested(Instant::now());
+                self.attribution.record_idle(Instant::now());
                 continue;
             }
             if let Some(until) = self.resting() {
@@ -358,7 +358,7 @@ impl Engine {
             for (place, experts) in [("local", placement.local.count()), ("remote", remote)] {
                 self.metrics.experts.with_label_values(&[place]).set(experts as i64);
             }
-            self.attribution.switched(placement.links.iter().map(Link::address), Instant::now());
+            self.attribution.set_links(placement.links.iter().map(Link::address), Instant::now());
             self.experts.switch(placement);
             answer();
         }

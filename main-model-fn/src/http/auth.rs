@@ -6,7 +6,7 @@ use axum::http::HeaderValue;
 use axum::middleware::Next;
 use axum::response::Response;
 use remoe_http::internal_headers::TENANT;
-use remoe_http::{ApiError, presented_key, random_id, same};
+use remoe_http::{ApiError, constant_time_eq, presented_key, random_id};
 use remoe_proto::{ErrorCode, ServiceError};
 use std::sync::Arc;
 
@@ -19,8 +19,9 @@ pub(super) async fn guard(
 ) -> Result<Response, ApiError> {
     let options = &state.options;
     let presented = presented_key(request.headers());
-    let is =
-        |key: &Option<String>| presented.zip(key.as_ref()).is_some_and(|(it, key)| same(it, key.as_bytes()));
+    let is = |key: &Option<String>| {
+        presented.zip(key.as_ref()).is_some_and(|(it, key)| constant_time_eq(it, key.as_bytes()))
+    };
     let is_gateway = options.is_only_for_gateways || is(&options.gateway_key);
     let has_keys = options.api_key.is_some() || options.gateway_key.is_some();
     if has_keys && !is(&options.gateway_key) && !is(&options.api_key) && request.uri().path() != "/health" {

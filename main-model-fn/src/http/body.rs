@@ -2,7 +2,7 @@
 
 use super::state::HttpState;
 use axum::extract::Request;
-use remoe_http::{ApiError, parse, receive};
+use remoe_http::{ApiError, parse_json, receive_body};
 use remoe_proto::{ErrorCode, ServiceError};
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ where
     U: Send + 'static,
 {
     let options = &state.options;
-    let bytes = receive(request, options.body_limit, options.body_timeout).await?;
+    let bytes = receive_body(request, options.body_limit, options.body_timeout).await?;
     let stopped = || ServiceError::new(ErrorCode::Internal, "cannot read the request body: the task crashed");
-    let pass = state.preparing.enter(bytes.len()).await?;
+    let pass = state.preparing.acquire(bytes.len()).await?;
     let state = state.clone();
     let work = tokio::task::spawn_blocking(move || {
         let _until_done = pass;
-        then(&state, parse(&bytes)?)
+        then(&state, parse_json(&bytes)?)
     });
     Ok(work.await.map_err(|_| stopped())??)
 }

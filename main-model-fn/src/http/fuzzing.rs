@@ -28,7 +28,7 @@ pub fn checks(text: Option<ModelText>, limits: RequestLimits) -> impl Fn(bool, &
     move |is_chat, bytes| {
         let state = state.as_ref().map_err(|error| ServiceError::invalid("registry", error.to_string()))?;
         let check = if is_chat { chat::check } else { completions::check };
-        let requests = check(state, remoe_http::parse(bytes)?)?.requests;
+        let requests = check(state, remoe_http::parse_json(bytes)?)?.requests;
         for request in &requests {
             state.engine.submit(request.clone())?;
         }

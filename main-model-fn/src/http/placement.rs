@@ -7,7 +7,7 @@ use crate::routing_check::EndpointSets;
 use axum::Json;
 use axum::extract::State;
 use axum::http::Uri;
-use remoe_http::{ApiError, query};
+use remoe_http::{ApiError, query_parameter};
 use remoe_model::Inspection;
 use remoe_plan::{Comparison, Measured, Outcome, Plan, PlanAccount, Way, baselines};
 use remoe_predictor::Activations;
@@ -269,7 +269,7 @@ pub(super) async fn handle(
     State(state): State<Arc<HttpState>>,
     uri: Uri,
 ) -> Result<Json<PlacementPage>, ApiError> {
-    state.check_model(query(&uri, "model").as_deref())?;
+    state.check_model(query_parameter(&uri, "model").as_deref())?;
     let view = &state.placement;
     let in_force = view.in_force.borrow().clone();
     let account = state.account().filter(|_| in_force.generation > 0);

@@ -9,7 +9,7 @@ use crate::engine::EngineHandle;
 use crate::grammar::{Compiler, Grammar, Source};
 use prometheus::Registry;
 use remoe_billing::Meter;
-use remoe_http::{ConnectionLimits, Lanes, Origins};
+use remoe_http::{BodyLanes, ConnectionLimits, Origins};
 use remoe_model::GenerationDefaults;
 use remoe_otel::Traces;
 use remoe_plan::PlanAccount;
@@ -92,7 +92,7 @@ pub(crate) struct HttpState {
     pub(super) registry: Registry,
     pub(super) created: u64,
     /// Bodies that are parsed and tokenised at the same time: bounds memory and threads.
-    pub(super) preparing: Lanes,
+    pub(super) preparing: BodyLanes,
     /// Tells requests what they cost.
     pub(super) meter: Meter,
     ready: watch::Receiver<bool>,
@@ -122,7 +122,7 @@ impl HttpState {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Ok(Self {
             metrics: HttpMetrics::new(&registry)?,
-            preparing: Lanes::new(cores, options.body_limit),
+            preparing: BodyLanes::new(cores, options.body_limit),
             engine,
             dialect: text.as_ref().map_or(Dialect::PLAIN, |text| Dialect::of(text.as_ref())),
             text,

@@ -5,7 +5,9 @@
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use remoe_billing::{Rates, ReportedCost, Share};
-use remoe_http::internal_headers::{ACTIVATIONS, COST_PLACEHOLDER, RATES, TIMING as GIVEN, TOKENS, TOLD};
+use remoe_http::internal_headers::{
+    ACTIVATIONS, COST_PLACEHOLDER, RATES, REPORTED_COST, TIMING as GIVEN, TOKENS,
+};
 use remoe_predictor::Activations;
 use serde::Serialize;
 use std::time::{Duration, Instant};
@@ -115,9 +117,10 @@ impl Timeline {
             headers.insert(TOKENS, tokens);
         }
         let said: usize = headers.iter().map(|(name, value)| line(name, value.len())).sum();
-        let told = cost.and_then(|told| fitting(told, MAX_TOLD.saturating_sub(said + line(&TOLD, 0))));
+        let told =
+            cost.and_then(|told| fitting(told, MAX_TOLD.saturating_sub(said + line(&REPORTED_COST, 0))));
         if let Some(told) = told.and_then(|told| HeaderValue::from_str(&told).ok()) {
-            headers.insert(TOLD, told);
+            headers.insert(REPORTED_COST, told);
         }
         // Of the largest models they are too long to be told, and beside the costs of many functions.
         let text = activations.and_then(Activations::to_text);
@@ -214,7 +217,7 @@ mod tests {
             headers.iter().map(|(name, value)| super::line(name, value.len())).sum()
         };
         let many = line.headers(1, 2, Some(&told(64)), Some(&activations));
-        assert!(many.contains_key(TOLD) && !many.contains_key(ACTIVATIONS));
+        assert!(many.contains_key(REPORTED_COST) && !many.contains_key(ACTIVATIONS));
         assert!(bytes(&many) <= MAX_TOLD);
 
         // Of more functions than can be told of those that cost most.
@@ -224,7 +227,7 @@ mod tests {
         }
         let most = line.headers(1, 2, Some(&all), Some(&activations));
         assert!(bytes(&most) <= MAX_TOLD && bytes(&most) > MAX_TOLD - 300);
-        let told: ReportedCost = serde_json::from_slice(most[TOLD].as_bytes()).unwrap();
+        let told: ReportedCost = serde_json::from_slice(most[REPORTED_COST].as_bytes()).unwrap();
         let least = told.shares.values().map(|share| share.cost.decode).min().unwrap();
         assert_eq!(told.shares.len() as u64, 400 - least);
     }

@@ -1,10 +1,10 @@
 //! Remote functions that sleep while main functions run: their experts were not used for a window. Pure.
 //!
-//! Main functions count how often the experts of each remote function are used, and the conversations with them remember
-//! when that last grew. Whether a function sleeps stands in the [`MoEDemand`] of its deployment, so that
-//! a new leader goes on from there; it opens the windows of those that are awake again. A function that sleeps has no
-//! replicas: its pods go when no main function calls them any more, as those of a plan before do, and main functions load its
-//! experts meanwhile.
+//! Main functions count how often the experts of each remote function are used, and the conversations with them
+//! remember when that last grew. Whether a function sleeps stands in the [`MoEDemand`] of its deployment, so that a
+//! new leader goes on from there; it opens the windows of those that are awake again. A function that sleeps has no
+//! replicas: its pods go when no main function calls them any more, as those of a plan before do, and main functions
+//! load its experts meanwhile.
 
 use crate::epoch::{since_1970, timestamp};
 use crate::events::ClusterEvent;
@@ -20,7 +20,7 @@ use crate::usage;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
 use remoe_api::{DemandPhase, GroupDemand, MoEDemand};
-use remoe_autoscale::scale_to_zero::groups::{GroupObservation, MOST_STRETCH, SleepingGroup};
+use remoe_autoscale::scale_to_zero::groups::{GroupObservation, MAX_STRETCH, SleepingGroup};
 use remoe_process::format_duration;
 use remoe_proto::format_listing;
 use remoe_proto::v1::LayerExperts;
@@ -130,7 +130,7 @@ pub(super) fn by_use(
         let (group, change) = scene.step(function, is_expected(function));
         if group.awake {
             let used = group.asked.map_or(group.since, |asked| asked.max(group.since));
-            let ends = (used + group.patience(window)).saturating_sub(since_1970(observed.now)) + AFTER;
+            let ends = (used + group.idle_window(window)).saturating_sub(since_1970(observed.now)) + AFTER;
             groups.look_again = Some(groups.look_again.map_or(ends, |known| known.min(ends)));
         } else {
             watched.asleep.insert(function.name.clone());
@@ -138,7 +138,7 @@ pub(super) fn by_use(
         let sets = function.hosted.as_ref().map(|hosted| hosted.sets().to_vec()).unwrap_or_default();
         let experts = listing(&sets);
         watched.hosted.insert(function.name.clone(), sets);
-        let patience = group.patience(window);
+        let patience = group.idle_window(window);
         groups.changes.extend(change.map(|to| GroupChange { function: function.name.clone(), to, patience }));
         groups.groups.push(GroupDemand {
             name: function.name.clone(),
@@ -184,7 +184,7 @@ impl GroupInput<'_> {
             awake: !known.asleep,
             since,
             asked: used.filter(|_| !known.asleep),
-            stretch: known.stretch.clamp(1, MOST_STRETCH),
+            stretch: known.stretch.clamp(1, MAX_STRETCH),
             doubted: known.doubted,
         };
         if phase != DemandPhase::Active {
@@ -197,7 +197,8 @@ impl GroupInput<'_> {
                     && pod.is_sound()
                     && pod.ready
             });
-            // It is not there yet: its window is not over before anybody could use it. And a new leader has not seen who did.
+            // It is not there yet: its window is not over before anybody could use it. And a new leader has not seen
+            // who did.
             let opened = if ready { since_1970(self.observed.since) } else { now };
             let seen = SleepingGroup { since: since.max(opened), ..before };
             let next = seen.step(self.window, GroupObservation::default(), now);

@@ -8,7 +8,10 @@ use crate::names::{Component, tier};
 use crate::observed::Observed;
 use crate::pods::PodView;
 use crate::quantity::MB;
-use remoe_autoscale::replicas::{GatewayReport, History, Mains, Policy, Remote, Worked, mains, remote};
+use remoe_autoscale::replicas::{
+    GatewayReport, LoadHistory, MainReplicas, RemoteReplicas, RemoteWorkReport, ScalingPolicy, main_replicas,
+    remote_replicas,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -42,7 +45,7 @@ impl ReplicaChange {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct LoadScale {
     /// Load in the scaling window, with what was reported since.
-    pub(super) history: History,
+    pub(super) history: LoadHistory,
     /// Replicas beyond those of the plan, by function.
     pub(super) extra: BTreeMap<String, u32>,
     /// Functions whose replicas change.
@@ -63,11 +66,11 @@ pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&Targ
     let mut history = remembered.load.clone();
     listen(observed, &mut history, &pods, window, now);
     let Some(target) = target else { return LoadScale { history, ..LoadScale::default() } };
-    let policy = Policy { target: f64::from(spec.scaling.target_percent) / 100.0, window };
+    let policy = ScalingPolicy { target: f64::from(spec.scaling.target_percent) / 100.0, window };
     let room = u32::try_from(room(&target.plan)).unwrap_or(u32::MAX);
     let main = &target.revision.main;
     let there = present(main, &pods);
-    let bounds = Mains {
+    let bounds = MainReplicas {
         name: &main.name,
         present: there.max(main.replicas),
         least: main.replicas,
@@ -75,15 +78,15 @@ pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&Targ
         room,
         serves: pods.iter().any(|pod| pod.is_main && pod.ready),
     };
-    let mut wanted = vec![(main, there, mains(&policy, &history, bounds, now))];
+    let mut wanted = vec![(main, there, main_replicas(&policy, &history, bounds, now))];
     if let Some(limits) = &spec.scaling.remote {
         let functions = &target.revision.remote;
         let there: Vec<(u32, Vec<String>)> =
             functions.iter().map(|function| (present(function, &pods), addresses(function, &pods))).collect();
-        let seen: Vec<Remote<'_>> = functions
+        let seen: Vec<RemoteReplicas<'_>> = functions
             .iter()
             .zip(&there)
-            .map(|(function, (present, addresses))| Remote {
+            .map(|(function, (present, addresses))| RemoteReplicas {
                 name: &function.name,
                 addresses,
                 present: *present,
@@ -93,7 +96,7 @@ pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&Targ
             })
             .collect();
         let memory = limits.memory_mb.map_or(u64::MAX, |memory| u64::from(memory) * MB);
-        let counts = remote(&policy, &history, &seen, memory, now);
+        let counts = remote_replicas(&policy, &history, &seen, memory, now);
         let present = there.iter().map(|(present, _)| *present);
         wanted
             .extend(functions.iter().zip(present).zip(counts).map(|((of, there), count)| (of, there, count)));
@@ -103,7 +106,7 @@ pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&Targ
         .filter_map(|(function, present, count)| change(&mut history, function, *present, *count))
         .collect();
     for change in changes.iter().filter(|change| change.to > change.from) {
-        history.raised(&change.function, now);
+        history.record_raise(&change.function, now);
     }
     let extra = |(function, _, count): &(&Function, u32, u32)| {
         (function.name.clone(), count.saturating_sub(function.replicas))
@@ -113,11 +116,16 @@ pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&Targ
 
 /// Returns the change of `function`, of which `present` replicas are there, to `wanted` replicas, or to those of its plan if
 /// these are more.
-fn change(history: &mut History, function: &Function, present: u32, wanted: u32) -> Option<ReplicaChange> {
+fn change(
+    history: &mut LoadHistory,
+    function: &Function,
+    present: u32,
+    wanted: u32,
+) -> Option<ReplicaChange> {
     let extra = wanted.saturating_sub(function.replicas);
     let to = Count { replicas: function.replicas, extra }.most();
     // A count that was decided before and is not reached yet is no change, whatever delays it.
-    let from = history.want(&function.name, to).unwrap_or(present.max(function.replicas));
+    let from = history.set_wanted(&function.name, to).unwrap_or(present.max(function.replicas));
     (from != to).then(|| ReplicaChange {
         component: function.component,
         function: function.name.clone(),
@@ -139,8 +147,14 @@ fn is_busy(observed: &Observed) -> bool {
 }
 
 /// Adds what gateways and main functions report to `history`.
-fn listen(observed: &Observed, history: &mut History, pods: &[&PodView], window: Duration, now: Duration) {
-    history.look(now);
+fn listen(
+    observed: &Observed,
+    history: &mut LoadHistory,
+    pods: &[&PodView],
+    window: Duration,
+    now: Duration,
+) {
+    history.start_at(now);
     for entry in observed.gateways_alive() {
         let Some(load) = &entry.load else { continue };
         let said = GatewayReport {
@@ -150,18 +164,18 @@ fn listen(observed: &Observed, history: &mut History, pods: &[&PodView], window:
             waiting: entry.waiting,
             sequence: entry.sequence,
         };
-        history.note(&entry.uid, said, window, now);
+        history.add_gateway_report(&entry.uid, said, window, now);
     }
     // Of others main functions may say what they want.
     let remote: BTreeSet<String> =
         pods.iter().filter(|pod| !pod.is_main).filter_map(|pod| pod.expert_address()).collect();
     for (main, heard) in &observed.heard {
-        let Some(Worked { age, computed }) = &heard.worked else { continue };
+        let Some(RemoteWorkReport { age, computed }) = &heard.worked else { continue };
         let ours = computed.iter().filter(|(address, _)| remote.contains(*address));
         let computed = ours.map(|(address, time)| (address.clone(), *time)).collect();
-        history.note_work(main, Worked { age: *age, computed }, window, now);
+        history.add_work_report(main, RemoteWorkReport { age: *age, computed }, window, now);
     }
-    history.keep(
+    history.retain(
         |gateway| observed.gateways.contains(gateway),
         |main| pods.iter().any(|pod| pod.is_main && pod.uid == main),
     );

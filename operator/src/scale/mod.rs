@@ -20,7 +20,7 @@ use super::manifests::{Count, Function, TargetPlan};
 use super::plan::PlanStage;
 use super::pods::PodView;
 use super::resolve::Resolved;
-use remoe_autoscale::replicas::History;
+use remoe_autoscale::replicas::LoadHistory;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub(crate) struct Scaled {
     /// Replicas by function.
     pub counts: BTreeMap<String, Count>,
     /// Load in the scaling window, to be remembered.
-    pub load: History,
+    pub load: LoadHistory,
     /// Functions whose replicas change because of load.
     pub changes: Vec<ReplicaChange>,
     /// Remote functions that sleep while main functions run.

@@ -23,7 +23,7 @@ use remoe_api::{
     GatewayDemand, MixOf, MoEDeployment, MoEDeploymentStatus, MoERecord, RESTARTED_AT, RequestLoad,
     WakeTimeline,
 };
-use remoe_autoscale::replicas::Worked;
+use remoe_autoscale::replicas::RemoteWorkReport;
 use remoe_hardware::Profile;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -240,7 +240,7 @@ impl SeededChoices<'_> {
                 1 => Some((number, GenerationOutcome::InForce { problems: vec!["é".repeat(900); 40] })),
                 _ => None,
             },
-            worked: (self.below(3) > 0).then(|| Worked {
+            worked: (self.below(3) > 0).then(|| RemoteWorkReport {
                 age: Duration::from_micros(number),
                 computed: [(address.to_owned(), Duration::from_micros(u64::MAX))].into(),
             }),

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
 use remoe_api::{DemandPhase, GatewayDemand, RequestLoad};
-use remoe_autoscale::replicas::Worked;
+use remoe_autoscale::replicas::RemoteWorkReport;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -93,7 +93,8 @@ impl Scene {
             let pod = pods.find(|pod| label(&pod.metadata, FUNCTION) == function)?;
             Some((address(pod)?, *computed))
         });
-        let worked = Worked { age: Duration::from_secs(100 + self.age), computed: computed.collect() };
+        let worked =
+            RemoteWorkReport { age: Duration::from_secs(100 + self.age), computed: computed.collect() };
         let Some(main) = self.pods(Component::Main).first().and_then(|pod| pod.uid()) else { return };
         self.world.there.heard.entry(main).or_default().worked = Some(worked);
     }

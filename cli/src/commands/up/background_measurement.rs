@@ -125,7 +125,7 @@ fn delay_message(
 
 /// Opens `gate` when no model had a request for [`IDLE_TIME`], and closes it as soon as one has.
 async fn open_while_idle(models: Vec<Arc<Model>>, gate: Arc<Gate>) {
-    let mut loads: Vec<_> = models.iter().map(|model| model.loads()).collect();
+    let mut loads: Vec<_> = models.iter().map(|model| model.watch_load()).collect();
     if loads.is_empty() {
         return;
     }

@@ -1,182 +1,195 @@
-//! Recent reports of load by gateways and main functions.
+//! Recent load reports of gateways and main functions.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Reports kept of one gateway or main function: one a second in a burst, for a minute and more.
-const MOST_SAID: usize = 128;
+/// Largest number of reports that are kept of one gateway or main function: one per second for two minutes.
+const MAX_REPORTS: usize = 128;
 
 /// A gateway's report of its requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GatewayReport {
-    /// When, since any fixed moment.
+    /// Time of the report, since any fixed moment.
     pub at: Duration,
-    /// How long its requests have waited or been worked on since it started, all together.
+    /// Total time that its requests have waited or been in flight since it started.
     pub occupied: Duration,
-    /// Requests that wait or are worked on at that time.
+    /// Requests that wait or are in flight at that time.
     pub requests: u32,
-    /// Waiting ones among them.
+    /// Requests that wait.
     pub waiting: u32,
-    /// Differs from that of the word before: what was said again is no news.
+    /// Number of the report. The same number means the same report again.
     pub sequence: u64,
 }
 
-/// A main function's report of the remote functions that it calls.
+/// Main function's report of the work of its remote functions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Worked {
-    /// Since when it runs.
+pub struct RemoteWorkReport {
+    /// Time since the main function started.
     pub age: Duration,
-    /// How long they have computed for it so far, by their addresses.
+    /// Total time that remote functions have computed for it, by their addresses.
     pub computed: BTreeMap<String, Duration>,
 }
 
-/// Recent reports, and when replicas of each function were last added.
+/// Recent load reports, and the times at which replicas of each function were last added.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct History {
+pub struct LoadHistory {
     gateways: BTreeMap<String, VecDeque<GatewayReport>>,
-    /// With when it was heard.
-    mains: BTreeMap<String, VecDeque<(Duration, Worked)>>,
-    /// When this began.
-    since: Option<Duration>,
-    /// When replicas of a function were last added.
-    raised: BTreeMap<String, Duration>,
-    /// Replicas that there were to be of each function, as far as that is known.
+    /// Reports of main functions, each with the time of its arrival.
+    mains: BTreeMap<String, VecDeque<(Duration, RemoteWorkReport)>>,
+    /// Time when observation began.
+    observed_since: Option<Duration>,
+    /// Times when replicas of each function were last added.
+    last_raised: BTreeMap<String, Duration>,
+    /// Last decided number of replicas of each function.
     wanted: BTreeMap<String, u32>,
 }
 
-impl History {
-    /// Takes note of what `gateway` said, where it is news, and forgets what is older than `window` at `now`.
-    pub fn note(&mut self, gateway: &str, said: GatewayReport, window: Duration, now: Duration) {
+impl LoadHistory {
+    /// Adds the report of `gateway` if it is a new one. Drops reports that are older than `window` at `now`.
+    pub fn add_gateway_report(
+        &mut self,
+        gateway: &str,
+        report: GatewayReport,
+        window: Duration,
+        now: Duration,
+    ) {
         let known = self.gateways.entry(gateway.to_owned()).or_default();
-        let follows = |last: &GatewayReport| match said.sequence == last.sequence {
-            true => ReportOrder::Same,
-            // It started again, or its clock was set back.
-            false if said.at <= last.at || said.occupied < last.occupied => ReportOrder::Nothing,
-            false => ReportOrder::On,
+        let follows = |last: &GatewayReport| match report.sequence == last.sequence {
+            true => ReportOrder::Repeated,
+            // The gateway was restarted, or its clock was set back.
+            false if report.at <= last.at || report.occupied < last.occupied => ReportOrder::Restarted,
+            false => ReportOrder::Next,
         };
-        hear(known, said, follows, |said| said.at + window < now);
+        add_report(known, report, follows, |report| report.at + window < now);
     }
 
-    /// Takes note of what the main function `main` said, likewise.
-    pub fn note_work(&mut self, main: &str, worked: Worked, window: Duration, now: Duration) {
+    /// Adds the report of the main function `main` in the same way.
+    pub fn add_work_report(&mut self, main: &str, worked: RemoteWorkReport, window: Duration, now: Duration) {
         let known = self.mains.entry(main.to_owned()).or_default();
         let age = worked.age;
-        let follows = |(_, last): &(Duration, Worked)| match age.cmp(&last.age) {
-            Ordering::Equal => ReportOrder::Same,
-            Ordering::Less => ReportOrder::Nothing,
-            Ordering::Greater => ReportOrder::On,
+        let follows = |(_, last): &(Duration, RemoteWorkReport)| match age.cmp(&last.age) {
+            Ordering::Equal => ReportOrder::Repeated,
+            Ordering::Less => ReportOrder::Restarted,
+            Ordering::Greater => ReportOrder::Next,
         };
-        hear(known, (now, worked), follows, |(at, _)| *at + window < now);
+        add_report(known, (now, worked), follows, |(at, _)| *at + window < now);
     }
 
-    /// Forgets all but the gateways and main functions that live.
-    pub fn keep(&mut self, gateway_lives: impl Fn(&str) -> bool, main_lives: impl Fn(&str) -> bool) {
+    /// Drops the reports of gateways and main functions that no longer exist.
+    pub fn retain(&mut self, gateway_lives: impl Fn(&str) -> bool, main_lives: impl Fn(&str) -> bool) {
         self.gateways.retain(|gateway, _| gateway_lives(gateway));
         self.mains.retain(|main, _| main_lives(main));
     }
 
-    /// Begins to listen at `now`: later reports count.
-    pub fn look(&mut self, now: Duration) {
-        self.since.get_or_insert(now);
+    /// Starts the observation at `now`, if it has not started.
+    pub fn start_at(&mut self, now: Duration) {
+        self.observed_since.get_or_insert(now);
     }
 
-    /// There are to be `wanted` replicas of `function`; how many there were to be until now.
-    pub fn want(&mut self, function: &str, wanted: u32) -> Option<u32> {
+    /// Records the decision that `function` should have `wanted` replicas. Returns the previous decision.
+    pub fn set_wanted(&mut self, function: &str, wanted: u32) -> Option<u32> {
         self.wanted.insert(function.to_owned(), wanted)
     }
 
-    /// Replicas of `function` were added: none of them is taken away before a window has passed. Others follow their own load.
-    pub fn raised(&mut self, function: &str, now: Duration) {
-        self.look(now);
-        self.raised.insert(function.to_owned(), now);
+    /// Records that replicas of `function` were added at `now`. None of the function is removed before a window has
+    /// passed.
+    pub fn record_raise(&mut self, function: &str, now: Duration) {
+        self.start_at(now);
+        self.last_raised.insert(function.to_owned(), now);
     }
 
-    /// Reports if replicas of `function` may be taken away.
+    /// Reports if replicas of `function` may be removed.
     pub(crate) fn may_lower(&self, function: &str, now: Duration, window: Duration) -> bool {
         let is_long_ago = |at: Duration| now.saturating_sub(at) >= window;
-        self.since.is_some_and(is_long_ago) && self.raised.get(function).copied().is_none_or(is_long_ago)
+        self.observed_since.is_some_and(is_long_ago)
+            && self.last_raised.get(function).copied().is_none_or(is_long_ago)
     }
 
-    /// Requests that waited or ran at the same time in the last `span`, on average. Who has said nothing since goes on with
-    /// as many.
+    /// Returns the average number of requests that waited or ran in the last `span`. After its last report, a gateway
+    /// counts with the number in that report.
     pub(crate) fn requests(&self, now: Duration, span: Duration) -> f64 {
-        self.gateways.values().map(|said| average(said, now, span)).sum()
+        self.gateways.values().map(|reports| average(reports, now, span)).sum()
     }
 
-    /// Requests that there are now where any of them has waited for `patience`: all main functions have what they have room
-    /// for, or none runs.
-    pub(crate) fn requests_that_wait(&self, now: Duration, patience: Duration) -> Option<f64> {
-        let waits = |said: &VecDeque<GatewayReport>| {
-            let mut latest = said.iter().rev();
+    /// Returns the present number of requests, if any of them has waited for at least `min_wait`. Requests wait if
+    /// all slots are in use or no main function runs.
+    pub(crate) fn delayed_requests(&self, now: Duration, min_wait: Duration) -> Option<f64> {
+        let waits = |reports: &VecDeque<GatewayReport>| {
+            let mut latest = reports.iter().rev();
             let Some(last) = latest.next().filter(|last| last.waiting > 0) else { return false };
-            let since = latest.take_while(|said| said.waiting > 0).last().map_or(last.at, |first| first.at);
-            now.saturating_sub(since) >= patience
+            let since =
+                latest.take_while(|report| report.waiting > 0).last().map_or(last.at, |first| first.at);
+            now.saturating_sub(since) >= min_wait
         };
         let last = self.gateways.values().filter_map(VecDeque::back);
-        self.gateways.values().any(waits).then(|| last.map(|said| f64::from(said.requests)).sum())
+        self.gateways.values().any(waits).then(|| last.map(|report| f64::from(report.requests)).sum())
     }
 
-    /// Seconds a second in which those of `addresses` computed in the last `span`, on average and all together, for all main
-    /// functions, as far as these have said.
+    /// Returns the average load of the remote functions at `addresses` in the last `span`: seconds of work per
+    /// second, summed over all main functions.
     pub(crate) fn busy(&self, addresses: &[String], now: Duration, span: Duration) -> f64 {
-        let of = |said: &VecDeque<(Duration, Worked)>| {
-            let (_, last) = said.back()?;
-            // Words are rare beside a burst: at least the latest two count.
+        let load = |reports: &VecDeque<(Duration, RemoteWorkReport)>| {
+            let (_, last) = reports.back()?;
+            // Reports are rare compared with a burst: at least the latest two are used.
             let begin = now.saturating_sub(span);
-            let before = said.iter().rev().skip(1);
+            let before = reports.iter().rev().skip(1);
             let (_, first) = before.clone().find(|(at, _)| *at <= begin).or_else(|| before.last())?;
             let time = last.age.saturating_sub(first.age).as_secs_f64();
-            let computed =
-                |worked: &Worked, address| worked.computed.get(address).copied().unwrap_or_default();
-            let sum: Duration =
-                addresses.iter().map(|it| computed(last, it).saturating_sub(computed(first, it))).sum();
+            let computed = |worked: &RemoteWorkReport, address| {
+                worked.computed.get(address).copied().unwrap_or_default()
+            };
+            let sum: Duration = addresses
+                .iter()
+                .map(|address| computed(last, address).saturating_sub(computed(first, address)))
+                .sum();
             (time > 0.0).then(|| sum.as_secs_f64() / time)
         };
-        self.mains.values().filter_map(of).sum()
+        self.mains.values().filter_map(load).sum()
     }
 }
 
-/// How a word follows the one before.
+/// Relation of a report to the previous one.
 enum ReportOrder {
-    /// It is the same once more.
-    Same,
-    /// It goes on from there.
-    On,
-    /// The reporting process began again.
-    Nothing,
+    /// Repetition of the previous report.
+    Repeated,
+    /// A later report of the same process.
+    Next,
+    /// The reporting process was restarted.
+    Restarted,
 }
 
-/// Adds `word` to what is `known`, and keeps of that what is not old, the last word before, and no more than there may be.
-fn hear<T>(
-    known: &mut VecDeque<T>,
-    word: T,
+/// Adds `report` to `reports`. Drops old reports except the last one, and those beyond [`MAX_REPORTS`].
+fn add_report<T>(
+    reports: &mut VecDeque<T>,
+    report: T,
     follows: impl Fn(&T) -> ReportOrder,
     is_old: impl Fn(&T) -> bool,
 ) {
-    match known.back().map_or(ReportOrder::On, follows) {
-        ReportOrder::Same => {}
-        ReportOrder::On => known.push_back(word),
-        ReportOrder::Nothing => *known = VecDeque::from([word]),
+    match reports.back().map_or(ReportOrder::Next, follows) {
+        ReportOrder::Repeated => {}
+        ReportOrder::Next => reports.push_back(report),
+        ReportOrder::Restarted => *reports = VecDeque::from([report]),
     }
-    while known.len() > MOST_SAID || known.get(1).is_some_and(&is_old) {
-        known.pop_front();
+    while reports.len() > MAX_REPORTS || reports.get(1).is_some_and(&is_old) {
+        reports.pop_front();
     }
 }
 
-fn average(said: &VecDeque<GatewayReport>, now: Duration, span: Duration) -> f64 {
-    let Some(last) = said.back() else { return 0.0 };
+/// Returns the average number of requests in the last `span`, by the differences between successive reports.
+fn average(reports: &VecDeque<GatewayReport>, now: Duration, span: Duration) -> f64 {
+    let Some(last) = reports.back() else { return 0.0 };
     let begin = now.saturating_sub(span);
     let within = |from: Duration, to: Duration| to.min(now).saturating_sub(from.max(begin)).as_secs_f64();
     let tail = within(last.at, now);
     let (mut sum, mut time) = (f64::from(last.requests) * tail, tail);
-    for (before, next) in said.iter().zip(said.iter().skip(1)) {
+    for (before, next) in reports.iter().zip(reports.iter().skip(1)) {
         let interval = next.at.saturating_sub(before.at).as_secs_f64();
         let requests = next.occupied.saturating_sub(before.occupied).as_secs_f64() / interval;
         let length = within(before.at, next.at);
         (sum, time) = (sum + requests * length, time + length);
     }
-    // A clock that is ahead.
+    // The time is 0 if the gateway's clock is ahead.
     if time > 0.0 { sum / time } else { f64::from(last.requests) }
 }
 
@@ -190,7 +203,7 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn said(at: u64, occupied: u64, requests: u32) -> GatewayReport {
+    fn report(at: u64, occupied: u64, requests: u32) -> GatewayReport {
         GatewayReport {
             at: second(at),
             occupied: second(occupied),
@@ -200,9 +213,9 @@ mod tests {
         }
     }
 
-    fn worked(age: u64, computed: &[(&str, u64)]) -> Worked {
+    fn worked(age: u64, computed: &[(&str, u64)]) -> RemoteWorkReport {
         let computed = computed.iter().map(|(address, time)| ((*address).to_owned(), second(*time)));
-        Worked { age: second(age), computed: computed.collect() }
+        RemoteWorkReport { age: second(age), computed: computed.collect() }
     }
 
     fn close(one: f64, other: f64) -> bool {
@@ -210,85 +223,90 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_averaged_by_time_however_often_gateways_speak() {
-        let mut history = History::default();
-        // Ten requests for ten seconds, then none, of which nothing is said.
+    fn requests_are_averaged_by_time_however_often_reported() {
+        let mut history = LoadHistory::default();
+        // Ten requests for ten seconds, then none, without another report.
         for (at, occupied, requests) in [(100, 0, 10), (110, 100, 0)] {
-            history.note("a", said(at, occupied, requests), MINUTE, second(at));
+            history.add_gateway_report("a", report(at, occupied, requests), MINUTE, second(at));
         }
         assert!(close(history.requests(second(110), second(6)), 10.0));
         assert!(close(history.requests(second(120), second(20)), 5.0));
         assert!(close(history.requests(second(160), MINUTE), 100.0 / 60.0));
         assert!(close(history.requests(second(200), MINUTE), 0.0));
-        // What runs goes on until something else is said; several gateways add up.
-        history.note("b", said(200, 0, 3), MINUTE, second(200));
+        // The last reported number counts until the next report. Gateways add up.
+        history.add_gateway_report("b", report(200, 0, 3), MINUTE, second(200));
         assert!(close(history.requests(second(230), MINUTE), 3.0));
-        history.note("a", said(230, 130, 1), MINUTE, second(230));
+        history.add_gateway_report("a", report(230, 130, 1), MINUTE, second(230));
         // 30 request-seconds in 120 s of a, as far as anybody knows.
         assert!(close(history.requests(second(230), MINUTE), 3.0 + 0.25));
     }
 
     #[test]
-    fn the_same_word_counts_once_and_a_new_start_is_no_load() {
-        let mut history = History::default();
-        history.note("a", said(100, 50, 1), MINUTE, second(100));
-        history.note("a", GatewayReport { requests: 9, ..said(100, 50, 1) }, MINUTE, second(101));
+    fn repeated_report_counts_once_and_restart_is_no_load() {
+        let mut history = LoadHistory::default();
+        history.add_gateway_report("a", report(100, 50, 1), MINUTE, second(100));
+        history.add_gateway_report(
+            "a",
+            GatewayReport { requests: 9, ..report(100, 50, 1) },
+            MINUTE,
+            second(101),
+        );
         assert!(close(history.requests(second(110), MINUTE), 1.0));
-        history.note("a", said(120, 0, 0), MINUTE, second(120));
+        history.add_gateway_report("a", report(120, 0, 0), MINUTE, second(120));
         assert!(close(history.requests(second(130), MINUTE), 0.0));
-        history.keep(|gateway| gateway != "a", |_| true);
-        history.note("b", said(130, 0, 2), MINUTE, second(130));
+        history.retain(|gateway| gateway != "a", |_| true);
+        history.add_gateway_report("b", report(130, 0, 2), MINUTE, second(130));
         assert!(close(history.requests(second(131), MINUTE), 2.0));
     }
 
     #[test]
     fn function_busyness_sums_over_all_main_functions() {
-        let mut history = History::default();
+        let mut history = LoadHistory::default();
         let busy =
-            |history: &History, now| history.busy(&["x".to_owned(), "y".to_owned()], second(now), MINUTE);
-        history.note_work("one", worked(1_000, &[("x", 500), ("z", 9)]), MINUTE, second(10));
+            |history: &LoadHistory, now| history.busy(&["x".to_owned(), "y".to_owned()], second(now), MINUTE);
+        history.add_work_report("one", worked(1_000, &[("x", 500), ("z", 9)]), MINUTE, second(10));
         assert!(close(busy(&history, 10), 0.0));
-        history.note_work("one", worked(1_020, &[("x", 510), ("y", 4), ("z", 29)]), MINUTE, second(30));
-        history.note_work("two", worked(7, &[("x", 3)]), MINUTE, second(30));
-        history.note_work("two", worked(17, &[("x", 6)]), MINUTE, second(40));
+        history.add_work_report("one", worked(1_020, &[("x", 510), ("y", 4), ("z", 29)]), MINUTE, second(30));
+        history.add_work_report("two", worked(7, &[("x", 3)]), MINUTE, second(30));
+        history.add_work_report("two", worked(17, &[("x", 6)]), MINUTE, second(40));
         assert!(close(busy(&history, 40), 0.5 + 0.2 + 0.3));
         // The same report again, and a process that began again.
-        history.note_work("one", worked(1_020, &[]), MINUTE, second(50));
-        history.note_work("two", worked(2, &[("x", 1)]), MINUTE, second(50));
+        history.add_work_report("one", worked(1_020, &[]), MINUTE, second(50));
+        history.add_work_report("two", worked(2, &[("x", 1)]), MINUTE, second(50));
         assert!(close(busy(&history, 50), 0.7));
-        history.keep(|_| true, |main| main != "one");
+        history.retain(|_| true, |main| main != "one");
         assert!(close(busy(&history, 50), 0.0));
     }
 
     #[test]
-    fn nothing_is_taken_away_within_a_window() {
-        let mut history = History::default();
-        let may = |history: &History, function, now| history.may_lower(function, second(now), MINUTE);
+    fn no_replica_is_removed_within_a_window() {
+        let mut history = LoadHistory::default();
+        let may = |history: &LoadHistory, function, now| history.may_lower(function, second(now), MINUTE);
         assert!(!may(&history, "main", 500));
-        history.look(second(100));
-        history.look(second(130));
+        history.start_at(second(100));
+        history.start_at(second(130));
         for function in ["main", "g0"] {
             assert!(!may(&history, function, 159) && may(&history, function, 160), "{function}");
         }
-        history.raised("g0", second(150));
+        history.record_raise("g0", second(150));
         assert!(!may(&history, "g0", 209) && may(&history, "g0", 210));
         assert!(may(&history, "main", 160), "nothing was added to it");
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
-        let mut history = History::default();
+    fn number_of_reports_is_bounded() {
+        let mut history = LoadHistory::default();
         for at in 0..10_000 {
-            history.note("a", said(at, at, 1), MINUTE, second(at));
-            history.note_work("m", worked(at, &[]), MINUTE, second(at));
+            history.add_gateway_report("a", report(at, at, 1), MINUTE, second(at));
+            history.add_work_report("m", worked(at, &[]), MINUTE, second(at));
         }
         assert!(history.gateways["a"].len() <= 62 && history.mains["m"].len() <= 62);
         for at in 0..10_000_u64 {
             let at = Duration::from_millis(10_000_000 + at);
             let at_once =
-                GatewayReport { at, sequence: 100_000 + at.as_millis() as u64, ..said(0, 20_000, 1) };
-            history.note("a", at_once, MINUTE, second(10_000));
+                GatewayReport { at, sequence: 100_000 + at.as_millis() as u64, ..report(0, 20_000, 1) };
+            history.add_gateway_report("a", at_once, MINUTE, second(10_000));
         }
-        assert!(history.gateways["a"].len() <= MOST_SAID);
+        assert!(history.gateways["a"].len() <= MAX_REPORTS);
     }
 }

@@ -1,78 +1,77 @@
-//! When a remote group sleeps while its main function runs: the pure step, for a launcher of processes and for the operator.
+//! Scale to zero of remote groups while their main function runs: the pure step, for `remoe up` and for the operator.
 //!
-//! A group is asked for when requests use its experts, wherever they are computed: main functions count that. Where the group
-//! sleeps they load the experts themselves, so that sleep changes how long an answer takes and never what it says. A group that
-//! was not asked for in its window sleeps, and one that is asked for wakes. One that is asked for again before its sleep was
-//! worth the wake stays awake for twice as long the next time: who asks every now and then has it wake a few times, and then
-//! finds it awake.
+//! Main functions count how often requests use the experts of a group. While the group sleeps, they load and compute
+//! those experts themselves, so that sleep changes the time of an answer and never its content. A group sleeps after
+//! a window without use, and wakes when it is used. If a sleep was too short to be worth the wake, the next window is
+//! twice as long. So a group with frequent, spaced requests wakes a few times and then stays awake.
 
 use std::time::Duration;
 
-/// By how much the window of a group grows that is woken again and again, at most.
-pub const MOST_STRETCH: u32 = 16;
+/// Largest factor by which repeated wakes extend a group's window.
+pub const MAX_STRETCH: u32 = 16;
 
-/// A sleep was worth its wake if it was so many times as long as the group had waited for it.
-const WORTH: u32 = 4;
+/// Factor of the window that a sleep must last to be worth its wake.
+const WORTHWHILE_FACTOR: u32 = 4;
 
-/// A remote group. Times are since any moment that stays the same.
+/// State of a remote group. Times are since any fixed moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SleepingGroup {
-    /// Functions are to run.
+    /// Set if the group's functions are to run.
     pub awake: bool,
-    /// When it fell asleep or woke up.
+    /// Time when the group fell asleep or woke.
     pub since: Duration,
-    /// When its experts were last used; none: not since it woke up.
+    /// Time when its experts were last used; `None`: not since it woke.
     pub asked: Option<Duration>,
-    /// So many windows pass without use before it sleeps, 1 to [`MOST_STRETCH`].
+    /// Number of windows without use before the group sleeps, 1 to [`MAX_STRETCH`].
     pub stretch: u32,
-    /// It was awake for a whole window without use: it wakes for requests that use it, and no more for predictions.
+    /// Set if a prediction woke the group and it was not used. Then only use wakes it, not another prediction.
     pub doubted: bool,
 }
 
 /// Observations of a group since the last step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GroupObservation {
-    /// Experts of it were used.
+    /// Set if experts of the group were used.
     pub asked: bool,
-    /// Requests that are there are expected to use them.
+    /// Set if present requests are predicted to use them.
     pub predicted: bool,
-    /// It is awake, and none of its functions is there yet: its window begins when one is.
+    /// Set if the group is awake and none of its functions serves yet. The window begins when one does.
     pub starting: bool,
 }
 
 impl SleepingGroup {
-    /// One whose functions run from `now` on, or do not.
+    /// Makes the state of a group that is `awake` or asleep from `now` on.
     #[must_use]
     pub fn new(awake: bool, now: Duration) -> Self {
         Self { awake, since: now, asked: None, stretch: 1, doubted: false }
     }
 
-    /// How long it stays awake unused, where that is `window` for one that is seldom woken.
+    /// Returns the time after which the group sleeps unused: `window` times its stretch.
     #[must_use]
-    pub fn patience(&self, window: Duration) -> Duration {
-        window.saturating_mul(self.stretch.clamp(1, MOST_STRETCH))
+    pub fn idle_window(&self, window: Duration) -> Duration {
+        window.saturating_mul(self.stretch.clamp(1, MAX_STRETCH))
     }
 
-    /// State at `now`, after the observations. Between two wakes there is a `window` at least.
+    /// Returns the state at `now`, after the `observation`. Two wakes are at least `window` apart.
     #[must_use]
-    pub fn step(self, window: Duration, seen: GroupObservation, now: Duration) -> Self {
-        let asked = if seen.asked { Some(now) } else { self.asked };
-        let patience = self.patience(window);
-        let rested = now.saturating_sub(self.since);
+    pub fn step(self, window: Duration, observation: GroupObservation, now: Duration) -> Self {
+        let asked = if observation.asked { Some(now) } else { self.asked };
+        let idle_window = self.idle_window(window);
+        let time_in_state = now.saturating_sub(self.since);
         if !self.awake {
-            if !(seen.asked || seen.predicted && !self.doubted) {
+            if !(observation.asked || observation.predicted && !self.doubted) {
                 return self;
             }
-            let was_worth = rested >= patience.saturating_mul(WORTH);
-            let stretch = if was_worth { self.stretch / 2 } else { self.stretch.saturating_mul(2) };
-            let stretch = stretch.clamp(1, MOST_STRETCH);
+            let was_sleep_worth_it = time_in_state >= idle_window.saturating_mul(WORTHWHILE_FACTOR);
+            let stretch = if was_sleep_worth_it { self.stretch / 2 } else { self.stretch.saturating_mul(2) };
+            let stretch = stretch.clamp(1, MAX_STRETCH);
             return Self { awake: true, since: now, asked, stretch, doubted: false };
         }
-        if seen.starting {
+        if observation.starting {
             return Self { asked, since: now, ..self };
         }
         let used = asked.map_or(self.since, |asked| asked.max(self.since));
-        if now.saturating_sub(used) < patience {
+        if now.saturating_sub(used) < idle_window {
             return Self { asked, ..self };
         }
         Self { awake: false, since: now, asked: None, stretch: self.stretch, doubted: asked.is_none() }
@@ -94,50 +93,50 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is seen when: who asks finds it awake or wakes it, what was used within the window does not sleep, what
-        /// without use does, and wakes have a window between them.
+        /// For any sequence of observations: use wakes the group, a group that was used within the window stays
+        /// awake, an unused one sleeps, and wakes are at least a window apart.
         #[test]
-        fn a_group_is_there_for_those_who_ask(looks in proptest::collection::vec((1_u64..90, any::<bool>(), any::<bool>()), 1..400)) {
+        fn group_is_awake_when_used_and_sleeps_when_unused(observations in proptest::collection::vec((1_u64..90, any::<bool>(), any::<bool>()), 1..400)) {
             let mut group = SleepingGroup::new(true, at(0));
             let (mut now, mut used, mut woken) = (at(0), at(0), None);
-            for (passed, asked, predicted) in looks {
-                // Most looks see nothing.
-                let seen = GroupObservation {
+            for (passed, asked, predicted) in observations {
+                // Most observations are empty.
+                let observation = GroupObservation {
                     asked: asked && passed % 7 == 0,
                     predicted: predicted && passed % 5 == 0,
                     starting: group.awake && passed % 11 == 0,
                 };
                 now += at(passed);
-                let next = group.step(WINDOW, seen, now);
-                if seen.asked {
+                let next = group.step(WINDOW, observation, now);
+                if observation.asked {
                     used = now;
                     prop_assert!(next.awake);
                 }
                 if group.awake && now - used.max(group.since) < WINDOW {
                     prop_assert!(next.awake, "asleep {:?} after it was used", now - used);
                 }
-                if now - used.max(next.since) >= WINDOW * MOST_STRETCH {
+                if now - used.max(next.since) >= WINDOW * MAX_STRETCH {
                     prop_assert!(!next.awake);
                 }
                 if !group.awake && next.awake {
-                    prop_assert!(seen.asked || seen.predicted);
+                    prop_assert!(observation.asked || observation.predicted);
                     prop_assert!(woken.is_none_or(|before| now - before >= WINDOW), "wakes follow each other");
                     woken = Some(now);
                 }
-                prop_assert!((1..=MOST_STRETCH).contains(&next.stretch));
+                prop_assert!((1..=MAX_STRETCH).contains(&next.stretch));
                 group = next;
             }
         }
 
-        /// Repeated requests have it woken a few times at most, however that falls together with the window, unless
-        /// it sleeps most of the time.
+        /// Periodic use wakes the group a few times at most, whatever the period is, unless the group sleeps most of
+        /// the time.
         #[test]
-        fn it_does_not_flap(period in 1_u64..3000) {
+        fn group_does_not_flap(period in 1_u64..3000) {
             let mut group = SleepingGroup::new(true, at(0));
             let mut wakes = 0;
             for ms in (0..300 * period).step_by(5) {
-                let seen = if ms % period < 5 { ASKED } else { NOTHING };
-                let next = group.step(WINDOW, seen, at(ms));
+                let observation = if ms % period < 5 { ASKED } else { NOTHING };
+                let next = group.step(WINDOW, observation, at(ms));
                 wakes += u32::from(!group.awake && next.awake);
                 group = next;
             }
@@ -150,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_seldom_pays_for_a_window_each_time() {
+    fn rare_use_does_not_extend_the_window() {
         let mut group = SleepingGroup::new(true, at(0));
         for round in 1..20 {
             let now = at(round * 10_000);
@@ -162,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_starts_slowly_is_not_given_up() {
+    fn group_that_starts_slowly_stays_awake() {
         let starting = GroupObservation { starting: true, ..NOTHING };
         let mut group = SleepingGroup::new(false, at(0)).step(WINDOW, ASKED, at(1000));
         for ms in [1500, 2000, 2500] {
@@ -174,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prediction_that_did_not_come_true_is_not_believed_again() {
+    fn wrong_prediction_wakes_the_group_only_once() {
         let mut group = SleepingGroup::new(false, at(0)).step(WINDOW, PREDICTED, at(50));
         assert!(group.awake);
         group = group.step(WINDOW, PREDICTED, at(1000));
@@ -185,6 +184,6 @@ mod tests {
         assert!(group.awake && !group.doubted);
         group = group.step(WINDOW, ASKED, at(3001)).step(WINDOW, NOTHING, at(9000));
         assert!(!group.awake && !group.doubted);
-        assert!(group.step(WINDOW, PREDICTED, at(9001)).awake, "it was used the last time");
+        assert!(group.step(WINDOW, PREDICTED, at(9001)).awake, "the last wake was followed by use");
     }
 }

@@ -1,31 +1,35 @@
-//! Replicas under loads that change.
+//! Replicas under changing loads.
 
-use remoe_autoscale::replicas::{GatewayReport, History, Mains, Policy, Remote, Worked, mains, remote};
+use remoe_autoscale::replicas::{
+    GatewayReport, LoadHistory, MainReplicas, RemoteReplicas, RemoteWorkReport, ScalingPolicy, main_replicas,
+    remote_replicas,
+};
 use std::time::Duration;
 
-const POLICY: Policy = Policy { target: 0.7, window: Duration::from_secs(60) };
-const MAINS: Mains<'static> = Mains { name: "main", present: 1, least: 1, most: 8, room: 10, serves: true };
+const POLICY: ScalingPolicy = ScalingPolicy { target: 0.7, window: Duration::from_secs(60) };
+const MAIN: MainReplicas<'static> =
+    MainReplicas { name: "main", present: 1, least: 1, most: 8, room: 10, serves: true };
 
-/// Has one gateway with `requests(second)` requests speak every `pause` seconds for `seconds`, and the replicas
-/// of every second.
+/// Simulates a gateway with `requests(second)` requests in flight that reports every `pause` seconds for `seconds`.
+/// Returns the replicas of every second.
 fn run(seconds: u64, pause: u64, requests: impl Fn(u64) -> u32) -> Vec<u32> {
-    let (mut history, mut occupied, mut present) = (History::default(), 0, 1);
+    let (mut history, mut occupied, mut present) = (LoadHistory::default(), 0, 1);
     let mut all = Vec::new();
     for second in 0..seconds {
         let now = Duration::from_secs(1_000 + second);
         if second % pause == 0 {
-            let said = GatewayReport {
+            let report = GatewayReport {
                 at: now,
                 occupied: Duration::from_secs(occupied),
                 requests: requests(second),
                 waiting: 0,
                 sequence: second + 1,
             };
-            history.note("a", said, POLICY.window, now);
+            history.add_gateway_report("a", report, POLICY.window, now);
         }
-        let next = mains(&POLICY, &history, Mains { present, ..MAINS }, now);
+        let next = main_replicas(&POLICY, &history, MainReplicas { present, ..MAIN }, now);
         if next > present {
-            history.raised(MAINS.name, now);
+            history.record_raise(MAIN.name, now);
         }
         present = next;
         all.push(present);
@@ -43,7 +47,7 @@ fn steady_load_keeps_sufficient_replicas_unchanged() {
 }
 
 #[test]
-fn a_burst_is_followed_within_seconds_and_let_go_a_window_later() {
+fn burst_adds_replicas_quickly_for_one_window() {
     // Ten times the load for 30 s.
     let all = run(600, 1, |second| if (200..230).contains(&second) { 50 } else { 5 });
     assert_eq!(all[199], 1);
@@ -53,7 +57,7 @@ fn a_burst_is_followed_within_seconds_and_let_go_a_window_later() {
 }
 
 #[test]
-fn a_load_that_flickers_around_a_bound_does_not_flap() {
+fn load_that_oscillates_around_a_bound_causes_no_flapping() {
     let all = run(3_600, 10, |second| if second / 7 % 2 == 0 { 6 } else { 8 });
     let changes = all.windows(2).filter(|pair| pair[0] != pair[1]).count();
     assert!(changes <= 1, "{all:?}");
@@ -61,27 +65,27 @@ fn a_load_that_flickers_around_a_bound_does_not_flap() {
 
 #[test]
 fn fresh_observer_removes_no_replica() {
-    let mut history = History::default();
+    let mut history = LoadHistory::default();
     let at = |seconds| Duration::from_secs(seconds);
-    let six = Mains { present: 6, ..MAINS };
-    assert_eq!(mains(&POLICY, &history, six, at(0)), 6);
+    let six = MainReplicas { present: 6, ..MAIN };
+    assert_eq!(main_replicas(&POLICY, &history, six, at(0)), 6);
     // No gateway reports: gateways are silent while there are no requests.
-    history.look(at(0));
-    assert_eq!(mains(&POLICY, &history, six, at(59)), 6);
-    assert_eq!(mains(&POLICY, &history, six, at(60)), 1);
-    // Bounds hold, whatever there is.
-    assert_eq!(mains(&POLICY, &history, Mains { present: 20, least: 3, ..MAINS }, at(60)), 3);
+    history.start_at(at(0));
+    assert_eq!(main_replicas(&POLICY, &history, six, at(59)), 6);
+    assert_eq!(main_replicas(&POLICY, &history, six, at(60)), 1);
+    // Bounds hold for any number of present replicas.
+    assert_eq!(main_replicas(&POLICY, &history, MainReplicas { present: 20, least: 3, ..MAIN }, at(60)), 3);
 }
 
 #[test]
-fn the_slowest_group_gets_a_replica_and_the_others_stay() {
+fn slowest_group_gets_a_replica() {
     const NAMES: [&str; 3] = ["g0", "g1", "g2"];
     let addresses: Vec<Vec<String>> =
         (0..3).map(|group| vec![format!("{group}:1"), format!("{group}:2")]).collect();
-    let functions = |present: [u32; 3]| -> Vec<Remote<'_>> {
+    let functions = |present: [u32; 3]| -> Vec<RemoteReplicas<'_>> {
         let groups = NAMES.into_iter().zip(&addresses).zip(present);
         groups
-            .map(|((name, addresses), present)| Remote {
+            .map(|((name, addresses), present)| RemoteReplicas {
                 name,
                 addresses,
                 present,
@@ -91,10 +95,10 @@ fn the_slowest_group_gets_a_replica_and_the_others_stay() {
             })
             .collect()
     };
-    let mut history = History::default();
-    history.look(Duration::ZERO);
+    let mut history = LoadHistory::default();
+    history.start_at(Duration::ZERO);
     let (mut computed, mut second) = ([Duration::ZERO; 3], 0);
-    let mut pass = |history: &mut History, seconds: u64, busy: [f64; 3]| {
+    let mut advance = |history: &mut LoadHistory, seconds: u64, busy: [f64; 3]| {
         for _ in 0..seconds / 15 {
             second += 15;
             let now = Duration::from_secs(second);
@@ -103,53 +107,53 @@ fn the_slowest_group_gets_a_replica_and_the_others_stay() {
                 .zip(busy)
                 .for_each(|(sum, busy)| *sum += Duration::from_secs(15).mul_f64(busy));
             let by_address = computed.iter().enumerate().map(|(group, sum)| (format!("{group}:2"), *sum));
-            let worked = Worked { age: now, computed: by_address.collect() };
-            history.note_work("main", worked, POLICY.window, now);
+            let worked = RemoteWorkReport { age: now, computed: by_address.collect() };
+            history.add_work_report("main", worked, POLICY.window, now);
         }
         Duration::from_secs(second)
     };
-    let plenty = u64::MAX;
-    let now = pass(&mut history, 90, [0.9, 0.4, 0.35]);
-    assert_eq!(remote(&POLICY, &history, &functions([1; 3]), plenty, now), [2, 1, 1]);
-    assert_eq!(remote(&POLICY, &history, &functions([1; 3]), (1 << 30) - 1, now), [1, 1, 1]);
-    // It stays while the load stays, and goes when the load is gone.
-    assert_eq!(remote(&POLICY, &history, &functions([2, 1, 1]), plenty, now), [2, 1, 1]);
-    let now = pass(&mut history, 90, [0.05, 0.02, 0.02]);
-    assert_eq!(remote(&POLICY, &history, &functions([2, 1, 1]), plenty, now), [1, 1, 1]);
-    // What was added a moment ago stays; others go although it was.
-    history.raised("g0", now - Duration::from_secs(1));
-    assert_eq!(remote(&POLICY, &history, &functions([2, 3, 1]), plenty, now), [2, 1, 1]);
-    assert_eq!(mains(&POLICY, &history, Mains { present: 3, ..MAINS }, now), 1);
+    let unlimited_bytes = u64::MAX;
+    let now = advance(&mut history, 90, [0.9, 0.4, 0.35]);
+    assert_eq!(remote_replicas(&POLICY, &history, &functions([1; 3]), unlimited_bytes, now), [2, 1, 1]);
+    assert_eq!(remote_replicas(&POLICY, &history, &functions([1; 3]), (1 << 30) - 1, now), [1, 1, 1]);
+    // The replica stays while the load does, and is removed afterwards.
+    assert_eq!(remote_replicas(&POLICY, &history, &functions([2, 1, 1]), unlimited_bytes, now), [2, 1, 1]);
+    let now = advance(&mut history, 90, [0.05, 0.02, 0.02]);
+    assert_eq!(remote_replicas(&POLICY, &history, &functions([2, 1, 1]), unlimited_bytes, now), [1, 1, 1]);
+    // A replica that was just added stays. Others are removed nevertheless.
+    history.record_raise("g0", now - Duration::from_secs(1));
+    assert_eq!(remote_replicas(&POLICY, &history, &functions([2, 3, 1]), unlimited_bytes, now), [2, 1, 1]);
+    assert_eq!(main_replicas(&POLICY, &history, MainReplicas { present: 3, ..MAIN }, now), 1);
 }
 
 #[test]
 fn waiting_requests_count_at_once_only_without_serving_replicas() {
-    let mut history = History::default();
+    let mut history = LoadHistory::default();
     let at = |seconds| Duration::from_secs(seconds);
-    let said = |second, waiting| GatewayReport {
+    let report_at = |second, waiting| GatewayReport {
         at: at(second),
         requests: 30,
         waiting,
         sequence: second,
         ..GatewayReport::default()
     };
-    history.note("a", said(0, 0), POLICY.window, at(0));
-    history.note("a", said(60, 20), POLICY.window, at(60));
-    let none = Mains { serves: false, ..MAINS };
-    assert_eq!(mains(&POLICY, &history, none, at(60)), 5);
-    assert_eq!(mains(&POLICY, &history, Mains { present: 4, ..none }, at(60)), 5);
-    history = History::default();
-    history.note("a", GatewayReport { requests: 0, ..said(0, 0) }, POLICY.window, at(0));
-    history.note("a", said(60, 20), POLICY.window, at(60));
-    assert_eq!(mains(&POLICY, &history, MAINS, at(61)), 1, "it may be over in a moment");
-    assert_eq!(mains(&POLICY, &history, MAINS, at(66)), 5);
+    history.add_gateway_report("a", report_at(0, 0), POLICY.window, at(0));
+    history.add_gateway_report("a", report_at(60, 20), POLICY.window, at(60));
+    let no_serving = MainReplicas { serves: false, ..MAIN };
+    assert_eq!(main_replicas(&POLICY, &history, no_serving, at(60)), 5);
+    assert_eq!(main_replicas(&POLICY, &history, MainReplicas { present: 4, ..no_serving }, at(60)), 5);
+    history = LoadHistory::default();
+    history.add_gateway_report("a", GatewayReport { requests: 0, ..report_at(0, 0) }, POLICY.window, at(0));
+    history.add_gateway_report("a", report_at(60, 20), POLICY.window, at(60));
+    assert_eq!(main_replicas(&POLICY, &history, MAIN, at(61)), 1, "the peak may be short");
+    assert_eq!(main_replicas(&POLICY, &history, MAIN, at(66)), 5);
 }
 
-/// Which group is hot changes sooner than anything is taken away.
+/// The hot group changes before any replica is removed.
 #[test]
-fn replicas_that_stay_are_counted_in_what_all_may_take() {
+fn retained_replicas_count_towards_the_memory_limit() {
     let addresses: Vec<[String; 1]> = (0..4).map(|group| [group.to_string()]).collect();
-    let (mut history, mut computed, mut present) = (History::default(), [0.0; 4], [1_u32; 4]);
+    let (mut history, mut computed, mut present) = (LoadHistory::default(), [0.0; 4], [1_u32; 4]);
     for second in 0..600_u64 {
         let now = Duration::from_secs(second);
         let hot = (second / 20 % 4) as usize;
@@ -157,15 +161,15 @@ fn replicas_that_stay_are_counted_in_what_all_may_take() {
             *sum += if group == hot { 3.0 } else { 0.1 };
         }
         if second.is_multiple_of(5) {
-            let of = computed.iter().enumerate();
+            let numbered = computed.iter().enumerate();
             let computed =
-                of.map(|(group, sum)| (group.to_string(), Duration::from_secs_f64(*sum))).collect();
-            history.note_work("main", Worked { age: now, computed }, POLICY.window, now);
+                numbered.map(|(group, sum)| (group.to_string(), Duration::from_secs_f64(*sum))).collect();
+            history.add_work_report("main", RemoteWorkReport { age: now, computed }, POLICY.window, now);
         }
-        let functions: Vec<Remote<'_>> = addresses
+        let functions: Vec<RemoteReplicas<'_>> = addresses
             .iter()
             .zip(present)
-            .map(|(addresses, present)| Remote {
+            .map(|(addresses, present)| RemoteReplicas {
                 name: &addresses[0],
                 addresses,
                 present,
@@ -174,12 +178,14 @@ fn replicas_that_stay_are_counted_in_what_all_may_take() {
                 bytes: 10,
             })
             .collect();
-        let wanted = remote(&POLICY, &history, &functions, 35, now);
+        let wanted = remote_replicas(&POLICY, &history, &functions, 35, now);
         assert!(wanted.iter().sum::<u32>() <= 4 + 3, "{second}: {wanted:?}");
-        for (addresses, _) in
-            addresses.iter().zip(wanted.iter().zip(present)).filter(|(_, (one, was))| **one > *was)
+        for (addresses, _) in addresses
+            .iter()
+            .zip(wanted.iter().zip(present))
+            .filter(|(_, (wanted, present))| **wanted > *present)
         {
-            history.raised(&addresses[0], now);
+            history.record_raise(&addresses[0], now);
         }
         present = std::array::from_fn(|group| wanted[group]);
     }

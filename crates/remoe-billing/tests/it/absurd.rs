@@ -1,18 +1,18 @@
-//! Absurd records of a function do not stop a ledger from being added up.
+//! Ledgers with absurd records of a function can still be totalled.
 
 use remoe_billing::{
     Basis, FunctionEvent, FunctionRecord, LedgerTotals, Phases, Rate, Record, RequestRecord, Share,
 };
 
-const MOST: u64 = u64::MAX;
+const MAX: u64 = u64::MAX;
 
 #[test]
 fn sums_stay_at_the_largest_number() {
-    let phases = Phases { prefill: MOST, decode: MOST };
-    let share = |tier: &str| Share { tier: tier.to_owned(), work: phases, cost: phases, busy: MOST };
+    let phases = Phases { prefill: MAX, decode: MAX };
+    let share = |tier: &str| Share { tier: tier.to_owned(), work: phases, cost: phases, busy: MAX };
     let function = |name: &str, tier: &str, basis| {
         let tier = tier.to_owned();
-        let event = FunctionEvent::Started { tier, rate: Rate(MOST), basis };
+        let event = FunctionEvent::Started { tier, rate: Rate(MAX), basis };
         Record::Function(FunctionRecord { at: 1, model: "m".to_owned(), function: name.to_owned(), event })
     };
     let request = Record::Request(RequestRecord {
@@ -21,18 +21,18 @@ fn sums_stay_at_the_largest_number() {
         model: "m".to_owned(),
         tenant: "t".to_owned(),
         function: "a".to_owned(),
-        prompt_tokens: MOST,
-        completion_tokens: MOST,
+        prompt_tokens: MAX,
+        completion_tokens: MAX,
         shares: [("a", "main"), ("b", "remote"), ("stranger", "remote")]
             .map(|(name, tier)| (name.to_owned(), share(tier)))
             .into(),
-        rivals: [("mix".to_owned(), MOST)].into(),
-        served: MOST,
+        rivals: [("mix".to_owned(), MAX)].into(),
+        served: MAX,
     });
     let lost = |at| Record::Lost {
         at,
         since: 0,
-        estimate: MOST,
+        estimate: MAX,
         model: "m".to_owned(),
         tenant: "t".to_owned(),
         function: "a".to_owned(),
@@ -44,19 +44,19 @@ fn sums_stay_at_the_largest_number() {
         function("b", "remote", Basis::Work),
         request.clone(),
         request,
-        lost(MOST),
-        lost(MOST),
-        Record::Alive { at: MOST, overhead: MOST },
-        Record::Alive { at: MOST, overhead: MOST },
+        lost(MAX),
+        lost(MAX),
+        Record::Alive { at: MAX, overhead: MAX },
+        Record::Alive { at: MAX, overhead: MAX },
     ];
-    let account = LedgerTotals::of(records.iter().cloned().map(Ok)).unwrap();
-    assert_eq!((account.answered.cost, account.answered.requests, account.lost), (MOST, 2, 2));
-    assert!(account.residual_share().is_finite());
+    let totals = LedgerTotals::from_records(records.iter().cloned().map(Ok)).unwrap();
+    assert_eq!((totals.answered.cost, totals.answered.requests, totals.lost), (MAX, 2, 2));
+    assert!(totals.residual_share().is_finite());
     let several = [records.iter().cloned().map(Ok), records.iter().cloned().map(Ok)];
-    assert_eq!(LedgerTotals::of_several(several.into_iter()).unwrap().paid, MOST);
+    assert_eq!(LedgerTotals::from_ledgers(several.into_iter()).unwrap().paid, MAX);
 }
 
-/// A ledger of a release that wrote whatever main functions told.
+/// Ledgers of an earlier release may contain everything that main functions reported.
 #[test]
 fn ledger_with_many_rivals_adds_up() {
     let request = |number: u64| {
@@ -76,24 +76,24 @@ fn ledger_with_many_rivals_adds_up() {
         })
     };
     let records: Vec<_> = (0..3).map(request).collect();
-    let account = LedgerTotals::of(records.iter().cloned().map(Ok)).unwrap();
-    assert_eq!(account.answered.cost, 33);
-    assert_eq!(account.rivals, [("mix".to_owned(), (300, 33))].into());
+    let totals = LedgerTotals::from_records(records.iter().cloned().map(Ok)).unwrap();
+    assert_eq!(totals.answered.cost, 33);
+    assert_eq!(totals.rivals, [("mix".to_owned(), (300, 33))].into());
     let several = [records.iter().cloned().map(Ok), records.iter().cloned().map(Ok)];
-    assert_eq!(LedgerTotals::of_several(several.into_iter()).unwrap().rivals["mix"], (600, 66));
+    assert_eq!(LedgerTotals::from_ledgers(several.into_iter()).unwrap().rivals["mix"], (600, 66));
 }
 
-/// Functions of one model say that they worked for 584 years. What all models cost is right but for an hour of each.
+/// Functions of a model report 584 years of work. The total cost is wrong by at most an hour of each function.
 #[test]
 fn work_beyond_the_life_of_a_function_costs_nothing() {
     const SECOND: u64 = 1_000_000_000;
     const HOUR: u64 = 3600 * SECOND;
     let started = |name: &str, tier: &str, basis| {
-        // A nano-dollar a nanosecond.
+        // One nano-dollar per nanosecond.
         let event = FunctionEvent::Started { tier: tier.to_owned(), rate: Rate(HOUR), basis };
         Record::Function(FunctionRecord { at: 0, model: "m".to_owned(), function: name.to_owned(), event })
     };
-    let share = |tier: &str| Share { tier: tier.to_owned(), busy: MOST, ..Share::default() };
+    let share = |tier: &str| Share { tier: tier.to_owned(), busy: MAX, ..Share::default() };
     let request = Record::Request(RequestRecord {
         at: SECOND,
         id: "id".to_owned(),
@@ -104,7 +104,7 @@ fn work_beyond_the_life_of_a_function_costs_nothing() {
         completion_tokens: 1,
         shares: [("a", "main"), ("b", "remote")].map(|(name, tier)| (name.to_owned(), share(tier))).into(),
         rivals: [].into(),
-        served: MOST,
+        served: MAX,
     });
     let records = [
         started("a", "main", Basis::Alive),
@@ -112,7 +112,7 @@ fn work_beyond_the_life_of_a_function_costs_nothing() {
         request,
         Record::Alive { at: 2 * SECOND, overhead: 0 },
     ];
-    let account = LedgerTotals::of(records.into_iter().map(Ok)).unwrap();
-    assert_eq!(account.paid, 2 * SECOND + 2 * SECOND + HOUR);
-    assert!(account.failed <= 2 * (2 * SECOND + HOUR) && account.idle <= 2 * SECOND + HOUR, "{account:?}");
+    let totals = LedgerTotals::from_records(records.into_iter().map(Ok)).unwrap();
+    assert_eq!(totals.paid, 2 * SECOND + 2 * SECOND + HOUR);
+    assert!(totals.failed <= 2 * (2 * SECOND + HOUR) && totals.idle <= 2 * SECOND + HOUR, "{totals:?}");
 }

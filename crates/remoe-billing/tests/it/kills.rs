@@ -1,4 +1,4 @@
-//! A ledger whose writer was killed, lacked space, or was read meanwhile.
+//! Ledgers whose writer was killed or ran out of disk space.
 
 use proptest::prelude::*;
 use remoe_billing::{
@@ -35,13 +35,13 @@ fn write(ledger: &Ledger, records: &[Record]) {
     records.iter().for_each(|record| ledger.append(record).unwrap());
 }
 
-/// All records but the heads of files.
+/// Reads all records except the headers of files.
 fn read(folder: &Path) -> Vec<Record> {
     let all = records(folder).unwrap().map(Result::unwrap);
     all.filter(|record| !matches!(record, Record::Continued { .. } | Record::Carried { .. })).collect()
 }
 
-/// All files as one.
+/// Returns the path and the content of the newest file.
 fn bytes(folder: &Path) -> (std::path::PathBuf, Vec<u8>) {
     let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "log"));
@@ -51,18 +51,18 @@ fn bytes(folder: &Path) -> (std::path::PathBuf, Vec<u8>) {
     (last, content)
 }
 
-/// Wherever the writer dies within a line, the whole lines before it are there, and what is written later too.
+/// If the writer dies within a line, the complete lines before it and all later records are read.
 #[test]
-fn half_a_line_is_dropped_at_every_byte() {
+fn partial_line_is_dropped_at_every_byte() {
     let written: Vec<Record> = (0..3).map(|number| request(number, 5)).collect();
-    let whole = tempfile::tempdir().unwrap();
-    let ledger = Ledger::open(whole.path(), LedgerLimits::default()).unwrap();
+    let complete_folder = tempfile::tempdir().unwrap();
+    let ledger = Ledger::open(complete_folder.path(), LedgerLimits::default()).unwrap();
     let mut ends = vec![0];
     for record in &written {
         ledger.append(record).unwrap();
-        ends.push(bytes(whole.path()).1.len());
+        ends.push(bytes(complete_folder.path()).1.len());
     }
-    let content = bytes(whole.path()).1;
+    let content = bytes(complete_folder.path()).1;
     for cut in 0..=content.len() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("ledger-000001.log"), &content[..cut]).unwrap();
@@ -76,9 +76,9 @@ fn half_a_line_is_dropped_at_every_byte() {
     }
 }
 
-/// That which makes a digit of a checksum an upper-case letter among them.
+/// These include bits that turn a digit of a checksum into upper case.
 #[test]
-fn every_flipped_bit_is_noticed() {
+fn every_flipped_bit_is_detected() {
     let folder = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(folder.path(), LedgerLimits::default()).unwrap();
     write(&ledger, &[request(1, 1), request(2, 2), request(3, 3)]);
@@ -95,9 +95,9 @@ fn every_flipped_bit_is_noticed() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// A flipped byte spoils its line, and at most joins it with the next; no other record is lost or changed.
+    /// A flipped byte damages its line and at most the next one. No other record is lost or changed.
     #[test]
-    fn what_is_damaged_is_noticed(at in 0.0_f64..1.0, flip in 1_u8..=255) {
+    fn damaged_byte_is_detected(at in 0.0_f64..1.0, flip in 1_u8..=255) {
         let folder = tempfile::tempdir().unwrap();
         let ledger = Ledger::open(folder.path(), LedgerLimits::default()).unwrap();
         let written: Vec<Record> = (0..20).map(|number| request(number, number)).collect();
@@ -112,9 +112,9 @@ proptest! {
         prop_assert!(entries.damaged() > 0, "byte {at} by {flip}");
     }
 
-    /// Whatever functions and requests do, what was paid is what its parts are.
+    /// For any sequence of events, the paid amount is the sum of its parts.
     #[test]
-    fn parts_add_up_to_what_was_paid(
+    fn parts_add_up_to_the_paid_amount(
         rate in 1_u64..1 << 40,
         start in 0_u64..1 << 40,
         idle in prop::collection::vec((0_u64..1 << 36, 0_u64..1 << 36, prop::bool::ANY), 0..20),
@@ -130,7 +130,7 @@ proptest! {
             function(begin, FunctionEvent::Started { tier: "main".to_owned(), rate, basis: Basis::Alive }),
             function(begin + start, FunctionEvent::Serving),
         ];
-        let (mut now, mut busy, mut told) = (begin + start, 0, 0);
+        let (mut now, mut busy, mut charged) = (begin + start, 0, 0);
         let meter = remoe_billing::Meter::default();
         let rates = remoe_billing::Rates([("main".to_owned(), rate)].into());
         for (waited, worked, answered) in &idle {
@@ -145,13 +145,13 @@ proptest! {
             }
             let share = Phases { prefill: *worked, decode: 0 };
             let work = remoe_billing::RequestWork {
-                main: remoe_billing::Worked { share, busy },
+                main: remoe_billing::WorkShare { share, busy },
                 served: now - begin - start,
                 ..Default::default()
             };
-            let mut share = meter.tell(&work, &rates).shares["main"].clone();
+            let mut share = meter.report(&work, &rates).shares["main"].clone();
             share.tier = "main".to_owned();
-            told += share.cost.sum();
+            charged += share.cost.sum();
             let Record::Request(request) = request(now - 1_700_000_000_000_000_000, 0) else { unreachable!() };
             log.push(Record::Request(RequestRecord {
                 shares: [("main-1".to_owned(), share)].into(), served: now - begin - start, ..request
@@ -159,26 +159,26 @@ proptest! {
         }
         log.push(function(now + tail, FunctionEvent::Replaced));
         log.push(function(now + tail + overlap, FunctionEvent::Stopped));
-        let account = LedgerTotals::of(log.into_iter().map(Ok)).unwrap();
-        prop_assert_eq!(account.answered.cost, told);
-        prop_assert_eq!(account.paid, rate.cost(start + now - begin - start + tail + overlap));
-        prop_assert_eq!(account.residual, 0);
+        let totals = LedgerTotals::from_records(log.into_iter().map(Ok)).unwrap();
+        prop_assert_eq!(totals.answered.cost, charged);
+        prop_assert_eq!(totals.paid, rate.cost(start + now - begin - start + tail + overlap));
+        prop_assert_eq!(totals.residual, 0);
         prop_assert_eq!(
-            account.paid,
-            told + account.failed + account.idle + account.cold_start + account.overlap
+            totals.paid,
+            charged + totals.failed + totals.idle + totals.cold_start + totals.overlap
         );
-        prop_assert!(account.overlap.abs_diff(rate.cost(overlap)) <= 1);
-        prop_assert!(account.cold_start.abs_diff(rate.cost(start)) <= 1);
+        prop_assert!(totals.overlap.abs_diff(rate.cost(overlap)) <= 1);
+        prop_assert!(totals.cold_start.abs_diff(rate.cost(start)) <= 1);
         let last = idle.iter().rposition(|(.., answered)| *answered).map_or(0, |at| at + 1);
         let failed: u64 = idle[..last].iter().filter(|(.., answered)| !answered).map(|(_, worked, _)| *worked).sum();
         let lost: u64 = idle[last..].iter().map(|(_, worked, _)| *worked).sum();
-        prop_assert!(account.failed.abs_diff(rate.cost(failed + lost)) <= 2);
+        prop_assert!(totals.failed.abs_diff(rate.cost(failed + lost)) <= 2);
     }
 }
 
-/// A remote function outlives its main function; the next one counts its work from nothing.
+/// A remote function outlives its main function. The next main function counts its work from zero.
 #[test]
-fn a_remote_function_works_for_several_mains() {
+fn remote_function_works_for_several_main_functions() {
     let second = 1_000_000_000;
     let begin = 1_700_000_000 * second;
     let function = |at: u64, name: &str, event| {
@@ -214,15 +214,15 @@ fn a_remote_function_works_for_several_mains() {
         function(30, "two", FunctionEvent::Stopped),
         function(30, "far", FunctionEvent::Stopped),
     ];
-    let account = LedgerTotals::of(log.into_iter().map(Ok)).unwrap();
+    let totals = LedgerTotals::from_records(log.into_iter().map(Ok)).unwrap();
     let seconds = |amount: u64| amount / second;
-    assert_eq!((seconds(account.paid), account.residual), (12 + 18 + 30, 0));
-    assert_eq!((seconds(account.answered.cost), account.failed), (26, 0));
-    assert_eq!((seconds(account.cold_start), seconds(account.idle)), (3, 60 - 26 - 3));
+    assert_eq!((seconds(totals.paid), totals.residual), (12 + 18 + 30, 0));
+    assert_eq!((seconds(totals.answered.cost), totals.failed), (26, 0));
+    assert_eq!((seconds(totals.cold_start), seconds(totals.idle)), (3, 60 - 26 - 3));
 }
 
 #[test]
-fn files_follow_each_other_and_the_oldest_goes() {
+fn files_are_rotated_and_the_oldest_is_removed() {
     let folder = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(folder.path(), SMALL).unwrap();
     let written: Vec<Record> = (0..100).map(|number| request(number, number)).collect();
@@ -236,13 +236,13 @@ fn files_follow_each_other_and_the_oldest_goes() {
     drop(ledger);
     let ledger = Ledger::open(folder.path(), LedgerLimits { files: 2, ..SMALL }).unwrap();
     write(&ledger, &(100..120).map(|number| request(number, 1)).collect::<Vec<_>>());
-    let kept = read(folder.path());
-    assert!(kept.len() < 20 && kept.last() == Some(&request(119, 1)), "{}", kept.len());
+    let remaining = read(folder.path());
+    assert!(remaining.len() < 20 && remaining.last() == Some(&request(119, 1)), "{}", remaining.len());
 }
 
-/// A file that cannot be removed costs no record.
+/// No record is lost if an old file cannot be removed.
 #[test]
-fn what_is_not_removed_is_no_failure() {
+fn failed_removal_of_an_old_file_is_no_error() {
     let folder = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(folder.path(), LedgerLimits { files: 1, ..SMALL }).unwrap();
     let oldest = folder.path().join("ledger-000000.log");
@@ -253,12 +253,12 @@ fn what_is_not_removed_is_no_failure() {
 }
 
 #[test]
-fn a_writer_that_lacked_space_goes_on() {
+fn writer_continues_after_a_full_disk() {
     let folder = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(folder.path(), SMALL).unwrap();
     write(&ledger, &[request(1, 1)]);
     drop(ledger);
-    // As a file system that was full in the middle of a line leaves it.
+    // The state after a file system was full in the middle of a line.
     let (path, content) = bytes(folder.path());
     let mut file = OpenOptions::new().append(true).open(&path).unwrap();
     std::io::Write::write_all(&mut file, &content[..40]).unwrap();

@@ -6,13 +6,14 @@ use std::fmt::Write;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
-/// Most characters of a name in a line.
-const NAME: usize = 128;
+/// Largest number of characters of a value in a line.
+const MAX_VALUE_CHARS: usize = 128;
 
 /// Form of the lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessLogFormat {
-    /// Words and `name=value`, for people. Leaves successful polls out: pages and `remoe top` poll every second.
+    /// Words and `name=value`, for people. Leaves out successful polls, which the page and `remoe top` make every
+    /// second.
     Text,
     /// One JSON object per line, for all requests.
     Json,
@@ -22,20 +23,20 @@ pub enum AccessLogFormat {
 #[derive(Default)]
 pub(crate) struct RequestFacts {
     pub(crate) caller: OnceLock<Caller>,
-    /// Name of a model that is served, never what a client sent in its place.
+    /// Name of the model that the request selected; never text that a client sent.
     pub(crate) model: OnceLock<Arc<str>>,
-    /// Tokens of the prompt and of the answer.
+    /// Prompt tokens and completion tokens.
     pub(crate) tokens: OnceLock<(u64, u64)>,
     /// Seconds until the first token.
     pub(crate) first_token: OnceLock<f64>,
 }
 
-/// Request that is over.
+/// Completed request, as the access log records it.
 pub(super) struct AccessRecord<'a> {
     pub(super) time: SystemTime,
     pub(super) request_id: Option<&'a str>,
     pub(super) trace_id: Option<String>,
-    /// Name of the tenant or, without keys, the client's address. Empty if the key is wrong.
+    /// Name of the tenant or, without keys, the client's address. Empty if the key is invalid.
     pub(super) client: &'a str,
     pub(super) tenant: Option<&'a str>,
     pub(super) model: Option<&'a str>,
@@ -45,15 +46,18 @@ pub(super) struct AccessRecord<'a> {
     pub(super) bytes: u64,
     pub(super) prompt_tokens: Option<u64>,
     pub(super) completion_tokens: Option<u64>,
-    /// Seconds.
+    /// Seconds until the first token.
     pub(super) first_token: Option<f64>,
-    pub(super) head: Duration,
-    pub(super) whole: Duration,
+    /// Time until the answer began.
+    pub(super) time_to_head: Duration,
+    /// Time until the answer ended.
+    pub(super) total_time: Duration,
     pub(super) is_complete: bool,
+    /// Lines before this one that were dropped because the writer was too slow.
     pub(super) left_out: u64,
 }
 
-/// Line as JSON. It begins as the lines of the programs' own logs.
+/// Line as JSON. Its first fields are those of the programs' own logs.
 #[derive(Serialize)]
 struct JsonLine<'a> {
     /// RFC 3339 in UTC.
@@ -92,7 +96,7 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl AccessRecord<'_> {
-    /// Returns the line without its end; none if this format leaves it out.
+    /// Returns the line without a line break; `None` if `format` leaves the request out.
     pub(super) fn render(&self, format: AccessLogFormat) -> Option<String> {
         match format {
             AccessLogFormat::Text if self.is_poll() => None,
@@ -101,10 +105,11 @@ impl AccessRecord<'_> {
         }
     }
 
-    /// Reports if the request asks how the server does, and got an answer.
+    /// Reports if the request is a successful poll of a monitoring page.
     fn is_poll(&self) -> bool {
-        let route = matches!(self.route, "/health" | "/metrics" | "/status" | "/v1/placement" | "/page");
-        self.method == "GET" && route && (200..400).contains(&self.status) && self.left_out == 0
+        let is_monitoring =
+            matches!(self.route, "/health" | "/metrics" | "/status" | "/v1/placement" | "/page");
+        self.method == "GET" && is_monitoring && (200..400).contains(&self.status) && self.left_out == 0
     }
 
     /// Returns the time of the request as RFC 3339 in UTC, to the millisecond.
@@ -114,20 +119,20 @@ impl AccessRecord<'_> {
 
     fn text(&self) -> String {
         let seconds = |time: f64| format!("{time:.3}s");
-        let (method, whole) = (shown(self.method), seconds(self.whole.as_secs_f64()));
-        let mut line = format!("{} {method} {} {} {whole}", self.timestamp(), self.route, self.status);
-        let numbers = |number: Option<u64>| number.map(|number| number.to_string());
-        let named = |name: Option<&str>| name.filter(|name| !name.is_empty()).map(shown);
+        let (method, total) = (escaped(self.method), seconds(self.total_time.as_secs_f64()));
+        let mut line = format!("{} {method} {} {} {total}", self.timestamp(), self.route, self.status);
+        let count = |number: Option<u64>| number.map(|number| number.to_string());
+        let optional = |name: Option<&str>| name.filter(|name| !name.is_empty()).map(escaped);
         let client = if self.tenant.is_some() { None } else { Some(self.client) };
         for (name, value) in [
-            ("model", named(self.model)),
-            ("tenant", named(self.tenant)),
-            ("client", named(client)),
-            ("prompt_tokens", numbers(self.prompt_tokens)),
-            ("completion_tokens", numbers(self.completion_tokens)),
+            ("model", optional(self.model)),
+            ("tenant", optional(self.tenant)),
+            ("client", optional(client)),
+            ("prompt_tokens", count(self.prompt_tokens)),
+            ("completion_tokens", count(self.completion_tokens)),
             ("ttft", self.first_token.map(seconds)),
-            ("id", named(self.request_id)),
-            ("trace", named(self.trace_id.as_deref())),
+            ("id", optional(self.request_id)),
+            ("trace", optional(self.trace_id.as_deref())),
             ("complete", (!self.is_complete).then(|| "false".to_owned())),
             ("left_out", Some(self.left_out).filter(|count| *count > 0).map(|count| count.to_string())),
         ] {
@@ -144,7 +149,7 @@ impl AccessRecord<'_> {
         let time = self.time.duration_since(SystemTime::UNIX_EPOCH);
         let [request_id, tenant, model, trace_id] =
             [self.request_id, self.tenant, self.model, self.trace_id.as_deref()]
-                .map(|name| name.map(bounded));
+                .map(|name| name.map(truncated));
         serde_json::to_string(&JsonLine {
             timestamp: self.timestamp(),
             level: "INFO",
@@ -152,33 +157,33 @@ impl AccessRecord<'_> {
             time: time.map_or(0.0, |since| since.as_secs_f64()),
             request_id,
             trace_id,
-            client: bounded(self.client),
+            client: truncated(self.client),
             tenant,
             model,
-            method: bounded(self.method),
+            method: truncated(self.method),
             route: self.route,
             status: self.status,
             bytes: self.bytes,
             prompt_tokens: self.prompt_tokens,
             completion_tokens: self.completion_tokens,
             ttft_ms: self.first_token.map(milliseconds),
-            head_ms: milliseconds(self.head.as_secs_f64()),
-            whole_ms: milliseconds(self.whole.as_secs_f64()),
+            head_ms: milliseconds(self.time_to_head.as_secs_f64()),
+            whole_ms: milliseconds(self.total_time.as_secs_f64()),
             complete: self.is_complete,
             left_out: self.left_out,
         })
     }
 }
 
-/// Returns the beginning of `text`.
-fn bounded(text: &str) -> &str {
-    text.char_indices().nth(NAME).map_or(text, |(end, _)| &text[..end])
+/// Returns the first [`MAX_VALUE_CHARS`] characters of `text`.
+fn truncated(text: &str) -> &str {
+    text.char_indices().nth(MAX_VALUE_CHARS).map_or(text, |(end, _)| &text[..end])
 }
 
-/// Returns the beginning of `text` as it is if it is a plain word, else quoted and escaped: it can neither end the line nor
-/// look like another field, nor reach the terminal as a control sequence.
-fn shown(text: &str) -> String {
-    let text = bounded(text);
+/// Truncates `text`, and quotes and escapes it unless it is a plain word. So it cannot end the line, look like
+/// another field, or reach the terminal as a control sequence.
+fn escaped(text: &str) -> String {
+    let text = truncated(text);
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@+,~".contains(c);
     match !text.is_empty() && text.chars().all(is_plain) {
         true => text.to_owned(),
@@ -207,8 +212,8 @@ mod tests {
             prompt_tokens: Some(12),
             completion_tokens: Some(34),
             first_token: Some(0.25),
-            head: Duration::from_millis(260),
-            whole: Duration::from_millis(1500),
+            time_to_head: Duration::from_millis(260),
+            total_time: Duration::from_millis(1500),
             is_complete: true,
             left_out: 0,
         }
@@ -255,11 +260,11 @@ mod tests {
             };
             let text = hostile.render(format).unwrap();
             let is_hostile = |c: char| c.is_control() && (format == AccessLogFormat::Text || c < ' ');
-            assert!(!text.contains(is_hostile) && !text.contains(&"x".repeat(NAME + 1)), "{text}");
+            assert!(!text.contains(is_hostile) && !text.contains(&"x".repeat(MAX_VALUE_CHARS + 1)), "{text}");
         }
-        let escaped = "id=\"a\\nFAKE GET / 200\\r\\u{1b}[2J\\u{202e}\\u{85} \\\" status=200\"";
+        let expected_end = "id=\"a\\nFAKE GET / 200\\r\\u{1b}[2J\\u{202e}\\u{85} \\\" status=200\"";
         let hostile = AccessRecord { request_id: Some(hostile), ..line() };
-        assert!(hostile.render(AccessLogFormat::Text).unwrap().ends_with(escaped));
+        assert!(hostile.render(AccessLogFormat::Text).unwrap().ends_with(expected_end));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Form and destination of the access log.
+/// Format and destination of the access log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AccessLogTarget {
     /// No access log.
@@ -17,7 +17,7 @@ pub enum AccessLogTarget {
     File(PathBuf),
 }
 
-/// Value of `--access-log` that names neither a form nor a file.
+/// Error of a value of `--access-log` that is neither a format nor a path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("expected off, text, json, or the path of a file with a / or a dot in it, such as ./{0}")]
 pub struct AccessLogTargetError(String);
@@ -25,8 +25,8 @@ pub struct AccessLogTargetError(String);
 impl FromStr for AccessLogTarget {
     type Err = AccessLogTargetError;
 
-    /// Parses `off`, `text`, `json`, `-` (JSON on standard error), or a path. A bare word is no path: it is more likely a
-    /// misspelt form.
+    /// Parses `off`, `text`, `json`, `-` (JSON on standard error), or a path. Other words without a slash or dot are
+    /// refused, because they are probably misspelt formats.
     fn from_str(text: &str) -> Result<Self, AccessLogTargetError> {
         match text {
             "off" => Ok(Self::Off),
@@ -39,26 +39,26 @@ impl FromStr for AccessLogTarget {
 }
 
 impl AccessLogTarget {
-    /// Opens the access log. Lines for standard error go to `write`, on a thread of their own.
+    /// Opens the access log. Lines for standard error are passed to `write`, on a separate thread.
     ///
     /// # Errors
-    /// The file cannot be opened, or no thread be started.
+    /// The file cannot be opened, or the writer's thread cannot be started.
     pub fn open(
         &self,
         write: impl FnMut(&str) -> io::Result<()> + Send + 'static,
     ) -> io::Result<Option<AccessLog>> {
         match self {
             Self::Off => Ok(None),
-            Self::StandardError(format) => AccessLog::to(*format, write).map(Some),
+            Self::StandardError(format) => AccessLog::with_writer(*format, write).map(Some),
             Self::File(path) => AccessLog::open(path).map(Some),
         }
     }
 
-    /// Opens the access log, with lines for standard error written there directly.
+    /// Opens the access log. Lines for standard error are written there directly.
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn open_plain(&self) -> io::Result<Option<AccessLog>> {
+    pub fn open_to_stderr(&self) -> io::Result<Option<AccessLog>> {
         self.open(|line| io::stderr().write_all(format!("{line}\n").as_bytes()))
     }
 }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn access_log_word_that_is_no_form_is_refused() {
+    fn access_log_word_that_is_no_format_is_refused() {
         use AccessLogFormat::{Json, Text};
         for (text, target) in [
             ("off", AccessLogTarget::Off),

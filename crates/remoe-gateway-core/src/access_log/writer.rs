@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-/// Lines that wait for the disk; further ones are left out and counted.
-const WAITING: usize = 4096;
+/// Largest number of lines that wait to be written. Further ones are dropped and counted.
+const MAX_WAITING_LINES: usize = 4096;
 
-/// Destination of lines. A thread writes them, so that no answer waits for a disk.
+/// Access log. A separate thread writes the lines, so that no answer waits for a disk.
 #[derive(Debug, Clone)]
 pub struct AccessLog {
     format: AccessLogFormat,
@@ -23,21 +23,21 @@ impl AccessLog {
     /// Appends lines of JSON to the file at `path`.
     ///
     /// # Errors
-    /// The file cannot be opened, or no thread be started.
+    /// The file cannot be opened, or the writer's thread cannot be started.
     pub fn open(path: &Path) -> io::Result<Self> {
         let mut file = OpenOptions::new().create(true).append(true).open(path)?;
-        Self::to(AccessLogFormat::Json, move |line| file.write_all(format!("{line}\n").as_bytes()))
+        Self::with_writer(AccessLogFormat::Json, move |line| file.write_all(format!("{line}\n").as_bytes()))
     }
 
-    /// Gives lines to `write`, without their ends, on a thread of their own.
+    /// Passes lines, without line breaks, to `write` on a separate thread.
     ///
     /// # Errors
-    /// No thread can be started.
-    pub fn to(
+    /// The thread cannot be started.
+    pub fn with_writer(
         format: AccessLogFormat,
         mut write: impl FnMut(&str) -> io::Result<()> + Send + 'static,
     ) -> io::Result<Self> {
-        let (lines, waiting) = sync_channel::<String>(WAITING);
+        let (lines, waiting) = sync_channel::<String>(MAX_WAITING_LINES);
         std::thread::Builder::new().name("access log".to_owned()).spawn(move || {
             for line in waiting {
                 if let Err(error) = write(&line) {
@@ -48,10 +48,10 @@ impl AccessLog {
         Ok(Self { format, lines, left_out: Arc::default() })
     }
 
-    /// Writes the line that `line` makes of the number of lines that were left out before it.
-    pub(super) fn write<'a>(&self, line: impl FnOnce(u64) -> AccessRecord<'a>) {
+    /// Queues the record that `record` makes of the number of lines that were dropped before it.
+    pub(super) fn write<'a>(&self, record: impl FnOnce(u64) -> AccessRecord<'a>) {
         let left_out = self.left_out.swap(0, Ordering::Relaxed);
-        let sent = match line(left_out).render(self.format) {
+        let sent = match record(left_out).render(self.format) {
             None => return,
             Some(text) => self.lines.try_send(text),
         };

@@ -1,14 +1,14 @@
-//! Remedies for keys files that are not of the form. No part of a remedy comes from the file, which has keys in it.
+//! Remedies for invalid keys files. No part of a remedy comes from the file, because it contains keys.
 
-/// Returns what `message`, which serde gave, says of the form alone: a missing field, or what was expected.
+/// Extracts the remedy from serde's `message`: a missing field, or what was expected. Leaves out all values.
 pub(super) fn remedy(message: &str) -> String {
-    let place = message.rfind(" at line ").unwrap_or(message.len());
-    let message = message.get(..place).unwrap_or(message);
-    // Either may follow the place of what it is about.
+    let end = message.rfind(" at line ").unwrap_or(message.len());
+    let message = message.get(..end).unwrap_or(message);
+    // A path may stand before either phrase.
     if let Some((_, field)) = message.rsplit_once("missing field ").filter(|(_, field)| is_name(field)) {
         return format!("missing field {field}; add it");
     }
-    // The last one is serde's own, whatever values are quoted before it.
+    // The last ", expected " is serde's own; earlier ones may be quoted from the file.
     let Some((_, expected)) = message.rsplit_once(", expected ") else {
         return "expected the fields of docs/gateway.md".to_owned();
     };
@@ -30,7 +30,7 @@ mod tests {
 
     #[test]
     fn remedy_quotes_nothing_of_the_file() {
-        for (message, says) in [
+        for (message, expected) in [
             (
                 "unknown field `secret`, expected `name` or `keys` at line 2 column 3",
                 "unknown field, expected `name` or `keys`",
@@ -42,7 +42,7 @@ mod tests {
             ("invalid value: integer `0`, expected a nonzero u64", "expected a nonzero u64"),
             ("found a tab character: secret at line 1", "expected the fields of docs/gateway.md"),
         ] {
-            assert_eq!(remedy(message), says);
+            assert_eq!(remedy(message), expected);
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Functions that run for a model, as reported by what keeps them, and the state that is wanted of them.
+//! Functions that run for a model, as their launcher reports them, and the state that the gateway wants of them.
 
-use crate::connector::uri;
+use crate::connector::function_uri;
 use crate::cost_accounting::Billing;
 use crate::timeline::WakeMarks;
 use axum::http::uri::InvalidUri;
@@ -11,10 +11,11 @@ use serde::Serialize;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// A remote group that the main function may say nothing of: it sleeps beside it, or is being started.
+/// Remote group that sleeps or is being started while the main function runs. The main function's own placement may
+/// not list it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ApartGroup {
-    /// `group-0`, or `layer-3`.
+pub struct InactiveGroup {
+    /// Name such as `group-0` or `layer-3`.
     pub name: String,
     /// Experts of the group, as `LAYER:FIRST-LAST,..`.
     pub experts: String,
@@ -25,33 +26,33 @@ pub struct ApartGroup {
 /// Main function that answers requests for a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Backend {
-    /// Unique among all backends that there ever were.
+    /// Id, never used again for another backend.
     pub id: u64,
     /// Address of its HTTP server.
     pub address: SocketAddr,
-    /// Identity that it must prove; absent: any process in plaintext.
+    /// Identity that the server must prove; `None`: any process may answer, in plaintext.
     pub identity: Option<Identity>,
-    /// Requests that it has at the same time; further ones wait here, where turns are fair.
+    /// Request slots. Further requests wait in the gateway's fair queue.
     pub capacity: usize,
-    /// Value of the `Authorization` header that it expects.
+    /// Value of the `Authorization` header that the server expects.
     pub authorization: Option<HeaderValue>,
-    /// Rates of its functions; absent if costs are not recorded.
+    /// Prices of the main function and its remote functions; `None` if costs are not recorded.
     pub billing: Option<Arc<Billing>>,
 }
 
 impl Backend {
     /// Returns the URI of `target` at this backend.
     pub(crate) fn uri(&self, target: &str) -> Result<Uri, InvalidUri> {
-        uri(self.address, self.identity.as_ref(), target)
+        function_uri(self.address, self.identity.as_ref(), target)
     }
 }
 
-/// Function, as listed for people.
+/// Function as `/status` lists it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FunctionLine {
-    /// Place of the function.
+    /// Name of the function in its deployment.
     pub name: String,
-    /// State of the function.
+    /// Name of its state.
     pub state: &'static str,
     /// Process id, if it is a process.
     pub pid: Option<u32>,
@@ -60,28 +61,28 @@ pub struct FunctionLine {
 /// Functions that run for a model, as its launcher reports them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RunningFunctions {
-    /// The number of the [`LauncherOrder`] that this follows.
+    /// Number of the latest [`LauncherOrder`] that the launcher had received.
     pub order: u64,
     /// Main functions that take requests.
     pub backends: Vec<Backend>,
-    /// How the latest start went.
+    /// Times of the latest start.
     pub wake: WakeMarks,
     /// All functions.
     pub functions: Vec<FunctionLine>,
 }
 
-/// State that is wanted of a launcher.
+/// State that the gateway wants of a model's functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DesiredState {
-    /// The functions run.
+    /// All functions run.
     Awake,
-    /// They run, and the launcher says through [`Model::rechecked`] how many requests the engine has.
+    /// All functions run, and the launcher reports through [`Model::rechecked`] how many requests the engines have.
     Recheck,
-    /// Nothing runs.
+    /// No function runs.
     Asleep,
 }
 
-/// A numbered order.
+/// Numbered order to a launcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LauncherOrder {
     /// Grows with every change.
@@ -90,12 +91,12 @@ pub struct LauncherOrder {
     pub wanted: DesiredState,
 }
 
-/// Decision about a model that was made elsewhere, for a gateway that keeps no functions itself.
+/// Operator's decision about a model, for a gateway that launches no functions itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Directive {
-    /// Phase of the model; whatever is said, it is `Waking` until there is a backend.
+    /// Phase of the model. `Active` takes effect once there is a backend; until then the model is `Waking`.
     pub phase: ScalingPhase,
-    /// The number of the decision.
+    /// Number of the decision: `turn` of the `MoEDemand`.
     pub turn: u64,
 }
 
@@ -106,7 +107,7 @@ pub struct ModelLoad {
     pub waiting: usize,
     /// Requests that functions work on.
     pub in_flight: usize,
-    /// The number of the [`Directive`] that all of these came after, or are counted with.
+    /// Number of the latest [`Directive`] that the model had when these requests were counted.
     pub turn: u64,
 }
 

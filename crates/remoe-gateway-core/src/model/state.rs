@@ -1,9 +1,9 @@
-//! State under a model's lock, and what follows from it: the phase, the next request, and its backend. No clock and no
-//! socket.
+//! State under a model's lock, and the decisions that follow from it: the phase, the next request, and its backend.
+//! Uses no clock and no socket.
 
-use super::entry::Waiting;
-use super::history::History;
-use super::running::{ApartGroup, Backend, DesiredState, Directive, LauncherOrder, RunningFunctions};
+use super::entry::WaitingRequest;
+use super::history::PhaseHistory;
+use super::running::{Backend, DesiredState, Directive, InactiveGroup, LauncherOrder, RunningFunctions};
 use crate::prefix_index::ModelPrefixIndex;
 use crate::queue::FairQueue;
 use crate::timeline::ColdStart;
@@ -11,174 +11,191 @@ use remoe_autoscale::scale_to_zero::{ScalingPhase, StepInputs};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// A backend that could not be reached gets no request for so long, and for twice as long each time that it cannot be
-/// right after.
+/// Circuit breaker: first pause of a backend that could not be reached. Each failure right after a pause doubles the
+/// next one.
 const PAUSE: Duration = Duration::from_millis(100);
-/// But never longer.
+/// Longest pause of a backend that could not be reached.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// A backend that has seen what begins like a request may have this part of its room more in use than others.
-const SHARE_OF_ROOM: usize = 4;
-/// Wakes that the next one is predicted from.
-const WAKES: usize = 8;
+/// Divisor of a backend's slots: for a prefix match, a backend may have this fraction of its slots more in use than
+/// the idlest one.
+const IMBALANCE_DIVISOR: usize = 4;
+/// Number of latest wakes from which the duration of the next is predicted.
+const MAX_RECENT_WAKES: usize = 8;
 
-/// State of a model. Waiting requests get a grant `G`.
+/// State of a model. Waiting requests get a grant of type `G`.
 pub(super) struct ModelRuntime<G> {
     pub(super) phase: ScalingPhase,
-    /// Decision that was made elsewhere; none: the model decides itself.
+    /// Operator's decision; `None`: the model decides itself.
     pub(super) directive: Option<Directive>,
+    /// Number of the latest order to the launcher.
     pub(super) order: u64,
-    /// The order of the latest change between asleep and awake: what runs by an older one is on its way out.
-    life: u64,
-    pub(super) idle: Option<Duration>,
-    pub(super) engine: Option<u32>,
-    pub(super) queue: FairQueue<Waiting<G>>,
+    /// Number of the order of the latest sleep or wake. Functions that run by an older order are about to end.
+    oldest_current_order: u64,
+    pub(super) idle_window: Option<Duration>,
+    /// Requests that the engines had at the recheck before sleep; `None`: not reported yet.
+    pub(super) engine_requests: Option<u32>,
+    pub(super) queue: FairQueue<WaitingRequest<G>>,
     pub(super) in_flight: usize,
-    /// How long requests have waited or been worked on until `counted`, all together, and how many there are since.
-    pub(super) occupied: Duration,
-    counted: (Instant, usize),
-    /// The latest time that anything was decided at: see [`Self::at`].
+    /// Total time that requests have waited or been in flight until `request_time_counted_at`.
+    pub(super) total_request_time: Duration,
+    request_time_counted_at: Instant,
+    /// Waiting requests and requests in flight since `request_time_counted_at`.
+    counted_requests: usize,
+    /// Latest time of any decision: see [`Self::monotonic`].
     clock: Instant,
     pub(super) last_active: Instant,
-    /// When the latest wake was decided.
-    pub(super) decided: Option<Instant>,
+    /// Time at which the latest wake was decided.
+    pub(super) wake_decided_at: Option<Instant>,
     pub(super) running: RunningFunctions,
-    pub(super) places: Vec<BackendSlot>,
+    pub(super) slots: Vec<BackendSlots>,
     prefix_index: ModelPrefixIndex,
-    pub(super) recent: VecDeque<Duration>,
+    /// Durations of the latest wakes, in order of time. Empty until the first start is complete.
+    pub(super) recent_wakes: VecDeque<Duration>,
     pub(super) cold_start: Option<ColdStart>,
-    pub(super) history: History,
+    pub(super) history: PhaseHistory,
     pub(super) wakes: u64,
     /// Wakes of remote groups while the model was awake.
     pub(super) group_wakes: u64,
-    /// Remote groups that the main function may say nothing of.
-    pub(super) groups: Vec<ApartGroup>,
+    /// Remote groups that sleep or are being started while the main function runs.
+    pub(super) inactive_groups: Vec<InactiveGroup>,
     pub(super) closed: bool,
 }
 
-/// A backend, and what it is given.
-pub(super) struct BackendSlot {
+/// A backend and the slots of it that are in use.
+pub(super) struct BackendSlots {
     pub(super) backend: Backend,
     pub(super) in_flight: usize,
-    not_before: Instant,
-    /// How long the latest pause was.
+    /// End of the latest pause.
+    paused_until: Instant,
+    /// Duration of the latest pause.
     pause: Duration,
 }
 
+/// Waiting request that gets a slot, and the backend of the slot.
+pub(super) struct Assignment<G> {
+    pub(super) request: WaitingRequest<G>,
+    pub(super) backend: Backend,
+    /// Set if the backend was chosen because it has had requests with the same prefix.
+    pub(super) is_prefix_match: bool,
+}
+
 impl<G> ModelRuntime<G> {
-    /// Makes the state of a model whose functions are being started and whose waiting requests may keep
-    /// `waiting_bytes`.
+    /// Makes the state of a model whose functions are being started. Bodies of waiting requests may have
+    /// `waiting_bytes` together.
     pub(super) fn new(waiting_bytes: usize, prefix_index: ModelPrefixIndex) -> Self {
         Self {
             phase: ScalingPhase::Waking,
             directive: None,
             order: 0,
-            life: 0,
-            idle: None,
-            engine: None,
+            oldest_current_order: 0,
+            idle_window: None,
+            engine_requests: None,
             queue: FairQueue::new(waiting_bytes),
             in_flight: 0,
-            occupied: Duration::ZERO,
-            counted: (Instant::now(), 0),
+            total_request_time: Duration::ZERO,
+            request_time_counted_at: Instant::now(),
+            counted_requests: 0,
             clock: Instant::now(),
             last_active: Instant::now(),
-            decided: Some(Instant::now()),
+            wake_decided_at: Some(Instant::now()),
             running: RunningFunctions::default(),
-            places: Vec::new(),
+            slots: Vec::new(),
             prefix_index,
-            recent: VecDeque::new(),
+            recent_wakes: VecDeque::new(),
             cold_start: None,
-            history: History::begin(ScalingPhase::Waking, Instant::now()),
+            history: PhaseHistory::begin(ScalingPhase::Waking, Instant::now()),
             wakes: 0,
             group_wakes: 0,
-            groups: Vec::new(),
+            inactive_groups: Vec::new(),
             closed: false,
         }
     }
 
-    /// Returns `now`, or the time of the latest decision if that is later. A thread that read the clock and then waited
-    /// for the lock may come after others that read it later: by its time, a window would be open that has closed
-    /// since.
-    pub(super) fn at(&mut self, now: Instant) -> Instant {
+    /// Returns `now`, or the time of the latest decision if that is later. A thread may read the clock, wait for the
+    /// lock, and get it after a thread with a later time. Time must not run backwards then: an idle window that has
+    /// ended would seem open again.
+    pub(super) fn monotonic(&mut self, now: Instant) -> Instant {
         self.clock = self.clock.max(now);
         self.clock
     }
 
-    /// A request came or ended.
-    pub(super) fn active_at(&mut self, now: Instant) {
-        self.last_active = self.at(now);
+    /// Records that a request arrived or ended, which begins the idle window again.
+    pub(super) fn record_activity(&mut self, now: Instant) {
+        self.last_active = self.monotonic(now);
     }
 
-    /// Takes note of what runs. Places that go on keep what they are given.
-    pub(super) fn runs(&mut self, running: RunningFunctions, now: Instant) {
-        let mut old = std::mem::take(&mut self.places);
-        self.places = running
+    /// Replaces the running functions. Backends that still run keep their requests in flight and their pauses.
+    pub(super) fn set_running_functions(&mut self, running: RunningFunctions, now: Instant) {
+        let mut old = std::mem::take(&mut self.slots);
+        self.slots = running
             .backends
             .iter()
             .map(|backend| {
-                let known = old.iter().position(|place| place.backend.id == backend.id);
-                known.map_or_else(
-                    || BackendSlot {
+                let old_index = old.iter().position(|slot| slot.backend.id == backend.id);
+                old_index.map_or_else(
+                    || BackendSlots {
                         backend: backend.clone(),
                         in_flight: 0,
-                        not_before: now,
+                        paused_until: now,
                         pause: Duration::ZERO,
                     },
-                    // Remote functions behind it may have changed.
-                    |at| BackendSlot { backend: backend.clone(), ..old.swap_remove(at) },
+                    // The prices may differ: its remote functions may have changed.
+                    |index| BackendSlots { backend: backend.clone(), ..old.swap_remove(index) },
                 )
             })
             .collect();
         self.running = running;
     }
 
-    /// One of `backend`'s requests is over, whatever became of it.
+    /// Frees a slot of `backend`, whose request has ended.
     pub(super) fn release(&mut self, backend: u64, now: Instant) {
         self.in_flight = self.in_flight.saturating_sub(1);
-        self.active_at(now);
-        if let Some(place) = self.places.iter_mut().find(|place| place.backend.id == backend) {
-            place.in_flight = place.in_flight.saturating_sub(1);
+        self.record_activity(now);
+        if let Some(slot) = self.slots.iter_mut().find(|slot| slot.backend.id == backend) {
+            slot.in_flight = slot.in_flight.saturating_sub(1);
         }
     }
 
-    /// Circuit breaker: `backend` could not be reached, so it gets no request for a moment, longer each time.
+    /// Circuit breaker: sends no requests to `backend`, which could not be reached, for a while; longer each time.
     pub(super) fn pause(&mut self, backend: u64, now: Instant) {
-        if let Some(place) = self.places.iter_mut().find(|place| place.backend.id == backend) {
-            if now < place.not_before {
-                // It is known already: several requests found out.
+        if let Some(slot) = self.slots.iter_mut().find(|slot| slot.backend.id == backend) {
+            if now < slot.paused_until {
+                // Another request has reported this failure.
                 return;
             }
-            let is_again = now < place.not_before + 2 * place.pause;
-            place.pause = if is_again { (2 * place.pause).min(LONGEST_PAUSE) } else { PAUSE };
-            place.not_before = now + place.pause;
+            let is_repeated = now < slot.paused_until + 2 * slot.pause;
+            slot.pause = if is_repeated { (2 * slot.pause).min(LONGEST_PAUSE) } else { PAUSE };
+            slot.paused_until = now + slot.pause;
         }
     }
 
-    /// Reports if what runs was started for the present phase and takes requests.
+    /// Reports if main functions that were started for the present phase serve requests.
     pub(super) fn is_serving(&self) -> bool {
         self.is_current() && matches!(self.phase, ScalingPhase::Active | ScalingPhase::Draining)
     }
 
     fn is_current(&self) -> bool {
-        self.running.order >= self.life && !self.places.is_empty()
+        self.running.order >= self.oldest_current_order && !self.slots.is_empty()
     }
 
-    pub(super) fn seen(&self, now: Instant, wake_limit: Duration) -> StepInputs {
+    /// Returns the inputs of the decision about the next phase.
+    pub(super) fn step_inputs(&self, now: Instant, wake_limit: Duration) -> StepInputs {
         StepInputs {
             waiting: self.queue.len(),
             in_flight: self.in_flight,
             quiet: now.saturating_duration_since(self.last_active),
-            idle: self.idle,
+            idle: self.idle_window,
             wake_limit,
             serving: self.is_current(),
-            engine: self.engine,
+            engine: self.engine_requests,
         }
     }
 
-    /// The phase by what was decided elsewhere: requests go on once there is a backend, and not before.
-    pub(super) fn directed(&self, phase: ScalingPhase) -> ScalingPhase {
+    /// Returns the phase for a directive of `phase`. The model becomes active once there is a backend.
+    pub(super) fn phase_by_directive(&self, phase: ScalingPhase) -> ScalingPhase {
         match phase {
             ScalingPhase::Active | ScalingPhase::Waking
-                if self.phase == ScalingPhase::Active || !self.places.is_empty() =>
+                if self.phase == ScalingPhase::Active || !self.slots.is_empty() =>
             {
                 ScalingPhase::Active
             }
@@ -187,46 +204,46 @@ impl<G> ModelRuntime<G> {
         }
     }
 
-    /// Changes the phase; how long the wake from sleep took that ends with it.
-    pub(super) fn enter(&mut self, phase: ScalingPhase, now: Instant) -> Option<Duration> {
-        let before = std::mem::replace(&mut self.phase, phase);
+    /// Enters `phase`. Returns the duration of the wake from sleep that this completes, if it does.
+    pub(super) fn enter_phase(&mut self, phase: ScalingPhase, now: Instant) -> Option<Duration> {
+        let previous_phase = std::mem::replace(&mut self.phase, phase);
         self.order += 1;
         self.history.enter(phase, now);
         match phase {
-            ScalingPhase::Draining => self.engine = None,
+            ScalingPhase::Draining => self.engine_requests = None,
             ScalingPhase::Asleep => {
-                self.life = self.order;
-                // What starts next has seen nothing.
+                self.oldest_current_order = self.order;
+                // The prefix caches end with the functions.
                 self.prefix_index.forget();
             }
             ScalingPhase::Waking => {
-                self.life = self.order;
-                self.decided = Some(now);
+                self.oldest_current_order = self.order;
+                self.wake_decided_at = Some(now);
             }
             ScalingPhase::Active => {
                 self.last_active = now;
-                if before == ScalingPhase::Waking {
-                    let began = self.decided.unwrap_or(now);
-                    let wake = now.saturating_duration_since(began);
-                    if self.recent.is_empty() {
-                        // The first start planned as well: what starts again does not.
-                        let began = self.running.wake.started.unwrap_or(began);
-                        self.recent.push_back(now.saturating_duration_since(began));
+                if previous_phase == ScalingPhase::Waking {
+                    let decided_at = self.wake_decided_at.unwrap_or(now);
+                    let wake_time = now.saturating_duration_since(decided_at);
+                    if self.recent_wakes.is_empty() {
+                        // The first start includes planning, which later wakes do not: count from the first process.
+                        let started_at = self.running.wake.started.unwrap_or(decided_at);
+                        self.recent_wakes.push_back(now.saturating_duration_since(started_at));
                         return None;
                     }
                     self.wakes += 1;
-                    if self.recent.len() == WAKES {
-                        self.recent.pop_front();
+                    if self.recent_wakes.len() == MAX_RECENT_WAKES {
+                        self.recent_wakes.pop_front();
                     }
-                    self.recent.push_back(wake);
-                    return Some(wake);
+                    self.recent_wakes.push_back(wake_time);
+                    return Some(wake_time);
                 }
             }
         }
         None
     }
 
-    pub(super) fn want(&self) -> LauncherOrder {
+    pub(super) fn launcher_order(&self) -> LauncherOrder {
         let wanted = match self.phase {
             ScalingPhase::Active | ScalingPhase::Waking => DesiredState::Awake,
             ScalingPhase::Draining => DesiredState::Recheck,
@@ -235,58 +252,63 @@ impl<G> ModelRuntime<G> {
         LauncherOrder { order: self.order, wanted }
     }
 
-    /// The slowest of the latest wakes, less what the present one has taken so far.
+    /// Predicts the time until the model is awake: the slowest recent wake, less the time that a present wake has
+    /// taken.
     pub(super) fn time_to_wake(&self, now: Instant) -> Duration {
-        let whole = self.recent.iter().max().copied().unwrap_or_default();
-        let begun = self.decided.filter(|_| self.phase == ScalingPhase::Waking);
-        whole.saturating_sub(begun.map_or(Duration::ZERO, |begun| now.saturating_duration_since(begun)))
+        let slowest = self.recent_wakes.iter().max().copied().unwrap_or_default();
+        let waking_since = self.wake_decided_at.filter(|_| self.phase == ScalingPhase::Waking);
+        let elapsed = waking_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        slowest.saturating_sub(elapsed)
     }
 
-    /// Counts the time of requests until `now`, by what there was since the last time, and what there is from now on.
-    pub(super) fn occupy(&mut self, now: Instant) {
-        let (since, requests) = self.counted;
-        let requests = u32::try_from(requests).unwrap_or(u32::MAX);
-        let passed = now.saturating_duration_since(since).saturating_mul(requests);
-        self.occupied = self.occupied.saturating_add(passed);
-        self.counted = (now.max(since), self.queue.len() + self.in_flight);
+    /// Adds the time of all requests since the last call, and counts the requests for the next one.
+    pub(super) fn add_request_time(&mut self, now: Instant) {
+        let since = self.request_time_counted_at;
+        let requests = u32::try_from(self.counted_requests).unwrap_or(u32::MAX);
+        let added = now.saturating_duration_since(since).saturating_mul(requests);
+        self.total_request_time = self.total_request_time.saturating_add(added);
+        self.request_time_counted_at = now.max(since);
+        self.counted_requests = self.queue.len() + self.in_flight;
     }
 
-    /// Returns the next request and its backend: of the backends with room the one that has seen a similar beginning,
-    /// or else the one with the least work in flight; and if it was the former.
-    pub(super) fn next_grant(&mut self, now: Instant) -> Option<(Waiting<G>, Backend, bool)> {
+    /// Assigns the next waiting request to a backend with a free slot: to one that has had a request with the same
+    /// prefix, if it is not much busier, else to the one with the fewest requests in flight.
+    pub(super) fn next_assignment(&mut self, now: Instant) -> Option<Assignment<G>> {
         if self.phase != ScalingPhase::Active || !self.is_current() || self.queue.len() == 0 {
             return None;
         }
         let is_free =
-            |place: &BackendSlot| place.in_flight < place.backend.capacity && place.not_before <= now;
-        let free = self.places.iter().filter(|place| is_free(place));
-        let idlest = free.clone().min_by_key(|place| place.in_flight)?.backend.id;
-        let most = (self.places.iter().map(|place| place.backend.capacity).min()? / SHARE_OF_ROOM).max(1);
-        let waiting = self.queue.pop()?;
-        let holder = if self.places.len() > 1 {
-            let loads = free.map(|place| (place.backend.id, place.in_flight));
-            self.prefix_index.holder(&waiting.beginning, loads, most)
+            |slot: &BackendSlots| slot.in_flight < slot.backend.capacity && slot.paused_until <= now;
+        let free = self.slots.iter().filter(|slot| is_free(slot));
+        let idlest = free.clone().min_by_key(|slot| slot.in_flight)?.backend.id;
+        let smallest_capacity = self.slots.iter().map(|slot| slot.backend.capacity).min()?;
+        let max_imbalance = (smallest_capacity / IMBALANCE_DIVISOR).max(1);
+        let request = self.queue.pop()?;
+        let holder = if self.slots.len() > 1 {
+            let loads = free.map(|slot| (slot.backend.id, slot.in_flight));
+            self.prefix_index.holder(&request.prefix, loads, max_imbalance)
         } else {
             None
         };
         let chosen = holder.unwrap_or(idlest);
-        // Also of an only one: there may be others later.
-        self.prefix_index.seen(&waiting.beginning, chosen);
-        let place = self.places.iter_mut().find(|place| place.backend.id == chosen)?;
-        place.in_flight += 1;
-        let backend = place.backend.clone();
+        // A single backend is recorded, too: others may be added later.
+        self.prefix_index.record(&request.prefix, chosen);
+        let slot = self.slots.iter_mut().find(|slot| slot.backend.id == chosen)?;
+        slot.in_flight += 1;
+        let backend = slot.backend.clone();
         self.in_flight += 1;
-        Some((waiting, backend, holder.is_some()))
+        Some(Assignment { request, backend, is_prefix_match: holder.is_some() })
     }
 
-    pub(super) fn deadline(&self, now: Instant, wake_limit: Duration) -> Option<Instant> {
+    /// Returns the time after `now` at which a decision may change without any event, if there is one.
+    pub(super) fn next_deadline(&self, now: Instant, wake_limit: Duration) -> Option<Instant> {
         if self.queue.len() > 0 {
-            return self.places.iter().map(|place| place.not_before).filter(|at| *at > now).min();
+            return self.slots.iter().map(|slot| slot.paused_until).filter(|end| *end > now).min();
         }
-        let idle = self.idle.filter(|_| self.in_flight == 0)?;
+        let idle_window = self.idle_window.filter(|_| self.in_flight == 0)?;
         match self.phase {
-            ScalingPhase::Active => Some(self.last_active + idle),
-            ScalingPhase::Waking => Some(self.last_active + idle.max(wake_limit)),
+            ScalingPhase::Active => Some(self.last_active + idle_window),
+            ScalingPhase::Waking => Some(self.last_active + idle_window.max(wake_limit)),
             ScalingPhase::Draining | ScalingPhase::Asleep => None,
         }
     }

@@ -1,7 +1,7 @@
-//! Admission: requests that wait for a slot, through a cold start too, and those that have one. Both give it back
-//! when they are dropped.
+//! Admission: requests that wait for a slot of a main function, and requests that have one. Dropping either leaves
+//! the queue or frees the slot.
 
-use super::entry::{closed, late};
+use super::entry::{deadline_error_code, shutting_down_error};
 use super::running::Backend;
 use crate::queue::Ticket;
 use crate::timeline::{ColdStart, RequestTimeline};
@@ -11,58 +11,59 @@ use std::time::Instant;
 use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
-/// Result for a waiting request, and the channel that it is sent through.
+/// Reply to a waiting request, and the channel that it is sent through.
 pub(super) type GrantReply = (oneshot::Sender<Result<Grant, ServiceError>>, Result<Grant, ServiceError>);
 
-/// Answers waiting requests. Not under the lock: a grant that is not received is dropped, which takes the lock.
-pub(super) fn answer(answers: Vec<GrantReply>) {
-    for (sender, answer) in answers {
-        let _client_gone = sender.send(answer);
+/// Sends replies to waiting requests. Must not be called under the model's lock: a grant that is not received is
+/// dropped, which takes that lock.
+pub(super) fn send_replies(replies: Vec<GrantReply>) {
+    for (sender, reply) in replies {
+        let _client_gone = sender.send(reply);
     }
 }
 
-/// Queue and places of a model: what a request had of them is given back here.
-pub(super) trait Places: Send + Sync {
-    /// Takes a request out of the queue, if it still waits.
+/// Owner of a model's queue and slots, to which requests give back what they had.
+pub(super) trait SlotOwner: Send + Sync {
+    /// Removes a request from the queue, if it still waits.
     fn leave(self: Arc<Self>, ticket: Ticket);
 
-    /// Frees a place of a backend.
+    /// Frees a slot of a backend.
     fn release(self: Arc<Self>, backend: u64);
 
-    /// Gives a backend no request for a moment.
+    /// Sends no requests to a failed backend for a while.
     fn pause(&self, backend: u64);
 
-    /// Takes the times of a wake that is over.
-    fn woke(&self, cold_start: ColdStart);
+    /// Records a complete cold start.
+    fn record_cold_start(&self, cold_start: ColdStart);
 }
 
-/// A request in the queue. It leaves when this is dropped.
+/// Request in the queue. It leaves the queue when this is dropped.
 pub(crate) struct QueuedRequest {
-    pub(super) places: Arc<dyn Places>,
+    pub(super) owner: Arc<dyn SlotOwner>,
     pub(super) ticket: Ticket,
-    pub(super) cold: bool,
-    pub(super) until: Instant,
-    /// True if the queue deadline comes before every other limit.
-    pub(super) by_queue_deadline: bool,
+    pub(super) is_cold: bool,
+    pub(super) deadline: Instant,
+    /// Set if `deadline` is the queue deadline.
+    pub(super) is_queue_deadline: bool,
     pub(super) receiver: oneshot::Receiver<Result<Grant, ServiceError>>,
 }
 
 impl QueuedRequest {
-    /// Nothing answered when it came.
+    /// Reports if the request waits for a cold start: no main function served when it arrived.
     pub(crate) fn is_cold(&self) -> bool {
-        self.cold
+        self.is_cold
     }
 
-    /// Waits for a backend with room.
+    /// Waits for a slot of a main function.
     ///
     /// # Errors
-    /// No place was found in time, the request gave way to others, or the server shuts down.
+    /// The deadline passed, the request was displaced from the full queue, or the server shuts down.
     pub(crate) async fn granted(mut self) -> Result<Grant, ServiceError> {
-        match timeout_at(self.until.into(), &mut self.receiver).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_dropped)) => Err(closed()),
-            Err(_late) => Err(ServiceError::new(
-                late(self.by_queue_deadline),
+        match timeout_at(self.deadline.into(), &mut self.receiver).await {
+            Ok(Ok(reply)) => reply,
+            Ok(Err(_dropped)) => Err(shutting_down_error()),
+            Err(_elapsed) => Err(ServiceError::new(
+                deadline_error_code(self.is_queue_deadline),
                 "queue deadline exceeded: no main function was ready in time; retry later",
             )),
         }
@@ -71,18 +72,18 @@ impl QueuedRequest {
 
 impl Drop for QueuedRequest {
     fn drop(&mut self) {
-        // What was granted meanwhile is given back with the receiver.
-        self.places.clone().leave(self.ticket);
+        // If a grant has been sent meanwhile, it is dropped with the receiver, which frees its slot.
+        self.owner.clone().leave(self.ticket);
     }
 }
 
-/// Leave to use a backend, until it is dropped.
+/// Slot of a main function, which one request has until this is dropped.
 pub(crate) struct Grant {
-    pub(super) places: Arc<dyn Places>,
+    pub(super) owner: Arc<dyn SlotOwner>,
     pub(super) backend: Backend,
-    pub(super) parts: RequestTimeline,
-    /// When the wake was decided that the request waited for; none where functions answered when it came.
-    pub(super) woken: Option<Instant>,
+    pub(super) timeline: RequestTimeline,
+    /// Time at which the wake was decided that the request waited for; `None`: it waited for no cold start.
+    pub(super) wake_decided_at: Option<Instant>,
 }
 
 impl Grant {
@@ -90,45 +91,44 @@ impl Grant {
         &self.backend
     }
 
-    /// The parts of the request's time so far.
-    pub(crate) fn parts(&self) -> &RequestTimeline {
-        &self.parts
+    /// Returns the parts of the request's time until it got this slot.
+    pub(crate) fn timeline(&self) -> &RequestTimeline {
+        &self.timeline
     }
 
-    /// The wake that the request waited for, of which its first token tells the rest; none where functions answered
-    /// when it came.
-    pub(crate) fn wake(&self) -> Option<Wake> {
-        let decided = self.woken?;
-        Some(Wake { places: self.places.clone(), decided, parts: self.parts })
+    /// Returns the cold start that the request waited for, if it waited for one.
+    pub(crate) fn awaited_wake(&self) -> Option<AwaitedWake> {
+        let decided_at = self.wake_decided_at?;
+        Some(AwaitedWake { owner: self.owner.clone(), decided_at, timeline: self.timeline })
     }
 
-    /// The backend could not be reached, or broke off: it gets no request for a moment.
-    pub(crate) fn failed(&self) {
-        self.places.pause(self.backend.id);
+    /// Reports that the main function could not be reached or failed. It gets no requests for a while.
+    pub(crate) fn report_failure(&self) {
+        self.owner.pause(self.backend.id);
     }
 }
 
-/// A wake that a request waited for.
-pub(crate) struct Wake {
-    places: Arc<dyn Places>,
-    decided: Instant,
-    parts: RequestTimeline,
+/// Wake of a model that a request waited for. The cold start is complete with the request's first token.
+pub(crate) struct AwaitedWake {
+    owner: Arc<dyn SlotOwner>,
+    decided_at: Instant,
+    timeline: RequestTimeline,
 }
 
-impl Wake {
-    /// Seconds since it was decided: no first token took longer.
-    pub(crate) fn so_far(&self) -> f64 {
-        self.decided.elapsed().as_secs_f64()
+impl AwaitedWake {
+    /// Returns the seconds since the wake was decided, a bound of the time to first token.
+    pub(crate) fn elapsed_seconds(&self) -> f64 {
+        self.decided_at.elapsed().as_secs_f64()
     }
 
-    /// The request's first token came so many seconds after a main function had it.
-    pub(crate) fn is_over(&self, first: f64) {
-        self.places.woke(ColdStart::new(self.decided, &self.parts, first));
+    /// Records the cold start, whose first token came `first_token_seconds` after a main function got the request.
+    pub(crate) fn complete(&self, first_token_seconds: f64) {
+        self.owner.record_cold_start(ColdStart::new(self.decided_at, &self.timeline, first_token_seconds));
     }
 }
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        self.places.clone().release(self.backend.id);
+        self.owner.clone().release(self.backend.id);
     }
 }

@@ -1,4 +1,4 @@
-//! The files of stored responses: one each, written whole or not at all.
+//! Folder of stored responses: one file each, written atomically.
 
 use super::items::{elements, is_id};
 use super::stored::{ResponseLimits, StoredResponse};
@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-/// Version of the files.
-const VERSION: u32 = 1;
-/// Bytes of a file beside items and response: names, the tenant and the id.
-const ENVELOPE: usize = 4096;
-/// Most files that are looked at.
-const FILES: usize = 1 << 17;
+/// Version of the file format.
+const FORMAT_VERSION: u32 = 1;
+/// Largest size of a file apart from items and response, in bytes: field names, tenant and id.
+const ENVELOPE_BYTES: usize = 4096;
+/// Largest number of directory entries that are read.
+const MAX_FILES: usize = 1 << 17;
 
-/// Why a folder of responses cannot be used.
+/// Reason why a folder of responses cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} {}: {cause}", path.display())]
 pub struct ResponseFolderError {
@@ -32,18 +32,18 @@ impl ResponseFolderError {
     }
 }
 
-/// Files that cannot be read, most that are told of.
-const UNREAD: usize = 16;
+/// Largest number of unreadable files that are reported.
+const MAX_UNREAD_MESSAGES: usize = 16;
 
 /// Contents of a folder.
-pub(super) struct Read {
+pub(super) struct FolderContents {
     pub(super) found: Vec<(Arc<str>, StoredResponse)>,
-    /// Why files were left out.
+    /// Errors of files that could not be read.
     pub(super) unread: Vec<String>,
 }
 
-/// A folder of responses.
-pub(super) struct Folder {
+/// Folder with the files of stored responses.
+pub(super) struct ResponseFolder {
     path: PathBuf,
 }
 
@@ -67,8 +67,8 @@ struct ResponseFile {
     response: Box<RawValue>,
 }
 
-impl Folder {
-    /// Opens the folder at `path`, which is made if it is not there: for its owner alone.
+impl ResponseFolder {
+    /// Opens the folder at `path`. If it is missing, creates it with access for its owner alone.
     pub(super) fn open(path: &Path) -> Result<Self, ResponseFolderError> {
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true);
@@ -78,16 +78,16 @@ impl Folder {
         Ok(Self { path: path.to_owned() })
     }
 
-    /// Reads the latest responses, as many as fit `limits`, and removes older ones. What is left of a write that was cut
-    /// off is removed; other files that cannot be read stay.
-    pub(super) fn read(&self, limits: ResponseLimits) -> Result<Read, ResponseFolderError> {
+    /// Reads the latest responses, as many as fit `limits`, and removes older ones. Also removes temporary files of
+    /// interrupted writes. Other unreadable files stay.
+    pub(super) fn read(&self, limits: ResponseLimits) -> Result<FolderContents, ResponseFolderError> {
         let failed = |error: io::Error| ResponseFolderError::new(&self.path, "read", &error);
         let mut files = Vec::new();
-        for entry in fs::read_dir(&self.path).map_err(failed)?.take(FILES) {
+        for entry in fs::read_dir(&self.path).map_err(failed)?.take(MAX_FILES) {
             let entry = entry.map_err(failed)?;
             let name = entry.file_name().to_string_lossy().into_owned();
             if name.strip_suffix(".tmp").is_some_and(is_id) {
-                // It is found again at the next start.
+                // If this fails, the next start tries again.
                 let _still_there = fs::remove_file(entry.path());
             } else if let Some(id) = name.strip_suffix(".json").filter(|id| is_id(id)) {
                 let modified = entry.metadata().and_then(|metadata| metadata.modified()).map_err(failed)?;
@@ -112,23 +112,23 @@ impl Folder {
                 }
             }
         }
-        unread.truncate(UNREAD);
-        Ok(Read { found, unread })
+        unread.truncate(MAX_UNREAD_MESSAGES);
+        Ok(FolderContents { found, unread })
     }
 
     fn read_one(&self, id: &str, limits: ResponseLimits) -> Result<StoredResponse, ResponseFolderError> {
         let path = self.path_of(id);
         let failed = |cause: &dyn std::fmt::Display| ResponseFolderError::new(&path, "read", cause);
-        let most = limits.bytes.saturating_add(ENVELOPE);
+        let max_bytes = limits.bytes.saturating_add(ENVELOPE_BYTES);
         let mut text = String::new();
         let file = File::open(&path).map_err(|error| failed(&error))?;
-        file.take(most as u64 + 1).read_to_string(&mut text).map_err(|error| failed(&error))?;
-        if text.len() > most {
-            return Err(failed(&format!("expected at most {most} bytes")));
+        file.take(max_bytes as u64 + 1).read_to_string(&mut text).map_err(|error| failed(&error))?;
+        if text.len() > max_bytes {
+            return Err(failed(&format!("expected at most {max_bytes} bytes")));
         }
         let found: ResponseFile = serde_json::from_str(&text).map_err(|error| failed(&error))?;
-        if found.version != VERSION || found.id != id {
-            return Err(failed(&format!("expected version {VERSION} of {id}")));
+        if found.version != FORMAT_VERSION || found.id != id {
+            return Err(failed(&format!("expected version {FORMAT_VERSION} of {id}")));
         }
         let items = elements(found.items.get()).ok_or_else(|| failed(&"expected a list of items"))?;
         Ok(StoredResponse {
@@ -139,14 +139,14 @@ impl Folder {
         })
     }
 
-    /// Writes `stored` to a file of its own, which is there whole or not at all.
+    /// Writes `stored` to its file atomically: to a temporary file, which is then renamed.
     pub(super) fn write(&self, id: &str, stored: &StoredResponse) -> Result<(), ResponseFolderError> {
         let path = self.path_of(id);
         let failed = |cause: &dyn std::fmt::Display| ResponseFolderError::new(&path, "write", cause);
         let items = RawValue::from_string(format!("[{}]", stored.items)).map_err(|error| failed(&error))?;
         let response: &RawValue = serde_json::from_slice(&stored.response).map_err(|error| failed(&error))?;
         let written = ResponseFileRef {
-            version: VERSION,
+            version: FORMAT_VERSION,
             id,
             tenant: &stored.tenant,
             at: stored.at,
@@ -154,22 +154,22 @@ impl Folder {
             response,
         };
         let text = serde_json::to_vec(&written).map_err(|error| failed(&error))?;
-        let next = self.path.join(format!("{id}.tmp"));
-        let all = || -> io::Result<()> {
+        let temporary = self.path.join(format!("{id}.tmp"));
+        let write_and_rename = || -> io::Result<()> {
             let mut options = OpenOptions::new();
             options.write(true).create(true).truncate(true);
             #[cfg(unix)]
             std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-            let mut file = options.open(&next)?;
+            let mut file = options.open(&temporary)?;
             file.write_all(&text)?;
-            // Files are read in the order of their responses, whenever they were written.
+            // The modification time orders the responses at the next start, in whatever order the files were written.
             file.set_modified(UNIX_EPOCH + Duration::from_nanos(stored.at))?;
             file.sync_all()?;
-            fs::rename(&next, &path)
+            fs::rename(&temporary, &path)
         };
-        all().map_err(|error| {
-            // What cannot be removed either is removed at the next start.
-            let _still_there = fs::remove_file(&next);
+        write_and_rename().map_err(|error| {
+            // If this fails, the next start removes the file.
+            let _still_there = fs::remove_file(&temporary);
             failed(&error)
         })
     }

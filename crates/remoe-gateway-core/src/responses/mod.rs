@@ -1,12 +1,12 @@
-//! Responses that later requests go on from: stored for each tenant, within bounds.
+//! Stored responses, which later requests of the same tenant can continue. Their number and size are bounded.
 //!
 //! ```text
 //! request ─▶ request: previous_response_id becomes the items that it stands for ─▶ main function
 //! client ◀── recording: the answer, as it passes ─▶ store (memory) ─▶ folder (files, written behind)
 //! ```
 //!
-//! A stored response has all items up to its own: those of the responses before it, its input and its output. So none
-//! needs another one, and the oldest can go at any time.
+//! A stored response contains all items of the conversation: those of earlier responses, its input and its output. So
+//! no response depends on another, and the oldest can be evicted at any time.
 
 mod folder;
 mod items;
@@ -16,7 +16,7 @@ mod store;
 mod stored;
 
 pub use folder::ResponseFolderError;
-pub(crate) use items::ID;
+pub(crate) use items::MAX_ID_BYTES;
 pub(crate) use recording::Recording;
 pub(crate) use request::resolve;
 pub use store::ResponseStore;

@@ -1,6 +1,6 @@
-//! A request on its way to a main function: earlier items in front of its own.
+//! Requests that continue a stored response: inserts the earlier items before their own.
 
-use super::items::{ID, elements, join};
+use super::items::{MAX_ID_BYTES, elements, join};
 use super::recording::Recording;
 use super::store::ResponseStore;
 use axum::http::StatusCode;
@@ -10,46 +10,46 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::sync::Arc;
 
-/// Fields of a request that decide what is stored. What is wrong with them is refused by the main function.
+/// Fields of a request that the gateway needs. The main function refuses invalid values.
 #[derive(Deserialize)]
-struct Fields<'a> {
+struct ResponseFields<'a> {
     #[serde(borrow)]
     input: Option<&'a RawValue>,
     previous_response_id: Option<String>,
     store: Option<bool>,
 }
 
-/// A request that is ready for a main function.
-pub(crate) struct Resolved {
+/// Request with all its items, ready for a main function.
+pub(crate) struct ResolvedRequest {
     pub(crate) body: Bytes,
-    /// It stands on an earlier response.
+    /// Set if items of an earlier response were inserted.
     pub(crate) has_previous: bool,
     pub(crate) recording: Option<Recording>,
 }
 
-/// Puts the items that `previous_response_id` stands for before the input of `body`, a request of `tenant`,
-/// whose responses are stored `by_default` or only where it asks for it.
+/// Inserts the items of the response `previous_response_id` before the input of `body`, a request of `tenant`. If the
+/// request does not state whether to store its response, `is_stored_by_default` decides.
 ///
 /// # Errors
-/// There is no input, the tenant has no such response, or all items together have more than `limit` bytes.
+/// The input is missing, the tenant has no such response, or the new body exceeds `limit` bytes.
 pub(crate) fn resolve(
     store: &Arc<ResponseStore>,
     tenant: Arc<str>,
     body: Bytes,
     limit: usize,
-    by_default: bool,
-) -> Result<Resolved, ApiError> {
-    let Some((fields, input)) = read(&body)? else {
-        return Ok(Resolved { body, has_previous: false, recording: None });
+    is_stored_by_default: bool,
+) -> Result<ResolvedRequest, ApiError> {
+    let Some((fields, input)) = read_fields(&body)? else {
+        return Ok(ResolvedRequest { body, has_previous: false, recording: None });
     };
-    let is_stored = fields.store.unwrap_or(by_default);
+    let is_stored = fields.store.unwrap_or(is_stored_by_default);
     let recorded = |items| is_stored.then(|| Recording::new(store.clone(), tenant.clone(), items));
     let Some(id) = &fields.previous_response_id else {
         let recording = recorded(input.items);
-        return Ok(Resolved { body, has_previous: false, recording });
+        return Ok(ResolvedRequest { body, has_previous: false, recording });
     };
     let Some(previous) = store.get(id, &tenant) else {
-        let id: String = id.chars().take(ID).collect();
+        let id: String = id.chars().take(MAX_ID_BYTES).collect();
         let message = format!("response {id:?} not found; send all items as `input`");
         return Err(ApiError::new(StatusCode::NOT_FOUND, "previous_response_not_found", message)
             .about("previous_response_id"));
@@ -62,20 +62,21 @@ pub(crate) fn resolve(
             format!("request too large with its earlier items: expected at most {limit} bytes, got {size}");
         return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message));
     }
-    let whole = [before, b"[", items.as_bytes(), b"]", after].concat();
+    let resolved_body = [before, b"[", items.as_bytes(), b"]", after].concat();
     let recording = recorded(items);
-    Ok(Resolved { body: whole.into(), has_previous: true, recording })
+    Ok(ResolvedRequest { body: resolved_body.into(), has_previous: true, recording })
 }
 
-/// The input: its items without brackets, and where it stands in the body.
-struct Input {
+/// Input of a request: its items without brackets, and its byte range in the body.
+struct ItemRange {
     items: String,
     begin: usize,
     end: usize,
 }
 
-fn read(body: &[u8]) -> Result<Option<(Fields<'_>, Input)>, ApiError> {
-    let Ok(fields) = serde_json::from_slice::<Fields<'_>>(body) else { return Ok(None) };
+/// Parses the body. Returns `None` if it is invalid, which the main function reports.
+fn read_fields(body: &[u8]) -> Result<Option<(ResponseFields<'_>, ItemRange)>, ApiError> {
+    let Ok(fields) = serde_json::from_slice::<ResponseFields<'_>>(body) else { return Ok(None) };
     match fields.input {
         None if fields.previous_response_id.is_some() => {
             let message = "missing `input`: send at least []";
@@ -86,7 +87,7 @@ fn read(body: &[u8]) -> Result<Option<(Fields<'_>, Input)>, ApiError> {
     }
 }
 
-fn items_of(body: &[u8], input: &str) -> Option<Input> {
+fn items_of(body: &[u8], input: &str) -> Option<ItemRange> {
     let items = match input.as_bytes().first()? {
         b'"' => format!(r#"{{"type":"message","role":"user","content":{input}}}"#),
         b'[' => elements(input)?.to_owned(),
@@ -94,7 +95,7 @@ fn items_of(body: &[u8], input: &str) -> Option<Input> {
     };
     let begin = (input.as_ptr() as usize).checked_sub(body.as_ptr() as usize)?;
     let end = begin.checked_add(input.len()).filter(|end| *end <= body.len())?;
-    Some(Input { items, begin, end })
+    Some(ItemRange { items, begin, end })
 }
 
 #[cfg(test)]
@@ -108,7 +109,7 @@ mod tests {
         ResponseStore::in_memory(ResponseLimits::default())
     }
 
-    fn resolved(store: &Arc<ResponseStore>, tenant: &str, body: &Value) -> Result<Resolved, ApiError> {
+    fn resolved(store: &Arc<ResponseStore>, tenant: &str, body: &Value) -> Result<ResolvedRequest, ApiError> {
         resolve(store, tenant.into(), body.to_string().into(), 10_000, true)
     }
 
@@ -121,7 +122,7 @@ mod tests {
         let store = store();
         let first = resolved(&store, "t", &json!({"input": "a", "instructions": "i"})).unwrap();
         assert!(!first.has_previous);
-        first.recording.unwrap().body(answer("resp_1", "b").as_bytes());
+        first.recording.unwrap().store_body(answer("resp_1", "b").as_bytes());
         let second = json!({"model": "m", "input": [{"role": "user", "content": "c"}], "previous_response_id": "resp_1", "z": 1});
         let second = resolved(&store, "t", &second).unwrap();
         assert!(second.has_previous);
@@ -136,7 +137,7 @@ mod tests {
             "event: response.completed\ndata: {{\"type\":\"x\",\"response\":{}}}\n\n",
             answer("resp_2", "d")
         );
-        second.recording.unwrap().event(event.as_bytes());
+        second.recording.unwrap().store_event(event.as_bytes());
         let third = resolved(&store, "t", &json!({"input": [], "previous_response_id": "resp_2"})).unwrap();
         let body: Value = serde_json::from_slice(&third.body).unwrap();
         assert_eq!(body["input"].as_array().unwrap().len(), 4);
@@ -150,7 +151,7 @@ mod tests {
             .unwrap()
             .recording
             .unwrap()
-            .body(answer("resp_1", "b").as_bytes());
+            .store_body(answer("resp_1", "b").as_bytes());
         let body = json!({"input": "c", "previous_response_id": "resp_1"});
         assert!(resolved(&store, "t", &body).is_ok());
         let error = resolved(&store, "u", &body).err().unwrap();
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn request_that_is_not_to_be_stored_is_not_recorded() {
+    fn request_with_store_false_is_not_recorded() {
         let store = store();
         assert!(resolved(&store, "t", &json!({"input": "a", "store": false})).unwrap().recording.is_none());
         for wrong in
@@ -182,7 +183,7 @@ mod tests {
             .unwrap()
             .recording
             .unwrap()
-            .body(answer("resp_1", "b").as_bytes());
+            .store_body(answer("resp_1", "b").as_bytes());
         let error =
             resolved(&store, "t", &json!({"input": long, "previous_response_id": "resp_1"})).err().unwrap();
         assert_eq!(error.status(), 413);
@@ -199,7 +200,11 @@ mod tests {
             answer("resp_1", "b").replace("completed", "failed"),
             r#"{"id": "resp_1", "status": "completed", "output": 1}"#.to_owned(),
         ] {
-            resolved(&store, "t", &json!({"input": "a"})).unwrap().recording.unwrap().body(wrong.as_bytes());
+            resolved(&store, "t", &json!({"input": "a"}))
+                .unwrap()
+                .recording
+                .unwrap()
+                .store_body(wrong.as_bytes());
         }
         assert_eq!(store.len(), 0);
     }

@@ -22,13 +22,13 @@ impl Default for ResponseLimits {
 /// A stored response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoredResponse {
-    /// Name of its tenant.
+    /// Name of the tenant.
     pub(super) tenant: Arc<str>,
-    /// Time when it was stored, in nanoseconds since 1970; later for each.
+    /// Time when it was stored, in nanoseconds since 1970. Unique in a store.
     pub(super) at: u64,
-    /// Items up to and with its output: a JSON list without brackets.
+    /// All items up to and including its output, as a JSON list without brackets.
     pub(super) items: Arc<str>,
-    /// Body as its client got it.
+    /// Body as the client got it.
     pub(crate) response: Bytes,
 }
 

@@ -1,4 +1,4 @@
-//! Budgets of models: every client is warned, then refused. Costs of a model, and which clients see them.
+//! Budgets of models: clients are warned, then refused. Costs of a model, and who may see them.
 
 use crate::stage;
 
@@ -13,8 +13,8 @@ use stage::Stage;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A gateway with a budget of 1000 nano-dollars a day for the model `m` by one of its short names, which has `cost`
-/// that much today.
+/// Starts a gateway where `m` has a daily budget of 1000 nano-dollars, under one of its short names, and has cost
+/// `cost` today.
 async fn stage(folder: &Path, cost: u64) -> Stage {
     let keys = folder.join("keys.yaml");
     let text = "{tenants: [{name: t, keys: [k]}], models: [{name: small, dollarsPerDay: 0.000001}, {name: n, dollarsPerDay: 1}]}";
@@ -46,15 +46,15 @@ async fn stage(folder: &Path, cost: u64) -> Stage {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_models_budget_warns_and_ends() {
+async fn budget_of_a_model_warns_and_then_refuses() {
     let folder = tempfile::tempdir().unwrap();
     let key = [("authorization", "Bearer k")];
     let body = json!({"model": "m", "x": 1});
     for (cost, warning) in [(700, None), (900, Some("0.900"))] {
         let stage = stage(folder.path(), cost).await;
         let (head, _) = stage.ask(&body, &key).await;
-        let told = head.headers().get("x-remoe-budget").map(|share| share.to_str().unwrap());
-        assert_eq!((head.status().as_u16(), told), (200, warning));
+        let reported = head.headers().get("x-remoe-budget").map(|share| share.to_str().unwrap());
+        assert_eq!((head.status().as_u16(), reported), (200, warning));
     }
     let stage = stage(folder.path(), 1000).await;
     let (head, text) = stage.ask(&body, &key).await;
@@ -74,12 +74,13 @@ async fn budget_counts_what_another_gateway_reports() {
     other.gateway.spent_elsewhere("one", serde_json::from_str(&reported).unwrap());
     let (head, text) = other.ask(&body, &key).await;
     assert_eq!(head.status().as_u16(), 429, "{text}");
-    assert_eq!(one.ask(&body, &key).await.0.status().as_u16(), 200, "it was told nothing");
+    assert_eq!(one.ask(&body, &key).await.0.status().as_u16(), 200, "it got no report of the other gateway");
 }
 
-/// The status says what a model costs: all of it to the operator's key, and to a tenant's nothing that others cause.
+/// `/status` states a model's costs. An operator's key sees all; a tenant's key sees nothing that other tenants
+/// cause.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_status_says_what_a_model_costs() {
+async fn status_states_the_costs_that_the_key_may_see() {
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys.yaml");
     std::fs::write(&keys, "tenants: [{name: t, keys: [k]}]").unwrap();
@@ -98,18 +99,31 @@ async fn the_status_says_what_a_model_costs() {
         let started = CostAccounting::now() - hour;
         for (model, function) in [("m", "a"), ("another", "b")] {
             let (tier, rate, basis) = ("main".to_owned(), Rate(40_000_000), Basis::Alive);
-            cost_accounting.function(started, model, function, FunctionEvent::Started { tier, rate, basis });
+            cost_accounting.record_function_event(
+                started,
+                model,
+                function,
+                FunctionEvent::Started { tier, rate, basis },
+            );
         }
         let share =
             Share { tier: "main".to_owned(), cost: Phases { prefill: 5, decode: 6 }, ..Share::default() };
-        let told = ReportedCost { shares: [("main".to_owned(), share)].into(), rivals: [].into(), served: 0 };
+        let reported =
+            ReportedCost { shares: [("main".to_owned(), share)].into(), rivals: [].into(), served: 0 };
         let billing = Billing {
             functions: [("main".to_owned(), ("a".to_owned(), "main".to_owned()))].into(),
             ..Billing::default()
         };
         let (prompt_tokens, completion_tokens) = (1, 1);
-        cost_accounting.answered(
-            CompletedRequest { id: "id", model: "m", tenant: "o", prompt_tokens, completion_tokens, told },
+        cost_accounting.record_answer(
+            CompletedRequest {
+                id: "id",
+                model: "m",
+                tenant: "o",
+                prompt_tokens,
+                completion_tokens,
+                reported,
+            },
             &billing,
             None,
         );
@@ -121,7 +135,7 @@ async fn the_status_says_what_a_model_costs() {
             continue;
         }
         let paid = cost["paid"].as_u64().unwrap();
-        let most = Rate(40_000_000).cost(CostAccounting::now() - started);
-        assert!((40_000_000..=most).contains(&paid) && cost["requests"] == 11, "{status}");
+        let max_cost = Rate(40_000_000).cost(CostAccounting::now() - started);
+        assert!((40_000_000..=max_cost).contains(&paid) && cost["requests"] == 11, "{status}");
     }
 }

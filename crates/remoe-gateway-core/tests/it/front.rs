@@ -1,4 +1,4 @@
-//! The gateway over real sockets: what is held, woken, sent again, refused and shared.
+//! The gateway over real sockets: queueing, wakes, retries, refusals and fairness.
 
 use crate::stage;
 
@@ -21,14 +21,14 @@ fn body(x: usize) -> Value {
     json!({"model": "m", "x": x})
 }
 
-/// Requests come when the model is about to fall asleep, while it does, and while it wakes.
+/// Requests arrive just before the model falls asleep, while it does, and while it wakes.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hundred_sleeps_and_wakes_lose_nothing() {
+async fn hundred_sleeps_and_wakes_lose_no_request() {
     let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, SHORT).await;
     let mut asked = 0;
     for round in 0..150_u64 {
         *stage.functions.start.lock().unwrap() = Duration::from_micros(round * 40);
-        // Around the moment in which the window closes, and long after it.
+        // Around the end of the idle window, and long after it.
         tokio::time::sleep(Duration::from_micros(3_000 + round * 20)).await;
         let answers = join_all((0..3).map(|client| {
             let stage = &stage;
@@ -43,7 +43,7 @@ async fn a_hundred_sleeps_and_wakes_lose_nothing() {
             asked += 1;
         }
         if round % 3 == 0 {
-            stage.sleeps().await;
+            stage.wait_for_sleep().await;
         }
     }
     let sleeps = stage.functions.stops.load(Ordering::SeqCst);
@@ -53,10 +53,10 @@ async fn a_hundred_sleeps_and_wakes_lose_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fifty_at_once_wake_a_model_once() {
+async fn fifty_concurrent_requests_wake_a_model_once() {
     let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, SHORT).await;
-    stage.sleeps().await;
-    // Long enough for all of them to come before it ends, on a busy machine too.
+    stage.wait_for_sleep().await;
+    // Long enough that all requests arrive before the start ends, even on a busy machine.
     *stage.functions.start.lock().unwrap() = Duration::from_secs(2);
     let answers = join_all((0..50).map(|x| {
         let stage = &stage;
@@ -73,7 +73,7 @@ async fn fifty_at_once_wake_a_model_once() {
     let longest = parts.max_by(|(_, a), (_, b)| a.parse::<f64>().unwrap().total_cmp(&b.parse().unwrap()));
     assert_eq!(longest.unwrap().0, "start", "{timing}");
 
-    // Requests that waited for functions are measured, part by part, and no others.
+    // The cold start histogram counts exactly the requests that waited for functions.
     *stage.functions.start.lock().unwrap() = Duration::from_millis(5);
     stage.model.sleep_when_idle(LONG);
     let mut cold = 50.0;
@@ -93,14 +93,14 @@ async fn fifty_at_once_wake_a_model_once() {
     assert!(parts[..5].iter().all(|part| value(part, "sum") <= value("start", "sum")), "{page}");
 }
 
-/// Half an hour without a request at a thousandth of its length, to the window as ten minutes are to it; then 300
-/// requests of many clients at once, while nothing runs.
+/// Half an hour without requests at a thousandth of real time, with an idle window of ten minutes. Then 300
+/// concurrent requests arrive while nothing runs.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_burst_after_a_long_sleep_is_one_wake() {
+async fn burst_after_a_long_sleep_causes_one_wake() {
     let half_an_hour = Duration::from_millis(1_800);
     let options = GatewayOptions::default();
     let stage = Stage::new(options, |model| model.max_requests = 300, 64, Some(half_an_hour / 3)).await;
-    stage.sleeps().await;
+    stage.wait_for_sleep().await;
     tokio::time::sleep(half_an_hour).await;
     assert_eq!(stage.functions.starts.load(Ordering::SeqCst), 1, "no request came");
     *stage.functions.start.lock().unwrap() = Duration::from_millis(200);
@@ -116,12 +116,12 @@ async fn a_burst_after_a_long_sleep_is_one_wake() {
     assert_eq!(stage.model.load(), (0, 0));
 }
 
-/// Functions that are listed and cannot be reached, as while they are replaced, did not break off: a request waits for
-/// a reachable one, however many there are.
+/// A listed function that cannot be reached, for example during its replacement, does not count as a failed attempt.
+/// A request waits for a reachable one, however many are unreachable.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_cannot_reach_a_function_waits_for_the_next() {
+async fn request_waits_while_functions_are_unreachable() {
     let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, None).await;
-    // The port stays taken, and no process listens there.
+    // The port is taken, and no process listens on it.
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
     let closed = socket.local_addr().unwrap();
@@ -137,30 +137,34 @@ async fn who_cannot_reach_a_function_waits_for_the_next() {
         authorization: None,
         billing: None,
     };
-    let runs = |backends: Vec<(u64, SocketAddr)>| {
+    let report_running = |backends: Vec<(u64, SocketAddr)>| {
         let backends = backends.into_iter().map(backend).collect();
-        stage.model.runs(RunningFunctions { order: u64::MAX, backends, ..RunningFunctions::default() });
+        stage.model.set_running_functions(RunningFunctions {
+            order: u64::MAX,
+            backends,
+            ..RunningFunctions::default()
+        });
     };
-    // Where all have as much to do the first is asked.
-    let gone: Vec<_> = (100..106).map(|id| (id, closed)).collect();
-    runs([gone.clone(), vec![(200, live)]].concat());
+    // With equal loads the first backend is chosen.
+    let unreachable: Vec<_> = (100..106).map(|id| (id, closed)).collect();
+    report_running([unreachable.clone(), vec![(200, live)]].concat());
     let (head, text) = stage.ask(&body(1), &[]).await;
     assert_eq!((head.status().as_u16(), text.as_str()), (200, "served"));
-    // None is left, and then there is another.
-    runs(gone);
+    // No function is reachable, and then another one starts.
+    report_running(unreachable);
     let late = async {
         stage.until(|stage| stage.model.load() == (1, 0)).await;
-        runs(vec![(201, live)]);
+        report_running(vec![(201, live)]);
     };
     let request = body(2);
     let (answer, ()) = tokio::join!(stage.ask(&request, &[]), late);
     assert_eq!((answer.0.status().as_u16(), answer.1.as_str()), (200, "served"));
-    // No request waits for longer than its client does.
-    runs(vec![(300, closed)]);
+    // A request waits no longer than its client.
+    report_running(vec![(300, closed)]);
     let (head, text) = stage.ask(&body(3), &[("x-request-timeout", "0.2")]).await;
     assert_eq!(head.status().as_u16(), 503, "{text}");
     assert_eq!(stage.model.load(), (0, 0));
-    // Nor than its queue deadline, which has an error of its own.
+    // Nor longer than its queue deadline, which has its own error code.
     let mut request = body(4);
     request["queue_deadline"] = "200ms".into();
     let (head, text) = stage.ask(&request, &[]).await;
@@ -170,14 +174,14 @@ async fn who_cannot_reach_a_function_waits_for_the_next() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_waits_begins_at_once_and_fails_as_an_event() {
+async fn waiting_stream_begins_at_once_and_fails_as_an_event() {
     let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, SHORT).await;
     for (extra, end) in [
         (json!({}), "data: [DONE]\n\n"),
         (json!({"refuse": true}), "\"code\":null}}\n\n"),
         (json!({"breaks": true}), "\"code\":\"service_unavailable\"}}\n\n"),
     ] {
-        stage.sleeps().await;
+        stage.wait_for_sleep().await;
         *stage.functions.start.lock().unwrap() = Duration::from_millis(1200);
         let mut request = body(1);
         request.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -194,7 +198,7 @@ async fn a_stream_that_waits_begins_at_once_and_fails_as_an_event() {
             "{text:?}"
         );
         assert!(text.ends_with(end), "{text:?}");
-        // Awake, the same has a status of its own.
+        // While the model is awake, the same request gets its own status.
         stage.model.sleep_when_idle(LONG);
         let awake = loop {
             let (head, _) = stage.ask(&request, &[]).await;
@@ -210,7 +214,7 @@ async fn a_stream_that_waits_begins_at_once_and_fails_as_an_event() {
         let sample = format!("remoe_gateway_streams_failed_total{{model=\"m\",reason=\"{reason}\"}} ");
         page.lines().find_map(|line| line.strip_prefix(&sample)).expect(reason).parse().unwrap()
     };
-    // The one that breaks was asked for twice at least; what a function refuses is an answer.
+    // The breaking request was sent at least twice. A refusal by the function is an answer, not a failed stream.
     assert!(failed("broken_off") >= 2.0 && failed("not_begun") == 0.0, "{page}");
 }
 
@@ -218,10 +222,10 @@ async fn a_stream_that_waits_begins_at_once_and_fails_as_an_event() {
 async fn stream_without_wake_is_counted() {
     let stage =
         Stage::new(GatewayOptions::default(), |m| m.wake_limit = Duration::from_millis(200), 8, SHORT).await;
-    stage.sleeps().await;
+    stage.wait_for_sleep().await;
     *stage.functions.start.lock().unwrap() = LONG;
     let (head, text) = stage.ask(&json!({"model": "m", "x": 1, "stream": true}), &[]).await;
-    assert_eq!(head.status(), 200, "it was said before anybody knew");
+    assert_eq!(head.status(), 200, "the status was sent before the failure");
     assert!(text.contains("\"code\":\"service_unavailable\""), "{text}");
     let (_, page) = stage.get("/metrics", None).await;
     let sample = "remoe_gateway_streams_failed_total{model=\"m\",reason=\"not_begun\"} 1";
@@ -239,7 +243,7 @@ async fn unanswered_broken_request_is_retried_with_a_bound() {
     assert_eq!(head.status().as_u16(), 503, "{text}");
     assert_eq!(head.headers()["retry-after"], "1");
     assert_eq!(stage.functions.asked.lock().unwrap().len(), 6);
-    // A main function's word on a queue deadline is the answer.
+    // A main function's own queue deadline error is not retried.
     let (head, text) = stage.ask(&json!({"model": "m", "overdue": true}), &[]).await;
     assert_eq!(head.status().as_u16(), 503);
     assert!(text.contains("queue_deadline_exceeded"), "{text}");
@@ -247,13 +251,13 @@ async fn unanswered_broken_request_is_retried_with_a_bound() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_cannot_wait_for_a_wake_is_told_how_long_it_takes() {
+async fn impatient_client_is_told_the_time_of_a_cold_start() {
     let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, Some(Duration::from_millis(40))).await;
     *stage.functions.start.lock().unwrap() = Duration::from_millis(300);
-    // The model learns what a wake takes.
-    stage.sleeps().await;
+    // The model learns the duration of a wake.
+    stage.wait_for_sleep().await;
     stage.ask(&body(0), &[]).await;
-    stage.sleeps().await;
+    stage.wait_for_sleep().await;
     for name in ["x-request-timeout", "x-stainless-read-timeout"] {
         let (head, text) = stage.ask(&body(1), &[(name, "0.1")]).await;
         assert_eq!(head.status().as_u16(), 503, "{text}");
@@ -265,18 +269,18 @@ async fn who_cannot_wait_for_a_wake_is_told_how_long_it_takes() {
     assert_eq!(head.status().as_u16(), 503);
     assert!(text.contains("queue_deadline_exceeded") && text.contains("cold start"), "{text}");
     let (head, _) = stage.ask(&body(2), &[("x-request-timeout", "20")]).await;
-    assert_eq!(head.status().as_u16(), 200, "it was woken for those who could not wait");
+    assert_eq!(head.status().as_u16(), 200, "refused requests woke the model");
     assert_eq!(stage.functions.starts.load(Ordering::SeqCst), 3);
     let (head, _) = stage.ask(&body(2), &[("x-request-timeout", "soon")]).await;
     assert_eq!(head.status().as_u16(), 400);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_that_leave_are_forgotten_waiting_or_not() {
+async fn requests_of_disconnected_clients_are_dropped() {
     let stage = Stage::new(GatewayOptions::default(), |_| {}, 1, None).await;
     let streaming = stage.send(&json!({"model": "m", "stream": true, "forever": true}), &[]).await;
     assert_eq!(stage.functions.running(), 1);
-    // A client of its own: dropping the pooled one's request would keep its connection.
+    // A separate client, because dropping a request of the pooled one would keep its connection.
     let waiting = tokio::spawn({
         let (client, address) = (stage.client.clone(), stage.address);
         async move {
@@ -292,11 +296,11 @@ async fn clients_that_leave_are_forgotten_waiting_or_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn more_than_may_wait_is_refused_and_tenants_take_turns() {
+async fn full_queue_refuses_requests_and_tenants_take_turns() {
     let keys = Keys::none().with_key("big", "key-of-big").unwrap().with_key("small", "key-of-small").unwrap();
     let options = GatewayOptions { keys, ..GatewayOptions::default() };
     let stage = Stage::new(options, |model| model.max_requests = 9, 1, None).await;
-    // One request at a time, and none yet.
+    // The function answers one request at a time, and none yet.
     stage.functions.turns.forget_permits(usize::MAX >> 4);
     let big = [("authorization", "Bearer key-of-big")];
     let small = [("authorization", "Bearer key-of-small")];
@@ -317,13 +321,13 @@ async fn more_than_may_wait_is_refused_and_tenants_take_turns() {
     assert_eq!(head.status().as_u16(), 429, "{text}");
     assert_eq!(head.headers()["retry-after"], "1");
     assert!(!text.contains("key-of"), "{text}");
-    // The other tenant has a place, and the first one's youngest gives it up.
-    let others = [ask(100, small), ask(101, small)];
+    // The other tenant is admitted, and the first one's newest requests are displaced.
+    let other_tenant = [ask(100, small), ask(101, small)];
     stage.until(|stage| stage.model.load() == (8, 1)).await;
     let displaced = join_all(asked.drain(7..)).await;
     assert!(displaced.into_iter().all(|answer| answer.unwrap().status() == 429));
     stage.functions.turns.add_permits(100);
-    for answer in join_all(asked.into_iter().chain(others)).await {
+    for answer in join_all(asked.into_iter().chain(other_tenant)).await {
         assert_eq!(answer.unwrap().status(), 200);
     }
     let order = stage.functions.asked.lock().unwrap().clone();
@@ -332,7 +336,7 @@ async fn more_than_may_wait_is_refused_and_tenants_take_turns() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_are_asked_for_everywhere_but_for_health() {
+async fn key_is_required_everywhere_except_for_health() {
     let keys = Keys::none().with_key("one", "secret-one").unwrap();
     let again = |name, key| Keys::none().with_key("one", "secret-one").unwrap().with_key(name, key).is_none();
     assert!(again("two", "secret-one") && again("one", "x") && !again("two", "x"));
@@ -350,7 +354,7 @@ async fn keys_are_asked_for_everywhere_but_for_health() {
     for path in ["/v1/models", "/v1/models/m", "/status", "/metrics", "/version", "/nothing"] {
         for key in [None, Some("wrong"), Some("secret-one ")] {
             let (status, text) = get(path, key).await;
-            // Spaces around a key belong to the header.
+            // Spaces around a key are part of the header's syntax.
             let expected =
                 if key == Some("secret-one ") { if path == "/nothing" { 404 } else { 200 } } else { 401 };
             assert_eq!(status, expected, "{path} {text}");
@@ -363,7 +367,7 @@ async fn keys_are_asked_for_everywhere_but_for_health() {
     let (head, text) = stage.ask(&json!({"model": "n"}), &[("authorization", "Bearer secret-one")]).await;
     assert_eq!(head.status().as_u16(), 404, "{text}");
     assert!(text.contains("The model `n` does not exist; available: `m`"), "{text}");
-    // Neither the key nor what a client claims about itself reaches a function.
+    // Neither the key nor internal headers of a client reach a function.
     let claims = [
         ("authorization", "Bearer secret-one"),
         ("x-remoe-tenant", "root"),
@@ -372,7 +376,7 @@ async fn keys_are_asked_for_everywhere_but_for_health() {
     let (head, _) = stage.ask(&body(1), &claims).await;
     assert_eq!(head.status(), 200);
     assert!(!head.headers().contains_key("x-remoe-tokens"), "{head:?}");
-    // Longer than any clock shows.
+    // A timeout beyond the range of the clock.
     let patient = [("authorization", "Bearer secret-one"), ("x-request-timeout", "1e19")];
     assert_eq!(stage.ask(&body(1), &patient).await.0.status(), 200);
     let headers = stage.functions.headers.lock().unwrap().clone();
@@ -382,10 +386,10 @@ async fn keys_are_asked_for_everywhere_but_for_health() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_for_a_model_that_ends_is_told_so() {
+async fn waiting_request_is_refused_when_its_model_ends() {
     let mut stage = Stage::new(GatewayOptions::default(), |_| {}, 1, None).await;
     stage.functions.turns.forget_permits(1 << 20);
-    stage.takes_over().await;
+    stage.stop_launcher().await;
     let stage = Arc::new(stage);
     let ask = |number: usize| {
         let stage = stage.clone();
@@ -402,7 +406,7 @@ async fn who_waits_for_a_model_that_ends_is_told_so() {
         |page: &str| page.lines().any(|line| line == "remoe_gateway_requests_waiting{model=\"m\"} 0");
     let (_, page) = stage.get("/metrics", None).await;
     assert!(waiting(&page), "{page}");
-    // What a function has in hand is answered.
+    // The request in flight is answered.
     stage.functions.turns.add_permits(1);
     assert_eq!(first.await.unwrap().0.status(), 200);
 }

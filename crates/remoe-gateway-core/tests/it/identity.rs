@@ -1,4 +1,4 @@
-//! Functions that want to know who asks, and have to be who they are said to be.
+//! Mutual TLS with main functions: both ends prove their identities.
 
 use crate::stage;
 
@@ -15,7 +15,7 @@ use std::net::SocketAddr;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// A main function of `deployment` that answers gateways alone, where it is.
+/// Starts a main function of `deployment` that only serves gateways. Returns its address.
 async fn main_function(realm: &Realm, deployment: &str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -27,37 +27,36 @@ async fn main_function(realm: &Realm, deployment: &str) -> SocketAddr {
     address
 }
 
-/// Connections are kept, and one to a function is never used for another one at the same address, nor for who need not be
-/// anybody.
+/// A pooled connection to a function is never used for another function at the same address, nor for a plaintext one.
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_reach_the_function_that_is_meant_and_no_other() {
+async fn request_reaches_only_the_function_of_its_identity() {
     let realm = Realm::default();
     let keyring = realm.trust(&gateway(), &main_of("one")).keyring;
     let options = GatewayOptions { keyring: Some(keyring), ..GatewayOptions::default() };
     let mut stage = Stage::new(options, |_| {}, 8, None).await;
-    stage.takes_over().await;
+    stage.stop_launcher().await;
     let address = main_function(&realm, "one").await;
     let mut ids = 100;
-    let mut runs = |identity: Option<Identity>| {
+    let mut report_running = |identity: Option<Identity>| {
         ids += 1;
         let backend = Backend { id: ids, address, identity, capacity: 8, authorization: None, billing: None };
-        stage.model.runs(RunningFunctions {
+        stage.model.set_running_functions(RunningFunctions {
             order: u64::MAX,
             backends: vec![backend],
             ..RunningFunctions::default()
         });
     };
     let body = json!({"model": "m", "x": 1});
-    runs(Some(main_of("one")));
+    report_running(Some(main_of("one")));
     for _ in 0..2 {
         let (head, text) = stage.ask(&body, &[]).await;
         assert_eq!((head.status().as_u16(), text), (200, body.to_string()));
     }
     for identity in [Some(main_of("other")), Some(gateway()), None] {
-        runs(identity.clone());
+        report_running(identity.clone());
         let (head, text) = stage.ask(&body, &[("x-request-timeout", "0.5")]).await;
         assert_eq!(head.status().as_u16(), 503, "{identity:?}: {text}");
     }
-    runs(Some(main_of("one")));
+    report_running(Some(main_of("one")));
     assert_eq!(stage.ask(&body, &[]).await.0.status().as_u16(), 200);
 }

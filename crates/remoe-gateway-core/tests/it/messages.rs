@@ -1,4 +1,4 @@
-//! Anthropic's routes: its keys, and its shape of errors that are the gateway's own.
+//! Anthropic's routes: API keys in its header, and the gateway's own errors in its form.
 
 use crate::stage::Stage;
 use remoe_gateway_core::{GatewayOptions, Keys};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 const MESSAGES: &str = "/v1/messages";
 
-fn refused(text: &str, kind: &str) {
+fn assert_error(text: &str, kind: &str) {
     let error: Value = serde_json::from_str(text).unwrap();
     let message = error["error"]["message"].as_str().unwrap_or_default();
     assert!(!message.is_empty(), "{text}");
@@ -16,7 +16,7 @@ fn refused(text: &str, kind: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn errors_of_the_gateway_have_the_shape_of_anthropic() {
+async fn errors_of_the_gateway_have_the_form_of_anthropic() {
     let keys = Keys::none().with_key("one", "key-one").unwrap();
     let stage = Stage::new(GatewayOptions { keys, ..GatewayOptions::default() }, |_| {}, 8, None).await;
     let key = [("x-api-key", "key-one"), ("anthropic-version", "2023-06-01")];
@@ -30,7 +30,7 @@ async fn errors_of_the_gateway_have_the_shape_of_anthropic() {
     ] {
         let (head, text) = stage.ask_at(path, &body, headers).await;
         assert_eq!(head.status().as_u16(), status, "{text}");
-        refused(&text, kind);
+        assert_error(&text, kind);
     }
 }
 
@@ -39,13 +39,13 @@ async fn stream_that_breaks_off_ends_with_error_event() {
     let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, Some(Duration::from_millis(4))).await;
     let (_, text) = stage.ask_at(MESSAGES, &json!({"stream": true, "breaks": true}), &[]).await;
     let data = text.split("event: error\ndata: ").nth(1).expect("an error event").trim_end();
-    refused(data, "overloaded_error");
-    // One that has waited for its function, too.
-    stage.sleeps().await;
+    assert_error(data, "overloaded_error");
+    // The same for a stream that has waited for its function.
+    stage.wait_for_sleep().await;
     stage.functions.breaks.store(3, Ordering::SeqCst);
     let (_, text) = stage.ask_at(MESSAGES, &json!({"stream": true}), &[]).await;
     let data = text.split("event: error\ndata: ").nth(1).expect("an error event").trim_end();
-    refused(data, "overloaded_error");
+    assert_error(data, "overloaded_error");
     let (_, text) = stage.ask_at("/v1/responses", &json!({"stream": true}), &[]).await;
     assert!(text.contains("event: response.completed"), "{text}");
 }

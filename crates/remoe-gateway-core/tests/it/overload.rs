@@ -1,5 +1,5 @@
-//! Ten times what functions can answer, from two tenants: what is held stays bounded, who is refused is told when to
-//! come back, who is let in is served in turns, and nothing is left of it afterwards.
+//! Ten times the load that functions can answer, from two tenants. The queue stays bounded, refusals state when to
+//! retry, admitted requests are served fairly, and no state is left afterwards.
 
 use crate::stage;
 
@@ -13,41 +13,40 @@ use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 use tokio::time::{MissedTickBehavior, interval};
 
-/// Requests that functions answer in a second.
+/// Requests per second that functions answer.
 const RATE: u32 = 50;
-/// How long more come.
-const PRESSED: Duration = Duration::from_secs(8);
-/// Requests that run or wait, at most.
-const MOST: usize = 40;
-/// Requests of a tenant that are on their way or answered at the same time: each is one descriptor here and two at the
-/// gateway.
-const OPEN: usize = 60;
-/// Bytes of a body, about.
-const BODY: usize = 16 << 10;
+/// Duration of the load.
+const LOAD_TIME: Duration = Duration::from_secs(8);
+/// Largest number of requests that run or wait.
+const MAX_REQUESTS: usize = 40;
+/// Largest number of a tenant's open requests. Each takes one file descriptor here and two at the gateway.
+const MAX_OPEN: usize = 60;
+/// Approximate size of a body in bytes.
+const BODY_BYTES: usize = 16 << 10;
 
 /// Outcomes of a tenant's requests.
 #[derive(Default)]
 struct Tally {
     answered: AtomicUsize,
     refused: AtomicUsize,
-    /// The most answers of others that an answered request has waited for.
+    /// Largest number of other answers while a request waited for its own.
     overtaken: AtomicUsize,
 }
 
-/// Sends what the clients of one tenant send in all the time, `rate` times as much as functions can answer.
-async fn press(stage: &Stage, key: &'static str, rate: u32, all: &Arc<AtomicUsize>) -> Tally {
+/// Sends the requests of one tenant for [`LOAD_TIME`], at `rate` times the rate that functions can answer.
+async fn send_load(stage: &Stage, key: &'static str, rate: u32, all: &Arc<AtomicUsize>) -> Tally {
     let tally = Arc::new(Tally::default());
     let mut due = interval(Duration::from_secs(1) / (rate * RATE));
     due.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let open = Arc::new(Semaphore::new(OPEN));
+    let open = Arc::new(Semaphore::new(MAX_OPEN));
     let mut sent = tokio::task::JoinSet::new();
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut x = 0;
-    while begun.elapsed() < PRESSED {
+    while started.elapsed() < LOAD_TIME {
         due.tick().await;
         let permit = open.clone().acquire_owned().await.unwrap();
         x += 1;
-        let body = json!({"model": "m", "x": x, "filler": "f".repeat(BODY)});
+        let body = json!({"model": "m", "x": x, "filler": "f".repeat(BODY_BYTES)});
         let request = Request::post(format!("http://{}/v1/completions", stage.address));
         let request =
             request.header("authorization", format!("Bearer {key}")).body(body.to_string().into()).unwrap();
@@ -59,9 +58,9 @@ async fn press(stage: &Stage, key: &'static str, rate: u32, all: &Arc<AtomicUsiz
                 tokio::time::timeout(LONG, client.request(request)).await.expect("an answer").unwrap();
             match answer.status().as_u16() {
                 200 => {
-                    let others = all.fetch_add(1, Ordering::SeqCst) - before;
+                    let overtaking = all.fetch_add(1, Ordering::SeqCst) - before;
                     tally.answered.fetch_add(1, Ordering::SeqCst);
-                    tally.overtaken.fetch_max(others, Ordering::SeqCst);
+                    tally.overtaken.fetch_max(overtaking, Ordering::SeqCst);
                 }
                 429 | 503 => {
                     let after = answer.headers()["retry-after"].to_str().unwrap().parse::<u32>().unwrap();
@@ -84,11 +83,11 @@ async fn tenfold_load_is_shed_fairly_and_leaves_no_state() {
         Keys::none().with_key("loud", "key-of-loud").unwrap().with_key("quiet", "key-of-quiet").unwrap();
     let options = GatewayOptions { keys, ..GatewayOptions::default() };
     let change = |model: &mut remoe_gateway_core::ModelOptions| {
-        model.max_requests = MOST;
-        model.waiting_bytes = 2 * MOST * BODY;
+        model.max_requests = MAX_REQUESTS;
+        model.waiting_bytes = 2 * MAX_REQUESTS * BODY_BYTES;
     };
     let stage = Stage::new(options, change, 4, None).await;
-    // Functions answer at a steady rate, however many ask.
+    // Functions answer at a steady rate.
     stage.functions.turns.forget_permits(usize::MAX >> 4);
     let functions = stage.functions.clone();
     let pace = tokio::spawn(async move {
@@ -100,36 +99,40 @@ async fn tenfold_load_is_shed_fairly_and_leaves_no_state() {
     });
     let model = stage.model.clone();
     let watch = tokio::spawn(async move {
-        let mut most = 0;
+        let mut max_seen = 0;
         loop {
             let (waiting, running) = model.load();
-            most = most.max(waiting + running);
-            assert!(most <= MOST, "{waiting} wait and {running} run");
+            max_seen = max_seen.max(waiting + running);
+            assert!(max_seen <= MAX_REQUESTS, "{waiting} wait and {running} run");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     });
     let all = Arc::new(AtomicUsize::new(0));
-    let begun = Instant::now();
-    // Eight times as much as there is room for from one tenant, twice from the other.
+    let started = Instant::now();
+    // One tenant sends eight times the rate of answers, the other twice.
     let (loud, quiet) =
-        tokio::join!(press(&stage, "key-of-loud", 8, &all), press(&stage, "key-of-quiet", 2, &all));
-    let took = begun.elapsed();
-    let of = |count: &AtomicUsize| count.load(Ordering::SeqCst);
+        tokio::join!(send_load(&stage, "key-of-loud", 8, &all), send_load(&stage, "key-of-quiet", 2, &all));
+    let took = started.elapsed();
+    let load = |count: &AtomicUsize| count.load(Ordering::SeqCst);
     for (name, tally) in [("loud", &loud), ("quiet", &quiet)] {
-        let (answered, refused, overtaken) = (of(&tally.answered), of(&tally.refused), of(&tally.overtaken));
+        let (answered, refused, overtaken) =
+            (load(&tally.answered), load(&tally.refused), load(&tally.overtaken));
         eprintln!(
             "{name}: {answered} answered, {refused} refused, none after more than {overtaken} others; {took:?} in all"
         );
-        // Both wanted more than half of what there is: neither gets much more.
-        assert!(10 * answered >= 4 * of(&all), "{name}: {answered} of {}", of(&all));
+        // Both send more than half of the capacity, so neither gets much more than half.
+        assert!(10 * answered >= 4 * load(&all), "{name}: {answered} of {}", load(&all));
         assert!(refused > 0, "{name}");
-        // Two clients take turns, so that who is let in waits for each of those before it twice at most. A client
-        // begins to count before it is let in: those that are open then may come first.
-        assert!(overtaken <= 2 * MOST + 2 * OPEN, "{name}: {overtaken} others were answered meanwhile");
+        // Two clients take turns, so an admitted request waits for each earlier one at most twice. Counting begins
+        // before admission: requests that are open then may come first.
+        assert!(
+            overtaken <= 2 * MAX_REQUESTS + 2 * MAX_OPEN,
+            "{name}: {overtaken} others were answered meanwhile"
+        );
     }
-    assert!(!watch.is_finished(), "there were more than may be");
+    assert!(!watch.is_finished(), "the limit was exceeded");
     watch.abort();
-    // It is over: no request waits, and the next is served at once.
+    // Afterwards no request waits, and the next is served at once.
     stage.until(|stage| stage.model.load() == (0, 0)).await;
     let key = [("authorization", "Bearer key-of-loud")];
     let (head, _) = stage.ask(&json!({"model": "m", "x": 1}), &key).await;
@@ -137,9 +140,9 @@ async fn tenfold_load_is_shed_fairly_and_leaves_no_state() {
     pace.abort();
     let (_, status) = stage.get("/status", Some("key-of-loud")).await;
     let status: Value = serde_json::from_str(&status).unwrap();
-    let left = &status["models"][0];
+    let model_status = &status["models"][0];
     assert_eq!(
-        (&left["waiting"], &left["in_flight"], &left["waiting_bytes"]),
+        (&model_status["waiting"], &model_status["in_flight"], &model_status["waiting_bytes"]),
         (&json!(0), &json!(0), &json!(0))
     );
 }

@@ -1,8 +1,8 @@
-//! Outputs for people and their tools: the page, the placement, metrics and the access log.
+//! The page, `/v1/placement`, `/metrics` and the access log.
 
 use crate::stage;
 
-use remoe_gateway_core::{AccessLog, ApartGroup, GatewayOptions, KeyFile, Keys};
+use remoe_gateway_core::{AccessLog, GatewayOptions, InactiveGroup, KeyFile, Keys};
 use serde_json::{Value, json};
 use stage::{LONG, Stage};
 use std::path::Path;
@@ -29,18 +29,19 @@ async fn page_is_public_and_loads_no_foreign_resource() {
     assert_eq!(kinds, ["text/html; charset=utf-8"]);
     let policy = head.headers()["content-security-policy"].to_str().unwrap();
     assert!(policy.starts_with("default-src 'none';") && !policy.contains("unsafe"), "{policy}");
-    // Every file that it names is there, and none is elsewhere.
+    // Every file that the page names exists, and none is on another server.
     let named: Vec<&str> = page.split(['"', '\'']).filter(|text| text.starts_with("/page/")).collect();
     assert_eq!(named.len(), 11, "{named:?}");
-    let mut whole = page.clone();
+    let mut all_text = page.clone();
     for path in named {
         let (head, text) = stage.get(path, None).await;
         assert_eq!(head.status(), 200, "{path}");
-        whole += &text;
+        all_text += &text;
     }
-    let outside: Vec<_> = whole.match_indices("//").filter(|(at, _)| whole[..*at].ends_with(':')).collect();
+    let outside: Vec<_> =
+        all_text.match_indices("//").filter(|(at, _)| all_text[..*at].ends_with(':')).collect();
     let named = "http://www.w3.org/2000/svg";
-    assert!(outside.iter().all(|(at, _)| whole[at - 5..].starts_with(named)), "{outside:?}");
+    assert!(outside.iter().all(|(at, _)| all_text[at - 5..].starts_with(named)), "{outside:?}");
     assert!(!page.contains("<style") && !page.contains("style=") && !page.contains("onclick"));
     assert_eq!(stage.get("/page/other.js", None).await.0.status(), 404);
     assert_eq!(stage.get("/v1/placement", None).await.0.status(), 401);
@@ -54,21 +55,21 @@ fn scripts_of_the_page_pass_their_tests() {
         println!("SKIPPED: the scripts of the page, there is no node here");
         return;
     };
-    let said = [output.stdout, output.stderr].concat();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
+    let text = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&text));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_placement_is_told_without_waking_the_model() {
+async fn placement_is_shown_without_waking_the_model() {
     let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, Some(Duration::from_millis(20))).await;
-    let look = async |query: &str| {
+    let get_placement = async |query: &str| {
         let (head, text) = stage.get(&format!("/v1/placement{query}"), None).await;
         (head.status().as_u16(), serde_json::from_str::<Value>(&text).unwrap())
     };
     let _awake = stage.ask(&json!({"model": "m", "x": 1}), &[]).await;
-    stage.sleeps().await;
+    stage.wait_for_sleep().await;
     let starts = stage.functions.starts.load(std::sync::atomic::Ordering::SeqCst);
-    let (status, page) = look("?model=m").await;
+    let (status, page) = get_placement("?model=m").await;
     assert_eq!((status, &page["state"], &page["groups"]), (200, &json!("asleep"), &json!([])));
     let changes = page["sleep"]["history"].as_array().unwrap();
     let states: Vec<_> = changes.iter().map(|change| change["state"].as_str().unwrap()).collect();
@@ -81,15 +82,15 @@ async fn a_placement_is_told_without_waking_the_model() {
     for field in ["generation", "plan", "groups", "expected", "measured", "cost"] {
         assert!(page.get(field).is_some(), "{field}: {page}");
     }
-    assert_eq!(look("?model=n").await.0, 404);
+    assert_eq!(get_placement("?model=n").await.0, 404);
     assert_eq!(stage.functions.starts.load(std::sync::atomic::Ordering::SeqCst), starts);
-    // Awake, the function's own words come through.
+    // While the model is awake, the function's own placement is shown.
     stage.functions.turns.forget_permits(1 << 20);
     let held = json!({"model": "m", "x": 2});
     let (page, _) = tokio::join!(
         async {
             stage.until(|stage| stage.model.load().1 == 1).await;
-            let page = look("").await.1;
+            let page = get_placement("").await.1;
             stage.functions.turns.add_permits(1);
             page
         },
@@ -113,24 +114,27 @@ async fn groups_that_sleep_or_start_are_listed_until_they_are_called() {
         page["groups"].as_array().unwrap().iter().map(line).collect::<Vec<_>>()
     };
     let called = [Value::Null, json!("0:0-3"), json!(false), json!(false), json!(1)];
-    let apart = |name: &str, experts: &str, asleep| ApartGroup {
+    let inactive = |name: &str, experts: &str, asleep| InactiveGroup {
         name: name.to_owned(),
         experts: experts.to_owned(),
         asleep,
     };
     assert_eq!(groups().await, slice::from_ref(&called));
-    stage.model.groups_are(vec![apart("group-1", "0:4-7,1:4-7", true)], 0);
+    stage.model.set_inactive_groups(vec![inactive("group-1", "0:4-7,1:4-7", true)], 0);
     assert_eq!(
         groups().await,
         [called.clone(), [json!("group-1"), json!("0:4-7,1:4-7"), json!(true), json!(false), json!(0)]]
     );
     let (_, page) = stage.get("/metrics", None).await;
     assert!(page.contains("remoe_gateway_groups_asleep{model=\"m\"} 1"), "{page}");
-    // It is about to sleep, or was woken: as long as the main function calls it, it is there.
-    stage.model.groups_are(vec![apart("group-0", "0:0-3", true)], 0);
+    // A group that the main function still calls counts as awake.
+    stage.model.set_inactive_groups(vec![inactive("group-0", "0:0-3", true)], 0);
     assert_eq!(groups().await, slice::from_ref(&called));
-    // It was woken, and is not called yet.
-    stage.model.groups_are(vec![apart("group-1", "0:4-7,1:4-7", false), apart("group-0", "0:0-3", false)], 0);
+    // The group was woken, and the main function does not call it yet.
+    stage.model.set_inactive_groups(
+        vec![inactive("group-1", "0:4-7,1:4-7", false), inactive("group-0", "0:0-3", false)],
+        0,
+    );
     assert_eq!(
         groups().await,
         [called, [json!("group-1"), json!("0:4-7,1:4-7"), json!(false), json!(true), json!(0)]]
@@ -140,7 +144,7 @@ async fn groups_that_sleep_or_start_are_listed_until_they_are_called() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tenant_sees_its_own_metrics_and_an_operator_all() {
+async fn tenant_sees_its_own_metrics_and_operator_sees_all() {
     let folder = tempfile::tempdir().unwrap();
     let keys = keys(folder.path()).with_key("default", "operator").unwrap();
     let stage = Stage::new(GatewayOptions { keys, ..GatewayOptions::default() }, |_| {}, 8, None).await;
@@ -155,10 +159,11 @@ async fn a_tenant_sees_its_own_metrics_and_an_operator_all() {
         let is_row = |line: &&str| line.contains("tenant=") || line.contains("model=");
         text.lines().filter(is_row).map(str::to_owned).collect::<Vec<_>>()
     };
-    let mine = rows("my-key").await;
-    assert!(mine.iter().any(|row| row.contains(r#"tenant="mine""#)), "{mine:?}");
+    let own_rows = rows("my-key").await;
+    assert!(own_rows.iter().any(|row| row.contains(r#"tenant="mine""#)), "{own_rows:?}");
     assert!(
-        !mine.iter().any(|row| row.contains("other")) && mine.iter().any(|row| row.contains(r#"model="m""#))
+        !own_rows.iter().any(|row| row.contains("other"))
+            && own_rows.iter().any(|row| row.contains(r#"model="m""#))
     );
     assert!(rows("strange-key").await.is_empty());
     let all = rows("operator").await;
@@ -179,16 +184,16 @@ async fn access_log_has_one_line_per_request() {
     let secret = json!({"model": "m", "x": "the prompt", "stream": true});
     let (_, answer) = stage.ask(&secret, &headers).await;
     let _refused = stage.ask(&secret, &[("authorization", "Bearer wrong")]).await;
-    let (response, begun) = (
+    let (response, started) = (
         stage.send(&json!({"model": "m", "stream": true, "forever": true}), &headers[..1]).await,
         Instant::now(),
     );
     drop(response);
-    let (whole, _) = stage.ask(&json!({"model": "m", "x": "the prompt"}), &headers).await;
-    assert_eq!(whole.status(), 200);
+    let (answer_head, _) = stage.ask(&json!({"model": "m", "x": "the prompt"}), &headers).await;
+    assert_eq!(answer_head.status(), 200);
     let (unknown, _) = stage.ask(&json!({"model": "secret-model"}), &headers).await;
     assert_eq!(unknown.status(), 404);
-    // One whose client leaves before the answer begins.
+    // The client disconnects before the answer begins.
     stage.functions.turns.forget_permits(usize::MAX >> 4);
     let body = json!({"model": "m", "x": "unanswered"});
     let unanswered = stage.send(&body, &headers);
@@ -203,18 +208,18 @@ async fn access_log_has_one_line_per_request() {
         if text.lines().count() == 6 {
             break text;
         }
-        assert!(begun.elapsed() < LONG, "{text}");
+        assert!(started.elapsed() < LONG, "{text}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     };
     let secrets = ["the prompt", "-key", "wrong", "secret-model"];
     assert!(!secrets.iter().any(|secret| lines.contains(secret)), "{lines}");
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let of = |status: u16, complete: bool| {
+    let line_of = |status: u16, complete: bool| {
         lines.iter().find(|line| line["status"] == status && line["complete"] == complete).unwrap()
     };
     let fields =
         |line: &Value, names: &[&str]| names.iter().map(|name| line[name].clone()).collect::<Vec<_>>();
-    let answered = of(200, true);
+    let answered = line_of(200, true);
     assert_eq!(
         fields(answered, &["client", "tenant", "model", "method", "route", "request_id", "bytes"]),
         [
@@ -227,13 +232,19 @@ async fn access_log_has_one_line_per_request() {
             json!(answer.len())
         ]
     );
-    let whole = lines.iter().find(|line| !line["prompt_tokens"].is_null()).unwrap();
+    let answered_line = lines.iter().find(|line| !line["prompt_tokens"].is_null()).unwrap();
     assert_eq!(
-        fields(whole, &["status", "prompt_tokens", "completion_tokens", "ttft_ms", "complete"]),
+        fields(answered_line, &["status", "prompt_tokens", "completion_tokens", "ttft_ms", "complete"]),
         [json!(200), json!(3), json!(4), json!(250.0), json!(true)]
     );
-    assert_eq!(fields(of(401, true), &["client", "tenant", "model"]), [json!(""), Value::Null, Value::Null]);
-    assert_eq!(fields(of(404, true), &["tenant", "model"]), [json!("mine"), Value::Null]);
-    assert_eq!(of(200, false)["client"], "mine");
-    assert_eq!(fields(of(499, false), &["tenant", "model", "bytes"]), [json!("mine"), json!("m"), json!(0)]);
+    assert_eq!(
+        fields(line_of(401, true), &["client", "tenant", "model"]),
+        [json!(""), Value::Null, Value::Null]
+    );
+    assert_eq!(fields(line_of(404, true), &["tenant", "model"]), [json!("mine"), Value::Null]);
+    assert_eq!(line_of(200, false)["client"], "mine");
+    assert_eq!(
+        fields(line_of(499, false), &["tenant", "model", "bytes"]),
+        [json!("mine"), json!("m"), json!(0)]
+    );
 }

@@ -1,4 +1,4 @@
-//! Responses: stored for each tenant as they pass, resolved for later requests, read and removed.
+//! The Responses API: responses are stored per tenant, inserted into later requests, read and removed.
 
 use crate::stage::{LONG, Stage};
 use axum::http::{Request, header};
@@ -22,7 +22,7 @@ fn user(text: &str) -> Value {
     json!({"type": "message", "role": "user", "content": text})
 }
 
-fn last_asked(stage: &Stage) -> Value {
+fn last_request_body(stage: &Stage) -> Value {
     stage.functions.asked.lock().unwrap().last().unwrap().clone()
 }
 
@@ -40,9 +40,9 @@ async fn call(stage: &Stage, method: &str, path: &str, key: Option<&str>) -> (u1
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn previous_response_becomes_its_items() {
+async fn previous_response_is_replaced_by_its_items() {
     let stage = stage(GatewayOptions::default()).await;
-    let said = json!({"type": "message", "text": "x"});
+    let item = json!({"type": "message", "text": "x"});
     let mut items = Vec::new();
     for (number, stream) in [false, true, false, true].into_iter().enumerate() {
         let mut body = json!({"model": "m", "input": format!("u{number}"), "stream": stream});
@@ -52,39 +52,42 @@ async fn previous_response_becomes_its_items() {
         let (head, text) = stage.ask_at(RESPONSES, &body, &[("x-remoe-resolved", "1")]).await;
         assert_eq!(head.status(), 200, "{text}");
         items.push(user(&format!("u{number}")));
-        let asked = last_asked(&stage);
+        let asked = last_request_body(&stage);
         if number > 0 {
             assert_eq!(asked["input"], json!(items));
         }
         assert_eq!(asked["previous_response_id"], body["previous_response_id"]);
         let is_resolved = stage.functions.headers.lock().unwrap().contains_key("x-remoe-resolved");
-        assert_eq!(is_resolved, number > 0, "clients cannot say so");
-        items.push(said.clone());
+        assert_eq!(is_resolved, number > 0, "a client cannot set the header");
+        items.push(item.clone());
         if stream {
-            // Not a byte is lost or moved.
-            let data = json!({"type": "response.completed", "response": {"id": format!("resp_{}", number + 1), "status": "completed", "output": [said]}});
-            let whole = format!(
+            // The stream is relayed unchanged.
+            let data = json!({"type": "response.completed", "response": {"id": format!("resp_{}", number + 1), "status": "completed", "output": [item]}});
+            let expected = format!(
                 "event: response.created\ndata: {{\"response\":{{}}}}\n\nevent: response.completed\ndata: {data}\n\n"
             );
-            assert_eq!(text, whole);
+            assert_eq!(text, expected);
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn responses_are_their_tenants_own() {
+async fn responses_belong_to_their_tenant() {
     let stage = stage(with_keys()).await;
     let (one, two) = ([("authorization", "Bearer key-one")], [("x-api-key", "key-two")]);
     let (head, text) = stage.ask_at(RESPONSES, &json!({"input": "a"}), &one).await;
     assert_eq!(head.status(), 200);
     let asked = stage.functions.headers.lock().unwrap().clone();
-    assert!(!asked.contains_key("x-api-key") && !asked.contains_key("authorization"), "keys stay here");
+    assert!(
+        !asked.contains_key("x-api-key") && !asked.contains_key("authorization"),
+        "keys are not forwarded"
+    );
     let path = format!("{RESPONSES}/resp_1");
     let next = json!({"input": "b", "previous_response_id": "resp_1"});
     let (head, refused) = stage.ask_at(RESPONSES, &next, &two).await;
     let error: Value = serde_json::from_str(&refused).unwrap();
     assert_eq!((head.status().as_u16(), &error["error"]["param"]), (404, &json!("previous_response_id")));
-    assert_eq!(stage.functions.asked.lock().unwrap().len(), 1, "nothing was asked for it");
+    assert_eq!(stage.functions.asked.lock().unwrap().len(), 1, "the refused request reached no function");
     for method in ["GET", "DELETE"] {
         assert_eq!(call(&stage, method, &path, Some("key-two")).await.0, 404);
         assert_eq!(call(&stage, method, &path, None).await.0, 401);
@@ -98,7 +101,7 @@ async fn responses_are_their_tenants_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_what_is_to_be_stored_is_stored() {
+async fn responses_are_stored_unless_opted_out_or_failed() {
     let stage = stage(GatewayOptions::default()).await;
     for (number, (extra, is_stored)) in [
         (json!({}), true),
@@ -106,7 +109,7 @@ async fn only_what_is_to_be_stored_is_stored() {
         (json!({"store": false, "stream": true}), false),
         (json!({"fails": true}), false),
         (json!({"fails": true, "stream": true}), false),
-        // Longer than what is read whole.
+        // Larger than answers that are held completely.
         (json!({"long": 3 << 20}), true),
         (json!({"long": 3 << 20, "stream": true}), true),
     ]
@@ -119,13 +122,13 @@ async fn only_what_is_to_be_stored_is_stored() {
         let (status, _) = call(&stage, "GET", &format!("{RESPONSES}/resp_{}", number + 1), None).await;
         assert_eq!(status, if is_stored { 200 } else { 404 }, "{extra}");
     }
-    // All items of the last one are more than a body may have.
+    // With all items of the last response, the body exceeds the limit.
     let next = json!({"input": "x".repeat(2 << 20), "previous_response_id": "resp_7"});
     assert_eq!(stage.ask_at(RESPONSES, &next, &[]).await.0.status(), 413);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn restarted_gateway_goes_on_from_stored_responses() {
+async fn restarted_gateway_continues_stored_responses() {
     let folder = tempfile::tempdir().unwrap();
     let open = || {
         let responses = ResponseStore::open(folder.path(), ResponseLimits::default()).unwrap();
@@ -139,5 +142,8 @@ async fn restarted_gateway_goes_on_from_stored_responses() {
     let after = stage(options).await;
     let next = json!({"input": [user("b")], "previous_response_id": "resp_1"});
     assert_eq!(after.ask_at(RESPONSES, &next, &[]).await.0.status(), 200);
-    assert_eq!(last_asked(&after)["input"], json!([user("a"), {"type": "message", "text": "x"}, user("b")]));
+    assert_eq!(
+        last_request_body(&after)["input"],
+        json!([user("a"), {"type": "message", "text": "x"}, user("b")])
+    );
 }

@@ -1,4 +1,4 @@
-//! The spans of requests, and what of a caller's trace context functions get to see.
+//! Spans of requests, and the trace context that functions get.
 
 use crate::stage;
 
@@ -14,7 +14,7 @@ use std::time::Duration;
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
 
-/// A stage whose gateway exports to `collector`.
+/// Starts a test bed whose gateway exports to `collector`.
 async fn traced(collector: &Collector, idle: Option<Duration>) -> Stage {
     let options = GatewayOptions { traces: exporting(collector), ..GatewayOptions::default() };
     Stage::new(options, |_| {}, 8, idle).await
@@ -27,13 +27,13 @@ fn exporting(collector: &Collector) -> Traces {
     Traces::from_variables("gateway", variable).unwrap()
 }
 
-/// The spans of `trace`, once the gateway's own is among them.
+/// Waits for the gateway's server span, and returns the spans of `trace`.
 async fn spans(collector: &Collector, trace: &str) -> Vec<ExportedSpan> {
     collector.trace(trace, "a server span", |spans| spans.iter().any(|span| span.kind == 2)).await
 }
 
 /// Returns the trace context that functions got.
-fn seen(stage: &Stage) -> [Vec<String>; 2] {
+fn forwarded_context(stage: &Stage) -> [Vec<String>; 2] {
     let headers = stage.functions.headers.lock().unwrap();
     ["traceparent", "tracestate"].map(|name| {
         headers
@@ -58,20 +58,24 @@ const HOSTILE: [&str; 7] = [
 async fn no_trace_is_invented_and_hostile_ones_are_dropped() {
     let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, None).await;
     stage.ask(&json!({"x": 1}), &[("tracestate", "a=1")]).await;
-    assert_eq!(seen(&stage), [vec![], Vec::<String>::new()]);
+    assert_eq!(forwarded_context(&stage), [vec![], Vec::<String>::new()]);
     let valid = format!("00-{TRACE}-{PARENT}-01");
     stage.ask(&json!({"x": 1}), &[("traceparent", &valid), ("tracestate", "a=1")]).await;
-    assert_eq!(seen(&stage), [vec![valid.clone()], vec!["a=1".to_owned()]], "it is the client's");
+    assert_eq!(
+        forwarded_context(&stage),
+        [vec![valid.clone()], vec!["a=1".to_owned()]],
+        "the client's context is forwarded"
+    );
     for hostile in HOSTILE {
         stage.ask(&json!({"x": 1}), &[("traceparent", hostile), ("tracestate", "a=1")]).await;
-        assert_eq!(seen(&stage), [vec![], Vec::<String>::new()], "{hostile:?}");
+        assert_eq!(forwarded_context(&stage), [vec![], Vec::<String>::new()], "{hostile:?}");
     }
     stage.ask(&json!({"x": 1}), &[("traceparent", &valid), ("traceparent", &valid)]).await;
-    assert_eq!(seen(&stage), [vec![], Vec::<String>::new()], "two parents");
+    assert_eq!(forwarded_context(&stage), [vec![], Vec::<String>::new()], "two parents");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_is_part_of_its_callers_trace() {
+async fn request_is_part_of_its_callers_trace() {
     let collector = Collector::start(CollectorBehaviour::Takes).await;
     let stage = traced(&collector, None).await;
     let valid = format!("00-{TRACE}-{PARENT}-01");
@@ -80,16 +84,19 @@ async fn a_request_is_part_of_its_callers_trace() {
     let [server, client] = [2, 3].map(|kind| spans.iter().find(|span| span.kind == kind).unwrap());
     assert_eq!((server.parent.as_str(), server.name.as_str()), (PARENT, "POST /v1/completions"));
     assert_eq!((&client.parent, client.name.as_str()), (&server.id, "text_completion m"));
-    assert_eq!(seen(&stage), [vec![format!("00-{TRACE}-{}-01", client.id)], vec!["a=1".to_owned()]]);
+    assert_eq!(
+        forwarded_context(&stage),
+        [vec![format!("00-{TRACE}-{}-01", client.id)], vec!["a=1".to_owned()]]
+    );
     assert_eq!(server.attributes["http.response.status_code"], 200);
     assert_eq!(server.attributes["gen_ai.usage.input_tokens"], 3);
     assert_eq!(server.attributes["gen_ai.usage.output_tokens"], 4);
     assert!(spans.iter().all(|span| !span.failed), "{spans:?}");
 
-    // What is hostile begins a trace of its own.
+    // An invalid context is replaced by a new trace.
     for hostile in HOSTILE {
         stage.ask(&json!({"x": 1}), &[("traceparent", hostile), ("tracestate", "a=1")]).await;
-        let [parent, state] = seen(&stage);
+        let [parent, state] = forwarded_context(&stage);
         assert!(parent.len() == 1 && state.is_empty(), "{hostile:?}: {parent:?} {state:?}");
         let trace = parent[0].split('-').nth(1).unwrap().to_owned();
         assert!(trace != TRACE && parent[0].len() == 55 && parent[0] != hostile, "{parent:?}");
@@ -99,30 +106,30 @@ async fn a_request_is_part_of_its_callers_trace() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_its_caller_does_not_record_is_not_recorded() {
+async fn unsampled_trace_is_not_recorded() {
     let collector = Collector::start(CollectorBehaviour::Takes).await;
     let stage = traced(&collector, None).await;
     let unsampled = format!("00-{TRACE}-{PARENT}-00");
     stage.ask(&json!({"x": 1}), &[("traceparent", &unsampled)]).await;
-    let [parent, _] = seen(&stage);
+    let [parent, _] = forwarded_context(&stage);
     assert!(parent[0].starts_with(&format!("00-{TRACE}-")) && parent[0].ends_with("-00"), "{parent:?}");
-    assert_ne!(parent[0], unsampled, "functions are asked by the gateway");
+    assert_ne!(parent[0], unsampled, "the parent of the function's span is the gateway's");
     stage.ask(&json!({"x": 1}), &[]).await;
-    let other = seen(&stage)[0][0].split('-').nth(1).unwrap().to_owned();
+    let other = forwarded_context(&stage)[0][0].split('-').nth(1).unwrap().to_owned();
     spans(&collector, &other).await;
     assert!(collector.spans().iter().all(|span| span.trace == other));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wake_is_told_in_its_parts_and_each_attempt_by_itself() {
+async fn cold_start_parts_and_attempts_have_spans() {
     let collector = Collector::start(CollectorBehaviour::Takes).await;
     let stage = traced(&collector, Some(Duration::from_millis(20))).await;
-    stage.sleeps().await;
+    stage.wait_for_sleep().await;
     *stage.functions.start.lock().unwrap() = Duration::from_millis(30);
     stage.functions.breaks.store(1, Ordering::SeqCst);
     let (head, _) = stage.ask(&json!({"x": 1}), &[]).await;
     assert_eq!(head.status(), 200);
-    let trace = seen(&stage)[0][0].split('-').nth(1).unwrap().to_owned();
+    let trace = forwarded_context(&stage)[0][0].split('-').nth(1).unwrap().to_owned();
     let spans = spans(&collector, &trace).await;
     let server = spans.iter().find(|span| span.kind == 2).unwrap();
     let of_server = |name: &str| {
@@ -149,40 +156,40 @@ async fn a_wake_is_told_in_its_parts_and_each_attempt_by_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_ends_early_says_why() {
+async fn span_of_an_early_end_states_the_reason() {
     let collector = Collector::start(CollectorBehaviour::Takes).await;
     let stage = traced(&collector, None).await;
-    // A client that leaves in the middle of its answer.
+    // A client that disconnects in the middle of its answer.
     let answer = stage.send(&json!({"x": 1, "stream": true, "forever": true}), &[]).await;
-    let trace = seen(&stage)[0][0].split('-').nth(1).unwrap().to_owned();
+    let trace = forwarded_context(&stage)[0][0].split('-').nth(1).unwrap().to_owned();
     let mut body = answer.into_body();
     body.frame().await.unwrap().unwrap();
     drop(body);
     drop(stage.client.clone());
-    let left = spans(&collector, &trace).await;
-    let [server, client] = [2, 3].map(|kind| left.iter().find(|span| span.kind == kind).unwrap());
+    let remaining = spans(&collector, &trace).await;
+    let [server, client] = [2, 3].map(|kind| remaining.iter().find(|span| span.kind == kind).unwrap());
     assert!(server.failed && server.attributes["error.type"] == "client_disconnected", "{server:?}");
     assert!(client.failed && client.attributes["error.type"] == "cancelled", "{client:?}");
     // A function that breaks off in the middle of its answer.
     let (_, text) = stage.ask(&json!({"x": 1, "stream": true, "breaks": true}), &[]).await;
     assert!(text.contains("service_unavailable"), "{text}");
-    let trace = seen(&stage)[0][0].split('-').nth(1).unwrap().to_owned();
+    let trace = forwarded_context(&stage)[0][0].split('-').nth(1).unwrap().to_owned();
     for span in spans(&collector, &trace).await.iter().filter(|span| span.kind != 1) {
         assert!(span.failed && span.attributes["error.type"] == "broken_off", "{span:?}");
     }
-    // One that refuses the request: the function did well, and so did the gateway.
+    // A function that refuses the request: neither the gateway nor the function failed.
     let (head, _) = stage.ask(&json!({"x": 1, "refuse": true}), &[]).await;
     assert_eq!(head.status(), 400);
-    let trace = seen(&stage)[0][0].split('-').nth(1).unwrap().to_owned();
+    let trace = forwarded_context(&stage)[0][0].split('-').nth(1).unwrap().to_owned();
     let refused = spans(&collector, &trace).await;
     let [server, client] = [2, 3].map(|kind| refused.iter().find(|span| span.kind == kind).unwrap());
     assert!(!server.failed && server.attributes["http.response.status_code"] == 400, "{server:?}");
     assert!(client.failed && client.attributes["error.type"] == "400", "{client:?}");
 }
 
-/// Above what the gateway takes as a whole before it answers.
+/// The answer is larger than answers that the gateway holds completely.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_long_answer_is_complete_once_its_last_byte_is_there() {
+async fn long_answer_is_complete_with_its_last_byte() {
     const BYTES: usize = 2 << 20;
     let collector = Collector::start(CollectorBehaviour::Takes).await;
     let folder = tempfile::tempdir().unwrap();
@@ -195,8 +202,8 @@ async fn a_long_answer_is_complete_once_its_last_byte_is_there() {
     let stage = Stage::new(options, |_| {}, 8, None).await;
     let (head, text) = stage.ask(&json!({"x": 1, "bytes": BYTES}), &[]).await;
     assert_eq!((head.status().as_u16(), text.len()), (200, BYTES));
-    assert_eq!(head.headers()["content-length"], BYTES.to_string(), "its length was told");
-    let trace = seen(&stage)[0][0].split('-').nth(1).unwrap().to_owned();
+    assert_eq!(head.headers()["content-length"], BYTES.to_string(), "the length is forwarded");
+    let trace = forwarded_context(&stage)[0][0].split('-').nth(1).unwrap().to_owned();
     let spans = spans(&collector, &trace).await;
     let [server, client] = [2, 3].map(|kind| spans.iter().find(|span| span.kind == kind).unwrap());
     assert!(!server.failed && !client.failed, "{server:?} {client:?}");

@@ -1,4 +1,4 @@
-//! One connection as its deadlines see it.
+//! Deadlines of one connection.
 
 use super::limits::ConnectionLimits;
 use super::metrics::ConnectionMetrics;
@@ -12,18 +12,18 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
-/// So long after it was accepted, a head has begun or an answer was handed over, a connection does not
-/// give way: its request may be on the way, or the answer.
-const RECENT: Duration = Duration::from_millis(100);
+/// Time after its start, the first byte of a head or the end of an answer in which a connection is not displaced: a
+/// request or the answer may be in transit.
+const GRACE_PERIOD: Duration = Duration::from_millis(100);
 
-/// Why a connection is ended from here.
+/// Reason why the server ends a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ConnectionEndCause {
-    /// No request came.
+    /// No request arrived in time.
     Idle,
-    /// The client did not take what was sent.
+    /// The client did not read its answer.
     Stalled,
-    /// It had no request when another connection needed its place.
+    /// The connection was idle when a new one needed its slot.
     Displaced,
 }
 
@@ -37,35 +37,35 @@ impl ConnectionEndCause {
     }
 }
 
-/// A connection: what it waits for, and until when.
+/// Deadlines of a connection, and the means to end it.
 pub(super) struct ConnectionDeadlines {
     limits: ConnectionLimits,
     metrics: ConnectionMetrics,
     state: Mutex<DeadlineState>,
-    /// Ends the connection when it is late.
-    guard: OnceLock<AbortHandle>,
+    /// Task that ends the connection when a deadline passes.
+    watchdog: OnceLock<AbortHandle>,
     _slot: Option<OwnedSemaphorePermit>,
 }
 
 struct DeadlineState {
-    /// Requests so far.
-    turns: u64,
-    /// Requests whose answers are not handed over, and until when the client must take what it was
-    /// given; nothing while the server works. HTTP/2 has several.
-    open: BTreeMap<u64, Option<Instant>>,
-    /// When the connection, the wait for the next request, or that request's head began.
-    since: Instant,
-    /// Until when the whole head of a request must be there while there is none.
-    due: Instant,
-    /// Set if part of a head is there.
-    begun: bool,
-    /// Set if bytes between requests are frames of the connection (HTTP/2), and no heads.
-    http2: bool,
-    /// Set if the identity of the other end is known, or does not matter.
-    let_in: bool,
-    /// Set if it was asked to give way.
-    leaving: bool,
-    /// Second handle of the socket: ends what `axum::serve` holds.
+    /// Number of requests so far.
+    request_count: u64,
+    /// Requests whose answers are not complete, each with the time until which the client must read what was sent;
+    /// `None` while the server works. HTTP/2 has several.
+    open_requests: BTreeMap<u64, Option<Instant>>,
+    /// Time when the connection, the wait for the next request, or the head of that request began.
+    waiting_since: Instant,
+    /// Time until which the complete head of the next request must arrive.
+    head_deadline: Instant,
+    /// Set if part of a head has arrived.
+    is_head_begun: bool,
+    /// Set for HTTP/2, where bytes between requests are frames of the connection, not heads.
+    is_http2: bool,
+    /// Set if the client has proved its identity, or does not need to.
+    is_admitted: bool,
+    /// Set once the connection was asked to end.
+    is_displaced: bool,
+    /// Second handle of the socket, which ends the connection that `axum::serve` owns.
     socket: Option<std::net::TcpStream>,
 }
 
@@ -73,73 +73,76 @@ impl DeadlineState {
     fn new(
         limits: &ConnectionLimits,
         now: Instant,
-        let_in: bool,
+        is_admitted: bool,
         socket: Option<std::net::TcpStream>,
     ) -> Self {
         Self {
-            turns: 0,
-            open: BTreeMap::new(),
-            since: now,
-            due: now + limits.head,
-            begun: false,
-            http2: false,
-            let_in,
-            leaving: false,
+            request_count: 0,
+            open_requests: BTreeMap::new(),
+            waiting_since: now,
+            head_deadline: now + limits.head,
+            is_head_begun: false,
+            is_http2: false,
+            is_admitted,
+            is_displaced: false,
             socket,
         }
     }
 
-    /// Returns what the client must do next, and until when.
-    fn waits(&self) -> Option<(ConnectionEndCause, Instant)> {
-        if self.open.is_empty() {
-            return Some((ConnectionEndCause::Idle, self.due));
+    /// Returns the time at which the connection ends unless the client acts, and the reason.
+    fn next_end(&self) -> Option<(ConnectionEndCause, Instant)> {
+        if self.open_requests.is_empty() {
+            return Some((ConnectionEndCause::Idle, self.head_deadline));
         }
-        self.open.values().flatten().min().map(|deadline| (ConnectionEndCause::Stalled, *deadline))
+        self.open_requests.values().flatten().min().map(|deadline| (ConnectionEndCause::Stalled, *deadline))
     }
 
-    /// Bytes have come from the client.
-    fn came(&mut self, limits: &ConnectionLimits, now: Instant, bytes: &[u8]) {
-        // Some clients end a body with an empty line more than it has.
-        let empty = bytes.iter().all(|byte| matches!(byte, b'\r' | b'\n'));
-        if self.open.is_empty() && !self.begun && !self.http2 && !empty {
-            self.begun = true;
-            self.since = now;
-            self.due = self.due.min(now + limits.head);
+    /// Takes the bytes that the client has sent.
+    fn bytes_received(&mut self, limits: &ConnectionLimits, now: Instant, bytes: &[u8]) {
+        // Some clients send an extra empty line after a body.
+        let is_empty = bytes.iter().all(|byte| matches!(byte, b'\r' | b'\n'));
+        if self.open_requests.is_empty() && !self.is_head_begun && !self.is_http2 && !is_empty {
+            self.is_head_begun = true;
+            self.waiting_since = now;
+            self.head_deadline = self.head_deadline.min(now + limits.head);
         }
     }
 
-    fn begin(&mut self, http2: bool) -> u64 {
-        self.turns += 1;
-        self.http2 |= http2;
-        self.begun = false;
-        self.open.insert(self.turns, None);
-        self.turns
+    /// Begins a request. Returns its number.
+    fn begin(&mut self, is_http2: bool) -> u64 {
+        self.request_count += 1;
+        self.is_http2 |= is_http2;
+        self.is_head_begun = false;
+        self.open_requests.insert(self.request_count, None);
+        self.request_count
     }
 
-    fn end(&mut self, turn: u64, limits: &ConnectionLimits, now: Instant) {
-        self.open.remove(&turn);
-        self.since = now;
-        self.due = now + limits.idle;
+    fn end(&mut self, number: u64, limits: &ConnectionLimits, now: Instant) {
+        self.open_requests.remove(&number);
+        self.waiting_since = now;
+        self.head_deadline = now + limits.idle;
     }
 
-    /// Returns if it is let in, and since when it has been without a request, if it can give way now.
-    fn can_leave(&self, now: Instant) -> Option<(bool, Instant)> {
-        let settled = self.since + RECENT <= now;
-        (self.open.is_empty() && !self.leaving && settled).then_some((self.let_in, self.since))
+    /// Returns the rank by which idle connections are displaced, least first: unidentified before admitted clients,
+    /// then by idle time. Returns `None` if the connection cannot be displaced now.
+    fn displacement_rank(&self, now: Instant) -> Option<(bool, Instant)> {
+        let is_past_grace = self.waiting_since + GRACE_PERIOD <= now;
+        (self.open_requests.is_empty() && !self.is_displaced && is_past_grace)
+            .then_some((self.is_admitted, self.waiting_since))
     }
 
-    /// Lets the client in: its first request may be on the way from now on.
-    fn enter(&mut self, now: Instant) {
-        self.let_in = true;
-        self.since = now;
+    /// Admits the client. Its first request may be in transit from now on.
+    fn admit(&mut self, now: Instant) {
+        self.is_admitted = true;
+        self.waiting_since = now;
     }
 }
 
 impl ConnectionDeadlines {
-    /// Opens a line that is `let_in`, or whose other end must prove its identity first.
+    /// Begins the deadlines of a connection. Unless it `is_admitted`, the client must prove its identity first.
     pub(super) fn open(
         socket: &TcpStream,
-        let_in: bool,
+        is_admitted: bool,
         limits: ConnectionLimits,
         metrics: ConnectionMetrics,
         slot: Option<OwnedSemaphorePermit>,
@@ -149,87 +152,93 @@ impl ConnectionDeadlines {
             tracing::warn!(%error, "cannot set the deadlines of a connection");
         }
         metrics.open.inc();
-        let state = DeadlineState::new(&limits, Instant::now(), let_in, socket.ok().map(Into::into));
-        let line =
-            Arc::new(Self { limits, metrics, state: Mutex::new(state), guard: OnceLock::new(), _slot: slot });
-        let shortest = limits.head.min(limits.idle).min(limits.stall);
-        let guard = tokio::spawn(end_when_late(Arc::downgrade(&line), shortest));
-        line.guard.get_or_init(|| guard.abort_handle());
-        line
+        let state = DeadlineState::new(&limits, Instant::now(), is_admitted, socket.ok().map(Into::into));
+        let deadlines = Arc::new(Self {
+            limits,
+            metrics,
+            state: Mutex::new(state),
+            watchdog: OnceLock::new(),
+            _slot: slot,
+        });
+        let shortest_limit = limits.head.min(limits.idle).min(limits.stall);
+        let watchdog = tokio::spawn(end_when_late(Arc::downgrade(&deadlines), shortest_limit));
+        deadlines.watchdog.get_or_init(|| watchdog.abort_handle());
+        deadlines
     }
 
     fn state(&self) -> MutexGuard<'_, DeadlineState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes have come from the client.
-    pub(super) fn came(&self, bytes: &[u8]) {
-        self.state().came(&self.limits, Instant::now(), bytes);
+    /// Takes the bytes that the client has sent.
+    pub(super) fn bytes_received(&self, bytes: &[u8]) {
+        self.state().bytes_received(&self.limits, Instant::now(), bytes);
     }
 
-    /// As [`DeadlineState::can_leave`]: the least value gives way first.
-    pub(super) fn can_leave(&self, now: Instant) -> Option<(bool, Instant)> {
-        self.state().can_leave(now)
+    /// Returns [`DeadlineState::displacement_rank`].
+    pub(super) fn displacement_rank(&self, now: Instant) -> Option<(bool, Instant)> {
+        self.state().displacement_rank(now)
     }
 
-    /// Lets in the other end, which has proved its identity.
-    pub(super) fn enter(&self) {
-        self.state().enter(Instant::now());
+    /// Admits the client, which has proved its identity.
+    pub(super) fn admit(&self) {
+        self.state().admit(Instant::now());
     }
 
-    /// Takes no further request, if it still has none: what was answered before reaches the client.
-    pub(super) fn give_way(&self, now: Instant) {
+    /// Ends the connection if it is still idle. Earlier answers still reach the client.
+    pub(super) fn displace(&self, now: Instant) {
         let mut state = self.state();
-        if state.can_leave(now).is_none() {
+        if state.displacement_rank(now).is_none() {
             return;
         }
-        state.leaving = true;
+        state.is_displaced = true;
         let Some(socket) = &state.socket else {
             return;
         };
         self.count(ConnectionEndCause::Displaced);
-        // The server reads the end of the connection. A socket that refuses is broken already.
+        // The server then reads the end of the connection. If this fails, the connection is broken already.
         let _broken = socket.shutdown(Shutdown::Read);
     }
 
-    /// Ends the connection without waiting for what is still to be sent.
-    fn end(&self, wait: ConnectionEndCause) {
+    /// Ends the connection at once. Unsent bytes are dropped.
+    fn end(&self, cause: ConnectionEndCause) {
         let Some(socket) = self.state().socket.take() else {
             return;
         };
-        self.count(wait);
-        // Both ways of reading and writing wake up and fail; nothing is kept for a client that may
-        // never take it. A socket that refuses is broken already.
+        self.count(cause);
+        // Pending reads and writes fail, and a reset drops unsent bytes. If this fails, the connection is broken
+        // already.
         let _broken = socket.shutdown(Shutdown::Both);
         let _broken = TcpStream::from_std(socket).and_then(|socket| socket.set_zero_linger());
     }
 
-    fn count(&self, wait: ConnectionEndCause) {
-        self.metrics.ended.with_label_values(&[wait.as_str()]).inc();
-        tracing::debug!(reason = wait.as_str(), "connection ended");
+    fn count(&self, cause: ConnectionEndCause) {
+        self.metrics.ended.with_label_values(&[cause.as_str()]).inc();
+        tracing::debug!(reason = cause.as_str(), "connection ended");
     }
 }
 
 impl Drop for ConnectionDeadlines {
     fn drop(&mut self) {
-        if let Some(guard) = self.guard.get() {
-            guard.abort();
+        if let Some(watchdog) = self.watchdog.get() {
+            watchdog.abort();
         }
         self.metrics.open.dec();
     }
 }
 
-/// Looks again when the deadline has come, or when another that is set meanwhile could have.
-async fn end_when_late(line: Weak<ConnectionDeadlines>, shortest: Duration) {
+/// Ends the connection when a deadline passes. Wakes at least every `shortest_limit`, because an earlier deadline may
+/// be set meanwhile.
+async fn end_when_late(connection: Weak<ConnectionDeadlines>, shortest_limit: Duration) {
     loop {
         let now = Instant::now();
-        let next = match line.upgrade() {
-            Some(line) => {
-                let waits = line.state().waits();
-                match waits {
-                    Some((wait, deadline)) if deadline <= now => return line.end(wait),
-                    Some((_, deadline)) => deadline.min(now + shortest),
-                    None => now + shortest,
+        let next = match connection.upgrade() {
+            Some(deadlines) => {
+                let next_end = deadlines.state().next_end();
+                match next_end {
+                    Some((cause, deadline)) if deadline <= now => return deadlines.end(cause),
+                    Some((_, deadline)) => deadline.min(now + shortest_limit),
+                    None => now + shortest_limit,
                 }
             }
             None => return,
@@ -238,32 +247,36 @@ async fn end_when_late(line: Weak<ConnectionDeadlines>, shortest: Duration) {
     }
 }
 
-/// One request of a connection, until its answer has been handed over or given up.
+/// Request of a connection, until its answer is complete or dropped.
 pub(super) struct RequestGuard {
-    line: Arc<ConnectionDeadlines>,
+    deadlines: Arc<ConnectionDeadlines>,
     number: u64,
 }
 
 impl RequestGuard {
-    pub(super) fn begin(line: &Arc<ConnectionDeadlines>, http2: bool) -> Self {
-        let number = line.state().begin(http2);
-        Self { line: line.clone(), number }
+    /// Begins a request.
+    pub(super) fn begin(deadlines: &Arc<ConnectionDeadlines>, is_http2: bool) -> Self {
+        let number = deadlines.state().begin(is_http2);
+        Self { deadlines: deadlines.clone(), number }
     }
 
-    /// The server has nothing to give at the moment.
-    pub(super) fn works(&self) {
-        self.line.state().open.insert(self.number, None);
+    /// Stops the client's deadline: the server has nothing to send now.
+    pub(super) fn wait_for_server(&self) {
+        self.deadlines.state().open_requests.insert(self.number, None);
     }
 
-    /// The client must take what it was given before it gets more.
-    pub(super) fn hands_over(&self) {
-        self.line.state().open.insert(self.number, Some(Instant::now() + self.line.limits.stall));
+    /// Starts the client's deadline: it must read what was sent.
+    pub(super) fn wait_for_client(&self) {
+        self.deadlines
+            .state()
+            .open_requests
+            .insert(self.number, Some(Instant::now() + self.deadlines.limits.stall));
     }
 }
 
 impl Drop for RequestGuard {
     fn drop(&mut self) {
-        self.line.state().end(self.number, &self.line.limits, Instant::now());
+        self.deadlines.state().end(self.number, &self.deadlines.limits, Instant::now());
     }
 }
 
@@ -278,7 +291,7 @@ mod tests {
         stall: Duration::from_secs(5),
     };
 
-    fn line() -> (DeadlineState, impl Fn(f64) -> Instant) {
+    fn new_state() -> (DeadlineState, impl Fn(f64) -> Instant) {
         let start = Instant::now();
         (DeadlineState::new(&LIMITS, start, true, None), move |seconds| {
             start + Duration::from_secs_f64(seconds)
@@ -287,84 +300,87 @@ mod tests {
 
     #[test]
     fn every_open_request_counts() {
-        let (mut state, at) = line();
-        assert_eq!(state.waits(), Some((ConnectionEndCause::Idle, at(2.0))));
-        state.open.insert(1, None);
-        assert_eq!(state.waits(), None, "the server works");
-        state.open.insert(2, Some(at(5.0)));
-        assert_eq!(state.waits(), Some((ConnectionEndCause::Stalled, at(5.0))), "one of two is not taken");
-        state.open.insert(3, Some(at(3.0)));
-        assert_eq!(state.waits(), Some((ConnectionEndCause::Stalled, at(3.0))));
+        let (mut state, at) = new_state();
+        assert_eq!(state.next_end(), Some((ConnectionEndCause::Idle, at(2.0))));
+        state.open_requests.insert(1, None);
+        assert_eq!(state.next_end(), None, "the server works");
+        state.open_requests.insert(2, Some(at(5.0)));
+        assert_eq!(state.next_end(), Some((ConnectionEndCause::Stalled, at(5.0))), "one of two is not read");
+        state.open_requests.insert(3, Some(at(3.0)));
+        assert_eq!(state.next_end(), Some((ConnectionEndCause::Stalled, at(3.0))));
         state.end(2, &LIMITS, at(3.0));
         state.end(3, &LIMITS, at(3.0));
-        assert_eq!(state.waits(), None, "the first is still worked at");
+        assert_eq!(state.next_end(), None, "the server still works for the first");
         state.end(1, &LIMITS, at(4.0));
-        assert_eq!(state.waits(), Some((ConnectionEndCause::Idle, at(13.0))));
+        assert_eq!(state.next_end(), Some((ConnectionEndCause::Idle, at(13.0))));
     }
 
     #[test]
-    fn a_head_that_has_begun_must_be_whole_soon() {
-        let (mut state, at) = line();
-        state.came(&LIMITS, at(1.0), b"GET /");
+    fn begun_head_must_be_complete_in_time() {
+        let (mut state, at) = new_state();
+        state.bytes_received(&LIMITS, at(1.0), b"GET /");
         assert_eq!(
-            state.waits(),
+            state.next_end(),
             Some((ConnectionEndCause::Idle, at(2.0))),
-            "from the begin of the connection"
+            "from the start of the connection"
         );
-        let turn = state.begin(false);
-        state.came(&LIMITS, at(1.5), b"a body");
-        state.end(turn, &LIMITS, at(3.0));
+        let number = state.begin(false);
+        state.bytes_received(&LIMITS, at(1.5), b"a body");
+        state.end(number, &LIMITS, at(3.0));
         assert_eq!(
-            state.waits(),
+            state.next_end(),
             Some((ConnectionEndCause::Idle, at(12.0))),
-            "between requests there is time"
+            "the idle limit applies between requests"
         );
-        state.came(&LIMITS, at(4.0), b"\r\n");
-        assert_eq!(state.waits(), Some((ConnectionEndCause::Idle, at(12.0))), "an empty line is no head");
-        state.came(&LIMITS, at(5.0), b"G");
-        assert_eq!(state.waits(), Some((ConnectionEndCause::Idle, at(7.0))));
-        state.came(&LIMITS, at(6.0), b"E");
+        state.bytes_received(&LIMITS, at(4.0), b"\r\n");
+        assert_eq!(state.next_end(), Some((ConnectionEndCause::Idle, at(12.0))), "an empty line is no head");
+        state.bytes_received(&LIMITS, at(5.0), b"G");
+        assert_eq!(state.next_end(), Some((ConnectionEndCause::Idle, at(7.0))));
+        state.bytes_received(&LIMITS, at(6.0), b"E");
         assert_eq!(
-            state.waits(),
+            state.next_end(),
             Some((ConnectionEndCause::Idle, at(7.0))),
-            "more of the head is no new one"
+            "more of the same head does not extend the deadline"
         );
     }
 
     #[test]
     fn frames_of_http2_are_no_heads() {
-        let (mut state, at) = line();
-        let turn = state.begin(true);
-        state.end(turn, &LIMITS, at(1.0));
-        state.came(&LIMITS, at(2.0), b"ping");
-        assert_eq!(state.waits(), Some((ConnectionEndCause::Idle, at(10.0))));
+        let (mut state, at) = new_state();
+        let number = state.begin(true);
+        state.end(number, &LIMITS, at(1.0));
+        state.bytes_received(&LIMITS, at(2.0), b"ping");
+        assert_eq!(state.next_end(), Some((ConnectionEndCause::Idle, at(10.0))));
     }
 
     #[test]
-    fn who_has_not_said_who_it_is_gives_way_before_others() {
-        let (known, at) = line();
-        let (mut stranger, _) = line();
-        (stranger.let_in, stranger.since) = (false, at(5.0));
-        assert!(stranger.can_leave(at(6.0)) < known.can_leave(at(6.0)), "although it came later");
-        stranger.enter(at(6.0));
-        assert_eq!(stranger.can_leave(at(6.05)), None, "its request may be on the way");
-        assert!(stranger.can_leave(at(7.0)) > known.can_leave(at(7.0)));
+    fn unidentified_connection_is_displaced_before_others() {
+        let (known, at) = new_state();
+        let (mut stranger, _) = new_state();
+        (stranger.is_admitted, stranger.waiting_since) = (false, at(5.0));
+        assert!(
+            stranger.displacement_rank(at(6.0)) < known.displacement_rank(at(6.0)),
+            "although it is newer"
+        );
+        stranger.admit(at(6.0));
+        assert_eq!(stranger.displacement_rank(at(6.05)), None, "its request may be on the way");
+        assert!(stranger.displacement_rank(at(7.0)) > known.displacement_rank(at(7.0)));
     }
 
     #[test]
-    fn only_connections_without_a_request_give_way() {
-        let (mut state, at) = line();
-        assert_eq!(state.can_leave(at(0.05)), None, "its request may be on the way");
-        assert_eq!(state.can_leave(at(0.2)), Some((true, at(0.0))));
-        state.came(&LIMITS, at(1.0), b"GET /");
-        assert_eq!(state.can_leave(at(1.05)), None, "the rest may be on its way");
-        assert_eq!(state.can_leave(at(1.3)), Some((true, at(1.0))));
-        let turn = state.begin(false);
-        assert_eq!(state.can_leave(at(9.0)), None, "there is a request");
-        state.end(turn, &LIMITS, at(9.0));
-        assert_eq!(state.can_leave(at(9.05)), None, "the answer may be on its way");
-        assert_eq!(state.can_leave(at(9.3)), Some((true, at(9.0))));
-        state.leaving = true;
-        assert_eq!(state.can_leave(at(9.3)), None, "once is enough");
+    fn only_idle_connections_are_displaced() {
+        let (mut state, at) = new_state();
+        assert_eq!(state.displacement_rank(at(0.05)), None, "its request may be on the way");
+        assert_eq!(state.displacement_rank(at(0.2)), Some((true, at(0.0))));
+        state.bytes_received(&LIMITS, at(1.0), b"GET /");
+        assert_eq!(state.displacement_rank(at(1.05)), None, "the rest may be on its way");
+        assert_eq!(state.displacement_rank(at(1.3)), Some((true, at(1.0))));
+        let number = state.begin(false);
+        assert_eq!(state.displacement_rank(at(9.0)), None, "there is a request");
+        state.end(number, &LIMITS, at(9.0));
+        assert_eq!(state.displacement_rank(at(9.05)), None, "the answer may be on its way");
+        assert_eq!(state.displacement_rank(at(9.3)), Some((true, at(9.0))));
+        state.is_displaced = true;
+        assert_eq!(state.displacement_rank(at(9.3)), None, "once is enough");
     }
 }

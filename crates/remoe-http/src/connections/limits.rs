@@ -2,29 +2,30 @@
 
 use std::time::Duration;
 
-/// How many connections there may be, and how long each may keep the server waiting.
+/// Limits of the number of connections, and of the time that each may keep the server waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Connections at the same time. A further one takes the place of the one that has been without a
-    /// request for longest; while all have requests, it waits to be accepted.
+    /// Largest number of connections. A further one displaces the one that has been idle for longest. While none is
+    /// idle, it waits to be accepted.
     pub count: usize,
-    /// The whole head of a request must be there so long after its begin, or the connection's.
+    /// Time within which the complete head of a request must arrive, from its first byte or from the start of the
+    /// connection.
     pub head: Duration,
-    /// The next request must begin so long after the answer before it.
+    /// Time within which the next request must begin after the previous answer.
     pub idle: Duration,
-    /// A client that takes nothing of its answer for so long is given up.
+    /// Time after which a client that reads nothing of its answer is disconnected.
     pub stall: Duration,
 }
 
 impl ConnectionLimits {
-    /// A connection has two descriptors: 480 connections fit the usual limit of 1024.
-    const COUNT: u64 = 480;
-    const HEAD_S: u64 = 10;
-    /// Longer than the 60 s that proxies usually keep connections which they mean to use again.
-    const IDLE_S: u64 = 75;
-    const STALL_S: u64 = 60;
+    /// Default of `count`. A connection has two file descriptors: 480 connections fit the usual limit of 1024.
+    const DEFAULT_COUNT: u64 = 480;
+    const DEFAULT_HEAD_S: u64 = 10;
+    /// Default of `idle`: longer than the 60 s for which proxies usually keep idle connections.
+    const DEFAULT_IDLE_S: u64 = 75;
+    const DEFAULT_STALL_S: u64 = 60;
 
-    /// For probes: few connections, short ones, and never those of clients.
+    /// Limits of servers for probes and metrics: few and short connections.
     pub const PROBES: Self = Self {
         count: 32,
         head: Duration::from_secs(2),
@@ -32,9 +33,8 @@ impl ConnectionLimits {
         stall: Duration::from_secs(2),
     };
 
-    /// `REMOE_HTTP_MAX_CONNECTIONS`, `REMOE_HTTP_HEAD_S`, `REMOE_HTTP_IDLE_S` and `REMOE_HTTP_STALL_S`,
-    /// whole numbers from 1, as `variable` gives them; what is not there or no such number is the
-    /// default.
+    /// Reads the limits from `REMOE_HTTP_MAX_CONNECTIONS`, `REMOE_HTTP_HEAD_S`, `REMOE_HTTP_IDLE_S` and
+    /// `REMOE_HTTP_STALL_S`, through `variable`. Missing and invalid numbers get the defaults.
     pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Self {
         let read = |name: &str, default: u64| {
             let Some(text) = variable(name) else {
@@ -51,10 +51,11 @@ impl ConnectionLimits {
             })
         };
         Self {
-            count: usize::try_from(read("REMOE_HTTP_MAX_CONNECTIONS", Self::COUNT)).unwrap_or(usize::MAX),
-            head: Duration::from_secs(read("REMOE_HTTP_HEAD_S", Self::HEAD_S)),
-            idle: Duration::from_secs(read("REMOE_HTTP_IDLE_S", Self::IDLE_S)),
-            stall: Duration::from_secs(read("REMOE_HTTP_STALL_S", Self::STALL_S)),
+            count: usize::try_from(read("REMOE_HTTP_MAX_CONNECTIONS", Self::DEFAULT_COUNT))
+                .unwrap_or(usize::MAX),
+            head: Duration::from_secs(read("REMOE_HTTP_HEAD_S", Self::DEFAULT_HEAD_S)),
+            idle: Duration::from_secs(read("REMOE_HTTP_IDLE_S", Self::DEFAULT_IDLE_S)),
+            stall: Duration::from_secs(read("REMOE_HTTP_STALL_S", Self::DEFAULT_STALL_S)),
         }
     }
 }

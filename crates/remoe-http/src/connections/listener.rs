@@ -1,4 +1,4 @@
-//! Accepting: as many connections as there may be, the oldest idle one giving way to a new one.
+//! Listener that bounds the number of connections: a new one displaces the one that has been idle for longest.
 
 use super::deadlines::ConnectionDeadlines;
 use super::limits::ConnectionLimits;
@@ -17,18 +17,18 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
-/// How long one that was asked to give way is waited for before another is asked.
-const LEAVES_WITHIN: Duration = Duration::from_millis(20);
+/// Time that a displaced connection has to end before another one is displaced.
+const DISPLACEMENT_WAIT: Duration = Duration::from_millis(20);
 
-/// A listener whose connections have deadlines and are bounded in number.
+/// Listener whose connections have deadlines and are bounded in number.
 pub(super) struct LimitedListener {
     listener: TcpListener,
-    /// TLS and admission of clients; absent: every client is let in, without TLS.
+    /// TLS and identity check of clients; `None`: plaintext, every client is admitted.
     handshake: Option<TlsHandshake>,
     limits: ConnectionLimits,
     metrics: ConnectionMetrics,
     slots: Arc<Semaphore>,
-    lines: Vec<Weak<ConnectionDeadlines>>,
+    connections: Vec<Weak<ConnectionDeadlines>>,
 }
 
 impl LimitedListener {
@@ -39,25 +39,24 @@ impl LimitedListener {
         metrics: ConnectionMetrics,
     ) -> Self {
         let slots = Arc::new(Semaphore::new(limits.count));
-        Self { listener, handshake, limits, metrics, slots, lines: Vec::new() }
+        Self { listener, handshake, limits, metrics, slots, connections: Vec::new() }
     }
 
-    /// A place for one more connection: a free one, else that of the connection which has been without a
-    /// request for longest, those first that have not said who they are. While all of them have requests, the new one
-    /// waits.
+    /// Returns a slot for one more connection. If none is free, displaces the connection that has been idle for
+    /// longest, unidentified ones first. While none is idle, waits.
     async fn slot(&mut self) -> Option<OwnedSemaphorePermit> {
         loop {
             if let Ok(slot) = self.slots.clone().try_acquire_owned() {
                 return Some(slot);
             }
-            self.lines.retain(|line| line.strong_count() > 0);
+            self.connections.retain(|line| line.strong_count() > 0);
             let now = Instant::now();
-            let lines = self.lines.iter().filter_map(Weak::upgrade);
-            let idle = lines.filter_map(|line| Some((line.can_leave(now)?, line)));
-            if let Some((_, oldest)) = idle.min_by_key(|(order, _)| *order) {
-                oldest.give_way(now);
+            let connections = self.connections.iter().filter_map(Weak::upgrade);
+            let idle = connections.filter_map(|line| Some((line.displacement_rank(now)?, line)));
+            if let Some((_, oldest)) = idle.min_by_key(|(rank, _)| *rank) {
+                oldest.displace(now);
             }
-            if let Ok(slot) = timeout(LEAVES_WITHIN, self.slots.clone().acquire_owned()).await {
+            if let Ok(slot) = timeout(DISPLACEMENT_WAIT, self.slots.clone().acquire_owned()).await {
                 return slot.ok();
             }
         }
@@ -70,25 +69,25 @@ impl Listener for LimitedListener {
 
     async fn accept(&mut self) -> (Socket, SocketAddr) {
         let (stream, address) = Listener::accept(&mut self.listener).await;
-        // Single tokens are small packets; they must not wait for each other.
+        // Tokens are small packets, which must not wait for each other.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
         let slot = self.slot().await;
-        let line = ConnectionDeadlines::open(
+        let deadlines = ConnectionDeadlines::open(
             &stream,
             self.handshake.is_none(),
             self.limits,
             self.metrics.clone(),
             slot,
         );
-        if self.lines.len() >= 2 * self.limits.count {
-            self.lines.retain(|line| line.strong_count() > 0);
+        if self.connections.len() >= 2 * self.limits.count {
+            self.connections.retain(|line| line.strong_count() > 0);
         }
-        self.lines.push(Arc::downgrade(&line));
+        self.connections.push(Arc::downgrade(&deadlines));
         let stream = ConnectionStream::new(stream, self.handshake.clone());
-        // A client that comes by IPv4 has that address, whatever the socket listens for.
-        (Socket { stream, line }, SocketAddr::new(address.ip().to_canonical(), address.port()))
+        // An IPv4 client of a dual-stack socket gets its IPv4 address.
+        (Socket { stream, deadlines }, SocketAddr::new(address.ip().to_canonical(), address.port()))
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -96,17 +95,16 @@ impl Listener for LimitedListener {
     }
 }
 
-/// Ends with the connection, and whether its other end is let in; with none where it comes to nothing.
+/// Handshake of a connection. Returns the stream and whether the client is admitted, or `None` if it failed.
 type Handshake = dyn Future<Output = Option<(identity::MaybeTlsStream<TcpStream>, bool)>> + Send;
 
-/// Byte stream of a connection, by its state of admission.
+/// Byte stream of a connection, by the state of its handshake.
 enum ConnectionStream {
-    /// The other end has to say who it is first. That is part of the time that it has for its first head, and until
-    /// then it may be asked to give way as any other without a request.
-    Entering(Pin<Box<Handshake>>),
-    /// It is let in.
+    /// The handshake runs. It counts towards the deadline of the first head, and the connection may be displaced.
+    Handshaking(Pin<Box<Handshake>>),
+    /// The client is admitted.
     Open(identity::MaybeTlsStream<TcpStream>),
-    /// It is not.
+    /// The client is refused.
     Refused,
 }
 
@@ -114,49 +112,49 @@ impl ConnectionStream {
     fn new(stream: TcpStream, handshake: Option<TlsHandshake>) -> Self {
         match handshake {
             None => Self::Open(identity::MaybeTlsStream::Plain(stream)),
-            Some(handshake) => Self::Entering(Box::pin(handshake.enter(Protocol::Http, stream))),
+            Some(handshake) => Self::Handshaking(Box::pin(handshake.enter(Protocol::Http, stream))),
         }
     }
 
-    /// It, once it is known who is at the other end.
+    /// Returns the stream once the handshake is complete.
     fn poll_open(
         &mut self,
-        line: &ConnectionDeadlines,
+        deadlines: &ConnectionDeadlines,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<Pin<&mut identity::MaybeTlsStream<TcpStream>>>> {
-        if let Self::Entering(entering) = self {
-            *self = match ready!(entering.as_mut().poll(context)) {
+        if let Self::Handshaking(handshake_future) = self {
+            *self = match ready!(handshake_future.as_mut().poll(context)) {
                 Some((stream, true)) => {
-                    line.enter();
+                    deadlines.admit();
                     Self::Open(stream)
                 }
                 Some((_, false)) | None => Self::Refused,
             };
         }
         Poll::Ready(match self {
-            Self::Open(line) => Ok(Pin::new(line)),
-            Self::Entering(_) | Self::Refused => Err(io::ErrorKind::PermissionDenied.into()),
+            Self::Open(stream) => Ok(Pin::new(stream)),
+            Self::Handshaking(_) | Self::Refused => Err(io::ErrorKind::PermissionDenied.into()),
         })
     }
 }
 
-/// An accepted connection that tells its line what comes.
+/// Accepted connection, which reports received bytes to its deadlines.
 pub(super) struct Socket {
     stream: ConnectionStream,
-    line: Arc<ConnectionDeadlines>,
+    deadlines: Arc<ConnectionDeadlines>,
 }
 
 impl Socket {
-    pub(super) fn line(&self) -> &Arc<ConnectionDeadlines> {
-        &self.line
+    pub(super) fn deadlines(&self) -> &Arc<ConnectionDeadlines> {
+        &self.deadlines
     }
 
     fn poll_open(
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<Pin<&mut identity::MaybeTlsStream<TcpStream>>>> {
-        let Self { stream, line } = self;
-        stream.poll_open(line, context)
+        let Self { stream, deadlines } = self;
+        stream.poll_open(deadlines, context)
     }
 }
 
@@ -168,13 +166,13 @@ impl AsyncRead for Socket {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let read = match ready!(self.poll_open(context))?.poll_read(context, buffer) {
-            // The end of a connection within TLS that was not announced, as when it gives way: requests say how long
-            // they are.
+            // A TLS connection that ends without close_notify, for example when displaced, is a normal end: the
+            // length of requests is known.
             Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
             read => read,
         };
         if let Some(bytes) = buffer.filled().get(before..).filter(|bytes| !bytes.is_empty()) {
-            self.line.came(bytes);
+            self.deadlines.bytes_received(bytes);
         }
         read
     }
@@ -195,9 +193,9 @@ impl AsyncWrite for Socket {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.stream {
-            ConnectionStream::Open(line) => Pin::new(line).poll_shutdown(context),
-            // Nothing was said.
-            ConnectionStream::Entering(_) | ConnectionStream::Refused => Poll::Ready(Ok(())),
+            ConnectionStream::Open(stream) => Pin::new(stream).poll_shutdown(context),
+            // Nothing was sent.
+            ConnectionStream::Handshaking(_) | ConnectionStream::Refused => Poll::Ready(Ok(())),
         }
     }
 
@@ -210,7 +208,7 @@ impl AsyncWrite for Socket {
     }
 
     fn is_write_vectored(&self) -> bool {
-        // Sockets do, and so do sessions of TLS.
+        // Plain sockets and TLS sessions both support it.
         true
     }
 }
@@ -222,7 +220,7 @@ mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
     #[tokio::test]
-    async fn who_comes_by_ipv4_has_that_address_at_a_socket_for_both() {
+    async fn ipv4_client_of_dual_stack_socket_has_its_ipv4_address() {
         // Machines without IPv6 have no such socket.
         let Ok(listener) = TcpListener::bind("[::]:0").await else { return };
         let port = listener.local_addr().unwrap().port();

@@ -2,7 +2,7 @@
 
 use prometheus::{IntCounterVec, IntGauge, Opts, Registry};
 
-/// Connections of one listener. Clones share their values.
+/// Metrics of one listener's connections. Clones share their values.
 #[derive(Clone)]
 pub struct ConnectionMetrics {
     pub(crate) open: IntGauge,
@@ -27,10 +27,10 @@ impl ConnectionMetrics {
         })
     }
 
-    /// Shows the metrics in `registry`.
+    /// Registers the metrics in `registry`.
     ///
     /// # Errors
-    /// A name is taken there.
+    /// `registry` has a metric of the same name.
     pub fn register(&self, registry: &Registry) -> Result<(), prometheus::Error> {
         registry.register(Box::new(self.open.clone()))?;
         registry.register(Box::new(self.ended.clone()))

@@ -1,10 +1,9 @@
-//! Connections: how many there are, and how long each may keep the server waiting.
+//! Connections: limits of their number, and of the time that each may keep the server waiting.
 //!
-//! `axum::serve` owns the sockets and knows no deadlines. Each connection has a second handle of its
-//! socket in its [`line`], and a task that ends it when it is the client's turn for too long: to bring a
-//! request (its whole head), or to take what it was sent. Ending a connection drops the answer that it
-//! was given, and so the engine's work on it. Where all places are taken, the [`listener`] lets the
-//! connection go that has been without a request for longest.
+//! `axum::serve` owns the sockets and has no deadlines. So [`deadlines`] keeps a second handle of each socket, and a
+//! task that ends the connection when the client is too late: with the head of a request, or with reading its answer.
+//! Ending a connection drops the answer, and so stops the engine's work on it. If all slots are in use, the
+//! [`listener`] displaces the connection that has been idle for longest.
 
 mod deadlines;
 mod limits;
@@ -37,14 +36,14 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tower_service::Service;
 
-/// Most of an answer that is handed over at once, so that taking a long one shows as progress.
-const PIECE: usize = 64 << 10;
+/// Largest piece of an answer that is passed on at once, in bytes, so that reading a long answer shows as progress.
+const MAX_PIECE_BYTES: usize = 64 << 10;
 
-/// Serves `routes` on `listener` until `stop`, to clients that pass the `handshake`; without one to all, without TLS.
-/// Requests that are there by then are answered. Each request has the address of its client in its extensions, as
+/// Serves `routes` on `listener` until `stop`, then completes the requests in flight. Clients must pass the
+/// `handshake`; without one, all are served in plaintext. Each request has the client's address in its extensions, as
 /// [`ConnectInfo`].
 ///
-/// The future is boxed, so that a server is compiled here and not once more in every program and test that has one.
+/// The future is boxed, so that it is compiled once here and not in every program and test.
 ///
 /// # Errors
 /// The server fails.
@@ -57,28 +56,29 @@ pub fn serve(
     stop: CancellationToken,
 ) -> BoxFuture<'static, io::Result<()>> {
     let listener = LimitedListener::new(listener, handshake, limits, metrics);
-    let server = axum::serve(listener, Connections { routes }).with_graceful_shutdown(stop.cancelled_owned());
+    let server =
+        axum::serve(listener, MakeConnection { routes }).with_graceful_shutdown(stop.cancelled_owned());
     Box::pin(async move { server.await })
 }
 
-/// Gives every accepted connection its service.
-struct Connections {
+/// Makes the service of each accepted connection.
+struct MakeConnection {
     routes: Router,
 }
 
-impl Service<IncomingStream<'_, LimitedListener>> for Connections {
-    type Response = Connection;
+impl Service<IncomingStream<'_, LimitedListener>> for MakeConnection {
+    type Response = ConnectionService;
     type Error = Infallible;
-    type Future = Ready<Result<Connection, Infallible>>;
+    type Future = Ready<Result<ConnectionService, Infallible>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, incoming: IncomingStream<'_, LimitedListener>) -> Self::Future {
-        ready(Ok(Connection {
+        ready(Ok(ConnectionService {
             routes: self.routes.clone(),
-            line: incoming.io().line().clone(),
+            deadlines: incoming.io().deadlines().clone(),
             client: *incoming.remote_addr(),
         }))
     }
@@ -86,13 +86,13 @@ impl Service<IncomingStream<'_, LimitedListener>> for Connections {
 
 /// The service of one connection.
 #[derive(Clone)]
-struct Connection {
+struct ConnectionService {
     routes: Router,
-    line: Arc<ConnectionDeadlines>,
+    deadlines: Arc<ConnectionDeadlines>,
     client: SocketAddr,
 }
 
-impl Service<Request> for Connection {
+impl Service<Request> for ConnectionService {
     type Response = Response;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
@@ -103,26 +103,28 @@ impl Service<Request> for Connection {
 
     fn call(&mut self, mut request: Request) -> Self::Future {
         request.extensions_mut().insert(ConnectInfo(self.client));
-        let turn = RequestGuard::begin(&self.line, request.version() == Version::HTTP_2);
+        let guard = RequestGuard::begin(&self.deadlines, request.version() == Version::HTTP_2);
         let answer = self.routes.call(request);
         Box::pin(async move {
             let response = answer.await?;
             if response.body().is_end_stream() {
                 return Ok(response);
             }
-            Ok(response.map(|body| Body::new(Handover { body, rest: Bytes::new(), turn })))
+            Ok(response.map(|body| Body::new(PacedBody { body, rest: Bytes::new(), guard })))
         })
     }
 }
 
-/// The body of an answer. It is asked for more once what it gave before is on its way.
-struct Handover {
+/// Body of an answer, which tells the deadlines when the client must read. The server polls it for more once the
+/// previous piece is written.
+struct PacedBody {
     body: Body,
+    /// Rest of the last frame.
     rest: Bytes,
-    turn: RequestGuard,
+    guard: RequestGuard,
 }
 
-impl HttpBody for Handover {
+impl HttpBody for PacedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -133,7 +135,7 @@ impl HttpBody for Handover {
         if self.rest.is_empty() {
             match Pin::new(&mut self.body).poll_frame(context) {
                 Poll::Pending => {
-                    self.turn.works();
+                    self.guard.wait_for_server();
                     return Poll::Pending;
                 }
                 Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
@@ -143,9 +145,9 @@ impl HttpBody for Handover {
                 Poll::Ready(end) => return Poll::Ready(end),
             }
         }
-        let piece = self.rest.len().min(PIECE);
+        let piece = self.rest.len().min(MAX_PIECE_BYTES);
         let piece = self.rest.split_to(piece);
-        self.turn.hands_over();
+        self.guard.wait_for_client();
         Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 

@@ -146,7 +146,7 @@ impl ModelSupervisor {
         seen.rested.clear();
         if let Some(tiers) = &mut seen.tiers {
             tiers.begin(&self.report.wanted, None);
-            self.model.groups_are(tiers.groups(), 0);
+            self.model.set_inactive_groups(tiers.groups(), 0);
         }
     }
 

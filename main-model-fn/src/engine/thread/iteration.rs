@@ -1,4 +1,5 @@
-//! One iteration of continuous batching: whose rows, room for them, a forward for all of them, and what comes of it for each request.
+//! One iteration of continuous batching: whose rows, room for them, a forward for all of them, and what comes of it
+//! for each request.
 
 use super::super::failure_backoff::takes_part;
 use super::super::request::{ExpertTally, ExpertTime, InspectLevel};
@@ -97,11 +98,11 @@ impl Engine {
     /// forward, or the part of one, `succeeded`.
     pub(super) fn account(&mut self, shares: &[RowShare], started: Instant, succeeded: bool) {
         self.metrics.iteration_seconds.observe(started.elapsed().as_secs_f64());
-        let passed = self.attribution.passed(Instant::now());
+        let passed = self.attribution.end_iteration(Instant::now());
         self.note_calls(shares);
         if succeeded {
             let rows = shares.iter().map(RowShare::range);
-            self.attribution.share(passed, &mut self.running, rows, self.experts.pairs());
+            self.attribution.attribute(passed, &mut self.running, rows, self.experts.pairs());
         }
     }
 
@@ -158,9 +159,9 @@ impl Engine {
         let (pairs, links) = (self.experts.pairs(), &self.experts.placement().links);
         let all = 0..shares.iter().map(|share| share.range().end).max().unwrap_or(0);
         for (link, calls) in self.experts.calls().iter().enumerate().filter(|(_, calls)| calls.is_any()) {
-            let all = pairs.of(link, all.clone());
+            let all = pairs.answered_pairs(link, all.clone());
             for (running, share) in self.running.iter_mut().zip(shares) {
-                let own = pairs.of(link, share.range());
+                let own = pairs.answered_pairs(link, share.range());
                 // If nothing was answered, the owners of the messages are unknown: all requests that took part.
                 let took_part = own > 0 || (all == 0 && share.rows > 0);
                 if let Some(spans) = running.spans.as_mut().filter(|_| took_part) {

@@ -1,4 +1,4 @@
-//! Main functions that answer with anything, beside one that is honest.
+//! Hostile main functions that answer with anything, beside an honest one.
 
 use crate::stage::LONG;
 use axum::body::Bytes;
@@ -23,17 +23,17 @@ use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// Cases in every change.
-const FEW: usize = 400;
-/// Clients at the same time.
+/// Number of cases in a usual test run.
+const DEFAULT_CASES: usize = 400;
+/// Number of concurrent clients.
 const CLIENTS: usize = 16;
-/// A client of the hostile function leaves after this long.
-const PATIENCE: Duration = Duration::from_millis(100);
-/// Times that the gateway sends a request, and how much longer than that it believes it was worked on.
+/// Time after which a client of the hostile function disconnects.
+const CLIENT_TIMEOUT: Duration = Duration::from_millis(100);
+/// Largest number of attempts per request.
 const ATTEMPTS: u64 = 3;
-const SLACK: Duration = Duration::from_millis(100);
+const TIME_SLACK: Duration = Duration::from_millis(100);
 
-/// A model that the function at `address` answers for, at a nano-dollar a nanosecond.
+/// Makes a model whose main function is at `address` and costs a nano-dollar per nanosecond.
 fn model(name: &str, address: SocketAddr, metrics: &GatewayMetrics) -> Arc<Model> {
     let options = ModelOptions {
         name: name.to_owned(),
@@ -55,11 +55,15 @@ fn model(name: &str, address: SocketAddr, metrics: &GatewayMetrics) -> Arc<Model
         billing: Some(Arc::new(billing)),
     };
     let model = Model::new(options, metrics, &PrefixIndex::default());
-    model.follow(Directive { phase: ScalingPhase::Active, turn: 1 }, vec![backend], WakeMarks::default());
+    model.follow_directive(
+        Directive { phase: ScalingPhase::Active, turn: 1 },
+        vec![backend],
+        WakeMarks::default(),
+    );
     model
 }
 
-/// A gateway with the models `bad` and `good`, and the keys `v` and `h` of those who use them.
+/// Gateway with the models `bad` and `good`, and the keys `v` and `h` of their users.
 pub(super) struct HostileFixture {
     pub(super) gateway: Arc<Gateway>,
     pub(super) metrics: GatewayMetrics,
@@ -68,7 +72,8 @@ pub(super) struct HostileFixture {
 }
 
 impl HostileFixture {
-    /// The function at `bad` answers for the model of that name, an honest one for the other. The models end with the array.
+    /// Makes a gateway whose model `bad` is served by the function at `bad`, and whose model `good` by an honest one.
+    /// The models end when the array is dropped.
     pub(super) async fn new(bad: SocketAddr) -> (Self, [Arc<Model>; 2]) {
         let metrics = GatewayMetrics::new().unwrap();
         let cost_accounting = Arc::new(CostAccounting::open(None, "p", metrics.registry()).unwrap());
@@ -86,13 +91,13 @@ impl HostileFixture {
         (Self { gateway, metrics, address, client }, models)
     }
 
-    /// Sends a request, and reads all of its answer; none where there is none in time.
+    /// Sends a request and reads its complete answer. Returns `None` if that takes longer than `max_wait`.
     pub(super) async fn ask(
         &self,
         (method, path): (Method, &str),
         key: &str,
         body: String,
-        most: Duration,
+        max_wait: Duration,
     ) -> Option<(u16, String)> {
         let request = Request::builder().method(method).uri(format!("http://{}{path}", self.address));
         let request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
@@ -102,24 +107,25 @@ impl HostileFixture {
             let body = body.collect().await.ok()?.to_bytes();
             Some((head.status.as_u16(), String::from_utf8_lossy(&body).into_owned()))
         };
-        timeout(most, answer).await.ok()?
+        timeout(max_wait, answer).await.ok()?
     }
 
-    /// Has the model `bad` answer case `number`, or show what its function says.
+    /// Sends a request of case `number` to the model `bad`, or fetches a page with its function's metrics or
+    /// placement.
     pub(super) async fn attack(&self, cases: Cases, number: usize) {
-        let mut dice = cases.dice(number);
-        let path = *dice.one_of(&["/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"]);
-        let stream = dice.once_in(2);
+        let mut choices = cases.dice(number);
+        let path = *choices.one_of(&["/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"]);
+        let stream = choices.once_in(2);
         let body = format!(r#"{{"model":"bad","stream":{stream},"max_tokens":7,"include_figures":true}}"#);
-        let (call, body) = match dice.below(12) {
+        let (call, body) = match choices.below(12) {
             0 => ((Method::GET, "/v1/placement?model=bad"), String::new()),
             1 => ((Method::GET, "/metrics"), String::new()),
             _ => ((Method::POST, path), body),
         };
-        let _whatever = self.ask(call, "v", body, PATIENCE).await;
+        let _any_outcome = self.ask(call, "v", body, CLIENT_TIMEOUT).await;
     }
 
-    /// Asks the honest model.
+    /// Sends a request to the honest model.
     pub(super) async fn ask_honest(&self) -> Option<(u16, String)> {
         self.ask((Method::POST, "/v1/completions"), "h", r#"{"model":"good"}"#.to_owned(), LONG).await
     }
@@ -127,11 +133,11 @@ impl HostileFixture {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn generated_answers_harm_no_honest_neighbour() {
-    let cases = Cases::new("answers of main functions", FEW);
+    let cases = Cases::new("answers of main functions", DEFAULT_CASES);
     let panics = panics();
     let (fixture, [bad, good]) = HostileFixture::new(hostile(cases).await.0).await;
 
-    let (before, begun) = (resident(), Instant::now());
+    let (before, started) = (resident(), Instant::now());
     iter(0..cases.count())
         .for_each_concurrent(CLIENTS, |number| {
             let fixture = &fixture;
@@ -146,32 +152,37 @@ async fn generated_answers_harm_no_honest_neighbour() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(LONG, idle).await.expect("a request is never over");
+    timeout(LONG, idle).await.expect("a request never ends");
     assert_eq!(panics.load(Ordering::SeqCst), 0);
-    // All parties are in this process.
+    // The process contains the gateway, the functions and the clients.
     has_grown_little(before, chart_limit("gateway"));
 
     let HostileFixture { gateway, metrics, .. } = fixture;
-    let booked = |tenant: &str| booked(&metrics, tenant);
-    assert_eq!(booked("honest"), cases.count() as u64 * COST);
-    // No lie costs more than the price for the time that the function had the request.
-    let most = CLIENTS as u64 * begun.elapsed().as_nanos() as u64 / 999 * 1000
-        + cases.count() as u64 * ATTEMPTS * SLACK.as_nanos() as u64;
-    assert!(booked("victim") <= most, "{} nano-dollars, {most} at most", booked("victim"));
-    // Both models go, and all that was said of them.
+    let cost_of_tenant = |tenant: &str| cost_of_tenant(&metrics, tenant);
+    assert_eq!(cost_of_tenant("honest"), cases.count() as u64 * COST);
+    // No false report costs more than the price for the time that the function had the request.
+    let max_cost = CLIENTS as u64 * started.elapsed().as_nanos() as u64 / 999 * 1000
+        + cases.count() as u64 * ATTEMPTS * TIME_SLACK.as_nanos() as u64;
+    assert!(
+        cost_of_tenant("victim") <= max_cost,
+        "{} nano-dollars, {max_cost} at most",
+        cost_of_tenant("victim")
+    );
+    // Both models are removed, and all their series with them.
     drop((bad, good));
-    let gone = async {
+    let removal = async {
         // The last requests end with their connections.
-        while !of_models(&metrics).is_empty() {
+        while !families_with_models(&metrics).is_empty() {
             gateway.replace_models(Vec::new());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    let over = timeout(10 * LONG, gone).await;
-    over.unwrap_or_else(|_| panic!("series of models that are gone stay: {:?}", of_models(&metrics)));
+    let removed = timeout(10 * LONG, removal).await;
+    removed
+        .unwrap_or_else(|_| panic!("series of removed models remain: {:?}", families_with_models(&metrics)));
 }
 
-/// A server may be polled for the first time after the models of its gateway were replaced.
+/// A server future may be polled for the first time after the models of its gateway were replaced.
 #[tokio::test]
 async fn serve_keeps_no_model_that_came_after_its_call() {
     let metrics = GatewayMetrics::new().unwrap();
@@ -182,7 +193,7 @@ async fn serve_keeps_no_model_that_came_after_its_call() {
     let model = model("later", SocketAddr::from(([127, 0, 0, 1], 1)), &metrics);
     gateway.replace_models(vec![model.clone()]);
     let serving = tokio::spawn(serving);
-    // On this runtime of one thread the server runs meanwhile.
+    // The runtime has one thread, so the server runs now.
     tokio::task::yield_now().await;
     gateway.replace_models(Vec::new());
     assert_eq!(Arc::strong_count(&model), 1);
@@ -190,17 +201,17 @@ async fn serve_keeps_no_model_that_came_after_its_call() {
     serving.await.unwrap().unwrap();
 }
 
-/// Nano-dollars that `tenant` has to pay.
-fn booked(metrics: &GatewayMetrics, tenant: &str) -> u64 {
+/// Returns the cost of `tenant`'s requests in nano-dollars.
+fn cost_of_tenant(metrics: &GatewayMetrics, tenant: &str) -> u64 {
     let families = metrics.registry().gather();
     let family = families.iter().find(|family| family.name() == "remoe_cost_nanodollars_total");
     let all = family.map(|family| family.get_metric()).unwrap_or_default().iter();
-    let its = all.filter(|metric| metric.get_label().iter().any(|label| label.value() == tenant));
-    its.map(|metric| metric.get_counter().get_value() as u64).sum()
+    let of_tenant = all.filter(|metric| metric.get_label().iter().any(|label| label.value() == tenant));
+    of_tenant.map(|metric| metric.get_counter().get_value() as u64).sum()
 }
 
-/// Families that have series of models.
-fn of_models(metrics: &GatewayMetrics) -> Vec<String> {
+/// Returns the names of metric families with series of models.
+fn families_with_models(metrics: &GatewayMetrics) -> Vec<String> {
     let families = metrics.registry().gather();
     let has_model =
         |metric: &prometheus::proto::Metric| metric.get_label().iter().any(|label| label.name() == "model");
@@ -208,10 +219,10 @@ fn of_models(metrics: &GatewayMetrics) -> Vec<String> {
     families.map(|family| family.name().to_owned()).collect()
 }
 
-/// Deployments that come and go leave nothing behind.
+/// Created and deleted deployments leave no series and no memory.
 #[tokio::test]
 async fn series_of_created_and_deleted_models_are_removed() {
-    let cases = Cases::new("models that come and go", FEW);
+    let cases = Cases::new("models that come and go", DEFAULT_CASES);
     let metrics = GatewayMetrics::new().unwrap();
     let cost_accounting = Arc::new(CostAccounting::open(None, "p", metrics.registry()).unwrap());
     let options =
@@ -219,17 +230,17 @@ async fn series_of_created_and_deleted_models_are_removed() {
     let gateway = Gateway::new(options, Vec::new(), metrics.clone());
     let before = resident();
     for number in 0..cases.count() {
-        let mut dice = cases.dice(number);
-        // Some come back under the name of one before.
-        let name = format!("tenant/{}", dice.below(cases.count()));
+        let mut choices = cases.dice(number);
+        // Some have the name of an earlier one.
+        let name = format!("tenant/{}", choices.below(cases.count()));
         let model = model(&name, SocketAddr::from(([127, 0, 0, 1], 1)), &metrics);
-        cost_accounting.costs_now(&name, "main", dice.whole() >> 1, dice.whole() >> 1);
-        if !dice.once_in(4) {
+        cost_accounting.set_current_cost(&name, "main", choices.whole() >> 1, choices.whole() >> 1);
+        if !choices.once_in(4) {
             gateway.replace_models(vec![model]);
         }
     }
     gateway.replace_models(Vec::new());
     gateway.replace_models(Vec::new());
-    assert_eq!(of_models(&metrics), Vec::<String>::new());
+    assert_eq!(families_with_models(&metrics), Vec::<String>::new());
     has_grown_little(before, chart_limit("gateway"));
 }

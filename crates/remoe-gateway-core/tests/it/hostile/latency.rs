@@ -1,4 +1,5 @@
-//! Latency of an honest model beside a hostile function, and beside an honest one that sends as many bytes at the same pace.
+//! Latency of an honest model beside a hostile function, and beside an honest one that sends as many bytes at the
+//! same pace.
 
 use super::functions::HostileFixture;
 use remoe_test_support::hostile::Cases;
@@ -8,30 +9,31 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Clients of the function beside.
+/// Number of clients of the neighbour.
 const CLIENTS: usize = 8;
-/// Time of one measurement.
-const TIME: Duration = Duration::from_secs(4);
-/// Measurements beside each function, in turn: what else the machine does meets both.
+/// Duration of one measurement.
+const MEASUREMENT_TIME: Duration = Duration::from_secs(4);
+/// Number of measurements beside each neighbour, alternating so that other load affects both alike.
 const ROUNDS: usize = 5;
 
-/// Latencies of the honest model while clients have the function at `beside` answer, one request each `pace` if there is
-/// one, and how often it was asked. Cases begin with `first`.
+/// Measures latencies of the honest model while clients send requests to the neighbour at `neighbour`, one per `pace`
+/// if that is given. Returns the latencies and the number of requests to the neighbour. Cases begin with `first`.
 async fn latencies(
-    beside: SocketAddr,
+    neighbour: SocketAddr,
     (cases, first): (Cases, usize),
     pace: Option<Duration>,
 ) -> (Vec<Duration>, usize) {
-    let (fixture, _models) = HostileFixture::new(beside).await;
-    let (fixture, asked, begun) = (Arc::new(fixture), Arc::new(AtomicUsize::new(0)), Instant::now());
+    let (fixture, _models) = HostileFixture::new(neighbour).await;
+    let (fixture, neighbour_requests, started) =
+        (Arc::new(fixture), Arc::new(AtomicUsize::new(0)), Instant::now());
     let clients: Vec<_> = (0..CLIENTS)
         .map(|_| {
-            let (fixture, asked) = (fixture.clone(), asked.clone());
+            let (fixture, neighbour_requests) = (fixture.clone(), neighbour_requests.clone());
             tokio::spawn(async move {
                 loop {
-                    let number = asked.fetch_add(1, Ordering::Relaxed);
+                    let number = neighbour_requests.fetch_add(1, Ordering::Relaxed);
                     if let (Some(pace), Ok(number)) = (pace, u32::try_from(number)) {
-                        tokio::time::sleep_until((begun + pace * number).into()).await;
+                        tokio::time::sleep_until((started + pace * number).into()).await;
                     }
                     fixture.attack(cases, first + number).await;
                 }
@@ -39,13 +41,13 @@ async fn latencies(
         })
         .collect();
     let mut latencies = Vec::new();
-    while begun.elapsed() < TIME {
+    while started.elapsed() < MEASUREMENT_TIME {
         let sent = Instant::now();
         assert!(fixture.ask_honest().await.is_some());
         latencies.push(sent.elapsed());
     }
     clients.iter().for_each(tokio::task::JoinHandle::abort);
-    (latencies, asked.load(Ordering::Relaxed).saturating_sub(CLIENTS))
+    (latencies, neighbour_requests.load(Ordering::Relaxed).saturating_sub(CLIENTS))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -57,24 +59,31 @@ async fn latency_beside_a_hostile_function_is_measured() {
     let mut first = 0;
     for _ in 0..ROUNDS {
         let before = sent.load(Ordering::Relaxed);
-        let (beside, asked) = latencies(address, (cases, first), None).await;
+        let (neighbour, neighbour_requests) = latencies(address, (cases, first), None).await;
         let bytes = (sent.load(Ordering::Relaxed) - before) as usize;
-        let each = bytes / asked.max(1);
-        let pace = TIME / u32::try_from(asked.max(1)).unwrap();
+        let each = bytes / neighbour_requests.max(1);
+        let pace = MEASUREMENT_TIME / u32::try_from(neighbour_requests.max(1)).unwrap();
         let (beside_honest, asked_honest) = latencies(honest(each).await, (cases, first), Some(pace)).await;
-        for (into, (latencies, asked, bytes)) in measured
+        for (into, (latencies, neighbour_requests, bytes)) in measured
             .iter_mut()
-            .zip([(beside, asked, bytes), (beside_honest, asked_honest, each * asked_honest)])
+            .zip([(neighbour, neighbour_requests, bytes), (beside_honest, asked_honest, each * asked_honest)])
         {
             into.0.extend(latencies);
-            into.1 += asked;
+            into.1 += neighbour_requests;
             into.2 += bytes;
         }
-        first += asked;
+        first += neighbour_requests;
     }
-    for (beside, (mut latencies, asked, bytes)) in ["hostile", "honest"].into_iter().zip(measured) {
+    for (neighbour, (mut latencies, neighbour_requests, bytes)) in
+        ["hostile", "honest"].into_iter().zip(measured)
+    {
         latencies.sort_unstable();
-        let at = |share: usize| latencies[latencies.len() * share / 100].as_micros();
-        println!("{beside} {asked} {bytes} {} {} {}", latencies.len(), at(50), at(99));
+        let percentile = |share: usize| latencies[latencies.len() * share / 100].as_micros();
+        println!(
+            "{neighbour} {neighbour_requests} {bytes} {} {} {}",
+            latencies.len(),
+            percentile(50),
+            percentile(99)
+        );
     }
 }

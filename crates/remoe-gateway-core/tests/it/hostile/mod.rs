@@ -1,4 +1,4 @@
-//! The gateway and hostile clients: what is no request reaches no function, and no client keeps others out.
+//! The gateway under hostile clients: invalid requests reach no function, and no client keeps others out.
 
 mod functions;
 mod latency;
@@ -23,7 +23,7 @@ const KEY: &str = "key-that-is-a-secret";
 
 async fn stage() -> Stage {
     let keys = Keys::none().with_key("one", KEY).unwrap();
-    // Ten seconds for a head, and more than a minute until the next, would be as much of the test.
+    // Short limits, because the test waits for them.
     let short = Duration::from_millis(500);
     let stall = GatewayOptions::default().connections.stall;
     let limits = ConnectionLimits { count: 200, head: short, idle: short, stall };
@@ -31,20 +31,21 @@ async fn stage() -> Stage {
         .await
 }
 
-/// Writes `request` and returns all that comes until the gateway closes the connection.
+/// Writes `request` and returns everything until the gateway closes the connection.
 async fn raw(address: SocketAddr, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    // The gateway may have had enough before the end.
+    // The gateway may close the connection before all is written.
     let _refused = stream.write_all(request).await;
-    let mut came = Vec::new();
-    let _reset =
-        timeout(LONG, stream.read_to_end(&mut came)).await.expect("the gateway gives up clients that stall");
-    String::from_utf8_lossy(&came).into_owned()
+    let mut received = Vec::new();
+    let _reset = timeout(LONG, stream.read_to_end(&mut received))
+        .await
+        .expect("the gateway gives up clients that stall");
+    String::from_utf8_lossy(&received).into_owned()
 }
 
-/// Bodies that never come to their end take the room of their sender, and half of all at most.
+/// Unfinished bodies use up the budget of their sender, which is half of the total at most.
 #[tokio::test(flavor = "multi_thread")]
-async fn bodies_that_are_never_finished_keep_no_other_tenant_out() {
+async fn unfinished_bodies_keep_no_other_tenant_out() {
     const BODY: usize = 64 << 10;
     let keys = Keys::none().with_key("one", KEY).unwrap().with_key("two", "key-of-two").unwrap();
     let options =
@@ -56,45 +57,44 @@ async fn bodies_that_are_never_finished_keep_no_other_tenant_out() {
         stream.write_all(&post("Transfer-Encoding: chunked", "1\r\n{\r\n")).await.unwrap();
         stalled.push(stream);
     }
-    // Those beyond its half are refused, which is when the others have been seen. Which they are is up to the gateway's
-    // threads.
+    // Bodies beyond the sender's half are refused. Which ones these are depends on the gateway's threads.
     let mut answers: FuturesUnordered<_> = stalled
         .iter_mut()
         .map(|stream| async {
-            let mut came = [0; 256];
-            let length = stream.read(&mut came).await.unwrap();
-            String::from_utf8_lossy(&came[..length]).into_owned()
+            let mut received = [0; 256];
+            let length = stream.read(&mut received).await.unwrap();
+            String::from_utf8_lossy(&received[..length]).into_owned()
         })
         .collect();
     for _ in 0..4 {
-        let came = timeout(LONG, answers.next()).await.expect("an answer").unwrap();
-        assert!(came.starts_with("HTTP/1.1 429"), "{came}");
+        let received = timeout(LONG, answers.next()).await.expect("an answer").unwrap();
+        assert!(received.starts_with("HTTP/1.1 429"), "{received}");
     }
     let authorization = [("authorization", "Bearer key-of-two")];
     for _ in 0..4 {
         let (head, body) = stage.ask(&json!({"model": "m", "x": 1}), &authorization).await;
         assert_eq!(head.status(), 200, "{body}");
     }
-    // The other four are waited for.
+    // The gateway still waits for the other four.
     assert_eq!(answers.len(), 4);
     assert!(answers.next().now_or_never().is_none());
     drop(answers);
-    // What its sender gives up is there again.
+    // The budget of aborted bodies is given back.
     drop(stalled);
     stage.until(|stage| stage.model.load() == (0, 0)).await;
-    let came = loop {
-        let came = raw(stage.address, &sized(br#"{"model":"m","x":2}"#)).await;
-        if statuses(&came) != [429] {
-            break came;
+    let received = loop {
+        let received = raw(stage.address, &sized(br#"{"model":"m","x":2}"#)).await;
+        if statuses(&received) != [429] {
+            break received;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     };
-    assert_eq!(statuses(&came), [200], "{came}");
+    assert_eq!(statuses(&received), [200], "{received}");
 }
 
-/// The status codes of all answers in `came`.
-fn statuses(came: &str) -> Vec<u16> {
-    let lines = came.split("HTTP/1.1 ").skip(1);
+/// Returns the status codes of all answers in `received`.
+fn statuses(received: &str) -> Vec<u16> {
+    let lines = received.split("HTTP/1.1 ").skip(1);
     lines.map(|line| line[..3].parse().expect("a status")).collect()
 }
 
@@ -112,15 +112,15 @@ fn sized(body: &[u8]) -> Vec<u8> {
     request
 }
 
-/// A request that a smuggler hides in another one.
-fn hidden() -> String {
+/// Returns a request that a smuggler hides in the body of another.
+fn smuggled_request() -> String {
     String::from_utf8(sized(br#"{"model":"m","x":"smuggled"}"#)).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn smuggled_or_forged_requests_reach_no_function() {
     let stage = stage().await;
-    let hidden = hidden();
+    let hidden = smuggled_request();
     let length = hidden.len();
     let empty = "{}";
     let refused: Vec<(&str, Vec<u8>)> = vec![
@@ -159,37 +159,37 @@ async fn smuggled_or_forged_requests_reach_no_function() {
         ("ten thousand headers", post(&format!("{}Content-Length: 2", "A: b\r\n".repeat(10_000)), empty)),
     ];
     for (what, request) in refused {
-        let came = raw(stage.address, &request).await;
-        // What is no HTTP at all may be met with silence.
-        assert!(statuses(&came).iter().all(|status| (400..500).contains(status)), "{what}: {came}");
-        assert!(statuses(&came).len() <= 1 && !came.contains(KEY), "{what}: {came}");
+        let received = raw(stage.address, &request).await;
+        // The gateway may close a connection without an answer if the bytes are no HTTP at all.
+        assert!(statuses(&received).iter().all(|status| (400..500).contains(status)), "{what}: {received}");
+        assert!(statuses(&received).len() <= 1 && !received.contains(KEY), "{what}: {received}");
         assert!(stage.functions.asked.lock().unwrap().is_empty(), "{what} reached a function");
     }
-    // Both ends said: chunks count (RFC 9112, 6.3), the length is not passed on, and what follows the chunks is no request
-    // on this connection.
+    // With both framings the chunks count (RFC 9112, 6.3). The length is not forwarded, and bytes after the chunks
+    // are no request.
     let both = post(
         &format!("Transfer-Encoding: chunked\r\nContent-Length: {}", 5 + length),
         &format!("0\r\n\r\n{hidden}"),
     );
-    let came = raw(stage.address, &both).await;
-    assert!(statuses(&came).first().is_some_and(|status| (400..500).contains(status)), "{came}");
+    let received = raw(stage.address, &both).await;
+    assert!(statuses(&received).first().is_some_and(|status| (400..500).contains(status)), "{received}");
     let asked = stage.functions.asked.lock().unwrap().clone();
-    assert!(!asked.contains(&json!("smuggled")), "{came}");
-    // What passes has passed whole, and says nothing about its client that the client said itself.
+    assert!(!asked.contains(&json!("smuggled")), "{received}");
+    // A valid request is forwarded completely, without the client's hop-by-hop and internal headers.
     let body = r#"{"model":"m","x":"proper"}"#;
     let headers = format!(
         "Connection: close, x-hop\r\nX-Hop: 1\r\nX-Remoe-Tenant: root\r\nProxy-Authorization: {KEY}\r\nContent-Length: {}",
         body.len()
     );
-    let came = raw(stage.address, &post(&headers, body)).await;
-    assert_eq!(statuses(&came), [200], "{came}");
+    let received = raw(stage.address, &post(&headers, body)).await;
+    assert_eq!(statuses(&received), [200], "{received}");
     let headers = stage.functions.headers.lock().unwrap().clone();
     assert_eq!(headers["x-remoe-tenant"], "one");
     assert!(!headers.contains_key("x-hop") && !format!("{headers:?}").contains(KEY), "{headers:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bodies_that_are_no_json_of_ours_are_refused_by_name() {
+async fn invalid_json_bodies_are_refused() {
     let stage = stage().await;
     let deep = |depth: usize| format!(r#"{{"model":"m","x":{}{}}}"#, "[".repeat(depth), "]".repeat(depth));
     let mut invalid = br#"{"model":"m","x":""#.to_vec();
@@ -211,9 +211,9 @@ async fn bodies_that_are_no_json_of_ours_are_refused_by_name() {
         ("nested far too deeply", deep(1 << 20).into_bytes()),
     ];
     for (what, body) in bodies {
-        let came = raw(stage.address, &sized(&body)).await;
-        assert_eq!(statuses(&came), [400], "{what}: {came}");
-        assert!(came.contains("invalid_request_error") && !came.contains(KEY), "{what}: {came}");
+        let received = raw(stage.address, &sized(&body)).await;
+        assert_eq!(statuses(&received), [400], "{what}: {received}");
+        assert!(received.contains("invalid_request_error") && !received.contains(KEY), "{what}: {received}");
     }
     assert!(stage.functions.asked.lock().unwrap().is_empty());
     let large = sized(&vec![b' '; (4 << 20) + 1]);
@@ -225,13 +225,13 @@ async fn bodies_that_are_no_json_of_ours_are_refused_by_name() {
     );
 }
 
-/// Clients that write a byte at a time, or nothing, and thousands that only connect.
+/// Clients that write one byte at a time or nothing, and thousands that only connect.
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_clients_and_connection_floods_keep_no_client_out() {
     let all = std::env::var("REMOE_CONNECTIONS").map_or(5_000, |count| count.parse().unwrap());
     let stage = stage().await;
-    // So many are open at the same time as the limit on descriptors allows: each has one here and two at the gateway,
-    // which keeps 200 of them.
+    // As many as the limit of file descriptors allows are open at the same time. Each has one here and two at the
+    // gateway, which keeps 200 of them.
     let fitting = descriptors().saturating_sub(700);
     assert!(fitting >= 100, "a limit of {} open files is too low, 800 are needed", descriptors());
     let wave_size = fitting.min(10_000).min(all).max(1);
@@ -240,7 +240,7 @@ async fn slow_clients_and_connection_floods_keep_no_client_out() {
             let address = stage.address;
             tokio::spawn(async move {
                 let mut stream = TcpStream::connect(address).await.unwrap();
-                // Never idle, and never done.
+                // Never idle, and never complete.
                 for byte in
                     b"GET /health HTTP/1.1\r\nHost: test\r\nX: ".iter().chain(std::iter::repeat(&b'a'))
                 {
@@ -256,7 +256,7 @@ async fn slow_clients_and_connection_floods_keep_no_client_out() {
     let key = [("authorization", key.as_str())];
     let before = resident();
     for wave in 0..all / wave_size {
-        // From many addresses: ports of one are too few.
+        // From many addresses, because one has too few ports.
         let open = join_all((0..wave_size).map(|number| async move {
             let socket = TcpSocket::new_v4()?;
             let third = u8::try_from((wave * 10 + number % 10) % 250 + 1).unwrap_or(1);
@@ -271,10 +271,10 @@ async fn slow_clients_and_connection_floods_keep_no_client_out() {
         let (connected, (head, _)) = tokio::join!(timeout(LONG, open), stage.ask(&body, &key));
         assert_eq!(head.status(), 200, "wave {wave}");
         let connected = connected.expect("connections are taken");
-        let there = connected.iter().filter(|one| one.is_ok()).count();
+        let connected_count = connected.iter().filter(|one| one.is_ok()).count();
         assert!(
-            there > wave_size * 9 / 10,
-            "{there} of {wave_size} connected: {:?}",
+            connected_count > wave_size * 9 / 10,
+            "{connected_count} of {wave_size} connected: {:?}",
             connected.iter().find(|one| one.is_err())
         );
         let (head, _) = stage.ask(&body, &key).await;
@@ -283,14 +283,14 @@ async fn slow_clients_and_connection_floods_keep_no_client_out() {
     for slow in slow {
         timeout(LONG, slow).await.expect("a client that never finishes its head is given up").unwrap();
     }
-    // Both ends are in this process.
+    // Clients and gateway are in this process.
     let grown = resident().saturating_sub(before);
     eprintln!("{wave_size} at the same time, {all} in all: {} KiB more are resident", grown >> 10);
     assert!(grown < 64 << 20, "{grown} bytes more are resident");
 }
 
-/// A function claims 2^64 - 1 tokens for an answer. Its caller pays for what the request and the context allow, and is not
-/// kept out of anything.
+/// A function reports 2^64 - 1 tokens for an answer. The caller is charged only what request and context allow, and
+/// is not refused later.
 #[tokio::test(flavor = "multi_thread")]
 async fn absurd_tokens_lock_out_no_caller() {
     let folder = tempfile::tempdir().unwrap();
@@ -307,7 +307,7 @@ async fn absurd_tokens_lock_out_no_caller() {
     }
     let (head, body) = stage.ask(&json!({"model": "m"}), &key).await;
     assert_eq!(head.status(), 200, "{body}");
-    // The context has 64 positions.
+    // The context has 64 tokens.
     let (_, metrics) = stage.get("/metrics", Some("k")).await;
     let value =
         |series: &str| metrics.lines().find_map(|line| line.strip_prefix(series)?.trim().parse::<u64>().ok());
@@ -317,31 +317,31 @@ async fn absurd_tokens_lock_out_no_caller() {
     assert_eq!(bounded, Some(3), "{metrics}");
 }
 
-/// Answers whose function stalls take what room there is for whole ones. Further ones are handed on as they come.
+/// Answers of stalled functions use up the budget of held answers. Further answers are relayed as they arrive.
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_without_room_are_handed_on() {
+async fn answers_beyond_the_budget_are_relayed_as_they_arrive() {
     let options = GatewayOptions { answers_limit: 1 << 20, ..GatewayOptions::default() };
     let stage = Stage::new(options, |_| {}, 8, None).await;
     let stalls = json!({"model": "m", "stalls": 900_000});
     let mut first = Box::pin(stage.send(&stalls, &[]));
-    assert!(timeout(Duration::from_millis(500), &mut first).await.is_err(), "it is waited for");
+    assert!(timeout(Duration::from_millis(500), &mut first).await.is_err(), "the gateway holds the answer");
     let second = stage.send(&stalls, &[]).await;
     assert_eq!(second.status(), 200);
     drop(second);
-    // A small one has room.
+    // A small answer is always held.
     let (head, body) = stage.ask(&json!({"model": "m", "x": 1}), &[]).await;
     assert_eq!((head.status().as_u16(), &*body), (200, r#"{"x":1}"#));
 }
 
-/// While one client holds all room for answers and reads none, another one gets errors of any framing.
+/// While one client holds the whole answer budget and reads nothing, another one still gets errors, in any framing.
 #[tokio::test(flavor = "multi_thread")]
-async fn errors_reach_clients_while_one_holds_all_room() {
+async fn errors_reach_clients_while_one_holds_the_budget() {
     let keys = Keys::none().with_key("greedy", "g").unwrap().with_key("other", "o").unwrap();
     let options = GatewayOptions { answers_limit: 1 << 20, keys, ..GatewayOptions::default() };
     let stage = Stage::new(options, |_| {}, 8, None).await;
     let (stalls, key) = (json!({"model": "m", "stalls": 1_040_000}), [("authorization", "Bearer g")]);
     let mut held = Box::pin(stage.send(&stalls, &key));
-    assert!(timeout(Duration::from_millis(500), &mut held).await.is_err(), "it is waited for");
+    assert!(timeout(Duration::from_millis(500), &mut held).await.is_err(), "the gateway holds the answer");
     for chunked in [false, true] {
         for stream in [false, true] {
             let body = json!({"model": "m", "refuse": true, "chunked": chunked, "stream": stream});
@@ -351,7 +351,7 @@ async fn errors_reach_clients_while_one_holds_all_room() {
     }
 }
 
-/// Descriptors that this process may have.
+/// Returns the limit of open files of this process.
 fn descriptors() -> usize {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();

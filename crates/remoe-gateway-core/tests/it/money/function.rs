@@ -1,7 +1,7 @@
-//! Main functions that speak HTTP byte by byte, as the scripts of requests have it, and end at any time.
+//! Main functions that write HTTP byte by byte, by the scripts of requests, and may be killed at any time.
 
 use super::script::{Api, Fault, Script, SeededChoices};
-use remoe_billing::{Meter, Phases, Rates, RequestWork, Worked};
+use remoe_billing::{Meter, Phases, Rates, RequestWork, WorkShare};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
@@ -11,98 +11,98 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 
-/// Requests that main functions have seen, and remote functions as they are now.
+/// State that all main functions share: requests so far, and the present remote functions.
 #[derive(Default)]
-pub(super) struct World {
-    /// Addresses of the remote functions of now.
+pub(super) struct SharedState {
+    /// Addresses of the present remote functions.
     pub(super) remote: Mutex<Vec<String>>,
-    pub(super) seen: Mutex<SeenRequests>,
+    pub(super) log: Mutex<RequestLog>,
 }
 
 #[derive(Default)]
-pub(super) struct SeenRequests {
-    /// How often a main function got a request.
+pub(super) struct RequestLog {
+    /// Number of attempts by request.
     attempts: BTreeMap<u64, usize>,
-    /// Requests that one of them has got and not refused.
+    /// Requests that a main function got and did not refuse.
     pub(super) had: BTreeSet<u64>,
-    /// Answers that told of remote functions which had joined meanwhile.
+    /// Number of answers that reported remote functions which had joined meanwhile.
     pub(super) joined: usize,
-    /// Placeholders of the cost by request.
+    /// Cost placeholders by request.
     pub(super) placeholders: BTreeMap<u64, String>,
 }
 
-/// The process of a main function.
-pub(super) struct Process {
+/// Simulated process of a main function.
+pub(super) struct MainProcess {
     pub(super) address: SocketAddr,
     accepting: JoinHandle<()>,
 }
 
-impl Process {
-    pub(super) async fn start(world: Arc<World>) -> Self {
+impl MainProcess {
+    pub(super) async fn start(shared: Arc<SharedState>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let accepting = tokio::spawn(async move {
             let meter = Arc::new(Meter::default());
-            // They end with it.
+            // The connections end with the process.
             let mut connections = JoinSet::new();
             loop {
                 let Ok((stream, _)) = listener.accept().await else { return };
-                let (world, meter) = (world.clone(), meter.clone());
-                connections.spawn(async move { drop(serve(stream, &world, &meter).await) });
+                let (shared, meter) = (shared.clone(), meter.clone());
+                connections.spawn(async move { drop(serve(stream, &shared, &meter).await) });
             }
         });
         Self { address, accepting }
     }
 
-    /// Ends it, whatever it is doing.
+    /// Ends the process at once.
     pub(super) fn kill(&self) {
         self.accepting.abort();
     }
 }
 
-impl Drop for Process {
+impl Drop for MainProcess {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
 /// Answers the requests of one connection.
-async fn serve(mut stream: TcpStream, world: &World, meter: &Meter) -> io::Result<()> {
+async fn serve(mut stream: TcpStream, shared: &SharedState, meter: &Meter) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    let mut came = Vec::new();
+    let mut received = Vec::new();
     loop {
-        let Some(asked) = read(&mut stream, &mut came).await? else { return Ok(()) };
-        let number: u64 = asked["x-request-id"].parse().unwrap();
-        let script = Script::of(number);
+        let Some(headers) = read_request(&mut stream, &mut received).await? else { return Ok(()) };
+        let number: u64 = headers["x-request-id"].parse().unwrap();
+        let script = Script::for_request(number);
         let attempt = {
-            let mut seen = world.seen.lock().unwrap();
-            let attempts = seen.attempts.entry(number).or_default();
+            let mut log = shared.log.lock().unwrap();
+            let attempts = log.attempts.entry(number).or_default();
             *attempts += 1;
             *attempts - 1
         };
         let fault = script.faults.get(attempt).copied().unwrap_or(Fault::None);
         if fault != Fault::Refuses {
-            world.seen.lock().unwrap().had.insert(number);
+            shared.log.lock().unwrap().had.insert(number);
         }
-        tokio::time::sleep(Duration::from_millis(script.late)).await;
+        tokio::time::sleep(Duration::from_millis(script.delay_ms)).await;
         let answer = match fault {
             Fault::Dies => return Ok(()),
-            Fault::SentAway => error("503 Service Unavailable"),
+            Fault::ShutsDown => error("503 Service Unavailable"),
             Fault::Refuses => error("400 Bad Request"),
-            _ => answer(number, &script, fault, &asked, world, meter),
+            _ => answer(number, &script, fault, &headers, shared, meter),
         };
-        let mut dice = SeededChoices::new(script.seed ^ attempt as u64);
+        let mut choices = SeededChoices::new(script.seed ^ attempt as u64);
         let end = match fault {
-            Fault::DiesAt(thousandths) => answer.len() * thousandths as usize / 1000,
+            Fault::DiesMidway(thousandths) => answer.len() * thousandths as usize / 1000,
             _ => answer.len(),
         };
         let mut rest = &answer[..end];
         while !rest.is_empty() {
-            let most = if script.text > 10_000 { 200_000 } else { 400 };
-            let (piece, more) = rest.split_at((1 + dice.below(most) as usize).min(rest.len()));
+            let max = if script.text > 10_000 { 200_000 } else { 400 };
+            let (piece, more) = rest.split_at((1 + choices.below(max) as usize).min(rest.len()));
             stream.write_all(piece).await?;
             rest = more;
-            match dice.below(20) {
+            match choices.below(20) {
                 0 => tokio::time::sleep(Duration::from_millis(1)).await,
                 1..=9 => tokio::task::yield_now().await,
                 _ => {}
@@ -114,21 +114,24 @@ async fn serve(mut stream: TcpStream, world: &World, meter: &Meter) -> io::Resul
     }
 }
 
-/// The headers of the next request, whose body has come; none where there is none.
-async fn read(stream: &mut TcpStream, came: &mut Vec<u8>) -> io::Result<Option<BTreeMap<String, String>>> {
+/// Reads the next request. Returns its headers, or `None` at the end of the connection.
+async fn read_request(
+    stream: &mut TcpStream,
+    received: &mut Vec<u8>,
+) -> io::Result<Option<BTreeMap<String, String>>> {
     loop {
-        if let Some(at) = came.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
-            let head = String::from_utf8(came[..at].to_vec()).unwrap();
+        if let Some(end_of_head) = received.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
+            let head = String::from_utf8(received[..end_of_head].to_vec()).unwrap();
             let pairs = head.lines().skip(1).filter_map(|line| line.split_once(": "));
             let headers: BTreeMap<_, _> =
                 pairs.map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned())).collect();
-            let end = at + 4 + headers["content-length"].parse::<usize>().unwrap();
-            if came.len() >= end {
-                came.drain(..end);
+            let end = end_of_head + 4 + headers["content-length"].parse::<usize>().unwrap();
+            if received.len() >= end {
+                received.drain(..end);
                 return Ok(Some(headers));
             }
         }
-        if stream.read_buf(came).await? == 0 {
+        if stream.read_buf(received).await? == 0 {
             return Ok(None);
         }
     }
@@ -148,14 +151,14 @@ fn answer(
     number: u64,
     script: &Script,
     fault: Fault,
-    asked: &BTreeMap<String, String>,
-    world: &World,
+    headers: &BTreeMap<String, String>,
+    shared: &SharedState,
     meter: &Meter,
 ) -> Vec<u8> {
-    let told = told(script, fault, asked, world, meter);
-    let placeholder = asked.get("x-remoe-cost-placeholder");
+    let report = report_headers(script, fault, headers, shared, meter);
+    let placeholder = headers.get("x-remoe-cost-placeholder");
     if let Some(placeholder) = placeholder {
-        world.seen.lock().unwrap().placeholders.insert(number, placeholder.clone());
+        shared.log.lock().unwrap().placeholders.insert(number, placeholder.clone());
     }
     let cost = placeholder.map(|text| format!(r#","cost":"{text}""#)).unwrap_or_default();
     let remoe = match script.has_figures && script.api.has_figures() {
@@ -179,7 +182,7 @@ fn answer(
         };
         let length = body.len();
         return format!(
-            "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n{told}Content-Length: {length}\r\n\r\n{body}"
+            "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n{report}Content-Length: {length}\r\n\r\n{body}"
         )
         .into();
     }
@@ -216,44 +219,44 @@ fn answer(
     for event in events {
         answer.push_str(&format!("{:x}\r\n{event}\r\n", event.len()));
     }
-    answer.push_str(&format!("0\r\n{told}\r\n"));
+    answer.push_str(&format!("0\r\n{report}\r\n"));
     answer.into()
 }
 
-/// The headers, or trailers, that say what the answer took.
-fn told(
+/// Returns the headers, or trailers, that report tokens and cost.
+fn report_headers(
     script: &Script,
     fault: Fault,
-    asked: &BTreeMap<String, String>,
-    world: &World,
+    headers: &BTreeMap<String, String>,
+    shared: &SharedState,
     meter: &Meter,
 ) -> String {
-    let Some(rates) = asked.get("x-remoe-rates") else { return String::new() };
+    let Some(rates) = headers.get("x-remoe-rates") else { return String::new() };
     let rates: Rates = rates.parse().unwrap();
-    let mut dice = SeededChoices::new(script.seed);
-    let mut worked = || {
-        let most = if fault == Fault::TellsTooMuch { u64::MAX } else { 3_000_000 };
-        Worked { share: Phases { prefill: dice.below(most), decode: dice.below(most) }, busy: 1 }
+    let mut choices = SeededChoices::new(script.seed);
+    let mut random_work = || {
+        let max = if fault == Fault::OverstatesCost { u64::MAX } else { 3_000_000 };
+        WorkShare { share: Phases { prefill: choices.below(max), decode: choices.below(max) }, busy: 1 }
     };
     let mut remote: BTreeSet<String> = rates.0.keys().filter(|name| *name != "main").cloned().collect();
     let before = remote.len();
-    remote.extend(world.remote.lock().unwrap().iter().cloned());
+    remote.extend(shared.remote.lock().unwrap().iter().cloned());
     if remote.len() > before {
-        world.seen.lock().unwrap().joined += 1;
+        shared.log.lock().unwrap().joined += 1;
     }
-    // One that no gateway was ever told of.
+    // A function that no gateway knows.
     remote.insert("10.9.9.9:9".to_owned());
     let work = RequestWork {
-        main: worked(),
-        remote: remote.into_iter().map(|name| (name.into(), worked())).collect(),
+        main: random_work(),
+        remote: remote.into_iter().map(|name| (name.into(), random_work())).collect(),
         served: 1,
     };
-    let mut told = meter.tell(&work, &rates);
-    told.rivals = [("mix".to_owned(), 7)].into();
-    let told = serde_json::to_string(&told).unwrap();
+    let mut cost = meter.report(&work, &rates);
+    cost.rivals = [("mix".to_owned(), 7)].into();
+    let cost = serde_json::to_string(&cost).unwrap();
     match fault {
-        Fault::TellsNothing => "x-remoe-tokens: 3, 4\r\n".to_owned(),
-        Fault::TellsNonsense => "x-remoe-tokens: 3, 4\r\nx-remoe-told: {\"shares\":7\r\n".to_owned(),
-        _ => format!("x-remoe-tokens: 3, 4\r\nx-remoe-told: {told}\r\n"),
+        Fault::OmitsCost => "x-remoe-tokens: 3, 4\r\n".to_owned(),
+        Fault::SendsInvalidCost => "x-remoe-tokens: 3, 4\r\nx-remoe-told: {\"shares\":7\r\n".to_owned(),
+        _ => format!("x-remoe-tokens: 3, 4\r\nx-remoe-told: {cost}\r\n"),
     }
 }

@@ -1,12 +1,12 @@
-//! Money told is money booked: under every kind of fault usage, header and ledger state one cost.
+//! Under every kind of fault, usage, header and ledger state the same cost.
 
 mod client;
 mod function;
 mod script;
 
 use crate::stage::{LONG, Stage};
-use client::{ClientView, ask};
-use function::{Process, World};
+use client::{ClientResult, send_scripted};
+use function::{MainProcess, SharedState};
 use remoe_billing::{Ledger, LedgerLimits, LedgerTotals, Rate, Record, RequestRecord, records};
 use remoe_gateway_core::{
     Backend, Billing, CostAccounting, GatewayMetrics, GatewayOptions, Model, RunningFunctions, WakeMarks,
@@ -19,63 +19,63 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 const REQUESTS: u64 = 10_000;
-/// Clients at the same time.
+/// Number of concurrent clients.
 const CLIENTS: u64 = 48;
-/// Main functions.
-const MAINS: usize = 3;
+/// Number of main functions.
+const MAIN_FUNCTIONS: usize = 3;
 
-/// Functions that are killed and replaced all the time.
+/// Main functions and remote functions that are killed and replaced all the time.
 struct Churn {
-    world: Arc<World>,
+    shared: Arc<SharedState>,
     model: Arc<Model>,
-    mains: Vec<(String, Process)>,
-    dice: SeededChoices,
+    mains: Vec<(String, MainProcess)>,
+    choices: SeededChoices,
     started: u64,
 }
 
 impl Churn {
-    async fn new(world: Arc<World>, model: Arc<Model>) -> Self {
-        let mut churn = Self { world, model, mains: Vec::new(), dice: SeededChoices::new(0), started: 0 };
+    async fn new(shared: Arc<SharedState>, model: Arc<Model>) -> Self {
+        let mut churn = Self { shared, model, mains: Vec::new(), choices: SeededChoices::new(0), started: 0 };
         for _ in 0..2 {
             churn.replace_remote();
         }
-        for place in 0..MAINS {
-            churn.replace_main(place).await;
+        for index in 0..MAIN_FUNCTIONS {
+            churn.replace_main(index).await;
         }
-        churn.tell();
+        churn.publish();
         churn
     }
 
-    fn number(&mut self) -> u64 {
+    fn next_number(&mut self) -> u64 {
         self.started += 1;
         self.started
     }
 
-    async fn replace_main(&mut self, place: usize) {
-        let name = format!("main-{}", self.number());
-        let main = (name, Process::start(self.world.clone()).await);
-        match self.mains.get_mut(place) {
+    async fn replace_main(&mut self, index: usize) {
+        let name = format!("main-{}", self.next_number());
+        let main = (name, MainProcess::start(self.shared.clone()).await);
+        match self.mains.get_mut(index) {
             Some(before) => *before = main,
             None => self.mains.push(main),
         }
     }
 
-    /// One remote function is gone, and another one there.
+    /// Replaces one remote function by another.
     fn replace_remote(&mut self) {
-        let address = format!("10.0.0.1:{}", self.number());
-        let mut remote = self.world.remote.lock().unwrap();
+        let address = format!("10.0.0.1:{}", self.next_number());
+        let mut remote = self.shared.remote.lock().unwrap();
         if remote.len() > 1 {
             remote.remove(0);
         }
         remote.push(address);
     }
 
-    /// Tells the model what runs now.
-    fn tell(&self) {
-        let remote = self.world.remote.lock().unwrap().clone();
+    /// Reports the running functions to the model.
+    fn publish(&self) {
+        let remote = self.shared.remote.lock().unwrap().clone();
         let backends = self.mains.iter().map(|(name, process)| {
             let mut billing = Billing::default();
-            // A nano-dollar a microsecond, and a fraction.
+            // Slightly more than a nano-dollar per microsecond, so that fractions occur.
             billing.rates.0.insert("main".to_owned(), Rate(3_600_000_007));
             billing.functions.insert("main".to_owned(), (name.clone(), "main".to_owned()));
             for address in &remote {
@@ -91,8 +91,8 @@ impl Churn {
                 billing: Some(Arc::new(billing)),
             }
         });
-        let (order, backends) = (self.model.want().borrow().order, backends.collect());
-        self.model.runs(RunningFunctions {
+        let (order, backends) = (self.model.launcher_orders().borrow().order, backends.collect());
+        self.model.set_running_functions(RunningFunctions {
             order,
             backends,
             wake: WakeMarks::default(),
@@ -100,31 +100,32 @@ impl Churn {
         });
     }
 
-    /// Nothing runs for a moment: streams begin before there is an answer.
+    /// Reports for a moment that nothing runs, so that streams begin before there is an answer.
     async fn outage(&self) {
-        let order = self.model.want().borrow().order;
-        self.model.runs(RunningFunctions { order, ..RunningFunctions::default() });
+        let order = self.model.launcher_orders().borrow().order;
+        self.model.set_running_functions(RunningFunctions { order, ..RunningFunctions::default() });
         tokio::time::sleep(Duration::from_millis(3)).await;
     }
 
     async fn run(mut self) {
         loop {
             tokio::time::sleep(Duration::from_millis(4)).await;
-            match self.dice.below(10) {
+            match self.choices.below(10) {
                 0 => self.outage().await,
                 1..=4 => {
-                    let place = self.dice.below(MAINS as u64) as usize;
-                    self.replace_main(place).await;
+                    let index = self.choices.below(MAIN_FUNCTIONS as u64) as usize;
+                    self.replace_main(index).await;
                 }
                 _ => self.replace_remote(),
             }
-            self.tell();
+            self.publish();
         }
     }
 }
 
-/// The ledger in `folder`: answered requests, none of which is there twice, and those that were lost.
-fn booked(folder: &Path) -> (BTreeMap<u64, RequestRecord>, BTreeSet<u64>) {
+/// Reads the ledger in `folder`. Returns answered requests, and the numbers of lost ones. Asserts that no request is
+/// answered twice.
+fn read_ledger(folder: &Path) -> (BTreeMap<u64, RequestRecord>, BTreeSet<u64>) {
     let (mut answered, mut lost) = (BTreeMap::new(), BTreeSet::new());
     for record in records(folder).unwrap() {
         match record.unwrap() {
@@ -139,29 +140,30 @@ fn booked(folder: &Path) -> (BTreeMap<u64, RequestRecord>, BTreeSet<u64>) {
     (answered, lost)
 }
 
-/// Asserts that a client that saw `sight` was told what `record` says. Returns what it was told.
-fn is_booked(
+/// Asserts that the costs in `result`, which a client saw, equal that of `record`. Returns the cost that the client
+/// saw.
+fn check_costs(
     number: u64,
     script: &Script,
-    sight: &ClientView,
+    result: &ClientResult,
     record: Option<&RequestRecord>,
 ) -> Option<u64> {
     let context =
-        || format!("request {number}: {script:?}, {record:?}, {}", String::from_utf8_lossy(&sight.bytes));
+        || format!("request {number}: {script:?}, {record:?}, {}", String::from_utf8_lossy(&result.bytes));
     let cost = record.map(|record| record.cost(record.function.as_str()));
     let total = cost.as_ref().map(|cost| cost.total);
-    if sight.header.is_some() {
-        assert_eq!(sight.header, total, "{}", context());
+    if result.header.is_some() {
+        assert_eq!(result.header, total, "{}", context());
     }
-    if sight.usage.is_some() {
-        assert_eq!(sight.usage, cost, "{}", context());
+    if result.usage.is_some() {
+        assert_eq!(result.usage, cost, "{}", context());
     }
-    if sight.is_whole && record.is_some() {
+    if result.is_complete && record.is_some() {
         let has_header = script.has_header && (!script.is_stream || script.takes_trailers);
-        assert_eq!(sight.header.is_some(), has_header, "{}", context());
-        assert_eq!(sight.usage.is_some(), script.has_figures && script.api.has_figures(), "{}", context());
+        assert_eq!(result.header.is_some(), has_header, "{}", context());
+        assert_eq!(result.usage.is_some(), script.has_figures && script.api.has_figures(), "{}", context());
     }
-    sight.header.or(sight.usage.as_ref().map(|usage| usage.total))
+    result.header.or(result.usage.as_ref().map(|usage| usage.total))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -172,72 +174,81 @@ async fn usage_and_header_state_what_ledger_has_under_every_fault() {
     let cost_accounting = Arc::new(CostAccounting::open(Some(ledger), "p", metrics.registry()).unwrap());
     let options = GatewayOptions { cost_accounting: Some(cost_accounting), ..GatewayOptions::default() };
     let mut stage = Stage::new(options, |model| model.max_requests = 1000, 8, None).await;
-    stage.takes_over().await;
-    let world = Arc::new(World::default());
-    let churn = tokio::spawn(Churn::new(world.clone(), stage.model.clone()).await.run());
+    stage.stop_launcher().await;
+    let shared = Arc::new(SharedState::default());
+    let churn = tokio::spawn(Churn::new(shared.clone(), stage.model.clone()).await.run());
 
     let next = Arc::new(AtomicU64::new(0));
     let gateway = stage.address;
     let clients = (0..CLIENTS).map(|_| {
         let next = next.clone();
         tokio::spawn(async move {
-            let mut sights = Vec::new();
+            let mut results = Vec::new();
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 if number >= REQUESTS {
-                    return sights;
+                    return results;
                 }
-                let script = Script::of(number);
-                let sight = tokio::time::timeout(LONG, ask(gateway, number, &script)).await;
-                let sight = sight.unwrap_or_else(|_| panic!("request {number} gets no answer"));
-                sights.push((number, sight));
+                let script = Script::for_request(number);
+                let result = tokio::time::timeout(LONG, send_scripted(gateway, number, &script)).await;
+                let result = result.unwrap_or_else(|_| panic!("request {number} gets no answer"));
+                results.push((number, result));
             }
         })
     });
-    let mut sights: Vec<(u64, ClientView)> = Vec::new();
+    let mut results: Vec<(u64, ClientResult)> = Vec::new();
     for client in clients.collect::<Vec<_>>() {
-        sights.extend(client.await.unwrap());
+        results.extend(client.await.unwrap());
     }
     stage.until(|stage| stage.model.load() == (0, 0)).await;
     churn.abort();
 
-    let (answered, lost) = booked(folder.path());
-    let (mut told, mut whole, mut sum) = (0, 0, 0);
-    let seen = world.seen.lock().unwrap();
-    for (number, sight) in &sights {
-        let script = Script::of(*number);
+    let (answered, lost) = read_ledger(folder.path());
+    let (mut reported, mut whole, mut sum) = (0, 0, 0);
+    let log = shared.log.lock().unwrap();
+    for (number, result) in &results {
+        let script = Script::for_request(*number);
         let record = answered.get(number);
-        if let Some(amount) = is_booked(*number, &script, sight, record) {
-            (told, sum) = (told + 1, sum + amount);
+        if let Some(amount) = check_costs(*number, &script, result, record) {
+            (reported, sum) = (reported + 1, sum + amount);
             assert_eq!(record.map(RequestRecord::total), Some(amount));
         }
-        let tells = |fault| matches!(fault, Fault::TellsNothing | Fault::TellsNonsense);
-        let is_untold = script.faults.into_iter().any(tells);
-        if sight.is_whole {
+        let is_unreported = |fault| matches!(fault, Fault::OmitsCost | Fault::SendsInvalidCost);
+        let is_cost_missing = script.faults.into_iter().any(is_unreported);
+        if result.is_complete {
             whole += 1;
-            assert!(record.is_some() || is_untold, "request {number} is not booked: {script:?} {sight:?}");
+            assert!(
+                record.is_some() || is_cost_missing,
+                "request {number} is not booked: {script:?} {result:?}"
+            );
         }
-        let text = String::from_utf8_lossy(&sight.bytes);
-        let placeholder = seen.placeholders.get(number);
+        let text = String::from_utf8_lossy(&result.bytes);
+        let placeholder = log.placeholders.get(number);
         assert!(placeholder.is_none_or(|placeholder| !text.contains(placeholder)), "{number}: {text}");
-        // What clients cannot see is in the ledger all the same.
-        if seen.had.contains(number) {
+        // Requests whose cost no client saw are in the ledger, too.
+        if log.had.contains(number) {
             assert!(record.is_some() || lost.contains(number), "request {number} left no trace: {script:?}");
         }
     }
-    assert!(answered.keys().all(|number| seen.had.contains(number)), "the ledger has what no function had");
-    let account = LedgerTotals::of(records(folder.path()).unwrap()).unwrap();
+    assert!(answered.keys().all(|number| log.had.contains(number)), "the ledger has what no function had");
+    let totals_of_ledger = LedgerTotals::from_records(records(folder.path()).unwrap()).unwrap();
     let totals: u64 = answered.values().map(RequestRecord::total).sum();
-    assert_eq!((account.answered.requests, account.answered.cost), (answered.len() as u64, totals));
+    assert_eq!(
+        (totals_of_ledger.answered.requests, totals_of_ledger.answered.cost),
+        (answered.len() as u64, totals)
+    );
     println!(
-        "{whole} whole answers of {REQUESTS}, {told} told {sum} n$; {} answered for {totals} n$, {} lost, {} with functions that \
+        "{whole} whole answers of {REQUESTS}, {reported} told {sum} n$; {} answered for {totals} n$, {} lost, {} with functions that \
          joined",
         answered.len(),
         lost.len(),
-        seen.joined
+        log.joined
     );
     // Every kind of fault has happened, and most answers came through.
     assert!(
-        whole > REQUESTS / 2 && told > REQUESTS / 4 && lost.len() as u64 > REQUESTS / 20 && seen.joined > 50
+        whole > REQUESTS / 2
+            && reported > REQUESTS / 4
+            && lost.len() as u64 > REQUESTS / 20
+            && log.joined > 50
     );
 }

@@ -1,6 +1,6 @@
-//! Script of one request, which follows from its number alone.
+//! Script of one request, derived from its number alone.
 
-/// Numbers that follow from a seed (SplitMix64).
+/// Pseudorandom choices from a seed (SplitMix64).
 #[derive(Clone)]
 pub(super) struct SeededChoices(u64);
 
@@ -17,13 +17,13 @@ impl SeededChoices {
         z ^ (z >> 31)
     }
 
-    /// One of `0..end`.
+    /// Returns a number in `0..end`.
     pub(super) fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
 
-    /// True in `percent` of all cases.
-    pub(super) fn is(&mut self, percent: u64) -> bool {
+    /// Returns true in `percent` of all cases.
+    pub(super) fn with_probability(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 }
@@ -49,12 +49,12 @@ impl Api {
         }
     }
 
-    /// Returns whether the usage has figures where they are asked for.
+    /// Reports if the usage has figures when the request asks for them.
     pub(super) fn has_figures(self) -> bool {
         matches!(self, Self::Completions | Self::Chat)
     }
 
-    /// The end of a stream that is whole.
+    /// Returns the text that marks the end of a complete stream.
     pub(super) fn end(self) -> &'static str {
         match self {
             Self::Completions | Self::Chat | Self::Embeddings => "data: [DONE]\n\n",
@@ -64,23 +64,23 @@ impl Api {
     }
 }
 
-/// Behaviour of a main function that gets the request.
+/// Fault of a main function that gets the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
     None,
     /// The process ends before it answers.
     Dies,
-    /// The process ends when so many thousandths of its answer have left.
-    DiesAt(u64),
-    /// It answers that it is about to end.
-    SentAway,
-    /// It refuses the request.
+    /// The process ends when this many thousandths of its answer were sent.
+    DiesMidway(u64),
+    /// It answers 503, as during shutdown.
+    ShutsDown,
+    /// It answers 400.
     Refuses,
-    /// It says nothing of what the answer took, or nothing that can be read.
-    TellsNothing,
-    TellsNonsense,
-    /// It says more than can be.
-    TellsTooMuch,
+    /// It reports tokens and no cost.
+    OmitsCost,
+    SendsInvalidCost,
+    /// It reports more than is possible.
+    OverstatesCost,
 }
 
 /// Behaviour of the client.
@@ -88,11 +88,11 @@ pub(super) enum Fault {
 pub(super) enum ClientBehaviour {
     Reads,
     ReadsSlowly,
-    /// It goes when it has read so many bytes.
+    /// It disconnects after reading this many bytes.
     Leaves(usize),
 }
 
-/// One request.
+/// Behaviour of client and main functions for one request.
 #[derive(Debug, Clone)]
 pub(super) struct Script {
     pub(super) api: Api,
@@ -101,63 +101,63 @@ pub(super) struct Script {
     pub(super) has_header: bool,
     pub(super) takes_trailers: bool,
     pub(super) client: ClientBehaviour,
-    /// For each time that a main function gets it.
+    /// Fault of each attempt.
     pub(super) faults: [Fault; 3],
-    /// Events of a stream with text, or choices.
+    /// Number of events with text in a stream, or of choices.
     pub(super) parts: u64,
-    /// Bytes of the first of them.
+    /// Size of the first of them in bytes.
     pub(super) text: usize,
-    /// Milliseconds before the answer begins.
-    pub(super) late: u64,
-    /// For what else the main function decides.
+    /// Delay of the answer in milliseconds.
+    pub(super) delay_ms: u64,
+    /// Seed of the main function's other choices.
     pub(super) seed: u64,
 }
 
 impl Script {
-    pub(super) fn of(number: u64) -> Self {
-        let mut dice = SeededChoices::new(number);
-        let api = match dice.below(10) {
+    pub(super) fn for_request(number: u64) -> Self {
+        let mut choices = SeededChoices::new(number);
+        let api = match choices.below(10) {
             0..=3 => Api::Completions,
             4..=6 => Api::Chat,
             7 => Api::Responses,
             8 => Api::Messages,
             _ => Api::Embeddings,
         };
-        let client = match dice.below(100) {
+        let client = match choices.below(100) {
             0..=7 => ClientBehaviour::Leaves(0),
-            8..=24 => ClientBehaviour::Leaves(dice.below(1800) as usize),
+            8..=24 => ClientBehaviour::Leaves(choices.below(1800) as usize),
             25..=29 => ClientBehaviour::ReadsSlowly,
             _ => ClientBehaviour::Reads,
         };
-        let mut fault = |_| match dice.below(100) {
+        let mut fault = |_| match choices.below(100) {
             0 => Fault::Dies,
-            1..=7 => Fault::DiesAt(dice.below(1000)),
-            8 => Fault::SentAway,
+            1..=7 => Fault::DiesMidway(choices.below(1000)),
+            8 => Fault::ShutsDown,
             9..=10 => Fault::Refuses,
-            11..=12 => Fault::TellsNothing,
-            13 => Fault::TellsNonsense,
-            14 => Fault::TellsTooMuch,
+            11..=12 => Fault::OmitsCost,
+            13 => Fault::SendsInvalidCost,
+            14 => Fault::OverstatesCost,
             _ => Fault::None,
         };
         let faults = [0, 1, 2].map(&mut fault);
-        // Some are more than is read whole before the client gets any of it.
-        let text = if dice.below(200) == 0 { 1_100_000 } else { dice.below(300) as usize };
+        // Some exceed the size up to which the gateway reads an answer before it sends any of it.
+        let text = if choices.below(200) == 0 { 1_100_000 } else { choices.below(300) as usize };
         Self {
             api,
-            is_stream: api != Api::Embeddings && dice.is(50),
-            has_figures: dice.is(75),
-            has_header: dice.is(75),
-            takes_trailers: dice.is(75),
+            is_stream: api != Api::Embeddings && choices.with_probability(50),
+            has_figures: choices.with_probability(75),
+            has_header: choices.with_probability(75),
+            takes_trailers: choices.with_probability(75),
             client,
             faults,
-            parts: 1 + dice.below(4),
+            parts: 1 + choices.below(4),
             text,
-            late: if dice.is(10) { 1 + dice.below(20) } else { 0 },
-            seed: dice.next(),
+            delay_ms: if choices.with_probability(10) { 1 + choices.below(20) } else { 0 },
+            seed: choices.next(),
         }
     }
 
-    /// The request, on a connection of its own.
+    /// Returns the HTTP request number `number`.
     pub(super) fn request(&self, number: u64) -> String {
         let (stream, figures) = (self.is_stream, self.has_figures);
         let body = format!(
@@ -165,7 +165,7 @@ impl Script {
         );
         let cost = if self.has_header { "x-remoe-cost: yes\r\n" } else { "" };
         let trailers = if self.takes_trailers { "TE: trailers\r\n" } else { "" };
-        // What clients send under the gateway's own names is dropped.
+        // The gateway must drop a client's internal headers.
         format!(
             "POST {} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Type: application/json\r\nX-Request-Id: \
              {number}\r\nx-remoe-cost-placeholder: mine\r\n{cost}{trailers}Content-Length: {}\r\n\r\n{body}",

@@ -1,6 +1,7 @@
-//! A gateway on a real socket, functions behind it on real sockets, and a launcher that does as it is told.
+//! Test bed: a gateway on a real socket, main functions on real sockets, and a launcher that follows the model's
+//! orders.
 
-#![allow(dead_code)] // Each test program uses some of it.
+#![allow(dead_code)] // Not every test program uses all of it.
 
 use axum::body::{Body, Bytes};
 use axum::extract::State;
@@ -29,18 +30,18 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-/// Longer than anything takes.
+/// Timeout of waits, far longer than any of them takes.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
-/// Behaviour of functions, and what was done with them.
+/// Behaviour of the functions, and what they observed.
 pub(crate) struct Functions {
-    /// Time that a function takes to start.
+    /// Time of a start.
     pub(crate) start: Mutex<Duration>,
-    /// Answers that may be given: tests let functions work one by one.
+    /// Number of answers that may be given, so that tests can let functions answer one by one.
     pub(crate) turns: Semaphore,
-    /// Requests that break off before they are answered.
+    /// Number of next requests whose connections break off without an answer.
     pub(crate) breaks: AtomicUsize,
-    /// The `x` of each body in the order in which functions got them.
+    /// Field `x` of each body, in the order of arrival.
     pub(crate) asked: Mutex<Vec<Value>>,
     pub(crate) headers: Mutex<HeaderMap>,
     pub(crate) starts: AtomicUsize,
@@ -55,7 +56,7 @@ impl Functions {
     }
 }
 
-/// A request that a function has.
+/// Request that a function works on.
 struct HeldRequest(Arc<Functions>);
 
 impl Drop for HeldRequest {
@@ -67,7 +68,7 @@ impl Drop for HeldRequest {
 async fn work(State(functions): State<Arc<Functions>>, headers: HeaderMap, body: Bytes) -> Response<Body> {
     functions.running.fetch_add(1, Ordering::SeqCst);
     let work = HeldRequest(functions.clone());
-    // As main functions do: a gateway reads no more of a body than the fields that it needs.
+    // Like real main functions: the gateway parses only the fields that it needs.
     let Ok(body) = serde_json::from_slice::<Value>(&body) else {
         let error = json!({"error": {"message": "invalid JSON", "type": "invalid_request_error"}});
         return (StatusCode::BAD_REQUEST, Json(error)).into_response();
@@ -75,7 +76,7 @@ async fn work(State(functions): State<Arc<Functions>>, headers: HeaderMap, body:
     functions.asked.lock().unwrap().push(body["x"].clone());
     *functions.headers.lock().unwrap() = headers.clone();
     if functions.breaks.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
-        // Ends the connection without an answer.
+        // A panic ends the connection without an answer.
         std::panic::resume_unwind(Box::new("breaks off"));
     }
     functions.turns.acquire().await.unwrap().forget();
@@ -96,7 +97,7 @@ async fn work(State(functions): State<Arc<Functions>>, headers: HeaderMap, body:
         return "x".repeat(usize::try_from(bytes).unwrap()).into_response();
     }
     if let Some(bytes) = body["stalls"].as_u64() {
-        // One byte of so many.
+        // Sends one byte of the declared length.
         let first = futures_util::stream::iter([Ok::<_, std::io::Error>("x")]);
         let answer = Body::from_stream(first.chain(futures_util::stream::pending()));
         return ([(header::CONTENT_LENGTH, bytes.to_string())], answer).into_response();
@@ -112,7 +113,7 @@ async fn work(State(functions): State<Arc<Functions>>, headers: HeaderMap, body:
         if headers.contains_key("x-remoe-activations") {
             answer.headers_mut().insert("x-remoe-activations", HeaderValue::from_static("AQID"));
         }
-        return warned(&body, answer);
+        return with_warning(&body, answer);
     }
     let forever = body["forever"] == true;
     let breaks = body["breaks"] == true;
@@ -121,7 +122,7 @@ async fn work(State(functions): State<Arc<Functions>>, headers: HeaderMap, body:
             0 => Some((Ok("data: {\"n\":0}\n\n"), (1, work))),
             _ if forever => std::future::pending().await,
             1 if breaks => {
-                // After the first event has left.
+                // After the first event was sent.
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 Some((Err(std::io::Error::other("dies")), (2, work)))
             }
@@ -129,18 +130,21 @@ async fn work(State(functions): State<Arc<Functions>>, headers: HeaderMap, body:
             _ => None,
         }
     });
-    warned(&body, ([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(events)).into_response())
+    with_warning(
+        &body,
+        ([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(events)).into_response(),
+    )
 }
 
-/// The answer with a warning, where the request asks for one.
-fn warned(body: &Value, mut answer: Response<Body>) -> Response<Body> {
+/// Adds a warning to `answer` if the request asks for it.
+fn with_warning(body: &Value, mut answer: Response<Body>) -> Response<Body> {
     if body["warns"] == true {
         answer.headers_mut().insert("x-remoe-warning", HeaderValue::from_static("a: b"));
     }
     answer
 }
 
-/// Answers a response of one item, whose id is the number of requests so far.
+/// Answers with a response of one item. Its id contains the number of requests so far.
 async fn respond(State(functions): State<Arc<Functions>>, headers: HeaderMap, body: Bytes) -> Response<Body> {
     functions.running.fetch_add(1, Ordering::SeqCst);
     let work = HeldRequest(functions.clone());
@@ -162,7 +166,7 @@ async fn respond(State(functions): State<Arc<Functions>>, headers: HeaderMap, bo
     let first = "event: response.created\ndata: {\"response\":{}}\n\n".to_owned();
     let data = json!({"type": format!("response.{status}"), "response": response});
     let last = format!("event: response.{status}\ndata: {data}\n\n");
-    // The last event comes in pieces.
+    // The last event is sent in pieces.
     let pieces: Vec<String> =
         last.as_bytes().chunks(20).map(|piece| String::from_utf8(piece.to_vec()).unwrap()).collect();
     let events = std::iter::once(first).chain(pieces).map(Ok::<_, std::io::Error>);
@@ -174,7 +178,7 @@ async fn placement() -> Json<Value> {
     Json(json!({"generation": 7, "groups": [{"experts": "0:0-3", "replicas": 1}]}))
 }
 
-/// A gateway with one model, `m`.
+/// Gateway with one model, `m`, and its functions.
 pub(crate) struct Stage {
     pub(crate) address: SocketAddr,
     pub(crate) gateway: Arc<Gateway>,
@@ -218,7 +222,7 @@ impl Stage {
         let gateway = Gateway::new(options, vec![model.clone()], metrics);
         tokio::spawn(gateway.clone().serve(listener, CancellationToken::new()));
         let launcher = tokio::spawn(launch(model.clone(), functions.clone(), capacity));
-        // A kept connection may end at the moment when it is used again.
+        // No idle connections: the server may close one just when it is used again.
         let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http();
         let stage = Self { address, gateway, model, functions, client, launcher };
         stage.until(Self::serving).await;
@@ -233,23 +237,23 @@ impl Stage {
             && self.model.phase() == remoe_gateway_core::ScalingPhase::Active
     }
 
-    /// Stops the launcher: from now on only the test says what runs.
-    pub(crate) async fn takes_over(&mut self) {
+    /// Stops the launcher. From now on only the test reports what runs.
+    pub(crate) async fn stop_launcher(&mut self) {
         self.launcher.abort();
         assert!((&mut self.launcher).await.is_err_and(|error| error.is_cancelled()));
     }
 
-    /// Waits until `look` is true.
-    pub(crate) async fn until(&self, look: impl Fn(&Self) -> bool) {
+    /// Waits until `condition` is true.
+    pub(crate) async fn until(&self, condition: impl Fn(&Self) -> bool) {
         let wait = async {
-            while !look(self) {
+            while !condition(self) {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        tokio::time::timeout(LONG, wait).await.expect("it never got there");
+        tokio::time::timeout(LONG, wait).await.expect("condition not reached in time");
     }
 
-    pub(crate) async fn sleeps(&self) {
+    pub(crate) async fn wait_for_sleep(&self) {
         self.until(|stage| stage.model.phase() == remoe_gateway_core::ScalingPhase::Asleep).await;
     }
 
@@ -304,13 +308,13 @@ impl Stage {
     }
 }
 
-/// Starts and stops functions as the model wants it.
+/// Launcher: starts and stops the functions by the model's orders.
 async fn launch(model: Arc<Model>, functions: Arc<Functions>, capacity: usize) {
-    let mut orders = model.want();
+    let mut orders = model.launcher_orders();
     let mut server: Option<(tokio::task::JoinHandle<()>, Backend, WakeMarks)> = None;
     loop {
-        let want = *orders.borrow_and_update();
-        match want.wanted {
+        let order = *orders.borrow_and_update();
+        match order.wanted {
             DesiredState::Awake if server.is_none() => {
                 functions.starts.fetch_add(1, Ordering::SeqCst);
                 let mut wake = WakeMarks { started: Some(Instant::now()), ..WakeMarks::default() };
@@ -339,11 +343,11 @@ async fn launch(model: Arc<Model>, functions: Arc<Functions>, capacity: usize) {
                 server = Some((task, backend, wake));
             }
             DesiredState::Recheck => {
-                model.rechecked(want.order, u32::try_from(functions.running()).unwrap());
+                model.rechecked(order.order, u32::try_from(functions.running()).unwrap());
             }
             DesiredState::Asleep => {
                 if let Some((task, ..)) = server.take() {
-                    assert_eq!(functions.running(), 0, "stopped with work at hand");
+                    assert_eq!(functions.running(), 0, "stopped with a request in flight");
                     functions.stops.fetch_add(1, Ordering::SeqCst);
                     task.abort();
                 }
@@ -351,8 +355,8 @@ async fn launch(model: Arc<Model>, functions: Arc<Functions>, capacity: usize) {
             DesiredState::Awake => {}
         }
         let running = server.as_ref();
-        model.runs(RunningFunctions {
-            order: want.order,
+        model.set_running_functions(RunningFunctions {
+            order: order.order,
             backends: running.map(|(_, backend, _)| backend.clone()).into_iter().collect(),
             wake: running.map(|(.., wake)| *wake).unwrap_or_default(),
             functions: Vec::new(),

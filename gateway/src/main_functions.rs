@@ -1,21 +1,21 @@
-//! Main functions as the operator names them.
+//! Addresses of main functions, as the operator states them.
 
 use http::Uri;
 use remoe_api::MainFunction;
 use remoe_proto::identity::Identity;
 use std::net::SocketAddr;
 
-/// Returns the address of `main` and the identity that it must prove, if any; none if either is invalid: it is not
-/// asked.
-pub(crate) fn place(main: &MainFunction) -> Option<(SocketAddr, Option<Identity>)> {
+/// Returns the address of `main` and the identity that it must prove, if any. Returns `None` if either is invalid;
+/// such a function is never called.
+pub(crate) fn address_and_identity(main: &MainFunction) -> Option<(SocketAddr, Option<Identity>)> {
     let identity = main.identity.as_deref().map(str::parse).transpose().ok()?;
     Some((main.address.parse().ok()?, identity))
 }
 
 /// Returns the URI of `path` at `main`.
 pub(crate) fn uri(main: &MainFunction, path: &str) -> Option<Uri> {
-    let (address, identity) = place(main)?;
-    remoe_gateway_core::uri(address, identity.as_ref(), path).ok()
+    let (address, identity) = address_and_identity(main)?;
+    remoe_gateway_core::function_uri(address, identity.as_ref(), path).ok()
 }
 
 #[cfg(test)]
