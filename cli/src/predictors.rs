@@ -4,8 +4,10 @@ use crate::exit::{CliError, Code};
 use crate::output::progress;
 use remoe_hub::ModelArgs;
 use remoe_model::{Checkpoint, CheckpointError, StoredDtype, TensorRef};
-use remoe_predictor::record::{ActivationRecord, Reader, RecordError, RecordHeader};
-use remoe_predictor::{Embedding, EmbeddingType, Fate, GateWeights, PREDICTOR_FILE, PredictError, Trained};
+use remoe_predictor::record::{ActivationRecord, RecordError, RecordHeader, RecordReader};
+use remoe_predictor::{
+    Embedding, EmbeddingType, Fate, GateWeights, PREDICTOR_FILE, PredictError, TrainedPredictor,
+};
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -38,7 +40,7 @@ impl PredictorModel {
     }
 
     /// The predictor that `remoe predictor build` saved in `folder` for this model.
-    pub(crate) fn saved_predictor(&self, folder: &Path) -> Result<Trained, CliError> {
+    pub(crate) fn saved_predictor(&self, folder: &Path) -> Result<TrainedPredictor, CliError> {
         let path = folder.join(PREDICTOR_FILE);
         let failed = |message: String| CliError {
             path: Some(path.clone()),
@@ -46,7 +48,7 @@ impl PredictorModel {
         };
         let bytes =
             std::fs::read(&path).map_err(|error| failed(format!("{error}; run `remoe predictor build`")))?;
-        Trained::from_bytes(&bytes.into(), &self.fingerprint, &self.embedding)
+        TrainedPredictor::from_bytes(&bytes.into(), &self.fingerprint, &self.embedding)
             .map_err(|error| failed(error.to_string()))
     }
 
@@ -54,7 +56,7 @@ impl PredictorModel {
     pub(crate) fn predictor_of(
         checkpoint: &Arc<Checkpoint>,
         folder: Option<&Path>,
-    ) -> Result<Option<Trained>, CliError> {
+    ) -> Result<Option<TrainedPredictor>, CliError> {
         match predictor_folder(checkpoint, folder) {
             Some(folder) => Ok(Some(Self::of(Arc::clone(checkpoint))?.saved_predictor(&folder)?)),
             None => Ok(None),
@@ -62,7 +64,7 @@ impl PredictorModel {
     }
 
     /// Reads the predictor in `folder`, else the one in the folder of this model; `None` if there is neither.
-    pub(crate) fn predictor(&self, folder: Option<&Path>) -> Result<Option<Trained>, CliError> {
+    pub(crate) fn predictor(&self, folder: Option<&Path>) -> Result<Option<TrainedPredictor>, CliError> {
         let folder = predictor_folder(&self.checkpoint, folder);
         folder.map(|folder| self.saved_predictor(&folder)).transpose()
     }
@@ -96,7 +98,7 @@ impl PredictorModel {
     ) -> Result<(RecordHeader, Vec<ActivationRecord>), CliError> {
         let of_file = |error: RecordError| CliError::record_file(flag, path, &error);
         let file = File::open(path).map_err(|error| of_file(error.into()))?;
-        let mut reader = Reader::new(BufReader::new(file)).map_err(of_file)?;
+        let mut reader = RecordReader::new(BufReader::new(file)).map_err(of_file)?;
         let mut header = reader.header().clone();
         self.expected(&header).require_same(&header).map_err(of_file)?;
         let without_tokens = |record: Result<ActivationRecord, _>| {

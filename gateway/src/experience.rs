@@ -4,7 +4,7 @@
 //! begins with a copy of them: the gateways of an upgrade start before those that they replace have ended. Each gateway
 //! writes expert usage to its own part, and reads it from all the others.
 
-use remoe_usage::Store;
+use remoe_usage::HistoryStore;
 use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -144,7 +144,7 @@ pub(crate) fn others(folder: &Path, model: &str) -> Vec<PathBuf> {
     let parts = own.parent().map(std::fs::read_dir).and_then(Result::ok).into_iter().flatten().flatten();
     let others = parts.map(|part| part.path()).filter(|part| part != own);
     let mut files: Vec<PathBuf> =
-        others.take(MOST_GATEWAYS).map(|part| Store::file_in(&part.join(uid).join(model))).collect();
+        others.take(MOST_GATEWAYS).map(|part| HistoryStore::file_in(&part.join(uid).join(model))).collect();
     files.sort();
     files
 }
@@ -155,7 +155,7 @@ pub(crate) fn others_ended(folder: &Path, model: &str, each: &mut dyn FnMut(&Pat
         return Ok(());
     };
     unused(all, |part| {
-        each(&Store::file_in(&part.join(uid).join(model)));
+        each(&HistoryStore::file_in(&part.join(uid).join(model)));
         Ok(())
     })
 }

@@ -179,7 +179,7 @@ async fn note(
     mut demand_writer: DemandWriter,
     mut over: watch::Receiver<bool>,
 ) {
-    let (mut loads, mut answered) = (model.loads(), learner.learner.answered());
+    let (mut loads, mut answered) = (model.loads(), learner.learner.answered_usage());
     // What was said, and when.
     let mut said: Option<(LastEntry, Instant)> = None;
     // The latest wake after which a request was answered, and what is reported of it. It is known before the end of

@@ -13,8 +13,8 @@ use remoe_api::{DemandPhase, MOST_SHARES, MainFunction, MixOf, MoEDemandSpec, Pr
 use remoe_gateway_core::Connector;
 use remoe_proto::identity::Keyring;
 use remoe_usage::{
-    MAX_MODEL_SUMMARY, MEMORY, ModelSummary, ModelSummaryError, Opened, Peers, PredictionMetrics,
-    PredictionService, PredictorOpener, PredictorOptions, UsageLearner,
+    IN_MEMORY_HISTORY_BYTES, LoadedPredictor, MAX_MODEL_SUMMARY, ModelSummary, ModelSummaryError,
+    PeerGateways, PredictionMetrics, PredictionService, PredictorLoader, PredictorOptions, UsageLearner,
 };
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -129,7 +129,7 @@ impl UsageFollower {
     fn replace(&self, following: Option<(PredictionService, PredictionOrder)>) {
         let (watch, order) = following.unzip();
         let mut known = self.order.write().unwrap_or_else(PoisonError::into_inner);
-        self.learner.follow(watch);
+        self.learner.set_service(watch);
         *known = order;
     }
 
@@ -250,10 +250,10 @@ impl UsageFollower {
         let peers = self.folder.clone().map(|folder| {
             let (here, of) = (folder.clone(), order.model.clone());
             let model = order.model.clone();
-            Peers {
-                every: self.means.exchanged,
+            PeerGateways {
+                poll_interval: self.means.exchanged,
                 files: Box::new(move || others(&folder, &model)),
-                ended: Box::new(move |each| {
+                for_each_ended: Box::new(move |each| {
                     if let Err(error) = others_ended(&here, &of, each) {
                         tracing::warn!(%error, "cannot read the training history of ended gateways");
                     }
@@ -267,9 +267,9 @@ impl UsageFollower {
             let watch = match opening.again().filter(|_| is_kept) {
                 Some(again) => {
                     drop(opened);
-                    PredictionService::start_closed(again, IDLE, peers, learned)
+                    PredictionService::start_unloaded(again, IDLE, peers, learned)
                 }
-                None => PredictionService::start_opened(opened, peers, learned),
+                None => PredictionService::start_loaded(opened, peers, learned),
             };
             watch.map_err(|error| SummaryError::Thread(error.to_string()))
         });
@@ -287,20 +287,20 @@ impl UsageFollower {
         let model = self.order()?.model;
         let is_cold = matches!(phase, DemandPhase::Asleep | DemandPhase::Waking);
         // The thread of a model before may have had something left to report.
-        let told = self.learner.answered();
+        let told = self.learner.answered_usage();
         let answered = || {
             let last = told.borrow().clone();
-            last.filter(|last| last.model == model).map(|last| last.mix)
+            last.filter(|last| last.model == model).map(|last| last.usage)
         };
-        let watch = self.learner.watch().filter(|_| here > 0 && (is_cold || answered().is_some()));
+        let watch = self.learner.service().filter(|_| here > 0 && (is_cold || answered().is_some()));
         let (expected, took) = match watch {
             Some(watch) => {
                 if is_cold {
                     sleep(TOGETHER).await;
                 }
-                let most = if watch.is_open() { PREDICTIONS } else { FIRST_PREDICTIONS };
+                let most = if watch.is_loaded() { PREDICTIONS } else { FIRST_PREDICTIONS };
                 let started = Instant::now();
-                (self.learner.predicted(most).await, started.elapsed())
+                (self.learner.predict_joint_usage(most).await, started.elapsed())
             }
             None => (None, Duration::ZERO),
         };
@@ -330,8 +330,8 @@ struct Opening {
 
 impl Opening {
     /// Reserves memory for what is known of the model of `summary`, and reads it.
-    fn open(&self, summary: ModelSummary) -> Result<Opened, SummaryError> {
-        let past = self.folder.as_ref().map_or(MEMORY, |_| self.experience_bytes);
+    fn open(&self, summary: ModelSummary) -> Result<LoadedPredictor, SummaryError> {
+        let past = self.folder.as_ref().map_or(IN_MEMORY_HISTORY_BYTES, |_| self.experience_bytes);
         let bytes = summary.memory_bytes() + past;
         let wanted = usize::try_from(bytes.div_ceil(1 << 20)).unwrap_or(usize::MAX);
         let permits = u32::try_from(wanted).unwrap_or(u32::MAX);
@@ -341,15 +341,15 @@ impl Opening {
         let options = PredictorOptions {
             // Another model's is another folder.
             store: self.folder.as_ref().map(|folder| (folder.join(summary.model()), self.experience_bytes)),
-            forgets: self.order.counts_only,
+            is_history_disabled: self.order.counts_only,
             output_tokens: f64::from(self.order.output_tokens),
         };
-        Ok(Opened { predictor: summary.open(options)?, held: Box::new(held) })
+        Ok(LoadedPredictor { predictor: summary.open(options)?, guard: Box::new(held) })
     }
 
     /// Opens it from the folder whenever it is needed; `None` where there is no folder. What cannot be opened is tried
     /// again ever less often.
-    fn again(self) -> Option<PredictorOpener> {
+    fn again(self) -> Option<PredictorLoader> {
         let folder = self.folder.clone()?;
         let (mut next, mut pause) = (Instant::now(), AGAIN);
         Some(Box::new(move || {

@@ -10,13 +10,13 @@
 #![allow(clippy::print_stdout)]
 
 use remoe_predictor::layerwise::{Affinity, HitRates, TokenRoutes};
-use remoe_predictor::record::{ActivationRecord, Reader, RecordHeader};
+use remoe_predictor::record::{ActivationRecord, RecordHeader, RecordReader};
 use std::error::Error;
 use std::fs::File;
 use std::io::BufReader;
 
 fn read(path: &str) -> Result<(RecordHeader, Vec<ActivationRecord>), Box<dyn Error>> {
-    let mut reader = Reader::new(BufReader::new(File::open(path)?))?;
+    let mut reader = RecordReader::new(BufReader::new(File::open(path)?))?;
     let records = reader.by_ref().collect::<Result<Vec<_>, _>>()?;
     Ok((reader.header().clone(), records))
 }
@@ -45,13 +45,13 @@ fn main() -> Result<(), Box<dyn Error>> {
             let popular = most_popular(affinity.popularity(layer + distance), top_k);
             let (mut foreseen, mut always, mut actual) = (Vec::new(), Vec::new(), Vec::new());
             for record in &test {
-                let routes = TokenRoutes::of(&header, record)?;
+                let routes = TokenRoutes::from_record(&header, record)?;
                 foreseen.extend(affinity.predict(layer, routes.layer(layer)));
                 always.extend(routes.tokens(layer).flat_map(|_| popular.iter().copied()));
                 actual.extend_from_slice(routes.layer(layer + distance));
             }
-            let rates = HitRates::of(&foreseen, &actual, top_k)?;
-            let baseline = HitRates::of(&always, &actual, top_k)?;
+            let rates = HitRates::measure(&foreseen, &actual, top_k)?;
+            let baseline = HitRates::measure(&always, &actual, top_k)?;
             println!(
                 "{distance:>8}  {:>5}  {:>14.3}  {:.3}  {:.3}  {:>16.3}",
                 header.layers[layer + distance],

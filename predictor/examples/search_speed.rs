@@ -15,8 +15,8 @@ use bytes::Bytes;
 use rayon::prelude::*;
 use remoe_predictor::record::{ActivationRecord, RecordHeader};
 use remoe_predictor::{
-    Clustering, Embedding, History, Neighbour, PredictError, Trained, TrainingOptions, Tree, TreeOptions,
-    exhaustive, quantile,
+    Clustering, Embedding, History, Neighbour, PredictError, TrainedPredictor, TrainingOptions, Tree,
+    TreeOptions, exhaustive_search, quantile,
 };
 use std::time::Instant;
 
@@ -103,7 +103,7 @@ fn measure(prompts: usize, hidden: usize, layers: usize) -> Result<(), PredictEr
         })
         .collect();
     let (of_tree, found) = timed(&queries, |query| tree.search(&history, query, ALPHA));
-    let (of_all, truth) = timed(&queries, |query| exhaustive(&history, query, ALPHA));
+    let (of_all, truth) = timed(&queries, |query| exhaustive_search(&history, query, ALPHA));
     let hits = found.iter().zip(&truth).map(|(found, truth)| {
         truth.iter().filter(|one| found.iter().any(|other| other.slot == one.slot)).count()
     });
@@ -138,7 +138,7 @@ fn measure_loading(prompts: usize, hidden: usize) -> Result<(), PredictError> {
         ..ActivationRecord::default()
     };
     let records: Vec<ActivationRecord> = (0..prompts as u64).map(record).collect();
-    let trained = Trained::fit(header, &records, &embedding, TrainingOptions::default())?;
+    let trained = TrainedPredictor::fit(header, &records, &embedding, TrainingOptions::default())?;
     let saved = trained.to_bytes()?;
     let path = std::env::temp_dir().join(format!("search_speed-{}", std::process::id()));
     let io = |error: std::io::Error| PredictError::Saved(error.to_string());
@@ -146,7 +146,7 @@ fn measure_loading(prompts: usize, hidden: usize) -> Result<(), PredictError> {
     let started = Instant::now();
     let bytes = Bytes::from(std::fs::read(&path).map_err(io)?);
     let read = milliseconds(started);
-    let loaded = Trained::from_bytes(&bytes, "00", &embedding)?;
+    let loaded = TrainedPredictor::from_bytes(&bytes, "00", &embedding)?;
     let usable = milliseconds(started);
     std::fs::remove_file(&path).map_err(io)?;
     println!(

@@ -12,7 +12,7 @@ use remoe_test_support::function::{MainFunction, RemoteFunction, StartOptions};
 use remoe_test_support::metrics::MetricsPage;
 use remoe_test_support::placement::{all_experts, calls_of, dealt, remote_sets};
 use remoe_test_support::process::signal;
-use remoe_test_support::recorder::{Arrival, MessageFault, Recorder};
+use remoe_test_support::recorder::{MessageFault, RecordedMessage, Recorder};
 use remoe_test_support::up::{Up, all_gone};
 use rustix::process::Signal;
 use serde_json::json;
@@ -220,7 +220,7 @@ async fn a_refused_message_stays_in_its_group() {
         for (recorder, sets) in recorders.iter().zip(sets) {
             let arrivals = recorder.take();
             assert!(!arrivals.is_empty());
-            for Arrival { work, .. } in arrivals {
+            for RecordedMessage { work, .. } in arrivals {
                 let set = sets.iter().find(|set| set.layer == work.layer).unwrap();
                 assert!(work.experts.iter().all(|expert| set.experts.contains(expert)), "{code:?}");
             }
@@ -253,13 +253,14 @@ async fn groups_work_at_the_same_time() {
         .enumerate()
         .flat_map(|(group, recorder)| recorder.take().into_iter().map(move |arrival| (group, arrival)))
         .collect();
-    arrivals.sort_by_key(|(_, arrival)| arrival.at);
+    arrivals.sort_by_key(|(_, arrival)| arrival.arrived_at);
     // One of them may be noted late on a busy machine; none would be in time if groups waited for each other.
     let (mut together, mut apart) = (0, 0);
     for pair in arrivals.windows(2) {
         let [(one, first), (other, second)] = pair else { continue };
         if one != other && first.work.layer == second.work.layer {
-            *if second.at < first.at + ANSWERS_AFTER { &mut together } else { &mut apart } += 1;
+            *if second.arrived_at < first.arrived_at + ANSWERS_AFTER { &mut together } else { &mut apart } +=
+                1;
         }
     }
     assert!(together > 4 * apart, "{together} together, {apart} one after the other");

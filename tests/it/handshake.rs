@@ -8,7 +8,7 @@ use remoe_test_support::function::{MainFunction, StartOptions};
 use remoe_test_support::metrics::MetricsPage;
 use remoe_test_support::raw::{self, Connection};
 use remoe_test_support::realm::{
-    DEPLOYMENT, LIFE, Realm, gateway, main_of, operator, remote_of, with_identity,
+    DEPLOYMENT, LIFE, TestAuthority, gateway, main_of, operator, remote_of, with_identity,
 };
 use serde_json::json;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use tokio::time::sleep;
 const COMPLETIONS: &str = "/v1/completions";
 
 /// A main function that computes everything itself and takes requests from gateways alone.
-async fn start(realm: &Realm, options: StartOptions) -> MainFunction {
+async fn start(realm: &TestAuthority, options: StartOptions) -> MainFunction {
     let options = realm.main(options).with("--gateway-identity", gateway());
     let options = options.with("--metrics-listen", "127.0.0.1:0");
     let trust = realm.trust(&operator(), &main_of(DEPLOYMENT));
@@ -37,7 +37,7 @@ async fn refused(main: &MainFunction, reason: &str) -> u64 {
 }
 
 /// Returns the trust with which `own` connects to the main function under test.
-fn shown(realm: &Realm, own: &Identity) -> Trust {
+fn shown(realm: &TestAuthority, own: &Identity) -> Trust {
     realm.trust(own, &main_of(DEPLOYMENT))
 }
 
@@ -50,7 +50,7 @@ fn completion(tokens: usize, stream: bool) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_gateways_of_the_release_are_answered() {
-    let (realm, other) = (Realm::default(), Realm::default());
+    let (realm, other) = (TestAuthority::default(), TestAuthority::default());
     let main = start(&realm, StartOptions::default()).await;
     let address = main.http();
     let mut known = Connection::secured(address, &shown(&realm, &gateway())).await.unwrap();
@@ -104,9 +104,9 @@ async fn gateways_are_known_by_a_certificate_of_ones_own() {
 #[tokio::test(flavor = "multi_thread")]
 async fn certificates_change_under_running_streams() {
     const LIVES: Duration = Duration::from_secs(60);
-    let (realm, next) = (Realm::default(), Realm::default());
+    let (realm, next) = (TestAuthority::default(), TestAuthority::default());
     let both = format!("{}{}", realm.certificate(), next.certificate());
-    let renew = |signs: &Realm, authorities: &str| {
+    let renew = |signs: &TestAuthority, authorities: &str| {
         let write = |name: &str, own: &Identity| realm.write(name, &signs.sign(own, LIVES), authorities);
         (write("main", &main_of(DEPLOYMENT)), write("gateway", &gateway()))
     };
@@ -117,7 +117,7 @@ async fn certificates_change_under_running_streams() {
     let main = MainFunction::start_within(&ModelFixture::demo().folder, options, by_operator).await;
     main.control.route(&[], &[]).await;
     let trust = Trust {
-        keyring: Keyring::of_folder(&as_gateway).unwrap(),
+        keyring: Keyring::from_folder(&as_gateway).unwrap(),
         peer: Counterpart::Named(main_of(DEPLOYMENT)),
     };
     let begin = async || {
@@ -172,7 +172,7 @@ async fn strangers_keep_no_gateway_out() {
     const PLACES: usize = 16;
     /// The beginning of a ClientHello of 512 bytes.
     const HALF: [u8; 11] = [22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3];
-    let realm = Realm::default();
+    let realm = TestAuthority::default();
     let mut options = StartOptions::default();
     options.environment.push(("REMOE_HTTP_MAX_CONNECTIONS", PLACES.to_string()));
     options.environment.push(("REMOE_HTTP_HEAD_S", "8".to_owned()));

@@ -10,7 +10,9 @@ use remoe_test_support::fixture::ModelFixture;
 use remoe_test_support::function::{MainFunction, RemoteFunction, StartOptions};
 use remoe_test_support::metrics::MetricsPage;
 use remoe_test_support::placement::{all_experts, remote_sets};
-use remoe_test_support::realm::{DEPLOYMENT, LIFE, Realm, main_of, operator, remote_of, with_identity};
+use remoe_test_support::realm::{
+    DEPLOYMENT, LIFE, TestAuthority, main_of, operator, remote_of, with_identity,
+};
 use remoe_test_support::stranger::{control_answers, expert_answers};
 use rustix::process::Signal;
 use std::net::SocketAddr;
@@ -22,7 +24,7 @@ use tonic::Code;
 
 /// A main function and a remote one of one deployment, half of the experts remote.
 struct TlsDeployment {
-    realm: Realm,
+    realm: TestAuthority,
     main: MainFunction,
     remote: RemoteFunction,
     sets: Vec<LayerExperts>,
@@ -30,7 +32,7 @@ struct TlsDeployment {
 
 impl TlsDeployment {
     async fn start(model: &ModelFixture, options: StartOptions) -> Self {
-        let realm = Realm::default();
+        let realm = TestAuthority::default();
         let trust = realm.trust(&operator(), &main_of(DEPLOYMENT));
         let main = MainFunction::start_within(&model.folder, realm.main(options.clone()), trust).await;
         let experts = all_experts(&model.checkpoint());
@@ -68,7 +70,7 @@ async fn only_those_who_may_are_answered() {
     let mut right = client_within(experts, Some(by_main));
     right.describe(DescribeRequest {}).await.unwrap();
 
-    let (ours, other) = (realm, Realm::default());
+    let (ours, other) = (realm, TestAuthority::default());
     // Certificates of the right authority with other names on them.
     for own in [main_of(DEPLOYMENT), remote_of(DEPLOYMENT), main_of("other"), remote_of("other")] {
         let trust = ours.trust(&own, &main_of(DEPLOYMENT));
@@ -117,13 +119,13 @@ async fn only_those_who_may_are_answered() {
 }
 
 /// A certificate of one authority, shown by a peer that trusts another authority.
-fn mixed(signs: &Realm, believed: &Realm, own: &Identity, peer: &Identity) -> Trust {
+fn mixed(signs: &TestAuthority, believed: &TestAuthority, own: &Identity, peer: &Identity) -> Trust {
     let folder = signs.write("mixed", &signs.sign(own, LIFE), believed.certificate());
-    Trust { keyring: Keyring::of_folder(folder).unwrap(), peer: Counterpart::Named(peer.clone()) }
+    Trust { keyring: Keyring::from_folder(folder).unwrap(), peer: Counterpart::Named(peer.clone()) }
 }
 
 /// A certificate whose time is over.
-async fn expired(realm: &Realm, own: &Identity, peer: &Identity) -> Trust {
+async fn expired(realm: &TestAuthority, own: &Identity, peer: &Identity) -> Trust {
     let trust = realm.trust_for(own, peer, Duration::ZERO);
     until(SOON, "the end of a certificate", async || {
         (!trust.keyring.current().are_valid_in(Duration::ZERO)).then_some(())
@@ -228,7 +230,7 @@ async fn main_function_trusts_remotes_of_its_own_deployment_only() {
 #[tokio::test(flavor = "multi_thread")]
 async fn certificate_of_other_role_or_without_key_is_refused_at_start() {
     let model = ModelFixture::fixture("mixtral-basic");
-    let realm = Realm::default();
+    let realm = TestAuthority::default();
     let root = realm.certificate();
     let (main, remote) = (realm.sign(&main_of(DEPLOYMENT), LIFE), realm.sign(&remote_of(DEPLOYMENT), LIFE));
     let torn = remoe_identity::CertifiedKey { key: main.key.clone(), ..remote.clone() };
@@ -251,11 +253,11 @@ async fn certificates_change_under_running_requests() {
     const STREAMS: usize = 50;
     const LIVES: Duration = Duration::from_secs(3);
     let model = ModelFixture::demo();
-    let realm = Realm::default();
-    let next = Realm::default();
+    let realm = TestAuthority::default();
+    let next = TestAuthority::default();
     let both = format!("{}{}", realm.certificate(), next.certificate());
     let (to_main, to_remote) = (main_of(DEPLOYMENT), remote_of(DEPLOYMENT));
-    let renew = |signs: &Realm, authorities: &str| {
+    let renew = |signs: &TestAuthority, authorities: &str| {
         (
             realm.write("operator", &signs.sign(&operator(), LIVES), authorities),
             realm.write("main", &signs.sign(&to_main, LIVES), authorities),
@@ -264,7 +266,7 @@ async fn certificates_change_under_running_requests() {
     };
     let (as_operator, as_main, as_remote) = renew(&realm, realm.certificate());
     let trust =
-        |peer| Trust { keyring: Keyring::of_folder(&as_operator).unwrap(), peer: Counterpart::Named(peer) };
+        |peer| Trust { keyring: Keyring::from_folder(&as_operator).unwrap(), peer: Counterpart::Named(peer) };
     let options = with_identity(StartOptions::default(), &as_main).with("--operator-identity", operator());
     let options = options.with("--max-batch", STREAMS);
     let main = MainFunction::start_within(&model.folder, options, trust(to_main.clone())).await;

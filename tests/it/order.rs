@@ -57,12 +57,12 @@ async fn messages_leave_before_local_kernels_start() {
         println!(
             "local kernels: {:?}; message before their end: {:?}",
             done.duration_since(*start),
-            done.duration_since(arrival.at)
+            done.duration_since(arrival.arrived_at)
         );
         assert!(
-            arrival.at < *done,
+            arrival.arrived_at < *done,
             "the message arrived {:?} after the local kernels",
-            arrival.at.duration_since(*done)
+            arrival.arrived_at.duration_since(*done)
         );
     }
 }

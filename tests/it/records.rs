@@ -1,6 +1,6 @@
 //! `remoe record`: what is written is what the model did.
 
-use remoe_predictor::record::{ActivationRecord, Reader, RecordHeader};
+use remoe_predictor::record::{ActivationRecord, RecordHeader, RecordReader};
 use remoe_predictor::{Activations, Phase};
 use remoe_test_support::binaries::workspace;
 use remoe_test_support::command::remoe;
@@ -47,7 +47,7 @@ impl RecordFixture {
     /// The records in file `name`, in the order of the prompts.
     fn read(&self, name: &str) -> (RecordHeader, Vec<ActivationRecord>) {
         let file = File::open(self.folder.path().join(name)).unwrap();
-        let mut reader = Reader::new(BufReader::new(file)).unwrap();
+        let mut reader = RecordReader::new(BufReader::new(file)).unwrap();
         let mut records: Vec<_> = reader.by_ref().map(Result::unwrap).collect();
         records.sort_by(|a, b| a.prompt.cmp(&b.prompt));
         (reader.header().clone(), records)
@@ -165,7 +165,7 @@ async fn what_is_told_at_the_end_of_an_answer_is_what_is_recorded() {
     };
     let told = [ask(false).await, ask(true).await];
     let records = until(SOON, "two records", async || {
-        let mut reader = Reader::new(BufReader::new(File::open(&file).ok()?)).ok()?;
+        let mut reader = RecordReader::new(BufReader::new(File::open(&file).ok()?)).ok()?;
         let header = reader.header().clone();
         let records: Vec<_> = reader.by_ref().map(Result::unwrap).collect();
         (records.len() == 2).then_some((header, records))

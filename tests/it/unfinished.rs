@@ -9,7 +9,7 @@ use remoe_test_support::expert_stream::{ExpertStream, describe};
 use remoe_test_support::fixture::ModelFixture;
 use remoe_test_support::function::{MainFunction, RemoteFunction, StartOptions};
 use remoe_test_support::process::Process;
-use remoe_test_support::unfinished::{FORWARD, SET_ROUTING, Unfinished, beginning};
+use remoe_test_support::unfinished::{FORWARD, SET_ROUTING, UnfinishedRequests, beginning};
 use std::io::Read;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -65,10 +65,15 @@ async fn served(stream: &mut ExpertStream, id: u64, alone: &[u8]) {
 }
 
 /// `connections` connections with `streams` unfinished messages each, for all that they may send.
-async fn attack(address: SocketAddr, path: &str, connections: usize, streams: usize) -> Vec<Unfinished> {
+async fn attack(
+    address: SocketAddr,
+    path: &str,
+    connections: usize,
+    streams: usize,
+) -> Vec<UnfinishedRequests> {
     let mut all = Vec::new();
     for _ in 0..connections {
-        let mut connection = Unfinished::open(address).await;
+        let mut connection = UnfinishedRequests::open(address).await;
         for _ in 0..streams {
             connection.begin(path, beginning(ANNOUNCED, SENT));
         }

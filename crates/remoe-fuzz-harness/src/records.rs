@@ -5,8 +5,8 @@
 
 use crate::{check_error, memory};
 use remoe_predictor::record::{
-    ActivationRecord, DEFAULT_FILE_BYTES, Reader, RecordHeader, RecordWriter, encode_header, encode_record,
-    merge, resume_position, scan,
+    ActivationRecord, DEFAULT_FILE_BYTES, RecordHeader, RecordReader, RecordWriter, encode_header,
+    encode_record, merge, resume_position, scan,
 };
 
 /// First bytes of every array.
@@ -28,7 +28,7 @@ pub fn run(data: &[u8]) {
 }
 
 fn read(file: &[u8]) {
-    let mut reader = match Reader::new(file) {
+    let mut reader = match RecordReader::new(file) {
         Ok(reader) => reader,
         Err(error) => return check_error(&error.to_string()),
     };
@@ -57,7 +57,7 @@ fn read(file: &[u8]) {
     assert_eq!(resumed.records, (records.len() + records.len().min(1)) as u64);
     let mut whole = Vec::new();
     let merged = merge([file], &mut whole, DEFAULT_FILE_BYTES).expect("it is of one model");
-    let again = Reader::new(&*whole).expect("it was written");
+    let again = RecordReader::new(&*whole).expect("it was written");
     assert_eq!(merged.bytes, whole.len() as u64);
     assert!(again.map(|record| record.expect("a slice does not fail")).eq(records));
 }

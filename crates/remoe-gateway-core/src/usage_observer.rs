@@ -27,15 +27,15 @@ impl UsageObserver for UsageLearner {
             Privacy::CountsOnly => Retention::Counts,
             Privacy::LeftOut => Retention::Nothing,
         };
-        self.came(id, tenant, keeps, body)
+        self.begin_request(id, tenant, keeps, body)
     }
 
     fn told(&self, id: u64, activations: &str) {
-        self.told(id, activations);
+        self.record_usage(id, activations);
     }
 
     fn left(&self, id: u64) {
-        self.left(id);
+        self.end_request(id);
     }
 }
 

@@ -16,7 +16,7 @@
 mod model;
 
 use remoe_predictor::{Activations, Embedding, Phase};
-use remoe_usage::{Arrival, PredictorOptions, Prompts, Retention, Tenant, UsagePredictor};
+use remoe_usage::{PredictorOptions, PromptReader, RequestArrival, Retention, Tenant, UsagePredictor};
 use std::error::Error;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -90,9 +90,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Room for all of them.
     let memory = records * 4 * (HIDDEN + 2 * LAYERS * EXPERTS) as u64 * 2;
     let folder = std::env::temp_dir().join(format!("prediction-speed-{}", std::process::id()));
-    let options =
-        PredictorOptions { store: Some((folder.clone(), 2 * memory)), forgets: false, output_tokens: 16.0 };
-    let prompts = Prompts::of_ids(VOCABULARY as usize);
+    let options = PredictorOptions {
+        store: Some((folder.clone(), 2 * memory)),
+        is_history_disabled: false,
+        output_tokens: 16.0,
+    };
+    let prompts = PromptReader::for_ids(VOCABULARY as usize);
     let mut predictor =
         UsagePredictor::new(model::header(LAYERS, EXPERTS), embedding, prompts, None, options)?;
     let tenant = Tenant::named("a");
@@ -100,7 +103,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     for number in 0..records + QUERIES {
         let body = body(number);
         let begun = Instant::now();
-        predictor.came(Arrival { id: number, tenant, keeps: Retention::Records, body: body.as_bytes() });
+        predictor.begin_request(RequestArrival {
+            id: number,
+            tenant,
+            retention: Retention::Records,
+            body: body.as_bytes(),
+        });
         let took = begun.elapsed();
         if number >= records {
             after.push(took);
@@ -109,10 +117,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         growing.push(took);
         let told = activations(number).ok_or("activations that are too long")?;
         let begun = Instant::now();
-        predictor.told(number, &told)?;
+        predictor.record_usage(number, &told)?;
         learned.push(begun.elapsed());
     }
-    println!("{} requests remembered", predictor.remembered().0);
+    println!("{} requests remembered", predictor.history_size().requests);
     // Requests learned last, while the tree is grown again twice.
     let last = learned.split_off(learned.len() / 4);
     let growing = growing.split_off(growing.len() / 4);

@@ -6,8 +6,8 @@ use prometheus::Registry;
 use remoe_gateway_core::{Privacy, UsageObserver};
 use remoe_model::Checkpoint;
 use remoe_predictor::record::RecordHeader;
-use remoe_predictor::{Activations, Phase, Shares};
-use remoe_usage::{Store, write_model_summary};
+use remoe_predictor::{Activations, Phase, UsageShares};
+use remoe_usage::{HistoryStore, write_model_summary};
 use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -116,7 +116,7 @@ fn activations(main: &TestMain) -> String {
 
 /// The share of those experts in what is said.
 fn used(main: &TestMain, mix: &RequestMix) -> f64 {
-    let shares = Shares::from_text(&mix.shares, main.header.layers.len(), main.header.experts as usize);
+    let shares = UsageShares::from_text(&mix.shares, main.header.layers.len(), main.header.experts as usize);
     let rows = shares.unwrap().to_rows();
     rows.iter().map(|row| row[3] + row[5]).sum::<f64>() / rows.len() as f64
 }
@@ -142,14 +142,14 @@ async fn what_requests_use_is_said_and_survives_the_gateway() {
     let keeping = tokio::spawn(first.clone().keep(telling));
     until("a primer", || first.order().is_some()).await;
     assert_eq!(first.mix(DemandPhase::Active, 0).await, None);
-    let mut answered = first.learner.answered();
+    let mut answered = first.learner.answered_usage();
     for id in 1..=6 {
         assert!(came(&first, id, "", Privacy::None));
-        first.learner.told(id, &activations(&main));
-        first.learner.left(id);
+        first.learner.record_usage(id, &activations(&main));
+        first.learner.end_request(id);
     }
     let used = |mix: &RequestMix| used(&main, mix);
-    answered.wait_for(|said| said.as_ref().is_some_and(|said| said.mix.requests > 5.5)).await.unwrap();
+    answered.wait_for(|said| said.as_ref().is_some_and(|said| said.usage.requests > 5.5)).await.unwrap();
     let mix = first.mix(DemandPhase::Active, 0).await.unwrap();
     assert_eq!((mix.of, mix.requests, &mix.model), (MixOf::Answered, 6, &main.header.model));
     assert!((540..=600).contains(&mix.tokens) && used(&mix) > 0.95, "{} {}", mix.tokens, used(&mix));
@@ -158,7 +158,7 @@ async fn what_requests_use_is_said_and_survives_the_gateway() {
     let more = first.mix(DemandPhase::Active, 1).await.unwrap();
     assert_eq!((more.of, more.requests), (MixOf::Answered, 7));
     assert!(more.tokens > mix.tokens && used(&more) > 0.9, "{} {}", more.tokens, used(&more));
-    first.learner.left(20);
+    first.learner.end_request(20);
     assert_eq!(pause(&tell.borrow()), Some(Duration::from_secs(15)));
     keeping.abort();
     assert!(keeping.await.unwrap_err().is_cancelled());
@@ -203,12 +203,12 @@ async fn model_without_requests_takes_no_memory() {
     let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
     let _keeping = tokio::spawn(learner.clone().keep(telling));
     until("a primer", || learner.order().is_some()).await;
-    assert_eq!((left(), learner.learner.watch().unwrap().is_open()), (128, false));
+    assert_eq!((left(), learner.learner.service().unwrap().is_loaded()), (128, false));
     assert!(came(&learner, 1, "t", Privacy::None));
-    until("what is known", || learner.learner.watch().unwrap().is_open()).await;
+    until("what is known", || learner.learner.service().unwrap().is_loaded()).await;
     assert!(left() < 128);
-    learner.learner.told(1, &activations(&main));
-    learner.learner.left(1);
+    learner.learner.record_usage(1, &activations(&main));
+    learner.learner.end_request(1);
     assert!(came(&learner, 2, "t", Privacy::None));
     assert!(learner.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
 }
@@ -223,13 +223,13 @@ async fn new_tenant_is_predicted_by_tenants_that_share() {
     for (privacy, is_known) in [(Privacy::None, false), (Privacy::Shared, true), (Privacy::None, false)] {
         for id in 1..=6 {
             assert!(came(&learner, id, "t", privacy));
-            learner.learner.told(id, &activations(&main));
-            learner.learner.left(id);
+            learner.learner.record_usage(id, &activations(&main));
+            learner.learner.end_request(id);
         }
         assert!(came(&learner, 7, "new", Privacy::None));
         let said = learner.mix(DemandPhase::Asleep, 1).await.unwrap();
         assert_eq!(said.of == MixOf::Waiting, is_known, "{privacy:?}");
-        learner.learner.left(7);
+        learner.learner.end_request(7);
     }
 }
 
@@ -256,18 +256,18 @@ async fn what_one_gateway_serves_another_one_predicts_by() {
     until("a primer", || one.order().is_some() && other.order().is_some()).await;
     assert!(came(&other, 1, "t", Privacy::None));
     assert_eq!(other.mix(DemandPhase::Asleep, 1).await, None, "it knows nothing");
-    other.learner.left(1);
+    other.learner.end_request(1);
     for id in 1..=6 {
         assert!(came(&one, id, "t", Privacy::None));
-        one.learner.told(id, &activations(&main));
+        one.learner.record_usage(id, &activations(&main));
     }
     let metrics = other.means.metrics.of_model("ns/demo");
-    until("what the other one learned", || metrics.shared() == 6).await;
+    until("what the other one learned", || metrics.shared_requests() == 6).await;
     assert!(came(&other, 2, "t", Privacy::None));
     let mix = other.mix(DemandPhase::Asleep, 1).await.unwrap();
     assert_eq!((mix.of, mix.requests), (MixOf::Waiting, 1));
     assert!(used(&main, &mix) > 0.5, "{}", used(&main, &mix));
-    other.learner.left(2);
+    other.learner.end_request(2);
     // It has answered no request: the operator adds up what all gateways report.
     assert_eq!(other.mix(DemandPhase::Active, 0).await, None);
     // Of another tenant nothing is known.
@@ -286,11 +286,11 @@ async fn opted_out_tenant_is_erased_from_ended_gateway_records() {
         until("a primer", || learner.order().is_some()).await;
         for (id, tenant) in [(1, "t"), (2, "u"), (3, "t")] {
             assert!(came(&learner, id, tenant, Privacy::None));
-            learner.learner.told(id, &activations(&main));
+            learner.learner.record_usage(id, &activations(&main));
         }
-        let file = Store::file_in(&ended.of(UID).join(&main.header.model));
-        let mut answered = learner.learner.answered();
-        answered.wait_for(|said| said.as_ref().is_some_and(|said| said.mix.requests > 2.5)).await.unwrap();
+        let file = HistoryStore::file_in(&ended.of(UID).join(&main.header.model));
+        let mut answered = learner.learner.answered_usage();
+        answered.wait_for(|said| said.as_ref().is_some_and(|said| said.usage.requests > 2.5)).await.unwrap();
         keeping.abort();
         let _aborted = keeping.await;
         file
@@ -311,13 +311,13 @@ async fn opted_out_tenant_is_erased_from_ended_gateway_records() {
     assert_eq!(bytes(), before);
     drop(inherited);
     until("the file without the tenant", || bytes() < before).await;
-    let own = Store::file_in(&other.of(UID).join(&main.header.model));
+    let own = HistoryStore::file_in(&other.of(UID).join(&main.header.model));
     assert_eq!(
         bytes(),
         std::fs::metadata(own).unwrap().len(),
         "as in its own part: the other tenant's is there"
     );
-    learner.learner.left(1);
+    learner.learner.end_request(1);
     assert!(came(&learner, 2, "u", Privacy::None));
     assert!(learner.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
 }
@@ -329,13 +329,13 @@ async fn of_a_tenant_that_leaves_itself_out_nothing_is_said() {
     let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
     let _keeping = tokio::spawn(learner.clone().keep(telling));
     until("a primer", || learner.order().is_some()).await;
-    let mut answered = learner.learner.answered();
+    let mut answered = learner.learner.answered_usage();
     assert!(came(&learner, 1, "t", Privacy::None));
-    learner.learner.told(1, &activations(&main));
+    learner.learner.record_usage(1, &activations(&main));
     answered.wait_for(Option::is_some).await.unwrap();
     assert!(came(&learner, 2, "t", Privacy::None));
     assert!(learner.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
-    learner.learner.left(2);
+    learner.learner.end_request(2);
     // It waits, and the report has only what is known without it: nothing of waiting requests.
     assert!(!came(&learner, 3, "t", Privacy::LeftOut));
     let mix = learner.mix(DemandPhase::Asleep, 1).await.unwrap();

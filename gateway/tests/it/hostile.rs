@@ -80,7 +80,7 @@ async fn gateway_beside_hostile_function_stays_small_and_bills_right() {
         .for_each_concurrent(CLIENTS, |number| {
             let gateway = &gateway;
             async move {
-                let mut dice = cases.dice(number);
+                let mut dice = cases.choices(number);
                 let path =
                     *dice.one_of(&["/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"]);
                 let stream = dice.once_in(2);
@@ -158,7 +158,7 @@ async fn deployments_that_come_and_go_leave_the_program_as_it_was() {
     let (resident, _) = gateway.process.memory();
     let mut alive: Vec<String> = Vec::new();
     for number in 0..cases.count() {
-        let mut dice = cases.dice(number);
+        let mut dice = cases.choices(number);
         // Some come back under the name of one before.
         let name = format!("tenant/{}", dice.below(cases.count()));
         if !alive.contains(&name) {

@@ -3,7 +3,7 @@
 use crate::api::Api;
 use crate::gateway::{Gateway, by, has_spent, main_function};
 use remoe_proto::identity::Protocol;
-use remoe_test_support::realm::{LIFE, Realm, gateway as gateways_name, operator};
+use remoe_test_support::realm::{LIFE, TestAuthority, gateway as gateways_name, operator};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -101,7 +101,7 @@ async fn spending_is_shown_to_keys_of_admins_alone() {
 /// A certificate of another name is shown by what connects after the files have changed.
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_get_tls_and_a_renewed_certificate() {
-    let (api, realm) = (Api::start().await, Realm::default());
+    let (api, realm) = (Api::start().await, TestAuthority::default());
     let folder = realm.write("tls", &realm.sign(&gateways_name(), LIFE), "");
     let flag = format!("--tls-dir={}", folder.display());
     let gateway = Gateway::start_within_tls(&api, KEYS, &flag).await;

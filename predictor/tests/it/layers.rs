@@ -26,13 +26,13 @@ fn affinities_foresee_more_than_popularity() {
         let (mut foreseen, mut popular) = (Vec::new(), Vec::new());
         let mut actual = Vec::new();
         for record in &test {
-            let routes = TokenRoutes::of(&header, record).unwrap();
+            let routes = TokenRoutes::from_record(&header, record).unwrap();
             foreseen.extend(affinity.predict(layer, routes.layer(layer)));
             actual.extend_from_slice(routes.layer(layer + 1));
             popular.extend(routes.tokens(layer + 1).flat_map(|_| order.clone()));
         }
-        let rates = HitRates::of(&foreseen, &actual, TOP_K).unwrap();
-        let baseline = HitRates::of(&popular, &actual, TOP_K).unwrap();
+        let rates = HitRates::measure(&foreseen, &actual, TOP_K).unwrap();
+        let baseline = HitRates::measure(&popular, &actual, TOP_K).unwrap();
         assert!(rates.mean > baseline.mean + 0.15, "{rates:?} {baseline:?}");
     }
 }
@@ -50,11 +50,11 @@ fn records_without_tokens_teach_no_affinity() {
 
 #[test]
 fn hits_are_counted_by_hand() {
-    let rates = HitRates::of(&[1, 2, 3, 4, 5, 6], &[1, 2, 3, 5, 0, 7], 2).unwrap();
+    let rates = HitRates::measure(&[1, 2, 3, 4, 5, 6], &[1, 2, 3, 5, 0, 7], 2).unwrap();
     assert_eq!(rates, HitRates { mean: 0.5, all: 1.0 / 3.0, any: 2.0 / 3.0 });
-    assert!(HitRates::of(&[1], &[1, 2], 2).is_err());
-    assert!(HitRates::of(&[1, 2, 3], &[1, 2, 3], 2).is_err());
-    assert_eq!(HitRates::of(&[], &[], 2).unwrap().mean, 0.0);
+    assert!(HitRates::measure(&[1], &[1, 2], 2).is_err());
+    assert!(HitRates::measure(&[1, 2, 3], &[1, 2, 3], 2).is_err());
+    assert_eq!(HitRates::measure(&[], &[], 2).unwrap().mean, 0.0);
 }
 
 /// States, a gate that routes them, and the experts it gives.
@@ -115,7 +115,13 @@ fn gates_of_no_width_are_refused() {
 #[test]
 fn correlations_by_hand() {
     let pairs = |values: &[(f64, f64)]| -> Vec<PromptPair> {
-        values.iter().map(|&(prompts, activations)| PromptPair { prompts, activations }).collect()
+        values
+            .iter()
+            .map(|&(prompt_similarity, activation_similarity)| PromptPair {
+                prompt_similarity,
+                activation_similarity,
+            })
+            .collect()
     };
     let line = pairs(&[(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]);
     assert!((correlation::pearson(&line) - 1.0).abs() < 1e-12);
@@ -132,7 +138,7 @@ fn correlations_by_hand() {
 #[test]
 fn similar_prompts_use_similar_experts_here() {
     let embedding = support::embedding();
-    let history = History::of(&embedding, LAYERS, EXPERTS, &support::records(200, 1)).unwrap();
+    let history = History::from_records(&embedding, LAYERS, EXPERTS, &support::records(200, 1)).unwrap();
     let tests = support::records(30, 2);
     let pairs = correlation::pairs(&embedding, &history, &tests, 20, 4).unwrap();
     assert_eq!(pairs.len(), 600);

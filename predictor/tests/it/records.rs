@@ -3,8 +3,8 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use remoe_predictor::record::{
-    ActivationRecord, DEFAULT_FILE_BYTES, MAX_RECORD_BYTES, Reader, RecordError, RecordHeader, RecordWriter,
-    encode_header, encode_record, merge, resume_position, scan,
+    ActivationRecord, DEFAULT_FILE_BYTES, MAX_RECORD_BYTES, RecordError, RecordHeader, RecordReader,
+    RecordWriter, encode_header, encode_record, merge, resume_position, scan,
 };
 
 fn header(layers: u32, experts: u32, top_k: u32, tokens: bool) -> RecordHeader {
@@ -38,8 +38,8 @@ fn file(header: &RecordHeader, records: &[ActivationRecord]) -> Vec<u8> {
     writer.finish().unwrap()
 }
 
-fn read(bytes: &[u8]) -> (Vec<ActivationRecord>, Vec<remoe_predictor::record::Damage>) {
-    let mut reader = Reader::new(bytes).unwrap();
+fn read(bytes: &[u8]) -> (Vec<ActivationRecord>, Vec<remoe_predictor::record::DamagedRange>) {
+    let mut reader = RecordReader::new(bytes).unwrap();
     let records = reader.by_ref().map(Result::unwrap).collect();
     (records, reader.damage().to_vec())
 }
@@ -60,7 +60,7 @@ proptest! {
         let records: Vec<_> =
             prompts.into_iter().map(|(prompt, steps, seed)| record(&header, prompt, steps, seed)).collect();
         let bytes = file(&header, &records);
-        let reader = Reader::new(bytes.as_slice()).unwrap();
+        let reader = RecordReader::new(bytes.as_slice()).unwrap();
         prop_assert_eq!(reader.header(), &header);
         let (found, damage) = read(&bytes);
         prop_assert_eq!(found, records);
@@ -86,7 +86,7 @@ proptest! {
             prop_assert_eq!(damage, vec![]);
         } else {
             prop_assert_eq!(damage.len(), 1);
-            prop_assert!(damage[0].tail);
+            prop_assert!(damage[0].is_tail);
             prop_assert_eq!(&damage[0].bytes, &lost);
         }
         // Going on leaves no trace of the crash.
@@ -113,7 +113,7 @@ proptest! {
                 _ => { bytes.remove(at); }
             }
         }
-        if let Ok(mut reader) = Reader::new(bytes.as_slice()) {
+        if let Ok(mut reader) = RecordReader::new(bytes.as_slice()) {
             let same = reader.header() == &header;
             let found: Vec<_> = reader.by_ref().map(Result::unwrap).collect();
             let kept: u64 = found.iter().map(|r| encode_record(reader.header(), r).unwrap().len() as u64).sum();
@@ -153,7 +153,7 @@ fn a_damaged_record_costs_only_itself() {
     assert_eq!(found, [records[0].clone(), records[2].clone()]);
     assert_eq!(damage.len(), 1);
     assert_eq!(damage[0].bytes, (start + length) as u64..(start + length + second) as u64);
-    assert!(!damage[0].tail);
+    assert!(!damage[0].is_tail);
     assert!(damage[0].to_string().contains("damaged"));
     // The next record goes behind the last whole one, not over it.
     assert_eq!(resume_position(bytes.as_slice(), &header).unwrap(), bytes.len() as u64);

@@ -7,8 +7,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use remoe_predictor::record::ActivationRecord;
 use remoe_predictor::{
-    Clustering, History, Index, Method, Phase, PredictError, Predictor, SimilarPrompts, Trained,
-    TrainingOptions, Tree, TreeOptions,
+    Clustering, History, Method, Phase, PredictError, Predictor, PromptIndex, SimilarPrompts,
+    TrainedPredictor, TrainingOptions, Tree, TreeOptions,
 };
 use std::sync::Arc;
 use support::{EXPERTS, LAYERS, VOCABULARY};
@@ -17,7 +17,7 @@ const TREE: TreeOptions = TreeOptions { beta: 12, breadth: 40, rerank: 10, forks
 const ALPHA: usize = 5;
 
 fn history(records: &[ActivationRecord]) -> Arc<History> {
-    Arc::new(History::of(&support::embedding(), LAYERS, EXPERTS, records).unwrap())
+    Arc::new(History::from_records(&support::embedding(), LAYERS, EXPERTS, records).unwrap())
 }
 
 fn sps(records: &[ActivationRecord]) -> SimilarPrompts {
@@ -26,13 +26,13 @@ fn sps(records: &[ActivationRecord]) -> SimilarPrompts {
         .unwrap()
 }
 
-fn exhaustive(sps: &SimilarPrompts) -> SimilarPrompts {
+fn exhaustive_search(sps: &SimilarPrompts) -> SimilarPrompts {
     let (history, alpha) = (sps.history().clone(), sps.alpha());
-    SimilarPrompts::new("bf", support::embedding(), history, Index::Exhaustive, alpha).unwrap()
+    SimilarPrompts::new("bf", support::embedding(), history, PromptIndex::Exhaustive, alpha).unwrap()
 }
 
 fn tree(sps: &SimilarPrompts) -> &Tree {
-    let Index::Tree(tree) = sps.index() else { panic!("no tree") };
+    let PromptIndex::Tree(tree) = sps.index() else { panic!("no tree") };
     tree
 }
 
@@ -84,7 +84,7 @@ fn grown(options: TreeOptions) -> SimilarPrompts {
 
 /// Share of what brute force finds that a search finds.
 fn recall(sps: &SimilarPrompts) -> f64 {
-    let all = exhaustive(sps);
+    let all = exhaustive_search(sps);
     let (mut found, mut wanted) = (0, 0);
     for record in support::records(100, 2) {
         let truth = all.neighbours(&record.prompt).unwrap();
@@ -101,8 +101,8 @@ fn recall(sps: &SimilarPrompts) -> f64 {
 fn brute_force_is_exact() {
     let records = support::records(60, 3);
     let embedding = support::embedding();
-    let all =
-        SimilarPrompts::new("bf", embedding.clone(), history(&records), Index::Exhaustive, ALPHA).unwrap();
+    let all = SimilarPrompts::new("bf", embedding.clone(), history(&records), PromptIndex::Exhaustive, ALPHA)
+        .unwrap();
     let query = embedding.prompt_vector(&[4, 8, 15]).unwrap();
     let mut expected: Vec<(f32, u32)> = (0..60)
         .map(|slot| {
@@ -160,7 +160,7 @@ proptest! {
             }
         }
         let model = support::header().model;
-        if let Ok(loaded) = Trained::from_bytes(&Bytes::from(bytes), &model, &support::embedding()) {
+        if let Ok(loaded) = TrainedPredictor::from_bytes(&Bytes::from(bytes), &model, &support::embedding()) {
             for method in Method::ALL {
                 for phase in Phase::ALL {
                     loaded.method(method).predict(&[1, 2, 3], phase).map(drop).unwrap_or_default();
@@ -189,7 +189,7 @@ fn growing_one_by_one_gives_a_tree_as_good_as_one_build() {
     records[20..].iter().for_each(|record| grown.learn(record, 1000, 0.5).unwrap());
     assert_sound(&grown);
     assert_eq!(grown.history().len(), 400);
-    let (built, all) = (sps(&records), exhaustive(&grown));
+    let (built, all) = (sps(&records), exhaustive_search(&grown));
     let recall = |sps: &SimilarPrompts| {
         let queries = support::records(80, 10);
         let hits = queries.iter().map(|record| {
@@ -241,9 +241,9 @@ fn learning_does_not_change_who_shares_the_history() {
     assert_eq!((shared.len(), sps.history().len()), (30, 31));
 }
 
-fn trained(records: &[ActivationRecord]) -> Trained {
+fn trained(records: &[ActivationRecord]) -> TrainedPredictor {
     let options = TrainingOptions { alpha: ALPHA, tree: TREE };
-    Trained::fit(support::header(), records, &support::embedding(), options).unwrap()
+    TrainedPredictor::fit(support::header(), records, &support::embedding(), options).unwrap()
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn what_is_saved_comes_back() {
     let mut unaligned = vec![0];
     unaligned.extend_from_slice(&bytes);
     for bytes in [Bytes::from(bytes), Bytes::from(unaligned).slice(1..)] {
-        let mut after = Trained::from_bytes(&bytes, &model, &embedding).unwrap();
+        let mut after = TrainedPredictor::from_bytes(&bytes, &model, &embedding).unwrap();
         assert_eq!(after.header(), before.header());
         for phase in Phase::ALL {
             assert_eq!(after.tuning(phase), before.tuning(phase));
@@ -284,14 +284,14 @@ fn what_is_saved_comes_back() {
 #[test]
 fn saved_predictors_of_other_models_and_other_files_are_refused() {
     let bytes = Bytes::from(trained(&support::records(20, 1)).to_bytes().unwrap());
-    let error = Trained::from_bytes(&bytes, "cdef", &support::embedding()).unwrap_err().to_string();
+    let error = TrainedPredictor::from_bytes(&bytes, "cdef", &support::embedding()).unwrap_err().to_string();
     assert!(error.contains("abab") && error.contains("expected cdef"), "{error}");
     for bytes in [Bytes::new(), Bytes::from_static(b"other"), bytes.slice(..bytes.len() - 1)] {
-        let refused = Trained::from_bytes(&bytes, &support::header().model, &support::embedding());
+        let refused = TrainedPredictor::from_bytes(&bytes, &support::header().model, &support::embedding());
         assert!(matches!(refused, Err(PredictError::Saved(_))));
     }
     let other = safetensors::serialize([] as [(&str, safetensors::tensor::TensorView<'_>); 0], None).unwrap();
-    let error = Trained::from_bytes(&other.into(), "ab", &support::embedding()).unwrap_err();
+    let error = TrainedPredictor::from_bytes(&other.into(), "ab", &support::embedding()).unwrap_err();
     assert!(error.to_string().contains("predictor build"), "{error}");
 }
 
@@ -311,7 +311,7 @@ fn versions_and_temperatures_that_cannot_be_are_refused() {
         (r#"\"seed\":"#, r#"\"sead\":"#, "missing field"),
     ] {
         let (model, embedding) = (support::header().model, support::embedding());
-        let error = Trained::from_bytes(&altered(&bytes, from, to), &model, &embedding).unwrap_err();
+        let error = TrainedPredictor::from_bytes(&altered(&bytes, from, to), &model, &embedding).unwrap_err();
         assert!(error.to_string().contains(message), "{error}");
     }
 }

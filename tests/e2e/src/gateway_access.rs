@@ -20,7 +20,7 @@ pub async fn as_gateway(cluster: &Cluster, main: Identity) -> Trust {
     let data = secret.expect("gateways have a certificate").data.unwrap_or_default();
     let file = |name: &str| data.get(name).map_or(&[][..], |ByteString(bytes)| bytes);
     let credentials = Credentials::from_pem(file(CERTIFICATE), file(KEY), file(CERTIFICATES_OF_AUTHORITIES));
-    let keyring = Keyring::holding(credentials.expect("the certificate of gateways can be used"));
+    let keyring = Keyring::with_credentials(credentials.expect("the certificate of gateways can be used"));
     Trust { keyring, peer: Counterpart::Named(main) }
 }
 

@@ -16,7 +16,7 @@ use remoe_hardware::Origin;
 use remoe_hub::ModelLocation;
 use remoe_local::{CostRecorder, FunctionPrices, Measured, PlacementBasis};
 use remoe_planner::{MainSize, PlanningResult, Pricing, Problem, preallocate};
-use remoe_predictor::Shares;
+use remoe_predictor::UsageShares;
 use remoe_process::Role;
 use remoe_rollout::decide::Desired;
 use remoe_rollout::{Status, Supervisor};
@@ -118,7 +118,7 @@ pub(super) async fn start(
     args: &UpArgs,
     asked: ModelSettings,
     (costs, pricing): (&CostRecorder, &Pricing),
-    remembered: Option<&Shares>,
+    remembered: Option<&UsageShares>,
     as_json: bool,
     progress: &Arc<Progress>,
 ) -> Result<Started, CliError> {
@@ -213,7 +213,7 @@ impl StatedProblem {
         args: &UpArgs,
         deployment: &DeploymentArgs,
         wanted: &DesiredDeployment,
-        remembered: Option<&Shares>,
+        remembered: Option<&UsageShares>,
         progress: &Arc<Progress>,
     ) -> Result<Self, CliError> {
         let unmeasured = if args.profile_first { Unmeasured::Measure } else { Unmeasured::Assume };

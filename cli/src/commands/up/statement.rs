@@ -8,7 +8,7 @@ use crate::planning::{PlanningArgs, ProblemInputs};
 use crate::profiling::{BelowOne, OnDevice, ProfileRequest};
 use remoe_hardware::Profile;
 use remoe_planner::{Problem, Slo};
-use remoe_predictor::Shares;
+use remoe_predictor::UsageShares;
 use std::time::Duration;
 
 /// Flags and past requests that state a problem.
@@ -20,7 +20,7 @@ pub(crate) struct ProblemStatement {
     pub(crate) idle: Option<Duration>,
     pub(crate) remote_idle: Option<Duration>,
     /// Expert usage of requests to this service, where it remembers any.
-    pub(crate) remembered: Option<Shares>,
+    pub(crate) remembered: Option<UsageShares>,
 }
 
 impl ProblemStatement {

@@ -8,7 +8,7 @@ use remoe_gateway_core::{Backend, GatewayOptions, RunningFunctions};
 use remoe_http::{ConnectionLimits, ConnectionMetrics};
 use remoe_proto::TlsHandshake;
 use remoe_proto::identity::Identity;
-use remoe_test_support::realm::{Realm, gateway, main_of};
+use remoe_test_support::realm::{TestAuthority, gateway, main_of};
 use serde_json::json;
 use stage::Stage;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 /// A main function of `deployment` that answers gateways alone, where it is.
-async fn main_function(realm: &Realm, deployment: &str) -> SocketAddr {
+async fn main_function(realm: &TestAuthority, deployment: &str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let handshake = TlsHandshake::new(realm.trust(&main_of(deployment), &gateway()), |_| {});
@@ -31,7 +31,7 @@ async fn main_function(realm: &Realm, deployment: &str) -> SocketAddr {
 /// anybody.
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_reach_the_function_that_is_meant_and_no_other() {
-    let realm = Realm::default();
+    let realm = TestAuthority::default();
     let keyring = realm.trust(&gateway(), &main_of("one")).keyring;
     let options = GatewayOptions { keyring: Some(keyring), ..GatewayOptions::default() };
     let mut stage = Stage::new(options, |_| {}, 8, None).await;

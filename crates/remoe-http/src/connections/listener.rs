@@ -114,7 +114,7 @@ impl ConnectionStream {
     fn new(stream: TcpStream, handshake: Option<TlsHandshake>) -> Self {
         match handshake {
             None => Self::Open(identity::MaybeTlsStream::Plain(stream)),
-            Some(handshake) => Self::Entering(Box::pin(handshake.enter(Protocol::Http, stream))),
+            Some(handshake) => Self::Entering(Box::pin(handshake.accept(Protocol::Http, stream))),
         }
     }
 

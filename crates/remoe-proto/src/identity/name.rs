@@ -1,39 +1,39 @@
-//! Names of processes.
+//! Identities of processes as names in certificates.
 
 use super::IdentityError;
 use std::fmt;
 use std::str::FromStr;
 
-/// Prefix of every name.
+/// Prefix of every identity.
 const PREFIX: &str = "spiffe://remoe/";
-/// Longest part of a name in bytes: namespaces and identities of objects are shorter.
+/// Largest part of a name, in bytes: namespaces and uids are shorter.
 const PART_BYTES: usize = 128;
 
-/// Identity of a process: the one URI of this form among the names of its certificate.
+/// Identity of a process: the only URI of this form among the names of its certificate.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Identity {
     /// The operator of a release: `spiffe://remoe/NAMESPACE/operator`.
     Operator {
-        /// The namespace of the release.
+        /// Namespace of the release.
         namespace: String,
     },
     /// The gateways of a release: `spiffe://remoe/NAMESPACE/gateway`.
     Gateway {
-        /// The namespace of the release.
+        /// Namespace of the release.
         namespace: String,
     },
     /// A main function: `spiffe://remoe/NAMESPACE/DEPLOYMENT/main`.
     Main {
-        /// The namespace of the deployment.
+        /// Namespace of the deployment.
         namespace: String,
-        /// Uid of the deployment, which tells it apart.
+        /// Uid of the deployment.
         deployment: String,
     },
     /// A remote-expert function: `spiffe://remoe/NAMESPACE/DEPLOYMENT/remote`.
     Remote {
-        /// The namespace of the deployment.
+        /// Namespace of the deployment.
         namespace: String,
-        /// Uid of the deployment, which tells it apart.
+        /// Uid of the deployment.
         deployment: String,
     },
 }
@@ -79,15 +79,15 @@ impl FromStr for Identity {
     type Err = IdentityError;
 
     fn from_str(uri: &str) -> Result<Self, IdentityError> {
-        let wrong = || IdentityError::Name { found: uri.chars().take(2 * PART_BYTES).collect() };
-        let path = uri.strip_prefix(PREFIX).ok_or_else(wrong)?;
+        let invalid = || IdentityError::Name { found: uri.chars().take(2 * PART_BYTES).collect() };
+        let path = uri.strip_prefix(PREFIX).ok_or_else(invalid)?;
         let is_part = |part: &str| {
             let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
             (1..=PART_BYTES).contains(&part.len()) && part.bytes().all(allowed)
         };
         let parts: Vec<&str> = path.splitn(4, '/').collect();
         if !parts.iter().all(|part| is_part(part)) {
-            return Err(wrong());
+            return Err(invalid());
         }
         match *parts {
             [namespace, "operator"] => Ok(Self::Operator { namespace: namespace.to_owned() }),
@@ -98,7 +98,7 @@ impl FromStr for Identity {
             [namespace, deployment, "remote"] => {
                 Ok(Self::Remote { namespace: namespace.to_owned(), deployment: deployment.to_owned() })
             }
-            _ => Err(wrong()),
+            _ => Err(invalid()),
         }
     }
 }

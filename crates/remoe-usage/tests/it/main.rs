@@ -2,10 +2,10 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
 mod bounded;
-mod exchange;
+mod history_store;
 mod model;
 mod model_summary;
+mod peer_history;
 mod prediction_service;
-mod prior;
-mod store;
+mod shared_prior;
 mod usage_predictor;

@@ -3,12 +3,12 @@
 use remoe_model::Checkpoint;
 use remoe_predictor::record::{ActivationRecord, RecordHeader};
 use remoe_predictor::{
-    Activations, Embedding, EmbeddingType, PORTABLE_FILE, PREDICTOR_FILE, Phase, Portable, Trained,
-    TrainingOptions, TunedPredictor,
+    Activations, Embedding, EmbeddingType, PORTABLE_FILE, PREDICTOR_FILE, Phase, PortablePredictor,
+    TrainedPredictor, TrainingOptions, TunedPredictor,
 };
 use remoe_usage::{
-    Arrival, ModelSummary, ModelSummaryError, PredictorOptions, Prompts, Retention, Tenant, UsagePredictor,
-    write_model_summary,
+    ModelSummary, ModelSummaryError, PredictorOptions, PromptReader, RequestArrival, Retention, Tenant,
+    UsagePredictor, write_model_summary,
 };
 use std::path::{Path, PathBuf};
 
@@ -52,7 +52,10 @@ fn embedding(checkpoint: &Checkpoint) -> Embedding {
 }
 
 /// The predictors of a history in which tokens of either half of the vocabulary have experts of their own.
-fn predictors(header: &RecordHeader, embedding: &Embedding) -> (Embedding, Trained, Portable) {
+fn predictors(
+    header: &RecordHeader,
+    embedding: &Embedding,
+) -> (Embedding, TrainedPredictor, PortablePredictor) {
     let half = embedding.vocabulary() as u32 / 2;
     let (layers, experts) = (header.layers.len(), header.experts as usize);
     let record = |number: u32| {
@@ -68,8 +71,13 @@ fn predictors(header: &RecordHeader, embedding: &Embedding) -> (Embedding, Train
     let records: Vec<ActivationRecord> = (0..150).map(record).collect();
     let sketch = embedding.sketched(16).unwrap();
     let options = TrainingOptions::default();
-    let fitted =
-        Trained::fit_with_portable(header.clone(), &records, (embedding, &sketch), options, &mut |_| ());
+    let fitted = TrainedPredictor::fit_with_portable(
+        header.clone(),
+        &records,
+        (embedding, &sketch),
+        options,
+        &mut |_| (),
+    );
     let (trained, portable) = fitted.unwrap();
     (sketch, trained, portable)
 }
@@ -97,9 +105,14 @@ fn first_requests(mut predictor: UsagePredictor) -> Vec<Vec<f32>> {
     ];
     let expected = bodies.iter().map(|body| {
         let (tenant, body) = (Tenant::named("new"), body.to_string());
-        predictor.came(Arrival { id: 1, tenant, keeps: Retention::Records, body: body.as_bytes() });
-        let mix = predictor.mix().unwrap().unwrap();
-        predictor.left(1);
+        predictor.begin_request(RequestArrival {
+            id: 1,
+            tenant,
+            retention: Retention::Records,
+            body: body.as_bytes(),
+        });
+        let mix = predictor.predict_joint_usage().unwrap().unwrap();
+        predictor.end_request(1);
         mix.shares.values().to_vec()
     });
     expected.collect()
@@ -108,7 +121,7 @@ fn first_requests(mut predictor: UsagePredictor) -> Vec<Vec<f32>> {
 /// As a program beside the model predicts with this predictor over this embedding.
 fn beside(model: &Path, embedding: Embedding, predictor: Box<dyn TunedPredictor>) -> UsagePredictor {
     let checkpoint = Checkpoint::open(model).unwrap();
-    let prompts = Prompts::open(&checkpoint).unwrap();
+    let prompts = PromptReader::open(&checkpoint).unwrap();
     let options = PredictorOptions::default();
     UsagePredictor::new(header(&checkpoint), embedding, prompts, Some(predictor), options).unwrap()
 }
@@ -155,10 +168,10 @@ fn expected(mut predictor: UsagePredictor, header: &RecordHeader) -> Vec<f32> {
     let used: Vec<(u32, f32)> = (0..header.top_k).map(|expert| (expert, 1.0)).collect();
     let body = |text: &str| serde_json::json!({"messages": [{"role": "user", "content": text}]}).to_string();
     let come = |predictor: &mut UsagePredictor, id, text: &str| {
-        predictor.came(Arrival {
+        predictor.begin_request(RequestArrival {
             id,
             tenant: Tenant::named("a"),
-            keeps: Retention::Records,
+            retention: Retention::Records,
             body: body(text).as_bytes(),
         });
     };
@@ -166,10 +179,10 @@ fn expected(mut predictor: UsagePredictor, header: &RecordHeader) -> Vec<f32> {
     for _ in 0..2048 {
         activations.count(Phase::Prefill, header.layers.iter().map(|_| used.as_slice()));
     }
-    predictor.told(1, &activations.to_text().unwrap()).unwrap();
-    assert_eq!(predictor.remembered().0, 1, "the chat template and the tokenizer made tokens of it");
+    predictor.record_usage(1, &activations.to_text().unwrap()).unwrap();
+    assert_eq!(predictor.history_size().requests, 1, "the chat template and the tokenizer made tokens of it");
     come(&mut predictor, 2, "And Moses spake unto the LORD");
-    predictor.mix().unwrap().unwrap().shares.values().to_vec()
+    predictor.predict_joint_usage().unwrap().unwrap().shares.values().to_vec()
 }
 
 #[test]
@@ -180,7 +193,7 @@ fn predictions_are_those_of_one_who_has_the_model() {
     let far = summary.open(PredictorOptions::default()).unwrap();
     let checkpoint = Checkpoint::open(demo()).unwrap();
     let embedding = embedding(&checkpoint);
-    let prompts = Prompts::open(&checkpoint).unwrap();
+    let prompts = PromptReader::open(&checkpoint).unwrap();
     let near =
         UsagePredictor::new(header.clone(), embedding, prompts, None, PredictorOptions::default()).unwrap();
     assert_eq!(expected(far, &header), expected(near, &header));

@@ -107,7 +107,7 @@ impl HostileFixture {
 
     /// Has the model `bad` answer case `number`, or show what its function says.
     pub(super) async fn attack(&self, cases: Cases, number: usize) {
-        let mut dice = cases.dice(number);
+        let mut dice = cases.choices(number);
         let path = *dice.one_of(&["/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"]);
         let stream = dice.once_in(2);
         let body = format!(r#"{{"model":"bad","stream":{stream},"max_tokens":7,"include_figures":true}}"#);
@@ -219,7 +219,7 @@ async fn series_of_created_and_deleted_models_are_removed() {
     let gateway = Gateway::new(options, Vec::new(), metrics.clone());
     let before = resident();
     for number in 0..cases.count() {
-        let mut dice = cases.dice(number);
+        let mut dice = cases.choices(number);
         // Some come back under the name of one before.
         let name = format!("tenant/{}", dice.below(cases.count()));
         let model = model(&name, SocketAddr::from(([127, 0, 0, 1], 1)), &metrics);

@@ -1,69 +1,71 @@
-//! Shares of experts as a short text: what gateways say of requests, and operators plan by.
+//! Text form of shares, in which gateways report usage to the operator.
 //!
-//! A share is kept as the octaves that it is away from an equal one, in steps of an eighth; where the text would be too
-//! long, of a quarter, a half or a whole octave. The levels are a byte each before they are packed.
+//! Each share is quantised as its distance from an equal share in octaves (factors of two), in steps of an eighth. If
+//! the text is too long, the steps are a quarter, a half or a whole octave. The levels are one byte each before
+//! packing.
 
 use crate::error::PredictError;
-use crate::packed::{pack, unpack};
-use crate::shares::Shares;
+use crate::packed_text::{pack, unpack};
+use crate::shares::UsageShares;
 
-/// Version of the form.
+/// Format version.
 const VERSION: u8 = 1;
-/// Steps in an octave, the finest first.
+/// Steps per octave, the finest first.
 const STEPS: [u8; 4] = [8, 4, 2, 1];
-/// Octaves below an equal share beyond which all that is known of a share is that it is small.
-const BELOW: f32 = 8.0;
-/// Octaves above one: as many as there are experts in a layer of any model.
-const ABOVE: f32 = 16.0;
+/// Range below an equal share, in octaves. Smaller shares share one level.
+const OCTAVES_BELOW: f32 = 8.0;
+/// Range above an equal share, in octaves: enough for the experts of any model.
+const OCTAVES_ABOVE: f32 = 16.0;
 
-impl Shares {
-    /// These shares, as exact as at most `most` characters can say; `None` where not even whole octaves fit.
+impl UsageShares {
+    /// Encodes the shares as exactly as `max_bytes` allow. Returns `None` if not even whole octaves fit.
     #[must_use]
-    pub fn to_text(&self, most: usize) -> Option<String> {
+    pub fn to_text(&self, max_bytes: usize) -> Option<String> {
         let equal = 1.0 / self.experts() as f32;
         STEPS.into_iter().find_map(|steps| {
             let level = |share: &f32| level(share / equal, steps);
             let plain: Vec<u8> =
                 [VERSION, steps].into_iter().chain(self.values().iter().map(level)).collect();
             let text = pack(&plain);
-            (text.len() <= most).then_some(text)
+            (text.len() <= max_bytes).then_some(text)
         })
     }
 
-    /// Reads what [`Self::to_text`] wrote about a model with so many layers with experts, and experts in each.
+    /// Parses a text from [`Self::to_text`] for a model with `layers` layers of `experts` experts.
     ///
     /// # Errors
-    /// [`PredictError::Text`]: it is something else, or about a model of another form.
+    /// [`PredictError::Text`]: the text is invalid, or of a model with another shape.
     pub fn from_text(text: &str, layers: usize, experts: usize) -> Result<Self, PredictError> {
-        let wrong = |message: &str| PredictError::Text(message.to_owned());
+        let invalid = |message: &str| PredictError::Text(message.to_owned());
         let expected = layers.saturating_mul(experts).saturating_add(2);
-        let plain = unpack(text, expected).ok_or_else(|| wrong("invalid encoding, or of a larger model"))?;
+        let plain =
+            unpack(text, expected).ok_or_else(|| invalid("invalid encoding, or of a larger model"))?;
         let [VERSION, steps, levels @ ..] = plain.as_slice() else {
-            return Err(wrong("version mismatch; update the writer or this program"));
+            return Err(invalid("version mismatch; update the writer or this program"));
         };
         if !STEPS.contains(steps) {
-            return Err(wrong("unknown step size"));
+            return Err(invalid("unknown step size"));
         }
         if plain.len() != expected {
-            return Err(wrong("of a model with other layers or experts"));
+            return Err(invalid("of a model with other layers or experts"));
         }
         let weight = |level: &u8| match level {
-            0 => (-BELOW - 1.0).exp2(),
-            // Not beyond what can be said: a single byte must not make a layer's sum infinite.
-            level => (f32::from(level - 1) / f32::from(*steps) - BELOW).min(ABOVE).exp2(),
+            0 => (-OCTAVES_BELOW - 1.0).exp2(),
+            // Limits the value: a single byte must not make a layer's sum infinite.
+            level => (f32::from(level - 1) / f32::from(*steps) - OCTAVES_BELOW).min(OCTAVES_ABOVE).exp2(),
         };
         Self::from_weights(experts, levels.iter().map(weight).collect())
     }
 }
 
-/// The level of a share that is `times` an equal one.
-fn level(times: f32, steps: u8) -> u8 {
-    let octaves = times.log2();
-    if octaves.is_nan() || octaves < -BELOW {
+/// Quantises a share of `ratio` times an equal one.
+fn level(ratio: f32, steps: u8) -> u8 {
+    let octaves = ratio.log2();
+    if octaves.is_nan() || octaves < -OCTAVES_BELOW {
         return 0;
     }
-    // Up to 24 octaves in eighths: below 256.
-    1 + ((octaves.min(ABOVE) + BELOW) * f32::from(steps)).round() as u8
+    // At most 24 octaves in eighths, which is below 256.
+    1 + ((octaves.min(OCTAVES_ABOVE) + OCTAVES_BELOW) * f32::from(steps)).round() as u8
 }
 
 #[cfg(test)]
@@ -78,10 +80,10 @@ mod tests {
         let drawn = |number: &u64| Some(number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
         let numbers = std::iter::successors(Some(7_u64), drawn).take(58 * 256);
         let weights = numbers.map(|number| (4.0 * (number >> 40) as f32 / (1 << 24) as f32).exp()).collect();
-        let shares = Shares::from_weights(256, weights).unwrap();
+        let shares = UsageShares::from_weights(256, weights).unwrap();
         let lengths = [1 << 20, 12 << 10, 8 << 10].map(|most| {
             let text = shares.to_text(most).unwrap();
-            let read = Shares::from_text(&text, 58, 256).unwrap();
+            let read = UsageShares::from_text(&text, 58, 256).unwrap();
             assert!(divergence::mean(&read, &shares) < 0.01, "{most}");
             text.len()
         });
@@ -91,12 +93,15 @@ mod tests {
 
     #[test]
     fn what_is_something_else_is_refused() {
-        let text = Shares::uniform(2, 3).to_text(100).unwrap();
-        assert!(Shares::from_text(&text, 2, 3).is_ok());
+        let text = UsageShares::uniform(2, 3).to_text(100).unwrap();
+        assert!(UsageShares::from_text(&text, 2, 3).is_ok());
         for (text, layers, experts) in
             [(text.as_str(), 2, 4), (&text, 3, 3), ("~", 2, 3), ("", 2, 3), ("AAAA", 2, 3)]
         {
-            assert!(matches!(Shares::from_text(text, layers, experts), Err(PredictError::Text(_))), "{text}");
+            assert!(
+                matches!(UsageShares::from_text(text, layers, experts), Err(PredictError::Text(_))),
+                "{text}"
+            );
         }
     }
 
@@ -104,14 +109,14 @@ mod tests {
         /// Shares that are read are within half a step of those written, and a second round trip does not change them.
         #[test]
         fn shares_come_back(weights in proptest::collection::vec(0.0_f32..1.0, 4 * 8)) {
-            let shares = Shares::from_weights(8, weights).unwrap();
-            let read = Shares::from_text(&shares.to_text(1000).unwrap(), 4, 8).unwrap();
+            let shares = UsageShares::from_weights(8, weights).unwrap();
+            let read = UsageShares::from_text(&shares.to_text(1000).unwrap(), 4, 8).unwrap();
             for (row, read) in shares.rows().zip(read.rows()) {
                 for (share, read) in row.iter().zip(read) {
                     prop_assert!((share - read).abs() <= 0.1 * share + 0.002, "{} {}", share, read);
                 }
             }
-            let again = Shares::from_text(&read.to_text(1000).unwrap(), 4, 8).unwrap();
+            let again = UsageShares::from_text(&read.to_text(1000).unwrap(), 4, 8).unwrap();
             prop_assert!(divergence::mean(&read, &again) < 1e-3);
         }
 
@@ -120,7 +125,7 @@ mod tests {
         fn any_text_is_read(text in "[A-Za-z0-9+/]{0,60}", levels in proptest::collection::vec(any::<u8>(), 6)) {
             let plain: Vec<u8> = [1, 8].into_iter().chain(levels).collect();
             for text in [text, pack(&plain)] {
-                if let Ok(read) = Shares::from_text(&text, 2, 3) {
+                if let Ok(read) = UsageShares::from_text(&text, 2, 3) {
                     for row in read.rows() {
                         prop_assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-4);
                     }

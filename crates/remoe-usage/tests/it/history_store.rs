@@ -3,8 +3,8 @@
 use crate::model;
 
 use remoe_predictor::record::RecordHeader;
-use remoe_predictor::{Experience, Shares};
-use remoe_usage::{Store, StoreError, StoredRequest, Tenant};
+use remoe_predictor::{UsageSample, UsageShares};
+use remoe_usage::{HistoryStore, HistoryStoreError, StoredRequest, Tenant};
 use std::collections::HashSet;
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader};
@@ -22,20 +22,20 @@ fn header() -> RecordHeader {
 fn stored(number: u64) -> StoredRequest {
     let shares = |shift: u64| {
         let weights = (0..8).map(|cell| ((cell * 3 + number + shift) % 7) as f32).collect();
-        Shares::from_weights(4, weights).unwrap()
+        UsageShares::from_weights(4, weights).unwrap()
     };
     let vector = (0..HIDDEN as u64).map(|at| ((at + number) % 5) as f32 / 4.0).collect();
     let decode = (!number.is_multiple_of(3)).then(|| shares(1));
     StoredRequest {
         number,
         tenant: Tenant::named("a"),
-        experience: Experience { vector, prefill: shares(0), decode },
+        experience: UsageSample { vector, prefill: shares(0), decode },
     }
 }
 
-fn open(folder: &Path, limit: u64) -> Result<(Store, Vec<StoredRequest>), StoreError> {
+fn open(folder: &Path, limit: u64) -> Result<(HistoryStore, Vec<StoredRequest>), HistoryStoreError> {
     let mut read = Vec::new();
-    let store = Store::open(folder, &header(), HIDDEN, limit, |one| read.push(one))?;
+    let store = HistoryStore::open(folder, &header(), HIDDEN, limit, |one| read.push(one))?;
     Ok((store, read))
 }
 
@@ -231,13 +231,13 @@ fn the_file_never_passes_its_limit_and_keeps_what_is_wanted() {
 fn two_programs_and_two_models_do_not_share_a_file() {
     let folder = tempfile::tempdir().unwrap();
     let (store, _) = open(folder.path(), LIMIT).unwrap();
-    assert!(matches!(open(folder.path(), LIMIT), Err(StoreError::Taken { .. })));
+    assert!(matches!(open(folder.path(), LIMIT), Err(HistoryStoreError::Taken { .. })));
     drop(store);
     let other = RecordHeader { model: "cd".repeat(32), ..header() };
-    let refused = Store::open(folder.path(), &other, HIDDEN, LIMIT, |_| ());
-    assert!(matches!(refused, Err(StoreError::Other { .. })), "{refused:?}");
+    let refused = HistoryStore::open(folder.path(), &other, HIDDEN, LIMIT, |_| ());
+    assert!(matches!(refused, Err(HistoryStoreError::Other { .. })), "{refused:?}");
     std::fs::write(folder.path().join("experience"), "a user's notes").unwrap();
-    assert!(matches!(open(folder.path(), LIMIT), Err(StoreError::Other { .. })));
+    assert!(matches!(open(folder.path(), LIMIT), Err(HistoryStoreError::Other { .. })));
     assert_eq!(std::fs::read(folder.path().join("experience")).unwrap(), b"a user's notes");
-    assert!(matches!(open(&folder.path().join("small"), 100), Err(StoreError::TooSmall { .. })));
+    assert!(matches!(open(&folder.path().join("small"), 100), Err(HistoryStoreError::TooSmall { .. })));
 }

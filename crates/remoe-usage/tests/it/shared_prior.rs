@@ -4,9 +4,12 @@ use crate::model;
 
 use remoe_predictor::record::ActivationRecord;
 use remoe_predictor::{
-    Activations, Embedding, Experience, Phase, Shares, Trained, TrainingOptions, TunedPredictor,
+    Activations, Embedding, Phase, TrainedPredictor, TrainingOptions, TunedPredictor, UsageSample,
+    UsageShares,
 };
-use remoe_usage::{Arrival, PredictorOptions, Prompts, Retention, StoredRequest, Tenant, UsagePredictor};
+use remoe_usage::{
+    PredictorOptions, PromptReader, RequestArrival, Retention, StoredRequest, Tenant, UsagePredictor,
+};
 
 const LAYERS: usize = 2;
 const EXPERTS: usize = 4;
@@ -36,25 +39,30 @@ fn trained() -> Box<dyn TunedPredictor> {
     };
     let records: Vec<ActivationRecord> = (0..20).map(record).collect();
     let header = model::header(LAYERS, EXPERTS);
-    Box::new(Trained::fit(header, &records, &embedding(), TrainingOptions::default()).unwrap())
+    Box::new(TrainedPredictor::fit(header, &records, &embedding(), TrainingOptions::default()).unwrap())
 }
 
 fn predictor(trained: Option<Box<dyn TunedPredictor>>) -> UsagePredictor {
     let options = PredictorOptions { output_tokens: 4.0, ..PredictorOptions::default() };
-    let prompts = Prompts::of_ids(VOCABULARY as usize);
+    let prompts = PromptReader::for_ids(VOCABULARY as usize);
     UsagePredictor::new(model::header(LAYERS, EXPERTS), embedding(), prompts, trained, options).unwrap()
 }
 
-fn come(predictor: &mut UsagePredictor, id: u64, tenant: &str, keeps: Retention, prompt: &[u32]) {
+fn come(predictor: &mut UsagePredictor, id: u64, tenant: &str, retention: Retention, prompt: &[u32]) {
     let body = serde_json::json!({"prompt": prompt, "max_tokens": 5}).to_string();
-    predictor.came(Arrival { id, tenant: Tenant::named(tenant), keeps, body: body.as_bytes() });
+    predictor.begin_request(RequestArrival {
+        id,
+        tenant: Tenant::named(tenant),
+        retention,
+        body: body.as_bytes(),
+    });
 }
 
 /// A request of `tenant` about `topic` that used `expert` alone.
 fn serve(
     predictor: &mut UsagePredictor,
     tenant: &str,
-    keeps: Retention,
+    retention: Retention,
     (topic, number): (u32, u32),
     expert: u32,
 ) {
@@ -63,15 +71,15 @@ fn serve(
     let mut activations = Activations::new(LAYERS, EXPERTS);
     (0..8).for_each(|_| activations.count(Phase::Prefill, [&used[..]; LAYERS].into_iter()));
     (0..4).for_each(|_| activations.count(Phase::Decode, [&used[..]; LAYERS].into_iter()));
-    come(predictor, 1, tenant, keeps, &prompt);
-    predictor.told(1, &activations.to_text().unwrap()).unwrap();
-    predictor.left(1);
+    come(predictor, 1, tenant, retention, &prompt);
+    predictor.record_usage(1, &activations.to_text().unwrap()).unwrap();
+    predictor.end_request(1);
 }
 
-fn expected(predictor: &mut UsagePredictor, tenant: &str, topic: u32) -> Option<Shares> {
+fn expected(predictor: &mut UsagePredictor, tenant: &str, topic: u32) -> Option<UsageShares> {
     come(predictor, u64::MAX, tenant, Retention::Records, &prompt(topic, 77));
-    let mix = predictor.mix().unwrap();
-    predictor.left(u64::MAX);
+    let mix = predictor.predict_joint_usage().unwrap();
+    predictor.end_request(u64::MAX);
     mix.map(|mix| mix.shares)
 }
 
@@ -94,16 +102,16 @@ fn predictions_depend_on_no_tenant_that_does_not_share() {
             // Each of the others changes its mind from request to request; `x` shares from some request on.
             for number in 0..40 {
                 let of_others = ["b", "c", "d"][stream.below(3) as usize];
-                let keeps =
+                let retention =
                     [Retention::Records, Retention::Counts, Retention::Nothing][stream.below(3) as usize];
                 let about = (stream.below(2) as u32, number);
                 let expert = stream.below(4) as u32;
-                serve(&mut with, of_others, keeps, about, expert);
+                serve(&mut with, of_others, retention, about, expert);
                 let own = (stream.below(2) as u32, number);
-                let keeps = if number > 20 { Retention::Shared } else { Retention::Records };
+                let retention = if number > 20 { Retention::Shared } else { Retention::Records };
                 for predictor in [&mut with, &mut without] {
                     serve(predictor, "a", Retention::Records, own, 0);
-                    serve(predictor, "x", keeps, own, 1);
+                    serve(predictor, "x", retention, own, 1);
                 }
             }
             // A tenant with records of its own, one that is new, and the one that has shared its records until here.
@@ -127,7 +135,7 @@ fn new_tenant_without_sharing_tenants_is_unpredicted() {
 fn new_tenant_is_predicted_by_what_others_share() {
     let mut predictor = predictor(None);
     (0..20).for_each(|number| serve(&mut predictor, "a", Retention::Shared, (0, number), 0));
-    let work = |shares: &Shares| shares.rows().map(|row| row[0] + row[1]).sum::<f32>() / LAYERS as f32;
+    let work = |shares: &UsageShares| shares.rows().map(|row| row[0] + row[1]).sum::<f32>() / LAYERS as f32;
     // Half of the way from shares that are alike, as the prior's error is not known.
     let first = expected(&mut predictor, "new", 0).unwrap();
     assert!((work(&first) - 0.75).abs() < 0.01, "{first:?}");
@@ -140,59 +148,60 @@ fn new_tenant_is_predicted_by_what_others_share() {
 
 #[test]
 fn tenant_that_shares_no_more_leaves_no_prior() {
-    for keeps in [Retention::Records, Retention::Counts, Retention::Nothing] {
+    for retention in [Retention::Records, Retention::Counts, Retention::Nothing] {
         let mut predictor = predictor(None);
         (0..20).for_each(|number| serve(&mut predictor, "a", Retention::Shared, (0, number), 0));
         assert!(expected(&mut predictor, "new", 0).is_some());
         // A request that still runs contributes nothing either.
         come(&mut predictor, 500, "a", Retention::Shared, &prompt(0, 5));
-        come(&mut predictor, 501, "a", keeps, &prompt(0, 5));
-        predictor.left(501);
+        come(&mut predictor, 501, "a", retention, &prompt(0, 5));
+        predictor.end_request(501);
         let is_predicted = |predictor: &mut UsagePredictor| {
-            let requests =
-                |predictor: &UsagePredictor| predictor.mix().unwrap().map_or(0.0, |mix| mix.requests);
+            let requests = |predictor: &UsagePredictor| {
+                predictor.predict_joint_usage().unwrap().map_or(0.0, |mix| mix.requests)
+            };
             let before = requests(predictor);
             come(predictor, 502, "new", Retention::Records, &prompt(0, 77));
             let after = requests(predictor);
-            predictor.left(502);
+            predictor.end_request(502);
             after > before
         };
-        assert!(!is_predicted(&mut predictor), "{keeps:?}");
+        assert!(!is_predicted(&mut predictor), "{retention:?}");
         let mut activations = Activations::new(LAYERS, EXPERTS);
         let used = [(0, 0.5), (1, 0.5)];
         (0..8).for_each(|_| activations.count(Phase::Prefill, [&used[..]; LAYERS].into_iter()));
-        predictor.told(500, &activations.to_text().unwrap()).unwrap();
-        assert!(!is_predicted(&mut predictor), "{keeps:?}");
-        assert_eq!(expected(&mut predictor, "new", 0), None, "{keeps:?}");
+        predictor.record_usage(500, &activations.to_text().unwrap()).unwrap();
+        assert!(!is_predicted(&mut predictor), "{retention:?}");
+        assert_eq!(expected(&mut predictor, "new", 0), None, "{retention:?}");
     }
 }
 
 #[test]
 fn shared_tenant_records_of_other_gateways_join_the_prior() {
     let record = |number: u64| {
-        let prefill = Shares::from_weights(EXPERTS, [1.0, 0.0, 0.0, 0.0].repeat(LAYERS)).unwrap();
-        let experience = Experience { vector: vec![1.0, 0.0, 0.0], prefill, decode: None };
+        let prefill = UsageShares::from_weights(EXPERTS, [1.0, 0.0, 0.0, 0.0].repeat(LAYERS)).unwrap();
+        let experience = UsageSample { vector: vec![1.0, 0.0, 0.0], prefill, decode: None };
         StoredRequest { number, tenant: Tenant::named("a"), experience }
     };
     let told: Vec<StoredRequest> = (1..=8).map(record).collect();
     let mut predictor = predictor(None);
-    assert_eq!(predictor.share(&told), 8);
+    assert_eq!(predictor.learn_shared(&told), 8);
     assert_eq!(expected(&mut predictor, "new", 0), None, "it has not said that it shares");
     // What is known of it by then counts from its first request that is shared.
     come(&mut predictor, 500, "a", Retention::Shared, &prompt(0, 5));
-    predictor.left(500);
+    predictor.end_request(500);
     let before = expected(&mut predictor, "new", 0).unwrap();
-    assert_eq!(predictor.share(&told), 0, "known already");
+    assert_eq!(predictor.learn_shared(&told), 0, "known already");
     assert_eq!(expected(&mut predictor, "new", 0).unwrap(), before);
     let more: Vec<StoredRequest> = (11..=18).map(record).collect();
-    assert_eq!(predictor.share(&more), 8);
+    assert_eq!(predictor.learn_shared(&more), 8);
     assert!(expected(&mut predictor, "new", 0).is_some());
 }
 
 #[test]
 fn shared_usage_outweighs_a_trained_predictor_that_is_wrong() {
     let mut predictor = predictor(Some(trained()));
-    let last = |shares: &Shares| shares.rows().map(|row| row[3]).sum::<f32>() / LAYERS as f32;
+    let last = |shares: &UsageShares| shares.rows().map(|row| row[3]).sum::<f32>() / LAYERS as f32;
     let by_trained = expected(&mut predictor, "new", 0).unwrap();
     assert!(last(&by_trained) > 0.95, "{by_trained:?}");
     // How near a tenant's own requests are to its own mean says nothing of a new one.
