@@ -40,7 +40,7 @@ pub(super) fn measure(context: &BenchContext, share: &TimeShare) -> Result<Bench
         let function = RemoteFunction::start(context, &model, work::LISTING, None)?;
         let announcement = started.elapsed();
         let mut forward_client = function.forward_client()?;
-        let answer = conversation
+        let answer = forward_client
             .forward(work::one_token(1, shape.hidden), PollSettings::ENGINE)
             .doing(|| "asking a remote function")?;
         let first_answer = started.elapsed();
