@@ -1,11 +1,11 @@
-//! How many experts of a later layer are foreseen from those of an earlier one.
+//! Accuracy of predicting a later layer's experts from those of an earlier one.
 //!
 //! ```console
 //! remoe record --model demo/model --prompts train.jsonl --out train.npy --max-tokens 1 --tokens
 //! cargo run --release -p predictor --example layer_affinity -- train.npy test.npy
 //! ```
 //!
-//! Both files hold the experts of every token. Popularity always names the experts that are used most.
+//! Both files have the experts of every token. The popularity baseline always predicts the most used experts.
 
 #![allow(clippy::print_stdout)]
 
@@ -21,7 +21,7 @@ fn read(path: &str) -> Result<(RecordHeader, Vec<ActivationRecord>), Box<dyn Err
     Ok((reader.header().clone(), records))
 }
 
-/// The `count` most popular experts, ascending.
+/// Returns the `count` most popular experts, ascending.
 fn most_popular(popularity: &[f32], count: usize) -> Vec<u16> {
     let mut order: Vec<u16> = (0..).take(popularity.len()).collect();
     order.sort_by(|&a, &b| popularity[usize::from(b)].total_cmp(&popularity[usize::from(a)]));

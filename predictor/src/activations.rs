@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_form_comes_back() {
+    fn activations_text_parses_back() {
         let mut activations = some();
         let text = activations.to_text().unwrap();
         assert_eq!(Activations::from_text(&text, &header()).unwrap(), activations);
@@ -260,8 +260,8 @@ mod tests {
     }
 
     #[test]
-    fn where_counts_are_too_long_for_a_header_shares_are_told() {
-        // As many experts as the largest models have.
+    fn long_counts_are_reported_as_shares() {
+        // The number of experts of the largest models.
         let header = RecordHeader { layers: (0..58).collect(), experts: 256, top_k: 8, ..header() };
         let mut activations = Activations::new(58, 256);
         let (mut selected, mut number) = (vec![[(0, 1.0); 8]; 58], 1_u64);
@@ -269,7 +269,7 @@ mod tests {
             for (layer, selected) in selected.iter_mut().enumerate() {
                 for (rank, place) in selected.iter_mut().enumerate() {
                     number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(layer as u64 + 1);
-                    // Few are used much.
+                    // Few experts are used much.
                     let drawn = (number >> 40) % 1024;
                     place.0 = (drawn * drawn * 32 / (1024 * 1024) + 32 * rank as u64) as u32;
                 }
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_even_so_is_not_told() {
+    fn activations_too_long_for_a_header_are_not_reported() {
         let mut activations = Activations::new(400, 1000);
         let mut number = 1_u64;
         for count in activations.counts.prefill.iter_mut() {
@@ -305,13 +305,13 @@ mod tests {
     }
 
     #[test]
-    fn counts_that_cannot_be_are_refused() {
-        // One position that claims three experts of the first layer.
+    fn impossible_counts_are_refused() {
+        // One position with three experts in the first layer.
         let forged = packed(&[2, 3, 1, 1, 1, 1, 1, 1, 0, 0]);
         assert!(Activations::from_text(&forged, &header()).is_err());
         let other = RecordHeader { experts: 4, ..header() };
         assert!(Activations::from_text(&some().to_text().unwrap(), &other).is_err());
-        // What a version before wrote.
+        // Text of an earlier version.
         assert!(Activations::from_text("AQIDAAA", &header()).is_err());
     }
 
@@ -320,9 +320,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever arrives, reading ends, and what is taken has the form of the model.
+        /// Parsing arbitrary text terminates, and a result has the shape of the model.
         #[test]
-        fn any_bytes_are_read(bytes in proptest::collection::vec(any::<u8>(), 0..40), valid in any::<bool>()) {
+        fn arbitrary_text_is_refused_or_parsed_within_the_model(bytes in proptest::collection::vec(any::<u8>(), 0..40), valid in any::<bool>()) {
             let mut bytes = bytes;
             if valid {
                 bytes.splice(0..0, [2, 3]);

@@ -22,7 +22,7 @@ pub struct ComparedMethod<'a> {
     pub predictor: Box<dyn Predictor + 'a>,
     /// Build time, in seconds.
     pub build_seconds: f64,
-    /// The same predictor, if it searches similar prompts, for access to its neighbours.
+    /// Similar-prompt search of this method, if it has one, for access to its neighbours.
     pub similar: Option<SimilarPrompts>,
 }
 

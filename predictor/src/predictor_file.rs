@@ -101,7 +101,7 @@ impl TrainedPredictor {
     /// Encodes the file.
     ///
     /// # Errors
-    /// None for a fitted or loaded predictor.
+    /// Never fails for a fitted or loaded predictor.
     pub fn to_bytes(&self) -> Result<Vec<u8>, PredictError> {
         let PredictorParts { popularity, sps, tokens } = &self.parts;
         let PromptIndex::Tree(tree) = sps.index() else { return Err(saved("missing search tree")) };

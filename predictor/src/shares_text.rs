@@ -75,8 +75,8 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_text_that_is_too_short_for_all_says_less() {
-        // 58 layers of 256 experts, used as unevenly as by a real router.
+    fn short_text_holds_coarser_shares() {
+        // 58 layers of 256 experts with the uneven usage of a real router.
         let drawn = |number: &u64| Some(number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
         let numbers = std::iter::successors(Some(7_u64), drawn).take(58 * 256);
         let weights = numbers.map(|number| (4.0 * (number >> 40) as f32 / (1 << 24) as f32).exp()).collect();
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_something_else_is_refused() {
+    fn invalid_shares_text_is_refused() {
         let text = UsageShares::uniform(2, 3).to_text(100).unwrap();
         assert!(UsageShares::from_text(&text, 2, 3).is_ok());
         for (text, layers, experts) in
@@ -106,9 +106,9 @@ mod tests {
     }
 
     proptest! {
-        /// Shares that are read are within half a step of those written, and a second round trip does not change them.
+        /// Parsed shares are within half a step of the originals, and a second round trip changes nothing.
         #[test]
-        fn shares_come_back(weights in proptest::collection::vec(0.0_f32..1.0, 4 * 8)) {
+        fn shares_text_parses_back_within_half_a_step(weights in proptest::collection::vec(0.0_f32..1.0, 4 * 8)) {
             let shares = UsageShares::from_weights(8, weights).unwrap();
             let read = UsageShares::from_text(&shares.to_text(1000).unwrap(), 4, 8).unwrap();
             for (row, read) in shares.rows().zip(read.rows()) {
@@ -120,9 +120,9 @@ mod tests {
             prop_assert!(divergence::mean(&read, &again) < 1e-3);
         }
 
-        /// Whatever arrives, reading ends, and what is taken are shares.
+        /// Parsing arbitrary text terminates, and a result has valid shares.
         #[test]
-        fn any_text_is_read(text in "[A-Za-z0-9+/]{0,60}", levels in proptest::collection::vec(any::<u8>(), 6)) {
+        fn arbitrary_text_is_refused_or_parsed_as_shares(text in "[A-Za-z0-9+/]{0,60}", levels in proptest::collection::vec(any::<u8>(), 6)) {
             let plain: Vec<u8> = [1, 8].into_iter().chain(levels).collect();
             for text in [text, pack(&plain)] {
                 if let Ok(read) = UsageShares::from_text(&text, 2, 3) {

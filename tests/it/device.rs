@@ -1,5 +1,5 @@
-//! The branches that a GPU takes, on a device that is simulated on the CPU: what it is asked for, and what becomes of
-//! requests that it has no memory for.
+//! GPU code paths on a device that is simulated on the CPU: counts of device requests, and requests that exceed
+//! device memory.
 
 use remoe_model::{AttentionFacts, Checkpoint};
 use remoe_proto::v1::GenerateRequest;
@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 const GIB: u64 = 1 << 30;
 
-/// Requests to a device; see `library::DeviceCounts` of main-model-torch.
+/// Requests to a device, as in `library::DeviceCounts` of main-model-torch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 struct DeviceCounts {
     calls: u64,
@@ -30,7 +30,7 @@ struct DeviceCounts {
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 struct DeviceRecording {
-    /// How often it was written so far.
+    /// Number of writes of this record so far.
     writes: u64,
     layers: Vec<DeviceCounts>,
     outside: DeviceCounts,
@@ -39,7 +39,7 @@ struct DeviceRecording {
     limit_bytes: u64,
 }
 
-/// A main function on a simulated device, with what is recorded of it.
+/// Main function on a simulated device, with the recorded counts.
 struct Recorded {
     main: MainFunction,
     folder: TempDir,
@@ -63,7 +63,7 @@ impl Recorded {
         self.folder.path().join("recording.json")
     }
 
-    /// The counters, once they have come to rest.
+    /// Waits until the counters are stable and returns them.
     async fn recording(&self) -> DeviceRecording {
         let read = || {
             fs::read(self.file()).ok().and_then(|text| serde_json::from_slice::<DeviceRecording>(&text).ok())
@@ -71,7 +71,7 @@ impl Recorded {
         let mut known = read();
         until(SOON, "a recording at rest", async || {
             tokio::time::sleep(Duration::from_millis(50)).await;
-            // Of a write that began after the one before was read, so that nothing is missing.
+            // Takes a write that started after the previous read, so that nothing is missing.
             let before = known.as_ref().map_or(0, |before| before.writes);
             let now = read().filter(|now| now.writes >= before + 2)?;
             let last = known.replace(now.clone()).map(|last| DeviceRecording { writes: now.writes, ..last });
@@ -84,7 +84,7 @@ impl Recorded {
         MetricsPage::read(self.main.http()).await.value("remoe_iterations_total")
     }
 
-    /// Leaves `free` bytes of the device beside the `held` ones, as if other processes took the rest.
+    /// Leaves `free` bytes of the device besides the `held` ones, as if other processes used the rest.
     async fn leave(&self, held: u64, free: u64) {
         let whole = self.folder.path().join("limit.new");
         fs::write(&whole, (held + free).to_string()).unwrap();
@@ -94,14 +94,14 @@ impl Recorded {
             .await;
     }
 
-    /// Counts of each layer for `requests`, which begin together, and in how many iterations they were made.
+    /// Returns the counts of each layer for `requests`, which start together, and the number of iterations.
     async fn counts(&self, requests: &[GenerateRequest]) -> (Vec<DeviceCounts>, u64) {
         let (before, iterations) = (self.recording().await, self.iterations().await);
         let mut begun = Vec::new();
         for request in requests {
             begun.push(self.main.control.begin(request.clone()).await.unwrap());
         }
-        // Those that come before the first placement wait for it.
+        // Requests before the first placement wait for it.
         if before.layers.is_empty() {
             self.main.control.route(&[], &[]).await;
         }
@@ -121,16 +121,18 @@ impl Recorded {
     }
 }
 
-/// Families by what a layer of theirs may ask a device for. Counts depend on what a layer consists of, not on its sizes.
+/// Model families with the limits of device requests per layer. The counts depend on the structure of a layer, not on
+/// its sizes.
 const SHAPES: [(&str, u64); 4] =
     [("olmoe-basic", 25), ("dsv2-basic", 45), ("dsv2-group", 45), ("gptoss-basic", 45)];
 
-/// Requests that decode from their first token on.
+/// Returns requests that decode from the first token on.
 fn decoding(count: u32, tokens: u32) -> Vec<GenerateRequest> {
     (0..count).map(|at| GenerateRequest { ignore_eos: true, ..greedy(&[7 + at], tokens) }).collect()
 }
 
-/// A layer of a decode iteration: few calls, as many for eight sequences as for two, and one copy each way.
+/// A layer of a decode iteration takes few calls, the same number for eight sequences as for two, and one copy in
+/// each direction.
 #[tokio::test(flavor = "multi_thread")]
 async fn layer_decodes_in_few_calls_whatever_the_spans() {
     for dtype in ["float32", "bfloat16"] {
@@ -155,14 +157,14 @@ async fn layer_decodes_in_few_calls_whatever_the_spans() {
                 println!("{name} {dtype}, {spans} spans: {calls:?} calls a layer");
                 counted.push(calls);
             }
-            // What lies together because there is one row is not copied: one call less here and there.
+            // A single row is contiguous and needs no copy, so some calls are saved.
             assert_eq!(counted[1], counted[2], "{name}: calls depend on the spans");
             assert!(counted[0].iter().zip(&counted[1]).all(|(one, more)| one <= more), "{name}: {counted:?}");
         }
     }
 }
 
-/// A layer of a prefill: the same for one prompt and for several that go together.
+/// A layer of a prefill takes the same calls for one prompt and for several together.
 #[tokio::test(flavor = "multi_thread")]
 async fn layer_prefills_in_few_calls_whatever_the_spans() {
     for (name, most) in SHAPES {
@@ -173,8 +175,8 @@ async fn layer_prefills_in_few_calls_whatever_the_spans() {
         let (warm, _) = device.counts(&one).await;
         assert!(warm.iter().any(|layer| layer.calls > 0));
         for lengths in [&[20][..], &[9, 20, 14]] {
-            // The time budget may cut the rows of a layer into blocks, each with calls for its attention. Of several tries
-            // one is whole.
+            // The time budget may split the rows of a layer into blocks with separate attention calls. One of several
+            // tries is not split.
             let mut most_seen = u64::MAX;
             for attempt in 0..10 {
                 let begin = |at: usize| 2 + attempt + 30 * at as u32;
@@ -197,7 +199,7 @@ async fn layer_prefills_in_few_calls_whatever_the_spans() {
     }
 }
 
-/// Memory for keys and values of so many positions, in float32.
+/// Returns the size of a KV cache for this many positions in float32, in bytes.
 fn memory(checkpoint: &Checkpoint, positions: usize) -> usize {
     let layers = checkpoint.config().layers.iter().map(|layer| layer.attention.cache_elements());
     layers.sum::<usize>() * positions * 4
@@ -218,7 +220,7 @@ async fn device_memory_does_not_grow_after_the_first_requests() {
     }
 }
 
-/// Token ids of a stream of completions.
+/// Returns the token ids of a completion stream.
 fn streamed(body: &str) -> Vec<u64> {
     let events = body.lines().filter_map(|line| line.strip_prefix("data: "));
     let events = events.filter_map(|event| serde_json::from_str::<Value>(event).ok());
@@ -226,8 +228,7 @@ fn streamed(body: &str) -> Vec<u64> {
     events.flat_map(ids).map(|id| id.as_u64().unwrap()).collect()
 }
 
-/// Prompts that begin like earlier ones, and requests that give their pages back and go on, get the tokens that they get
-/// alone.
+/// Requests with a cached prefix and preempted requests get the tokens that they get alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn prefix_reuse_and_preemption_keep_tokens_on_a_device() {
     for model in served_fixtures() {
@@ -257,7 +258,7 @@ async fn prefix_reuse_and_preemption_keep_tokens_on_a_device() {
         assert_eq!(answer, alone, "{name}: an interactive request beside a batch request");
         let answered = streamed(&(begins + &batch.finish().await.unwrap().body));
         assert_eq!(answered, first, "{name}: a preempted request");
-        // Layers with a window need fewer pages: both requests may have room.
+        // Layers with sliding windows need fewer pages, so both requests may fit.
         let has_window = |attention: &AttentionFacts| match attention {
             AttentionFacts::Gqa(facts) => facts.window.is_some(),
             AttentionFacts::Mla(_) => false,
@@ -268,7 +269,7 @@ async fn prefix_reuse_and_preemption_keep_tokens_on_a_device() {
     }
 }
 
-/// A router in float32 beside biases in bfloat16, on a device.
+/// A float32 router works beside bfloat16 biases on a device.
 #[tokio::test(flavor = "multi_thread")]
 async fn router_in_float32_takes_its_bias_beside_bfloat16() {
     for model in served_fixtures() {
@@ -280,7 +281,7 @@ async fn router_in_float32_takes_its_bias_beside_bfloat16() {
     }
 }
 
-/// A prompt that begins like no other.
+/// Returns a prompt without a common prefix.
 fn prompt(seed: u32, length: u32) -> Vec<u32> {
     (0..length).map(|at| (7 * at + 11 * seed + at * at) % 96).collect()
 }
@@ -292,7 +293,7 @@ fn completion(seed: u32, length: u32, tokens: u32) -> Value {
     })
 }
 
-/// Streams that run are never failed for want of device memory: requests that come are refused, and may be sent again.
+/// Running streams never fail for lack of device memory: new requests are refused and can be retried.
 #[tokio::test(flavor = "multi_thread")]
 async fn device_without_memory_refuses_new_requests_and_no_running_one() {
     let model = ModelFixture::fixture("olmoe-basic");
@@ -306,9 +307,9 @@ async fn device_without_memory_refuses_new_requests_and_no_running_one() {
     assert!(planned <= 2 * GIB && planned > 2 * GIB - (16 << 20), "{planned} bytes are planned of 2 GiB");
     assert_eq!(memory("kv_cache"), metrics.value("remoe_kv_cache_limit_bytes"));
 
-    // What one long prompt needs: less is refused.
+    // Memory that one long prompt needs; with less it is refused.
     let held = device.recording().await.held_bytes;
-    // 64 to 95: those of requests below are others.
+    // Tokens 64 to 95, which the requests below do not use.
     let (mut free, mut seed, mut refused) = (32 << 10, 64, 0);
     loop {
         device.leave(held, free).await;
@@ -334,7 +335,7 @@ async fn device_without_memory_refuses_new_requests_and_no_running_one() {
         running.tokens(1).await.unwrap();
         streams.push(running);
     }
-    // Too little for long prompts, enough for short ones, alone if need be.
+    // Too small for long prompts, enough for short ones, possibly one at a time.
     device.leave(held, free * 6 / 10).await;
     let mut requests = tokio::task::JoinSet::new();
     for request in 0..64 {
@@ -345,7 +346,7 @@ async fn device_without_memory_refuses_new_requests_and_no_running_one() {
             (request, length, answer.finish().await.unwrap())
         });
     }
-    // What fits depends on what runs beside it, and on where its rows are cut.
+    // Admission depends on concurrent requests and on the split of rows.
     let (mut answered, mut refused) = (Vec::new(), Vec::new());
     while let Some(answer) = requests.join_next().await {
         let (request, length, answer) = answer.unwrap();
@@ -370,7 +371,7 @@ async fn device_without_memory_refuses_new_requests_and_no_running_one() {
     }
 }
 
-/// A device that does not answer any more: not ready, then the process ends as one that is to be started again.
+/// After the device is lost, the function becomes unready and exits with a code that requests a restart.
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_device_ends_the_process_after_its_readiness() {
     let model = ModelFixture::fixture("olmoe-basic");
@@ -383,7 +384,7 @@ async fn lost_device_ends_the_process_after_its_readiness() {
     let mut running = device.main.control.begin(decoding(1, 120)[0].clone()).await.unwrap();
     running.tokens(1).await.unwrap();
     fs::write(device.folder.path().join("lost"), "").unwrap();
-    // Ends on its own if it was fast; the next one meets the lost device.
+    // A fast request may still succeed; the next one meets the lost device.
     let _ended = running.finish().await;
     let next = device.main.control.begin(decoding(1, 120)[0].clone()).await;
     if let Ok(next) = next {
@@ -400,7 +401,7 @@ async fn lost_device_ends_the_process_after_its_readiness() {
     assert!(device.main.process.log().iter().any(|line| line.contains("the device is lost")));
 }
 
-/// Where a request looks at the likeliest tokens alone, they alone come to the host; it draws what it draws from all.
+/// If a request needs only the most likely tokens, only those are copied to the host. Otherwise all are sampled from.
 #[tokio::test(flavor = "multi_thread")]
 async fn likeliest_tokens_come_from_the_device_and_are_those_of_all() {
     let model = ModelFixture::fixture("mixtral-text");
@@ -425,7 +426,7 @@ async fn likeliest_tokens_come_from_the_device_and_are_those_of_all() {
             let after = device.recording().await;
             let answer: Value = serde_json::from_str(&answer.body).unwrap();
             answers.push(answer["choices"][0]["token_ids"].clone());
-            // Each of 20 rows of logits, in float32.
+            // 20 rows of logits in float32.
             let bytes = (after.outside.bytes_down - before.outside.bytes_down) / 20;
             assert_eq!(bytes >= 4 * vocabulary, logprobs, "{bytes} bytes an iteration, {vocabulary} tokens");
         }

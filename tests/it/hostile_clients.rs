@@ -1,6 +1,5 @@
-//! Two hundred streams at once, most of them from clients that stop reading, vanish or send garbage:
-//! the others get exactly the tokens that they get alone, while those that do not read are still
-//! there; memory stays bounded; nothing is left of clients that have gone.
+//! Two hundred concurrent streams, most from clients that stop reading, disconnect or send garbage. The other clients
+//! get exactly the tokens that they get alone, memory stays bounded, and nothing remains of disconnected clients.
 
 use remoe_test_support::deadline::{LONG, SOON, until, within};
 use remoe_test_support::fixture::ModelFixture;
@@ -18,24 +17,24 @@ use tokio::time::sleep;
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
 
-/// Clients of each kind.
+/// Number of clients of each kind.
 const CLIENTS: usize = 50;
 
-/// Tokens for clients that do not read.
+/// Tokens per request of clients that do not read.
 const MANY: usize = 300;
 
-/// Every chunk names the model: with a name of this length, `MANY` chunks are more than the buffers of
-/// a connection hold (4 MiB is the most that Linux gives one by itself).
+/// Length of the model's name, which is in every chunk: `MANY` chunks exceed the buffers of a connection (Linux
+/// allows at most 4 MiB by default).
 const NAME: usize = 16 << 10;
 
-/// The cache is the largest thing that requests bring into memory.
+/// Size of the KV cache, the largest allocation for requests, in bytes.
 const CACHE: u64 = 128 << 20;
 
-/// Bytes by which the process may have grown once all is over: the cache's blocks, which the allocator
-/// may keep, and as much again as the largest amount seen without it.
+/// Allowed growth of the process in bytes: the pages of the cache, which the allocator may keep, and a margin as
+/// large as the largest growth seen besides.
 const GROWTH: u64 = CACHE + (96 << 20);
 
-/// A request that is answered properly; what it says depends on `index` only.
+/// Returns a valid request that depends on `index` alone.
 fn proper(index: usize) -> (&'static str, Value) {
     let subjects = ["fox", "river", "king", "garden", "storm", "violin", "market"];
     let text = format!("Story {index}. Once there was a {}", subjects[index % subjects.len()]);
@@ -59,7 +58,7 @@ fn proper(index: usize) -> (&'static str, Value) {
     (COMPLETIONS, body)
 }
 
-/// Text and token ids of each choice, however they came.
+/// Returns the text and token ids of each choice, from a response or a stream.
 async fn tokens(address: SocketAddr, index: usize) -> Vec<(String, Vec<u64>)> {
     let (path, body) = proper(index);
     let mut connection = Connection::open(address).await;
@@ -79,7 +78,7 @@ async fn tokens(address: SocketAddr, index: usize) -> Vec<(String, Vec<u64>)> {
     choices
 }
 
-/// Asks for much and reads nothing of it.
+/// Sends a large request and never reads the response.
 async fn stuck(address: SocketAddr) -> Connection {
     let mut connection = Connection::narrow(address).await;
     let body = json!({
@@ -90,7 +89,7 @@ async fn stuck(address: SocketAddr) -> Connection {
     connection
 }
 
-/// Goes away at a point that depends on `index`.
+/// Disconnects at a point that depends on `index`.
 async fn vanishing(address: SocketAddr, index: usize) {
     let mut connection = Connection::open(address).await;
     let body = json!({
@@ -98,10 +97,10 @@ async fn vanishing(address: SocketAddr, index: usize) {
     });
     let request = raw::post(COMPLETIONS, &body.to_string());
     let chunks = match index % 7 {
-        // Within the head, or within the body.
+        // Within the head or the body of the request.
         0 => return connection.write(&request[..1 + index]).await.unwrap(),
         1 => return connection.write(&request[..request.len() - 1 - index % 20]).await.unwrap(),
-        // Before the answer, after its head, after one token, later.
+        // Before the response, after its head, after one token, or later.
         2 | 6 => {
             connection.write(&request).await.unwrap();
             return sleep(Duration::from_millis(index as u64)).await;
@@ -117,18 +116,18 @@ async fn vanishing(address: SocketAddr, index: usize) {
     }
 }
 
-/// Pseudo-random bytes.
+/// Returns pseudo-random bytes.
 fn noise(seed: usize, count: usize) -> Vec<u8> {
     let mut state = seed as u64 + 1;
     let next = || {
-        // Knuth's linear congruential generator; its upper bits are random enough.
+        // Linear congruential generator by Knuth, whose upper bits are random enough.
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 56) as u8
     };
     std::iter::repeat_with(next).take(count).collect()
 }
 
-/// Sends what is no request, until `over` or until the server has had enough.
+/// Sends garbage until `over` or until the server closes the connection.
 async fn garbage(address: SocketAddr, index: usize, mut over: watch::Receiver<bool>) {
     let mut connection = Connection::open(address).await;
     let head = |more: &str| format!("POST {COMPLETIONS} HTTP/1.1\r\nHost: test\r\n{more}");
@@ -142,7 +141,7 @@ async fn garbage(address: SocketAddr, index: usize, mut over: watch::Receiver<bo
             body[at..].copy_from_slice(&noise(index, 500));
             body
         }
-        // A body that never comes, a head that never ends, chunks that are none.
+        // A missing body, an endless head, and invalid chunks.
         4 => head("Content-Length: 1000\r\n\r\n{").into(),
         5 => head("X-Half: ").into(),
         6 => head("Transfer-Encoding: chunked\r\n\r\nzz\r\n").into(),
@@ -156,11 +155,11 @@ async fn garbage(address: SocketAddr, index: usize, mut over: watch::Receiver<bo
         9 => [b"400\r\n".as_slice(), &[b' '; 0x400], b"\r\n"].concat(),
         _ => Vec::new(),
     };
-    // The server may close at any byte; then there is nothing more to do here.
+    // The server may close at any byte, which ends this client.
     let mut open = connection.write(once).await.is_ok();
     while open && !*over.borrow_and_update() {
         if endless.is_empty() {
-            // Holds its connection until the end, or finds that the sender of `over` is gone.
+            // Keeps its connection open until `over`.
             let _over = over.changed().await;
         } else {
             open = connection.write(&endless).await.is_ok();
@@ -169,7 +168,7 @@ async fn garbage(address: SocketAddr, index: usize, mut over: watch::Receiver<bo
     }
 }
 
-/// Waits until no request is left in any part of the server, and then until no forward is made.
+/// Waits until no request is left in the server and no forward pass runs.
 async fn quiet(server: &MainHttp) {
     for gauge in ["remoe_requests_in_flight", "remoe_requests_waiting", "remoe_requests_running"] {
         server.settles(gauge, 0).await;
@@ -183,7 +182,7 @@ async fn quiet(server: &MainHttp) {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_hundred_streams() {
     let (cache, name) = (CACHE.to_string(), "m".repeat(NAME));
-    // Those that do not read are never given up here: nothing may depend on that they go.
+    // The clients that do not read stay connected: nothing may depend on their leaving.
     let server = MainHttp::start(
         &ModelFixture::demo().folder,
         &["--max-batch", "256", "--kv-cache-bytes", &cache, "--served-model-name", &name],
@@ -214,7 +213,7 @@ async fn two_hundred_streams() {
         garbled.spawn(garbage(address, index, over.clone()));
         readers.spawn(async move { (index, tokens(address, index).await) });
     }
-    // All that behave come to their end, with what they get alone.
+    // All valid requests complete with the tokens that they get alone.
     while let Some(done) = within(LONG, "a stream of a client that reads", readers.join_next()).await {
         let (index, together) = done.unwrap();
         assert_eq!(together, alone[index], "request {index} beside hostile clients");
@@ -222,14 +221,14 @@ async fn two_hundred_streams() {
     while let Some(done) = within(LONG, "a client that goes", others.join_next()).await {
         done.unwrap();
     }
-    // Those that do not read have not gone, and the engine has done their work without waiting.
+    // The clients that do not read are still connected, and the engine did their work without waiting.
     assert_eq!(arrived.load(Ordering::Relaxed), CLIENTS);
     server.settles("remoe_requests_running", 0).await;
     server.settles("remoe_requests_waiting", 0).await;
     server.settles("remoe_requests_in_flight", CLIENTS as u64).await;
     let (_, peak) = server.memory();
 
-    // Everybody goes: nothing is left of them.
+    // All clients disconnect, and nothing remains of them.
     held.lock().unwrap().clear();
     end.send_replace(true);
     while let Some(done) = within(LONG, "a client that sends garbage", garbled.join_next()).await {
@@ -244,12 +243,12 @@ async fn two_hundred_streams() {
     println!("resident: {} MiB, {} at most, {} after", memory >> 20, peak >> 20, after >> 20);
     assert!(peak <= memory + GROWTH, "{peak} bytes at the peak, {memory} before");
     assert!(after <= memory + GROWTH, "{after} bytes in the end, {memory} before");
-    // And the server is what it was.
+    // The server works as before.
     assert_eq!(tokens(address, 7).await, alone[7]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_work_of_clients_that_go_ends() {
+async fn work_of_disconnecting_clients_ends() {
     let server = MainHttp::start(&ModelFixture::demo().folder, &[], &[]).await;
     let rows = async || server.metrics().await.value("remoe_forwarded_positions_total");
     for stream in [true, false] {
@@ -297,12 +296,12 @@ async fn clients_that_keep_the_server_waiting_are_given_up() {
         async || (server.metrics().await.value(&ended("idle")) >= before + 2 * STUCK as u64).then_some(());
     until(SOON, "the end of connections without requests", idle).await;
     quiet(&server).await;
-    // The clients still hold their ends.
+    // The clients keep their connections open.
     until(SOON, "the descriptors of clients that were given up", async || {
         (server.descriptors() <= descriptors).then_some(())
     })
     .await;
-    // What those that did not read find is cut off, not complete.
+    // The streams of clients that did not read are truncated, not complete.
     for mut connection in held {
         let rest = connection.rest().await;
         assert!(!String::from_utf8_lossy(&rest).contains("[DONE]"));

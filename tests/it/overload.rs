@@ -1,6 +1,6 @@
-//! Ten times what real functions can answer, from two tenants: what the gateway and the main function keep in memory
-//! stays bounded, a refused client is told when to come back, admitted requests are served in turns, and nothing is
-//! left of it afterwards.
+//! Overload from two tenants with ten times the capacity of real functions: memory of the gateway and the main
+//! function stays bounded, refused clients get a retry time, tenants are served in turns, and nothing remains
+//! afterwards.
 
 use remoe_test_support::deadline::{LONG, until};
 use remoe_test_support::fixture::ModelFixture;
@@ -15,17 +15,17 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
-/// For how many seconds there are too many requests.
+/// Duration of the overload, in seconds.
 const SECONDS: &str = "REMOE_OVERLOAD_SECONDS";
-/// Requests that run or wait, at most.
+/// Largest number of running and waiting requests.
 const MOST: usize = 24;
-/// Requests of a tenant that are on their way or answered at the same time.
+/// Largest number of open requests of a tenant.
 const OPEN: usize = 100;
-/// Times what can be answered.
+/// Load as a multiple of the capacity.
 const OVER: f64 = 10.0;
-/// The share of it that one tenant sends; the other sends the rest. Both want more than all.
+/// Share of one tenant in the load; the other sends the rest. Both exceed the capacity.
 const LOUD: f64 = 0.8;
-/// Bytes that a process may grow by: buffers of connections, and what the allocator keeps.
+/// Allowed growth of a process, in bytes: connection buffers and memory that the allocator keeps.
 const GROWTH: u64 = 64 << 20;
 const KEYS: &str = "tenants:\n- {name: loud, keys: [key-of-loud]}\n- {name: quiet, keys: [key-of-quiet]}\n";
 
@@ -39,7 +39,7 @@ fn request(key: &str) -> String {
     )
 }
 
-/// Requests in a second, where as many clients as there is room for ask one after the other.
+/// Measures the capacity in requests per second, with as many clients as slots, one request after another.
 async fn sustainable(address: SocketAddr, expected: &Value) -> f64 {
     let (begun, answered) = (Instant::now(), AtomicUsize::new(0));
     let client = async || {
@@ -58,13 +58,13 @@ async fn sustainable(address: SocketAddr, expected: &Value) -> f64 {
 struct Tally {
     answered: AtomicUsize,
     refused: AtomicUsize,
-    /// The most answers to others that an answered request has waited for.
+    /// Largest number of other tenants' answers that an answered request waited for.
     overtaken: AtomicUsize,
-    /// The longest that an answered request has waited, in microseconds.
+    /// Longest wait of an answered request, in microseconds.
     longest: AtomicU64,
 }
 
-/// Sends `rate` requests a second with `key` for as long as `presses` says.
+/// Sends `rate` requests per second with `key` while `presses` is true.
 async fn press(
     (address, key): (SocketAddr, &'static str),
     rate: f64,
@@ -111,7 +111,7 @@ async fn press(
     Arc::into_inner(tally).expect("all clients are done")
 }
 
-/// Bytes of the process in memory.
+/// Returns the resident memory of the process, in bytes.
 fn resident(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -165,8 +165,8 @@ async fn tenfold_overload_is_shared_shed_and_recovers() {
         );
         assert!(10 * answered >= 4 * of(&all), "{name}: {answered} of {}", of(&all));
         assert!(refused > 0, "{name}");
-        // Tenants take turns: each of those before it is met with one of the other tenant's at most. A client begins to
-        // count before it is let in: those that are open then may come first.
+        // Tenants take turns: each earlier request of its own is paired with at most one of the other tenant. A
+        // client starts counting before its admission, so requests open at that time may come first.
         assert!(overtaken <= 2 * MOST + 2 * OPEN, "{name}: {overtaken} others were answered meanwhile");
     }
     for ((name, before), largest) in ["gateway", "main function"].into_iter().zip(before).zip(largest) {
@@ -174,7 +174,7 @@ async fn tenfold_overload_is_shared_shed_and_recovers() {
         assert!(largest.saturating_sub(before) < GROWTH, "{name}: {before} bytes, then {largest}");
     }
 
-    // It is over: no request waits, the same functions serve, and no request is refused.
+    // After the overload no request waits, the same functions serve, and no request is refused.
     let status = async || {
         let get = raw::get("/status").replacen("\r\n", "\r\nAuthorization: Bearer key-of-loud\r\n", 1);
         raw::ask(address, get).await.ok()["models"][0].clone()

@@ -63,7 +63,7 @@ impl ExportedSpan {
 /// Running collector, which ends with the test's runtime.
 #[derive(Clone)]
 pub struct Collector {
-    /// Its address.
+    /// Address of the collector.
     pub address: SocketAddr,
     received: Arc<Mutex<ReceivedSpans>>,
     behaviour: CollectorBehaviour,

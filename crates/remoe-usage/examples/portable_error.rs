@@ -1,11 +1,11 @@
-//! Errors of the predictor that gateways get, by dimensions of the sketch, beside the whole one's.
+//! Errors of the portable predictor by dimensions of its sketch, compared with the full one.
 //!
 //! ```console
 //! cargo run --release -p remoe-usage --example portable_error -- demo/model train.npy test-*.npy
 //! ```
 //!
-//! Prints the mean Jensen-Shannon divergence in nats of the prefill for each file of held-out records, and of both phases
-//! over all of them.
+//! Prints the mean Jensen-Shannon divergence in nats: of the prefill for each file of held-out records, and of both
+//! phases over all files.
 
 #![allow(clippy::print_stdout)]
 
@@ -20,12 +20,12 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
-/// Dimensions that are measured.
+/// Measured dimensions.
 const DIMENSIONS: [usize; 4] = [16, 32, 64, 128];
 
-/// Held-out requests of one kind.
+/// Held-out requests of one file.
 type KindRecords = (String, Vec<ActivationRecord>);
-/// Predicts a phase of the request with a prompt.
+/// Function that predicts a phase of a request from its prompt.
 type Predict<'a> = &'a dyn Fn(&[u32], Phase) -> Result<UsageShares, PredictError>;
 
 fn records(path: &str) -> Result<(RecordHeader, Vec<ActivationRecord>), Box<dyn Error>> {
@@ -34,7 +34,7 @@ fn records(path: &str) -> Result<(RecordHeader, Vec<ActivationRecord>), Box<dyn 
     Ok((header, reader.by_ref().collect::<Result<_, _>>()?))
 }
 
-/// Sum of the divergences of a phase, and of how many requests.
+/// Returns the sum of the divergences in a phase and the number of requests.
 fn error(
     kind: &[ActivationRecord],
     experts: usize,

@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_follow_the_order_of_the_prediction() {
+    fn expert_sets_follow_the_predicted_order() {
         let (predicted, truth) = (shares(&[0.1, 0.6, 0.0, 0.3], 5), shares(&[0.5, 0.25, 0.25, 0.0], 5));
         let calibration = UsageCalibration::of_request(&predicted, &truth);
         for group in calibration.0 {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn all_layers_and_experts_are_in_one_part() {
+    fn every_layer_and_expert_is_in_exactly_one_set() {
         for layers in 1..20 {
             let covered: Vec<usize> = layer_groups(layers).flatten().collect();
             assert_eq!(covered, (0..layers).collect::<Vec<_>>());

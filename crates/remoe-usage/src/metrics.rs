@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_of_a_successor_outlive_its_predecessor() {
+    fn metrics_of_a_newer_handle_survive_the_older_one() {
         let registry = Registry::new();
         let all = PredictionMetrics::register(&registry).unwrap();
         let series = || registry.gather().iter().map(|family| family.get_metric().len()).sum::<usize>();

@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_predictor_travels_only_with_a_whole_embedding() {
+    fn full_predictor_is_sent_only_with_a_full_embedding() {
         let portable = portable();
         let full = (PREDICTOR_FILE, &b"whole"[..]);
         let (small, large) = (MAX_SKETCH_BYTES, MAX_SKETCH_BYTES + 1);

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_grow_and_two_gateways_give_different_ones() {
+    fn numbers_ascend_and_differ_between_gateways() {
         let [mut one, mut other] = [RecordNumberGenerator::new(), RecordNumberGenerator::new()];
         let hundred = |numbers: &mut RecordNumberGenerator| -> Vec<u64> {
             (0..100).map(|_| numbers.next_number()).collect()
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_number_holds_up_no_other() {
+    fn impossible_number_does_not_block_later_ones() {
         let mut numbers = RecordNumberGenerator::new();
         numbers.advance_past(u64::MAX);
         assert!(numbers.next_number() < numbers.next_number());

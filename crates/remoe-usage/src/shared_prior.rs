@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn tenant_that_leaves_takes_its_usage_along() {
+    fn removed_contributor_leaves_no_usage() {
         let (mut prior, a, b) = (SharedPrior::default(), Tenant::named("a"), Tenant::named("b"));
         prior.add_contributor(a, None);
         (0..8).for_each(|_| prior.record(a, &experience(1)));

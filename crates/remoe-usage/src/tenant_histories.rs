@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leaves_while_a_tree_grows_is_not_in_it() {
+    fn slots_evicted_during_a_tree_build_are_not_in_it() {
         let (mut memory, allow_build, _) = memory(MIN_TREE_REQUESTS + 100);
         learn(&mut memory, 0..MIN_TREE_REQUESTS + 400);
         assert_eq!(memory.len(), MIN_TREE_REQUESTS + 100);
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_that_is_forgotten_while_its_tree_grows_begins_anew() {
+    fn removed_tenant_discards_its_tree_build() {
         let (mut memory, allow_build, started_builds) = memory(2000);
         learn(&mut memory, 0..MIN_TREE_REQUESTS);
         memory.forget(TENANT);
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_stored_is_behind_a_tree_at_once() {
+    fn restored_history_has_a_tree_at_once() {
         let (mut memory, _let_grow, started_builds) = memory(2000);
         for number in 0..700 {
             let stored =

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_without_a_step_for_each_row_are_refused() {
+    fn codes_with_a_wrong_number_of_steps_are_refused() {
         assert!(QuantisedRows::from_parts(2, Bytes::from_static(&[1, 2, 3, 4]), vec![1.0, 2.0]).is_ok());
         assert!(QuantisedRows::from_parts(2, Bytes::from_static(&[1, 2, 3]), vec![1.0, 2.0]).is_err());
         assert!(QuantisedRows::from_parts(2, Bytes::from_static(&[1, 2]), vec![f32::NAN]).is_err());

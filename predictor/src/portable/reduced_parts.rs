@@ -289,12 +289,13 @@ mod tests {
     use crate::portable::{MAX_PORTABLE_BYTES, MAX_SKETCH_BYTES, sketch_dimensions};
     use proptest::prelude::*;
 
-    /// Room for the JSON text, popularity and the bases, which [`PortablePredictor::to_bytes`](super::super::Portable) checks.
+    /// Reserve for the JSON text, popularity and the bases, whose size
+    /// [`PortablePredictor::to_bytes`](super::super::Portable) checks.
     const REST: usize = 1 << 20;
     const _: () = assert!(MAX_TOKEN_BYTES + MAX_BASIS_BYTES + MAX_PAST_BYTES + REST <= MAX_PORTABLE_BYTES);
 
     proptest! {
-        /// Up to vocabularies and models larger than any that are known.
+        /// Covers vocabularies and models larger than any known.
         #[test]
         fn parts_of_any_model_are_within_their_budgets(
             vocabulary in 1_usize..1_000_000,
@@ -312,7 +313,7 @@ mod tests {
         }
 
         #[test]
-        fn sampled_prompts_are_at_most_as_many_as_fit(slots in 0_u32..3000, most in 1_usize..500) {
+        fn sampled_prompts_fit_the_limit(slots in 0_u32..3000, most in 1_usize..500) {
             let slots: Vec<u32> = (0..slots).collect();
             let sampled_slots = evenly_spaced(&slots, most);
             prop_assert!(sampled_slots.len() <= most && sampled_slots.len() * 2 >= most.min(slots.len()));

@@ -124,7 +124,7 @@ impl TokenTable {
     /// averaged over layers, between popularity and the shares of a prompt of this token alone; 0 to 1.
     ///
     /// # Errors
-    /// None for a fitted table.
+    /// Never fails for a fitted table.
     pub fn information(&self, popularity: &Popularity) -> Result<Vec<f32>, PredictError> {
         let popular = popularity.shares(Phase::Prefill);
         let layers = popular.layers() as f32;

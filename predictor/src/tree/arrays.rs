@@ -36,7 +36,7 @@ impl Tree {
     /// slots of this tree accordingly.
     ///
     /// # Errors
-    /// None for a tree of `history`.
+    /// Never fails for a tree of `history`.
     pub fn arrange(&mut self, history: &History) -> Result<History, PredictError> {
         let order = self.leaf_order();
         let (parts, medoids) = self.to_parts(&order);
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_saved_tree_may_be_as_deep_as_its_file_is_long() {
+    fn saved_tree_of_any_depth_is_searched() {
         const DEPTH: u32 = 200_000;
         let parents = std::iter::once(NONE).chain(0..DEPTH).collect();
         let parts = TreeParts { parents, leaves: vec![DEPTH; 3] };

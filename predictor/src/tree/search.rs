@@ -229,8 +229,8 @@ mod tests {
     use crate::rows::Rows;
     use crate::tree::{Clustering, TreeOptions, TreeParts};
 
-    /// Root 0 with inner nodes 1 and 2; leaves 3, 4, 5 below 1, and 6, 7 below 2. The query is (1, 0); the
-    /// closeness of each node to it is given.
+    /// Builds a tree with root 0, inner nodes 1 and 2, leaves 3, 4, 5 below 1, and 6, 7 below 2. The query is (1, 0),
+    /// and each node has the given closeness to it.
     fn tree(closeness: [f32; 8], leaves: &[u32], breadth: usize) -> Tree {
         let parents = vec![NONE, 0, 0, 1, 1, 1, 2, 2];
         let medoids = closeness.iter().flat_map(|x| [*x, (1.0 - x * x).sqrt()]).collect();
@@ -241,7 +241,7 @@ mod tests {
     }
 
     const CLOSENESS: [f32; 8] = [0.0, 0.9, 0.8, 0.7, 0.3, 0.5, 0.6, 0.95];
-    /// Slots 0; 1, 2; 3; 4; 5 in the leaves 3 to 7.
+    /// Slots of the leaves 3 to 7: 0; 1, 2; 3; 4; 5.
     const LEAVES: [u32; 6] = [3, 4, 4, 5, 6, 7];
 
     fn candidates(breadth: usize, alpha: usize) -> Vec<u32> {
@@ -250,19 +250,19 @@ mod tests {
 
     #[test]
     fn tree_search_visits_nearest_siblings_before_parent_siblings() {
-        // Down to leaf 3, though leaf 7 is closer than all: the way goes over node 1.
+        // Descends over node 1 to leaf 3, although leaf 7 is the closest.
         assert_eq!(candidates(0, 1), [0]);
         assert_eq!(candidates(0, 2), [0, 3]);
-        // Leaf 4 comes whole.
+        // Takes all of leaf 4.
         assert_eq!(candidates(0, 3), [0, 3, 1, 2]);
-        // And so does all below node 2.
+        // Takes everything below node 2.
         assert_eq!(candidates(0, 5), [0, 3, 1, 2, 5, 4]);
         assert_eq!(candidates(0, 99), [0, 3, 1, 2, 5, 4]);
     }
 
     #[test]
-    fn beyond_alpha_the_nearest_leaves_come_wherever_they_are() {
-        // Node 2 is nearer than the siblings, and below it leaf 7 nearer than leaf 6.
+    fn search_beyond_alpha_takes_the_nearest_leaves_anywhere() {
+        // Node 2 is nearer than the siblings, and leaf 7 nearer than leaf 6.
         assert_eq!(candidates(2, 1), [0, 5]);
         assert_eq!(candidates(3, 1), [0, 5, 4]);
         assert_eq!(candidates(4, 1), [0, 5, 4, 3]);
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn large_sibling_contributes_its_nearest_leaves() {
-        // A leaf with one prompt beside a subtree of 64 with 10,000 in all.
+        // A leaf with one prompt beside a subtree of 64 leaves with 10,000 prompts.
         let mut parents = vec![NONE, 0, 0];
         parents.extend([2; 64]);
         let closeness = |node: usize| if node < 3 { [0.0, 0.9, 0.1][node] } else { node as f32 / 100.0 };
@@ -287,9 +287,9 @@ mod tests {
         let found = of(1000);
         assert!((1000..1000 + 157).contains(&found.slots.len()), "{}", found.slots.len());
         assert_eq!(found.branches, 2 + 64);
-        // The nearest ones: those of the last nodes.
+        // The nearest leaves are the last ones.
         assert!(found.slots[1..].iter().all(|slot| leaves[*slot as usize] >= 3 + 64 - 7));
-        // To the letter of the paper it comes whole.
+        // In the paper's variant, all of it is taken.
         assert_eq!(of(0).slots.len(), 10_001);
     }
 }

@@ -60,14 +60,14 @@ mod tests {
     use crate::tree::points::prepared;
     use crate::tree::{Clustering, TreeOptions};
 
-    /// A vector on the circle.
+    /// Returns a vector on the unit circle.
     fn vector(number: usize) -> [f32; 2] {
         let angle = number as f32 * 2.399_963;
         [angle.cos(), angle.sin()]
     }
 
-    /// A history of so many prompts, and a tree over it.
-    fn planted(prompts: usize) -> (History, Tree) {
+    /// Creates a history of `prompts` prompts and its tree.
+    fn history_with_tree(prompts: usize) -> (History, Tree) {
         let vectors = (0..prompts).flat_map(vector).collect();
         let tokens = vec![Box::from([0]); prompts];
         let history = History::from_vectors(1, 1, vectors, vec![1.0; prompts], tokens).unwrap();
@@ -80,7 +80,7 @@ mod tests {
     fn learning_effort_is_independent_of_history_size() {
         let beta = TreeOptions::default().beta;
         for prompts in [1_000, 20_000] {
-            let (mut history, mut tree) = planted(prompts);
+            let (mut history, mut tree) = history_with_tree(prompts);
             let (before, nodes) = (prepared::so_far(), tree.nodes());
             for number in prompts..prompts + 2_000 {
                 let slot = history.insert(&[0], &vector(number), &UsageShares::uniform(1, 1), None);

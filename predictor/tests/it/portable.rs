@@ -1,4 +1,4 @@
-//! The predictor that gateways get: bounded, over a sketch, and nearly as good.
+//! Portable predictor: bounded, over a sketch, and nearly as accurate.
 
 use crate::support;
 
@@ -28,7 +28,7 @@ fn fitted(records: &[ActivationRecord]) -> (Embedding, Embedding, TrainedPredict
     (embedding, sketch, trained, portable)
 }
 
-/// Mean divergence of a phase over records that nothing was fitted to.
+/// Returns the mean divergence of a phase over held-out records.
 fn error(predictor: &dyn TunedPredictor, phase: Phase) -> f64 {
     mean(phase, |prompt| predictor.predict_with_errors(prompt, phase).unwrap().shares)
 }
@@ -115,7 +115,7 @@ fn portable_prompts_beyond_the_vocabulary_are_refused() {
     assert!(matches!(refused(&[VOCABULARY as u32]), PredictError::Token { .. }));
 }
 
-/// The sizes hold by construction: every part is cut to what its budget has room for.
+/// The sizes hold by construction: every part is cut to its budget.
 #[test]
 fn portable_of_150000_tokens_stays_within_its_bound() {
     const TOKENS: usize = 150_000;
@@ -138,14 +138,14 @@ fn portable_of_150000_tokens_stays_within_its_bound() {
         TrainedPredictor::fit_with_portable(header, &records, pair, options(), &mut |_| ()).unwrap();
     let bytes = portable.to_bytes().unwrap().len();
     assert!(bytes <= MAX_PORTABLE_BYTES && portable.bytes() <= MAX_PORTABLE_BYTES as u64, "{bytes}");
-    // Each token takes a byte per direction and its step, and no more.
+    // Each token takes a byte per direction and its step.
     let of_tokens = TOKENS * 100..TOKENS * 126 + (2 << 20);
     assert!(of_tokens.contains(&bytes), "{bytes}");
     assert!(sketch.bytes() <= (MAX_SKETCH_BYTES + 4 * TOKENS) as u64);
 }
 
 proptest! {
-    /// Whatever the vocabulary and what is asked for, a sketch is within its bound or refused.
+    /// A sketch is within its limit or refused, for any vocabulary and dimensions.
     #[test]
     fn sketches_of_any_vocabulary_are_bounded(vocabulary in 1_usize..4_000_000, wanted in 0_usize..10_000) {
         match sketch_dimensions(vocabulary, wanted) {

@@ -1,4 +1,4 @@
-//! Properties that every predictor has, whatever the history.
+//! Properties of all predictors for any history.
 
 use crate::support;
 
@@ -18,7 +18,7 @@ fn history(records: &[ActivationRecord]) -> Arc<History> {
     Arc::new(History::from_records(&support::embedding(), LAYERS, EXPERTS, records).unwrap())
 }
 
-/// The phase in which nothing depends on the phase.
+/// Phase of tests that do not depend on the phase.
 const PHASE: Phase = Phase::Prefill;
 const TREE: TreeOptions = TreeOptions { beta: 12, breadth: 0, rerank: 0, forks: 4, seed: 1 };
 
@@ -45,7 +45,7 @@ fn fate() -> Fate {
     Fate::new(support::embedding(), (0..LAYERS).map(layer).collect(), EXPERTS, 2, 1e-6).unwrap()
 }
 
-/// Every way to predict, from one history.
+/// Creates all predictors from one history.
 fn all(records: &[ActivationRecord]) -> Vec<Box<dyn Predictor>> {
     let (embedding, past) = (support::embedding(), history(records));
     let popularity = Popularity::from_history(&past).unwrap();
@@ -100,8 +100,8 @@ proptest! {
     ) {
         let records = support::records(70, seed);
         let moved: Vec<_> = records.iter().map(|record| permuted(record, &order)).collect();
-        // Fate's experts are those of its gates, which stay. Two others sum over experts before they choose
-        // neighbours: in another order the last bit, and with it a near-tie, may fall differently.
+        // Fate keeps the expert ids of its gates. Two other methods sum over experts before they choose neighbours:
+        // another order may change the last bit and thus a near-tie.
         let moves = |name| !matches!(name, "fate" | "var-ed" | "sps-informed");
         let pairs = all(&records).into_iter().zip(all(&moved)).filter(|(one, _)| moves(one.name()));
         for (before, after) in pairs {
@@ -145,7 +145,7 @@ fn empty_prompts_and_unknown_tokens_are_errors_everywhere() {
 }
 
 #[test]
-fn one_prompt_is_all_that_is_known() {
+fn history_of_one_prompt_predicts_its_shares() {
     let records = support::records(1, 9);
     let truth = UsageShares::from_counts(EXPERTS, &records[0].prefill).unwrap();
     for predictor in all(&records) {
@@ -179,7 +179,7 @@ fn identical_prompts_terminate_and_agree() {
 }
 
 #[test]
-fn an_alpha_beyond_the_history_takes_all_of_it() {
+fn alpha_beyond_the_history_takes_all_prompts() {
     let records = support::records(30, 8);
     let options = TreeOptions { beta: 101, breadth: 0, rerank: 0, forks: 4, seed: 0 };
     let few = SimilarPrompts::with_tree(
@@ -191,7 +191,7 @@ fn an_alpha_beyond_the_history_takes_all_of_it() {
         100,
     );
     assert_eq!(few.unwrap().neighbours(&[1, 2, 3]).unwrap().len(), 30);
-    // And across leaves.
+    // The same across leaves.
     let (all, some) = (exhaustive_search(&records, 29), similar(&records, Clustering::Similarity));
     assert_eq!(some.neighbours(&[1]).unwrap().len(), 5);
     assert_eq!(all.neighbours(&[1]).unwrap().len(), 29);
@@ -221,10 +221,10 @@ fn token_tables_beat_popularity_and_know_unseen_tokens() {
         (Popularity::from_history(&past).unwrap(), TokenTable::fit(&embedding, &past, PHASE, 20).unwrap());
     let (known, popular) = (mean(&ByPhase::both(table)), mean(&popularity));
     assert!(known < 0.3 * popular, "{known} {popular}");
-    // No round, no knowledge.
+    // Without a round, the table predicts popularity.
     let blank = TokenTable::fit(&embedding, &past, PHASE, 0).unwrap();
     assert!((mean(&ByPhase::both(blank)) - popular).abs() < 1e-6);
-    // A token that no prompt of the history had is predicted from its embedding.
+    // An unseen token is predicted from its embedding.
     let without: Vec<_> = train.iter().filter(|record| !record.prompt.contains(&8)).cloned().collect();
     assert!(without.len() > 100);
     let past = history(&without);
@@ -233,13 +233,13 @@ fn token_tables_beat_popularity_and_know_unseen_tokens() {
     let truth = UsageShares::from_counts(EXPERTS, &support::of_prompt(vec![8], 0).prefill).unwrap();
     let (known, popular) = (table.predict(&[8]).unwrap(), popularity.predict(&[8], PHASE).unwrap());
     assert!(divergence::mean(&known, &truth) < divergence::mean(&popular, &truth));
-    // Every token tells something, at most everything.
+    // The information of every token is between 0 and 1.
     let information = table.information(&popularity).unwrap();
     assert!(information.iter().all(|share| (0.0..=1.0).contains(share)));
 }
 
 #[test]
-fn a_fitted_temperature_is_no_worse_than_none() {
+fn fitted_temperature_is_no_worse_than_none() {
     let (train, held_out) = (support::records(500, 11), support::records(80, 12));
     let error = |predictor: &SimilarPrompts| -> f64 {
         let each = held_out.iter().map(|record| {
@@ -263,7 +263,7 @@ fn a_fitted_temperature_is_no_worse_than_none() {
 }
 
 #[test]
-fn a_mixture_finds_the_part_that_is_right() {
+fn mixture_prefers_the_accurate_part() {
     let truths: Vec<UsageShares> = support::records(60, 3)
         .iter()
         .map(|record| UsageShares::from_counts(EXPERTS, &record.prefill).unwrap())
@@ -282,7 +282,7 @@ fn a_mixture_finds_the_part_that_is_right() {
 }
 
 #[test]
-fn the_default_is_the_method_that_wins_on_held_out_prompts() {
+fn default_method_is_the_best_on_held_out_prompts() {
     let options = TrainingOptions { alpha: 5, tree: TREE };
     let trained =
         TrainedPredictor::fit(support::header(), &support::records(600, 21), &support::embedding(), options)
@@ -302,13 +302,13 @@ fn the_default_is_the_method_that_wins_on_held_out_prompts() {
 #[test]
 fn error_bars_say_what_happened() {
     let uniform = UsageShares::uniform(1, 4);
-    // Two in twenty use expert 0 more than was predicted: 30 of 69 against a quarter.
+    // Two in twenty prompts use expert 0 more than predicted: 30 of 69 instead of a quarter.
     let first = |n| if n < 18 { 1 } else { 30 };
     let truths: Vec<UsageShares> =
         (0..20).map(|n| UsageShares::from_counts(4, &[first(n), 9, 10, 20]).unwrap()).collect();
     let bars = ErrorBars::measure(&vec![uniform.clone(); 20], &truths);
     assert_eq!(bars.prompts, 20);
-    // Of equal predictions the lower id is the least.
+    // Ties go to the lower id.
     assert_eq!(bars.least_used_p95[0].len(), 5);
     assert!((bars.least_used_p95[0][0] - 1.0).abs() < 1e-12);
     assert!((bars.least_used_p95[0][1] - 4.0 * 30.0 / 69.0).abs() < 1e-6);
@@ -330,7 +330,7 @@ fn divergence_is_bounded_by_ln_2_and_symmetric() {
     assert!((divergence::jensen_shannon(&p, &q) - std::f64::consts::LN_2).abs() < 1e-12);
     assert_eq!(divergence::jensen_shannon(&p, &p), 0.0);
     let (p, q) = ([0.25_f32, 0.75], [0.5_f32, 0.5]);
-    // By hand: m = (0.375, 0.625).
+    // Computed by hand: m = (0.375, 0.625).
     let expected: f64 = 0.5 * (0.25 * (0.25_f64 / 0.375).ln() + 0.75 * (0.75_f64 / 0.625).ln())
         + 0.5 * (0.5 * (0.5_f64 / 0.375).ln() + 0.5 * (0.5_f64 / 0.625).ln());
     assert!((divergence::jensen_shannon(&p, &q) - expected).abs() < 1e-12);
@@ -344,6 +344,6 @@ fn weights_that_cannot_be_are_refused() {
     assert!(Fate::new(embedding.clone(), gate(HIDDEN - 1, EXPERTS * HIDDEN), EXPERTS, 2, 1e-6).is_err());
     assert!(Fate::new(embedding, gate(HIDDEN, EXPERTS), EXPERTS, 2, 1e-6).is_err());
     assert!(UsageShares::from_counts(3, &[1, 2]).is_err());
-    // A layer that counted nothing says nothing.
+    // A layer without counts is uniform.
     assert_eq!(UsageShares::from_counts(2, &[0, 0, 3, 1]).unwrap().values(), [0.5, 0.5, 0.75, 0.25]);
 }

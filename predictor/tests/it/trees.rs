@@ -1,4 +1,4 @@
-//! The clustering tree: what searches find, prompts that come and go, capacity, saving.
+//! Clustering tree: search results, insertion and removal, capacity, and saving.
 
 use crate::support;
 
@@ -36,7 +36,7 @@ fn tree(sps: &SimilarPrompts) -> &Tree {
     tree
 }
 
-/// Every prompt is in exactly one leaf, no leaf is too large, and searches find what they say.
+/// Asserts that every prompt is in exactly one leaf, no leaf is too large, and searches return existing prompts.
 fn assert_sound(sps: &SimilarPrompts) {
     let sizes = tree(sps).leaf_sizes();
     assert!(sizes.iter().all(|size| *size <= TREE.beta), "{sizes:?}");
@@ -57,18 +57,18 @@ fn assert_sound(sps: &SimilarPrompts) {
 fn searches_find_most_of_what_brute_force_finds() {
     let sps = sps(&support::records(800, 1));
     assert_sound(&sps);
-    // The leaves are tiny here, 12 prompts of 800: one of them by chance holds one in 67.
+    // The leaves are tiny here, 12 of 800 prompts: a random leaf has one prompt in 67.
     let narrow = grown(TreeOptions { breadth: 0, rerank: 0, ..TREE });
     let wide = TreeOptions { breadth: 400, rerank: 400, ..TREE };
     let sketched = TreeOptions { rerank: 50, ..wide };
     let (narrow, wide, sketched) = (recall(&narrow), recall(&grown(wide)), recall(&grown(sketched)));
     assert!(narrow > 0.2 && wide > 0.9, "{narrow} {wide}");
-    // Half of the prompts are looked at, a sixteenth is compared in full.
+    // Half of the prompts are candidates, a sixteenth is compared in full.
     assert!(sketched > 0.9 * wide, "{sketched} {wide}");
 }
 
 #[test]
-fn a_search_of_boundless_breadth_is_brute_force() {
+fn search_of_unlimited_breadth_equals_brute_force() {
     for (breadth, rerank) in [(usize::MAX, usize::MAX), (usize::MAX, 800), (800, 0)] {
         let sps = grown(TreeOptions { breadth, rerank, ..TREE });
         let found = recall(&sps);
@@ -76,13 +76,13 @@ fn a_search_of_boundless_breadth_is_brute_force() {
     }
 }
 
-/// Over 800 prompts.
+/// Builds a predictor over 800 prompts.
 fn grown(options: TreeOptions) -> SimilarPrompts {
     let (clustering, past) = (Clustering::Centred, history(&support::records(800, 1)));
     SimilarPrompts::with_tree("sps", support::embedding(), &past, clustering, options, ALPHA).unwrap()
 }
 
-/// Share of what brute force finds that a search finds.
+/// Returns the share of the true neighbours that a search finds.
 fn recall(sps: &SimilarPrompts) -> f64 {
     let all = exhaustive_search(sps);
     let (mut found, mut wanted) = (0, 0);
@@ -91,7 +91,7 @@ fn recall(sps: &SimilarPrompts) -> f64 {
         let own = sps.neighbours(&record.prompt).unwrap();
         found += truth.iter().filter(|one| own.contains(one)).count();
         wanted += truth.len();
-        // Nothing is better than the best.
+        // No result is better than the best.
         assert!(own[0].similarity <= truth[0].similarity);
     }
     f64::from(found as u32) / f64::from(wanted as u32)
@@ -123,7 +123,7 @@ fn full_pam_is_no_worse_than_the_customised_medoids() {
     let past = history(&support::records(100, 5));
     let options = TreeOptions { beta: 99, breadth: 0, rerank: 0, forks: 2, seed: 3 };
     let cost = |clustering| {
-        // Two leaves: the distance to the nearer of the two medoids is what PAM lowers.
+        // With two leaves, PAM minimises the distance to the nearer medoid.
         let tree = Tree::build(&past, clustering, options, 5).unwrap();
         assert_eq!(tree.leaf_sizes().len(), 2);
         tree.medoid_cost(&past)
@@ -141,7 +141,7 @@ proptest! {
             let record = support::records(1, seed).remove(0);
             sps.learn(&record, capacity, 0.5).unwrap();
             prop_assert!(sps.history().len() <= capacity);
-            // The newest is there.
+            // The newest prompt is present.
             let newest = sps.history().slots().any(|slot| sps.history().prompt(slot) == record.prompt);
             prop_assert!(newest);
         }
@@ -176,7 +176,7 @@ fn branches_that_are_empty_go() {
     assert!(tree(&sps).nodes() > 20);
     let newcomer = support::records(1, 2).remove(0);
     sps.learn(&newcomer, 1, 0.5).unwrap();
-    // What is left is a way down to the one prompt.
+    // Only the path to the remaining prompt is left.
     assert!(tree(&sps).nodes() < 8, "{}", tree(&sps).nodes());
     support::records(50, 3).iter().for_each(|record| sps.learn(record, 100, 0.5).unwrap());
     assert_sound(&sps);
@@ -203,8 +203,8 @@ fn growing_one_by_one_gives_a_tree_as_good_as_one_build() {
 }
 
 #[test]
-fn the_most_redundant_prompt_leaves_first() {
-    // Two prompts say the same; a third, much like them, comes into a full history.
+fn most_redundant_prompt_is_evicted_first() {
+    // Two prompts are equal. A third, similar one is added to a full history.
     let alike = |id: u32| support::of_prompt(vec![id, 4, 8, 12], 0);
     let mut records = support::records(10, 12);
     records[3] = alike(16);
@@ -247,11 +247,11 @@ fn trained(records: &[ActivationRecord]) -> TrainedPredictor {
 }
 
 #[test]
-fn what_is_saved_comes_back() {
+fn saved_predictor_loads_bit_for_bit() {
     let embedding = support::embedding();
     let mut before = trained(&support::decoded(300, 30));
     assert!(before.sps().history().has_decode());
-    // Holes and new nodes are closed up.
+    // Saving removes gaps and renumbers new nodes.
     support::decoded(40, 31).iter().for_each(|record| before.learn(record, 290, 0.5).unwrap());
     let bytes = before.to_bytes().unwrap();
     assert_eq!(bytes, before.to_bytes().unwrap());
@@ -274,7 +274,7 @@ fn what_is_saved_comes_back() {
             }
         }
         assert_eq!(after.sps().history().len(), before.sps().history().len());
-        // It goes on learning.
+        // The loaded predictor continues to learn.
         support::records(40, 33).iter().for_each(|record| after.learn(record, 400, 0.5).unwrap());
         assert_sound(after.sps());
         assert_eq!(after.sps().history().len(), before.sps().history().len() + 40);
@@ -295,7 +295,7 @@ fn saved_predictors_of_other_models_and_other_files_are_refused() {
     assert!(error.to_string().contains("predictor build"), "{error}");
 }
 
-/// A predictor whose JSON text is changed, each change of equal length.
+/// Replaces parts of a saved predictor's JSON text with text of equal length.
 fn altered(bytes: &[u8], from: &str, to: &str) -> Bytes {
     assert_eq!(from.len(), to.len());
     let at = bytes.windows(from.len()).position(|part| part == from.as_bytes()).expect("the text is there");

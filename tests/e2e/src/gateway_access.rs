@@ -1,4 +1,4 @@
-//! Access from this host to main functions that take requests from gateways alone: a test acts as a gateway.
+//! Access to main functions that accept gateways alone, with a gateway's identity.
 
 use crate::cluster::Cluster;
 use crate::release;
@@ -24,7 +24,8 @@ pub async fn as_gateway(cluster: &Cluster, main: Identity) -> Trust {
     Trust { keyring, peer: Counterpart::Named(main) }
 }
 
-/// An address on this host that leads to the HTTP port `main` as `trust` has it, as long as the test runs.
+/// Starts a proxy on this host to the HTTP port `main` with `trust`, for the duration of the test, and returns its
+/// address.
 pub async fn open(main: SocketAddr, trust: Trust) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("there is a free port");
     let address = listener.local_addr().expect("a listener has an address");

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_read_as_it_is_written() {
+    fn displayed_identity_parses_back() {
         for uri in [
             "spiffe://remoe/ns/operator",
             "spiffe://remoe/ns/gateway",
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_texts_mean_the_same_and_nothing_else_is_a_name() {
+    fn identities_have_exactly_one_text_form() {
         let long = format!("spiffe://remoe/{}/operator", "n".repeat(PART_BYTES + 1));
         for uri in [
             "",
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_know_those_of_their_deployment() {
+    fn identity_gives_the_counterpart_of_its_deployment() {
         let main = Identity::Main { namespace: "ns".to_owned(), deployment: "uid".to_owned() };
         let remote = main.remote();
         assert_eq!(remote.as_ref().and_then(Identity::main), Some(main));

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_said_of_certificates_is_a_refusal() {
+    fn only_certificate_alerts_are_refusals() {
         let heard = |alert| io::Error::other(TlsError::AlertReceived(alert));
         assert!(is_refusal(&heard(AlertDescription::CertificateExpired)));
         assert!(

@@ -295,7 +295,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
 
-    /// Both ends of a connection.
+    /// Returns both ends of a connection.
     async fn connection() -> (Socket, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_written_arrives_though_something_lies_unread() {
+    async fn written_data_arrives_despite_unread_input() {
         const BYTES: usize = 8 << 20;
         let (mut socket, mut client) = connection().await;
         client.write_all(&[1; 1000]).await.unwrap();
@@ -319,13 +319,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_end_that_never_closes_is_not_waited_for_without_end() {
+    async fn lingering_ends_at_its_timeout() {
         let (mut socket, _client) = connection().await;
         socket.shutdown().await.unwrap();
     }
 
     #[tokio::test]
-    async fn who_makes_place_for_another_does_not_linger() {
+    async fn evicted_connection_does_not_linger() {
         let (mut socket, _client) = connection().await;
         socket.peer.close();
         socket.shutdown().await.unwrap();

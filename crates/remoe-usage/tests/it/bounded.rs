@@ -1,6 +1,6 @@
-//! However many requests there were, what is remembered of them takes no more than it may, on disk and in memory.
+//! The training history is bounded on disk and in memory for any number of requests.
 //!
-//! `REMOE_STORE_RECORDS` says how many; `make nightly` ten million.
+//! `REMOE_STORE_RECORDS` is the number of requests; `make nightly` uses ten million.
 
 use crate::model;
 
@@ -30,18 +30,18 @@ fn predictor(folder: &Path) -> UsagePredictor {
     UsagePredictor::new(header, embedding, PromptReader::for_ids(VOCABULARY as usize), None, options).unwrap()
 }
 
-/// Bytes of this process in memory.
+/// Returns the resident memory of this process, in bytes.
 fn resident() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
     4096 * pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap()
 }
 
 #[test]
-fn what_is_remembered_is_bounded_however_much_there_was() {
+fn history_is_bounded_for_any_number_of_requests() {
     let records: u64 = std::env::var("REMOE_STORE_RECORDS").map_or(30_000, |number| number.parse().unwrap());
     let folder = tempfile::tempdir().unwrap();
     let mut predictor = predictor(folder.path());
-    // Which experts they use depends on the number, and so does whose they are.
+    // The number of a request decides its experts and its tenant.
     let told: Vec<String> = (0..EXPERTS as u32)
         .map(|expert| {
             let experts = [(expert, 0.5), ((expert + 1) % EXPERTS as u32, 0.5)];
@@ -79,7 +79,7 @@ fn what_is_remembered_is_bounded_however_much_there_was() {
     let grown = resident().saturating_sub(settled);
     assert!(grown < SLACK, "{grown} bytes more than after {} requests", records / 10);
     eprintln!("{records} requests: at most {} remembered in {} bytes, {grown} bytes more", most.0, most.1);
-    // And comes back.
+    // The history is restored.
     let before = predictor.history_size().requests;
     drop(predictor);
     assert!(self::predictor(folder.path()).history_size().requests >= before / 2);

@@ -1,4 +1,4 @@
-//! Tests of foresight, in one program.
+//! Tests of expert usage prediction, in one test program.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
 mod bounded;

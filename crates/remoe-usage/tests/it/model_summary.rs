@@ -1,4 +1,4 @@
-//! A main function's summary of a model is enough to predict its requests.
+//! A model summary from a main function suffices for predictions.
 
 use remoe_model::Checkpoint;
 use remoe_predictor::record::{ActivationRecord, RecordHeader};
@@ -51,7 +51,7 @@ fn embedding(checkpoint: &Checkpoint) -> Embedding {
     Embedding::new(checkpoint.config().hidden_size, kind, table.into()).unwrap()
 }
 
-/// The predictors of a history in which tokens of either half of the vocabulary have experts of their own.
+/// Trains predictors on a history in which the two halves of the vocabulary use different experts.
 fn predictors(
     header: &RecordHeader,
     embedding: &Embedding,
@@ -82,7 +82,7 @@ fn predictors(
     (sketch, trained, portable)
 }
 
-/// The demo model in a folder of its own with `files` in its folder of predictors.
+/// Creates a folder with the demo model and `files` in its predictor folder.
 fn model_with(files: &[(&str, Vec<u8>)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(demo()).unwrap().map(|file| file.unwrap()) {
@@ -94,9 +94,9 @@ fn model_with(files: &[(&str, Vec<u8>)]) -> tempfile::TempDir {
     folder
 }
 
-/// Usage expected of the first requests of a new tenant.
+/// Returns the predicted usage of a new tenant's first requests.
 fn first_requests(mut predictor: UsagePredictor) -> Vec<Vec<f32>> {
-    // Of either half of the vocabulary.
+    // One request for each half of the vocabulary.
     let ids = |first: u32| (0..100).map(|at| first + at * 104_729 % 2048).collect::<Vec<u32>>();
     let bodies = [
         serde_json::json!({"messages": [{"role": "user", "content": "And the LORD spake unto Moses"}]}),
@@ -118,7 +118,7 @@ fn first_requests(mut predictor: UsagePredictor) -> Vec<Vec<f32>> {
     expected.collect()
 }
 
-/// As a program beside the model predicts with this predictor over this embedding.
+/// Returns the prediction of a program beside the model, with this predictor and embedding.
 fn beside(model: &Path, embedding: Embedding, predictor: Box<dyn TunedPredictor>) -> UsagePredictor {
     let checkpoint = Checkpoint::open(model).unwrap();
     let prompts = PromptReader::open(&checkpoint).unwrap();
@@ -141,7 +141,7 @@ fn gateway_with_a_sketch_predicts_as_the_portable_one_does() {
     let summary = ModelSummary::from_bytes(&bytes.into()).unwrap();
     let far = first_requests(summary.open(PredictorOptions::default()).unwrap());
     assert_eq!(far, first_requests(beside(model.path(), sketch, Box::new(portable))));
-    // The halves of the vocabulary have experts of their own: they were predicted, and not the mean.
+    // The halves of the vocabulary use different experts: the prediction follows them, not the mean.
     assert_ne!(far[1], far[2]);
 }
 
@@ -162,7 +162,7 @@ fn gateway_with_full_embedding_predicts_like_full_predictor() {
     }
 }
 
-/// Predicts the usage of a question, after an answer to a similar one.
+/// Predicts the usage of a question after a similar one was learned.
 fn expected(mut predictor: UsagePredictor, header: &RecordHeader) -> Vec<f32> {
     let mut activations = Activations::new(header.layers.len(), header.experts as usize);
     let used: Vec<(u32, f32)> = (0..header.top_k).map(|expert| (expert, 1.0)).collect();
@@ -200,7 +200,7 @@ fn predictions_are_those_of_one_who_has_the_model() {
 }
 
 #[test]
-fn what_is_no_primer_is_refused() {
+fn invalid_model_summary_is_refused() {
     let (_, bytes) = told();
     let line = bytes.iter().position(|byte| *byte == b'\n').unwrap();
     let head = String::from_utf8(bytes[..line].to_vec()).unwrap();
@@ -224,7 +224,7 @@ fn what_is_no_primer_is_refused() {
     assert!(matches!(unwanted, Err(ModelSummaryError::Form(_))));
 }
 
-/// A sketch keeps which prompts are alike: of 200 prompts most of the nearest ones stay the nearest.
+/// A sketch preserves similarity: of 200 prompts, most nearest neighbours stay the same.
 #[test]
 fn sketches_keep_who_is_near() {
     let checkpoint = Checkpoint::open(demo()).unwrap();
@@ -237,7 +237,7 @@ fn sketches_keep_who_is_near() {
     let sketch = Embedding::new(hidden / 2, EmbeddingType::F16, sketched.into()).unwrap();
     assert_eq!(sketch.vocabulary(), whole.vocabulary());
     let vocabulary = whole.vocabulary() as u32;
-    // Prompts of ten topics: tokens of a tenth of the vocabulary each.
+    // Prompts of ten topics, each with the tokens of a tenth of the vocabulary.
     let prompt = |number: u32| -> Vec<u32> {
         (0..40)
             .map(|at| (number % 10) * (vocabulary / 10) + (number * 7919 + at * 104_729) % (vocabulary / 10))

@@ -1,4 +1,4 @@
-//! Gateways learn from each other's files: each request once, whatever else lies there.
+//! Gateways learn from each other's files: each request once, despite invalid files.
 
 use crate::model;
 
@@ -63,7 +63,7 @@ fn serve(gateway: &mut UsagePredictor, count: u64) {
     }
 }
 
-/// Requests that `gateway` learns in one look.
+/// Reads new requests once and returns the number that `gateway` learned.
 fn look(gateway: &mut UsagePredictor, exchange: &mut PeerHistoryReader, files: &[PathBuf]) -> usize {
     let mut learned = 0;
     exchange.read_new(files, |records| {
@@ -74,7 +74,7 @@ fn look(gateway: &mut UsagePredictor, exchange: &mut PeerHistoryReader, files: &
 }
 
 #[test]
-fn what_one_gateway_learns_another_one_knows() {
+fn gateway_learns_requests_of_another_gateway() {
     let root = tempfile::tempdir().unwrap();
     let folders = ["0", "1"].map(|part| root.path().join(part));
     let [mut one, mut other] = [&folders[0], &folders[1]].map(|folder| gateway(folder, LIMIT));
@@ -91,13 +91,13 @@ fn what_one_gateway_learns_another_one_knows() {
     assert_eq!(expected(&mut other), None);
     assert_eq!(look(&mut other, &mut exchange, &files), 40);
     let (theirs, own) = (expected(&mut other).unwrap(), expected(&mut one).unwrap());
-    // The file has 65535ths.
+    // The file stores shares in 65535ths.
     assert!(theirs.iter().zip(&own).all(|(a, b)| (a - b).abs() < 1e-3), "{theirs:?} {own:?}");
     assert_eq!(other.quality().shared, 40);
     assert_eq!(look(&mut other, &mut exchange, &files), 0, "nothing is learned twice");
     serve(&mut one, 3);
     assert_eq!(look(&mut other, &mut exchange, &files), 3, "what came since is");
-    // A gateway that starts again, and one that starts after the other has ended.
+    // A gateway that restarts, and one that starts after the other has ended.
     drop((one, other));
     let mut other = gateway(&folders[1], LIMIT);
     assert_eq!(other.history_size().requests, 0, "each stores what it has served itself");
@@ -108,7 +108,7 @@ fn what_one_gateway_learns_another_one_knows() {
     let copy = HistoryStore::file_in(&root.path().join("2"));
     std::fs::copy(&files[0], &copy).unwrap();
     assert_eq!(look(&mut other, &mut exchange, &[files[0].clone(), copy]), 0);
-    // A tenant that is not to be remembered is not, whichever gateway served it.
+    // An opted-out tenant is not learned from, whichever gateway served it.
     come(&mut other, 1, Retention::Counts);
     assert_eq!(other.history_size().requests, 0);
     let mut reopened = other.peer_history_reader().unwrap();
@@ -121,7 +121,7 @@ fn rewritten_file_is_resumed_without_learning_twice() {
     let folders = ["0", "1"].map(|part| root.path().join(part));
     let [mut one, mut other] = [&folders[0], &folders[1]].map(|folder| gateway(folder, 4096));
     let files = [HistoryStore::file_in(&folders[0])];
-    // Other tenants have most of its memory: it forgets soon.
+    // Other tenants take most of its memory, so it evicts early.
     for (id, name) in ["b", "c", "d"].into_iter().enumerate() {
         let (id, tenant) = (id as u64, Tenant::named(name));
         other.begin_request(RequestArrival {
@@ -139,14 +139,14 @@ fn rewritten_file_is_resumed_without_learning_twice() {
         learned += look(&mut other, &mut exchange, &files);
     }
     assert!(std::fs::metadata(&files[0]).unwrap().len() <= 4096, "it has room for some sixty");
-    // Redundant requests were removed when the file was rewritten, and cannot be read any more. The other gateway does
-    // not learn again what it has forgotten since.
+    // Redundant requests were removed when the file was rewritten and cannot be read any more. The other gateway does
+    // not learn evicted requests again.
     assert!((150..=300).contains(&learned), "{learned}");
     assert!(other.history_size().requests < 60);
 }
 
 #[test]
-fn what_is_taken_at_a_time_is_bounded_and_the_rest_comes_later() {
+fn each_pass_over_peer_files_is_bounded() {
     let root = tempfile::tempdir().unwrap();
     let folders = ["0", "1"].map(|part| root.path().join(part));
     let [mut one, mut other] = [&folders[0], &folders[1]].map(|folder| gateway(folder, LIMIT));
@@ -167,7 +167,7 @@ fn what_is_taken_at_a_time_is_bounded_and_the_rest_comes_later() {
     assert_eq!(looks.iter().sum::<usize>(), 2500);
     assert!(looks.iter().all(|taken| *taken <= 1024 + 64) && looks[3] == 0, "{looks:?}");
     assert!(pieces.iter().all(|piece| *piece <= 64), "{pieces:?}");
-    // A reader that does not want more gets no more.
+    // Reading ends when the callback returns false.
     let (mut told, mut again) = (0, other.peer_history_reader().unwrap());
     again.read_new(&files, |_| {
         told += 1;
@@ -177,7 +177,7 @@ fn what_is_taken_at_a_time_is_bounded_and_the_rest_comes_later() {
 }
 
 #[test]
-fn what_is_no_file_of_a_gateway_is_passed_over() {
+fn invalid_history_files_are_skipped() {
     let root = tempfile::tempdir().unwrap();
     let part = |name: &str| {
         let folder = root.path().join(name);
@@ -195,12 +195,12 @@ fn what_is_no_file_of_a_gateway_is_passed_over() {
     std::fs::create_dir(&folder).unwrap();
     std::fs::write(&garbage, [0xff; 1000]).unwrap();
     std::fs::write(&zeros, [0; 4000]).unwrap();
-    // Longer than a file may be: holes without end.
+    // A sparse file beyond the size limit.
     std::fs::File::create(&long).unwrap().set_len(1 << 40).unwrap();
     let other_model = part("other");
     let header = RecordHeader { model: "cd".repeat(32), ..header() };
     HistoryStore::open(other_model.parent().unwrap(), &header, 2, LIMIT, |_| ()).unwrap();
-    // One that numbers its requests so that none would follow, and tells of requests that cannot be.
+    // A file with the largest possible number and with impossible requests.
     let hostile = part("hostile");
     let mut store = HistoryStore::open(hostile.parent().unwrap(), &self::header(), 2, LIMIT, |_| ()).unwrap();
     let mut tell = |number: u64, vector: [f32; 2]| {
@@ -225,7 +225,7 @@ fn what_is_no_file_of_a_gateway_is_passed_over() {
     assert_eq!(look(&mut other, &mut exchange, &files), 11, "ten of the honest one, and one that could be");
     assert_eq!(look(&mut other, &mut exchange, &files), 0);
 
-    // A record that is damaged, or not whole yet, holds the others up for one look at most.
+    // A damaged or incomplete record delays the others by one pass at most.
     let mut damaged = whole.clone();
     damaged[head(&whole) + 20] ^= 1;
     let copy = part("copy");
@@ -239,7 +239,7 @@ fn what_is_no_file_of_a_gateway_is_passed_over() {
     assert_eq!(look(&mut fresh, &mut exchange, &[copy]), 1);
 }
 
-/// Bytes of the first frame.
+/// Returns the size of the first frame, in bytes.
 fn head(file: &[u8]) -> usize {
     8 + u32::from_le_bytes(file[..4].try_into().unwrap()) as usize
 }
@@ -283,14 +283,14 @@ fn opted_out_tenant_is_erased_from_file_of_ended_gateway() {
     come(&mut gateway, 1, Retention::Counts);
     rid(&mut exchange);
     assert_eq!(of_tenants(&ended), [b]);
-    // And what another one left there since.
+    // Requests that another gateway has added since are erased as well.
     serve(&mut self::gateway(&ended, LIMIT), 2);
     rid(&mut exchange);
     assert_eq!(of_tenants(&ended), [b]);
     assert!(std::fs::symlink_metadata(HistoryStore::file_in(&linked)).unwrap().is_symlink());
     assert_eq!(std::fs::read(HistoryStore::file_in(&elsewhere)).unwrap(), others);
     assert!(!root.path().join("none").exists());
-    // Who is remembered again is left alone.
+    // A tenant that opts in again keeps its requests.
     come(&mut gateway, 2, Retention::Records);
     serve(&mut self::gateway(&ended, LIMIT), 2);
     rid(&mut exchange);
@@ -298,7 +298,7 @@ fn opted_out_tenant_is_erased_from_file_of_ended_gateway() {
 }
 
 #[test]
-fn a_watch_reads_what_others_learn_meanwhile() {
+fn service_learns_from_other_gateways() {
     let root = tempfile::tempdir().unwrap();
     let folders = ["0", "1"].map(|part| root.path().join(part));
     let mut one = gateway(&folders[0], LIMIT);
@@ -319,7 +319,7 @@ fn a_watch_reads_what_others_learn_meanwhile() {
     assert!(watch.begin_request(1, "a", Retention::Records, body().as_bytes()));
     let mix = watch.predict_joint_usage(long).unwrap();
     assert!(mix.shares.rows().all(|row| row[2] + row[3] > 0.7), "{mix:?}");
-    // Both threads end with it.
+    // Both threads end with the service.
     drop(watch);
     assert!(
         told.recv_timeout(long).is_err_and(|error| error == std::sync::mpsc::RecvTimeoutError::Disconnected)

@@ -1,4 +1,4 @@
-//! Whose requests a tenant's predictions depend on: its own, and those of tenants that share theirs.
+//! Dependence of predictions on tenants: only on the tenant's own requests and those of contributors.
 
 use crate::model;
 
@@ -23,12 +23,12 @@ fn embedding() -> Embedding {
     Embedding::from_rows(3, &rows.collect::<Vec<_>>()).unwrap()
 }
 
-/// Tokens of a topic, 0 or 1: the even or the odd ones.
+/// Returns the tokens of topic 0 or 1: the even or the odd ones.
 fn prompt(topic: u32, number: u32) -> Vec<u32> {
     (0..8).map(|at| (number * 3 + at * 2) % 20 * 2 + topic).collect()
 }
 
-/// A history in which all requests used expert 3, as no request here does.
+/// Trains a predictor on a history in which all requests used expert 3, which no request here uses.
 fn trained() -> Box<dyn TunedPredictor> {
     let record = |number: u32| ActivationRecord {
         prompt: prompt(number % 2, number),
@@ -58,7 +58,7 @@ fn come(predictor: &mut UsagePredictor, id: u64, tenant: &str, retention: Retent
     });
 }
 
-/// A request of `tenant` about `topic` that used `expert` alone.
+/// Serves a request of `tenant` about `topic` that used `expert` alone.
 fn serve(
     predictor: &mut UsagePredictor,
     tenant: &str,
@@ -83,7 +83,7 @@ fn expected(predictor: &mut UsagePredictor, tenant: &str, topic: u32) -> Option<
     mix.map(|mix| mix.shares)
 }
 
-/// A stream of numbers below `bound`; the same everywhere for a seed.
+/// Returns pseudo-random numbers below `bound`, reproducible from a seed.
 struct NumberStream(u64);
 
 impl NumberStream {
@@ -99,7 +99,7 @@ fn predictions_depend_on_no_tenant_that_does_not_share() {
         for with_trained in [false, true] {
             let mut stream = NumberStream(seed);
             let [mut with, mut without] = [(); 2].map(|()| predictor(with_trained.then(trained)));
-            // Each of the others changes its mind from request to request; `x` shares from some request on.
+            // The other tenants change their retention from request to request; `x` starts to share at some request.
             for number in 0..40 {
                 let of_others = ["b", "c", "d"][stream.below(3) as usize];
                 let retention =
@@ -114,7 +114,7 @@ fn predictions_depend_on_no_tenant_that_does_not_share() {
                     serve(predictor, "x", retention, own, 1);
                 }
             }
-            // A tenant with records of its own, one that is new, and the one that has shared its records until here.
+            // A tenant with its own records, a new one, and the one that has shared its records until now.
             for (tenant, topic) in [("a", 0), ("a", 1), ("new", 0), ("new", 1), ("x", 0)] {
                 let [one, other] = [&mut with, &mut without].map(|one| expected(one, tenant, topic));
                 assert_eq!(one, other, "seed {seed}, {tenant}");
@@ -136,10 +136,10 @@ fn new_tenant_is_predicted_by_what_others_share() {
     let mut predictor = predictor(None);
     (0..20).for_each(|number| serve(&mut predictor, "a", Retention::Shared, (0, number), 0));
     let work = |shares: &UsageShares| shares.rows().map(|row| row[0] + row[1]).sum::<f32>() / LAYERS as f32;
-    // Half of the way from shares that are alike, as the prior's error is not known.
+    // Half way from equal shares, because the prior's error is unknown.
     let first = expected(&mut predictor, "new", 0).unwrap();
     assert!((work(&first) - 0.75).abs() < 0.01, "{first:?}");
-    // As soon as it has records they alone say what it will use.
+    // Once it has records, the prediction uses them alone.
     (0..4).for_each(|number| serve(&mut predictor, "new", Retention::Records, (0, number), 3));
     let own = expected(&mut predictor, "new", 0).unwrap();
     serve(&mut predictor, "a", Retention::Shared, (1, 50), 1);
@@ -152,7 +152,7 @@ fn tenant_that_shares_no_more_leaves_no_prior() {
         let mut predictor = predictor(None);
         (0..20).for_each(|number| serve(&mut predictor, "a", Retention::Shared, (0, number), 0));
         assert!(expected(&mut predictor, "new", 0).is_some());
-        // A request that still runs contributes nothing either.
+        // An active request contributes nothing either.
         come(&mut predictor, 500, "a", Retention::Shared, &prompt(0, 5));
         come(&mut predictor, 501, "a", retention, &prompt(0, 5));
         predictor.end_request(501);
@@ -187,7 +187,7 @@ fn shared_tenant_records_of_other_gateways_join_the_prior() {
     let mut predictor = predictor(None);
     assert_eq!(predictor.learn_shared(&told), 8);
     assert_eq!(expected(&mut predictor, "new", 0), None, "it has not said that it shares");
-    // What is known of it by then counts from its first request that is shared.
+    // Its earlier records count from its first shared request on.
     come(&mut predictor, 500, "a", Retention::Shared, &prompt(0, 5));
     predictor.end_request(500);
     let before = expected(&mut predictor, "new", 0).unwrap();
@@ -204,7 +204,7 @@ fn shared_usage_outweighs_a_trained_predictor_that_is_wrong() {
     let last = |shares: &UsageShares| shares.rows().map(|row| row[3]).sum::<f32>() / LAYERS as f32;
     let by_trained = expected(&mut predictor, "new", 0).unwrap();
     assert!(last(&by_trained) > 0.95, "{by_trained:?}");
-    // How near a tenant's own requests are to its own mean says nothing of a new one.
+    // The distance of a tenant's requests from its own mean says nothing about a new tenant.
     (0..40).for_each(|number| serve(&mut predictor, "a", Retention::Shared, (0, number), 0));
     assert_eq!(expected(&mut predictor, "new", 0).unwrap(), by_trained, "nothing to go by yet");
     (0..40).for_each(|number| serve(&mut predictor, "b", Retention::Shared, (0, number), 0));

@@ -1,4 +1,4 @@
-//! Requests come, are predicted, turn out, and are learned from.
+//! Life of requests in the predictor: arrival, prediction, comparison, learning.
 
 use crate::model;
 
@@ -19,7 +19,7 @@ fn header() -> RecordHeader {
     model::header(LAYERS, EXPERTS)
 }
 
-/// Even tokens point one way, odd ones another, each a little its own.
+/// Creates an embedding in which even and odd tokens have different directions, each with a small variation.
 fn embedding() -> Embedding {
     let rows = (0..VOCABULARY).flat_map(|id| {
         let own = id as f32 / 400.0;
@@ -38,12 +38,12 @@ fn predictor(store: Option<(&Path, u64)>) -> UsagePredictor {
     UsagePredictor::new(header(), embedding(), prompts, None, options).unwrap()
 }
 
-/// A prompt of a topic, 0 or 1.
+/// Returns a prompt of topic 0 or 1.
 fn prompt(topic: u32, number: u32) -> Vec<u32> {
     (0..8).map(|at| (number * 3 + at * 2) % 20 * 2 + topic).collect()
 }
 
-/// Topic 0 uses experts 0 and 1, topic 1 experts 2 and 3.
+/// Returns the activations of a topic: topic 0 uses experts 0 and 1, topic 1 experts 2 and 3.
 fn used(topic: u32, tokens: usize, steps: usize) -> String {
     let experts = [(2 * topic, 0.5), (2 * topic + 1, 0.5)];
     let mut activations = Activations::new(LAYERS, EXPERTS);
@@ -93,14 +93,14 @@ fn work(shares: &UsageShares, experts: [usize; 2]) -> f32 {
 }
 
 #[test]
-fn those_who_wait_are_expected_to_use_what_their_like_have_used() {
+fn waiting_requests_are_predicted_from_similar_ones() {
     let mut predictor = predictor(None);
     assert_eq!(expected(&mut predictor, "a", 0), None, "nothing is known yet");
     (0..40).for_each(|number| serve(&mut predictor, "a", number % 2, number % 2, number));
     let of = |predictor: &mut UsagePredictor, topic| expected(predictor, "a", topic).unwrap();
     assert!(work(&of(&mut predictor, 0), [0, 1]) > 0.7);
     assert!(work(&of(&mut predictor, 1), [2, 3]) > 0.7);
-    // One of each: by their tokens, which are alike.
+    // One request of each topic, with equal tokens and thus equal weight.
     come(&mut predictor, 900, "a", &prompt(0, 5));
     come(&mut predictor, 901, "a", &prompt(1, 5));
     let mix = predictor.predict_joint_usage().unwrap().unwrap();
@@ -115,7 +115,7 @@ fn those_who_wait_are_expected_to_use_what_their_like_have_used() {
 }
 
 #[test]
-fn what_was_used_of_late_follows_within_some_requests() {
+fn observed_usage_follows_a_change_within_28_requests() {
     let mut predictor = predictor(None);
     (0..100).for_each(|number| serve(&mut predictor, "a", 0, 0, number));
     let mut after = 0;
@@ -127,21 +127,21 @@ fn what_was_used_of_late_follows_within_some_requests() {
 }
 
 #[test]
-fn a_poisoned_record_changes_no_other_tenants_plan() {
+fn poisoned_record_leaves_other_tenants_unchanged() {
     let mut predictor = predictor(None);
     (0..20).for_each(|number| serve(&mut predictor, "good", number % 2, number % 2, number));
     let before = expected(&mut predictor, "good", 0);
-    // The other tenant's prompts are the same, and all that is told of them is wrong.
+    // The other tenant has the same prompts with wrong activations.
     (0..200).for_each(|number| serve(&mut predictor, "bad", number % 2, 1 - number % 2, 1000 + number));
     assert_eq!(expected(&mut predictor, "good", 0), before);
     assert!(work(&expected(&mut predictor, "bad", 0).unwrap(), [2, 3]) > 0.7, "it has only itself to blame");
-    // Counts that claim more than their tokens are refused as they come.
+    // Counts beyond the number of tokens are refused.
     assert!(predictor.record_usage(1, "2.AQIEAQH/////DwAAAA").is_err());
     assert_eq!(expected(&mut predictor, "good", 0), before);
 }
 
 #[test]
-fn what_was_learned_survives_and_stays_within_its_bounds() {
+fn history_survives_restart_within_its_limit() {
     let folder = tempfile::tempdir().unwrap();
     let limit = 16 << 10;
     let mut first = predictor(Some((folder.path(), limit)));
@@ -157,14 +157,14 @@ fn what_was_learned_survives_and_stays_within_its_bounds() {
     assert!(second.history_size().requests > 20);
     let after = expected(&mut second, "b", 1).unwrap();
     assert!((work(&before, [2, 3]) - work(&after, [2, 3])).abs() < 0.05);
-    // Before anybody comes it is known what requests use on average.
+    // The mean usage is known before the first request.
     let mean = second.mean_usage(ByPhase { prefill: 3.0, decode: 1.0 }).unwrap().unwrap();
     assert!((work(&mean, [0, 1]) - 0.5).abs() < 0.1, "{mean:?}");
     assert_eq!(predictor(None).mean_usage(ByPhase::both(1.0)).unwrap(), None);
 }
 
 #[test]
-fn nothing_of_a_prompts_text_is_kept() {
+fn stored_history_contains_no_prompt_text() {
     let folder = tempfile::tempdir().unwrap();
     let mut predictor = predictor(Some((folder.path(), 1 << 20)));
     let secret: Vec<u32> = vec![2, 4, 6, 8, 10, 12, 14, 16];
@@ -173,7 +173,7 @@ fn nothing_of_a_prompts_text_is_kept() {
     let file = std::fs::read(folder.path().join("experience")).unwrap();
     let ids: Vec<u8> = secret.iter().flat_map(|id| id.to_le_bytes()).collect();
     assert!(!file.windows(8).any(|bytes| ids.windows(8).any(|ids| ids == bytes)));
-    // The same tokens in another order leave the same record but for its number.
+    // The same tokens in another order give the same record but for its number.
     let size = file.len();
     come(&mut predictor, 2, "a", &secret.iter().rev().copied().collect::<Vec<_>>());
     predictor.record_usage(2, &used(0, secret.len(), 0)).unwrap();
@@ -185,7 +185,7 @@ fn nothing_of_a_prompts_text_is_kept() {
 #[test]
 fn cached_prefix_prompt_teaches_from_its_computed_rest() {
     let mut predictor = predictor(None);
-    // Half of the prompt, about topic 0, was kept from others; what was computed is about topic 1.
+    // The first half of the prompt, about topic 0, was in the prefix cache; the computed rest is about topic 1.
     for number in 0..40 {
         let prompt = [prompt(0, number), prompt(1, number)].concat();
         come(&mut predictor, 1, "a", &prompt);
@@ -194,24 +194,24 @@ fn cached_prefix_prompt_teaches_from_its_computed_rest() {
     assert_eq!(predictor.history_size().requests, 40);
     assert_eq!(predictor.quality().compared, 0, "the whole prompt was predicted, and not the rest");
     assert!(work(&expected(&mut predictor, "a", 1).unwrap(), [2, 3]) > 0.7);
-    // A few tokens say nothing.
+    // A few tokens are not learned from.
     come(&mut predictor, 1, "a", &prompt(0, 1));
     predictor.record_usage(1, &used(0, 3, 4)).unwrap();
     assert_eq!(predictor.history_size().requests, 40);
 }
 
-/// If a prompt is longer than what predictions look at, the computed part may lie beyond that.
+/// The computed part of a long prompt may lie beyond the tokens that predictions use.
 #[test]
 fn long_prompt_teaches_only_from_its_computed_part() {
     let mut predictor = predictor(None);
     let long = |topic: u32, tokens: usize| -> Vec<u32> {
         (0..).flat_map(|number| prompt(topic, number)).take(tokens).collect()
     };
-    // All that is known of it was kept from others.
+    // All retained tokens came from the prefix cache.
     come(&mut predictor, 1, "a", &long(0, 4000));
     predictor.record_usage(1, &used(1, 1000, 4)).unwrap();
     assert_eq!(predictor.history_size().requests, 0);
-    // 1,000 tokens about topic 0 were kept, and what follows is about topic 1.
+    // 1,000 tokens about topic 0 were cached, and the rest is about topic 1.
     for _ in 0..40 {
         come(&mut predictor, 1, "a", &[long(0, 1000), long(1, 3000)].concat());
         predictor.record_usage(1, &used(1, 3000, 4)).unwrap();
@@ -221,7 +221,7 @@ fn long_prompt_teaches_only_from_its_computed_part() {
     assert!(work(&expected(&mut predictor, "a", 1).unwrap(), [2, 3]) > 0.7);
 }
 
-/// As docs/cost.md says of the largest models: neither layers nor experts are series.
+/// As docs/cost.md states for the largest models: series grow with neither layers nor experts.
 #[test]
 fn series_do_not_grow_with_the_model() {
     let header = RecordHeader { layers: (3..61).collect(), experts: 256, ..header() };
@@ -256,7 +256,7 @@ fn series_do_not_grow_with_the_model() {
                 let values: Vec<f64> =
                     work.map(|line| line.split(' ').next_back().unwrap().parse().unwrap()).collect();
                 assert!((values.iter().sum::<f64>() - 1.0).abs() < 1e-6, "{labels:?}: {values:?}");
-                // It is known from the past which two experts are used.
+                // The history tells which two experts are used.
                 let first = activation.iter().find(|line| {
                     line.contains("eighth=\"1\"") && labels.iter().all(|label| line.contains(label.as_str()))
                 });
@@ -266,15 +266,15 @@ fn series_do_not_grow_with_the_model() {
     }
 }
 
-/// Forged report of a main function: so many positions in both phases, all of them by experts 0 and 1.
+/// Returns a forged report of a main function: `positions` positions in both phases, all by experts 0 and 1.
 fn forged(positions: u32) -> String {
     let weights = [1.0, 1.0, 0.0, 0.0].repeat(LAYERS);
     let shares = UsageShares::from_weights(EXPERTS, weights).unwrap().to_text(1000).unwrap();
     format!("3.{positions}.{shares}.{positions}.{shares}")
 }
 
-/// Predicts a request of `tenant` whose client does not limit the answer.
-fn said(predictor: &mut UsagePredictor, tenant: &str) -> JointUsage {
+/// Predicts a request of `tenant` without an output limit.
+fn predicted(predictor: &mut UsagePredictor, tenant: &str) -> JointUsage {
     let body = serde_json::json!({"prompt": prompt(1, 77)}).to_string();
     let tenant = Tenant::named(tenant);
     predictor.begin_request(RequestArrival {
@@ -295,11 +295,11 @@ fn forged_record_leaves_other_tenants_predictions_unchanged() {
         serve(&mut predictor, "a", 0, 0, number);
         serve(&mut predictor, "b", 1, 1, number);
     }
-    let before = said(&mut predictor, "b");
-    let of_a = said(&mut predictor, "a");
+    let before = predicted(&mut predictor, "b");
+    let of_a = predicted(&mut predictor, "a");
     let observed = predictor.observed().joint_usage().unwrap().unwrap();
     assert!((work(&observed.shares, [0, 1]) - 0.5).abs() < 0.05);
-    // What cannot be is refused.
+    // Impossible reports are refused.
     for text in
         ["", "2.", "3.1", "3.-1..0.", "3.NaN..0.", "3.99999999999999999999..0.", "3.1.//.0.", "2.//////////8"]
     {
@@ -307,10 +307,10 @@ fn forged_record_leaves_other_tenants_predictions_unchanged() {
         assert!(predictor.record_usage(900, text).is_err(), "{text}");
         predictor.end_request(900);
     }
-    // What could be, and is not so: of the other topic's prompts, and as long as no answer is.
+    // A possible but false report: about the other topic, with more tokens than any answer has.
     come(&mut predictor, 901, "a", &prompt(1, 77));
     predictor.record_usage(901, &forged(u32::MAX)).unwrap();
-    // What another gateway might tell.
+    // Records that another gateway might store.
     let record = |number: u64, vector: Vec<f32>, value: f32| {
         let weights = [value, 0.0, 0.0, 0.0].repeat(LAYERS);
         let prefill = UsageShares::from_weights(EXPERTS, weights).unwrap();
@@ -328,9 +328,9 @@ fn forged_record_leaves_other_tenants_predictions_unchanged() {
         record(8, vec![0.0, 1.0, 0.0], -1.0),
     ];
     assert_eq!(predictor.learn_shared(&shared), 3, "the last ones have the form of requests");
-    assert_eq!(said(&mut predictor, "b"), before);
-    assert_ne!(said(&mut predictor, "a"), of_a);
-    // In what was used of late it weighs as much as eight requests, not as four billion tokens.
+    assert_eq!(predicted(&mut predictor, "b"), before);
+    assert_ne!(predicted(&mut predictor, "a"), of_a);
+    // In recent usage it has the weight of eight requests, not of four billion tokens.
     let observed = predictor.observed().joint_usage().unwrap().unwrap();
     assert!(work(&observed.shares, [0, 1]) < 0.62, "{}", work(&observed.shares, [0, 1]));
     (0..48).for_each(|number| serve(&mut predictor, "b", 1, 1, number));
@@ -339,7 +339,7 @@ fn forged_record_leaves_other_tenants_predictions_unchanged() {
 }
 
 #[test]
-fn a_first_record_that_lies_is_outweighed_soon() {
+fn forged_first_record_has_bounded_weight() {
     let mut predictor = predictor(None);
     come(&mut predictor, 1, "a", &prompt(0, 1));
     predictor.record_usage(1, &forged(u32::MAX)).unwrap();
@@ -348,7 +348,7 @@ fn a_first_record_that_lies_is_outweighed_soon() {
 }
 
 #[test]
-fn nothing_single_is_remembered_of_a_tenant_that_says_so() {
+fn opted_out_tenant_leaves_no_record() {
     let folder = tempfile::tempdir().unwrap();
     let stored = || std::fs::metadata(folder.path().join("experience")).unwrap().len();
     let mut predictor = predictor(Some((folder.path(), 1 << 20)));
@@ -358,7 +358,7 @@ fn nothing_single_is_remembered_of_a_tenant_that_says_so() {
     (0..10).for_each(|number| serve(&mut predictor, "a", 1, 1, number));
     assert_eq!((predictor.history_size().requests, stored() - of_b), (2 * remembered, of_b - empty));
 
-    // Its past goes, here and from the file, and what still runs of it leaves nothing either.
+    // Its history is erased from memory and from the file, and its active requests leave no record either.
     come(&mut predictor, 500, "a", &prompt(1, 5));
     come_and_keep(&mut predictor, 501, "a", Retention::Counts, &prompt(1, 5));
     assert_eq!((predictor.history_size().requests, stored()), (remembered, of_b));
@@ -369,13 +369,13 @@ fn nothing_single_is_remembered_of_a_tenant_that_says_so() {
     assert_eq!((predictor.history_size().requests, stored()), (remembered, of_b));
     let counted = predictor.observed().joint_usage().unwrap().unwrap();
     assert!(work(&counted.shares, [2, 3]) > work(&used_before.shares, [2, 3]), "what it used is counted");
-    // Nor what another gateway tells.
+    // Records of other gateways are ignored as well.
     let shares = UsageShares::uniform(LAYERS, EXPERTS);
     let experience = UsageSample { vector: vec![0.0, 1.0, 0.0], prefill: shares, decode: None };
     let told = [StoredRequest { number: 7, tenant: Tenant::named("a"), experience }];
     assert_eq!(predictor.learn_shared(&told), 0);
 
-    // A tenant that leaves itself out is not predicted at all.
+    // A tenant without retention gets no predictions.
     come_and_keep(&mut predictor, 600, "c", Retention::Nothing, &prompt(1, 5));
     assert_eq!(predictor.predict_joint_usage().unwrap(), None);
     let (counted, compared) = (predictor.observed().clone(), predictor.quality().compared);
@@ -384,7 +384,7 @@ fn nothing_single_is_remembered_of_a_tenant_that_says_so() {
     assert_eq!((predictor.history_size().requests, stored()), (0, empty), "and its past goes");
     assert_eq!((predictor.observed(), predictor.quality().compared), (&counted, compared));
 
-    // A tenant that changes its mind is remembered from then on, after a restart as before.
+    // A tenant that opts in again is recorded from then on, also after a restart.
     serve(&mut predictor, "a", 1, 1, 700);
     assert_eq!(predictor.history_size().requests, 1);
     drop(predictor);
@@ -396,7 +396,7 @@ fn prediction_quality_is_shown_by_layer_and_metrics_documented() {
     let mut predictor = predictor(None);
     (0..40).for_each(|number| serve(&mut predictor, "a", number % 2, number % 2, number));
     let prefill = predictor.quality().phases.prefill;
-    // There are two layers: none is in the last third.
+    // With two layers, the last third is empty.
     let [Some(first), Some(middle), None] = prefill.thirds else { panic!("{prefill:?}") };
     let mean = |of: fn(&LayerThirdQuality) -> f64| (of(&first) + of(&middle)) / 2.0;
     assert!(first.divergence > 0.0, "{prefill:?}");

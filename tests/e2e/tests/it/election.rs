@@ -1,4 +1,4 @@
-//! Several operators, of which one works.
+//! Leader election among several operators.
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -37,7 +37,7 @@ async fn elected(scene: &Scene, alone: &Exclusive, name: &str) -> HostOperator {
     HostOperator::named(&scene.cluster, alone, name, &ELECTED).await
 }
 
-/// A claim with no model behind it: everything around pods is made, and a pod that waits.
+/// Deployment of a claim without a model: all objects are created, and a pod that waits.
 async fn deploy(scene: &Scene, name: &str) -> Deployment {
     Deployment::apply(scene, name, &json!({"model": {"source": "pvc://none/demo"}})).await
 }
@@ -47,10 +47,10 @@ async fn has_service(scene: &Scene, name: &str) {
     until(SOON, &format!("service {name}"), async || services.get_opt(name).await.unwrap()).await;
 }
 
-/// The leader is killed, and the next one goes on: as soon as the Lease has ended, not before.
+/// After the leader is killed, the next one takes over when the Lease expires, not before.
 #[tokio::test(flavor = "multi_thread")]
-async fn one_leads_and_another_takes_over() {
-    Scene::run("one_leads_and_another_takes_over", async |scene| {
+async fn leader_dies_and_another_takes_over() {
+    Scene::run("leader_dies_and_another_takes_over", async |scene| {
         let cluster = &scene.cluster;
         let alone = release::exclusive(cluster, 0).await;
         let start = audit::mark(cluster);
@@ -68,10 +68,10 @@ async fn one_leads_and_another_takes_over() {
         assert_eq!(taken.lease_transitions, led.lease_transitions.map(|count| count + 1));
         let lasted = |since: &LeaseSpec| since.renew_time.as_ref().expect("a renewed lease").0;
         let taken_at = taken.acquire_time.as_ref().expect("a lease that was taken").0;
-        // The dead leader could have written until its Lease ended.
+        // The dead leader could have written until its Lease expired.
         let seconds = taken_at.duration_since(lasted(&led)).as_secs();
         assert!(seconds >= 2, "taken over {seconds} s after it was seen renewed");
-        // It tries eight times in the two seconds of the Lease: another ten are for a host that is busy.
+        // It retries eight times within the two seconds of the Lease; ten more are a margin for a busy host.
         assert!(seconds <= 12, "taken over only {seconds} s after it was seen renewed");
         deploy(scene, "two").await;
         has_service(scene, "two").await;
@@ -80,10 +80,10 @@ async fn one_leads_and_another_takes_over() {
     .await;
 }
 
-/// One that stood still while another took over changes nothing when it goes on.
+/// A paused leader that lost its Lease writes nothing when it resumes.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_leader_that_stood_still_writes_nothing_more() {
-    Scene::run("a_leader_that_stood_still_writes_nothing_more", async |scene| {
+async fn paused_leader_without_lease_writes_nothing() {
+    Scene::run("paused_leader_without_lease_writes_nothing", async |scene| {
         let cluster = &scene.cluster;
         let alone = release::exclusive(cluster, 0).await;
         let mut leader = elected(scene, &alone, "leader-0").await;
@@ -91,7 +91,7 @@ async fn a_leader_that_stood_still_writes_nothing_more() {
         for round in 1..=4 {
             let name = format!("leader-{round}");
             let next = elected(scene, &alone, &name).await;
-            // It stops in the course of work, elsewhere each time.
+            // It is paused during work, at a different point each time.
             let start = audit::mark(cluster);
             for number in 0..round {
                 deploy(scene, &format!("d{round}-{number}")).await;
@@ -105,7 +105,7 @@ async fn a_leader_that_stood_still_writes_nothing_more() {
             for number in 0..round {
                 has_service(scene, &format!("d{round}-{number}-remote")).await;
             }
-            // There is something to do that it has not seen.
+            // There is a change that it has not seen.
             let gone = format!("d{round}-0");
             scene.api::<Service>().delete(&gone, &DeleteParams::default()).await.unwrap();
             has_service(scene, &gone).await;
@@ -121,7 +121,7 @@ async fn a_leader_that_stood_still_writes_nothing_more() {
     .await;
 }
 
-/// One of the chart's two operators works; when its pod is gone, the other one goes on.
+/// One of the chart's two operators leads. When its pod is deleted, the other takes over.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_operators_of_the_chart_share_one_lease() {
     Scene::run("two_operators_of_the_chart_share_one_lease", async |scene| {

@@ -1,4 +1,4 @@
-//! A deployment that sleeps, woken through the gateway of the installed chart.
+//! Scale to zero and wake through the gateway of the installed chart.
 
 use futures_util::future::join_all;
 use remoe_e2e::scene::Scene;
@@ -6,7 +6,8 @@ use remoe_e2e::{audit, demo, gateways, release};
 use remoe_test_support::http;
 use serde_json::{Value, json};
 
-/// From zero to fifty answers by one wake, and back to zero; nothing is left when it is deleted.
+/// One wake from zero gives fifty answers; then the deployment scales to zero again. Nothing is left after its
+/// deletion.
 #[tokio::test(flavor = "multi_thread")]
 async fn fifty_requests_wake_a_deployment_once() {
     Scene::run("fifty_requests_wake_a_deployment_once", async |scene| {
@@ -29,8 +30,8 @@ async fn fifty_requests_wake_a_deployment_once() {
         let mut shares = Vec::new();
         for answer in &answers {
             let (accounted, took) = (answer.accounted().as_secs_f64(), answer.took.as_secs_f64());
-            // What fifty clients on a busy host add to it themselves is not the gateway's to know; each part of a wake
-            // that it forgot would be more.
+            // Fifty clients on a busy host add time that the gateway cannot know; a forgotten part of a wake would
+            // add more.
             let usage = &answer.body["usage"];
             assert!(accounted <= took && accounted >= 0.8 * took, "{accounted} s of {took} s: {usage}");
             shares.push(accounted / took);

@@ -1,5 +1,5 @@
-//! Identities on a cluster: pods without a right to an answer get none, wherever they run and whatever labels they
-//! have. Certificates come, go with their deployment, and a condition names them where they may not be made.
+//! Identities on a cluster: unauthorised pods get no answer on any node and with any labels. Certificates are created
+//! and deleted with their deployment, and a condition reports missing rights to create them.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret};
 use kube::ResourceExt;
@@ -17,13 +17,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Clients that stream while certificates change.
+/// Number of clients that stream during a rotation.
 const CLIENTS: usize = 100;
 const PROMPT: &str = "Read Genesis 1:1.";
-/// The Secrets of the deployment `demo`.
+/// Secrets of the deployment `demo`.
 const SECRETS: [&str; 2] = ["demo-main-identity", "demo-remote-expert-identity"];
 
-/// The folder of the claim with the program that tries.
+/// Folder of the claim with the test client.
 const STRANGER: &str = "/models/stranger/stranger";
 
 fn spec(mode: &str) -> Value {
@@ -36,7 +36,7 @@ fn spec(mode: &str) -> Value {
     })
 }
 
-/// A claim `models` in the scene's namespace with the program that tries, and with the demo model.
+/// Creates a claim `models` in the scene's namespace with the test client and the demo model.
 async fn with_stranger(scene: &Scene) {
     let model = format!("demo={}", remoe_test_support::binaries::workspace().join("demo/model").display());
     let folder = tempfile::tempdir().unwrap();
@@ -45,14 +45,15 @@ async fn with_stranger(scene: &Scene) {
     claim::create(scene, "models", &["--put", &model, "--put", &program]).await;
 }
 
-/// The address of the first pod that plays `part` in `demo`.
+/// Returns the address of the first pod with the role `part` in `demo`.
 async fn address(scene: &Scene, part: &str) -> String {
     let selector = format!("remoe.dev/deployment=demo,remoe.dev/function,app.kubernetes.io/component={part}");
     let pod = pods::selected(scene, &selector).await.remove(0);
     pod.status.unwrap().pod_ip.unwrap()
 }
 
-/// Returns the answers to a pod `name` that tries everything at `demo`, with `labels` and the contents of `secret`.
+/// Runs a pod `name` that tries all calls at `demo`, with `labels` and the contents of `secret`, and returns the
+/// outcomes.
 async fn tries(
     scene: &Scene,
     name: &str,
@@ -87,11 +88,11 @@ async fn functions_answer_operator_gateways_and_own_deployment_only() {
         alone.install(cluster, &["replicas=1"]).await;
         with_stranger(scene).await;
         let demo = Deployment::apply(scene, "demo", &spec("Active")).await;
-        // Certificates of a deployment that runs nothing: another one's, for all that functions know.
+        // Certificates of another deployment, which runs no functions.
         let other = Deployment::apply(scene, "other", &spec("Advisory")).await;
         demo.settled().await;
         other.condition("Planned", "True").await;
-        // A caller with the certificate of the gateways is answered, as gateways are.
+        // A client with the certificate of the gateways is answered.
         let endpoint = demo.doors(scene).await[0];
         assert!(!demo.endpoints(scene).await.contains(&endpoint), "main functions know gateways");
         let answer = chat(endpoint, "demo", "Read Genesis 1:1.").await;
@@ -141,14 +142,14 @@ async fn functions_answer_operator_gateways_and_own_deployment_only() {
                 assert!(answer.ends_with("PermissionDenied"), "{secret}: {answer}");
             }
         }
-        // A pod in the namespace of a deployment that mounts its Secrets is its main function to others.
+        // A pod that mounts the deployment's Secrets in its namespace has its main function's identity.
         let main = tries(scene, "main", &to, &json!({}), Some("demo-main-identity")).await;
         let answered = main.iter().filter(|answer| answer.ends_with("answered"));
         assert_eq!(answered.collect::<Vec<_>>(), ["Forward: answered", "Describe: answered"]);
         let again = chat(endpoint, "demo", "Read Genesis 1:1.").await;
         assert_eq!(again["choices"], answer["choices"]);
 
-        // A Secret that is deleted is made again, for the next pod.
+        // A deleted Secret is created again, for the next pod.
         secrets.delete("demo-main-identity", &DeleteParams::default()).await.unwrap();
         demo.patch(&json!({"spec": {"replicas": 2}})).await;
         demo.settled().await;
@@ -162,16 +163,16 @@ async fn functions_answer_operator_gateways_and_own_deployment_only() {
     .await;
 }
 
-/// Clients that stream one answer after the other until they are told to end.
+/// Clients that stream one answer after another until stopped.
 struct Clients {
-    /// Clients in the middle of an answer.
+    /// Number of clients within an answer.
     running: Arc<AtomicUsize>,
     end: watch::Sender<bool>,
     tasks: JoinSet<usize>,
 }
 
 impl Clients {
-    /// As many as there are to be, of `endpoint`, which answers each of them with `answer`.
+    /// Starts all clients of `endpoint`, which must give each of them `answer`.
     fn start(endpoint: SocketAddr, answer: &str) -> Self {
         let (end, ended) = watch::channel(false);
         let (running, mut tasks) = (Arc::new(AtomicUsize::new(0)), JoinSet::new());
@@ -193,7 +194,7 @@ impl Clients {
         Self { running, end, tasks }
     }
 
-    /// Waits until all of them are in the middle of an answer at the same time.
+    /// Waits until all clients are within an answer at the same time.
     async fn all_run(&mut self) {
         until(LONG, "all streams to run", async || {
             if let Some(ended) = self.tasks.try_join_next() {
@@ -204,14 +205,14 @@ impl Clients {
         .await;
     }
 
-    /// How many answers all of them had, to their ends.
+    /// Returns the number of complete answers of all clients.
     async fn end(self) -> usize {
         self.end.send_replace(true);
         self.tasks.join_all().await.into_iter().sum()
     }
 }
 
-/// The certificate that each pod of a function finds in its folder, and how often its node started it again.
+/// Returns the certificate in the folder of each function's pod, and the pod's restarts.
 async fn certificates(scene: &Scene) -> BTreeMap<String, (Vec<u8>, i32)> {
     let all = pods::selected(scene, pods::FUNCTIONS).await;
     let of = |pod: &Pod| {
@@ -223,8 +224,8 @@ async fn certificates(scene: &Scene) -> BTreeMap<String, (Vec<u8>, i32)> {
     all.iter().map(of).collect()
 }
 
-/// Certificates are renewed while a hundred clients stream. All of them get their answers to the end, no container is
-/// started again, and connections are made with the new certificates.
+/// Certificates are rotated while a hundred clients stream. All answers complete, no container restarts, and new
+/// connections use the new certificates.
 #[tokio::test(flavor = "multi_thread")]
 async fn certificates_change_under_a_hundred_streams() {
     Scene::run("certificates_change_under_a_hundred_streams", async |scene| {
@@ -258,7 +259,7 @@ async fn certificates_change_under_a_hundred_streams() {
         })
         .await;
         clients.all_run().await;
-        // One that starts now shows the new ones, and finds them shown.
+        // A new pod presents the new certificates and accepts them.
         demo.patch(&json!({"spec": {"replicas": 2}})).await;
         demo.settled().await;
         for endpoint in demo.doors(scene).await {
@@ -274,7 +275,7 @@ async fn certificates_change_under_a_hundred_streams() {
         let lives = |all: &BTreeMap<String, (Vec<u8>, i32)>, uid: &String| all.get(uid).map(|(_, lives)| *lives);
         assert!(after.keys().all(|uid| lives(&now, uid) == lives(&before, uid)), "something was started again");
 
-        // A Secret that can no longer be changed is named, and made again once it is gone.
+        // An immutable Secret is reported and created again once it is deleted.
         let spoiled = json!({"immutable": true, "data": {"tls.crt": "eA=="}});
         secrets.patch(SECRETS[0], &PatchParams::default(), &Patch::Merge(&spoiled)).await.unwrap();
         let degraded = demo.reason("Degraded", "IdentityNotWritten").await;
@@ -297,8 +298,8 @@ async fn certificates_change_under_a_hundred_streams() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_namespace_that_the_chart_does_not_list_is_named() {
-    Scene::run("a_namespace_that_the_chart_does_not_list_is_named", async |scene| {
+async fn namespace_outside_the_chart_is_reported() {
+    Scene::run("namespace_outside_the_chart_is_reported", async |scene| {
         let cluster = &scene.cluster;
         let mut alone = release::exclusive(cluster, 1).await;
         alone.install(cluster, &["replicas=1", "identity.allNamespaces=false"]).await;

@@ -1,5 +1,5 @@
-//! While many ask, everything that serves them is killed: in the end the ledgers have what clients were told, and what
-//! was paid is what pods lived.
+//! All components are killed during many requests: finally the ledgers equal the costs reported to clients, and the
+//! paid time equals the pods' lifetimes.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
@@ -17,12 +17,12 @@ use std::net::SocketAddr;
 use tokio::sync::watch;
 
 const CLIENTS: usize = 16;
-/// Each at least.
+/// Least number of kills of each kind.
 const REPLICAS: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum KilledFunction {
-    /// The operator that leads.
+    /// The leading operator.
     Operator,
     Gateway,
     Main,
@@ -31,9 +31,9 @@ enum KilledFunction {
 
 #[derive(Debug, Clone, Copy)]
 enum KillMethod {
-    /// The process ends at once, its pod does not: the node starts it again.
+    /// Kills the process; the node restarts it in the same pod.
     Process,
-    /// The pod is gone at once, as the API server has it; its node ends the process soon.
+    /// Deletes the pod without grace; its node ends the process soon.
     Pod,
 }
 
@@ -58,8 +58,8 @@ impl KilledFunction {
         }
     }
 
-    /// Kills one pod or its process, calls `gone` with the pod, and waits until another pod, or the same one started
-    /// again, is there in its place.
+    /// Kills one pod or its process, calls `gone` with the pod, and waits for a replacement, which may be the same
+    /// pod restarted.
     async fn killed(self, of: &Scene, how: KillMethod, gone: impl FnOnce(&Pod)) {
         let before = pods::selected(of, self.selector()).await;
         let one = match self {
@@ -95,7 +95,7 @@ fn dollars(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is no amount")) / 1e9
 }
 
-/// `REMOE_COST_REQUESTS` says how many whole answers there are.
+/// `REMOE_COST_REQUESTS` is the number of complete answers.
 #[tokio::test(flavor = "multi_thread")]
 async fn ledgers_match_client_costs_after_any_kill() {
     Scene::run("ledgers_match_client_costs_after_any_kill", async |scene| {
@@ -125,7 +125,7 @@ async fn ledgers_match_client_costs_after_any_kill() {
         let more = json!({
             "scaling": {"min": 0, "idleWindow": "40s"},
             "pricing": lives::pricing(),
-            // Replaces what is killed, and nothing else.
+            // Replaces only killed pods.
             "prediction": {"replan": "Never"},
         });
         let demo = demo::serving(scene, &more).await;
@@ -139,7 +139,7 @@ async fn ledgers_match_client_costs_after_any_kill() {
             let of = if matches!(victim, KilledFunction::Operator | KilledFunction::Gateway) { &system } else { scene };
             victim
                 .killed(of, how, |one| {
-                    // As a Service would: clients no longer ask a gateway whose pod is gone.
+                    // As with a Service, clients stop using a gateway whose pod is gone.
                     let is_gone = |at: &SocketAddr| victim == KilledFunction::Gateway && *at == gateways::address(one);
                     tell.send_modify(|gateways| gateways.retain(|gateway| !is_gone(gateway)));
                 })

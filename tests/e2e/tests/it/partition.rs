@@ -1,4 +1,4 @@
-//! A node of which the control plane hears nothing: for a while, in which everything runs on, and for good.
+//! Node without contact to the control plane: temporarily, while all functions keep running, and permanently.
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
@@ -15,11 +15,11 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
-/// For how long nothing is heard. Nodes are given up after 40 s, and pods are then said not to be ready.
+/// Duration of the silence. Nodes become unreachable after 40 s, and their pods unready.
 const CUT: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_secs(2);
 
-/// A kubelet that stands still until this is dropped.
+/// Paused kubelet, which resumes on drop.
 struct Silenced(u32);
 
 impl Silenced {
@@ -28,7 +28,7 @@ impl Silenced {
         Self(kubelet)
     }
 
-    /// It never says anything again; whatever keeps the node's parts running starts another one.
+    /// Ends it permanently; the supervisor of the node's parts starts another one.
     fn kill(self) {
         signal(self.0, Signal::KILL);
         #[expect(clippy::disallowed_methods, reason = "dropping it would wake the process that was killed")]
@@ -42,7 +42,7 @@ impl Drop for Silenced {
     }
 }
 
-/// Functions and how often each was started again.
+/// Returns the functions with their numbers of restarts.
 async fn functions(scene: &Scene) -> BTreeMap<String, i32> {
     let pods = scene.api::<Pod>().list(&ListParams::default().labels(pods::FUNCTIONS)).await.unwrap();
     let life = |pod: &Pod| {
@@ -72,8 +72,8 @@ fn spec() -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_is_not_heard_for_two_minutes_loses_no_function() {
-    Scene::run("a_node_that_is_not_heard_for_two_minutes_loses_no_function", async |scene| {
+async fn node_silent_for_two_minutes_loses_no_function() {
+    Scene::run("node_silent_for_two_minutes_loses_no_function", async |scene| {
         let cluster = &scene.cluster;
         let _operator = release::shared(cluster).await;
         claim::with_demo_model(scene, "models").await;
@@ -103,13 +103,13 @@ async fn a_node_that_is_not_heard_for_two_minutes_loses_no_function() {
     .await;
 }
 
-/// The machine of a node is gone, and an administrator takes the node out of the cluster. Pods that ran there are
-/// replaced before there is another node, and serve as soon as there is one.
+/// A node's machine is lost, and an administrator removes the node from the cluster. Its pods are replaced before
+/// there is another node, and serve once there is one.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_functions_of_a_node_that_is_gone_for_good_are_replaced() {
-    Scene::run("the_functions_of_a_node_that_is_gone_for_good_are_replaced", async |scene| {
+async fn functions_of_a_lost_node_are_replaced() {
+    Scene::run("functions_of_a_lost_node_are_replaced", async |scene| {
         let cluster = &scene.cluster;
-        // The operator lives elsewhere: on the only node it would be gone as well.
+        // The operator runs outside the cluster, because it would be lost with the only node.
         let alone = release::exclusive(cluster, 0).await;
         claim::with_demo_model(scene, "models").await;
         let _operator = HostOperator::start(cluster, &alone, None).await;
@@ -131,7 +131,7 @@ async fn the_functions_of_a_node_that_is_gone_for_good_are_replaced() {
         .await;
         assert!(nodes.list(&ListParams::default()).await.unwrap().items.is_empty(), "there is no node yet");
 
-        // Another machine: what starts there knows nothing of the pods of the one before.
+        // A new machine, which knows nothing of the pods of the previous one.
         silenced.kill();
         node_is(scene, "True").await;
         let another = nodes.list(&ListParams::default()).await.unwrap().items.remove(0);

@@ -1,4 +1,4 @@
-//! Serve on a prior, measure, plan again on what was measured.
+//! Serving by the hardware prior, then measuring and planning again with the profile.
 
 use remoe_e2e::deployment::{Deployment, chat, find};
 use remoe_e2e::scene::Scene;
@@ -6,8 +6,7 @@ use remoe_e2e::{audit, claim, release};
 use remoe_test_support::deadline::{LONG, until};
 use serde_json::{Value, json};
 
-/// Both deployments would measure the same: one profiler does it for both, and what it measured goes with
-/// the last of them.
+/// Two deployments share one measurement: one profiler runs, and its profile is deleted with the last of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn hardware_is_measured_once_for_all_that_run_on_it() {
     Scene::run("hardware_is_measured_once_for_all_that_run_on_it", async |scene| {
@@ -16,12 +15,12 @@ async fn hardware_is_measured_once_for_all_that_run_on_it() {
         claim::with_demo_model(scene, "models").await;
         let start = audit::mark(cluster);
         let first = Deployment::apply(scene, "first", &spec("Always")).await;
-        // It serves before anything is measured, and no saving is claimed.
+        // It serves before the measurement, without a claimed saving.
         first.condition("Ready", "True").await;
         let prior = first.status().await;
         let columns = scene.kubectl(&["get", "moep", "--no-headers"]).await;
         let shown: Vec<&str> = columns.split_whitespace().collect();
-        // Name, deployment, profile and size; times and cost have a unit and three digits.
+        // Columns: name, deployment, profile and size. Times and costs have a unit and three digits.
         assert!(shown.len() == 10 && ["us", "ms", "s"].contains(&shown[5]), "{columns}");
         assert!(shown[8].starts_with('$') && shown[8].len() <= 7, "{columns}");
         assert_eq!(find(&prior, "Planned").unwrap()["reason"], "PriorProfile", "{prior}");
@@ -32,7 +31,7 @@ async fn hardware_is_measured_once_for_all_that_run_on_it() {
         let profile: Value = serde_json::from_str(profiles[0]["spec"]["json"].as_str().unwrap()).unwrap();
         assert_eq!(profile["origin"], "measured");
         let measured = first.settled().await;
-        // What was measured is what the plan stands on: other times, and the saving that follows.
+        // The plan uses the measured profile: other times, and the resulting saving.
         let (assumed, planned) = (plan(scene, "first", &prior).await, plan(scene, "first", &measured).await);
         assert_eq!((&assumed["profile"], &planned["profile"]), (&json!("Prior"), &json!("Measured")));
         for time in ["ttftSeconds", "tpotSeconds", "prefillSeconds", "decodeSeconds"] {
@@ -60,7 +59,7 @@ async fn hardware_is_measured_once_for_all_that_run_on_it() {
         assert!(answer["usage"]["remoe"]["experts"]["remote"].as_u64() > Some(0), "{answer}");
 
         first.delete().await;
-        // The other one still needs it.
+        // The other deployment still needs it.
         second.condition("Ready", "True").await;
         assert_eq!(self::profiles(scene).await.len(), 1);
         second.delete().await;
@@ -70,10 +69,10 @@ async fn hardware_is_measured_once_for_all_that_run_on_it() {
     .await;
 }
 
-/// A profile that the user supplies is used from the start, and nothing is measured.
+/// A supplied profile is used from the start, and nothing is measured.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_supplied_profile_is_used_and_named_when_it_is_wrong() {
-    Scene::run("a_supplied_profile_is_used_and_named_when_it_is_wrong", async |scene| {
+async fn supplied_profile_is_used_or_reported_if_invalid() {
+    Scene::run("supplied_profile_is_used_or_reported_if_invalid", async |scene| {
         let _operator = release::shared(&scene.cluster).await;
         claim::with_demo_model(scene, "models").await;
         let mut wanted = spec("Auto");
@@ -87,7 +86,7 @@ async fn a_supplied_profile_is_used_and_named_when_it_is_wrong() {
     .await;
 }
 
-/// The spec of the plan that `status` says runs.
+/// Returns the spec of the running plan by `status`.
 async fn plan(scene: &Scene, deployment: &str, status: &Value) -> Value {
     let name = format!("{deployment}-{}", status["plan"].as_str().expect("a plan runs"));
     let plan = scene.kubectl(&["get", "moeplan", &name, "--output", "json"]).await;

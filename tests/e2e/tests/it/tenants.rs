@@ -1,5 +1,5 @@
-//! Two tenants of one release, each with the role `edit` in a namespace and a key for the models there. The rival tries to
-//! wake, name, bill, lock out, read and reach what is the victim's. Each attempt is a line, with its answer.
+//! Two tenants of one release, each with the role `edit` in one namespace and a key for its models. The rival tries
+//! to wake, name, bill, block, read and reach the victim's deployment. Each attempt prints its outcome.
 
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -16,27 +16,27 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 
 const TEST: &str = "tenants_of_two_namespaces_cannot_reach_each_other";
-/// The Secret with the keys of the gateways.
+/// Secret with the keys of the gateways.
 const KEYS: &str = "tenants";
-/// The short name that the chart grants to the victim.
+/// Short model name that the chart grants to the victim.
 const GRANTED: &str = "public";
-/// The largest request count of the rival's second key in a minute.
+/// Request limit of the rival's second key, per minute.
 const FLOOD: usize = 2;
 
-/// Prints an attempt and its answer.
+/// Prints an attempt with its outcome.
 fn line(part: &str, attempt: &str, answered: &str) {
     let answered: String = answered.chars().take(160).collect();
     let attempt = attempt.replace("\r\n", "; ");
     eprintln!("{part:8} | {attempt} | {}", answered.replace('\n', " "));
 }
 
-/// The answer to an attempt by HTTP, which must have `status`.
+/// Checks that an HTTP attempt has `status`, and returns the response.
 fn answered(part: &str, attempt: &str, answer: &RawResponse, status: u16) {
     line(part, attempt, &format!("{} {}", answer.head.status, answer.text()));
     assert_eq!(answer.head.status, status, "{attempt}: {}", answer.text());
 }
 
-/// The answer to an attempt by the API server, which must forbid it.
+/// Checks that the API server forbids an attempt.
 fn forbidden(part: &str, attempt: &str, answer: Result<String, String>) {
     let refusal = answer.expect_err(attempt);
     let words = refusal.split_once("exit status: 1: ").map_or("", |(_, words)| words);
@@ -50,7 +50,7 @@ fn chat(model: &str, headers: &str) -> String {
     raw::post("/v1/chat/completions", &body.to_string()).replacen("\r\n", &format!("\r\n{headers}"), 1)
 }
 
-/// Nano-dollars that `tenant` has spent today, by the metrics that an administrator sees.
+/// Returns today's cost of `tenant` by the administrator's metrics, in nano-dollars.
 async fn spent(gateway: SocketAddr, tenant: &str) -> f64 {
     let page = raw::ask(gateway, with_key(&raw::get("/metrics"), "sk-admin")).await.text();
     let of_tenant = format!("tenant=\"{tenant}\"");
@@ -60,7 +60,7 @@ async fn spent(gateway: SocketAddr, tenant: &str) -> f64 {
     found.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0)
 }
 
-/// Wakes of the victim's deployment so far, once it sleeps.
+/// Waits until the victim's deployment sleeps and returns its number of wakes.
 async fn wakes(victim: &Tenant<'_>) -> Value {
     gateways::demand(victim.scene, "demo").await["spec"]["wakes"].clone()
 }
@@ -109,7 +109,7 @@ async fn waking(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAddr) {
     line("wake", "after all of these", "no wake, no pod");
 }
 
-/// The rival's deployment has every name of the victim's that a spec can have.
+/// The rival's deployment uses all of the victim's names that a spec can have.
 async fn naming(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAddr) {
     let object = |namespace: &str, spec: Value| {
         json!({"apiVersion": "remoe.dev/v1alpha1", "kind": "MoEDeployment",
@@ -133,7 +133,7 @@ async fn naming(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAddr) {
         answered("name", &format!("the rival asks {model}: its own"), &answer, 200);
     }
     assert_eq!(wakes(victim).await, before);
-    // The victim's functions sleep: their answer is a wake.
+    // The victim's functions sleep, so an answer requires a wake.
     let before = before.as_i64().unwrap();
     let full = victim.model("demo");
     let asked = [(GRANTED, victim.key), (GRANTED, "sk-admin"), (&full, victim.key)];
@@ -142,7 +142,7 @@ async fn naming(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAddr) {
         answered("name", &format!("{key} asks {model}: the victim's"), &answer, 200);
         assert_eq!(wakes(victim).await, json!(before + 1), "{model} woke no function of the victim");
     }
-    // It stays awake, and has costs.
+    // It stays awake and has costs.
     let awake = json!({"spec": {"scaling": {"min": 1, "max": 1}}});
     Deployment::existing(victim.scene, "demo").patch(&awake).await;
     apply(&full).await;
@@ -265,7 +265,7 @@ async fn reading(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAddr) {
     }
 }
 
-/// No rule of the victim's and the gateways' policies lets a pod of the rival in, whatever its labels.
+/// No rule of the victim's and the gateways' policies allows a pod of the rival with any labels.
 async fn reaching(victim: &Tenant<'_>, rival: &Tenant<'_>) {
     let cluster = &victim.scene.cluster;
     let labels = async |name: &str| {
@@ -302,7 +302,7 @@ async fn reaching(victim: &Tenant<'_>, rival: &Tenant<'_>) {
             }
             line("reach", &format!("{name}:{port} with labels of {} pods", disguises.len()), "refused");
         }
-        // The evaluation itself lets gateways in.
+        // The same evaluation allows gateways.
         let from = PolicyEndpoint {
             namespace: release::NAMESPACE,
             of_namespace: &of_system,
@@ -320,7 +320,7 @@ async fn reaching(victim: &Tenant<'_>, rival: &Tenant<'_>) {
     assert!(admits(&before, from, to, 8000), "the API of gateways");
 }
 
-/// The name does not go to the rival when the victim's deployment is gone.
+/// The rival does not get the name when the victim's deployment is deleted.
 async fn inheriting(victim: &Tenant<'_>, gateway: SocketAddr, demo: &Deployment) {
     demo.delete().await;
     demo.gone(victim.scene).await;

@@ -1,4 +1,4 @@
-//! Scale to zero and wake at the worst moments: no request is lost, whatever is killed.
+//! Scale to zero and wakes at critical moments: no request is lost, whatever component is killed.
 
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
@@ -31,7 +31,7 @@ async fn functions(scene: &Scene) -> BTreeSet<String> {
     pods::selected(scene, pods::FUNCTIONS).await.iter().filter_map(Pod::uid).collect()
 }
 
-/// Kills the process of the operator's pod; its node starts it again.
+/// Kills the process of the operator's pod, which its node restarts.
 async fn kill_operator(cluster: &Cluster) {
     let api = Api::<Pod>::namespaced(cluster.client.clone(), release::NAMESPACE);
     let ours = ListParams::default().labels("app.kubernetes.io/component=operator");
@@ -40,7 +40,7 @@ async fn kill_operator(cluster: &Cluster) {
     signal(process, Signal::KILL);
 }
 
-/// Requests that wait for one wake.
+/// Number of requests that wait for one wake.
 const CLIENTS: usize = 50;
 
 /// The operator, the first main function and one of two gateways are killed while functions start.
@@ -94,17 +94,17 @@ async fn kills_during_start_lose_no_request() {
     .await;
 }
 
-/// Requests that come while functions are about to end are answered by the same functions. Requests again and again
-/// around that moment wake functions and let them sleep, and none is lost.
+/// Requests that arrive just before functions terminate are answered by the same functions. Repeated requests around
+/// that moment wake functions, and none is lost.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_asks_while_functions_are_about_to_end_keeps_them() {
-    Scene::run("who_asks_while_functions_are_about_to_end_keeps_them", async |scene| {
+async fn request_during_scale_down_keeps_functions() {
+    Scene::run("request_during_scale_down_keeps_functions", async |scene| {
         let cluster = &scene.cluster;
         let _release = release::shared(cluster).await;
         let demo = serving(scene, "2s").await;
         let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
         let name = format!("{}/demo", scene.namespace);
-        // Draining lasts for a moment: it is met sooner or later.
+        // Draining is short, so the test repeats until it observes it.
         let mut kept = 0;
         for round in 0..12_u64 {
             gateways::ask(gateway, gateway, &name).await;
@@ -128,27 +128,27 @@ async fn wakes(scene: &Scene) -> u64 {
     gateways::demand(scene, "demo").await["spec"]["wakes"].as_u64().unwrap_or(0)
 }
 
-/// Wakes that each of the deployments below goes through.
+/// Number of wakes of each deployment.
 const WAKES: u64 = 20;
-/// Deployments that do so beside each other.
+/// Number of concurrent deployments.
 const SLEEPERS: usize = 5;
 
-/// A step on the way from awake to asleep and back at which clients send requests.
+/// Moment between awake and asleep at which clients send requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Moment {
-    /// The phase was just told.
+    /// The phase has just changed.
     Phase(&'static str),
-    /// The window has lasted since the last request, less or more some milliseconds.
+    /// The idle window since the last request ends within some milliseconds.
     WindowCloses(i64),
-    /// The first function was asked to end.
+    /// The first function was told to terminate.
     FirstEnds,
     /// No function is left.
     AllGone,
-    /// A main function that starts has an address.
+    /// A starting main function has an address.
     MainHasAddress,
 }
 
-/// Moments at which functions are woken; while they start, further requests come at the moments after them.
+/// Moments of waking requests. Further requests follow at the moments after them during the start.
 const WORST: [(Moment, &[Moment]); 8] = [
     (Moment::Phase("Draining"), &[]),
     (Moment::Phase("Asleep"), &[Moment::Phase("Waking")]),
@@ -162,8 +162,8 @@ const WORST: [(Moment, &[Moment]); 8] = [
 
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// Waits for `moment` of the deployment `name`, which was asked last when `answered` and had been woken `woken` times
-/// by then. Most last for a moment only: one that has passed will do.
+/// Waits for `moment` of the deployment `name`, whose last request was at `answered` and which had `woken` wakes by
+/// then. Most moments are short: one that has passed counts.
 async fn reached(scene: &Scene, name: &str, moment: Moment, (answered, woken): (Instant, u64)) {
     let functions =
         || ListParams::default().labels(&format!("remoe.dev/deployment={name},{}", pods::FUNCTIONS));
@@ -212,11 +212,11 @@ async fn reached(scene: &Scene, name: &str, moment: Moment, (answered, woken): (
     }
 }
 
-/// A hundred wakes of five deployments, with requests at the worst moments of each: all are answered, no deployment
-/// stays where it is, and nothing is left of any.
+/// A hundred wakes of five deployments, with requests at critical moments: all requests are answered, no deployment
+/// gets stuck, and nothing is left.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hundred_wakes_at_worst_moments_lose_no_request() {
-    Scene::run("a_hundred_wakes_at_worst_moments_lose_no_request", async |scene| {
+async fn hundred_wakes_at_critical_moments_lose_no_request() {
+    Scene::run("hundred_wakes_at_critical_moments_lose_no_request", async |scene| {
         let cluster = &scene.cluster;
         let _release = release::shared(cluster).await;
         claim::with_demo_model(scene, "models").await;
@@ -278,9 +278,9 @@ async fn a_hundred_wakes_at_worst_moments_lose_no_request() {
     .await;
 }
 
-/// One of three gateways stands still, or cannot reach the API server, and loses its Lease. The leader of two operators
-/// is killed while it waits for what gateways say before functions end. Other gateways answer their requests meanwhile,
-/// and that one answers its requests when it is back.
+/// One of three gateways is paused or cut off from the API server and loses its Lease. The leader of two operators is
+/// killed while it waits for the gateways' consent to scale down. The other gateways serve meanwhile, and that one
+/// serves when it is back.
 #[tokio::test(flavor = "multi_thread")]
 async fn isolated_gateway_or_killed_leader_loses_no_request() {
     Scene::run("isolated_gateway_or_killed_leader_loses_no_request", async |scene| {
@@ -300,8 +300,8 @@ async fn isolated_gateway_or_killed_leader_loses_no_request() {
             } else {
                 signal(stopped, Signal::STOP);
             }
-            // Cut off, it goes on with what it knew, until functions may end without its word. From then on no other
-            // part hears of requests there.
+            // A gateway that is cut off continues with its last state, until functions may end without its consent.
+            // From then on its requests are unknown to others.
             let enough = Arc::new(AtomicBool::new(!is_cut_off));
             let held = tokio::spawn({
                 let (address, name, enough) = (at[2], name.clone(), enough.clone());
@@ -317,11 +317,11 @@ async fn isolated_gateway_or_killed_leader_loses_no_request() {
                     }
                 }
             });
-            // It cannot say that it holds newcomers, so functions stay while it may live.
+            // It cannot confirm that it holds new requests, so functions stay until its Lease expires.
             gateways::phase(scene, "demo", "Draining").await;
             signal(release::leader(cluster).await.process, Signal::KILL);
             if round == 1 {
-                // A request comes while no operator leads.
+                // A request arrives while no operator leads.
                 gateways::ask(at[0], at[1], &name).await;
             }
             gateways::asleep(scene, &demo).await;
@@ -347,13 +347,13 @@ async fn isolated_gateway_or_killed_leader_loses_no_request() {
     .await;
 }
 
-/// The (token, expert) pairs of an answer that were computed so.
+/// Returns the (token, expert) pairs of an answer by place of computation.
 fn computed(answer: &TimedResponse, how: &str) -> u64 {
     answer.body["usage"]["remoe"]["experts"][how].as_u64().expect("a count")
 }
 
-/// Remote functions sleep one by one while the main function runs, and requests for them wake them. Every answer is the
-/// same, whatever is killed meanwhile. The main function sleeps last, and all wake together.
+/// Remote functions scale to zero one by one while the main function runs, and requests wake them. All answers are
+/// the same despite kills. The main function sleeps last, and all wake together.
 #[tokio::test(flavor = "multi_thread")]
 async fn sleeping_groups_wake_on_request_and_lose_none() {
     Scene::run("sleeping_groups_wake_on_request_and_lose_none", async |scene| {
@@ -428,10 +428,10 @@ async fn sleeping_groups_wake_on_request_and_lose_none() {
     .await;
 }
 
-/// Prints, for the docs, what a wake takes beside what the node takes to start the same containers.
+/// Prints for the docs the duration of a wake and the node's time to start the same containers.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wake_beside_the_start_of_its_pods() {
-    Scene::run("a_wake_beside_the_start_of_its_pods", async |scene| {
+async fn wake_time_beside_pod_start_time() {
+    Scene::run("wake_time_beside_pod_start_time", async |scene| {
         let cluster = &scene.cluster;
         let _release = release::exclusive(cluster, 1).await;
         let demo = serving(scene, "2s").await;
@@ -459,7 +459,7 @@ fn copy(pod: &Pod) -> Pod {
     let mut spec = pod.spec.clone().unwrap();
     spec.node_name = None;
     spec.topology_spread_constraints = None;
-    // What they do before they end would take longer than that.
+    // Without their preStop hooks, which would take longer.
     spec.termination_grace_period_seconds = Some(0);
     spec.containers.iter_mut().for_each(|container| container.lifecycle = None);
     let metadata = kube::api::ObjectMeta {
@@ -469,7 +469,7 @@ fn copy(pod: &Pod) -> Pod {
     Pod { metadata, spec: Some(spec), status: None }
 }
 
-/// Makes `pods` at once, and returns how long it takes until all of their containers run. They are gone then.
+/// Creates `pods` together and returns the time until all their containers run. Deletes them afterwards.
 async fn started(scene: &Scene, pods: &[Pod]) -> Duration {
     let api = scene.api::<Pod>();
     let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! Mode Advisory: plans are shown, and run when they are accepted.
+//! Mode Advisory: plans are shown, and run once accepted.
 
 use crate::deployments::{local, remote};
 use k8s_openapi::api::core::v1::Pod;
@@ -42,7 +42,7 @@ async fn plans_run_when_they_are_accepted() {
         assert!(status["proposedPlan"].is_null(), "{status}");
         let running = names(scene).await;
 
-        // Other prices make another plan; what runs goes on.
+        // New prices give a new plan; the accepted one keeps running.
         demo.patch(&json!({"spec": {"pricing": {"cpuCoreHour": "0.3"}}})).await;
         let second = proposal(&demo, &[&first]).await;
         demo.settled().await;

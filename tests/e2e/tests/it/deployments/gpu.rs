@@ -1,4 +1,4 @@
-//! Main functions on a GPU: there is none here, but the node says that it has one, and it is given out.
+//! Main functions on a GPU: the node only declares one, which is allocated.
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
@@ -61,7 +61,7 @@ async fn two_deployments_share_one_gpu_in_turn() {
         let ready = second.reason("Ready", "Unschedulable").await;
         assert_eq!(ready["status"], "False");
         assert!(ready["message"].as_str().unwrap().contains("Insufficient nvidia.com/gpu"), "{ready}");
-        // The images have no CUDA: the function says so, and the status repeats it.
+        // The images have no CUDA: the function reports that, and the status repeats it.
         let failed = first.reason("Ready", "CrashLooping").await;
         let message = failed["message"].as_str().unwrap();
         assert!(message.to_lowercase().contains("cuda"), "{message}");

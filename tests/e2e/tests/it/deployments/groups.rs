@@ -1,4 +1,4 @@
-//! Remote functions that each host a part of every layer, with vCPUs of their own.
+//! Remote groups that each host a part of every layer, with their own vCPUs.
 
 use crate::deployments::remote;
 use k8s_openapi::api::core::v1::Pod;
@@ -61,7 +61,7 @@ async fn groups_are_pods_with_vcpus_of_their_own() {
             }
         }
 
-        // Scaling does not change the plan, and no pod leaves.
+        // Scaling does not change the plan, and no pod is deleted.
         let before = uids(scene).await;
         scene.kubectl(&["scale", "moedeployment", "demo", "--replicas=2"]).await;
         let scaled = demo.settled().await;

@@ -1,4 +1,4 @@
-//! Pods that are deleted, killed or stand still: what runs comes back to what it was.
+//! Pods that are deleted, killed or paused: the deployment recovers.
 
 use crate::deployments::remote;
 use k8s_openapi::api::core::v1::Pod;
@@ -13,7 +13,7 @@ use rustix::process::Signal;
 
 const PROMPT: &str = "Read Genesis 1:1.";
 
-/// A pod's name without its incarnation: what it is and what it is for.
+/// Returns a pod's name without its unique suffix: its role and place.
 fn place(pod: &Pod) -> String {
     let name = pod.name_any();
     name.rsplit_once('-').map_or(name.clone(), |(place, _)| place.to_owned())
@@ -25,7 +25,7 @@ async fn functions(scene: &Scene) -> Vec<Pod> {
     pods
 }
 
-/// Waits until the places are filled by one ready pod each, where `fits` holds for the one at `place_of`.
+/// Waits until each place has one ready pod, and `fits` holds for the one at `place_of`.
 async fn healed(scene: &Scene, demo: &Deployment, before: &[Pod], hurt: &Pod, fits: impl Fn(&Pod) -> bool) {
     let places: Vec<String> = before.iter().map(place).collect();
     until(LONG, &format!("{} to be whole again", hurt.name_any()), async || {
@@ -60,7 +60,7 @@ async fn functions_that_are_lost_come_back() {
             api.delete(&hurt.name_any(), &DeleteParams::default()).await.unwrap();
             healed(scene, &demo, &before, &hurt, |pod| pod.uid() != hurt.uid()).await;
         }
-        // A process that stands still is ended by its node, and started again.
+        // A paused process is ended by its node and restarted.
         let before = functions(scene).await;
         let hurt = before.iter().find(|pod| !place(pod).starts_with("demo-main-")).unwrap();
         signal(pods::process(hurt).unwrap(), Signal::STOP);
@@ -72,10 +72,10 @@ async fn functions_that_are_lost_come_back() {
     .await;
 }
 
-/// Clients of a main function see nothing of what becomes of remote ones, or of the operator.
+/// Clients of a main function do not notice failures of remote functions or of the operator.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_outlives_the_functions_that_it_uses() {
-    Scene::run("a_stream_outlives_the_functions_that_it_uses", async |scene| {
+async fn stream_survives_failures_of_its_functions() {
+    Scene::run("stream_survives_failures_of_its_functions", async |scene| {
         let _operator = release::shared(&scene.cluster).await;
         claim::with_demo_model(scene, "models").await;
         let demo = Deployment::apply(scene, "demo", &remote()).await;
@@ -104,7 +104,7 @@ async fn a_stream_outlives_the_functions_that_it_uses() {
             signal(pods::process(operator).expect("a running operator has a process"), Signal::KILL);
         }
         assert_eq!(stream.finish().await, undisturbed);
-        // It was killed, and came back.
+        // It was killed and restarted.
         for operator in &running {
             let started_again = async || {
                 let now = operators.get_opt(&operator.name_any()).await.unwrap();

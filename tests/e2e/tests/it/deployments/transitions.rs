@@ -1,4 +1,4 @@
-//! From one spec to the next, while clients are served.
+//! Changes of the spec while clients are served.
 
 use crate::deployments::{local, remote};
 use k8s_openapi::api::core::v1::Pod;
@@ -19,13 +19,13 @@ async fn uids(scene: &Scene) -> BTreeSet<String> {
     pods::selected(scene, pods::FUNCTIONS).await.iter().filter_map(Pod::uid).collect()
 }
 
-/// Waits until the deployment is as `spec` has it and every other pod is gone.
+/// Waits until the deployment matches `spec` and all other pods are gone.
 async fn changed(demo: &Deployment, spec: Value) -> Value {
     demo.patch(&json!({ "spec": spec })).await;
     demo.settled().await
 }
 
-/// Asks a ready main function, again and again; every one must answer.
+/// Sends requests to a ready main function repeatedly; all must be answered.
 struct SteadyClient {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU32>,
@@ -75,7 +75,7 @@ async fn main_functions_come_and_go_while_clients_are_served() {
         assert_eq!(demo.settled().await["functions"], "1/1");
         assert_eq!(uids(scene).await, one);
 
-        // A plan that only costs something else moves nothing.
+        // A plan that differs only in cost moves nothing.
         let before = demo.status().await["plan"].clone();
         let status = changed(&demo, json!({"pricing": {"memoryGBHour": "0.04"}})).await;
         assert_ne!(status["plan"], before);
@@ -112,12 +112,12 @@ async fn experts_move_out_and_in_again() {
         assert_eq!(changed(&demo, json!({"remoteExperts": {"mode": "Always"}})).await["functions"], remote);
         client.finish().await;
 
-        // What cannot be kept is refused, and what runs goes on.
+        // An infeasible spec is rejected, and the present plan keeps running.
         demo.patch(&json!({"spec": {"slo": {"ttft": "1us", "tpot": "1us"}}})).await;
         let refused = demo.reason("Planned", "Infeasible").await;
         assert!(refused["message"].as_str().unwrap().contains("infeasible"), "{refused}");
         assert_eq!(demo.status().await["functions"], remote);
-        // Under the prior, which errs on the slow side, it is a warning.
+        // With the prior, which is conservative, it is only a warning.
         let status = changed(&demo, json!({"profile": null})).await;
         let planned = find(&status, "Planned").unwrap();
         assert!(planned["message"].as_str().unwrap().contains("limits not met"), "{planned}");
