@@ -113,44 +113,45 @@ async fn every_complete_answer_is_in_the_ledger_after_any_kill() {
     let ledger = folder.path().to_str().unwrap();
     let arguments = ["--remote-ratio", "0.5", "--groups", "2", "--replicas", "1", "--ledger", ledger];
     let mut up = Up::start_with(&model.folder, &arguments).await;
-    let mut now = up.ready.clone();
-    let (tell, gateways) = watch::channel(vec![now.http()]);
-    let crowd = LoadClients::start(16, gateways, &now.model);
-    let under_way = async |what: &str| until(LONG, what, async || (crowd.running() > 0).then_some(())).await;
+    let mut ready = up.ready.clone();
+    let (gateway_sender, gateways) = watch::channel(vec![ready.http()]);
+    let clients = LoadClients::start(16, gateways, &ready.model);
+    let wait_for_requests =
+        async |what: &str| until(LONG, what, async || (clients.running() > 0).then_some(())).await;
     for kill in 0..kills {
         let due = (kill + 1) * count / (kills + 1);
-        until(LONG, "answers", async || (crowd.answers() >= due).then_some(())).await;
-        let (main, remote) = (now.main().pid.unwrap(), now.remote_pids());
+        until(LONG, "answers", async || (clients.answers() >= due).then_some(())).await;
+        let (main, remote) = (ready.main().pid.unwrap(), ready.remote_pids());
         let victims = match kill % 4 {
             0 => vec![main],
             1 => vec![remote[kill % remote.len()]],
             2 => [vec![main], remote].concat(),
             _ => {
-                under_way("requests of the gateway").await;
+                wait_for_requests("requests of the gateway").await;
                 signal(up.process.pid(), Signal::KILL);
                 up.process.end(LONG).await;
-                all_gone(&now.pids(), SOON).await;
+                all_gone(&ready.pids(), SOON).await;
                 // The ledger is consistent after each kill.
                 cost(folder.path()).await;
                 drop(up);
                 up = Up::start_with(&model.folder, &arguments).await;
-                now = up.ready.clone();
-                tell.send_replace(vec![now.http()]);
+                ready = up.ready.clone();
+                gateway_sender.send_replace(vec![ready.http()]);
                 continue;
             }
         };
-        under_way("requests of the victims").await;
+        wait_for_requests("requests of the victims").await;
         victims.iter().for_each(|victim| signal(*victim, Signal::KILL));
-        now = up.whole_without(&victims).await;
+        ready = up.whole_without(&victims).await;
     }
-    until(LONG, "the last answers", async || (crowd.answers() >= count).then_some(())).await;
-    let seen = crowd.stop().await;
+    until(LONG, "the last answers", async || (clients.answers() >= count).then_some(())).await;
+    let outcome = clients.stop().await;
     signal(up.process.pid(), Signal::INT);
     up.process.end(LONG).await;
 
     let (cost, exported) = (cost(folder.path()).await, requests(ledger));
-    assert!(seen.told.len() >= count);
-    let others = seen.are_in(&exported, &cost);
+    assert!(outcome.told.len() >= count);
+    let others = outcome.are_in(&exported, &cost);
     assert_eq!(amount(&cost["damaged"]), 0, "{cost}");
     let (paid, residual) = (amount(&cost["paid"]), cost["residual"].as_i64().unwrap());
     // In a short run, one millisecond of clock difference about a killed process is a larger share.
@@ -158,14 +159,14 @@ async fn every_complete_answer_is_in_the_ledger_after_any_kill() {
     println!(
         "{} whole answers of {} requests, {others} in the ledger that no client had whole, {kills} kills; {residual} of \
          {paid} n$ are not accounted for",
-        seen.told.len(),
-        seen.asked.len(),
+        outcome.told.len(),
+        outcome.asked.len(),
     );
 }
 
 /// Sends `count` requests, alternately as complete responses and as streams. Returns the number of responses and
 /// their total cost by usages and headers.
-async fn sums(address: SocketAddr, model: String, count: usize) -> [u64; 3] {
+async fn send_and_sum(address: SocketAddr, model: String, count: usize) -> [u64; 3] {
     let mut sums = [0; 3];
     for turn in 0..count {
         let stream = turn % 2 == 1;
@@ -193,7 +194,7 @@ async fn killed_replica_leaves_usage_header_and_ledger_equal() {
     let arguments = ["--remote-ratio", "0.5", "--replicas", "2", "--ledger", ledger];
     let mut up = Up::start_with(&model.folder, &arguments).await;
     let (address, name) = (up.ready.http(), up.ready.model.clone());
-    let clients: Vec<_> = (0..4).map(|_| tokio::spawn(sums(address, name.clone(), 50))).collect();
+    let clients: Vec<_> = (0..4).map(|_| tokio::spawn(send_and_sum(address, name.clone(), 50))).collect();
     until(LONG, "requests that run", async || {
         let status = raw::ask(address, raw::get("/status")).await.ok();
         (amount(&status["models"][0]["in_flight"]) > 0).then_some(())

@@ -24,7 +24,7 @@ pub struct ExpertSetShare {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct UsageCalibration(pub [[ExpertSetShare; EXPERT_SETS]; LAYER_GROUPS]);
 
-/// Returns the range of part `index` when `count` items are cut into `expert_sets` whose sizes differ by at most one.
+/// Returns the range of part `index` when `count` items are cut into `parts` whose sizes differ by at most one.
 fn bounds(index: usize, parts: usize, count: usize) -> std::ops::Range<usize> {
     index * count / parts..(index + 1) * count / parts
 }

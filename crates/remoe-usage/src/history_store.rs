@@ -87,7 +87,7 @@ pub struct StoredRequest {
     /// Tenant that sent the request.
     pub tenant: Tenant,
     /// Prompt vector and expert usage of the request.
-    pub experience: UsageSample,
+    pub usage: UsageSample,
 }
 
 /// History file of one model. This process is its only writer.
@@ -450,7 +450,7 @@ impl StoreHeader {
     }
 
     fn encode(&self, stored: &StoredRequest) -> Vec<u8> {
-        let UsageSample { vector, prefill, decode } = &stored.experience;
+        let UsageSample { vector, prefill, decode } = &stored.usage;
         let mut bytes = Vec::new();
         bytes.extend_from_slice(&stored.number.to_le_bytes());
         bytes.extend_from_slice(&stored.tenant.0.to_le_bytes());
@@ -487,7 +487,7 @@ impl StoreHeader {
         Some(StoredRequest {
             number: u64::from_le_bytes(*number),
             tenant: Tenant(u64::from_le_bytes(*tenant)),
-            experience: UsageSample { vector, prefill: shares(prefill).ok()?, decode },
+            usage: UsageSample { vector, prefill: shares(prefill).ok()?, decode },
         })
     }
 }

@@ -119,22 +119,21 @@ impl PredictionService {
     ) -> io::Result<Self> {
         let (events, event_receiver) = channel();
         let (stop_reads, stopped) = sync_channel(0);
-        let (exchange_sender, exchanges) = channel();
+        let (reader_sender, readers) = channel();
         let queued_arrivals = Arc::new(AtomicUsize::new(0));
         let is_loaded = Arc::new(AtomicBool::new(source.loaded.is_some()));
-        if let Some(exchange) =
-            source.loaded.as_ref().and_then(|loaded| loaded.predictor.peer_history_reader())
+        if let Some(reader) = source.loaded.as_ref().and_then(|loaded| loaded.predictor.peer_history_reader())
         {
             // The receiver lives in this function.
-            let _connected = exchange_sender.send(exchange);
+            let _connected = reader_sender.send(reader);
         }
-        let (thread_queued_arrivals, thread_is_open) = (queued_arrivals.clone(), is_loaded.clone());
+        let (thread_queued_arrivals, thread_is_loaded) = (queued_arrivals.clone(), is_loaded.clone());
         std::thread::Builder::new().name("usage-predictor".to_owned()).spawn(move || {
             handle_events(
                 source,
                 &event_receiver,
-                (&thread_queued_arrivals, &thread_is_open),
-                &exchange_sender,
+                (&thread_queued_arrivals, &thread_is_loaded),
+                &reader_sender,
                 learned,
             )
         })?;
@@ -142,7 +141,7 @@ impl PredictionService {
             let events = events.clone();
             std::thread::Builder::new()
                 .name("peer-history".to_owned())
-                .spawn(move || read_peers(&exchanges, peers, &events, &stopped))?;
+                .spawn(move || read_peers(&readers, peers, &events, &stopped))?;
         }
         Ok(Self { events, queued_arrivals, is_loaded, _stop_reads: stop_reads })
     }
@@ -233,7 +232,7 @@ impl PredictorSource {
         &mut self,
         event: &ServiceEvent,
         is_loaded: &AtomicBool,
-        exchanges: &Sender<PeerHistoryReader>,
+        readers: &Sender<PeerHistoryReader>,
     ) -> Option<&mut UsagePredictor> {
         if self.loaded.is_none()
             && matches!(event, ServiceEvent::Arrived { .. })
@@ -241,11 +240,11 @@ impl PredictorSource {
         {
             self.loaded = load();
             is_loaded.store(self.loaded.is_some(), Ordering::Relaxed);
-            if let Some(exchange) =
+            if let Some(reader) =
                 self.loaded.as_ref().and_then(|loaded| loaded.predictor.peer_history_reader())
             {
                 // Without peers there is no receiver.
-                let _unread = exchanges.send(exchange);
+                let _unread = readers.send(reader);
             }
         }
         self.loaded.as_mut().map(|loaded| &mut loaded.predictor)
@@ -256,7 +255,7 @@ fn handle_events(
     mut source: PredictorSource,
     events: &Receiver<ServiceEvent>,
     (queued_arrivals, is_loaded): (&AtomicUsize, &AtomicBool),
-    exchanges: &Sender<PeerHistoryReader>,
+    readers: &Sender<PeerHistoryReader>,
     mut learned: impl FnMut(&UsagePredictor, HistoryUpdate),
 ) {
     while let Some(event) = source.next(events, is_loaded) {
@@ -264,7 +263,7 @@ fn handle_events(
             queued_arrivals.fetch_sub(1, Ordering::Relaxed);
         }
         // Without a predictor, the dropped reply channel tells the caller that nothing is known.
-        let Some(predictor) = source.for_event(&event, is_loaded, exchanges) else { continue };
+        let Some(predictor) = source.for_event(&event, is_loaded, readers) else { continue };
         match event {
             ServiceEvent::Arrived { id, tenant, retention, body } => {
                 predictor.begin_request(RequestArrival { id, tenant, retention, body: &body });
@@ -295,18 +294,18 @@ fn handle_events(
 }
 
 /// Sends the histories of other gateways to `events`, each batch after the previous one was learned, until `stopped`
-/// disconnects. Uses the latest of `exchanges`: each load of the predictor sends a new one.
+/// disconnects. Uses the latest of `readers`: each load of the predictor sends a new one.
 fn read_peers(
-    exchanges: &Receiver<PeerHistoryReader>,
+    readers: &Receiver<PeerHistoryReader>,
     mut peers: PeerGateways,
     events: &Sender<ServiceEvent>,
     stopped: &Receiver<()>,
 ) {
-    let mut exchange = None;
+    let mut reader = None;
     loop {
-        exchange = exchanges.try_iter().last().or(exchange);
-        if let Some(exchange) = &mut exchange {
-            read_peers_once(exchange, &mut peers, events, stopped);
+        reader = readers.try_iter().last().or(reader);
+        if let Some(reader) = &mut reader {
+            read_peers_once(reader, &mut peers, events, stopped);
         }
         if stopped.recv_timeout(peers.poll_interval) != Err(RecvTimeoutError::Timeout) {
             return;
@@ -315,12 +314,12 @@ fn read_peers(
 }
 
 fn read_peers_once(
-    exchange: &mut PeerHistoryReader,
+    reader: &mut PeerHistoryReader,
     peers: &mut PeerGateways,
     events: &Sender<ServiceEvent>,
     stopped: &Receiver<()>,
 ) {
-    exchange.read_new(&(peers.files)(), |records| {
+    reader.read_new(&(peers.files)(), |records| {
         let (learned, acknowledged) = sync_channel(1);
         let is_stopped = stopped.try_recv() != Err(TryRecvError::Empty);
         !is_stopped
@@ -328,7 +327,7 @@ fn read_peers_once(
             && acknowledged.recv().is_ok()
     });
     (peers.for_each_ended)(&mut |file| {
-        if let Err(error) = exchange.erase_opted_out(file) {
+        if let Err(error) = reader.erase_opted_out(file) {
             tracing::error!(%error, "cannot erase a tenant's training history of an ended gateway");
         }
     });

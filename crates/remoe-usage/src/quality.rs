@@ -132,9 +132,14 @@ impl PhaseQuality {
         });
     }
 
-    /// Adds the coverage of a request: the share of layers whose divergence is within `bars`.
-    pub(crate) fn record_coverage(&mut self, prediction: &UsageShares, truth: &UsageShares, bars: &[f64]) {
-        let layers = divergence::per_layer(prediction, truth).into_iter().zip(bars);
+    /// Adds the coverage of a request: the share of layers whose divergence is within `error_bars`.
+    pub(crate) fn record_coverage(
+        &mut self,
+        prediction: &UsageShares,
+        truth: &UsageShares,
+        error_bars: &[f64],
+    ) {
+        let layers = divergence::per_layer(prediction, truth).into_iter().zip(error_bars);
         let within: Vec<f64> = layers.map(|(js, bar)| if js <= *bar { 1.0 } else { 0.0 }).collect();
         self.requests_with_bars = self.requests_with_bars * decay() + 1.0;
         let weight = self.requests_with_bars;

@@ -34,7 +34,7 @@ const VECTOR_LENGTHS: RangeInclusive<f32> = 0.99..=1.01;
 pub(crate) struct TenantHistories {
     embedding: Embedding,
     alpha: usize,
-    grower: TreeBuilder,
+    builder: TreeBuilder,
     capacity: usize,
     tenants: BTreeMap<Tenant, TenantHistory>,
     numbers: RecordNumberGenerator,
@@ -54,7 +54,7 @@ struct TenantHistory {
     next_tree: Option<TreeBuild>,
     /// Number of the latest request.
     latest_number: u64,
-    balance: ByPhase<ErrorComparison>,
+    comparison: ByPhase<ErrorComparison>,
 }
 
 impl TenantHistory {
@@ -99,7 +99,7 @@ impl SlotNumbers {
     /// Returns the slots of the `count` oldest requests.
     fn oldest(&self, count: usize) -> Vec<u32> {
         if count == 0 {
-            // The common case: a new tenant asks this of all others.
+            // The common case: all other tenants are checked for each new tenant.
             return Vec::new();
         }
         let mut slots: Vec<(u64, u32)> = self.numbers.iter().map(|(slot, number)| (*number, *slot)).collect();
@@ -115,7 +115,7 @@ impl TenantHistories {
         Self {
             embedding,
             alpha: options.alpha,
-            grower: TreeBuilder::new(options.tree),
+            builder: TreeBuilder::new(options.tree),
             capacity: capacity.max(1),
             tenants: BTreeMap::new(),
             numbers: RecordNumberGenerator::new(),
@@ -130,9 +130,9 @@ impl TenantHistories {
 
     /// Builds the trees after all stored requests were added. Blocks: no request waits yet.
     pub(crate) fn finish_restore(&mut self) -> Result<(), PredictError> {
-        for past in self.tenants.values_mut().filter(|past| past.slots.len() >= MIN_TREE_REQUESTS) {
-            past.similar.build_tree(self.grower.options)?;
-            (past.tree_requests, past.added) = (past.slots.len(), 0);
+        for history in self.tenants.values_mut().filter(|history| history.slots.len() >= MIN_TREE_REQUESTS) {
+            history.similar.build_tree(self.builder.options)?;
+            (history.tree_requests, history.added) = (history.slots.len(), 0);
         }
         Ok(())
     }
@@ -141,9 +141,9 @@ impl TenantHistories {
     pub(crate) fn learn(
         &mut self,
         tenant: Tenant,
-        experience: UsageSample,
+        usage: UsageSample,
     ) -> Result<StoredRequest, PredictError> {
-        let stored = StoredRequest { number: self.numbers.next_number(), tenant, experience };
+        let stored = StoredRequest { number: self.numbers.next_number(), tenant, usage };
         self.insert(&stored)?;
         self.grow(tenant);
         Ok(stored)
@@ -152,9 +152,9 @@ impl TenantHistories {
     /// Adds a request of another gateway. Returns false if it is known or its vector has not length 1: such a vector
     /// would resemble every prompt.
     pub(crate) fn insert_shared(&mut self, stored: &StoredRequest) -> Result<bool, PredictError> {
-        let length = stored.experience.vector.iter().map(|value| value * value).sum::<f32>().sqrt();
-        let past = self.tenants.get(&stored.tenant);
-        let is_known = past.is_some_and(|past| past.slots.known_numbers.contains(&stored.number));
+        let length = stored.usage.vector.iter().map(|value| value * value).sum::<f32>().sqrt();
+        let history = self.tenants.get(&stored.tenant);
+        let is_known = history.is_some_and(|history| history.slots.known_numbers.contains(&stored.number));
         if is_known || !VECTOR_LENGTHS.contains(&length) {
             return Ok(false);
         }
@@ -165,22 +165,25 @@ impl TenantHistories {
 
     /// Advances the tree build of `tenant`. Starts a new build once as many requests were added as the last tree had.
     fn grow(&mut self, tenant: Tenant) {
-        let Some(past) = self.tenants.get_mut(&tenant) else { return };
-        if let Some(next_tree) = &mut past.next_tree {
-            match next_tree.advance(&past.similar) {
+        let Some(history) = self.tenants.get_mut(&tenant) else { return };
+        if let Some(next_tree) = &mut history.next_tree {
+            match next_tree.advance(&history.similar) {
                 BuildState::Building => return,
-                BuildState::Ready(tree) => past.similar.set_tree(*tree),
+                BuildState::Ready(tree) => history.similar.set_tree(*tree),
                 BuildState::Failed => {}
             }
-            past.next_tree = None;
+            history.next_tree = None;
         }
-        let requests = past.slots.len();
-        let rebuild_at =
-            if past.has_deep_leaf { past.tree_requests.min(MIN_TREE_REQUESTS) } else { past.tree_requests };
-        if requests >= MIN_TREE_REQUESTS && past.added >= rebuild_at {
-            past.next_tree = self.grower.start(&past.similar);
-            if past.next_tree.is_some() {
-                (past.tree_requests, past.added, past.has_deep_leaf) = (requests, 0, false);
+        let requests = history.slots.len();
+        let rebuild_at = if history.has_deep_leaf {
+            history.tree_requests.min(MIN_TREE_REQUESTS)
+        } else {
+            history.tree_requests
+        };
+        if requests >= MIN_TREE_REQUESTS && history.added >= rebuild_at {
+            history.next_tree = self.builder.start(&history.similar);
+            if history.next_tree.is_some() {
+                (history.tree_requests, history.added, history.has_deep_leaf) = (requests, 0, false);
             }
         }
     }
@@ -191,27 +194,27 @@ impl TenantHistories {
     }
 
     fn insert(&mut self, stored: &StoredRequest) -> Result<(), PredictError> {
-        let StoredRequest { number, tenant, experience } = stored;
+        let StoredRequest { number, tenant, usage } = stored;
         if !self.tenants.contains_key(tenant) {
-            return self.admit(*tenant, experience, *number);
+            return self.add_tenant(*tenant, usage, *number);
         }
         let share = self.requests_per_tenant();
-        let Some(past) = self.tenants.get_mut(tenant) else { return Ok(()) };
-        past.latest_number = past.latest_number.max(*number);
+        let Some(history) = self.tenants.get_mut(tenant) else { return Ok(()) };
+        history.latest_number = history.latest_number.max(*number);
         let SlotUpdate { slot, evicted } =
-            past.similar.learn_from(experience, share, PROMPT_SIMILARITY_WEIGHT)?;
+            history.similar.learn_from(usage, share, PROMPT_SIMILARITY_WEIGHT)?;
         for slot in evicted {
-            past.remove_slot(slot);
+            history.remove_slot(slot);
         }
-        past.slots.insert(slot, *number);
-        past.mark_changed(slot);
-        past.has_deep_leaf |= past.similar.depth_of(slot) > MAX_LEAF_DEPTH;
-        past.added += 1;
+        history.slots.insert(slot, *number);
+        history.mark_changed(slot);
+        history.has_deep_leaf |= history.similar.depth_of(slot) > MAX_LEAF_DEPTH;
+        history.added += 1;
         Ok(())
     }
 
     /// Adds a new tenant with its first request and evicts the oldest requests of tenants above their new share.
-    fn admit(&mut self, tenant: Tenant, first: &UsageSample, number: u64) -> Result<(), PredictError> {
+    fn add_tenant(&mut self, tenant: Tenant, first: &UsageSample, number: u64) -> Result<(), PredictError> {
         let similar = SimilarPrompts::from_first_request(
             "sps",
             self.embedding.clone(),
@@ -221,14 +224,17 @@ impl TenantHistories {
         )?;
         let similar = similar.with_temperature("sps", ByPhase::both(TEMPERATURE));
         if self.tenants.len() >= MAX_TENANTS.min(self.capacity) {
-            let least_recent =
-                self.tenants.iter().min_by_key(|(_, past)| past.latest_number).map(|(tenant, _)| *tenant);
+            let least_recent = self
+                .tenants
+                .iter()
+                .min_by_key(|(_, history)| history.latest_number)
+                .map(|(tenant, _)| *tenant);
             least_recent.map(|tenant| self.tenants.remove(&tenant));
         }
         let mut slots = SlotNumbers::default();
         similar.history().slots().for_each(|slot| slots.insert(slot, number));
-        let balance = ByPhase::both(ErrorComparison::default());
-        let past = TenantHistory {
+        let comparison = ByPhase::both(ErrorComparison::default());
+        let history = TenantHistory {
             similar,
             slots,
             tree_requests: 0,
@@ -236,14 +242,14 @@ impl TenantHistories {
             has_deep_leaf: false,
             next_tree: None,
             latest_number: number,
-            balance,
+            comparison,
         };
-        self.tenants.insert(tenant, past);
+        self.tenants.insert(tenant, history);
         let share = self.requests_per_tenant();
-        for past in self.tenants.values_mut() {
-            for slot in past.slots.oldest(past.slots.len().saturating_sub(share)) {
-                past.similar.remove(slot);
-                past.remove_slot(slot);
+        for history in self.tenants.values_mut() {
+            for slot in history.slots.oldest(history.slots.len().saturating_sub(share)) {
+                history.similar.remove(slot);
+                history.remove_slot(slot);
             }
         }
         Ok(())
@@ -256,7 +262,7 @@ impl TenantHistories {
 
     /// Returns the history of `tenant`, if it has one.
     pub(crate) fn history(&self, tenant: Tenant) -> Option<&History> {
-        self.tenants.get(&tenant).map(|past| &**past.similar.history())
+        self.tenants.get(&tenant).map(|history| &**history.similar.history())
     }
 
     /// Predicts the usage of a prompt with this vector from the history of `tenant`. Returns `None` if there is no
@@ -266,13 +272,13 @@ impl TenantHistories {
         tenant: Tenant,
         vector: &[f32],
     ) -> Result<Option<ByPhase<UsageShares>>, PredictError> {
-        let past = self.tenants.get(&tenant);
-        past.map(|past| past.similar.predict_by_vector(vector)).transpose()
+        let history = self.tenants.get(&tenant);
+        history.map(|history| history.similar.predict_by_vector(vector)).transpose()
     }
 
     /// Returns the mean shares of all requests. Returns `None` if there are none.
     pub(crate) fn mean(&self) -> Result<Option<ByPhase<UsageShares>>, PredictError> {
-        let mut histories = self.tenants.values().map(|past| past.similar.history()).peekable();
+        let mut histories = self.tenants.values().map(|history| history.similar.history()).peekable();
         let Some(first) = histories.peek() else { return Ok(None) };
         let (cells, experts) = (first.layers() * first.experts(), first.experts());
         let mut sums = ByPhase::both(vec![0.0_f32; cells]);
@@ -285,29 +291,29 @@ impl TenantHistories {
         ByPhase::try_each(|phase| UsageShares::from_weights(experts, sums.get(phase).clone())).map(Some)
     }
 
-    /// Which of two ways has been nearer for `tenant`; to be told what turned out.
-    pub(crate) fn balance(&mut self, tenant: Tenant) -> Option<&mut ByPhase<ErrorComparison>> {
-        self.tenants.get_mut(&tenant).map(|past| &mut past.balance)
+    /// Returns the comparison of the predictions for `tenant`, for recording errors.
+    pub(crate) fn comparison(&mut self, tenant: Tenant) -> Option<&mut ByPhase<ErrorComparison>> {
+        self.tenants.get_mut(&tenant).map(|history| &mut history.comparison)
     }
 
     /// Returns the weight of the tenant's own history in a prediction of `phase`, from 0 to 1.
-    pub(crate) fn weight_of_own(&self, tenant: Tenant, phase: Phase) -> f64 {
-        self.tenants.get(&tenant).map_or(0.0, |past| past.balance.get(phase).own_weight())
+    pub(crate) fn own_history_weight(&self, tenant: Tenant, phase: Phase) -> f64 {
+        self.tenants.get(&tenant).map_or(0.0, |history| history.comparison.get(phase).own_weight())
     }
 
     /// Returns the number of requests.
     pub(crate) fn len(&self) -> usize {
-        self.tenants.values().map(|past| past.slots.len()).sum()
+        self.tenants.values().map(|history| history.slots.len()).sum()
     }
 
     /// Returns the numbers of all requests.
     pub(crate) fn numbers(&self) -> HashSet<u64> {
-        self.tenants.values().flat_map(|past| past.slots.known_numbers.iter().copied()).collect()
+        self.tenants.values().flat_map(|history| history.slots.known_numbers.iter().copied()).collect()
     }
 
     /// Returns the memory of the requests, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        self.tenants.values().map(|past| past.similar.history().bytes()).sum()
+        self.tenants.values().map(|history| history.similar.history().bytes()).sum()
     }
 }
 
@@ -337,7 +343,7 @@ mod tests {
         vector(number)[..3].iter().fold(0, |octant, value| 2 * octant + usize::from(*value > 0.0))
     }
 
-    fn experience(number: usize) -> UsageSample {
+    fn usage(number: usize) -> UsageSample {
         let mut weights = vec![0.0; 2 * 8];
         (weights[expert(number)], weights[8 + expert(number)]) = (1.0, 1.0);
         let prefill = UsageShares::from_weights(8, weights).unwrap();
@@ -353,17 +359,21 @@ mod tests {
         let started_builds = Arc::new(AtomicUsize::new(0));
         let build_count = started_builds.clone();
         let options = TrainingOptions::default().tree;
-        let grower = TreeBuilder::with_build_function(options, move |rebuild: TreeRebuild| {
+        let builder = TreeBuilder::with_build_function(options, move |rebuild: TreeRebuild| {
             build_count.fetch_add(1, Ordering::SeqCst);
             build_allowed.lock().unwrap().recv().map_err(|gone| PredictError::Thread(gone.to_string()))?;
             rebuild.run()
         });
-        (TenantHistories { grower, ..TenantHistories::new(embedding, capacity) }, allow_build, started_builds)
+        (
+            TenantHistories { builder, ..TenantHistories::new(embedding, capacity) },
+            allow_build,
+            started_builds,
+        )
     }
 
     fn learn(memory: &mut TenantHistories, numbers: std::ops::Range<usize>) {
         for number in numbers {
-            memory.learn(TENANT, experience(number)).unwrap();
+            memory.learn(TENANT, usage(number)).unwrap();
         }
     }
 
@@ -429,10 +439,10 @@ mod tests {
             learn(&mut memory, next_number..next_number + 1);
             next_number += 1;
         }
-        let past = &memory.tenants[&TENANT];
-        let PromptIndex::Tree(tree) = past.similar.index() else { panic!("no tree") };
+        let history = &memory.tenants[&TENANT];
+        let PromptIndex::Tree(tree) = history.similar.index() else { panic!("no tree") };
         assert_eq!(tree.leaf_sizes().iter().sum::<usize>(), MIN_TREE_REQUESTS + 100);
-        assert_eq!(past.similar.history().len(), past.slots.len());
+        assert_eq!(history.similar.history().len(), history.slots.len());
     }
 
     #[test]
@@ -457,8 +467,7 @@ mod tests {
     fn restored_history_has_a_tree_at_once() {
         let (mut memory, _let_grow, started_builds) = memory(2000);
         for number in 0..700 {
-            let stored =
-                StoredRequest { number: number as u64 + 1, tenant: TENANT, experience: experience(number) };
+            let stored = StoredRequest { number: number as u64 + 1, tenant: TENANT, usage: usage(number) };
             memory.restore(stored).unwrap();
         }
         memory.finish_restore().unwrap();

@@ -31,7 +31,7 @@ pub(crate) struct TreeBuild {
 
 /// State of a tree build.
 pub(crate) enum BuildState {
-    /// The build, or the catching up, goes on.
+    /// The build or the catching up continues.
     Building,
     /// The tree has all slots.
     Ready(Box<Tree>),
@@ -41,7 +41,7 @@ pub(crate) enum BuildState {
 
 impl fmt::Debug for TreeBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grower").field("options", &self.options).finish_non_exhaustive()
+        f.debug_struct("TreeBuilder").field("options", &self.options).finish_non_exhaustive()
     }
 }
 

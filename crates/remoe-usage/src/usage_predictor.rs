@@ -88,12 +88,21 @@ struct TrackedRequest {
 #[derive(Debug, Clone, PartialEq)]
 struct PhasePrediction {
     shares: UsageShares,
-    /// Predictions of the trained predictor and of the tenant's history, if both exist.
-    parts: Option<(UsageShares, UsageShares)>,
+    /// Predictions that were combined, if there were two.
+    combined: Option<CombinedPredictions>,
     /// Weight of this prediction against the mean of the history, from 0 to 1.
-    trust: f64,
+    weight: f64,
     /// 95th percentile of the divergence in each layer, in nats, if known.
-    bars: Option<Vec<f64>>,
+    error_bars: Option<Vec<f64>>,
+}
+
+/// Predictions that were combined into one.
+#[derive(Debug, Clone, PartialEq)]
+struct CombinedPredictions {
+    /// Prediction of the trained predictor.
+    trained: UsageShares,
+    /// Prediction from the tenant's history, or from the prior for a tenant without one.
+    own: UsageShares,
 }
 
 impl TrackedRequest {
@@ -108,8 +117,8 @@ impl TrackedRequest {
             // The number of tokens per byte is taken to be constant over a text, with a margin of a quarter.
             return (computed < length / 4 * 3).then_some(&[]);
         }
-        let kept = length.checked_sub(computed).filter(|kept| *kept > 0)?;
-        Some(tokens.get(kept..).unwrap_or_default())
+        let cached = length.checked_sub(computed).filter(|cached| *cached > 0)?;
+        Some(tokens.get(cached..).unwrap_or_default())
     }
 }
 
@@ -254,11 +263,11 @@ impl UsagePredictor {
             return Ok(());
         }
         let (Some(histories), Some(prefill)) = (&mut self.histories, truths.prefill) else { return Ok(()) };
-        let experience = UsageSample { vector, prefill, decode: truths.decode };
+        let usage = UsageSample { vector, prefill, decode: truths.decode };
         if active.retention == Retention::Shared {
-            self.prior.record(active.tenant, &experience);
+            self.prior.record(active.tenant, &usage);
         }
-        let stored = histories.learn(active.tenant, experience)?;
+        let stored = histories.learn(active.tenant, usage)?;
         if let Some(store) = &mut self.store
             && let Err(error) = store.append(&stored, || histories.numbers())
         {
@@ -275,7 +284,7 @@ impl UsagePredictor {
         let learned = allowed.filter(|record| match histories.insert_shared(record) {
             Ok(is_new) => {
                 if is_new {
-                    self.prior.record(record.tenant, &record.experience);
+                    self.prior.record(record.tenant, &record.usage);
                 }
                 is_new
             }
@@ -341,7 +350,7 @@ impl UsagePredictor {
             requests += 1.0;
             for phase in Phase::ALL {
                 let predicted = prediction.get(phase);
-                let shares = history_mean(phase).towards(&predicted.shares, predicted.trust)?;
+                let shares = history_mean(phase).towards(&predicted.shares, predicted.weight)?;
                 let tokens = active.tokens.get(phase);
                 total_tokens += tokens;
                 sum.iter_mut()
@@ -422,29 +431,38 @@ impl UsagePredictor {
         let mut predict_phase = |phase: Phase| -> Result<Option<PhasePrediction>, PredictError> {
             let own = history.as_ref().map(|history| history.get(phase).clone());
             let Some(trained) = &self.trained else {
-                return Ok(own.map(|shares| PhasePrediction { shares, parts: None, trust: 0.5, bars: None }));
+                return Ok(own.map(|shares| PhasePrediction {
+                    shares,
+                    combined: None,
+                    weight: 0.5,
+                    error_bars: None,
+                }));
             };
             let prediction = trained.predict_with_errors(tokens, phase)?;
             let largest = trained.tuning(phase).classes.last().map(|class| class.disagreement);
             is_unfamiliar |= largest.is_some_and(|largest| prediction.disagreement > largest);
-            let bars = prediction
+            let error_bars = prediction
                 .errors
                 .map(|bars| bars.js_quantiles.iter().map(|bars| bars[COVERAGE_QUANTILE]).collect());
             // The weight follows the mean errors of both on held-out prompts.
-            let trust = match (prediction.errors, trained.errors_of(Method::Dop, phase)) {
+            let weight = match (prediction.errors, trained.errors_of(Method::Dop, phase)) {
                 (Some(own), Some(mean)) => mean.js_mean / (mean.js_mean + own.js_mean).max(f64::MIN_POSITIVE),
                 _ => 0.5,
             };
             let shares = prediction.shares;
             let Some(own) = own else {
-                return Ok(Some(PhasePrediction { shares, parts: None, trust, bars }));
+                return Ok(Some(PhasePrediction { shares, combined: None, weight, error_bars }));
             };
-            let weight = match &self.histories {
-                Some(histories) if is_own => histories.weight_of_own(tenant, phase),
+            let own_weight = match &self.histories {
+                Some(histories) if is_own => histories.own_history_weight(tenant, phase),
                 _ => self.prior.weight(phase),
             };
-            let combined = shares.towards(&own, weight)?;
-            Ok(Some(PhasePrediction { shares: combined, parts: Some((shares, own)), trust, bars }))
+            Ok(Some(PhasePrediction {
+                shares: shares.towards(&own, own_weight)?,
+                combined: Some(CombinedPredictions { trained: shares, own }),
+                weight,
+                error_bars,
+            }))
         };
         let phases = (predict_phase(Phase::Prefill)?, predict_phase(Phase::Decode)?);
         self.quality.unfamiliar += u64::from(is_unfamiliar);
@@ -462,12 +480,15 @@ impl UsagePredictor {
             let (predicted, Some(truth)) = (prediction.get(phase), truths.get(phase)) else { continue };
             let quality = self.quality.get_mut(phase);
             quality.record(&predicted.shares, truth);
-            if let Some(bars) = &predicted.bars {
-                quality.record_coverage(&predicted.shares, truth, bars);
+            if let Some(error_bars) = &predicted.error_bars {
+                quality.record_coverage(&predicted.shares, truth, error_bars);
             }
-            let balance = self.histories.as_mut().and_then(|histories| histories.balance(active.tenant));
-            if let (Some(balance), Some((trained, own))) = (balance, &predicted.parts) {
-                balance.get_mut(phase).record(trained, own, truth);
+            let comparison =
+                self.histories.as_mut().and_then(|histories| histories.comparison(active.tenant));
+            if let (Some(comparison), Some(CombinedPredictions { trained, own })) =
+                (comparison, &predicted.combined)
+            {
+                comparison.get_mut(phase).record(trained, own, truth);
             }
         }
     }
@@ -482,7 +503,7 @@ impl UsagePredictor {
         let Ok(Some(prior)) = self.prior.shares_for(tenant) else { return };
         for phase in Phase::ALL {
             let predicted = prediction.get(phase);
-            let trained = predicted.parts.as_ref().map_or(&predicted.shares, |(trained, _)| trained);
+            let trained = predicted.combined.as_ref().map_or(&predicted.shares, |combined| &combined.trained);
             if let Some(truth) = truths.get(phase) {
                 self.prior.record_errors(phase, trained, prior.get(phase), truth);
             }

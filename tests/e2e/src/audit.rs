@@ -112,13 +112,13 @@ impl AuditEntry {
 
 /// Returns the end of the log.
 #[must_use]
-pub fn mark(cluster: &Cluster) -> LogPosition {
+pub fn position(cluster: &Cluster) -> LogPosition {
     LogPosition(open(cluster).metadata().expect("the audit log has a size").len())
 }
 
 /// Returns the requests answered after `mark`. Watches are logged when they end.
 #[must_use]
-pub fn since(cluster: &Cluster, mark: LogPosition) -> Vec<AuditEntry> {
+pub fn entries_since(cluster: &Cluster, mark: LogPosition) -> Vec<AuditEntry> {
     let mut log = open(cluster);
     log.seek(SeekFrom::Start(mark.0)).expect("the audit log can be read from a mark");
     let mut text = String::new();

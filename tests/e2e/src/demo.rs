@@ -21,9 +21,9 @@ pub fn spec(more: &Value) -> Value {
 }
 
 /// Creates the claim and the MoEDeployment `demo`, and waits until it is ready.
-pub async fn serving(scene: &Scene, more: &Value) -> Deployment {
+pub async fn deploy(scene: &Scene, more: &Value) -> Deployment {
     claim::with_demo_model(scene, "models").await;
     let demo = Deployment::apply(scene, "demo", &spec(more)).await;
-    demo.condition("Ready", "True").await;
+    demo.wait_for_condition("Ready", "True").await;
     demo
 }

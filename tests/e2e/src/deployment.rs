@@ -67,12 +67,12 @@ impl Deployment {
     }
 
     /// Waits until it serves the present spec with nothing left to do. Returns the status.
-    pub async fn settled(&self) -> Value {
-        self.conditions(&[("Ready", "True"), ("Progressing", "False"), ("Degraded", "False")]).await
+    pub async fn wait_until_settled(&self) -> Value {
+        self.wait_for_conditions(&[("Ready", "True"), ("Progressing", "False"), ("Degraded", "False")]).await
     }
 
     /// Waits until all of these conditions have the expected status for the present generation. Returns the status.
-    pub async fn conditions(&self, wanted: &[(&str, &str)]) -> Value {
+    pub async fn wait_for_conditions(&self, wanted: &[(&str, &str)]) -> Value {
         let what = format!("{wanted:?} of {}", self.name);
         until(LONG, &what, async || {
             let object = self.api.get(&self.name).await.expect("the MoEDeployment can be read");
@@ -89,7 +89,7 @@ impl Deployment {
     }
 
     /// Waits until the condition `kind` has the reason `reason`, and returns it.
-    pub async fn reason(&self, kind: &str, reason: &str) -> Value {
+    pub async fn wait_for_reason(&self, kind: &str, reason: &str) -> Value {
         let what = format!("condition {kind} of {} to be {reason}", self.name);
         until(LONG, &what, async || {
             find(&self.status().await, kind).filter(|condition| condition["reason"] == reason)
@@ -104,7 +104,7 @@ impl Deployment {
     }
 
     /// Waits until the condition `kind` has `status` for the present generation, and returns it.
-    pub async fn condition(&self, kind: &str, status: &str) -> Value {
+    pub async fn wait_for_condition(&self, kind: &str, status: &str) -> Value {
         let what = format!("condition {kind}={status} of {}", self.name);
         until(LONG, &what, async || {
             let object = self.api.get(&self.name).await.expect("the MoEDeployment can be read");
@@ -128,7 +128,7 @@ impl Deployment {
     }
 
     /// Waits until it and all objects of deployments in the scene are gone.
-    pub async fn gone(&self, scene: &Scene) {
+    pub async fn wait_until_gone(&self, scene: &Scene) {
         let owned = format!("remoe.dev/deployment={}", self.name);
         until(LONG, "the end of everything that the deployment owned", async || {
             let left = scene.kubectl(&["get", OWNED, "--output", "name", "--selector", &owned]).await;
@@ -140,36 +140,36 @@ impl Deployment {
 
     /// Returns the HTTP addresses of ready main functions, by the EndpointSlices of their Service.
     pub async fn endpoints(&self, scene: &Scene) -> Vec<SocketAddr> {
-        self.ready(scene).await.into_iter().map(|(address, _)| address).collect()
+        self.ready_main_functions(scene).await.into_iter().map(|(address, _)| address).collect()
     }
 
     /// Returns HTTP addresses as [`Self::endpoints`] does, for clients without a gateway's identity. If main
     /// functions accept gateways alone, each address is a proxy on this host with that identity.
-    pub async fn doors(&self, scene: &Scene) -> Vec<SocketAddr> {
+    pub async fn client_addresses(&self, scene: &Scene) -> Vec<SocketAddr> {
         let deployment = self.api.get(&self.name).await.expect("the MoEDeployment can be read").uid();
         let (namespace, deployment) = (scene.namespace.clone(), deployment.unwrap_or_default());
         let main = Identity::Main { namespace, deployment };
-        let mut doors = Vec::new();
-        for (address, pod) in self.ready(scene).await {
+        let mut addresses = Vec::new();
+        for (address, pod) in self.ready_main_functions(scene).await {
             let pod = scene.api::<Pod>().get(&pod).await.expect("a pod that is ready can be read");
             let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
             let mut arguments = containers.flat_map(|container| container.args.iter().flatten());
-            doors.push(match arguments.any(|argument| argument == "--gateway-identity") {
+            addresses.push(match arguments.any(|argument| argument == "--gateway-identity") {
                 true => {
-                    gateway_access::open(
+                    gateway_access::start_proxy(
                         address,
-                        gateway_access::as_gateway(&scene.cluster, main.clone()).await,
+                        gateway_access::gateway_trust(&scene.cluster, main.clone()).await,
                     )
                     .await
                 }
                 false => address,
             });
         }
-        doors
+        addresses
     }
 
     /// Returns the addresses of ready main functions with their pod names.
-    async fn ready(&self, scene: &Scene) -> Vec<(SocketAddr, String)> {
+    async fn ready_main_functions(&self, scene: &Scene) -> Vec<(SocketAddr, String)> {
         let of_service =
             ListParams::default().labels(&format!("kubernetes.io/service-name={}-main", self.name));
         let slices =
@@ -224,11 +224,11 @@ pub struct CompletionStream {
 impl CompletionStream {
     /// Requests a stream of 160 tokens for `prompt` from `address`.
     pub async fn start(address: SocketAddr, model: &str, prompt: &str) -> Self {
-        Self::of(160, address, model, prompt).await
+        Self::with_tokens(160, address, model, prompt).await
     }
 
     /// Requests a stream as [`Self::start`] does, with this number of `tokens`.
-    pub async fn of(tokens: u32, address: SocketAddr, model: &str, prompt: &str) -> Self {
+    pub async fn with_tokens(tokens: u32, address: SocketAddr, model: &str, prompt: &str) -> Self {
         let body = json!({
             "model": model,
             "messages": [{"role": "user", "content": prompt}],

@@ -24,12 +24,12 @@ pub fn reference_to(name: &str) -> Value {
 }
 
 /// Creates the ConfigMap of the demo model.
-pub(crate) async fn supply(scene: &Scene) {
-    supply_of(scene, NAME, &workspace().join("demo/model")).await;
+pub(crate) async fn create(scene: &Scene) {
+    create_for(scene, NAME, &workspace().join("demo/model")).await;
 }
 
 /// Creates the ConfigMap `name` for the checkpoint in `folder`.
-pub async fn supply_of(scene: &Scene, name: &str, folder: &Path) {
+pub async fn create_for(scene: &Scene, name: &str, folder: &Path) {
     let checkpoint = Checkpoint::open(folder).expect("the model can be opened");
     let facts = checkpoint.inspect().expect("the model can be read");
     let text = serde_json::to_string(&Profile::prior(&facts, &facts.dtype)).expect("a profile is JSON");

@@ -14,7 +14,7 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
 /// Returns the trust with which gateways of the release connect to `main`.
-pub async fn as_gateway(cluster: &Cluster, main: Identity) -> Trust {
+pub async fn gateway_trust(cluster: &Cluster, main: Identity) -> Trust {
     let secrets = Api::<Secret>::namespaced(cluster.client.clone(), release::NAMESPACE);
     let secret = secrets.get(&format!("{}-gateway-identity", release::NAME)).await;
     let data = secret.expect("gateways have a certificate").data.unwrap_or_default();
@@ -26,7 +26,7 @@ pub async fn as_gateway(cluster: &Cluster, main: Identity) -> Trust {
 
 /// Starts a proxy on this host to the HTTP port `main` with `trust`, for the duration of the test, and returns its
 /// address.
-pub async fn open(main: SocketAddr, trust: Trust) -> SocketAddr {
+pub async fn start_proxy(main: SocketAddr, trust: Trust) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("there is a free port");
     let address = listener.local_addr().expect("a listener has an address");
     tokio::spawn(async move {

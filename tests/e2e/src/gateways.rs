@@ -54,7 +54,7 @@ async fn reach(cluster: &Cluster, pod: &Pod, change: &str, filters: char) {
     let services = Api::<Service>::namespaced(cluster.client.clone(), "default");
     let server = services.get("kubernetes").await.expect("the API server has a Service").spec;
     let server = server.and_then(|spec| spec.cluster_ip).expect("the Service has an address");
-    let process = crate::pods::process(pod).expect("the gateway runs").to_string();
+    let process = crate::pods::process_id(pod).expect("the gateway runs").to_string();
     let script = format!(
         "echo {filters} > /proc/sys/net/ipv4/conf/all/rp_filter && ip route {change} blackhole {server}/32"
     );
@@ -80,7 +80,7 @@ pub async fn demand(scene: &Scene, name: &str) -> Value {
 }
 
 /// Waits until the demand has the phase `phase` and returns it.
-pub async fn phase(scene: &Scene, name: &str, phase: &str) -> Value {
+pub async fn wait_for_phase(scene: &Scene, name: &str, phase: &str) -> Value {
     until(LONG, &format!("{name} to be {phase}"), async || {
         let demand = demand(scene, name).await;
         (demand["spec"]["phase"] == phase).then_some(demand)
@@ -89,8 +89,8 @@ pub async fn phase(scene: &Scene, name: &str, phase: &str) -> Value {
 }
 
 /// Waits until no function of the deployment is left.
-pub async fn asleep(scene: &Scene, deployment: &Deployment) {
-    deployment.reason("Active", "Asleep").await;
+pub async fn wait_until_asleep(scene: &Scene, deployment: &Deployment) {
+    deployment.wait_for_reason("Active", "Asleep").await;
     until(LONG, "the last function to be gone", async || {
         let pods = scene.api::<Pod>().list(&ListParams::default().labels(crate::pods::FUNCTIONS)).await;
         pods.expect("pods can be listed").items.is_empty().then_some(())

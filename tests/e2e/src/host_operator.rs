@@ -33,7 +33,7 @@ impl HostOperator {
     }
 
     /// Starts an operator as [`Self::start`] does, with the identity `name` and further `arguments`.
-    pub async fn named(cluster: &Cluster, alone: &Exclusive, name: &str, arguments: &[&str]) -> Self {
+    pub async fn start_named(cluster: &Cluster, alone: &Exclusive, name: &str, arguments: &[&str]) -> Self {
         Self::launch(cluster, alone, name, arguments, None).await
     }
 
@@ -68,7 +68,7 @@ impl HostOperator {
     pub fn writes(&self, cluster: &Cluster, mark: LogPosition) -> Vec<AuditEntry> {
         // The test itself sends the second kind to learn the id of the credential.
         let apart = |kind: &str| matches!(kind, "leases" | "selfsubjectreviews");
-        let asked = audit::since(cluster, mark).into_iter();
+        let asked = audit::entries_since(cluster, mark).into_iter();
         asked
             .filter(|each| each.credential() == self.credential && each.writes() && !apart(each.resource()))
             .collect()

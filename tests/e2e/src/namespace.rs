@@ -57,7 +57,7 @@ impl Scene {
         let accounts = self.api::<ServiceAccount>();
         until(SOON, "the default service account", async || accounts.get_opt("default").await.ok().flatten())
             .await;
-        figures::supply(self).await;
+        figures::create(self).await;
     }
 
     async fn delete(&self) {

@@ -48,13 +48,13 @@ pub async fn create(scene: &Scene, pod: &Pod) {
 }
 
 /// Waits until the pod is ready.
-pub async fn ready(scene: &Scene, name: &str) -> Pod {
+pub async fn wait_until_ready(scene: &Scene, name: &str) -> Pod {
     let what = format!("pod {name} to be ready");
     until(LONG, &what, async || get(scene, name).await.filter(is_ready)).await
 }
 
 /// Waits until the pod has completed and returns its log.
-pub async fn finished(scene: &Scene, name: &str) -> String {
+pub async fn wait_until_completed(scene: &Scene, name: &str) -> String {
     let what = format!("pod {name} to finish");
     let phase = until(LONG, &what, async || {
         let phase = get(scene, name).await?.status?.phase?;
@@ -67,7 +67,7 @@ pub async fn finished(scene: &Scene, name: &str) -> String {
 }
 
 /// Returns the pods of `selector` that are not being deleted.
-pub async fn selected(scene: &Scene, selector: &str) -> Vec<Pod> {
+pub async fn list(scene: &Scene, selector: &str) -> Vec<Pod> {
     let pods = scene.api::<Pod>().list(&ListParams::default().labels(selector)).await;
     let pods = pods.expect("pods can be listed");
     pods.items.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect()
@@ -75,7 +75,7 @@ pub async fn selected(scene: &Scene, selector: &str) -> Vec<Pod> {
 
 /// Returns the process id of the pod's container on this host: the cluster's nodes are processes here.
 #[must_use]
-pub fn process(pod: &Pod) -> Option<u32> {
+pub fn process_id(pod: &Pod) -> Option<u32> {
     let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
     let id = statuses.first()?.container_id.as_ref()?.strip_prefix("containerd://")?;
     let processes = std::fs::read_dir("/proc").expect("/proc can be read").flatten();
@@ -89,7 +89,7 @@ pub fn process(pod: &Pod) -> Option<u32> {
 
 /// Returns the number of restarts of its containers.
 #[must_use]
-pub fn restarts(pod: &Pod) -> i32 {
+pub fn restart_count(pod: &Pod) -> i32 {
     let statuses = pod.status.iter().filter_map(|status| status.container_statuses.as_ref()).flatten();
     statuses.map(|status| status.restart_count).sum()
 }

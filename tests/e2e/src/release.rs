@@ -77,7 +77,7 @@ pub async fn leader(cluster: &Cluster) -> Leader {
     until(LONG, "a leader that runs", async || {
         let lease = leases.get_opt(&format!("{NAME}-operator")).await.expect("leases can be read")?.spec?;
         let (pod, renewed) = (lease.holder_identity?, lease.renew_time?.0);
-        let process = pods::process(&api.get_opt(&pod).await.expect("pods can be read")?)?;
+        let process = pods::process_id(&api.get_opt(&pod).await.expect("pods can be read")?)?;
         Some(Leader { pod, process, renewed })
     })
     .await

@@ -47,7 +47,7 @@ impl Identity {
         Some(Self::Main { namespace: namespace.to_owned(), deployment: deployment.to_owned() })
     }
 
-    /// The remote-expert functions of the same deployment; none for operators and gateways.
+    /// Returns the identity of the remote-expert functions of the same deployment. `None` for operators and gateways.
     #[must_use]
     pub fn remote(&self) -> Option<Self> {
         let (namespace, deployment) = self.deployment()?;

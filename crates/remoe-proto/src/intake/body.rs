@@ -33,7 +33,7 @@ impl Reservation {
     pub(super) fn deliver(&self, notice: GrantNotice) {
         let code = match notice {
             GrantNotice::Granted => 1,
-            GrantNotice::Ended => 2,
+            GrantNotice::Dropped => 2,
             GrantNotice::Refused => 3,
         };
         self.notice.store(code, Ordering::Release);
@@ -43,7 +43,7 @@ impl Reservation {
     fn notice(&self) -> Option<GrantNotice> {
         match self.notice.load(Ordering::Acquire) {
             1 => Some(GrantNotice::Granted),
-            2 => Some(GrantNotice::Ended),
+            2 => Some(GrantNotice::Dropped),
             3 => Some(GrantNotice::Refused),
             _ => None,
         }
@@ -119,7 +119,7 @@ impl MessageReader {
                             self.peer.resume();
                             self.fill(entry, reservation, bytes)?;
                         }
-                        Some(GrantNotice::Ended | GrantNotice::Refused) => {
+                        Some(GrantNotice::Dropped | GrantNotice::Refused) => {
                             return Poll::Ready(Some(Err(dropped("message budget exhausted"))));
                         }
                         None => {

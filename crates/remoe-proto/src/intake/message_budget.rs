@@ -38,7 +38,7 @@ pub(super) enum GrantNotice {
     /// The bytes that it waited for are reserved.
     Granted,
     /// The message is dropped and must release its bytes.
-    Ended,
+    Dropped,
     /// The message waited until the timeout.
     Refused,
 }
@@ -50,12 +50,12 @@ pub(super) type Notices<T> = Vec<(T, GrantNotice)>;
 pub(super) struct MessageBudget<T> {
     free: usize,
     next: u64,
-    entries: BTreeMap<u64, LedgerEntry<T>>,
+    entries: BTreeMap<u64, BudgetEntry<T>>,
     /// Number of waiting entries.
     waiting: usize,
 }
 
-struct LedgerEntry<T> {
+struct BudgetEntry<T> {
     peer: u64,
     standing: PeerStanding,
     bytes: usize,
@@ -99,7 +99,7 @@ impl<T: Clone> MessageBudget<T> {
         if bytes <= self.free && !is_outranked {
             self.free -= bytes;
             let state = EntryState::Held { droppable_from: droppable_from(bytes, now) };
-            self.entries.insert(id, LedgerEntry { peer, standing, bytes, state, handle });
+            self.entries.insert(id, BudgetEntry { peer, standing, bytes, state, handle });
             return (id, ReservationOutcome::Taken, Vec::new());
         }
         // The connection is not read while a message waits, so it must not have another incomplete message.
@@ -107,7 +107,7 @@ impl<T: Clone> MessageBudget<T> {
             return (id, ReservationOutcome::Refused, Vec::new());
         }
         let state = EntryState::Waiting { until: now + WAIT_TIMEOUT };
-        self.entries.insert(id, LedgerEntry { peer, standing, bytes, state, handle });
+        self.entries.insert(id, BudgetEntry { peer, standing, bytes, state, handle });
         self.waiting += 1;
         (id, ReservationOutcome::Wait, self.update(now))
     }
@@ -159,8 +159,8 @@ impl<T: Clone> MessageBudget<T> {
 
     /// Drops as many messages as a message of `bytes` with this standing needs, if that suffices.
     fn drop_for(&mut self, standing: PeerStanding, bytes: usize, now: Instant, notices: &mut Notices<T>) {
-        let leaving = self.entries.values().filter(|entry| entry.state == EntryState::Dropping);
-        let available = self.free + leaving.map(|entry| entry.bytes).sum::<usize>();
+        let dropping = self.entries.values().filter(|entry| entry.state == EntryState::Dropping);
+        let available = self.free + dropping.map(|entry| entry.bytes).sum::<usize>();
         let mut per_peer: HashMap<u64, (usize, usize)> = HashMap::new();
         for entry in self.entries.values() {
             let (count, held) = per_peer.entry(entry.peer).or_default();
@@ -189,7 +189,7 @@ impl<T: Clone> MessageBudget<T> {
         for (_, id, _) in candidates.into_iter().take(needed.unwrap_or(0)) {
             if let Some(entry) = self.entries.get_mut(&id) {
                 entry.state = EntryState::Dropping;
-                notices.push((entry.handle.clone(), GrantNotice::Ended));
+                notices.push((entry.handle.clone(), GrantNotice::Dropped));
             }
         }
     }
@@ -205,7 +205,7 @@ impl<T: Clone> MessageBudget<T> {
     }
 }
 
-impl<T> LedgerEntry<T> {
+impl<T> BudgetEntry<T> {
     fn is_waiting(&self) -> bool {
         matches!(self.state, EntryState::Waiting { .. })
     }
@@ -272,7 +272,7 @@ mod tests {
         case.reserve("good", 2, PROVEN, 50);
         case.reserve("waits", 3, NEW, 50);
         let (_, outcome, notices) = case.budget.reserve(4, PROVEN, 50, "better", case.now);
-        assert_eq!((outcome, notices), (ReservationOutcome::Wait, vec![("bad", GrantNotice::Ended)]));
+        assert_eq!((outcome, notices), (ReservationOutcome::Wait, vec![("bad", GrantNotice::Dropped)]));
         assert_eq!(case.budget.release(bad, case.now), [("better", GrantNotice::Granted)]);
     }
 
@@ -282,7 +282,7 @@ mod tests {
         case.reserve("a", 1, PROVEN, 50);
         case.reserve("a2", 1, PROVEN, 50);
         let (_, _, notices) = case.budget.reserve(2, PROVEN, 40, "b", case.now);
-        assert_eq!(notices, [("a", GrantNotice::Ended)]);
+        assert_eq!(notices, [("a", GrantNotice::Dropped)]);
     }
 
     #[test]
@@ -295,7 +295,7 @@ mod tests {
         case.now += MIN_DROP_AGE / 2 + Duration::from_millis(1);
         assert_eq!(case.budget.update(case.now), [], "40 bytes are too few for any message");
         case.now += MIN_DROP_AGE;
-        let notices = [("a", GrantNotice::Ended), ("b", GrantNotice::Ended)];
+        let notices = [("a", GrantNotice::Dropped), ("b", GrantNotice::Dropped)];
         assert_eq!(case.budget.update(case.now), notices);
         assert_eq!(case.budget.update(case.now), [], "they are told once");
         case.budget.release(0, case.now);

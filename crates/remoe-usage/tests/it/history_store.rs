@@ -29,7 +29,7 @@ fn stored(number: u64) -> StoredRequest {
     StoredRequest {
         number,
         tenant: Tenant::named("a"),
-        experience: UsageSample { vector, prefill: shares(0), decode },
+        usage: UsageSample { vector, prefill: shares(0), decode },
     }
 }
 
@@ -44,9 +44,9 @@ fn assert_same(read: &[StoredRequest], numbers: impl Iterator<Item = u64>) {
     assert_eq!(read.len(), expected.len());
     for (read, expected) in read.iter().zip(&expected) {
         assert_eq!((read.number, read.tenant), (expected.number, expected.tenant));
-        assert_eq!(read.experience.vector, expected.experience.vector, "quarters are exact in float16");
-        assert_eq!(read.experience.decode.is_some(), expected.experience.decode.is_some());
-        let pairs = read.experience.prefill.values().iter().zip(expected.experience.prefill.values());
+        assert_eq!(read.usage.vector, expected.usage.vector, "quarters are exact in float16");
+        assert_eq!(read.usage.decode.is_some(), expected.usage.decode.is_some());
+        let pairs = read.usage.prefill.values().iter().zip(expected.usage.prefill.values());
         pairs.for_each(|(read, expected)| assert!((read - expected).abs() < 1e-4, "{read} {expected}"));
     }
 }
@@ -221,10 +221,7 @@ fn file_stays_within_its_limit_and_keeps_wanted_requests() {
     let (_, read) = open(folder.path(), limit).unwrap();
     assert_eq!(read.last().unwrap().number, total - 1);
     assert!(read.len() as u64 >= capacity / 2, "{} of {capacity}", read.len());
-    assert!(
-        read.iter()
-            .all(|one| *one == StoredRequest { experience: one.experience.clone(), ..stored(one.number) })
-    );
+    assert!(read.iter().all(|one| *one == StoredRequest { usage: one.usage.clone(), ..stored(one.number) }));
 }
 
 #[test]

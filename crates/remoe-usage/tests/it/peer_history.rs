@@ -204,14 +204,12 @@ fn invalid_history_files_are_skipped() {
     let hostile = part("hostile");
     let mut store = HistoryStore::open(hostile.parent().unwrap(), &self::header(), 2, LIMIT, |_| ()).unwrap();
     let mut tell = |number: u64, vector: [f32; 2]| {
-        let experience = UsageSample {
+        let usage = UsageSample {
             vector: vector.to_vec(),
             prefill: UsageShares::uniform(LAYERS, EXPERTS),
             decode: None,
         };
-        store
-            .append(&StoredRequest { number, tenant: Tenant::named("a"), experience }, HashSet::new)
-            .unwrap();
+        store.append(&StoredRequest { number, tenant: Tenant::named("a"), usage }, HashSet::new).unwrap();
     };
     tell(u64::MAX, [1.0, 0.0]);
     tell(1, [60_000.0, 0.0]);

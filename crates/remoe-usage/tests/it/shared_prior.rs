@@ -180,8 +180,8 @@ fn tenant_that_shares_no_more_leaves_no_prior() {
 fn shared_tenant_records_of_other_gateways_join_the_prior() {
     let record = |number: u64| {
         let prefill = UsageShares::from_weights(EXPERTS, [1.0, 0.0, 0.0, 0.0].repeat(LAYERS)).unwrap();
-        let experience = UsageSample { vector: vec![1.0, 0.0, 0.0], prefill, decode: None };
-        StoredRequest { number, tenant: Tenant::named("a"), experience }
+        let usage = UsageSample { vector: vec![1.0, 0.0, 0.0], prefill, decode: None };
+        StoredRequest { number, tenant: Tenant::named("a"), usage }
     };
     let told: Vec<StoredRequest> = (1..=8).map(record).collect();
     let mut predictor = predictor(None);

@@ -314,8 +314,8 @@ fn forged_record_leaves_other_tenants_predictions_unchanged() {
     let record = |number: u64, vector: Vec<f32>, value: f32| {
         let weights = [value, 0.0, 0.0, 0.0].repeat(LAYERS);
         let prefill = UsageShares::from_weights(EXPERTS, weights).unwrap();
-        let experience = UsageSample { vector, prefill: prefill.clone(), decode: Some(prefill) };
-        StoredRequest { number, tenant: Tenant::named("a"), experience }
+        let usage = UsageSample { vector, prefill: prefill.clone(), decode: Some(prefill) };
+        StoredRequest { number, tenant: Tenant::named("a"), usage }
     };
     let shared = [
         record(1, vec![f32::NAN; 3], 1.0),
@@ -371,8 +371,8 @@ fn opted_out_tenant_leaves_no_record() {
     assert!(work(&counted.shares, [2, 3]) > work(&used_before.shares, [2, 3]), "what it used is counted");
     // Records of other gateways are ignored as well.
     let shares = UsageShares::uniform(LAYERS, EXPERTS);
-    let experience = UsageSample { vector: vec![0.0, 1.0, 0.0], prefill: shares, decode: None };
-    let told = [StoredRequest { number: 7, tenant: Tenant::named("a"), experience }];
+    let usage = UsageSample { vector: vec![0.0, 1.0, 0.0], prefill: shares, decode: None };
+    let told = [StoredRequest { number: 7, tenant: Tenant::named("a"), usage }];
     assert_eq!(predictor.learn_shared(&told), 0);
 
     // A tenant without retention gets no predictions.

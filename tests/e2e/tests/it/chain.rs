@@ -58,7 +58,7 @@ async fn wake_at_27_x_64_experts_plans_for_waiting_requests() {
         let _release = release::shared(cluster).await;
         let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
         claim::create(scene, "models", &["--put", &format!("many={}", model.folder.display())]).await;
-        figures::supply_of(scene, "many", &model.folder).await;
+        figures::create_for(scene, "many", &model.folder).await;
         let spec = json!({
             "model": {"source": "pvc://models/many"},
             "profile": figures::reference_to("many"),
@@ -72,7 +72,7 @@ async fn wake_at_27_x_64_experts_plans_for_waiting_requests() {
             "prediction": {"interval": "1h"},
         });
         let many = Deployment::apply(scene, "many", &spec).await;
-        many.condition("Ready", "True").await;
+        many.wait_for_condition("Ready", "True").await;
         let name = format!("{}/many", scene.namespace);
         // Answers of running functions, before any request was learned from.
         let mut expected = BTreeMap::new();
@@ -84,10 +84,10 @@ async fn wake_at_27_x_64_experts_plans_for_waiting_requests() {
 
         let mut plans = Vec::new();
         for topic in ["headers", "python", "licences"] {
-            gateways::asleep(scene, &many).await;
+            gateways::wait_until_asleep(scene, &many).await;
             // Wakes of one minute share their events.
             tokio::time::sleep(Duration::from_secs(61)).await;
-            let mark = audit::mark(cluster);
+            let mark = audit::position(cluster);
             let slept = Timestamp::now();
             let wakes = gateways::demand(scene, "many").await["spec"]["wakes"].as_u64().unwrap_or(0);
             let prompt = model.prompts(topic)[0];
@@ -103,7 +103,7 @@ async fn wake_at_27_x_64_experts_plans_for_waiting_requests() {
             assert!(times.is_sorted(), "{told:?}");
             let predicted = &told["Predicted"].1;
             assert!(predicted.starts_with("Predicted the expert usage of 1 waiting request "), "{predicted}");
-            let main = audit::since(cluster, mark).into_iter().find(|request| {
+            let main = audit::entries_since(cluster, mark).into_iter().find(|request| {
                 request.verb == "create" && request.resource() == "pods" && request.namespace() == scene.namespace
             });
             let main = main.expect("a pod was made").received;
@@ -127,7 +127,7 @@ async fn wake_at_27_x_64_experts_plans_for_waiting_requests() {
         assert!(plans.windows(2).any(|pair| pair[0] != pair[1]), "topics have plans of their own: {plans:?}");
         tokio::time::sleep(Duration::from_secs(1)).await;
         many.delete().await;
-        many.gone(scene).await;
+        many.wait_until_gone(scene).await;
     })
     .await;
 }

@@ -16,13 +16,13 @@ async fn demo_is_served_and_removed() {
         let cluster = &scene.cluster;
         let _operator = release::shared(cluster).await;
         claim::with_demo_model(scene, "models").await;
-        let start = audit::mark(cluster);
+        let start = audit::position(cluster);
         let file = workspace().join("examples/demo.yaml");
         scene.kubectl(&["apply", "--filename", file.to_str().unwrap()]).await;
         let demo = Deployment::existing(scene, "demo");
-        demo.condition("Ready", "True").await;
+        demo.wait_for_condition("Ready", "True").await;
 
-        let doors = demo.doors(scene).await;
+        let doors = demo.client_addresses(scene).await;
         assert_eq!(doors.len(), 1, "one main function");
         let name = served_name(&demo).await;
         let direct = chat(doors[0], &name, PROMPT).await;
@@ -38,9 +38,9 @@ async fn demo_is_served_and_removed() {
         }
 
         demo.delete().await;
-        demo.gone(scene).await;
-        assert!(pods::selected(scene, "remoe.dev/deployment").await.is_empty());
-        let asked = audit::since(cluster, start);
+        demo.wait_until_gone(scene).await;
+        assert!(pods::list(scene, "remoe.dev/deployment").await.is_empty());
+        let asked = audit::entries_since(cluster, start);
         let denied: Vec<_> =
             asked.iter().filter(|each| each.user() == release::ACCOUNT && each.denied()).collect();
         assert!(denied.is_empty(), "the chart's role does not reach: {denied:?}");

@@ -61,8 +61,8 @@ async fn default_release_requires_drawn_keys_and_serves_tls() {
         let mut alone = release::exclusive(cluster, 1).await;
         let forget = ["delete", "secret", TLS, "--ignore-not-found", "--namespace", release::NAMESPACE];
         cluster.kubectl(&forget).await;
-        let demo = demo::serving(scene, &json!({})).await;
-        let exposed = demo.condition("Exposed", "True").await;
+        let demo = demo::deploy(scene, &json!({})).await;
+        let exposed = demo.wait_for_condition("Exposed", "True").await;
         assert_eq!(exposed["reason"], "GatewayOpen", "{exposed}");
         assert!(demo.status().await["url"].as_str().unwrap().starts_with("http://"));
 
@@ -72,7 +72,7 @@ async fn default_release_requires_drawn_keys_and_serves_tls() {
         // With an empty value, an upgrade of a release without keys would stay without keys.
         let tls = format!("gateway.tls.secretName={TLS}");
         alone.install(cluster, &["replicas=1", "gateway.open=false", &tls]).await;
-        demo.reason("Exposed", "KeysRequired").await;
+        demo.wait_for_reason("Exposed", "KeysRequired").await;
         let url = demo.status().await["url"].as_str().unwrap().to_owned();
         assert_eq!(url, format!("https://{host}:8000"));
 
@@ -105,7 +105,7 @@ async fn default_release_requires_drawn_keys_and_serves_tls() {
         alone.install(cluster, &["replicas=1", "gateway.open=false", "gateway.maxRequests=1000"]).await;
         assert_eq!(drawn(cluster, "admin").await, admin);
         demo.delete().await;
-        demo.gone(scene).await;
+        demo.wait_until_gone(scene).await;
         cluster.kubectl(&forget).await;
     })
     .await;

@@ -75,7 +75,7 @@ async fn plan_follows_the_topic_and_the_waking_request() {
             "pricing": {"billing": "Invocation"},
             "prediction": {"interval": "10s"},
         });
-        let demo = demo::serving(scene, &more).await;
+        let demo = demo::deploy(scene, &more).await;
         let name = format!("{}/demo", scene.namespace);
         let order = gateways::demand(scene, "demo").await["spec"]["prediction"].clone();
         assert_eq!(order["everySeconds"], 10, "{order}");
@@ -93,7 +93,7 @@ async fn plan_follows_the_topic_and_the_waking_request() {
         })
         .await;
         assert_eq!(prediction["of"], "Answered", "{prediction}");
-        demo.settled().await;
+        demo.wait_until_settled().await;
         let mut after = Vec::new();
         for prompt in SCRIPTURE {
             after.push(ask(gateway, &name, prompt).await);
@@ -117,7 +117,7 @@ async fn plan_follows_the_topic_and_the_waking_request() {
 
         // The operator plans for the waking request if the plan differs; in any case it receives that request's
         // usage.
-        gateways::asleep(scene, &demo).await;
+        gateways::wait_until_asleep(scene, &demo).await;
         let waking = tokio::spawn({
             let name = name.clone();
             async move { ask(gateway, &name, SCRIPTURE[0]).await }
@@ -133,7 +133,7 @@ async fn plan_follows_the_topic_and_the_waking_request() {
         assert!(woken.remote <= before[0].remote, "{} of pairs are remote, {} were", woken.remote, before[0].remote);
         sleep(Duration::from_secs(1)).await;
         demo.delete().await;
-        demo.gone(scene).await;
+        demo.wait_until_gone(scene).await;
     })
     .await;
 }

@@ -13,13 +13,13 @@ async fn fifty_requests_wake_a_deployment_once() {
     Scene::run("fifty_requests_wake_a_deployment_once", async |scene| {
         let cluster = &scene.cluster;
         let _release = release::shared(cluster).await;
-        let start = audit::mark(cluster);
+        let start = audit::position(cluster);
         let more = json!({
             "servedName": "served",
             "scaling": {"min": 0, "idleWindow": "3s"},
         });
-        let demo = demo::serving(scene, &more).await;
-        gateways::asleep(scene, &demo).await;
+        let demo = demo::deploy(scene, &more).await;
+        gateways::wait_until_asleep(scene, &demo).await;
         let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
         let name = format!("{}/demo", scene.namespace);
         let listed: Value = serde_json::from_str(&http::get(gateway, "/v1/models").await.body).unwrap();
@@ -43,16 +43,16 @@ async fn fifty_requests_wake_a_deployment_once() {
         assert!(shares[25] >= 0.9, "{shares:?}");
         assert_eq!(gateways::demand(scene, "demo").await["spec"]["wakes"], 1);
         eprintln!("a wake for fifty: {}", answers[0].body["usage"]["remoe"]["timing"]);
-        gateways::asleep(scene, &demo).await;
+        gateways::wait_until_asleep(scene, &demo).await;
         let counted = release::operator_metrics(cluster).await;
         for (series, least) in [("wakes_total", 1), ("sleeps_total", 2), ("wake_seconds_count", 1)] {
             let series = format!("remoe_operator_{series}");
             assert!(counted.value(&series) >= least, "{series}: {}", counted.value(&series));
         }
         demo.delete().await;
-        demo.gone(scene).await;
+        demo.wait_until_gone(scene).await;
         let accounts = [release::ACCOUNT, release::GATEWAY_ACCOUNT];
-        let asked = audit::since(cluster, start).into_iter();
+        let asked = audit::entries_since(cluster, start).into_iter();
         let denied: Vec<_> = asked.filter(|each| accounts.contains(&each.user()) && each.denied()).collect();
         assert!(denied.is_empty(), "the chart's roles do not reach: {denied:?}");
     })

@@ -37,7 +37,7 @@ fn spec(mode: &str) -> Value {
 }
 
 /// Creates a claim `models` in the scene's namespace with the test client and the demo model.
-async fn with_stranger(scene: &Scene) {
+async fn create_stranger_volume(scene: &Scene) {
     let model = format!("demo={}", remoe_test_support::binaries::workspace().join("demo/model").display());
     let folder = tempfile::tempdir().unwrap();
     std::fs::copy(env!("CARGO_BIN_EXE_stranger"), folder.path().join("stranger")).unwrap();
@@ -48,13 +48,13 @@ async fn with_stranger(scene: &Scene) {
 /// Returns the address of the first pod with the role `part` in `demo`.
 async fn address(scene: &Scene, part: &str) -> String {
     let selector = format!("remoe.dev/deployment=demo,remoe.dev/function,app.kubernetes.io/component={part}");
-    let pod = pods::selected(scene, &selector).await.remove(0);
+    let pod = pods::list(scene, &selector).await.remove(0);
     pod.status.unwrap().pod_ip.unwrap()
 }
 
 /// Runs a pod `name` that tries all calls at `demo`, with `labels` and the contents of `secret`, and returns the
 /// outcomes.
-async fn tries(
+async fn run_stranger(
     scene: &Scene,
     name: &str,
     arguments: &[String],
@@ -73,9 +73,9 @@ async fn tries(
         pod["spec"]["containers"][0]["volumeMounts"].as_array_mut().unwrap().push(mount);
     }
     pods::create(scene, &serde_json::from_value(pod).unwrap()).await;
-    let said = pods::finished(scene, name).await;
-    let answers: Vec<String> = said.lines().map(str::to_owned).collect();
-    assert_eq!(answers.len(), 7, "{said}");
+    let log = pods::wait_until_completed(scene, name).await;
+    let answers: Vec<String> = log.lines().map(str::to_owned).collect();
+    assert_eq!(answers.len(), 7, "{log}");
     scene.api::<Pod>().delete(name, &DeleteParams::default()).await.unwrap();
     answers
 }
@@ -86,14 +86,14 @@ async fn functions_answer_operator_gateways_and_own_deployment_only() {
         let cluster = &scene.cluster;
         let mut alone = release::exclusive(cluster, 1).await;
         alone.install(cluster, &["replicas=1"]).await;
-        with_stranger(scene).await;
+        create_stranger_volume(scene).await;
         let demo = Deployment::apply(scene, "demo", &spec("Active")).await;
         // Certificates of another deployment, which runs no functions.
         let other = Deployment::apply(scene, "other", &spec("Advisory")).await;
-        demo.settled().await;
-        other.condition("Planned", "True").await;
+        demo.wait_until_settled().await;
+        other.wait_for_condition("Planned", "True").await;
         // A client with the certificate of the gateways is answered.
-        let endpoint = demo.doors(scene).await[0];
+        let endpoint = demo.client_addresses(scene).await[0];
         assert!(!demo.endpoints(scene).await.contains(&endpoint), "main functions know gateways");
         let answer = chat(endpoint, "demo", "Read Genesis 1:1.").await;
         assert!(answer["usage"]["remoe"]["experts"]["remote"].as_u64() > Some(0), "{answer}");
@@ -121,13 +121,13 @@ async fn functions_answer_operator_gateways_and_own_deployment_only() {
         let operators =
             json!({"app.kubernetes.io/part-of": "remoe", "app.kubernetes.io/component": "operator"});
         let beside = Scene { namespace: release::NAMESPACE.to_owned(), ..scene.clone() };
-        with_stranger(&beside).await;
+        create_stranger_volume(&beside).await;
         for (scene, name, labels) in [
             (scene, "anonymous", &json!({})),
             (scene, "stolen", &stolen),
             (&beside, "beside-the-operator", &operators),
         ] {
-            for answer in tries(scene, name, &to, labels, None).await {
+            for answer in run_stranger(scene, name, &to, labels, None).await {
                 assert!(
                     !answer.ends_with("answered") && !answer.ends_with("PermissionDenied"),
                     "{name}: {answer}"
@@ -138,12 +138,12 @@ async fn functions_answer_operator_gateways_and_own_deployment_only() {
         claims.delete("models", &DeleteParams::default()).await.unwrap();
         claim::remove_volumes(&beside).await;
         for secret in ["other-main-identity", "other-remote-expert-identity", "demo-remote-expert-identity"] {
-            for answer in tries(scene, secret, &to, &stolen, Some(secret)).await {
+            for answer in run_stranger(scene, secret, &to, &stolen, Some(secret)).await {
                 assert!(answer.ends_with("PermissionDenied"), "{secret}: {answer}");
             }
         }
         // A pod that mounts the deployment's Secrets in its namespace has its main function's identity.
-        let main = tries(scene, "main", &to, &json!({}), Some("demo-main-identity")).await;
+        let main = run_stranger(scene, "main", &to, &json!({}), Some("demo-main-identity")).await;
         let answered = main.iter().filter(|answer| answer.ends_with("answered"));
         assert_eq!(answered.collect::<Vec<_>>(), ["Forward: answered", "Describe: answered"]);
         let again = chat(endpoint, "demo", "Read Genesis 1:1.").await;
@@ -152,7 +152,7 @@ async fn functions_answer_operator_gateways_and_own_deployment_only() {
         // A deleted Secret is created again, for the next pod.
         secrets.delete("demo-main-identity", &DeleteParams::default()).await.unwrap();
         demo.patch(&json!({"spec": {"replicas": 2}})).await;
-        demo.settled().await;
+        demo.wait_until_settled().await;
         demo.delete().await;
         other.delete().await;
         until(LONG, "the end of the certificates", async || {
@@ -195,7 +195,7 @@ impl Clients {
     }
 
     /// Waits until all clients are within an answer at the same time.
-    async fn all_run(&mut self) {
+    async fn wait_until_all_run(&mut self) {
         until(LONG, "all streams to run", async || {
             if let Some(ended) = self.tasks.try_join_next() {
                 panic!("a stream broke: {:?}", ended.err());
@@ -214,12 +214,12 @@ impl Clients {
 
 /// Returns the certificate in the folder of each function's pod, and the pod's restarts.
 async fn certificates(scene: &Scene) -> BTreeMap<String, (Vec<u8>, i32)> {
-    let all = pods::selected(scene, pods::FUNCTIONS).await;
+    let all = pods::list(scene, pods::FUNCTIONS).await;
     let of = |pod: &Pod| {
-        let process = pods::process(pod).expect("the pod runs");
+        let process = pods::process_id(pod).expect("the pod runs");
         let certificate = std::fs::read(format!("/proc/{process}/root/identity/tls.crt"));
         let certificate = certificate.unwrap_or_else(|error| panic!("{}: {error}", pod.name_any()));
-        (pod.uid().expect("a pod has a uid"), (certificate, pods::restarts(pod)))
+        (pod.uid().expect("a pod has a uid"), (certificate, pods::restart_count(pod)))
     };
     all.iter().map(of).collect()
 }
@@ -238,12 +238,12 @@ async fn certificates_change_under_a_hundred_streams() {
             "concurrency": CLIENTS,
         });
         let demo = Deployment::apply(scene, "demo", &spec).await;
-        demo.settled().await;
-        let endpoint = demo.doors(scene).await[0];
+        demo.wait_until_settled().await;
+        let endpoint = demo.client_addresses(scene).await[0];
         let answer = CompletionStream::start(endpoint, "demo", PROMPT).await.finish().await;
         let before = certificates(scene).await;
         let mut clients = Clients::start(endpoint, &answer);
-        clients.all_run().await;
+        clients.wait_until_all_run().await;
 
         let secrets = scene.api::<Secret>();
         for secret in SECRETS {
@@ -258,17 +258,17 @@ async fn certificates_change_under_a_hundred_streams() {
             now.iter().all(is_another).then_some(now)
         })
         .await;
-        clients.all_run().await;
+        clients.wait_until_all_run().await;
         // A new pod presents the new certificates and accepts them.
         demo.patch(&json!({"spec": {"replicas": 2}})).await;
-        demo.settled().await;
-        for endpoint in demo.doors(scene).await {
+        demo.wait_until_settled().await;
+        for endpoint in demo.client_addresses(scene).await {
             let answer = chat(endpoint, "demo", PROMPT).await;
             let experts = &answer["usage"]["remoe"]["experts"];
             assert!(experts["remote"].as_u64() > Some(0), "{answer}");
             assert_eq!(experts["retries"].as_u64(), Some(0), "{answer}");
         }
-        clients.all_run().await;
+        clients.wait_until_all_run().await;
         let answers = clients.end().await;
         println!("{answers} answers of {CLIENTS} clients, none broken");
         let now = certificates(scene).await;
@@ -278,7 +278,7 @@ async fn certificates_change_under_a_hundred_streams() {
         // An immutable Secret is reported and created again once it is deleted.
         let spoiled = json!({"immutable": true, "data": {"tls.crt": "eA=="}});
         secrets.patch(SECRETS[0], &PatchParams::default(), &Patch::Merge(&spoiled)).await.unwrap();
-        let degraded = demo.reason("Degraded", "IdentityNotWritten").await;
+        let degraded = demo.wait_for_reason("Degraded", "IdentityNotWritten").await;
         let message = degraded["message"].as_str().unwrap();
         assert!(message.contains(SECRETS[0]), "{message}");
         secrets.delete(SECRETS[0], &DeleteParams::default()).await.unwrap();
@@ -305,12 +305,12 @@ async fn namespace_outside_the_chart_is_reported() {
         alone.install(cluster, &["replicas=1", "identity.allNamespaces=false"]).await;
         claim::with_demo_model(scene, "models").await;
         let demo = Deployment::apply(scene, "demo", &spec("Active")).await;
-        let degraded = demo.reason("Degraded", "IdentityNotPermitted").await;
+        let degraded = demo.wait_for_reason("Degraded", "IdentityNotPermitted").await;
         let message = degraded["message"].as_str().unwrap();
         assert!(message.contains("identity.namespaces") && message.contains(&scene.namespace), "{message}");
         let listed = format!("identity.namespaces={{{}}}", scene.namespace);
         alone.install(cluster, &["replicas=1", "identity.allNamespaces=false", &listed]).await;
-        demo.settled().await;
+        demo.wait_until_settled().await;
     })
     .await;
 }

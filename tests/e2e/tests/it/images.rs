@@ -23,7 +23,7 @@ async fn main_image_inspects_a_model() {
         });
         pods::create(scene, &pods::restricted("main", &container)).await;
         let printed: Value =
-            serde_json::from_str(&pods::finished(scene, "main").await).expect("one JSON object");
+            serde_json::from_str(&pods::wait_until_completed(scene, "main").await).expect("one JSON object");
         assert_eq!(printed, expected);
     })
     .await;
@@ -47,10 +47,10 @@ async fn functions_start_from_their_images() {
             "readinessProbe": {"httpGet": {"path": "/version", "port": 8000}, "periodSeconds": 1},
         });
         pods::create(scene, &pods::restricted("main", &main)).await;
-        let remote = pods::ready(scene, "remote").await;
+        let remote = pods::wait_until_ready(scene, "remote").await;
         let metrics = http::get(address(&remote, 9090), "/metrics").await;
         assert!(metrics.body.contains("remoe_function_bytes_in_flight"), "{}", metrics.body);
-        let main = pods::ready(scene, "main").await;
+        let main = pods::wait_until_ready(scene, "main").await;
         assert_eq!(http::get(address(&main, 8000), "/health").await.status, 503);
     })
     .await;

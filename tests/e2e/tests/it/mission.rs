@@ -61,7 +61,7 @@ async fn deployment_serves_sleeps_wakes_and_accounts_its_cost() {
             "scaling": {"min": 0, "idleWindow": "40s"},
             "pricing": lives::pricing(),
         });
-        let demo = demo::serving(scene, &more).await;
+        let demo = demo::deploy(scene, &more).await;
         let name = format!("{}/demo", scene.namespace);
         let mut told = 0.0;
         for wake in 0..2 {
@@ -76,7 +76,7 @@ async fn deployment_serves_sleeps_wakes_and_accounts_its_cost() {
             assert!(columns.contains("$/H") && columns.contains('$'), "{columns}");
             eprintln!("{columns}");
             if wake == 0 {
-                gateways::asleep(scene, &demo).await;
+                gateways::wait_until_asleep(scene, &demo).await;
                 until(LONG, "a price of nothing", async || {
                     let rates = prometheus.query("sum(remoe_cost_rate_nanodollars_per_hour)").await;
                     let free = demo.status().await["costPerHour"] == "$0";
@@ -94,7 +94,7 @@ async fn deployment_serves_sleeps_wakes_and_accounts_its_cost() {
             })
             .await;
         }
-        gateways::asleep(scene, &demo).await;
+        gateways::wait_until_asleep(scene, &demo).await;
         sleep(Duration::from_secs(2)).await;
         following.abort();
 
@@ -108,7 +108,7 @@ async fn deployment_serves_sleeps_wakes_and_accounts_its_cost() {
         assert!((dollars(&account["total"]) - told).abs() < 1e-12, "{told} was told: {account}");
         assert_eq!((account["reconciled"].as_bool(), account["unknown"].as_u64()), (Some(true), Some(0)));
         demo.delete().await;
-        demo.gone(scene).await;
+        demo.wait_until_gone(scene).await;
         cluster.kubectl(&forget).await;
     })
     .await;

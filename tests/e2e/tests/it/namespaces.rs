@@ -35,8 +35,8 @@ async fn two_namespaces_are_served_and_no_other() {
         // The deployment in the unlisted namespace exists first.
         let unseen = Deployment::apply(other, "demo", &demo::spec(&json!({}))).await;
         let asleep = json!({"scaling": {"min": 0, "idleWindow": "3s"}});
-        let served = join(demo::serving(one, &json!({})), demo::serving(two, &asleep)).await;
-        gateways::asleep(two, &served.1).await;
+        let served = join(demo::deploy(one, &json!({})), demo::deploy(two, &asleep)).await;
+        gateways::wait_until_asleep(two, &served.1).await;
         let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
         let name = |scene: &Scene| format!("{}/demo", scene.namespace);
         for scene in [one, two] {
@@ -51,7 +51,7 @@ async fn two_namespaces_are_served_and_no_other() {
         assert_eq!(unseen.status().await, Value::Null);
         for (scene, demo) in [(one, served.0), (two, served.1)] {
             demo.delete().await;
-            demo.gone(scene).await;
+            demo.wait_until_gone(scene).await;
         }
     };
     Scene::run(TEST, async |one| {

@@ -23,7 +23,7 @@ async fn operator_account_reads_no_secret_and_no_claim() {
         alone.install(cluster, &["replicas=0", "identity.signer=operator"]).await;
         let as_operator = kubeconfig(cluster, None).await;
         let kubectl = cluster.tool("kubectl");
-        let start = audit::mark(cluster);
+        let start = audit::position(cluster);
         // ConfigMaps are read one by one, and never written.
         for kind in ["secrets", "persistentvolumeclaims", "nodes", "configmaps"] {
             let arguments = ["get", kind, "--namespace", &scene.namespace];
@@ -38,7 +38,8 @@ async fn operator_account_reads_no_secret_and_no_claim() {
         }
         let allowed = ["get", "pods,moerecords,moedeployments", "--namespace", &scene.namespace];
         tool::run(&kubectl, as_operator.path(), &allowed).await;
-        let asked = audit::since(cluster, start).into_iter().filter(|each| each.user() == release::ACCOUNT);
+        let asked =
+            audit::entries_since(cluster, start).into_iter().filter(|each| each.user() == release::ACCOUNT);
         let (denied, granted): (Vec<_>, Vec<_>) = asked.partition(audit::AuditEntry::denied);
         let kinds = |requests: &[audit::AuditEntry]| -> Vec<String> {
             requests
@@ -63,12 +64,12 @@ async fn operator_runs_beside_the_cluster() {
     Scene::run("operator_runs_beside_the_cluster", async |scene| {
         let cluster = &scene.cluster;
         let alone = release::exclusive(cluster, 0).await;
-        let start = audit::mark(cluster);
+        let start = audit::position(cluster);
         for _life in 0..2 {
             let operator = HostOperator::start(cluster, &alone, None).await;
             drop(operator);
         }
-        let asked = audit::since(cluster, start);
+        let asked = audit::entries_since(cluster, start);
         assert!(
             asked.iter().any(|each| each.user() == release::ACCOUNT && each.resource() == "moedeployments")
         );
@@ -96,18 +97,18 @@ async fn deleted_deployment_goes_despite_operator_kills() {
         for deletion in [DeleteParams::foreground(), DeleteParams::background()] {
             let operator = HostOperator::start(cluster, &alone, None).await;
             let deployment = Deployment::apply(scene, "demo", &demo("Always")).await;
-            deployment.settled().await;
-            let functions = pods::selected(scene, pods::FUNCTIONS).await.len();
+            deployment.wait_until_settled().await;
+            let functions = pods::list(scene, pods::FUNCTIONS).await.len();
             deployment.api.delete("demo", &deletion).await.unwrap();
             drop(operator);
             let operator = HostOperator::start(cluster, &alone, None).await;
             until(LONG, "the first pod to be on its way out", async || {
-                (pods::selected(scene, pods::FUNCTIONS).await.len() < functions).then_some(())
+                (pods::list(scene, pods::FUNCTIONS).await.len() < functions).then_some(())
             })
             .await;
             drop(operator);
             let _operator = HostOperator::start(cluster, &alone, None).await;
-            deployment.gone(scene).await;
+            deployment.wait_until_gone(scene).await;
         }
     })
     .await;
@@ -122,17 +123,17 @@ async fn missing_image_is_reported() {
         claim::with_demo_model(scene, "models").await;
         let operator = HostOperator::start(cluster, &alone, None).await;
         let deployment = Deployment::apply(scene, "demo", &demo("Never")).await;
-        deployment.settled().await;
+        deployment.wait_until_settled().await;
         drop(operator);
         let absent = ["--main-image=remoe.test/absent:1", "--image-pull-policy=Never"];
-        let operator = HostOperator::named(cluster, &alone, "host", &absent).await;
-        let degraded = deployment.reason("Degraded", "ImageUnavailable").await;
+        let operator = HostOperator::start_named(cluster, &alone, "host", &absent).await;
+        let degraded = deployment.wait_for_reason("Degraded", "ImageUnavailable").await;
         assert!(degraded["message"].as_str().unwrap().contains("remoe.test/absent:1"), "{degraded}");
-        deployment.condition("Ready", "True").await;
+        deployment.wait_for_condition("Ready", "True").await;
         assert_eq!(deployment.endpoints(scene).await.len(), 1, "the old main function serves on");
         drop(operator);
         let _operator = HostOperator::start(cluster, &alone, None).await;
-        deployment.settled().await;
+        deployment.wait_until_settled().await;
     })
     .await;
 }
@@ -163,11 +164,11 @@ async fn another_tag_of_the_images_costs_no_token() {
             "maxInputTokens": 100, "maxOutputTokens": 910, "typicalInputTokens": 50, "typicalOutputTokens": 50,
         });
         let deployment = Deployment::apply(scene, "demo", &spec).await;
-        let plan = deployment.settled().await["plan"].clone();
-        let (before, told) = (pods::selected(scene, pods::FUNCTIONS).await, placement(scene).await);
-        let address = deployment.doors(scene).await[0];
-        let undisturbed = CompletionStream::of(TOKENS, address, "demo", PROMPT).await.finish().await;
-        let mut stream = CompletionStream::of(TOKENS, address, "demo", PROMPT).await;
+        let plan = deployment.wait_until_settled().await["plan"].clone();
+        let (before, told) = (pods::list(scene, pods::FUNCTIONS).await, placement(scene).await);
+        let address = deployment.client_addresses(scene).await[0];
+        let undisturbed = CompletionStream::with_tokens(TOKENS, address, "demo", PROMPT).await.finish().await;
+        let mut stream = CompletionStream::with_tokens(TOKENS, address, "demo", PROMPT).await;
         stream.next().await.expect("a first token");
         drop(operator);
         let mut arguments = Vec::new();
@@ -177,10 +178,10 @@ async fn another_tag_of_the_images_costs_no_token() {
             arguments.push(format!("--{flag}-image={to}"));
         }
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let _operator = HostOperator::named(cluster, &alone, "host", &arguments).await;
+        let _operator = HostOperator::start_named(cluster, &alone, "host", &arguments).await;
         assert!(stream.finish().await == undisturbed, "the stream has other tokens");
         let functions = until(LONG, "pods of the other tag", async || {
-            let now = pods::selected(scene, pods::FUNCTIONS).await;
+            let now = pods::list(scene, pods::FUNCTIONS).await;
             let upgraded = |pod: &Pod| {
                 let image = pod.spec.as_ref().and_then(|spec| spec.containers[0].image.as_deref());
                 image.is_some_and(|image| image.ends_with("-upgraded"))
@@ -189,7 +190,7 @@ async fn another_tag_of_the_images_costs_no_token() {
         })
         .await;
         assert!(functions.iter().all(|pod| before.iter().all(|known| known.uid() != pod.uid())));
-        assert_eq!(deployment.settled().await["plan"], plan);
+        assert_eq!(deployment.wait_until_settled().await["plan"], plan);
         assert_eq!(placement(scene).await, told);
     })
     .await;
@@ -232,13 +233,13 @@ async fn missing_verb_of_the_role_is_reported() {
         claim::with_demo_model(scene, "models").await;
         let role = forbid(cluster, release::FUNCTIONS_ROLE, "create", "pods").await;
         let deployment = Deployment::apply(scene, "demo", &demo("Never")).await;
-        let planned = deployment.reason("Planned", "NotPermitted").await;
+        let planned = deployment.wait_for_reason("Planned", "NotPermitted").await;
         assert!(
             planned["message"].as_str().unwrap().contains("cannot create resource \"pods\""),
             "{planned}"
         );
         restore(cluster, role).await;
-        deployment.settled().await;
+        deployment.wait_until_settled().await;
 
         for (verb, resource, change) in [
             ("patch", "moedeployments/status", json!({"spec": {"replicas": 2}})),
@@ -258,7 +259,7 @@ async fn missing_verb_of_the_role_is_reported() {
             })
             .await;
             restore(cluster, role).await;
-            deployment.settled().await;
+            deployment.wait_until_settled().await;
         }
         assert_eq!(deployment.status().await["functions"], "2/2");
     })

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 const STRANGER: &str = "system:serviceaccount:remoe-system:stranger";
 
 /// Returns the rights of `account` in `namespace`, one `RESOURCE.GROUP NAME VERB` for each.
-async fn answered(cluster: &Cluster, account: &str, namespace: &str) -> BTreeSet<String> {
+async fn granted_rules(cluster: &Cluster, account: &str, namespace: &str) -> BTreeSet<String> {
     let listed =
         cluster.kubectl(&["auth", "can-i", "--list", "--no-headers", "--as", account, "-n", namespace]).await;
     let lists = |line: &str| {
@@ -32,7 +32,7 @@ async fn answered(cluster: &Cluster, account: &str, namespace: &str) -> BTreeSet
 }
 
 /// Returns the rights of `account` in the file's `scopes`, in the same form.
-fn expected(file: &str, account: &str, scopes: &[&str]) -> BTreeSet<String> {
+fn expected_rules(file: &str, account: &str, scopes: &[&str]) -> BTreeSet<String> {
     let path = workspace().join("charts/permissions").join(file);
     let text = std::fs::read_to_string(&path).expect("the file of rights can be read");
     let mut rights = BTreeSet::new();
@@ -70,10 +70,10 @@ async fn accounts_have_the_rights_of_the_golden_file() {
         for (account, name) in [(ACCOUNT, "operator"), (GATEWAY_ACCOUNT, "gateway")] {
             let scopes = [(scene.namespace.as_str(), "models"), (NAMESPACE, NAMESPACE), ("default", "none")];
             for (namespace, scope) in scopes {
-                let common = answered(cluster, STRANGER, namespace).await;
-                let rights = answered(cluster, account, namespace).await;
+                let common = granted_rules(cluster, STRANGER, namespace).await;
+                let rights = granted_rules(cluster, account, namespace).await;
                 let own: BTreeSet<String> = rights.difference(&common).cloned().collect();
-                assert_eq!(own, expected("namespaces.txt", name, &[scope]), "{name} in {namespace}");
+                assert_eq!(own, expected_rules("namespaces.txt", name, &[scope]), "{name} in {namespace}");
             }
         }
         // Pods are written and logs are read only in the listed namespaces.
@@ -82,10 +82,10 @@ async fn accounts_have_the_rights_of_the_golden_file() {
         for (namespace, scopes) in
             [(scene.namespace.as_str(), &["cluster", "default"][..]), ("default", &["cluster"])]
         {
-            let common = answered(cluster, STRANGER, namespace).await;
-            let rights = answered(cluster, ACCOUNT, namespace).await;
+            let common = granted_rules(cluster, STRANGER, namespace).await;
+            let rights = granted_rules(cluster, ACCOUNT, namespace).await;
             let own: BTreeSet<String> = rights.difference(&common).cloned().collect();
-            assert_eq!(own, expected("cluster.txt", "operator", scopes), "operator in {namespace}");
+            assert_eq!(own, expected_rules("cluster.txt", "operator", scopes), "operator in {namespace}");
         }
         // A gateway cannot acquire the operators' Lease.
         let kubectl = cluster.tool("kubectl");

@@ -13,10 +13,10 @@ async fn hardware_is_measured_once_for_all_that_run_on_it() {
         let cluster = &scene.cluster;
         let _operator = release::shared(cluster).await;
         claim::with_demo_model(scene, "models").await;
-        let start = audit::mark(cluster);
+        let start = audit::position(cluster);
         let first = Deployment::apply(scene, "first", &spec("Always")).await;
         // It serves before the measurement, without a claimed saving.
-        first.condition("Ready", "True").await;
+        first.wait_for_condition("Ready", "True").await;
         let prior = first.status().await;
         let columns = scene.kubectl(&["get", "moep", "--no-headers"]).await;
         let shown: Vec<&str> = columns.split_whitespace().collect();
@@ -25,12 +25,12 @@ async fn hardware_is_measured_once_for_all_that_run_on_it() {
         assert!(shown[8].starts_with('$') && shown[8].len() <= 7, "{columns}");
         assert_eq!(find(&prior, "Planned").unwrap()["reason"], "PriorProfile", "{prior}");
         assert_eq!(prior["saving"], "n/a");
-        first.reason("Planned", "MeasuredProfile").await;
+        first.wait_for_reason("Planned", "MeasuredProfile").await;
         let profiles = profiles(scene).await;
         assert_eq!(profiles.len(), 1, "{profiles:?}");
         let profile: Value = serde_json::from_str(profiles[0]["spec"]["json"].as_str().unwrap()).unwrap();
         assert_eq!(profile["origin"], "measured");
-        let measured = first.settled().await;
+        let measured = first.wait_until_settled().await;
         // The plan uses the measured profile: other times, and the resulting saving.
         let (assumed, planned) = (plan(scene, "first", &prior).await, plan(scene, "first", &measured).await);
         assert_eq!((&assumed["profile"], &planned["profile"]), (&json!("Prior"), &json!("Measured")));
@@ -46,21 +46,21 @@ async fn hardware_is_measured_once_for_all_that_run_on_it() {
         assert_eq!(measured["saving"], saving);
 
         let second = Deployment::apply(scene, "second", &spec("Never")).await;
-        second.condition("Ready", "True").await;
-        second.reason("Planned", "MeasuredProfile").await;
-        let profilers = audit::since(cluster, start).into_iter().filter(|request| {
+        second.wait_for_condition("Ready", "True").await;
+        second.wait_for_reason("Planned", "MeasuredProfile").await;
+        let profilers = audit::entries_since(cluster, start).into_iter().filter(|request| {
             let created = request.verb == "create" && request.resource() == "pods";
             created && request.namespace() == scene.namespace && request.name().starts_with("remoe-profile-")
         });
         assert_eq!(profilers.count(), 1, "pods that measured");
         assert_eq!(scene.kubectl(&["get", "pods", "--selector", PROFILER, "--output", "name"]).await, "");
 
-        let answer = chat(first.doors(scene).await[0], "first", "Read Genesis 1:1.").await;
+        let answer = chat(first.client_addresses(scene).await[0], "first", "Read Genesis 1:1.").await;
         assert!(answer["usage"]["remoe"]["experts"]["remote"].as_u64() > Some(0), "{answer}");
 
         first.delete().await;
         // The other deployment still needs it.
-        second.condition("Ready", "True").await;
+        second.wait_for_condition("Ready", "True").await;
         assert_eq!(self::profiles(scene).await.len(), 1);
         second.delete().await;
         until(LONG, "the end of the profile", async || self::profiles(scene).await.is_empty().then_some(()))
@@ -78,10 +78,10 @@ async fn supplied_profile_is_used_or_reported_if_invalid() {
         let mut wanted = spec("Auto");
         wanted["profile"] = json!({"configMapName": "mine"});
         let deployment = Deployment::apply(scene, "demo", &wanted).await;
-        let missing = deployment.reason("Planned", "ProfileMissing").await;
+        let missing = deployment.wait_for_reason("Planned", "ProfileMissing").await;
         assert!(missing["message"].as_str().unwrap().contains("missing ConfigMap mine"), "{missing}");
         scene.kubectl(&["create", "configmap", "mine", "--from-literal=profile.json={}"]).await;
-        deployment.reason("Planned", "ProfileInvalid").await;
+        deployment.wait_for_reason("Planned", "ProfileInvalid").await;
     })
     .await;
 }

@@ -51,8 +51,8 @@ async fn functions_follow_load_and_no_answer_is_lost_or_another() {
             "scaling": {"min": 1, "max": 3, "targetPercent": 10, "window": "10s", "remote": {"max": 2}},
             "prediction": {"replan": "Never"},
         });
-        let demo = demo::serving(scene, &more).await;
-        demo.settled().await;
+        let demo = demo::deploy(scene, &more).await;
+        demo.wait_until_settled().await;
         let before = ready(scene).await;
         assert_eq!(before["main"].len(), 1, "{before:?}");
         let plan = demo.status().await["plan"].clone();
@@ -107,7 +107,7 @@ async fn functions_follow_load_and_no_answer_is_lost_or_another() {
         eprintln!("{answers} answers; {during:?} for a while");
         assert!(count("main", "up") >= 1 && count("main", "down") >= 1);
         demo.delete().await;
-        demo.gone(scene).await;
+        demo.wait_until_gone(scene).await;
     })
     .await;
 }

@@ -74,10 +74,10 @@ async fn serve<const N: usize>(
         "remoteExperts": {"mode": "Always", "maxReplicas": 1, "memoryMB": {"min": 100, "max": 1000}},
     });
     let demo = Deployment::apply(scene, "demo", &spec).await;
-    demo.reason("Planned", "CredentialsMissing").await;
+    demo.wait_for_reason("Planned", "CredentialsMissing").await;
 
     secret(scene, &wrong).await;
-    let refused = demo.reason("Planned", "CredentialsRefused").await;
+    let refused = demo.wait_for_reason("Planned", "CredentialsRefused").await;
     let message = refused["message"].as_str().unwrap();
     let source = model["source"].as_str().unwrap();
     assert!(message.contains(source), "{message}");
@@ -85,7 +85,7 @@ async fn serve<const N: usize>(
 
     content.change(|faults| _ = faults.absent.insert(WEIGHTS.to_owned()));
     secret(scene, &right).await;
-    let missing = demo.reason("Planned", "ModelUnreadable").await;
+    let missing = demo.wait_for_reason("Planned", "ModelUnreadable").await;
     assert!(missing["message"].as_str().unwrap().contains(WEIGHTS), "{missing}");
 
     content.take_counted();
@@ -93,7 +93,7 @@ async fn serve<const N: usize>(
         faults.absent.clear();
         (faults.cut_after, faults.cuts) = (Some(100_000), 12);
     });
-    demo.condition("Ready", "True").await;
+    demo.wait_for_condition("Ready", "True").await;
     let left = content.faults().cuts;
     assert_eq!(left, 0, "connections were cut");
 
@@ -101,7 +101,7 @@ async fn serve<const N: usize>(
     let size = std::fs::metadata(workspace().join("demo/model").join(WEIGHTS)).unwrap().len();
     // Bytes from before an interruption, or from another pod, are not fetched again.
     assert!(fetched <= size + (1 << 20), "{fetched} of {size} bytes were sent");
-    let answer = chat(demo.doors(scene).await[0], "model", PROMPT).await;
+    let answer = chat(demo.client_addresses(scene).await[0], "model", PROMPT).await;
     let local = Up::start(&workspace().join("demo/model"), 1).await;
     let local = chat(local.ready.http(), "model", PROMPT).await;
     assert_eq!(answer["choices"], local["choices"]);

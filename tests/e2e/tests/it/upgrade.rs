@@ -63,9 +63,9 @@ fn config_map(record: &Value) -> ConfigMap {
 }
 
 /// Returns the pods of functions with their restarts.
-async fn functions(scene: &Scene) -> BTreeMap<String, i32> {
-    let all = pods::selected(scene, pods::FUNCTIONS).await;
-    all.iter().map(|pod: &Pod| (pod.uid().unwrap(), pods::restarts(pod))).collect()
+async fn function_restarts(scene: &Scene) -> BTreeMap<String, i32> {
+    let all = pods::list(scene, pods::FUNCTIONS).await;
+    all.iter().map(|pod: &Pod| (pod.uid().unwrap(), pods::restart_count(pod))).collect()
 }
 
 /// Records in ConfigMaps of an earlier release are read after the upgrade and stored in the present form. No pod is
@@ -78,13 +78,13 @@ async fn records_in_config_maps_of_earlier_release_are_migrated() {
         claim::with_demo_model(scene, "models").await;
         let operator = HostOperator::start(cluster, &alone, None).await;
         let demo = Deployment::apply(scene, "demo", &spec()).await;
-        demo.reason("Planned", "MeasuredProfile").await;
-        let settled = demo.settled().await;
-        let (before, kept) = (functions(scene).await, records(scene).await);
+        demo.wait_for_reason("Planned", "MeasuredProfile").await;
+        let settled = demo.wait_until_settled().await;
+        let (before, kept) = (function_restarts(scene).await, records(scene).await);
         assert_eq!(kept.len(), 3, "{kept:?}");
-        let address = demo.doors(scene).await[0];
-        let undisturbed = CompletionStream::of(TOKENS, address, "demo", PROMPT).await.finish().await;
-        let mut stream = CompletionStream::of(TOKENS, address, "demo", PROMPT).await;
+        let address = demo.client_addresses(scene).await[0];
+        let undisturbed = CompletionStream::with_tokens(TOKENS, address, "demo", PROMPT).await.finish().await;
+        let mut stream = CompletionStream::with_tokens(TOKENS, address, "demo", PROMPT).await;
         stream.next().await.expect("a first token");
 
         drop(operator);
@@ -95,7 +95,7 @@ async fn records_in_config_maps_of_earlier_release_are_migrated() {
         // That release had no MoERecords, and its chart no definition of them.
         cluster.kubectl(&["delete", "crd", "moerecords.remoe.dev"]).await;
         alone.install(cluster, &["replicas=0"]).await;
-        let start = audit::mark(cluster);
+        let start = audit::position(cluster);
         let operator = HostOperator::start(cluster, &alone, None).await;
         until(LONG, "the records", async || {
             let now = records(scene).await;
@@ -106,9 +106,9 @@ async fn records_in_config_maps_of_earlier_release_are_migrated() {
         })
         .await;
         assert!(stream.finish().await == undisturbed, "the stream has other tokens");
-        let now = demo.settled().await;
+        let now = demo.wait_until_settled().await;
         assert_eq!((&now["plan"], &now["functions"]), (&settled["plan"], &settled["functions"]));
-        assert_eq!(functions(scene).await, before);
+        assert_eq!(function_restarts(scene).await, before);
         let written = operator.writes(cluster, start);
         let pods: Vec<_> = written.iter().filter(|request| request.resource() == "pods").collect();
         assert!(pods.is_empty(), "{pods:?}");

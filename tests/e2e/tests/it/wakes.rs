@@ -19,16 +19,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-fn sleeps(window: &str) -> Value {
+fn scale_to_zero(window: &str) -> Value {
     json!({"scaling": {"min": 0, "idleWindow": window}})
 }
 
-async fn serving(scene: &Scene, window: &str) -> Deployment {
-    demo::serving(scene, &sleeps(window)).await
+async fn deploy_demo(scene: &Scene, window: &str) -> Deployment {
+    demo::deploy(scene, &scale_to_zero(window)).await
 }
 
-async fn functions(scene: &Scene) -> BTreeSet<String> {
-    pods::selected(scene, pods::FUNCTIONS).await.iter().filter_map(Pod::uid).collect()
+async fn function_uids(scene: &Scene) -> BTreeSet<String> {
+    pods::list(scene, pods::FUNCTIONS).await.iter().filter_map(Pod::uid).collect()
 }
 
 /// Kills the process of the operator's pod, which its node restarts.
@@ -36,7 +36,7 @@ async fn kill_operator(cluster: &Cluster) {
     let api = Api::<Pod>::namespaced(cluster.client.clone(), release::NAMESPACE);
     let ours = ListParams::default().labels("app.kubernetes.io/component=operator");
     let pods = api.list(&ours).await.unwrap().items;
-    let process = pods.iter().find_map(pods::process).expect("the operator runs");
+    let process = pods.iter().find_map(pods::process_id).expect("the operator runs");
     signal(process, Signal::KILL);
 }
 
@@ -50,36 +50,36 @@ async fn kills_during_start_lose_no_request() {
         let cluster = &scene.cluster;
         let mut alone = release::exclusive(cluster, 1).await;
         alone.install(cluster, &["replicas=1", "gateway.replicas=2"]).await;
-        let demo = serving(scene, "3s").await;
+        let demo = deploy_demo(scene, "3s").await;
         let name = format!("{}/demo", scene.namespace);
         for (wake, victim) in ["operator", "main", "gateway"].into_iter().enumerate() {
-            gateways::asleep(scene, &demo).await;
-            let doors = gateways::pods(cluster, 2).await;
-            let (one, other) = (gateways::address(&doors[0]), gateways::address(&doors[1]));
-            let asking = join_all((0..CLIENTS).map(|number| {
+            gateways::wait_until_asleep(scene, &demo).await;
+            let gateway_pods = gateways::pods(cluster, 2).await;
+            let (one, other) = (gateways::address(&gateway_pods[0]), gateways::address(&gateway_pods[1]));
+            let requests = join_all((0..CLIENTS).map(|number| {
                 let (first, second) = if number % 2 == 0 { (one, other) } else { (other, one) };
                 gateways::ask(first, second, &name)
             }));
-            let killing = async {
-                gateways::phase(scene, "demo", "Waking").await;
+            let kill = async {
+                gateways::wait_for_phase(scene, "demo", "Waking").await;
                 match victim {
                     "operator" => kill_operator(cluster).await,
                     "gateway" => {
                         let api = Api::<Pod>::namespaced(cluster.client.clone(), release::NAMESPACE);
                         let at_once = DeleteParams::default().grace_period(0);
-                        api.delete(&doors[0].name_any(), &at_once).await.unwrap();
+                        api.delete(&gateway_pods[0].name_any(), &at_once).await.unwrap();
                     }
                     _ => {
                         let main = until(LONG, "a main function that loads", async || {
-                            let mains = pods::selected(scene, "remoe.dev/function=main").await;
-                            mains.iter().find_map(pods::process)
+                            let mains = pods::list(scene, "remoe.dev/function=main").await;
+                            mains.iter().find_map(pods::process_id)
                         })
                         .await;
                         signal(main, Signal::KILL);
                     }
                 }
             };
-            let (answers, ()) = tokio::join!(asking, killing);
+            let (answers, ()) = tokio::join!(requests, kill);
             assert_eq!(answers.len(), CLIENTS, "{victim}");
             assert_eq!(
                 gateways::demand(scene, "demo").await["spec"]["wakes"],
@@ -87,9 +87,9 @@ async fn kills_during_start_lose_no_request() {
                 "{victim}: one wake"
             );
         }
-        gateways::asleep(scene, &demo).await;
+        gateways::wait_until_asleep(scene, &demo).await;
         demo.delete().await;
-        demo.gone(scene).await;
+        demo.wait_until_gone(scene).await;
     })
     .await;
 }
@@ -101,30 +101,30 @@ async fn request_during_scale_down_keeps_functions() {
     Scene::run("request_during_scale_down_keeps_functions", async |scene| {
         let cluster = &scene.cluster;
         let _release = release::shared(cluster).await;
-        let demo = serving(scene, "2s").await;
+        let demo = deploy_demo(scene, "2s").await;
         let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
         let name = format!("{}/demo", scene.namespace);
         // Draining is short, so the test repeats until it observes it.
         let mut kept = 0;
         for round in 0..12_u64 {
             gateways::ask(gateway, gateway, &name).await;
-            let (before, woken) = (functions(scene).await, wakes(scene).await);
+            let (before, woken) = (function_uids(scene).await, wake_count(scene).await);
             tokio::time::sleep(Duration::from_millis(1_900 + 60 * round)).await;
             gateways::ask(gateway, gateway, &name).await;
-            if wakes(scene).await == woken {
+            if wake_count(scene).await == woken {
                 kept += 1;
-                assert_eq!(functions(scene).await, before, "no wake: the same functions");
+                assert_eq!(function_uids(scene).await, before, "no wake: the same functions");
             }
         }
         eprintln!("{kept} of 12 requests around the end of the window kept the functions");
-        gateways::asleep(scene, &demo).await;
+        gateways::wait_until_asleep(scene, &demo).await;
         demo.delete().await;
-        demo.gone(scene).await;
+        demo.wait_until_gone(scene).await;
     })
     .await;
 }
 
-async fn wakes(scene: &Scene) -> u64 {
+async fn wake_count(scene: &Scene) -> u64 {
     gateways::demand(scene, "demo").await["spec"]["wakes"].as_u64().unwrap_or(0)
 }
 
@@ -164,7 +164,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 
 /// Waits for `moment` of the deployment `name`, whose last request was at `answered` and which had `woken` wakes by
 /// then. Most moments are short: one that has passed counts.
-async fn reached(scene: &Scene, name: &str, moment: Moment, (answered, woken): (Instant, u64)) {
+async fn wait_for_moment(scene: &Scene, name: &str, moment: Moment, (answered, woken): (Instant, u64)) {
     let functions =
         || ListParams::default().labels(&format!("remoe.dev/deployment={name},{}", pods::FUNCTIONS));
     let ours = async || scene.api::<Pod>().list(&functions()).await.unwrap().items;
@@ -226,8 +226,9 @@ async fn hundred_wakes_at_critical_moments_lose_no_request() {
             let window = &window;
             async move {
                 let demo =
-                    Deployment::apply(scene, &format!("demo-{number}"), &demo::spec(&sleeps(window))).await;
-                demo.condition("Ready", "True").await;
+                    Deployment::apply(scene, &format!("demo-{number}"), &demo::spec(&scale_to_zero(window)))
+                        .await;
+                demo.wait_for_condition("Ready", "True").await;
                 demo
             }
         }))
@@ -245,9 +246,9 @@ async fn hundred_wakes_at_critical_moments_lose_no_request() {
                 let last = (Instant::now(), woken().await);
                 let (moment, then) = WORST[rounds % WORST.len()];
                 rounds += 1;
-                reached(scene, name, moment, last).await;
+                wait_for_moment(scene, name, moment, last).await;
                 let later = join_all(then.iter().map(|moment| async {
-                    reached(scene, name, *moment, last).await;
+                    wait_for_moment(scene, name, *moment, last).await;
                     ask(2).await
                 }));
                 let (first, later) = tokio::join!(ask(3), later);
@@ -259,7 +260,7 @@ async fn hundred_wakes_at_critical_moments_lose_no_request() {
         .await;
         eprintln!("{} requests, all of them answered", answered.iter().sum::<usize>());
         for demo in &sleepers {
-            demo.reason("Active", "Asleep").await;
+            demo.wait_for_reason("Active", "Asleep").await;
         }
         until(LONG, "the last function to be gone", async || {
             let left = scene.api::<Pod>().list(&ListParams::default().labels(pods::FUNCTIONS)).await.unwrap();
@@ -272,7 +273,7 @@ async fn hundred_wakes_at_critical_moments_lose_no_request() {
                 assert_eq!((&entry["waiting"], &entry["inFlight"]), (&json!(0), &json!(0)), "{demand}");
             }
             demo.delete().await;
-            demo.gone(scene).await;
+            demo.wait_until_gone(scene).await;
         }
     })
     .await;
@@ -287,16 +288,16 @@ async fn isolated_gateway_or_killed_leader_loses_no_request() {
         let cluster = &scene.cluster;
         let mut alone = release::exclusive(cluster, 1).await;
         alone.install(cluster, &["replicas=2", "gateway.replicas=3"]).await;
-        let demo = serving(scene, "2s").await;
+        let demo = deploy_demo(scene, "2s").await;
         let name = format!("{}/demo", scene.namespace);
-        let doors = gateways::pods(cluster, 3).await;
-        let at: Vec<_> = doors.iter().map(gateways::address).collect();
+        let gateway_pods = gateways::pods(cluster, 3).await;
+        let at: Vec<_> = gateway_pods.iter().map(gateways::address).collect();
         for round in 0..3 {
             gateways::ask(at[0], at[1], &name).await;
-            let stopped = pods::process(&doors[2]).expect("the gateway runs");
+            let stopped = pods::process_id(&gateway_pods[2]).expect("the gateway runs");
             let is_cut_off = round > 0;
             if is_cut_off {
-                gateways::cut_off(cluster, &doors[2]).await;
+                gateways::cut_off(cluster, &gateway_pods[2]).await;
             } else {
                 signal(stopped, Signal::STOP);
             }
@@ -318,21 +319,21 @@ async fn isolated_gateway_or_killed_leader_loses_no_request() {
                 }
             });
             // It cannot confirm that it holds new requests, so functions stay until its Lease expires.
-            gateways::phase(scene, "demo", "Draining").await;
+            gateways::wait_for_phase(scene, "demo", "Draining").await;
             signal(release::leader(cluster).await.process, Signal::KILL);
             if round == 1 {
                 // A request arrives while no operator leads.
                 gateways::ask(at[0], at[1], &name).await;
             }
-            gateways::asleep(scene, &demo).await;
-            let woken = wakes(scene).await;
+            gateways::wait_until_asleep(scene, &demo).await;
+            let woken = wake_count(scene).await;
             join_all((0..CLIENTS).map(|number| gateways::ask(at[number % 2], at[1 - number % 2], &name)))
                 .await;
-            assert_eq!(wakes(scene).await, woken + 1, "one wake");
+            assert_eq!(wake_count(scene).await, woken + 1, "one wake");
             assert!(!held.is_finished(), "an isolated gateway sends no request to functions");
             enough.store(true, Ordering::SeqCst);
             if is_cut_off {
-                gateways::rejoin(cluster, &doors[2]).await;
+                gateways::rejoin(cluster, &gateway_pods[2]).await;
             } else {
                 signal(stopped, Signal::CONT);
             }
@@ -340,15 +341,15 @@ async fn isolated_gateway_or_killed_leader_loses_no_request() {
             eprintln!("round {round}: the third gateway answered {answered} requests");
             gateways::pods(cluster, 3).await;
         }
-        gateways::asleep(scene, &demo).await;
+        gateways::wait_until_asleep(scene, &demo).await;
         demo.delete().await;
-        demo.gone(scene).await;
+        demo.wait_until_gone(scene).await;
     })
     .await;
 }
 
 /// Returns the (token, expert) pairs of an answer by place of computation.
-fn computed(answer: &TimedResponse, how: &str) -> u64 {
+fn computed_tokens(answer: &TimedResponse, how: &str) -> u64 {
     answer.body["usage"]["remoe"]["experts"][how].as_u64().expect("a count")
 }
 
@@ -360,22 +361,22 @@ async fn sleeping_groups_wake_on_request_and_lose_none() {
         let cluster = &scene.cluster;
         let _release = release::exclusive(cluster, 1).await;
         let scaling = |window: &str| json!({"min": 0, "idleWindow": window, "remoteIdleWindow": "2s"});
-        let demo = demo::serving(scene, &json!({"scaling": scaling("1h")})).await;
+        let demo = demo::deploy(scene, &json!({"scaling": scaling("1h")})).await;
         let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
         let name = format!("{}/demo", scene.namespace);
         let main = async || {
-            let mains = pods::selected(scene, "remoe.dev/function=main").await;
+            let mains = pods::list(scene, "remoe.dev/function=main").await;
             mains.iter().filter_map(Pod::uid).collect::<BTreeSet<_>>()
         };
         let first = main().await;
         let expected = gateways::ask(gateway, gateway, &name).await.body["choices"].clone();
-        let mut awake = functions(scene).await;
+        let mut awake = function_uids(scene).await;
         for victim in ["none", "operator", "remote function", "none"] {
             until(LONG, "all groups to sleep", async || {
                 let groups = gateways::demand(scene, "demo").await["spec"]["groups"].clone();
                 let sleep =
                     groups.as_array().is_some_and(|groups| groups.iter().all(|it| it["asleep"] == true));
-                (sleep && functions(scene).await == first).then_some(())
+                (sleep && function_uids(scene).await == first).then_some(())
             })
             .await;
             until(LONG, "a placement whose groups sleep", async || {
@@ -386,15 +387,14 @@ async fn sleeping_groups_wake_on_request_and_lose_none() {
                 (!groups.is_empty() && groups.iter().all(sleeps)).then_some(())
             })
             .await;
-            let asking = join_all((0..CLIENTS).map(|_| gateways::ask(gateway, gateway, &name)));
-            let killing = async {
+            let requests = join_all((0..CLIENTS).map(|_| gateways::ask(gateway, gateway, &name)));
+            let kill = async {
                 match victim {
                     "operator" => kill_operator(cluster).await,
                     "remote function" => {
                         let process = until(LONG, "a remote function that starts", async || {
-                            let all =
-                                pods::selected(scene, "remoe.dev/function!=main,remoe.dev/function").await;
-                            all.iter().find_map(pods::process)
+                            let all = pods::list(scene, "remoe.dev/function!=main,remoe.dev/function").await;
+                            all.iter().find_map(pods::process_id)
                         })
                         .await;
                         signal(process, Signal::KILL);
@@ -402,28 +402,29 @@ async fn sleeping_groups_wake_on_request_and_lose_none() {
                     _ => {}
                 }
             };
-            let (answers, ()) = tokio::join!(asking, killing);
+            let (answers, ()) = tokio::join!(requests, kill);
             assert!(answers.iter().all(|answer| answer.body["choices"] == expected), "{victim}");
-            assert!(answers.iter().any(|answer| computed(answer, "fallback") > 0), "{victim}");
+            assert!(answers.iter().any(|answer| computed_tokens(answer, "fallback") > 0), "{victim}");
             until(LONG, "answers by the groups that were woken", async || {
                 let answer = gateways::ask(gateway, gateway, &name).await;
                 assert_eq!(answer.body["choices"], expected, "{victim}");
-                (computed(&answer, "fallback") == 0 && computed(&answer, "remote") > 0).then_some(())
+                (computed_tokens(&answer, "fallback") == 0 && computed_tokens(&answer, "remote") > 0)
+                    .then_some(())
             })
             .await;
-            let now = functions(scene).await;
+            let now = function_uids(scene).await;
             assert!(now.is_superset(&first) && now.is_disjoint(&(&awake - &first)), "{victim}: {now:?}");
             assert_eq!(gateways::demand(scene, "demo").await["spec"]["wakes"], 0, "the main function ran");
             awake = now;
         }
         demo.patch(&json!({"spec": {"scaling": scaling("2s")}})).await;
-        gateways::asleep(scene, &demo).await;
+        gateways::wait_until_asleep(scene, &demo).await;
         let answers = join_all((0..CLIENTS).map(|_| gateways::ask(gateway, gateway, &name))).await;
         assert!(answers.iter().all(|answer| answer.body["choices"] == expected));
         assert_eq!(gateways::demand(scene, "demo").await["spec"]["wakes"], 1);
-        gateways::asleep(scene, &demo).await;
+        gateways::wait_until_asleep(scene, &demo).await;
         demo.delete().await;
-        demo.gone(scene).await;
+        demo.wait_until_gone(scene).await;
     })
     .await;
 }
@@ -434,13 +435,13 @@ async fn wake_time_beside_pod_start_time() {
     Scene::run("wake_time_beside_pod_start_time", async |scene| {
         let cluster = &scene.cluster;
         let _release = release::exclusive(cluster, 1).await;
-        let demo = serving(scene, "2s").await;
-        let copies: Vec<Pod> = pods::selected(scene, pods::FUNCTIONS).await.iter().map(copy).collect();
+        let demo = deploy_demo(scene, "2s").await;
+        let copies: Vec<Pod> = pods::list(scene, pods::FUNCTIONS).await.iter().map(plain_copy).collect();
         let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
         let name = format!("{}/demo", scene.namespace);
         for _ in 0..5 {
-            gateways::asleep(scene, &demo).await;
-            let plain = started(scene, &copies).await;
+            gateways::wait_until_asleep(scene, &demo).await;
+            let plain = start_pods(scene, &copies).await;
             let TimedResponse { body, took } = gateways::ask(gateway, gateway, &name).await;
             eprintln!(
                 "{} pods: containers of their copies run after {:.2} s; a wake answers after {:.2} s: {}",
@@ -455,7 +456,7 @@ async fn wake_time_beside_pod_start_time() {
 }
 
 /// Returns a pod with the same containers, without an owner.
-fn copy(pod: &Pod) -> Pod {
+fn plain_copy(pod: &Pod) -> Pod {
     let mut spec = pod.spec.clone().unwrap();
     spec.node_name = None;
     spec.topology_spread_constraints = None;
@@ -470,7 +471,7 @@ fn copy(pod: &Pod) -> Pod {
 }
 
 /// Creates `pods` together and returns the time until all their containers run. Deletes them afterwards.
-async fn started(scene: &Scene, pods: &[Pod]) -> Duration {
+async fn start_pods(scene: &Scene, pods: &[Pod]) -> Duration {
     let api = scene.api::<Pod>();
     let begun = Instant::now();
     join_all(pods.iter().map(|pod| async { api.create(&PostParams::default(), pod).await.unwrap() })).await;

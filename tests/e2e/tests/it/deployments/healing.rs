@@ -20,7 +20,7 @@ fn place(pod: &Pod) -> String {
 }
 
 async fn functions(scene: &Scene) -> Vec<Pod> {
-    let mut pods = pods::selected(scene, pods::FUNCTIONS).await;
+    let mut pods = pods::list(scene, pods::FUNCTIONS).await;
     pods.sort_by_key(place);
     pods
 }
@@ -35,7 +35,7 @@ async fn healed(scene: &Scene, demo: &Deployment, before: &[Pod], hurt: &Pod, fi
         (same && filled && now.iter().all(pods::is_ready)).then_some(())
     })
     .await;
-    demo.settled().await;
+    demo.wait_until_settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -44,14 +44,14 @@ async fn functions_that_are_lost_come_back() {
         let _operator = release::shared(&scene.cluster).await;
         claim::with_demo_model(scene, "models").await;
         let demo = Deployment::apply(scene, "demo", &remote()).await;
-        demo.settled().await;
-        let expected = chat(demo.doors(scene).await[0], "demo", PROMPT).await;
+        demo.wait_until_settled().await;
+        let expected = chat(demo.client_addresses(scene).await[0], "demo", PROMPT).await;
         let api = scene.api::<Pod>();
         for hurt in functions(scene).await {
             let before = functions(scene).await;
-            signal(pods::process(&hurt).expect("a ready function has a process"), Signal::KILL);
+            signal(pods::process_id(&hurt).expect("a ready function has a process"), Signal::KILL);
             healed(scene, &demo, &before, &hurt, |pod| {
-                pod.uid() != hurt.uid() || pods::restarts(pod) > pods::restarts(&hurt)
+                pod.uid() != hurt.uid() || pods::restart_count(pod) > pods::restart_count(&hurt)
             })
             .await;
         }
@@ -63,10 +63,11 @@ async fn functions_that_are_lost_come_back() {
         // A paused process is ended by its node and restarted.
         let before = functions(scene).await;
         let hurt = before.iter().find(|pod| !place(pod).starts_with("demo-main-")).unwrap();
-        signal(pods::process(hurt).unwrap(), Signal::STOP);
-        let again = |pod: &Pod| pod.uid() != hurt.uid() || pods::restarts(pod) > pods::restarts(hurt);
+        signal(pods::process_id(hurt).unwrap(), Signal::STOP);
+        let again =
+            |pod: &Pod| pod.uid() != hurt.uid() || pods::restart_count(pod) > pods::restart_count(hurt);
         healed(scene, &demo, &before, hurt, again).await;
-        let answer = chat(demo.doors(scene).await[0], "demo", PROMPT).await;
+        let answer = chat(demo.client_addresses(scene).await[0], "demo", PROMPT).await;
         assert_eq!(answer["choices"], expected["choices"]);
     })
     .await;
@@ -79,16 +80,16 @@ async fn stream_survives_failures_of_its_functions() {
         let _operator = release::shared(&scene.cluster).await;
         claim::with_demo_model(scene, "models").await;
         let demo = Deployment::apply(scene, "demo", &remote()).await;
-        demo.settled().await;
-        let address = demo.doors(scene).await[0];
+        demo.wait_until_settled().await;
+        let address = demo.client_addresses(scene).await[0];
         let undisturbed = CompletionStream::start(address, "demo", PROMPT).await.finish().await;
         let mut stream = CompletionStream::start(address, "demo", PROMPT).await;
         stream.next().await.expect("a first token");
         let remote = functions(scene).await.into_iter().filter(|pod| !place(pod).starts_with("demo-main-"));
         for (number, pod) in remote.enumerate() {
             match number % 3 {
-                0 => signal(pods::process(&pod).expect("it runs"), Signal::KILL),
-                1 => signal(pods::process(&pod).expect("it runs"), Signal::STOP),
+                0 => signal(pods::process_id(&pod).expect("it runs"), Signal::KILL),
+                1 => signal(pods::process_id(&pod).expect("it runs"), Signal::STOP),
                 _ => {
                     let api = scene.api::<Pod>();
                     api.delete(&pod.name_any(), &DeleteParams::default()).await.unwrap();
@@ -101,18 +102,18 @@ async fn stream_survives_failures_of_its_functions() {
         let running = operators.list(&selector).await.unwrap().items;
         assert!(!running.is_empty(), "an operator runs");
         for operator in &running {
-            signal(pods::process(operator).expect("a running operator has a process"), Signal::KILL);
+            signal(pods::process_id(operator).expect("a running operator has a process"), Signal::KILL);
         }
         assert_eq!(stream.finish().await, undisturbed);
         // It was killed and restarted.
         for operator in &running {
             let started_again = async || {
                 let now = operators.get_opt(&operator.name_any()).await.unwrap();
-                now.is_none_or(|now| pods::restarts(&now) > pods::restarts(operator)).then_some(())
+                now.is_none_or(|now| pods::restart_count(&now) > pods::restart_count(operator)).then_some(())
             };
             until(LONG, "another start of the operator", started_again).await;
         }
-        demo.settled().await;
+        demo.wait_until_settled().await;
     })
     .await;
 }

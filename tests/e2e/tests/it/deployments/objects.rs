@@ -66,7 +66,7 @@ async fn deleted_or_edited_objects_are_restored() {
         let mut spec = remote();
         spec["replicas"] = json!(2);
         let demo = Deployment::apply(scene, "demo", &spec).await;
-        let plan = demo.settled().await["plan"].as_str().unwrap().to_owned();
+        let plan = demo.wait_until_settled().await["plan"].as_str().unwrap().to_owned();
         let before = made(scene).await;
         let objects: Vec<&String> = before.keys().filter(|name| !name.starts_with("Pod/")).collect();
         assert!(objects.iter().any(|name| *name == "PodDisruptionBudget/demo-main"), "{objects:?}");
@@ -130,7 +130,7 @@ async fn deleted_or_edited_objects_are_restored() {
         let ready = demo.endpoints(scene).await.len();
         slices.delete_collection(&DeleteParams::default(), &ListParams::default()).await.unwrap();
         until(LONG, "endpoints", async || (demo.endpoints(scene).await.len() == ready).then_some(())).await;
-        demo.settled().await;
+        demo.wait_until_settled().await;
     })
     .await;
 }

@@ -27,14 +27,14 @@ async fn settled_deployment_causes_no_write() {
         let mut spec = remote();
         spec["replicas"] = json!(2);
         let demo = Deployment::apply(scene, "demo", &spec).await;
-        demo.settled().await;
+        demo.wait_until_settled().await;
         // Events of a reconcile are published after the status.
         sleep(LAST_EVENTS).await;
-        let settled = audit::mark(cluster);
+        let settled = audit::position(cluster);
         // A reconcile changes nothing either.
         demo.patch(&json!({"metadata": {"annotations": {"test/look": "1"}}})).await;
         sleep(QUIET).await;
-        let asked: Vec<_> = audit::since(cluster, settled)
+        let asked: Vec<_> = audit::entries_since(cluster, settled)
             .into_iter()
             .filter(|each| each.user() == release::ACCOUNT && each.namespace() == scene.namespace)
             .collect();

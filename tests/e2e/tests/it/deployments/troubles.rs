@@ -27,11 +27,11 @@ async fn exhausted_resource_quota_is_reported() {
         let mut spec = local();
         spec["main"]["memoryMB"]["min"] = json!(400);
         let demo = Deployment::apply(scene, "demo", &spec).await;
-        let degraded = demo.reason("Degraded", "QuotaExceeded").await;
+        let degraded = demo.wait_for_reason("Degraded", "QuotaExceeded").await;
         says(&degraded, &["pod demo-main-", "exceeded quota: small", "requests.memory"]);
-        assert_eq!(demo.reason("Ready", "QuotaExceeded").await["status"], "False");
+        assert_eq!(demo.wait_for_reason("Ready", "QuotaExceeded").await["status"], "False");
         quotas.delete("small", &DeleteParams::default()).await.unwrap();
-        demo.settled().await;
+        demo.wait_until_settled().await;
     })
     .await;
 }
@@ -47,10 +47,10 @@ async fn rejecting_limit_range_is_reported() {
         let ranges = scene.api::<LimitRange>();
         ranges.create(&PostParams::default(), &serde_json::from_value(limits).unwrap()).await.unwrap();
         let demo = Deployment::apply(scene, "demo", &local()).await;
-        let planned = demo.reason("Planned", "PodRefused").await;
+        let planned = demo.wait_for_reason("Planned", "PodRefused").await;
         says(&planned, &["pod demo-inspect-", "maximum memory usage per Container is 100Mi"]);
         ranges.delete("tiny", &DeleteParams::default()).await.unwrap();
-        demo.settled().await;
+        demo.wait_until_settled().await;
     })
     .await;
 }
@@ -60,10 +60,10 @@ async fn missing_claim_is_reported() {
     Scene::run("missing_claim_is_reported", async |scene| {
         let _operator = release::shared(&scene.cluster).await;
         let demo = Deployment::apply(scene, "demo", &local()).await;
-        says(&demo.reason("Planned", "ClaimMissing").await, &["\"models\"", "not found"]);
-        assert_eq!(demo.reason("Ready", "ClaimMissing").await["status"], "False");
+        says(&demo.wait_for_reason("Planned", "ClaimMissing").await, &["\"models\"", "not found"]);
+        assert_eq!(demo.wait_for_reason("Ready", "ClaimMissing").await["status"], "False");
         claim::with_demo_model(scene, "models").await;
-        demo.settled().await;
+        demo.wait_until_settled().await;
     })
     .await;
 }
@@ -76,9 +76,9 @@ async fn path_without_a_model_is_reported() {
         let mut spec = local();
         spec["model"]["source"] = json!("pvc://models/dmo");
         let demo = Deployment::apply(scene, "demo", &spec).await;
-        says(&demo.reason("Planned", "ModelUnreadable").await, &["/models/dmo"]);
+        says(&demo.wait_for_reason("Planned", "ModelUnreadable").await, &["/models/dmo"]);
         demo.patch(&json!({"spec": {"model": {"source": "pvc://models/demo"}}})).await;
-        demo.settled().await;
+        demo.wait_until_settled().await;
     })
     .await;
 }
@@ -92,7 +92,7 @@ async fn credentials_that_are_not_there() {
             "remoteExperts": {"mode": "Never"},
         });
         let demo = Deployment::apply(scene, "demo", &spec).await;
-        says(&demo.reason("Planned", "CredentialsMissing").await, &["secret \"hub\" not found"]);
+        says(&demo.wait_for_reason("Planned", "CredentialsMissing").await, &["secret \"hub\" not found"]);
         let secret = json!({"metadata": {"name": "hub"}, "stringData": {"HF_TOKEN": "none"}});
         let secret: Secret = serde_json::from_value(secret).unwrap();
         scene.api::<Secret>().create(&PostParams::default(), &secret).await.unwrap();
@@ -118,9 +118,9 @@ async fn size_beyond_a_quota_is_reported() {
         let mut spec = local();
         spec["main"]["memoryMB"] = json!({"min": 4000, "max": 4000});
         let demo = Deployment::apply(scene, "demo", &spec).await;
-        demo.reason("Ready", "QuotaExceeded").await;
+        demo.wait_for_reason("Ready", "QuotaExceeded").await;
         demo.patch(&json!({"spec": {"main": {"memoryMB": {"min": 200, "max": 1000}}}})).await;
-        demo.settled().await;
+        demo.wait_until_settled().await;
     })
     .await;
 }
