@@ -23,8 +23,8 @@ const CLIENTS: usize = 50;
 /// Tokens per request of clients that do not read.
 const STUCK_MAX_TOKENS: usize = 300;
 
-/// Length of the model's name, which is in every chunk: `STUCK_MAX_TOKENS` chunks exceed the buffers of a connection (Linux
-/// allows at most 4 MiB by default).
+/// Length of the model's name, which is in every chunk: `STUCK_MAX_TOKENS` chunks exceed the buffers of a connection
+/// (Linux allows at most 4 MiB by default).
 const NAME_LENGTH: usize = 16 << 10;
 
 /// Size of the KV cache, the largest allocation for requests, in bytes.
@@ -160,7 +160,7 @@ async fn send_garbage(address: SocketAddr, index: usize, mut stop: watch::Receiv
     while open && !*stop.borrow_and_update() {
         if endless.is_empty() {
             // Keeps its connection open until `stop`.
-            let _over = stop.changed().await;
+            let _changed = stop.changed().await;
         } else {
             open = connection.write(&endless).await.is_ok();
             sleep(Duration::from_millis(2)).await;
