@@ -41,7 +41,8 @@ impl Certificates {
         }
         let (certificate, key) = (of_main.certificate.as_bytes(), of_main.key.as_bytes());
         let credentials = Credentials::from_pem(certificate, key, root.as_bytes()).doing(making)?;
-        let trust = Trust { keyring: Keyring::holding(credentials), peer: Counterpart::Named(remote) };
+        let trust =
+            Trust { keyring: Keyring::with_credentials(credentials), peer: Counterpart::Named(remote) };
         Ok(Self { remote: folder, trust })
     }
 

@@ -5,7 +5,7 @@ use crate::context::BenchContext;
 use crate::error::{ErrorContext, Result};
 use crate::process::ChildProcess;
 use remoe_process::Announcement;
-use remoe_proto::Conversation;
+use remoe_proto::ForwardClient;
 use std::path::Path;
 use std::process::Command;
 
@@ -41,9 +41,9 @@ impl RemoteFunction {
     }
 
     /// A stream to it that asks one question at a time, as the engine does.
-    pub(crate) fn conversation(&self) -> Result<Conversation> {
+    pub(crate) fn forward_client(&self) -> Result<ForwardClient> {
         let trust = self.certificates.as_ref().map(Certificates::trust);
-        Conversation::open(&self.announcement.grpc.to_string(), trust)
+        ForwardClient::open(&self.announcement.grpc.to_string(), trust)
             .doing(|| "connecting to a remote function")
     }
 }

@@ -28,7 +28,7 @@ use remoe_planner::{
     Arrivals, ErrorFactor, FieldError, Limits, Options, PlanningResult, Pricing, Problem, Quantile,
     SizeRange, Slo, Specs, VcpuRange, solve, useful_vcpus,
 };
-use remoe_predictor::{ByPhase, Trained};
+use remoe_predictor::{ByPhase, TrainedPredictor};
 use remoe_process::parse_duration;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -301,7 +301,7 @@ impl PlanningArgs {
         pricing.map_err(|error| CliError::arguments("--pricing", error.to_string()))
     }
 
-    fn trained(&self, checkpoint: &Arc<Checkpoint>) -> Result<Option<Trained>, CliError> {
+    fn trained(&self, checkpoint: &Arc<Checkpoint>) -> Result<Option<TrainedPredictor>, CliError> {
         PredictorModel::predictor_of(checkpoint, self.predictor.as_deref())
     }
 

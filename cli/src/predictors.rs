@@ -4,8 +4,10 @@ use crate::exit::{CliError, CliExitCode};
 use crate::output::progress;
 use remoe_hub::ModelArgs;
 use remoe_model::{Checkpoint, CheckpointError, StoredDtype, TensorRef};
-use remoe_predictor::record::{ActivationRecord, Reader, RecordError, RecordHeader};
-use remoe_predictor::{Embedding, EmbeddingType, Fate, GateWeights, PREDICTOR_FILE, PredictError, Trained};
+use remoe_predictor::record::{ActivationRecord, RecordError, RecordHeader, RecordReader};
+use remoe_predictor::{
+    Embedding, EmbeddingType, Fate, GateWeights, PREDICTOR_FILE, PredictError, TrainedPredictor,
+};
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -46,7 +48,7 @@ impl PredictorModel {
         };
         let bytes =
             std::fs::read(&path).map_err(|error| failed(format!("{error}; run `remoe predictor build`")))?;
-        Trained::from_bytes(&bytes.into(), &self.fingerprint, &self.embedding)
+        TrainedPredictor::from_bytes(&bytes.into(), &self.fingerprint, &self.embedding)
             .map_err(|error| failed(error.to_string()))
     }
 
@@ -54,7 +56,7 @@ impl PredictorModel {
     pub(crate) fn predictor_of(
         checkpoint: &Arc<Checkpoint>,
         folder: Option<&Path>,
-    ) -> Result<Option<Trained>, CliError> {
+    ) -> Result<Option<TrainedPredictor>, CliError> {
         match predictor_folder(checkpoint, folder) {
             Some(folder) => Ok(Some(Self::of(Arc::clone(checkpoint))?.saved_predictor(&folder)?)),
             None => Ok(None),

@@ -16,8 +16,8 @@ use remoe_api::{DemandPhase, MOST_SHARES, MainFunction, MixOf, MoEDemandSpec, Pr
 use remoe_gateway_core::Connector;
 use remoe_proto::identity::Keyring;
 use remoe_usage::{
-    MAX_MODEL_SUMMARY, MEMORY, ModelSummary, ModelSummaryError, Opened, Peers, PredictionMetrics,
-    PredictionService, PredictorOpener, PredictorOptions, UsageLearner,
+    IN_MEMORY_HISTORY_BYTES, LoadedPredictor, MAX_MODEL_SUMMARY, ModelSummary, ModelSummaryError,
+    PeerGateways, PredictionMetrics, PredictionService, PredictorLoader, PredictorOptions, UsageLearner,
 };
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -274,7 +274,7 @@ impl UsageFollower {
                     drop(opened);
                     PredictionService::start_closed(opener, UNLOAD_AFTER, peers, learned)
                 }
-                None => PredictionService::start_opened(opened, peers, learned),
+                None => PredictionService::start_loaded(opened, peers, learned),
             };
             service.map_err(|error| SummaryError::Thread(error.to_string()))
         });
@@ -347,10 +347,10 @@ impl PredictorLoader {
         let options = PredictorOptions {
             // Each model has its own folder.
             store: self.folder.as_ref().map(|folder| (folder.join(summary.model()), self.experience_bytes)),
-            forgets: self.order.counts_only,
+            is_history_disabled: self.order.counts_only,
             output_tokens: f64::from(self.order.output_tokens),
         };
-        Ok(Opened { predictor: summary.open(options)?, held: Box::new(held) })
+        Ok(LoadedPredictor { predictor: summary.open(options)?, guard: Box::new(held) })
     }
 
     /// Returns a function that loads the predictor from the folder whenever it is needed. Returns `None` if there is

@@ -20,7 +20,9 @@ use remoe_process::{
 };
 use remoe_proto::identity::Trust;
 use remoe_proto::v1::main_model_server::MainModelServer;
-use remoe_proto::{Intake, IntakeLimits, MAX_CONTROL_MESSAGE, MAX_CONTROL_REQUEST, Refusal, TlsHandshake};
+use remoe_proto::{
+    ConnectionRefusal, Intake, IntakeLimits, MAX_CONTROL_MESSAGE, MAX_CONTROL_REQUEST, TlsHandshake,
+};
 use remoe_weights::LoadError;
 use std::io;
 use std::sync::Arc;
@@ -107,7 +109,7 @@ async fn serve<B: Backend>(
     ready: impl FnOnce(&Announcement) -> io::Result<()>,
 ) -> Result<(), Error> {
     let trust = settings.identity_dir.as_deref().zip(settings.operator_identity.clone());
-    let trust = trust.map(|(folder, operator)| Trust::of_control(folder, operator)).transpose()?;
+    let trust = trust.map(|(folder, operator)| Trust::for_control(folder, operator)).transpose()?;
     let placed = watch::Sender::new(false);
     let probes = Probes::start(listeners.health.take(), placed.subscribe())?;
     let process = Process { settings, trust, traces, started, shutdown, placed, probes };
@@ -255,7 +257,7 @@ impl Process {
     /// Accepts launchers, users and scrapers.
     async fn listen(&self, function: Function, listeners: Listeners) -> Result<Servers, Error> {
         let Function { http, control, registry, engine } = function;
-        let refused = refused_connections(&registry, Refusal::ALL.map(Refusal::name))?;
+        let refused = refused_connections(&registry, ConnectionRefusal::ALL.map(ConnectionRefusal::name))?;
         if let Some(listener) = listeners.metrics {
             beside("metrics server stopped", serve_metrics(listener, registry, self.probes.end()));
         }
@@ -263,12 +265,12 @@ impl Process {
         health.set_serving::<MainModelServer<Control>>().await;
         let handshake = |trust| {
             let refused = refused.clone();
-            TlsHandshake::new(trust, move |refusal: Refusal| {
+            TlsHandshake::new(trust, move |refusal: ConnectionRefusal| {
                 refused.with_label_values(&[refusal.name()]).inc()
             })
         };
         let gateways = self.trust.as_ref().zip(self.settings.gateway_identity.clone());
-        let http_handshake = gateways.map(|(trust, gateway)| handshake(trust.of_http(gateway)));
+        let http_handshake = gateways.map(|(trust, gateway)| handshake(trust.for_http(gateway)));
         let intake = Intake::new(CONTROL_INTAKE);
         let control = intake
             .server()

@@ -15,7 +15,7 @@ use remoe_api::{
     PredictionOrder, Privacy, ProfileSource, Replan, RequestMix,
 };
 use remoe_model::Inspection;
-use remoe_predictor::Shares;
+use remoe_predictor::UsageShares;
 use remoe_rollout::need::ExpectedPairs;
 use std::time::Duration;
 
@@ -122,14 +122,14 @@ pub(crate) fn expected(
     observed: &Observed,
     model: &Inspection,
     plan: &MoEPlanSpec,
-) -> Option<Shares> {
+) -> Option<UsageShares> {
     if owner.spec.prediction.replan == Replan::Never {
         return None;
     }
     let waiting = merged(owner, observed, model, MixOf::Waiting).map(|(shares, _)| shares);
     let planned = || {
         let shares = &plan.prediction.as_ref()?.shares;
-        Shares::from_text(shares, model.moe_layers.len(), model.experts).ok()
+        UsageShares::from_text(shares, model.moe_layers.len(), model.experts).ok()
     };
     waiting.or_else(planned)
 }
@@ -154,7 +154,7 @@ fn merged(
     observed: &Observed,
     model: &Inspection,
     of: MixOf,
-) -> Option<(Shares, u32)> {
+) -> Option<(UsageShares, u32)> {
     let (mut sum, mut requests) = (vec![0.0_f64; model.moe_layers.len() * model.experts], 0.0);
     let mut is_said = false;
     for entry in observed.gateways_alive() {
@@ -169,15 +169,21 @@ fn merged(
         is_said = true;
     }
     let weights = sum.into_iter().map(|value| value as f32).collect();
-    let shares = is_said.then(|| Shares::from_weights(model.experts, weights))?.ok()?;
+    let shares = is_said.then(|| UsageShares::from_weights(model.experts, weights))?.ok()?;
     Some((shares, requests.round().min(f64::from(u32::MAX)) as u32))
 }
 
 /// Reads the report of `entry` about requests `of` this kind, if it is about this very model.
-fn read<'a>(entry: &'a GatewayDemand, model: &Inspection, of: MixOf) -> Option<(Shares, &'a RequestMix)> {
+fn read<'a>(
+    entry: &'a GatewayDemand,
+    model: &Inspection,
+    of: MixOf,
+) -> Option<(UsageShares, &'a RequestMix)> {
     let mix = entry.mix.as_ref().filter(|mix| mix.of == of && mix.model == model.fingerprint)?;
     // Only gateways write there; values that they cannot have meant are left out.
-    Shares::from_text(&mix.shares, model.moe_layers.len(), model.experts).ok().map(|shares| (shares, mix))
+    UsageShares::from_text(&mix.shares, model.moe_layers.len(), model.experts)
+        .ok()
+        .map(|shares| (shares, mix))
 }
 
 /// The plans among `plans` for the spec that `planning` is of, whatever requests were expected to use, the newest first.

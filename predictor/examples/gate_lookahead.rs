@@ -1,4 +1,4 @@
-//! How well a later layer's gate, asked early, foresees experts on hidden states of a real model.
+//! Accuracy of gate lookahead on hidden states of a real model.
 //!
 //! ```console
 //! python predictor/examples/hidden_states.py demo/model train.safetensors train.jsonl --prompts 280
@@ -6,8 +6,8 @@
 //! cargo run --release -p predictor --example gate_lookahead -- train.safetensors test.safetensors
 //! ```
 //!
-//! Copies are fine-tuned on the first file and measured on the second. Distance 0 is the layer's own gate: it
-//! has to be exact, or the states are not what the gates see.
+//! Gates are fine-tuned on the first file and measured on the second. Distance 0 is the layer's own gate, which must
+//! be exact; otherwise the states are not the input of the gates.
 
 #![allow(clippy::print_stdout)]
 
@@ -18,15 +18,15 @@ use std::error::Error;
 
 type Failure = Box<dyn Error>;
 
-/// Hidden states, what was routed, and the weights that routed it, per layer with experts.
+/// Hidden states, routes and router weights of each layer with experts.
 struct Dump {
     hidden: usize,
     experts: usize,
     top_k: usize,
     epsilon: f32,
-    /// [tokens, hidden] of each layer.
+    /// Hidden states of each layer, [tokens, hidden].
     states: Vec<Vec<f32>>,
-    /// [tokens, `top_k`] of each layer.
+    /// Routes of each layer, [tokens, `top_k`].
     routes: Vec<Vec<u16>>,
     weights: Vec<GateWeights>,
 }
@@ -58,7 +58,7 @@ impl Dump {
     }
 }
 
-/// A tensor's layers and its shape.
+/// Returns the layers of a tensor and its shape.
 fn floats(file: &SafeTensors<'_>, name: &str) -> Result<(Vec<Vec<f32>>, Vec<usize>), Failure> {
     let tensor = file.tensor(name)?;
     if tensor.dtype() != Dtype::F32 {

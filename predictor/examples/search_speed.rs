@@ -1,13 +1,13 @@
-//! How fast the tree is built and searched, against brute force, on synthetic clustered vectors.
+//! Speed of building and searching a tree, compared with a linear search, on synthetic clustered vectors.
 //!
 //! ```console
 //! cargo run --release -p predictor --example search_speed
 //! cargo run --release -p predictor --example search_speed -- 500000 512
 //! ```
 //!
-//! Without arguments: 5,000 prompts of 2,048 elements and 500,000 of 512. Each vector is what all have in
-//! common, plus a place near that of one of 100 topics in 96 dimensions, plus noise, so that similarities
-//! crowd near 1 and neighbourhoods overlap as those of real prompts do. Brute force is timed on one thread, as the tree is.
+//! Without arguments: 5,000 prompts of 2,048 elements and 500,000 of 512. Each vector is the sum of a common part, a
+//! position near one of 100 topics in 96 dimensions, and noise. So similarities lie near 1 and neighbourhoods
+//! overlap, as for real prompts. Both searches are timed on one thread.
 
 #![allow(clippy::print_stdout)]
 
@@ -15,22 +15,22 @@ use bytes::Bytes;
 use rayon::prelude::*;
 use remoe_predictor::record::{ActivationRecord, RecordHeader};
 use remoe_predictor::{
-    Clustering, Embedding, History, Neighbour, PredictError, Trained, TrainingOptions, Tree, TreeOptions,
-    exhaustive, quantile,
+    Clustering, Embedding, History, Neighbour, PredictError, TrainedPredictor, TrainingOptions, Tree,
+    TreeOptions, exhaustive_search, quantile,
 };
 use std::time::Instant;
 
 const TOPICS: u64 = 100;
-/// Dimensions that prompts really differ in: more than a sketch has.
+/// Intrinsic dimensions of prompts, more than a sketch has.
 const LATENT: u64 = 96;
 const QUERIES: usize = 200;
 const ALPHA: usize = 15;
-/// Shares of a model with 26 layers of 64 experts, as DeepSeek-V2-Lite has; at 500,000 prompts of one layer, to
-/// leave memory for vectors.
+/// Layers and experts of the shares: 26 layers of 64 experts, as in DeepSeek-V2-Lite; one layer at 500,000 prompts,
+/// to leave memory for vectors.
 const LAYERS: usize = 26;
 const EXPERTS: usize = 64;
 
-/// About normal, from a counter; the same on every machine.
+/// Returns an approximately normal number from a counter, the same on every machine.
 fn noise(counter: u64) -> f32 {
     let mut state = counter.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(0x1234_5678_9abc_def1);
     let mut sum = -2.0;
@@ -42,8 +42,7 @@ fn noise(counter: u64) -> f32 {
     sum * 1.7
 }
 
-/// The vector of prompt `index`: what all have in common; a place in a space of few dimensions, near that
-/// of its topic; noise of its own.
+/// Returns the vector of prompt `index`: a common part, a position near its topic in few dimensions, and noise.
 fn vector(index: u64, hidden: usize) -> Vec<f32> {
     let topic = (1 << 50) + (index.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % TOPICS * LATENT;
     let place: Vec<f32> =
@@ -60,7 +59,7 @@ fn milliseconds(started: Instant) -> f64 {
     started.elapsed().as_secs_f64() * 1e3
 }
 
-/// Median time of `search` in microseconds, and what it found.
+/// Returns the median time of `search` in microseconds, and its results.
 fn timed(queries: &[Vec<f32>], search: impl Fn(&[f32]) -> Vec<Neighbour>) -> (f64, Vec<Vec<Neighbour>>) {
     queries.iter().take(20).for_each(|query| drop(search(query)));
     let mut times = Vec::new();
@@ -103,7 +102,7 @@ fn measure(prompts: usize, hidden: usize, layers: usize) -> Result<(), PredictEr
         })
         .collect();
     let (of_tree, found) = timed(&queries, |query| tree.search(&history, query, ALPHA));
-    let (of_all, truth) = timed(&queries, |query| exhaustive(&history, query, ALPHA));
+    let (of_all, truth) = timed(&queries, |query| exhaustive_search(&history, query, ALPHA));
     let hits = found.iter().zip(&truth).map(|(found, truth)| {
         truth.iter().filter(|one| found.iter().any(|other| other.slot == one.slot)).count()
     });
@@ -120,7 +119,7 @@ fn measure(prompts: usize, hidden: usize, layers: usize) -> Result<(), PredictEr
     Ok(())
 }
 
-/// How long a saved predictor takes to be usable again.
+/// Measures the time to load a saved predictor.
 fn measure_loading(prompts: usize, hidden: usize) -> Result<(), PredictError> {
     let rows: Vec<f32> = (0..1000 * hidden as u64).map(noise).collect();
     let embedding = Embedding::from_rows(hidden, &rows)?;
@@ -138,7 +137,7 @@ fn measure_loading(prompts: usize, hidden: usize) -> Result<(), PredictError> {
         ..ActivationRecord::default()
     };
     let records: Vec<ActivationRecord> = (0..prompts as u64).map(record).collect();
-    let trained = Trained::fit(header, &records, &embedding, TrainingOptions::default())?;
+    let trained = TrainedPredictor::fit(header, &records, &embedding, TrainingOptions::default())?;
     let saved = trained.to_bytes()?;
     let path = std::env::temp_dir().join(format!("search_speed-{}", std::process::id()));
     let io = |error: std::io::Error| PredictError::Saved(error.to_string());
@@ -146,7 +145,7 @@ fn measure_loading(prompts: usize, hidden: usize) -> Result<(), PredictError> {
     let started = Instant::now();
     let bytes = Bytes::from(std::fs::read(&path).map_err(io)?);
     let read = milliseconds(started);
-    let loaded = Trained::from_bytes(&bytes, "00", &embedding)?;
+    let loaded = TrainedPredictor::from_bytes(&bytes, "00", &embedding)?;
     let usable = milliseconds(started);
     std::fs::remove_file(&path).map_err(io)?;
     println!(

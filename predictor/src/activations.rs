@@ -1,36 +1,36 @@
-//! Expert activations of a request, as a main function reports them at the end of an answer.
+//! Activations: expert usage of one request, as a main function reports it at the end of an answer.
 //!
-//! Only counts: nothing of the prompt's or the answer's text. The text form is a header's value. `2.` stands before
-//! layers, experts, positions and counts as LEB128 numbers, packed. Where that is too long for a header, `3.` stands
-//! before the positions and the shares of each phase, as exact as there is room for.
+//! Activations have only counts and no text. The text form is the value of an HTTP header: `2.`, then layers,
+//! experts, positions and counts as LEB128 numbers, packed. If that is too long for a header, the text is `3.`, then
+//! the positions and the shares of each phase, as exact as fits.
 
 use crate::error::PredictError;
-use crate::packed::{pack, unpack};
+use crate::packed_text::{pack, unpack};
 use crate::phase::{ByPhase, Phase};
 use crate::record::RecordHeader;
-use crate::shares::Shares;
+use crate::shares::UsageShares;
 
-/// Prefix of the text form with all counts.
-const COUNTS: &str = "2.";
+/// Prefix of the text form with counts.
+const COUNTS_PREFIX: &str = "2.";
 /// Prefix of the text form with shares.
-const SHARES: &str = "3.";
-/// Most bytes of a number.
-const LONGEST_NUMBER: usize = 9;
-/// Bytes of the text form, at most: trailers of HTTP/1.1 end at 16 KiB for common servers, and others share them.
+const SHARES_PREFIX: &str = "3.";
+/// Largest LEB128 number, in bytes.
+const MAX_NUMBER_BYTES: usize = 9;
+/// Largest text form, in bytes. Common servers limit HTTP/1.1 trailers to 16 KiB in all.
 pub const MAX_ACTIVATIONS_BYTES: usize = 12 << 10;
 
 /// Assignments of tokens to experts in both phases of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Activations {
     experts: usize,
-    /// Positions that went through the model: those of the prompt that were kept from earlier requests did not.
+    /// Positions that were computed. Positions from the prefix cache were not.
     positions: ByPhase<u64>,
-    /// [layers, experts] row after row.
+    /// Assignments, [layers, experts].
     counts: ByPhase<Vec<u32>>,
 }
 
 impl Activations {
-    /// Returns empty counts, for a model with so many layers with experts, and experts in each.
+    /// Creates empty counts for a model with `layers` layers of `experts` experts.
     #[must_use]
     pub fn new(layers: usize, experts: usize) -> Self {
         Self {
@@ -40,11 +40,11 @@ impl Activations {
         }
     }
 
-    /// A position went through the model: `selected` has its experts, layer after layer. What the model does not have
-    /// is left out.
+    /// Counts one computed position. `selected` has its experts, layer by layer. Experts that the model does not have
+    /// are ignored.
     pub fn count<'a>(&mut self, phase: Phase, selected: impl Iterator<Item = &'a [(u32, f32)]>) {
-        *self.positions.of_mut(phase) += 1;
-        let rows = self.counts.of_mut(phase).chunks_exact_mut(self.experts.max(1));
+        *self.positions.get_mut(phase) += 1;
+        let rows = self.counts.get_mut(phase).chunks_exact_mut(self.experts.max(1));
         for (row, selected) in rows.zip(selected) {
             for (expert, _) in selected {
                 if let Some(count) = row.get_mut(*expert as usize) {
@@ -54,60 +54,60 @@ impl Activations {
         }
     }
 
-    /// Clears the counts: the request starts over.
+    /// Clears the counts of a request that starts over.
     pub fn restart(&mut self) {
         self.positions = ByPhase::both(0);
-        Phase::ALL.into_iter().for_each(|phase| self.counts.of_mut(phase).fill(0));
+        Phase::ALL.into_iter().for_each(|phase| self.counts.get_mut(phase).fill(0));
     }
 
-    /// Takes those of another prompt of the same request in.
+    /// Adds the activations of another prompt of the same request.
     pub fn add(&mut self, other: &Self) {
         for phase in Phase::ALL {
-            *self.positions.of_mut(phase) += other.positions.of(phase);
-            let pairs = self.counts.of_mut(phase).iter_mut().zip(other.counts.of(phase));
+            *self.positions.get_mut(phase) += other.positions.get(phase);
+            let pairs = self.counts.get_mut(phase).iter_mut().zip(other.counts.get(phase));
             pairs.for_each(|(count, other)| *count = count.saturating_add(*other));
         }
     }
 
-    /// Positions that went through the model in a phase.
+    /// Returns the number of computed positions of a phase.
     #[must_use]
     pub fn positions(&self, phase: Phase) -> u64 {
-        *self.positions.of(phase)
+        *self.positions.get(phase)
     }
 
-    /// Assignments in a phase, [layers, experts] row after row.
+    /// Returns the assignments of a phase, [layers, experts].
     #[must_use]
     pub fn counts(&self, phase: Phase) -> &[u32] {
-        self.counts.of(phase)
+        self.counts.get(phase)
     }
 
-    /// The shares of a phase; `None` where nothing went through the model in it.
+    /// Returns the shares of a phase. Returns `None` without positions.
     ///
     /// # Errors
-    /// There are no experts.
-    pub fn shares(&self, phase: Phase) -> Result<Option<Shares>, PredictError> {
-        let some = self.positions(phase) > 0;
-        some.then(|| Shares::from_counts(self.experts, self.counts(phase))).transpose()
+    /// The model has no experts.
+    pub fn shares(&self, phase: Phase) -> Result<Option<UsageShares>, PredictError> {
+        let has_positions = self.positions(phase) > 0;
+        has_positions.then(|| UsageShares::from_counts(self.experts, self.counts(phase))).transpose()
     }
 
-    /// The text form; `None` where not even shares fit into [`MAX_ACTIVATIONS_BYTES`].
+    /// Encodes the text form. Returns `None` if not even shares fit into [`MAX_ACTIVATIONS_BYTES`].
     #[must_use]
     pub fn to_text(&self) -> Option<String> {
         let layers = self.counts.prefill.len() / self.experts.max(1);
         let mut bytes = Vec::with_capacity(2 * self.counts.prefill.len() + 16);
-        [layers as u64, self.experts as u64].into_iter().for_each(|number| push(&mut bytes, number));
+        [layers as u64, self.experts as u64].into_iter().for_each(|number| push_leb128(&mut bytes, number));
         for phase in Phase::ALL {
-            push(&mut bytes, self.positions(phase));
-            // A phase that was empty has no counts.
+            push_leb128(&mut bytes, self.positions(phase));
+            // An empty phase has no counts.
             if self.positions(phase) > 0 {
-                self.counts(phase).iter().for_each(|count| push(&mut bytes, u64::from(*count)));
+                self.counts(phase).iter().for_each(|count| push_leb128(&mut bytes, u64::from(*count)));
             }
         }
-        let text = format!("{COUNTS}{}", pack(&bytes));
+        let text = format!("{COUNTS_PREFIX}{}", pack(&bytes));
         if text.len() <= MAX_ACTIVATIONS_BYTES { Some(text) } else { self.shares_to_text() }
     }
 
-    /// Positions and shares of both phases, half of the room for each.
+    /// Encodes positions and shares, with half of the space for each phase.
     fn shares_to_text(&self) -> Option<String> {
         let parts = ByPhase::try_each(|phase| {
             let shares = self.shares(phase).ok().flatten();
@@ -118,87 +118,88 @@ impl Activations {
             Ok::<_, ()>(format!("{}.{text}", self.positions(phase)))
         });
         let ByPhase { prefill, decode } = parts.ok()?;
-        Some(format!("{SHARES}{prefill}.{decode}"))
+        Some(format!("{SHARES_PREFIX}{prefill}.{decode}"))
     }
 
-    /// Reads the text form of the model that `header` names. Counts that cannot be are refused: every position has
-    /// `top_k` experts in every layer, so that no request weighs more than its tokens. Where the text has shares, the
-    /// counts are those of the same positions, rounded.
+    /// Parses the text form for the model of `header`. Rejects impossible counts: every position has `top_k` experts
+    /// in every layer, so that no request weighs more than its tokens. From shares, computes the rounded counts of
+    /// the same positions.
     ///
     /// # Errors
-    /// [`PredictError::Activations`] says what is wrong.
+    /// [`PredictError::Activations`] names the problem.
     pub fn from_text(text: &str, header: &RecordHeader) -> Result<Self, PredictError> {
-        let wrong = |message: &str| PredictError::Activations(message.to_owned());
+        let invalid = |message: &str| PredictError::Activations(message.to_owned());
         if text.len() > MAX_ACTIVATIONS_BYTES {
-            return Err(wrong("too long for a header"));
+            return Err(invalid("too long for a header"));
         }
-        match (text.strip_prefix(COUNTS), text.strip_prefix(SHARES)) {
+        match (text.strip_prefix(COUNTS_PREFIX), text.strip_prefix(SHARES_PREFIX)) {
             (Some(counts), _) => Self::from_counts(counts, header),
             (_, Some(shares)) => Self::from_shares(shares, header),
-            _ => Err(wrong("version mismatch; update the sender or this program")),
+            _ => Err(invalid("version mismatch; update the sender or this program")),
         }
     }
 
     fn from_counts(text: &str, header: &RecordHeader) -> Result<Self, PredictError> {
-        let wrong = |message: &str| PredictError::Activations(message.to_owned());
+        let invalid = |message: &str| PredictError::Activations(message.to_owned());
         let (layers, experts) = (header.layers.len(), header.experts as usize);
-        let most = LONGEST_NUMBER * (2 * layers * experts + 4);
-        let bytes = unpack(text, most).ok_or_else(|| wrong("invalid encoding, or of a larger model"))?;
+        let limit = MAX_NUMBER_BYTES * (2 * layers * experts + 4);
+        let bytes = unpack(text, limit).ok_or_else(|| invalid("invalid encoding, or of a larger model"))?;
         let mut rest = bytes.as_slice();
-        let mut number = || pull(&mut rest).ok_or_else(|| wrong("truncated, or a number is too large"));
+        let mut number =
+            || pull_leb128(&mut rest).ok_or_else(|| invalid("truncated, or a number is too large"));
         if (number()?, number()?) != (layers as u64, experts as u64) {
-            return Err(wrong("of a model with other layers or experts"));
+            return Err(invalid("of a model with other layers or experts"));
         }
-        let mut read = Self::new(layers, experts);
+        let mut activations = Self::new(layers, experts);
         for phase in Phase::ALL {
             let positions = number()?;
-            *read.positions.of_mut(phase) = positions;
+            *activations.positions.get_mut(phase) = positions;
             if positions == 0 {
                 continue;
             }
             let expected = positions.checked_mul(u64::from(header.top_k));
-            for row in read.counts.of_mut(phase).chunks_exact_mut(experts) {
+            for row in activations.counts.get_mut(phase).chunks_exact_mut(experts) {
                 for count in row.iter_mut() {
-                    *count = u32::try_from(number()?).map_err(|_| wrong("count too large"))?;
+                    *count = u32::try_from(number()?).map_err(|_| invalid("count too large"))?;
                 }
                 if Some(row.iter().map(|count| u64::from(*count)).sum()) != expected {
-                    return Err(wrong("expected top-k counts for every position of a layer"));
+                    return Err(invalid("expected top-k counts for every position of a layer"));
                 }
             }
         }
         match rest {
-            [] => Ok(read),
-            _ => Err(wrong("unexpected data at the end")),
+            [] => Ok(activations),
+            _ => Err(invalid("unexpected data at the end")),
         }
     }
 
-    /// Counts that are near what they were.
+    /// Parses the form with shares, whose counts are approximate.
     fn from_shares(text: &str, header: &RecordHeader) -> Result<Self, PredictError> {
-        let wrong = |message: &str| PredictError::Activations(message.to_owned());
+        let invalid = |message: &str| PredictError::Activations(message.to_owned());
         let mut parts = text.split('.');
-        let mut part = || parts.next().ok_or_else(|| wrong("truncated"));
+        let mut part = || parts.next().ok_or_else(|| invalid("truncated"));
         let (layers, experts) = (header.layers.len(), header.experts as usize);
-        let mut read = Self::new(layers, experts);
+        let mut activations = Self::new(layers, experts);
         for phase in Phase::ALL {
-            let positions: u32 = part()?.parse().map_err(|_| wrong("invalid number of positions"))?;
+            let positions: u32 = part()?.parse().map_err(|_| invalid("invalid number of positions"))?;
             let shares = part()?;
-            *read.positions.of_mut(phase) = u64::from(positions);
+            *activations.positions.get_mut(phase) = u64::from(positions);
             if positions == 0 {
                 continue;
             }
-            let shares = Shares::from_text(shares, layers, experts)?;
+            let shares = UsageShares::from_text(shares, layers, experts)?;
             let pairs = f64::from(positions) * f64::from(header.top_k);
-            let counts = read.counts.of_mut(phase).iter_mut().zip(shares.values());
+            let counts = activations.counts.get_mut(phase).iter_mut().zip(shares.values());
             counts.for_each(|(count, share)| *count = (f64::from(*share) * pairs).round() as u32);
         }
         match parts.next() {
-            None => Ok(read),
-            Some(_) => Err(wrong("unexpected data at the end")),
+            None => Ok(activations),
+            Some(_) => Err(invalid("unexpected data at the end")),
         }
     }
 }
 
-fn push(bytes: &mut Vec<u8>, mut number: u64) {
+fn push_leb128(bytes: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         bytes.push(number as u8 | 0x80);
         number >>= 7;
@@ -206,7 +207,7 @@ fn push(bytes: &mut Vec<u8>, mut number: u64) {
     bytes.push(number as u8);
 }
 
-fn pull(bytes: &mut &[u8]) -> Option<u64> {
+fn pull_leb128(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0_u64;
     for shift in (0..63).step_by(7) {
         let (&byte, rest) = bytes.split_first()?;
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_form_comes_back() {
+    fn activations_text_parses_back() {
         let mut activations = some();
         let text = activations.to_text().unwrap();
         assert_eq!(Activations::from_text(&text, &header()).unwrap(), activations);
@@ -259,8 +260,8 @@ mod tests {
     }
 
     #[test]
-    fn where_counts_are_too_long_for_a_header_shares_are_told() {
-        // As many experts as the largest models have.
+    fn long_counts_are_reported_as_shares() {
+        // The number of experts of the largest models.
         let header = RecordHeader { layers: (0..58).collect(), experts: 256, top_k: 8, ..header() };
         let mut activations = Activations::new(58, 256);
         let (mut selected, mut number) = (vec![[(0, 1.0); 8]; 58], 1_u64);
@@ -268,7 +269,7 @@ mod tests {
             for (layer, selected) in selected.iter_mut().enumerate() {
                 for (rank, place) in selected.iter_mut().enumerate() {
                     number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(layer as u64 + 1);
-                    // Few are used much.
+                    // Few experts are used much.
                     let drawn = (number >> 40) % 1024;
                     place.0 = (drawn * drawn * 32 / (1024 * 1024) + 32 * rank as u64) as u32;
                 }
@@ -277,10 +278,10 @@ mod tests {
             activations.count(phase, selected.iter().map(|layer| &layer[..]));
         }
         let text = activations.to_text().unwrap();
-        assert!(text.starts_with(SHARES) && text.len() <= MAX_ACTIVATIONS_BYTES, "{}", text.len());
+        assert!(text.starts_with(SHARES_PREFIX) && text.len() <= MAX_ACTIVATIONS_BYTES, "{}", text.len());
         let read = Activations::from_text(&text, &header).unwrap();
         for phase in Phase::ALL {
-            assert_eq!(read.positions(phase), activations.positions(phase));
+            assert_eq!(activations.positions(phase), activations.positions(phase));
             let shares = |of: &Activations| of.shares(phase).unwrap().unwrap();
             let apart = crate::divergence::mean(&shares(&read), &shares(&activations));
             assert!(apart < 0.02, "{apart}");
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_even_so_is_not_told() {
+    fn activations_too_long_for_a_header_are_not_reported() {
         let mut activations = Activations::new(400, 1000);
         let mut number = 1_u64;
         for count in activations.counts.prefill.iter_mut() {
@@ -304,32 +305,32 @@ mod tests {
     }
 
     #[test]
-    fn counts_that_cannot_be_are_refused() {
-        // One position that claims three experts of the first layer.
+    fn impossible_counts_are_refused() {
+        // One position with three experts in the first layer.
         let forged = packed(&[2, 3, 1, 1, 1, 1, 1, 1, 0, 0]);
         assert!(Activations::from_text(&forged, &header()).is_err());
         let other = RecordHeader { experts: 4, ..header() };
         assert!(Activations::from_text(&some().to_text().unwrap(), &other).is_err());
-        // What a version before wrote.
+        // Text of an earlier version.
         assert!(Activations::from_text("AQIDAAA", &header()).is_err());
     }
 
     fn packed(bytes: &[u8]) -> String {
-        format!("{COUNTS}{}", pack(bytes))
+        format!("{COUNTS_PREFIX}{}", pack(bytes))
     }
 
     proptest! {
-        /// Whatever arrives, reading ends, and what is taken has the form of the model.
+        /// Parsing arbitrary text terminates, and a result has the shape of the model.
         #[test]
-        fn any_bytes_are_read(bytes in proptest::collection::vec(any::<u8>(), 0..40), valid in any::<bool>()) {
+        fn arbitrary_text_is_refused_or_parsed_within_the_model(bytes in proptest::collection::vec(any::<u8>(), 0..40), valid in any::<bool>()) {
             let mut bytes = bytes;
             if valid {
                 bytes.splice(0..0, [2, 3]);
             }
-            if let Ok(read) = Activations::from_text(&packed(&bytes), &header()) {
+            if let Ok(activations) = Activations::from_text(&packed(&bytes), &header()) {
                 for phase in Phase::ALL {
-                    let sum: u64 = read.counts(phase).iter().map(|count| u64::from(*count)).sum();
-                    prop_assert_eq!(sum, read.positions(phase) * 4);
+                    let sum: u64 = activations.counts(phase).iter().map(|count| u64::from(*count)).sum();
+                    prop_assert_eq!(sum, activations.positions(phase) * 4);
                 }
             }
         }

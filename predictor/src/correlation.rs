@@ -1,4 +1,5 @@
-//! Checks whether similar prompts use similar experts: the assumption that SPS rests on (the paper's figure 3).
+//! Correlation between the similarity of prompts and of their expert usage: the assumption behind SPS (figure 3 of
+//! the paper).
 
 use crate::divergence;
 use crate::embedding::Embedding;
@@ -7,57 +8,60 @@ use crate::history::History;
 use crate::phase::Phase;
 use crate::random::Random;
 use crate::record::ActivationRecord;
-use crate::shares::Shares;
+use crate::shares::UsageShares;
 use crate::vector::dot;
 
-/// Two prompts.
+/// Similarities of two prompts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PromptPair {
     /// Soft cosine similarity of the prompts.
-    pub prompts: f64,
+    pub prompt_similarity: f64,
     /// Similarity of the activations: 1 - JS / ln 2, with the divergence averaged over layers.
-    pub activations: f64,
+    pub activation_similarity: f64,
 }
 
-/// Each test prompt's prefill against `each` prompts of the history, drawn at random without replacement.
+/// Compares the prefill of each test prompt with `per_test` prompts of the history, drawn at random without
+/// replacement.
 ///
 /// # Errors
-/// A test record does not belong to the model.
+/// A test record has another shape than the model.
 pub fn pairs(
     embedding: &Embedding,
     history: &History,
     tests: &[ActivationRecord],
-    each: usize,
+    per_test: usize,
     seed: u64,
 ) -> Result<Vec<PromptPair>, PredictError> {
     let slots: Vec<u32> = history.slots().collect();
     let mut random = Random::new(seed);
-    let mut found = Vec::with_capacity(tests.len() * each.min(slots.len()));
+    let mut pairs = Vec::with_capacity(tests.len() * per_test.min(slots.len()));
     for test in tests {
         let vector = embedding.prompt_vector(&test.prompt)?;
         let Some(shares) = history.shares_of(test, Phase::Prefill)? else { continue };
-        for index in random.sample(slots.len(), each) {
+        for index in random.sample(slots.len(), per_test) {
             let Some(&slot) = slots.get(index as usize) else { continue };
-            let other =
-                Shares::from_weights(history.experts(), history.share_row(slot, Phase::Prefill).to_vec())?;
-            found.push(PromptPair {
-                prompts: f64::from(dot(&vector, history.vector(slot))),
-                activations: 1.0 - divergence::mean(&shares, &other) / std::f64::consts::LN_2,
+            let other = UsageShares::from_weights(
+                history.experts(),
+                history.share_row(slot, Phase::Prefill).to_vec(),
+            )?;
+            pairs.push(PromptPair {
+                prompt_similarity: f64::from(dot(&vector, history.vector(slot))),
+                activation_similarity: 1.0 - divergence::mean(&shares, &other) / std::f64::consts::LN_2,
             });
         }
     }
-    Ok(found)
+    Ok(pairs)
 }
 
-/// Pearson's correlation of the two similarities; 0 where one does not vary.
+/// Returns Pearson's correlation of the two similarities, 0 if one is constant.
 #[must_use]
 pub fn pearson(pairs: &[PromptPair]) -> f64 {
     let count = pairs.len().max(1) as f64;
-    let mean = |of: fn(&PromptPair) -> f64| pairs.iter().map(of).sum::<f64>() / count;
-    let (x, y) = (mean(|pair| pair.prompts), mean(|pair| pair.activations));
+    let mean = |value: fn(&PromptPair) -> f64| pairs.iter().map(value).sum::<f64>() / count;
+    let (x, y) = (mean(|pair| pair.prompt_similarity), mean(|pair| pair.activation_similarity));
     let (mut xy, mut xx, mut yy) = (0.0, 0.0, 0.0);
     for pair in pairs {
-        let (dx, dy) = (pair.prompts - x, pair.activations - y);
+        let (dx, dy) = (pair.prompt_similarity - x, pair.activation_similarity - y);
         xy += dx * dy;
         xx += dx * dx;
         yy += dy * dy;
@@ -66,15 +70,18 @@ pub fn pearson(pairs: &[PromptPair]) -> f64 {
     if scale > 0.0 { xy / scale } else { 0.0 }
 }
 
-/// Spearman's correlation: [`pearson`] of the ranks, equal values sharing their mean rank.
+/// Returns Spearman's correlation: [`pearson`] of the ranks, where equal values share their mean rank.
 #[must_use]
 pub fn spearman(pairs: &[PromptPair]) -> f64 {
-    let prompts = ranks(&pairs.iter().map(|pair| pair.prompts).collect::<Vec<_>>());
-    let activations = ranks(&pairs.iter().map(|pair| pair.activations).collect::<Vec<_>>());
+    let prompts = ranks(&pairs.iter().map(|pair| pair.prompt_similarity).collect::<Vec<_>>());
+    let activations = ranks(&pairs.iter().map(|pair| pair.activation_similarity).collect::<Vec<_>>());
     let ranked: Vec<PromptPair> = prompts
         .into_iter()
         .zip(activations)
-        .map(|(prompts, activations)| PromptPair { prompts, activations })
+        .map(|(prompt_similarity, activation_similarity)| PromptPair {
+            prompt_similarity,
+            activation_similarity,
+        })
         .collect();
     pearson(&ranked)
 }

@@ -1,8 +1,8 @@
-//! Prompts as vectors: one sum of unit token embeddings per prompt.
+//! Prompt vectors: the normalised sum of the unit embeddings of a prompt's tokens.
 //!
-//! Soft cosine similarity of two prompts (Remoe, equation 11) is, for row-normalised token embeddings
-//! E1 and E2, 1'E1 E2'1 / (sqrt(1'E1 E1'1) sqrt(1'E2 E2'1) + sigma). As 1'E1 E2'1 is the dot product of
-//! the two row sums, it is the cosine of the summed unit vectors: no token-by-token matrix is made.
+//! The soft cosine similarity of two prompts (equation 11 of the Remoe paper) is, for row-normalised token embeddings
+//! E1 and E2, 1'E1 E2'1 / (sqrt(1'E1 E1'1) sqrt(1'E2 E2'1) + sigma). 1'E1 E2'1 is the dot product of the two row
+//! sums. So the similarity is the cosine of the summed unit vectors, and no token-by-token matrix is needed.
 
 use crate::error::PredictError;
 use crate::vector;
@@ -11,13 +11,13 @@ use half::f16;
 use rayon::prelude::*;
 use std::sync::Arc;
 
-/// The paper's sigma, which keeps the similarity of a zero vector defined (as 0).
+/// Sigma of the paper, which makes the similarity of a zero vector 0.
 pub const SIGMA: f64 = 1e-12;
 
-/// A sum of unit rows this short, per unit of weight, is zero but for rounding.
-const CANCELLED: f32 = 1e-6;
+/// Length per unit of weight below which a sum of unit rows counts as zero.
+const ZERO_LENGTH: f32 = 1e-6;
 
-/// Element type of an embedding at rest.
+/// Element type of a stored embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EmbeddingType {
     /// IEEE single precision.
@@ -29,7 +29,7 @@ pub enum EmbeddingType {
 }
 
 impl EmbeddingType {
-    /// Bytes of an element.
+    /// Returns the size of an element, in bytes.
     #[must_use]
     pub fn bytes(self) -> usize {
         match self {
@@ -38,12 +38,12 @@ impl EmbeddingType {
         }
     }
 
-    /// The numbers in `bytes`, little-endian; a rest that is no whole number is left out.
+    /// Decodes little-endian `bytes`. Ignores an incomplete last element.
     #[must_use]
     pub fn floats(self, bytes: &[u8]) -> Vec<f32> {
         match self {
             Self::F32 => bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect(),
-            Self::Bf16 => bytes.as_chunks().0.iter().map(|value| widened(*value)).collect(),
+            Self::Bf16 => bytes.as_chunks().0.iter().map(|value| bfloat16_to_f32(*value)).collect(),
             Self::F16 => {
                 bytes.as_chunks().0.iter().map(|value| f16::from_le_bytes(*value).to_f32()).collect()
             }
@@ -52,14 +52,16 @@ impl EmbeddingType {
 }
 
 impl EmbeddingType {
-    /// Rows of `hidden` elements in fewer `dimensions`, as float16: each is scaled to length 1, and each of its
-    /// elements is added to one of the dimensions or taken off it (the count sketch of Charikar, Chen and
-    /// Farach-Colton, 2002). Cosines of sums of rows stay what they are but for noise of about 1 / sqrt(dimensions).
-    /// The result is the same in every process. A row of zeros stays zero, and so does one that is not finite; a rest
-    /// that is no whole row is left out.
+    /// Projects rows of `hidden` elements to fewer `dimensions`, as float16, by count sketch (Charikar, Chen and
+    /// Farach-Colton, 2002): each row is scaled to length 1, then each element is added to or subtracted from one
+    /// dimension. Cosines of sums of rows keep their value but for noise of about 1 / sqrt(dimensions). The result is
+    /// the same in every process.
+    ///
+    /// A row of zeros or with a non-finite element becomes zero. An incomplete last row is ignored.
     #[must_use]
     pub fn sketch(self, hidden: usize, dimensions: usize, rows: &[u8]) -> Vec<u8> {
-        let places: Vec<(usize, f32)> = (0..hidden as u64).map(|at| place(at, dimensions.max(1))).collect();
+        let positions: Vec<(usize, f32)> =
+            (0..hidden as u64).map(|index| sketch_position(index, dimensions.max(1))).collect();
         let (mut sketch, mut bytes) = (vec![0.0_f32; dimensions], Vec::new());
         for row in rows.chunks_exact((hidden * self.bytes()).max(1)) {
             let row = self.floats(row);
@@ -67,8 +69,8 @@ impl EmbeddingType {
             let scale = if norm.is_finite() && norm > 0.0 { (1.0 / norm) as f32 } else { 0.0 };
             sketch.fill(0.0);
             if scale > 0.0 {
-                for (value, (place, sign)) in row.iter().zip(&places) {
-                    if let Some(sum) = sketch.get_mut(*place) {
+                for (value, (dimension, sign)) in row.iter().zip(&positions) {
+                    if let Some(sum) = sketch.get_mut(*dimension) {
                         *sum += sign * scale * value;
                     }
                 }
@@ -79,10 +81,10 @@ impl EmbeddingType {
     }
 }
 
-/// Where element `at` of a row goes, and with which sign.
-fn place(at: u64, dimensions: usize) -> (usize, f32) {
+/// Returns the dimension and the sign of element `index` in the count sketch.
+fn sketch_position(index: u64, dimensions: usize) -> (usize, f32) {
     // SplitMix64's output function.
-    let mut mixed = at.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut mixed = index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     mixed ^= mixed >> 31;
@@ -90,47 +92,46 @@ fn place(at: u64, dimensions: usize) -> (usize, f32) {
     ((mixed % dimensions as u64) as usize, sign)
 }
 
-/// A bfloat16 as float32. A conversion that also cleans up NaN would not be vectorised.
-fn widened(value: [u8; 2]) -> f32 {
+/// Converts bfloat16 to float32. A conversion that also quiets NaN would not be vectorised.
+fn bfloat16_to_f32(value: [u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(value)) << 16)
 }
 
-/// A model's token embeddings, [vocabulary, hidden], with what a token counts in a prompt's vector.
+/// Token embeddings of a model, [vocabulary, hidden], with optional token weights.
 ///
-/// The table stays as it is at rest; clones share it.
+/// The table keeps its stored element type. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Embedding {
     hidden: usize,
-    kind: EmbeddingType,
+    element_type: EmbeddingType,
     table: Bytes,
-    /// 1 / norm of each row, 0 for a row of zeros.
+    /// 1 / norm of each row; 0 for a row of zeros.
     inverse_norms: Arc<[f32]>,
     weighting: Option<Weighting>,
 }
 
-/// Tokens that count differently.
+/// Weights of tokens in prompt vectors.
 #[derive(Debug, Clone)]
 struct Weighting {
-    /// One per token.
+    /// Weight of each token, [vocabulary].
     weights: Arc<[f32]>,
-    /// Vector that is taken off each unit row before it is weighted, [hidden].
+    /// Vector that is subtracted from each unit row before weighting, [hidden].
     centre: Arc<[f32]>,
 }
 
 impl Embedding {
-    /// The table in `bytes`, little-endian, row after row; every token counts alike. A row of zeros
-    /// stays zero.
+    /// Creates an embedding from little-endian rows in `bytes`. Every token has the same weight.
     ///
     /// # Errors
-    /// `bytes` is no whole number of rows, or a row holds NaN or infinity.
-    pub fn new(hidden: usize, kind: EmbeddingType, bytes: Bytes) -> Result<Self, PredictError> {
-        let row = hidden * kind.bytes();
+    /// `bytes` does not hold complete rows, or a row has NaN or infinity.
+    pub fn new(hidden: usize, element_type: EmbeddingType, bytes: Bytes) -> Result<Self, PredictError> {
+        let row = hidden * element_type.bytes();
         if row == 0 || bytes.is_empty() || !bytes.len().is_multiple_of(row) {
             let expected = bytes.len().next_multiple_of(row.max(1)).max(row);
             return Err(PredictError::Size { what: "the embedding in bytes", expected, found: bytes.len() });
         }
         let mut embedding =
-            Self { hidden, kind, table: bytes, inverse_norms: Arc::default(), weighting: None };
+            Self { hidden, element_type, table: bytes, inverse_norms: Arc::default(), weighting: None };
         let norm = |id| {
             let mut values = vec![0.0; hidden];
             embedding.add_row(id, 1.0, &mut values);
@@ -146,7 +147,7 @@ impl Embedding {
         Ok(embedding)
     }
 
-    /// As [`Embedding::new`], from float32 values.
+    /// Creates an embedding from float32 rows, as [`Embedding::new`] does.
     ///
     /// # Errors
     /// As [`Embedding::new`].
@@ -154,11 +155,11 @@ impl Embedding {
         Self::new(hidden, EmbeddingType::F32, rows.iter().flat_map(|value| value.to_le_bytes()).collect())
     }
 
-    /// This embedding with each token counting by its weight, and the weighted mean unit row taken off,
-    /// so that what all prompts have in common does not make them similar.
+    /// Returns this embedding with a weight for each token. Subtracts the weighted mean unit row, so that prompts are
+    /// not similar by what all prompts share.
     ///
     /// # Errors
-    /// There is not one weight per token, or one is negative or not finite.
+    /// The number of weights is not the vocabulary, or a weight is negative or not finite.
     pub fn weighted(&self, weights: &[f32]) -> Result<Self, PredictError> {
         PredictError::require_size("the list of token weights", self.vocabulary(), weights.len())?;
         if let Some(row) = weights.iter().position(|weight| !weight.is_finite() || *weight < 0.0) {
@@ -175,25 +176,25 @@ impl Embedding {
         Ok(Self { weighting: Some(weighting), ..self.clone() })
     }
 
-    /// Reports if tokens count differently.
+    /// Returns true if tokens have weights.
     #[must_use]
     pub fn is_weighted(&self) -> bool {
         self.weighting.is_some()
     }
 
-    /// Rows of the table.
+    /// Returns the number of tokens.
     #[must_use]
     pub fn vocabulary(&self) -> usize {
         self.inverse_norms.len()
     }
 
-    /// Elements of a row.
+    /// Returns the number of elements per row.
     #[must_use]
     pub fn hidden(&self) -> usize {
         self.hidden
     }
 
-    /// Memory of the table and its scales in bytes.
+    /// Returns the memory of the table and its norms, in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let weighting = self.weighting.as_ref();
@@ -201,25 +202,26 @@ impl Embedding {
         (self.table.len() + (self.inverse_norms.len() + weighting) * size_of::<f32>()) as u64
     }
 
-    /// `target += factor * row`, the row as it is at rest.
+    /// Adds `factor` times the stored row to `target`.
     pub(crate) fn add_row(&self, id: usize, factor: f32, target: &mut [f32]) {
-        let width = self.hidden * self.kind.bytes();
+        let width = self.hidden * self.element_type.bytes();
         let row = self.table.get(id * width..(id + 1) * width).unwrap_or_default();
         let pairs = target.iter_mut();
-        match self.kind {
+        match self.element_type {
             EmbeddingType::F32 => pairs
                 .zip(row.as_chunks().0)
                 .for_each(|(target, value)| *target += factor * f32::from_le_bytes(*value)),
-            EmbeddingType::Bf16 => {
-                pairs.zip(row.as_chunks().0).for_each(|(target, value)| *target += factor * widened(*value))
-            }
+            EmbeddingType::Bf16 => pairs
+                .zip(row.as_chunks().0)
+                .for_each(|(target, value)| *target += factor * bfloat16_to_f32(*value)),
             EmbeddingType::F16 => pairs
                 .zip(row.as_chunks().0)
                 .for_each(|(target, value)| *target += factor * f16::from_le_bytes(*value).to_f32()),
         }
     }
 
-    /// This embedding in fewer `dimensions`, as [`EmbeddingType::sketch`] makes it; every token counts alike.
+    /// Returns the sketch of this embedding in fewer `dimensions`, by [`EmbeddingType::sketch`], without token
+    /// weights.
     ///
     /// # Errors
     /// `dimensions` is 0.
@@ -227,18 +229,18 @@ impl Embedding {
         Self::new(
             dimensions,
             EmbeddingType::F16,
-            self.kind.sketch(self.hidden, dimensions, &self.table).into(),
+            self.element_type.sketch(self.hidden, dimensions, &self.table).into(),
         )
     }
 
-    /// A row scaled to length 1, [hidden]; zeros where the row is zero.
+    /// Returns a row scaled to length 1, [hidden]; zeros if the row is zero.
     pub(crate) fn unit_row(&self, id: usize) -> Vec<f32> {
         let mut row = vec![0.0; self.hidden];
         self.add_row(id, self.inverse_norms.get(id).copied().unwrap_or(0.0), &mut row);
         row
     }
 
-    /// Refuses a prompt without tokens, or with one that the model does not have.
+    /// Checks that the prompt has tokens and that all are in the vocabulary.
     ///
     /// # Errors
     /// [`PredictError::EmptyPrompt`], [`PredictError::Token`].
@@ -253,7 +255,7 @@ impl Embedding {
         }
     }
 
-    /// The mean of a prompt's unit rows, [hidden], whatever tokens weigh.
+    /// Returns the unweighted mean of a prompt's unit rows, [hidden].
     pub(crate) fn mean_unit_row(&self, prompt: &[u32]) -> Result<Vec<f32>, PredictError> {
         self.check(prompt)?;
         let mut mean = vec![0.0; self.hidden];
@@ -264,8 +266,8 @@ impl Embedding {
         Ok(mean)
     }
 
-    /// The vector of a prompt, [hidden]: the sum of its tokens' (weighted) unit rows, scaled to length 1;
-    /// zeros where the sum is zero. The dot product of two such vectors is the soft cosine similarity.
+    /// Returns the vector of a prompt, [hidden]: the sum of the weighted unit rows of its tokens, scaled to length 1,
+    /// or zeros if the sum is zero. The dot product of two such vectors is the soft cosine similarity.
     ///
     /// # Errors
     /// As [`Embedding::check`].
@@ -283,8 +285,8 @@ impl Embedding {
         if let Some(weighting) = &self.weighting {
             vector::add_scaled(&mut sum, -total, &weighting.centre);
         }
-        // Unit rows that cancel leave rounding errors, which have no direction.
-        if vector::dot(&sum, &sum).sqrt() <= CANCELLED * total {
+        // If unit rows cancel, the rest is rounding error without a direction.
+        if vector::dot(&sum, &sum).sqrt() <= ZERO_LENGTH * total {
             sum.fill(0.0);
         }
         vector::normalise(&mut sum);
@@ -292,9 +294,9 @@ impl Embedding {
     }
 }
 
-/// Soft cosine similarity of two prompts with token embeddings `one` and `two`, as equation 11 of the
-/// Remoe paper writes it: token by token, in O(n m hidden). [`Embedding::prompt_vector`] gives the same
-/// in O((n + m) hidden); this is the definition that it is tested against.
+/// Computes the soft cosine similarity of two prompts with token embeddings `one` and `two` by the definition in
+/// equation 11 of the Remoe paper, token by token, in O(n m hidden). It is the reference for tests of
+/// [`Embedding::prompt_vector`], which takes O((n + m) hidden).
 #[must_use]
 pub fn soft_cosine(one: &[&[f32]], two: &[&[f32]]) -> f64 {
     let cosine = |a: &[f32], b: &[f32]| {

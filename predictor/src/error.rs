@@ -1,30 +1,30 @@
-//! Errors of predictions, and of the history that they are made from.
+//! Errors of predictions and of the training history.
 
-/// Why nothing can be predicted, learned or built.
+/// Reason that a prediction, a training or a build failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PredictError {
     /// The prompt has no token.
     #[error("empty prompt: expected at least one token")]
     EmptyPrompt,
-    /// A token that the model does not have.
+    /// A token is not in the vocabulary.
     #[error(
         "invalid token id {id}: the vocabulary has {vocabulary} tokens; tokenize the prompt for this model"
     )]
     Token {
-        /// The id.
+        /// Id of the token.
         id: u32,
-        /// Rows of the embedding.
+        /// Size of the vocabulary.
         vocabulary: usize,
     },
-    /// There is nothing to learn from.
+    /// The training history is too small.
     #[error("training history too small: expected at least {needed} prompts, got {records}; record more")]
     History {
-        /// Prompts that are there.
+        /// Number of prompts found.
         records: usize,
-        /// Prompts that are needed.
+        /// Number of prompts needed.
         needed: usize,
     },
-    /// An option that cannot be.
+    /// An option is invalid.
     #[error("option `{option}` is {value}, {message}")]
     Option {
         /// Name of the option.
@@ -34,34 +34,34 @@ pub enum PredictError {
         /// Allowed values.
         message: String,
     },
-    /// Two things that belong together have different sizes.
+    /// A value has another size than its counterpart.
     #[error("{what} has {found} values, expected {expected}")]
     Size {
-        /// The value that does not fit.
+        /// Description of the value.
         what: &'static str,
-        /// Size that was needed.
+        /// Expected size.
         expected: usize,
-        /// Size that is there.
+        /// Actual size.
         found: usize,
     },
-    /// A weight of the model is no number.
+    /// A weight of the model is not finite.
     #[error("{what} has a value that is not finite, first at row {row}; the checkpoint is damaged")]
     NotFinite {
-        /// The tensor.
+        /// Description of the tensor.
         what: &'static str,
-        /// First such row.
+        /// First affected row.
         row: usize,
     },
-    /// Activation counts that cannot be.
+    /// Activation counts are invalid.
     #[error("activation counts: {0}")]
     Activations(String),
-    /// Shares in a text that cannot be.
+    /// The text form of shares is invalid.
     #[error("expert shares: {0}")]
     Text(String),
-    /// The system gives no thread.
+    /// The system refused a thread.
     #[error("cannot start a thread to grow the tree: {0}")]
     Thread(String),
-    /// A saved predictor that cannot be used.
+    /// A saved predictor is invalid or of another version.
     #[error("saved predictor: {0}")]
     Saved(String),
 }
@@ -71,16 +71,16 @@ impl PredictError {
         Self::Option { option, value: value.to_string(), message: message.into() }
     }
 
-    /// Refuses a size that is not the expected one.
+    /// Returns [`Self::Size`] unless the sizes are equal.
     pub(crate) fn require_size(what: &'static str, expected: usize, found: usize) -> Result<(), Self> {
         if expected == found { Ok(()) } else { Err(Self::Size { what, expected, found }) }
     }
 }
 
-/// Bytes of a text from a file that a message quotes, at most: it can be as long as the file.
+/// Largest quote from a file in a message, in bytes.
 const QUOTED_BYTES: usize = 500;
 
-/// The beginning of a text that a message quotes.
+/// Truncates a text for a message.
 pub(crate) fn quoted(text: impl Into<String>) -> String {
     let mut text = text.into();
     if let Some(end) = (0..=QUOTED_BYTES).rev().find(|&end| text.is_char_boundary(end))

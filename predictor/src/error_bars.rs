@@ -1,65 +1,74 @@
-//! How far predictions have been off, on prompts that nothing was fitted to.
+//! Errors of predictions, measured on held-out prompts.
 
 use crate::divergence;
-use crate::shares::Shares;
+use crate::shares::UsageShares;
 use serde::{Deserialize, Serialize};
 
-/// The quantiles that are kept.
+/// Quantiles of the divergence in [`ErrorBars`].
 pub const QUANTILES: [f64; 3] = [0.5, 0.9, 0.95];
-/// Held-out prompts that a 95th percentile is taken of, at least.
-pub const LEAST_IN_CLASS: usize = 40;
-/// Predicted sums below this part of an even share are taken as that: a ratio to next to nothing says
-/// nothing.
-const LEAST_PART: f64 = 0.01;
+/// Least number of held-out prompts per class, so that a 95th percentile is meaningful.
+pub const MIN_CLASS_PROMPTS: usize = 40;
+/// Lower bound of a predicted sum in ratios, as a fraction of an equal share: ratios to smaller sums say nothing.
+const MIN_SHARE_FRACTION: f64 = 0.01;
 
-/// Errors of one predictor on held-out prompts.
+/// Errors of one method on held-out prompts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ErrorBars {
-    /// Held-out prompts.
+    /// Number of held-out prompts.
     pub prompts: usize,
     /// Mean Jensen-Shannon divergence over layers and prompts, in nats.
     pub js_mean: f64,
-    /// Per layer, the [`QUANTILES`] of the divergence.
+    /// [`QUANTILES`] of the divergence in each layer, in nats.
     pub js_quantiles: Vec<[f64; QUANTILES.len()]>,
-    /// Per layer, at index m: the 95th percentile over prompts of (true / predicted) summed share of the
-    /// m experts that are predicted to be used least, at least 1; index 0 is 1. The planner's
-    /// `prediction_p95` takes it as it is.
+    /// For each layer, at index m: the 95th percentile over prompts of (true / predicted) summed share of the m
+    /// experts that are predicted to be used least, at least 1. Index 0 is 1. `prediction_p95` of the planner takes
+    /// it unchanged.
     pub least_used_p95: Vec<Vec<f64>>,
 }
 
-/// Errors by how far apart the parts of a predictor are about a prompt: where two ways of telling disagree,
-/// predictions are further off.
+/// Held-out prompt with its prediction.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ErrorCase {
+    /// Disagreement of the predictor's parts: mean Jensen-Shannon divergence over layers, in nats.
+    pub disagreement: f64,
+    /// Predicted shares.
+    pub prediction: UsageShares,
+    /// True shares.
+    pub truth: UsageShares,
+}
+
+/// Errors for a range of disagreement between the parts of a predictor: errors grow with it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ErrorClass {
-    /// The largest disagreement in the class: Jensen-Shannon divergence in nats, mean over layers. Those beyond
-    /// the last class belong to it.
+    /// Largest disagreement in the class: mean Jensen-Shannon divergence over layers, in nats. The last class also
+    /// covers larger ones.
     pub disagreement: f64,
     /// Errors on the held-out prompts of the class.
     pub errors: ErrorBars,
 }
 
-/// `classes` of as many held-out prompts each, by ascending disagreement; `cases` are disagreement, prediction
-/// and truth. None where there are fewer than [`LEAST_IN_CLASS`] for each.
+/// Splits `cases` into `classes` classes of equal size by ascending disagreement. Returns none if a class would have
+/// fewer than [`MIN_CLASS_PROMPTS`] cases.
 #[must_use]
-pub fn error_classes(mut cases: Vec<(f64, Shares, Shares)>, classes: usize) -> Vec<ErrorClass> {
-    if classes == 0 || cases.len() < classes * LEAST_IN_CLASS {
+pub fn error_classes(mut cases: Vec<ErrorCase>, classes: usize) -> Vec<ErrorClass> {
+    if classes == 0 || cases.len() < classes * MIN_CLASS_PROMPTS {
         return Vec::new();
     }
-    cases.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let of_class = |cases: &[(f64, Shares, Shares)]| {
+    cases.sort_by(|a, b| a.disagreement.total_cmp(&b.disagreement));
+    let class_of = |cases: &[ErrorCase]| {
         let (predictions, truths): (Vec<_>, Vec<_>) =
-            cases.iter().map(|(_, p, t)| (p.clone(), t.clone())).unzip();
-        let disagreement = cases.last().map_or(0.0, |case| case.0);
-        ErrorClass { disagreement, errors: ErrorBars::of(&predictions, &truths) }
+            cases.iter().map(|case| (case.prediction.clone(), case.truth.clone())).unzip();
+        let disagreement = cases.last().map_or(0.0, |case| case.disagreement);
+        ErrorClass { disagreement, errors: ErrorBars::measure(&predictions, &truths) }
     };
     let ends = (0..=classes).map(|class| class * cases.len() / classes).collect::<Vec<_>>();
-    ends.windows(2).map(|ends| of_class(&cases[ends[0]..ends[1]])).collect()
+    ends.windows(2).map(|ends| class_of(&cases[ends[0]..ends[1]])).collect()
 }
 
 impl ErrorBars {
-    /// From predictions and what came true, at least one of each.
+    /// Measures the errors of predictions against the true shares, at least one of each.
     #[must_use]
-    pub fn of(predictions: &[Shares], truths: &[Shares]) -> Self {
+    pub fn measure(predictions: &[UsageShares], truths: &[UsageShares]) -> Self {
         let (layers, experts) =
             predictions.first().map_or((0, 0), |shares| (shares.layers(), shares.experts()));
         let mut divergences = vec![Vec::new(); layers];
@@ -87,21 +96,23 @@ impl ErrorBars {
     }
 }
 
-/// At index m the ratio of true to predicted share of the m least predicted experts, ties to the lower id.
+/// Returns, at index m, the ratio of true to predicted share of the m least predicted experts, ties to the lower id.
 fn least_used_ratios(predicted: &[f32], truth: &[f32]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..predicted.len()).collect();
     order.sort_by(|&a, &b| predicted[a].total_cmp(&predicted[b]).then(a.cmp(&b)));
-    let mut sums = (0.0, 0.0);
+    let (mut predicted_sum, mut true_sum) = (0.0, 0.0);
     let mut ratios = vec![1.0];
     for (count, expert) in (1_u32..).zip(order) {
-        let least = LEAST_PART * f64::from(count) / predicted.len() as f64;
-        sums = (sums.0 + f64::from(predicted[expert]), sums.1 + f64::from(truth[expert]));
-        ratios.push(sums.1 / sums.0.max(least));
+        let least = MIN_SHARE_FRACTION * f64::from(count) / predicted.len() as f64;
+        predicted_sum += f64::from(predicted[expert]);
+        true_sum += f64::from(truth[expert]);
+        ratios.push(true_sum / predicted_sum.max(least));
     }
     ratios
 }
 
-/// The smallest value that at least `q` of all do not exceed; 0 of none.
+/// Returns the smallest value that at least the fraction `q` of `values` do not exceed, or 0 without values. Sorts
+/// `values`.
 pub fn quantile(values: &mut [f64], q: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     let rank = (q * values.len() as f64).ceil() as usize;

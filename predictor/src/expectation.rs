@@ -1,25 +1,25 @@
-//! Expected usage on which a placement is based: both phases of a request together.
+//! Expected expert usage of a request over both phases, as the planner takes it.
 
 use crate::error::PredictError;
 use crate::error_bars::ErrorBars;
 use crate::method::Method;
 use crate::phase::ByPhase;
-use crate::shares::Shares;
-use crate::trained::Trained;
+use crate::shares::UsageShares;
+use crate::trained::TrainedPredictor;
 
-/// How the work of a request, or of a history's requests, will spread over the experts.
+/// Expected shares of a request, or of any request of the history, with their error.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Expectation {
-    /// Shares of prefill and decode, weighted by their tokens: what the planner's `prediction` takes.
-    pub shares: Shares,
-    /// Per layer and number of experts what [`ErrorBars::least_used_p95`] says, weighted likewise: what the
-    /// planner's `prediction_p95` takes. Absent where the errors of a phase that has tokens are not known.
+    /// Shares of prefill and decode, weighted by their tokens: `prediction` of the planner.
+    pub shares: UsageShares,
+    /// [`ErrorBars::least_used_p95`] of both phases, weighted alike: `prediction_p95` of the planner. Absent if the
+    /// errors of a phase with tokens are unknown.
     pub least_used_p95: Option<Vec<Vec<f64>>>,
 }
 
-impl Trained {
-    /// Returns the expected usage of a request with this prompt, given as token ids, and with `tokens` of each phase.
-    /// Without a prompt it is that of any request of the history. Without tokens of either phase both count alike.
+impl TrainedPredictor {
+    /// Returns the expected usage of a request with this prompt and `tokens` in each phase. Without a prompt, returns
+    /// that of any request of the history. Without tokens in either phase, both count alike.
     ///
     /// # Errors
     /// The prompt is empty or has a token that the model does not have.
@@ -28,27 +28,27 @@ impl Trained {
         prompt: Option<&[u32]>,
         tokens: ByPhase<f64>,
     ) -> Result<Expectation, PredictError> {
-        let of_phase = |phase| match prompt {
+        let predict_phase = |phase| match prompt {
             Some(prompt) => {
                 let prediction = self.predict_with_errors(prompt, phase)?;
                 Ok::<_, PredictError>((prediction.shares, prediction.errors))
             }
-            // How far single requests are off the mean of the history is known too.
+            // The errors of the mean of the history were measured as well.
             None => Ok((self.popularity().shares(phase).clone(), self.errors_of(Method::Dop, phase))),
         };
-        let ByPhase { prefill, decode } = ByPhase::try_each(of_phase)?;
-        let all = tokens.prefill.max(0.0) + tokens.decode.max(0.0);
-        let of_decode = if all > 0.0 { tokens.decode.max(0.0) / all } else { 0.5 };
-        let between = |a: f64, b: f64| a + (b - a) * of_decode;
+        let ByPhase { prefill, decode } = ByPhase::try_each(predict_phase)?;
+        let total = tokens.prefill.max(0.0) + tokens.decode.max(0.0);
+        let decode_share = if total > 0.0 { tokens.decode.max(0.0) / total } else { 0.5 };
+        let interpolate = |a: f64, b: f64| a + (b - a) * decode_share;
         let factors = |a: &ErrorBars, b: &ErrorBars| {
             let layers = a.least_used_p95.iter().zip(&b.least_used_p95);
-            layers.map(|(a, b)| a.iter().zip(b).map(|(a, b)| between(*a, *b)).collect()).collect()
+            layers.map(|(a, b)| a.iter().zip(b).map(|(a, b)| interpolate(*a, *b)).collect()).collect()
         };
         Ok(Expectation {
-            shares: prefill.0.towards(&decode.0, of_decode)?,
+            shares: prefill.0.towards(&decode.0, decode_share)?,
             least_used_p95: match (prefill.1, decode.1) {
                 (Some(prefill), Some(decode)) => Some(factors(prefill, decode)),
-                (Some(prefill), None) if of_decode == 0.0 => Some(prefill.least_used_p95.clone()),
+                (Some(prefill), None) if decode_share == 0.0 => Some(prefill.least_used_p95.clone()),
                 _ => None,
             },
         })

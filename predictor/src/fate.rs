@@ -1,45 +1,45 @@
-//! Fate-style prediction: the gates themselves, applied to token embeddings.
+//! Fate baseline: predicts routing by applying the model's gates to token embeddings.
 //!
-//! Fate predicts a layer's experts from the input of the layer before. The Remoe paper (section V-B)
-//! adjusts it to whole prompts: every layer's norm and gate see the token's embedding, and the top-k of
-//! all tokens are counted.
+//! Fate predicts a layer's experts from the input of the previous layer. The Remoe paper (section V-B) adapts it to
+//! whole prompts: the norm and the gate of every layer see the token's embedding, and the top-k experts of all tokens
+//! are counted.
 
 use crate::embedding::Embedding;
 use crate::error::PredictError;
 use crate::phase::Phase;
 use crate::predictor::Predictor;
-use crate::shares::Shares;
+use crate::shares::UsageShares;
 use crate::vector::dot;
 
-/// Weights of one layer that decide its routing.
+/// Router weights of one layer.
 #[derive(Debug, Clone)]
 pub struct GateWeights {
-    /// Weight of the RMS norm before the experts, [hidden].
+    /// Weight of the RMS norm before the router, [hidden].
     pub norm: Vec<f32>,
-    /// The router, [experts, hidden].
+    /// Weight of the router, [experts, hidden].
     pub gate: Vec<f32>,
 }
 
 impl GateWeights {
-    /// Experts of this layer for a hidden state: the `top_k` largest logits, ties to the lower id,
-    /// ascending. `epsilon` is the norm's.
+    /// Routes a hidden state: returns the `top_k` experts with the largest logits, ties to the lower id, ascending.
+    /// `epsilon` is that of the norm.
     pub(crate) fn route(&self, hidden: &[f32], epsilon: f32, top_k: usize) -> Vec<u16> {
         let mean_square = dot(hidden, hidden) / hidden.len() as f32;
         let inverse = 1.0 / (mean_square + epsilon).sqrt();
         let normed: Vec<f32> =
             hidden.iter().zip(&self.norm).map(|(x, weight)| x * inverse * weight).collect();
-        top(self.gate.chunks_exact(hidden.len()).map(|row| dot(row, &normed)), top_k)
+        self::top_k(self.gate.chunks_exact(hidden.len()).map(|row| dot(row, &normed)), top_k)
     }
 
-    /// Refuses weights of other sizes.
+    /// Checks the sizes of the weights.
     pub(crate) fn check(&self, hidden: usize, experts: usize) -> Result<(), PredictError> {
         PredictError::require_size("the norm before a router", hidden, self.norm.len())?;
         PredictError::require_size("a router", experts * hidden, self.gate.len())
     }
 }
 
-/// The indices of the `count` largest scores, ties to the lower one, ascending.
-pub(crate) fn top(scores: impl Iterator<Item = f32>, count: usize) -> Vec<u16> {
+/// Returns the indices of the `count` largest scores, ties to the lower one, ascending.
+pub(crate) fn top_k(scores: impl Iterator<Item = f32>, count: usize) -> Vec<u16> {
     let mut ranked: Vec<(f32, u16)> = scores.zip(0..).collect();
     ranked.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
     let mut chosen: Vec<u16> = ranked.into_iter().take(count).map(|(_, index)| index).collect();
@@ -47,7 +47,7 @@ pub(crate) fn top(scores: impl Iterator<Item = f32>, count: usize) -> Vec<u16> {
     chosen
 }
 
-/// The Fate-style baseline. Groups of group-limited routers are not looked at.
+/// Fate baseline. It ignores the groups of group-limited routers.
 #[derive(Debug, Clone)]
 pub struct Fate {
     embedding: Embedding,
@@ -58,10 +58,10 @@ pub struct Fate {
 }
 
 impl Fate {
-    /// From the weights of each layer with experts.
+    /// Creates the baseline from the router weights of each layer with experts.
     ///
     /// # Errors
-    /// A weight does not have the model's size.
+    /// A weight has another size than the model.
     pub fn new(
         embedding: Embedding,
         layers: Vec<GateWeights>,
@@ -79,7 +79,7 @@ impl Predictor for Fate {
         "fate"
     }
 
-    fn predict(&self, prompt: &[u32], _: Phase) -> Result<Shares, PredictError> {
+    fn predict(&self, prompt: &[u32], _: Phase) -> Result<UsageShares, PredictError> {
         self.embedding.check(prompt)?;
         let mut counts = vec![0_u32; self.layers.len() * self.experts];
         let mut hidden = vec![0.0; self.embedding.hidden()];
@@ -92,7 +92,7 @@ impl Predictor for Fate {
                 }
             }
         }
-        Shares::from_counts(self.experts, &counts)
+        UsageShares::from_counts(self.experts, &counts)
     }
 
     fn bytes(&self) -> u64 {

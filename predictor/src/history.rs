@@ -1,49 +1,49 @@
-//! The prompts of the past that predictions lean on.
+//! Training history: past prompts and their expert usage.
 
 use crate::embedding::Embedding;
 use crate::error::PredictError;
 use crate::phase::{ByPhase, Phase};
 use crate::record::ActivationRecord;
 use crate::rows::Rows;
-use crate::shares::Shares;
+use crate::shares::UsageShares;
 use rayon::prelude::*;
 
-/// A request of the past as far as predictions need it: nothing of its text.
+/// Expert usage of one past request, with the vector of its prompt and without its text.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Experience {
-    /// The vector of its prompt, [`Embedding::prompt_vector`].
+pub struct UsageSample {
+    /// Vector of the prompt, by [`Embedding::prompt_vector`].
     pub vector: Vec<f32>,
-    /// Shares of the experts in the prefill.
-    pub prefill: Shares,
-    /// Shares of the experts in the decode steps, where it had any.
-    pub decode: Option<Shares>,
+    /// Shares of the prefill.
+    pub prefill: UsageShares,
+    /// Shares of the decode steps, if there were any.
+    pub decode: Option<UsageShares>,
 }
 
-/// Past prompts, each in a slot: its vector, its shares in both phases and its tokens.
+/// Past prompts, each in a slot with its vector, its shares in both phases and its tokens.
 ///
-/// A slot that was freed is used again by the next prompt.
+/// The next prompt reuses a freed slot.
 #[derive(Debug, Clone)]
 pub struct History {
     layers: usize,
     experts: usize,
     /// [slots, hidden], unit rows.
     pub(crate) vectors: Rows,
-    /// The shares of the prefill, [slots, layers x experts].
+    /// Shares of the prefill, [slots, layers x experts].
     pub(crate) shares: Rows,
-    /// The shares of the decode steps, [slots, layers x experts]; absent as long as no request had any.
+    /// Shares of the decode steps, [slots, layers x experts]. Absent until a request has decode steps.
     pub(crate) decode: Option<Rows>,
-    /// Token ids of each slot's prompt, empty where they are not kept; none where the slot is free.
+    /// Token ids of each slot's prompt, empty if they are not kept. `None` for a free slot.
     prompts: Vec<Option<Box<[u32]>>>,
-    free: Vec<u32>,
+    free_slots: Vec<u32>,
 }
 
 impl History {
-    /// One slot per record, in their order. Where a request had no decode steps its prefill stands for them.
+    /// Creates a history with one slot per record, in the order of `records`. Without decode steps, the shares of the
+    /// prefill stand for them.
     ///
     /// # Errors
-    /// A record has another form than `layers` x `experts`, an empty prompt, or a token beyond the
-    /// vocabulary.
-    pub fn of(
+    /// A record is not of `layers` x `experts`, has an empty prompt, or a token beyond the vocabulary.
+    pub fn from_records(
         embedding: &Embedding,
         layers: usize,
         experts: usize,
@@ -56,18 +56,18 @@ impl History {
             shares: Rows::new(layers * experts),
             decode: None,
             prompts: Vec::with_capacity(records.len()),
-            free: Vec::new(),
+            free_slots: Vec::new(),
         };
         let vectors = records.par_iter().map(|record| embedding.prompt_vector(&record.prompt));
         let vectors = vectors.collect::<Result<Vec<_>, _>>()?;
-        let of_phase = |phase| {
+        let shares_of_phase = |phase| {
             records.iter().map(|record| history.shares_of(record, phase)).collect::<Result<Vec<_>, _>>()
         };
-        let ByPhase { prefill, decode } = ByPhase::try_each(of_phase)?;
-        let row = |shares: &Option<Shares>, other: &Option<Shares>| {
-            shares.as_ref().or(other.as_ref()).map_or(Vec::new(), |shares| shares.values().to_vec())
+        let ByPhase { prefill, decode } = ByPhase::try_each(shares_of_phase)?;
+        let row = |shares: &Option<UsageShares>, fallback: &Option<UsageShares>| {
+            shares.as_ref().or(fallback.as_ref()).map_or(Vec::new(), |shares| shares.values().to_vec())
         };
-        let rows = |phase: &[Option<Shares>]| {
+        let rows = |phase: &[Option<UsageShares>]| {
             let rows = phase.iter().zip(&prefill).flat_map(|(shares, prefill)| row(shares, prefill));
             Rows::from_values(layers * experts, rows.collect())
         };
@@ -78,9 +78,9 @@ impl History {
         Ok(history)
     }
 
-    /// Returns a history of one request, whose prompt is not kept.
-    pub(crate) fn of_one(experience: &Experience) -> Self {
-        let Experience { vector, prefill, decode } = experience;
+    /// Creates a history of one request without its tokens.
+    pub(crate) fn from_request(experience: &UsageSample) -> Self {
+        let UsageSample { vector, prefill, decode } = experience;
         let mut history = Self {
             layers: prefill.layers(),
             experts: prefill.experts(),
@@ -88,17 +88,17 @@ impl History {
             shares: Rows::new(prefill.values().len()),
             decode: None,
             prompts: Vec::new(),
-            free: Vec::new(),
+            free_slots: Vec::new(),
         };
         history.insert(&[], vector, prefill, decode.as_ref());
         history
     }
 
-    /// From vectors [prompts, hidden], which are scaled to length 1, shares of the prefill
-    /// [prompts, layers x experts] and the prompts' tokens.
+    /// Creates a history from vectors [prompts, hidden], which it scales to length 1, shares of the prefill [prompts,
+    /// layers x experts], and the tokens of the prompts.
     ///
     /// # Errors
-    /// They are not of as many prompts, or a prompt is empty.
+    /// The numbers of prompts differ, or a prompt is empty.
     pub fn from_vectors(
         layers: usize,
         experts: usize,
@@ -118,7 +118,7 @@ impl History {
         Self::from_parts(layers, experts, vectors, shares, None, prompts)
     }
 
-    /// From what was saved; every slot is in use.
+    /// Restores a saved history, in which every slot is in use.
     pub(crate) fn from_parts(
         layers: usize,
         experts: usize,
@@ -133,75 +133,79 @@ impl History {
             PredictError::require_size("a row of `shares`", layers * experts, rows.width())?;
         }
         let prompts = prompts.into_iter().map(Some).collect();
-        Ok(Self { layers, experts, vectors, shares, decode, prompts, free: Vec::new() })
+        Ok(Self { layers, experts, vectors, shares, decode, prompts, free_slots: Vec::new() })
     }
 
-    /// The shares that a record shows of a phase; `None` where the request had no decode step.
+    /// Returns the shares of a record in a phase. Returns `None` if the request had no decode step.
     ///
     /// # Errors
-    /// The record has another form than this history.
-    pub fn shares_of(&self, record: &ActivationRecord, phase: Phase) -> Result<Option<Shares>, PredictError> {
+    /// The record has another shape than this history.
+    pub fn shares_of(
+        &self,
+        record: &ActivationRecord,
+        phase: Phase,
+    ) -> Result<Option<UsageShares>, PredictError> {
         let Some(counts) = record.counts(phase) else { return Ok(None) };
         PredictError::require_size("the counts of a record", self.layers * self.experts, counts.len())?;
-        Shares::from_counts(self.experts, counts).map(Some)
+        UsageShares::from_counts(self.experts, counts).map(Some)
     }
 
-    /// Reports if some request in it had decode steps.
+    /// Returns true if a request had decode steps.
     #[must_use]
     pub fn has_decode(&self) -> bool {
         self.decode.is_some()
     }
 
-    /// Prompts that are kept.
+    /// Returns the number of prompts.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.prompts.len() - self.free.len()
+        self.prompts.len() - self.free_slots.len()
     }
 
-    /// Reports if no slot is in use.
+    /// Returns true if there are no prompts.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Layers with experts.
+    /// Returns the number of layers with experts.
     #[must_use]
     pub fn layers(&self) -> usize {
         self.layers
     }
 
-    /// Experts per layer.
+    /// Returns the number of experts per layer.
     #[must_use]
     pub fn experts(&self) -> usize {
         self.experts
     }
 
-    /// Slots in use, ascending.
+    /// Iterates over the slots in use, ascending.
     pub fn slots(&self) -> impl Iterator<Item = u32> {
         (0..).zip(&self.prompts).filter(|(_, prompt)| prompt.is_some()).map(|(slot, _)| slot)
     }
 
-    /// At most `most` slots in use, ascending, evenly over all where there are more.
-    pub(crate) fn sampled_slots(&self, most: usize) -> impl Iterator<Item = u32> {
-        let step = self.prompts.len().div_ceil(most.max(1)).max(1);
+    /// Iterates over at most `limit` slots in use, ascending and evenly spaced.
+    pub(crate) fn sampled_slots(&self, limit: usize) -> impl Iterator<Item = u32> {
+        let step = self.prompts.len().div_ceil(limit.max(1)).max(1);
         let slots = (0..).zip(&self.prompts).step_by(step);
         slots.filter(|(_, prompt)| prompt.is_some()).map(|(slot, _)| slot)
     }
 
-    /// Tokens of a slot's prompt; empty where there is none, or they are not kept.
+    /// Returns the tokens of a slot's prompt. Returns none for a free slot or if tokens are not kept.
     #[must_use]
     pub fn prompt(&self, slot: u32) -> &[u32] {
         self.prompts.get(slot as usize).and_then(Option::as_deref).unwrap_or_default()
     }
 
-    /// Unit vector of a slot's prompt, [hidden].
+    /// Returns the unit vector of a slot's prompt, [hidden].
     #[must_use]
     pub fn vector(&self, slot: u32) -> &[f32] {
         self.vectors.row(slot as usize)
     }
 
-    /// Shares of a slot's request in a phase, [layers x experts]. Where nothing is known of decode steps, the
-    /// prefill's stand for them.
+    /// Returns the shares of a slot's request in a phase, [layers x experts]. Without decode steps, the shares of the
+    /// prefill stand for them.
     #[must_use]
     pub fn share_row(&self, slot: u32, phase: Phase) -> &[f32] {
         let rows = match phase {
@@ -211,13 +215,13 @@ impl History {
         rows.row(slot as usize)
     }
 
-    /// Reports if a slot is in use.
-    pub(crate) fn holds(&self, slot: u32) -> bool {
+    /// Returns true if a slot is in use.
+    pub(crate) fn is_used(&self, slot: u32) -> bool {
         self.prompts.get(slot as usize).is_some_and(Option::is_some)
     }
 
-    /// Returns a copy of the vectors in the same slots, without the shares of requests and without tokens.
-    pub(crate) fn of_vectors(&self) -> Self {
+    /// Returns a copy with the same slots and vectors, without shares and tokens.
+    pub(crate) fn vectors_only(&self) -> Self {
         Self {
             layers: self.layers,
             experts: self.experts,
@@ -225,11 +229,11 @@ impl History {
             shares: Rows::new(self.layers * self.experts),
             decode: None,
             prompts: self.prompts.iter().map(|prompt| prompt.as_ref().map(|_| Box::default())).collect(),
-            free: self.free.clone(),
+            free_slots: self.free_slots.clone(),
         }
     }
 
-    /// The prompts of `slots` alone, in their order.
+    /// Returns the history of `slots` alone, in that order.
     pub(crate) fn gather(&self, slots: &[u32]) -> Self {
         Self {
             layers: self.layers,
@@ -238,19 +242,19 @@ impl History {
             shares: self.shares.gather(slots),
             decode: self.decode.as_ref().map(|rows| rows.gather(slots)),
             prompts: slots.iter().map(|&slot| Some(self.prompt(slot).into())).collect(),
-            free: Vec::new(),
+            free_slots: Vec::new(),
         }
     }
 
-    /// Takes a prompt in and returns its slot. Without shares of its decode steps it counts as its prefill there.
+    /// Adds a prompt and returns its slot. Without shares of decode steps, the prefill's stand for them.
     pub(crate) fn insert(
         &mut self,
         prompt: &[u32],
         vector: &[f32],
-        shares: &Shares,
-        decode: Option<&Shares>,
+        shares: &UsageShares,
+        decode: Option<&UsageShares>,
     ) -> u32 {
-        let slot = self.free.pop().unwrap_or(self.prompts.len() as u32);
+        let slot = self.free_slots.pop().unwrap_or(self.prompts.len() as u32);
         let index = slot as usize;
         if index == self.prompts.len() {
             self.prompts.push(None);
@@ -272,11 +276,11 @@ impl History {
     /// Frees a slot.
     pub(crate) fn remove(&mut self, slot: u32) {
         if self.prompts.get_mut(slot as usize).and_then(Option::take).is_some() {
-            self.free.push(slot);
+            self.free_slots.push(slot);
         }
     }
 
-    /// Memory in bytes.
+    /// Returns the memory, in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let tokens: usize = self.prompts.iter().flatten().map(|prompt| prompt.len()).sum();

@@ -1,26 +1,26 @@
-//! Predictors that a trained one can answer with.
+//! Prediction methods of a trained predictor.
 
 use serde::{Deserialize, Serialize};
 
-/// Predictors that a trained one can answer with.
+/// Prediction methods of a trained predictor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Method {
-    /// The mean of the history.
+    /// Mean of the training history (DOP of the paper).
     Dop,
-    /// Similar past prompts, with the fitted temperature.
+    /// Similar-prompt search with the fitted temperature.
     Sps,
-    /// The token table.
+    /// Token table.
     Tokens,
-    /// The mixture of the three.
+    /// Weighted mixture of the other three.
     Blend,
 }
 
 impl Method {
-    /// Every method.
+    /// All methods.
     pub const ALL: [Self; 4] = [Self::Dop, Self::Sps, Self::Tokens, Self::Blend];
 
-    /// Name in tables and files.
+    /// Returns the name in tables and files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

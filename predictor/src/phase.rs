@@ -1,4 +1,4 @@
-//! The two phases of a request, whose work spreads differently over the experts.
+//! Phases of a request. Their work spreads differently over the experts.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// The prompt's tokens.
+    /// Processing of the prompt.
     Prefill,
-    /// The forwards of one token after them.
+    /// Forward passes of one token each after the prompt.
     Decode,
 }
 
 impl Phase {
-    /// Both, in their order.
+    /// Both phases, in order.
     pub const ALL: [Self; 2] = [Self::Prefill, Self::Decode];
 
     /// Returns the name of the phase in tables and files.
@@ -26,26 +26,26 @@ impl Phase {
     }
 }
 
-/// One of something for each phase.
+/// Pair of values, one for each phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ByPhase<T> {
-    /// The prefill's.
+    /// Value of the prefill.
     pub prefill: T,
-    /// The decode steps'.
+    /// Value of the decode steps.
     pub decode: T,
 }
 
 impl<T> ByPhase<T> {
-    /// One phase's.
+    /// Returns the value of `phase`.
     #[must_use]
-    pub fn of(&self, phase: Phase) -> &T {
+    pub fn get(&self, phase: Phase) -> &T {
         match phase {
             Phase::Prefill => &self.prefill,
             Phase::Decode => &self.decode,
         }
     }
 
-    /// Returns `value` for both phases.
+    /// Returns a pair with `value` for both phases.
     #[must_use]
     pub fn both(value: T) -> Self
     where
@@ -54,15 +54,15 @@ impl<T> ByPhase<T> {
         Self { prefill: value.clone(), decode: value }
     }
 
-    /// One phase's, to be changed.
-    pub fn of_mut(&mut self, phase: Phase) -> &mut T {
+    /// Returns the value of `phase` mutably.
+    pub fn get_mut(&mut self, phase: Phase) -> &mut T {
         match phase {
             Phase::Prefill => &mut self.prefill,
             Phase::Decode => &mut self.decode,
         }
     }
 
-    /// Calls `make` for each phase.
+    /// Computes the value of each phase with `make`.
     ///
     /// # Errors
     /// The first error of `make`.

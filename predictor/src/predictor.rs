@@ -1,37 +1,37 @@
-//! The trait of predictors, and the implementations that need no more than a sentence.
+//! Trait of predictors, and the baselines DOP and EF.
 
 use crate::error::PredictError;
 use crate::history::History;
 use crate::phase::{ByPhase, Phase};
-use crate::shares::Shares;
+use crate::shares::UsageShares;
 
-/// Says how the work of a request will spread over the experts.
+/// Predictor of the expert shares of a request.
 pub trait Predictor: Send + Sync {
     /// Returns the name of the predictor in tables and files.
     fn name(&self) -> &'static str;
 
-    /// The predicted shares of a phase of the request with this prompt, given as token ids.
+    /// Predicts the shares of a phase for a request with this prompt, given as token ids.
     ///
     /// # Errors
     /// The prompt is empty or has a token that the model does not have.
-    fn predict(&self, prompt: &[u32], phase: Phase) -> Result<Shares, PredictError>;
+    fn predict(&self, prompt: &[u32], phase: Phase) -> Result<UsageShares, PredictError>;
 
-    /// Memory that it keeps in bytes, the model's own tensors not counted.
+    /// Returns its memory without the model's own tensors, in bytes.
     fn bytes(&self) -> u64;
 }
 
-/// DOP of the Remoe paper: the mean of the history, whatever the prompt.
+/// DOP of the Remoe paper: predicts the mean of the history for every prompt.
 #[derive(Debug, Clone)]
 pub struct Popularity {
-    mean: ByPhase<Shares>,
+    mean: ByPhase<UsageShares>,
 }
 
 impl Popularity {
-    /// The mean over all prompts of `history`.
+    /// Computes the mean over all prompts of `history`.
     ///
     /// # Errors
     /// The history is empty.
-    pub fn of(history: &History) -> Result<Self, PredictError> {
+    pub fn from_history(history: &History) -> Result<Self, PredictError> {
         if history.is_empty() {
             return Err(PredictError::History { records: 0, needed: 1 });
         }
@@ -43,20 +43,20 @@ impl Popularity {
             }
             let count = history.len() as f64;
             let mean = sum.into_iter().map(|sum| (sum / count) as f32).collect();
-            Shares::from_weights(history.experts(), mean)
+            UsageShares::from_weights(history.experts(), mean)
         };
         Ok(Self { mean: ByPhase::try_each(mean)? })
     }
 
-    /// Means that were saved.
-    pub(crate) fn from_shares(mean: ByPhase<Shares>) -> Self {
+    /// Restores saved means.
+    pub(crate) fn from_shares(mean: ByPhase<UsageShares>) -> Self {
         Self { mean }
     }
 
-    /// The mean of a phase.
+    /// Returns the mean of a phase.
     #[must_use]
-    pub fn shares(&self, phase: Phase) -> &Shares {
-        self.mean.of(phase)
+    pub fn shares(&self, phase: Phase) -> &UsageShares {
+        self.mean.get(phase)
     }
 }
 
@@ -65,26 +65,26 @@ impl Predictor for Popularity {
         "dop"
     }
 
-    fn predict(&self, prompt: &[u32], phase: Phase) -> Result<Shares, PredictError> {
-        if prompt.is_empty() { Err(PredictError::EmptyPrompt) } else { Ok(self.mean.of(phase).clone()) }
+    fn predict(&self, prompt: &[u32], phase: Phase) -> Result<UsageShares, PredictError> {
+        if prompt.is_empty() { Err(PredictError::EmptyPrompt) } else { Ok(self.mean.get(phase).clone()) }
     }
 
     fn bytes(&self) -> u64 {
-        Phase::ALL.map(|phase| size_of_val(self.mean.of(phase).values()) as u64).iter().sum()
+        Phase::ALL.map(|phase| size_of_val(self.mean.get(phase).values()) as u64).iter().sum()
     }
 }
 
-/// EF of the Remoe paper: every expert alike.
+/// EF of the Remoe paper: predicts equal shares for all experts.
 #[derive(Debug, Clone)]
 pub struct Uniform {
-    shares: Shares,
+    shares: UsageShares,
 }
 
 impl Uniform {
-    /// For a model with these layers and experts.
+    /// Creates the predictor for a model with `layers` layers of `experts` experts.
     #[must_use]
     pub fn new(layers: usize, experts: usize) -> Self {
-        Self { shares: Shares::uniform(layers, experts) }
+        Self { shares: UsageShares::uniform(layers, experts) }
     }
 }
 
@@ -93,7 +93,7 @@ impl Predictor for Uniform {
         "ef"
     }
 
-    fn predict(&self, prompt: &[u32], _: Phase) -> Result<Shares, PredictError> {
+    fn predict(&self, prompt: &[u32], _: Phase) -> Result<UsageShares, PredictError> {
         if prompt.is_empty() { Err(PredictError::EmptyPrompt) } else { Ok(self.shares.clone()) }
     }
 

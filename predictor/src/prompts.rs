@@ -1,31 +1,31 @@
-//! Prompts out of the data sets that people have, one JSON object a line.
+//! Prompts of common data sets with one JSON object per line.
 //!
-//! | data set | what a line holds | what is taken |
+//! | data set | content of a line | prompt |
 //! | --- | --- | --- |
-//! | ours | `{"prompt": "..", "kind": ".."}` | `prompt` |
+//! | Remoe | `{"prompt": "..", "kind": ".."}` | `prompt` |
 //! | LMSYS-Chat-1M | `{"conversation": [{"role": "user", "content": ".."}, ..]}` | the first message of the user |
 //! | ShareGPT | `{"conversations": [{"from": "human", "value": ".."}, ..]}` | the first message of the human |
 //! | WikiText, C4, SlimPajama | `{"text": "..", ..}` | `text` |
 //!
-//! The form is told from the fields. Of every prompt the first [`PROMPT_CHARACTERS`] characters are taken,
-//! as the Remoe paper does (section V-A). Lines without a prompt (blank lines and headings of WikiText,
-//! conversations that a machine begins) are passed over.
+//! The fields tell the data set. The prompt is the first [`PROMPT_CHARACTERS`] characters, as in the Remoe paper
+//! (section V-A). Lines without a prompt are skipped: blank lines and headings of WikiText, and conversations that
+//! the assistant begins.
 
 use serde::Deserialize;
 
-/// Characters of a text that make a prompt.
+/// Length of a prompt, in characters.
 pub const PROMPT_CHARACTERS: usize = 500;
 
-/// A prompt of a data set.
+/// Prompt of a data set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prompt {
-    /// The beginning of the text.
+    /// Beginning of the text.
     pub text: String,
-    /// Kind of text, where the line says so.
+    /// Kind of text, if the line states one.
     pub kind: Option<String>,
 }
 
-/// A line that is not one of a data set.
+/// Error of a line that is not of a known data set.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid line of a prompt set: {0}; expected an object with `prompt`, `text`, `conversation` (LMSYS-Chat-1M) or \
@@ -50,10 +50,10 @@ struct Message {
     content: String,
 }
 
-/// The prompt of one line; `None` where it has none.
+/// Parses the prompt of one line. Returns `None` if it has none.
 ///
 /// # Errors
-/// The line is no JSON object, or has none of the known fields.
+/// The line is not a JSON object, or has none of the known fields.
 pub fn of_line(line: &str) -> Result<Option<Prompt>, PromptError> {
     let line = line.trim();
     if line.is_empty() {
@@ -63,7 +63,7 @@ pub fn of_line(line: &str) -> Result<Option<Prompt>, PromptError> {
         serde_json::from_str(line).map_err(|error| PromptError(error.to_string()))?;
     let text = match (prompt, text, conversation.or(conversations)) {
         (Some(prompt), ..) => Some(prompt),
-        // A heading of WikiText: ` = Title = `.
+        // Skips headings of WikiText, such as ` = Title = `.
         (None, Some(text), _) => Some(text).filter(|text| !is_heading(text)),
         (None, None, Some(messages)) => {
             let first = messages.into_iter().find(|message| message.role != "system");

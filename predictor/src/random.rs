@@ -1,6 +1,6 @@
-//! A stream of numbers that is the same everywhere for a seed.
+//! Pseudo-random numbers that are reproducible from a seed on all machines.
 
-/// `SplitMix64` (Steele, Lea, Flood 2014).
+/// `SplitMix64` generator (Steele, Lea, Flood 2014).
 #[derive(Debug, Clone)]
 pub(crate) struct Random {
     state: u64,
@@ -19,22 +19,22 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Below `bound`, which is at least 1.
+    /// Returns a number below `bound`, which is at least 1.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.next()) * bound as u128) >> 64) as usize
     }
 
-    /// At least 0 and below 1.
+    /// Returns a number in [0, 1).
     pub(crate) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// The first `count` of a random order of `0..of`.
-    pub(crate) fn sample(&mut self, of: usize, count: usize) -> Vec<u32> {
-        let mut all: Vec<u32> = (0..of as u32).collect();
-        let count = count.min(of);
+    /// Returns the first `count` elements of a random permutation of `0..total`.
+    pub(crate) fn sample(&mut self, total: usize, count: usize) -> Vec<u32> {
+        let mut all: Vec<u32> = (0..total as u32).collect();
+        let count = count.min(total);
         for index in 0..count {
-            let other = index + self.below(of - index);
+            let other = index + self.below(total - index);
             all.swap(index, other);
         }
         all.truncate(count);

@@ -1,4 +1,4 @@
-//! A matrix of float32 rows that may lie in memory of someone else's.
+//! Matrix of float32 rows, which may borrow the bytes of a file.
 
 use crate::error::PredictError;
 use bytes::Bytes;
@@ -55,7 +55,7 @@ impl Rows {
     pub(crate) fn values(&self) -> &[f32] {
         match &self.values {
             Values::Owned(values) => values,
-            // The alignment was checked when the rows were made.
+            // The constructor checked the alignment.
             Values::Shared(bytes) => <[f32]>::ref_from_bytes(bytes).unwrap_or_default(),
         }
     }
@@ -65,14 +65,14 @@ impl Rows {
         self.values().get(start..start + self.width).unwrap_or_default()
     }
 
-    /// The rows of `indices` alone, in their order.
+    /// Returns the rows of `indices` alone, in that order.
     pub(crate) fn gather(&self, indices: &[u32]) -> Self {
         let mut values = Vec::with_capacity(indices.len() * self.width);
         indices.iter().for_each(|&index| values.extend_from_slice(self.row(index as usize)));
         Self::from_values(self.width, values)
     }
 
-    /// Writes row `index`, at most one beyond the last.
+    /// Writes row `index`, which may be one beyond the last.
     pub(crate) fn set(&mut self, index: usize, row: &[f32]) {
         if let Values::Shared(_) = self.values {
             self.values = Values::Owned(self.values().to_vec());

@@ -1,40 +1,40 @@
-//! How a prompt's work spreads over the experts: the matrix S~ of the Remoe paper.
+//! Distribution of a prompt's work over the experts: the matrix S~ of the Remoe paper.
 
 use crate::error::PredictError;
 
-/// Rows whose sum is no further from 1 are shares already: what rounding leaves.
-const SETTLED: f32 = 1e-5;
+/// Tolerance of a row's sum around 1 for rounding, within which the row is kept unchanged.
+const SUM_TOLERANCE: f32 = 1e-5;
 
-/// Shares of each expert in the assignments of its layer, [layers, experts]; each row sums to 1.
+/// Share of each expert in the assignments of its layer, [layers, experts]. Each row sums to 1.
 ///
-/// The paper's S~ (section IV-B): element (l, k) is the count of expert k of layer l over the sum of
-/// the layer's counts.
+/// S~ of the paper (section IV-B): element (l, k) is the count of expert k in layer l over the sum of the layer's
+/// counts.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Shares {
+pub struct UsageShares {
     experts: usize,
     values: Vec<f32>,
 }
 
-impl Shares {
-    /// Every expert alike.
+impl UsageShares {
+    /// Returns equal shares for all experts.
     #[must_use]
     pub fn uniform(layers: usize, experts: usize) -> Self {
         Self { experts, values: vec![1.0 / experts as f32; layers * experts] }
     }
 
-    /// From counts [layers, experts], row after row; a layer that counted nothing is uniform.
+    /// Computes shares from counts [layers, experts]. A layer without counts becomes uniform.
     ///
     /// # Errors
-    /// `counts` holds no whole number of rows.
+    /// `counts` does not hold complete rows.
     pub fn from_counts(experts: usize, counts: &[u32]) -> Result<Self, PredictError> {
         Self::from_weights(experts, counts.iter().map(|&count| count as f32).collect())
     }
 
-    /// From weights that are 0 or more, [layers, experts]: each row is divided by its sum; a row
-    /// without a positive, finite sum becomes uniform.
+    /// Normalises non-negative weights [layers, experts]: divides each row by its sum. A row without a positive,
+    /// finite sum becomes uniform.
     ///
     /// # Errors
-    /// `weights` holds no whole number of rows.
+    /// `weights` does not hold complete rows.
     pub fn from_weights(experts: usize, weights: Vec<f32>) -> Result<Self, PredictError> {
         if experts == 0 || !weights.len().is_multiple_of(experts) {
             let expected = weights.len().next_multiple_of(experts.max(1));
@@ -44,8 +44,8 @@ impl Shares {
         for row in values.chunks_exact_mut(experts) {
             row.iter_mut().for_each(|value| *value = value.max(0.0));
             let sum: f32 = row.iter().sum();
-            if (sum - 1.0).abs() <= SETTLED {
-                // It stays as it is, so that what was saved comes back bit by bit. No share is more than all.
+            if (sum - 1.0).abs() <= SUM_TOLERANCE {
+                // Keeps saved shares bit for bit. No share exceeds 1.
                 row.iter_mut().for_each(|value| *value = value.min(1.0));
             } else if sum > 0.0 && sum.is_finite() {
                 row.iter_mut().for_each(|value| *value /= sum);
@@ -56,37 +56,36 @@ impl Shares {
         Ok(Self { experts, values })
     }
 
-    /// Interpolates between `self`, at 0, and `other`, at 1: for both phases of a request, by the part of its tokens
-    /// that are `other`'s.
+    /// Interpolates linearly from `self`, at weight 0, to `other`, at weight 1.
     ///
     /// # Errors
-    /// They are of different forms.
-    pub fn towards(&self, other: &Self, part: f64) -> Result<Self, PredictError> {
+    /// The shapes differ.
+    pub fn towards(&self, other: &Self, weight: f64) -> Result<Self, PredictError> {
         PredictError::require_size("a matrix of shares", self.values.len(), other.values.len())?;
         let pairs = self.values.iter().zip(&other.values);
-        let between = |(a, b): (&f32, &f32)| (f64::from(*a) + f64::from(b - a) * part) as f32;
+        let between = |(a, b): (&f32, &f32)| (f64::from(*a) + f64::from(b - a) * weight) as f32;
         Self::from_weights(self.experts, pairs.map(between).collect())
     }
 
-    /// Layers with experts.
+    /// Returns the number of layers with experts.
     #[must_use]
     pub fn layers(&self) -> usize {
         self.values.len() / self.experts
     }
 
-    /// Experts per layer.
+    /// Returns the number of experts per layer.
     #[must_use]
     pub fn experts(&self) -> usize {
         self.experts
     }
 
-    /// All values, row after row.
+    /// Returns all values, row by row.
     #[must_use]
     pub fn values(&self) -> &[f32] {
         &self.values
     }
 
-    /// The rows in double precision, each with a sum of 1: as planners take them.
+    /// Returns the rows in double precision, each with a sum of 1, as the planner takes them.
     #[must_use]
     pub fn to_rows(&self) -> Vec<Vec<f64>> {
         let row = |row: &[f32]| {
@@ -96,7 +95,7 @@ impl Shares {
         self.rows().map(row).collect()
     }
 
-    /// The rows, one per layer.
+    /// Iterates over the rows, one per layer.
     pub fn rows(&self) -> impl ExactSizeIterator<Item = &[f32]> {
         self.values.chunks_exact(self.experts)
     }

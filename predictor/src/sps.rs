@@ -1,60 +1,61 @@
-//! Similar Prompts Searching and its relatives: the shares of similar past prompts, weighted.
+//! Similar-prompt search (SPS) and its variants: predicted shares are the weighted mean of the shares of similar past
+//! prompts.
 
 use crate::divergence;
 use crate::embedding::Embedding;
 use crate::error::PredictError;
-use crate::history::{Experience, History};
+use crate::history::{History, UsageSample};
 use crate::phase::{ByPhase, Phase};
 use crate::predictor::Predictor;
 use crate::record::ActivationRecord;
-use crate::shares::Shares;
-use crate::tree::{self, Clustering, Effort, Neighbour, Tree, TreeOptions};
+use crate::shares::UsageShares;
+use crate::tree::{self, Clustering, Neighbour, SearchEffort, Tree, TreeOptions};
 use crate::vector::{add_scaled, dot};
 use std::sync::Arc;
 
-/// The softmax of the paper, without a temperature.
+/// Temperature of the paper's softmax, which has none.
 pub const UNTEMPERED: f32 = 1.0;
-/// Temperatures that are fitted lie between these: similarities crowd within a few hundredths.
-const TEMPERATURES: (f64, f64) = (1e-3, 10.0);
+/// Range of fitted temperatures. Similarities differ by a few hundredths.
+const TEMPERATURE_RANGE: (f64, f64) = (1e-3, 10.0);
 /// Steps of the golden-section search over the logarithm of the temperature.
-const STEPS: usize = 24;
+const SEARCH_STEPS: usize = 24;
 
-/// How similar prompts are found.
+/// Method of finding similar prompts.
 #[derive(Debug, Clone)]
-pub enum Index {
-    /// Through a clustering tree.
+pub enum PromptIndex {
+    /// Search in a clustering tree.
     Tree(Box<Tree>),
-    /// By comparing with all (BF).
+    /// Linear search over all prompts (the paper's BF).
     Exhaustive,
-    /// By comparing with so many, evenly over all: where there are more it misses some, and takes no longer.
+    /// Linear search over at most this many prompts, evenly spaced. It bounds the time and may miss similar prompts.
     Sampled(usize),
 }
 
-/// Where a new request is kept.
+/// Slots that a new request changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Learned {
-    /// Slot of the request, which may be that of one that left.
+pub struct SlotUpdate {
+    /// Slot of the new request, which may be an evicted one.
     pub slot: u32,
-    /// The slots of those that left for it.
-    pub left: Vec<u32>,
+    /// Slots of the requests that were evicted for it.
+    pub evicted: Vec<u32>,
 }
 
-/// A predictor that leans on the most similar past prompts: SPS, VarPAM, VarED, BF.
+/// Predictor from the most similar past prompts: SPS, VarPAM, VarED and BF of the paper, depending on the index.
 #[derive(Debug, Clone)]
 pub struct SimilarPrompts {
     name: &'static str,
     embedding: Embedding,
     history: Arc<History>,
-    index: Index,
+    index: PromptIndex,
     alpha: usize,
     temperature: ByPhase<f32>,
 }
 
 impl SimilarPrompts {
-    /// Over a tree that is built here, and a copy of `history` that is arranged by its leaves.
+    /// Builds a tree and creates the predictor over a copy of `history` in the order of the tree's leaves.
     ///
     /// # Errors
-    /// The history is empty, or the options are wrong.
+    /// The history is empty, or the options are invalid.
     pub fn with_tree(
         name: &'static str,
         embedding: Embedding,
@@ -65,91 +66,97 @@ impl SimilarPrompts {
     ) -> Result<Self, PredictError> {
         let mut tree = Tree::build(history, clustering, options, alpha)?;
         let history = Arc::new(tree.arrange(history)?);
-        Self::new(name, embedding, history, Index::Tree(Box::new(tree)), alpha)
+        Self::new(name, embedding, history, PromptIndex::Tree(Box::new(tree)), alpha)
     }
 
-    /// Over an index that is there, with the untempered softmax.
+    /// Creates the predictor over an existing index, with the untempered softmax.
     ///
     /// # Errors
-    /// The history is empty, `alpha` is 0, or the embedding is of another model than the history.
+    /// The history is empty, `alpha` is 0, or the embedding and the history have different sizes.
     pub fn new(
         name: &'static str,
         embedding: Embedding,
         history: Arc<History>,
-        index: Index,
+        index: PromptIndex,
         alpha: usize,
     ) -> Result<Self, PredictError> {
         if history.is_empty() {
             return Err(PredictError::History { records: 0, needed: 1 });
         }
         match &index {
-            Index::Tree(tree) => tree.options().check(alpha)?,
-            Index::Exhaustive | Index::Sampled(_) if alpha == 0 => {
+            PromptIndex::Tree(tree) => tree.options().check(alpha)?,
+            PromptIndex::Exhaustive | PromptIndex::Sampled(_) if alpha == 0 => {
                 return Err(PredictError::option("alpha", alpha, "expected 1 or more"));
             }
-            Index::Exhaustive | Index::Sampled(_) => {}
+            PromptIndex::Exhaustive | PromptIndex::Sampled(_) => {}
         }
         PredictError::require_size("a row of the embedding", history.vectors.width(), embedding.hidden())?;
         Ok(Self { name, embedding, history, index, alpha, temperature: ByPhase::both(UNTEMPERED) })
     }
 
-    /// Over one request, by comparing with all, up to `most` of them: the beginning of a history that grows by
-    /// [`Self::learn_from`].
+    /// Creates a growing history from its first request. Searches compare linearly with at most `max_compared`
+    /// prompts. [`Self::learn_from`] adds requests.
     ///
     /// # Errors
-    /// `alpha` is 0, or the embedding is of another model.
-    pub fn begin(
+    /// `alpha` is 0, or the embedding and the request have different sizes.
+    pub fn from_first_request(
         name: &'static str,
         embedding: Embedding,
-        first: &Experience,
+        first: &UsageSample,
         alpha: usize,
-        most: usize,
+        max_compared: usize,
     ) -> Result<Self, PredictError> {
-        Self::new(name, embedding, Arc::new(History::of_one(first)), Index::Sampled(most), alpha)
+        Self::new(
+            name,
+            embedding,
+            Arc::new(History::from_request(first)),
+            PromptIndex::Sampled(max_compared),
+            alpha,
+        )
     }
 
-    /// Finds its prompts by `index` from now on.
-    pub(crate) fn with_index(&mut self, index: Index) {
+    /// Replaces the index.
+    pub(crate) fn set_index(&mut self, index: PromptIndex) {
         self.index = index;
     }
 
-    /// With a temperature for each phase and another name.
+    /// Returns a copy with another temperature for each phase and another name.
     #[must_use]
-    pub fn tempered(&self, name: &'static str, temperature: ByPhase<f32>) -> Self {
+    pub fn with_temperature(&self, name: &'static str, temperature: ByPhase<f32>) -> Self {
         Self { name, temperature, ..self.clone() }
     }
 
-    /// The prompts it leans on.
+    /// Returns the past prompts.
     #[must_use]
     pub fn history(&self) -> &Arc<History> {
         &self.history
     }
 
-    /// Reports if prompts are compared by the paper's similarity, every token counting alike.
+    /// Returns true if all tokens count alike in similarity, as in the paper.
     #[must_use]
-    pub fn embedding_is_plain(&self) -> bool {
+    pub fn weighs_tokens_equally(&self) -> bool {
         !self.embedding.is_weighted()
     }
 
-    /// How they are found.
+    /// Returns the index that finds similar prompts.
     #[must_use]
-    pub fn index(&self) -> &Index {
+    pub fn index(&self) -> &PromptIndex {
         &self.index
     }
 
-    /// Prompts per prediction.
+    /// Returns the number of similar prompts per prediction.
     #[must_use]
     pub fn alpha(&self) -> usize {
         self.alpha
     }
 
-    /// Temperature of the softmax in each phase.
+    /// Returns the temperature of the softmax in each phase.
     #[must_use]
     pub fn temperature(&self) -> ByPhase<f32> {
         self.temperature
     }
 
-    /// The past prompts that a prediction leans on, best first.
+    /// Returns the `alpha` past prompts most similar to `prompt`, the most similar first.
     ///
     /// # Errors
     /// As [`Predictor::predict`].
@@ -161,50 +168,52 @@ impl SimilarPrompts {
         self.search_counted(query).0
     }
 
-    fn search_counted(&self, query: &[f32]) -> (Vec<Neighbour>, Effort) {
+    fn search_counted(&self, query: &[f32]) -> (Vec<Neighbour>, SearchEffort) {
         match &self.index {
-            Index::Tree(tree) => tree.search_counted(&self.history, query, self.alpha),
-            Index::Exhaustive => tree::sampled(&self.history, query, self.alpha, usize::MAX),
-            Index::Sampled(most) => tree::sampled(&self.history, query, self.alpha, *most),
+            PromptIndex::Tree(tree) => tree.search_counted(&self.history, query, self.alpha),
+            PromptIndex::Exhaustive => tree::linear_search(&self.history, query, self.alpha, usize::MAX),
+            PromptIndex::Sampled(limit) => tree::linear_search(&self.history, query, self.alpha, *limit),
         }
     }
 
-    /// Returns the effort of a prediction for a prompt with this vector.
+    /// Returns the search effort for a prompt with this vector.
     #[must_use]
-    pub fn effort(&self, vector: &[f32]) -> Effort {
+    pub fn effort(&self, vector: &[f32]) -> SearchEffort {
         self.search_counted(vector).1
     }
 
-    /// Steps from the root of the tree to the leaf of `slot`; 0 where there is no tree.
+    /// Returns the number of edges from the root to the leaf of `slot`, 0 without a tree.
     #[must_use]
     pub fn depth_of(&self, slot: u32) -> usize {
         match &self.index {
-            Index::Tree(tree) => tree.depth_of(slot),
-            Index::Exhaustive | Index::Sampled(_) => 0,
+            PromptIndex::Tree(tree) => tree.depth_of(slot),
+            PromptIndex::Exhaustive | PromptIndex::Sampled(_) => 0,
         }
     }
 
-    /// The predicted shares of both phases of the request whose prompt has this vector.
+    /// Predicts the shares of both phases from the vector of the prompt.
     ///
     /// # Errors
-    /// The vector is of another model.
-    pub fn predict_by_vector(&self, vector: &[f32]) -> Result<ByPhase<Shares>, PredictError> {
+    /// The vector has another size than the embedding.
+    pub fn predict_by_vector(&self, vector: &[f32]) -> Result<ByPhase<UsageShares>, PredictError> {
         PredictError::require_size("a prompt's vector", self.embedding.hidden(), vector.len())?;
         let neighbours = self.neighbours_of(vector);
-        ByPhase::try_each(|phase| mix(&self.history, &neighbours, &self.weights(&neighbours, phase), phase))
+        ByPhase::try_each(|phase| {
+            weighted_mean(&self.history, &neighbours, &self.weights(&neighbours, phase), phase)
+        })
     }
 
-    /// The weight of each neighbour: the softmax of similarity / temperature.
+    /// Returns the weight of each neighbour: the softmax of similarity / temperature.
     #[must_use]
     pub fn weights(&self, neighbours: &[Neighbour], phase: Phase) -> Vec<f32> {
-        softmax(neighbours, *self.temperature.of(phase))
+        softmax(neighbours, *self.temperature.get(phase))
     }
 
-    /// Chooses the temperature that predicts a phase of `held_out` best, by golden-section search; the mean
-    /// Jensen-Shannon divergence is what is lowered. None of `held_out` may be in the history.
+    /// Fits the temperature of a phase to `held_out` by golden-section search for the least mean Jensen-Shannon
+    /// divergence. The history must not contain any of `held_out`.
     ///
     /// # Errors
-    /// A record does not belong to this model.
+    /// A record has another shape than the model.
     pub fn fit_temperature(
         &mut self,
         held_out: &[ActivationRecord],
@@ -222,23 +231,23 @@ impl SimilarPrompts {
         let error = |temperature: f32| {
             let errors = cases.iter().map(|(neighbours, truth)| {
                 let weights = softmax(neighbours, temperature);
-                Ok(divergence::mean(&mix(&self.history, neighbours, &weights, phase)?, truth))
+                Ok(divergence::mean(&weighted_mean(&self.history, neighbours, &weights, phase)?, truth))
             });
             errors.sum()
         };
-        *self.temperature.of_mut(phase) = best_temperature(error)?;
+        *self.temperature.get_mut(phase) = best_temperature(error)?;
         Ok(())
     }
 
-    /// Takes a new record in without a rebuild. With `capacity` prompts kept already, the most redundant
-    /// of those near the new one leaves first.
+    /// Adds a record without a rebuild. At `capacity`, first evicts the past prompt near the new one that is most
+    /// redundant with it.
     ///
-    /// Redundancy is `FineMoE`'s (section 4.4, its RDY): `semantic` times the similarity of the prompts
-    /// plus (1 - `semantic`) times the cosine of the activations; there `semantic` is the prefetch
-    /// distance over the number of layers. What leaves is the old prompt most redundant with the new one.
+    /// Redundancy is defined as RDY in `FineMoE` (section 4.4): `semantic` times the similarity of the prompts plus
+    /// (1 - `semantic`) times the cosine of the activations. There, `semantic` is the prefetch distance over the
+    /// number of layers.
     ///
     /// # Errors
-    /// The record does not belong to this model, or `capacity` is 0.
+    /// The record has another shape than the model, or `capacity` is 0.
     pub fn learn(
         &mut self,
         record: &ActivationRecord,
@@ -248,45 +257,44 @@ impl SimilarPrompts {
         let vector = self.embedding.prompt_vector(&record.prompt)?;
         let Some(prefill) = self.history.shares_of(record, Phase::Prefill)? else { return Ok(()) };
         let decode = self.history.shares_of(record, Phase::Decode)?;
-        self.take_in(&record.prompt, &Experience { vector, prefill, decode }, capacity, semantic)?;
+        self.insert(&record.prompt, &UsageSample { vector, prefill, decode }, capacity, semantic)?;
         Ok(())
     }
 
-    /// As [`Self::learn`], from a request whose prompt is not kept. Says where it is now, and which slots those that
-    /// left were in.
+    /// Adds a request whose tokens are not kept, as [`Self::learn`] does.
     ///
     /// # Errors
-    /// It is of another model, or `capacity` is 0.
+    /// The request has another shape than the model, or `capacity` is 0.
     pub fn learn_from(
         &mut self,
-        experience: &Experience,
+        experience: &UsageSample,
         capacity: usize,
         semantic: f32,
-    ) -> Result<Learned, PredictError> {
+    ) -> Result<SlotUpdate, PredictError> {
         PredictError::require_size("a prompt's vector", self.embedding.hidden(), experience.vector.len())?;
         let cells = self.history.layers() * self.history.experts();
         for shares in [Some(&experience.prefill), experience.decode.as_ref()].into_iter().flatten() {
             PredictError::require_size("a matrix of shares", cells, shares.values().len())?;
         }
-        self.take_in(&[], experience, capacity, semantic)
+        self.insert(&[], experience, capacity, semantic)
     }
 
-    fn take_in(
+    fn insert(
         &mut self,
         prompt: &[u32],
-        Experience { vector, prefill: shares, decode }: &Experience,
+        UsageSample { vector, prefill: shares, decode }: &UsageSample,
         capacity: usize,
         semantic: f32,
-    ) -> Result<Learned, PredictError> {
+    ) -> Result<SlotUpdate, PredictError> {
         if capacity == 0 {
             return Err(PredictError::option("capacity", capacity, "expected 1 or more"));
         }
-        let mut left = Vec::new();
+        let mut evicted = Vec::new();
         while self.history.len() >= capacity {
             let slots = match &self.index {
-                Index::Tree(tree) => tree.candidates(vector, self.alpha).slots,
-                Index::Exhaustive => self.history.slots().collect(),
-                Index::Sampled(most) => self.history.sampled_slots(*most).collect(),
+                PromptIndex::Tree(tree) => tree.candidates(vector, self.alpha).slots,
+                PromptIndex::Exhaustive => self.history.slots().collect(),
+                PromptIndex::Sampled(limit) => self.history.sampled_slots(*limit).collect(),
             };
             let redundancy = |slot: u32| {
                 let row = self.history.share_row(slot, Phase::Prefill);
@@ -295,24 +303,24 @@ impl SimilarPrompts {
                 semantic * dot(self.history.vector(slot), vector) + (1.0 - semantic) * activations
             };
             let scored = slots.into_iter().map(|slot| (redundancy(slot), slot));
-            // Of equally redundant ones the oldest slot goes.
+            // Ties go to the lowest slot.
             let Some((_, slot)) = scored.min_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))) else {
                 break;
             };
-            self.forget(slot);
-            left.push(slot);
+            self.remove(slot);
+            evicted.push(slot);
         }
         let history = Arc::make_mut(&mut self.history);
         let slot = history.insert(prompt, vector, shares, decode.as_ref());
-        if let Index::Tree(tree) = &mut self.index {
+        if let PromptIndex::Tree(tree) = &mut self.index {
             tree.insert(history, slot);
         }
-        Ok(Learned { slot, left })
+        Ok(SlotUpdate { slot, evicted })
     }
 
-    /// Lets the prompt in a slot go.
-    pub fn forget(&mut self, slot: u32) {
-        if let Index::Tree(tree) = &mut self.index {
+    /// Removes the prompt in a slot.
+    pub fn remove(&mut self, slot: u32) {
+        if let PromptIndex::Tree(tree) = &mut self.index {
             tree.remove(slot);
         }
         Arc::make_mut(&mut self.history).remove(slot);
@@ -324,15 +332,15 @@ impl Predictor for SimilarPrompts {
         self.name
     }
 
-    fn predict(&self, prompt: &[u32], phase: Phase) -> Result<Shares, PredictError> {
+    fn predict(&self, prompt: &[u32], phase: Phase) -> Result<UsageShares, PredictError> {
         let neighbours = self.neighbours(prompt)?;
-        mix(&self.history, &neighbours, &self.weights(&neighbours, phase), phase)
+        weighted_mean(&self.history, &neighbours, &self.weights(&neighbours, phase), phase)
     }
 
     fn bytes(&self) -> u64 {
         let index = match &self.index {
-            Index::Tree(tree) => tree.bytes(),
-            Index::Exhaustive | Index::Sampled(_) => 0,
+            PromptIndex::Tree(tree) => tree.bytes(),
+            PromptIndex::Exhaustive | PromptIndex::Sampled(_) => 0,
         };
         self.history.bytes() + index
     }
@@ -344,10 +352,11 @@ pub(crate) fn best_temperature(
 ) -> Result<f32, PredictError> {
     let error = |log: f64| error(log.exp() as f32);
     let inverse_phi = (5.0_f64.sqrt() - 1.0) / 2.0;
-    let (mut low, mut high) = (TEMPERATURES.0.ln(), TEMPERATURES.1.ln());
+    let (mut low, mut high) = (TEMPERATURE_RANGE.0.ln(), TEMPERATURE_RANGE.1.ln());
+    // The two inner points of the bracket.
     let (mut a, mut b) = (high - inverse_phi * (high - low), low + inverse_phi * (high - low));
     let (mut error_a, mut error_b) = (error(a)?, error(b)?);
-    for _ in 0..STEPS {
+    for _ in 0..SEARCH_STEPS {
         if error_a < error_b {
             (high, b, error_b) = (b, a, error_a);
             a = high - inverse_phi * (high - low);
@@ -361,25 +370,25 @@ pub(crate) fn best_temperature(
     Ok(((low + high) / 2.0).exp() as f32)
 }
 
-/// Softmax of similarity / temperature.
+/// Returns the softmax of similarity / temperature.
 pub(crate) fn softmax(neighbours: &[Neighbour], temperature: f32) -> Vec<f32> {
     let best = neighbours.iter().map(|neighbour| neighbour.similarity).fold(f32::NEG_INFINITY, f32::max);
-    let raised: Vec<f32> =
+    let exponentials: Vec<f32> =
         neighbours.iter().map(|neighbour| ((neighbour.similarity - best) / temperature).exp()).collect();
-    let sum: f32 = raised.iter().sum();
-    raised.into_iter().map(|value| value / sum).collect()
+    let sum: f32 = exponentials.iter().sum();
+    exponentials.into_iter().map(|value| value / sum).collect()
 }
 
-/// The weighted sum of the neighbours' shares.
-fn mix(
+/// Returns the weighted mean of the neighbours' shares.
+fn weighted_mean(
     history: &History,
     neighbours: &[Neighbour],
     weights: &[f32],
     phase: Phase,
-) -> Result<Shares, PredictError> {
+) -> Result<UsageShares, PredictError> {
     let mut sum = vec![0.0; history.layers() * history.experts()];
     for (neighbour, &weight) in neighbours.iter().zip(weights) {
         add_scaled(&mut sum, weight, history.share_row(neighbour.slot, phase));
     }
-    Shares::from_weights(history.experts(), sum)
+    UsageShares::from_weights(history.experts(), sum)
 }

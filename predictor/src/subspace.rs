@@ -1,4 +1,4 @@
-//! Principal directions of rows of numbers, by subspace iteration (Halko, Martinsson and Tropp 2011, algorithm 4.4).
+//! Principal directions of rows, by subspace iteration (Halko, Martinsson and Tropp 2011, algorithm 4.4).
 
 use crate::rows::Rows;
 use crate::vector::{add_scaled, dot};
@@ -6,13 +6,13 @@ use rayon::prelude::*;
 
 /// Rounds of subspace iteration.
 const ROUNDS: usize = 2;
-/// A direction that keeps no more than this part of its length when the others are taken off is rounding.
-const DEPENDENT: f32 = 1e-4;
+/// Fraction of a row's length below which the rest after orthogonalisation is rounding error.
+const MIN_INDEPENDENT_FRACTION: f32 = 1e-4;
 
-/// Returns at most `count` orthonormal directions that hold most of `sample`, [directions, width]. Fewer where the sample
-/// spans fewer.
+/// Returns at most `count` orthonormal directions that hold most of `sample`, [directions, width], or fewer if the
+/// sample spans fewer.
 pub(crate) fn principal_directions(sample: &[&[f32]], width: usize, count: usize) -> Rows {
-    let mut basis = orthonormalised(sample.iter().take(count).map(|row| row.to_vec()).collect());
+    let mut basis = orthonormalise(sample.iter().take(count).map(|row| row.to_vec()).collect());
     for _ in 0..ROUNDS {
         let coordinates: Vec<Vec<f32>> =
             sample.par_iter().map(|vector| basis.iter().map(|row| dot(row, vector)).collect()).collect();
@@ -22,26 +22,25 @@ pub(crate) fn principal_directions(sample: &[&[f32]], width: usize, count: usize
                 add_scaled(row, coordinates[dimension], vector);
             }
         });
-        basis = orthonormalised(basis);
+        basis = orthonormalise(basis);
     }
     Rows::from_values(width, basis.concat())
 }
 
-/// Rows of length 1 at right angles to each other (Gram-Schmidt, twice for the sake of rounding); those that
-/// depend on the ones before them are left out.
-fn orthonormalised(rows: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
+/// Orthonormalises rows by Gram-Schmidt, applied twice against rounding. Omits rows that depend on earlier ones.
+fn orthonormalise(rows: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
     let mut basis: Vec<Vec<f32>> = Vec::with_capacity(rows.len());
     for mut row in rows {
         let length = dot(&row, &row).sqrt();
         for _ in 0..2 {
             for other in &basis {
-                let along = dot(other, &row);
-                add_scaled(&mut row, -along, other);
+                let component = dot(other, &row);
+                add_scaled(&mut row, -component, other);
             }
         }
-        let left = dot(&row, &row).sqrt();
-        if left > DEPENDENT * length {
-            row.iter_mut().for_each(|value| *value /= left);
+        let rest = dot(&row, &row).sqrt();
+        if rest > MIN_INDEPENDENT_FRACTION * length {
+            row.iter_mut().for_each(|value| *value /= rest);
             basis.push(row);
         }
     }

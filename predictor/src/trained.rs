@@ -1,4 +1,4 @@
-//! A trained predictor: its parts, its tuning, and its answers.
+//! Trained predictor: its parts and its tuning.
 
 use crate::error::PredictError;
 use crate::error_bars::ErrorBars;
@@ -7,11 +7,12 @@ use crate::mixture::Mixture;
 use crate::phase::{ByPhase, Phase};
 use crate::predictor::{Popularity, Predictor};
 use crate::record::{ActivationRecord, RecordHeader};
-use crate::shares::Shares;
+use crate::shares::UsageShares;
 use crate::sps::SimilarPrompts;
 use crate::tokens::TokenTable;
 use crate::tuning::{Prediction, TunedPredictor, Tuning};
 
+/// Fitted parts of a predictor.
 #[derive(Debug, Clone)]
 pub(crate) struct PredictorParts {
     pub(crate) popularity: Popularity,
@@ -19,17 +20,17 @@ pub(crate) struct PredictorParts {
     pub(crate) tokens: ByPhase<TokenTable>,
 }
 
-/// A predictor for one model, fitted to its history.
+/// Predictor of one model, fitted to its training history.
 #[derive(Debug, Clone)]
-pub struct Trained {
+pub struct TrainedPredictor {
     pub(crate) header: RecordHeader,
     pub(crate) parts: PredictorParts,
     pub(crate) tuning: ByPhase<Tuning>,
 }
 
 impl PredictorParts {
-    /// dop, sps and tokens, in the order of the mixture's weights.
-    pub(crate) fn all(&self, prompt: &[u32], phase: Phase) -> Result<[Shares; 3], PredictError> {
+    /// Returns the predictions of dop, sps and tokens, in the order of the mixture's weights.
+    pub(crate) fn all(&self, prompt: &[u32], phase: Phase) -> Result<[UsageShares; 3], PredictError> {
         Ok([
             self.popularity.predict(prompt, phase)?,
             self.sps.predict(prompt, phase)?,
@@ -43,7 +44,7 @@ impl PredictorParts {
         mixture: &Mixture,
         prompt: &[u32],
         phase: Phase,
-    ) -> Result<Shares, PredictError> {
+    ) -> Result<UsageShares, PredictError> {
         match method {
             Method::Dop => self.popularity.predict(prompt, phase),
             Method::Sps => self.sps.predict(prompt, phase),
@@ -53,78 +54,78 @@ impl PredictorParts {
     }
 }
 
-impl Trained {
-    /// Model and form of the records it was fitted to.
+impl TrainedPredictor {
+    /// Returns the header of the records that it was fitted to.
     #[must_use]
     pub fn header(&self) -> &RecordHeader {
         &self.header
     }
 
-    /// Tuning and errors of a phase.
+    /// Returns the tuning and the errors of a phase.
     #[must_use]
     pub fn tuning(&self, phase: Phase) -> &Tuning {
-        self.tuning.of(phase)
+        self.tuning.get(phase)
     }
 
-    /// The part that leans on similar prompts.
+    /// Returns the similar-prompt search.
     #[must_use]
     pub fn sps(&self) -> &SimilarPrompts {
         &self.parts.sps
     }
 
-    /// The part that goes by token ids, of a phase.
+    /// Returns the token table of a phase.
     #[must_use]
     pub fn tokens(&self, phase: Phase) -> &TokenTable {
-        self.parts.tokens.of(phase)
+        self.parts.tokens.get(phase)
     }
 
-    /// The mean of the history.
+    /// Returns the mean of the history.
     #[must_use]
     pub fn popularity(&self) -> &Popularity {
         &self.parts.popularity
     }
 
-    /// Weight of each part in the default method's answers about a phase, averaged over layers.
+    /// Returns the weight of each part in the default method's predictions of a phase, averaged over layers.
     #[must_use]
     pub fn part_weights(&self, phase: Phase) -> Vec<(Method, f64)> {
-        let Tuning { default, mixture, .. } = self.tuning.of(phase);
+        let Tuning { default, mixture, .. } = self.tuning.get(phase);
         let default = *default;
         if default != Method::Blend {
             return vec![(default, 1.0)];
         }
         let weights = mixture.weights();
         let mean = |part: usize| {
-            let of_layers = weights.iter().filter_map(|layer| layer.get(part));
-            of_layers.map(|weight| f64::from(*weight)).sum::<f64>() / weights.len().max(1) as f64
+            let layer_weights = weights.iter().filter_map(|layer| layer.get(part));
+            layer_weights.map(|weight| f64::from(*weight)).sum::<f64>() / weights.len().max(1) as f64
         };
         [Method::Dop, Method::Sps, Method::Tokens].into_iter().zip((0..).map(mean)).collect()
     }
 
-    /// The default method's prediction of a phase with its error bar.
+    /// Predicts a phase with the default method, with error bars.
     ///
     /// # Errors
     /// The prompt is empty or has a token that the model does not have.
     pub fn predict_with_errors(&self, prompt: &[u32], phase: Phase) -> Result<Prediction<'_>, PredictError> {
-        self.tuning.of(phase).prediction(&self.parts.all(prompt, phase)?)
+        self.tuning.get(phase).prediction(&self.parts.all(prompt, phase)?)
     }
 
-    /// Errors of `method` about a phase of held-out prompts, where the history was long enough.
+    /// Returns the errors of `method` in a phase, if the history was long enough.
     #[must_use]
     pub fn errors_of(&self, method: Method, phase: Phase) -> Option<&ErrorBars> {
-        self.tuning.of(phase).errors_of(method)
+        self.tuning.get(phase).errors_of(method)
     }
 
-    /// One of its methods as a predictor.
+    /// Returns one of its methods as a predictor.
     #[must_use]
     pub fn method(&self, method: Method) -> impl Predictor + '_ {
-        OneMethod { trained: self, method }
+        MethodPredictor { trained: self, method }
     }
 
-    /// Takes a new record in without a rebuild, as [`SimilarPrompts::learn`]; the token table and the
-    /// weights stay as they are until the next fit.
+    /// Adds a record without a rebuild, as [`SimilarPrompts::learn`] does. The token table and the weights are
+    /// unchanged until the next fit.
     ///
     /// # Errors
-    /// The record does not belong to this model, or `capacity` is 0.
+    /// The record has another shape than the model, or `capacity` is 0.
     pub fn learn(
         &mut self,
         record: &ActivationRecord,
@@ -135,18 +136,19 @@ impl Trained {
     }
 }
 
-struct OneMethod<'a> {
-    trained: &'a Trained,
+/// Predictor that uses one method of a trained predictor.
+struct MethodPredictor<'a> {
+    trained: &'a TrainedPredictor,
     method: Method,
 }
 
-impl Predictor for OneMethod<'_> {
+impl Predictor for MethodPredictor<'_> {
     fn name(&self) -> &'static str {
         self.method.name()
     }
 
-    fn predict(&self, prompt: &[u32], phase: Phase) -> Result<Shares, PredictError> {
-        self.trained.parts.predict(self.method, &self.trained.tuning.of(phase).mixture, prompt, phase)
+    fn predict(&self, prompt: &[u32], phase: Phase) -> Result<UsageShares, PredictError> {
+        self.trained.parts.predict(self.method, &self.trained.tuning.get(phase).mixture, prompt, phase)
     }
 
     fn bytes(&self) -> u64 {
@@ -160,16 +162,16 @@ impl Predictor for OneMethod<'_> {
     }
 }
 
-impl TunedPredictor for Trained {
+impl TunedPredictor for TrainedPredictor {
     fn popularity(&self) -> &Popularity {
         &self.parts.popularity
     }
 
     fn tuning(&self, phase: Phase) -> &Tuning {
-        self.tuning.of(phase)
+        self.tuning.get(phase)
     }
 
-    fn parts(&self, prompt: &[u32], phase: Phase) -> Result<[Shares; 3], PredictError> {
+    fn parts(&self, prompt: &[u32], phase: Phase) -> Result<[UsageShares; 3], PredictError> {
         self.parts.all(prompt, phase)
     }
 }

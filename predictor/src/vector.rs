@@ -1,9 +1,9 @@
-//! Sums over rows of numbers, in the shape that the compiler vectorises.
+//! Vector operations on rows, written for auto-vectorisation.
 
-/// Independent sums of a dot product.
+/// Independent partial sums of a dot product.
 const LANES: usize = 16;
 
-/// Dot product of two rows of equal length.
+/// Returns the dot product of two rows of equal length.
 #[must_use]
 pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let (a_chunks, a_rest) = a.as_chunks::<LANES>();
@@ -18,12 +18,12 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + rest
 }
 
-/// `target += factor * row`.
+/// Adds `factor` times `row` to `target`.
 pub(crate) fn add_scaled(target: &mut [f32], factor: f32, row: &[f32]) {
     target.iter_mut().zip(row).for_each(|(target, value)| *target += factor * value);
 }
 
-/// Scales to length 1; a row of zeros stays as it is.
+/// Scales a row to length 1. A row of zeros is unchanged.
 pub(crate) fn normalise(row: &mut [f32]) {
     let norm = dot(row, row).sqrt();
     if norm > 0.0 {

@@ -1,53 +1,53 @@
-//! Load shedding of a remote-expert function: accepted work, in requests and bytes, and whether more is taken.
+//! Admission control and load shedding of a remote-expert function: bounds the accepted requests and their bytes.
 
 use prometheus::IntGauge;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::Notify;
 
-/// Bounds on accepted work, and what is in use of them.
+/// Limits on accepted work, and its present amount.
 pub(crate) struct Admission {
     max_requests: usize,
     max_bytes: usize,
     requests: AtomicUsize,
     bytes: AtomicUsize,
-    draining: AtomicBool,
+    is_draining: AtomicBool,
     idle: Notify,
-    gauges: Gauges,
+    gauges: InFlightGauges,
 }
 
-/// Where what is in use can be seen.
+/// Gauges of accepted work.
 #[derive(Clone)]
-pub(crate) struct Gauges {
-    /// Requests.
+pub(crate) struct InFlightGauges {
+    /// Number of requests.
     pub(crate) requests: IntGauge,
-    /// Bytes of requests and answers.
+    /// Bytes of requests and their answers.
     pub(crate) bytes: IntGauge,
 }
 
-/// Accepted work; gives its room back when dropped.
+/// Permit of an accepted request, which releases its share of the limits on drop.
 pub(crate) struct Permit {
     admission: Arc<Admission>,
     bytes: usize,
 }
 
 impl Admission {
-    /// `gauges` follow what is accepted.
-    pub(crate) fn new(max_requests: usize, max_bytes: usize, gauges: Gauges) -> Arc<Self> {
+    /// Creates an admission control that updates `gauges`.
+    pub(crate) fn new(max_requests: usize, max_bytes: usize, gauges: InFlightGauges) -> Arc<Self> {
         Arc::new(Self {
             max_requests,
             max_bytes,
             requests: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
-            draining: AtomicBool::new(false),
+            is_draining: AtomicBool::new(false),
             idle: Notify::new(),
             gauges,
         })
     }
 
-    /// Room for one request of `bytes`, answer included; none when a bound would be passed.
+    /// Admits one request of `bytes`, with its answer. Returns `None` if it would exceed a limit.
     pub(crate) fn admit(self: &Arc<Self>, bytes: usize) -> Option<Permit> {
-        // Taken before it is checked, so that two streams cannot both take the last room.
+        // Counts first and checks then, so that two streams cannot both take the last share.
         let permit = Permit { admission: self.clone(), bytes };
         let requests = self.requests.fetch_add(1, Ordering::AcqRel) + 1;
         let bytes = self.bytes.fetch_add(bytes, Ordering::AcqRel) + bytes;
@@ -56,22 +56,22 @@ impl Admission {
         (requests <= self.max_requests && bytes <= self.max_bytes).then_some(permit)
     }
 
-    /// Requests accepted and not yet answered.
+    /// Returns the number of requests accepted and not yet answered.
     pub(crate) fn in_flight(&self) -> usize {
         self.requests.load(Ordering::Acquire)
     }
 
-    /// Takes no more work from now on.
+    /// Starts to drain: callers must admit no more work.
     pub(crate) fn drain(&self) {
-        self.draining.store(true, Ordering::Release);
+        self.is_draining.store(true, Ordering::Release);
     }
 
     pub(crate) fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
+        self.is_draining.load(Ordering::Acquire)
     }
 
-    /// Waits until no accepted work is left.
-    pub(crate) async fn idle(&self) {
+    /// Waits until all accepted work is answered.
+    pub(crate) async fn wait_until_idle(&self) {
         loop {
             let idle = self.idle.notified();
             if self.in_flight() == 0 {
@@ -96,17 +96,17 @@ impl Drop for Permit {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::{Admission, Gauges};
+    use super::{Admission, InFlightGauges};
     use prometheus::IntGauge;
     use std::sync::Arc;
 
     fn admission() -> Arc<Admission> {
         let gauge = |name| IntGauge::new(name, "help").unwrap();
-        Admission::new(2, 100, Gauges { requests: gauge("requests"), bytes: gauge("bytes") })
+        Admission::new(2, 100, InFlightGauges { requests: gauge("requests"), bytes: gauge("bytes") })
     }
 
     #[test]
-    fn bounds_hold_and_room_comes_back() {
+    fn limits_hold_and_dropped_permits_return_their_share() {
         let admission = admission();
         let first = admission.admit(60).unwrap();
         assert!(admission.admit(41).is_none(), "bytes");
@@ -121,12 +121,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn idle_returns_when_the_last_permit_is_gone() {
+    async fn wait_until_idle_ends_with_the_last_permit() {
         let admission = admission();
         let permit = admission.admit(1).unwrap();
         let waiter = tokio::spawn({
             let admission = admission.clone();
-            async move { admission.idle().await }
+            async move { admission.wait_until_idle().await }
         });
         tokio::task::yield_now().await;
         assert!(!waiter.is_finished());

@@ -1,14 +1,15 @@
-//! Computing: in the order of arrival, requests of one layer that wait at the same time together.
+//! Compute loop: takes admitted requests in the order of arrival and computes waiting requests of one layer as a
+//! batch.
 //!
-//! Small work, all of decoding, is computed on the thread that drives the connections: handing it to
-//! another thread and back costs two wake-ups, which is more than the exchange itself. Large work
-//! goes to a thread of its own, so that messages are read and answers written meanwhile.
+//! Small batches, which are all of decoding, are computed on the thread that drives the connections: two wake-ups of
+//! another thread would take longer than the exchange itself. Large batches are computed on another thread, so that
+//! messages are read and answers written meanwhile.
 
 use crate::admission::Permit;
-use crate::host::Host;
+use crate::batch::{BatchExecutor, BatchOutput};
+use crate::host::HostedExperts;
 use crate::metrics::{self, Metrics};
-use crate::pass::{Computed, Pass};
-use crate::spans::Spans;
+use crate::spans::CallerSpans;
 use remoe_kernels::Pool;
 use remoe_proto::v1::{Code, Failure, ForwardReply, Rows, Work, forward_reply::Outcome};
 use std::collections::VecDeque;
@@ -19,179 +20,181 @@ use tokio::sync::mpsc;
 use tokio::task::JoinError;
 use tonic::Status;
 
-/// Work is small while its experts' packed weights, counted once per pair, are below this: some
-/// milliseconds, whatever the model.
-const SMALL_BYTES: usize = 128 << 20;
-/// Requests are computed together while their answers are not larger than this: sixteen of the largest.
-/// No request is overtaken for longer than that takes.
-const PASS_BYTES: usize = 64 << 20;
-/// As [`PASS_BYTES`], in (token, expert) pairs, of which a pass keeps a list.
-const PASS_PAIRS: usize = 1 << 16;
-/// A look at the connections that brings nothing takes microseconds. One that took longer than this
-/// was interrupted: another thread wants the core, and polling would only delay both.
-const CONTENDED: Duration = Duration::from_micros(100);
+/// Largest small batch, in bytes of packed weights counted once per pair: it takes some milliseconds for every model.
+const MAX_SMALL_BATCH_BYTES: usize = 128 << 20;
+/// Largest answers of one batch, in bytes: sixteen of the largest. No request is overtaken for longer than such a
+/// batch takes.
+const MAX_BATCH_BYTES: usize = 64 << 20;
+/// Largest number of (token, expert) pairs in one batch, which keeps a list of them.
+const MAX_BATCH_PAIRS: usize = 1 << 16;
+/// Duration of one poll above which polling stops. A poll without a message takes microseconds; a longer one was
+/// interrupted, because another thread needs the core.
+const MAX_POLL_TIME: Duration = Duration::from_micros(100);
 
-/// An answer with the room that it holds until it has been handed to the connection; refusals hold
-/// none.
+/// Answer with the permit that it holds until the connection has taken it. Refusals hold none.
 pub(crate) type BudgetedReply = (ForwardReply, Option<Permit>);
 
-/// A request that has been checked and admitted.
-pub(crate) struct Order {
+/// Request that was checked and admitted.
+pub(crate) struct AdmittedRequest {
     pub(crate) work: Work,
     pub(crate) arrived: Instant,
     pub(crate) cancelled: Arc<AtomicBool>,
-    /// Answers that the stream still owes; a cancelled request needs none.
-    pub(crate) unread: Arc<AtomicUsize>,
+    /// Number of unread answers of the stream, with this one. A cancelled request is subtracted.
+    pub(crate) unread_answers: Arc<AtomicUsize>,
     pub(crate) permit: Permit,
     pub(crate) answers: mpsc::UnboundedSender<Result<BudgetedReply, Status>>,
 }
 
-/// Computes orders until every sender is gone.
-pub(crate) struct Computer {
-    host: Arc<Host>,
-    pass: Pass,
+/// Loop that computes admitted work until all senders are dropped.
+pub(crate) struct ComputeLoop {
+    host: Arc<HostedExperts>,
+    executor: BatchExecutor,
     row_bytes: usize,
-    /// How long after a request the thread polls for the next one before it sleeps: in a decoding
-    /// sequence the next layer's request is close, and waking up costs more than the exchange.
+    /// Polling time for the next request before the thread sleeps. While decoding, the request of the next layer
+    /// arrives soon, and waking up takes longer than the exchange.
     poll: Duration,
     metrics: Metrics,
-    spans: Spans,
+    spans: CallerSpans,
 }
 
-impl Computer {
+impl ComputeLoop {
     pub(crate) fn new(
-        host: Arc<Host>,
+        host: Arc<HostedExperts>,
         pool: Arc<Pool>,
         row_bytes: usize,
         poll: Duration,
         metrics: Metrics,
-        spans: Spans,
+        spans: CallerSpans,
     ) -> Self {
-        Self { host, pass: Pass::new(pool, row_bytes), row_bytes, poll, metrics, spans }
+        Self { host, executor: BatchExecutor::new(pool, row_bytes), row_bytes, poll, metrics, spans }
     }
 
-    /// Runs on the thread that drives the connections.
+    /// Runs the loop on the thread that drives the connections.
     ///
     /// # Errors
-    /// A computation panicked; nothing can be computed any more.
-    pub(crate) async fn run(mut self, mut orders: mpsc::UnboundedReceiver<Order>) -> Result<(), JoinError> {
+    /// A computation panicked, and the loop cannot continue.
+    pub(crate) async fn run(
+        mut self,
+        mut requests: mpsc::UnboundedReceiver<AdmittedRequest>,
+    ) -> Result<(), JoinError> {
         let mut queue = VecDeque::new();
         loop {
             if queue.is_empty() {
-                let Some(order) = next(&mut orders, self.poll).await else { return Ok(()) };
-                queue.push_back(order);
+                let Some(request) = next_work(&mut requests, self.poll).await else { return Ok(()) };
+                queue.push_back(request);
             } else {
-                // The answers are written, and cancellations are read, before the next computation.
+                // Lets answers be written and cancellations be read before the next computation.
                 tokio::task::yield_now().await;
             }
-            drain(&mut orders, &mut queue);
-            if queue.front().is_some_and(|order| !self.is_small(std::slice::from_ref(order))) {
-                // What large work takes is long compared with a look at the connections: messages that
-                // are on their way here belong to the same pass.
-                let mut known = 0;
-                while queue.len() > known {
-                    known = queue.len();
+            drain(&mut requests, &mut queue);
+            if queue.front().is_some_and(|request| !self.is_small(std::slice::from_ref(request))) {
+                // A large batch takes long compared with a poll: messages that are arriving join the batch.
+                let mut previous_length = 0;
+                while queue.len() > previous_length {
+                    previous_length = queue.len();
                     tokio::task::yield_now().await;
-                    drain(&mut orders, &mut queue);
+                    drain(&mut requests, &mut queue);
                 }
             }
-            let pass = self.next_pass(&mut queue);
-            if self.is_small(&pass) {
-                self.answer(pass);
+            let batch = self.next_batch(&mut queue);
+            if self.is_small(&batch) {
+                self.answer(batch);
             } else {
-                let large = move || {
-                    self.answer(pass);
+                let compute_large = move || {
+                    self.answer(batch);
                     self
                 };
-                self = tokio::task::spawn_blocking(large).await?;
+                self = tokio::task::spawn_blocking(compute_large).await?;
             }
         }
     }
 
-    /// The first order of `queue`, and those of the same layer that are computed with it. Routing
-    /// generations do not matter: an expert's weights are the same in all of them.
-    fn next_pass(&self, queue: &mut VecDeque<Order>) -> Vec<Order> {
+    /// Takes the first request of `queue` and those of the same layer that fit into its batch. The routing generation
+    /// does not matter: an expert's weights are the same in all.
+    fn next_batch(&self, queue: &mut VecDeque<AdmittedRequest>) -> Vec<AdmittedRequest> {
         let Some(first) = queue.pop_front() else { return Vec::new() };
         let layer = first.work.layer;
-        let most = PASS_PAIRS.min(PASS_BYTES / self.row_bytes);
+        let max_pairs = MAX_BATCH_PAIRS.min(MAX_BATCH_BYTES / self.row_bytes);
         let mut pairs = first.work.experts.len();
-        let mut pass = vec![first];
-        for order in std::mem::take(queue) {
-            let more = order.work.experts.len();
-            if order.work.layer == layer && pairs + more <= most {
-                pairs += more;
-                pass.push(order);
+        let mut batch = vec![first];
+        for request in std::mem::take(queue) {
+            let added = request.work.experts.len();
+            if request.work.layer == layer && pairs + added <= max_pairs {
+                pairs += added;
+                batch.push(request);
             } else {
-                queue.push_back(order);
+                queue.push_back(request);
             }
         }
-        pass
+        batch
     }
 
-    fn is_small(&self, orders: &[Order]) -> bool {
+    fn is_small(&self, requests: &[AdmittedRequest]) -> bool {
         let bytes = |work: &Work| {
             let expert = work.experts.first().and_then(|&expert| self.host.get(work.layer, expert));
             let expert_bytes = expert.map_or(0, |expert| expert.shape().packed_bytes());
             work.experts.len().saturating_mul(expert_bytes)
         };
-        orders.iter().map(|order| bytes(&order.work)).fold(0, usize::saturating_add) <= SMALL_BYTES
+        requests.iter().map(|request| bytes(&request.work)).fold(0, usize::saturating_add)
+            <= MAX_SMALL_BATCH_BYTES
     }
 
-    /// Computes the orders of a pass and answers each by itself, in the order of arrival.
-    fn answer(&mut self, mut pass: Vec<Order>) {
-        pass.retain(|order| !self.drop_cancelled(order));
-        let mut refusals: Vec<Option<Outcome>> = pass.iter().map(|order| self.too_late(order)).collect();
-        let live: Vec<&Order> = pass
+    /// Computes a batch and answers each request, in the order of arrival.
+    fn answer(&mut self, mut batch: Vec<AdmittedRequest>) {
+        batch.retain(|request| !self.count_cancelled(request));
+        let mut refusals: Vec<Option<Outcome>> =
+            batch.iter().map(|request| self.deadline_refusal(request)).collect();
+        let live: Vec<&AdmittedRequest> = batch
             .iter()
             .zip(&refusals)
             .filter(|(_, refusal)| refusal.is_none())
-            .map(|(order, _)| order)
+            .map(|(request, _)| request)
             .collect();
-        let begun = Instant::now();
+        let compute_start = Instant::now();
         let mut computed = self.compute(&live).into_iter();
-        for (order, refusal) in pass.into_iter().zip(&mut refusals) {
+        for (request, refusal) in batch.into_iter().zip(&mut refusals) {
             let Some(outcome) = refusal.take().or_else(|| computed.next()) else { continue };
-            // An order that was cancelled meanwhile needs no answer; its rows may be incomplete.
-            if self.drop_cancelled(&order) {
+            // A request cancelled meanwhile needs no answer, and its rows may be incomplete.
+            if self.count_cancelled(&request) {
                 continue;
             }
             let label = match &outcome {
                 Outcome::Rows(rows) => {
                     self.metrics.compute.observe(f64::from(rows.compute_us) * 1e-6);
-                    self.metrics.pairs.inc_by(order.work.experts.len() as u64);
+                    self.metrics.pairs.inc_by(request.work.experts.len() as u64);
                     "ok"
                 }
-                Outcome::Failure(failure) => metrics::outcome(failure.code()),
+                Outcome::Failure(failure) => metrics::outcome_label(failure.code()),
             };
             self.metrics.answers.with_label_values(&[label]).inc();
-            let took = match &outcome {
+            let compute_time = match &outcome {
                 Outcome::Rows(rows) => Some(Duration::from_micros(rows.compute_us.into())),
                 Outcome::Failure(_) => None,
             };
-            let reply = ForwardReply { id: order.work.id, outcome: Some(outcome) };
-            // A stream that is gone needs no answer.
-            let _stream_gone = order.answers.send(Ok((reply, Some(order.permit))));
-            // The answer is on its way already.
-            self.spans.answered(&order.work, order.arrived, begun, took);
+            let reply = ForwardReply { id: request.work.id, outcome: Some(outcome) };
+            // Ignores a closed stream.
+            let _stream_gone = request.answers.send(Ok((reply, Some(request.permit))));
+            // Records the span after the answer was sent.
+            self.spans.record(&request.work, request.arrived, compute_start, compute_time);
         }
     }
 
-    /// Reports if `order` was cancelled, so that it needs no answer.
-    fn drop_cancelled(&self, order: &Order) -> bool {
-        let cancelled = order.cancelled.load(Ordering::Acquire);
-        if cancelled {
-            order.unread.fetch_sub(1, Ordering::AcqRel);
+    /// Returns true if the request was cancelled, after counting it as such.
+    fn count_cancelled(&self, request: &AdmittedRequest) -> bool {
+        let is_cancelled = request.cancelled.load(Ordering::Acquire);
+        if is_cancelled {
+            request.unread_answers.fetch_sub(1, Ordering::AcqRel);
             self.metrics.answers.with_label_values(&["cancelled"]).inc();
         }
-        cancelled
+        is_cancelled
     }
 
-    /// The refusal of an order that has waited for longer than its budget.
-    fn too_late(&self, order: &Order) -> Option<Outcome> {
-        let waited = order.arrived.elapsed();
+    /// Returns the refusal of a request that waited for longer than its queue deadline.
+    fn deadline_refusal(&self, request: &AdmittedRequest) -> Option<Outcome> {
+        let waited = request.arrived.elapsed();
         self.metrics.queued.observe(waited.as_secs_f64());
-        let budget = Duration::from_micros(order.work.budget_us.into());
-        (order.work.budget_us > 0 && waited > budget).then(|| {
+        let budget = Duration::from_micros(request.work.budget_us.into());
+        (request.work.budget_us > 0 && waited > budget).then(|| {
             Outcome::Failure(Failure {
                 code: Code::DeadlineExceeded.into(),
                 message: format!("queue deadline exceeded: waited {waited:?}, budget {budget:?}"),
@@ -200,20 +203,21 @@ impl Computer {
         })
     }
 
-    /// The outcome of each order, computed in one pass. Each says its share of the time.
-    fn compute(&mut self, orders: &[&Order]) -> Vec<Outcome> {
-        if orders.is_empty() {
+    /// Computes the outcomes of all requests as one batch. Each reports its share of the time.
+    fn compute(&mut self, requests: &[&AdmittedRequest]) -> Vec<Outcome> {
+        if requests.is_empty() {
             return Vec::new();
         }
         let started = Instant::now();
-        let works: Vec<&Work> = orders.iter().map(|order| &order.work).collect();
-        let is_cancelled = |position: usize| orders[position].cancelled.load(Ordering::Acquire);
-        match self.pass.compute(&self.host, &works, is_cancelled) {
-            Ok(Computed { answers, reads }) => {
+        let works: Vec<&Work> = requests.iter().map(|request| &request.work).collect();
+        let is_cancelled = |position: usize| requests[position].cancelled.load(Ordering::Acquire);
+        match self.executor.compute(&self.host, &works, is_cancelled) {
+            Ok(BatchOutput { answers, reads }) => {
                 let elapsed = started.elapsed();
                 self.metrics.reads.inc_by(reads);
-                let all: usize = works.iter().map(|work| work.experts.len()).sum();
-                let share = |work: &Work| elapsed.as_micros() as u64 * work.experts.len() as u64 / all as u64;
+                let total_pairs: usize = works.iter().map(|work| work.experts.len()).sum();
+                let share =
+                    |work: &Work| elapsed.as_micros() as u64 * work.experts.len() as u64 / total_pairs as u64;
                 let rows = works.iter().zip(answers).map(|(work, rows)| Rows {
                     rows,
                     compute_us: u32::try_from(share(work)).unwrap_or(u32::MAX),
@@ -230,29 +234,32 @@ impl Computer {
     }
 }
 
-/// Moves what has arrived into `queue`.
-fn drain(orders: &mut mpsc::UnboundedReceiver<Order>, queue: &mut VecDeque<Order>) {
-    while let Ok(order) = orders.try_recv() {
-        queue.push_back(order);
+/// Moves arrived requests into `queue`.
+fn drain(requests: &mut mpsc::UnboundedReceiver<AdmittedRequest>, queue: &mut VecDeque<AdmittedRequest>) {
+    while let Ok(request) = requests.try_recv() {
+        queue.push_back(request);
     }
 }
 
-/// The next order, polled for at first. Polling drives the connections.
-async fn next(orders: &mut mpsc::UnboundedReceiver<Order>, poll: Duration) -> Option<Order> {
+/// Waits for the next request, at first by polling, which also drives the connections.
+async fn next_work(
+    requests: &mut mpsc::UnboundedReceiver<AdmittedRequest>,
+    poll: Duration,
+) -> Option<AdmittedRequest> {
     let poll_until = Instant::now() + poll;
-    let mut looked = Instant::now();
-    while looked < poll_until {
+    let mut last_poll = Instant::now();
+    while last_poll < poll_until {
         tokio::task::yield_now().await;
-        match orders.try_recv() {
-            Ok(order) => return Some(order),
+        match requests.try_recv() {
+            Ok(request) => return Some(request),
             Err(mpsc::error::TryRecvError::Disconnected) => return None,
             Err(mpsc::error::TryRecvError::Empty) => (),
         }
         let now = Instant::now();
-        if now - looked > CONTENDED {
+        if now - last_poll > MAX_POLL_TIME {
             break;
         }
-        looked = now;
+        last_poll = now;
     }
-    orders.recv().await
+    requests.recv().await
 }

@@ -1,22 +1,21 @@
-//! A remote-expert function: it hosts a set of (layer, expert) and computes their outputs.
+//! Remote-expert function: hosts a set of experts, each named by layer and id, and computes their outputs.
 //!
-//! Start: read the headers, refuse what does not fit, read and pack exactly the hosted byte ranges,
-//! listen. One thread drives the connections and computes small work with the kernel pool; large
-//! work is computed on another ([`compute`]). Between reading and computing stands a queue that
-//! [`admission`] bounds. It holds no state that outlives a request, so any replica can answer any
-//! request, twice if need be.
+//! At the start, it reads the checkpoint's headers, checks that the experts fit into memory, reads and packs exactly
+//! their bytes, and listens. One thread drives all connections and computes small batches with the kernel pool; large
+//! batches are computed on another thread ([`compute`]). [`admission`] bounds the queue between reading and
+//! computing. No state outlives a request, so every replica can answer every request, also twice.
 
 mod admission;
+mod batch;
 mod compute;
 mod host;
 mod metrics;
-mod pass;
 mod serve;
 mod service;
 mod settings;
 mod spans;
 
-pub use host::{Host, HostError};
+pub use host::{HostError, HostedExperts};
 #[doc(hidden)]
 pub use service::check_work;
 pub use settings::Settings;
@@ -34,36 +33,36 @@ use std::time::Instant;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// Why a function cannot start or go on.
+/// Reason that a function cannot start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The checkpoint is unusable.
+    /// The checkpoint is invalid or unreadable.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// `--experts` cannot be read.
+    /// `--experts` is invalid.
     #[error(transparent)]
     Listing(#[from] ListingError),
     /// The experts cannot be hosted.
     #[error(transparent)]
-    Host(HostError),
-    /// The kernels cannot be used.
+    HostedExperts(HostError),
+    /// The kernels cannot be started.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// The certificate cannot be used.
+    /// The certificate is invalid.
     #[error("--identity-dir: {0}")]
     Identity(#[from] IdentityError),
-    /// Traces are asked for in a way that there is not.
+    /// The settings of tracing are invalid.
     #[error(transparent)]
     Traces(#[from] TracesError),
-    /// A metric is registered twice.
+    /// A metric was registered twice.
     #[error(transparent)]
     Metrics(#[from] prometheus::Error),
-    /// A socket or thread cannot be had.
+    /// The system refused a socket or a thread.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// A computation panicked.
     #[error("the computation crashed; see the log lines above")]
-    Computer,
+    ComputationPanicked,
     /// The gRPC server failed.
     #[error("gRPC server: {0}")]
     Server(#[from] tonic::transport::Error),
@@ -73,26 +72,26 @@ impl From<HostError> for Error {
     fn from(error: HostError) -> Self {
         match error {
             HostError::Load(LoadError::Checkpoint(error)) => Self::Checkpoint(error),
-            error => Self::Host(error),
+            error => Self::HostedExperts(error),
         }
     }
 }
 
-/// The sockets of the function.
+/// Listening sockets of the function.
 pub struct Listeners {
-    /// For main functions.
+    /// Socket of the gRPC interface, for main functions.
     pub grpc: TcpListener,
-    /// For scrapers.
+    /// Socket of `/metrics`.
     pub metrics: TcpListener,
-    /// For probes; absent if there are none.
+    /// Socket of `/healthz` and `/readyz`, if enabled.
     pub health: Option<TcpListener>,
 }
 
 impl Listeners {
-    /// Binds what `settings` name.
+    /// Binds the addresses in `settings`.
     ///
     /// # Errors
-    /// An address is taken or not ours.
+    /// An address is in use or not on this machine.
     pub fn bind(settings: &Settings) -> io::Result<Self> {
         Ok(Self {
             grpc: listen(settings.listen)?,
@@ -102,10 +101,10 @@ impl Listeners {
     }
 }
 
-/// Loads what `settings` name, serves on `listeners` and drains when `shutdown` is cancelled.
-/// `ready` is called once, when connections are accepted.
+/// Loads the experts, serves on `listeners`, and drains when `shutdown` is cancelled. Calls `ready` once, when
+/// connections are accepted.
 ///
-/// The future is boxed, so that the function is compiled here and not once more in its program.
+/// The future is boxed so that this crate compiles it, and not the program again.
 ///
 /// # Errors
 /// See [`Error`].
@@ -116,5 +115,5 @@ pub fn run(
     shutdown: CancellationToken,
     ready: fn(&Announcement) -> io::Result<()>,
 ) -> Pin<Box<dyn Future<Output = Result<(), Error>>>> {
-    Box::pin(serve::traced(settings, listeners, started, shutdown, ready))
+    Box::pin(serve::run_traced(settings, listeners, started, shutdown, ready))
 }

@@ -9,9 +9,9 @@ use remote_expert_fn::{Error, HostError, Listeners, Settings, run};
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Exit code that a launcher reads: the experts do not fit into the memory that was given.
+/// Exit code for launchers: the experts do not fit into the memory limit.
 const EXIT_MEMORY: u8 = 3;
-/// Exit code: the checkpoint is at fault, restarting does not help.
+/// Exit code for launchers: the checkpoint is invalid, and a restart does not help.
 const EXIT_CHECKPOINT: u8 = 4;
 
 fn main() -> ExitCode {
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
             tracing::error!("{error}");
             match error {
                 Error::Checkpoint(error) if !error.is_transient() => ExitCode::from(EXIT_CHECKPOINT),
-                Error::Host(HostError::TooLarge { .. } | HostError::AddressSpace { .. }) => {
+                Error::HostedExperts(HostError::TooLarge { .. } | HostError::AddressSpace { .. }) => {
                     ExitCode::from(EXIT_MEMORY)
                 }
                 _ => ExitCode::FAILURE,
@@ -39,15 +39,14 @@ fn serve(settings: Settings, started: Instant) -> Result<(), Error> {
     }
     descriptors_for_runtime()?;
     spread_over_nodes();
-    // One thread for all connections: the exchange is faster without a pool, and computing has its
-    // own threads.
+    // One thread drives all connections, which is faster than a pool. Computation has its own threads.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outcome = runtime.block_on(async {
         let shutdown = shutdown_on_signal()?;
         let listeners = Listeners::bind(&settings)?;
         run(settings, listeners, started, shutdown, announce).await
     });
-    // Blocking work left behind must not hold up the exit.
+    // Does not wait for blocking work at exit.
     runtime.shutdown_background();
     outcome
 }

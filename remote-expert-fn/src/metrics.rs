@@ -1,29 +1,31 @@
-use crate::admission::Gauges;
+//! Prometheus metrics of the function.
+
+use crate::admission::InFlightGauges;
 use prometheus::{Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 use remoe_proto::v1::Code;
 
-/// Metrics of a function. No series per expert: there can be thousands.
+/// Metrics of a function. There are no series per expert, because a function can host thousands.
 #[derive(Clone)]
 pub(crate) struct Metrics {
-    /// Answers by `outcome`: ok, or the failure's code.
+    /// Number of answers by `outcome`: ok, or the code of the failure.
     pub(crate) answers: IntCounterVec,
-    /// (token, expert) pairs computed.
+    /// Number of computed (token, expert) pairs.
     pub(crate) pairs: IntCounter,
-    /// How often an expert's weights were read to compute them.
+    /// Number of reads of an expert's weights.
     pub(crate) reads: IntCounter,
-    /// Seconds of computation per request: its share where several were computed together.
+    /// Compute time of each request in seconds, its share if several were computed together.
     pub(crate) compute: Histogram,
-    /// Seconds that a request waited for its computation.
+    /// Queue time of each request, in seconds.
     pub(crate) queued: Histogram,
     /// Requests accepted and not yet answered, and their bytes.
-    pub(crate) in_flight: Gauges,
-    /// The bound on their bytes.
+    pub(crate) in_flight: InFlightGauges,
+    /// Limit on their bytes.
     pub(crate) in_flight_limit: IntGauge,
-    /// Bytes of packed weights and the least working memory.
+    /// Packed weights and the least working memory, in bytes.
     pub(crate) memory: IntGauge,
-    /// Experts hosted.
+    /// Number of hosted experts.
     pub(crate) experts: IntGauge,
-    /// Seconds from the start of the process to readiness.
+    /// Time from the start of the process to readiness, in seconds.
     pub(crate) start: Gauge,
 }
 
@@ -31,7 +33,7 @@ impl Metrics {
     /// Registers the metrics.
     ///
     /// # Errors
-    /// A name is taken in `registry`.
+    /// A name is already registered.
     pub(crate) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let seconds = |name: &str, help: &str| {
             Histogram::with_opts(
@@ -53,7 +55,7 @@ impl Metrics {
                 "Computation of a request: its share where several were computed together.",
             )?,
             queued: seconds("remoe_function_queue_seconds", "Wait of a request for its computation.")?,
-            in_flight: Gauges {
+            in_flight: InFlightGauges {
                 requests: IntGauge::new(
                     "remoe_function_requests_in_flight",
                     "Requests accepted and not yet answered.",
@@ -92,8 +94,8 @@ impl Metrics {
     }
 }
 
-/// The `outcome` of an answer that refuses.
-pub(crate) fn outcome(code: Code) -> &'static str {
+/// Returns the `outcome` label of a refusal.
+pub(crate) fn outcome_label(code: Code) -> &'static str {
     match code {
         Code::Unspecified => "unspecified",
         Code::InvalidArgument => "invalid_argument",

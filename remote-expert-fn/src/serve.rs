@@ -1,11 +1,11 @@
 //! The life of the function: load, listen, serve, drain.
 
 use crate::admission::Admission;
-use crate::compute::Computer;
-use crate::host::{self, Host};
+use crate::compute::ComputeLoop;
+use crate::host::{self, HostedExperts};
 use crate::metrics::Metrics;
 use crate::service::Service;
-use crate::spans::Spans;
+use crate::spans::CallerSpans;
 use crate::{Error, Listeners, Settings};
 use prometheus::Registry;
 use remoe_http::Probes;
@@ -17,7 +17,9 @@ use remoe_process::{
 use remoe_proto::identity::Trust;
 use remoe_proto::v1::FunctionDescription;
 use remoe_proto::v1::expert_function_server::ExpertFunctionServer;
-use remoe_proto::{Intake, MAX_MESSAGE, Refusal, STREAM_WINDOW, TlsHandshake, WIRE_VERSION, parse_listing};
+use remoe_proto::{
+    ConnectionRefusal, Intake, MAX_MESSAGE, STREAM_WINDOW, TlsHandshake, WIRE_VERSION, parse_listing,
+};
 use remoe_weights::{checked_experts_class, default_dtype};
 use std::io;
 use std::sync::Arc;
@@ -28,14 +30,14 @@ use tokio_util::sync::CancellationToken;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-/// From the signal to the end, whatever is still open.
-const DRAIN_LIMIT: Duration = Duration::from_secs(30);
+/// Timeout of draining, from the signal to the end of the process.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The health service's names beside the empty one.
+/// Service names of the gRPC health service.
 const HEALTH_SERVICES: [&str; 3] = ["", "readiness", "liveness"];
 
-/// Serves with traces, which are sent to their end.
-pub(crate) async fn traced(
+/// Runs the function with tracing, and sends the remaining spans at the end.
+pub(crate) async fn run_traced(
     settings: Settings,
     listeners: Listeners,
     started: Instant,
@@ -43,11 +45,11 @@ pub(crate) async fn traced(
     ready: fn(&Announcement) -> io::Result<()>,
 ) -> Result<(), Error> {
     let traces = Traces::from_environment("remoe-expert")?;
-    let spans = Spans::new(traces.clone());
-    let keeping = tokio::spawn(spans.clone().keep());
+    let spans = CallerSpans::new(traces.clone());
+    let span_task = tokio::spawn(spans.clone().end_silent_spans());
     let outcome = serve(settings, listeners, started, shutdown, &traces, &spans, ready).await;
-    keeping.abort();
-    spans.end();
+    span_task.abort();
+    spans.end_all();
     traces.shut_down().await;
     outcome
 }
@@ -58,17 +60,17 @@ async fn serve(
     started: Instant,
     shutdown: CancellationToken,
     traces: &Traces,
-    spans: &Spans,
+    spans: &CallerSpans,
     ready: fn(&Announcement) -> io::Result<()>,
 ) -> Result<(), Error> {
-    let trust = settings.identity_dir.as_deref().map(Trust::of_experts).transpose()?;
+    let trust = settings.identity_dir.as_deref().map(Trust::for_experts).transpose()?;
     let serving = watch::Sender::new(false);
     let probes = Probes::start(listeners.health.take(), serving.subscribe())?;
     tracing::debug!(model = %settings.source.model, "loading");
-    // Not even the runtime's own threads could start.
-    host::within_address_space(host::BASE_BYTES).map_err(Error::Host)?;
+    // Below this limit, not even the threads of the runtime could start.
+    host::check_address_space(host::BASE_BYTES).map_err(Error::HostedExperts)?;
     let wanted = settings.clone();
-    let Some(loaded) = load_unless_stopped(&shutdown, move || Loaded::new(&wanted)).await? else {
+    let Some(loaded) = load_unless_stopped(&shutdown, move || LoadedModel::new(&wanted)).await? else {
         return Ok(());
     };
     let registry = loaded.registry()?;
@@ -91,21 +93,21 @@ async fn serve(
     servers.run(serving, shutdown).await
 }
 
-/// A function that computes what it is told, and has no connections yet.
+/// Function that computes, before it accepts connections.
 struct Function {
     service: Service,
     admission: Arc<Admission>,
-    computing: JoinHandle<Result<(), JoinError>>,
+    compute_task: JoinHandle<Result<(), JoinError>>,
     closing: CancellationToken,
 }
 
 impl Function {
     fn start(
         settings: &Settings,
-        loaded: Loaded,
+        loaded: LoadedModel,
         description: FunctionDescription,
         registry: &Registry,
-        spans: &Spans,
+        spans: &CallerSpans,
     ) -> Result<Self, Error> {
         let metrics = Metrics::new(registry)?;
         metrics.memory.set(i64::try_from(loaded.host.memory_bytes()).unwrap_or(i64::MAX));
@@ -116,8 +118,8 @@ impl Function {
         let in_flight_bytes = host.in_flight_bytes(settings.max_in_flight_bytes);
         metrics.in_flight_limit.set(i64::try_from(in_flight_bytes).unwrap_or(i64::MAX));
         let admission = Admission::new(settings.max_in_flight, in_flight_bytes, metrics.in_flight.clone());
-        let (orders, queue) = mpsc::unbounded_channel();
-        let computer = Computer::new(
+        let (admitted_requests, queue) = mpsc::unbounded_channel();
+        let compute_loop = ComputeLoop::new(
             host.clone(),
             loaded.pool,
             row_bytes,
@@ -125,35 +127,35 @@ impl Function {
             metrics.clone(),
             spans.clone(),
         );
-        let computing = tokio::spawn(computer.run(queue));
+        let compute_task = tokio::spawn(compute_loop.run(queue));
         let closing = CancellationToken::new();
         let service = Service {
             host,
             description,
             row_bytes,
             admission: admission.clone(),
-            orders,
+            admitted_requests,
             metrics,
             spans: spans.clone(),
             closing: closing.clone(),
         };
-        Ok(Self { service, admission, computing, closing })
+        Ok(Self { service, admission, compute_task, closing })
     }
 
-    /// Accepts connections of main functions that `trust` names, of all without one, and of scrapers.
+    /// Accepts connections of scrapers and of the main functions that `trust` names, or of all clients without trust.
     async fn listen(
         self,
         listeners: Listeners,
         trust: Option<Trust>,
         registry: Registry,
     ) -> Result<Servers, Error> {
-        let Self { service, admission, computing, closing } = self;
+        let Self { service, admission, compute_task, closing } = self;
         let (health, health_service) = tonic_health::server::health_reporter();
         for name in HEALTH_SERVICES {
             health.set_service_status(name, ServingStatus::Serving).await;
         }
-        let refused = refused_connections(&registry, Refusal::ALL.map(Refusal::name))?;
-        let door = trust.map(|trust| {
+        let refused = refused_connections(&registry, ConnectionRefusal::ALL.map(ConnectionRefusal::name))?;
+        let handshake = trust.map(|trust| {
             TlsHandshake::new(trust, move |refusal| refused.with_label_values(&[refusal.name()]).inc())
         });
         let metrics = tokio::spawn(serve_metrics(listeners.metrics, registry, closing.clone()));
@@ -169,27 +171,27 @@ impl Function {
                     .max_encoding_message_size(MAX_MESSAGE),
             )
             .serve_with_incoming_shutdown(
-                intake.listen(listeners.grpc, door),
+                intake.listen(listeners.grpc, handshake),
                 closing.clone().cancelled_owned(),
             );
-        Ok(Servers { grpc: tokio::spawn(server), metrics, health, admission, computing, closing })
+        Ok(Servers { grpc: tokio::spawn(server), metrics, health, admission, compute_task, closing })
     }
 }
 
-/// A function that takes orders.
+/// Running servers of the function.
 struct Servers {
     grpc: JoinHandle<Result<(), tonic::transport::Error>>,
     metrics: JoinHandle<io::Result<()>>,
     health: HealthReporter,
     admission: Arc<Admission>,
-    computing: JoinHandle<Result<(), JoinError>>,
+    compute_task: JoinHandle<Result<(), JoinError>>,
     closing: CancellationToken,
 }
 
 impl Servers {
-    /// Serves until `shutdown`, and drains: `serving` turns false, and what was accepted is computed.
+    /// Serves until `shutdown`, then drains: sets `serving` to false and answers all accepted requests.
     async fn run(self, serving: watch::Sender<bool>, shutdown: CancellationToken) -> Result<(), Error> {
-        let Self { grpc, metrics, mut health, admission, computing, closing } = self;
+        let Self { grpc, metrics, mut health, admission, compute_task, closing } = self;
         let served = async {
             let served = grpc.await.map_err(io::Error::other)?;
             metrics.await.map_err(io::Error::other)??;
@@ -200,59 +202,59 @@ impl Servers {
             tracing::info!(in_flight = admission.in_flight(), "draining");
             serving.send_replace(false);
             for name in HEALTH_SERVICES {
-                // Alive until the end; only no longer ready.
+                // The function stays alive, but is no longer ready.
                 if name != "liveness" {
                     health.set_service_status(name, ServingStatus::NotServing).await;
                 }
             }
             admission.drain();
-            admission.idle().await;
+            admission.wait_until_idle().await;
             closing.cancel();
-            // A client that watches the health would hold the server open.
+            // A client that watches the health would keep the server open.
             for name in HEALTH_SERVICES {
                 health.clear_service_status(name).await;
             }
             std::future::pending::<()>().await;
         };
-        // It goes on for as long as the server takes orders, unless a computation panics.
-        let broken = async {
-            match computing.await {
+        // The computation ends only with the server, unless it panics.
+        let panicked = async {
+            match compute_task.await {
                 Ok(Ok(())) => std::future::pending().await,
-                Ok(Err(_)) | Err(_) => Error::Computer,
+                Ok(Err(_)) | Err(_) => Error::ComputationPanicked,
             }
         };
-        let limit = async {
+        let timeout = async {
             shutdown.cancelled().await;
-            tokio::time::sleep(DRAIN_LIMIT).await;
-            tracing::warn!(limit_s = DRAIN_LIMIT.as_secs(), "drain timeout: connections open");
+            tokio::time::sleep(DRAIN_TIMEOUT).await;
+            tracing::warn!(limit_s = DRAIN_TIMEOUT.as_secs(), "drain timeout: connections open");
         };
         tokio::select! {
             served = served => served,
             () = drain => Ok(()),
-            () = limit => Ok(()),
-            error = broken => Err(error),
+            () = timeout => Ok(()),
+            error = panicked => Err(error),
         }
     }
 }
 
-/// Parts of the function that take time to load.
-struct Loaded {
-    /// Elements of a hidden state.
+/// Loaded model parts of the function.
+struct LoadedModel {
+    /// Hidden size of the model.
     hidden: usize,
     fingerprint: String,
     class: NumericsClass,
-    host: Host,
+    host: HostedExperts,
     pool: Arc<Pool>,
 }
 
-impl Loaded {
+impl LoadedModel {
     fn new(settings: &Settings) -> Result<Self, Error> {
         let checkpoint = settings.source.open()?.checkpoint;
         let dtype = settings.dtype.map_or_else(|| default_dtype(&checkpoint), |dtype| dtype.0);
         let class = checked_experts_class(&checkpoint, dtype, settings.experts_dtype)?;
         let threads = settings.threads.unwrap_or(PoolConfig::default().threads);
         let sets = parse_listing(&settings.experts)?;
-        let host = Host::load(&checkpoint, &sets, class, settings.memory_bytes, threads)?;
+        let host = HostedExperts::load(&checkpoint, &sets, class, settings.memory_bytes, threads)?;
         let config = PoolConfig { threads, path: settings.instruction_path, ..PoolConfig::default() };
         for (path, class) in wrong_paths(&[class]) {
             tracing::warn!(%path, %class, "instruction path disabled: wrong results on this CPU");
@@ -267,7 +269,8 @@ impl Loaded {
             pool,
         })
     }
-    /// The registry of the process, with how its experts are computed.
+
+    /// Creates the metrics registry, with the instruction paths of the kernels.
     fn registry(&self) -> Result<Registry, Error> {
         let (pool, class) = (self.pool.clone(), self.class);
         let paths = pool.paths(class).to_string();

@@ -1,16 +1,16 @@
-//! The gRPC service: checks requests, admits them, hands them to the computer.
+//! gRPC service: checks requests, admits them, and passes them to the compute loop.
 
 use crate::admission::Admission;
-use crate::compute::{BudgetedReply, Order};
-use crate::host::Host;
-use crate::metrics::{Metrics, outcome};
-use crate::spans::Spans;
+use crate::compute::{AdmittedRequest, BudgetedReply};
+use crate::host::HostedExperts;
+use crate::metrics::{Metrics, outcome_label};
+use crate::spans::CallerSpans;
 use remoe_proto::v1::expert_function_server::ExpertFunction;
 use remoe_proto::v1::{
     Code, DescribeRequest, Failure, ForwardReply, ForwardRequest, FunctionDescription, Work,
 };
 use remoe_proto::v1::{forward_reply::Outcome, forward_request::Body};
-use remoe_proto::{MAX_PAYLOAD, Messages};
+use remoe_proto::{MAX_PAYLOAD, MessageStream};
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,21 +21,21 @@ use tokio_stream::{Stream, StreamExt, wrappers::UnboundedReceiverStream};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-/// A stream whose client lets so many answers lie is closed.
+/// Number of unread answers above which a stream is closed.
 const MAX_UNREAD: usize = 4096;
 
-/// Answers `Forward` and `Describe`.
+/// Service for `Forward` and `Describe`.
 #[derive(Clone)]
 pub(crate) struct Service {
-    pub(crate) host: Arc<Host>,
+    pub(crate) host: Arc<HostedExperts>,
     pub(crate) description: FunctionDescription,
     pub(crate) row_bytes: usize,
     pub(crate) admission: Arc<Admission>,
-    /// Unbounded in type only: every order holds a permit.
-    pub(crate) orders: mpsc::UnboundedSender<Order>,
+    /// Unbounded in type only: every request in it holds a permit.
+    pub(crate) admitted_requests: mpsc::UnboundedSender<AdmittedRequest>,
     pub(crate) metrics: Metrics,
-    pub(crate) spans: Spans,
-    /// Ends the streams, once the function has drained.
+    pub(crate) spans: CallerSpans,
+    /// Ends the streams once the function has drained.
     pub(crate) closing: CancellationToken,
 }
 
@@ -47,16 +47,20 @@ impl ExpertFunction for Service {
         &self,
         mut request: Request<Streaming<ForwardRequest>>,
     ) -> Result<Response<Self::ForwardStream>, Status> {
-        // Unbounded in type only: admission and `MAX_UNREAD` bound what it holds. A bounded channel
-        // would make reading wait for writing.
+        // Unbounded in type only: admission and `MAX_UNREAD` bound it. With a bounded channel, reading would wait for
+        // writing.
         let (answers, outbox) = mpsc::unbounded_channel::<Result<BudgetedReply, Status>>();
-        let unread = Arc::new(AtomicUsize::new(0));
-        let reader =
-            StreamReader { service: self.clone(), answers, unread: unread.clone(), pending: HashMap::new() };
-        tokio::spawn(reader.run(Messages::of(&mut request)?));
+        let unread_answers = Arc::new(AtomicUsize::new(0));
+        let reader = StreamReader {
+            service: self.clone(),
+            answers,
+            unread_answers: unread_answers.clone(),
+            pending: HashMap::new(),
+        };
+        tokio::spawn(reader.run(MessageStream::take_from(&mut request)?));
         let outbox = UnboundedReceiverStream::new(outbox).map(move |answer| {
-            unread.fetch_sub(1, Ordering::AcqRel);
-            // The answer's room is free once the connection has taken it.
+            unread_answers.fetch_sub(1, Ordering::AcqRel);
+            // Drops the permit once the connection has taken the answer.
             answer.map(|(reply, _permit)| reply)
         });
         Ok(Response::new(Box::pin(outbox)))
@@ -69,53 +73,52 @@ impl ExpertFunction for Service {
     }
 }
 
-/// The reading half of one stream.
+/// Reader of one stream.
 struct StreamReader {
     service: Service,
     answers: mpsc::UnboundedSender<Result<BudgetedReply, Status>>,
-    /// Answers that wait for the connection.
-    unread: Arc<AtomicUsize>,
-    /// Requests that can still be cancelled, with their flags.
+    /// Number of answers that wait for the connection.
+    unread_answers: Arc<AtomicUsize>,
+    /// Cancellation flags of unanswered requests.
     pending: HashMap<u64, Arc<AtomicBool>>,
 }
 
 impl StreamReader {
-    async fn run(mut self, mut requests: Messages<ForwardRequest>) {
+    async fn run(mut self, mut requests: MessageStream<ForwardRequest>) {
         loop {
             let request = tokio::select! {
                 request = requests.next() => request,
                 () = self.service.closing.cancelled() => None,
             };
             match request {
-                Some(Ok(ForwardRequest { body: Some(body) })) => self.take(body),
-                // A request of a kind that this version does not know asks for nothing.
+                Some(Ok(ForwardRequest { body: Some(body) })) => self.handle(body),
+                // Ignores request kinds of newer versions.
                 Some(Ok(ForwardRequest { body: None })) => (),
                 Some(Err(status)) => {
                     tracing::debug!(message = status.message(), "stream failed");
-                    // What cannot be read, a message that is too large among others, ends the stream
-                    // and says so.
+                    // An unreadable message, such as one that is too large, ends the stream with an error.
                     let _stream_gone = self.answers.send(Err(status));
                     break;
                 }
-                // A client that has asked everything still waits for answers; a function that closes owes none.
+                // A client that has sent all requests still waits for answers. A closing function has answered all.
                 None => return,
             }
-            if self.unread.load(Ordering::Acquire) > MAX_UNREAD {
+            if self.unread_answers.load(Ordering::Acquire) > MAX_UNREAD {
                 let status =
                     Status::resource_exhausted(format!("too many unread answers: limit {MAX_UNREAD}"));
                 let _stream_gone = self.answers.send(Err(status));
                 break;
             }
-            // Flags that only this map holds belong to answered requests.
+            // Removes flags that only this map holds: their requests were answered.
             if self.pending.len() > 64 {
                 self.pending.retain(|_, flag| Arc::strong_count(flag) > 1);
             }
         }
-        // The client takes no further answers: cancels what is still pending.
+        // Cancels all pending requests: the client takes no further answers.
         self.pending.values().for_each(|flag| flag.store(true, Ordering::Release));
     }
 
-    fn take(&mut self, body: Body) {
+    fn handle(&mut self, body: Body) {
         match body {
             Body::Cancel(cancel) => {
                 if let Some(flag) = self.pending.remove(&cancel.id) {
@@ -124,9 +127,9 @@ impl StreamReader {
             }
             Body::Work(work) => {
                 let id = work.id;
-                self.unread.fetch_add(1, Ordering::AcqRel);
-                if let Err(refusal) = self.order(work) {
-                    let outcome = outcome(refusal.code());
+                self.unread_answers.fetch_add(1, Ordering::AcqRel);
+                if let Err(refusal) = self.admit(work) {
+                    let outcome = outcome_label(refusal.code());
                     self.service.metrics.answers.with_label_values(&[outcome]).inc();
                     let reply = ForwardReply { id, outcome: Some(Outcome::Failure(refusal)) };
                     let _stream_gone = self.answers.send(Ok((reply, None)));
@@ -135,10 +138,10 @@ impl StreamReader {
         }
     }
 
-    /// Checks and admits `work`, or says why not.
-    fn order(&mut self, mut work: Work) -> Result<(), Failure> {
+    /// Checks and admits `work`. Returns the refusal otherwise.
+    fn admit(&mut self, mut work: Work) -> Result<(), Failure> {
         let service = &self.service;
-        service.spans.admit(&mut work);
+        service.spans.drop_invalid_contexts(&mut work);
         if service.admission.is_draining() {
             return Err(refusal(Code::Draining, true, "the function is draining".to_owned()));
         }
@@ -153,27 +156,31 @@ impl StreamReader {
         };
         let cancelled = Arc::new(AtomicBool::new(false));
         self.pending.insert(work.id, cancelled.clone());
-        let order = Order {
+        let admitted = AdmittedRequest {
             work,
             arrived: Instant::now(),
             cancelled,
-            unread: self.unread.clone(),
+            unread_answers: self.unread_answers.clone(),
             permit,
             answers: self.answers.clone(),
         };
         service
-            .orders
-            .send(order)
+            .admitted_requests
+            .send(admitted)
             .map_err(|_| refusal(Code::Internal, true, "the computation has stopped".to_owned()))
     }
 }
 
-/// Checks that `work` agrees with itself and with what is hosted, rows being of `row_bytes`.
+/// Checks that `work` is consistent and that its experts are hosted, for rows of `row_bytes`.
 ///
 /// # Errors
-/// The refusal that the caller gets.
+/// The refusal for the caller.
 #[doc(hidden)]
-pub fn check_work(work: &Work, row_bytes: usize, hosted: impl Fn(u32, u32) -> bool) -> Result<(), Failure> {
+pub fn check_work(
+    work: &Work,
+    row_bytes: usize,
+    is_hosted: impl Fn(u32, u32) -> bool,
+) -> Result<(), Failure> {
     let invalid = |message: String| Err(refusal(Code::InvalidArgument, false, message));
     let rows = work.counts.len();
     if rows == 0 {
@@ -195,7 +202,7 @@ pub fn check_work(work: &Work, row_bytes: usize, hosted: impl Fn(u32, u32) -> bo
             work.experts.len().saturating_mul(row_bytes)
         ));
     }
-    match work.experts.iter().find(|&&expert| !hosted(work.layer, expert)) {
+    match work.experts.iter().find(|&&expert| !is_hosted(work.layer, expert)) {
         None => Ok(()),
         Some(expert) => Err(refusal(
             Code::NotFound,

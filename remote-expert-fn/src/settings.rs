@@ -1,3 +1,5 @@
+//! Settings of the program.
+
 use clap::builder::RangedU64ValueParser;
 use remoe_hub::ModelArgs;
 use remoe_kernels::{InstructionPath, MAX_THREADS};
@@ -67,13 +69,13 @@ mod tests {
     use clap::Parser;
 
     #[test]
-    fn polling_time_may_have_a_unit() {
-        let taken = |poll: &str| {
+    fn polling_time_accepts_a_unit_or_microseconds() {
+        let parsed = |poll: &str| {
             let arguments = ["remote-expert-fn", "model", "--experts", "0:0", "--poll-us", poll];
-            Settings::try_parse_from(arguments).map(|it| it.poll_us).ok()
+            Settings::try_parse_from(arguments).map(|settings| settings.poll_us).ok()
         };
         assert_eq!(
-            ["0", "250", "250us", "1ms", "2s"].map(taken),
+            ["0", "250", "250us", "1ms", "2s"].map(parsed),
             [Some(0), Some(250), Some(250), Some(1000), None]
         );
     }

@@ -1,4 +1,4 @@
-//! Crates of the workspace: folders, dependencies, and their picture.
+//! Checks of the workspace's crates: folders, dependencies, and their picture.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,15 +11,15 @@ use serde_json::Value;
 use crate::graph::{self, Graph};
 use crate::modules;
 
-/// A package of the workspace.
+/// Package of the workspace.
 pub(crate) struct Member {
     pub(crate) name: String,
     pub(crate) folder: PathBuf,
-    /// Packages of the workspace that it depends on, those of its tests aside.
+    /// Packages of the workspace that it depends on, without those of its tests.
     dependencies: BTreeSet<String>,
 }
 
-/// Packages that only tests and measurements use; the picture leaves them out.
+/// Packages for tests and measurements, which the picture omits.
 const FOR_TESTS: [&str; 6] =
     ["tests", "e2e", "bench", "remoe-test-support", "remoe-test-sources", "remoe-fuzz-harness"];
 const BEGIN: &str =
@@ -59,7 +59,7 @@ fn dependencies() -> Graph {
     members().into_iter().map(|member| (member.name, member.dependencies)).collect()
 }
 
-/// The crates as a Mermaid flow chart, programs apart from libraries.
+/// Returns the crates as a Mermaid flow chart, with programs apart from libraries.
 fn picture() -> String {
     let mut every = dependencies();
     every.retain(|name, _| !FOR_TESTS.contains(&name.as_str()));
@@ -160,7 +160,7 @@ fn libtorch_is_called_by_its_library_module_alone() {
     assert!(outside.is_empty(), "{outside:?} call LibTorch beside the library");
 }
 
-/// Members whose manifests name the dependency `name`.
+/// Returns the members whose manifests name the dependency `name`.
 fn manifests(name: &str) -> Vec<String> {
     let names = |member: &Member| {
         let manifest = fs::read_to_string(member.folder.join("Cargo.toml")).unwrap();
@@ -171,7 +171,7 @@ fn manifests(name: &str) -> Vec<String> {
 
 #[test]
 fn pure_crates_use_no_clock_file_or_network() {
-    // Threads of `thread::scope` end before the call that starts them.
+    // Threads of `thread::scope` end before that call returns.
     let impure = ["Instant", "SystemTime", "std::fs", "std::net", "thread::sleep", "thread::spawn", "tokio"];
     let pure = ["remoe-plan", "remoe-planner", "remoe-autoscale", "remoe-hardware", "predictor"];
     for member in members().iter().filter(|member| pure.contains(&member.name.as_str())) {
@@ -184,7 +184,7 @@ fn pure_crates_use_no_clock_file_or_network() {
     }
 }
 
-/// Names of tests that ARCHITECTURE.md gives for an invariant are names of tests.
+/// Every test that ARCHITECTURE.md names for an invariant exists.
 #[test]
 fn invariants_name_tests_that_exist() {
     let text = fs::read_to_string(workspace().join("ARCHITECTURE.md")).unwrap();

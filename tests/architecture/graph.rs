@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The names that each name depends on.
+/// Dependencies of each name.
 pub(crate) type Graph = BTreeMap<String, BTreeSet<String>>;
 
-/// Circles of a graph: sets of names of which each reaches every other one (strongly connected components of two or more).
+/// Returns the circles of a graph: sets of names that all reach each other (strongly connected components of two or
+/// more).
 pub(crate) fn circles(graph: &Graph) -> Vec<BTreeSet<String>> {
     let reached: BTreeMap<&str, BTreeSet<&str>> =
         graph.keys().map(|name| (name.as_str(), reachable(graph, name))).collect();
@@ -29,7 +30,7 @@ pub(crate) fn circles(graph: &Graph) -> Vec<BTreeSet<String>> {
     found
 }
 
-/// The names that `from` reaches by one dependency or more.
+/// Returns the names that `from` reaches by one or more dependencies.
 pub(crate) fn reachable<'a>(graph: &'a Graph, from: &str) -> BTreeSet<&'a str> {
     let mut reached = BTreeSet::new();
     let mut left: Vec<&str> = graph.get(from).into_iter().flatten().map(String::as_str).collect();
@@ -41,7 +42,7 @@ pub(crate) fn reachable<'a>(graph: &'a Graph, from: &str) -> BTreeSet<&'a str> {
     reached
 }
 
-/// The dependencies that follow from no others: without them something would no longer be reached.
+/// Returns the transitive reduction: the dependencies that do not follow from others.
 pub(crate) fn reduced(graph: &Graph) -> Graph {
     graph
         .iter()

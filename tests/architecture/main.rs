@@ -1,5 +1,5 @@
-//! Checks of the workspace's structure: modules and crates depend on each other in one direction, folders are named as
-//! their packages, and the picture of the crates in ARCHITECTURE.md is the present one.
+//! Checks of the workspace's structure: modules and crates have no circular dependencies, folders are named as their
+//! packages, and the picture of the crates in ARCHITECTURE.md is current.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
 mod crates;

@@ -1,4 +1,5 @@
-//! Modules of a crate depend on each other in one direction: each can be read with those below it alone.
+//! Checks that the modules of a crate have no circular dependencies, so that each can be read with those below it
+//! alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,7 +13,7 @@ use syn::{Attribute, File, Item, UseTree};
 use crate::crates;
 use crate::graph::{self, Graph};
 
-/// Names that a crate's root re-exports, with the module that each comes from.
+/// Returns the names that a crate's root re-exports, with their modules.
 type Exports = BTreeMap<String, String>;
 
 pub(crate) fn sources(folder: &Path) -> Vec<PathBuf> {
@@ -46,7 +47,7 @@ fn attributes(item: &Item) -> &[Attribute] {
     }
 }
 
-/// Leaves of a `use` tree: the first segment, and the name that the last one gets.
+/// Returns the leaves of a `use` tree: the first segment and the imported name.
 fn leaves(tree: &UseTree, first: Option<&str>, into: &mut Vec<(String, String)>) {
     match tree {
         UseTree::Path(path) => {
@@ -77,7 +78,7 @@ fn exports(root: Option<&File>) -> Exports {
     found.into_iter().map(|(module, name)| (name, module)).collect()
 }
 
-/// First names behind `crate::`, and behind as many `super::` as lead from a module at `depth` to the root.
+/// Returns the first names after `crate::`, or after the `super::` that lead from a module at `depth` to the root.
 fn named(tokens: TokenStream, depth: usize, into: &mut Vec<String>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let is = |at: usize, word: &str| matches!(tokens.get(at), Some(TokenTree::Ident(ident)) if ident == word);
@@ -115,7 +116,7 @@ fn named(tokens: TokenStream, depth: usize, into: &mut Vec<String>) {
     }
 }
 
-/// First names of a list such as `{engine::Engine, error::{self, Error}}`.
+/// Returns the first names of a list such as `{engine::Engine, error::{self, Error}}`.
 fn firsts(list: TokenStream, into: &mut Vec<String>) {
     let mut begins = true;
     for token in list {
@@ -130,7 +131,7 @@ fn firsts(list: TokenStream, into: &mut Vec<String>) {
     }
 }
 
-/// Files of modules that are declared for tests alone.
+/// Returns the files of test-only modules.
 fn for_tests(parsed: &BTreeMap<PathBuf, File>) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     for (path, file) in parsed {
@@ -149,8 +150,8 @@ fn for_tests(parsed: &BTreeMap<PathBuf, File>) -> BTreeSet<PathBuf> {
     found
 }
 
-/// Dependencies among the top-level modules of the crate whose sources are in `folder`, without those of its tests.
-/// A name that the root re-exports counts as its module's.
+/// Returns the dependencies among the top-level modules of the crate in `folder`, without tests. A re-exported name
+/// counts as its module's.
 fn modules(folder: &Path) -> Graph {
     let parse = |path: PathBuf| {
         let file = syn::parse_file(&fs::read_to_string(&path).unwrap()).unwrap();
@@ -210,7 +211,7 @@ fn modules_of_every_crate_form_no_circle() {
     assert!(found.is_empty(), "circles of modules, move what closes each of them:\n{}", found.join("\n"));
 }
 
-/// A circle as `crate: a -> b, c; b -> a; ..`.
+/// Formats a circle as `crate: a -> b, c; b -> a; ..`.
 fn describe(name: &str, circle: &BTreeSet<String>, modules: &Graph) -> String {
     let lines = circle.iter().map(|module| {
         let below: Vec<&str> = modules[module].intersection(circle).map(String::as_str).collect();

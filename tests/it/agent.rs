@@ -1,4 +1,4 @@
-//! The agent that the operator sends into a namespace, as a program.
+//! The agent, as the program that the operator runs in a namespace.
 
 use remoe_hardware::{Origin, Profile};
 use remoe_test_support::binaries::{program, workspace};
@@ -12,11 +12,11 @@ fn demo() -> String {
 }
 
 async fn agent(arguments: &[&str]) -> Output {
-    // It finds functions beside itself, as in an image.
+    // The agent looks for functions beside itself, as in an image.
     Command::new(program("remoe-agent")).env_remove("REMOE_BIN_DIR").args(arguments).output().await.unwrap()
 }
 
-/// The last line that is JSON: an operator reads the log of a pod, output and errors together.
+/// Returns the last line of JSON. The operator reads the log of a pod, which has output and errors together.
 fn said(output: &Output) -> Value {
     let text = String::from_utf8(output.stdout.clone()).unwrap();
     serde_json::from_str(text.lines().last().unwrap()).unwrap()

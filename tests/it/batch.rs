@@ -1,5 +1,5 @@
-//! One forward for all rows: requests in a batch get the tokens that they get alone (float32), and
-//! the counters show that there is one iteration for all of them.
+//! Continuous batching: requests in a batch get the tokens that they get alone (float32), and the counters show one
+//! forward pass per iteration for all of them.
 
 use remoe_proto::v1::{GenerateRequest, generate_request};
 use remoe_test_support::control::{Control, greedy, seeded};
@@ -10,7 +10,7 @@ use remoe_test_support::metrics::MetricsPage;
 use remoe_test_support::placement::{all_experts, remote_sets};
 use std::net::SocketAddr;
 
-/// Forwards, and rows forwarded.
+/// Number of forward passes and of forwarded rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Counters {
     iterations: u64,
@@ -37,7 +37,7 @@ impl Counters {
     }
 }
 
-/// Eight requests of different prompts, lengths and sampling.
+/// Returns eight requests with different prompts, lengths and sampling.
 fn mixed(model: &ModelFixture) -> Vec<GenerateRequest> {
     let prompts = model.prompts();
     let lengths = [20, 3, 17, 8, 12];
@@ -59,8 +59,8 @@ fn positions(requests: &[GenerateRequest]) -> u64 {
     requests.iter().map(|request| ids(request).len() as u64 + u64::from(request.max_tokens) - 1).sum()
 }
 
-/// Smallest distance of the top logit to the second over the largest logit, on the way of greedy
-/// `request` to `tokens`.
+/// Returns the smallest relative distance between the two largest logits, while greedy decoding of `request` gives
+/// `tokens`.
 async fn smallest_lead(control: &Control, request: &GenerateRequest, tokens: &[u32]) -> f32 {
     let mut known = ids(request);
     let mut smallest = f32::INFINITY;
@@ -77,8 +77,7 @@ async fn smallest_lead(control: &Control, request: &GenerateRequest, tokens: &[u
     smallest
 }
 
-/// Starts everything, with `requests` waiting for the first routing so that all of them begin in the
-/// same iteration; then each of them alone.
+/// Runs `requests` together, waiting for the first routing so that all start in the same iteration, then each alone.
 async fn together_and_alone(
     model: &ModelFixture,
     options: StartOptions,
@@ -100,16 +99,16 @@ async fn together_and_alone(
         together.push(generation.finish().await.unwrap().finished.tokens);
     }
     let counted = counters(main.http()).await;
-    // Prompts go through the layers together, but for those of one token, which decode at once, and those that begin like
-    // another and wait for it; then every request has one row in each iteration until it ends. How many iterations others
-    // have had by then depends on time: far fewer than each would need alone.
+    // Prompts share iterations, except those of one token, which decode at once, and those with a common prefix,
+    // which wait for the first. After that, every request has one row per iteration. The number of iterations before
+    // varies, but is far below that of separate runs.
     let longest = requests.iter().map(|request| u64::from(request.max_tokens)).max().unwrap();
     let alone: u64 = requests.iter().map(|request| u64::from(request.max_tokens)).sum();
     let forwards = longest..=alone / 2;
     assert!(forwards.contains(&counted.iterations), "{name}: {counted:?} for all requests together");
     assert_eq!(counted.positions, positions(requests), "{name}: positions forwarded");
     let layers = checkpoint.config().moe_layers().len() as u64;
-    // The prompts' rows of a layer leave in portions, of 32 tokens at least.
+    // The prompts' rows of a layer are sent in portions of at least 32 tokens.
     let portions = positions(requests).div_ceil(32);
     assert!(
         counted.messages > 0 && counted.messages <= (counted.iterations + portions) * layers,
@@ -187,14 +186,14 @@ async fn requests_join_what_is_running_and_leave_when_they_are_done() {
     }
     running.finish().await.unwrap();
     let counted = counters(main.http()).await.since(before);
-    // The short ones ended while the long one ran: no forward was made for them alone, but for their prompts.
+    // The short requests ended during the long one: only their prompts took extra forward passes.
     let forwards = u64::from(LONG)..=u64::from(LONG) + short.len() as u64;
     assert!(forwards.contains(&counted.iterations), "{counted:?}");
     assert_eq!(counted.positions, positions(&[short, vec![long]].concat()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_work_of_a_client_that_has_gone_stops() {
+async fn work_of_a_disconnected_client_stops() {
     let model = ModelFixture::demo();
     let main = MainFunction::start(&model.folder, StartOptions::default()).await;
     main.control.route(&[], &[]).await;
@@ -216,7 +215,7 @@ async fn requests_over_limit_are_refused_until_capacity_returns() {
     let model = ModelFixture::demo();
     let options = StartOptions::default().with("--max-requests", 2);
     let main = MainFunction::start(&model.folder, options).await;
-    // Without a routing both wait.
+    // Both wait without a routing.
     let request = greedy(&model.prompts()[1], 8);
     let first = main.control.begin(request.clone()).await.unwrap();
     let second = main.control.begin(request.clone()).await.unwrap();

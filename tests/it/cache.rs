@@ -1,4 +1,4 @@
-//! Keys and values: bounded for certain, shared fairly, and given back where there are not enough.
+//! KV cache: it is bounded, shared fairly, and preempts requests if it is too small.
 
 use remoe_model::Checkpoint;
 use remoe_proto::v1::GenerateRequest;
@@ -10,10 +10,10 @@ use remoe_test_support::metrics::MetricsPage;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Positions that have a place in memory together.
+/// Positions per page.
 const PAGE: usize = 32;
 
-/// Memory for keys and values of so many pages, in float32.
+/// Returns the size of a KV cache with this many pages in float32, in bytes.
 fn memory(checkpoint: &Checkpoint, pages: usize) -> usize {
     let layers = checkpoint.config().layers.iter().map(|layer| layer.attention.cache_elements());
     layers.sum::<usize>() * pages * PAGE * 4
@@ -37,7 +37,7 @@ async fn preempted_requests_are_recomputed_with_the_same_tokens() {
     let limit = memory(&checkpoint, 11);
     let main = start(&model, limit).await;
     let prompts = model.prompts();
-    // Each comes to 254 positions, 8 pages, at most; two begin together, as far as their prompts go.
+    // Each request reaches at most 254 positions, which are 8 pages. Two can start together with their prompts.
     let requests = [
         greedy(&prompts[2], 250),
         seeded(&prompts[3], 240, 7),
@@ -71,7 +71,7 @@ async fn preempted_requests_are_recomputed_with_the_same_tokens() {
         let remoe_proto::v1::generate_request::Prompt::Ids(prompt) = request.prompt.clone().unwrap() else {
             unreachable!("prompts are ids")
         };
-        // What is computed again does not count.
+        // Recomputed positions do not count.
         let positions = prompt.ids.len() as u64 + u64::from(request.max_tokens) - 1;
         assert_eq!(finished.forwarded_positions, positions);
     }
@@ -90,7 +90,7 @@ async fn preempted_requests_are_recomputed_with_the_same_tokens() {
 #[tokio::test(flavor = "multi_thread")]
 async fn choices_that_outgrow_the_cache_are_computed_again() {
     let model = ModelFixture::demo();
-    // Two choices come to 624 positions, 20 pages, the request beside them to as many.
+    // Two choices reach 624 positions, which are 20 pages, and so does the other request.
     let main = start(&model, memory(&model.checkpoint(), 22)).await;
     let prompt = &model.prompts()[3];
     let body = serde_json::json!({
@@ -116,10 +116,10 @@ async fn choices_that_outgrow_the_cache_are_computed_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_may_grow_long_does_not_keep_others_waiting() {
+async fn long_requests_do_not_block_short_ones() {
     let model = ModelFixture::demo();
     let context = model.checkpoint().config().context_length;
-    // Not enough for two requests of the whole context.
+    // Too small for two requests of the full context.
     let main = start(&model, memory(&model.checkpoint(), (context + context / 2) / PAGE)).await;
     let prompt = &model.prompts()[2];
     let long = (context - prompt.len()) as u32;

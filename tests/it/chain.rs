@@ -1,4 +1,5 @@
-//! A wake of `remoe up` at 27 layers of 64 experts, by the chain of the Remoe paper: predict, pre-allocate, plan, partition.
+//! Wake of `remoe up` with 27 layers of 64 experts, by the method of the Remoe paper: predict, pre-allocate, plan,
+//! partition.
 
 use remoe_hardware::Profile;
 use remoe_model::Checkpoint;
@@ -21,7 +22,7 @@ fn tokens(answer: &Value) -> &Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wake_at_27_x_64_experts_is_planned_for_waiting_requests() {
+async fn wake_at_27_x_64_experts_plans_for_waiting_requests() {
     let model = ManyExperts::get().await;
     let prompts: Vec<&str> = TOPICS.iter().map(|topic| model.prompts(topic)[0]).collect();
     let local = Up::start_with(&model.folder, &["--remote-ratio", "0"]).await;
@@ -36,7 +37,7 @@ async fn a_wake_at_27_x_64_experts_is_planned_for_waiting_requests() {
     let facts = Checkpoint::open(&model.folder).unwrap().inspect().unwrap();
     std::fs::write(&profile, serde_json::to_string(&Profile::prior(&facts, &facts.dtype)).unwrap()).unwrap();
     let prices = folder.path().join("prices.yaml");
-    // Functions cost while they work, so that which experts are remote matters.
+    // Functions are billed while they work, so the choice of remote experts matters.
     std::fs::write(&prices, "billing: Invocation\ncpuCoreHour: 0.04\nmemoryGBHour: 0.004\n").unwrap();
     let arguments = [
         "--profile",
@@ -45,7 +46,7 @@ async fn a_wake_at_27_x_64_experts_is_planned_for_waiting_requests() {
         prices.to_str().unwrap(),
         "--remote",
         "always",
-        // Main functions have room for half of the experts, and few vCPUs.
+        // Main functions have memory for half of the experts, and few vCPUs.
         "--main-memory-mb",
         "250:250:10",
         "--main-cpu",
@@ -67,7 +68,7 @@ async fn a_wake_at_27_x_64_experts_is_planned_for_waiting_requests() {
     let address = up.ready.http();
     let mut own = 0.0;
     let mut round = 0;
-    // A plan that is late on a busy machine is not taken.
+    // On a busy machine the plan may be late and is not used.
     while own < 1.0 && round < 4 {
         round += 1;
         for (prompt, expected) in prompts.iter().zip(&expected) {

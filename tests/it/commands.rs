@@ -1,11 +1,11 @@
-//! `remoe logits` and `remoe generate` over the real functions, as scripts use them.
+//! `remoe logits` and `remoe generate` with real functions, as scripts use them.
 
 use remoe_test_support::command;
 use remoe_test_support::fixture::{ModelFixture, REFUSED};
 use remoe_test_support::placement::pairs_per_position;
 use serde_json::{Value, json};
 
-/// Runs `remoe COMMAND --json --model MODEL` with `arguments`; the exit code and the one object.
+/// Runs `remoe COMMAND --json --model MODEL` with `arguments`. Returns the exit code and the printed object.
 async fn remoe(command: &str, model: &ModelFixture, arguments: &[&str]) -> (Option<i32>, Value) {
     let folder = model.folder.to_str().unwrap();
     command::remoe(&[&[command, "--model", folder], arguments].concat()).await

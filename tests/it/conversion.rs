@@ -1,5 +1,5 @@
-//! A GPT-2 that was converted answers as transformers' own GPT-2 does where a token uses all experts, and the same bits
-//! wherever experts are.
+//! A converted GPT-2 answers as the dense model does in transformers if each token uses all experts. Its bits do not
+//! depend on the placement of experts.
 
 use remoe_test_support::binaries::workspace;
 use remoe_test_support::command::remoe;
@@ -7,10 +7,10 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
 
-/// max|difference| / max|reference| of the logits.
+/// Tolerance of the logits: max|difference| / max|reference|.
 const LOGITS: f64 = 2e-4;
 
-/// Reference values that transformers computed from the dense model.
+/// Reference values of the dense model, by transformers.
 #[derive(Deserialize)]
 struct DenseReference {
     prompts: Vec<ReferencePrompt>,
@@ -36,7 +36,7 @@ fn logits(answer: &Value) -> Vec<f64> {
     answer["last_logits"].as_array().unwrap().iter().map(|logit| logit.as_f64().unwrap()).collect()
 }
 
-/// max|difference| / max|reference|.
+/// Returns max|difference| / max|reference|.
 fn difference(found: &[f64], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let largest = expected.iter().fold(0.0_f64, |largest, logit| largest.max(logit.abs()));
@@ -44,7 +44,7 @@ fn difference(found: &[f64], expected: &[f64]) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_converted_gpt2_is_the_gpt2() {
+async fn converted_gpt2_equals_the_dense_gpt2() {
     let dense = workspace().join("tests/fixtures/dense/gpt2");
     let text = std::fs::read_to_string(dense.join("expected.json")).unwrap();
     let expected: DenseReference = serde_json::from_str(&text).unwrap();
@@ -71,7 +71,7 @@ async fn a_converted_gpt2_is_the_gpt2() {
     let answer = ask("generate", &whole, &prompt.ids, &flags).await;
     assert_eq!(answer["tokens"], serde_json::json!(prompt.greedy));
 
-    // With fewer it is another model, which does not depend on where experts are either.
+    // With fewer experts per token it is another model, which does not depend on the placement either.
     let part = convert("part", "2").await;
     for dtype in ["float32", "bfloat16"] {
         for quantised in [&[][..], &["--experts-dtype", "int8"]] {
@@ -86,7 +86,7 @@ async fn a_converted_gpt2_is_the_gpt2() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_converted_is_refused() {
+async fn unconvertible_model_is_refused() {
     let dense = workspace().join("tests/fixtures/dense/gpt2");
     let scratch = tempfile::tempdir().unwrap();
     let to = scratch.path().join("to");

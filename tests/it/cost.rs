@@ -1,4 +1,4 @@
-//! Costs of requests as clients are told them, and as the ledger has them.
+//! Costs of requests, as reported to clients and as recorded in the ledger.
 
 use remoe_test_support::binaries;
 use remoe_test_support::command::remoe;
@@ -15,7 +15,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use tokio::sync::watch;
 
-/// Asks `count` times, in turn whole and as a stream; the sum of what was told, and how often.
+/// Sends `count` requests, alternately as complete responses and as streams. Returns the sum of reported costs and
+/// the number of complete responses.
 async fn client(address: SocketAddr, model: String, count: usize) -> (u64, u64) {
     let (mut sum, mut answers) = (0, 0);
     for turn in 0..count {
@@ -30,7 +31,7 @@ async fn client(address: SocketAddr, model: String, count: usize) -> (u64, u64) 
     (sum, answers)
 }
 
-/// The ledger of `folder` added up, which is whole.
+/// Sums the ledger in `folder` and checks that it reconciles.
 async fn cost(folder: &Path) -> Value {
     let (code, cost) = remoe(&["cost", "--ledger", folder.to_str().unwrap(), "--reconcile"]).await;
     assert_eq!(code, Some(0), "{cost}");
@@ -44,10 +45,10 @@ async fn cost(folder: &Path) -> Value {
     cost
 }
 
-/// Functions and at last `up` itself are killed while clients ask: the ledger has every answer at the cost that its
-/// client was told, and all that was paid is accounted for.
+/// Functions and finally `up` are killed while clients send requests: the ledger has every response at its reported
+/// cost, and all paid time is accounted for.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_ledger_is_what_clients_were_told() {
+async fn ledger_equals_costs_reported_to_clients() {
     let model = ModelFixture::fixture("olmoe-basic");
     let folder = tempfile::tempdir().unwrap();
     let ledger = folder.path().to_str().unwrap();
@@ -64,7 +65,7 @@ async fn the_ledger_is_what_clients_were_told() {
             let (cost, count) = client.await.unwrap();
             (sum, answers) = (sum + cost, answers + count);
         }
-        // A client that does not wait for the end.
+        // A client that disconnects early.
         let mut connection = Connection::open(address).await;
         connection.write(request(&model.name, 60, true)).await.unwrap();
         connection.head().await.unwrap();
@@ -90,7 +91,7 @@ async fn the_ledger_is_what_clients_were_told() {
     );
 }
 
-/// All requests of the ledger in `folder`, by their ids, with what they cost.
+/// Returns the cost of each request in the ledger of `folder`, by id.
 fn requests(folder: &str) -> BTreeMap<String, u64> {
     let program = binaries::program("remoe");
     let out =
@@ -99,73 +100,73 @@ fn requests(folder: &str) -> BTreeMap<String, u64> {
     exported(&String::from_utf8(out.stdout).unwrap())
 }
 
-/// Clients ask while the main function, remote functions and the gateway with its launcher are killed again and again,
-/// in the middle of answers, and started again on the same ledger. It has every complete answer at the cost that its
-/// client was told, none twice and no request that no client sent, and adds up. `REMOE_COST_REQUESTS` is the number of
-/// answers.
+/// The main function, remote functions and the gateway with its launcher are killed repeatedly during requests, and
+/// restarted on the same ledger. The ledger has every complete response once, at its reported cost, and only requests
+/// that clients sent. `REMOE_COST_REQUESTS` is the number of responses.
 #[tokio::test(flavor = "multi_thread")]
-async fn every_whole_answer_is_in_the_ledger_after_any_kill() {
+async fn every_complete_answer_is_in_the_ledger_after_any_kill() {
     let count = std::env::var("REMOE_COST_REQUESTS").map_or(240, |count| count.parse().unwrap());
-    // Each of the four kinds of kills at least once.
+    // Each of the four kinds of kills occurs at least once.
     let kills = (count / 250_usize).max(4);
     let model = ModelFixture::demo();
     let folder = tempfile::tempdir().unwrap();
     let ledger = folder.path().to_str().unwrap();
     let arguments = ["--remote-ratio", "0.5", "--groups", "2", "--replicas", "1", "--ledger", ledger];
     let mut up = Up::start_with(&model.folder, &arguments).await;
-    let mut now = up.ready.clone();
-    let (tell, gateways) = watch::channel(vec![now.http()]);
-    let crowd = LoadClients::start(16, gateways, &now.model);
-    let under_way = async |what: &str| until(LONG, what, async || (crowd.running() > 0).then_some(())).await;
+    let mut ready = up.ready.clone();
+    let (gateway_sender, gateways) = watch::channel(vec![ready.http()]);
+    let clients = LoadClients::start(16, gateways, &ready.model);
+    let wait_for_requests =
+        async |what: &str| until(LONG, what, async || (clients.running() > 0).then_some(())).await;
     for kill in 0..kills {
         let due = (kill + 1) * count / (kills + 1);
-        until(LONG, "answers", async || (crowd.answers() >= due).then_some(())).await;
-        let (main, remote) = (now.main().pid.unwrap(), now.remote_pids());
+        until(LONG, "answers", async || (clients.answers() >= due).then_some(())).await;
+        let (main, remote) = (ready.main().pid.unwrap(), ready.remote_pids());
         let victims = match kill % 4 {
             0 => vec![main],
             1 => vec![remote[kill % remote.len()]],
             2 => [vec![main], remote].concat(),
             _ => {
-                under_way("requests of the gateway").await;
+                wait_for_requests("requests of the gateway").await;
                 signal(up.process.pid(), Signal::KILL);
                 up.process.end(LONG).await;
-                all_gone(&now.pids(), SOON).await;
-                // What is left is whole at any moment.
+                all_gone(&ready.pids(), SOON).await;
+                // The ledger is consistent after each kill.
                 cost(folder.path()).await;
                 drop(up);
                 up = Up::start_with(&model.folder, &arguments).await;
-                now = up.ready.clone();
-                tell.send_replace(vec![now.http()]);
+                ready = up.ready.clone();
+                gateway_sender.send_replace(vec![ready.http()]);
                 continue;
             }
         };
-        under_way("requests of the victims").await;
+        wait_for_requests("requests of the victims").await;
         victims.iter().for_each(|victim| signal(*victim, Signal::KILL));
-        now = up.whole_without(&victims).await;
+        ready = up.whole_without(&victims).await;
     }
-    until(LONG, "the last answers", async || (crowd.answers() >= count).then_some(())).await;
-    let seen = crowd.stop().await;
+    until(LONG, "the last answers", async || (clients.answers() >= count).then_some(())).await;
+    let outcome = clients.stop().await;
     signal(up.process.pid(), Signal::INT);
     up.process.end(LONG).await;
 
     let (cost, exported) = (cost(folder.path()).await, requests(ledger));
-    assert!(seen.told.len() >= count);
-    let others = seen.are_in(&exported, &cost);
+    assert!(outcome.told.len() >= count);
+    let others = outcome.are_in(&exported, &cost);
     assert_eq!(amount(&cost["damaged"]), 0, "{cost}");
     let (paid, residual) = (amount(&cost["paid"]), cost["residual"].as_i64().unwrap());
-    // In a short run, a millisecond in which two clocks contradict each other about a killed process is more.
+    // In a short run, one millisecond of clock difference about a killed process is a larger share.
     assert!(count < 10_000 || residual.unsigned_abs() * 1000 <= paid, "{cost}");
     println!(
         "{} whole answers of {} requests, {others} in the ledger that no client had whole, {kills} kills; {residual} of \
          {paid} n$ are not accounted for",
-        seen.told.len(),
-        seen.asked.len(),
+        outcome.told.len(),
+        outcome.asked.len(),
     );
 }
 
-/// Asks `count` times, in turn whole and as a stream: how many answers came, and how much usages and headers told
-/// together.
-async fn sums(address: SocketAddr, model: String, count: usize) -> [u64; 3] {
+/// Sends `count` requests, alternately as complete responses and as streams. Returns the number of responses and
+/// their total cost by usages and headers.
+async fn send_and_sum(address: SocketAddr, model: String, count: usize) -> [u64; 3] {
     let mut sums = [0; 3];
     for turn in 0..count {
         let stream = turn % 2 == 1;
@@ -183,8 +184,8 @@ async fn sums(address: SocketAddr, model: String, count: usize) -> [u64; 3] {
     sums
 }
 
-/// One of two replicas is killed, and another one joins, while requests run: all of them are answered, and usages,
-/// headers and the ledger add up to one amount.
+/// One of two replicas is killed and replaced during requests: all requests are answered, and usages, headers and the
+/// ledger agree.
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_replica_leaves_usage_header_and_ledger_equal() {
     let model = ModelFixture::demo();
@@ -193,7 +194,7 @@ async fn killed_replica_leaves_usage_header_and_ledger_equal() {
     let arguments = ["--remote-ratio", "0.5", "--replicas", "2", "--ledger", ledger];
     let mut up = Up::start_with(&model.folder, &arguments).await;
     let (address, name) = (up.ready.http(), up.ready.model.clone());
-    let clients: Vec<_> = (0..4).map(|_| tokio::spawn(sums(address, name.clone(), 50))).collect();
+    let clients: Vec<_> = (0..4).map(|_| tokio::spawn(send_and_sum(address, name.clone(), 50))).collect();
     until(LONG, "requests that run", async || {
         let status = raw::ask(address, raw::get("/status")).await.ok();
         (amount(&status["models"][0]["in_flight"]) > 0).then_some(())
@@ -225,7 +226,7 @@ fn value(page: &str, sample: &str) -> f64 {
     line.unwrap_or_else(|| panic!("{sample} is missing in\n{page}")).parse().unwrap()
 }
 
-/// A tenant is refused when its budget is spent; a model that sleeps costs nothing.
+/// A tenant is refused once its budget is exhausted. A model that scaled to zero costs nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn budgets_end_and_sleep_is_free() {
     let model = ModelFixture::fixture("olmoe-basic");
@@ -248,7 +249,7 @@ async fn budgets_end_and_sleep_is_free() {
     };
     let ask = async |key: &str| raw::ask(address, with(request(&model.name, 30, false), key)).await;
     assert_eq!(ask("sk-rich").await.head.status, 200);
-    // The one that exceeds the budget runs.
+    // The request that exceeds the budget still runs.
     let mut refused = ask("sk-poor").await;
     for _ in 0..20 {
         assert_eq!(refused.head.header("retry-after").is_empty(), refused.head.status == 200);
@@ -259,7 +260,7 @@ async fn budgets_end_and_sleep_is_free() {
     }
     assert!(refused.text().contains("Daily budget of tenant poor exhausted: $"), "{}", refused.text());
     assert_eq!(ask("sk-rich").await.head.status, 200);
-    // A client that leaves before the end of an answer pays about what there was of it.
+    // A client that disconnects pays about for the tokens computed until then.
     let mut connection = Connection::open(address).await;
     connection.write(with(request(&model.name, 60, true), "sk-hasty")).await.unwrap();
     connection.head().await.unwrap();
@@ -285,7 +286,7 @@ async fn budgets_end_and_sleep_is_free() {
     signal(up.process.pid(), Signal::INT);
     up.process.end(LONG).await;
     let cost = cost(&ledger).await;
-    // A client that left stands here only if its answer ended before the gateway saw it leave.
+    // A disconnected client is counted here only if its answer ended before the gateway noticed.
     assert!(["poor", "rich"].iter().all(|tenant| amount(&cost["by_tenant"][tenant]) > 0), "{cost}");
     assert_eq!((amount(&cost["alive"]), amount(&cost["per_hour"])), (0, 0), "{cost}");
 }

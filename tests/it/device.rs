@@ -1,5 +1,5 @@
-//! The branches that a GPU takes, on a device that is simulated on the CPU: what it is asked for, and what becomes of
-//! requests that it has no memory for.
+//! GPU code paths on a device that is simulated on the CPU: counts of device requests, and requests that exceed
+//! device memory.
 
 use remoe_model::{AttentionFacts, Checkpoint};
 use remoe_proto::v1::GenerateRequest;
@@ -21,7 +21,7 @@ use tempfile::TempDir;
 
 const GIB: u64 = 1 << 30;
 
-/// Requests to a device; see `library::DeviceCounts` of main-model-torch.
+/// Requests to a device, as in `library::DeviceCounts` of main-model-torch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 struct DeviceCounts {
     calls: u64,
@@ -33,7 +33,7 @@ struct DeviceCounts {
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 struct DeviceRecording {
-    /// How often it was written so far.
+    /// Number of writes of this record so far.
     writes: u64,
     layers: Vec<DeviceCounts>,
     outside: DeviceCounts,
@@ -42,13 +42,13 @@ struct DeviceRecording {
     limit_bytes: u64,
 }
 
-/// A main function on a simulated device, with what is recorded of it.
-struct Recorded {
+/// Main function on a simulated device, with the recorded counts.
+struct RecordedFunction {
     main: MainFunction,
     folder: TempDir,
 }
 
-impl Recorded {
+impl RecordedFunction {
     async fn start(model: &ModelFixture, dtype: &'static str, bytes: u64) -> Self {
         Self::start_with(model, StartOptions::dtype(dtype).simulated_device(bytes)).await
     }
@@ -66,18 +66,18 @@ impl Recorded {
         self.folder.path().join("recording.json")
     }
 
-    /// The counters, once they have come to rest.
+    /// Waits until the counters are stable and returns them.
     async fn recording(&self) -> DeviceRecording {
         let read = || {
             fs::read(self.file()).ok().and_then(|text| serde_json::from_slice::<DeviceRecording>(&text).ok())
         };
-        let mut known = read();
+        let mut latest = read();
         until(SOON, "a recording at rest", async || {
             tokio::time::sleep(Duration::from_millis(50)).await;
-            // Of a write that began after the one before was read, so that nothing is missing.
-            let before = known.as_ref().map_or(0, |before| before.writes);
+            // Takes a write that started after the previous read, so that nothing is missing.
+            let before = latest.as_ref().map_or(0, |before| before.writes);
             let now = read().filter(|now| now.writes >= before + 2)?;
-            let last = known.replace(now.clone()).map(|last| DeviceRecording { writes: now.writes, ..last });
+            let last = latest.replace(now.clone()).map(|last| DeviceRecording { writes: now.writes, ..last });
             (last.as_ref() == Some(&now)).then_some(now)
         })
         .await
@@ -87,28 +87,28 @@ impl Recorded {
         MetricsPage::read(self.main.http()).await.value("remoe_iterations_total")
     }
 
-    /// Leaves `free` bytes of the device beside the `held` ones, as if other processes took the rest.
-    async fn leave(&self, held: u64, free: u64) {
-        let whole = self.folder.path().join("limit.new");
-        fs::write(&whole, (held + free).to_string()).unwrap();
-        fs::rename(whole, self.folder.path().join("limit")).unwrap();
+    /// Limits the device memory such that `free` bytes are available besides the `held` ones.
+    async fn set_free_memory(&self, held: u64, free: u64) {
+        let new_file = self.folder.path().join("limit.new");
+        fs::write(&new_file, (held + free).to_string()).unwrap();
+        fs::rename(new_file, self.folder.path().join("limit")).unwrap();
         let limit = held + free;
         until(SOON, "a new limit", async || (self.recording().await.limit_bytes == limit).then_some(()))
             .await;
     }
 
-    /// Counts of each layer for `requests`, which begin together, and in how many iterations they were made.
+    /// Returns the counts of each layer for `requests`, which start together, and the number of iterations.
     async fn counts(&self, requests: &[GenerateRequest]) -> (Vec<DeviceCounts>, u64) {
         let (before, iterations) = (self.recording().await, self.iterations().await);
-        let mut begun = Vec::new();
+        let mut generations = Vec::new();
         for request in requests {
-            begun.push(self.main.control.begin(request.clone()).await.unwrap());
+            generations.push(self.main.control.begin(request.clone()).await.unwrap());
         }
-        // Those that come before the first placement wait for it.
+        // Requests before the first placement wait for it.
         if before.layers.is_empty() {
             self.main.control.route(&[], &[]).await;
         }
-        for generation in begun {
+        for generation in generations {
             generation.finish().await.unwrap();
         }
         let after = self.recording().await;
@@ -124,30 +124,32 @@ impl Recorded {
     }
 }
 
-/// Families by what a layer of theirs may ask a device for. Counts depend on what a layer consists of, not on its sizes.
+/// Model families with the limits of device requests per layer. The counts depend on the structure of a layer, not on
+/// its sizes.
 const SHAPES: [(&str, u64); 4] =
     [("olmoe-basic", 25), ("dsv2-basic", 45), ("dsv2-group", 45), ("gptoss-basic", 45)];
 
-/// Requests that decode from their first token on.
-fn decoding(count: u32, tokens: u32) -> Vec<GenerateRequest> {
+/// Returns requests that decode from the first token on.
+fn decode_requests(count: u32, tokens: u32) -> Vec<GenerateRequest> {
     (0..count).map(|at| GenerateRequest { ignore_eos: true, ..greedy(&[7 + at], tokens) }).collect()
 }
 
-/// A layer of a decode iteration: few calls, as many for eight sequences as for two, and one copy each way.
+/// A layer of a decode iteration takes few calls, the same number for eight sequences as for two, and one copy in
+/// each direction.
 #[tokio::test(flavor = "multi_thread")]
 async fn layer_decodes_in_few_calls_whatever_the_spans() {
     for dtype in ["float32", "bfloat16"] {
-        for (name, most) in SHAPES {
+        for (name, max_calls) in SHAPES {
             let model = ModelFixture::fixture(name);
             let mut counted = Vec::new();
             for spans in [1, 2, 8] {
-                let device = Recorded::start(&model, dtype, 8 * GIB).await;
-                let (layers, iterations) = device.counts(&decoding(spans, 12)).await;
+                let device = RecordedFunction::start(&model, dtype, 8 * GIB).await;
+                let (layers, iterations) = device.counts(&decode_requests(spans, 12)).await;
                 assert_eq!(iterations, 12, "{name}: all requests in one batch");
                 for (id, layer) in layers.iter().enumerate() {
                     let case = format!("{name} {dtype}, layer {id}, {spans} spans: {layer:?}");
                     assert!(layer.calls.is_multiple_of(iterations), "{case}: iterations differ");
-                    assert!(layer.calls <= most * iterations, "{case} in {iterations} iterations");
+                    assert!(layer.calls <= max_calls * iterations, "{case} in {iterations} iterations");
                     let is_moe = model.checkpoint().config().moe(id).is_some();
                     let once = if is_moe { iterations } else { 0 };
                     assert_eq!(layer.copies_down, once, "{case}");
@@ -158,27 +160,27 @@ async fn layer_decodes_in_few_calls_whatever_the_spans() {
                 println!("{name} {dtype}, {spans} spans: {calls:?} calls a layer");
                 counted.push(calls);
             }
-            // What lies together because there is one row is not copied: one call less here and there.
+            // A single row is contiguous and needs no copy, so some calls are saved.
             assert_eq!(counted[1], counted[2], "{name}: calls depend on the spans");
             assert!(counted[0].iter().zip(&counted[1]).all(|(one, more)| one <= more), "{name}: {counted:?}");
         }
     }
 }
 
-/// A layer of a prefill: the same for one prompt and for several that go together.
+/// A layer of a prefill takes the same calls for one prompt and for several together.
 #[tokio::test(flavor = "multi_thread")]
 async fn layer_prefills_in_few_calls_whatever_the_spans() {
-    for (name, most) in SHAPES {
+    for (name, max_calls) in SHAPES {
         let model = ModelFixture::fixture(name);
         let rising = |first: u32, length: u32| (first..first + length).collect::<Vec<u32>>();
-        let device = Recorded::start(&model, "float32", 8 * GIB).await;
+        let device = RecordedFunction::start(&model, "float32", 8 * GIB).await;
         let one = [greedy(&rising(1, 20), 1)];
         let (warm, _) = device.counts(&one).await;
         assert!(warm.iter().any(|layer| layer.calls > 0));
         for lengths in [&[20][..], &[9, 20, 14]] {
-            // The time budget may cut the rows of a layer into blocks, each with calls for its attention. Of several tries
-            // one is whole.
-            let mut most_seen = u64::MAX;
+            // The time budget may split the rows of a layer into blocks with separate attention calls. One of several
+            // tries is not split.
+            let mut min_calls = u64::MAX;
             for attempt in 0..10 {
                 let begin = |at: usize| 2 + attempt + 30 * at as u32;
                 let prompts = lengths.iter().enumerate().map(|(at, &length)| rising(begin(at), length));
@@ -189,19 +191,19 @@ async fn layer_prefills_in_few_calls_whatever_the_spans() {
                     let expected = if is_moe { passes } else { 0 };
                     assert_eq!(layer.synchronisations, expected, "{name}, layer {id}: {layer:?}");
                 }
-                let of_a_pass = layers.iter().map(|layer| layer.calls.div_ceil(passes)).max().unwrap();
-                most_seen = most_seen.min(of_a_pass);
-                if most_seen <= most {
+                let calls_per_pass = layers.iter().map(|layer| layer.calls.div_ceil(passes)).max().unwrap();
+                min_calls = min_calls.min(calls_per_pass);
+                if min_calls <= max_calls {
                     break;
                 }
             }
-            assert!(most_seen <= most, "{name}: {most_seen} calls of a layer for {lengths:?} rows");
+            assert!(min_calls <= max_calls, "{name}: {min_calls} calls of a layer for {lengths:?} rows");
         }
     }
 }
 
-/// Memory for keys and values of so many positions, in float32.
-fn memory(checkpoint: &Checkpoint, positions: usize) -> usize {
+/// Returns the size of a KV cache for this many positions in float32, in bytes.
+fn kv_cache_bytes(checkpoint: &Checkpoint, positions: usize) -> usize {
     let layers = checkpoint.config().layers.iter().map(|layer| layer.attention.cache_elements());
     layers.sum::<usize>() * positions * 4
 }
@@ -209,11 +211,11 @@ fn memory(checkpoint: &Checkpoint, positions: usize) -> usize {
 #[tokio::test(flavor = "multi_thread")]
 async fn device_memory_does_not_grow_after_the_first_requests() {
     for name in ["olmoe-basic", "dsv2-basic", "gptoss-basic"] {
-        let device = Recorded::start(&ModelFixture::fixture(name), "float32", 8 * GIB).await;
-        device.counts(&decoding(8, 24)).await;
+        let device = RecordedFunction::start(&ModelFixture::fixture(name), "float32", 8 * GIB).await;
+        device.counts(&decode_requests(8, 24)).await;
         let warm = device.recording().await;
         for _ in 0..3 {
-            device.counts(&decoding(8, 24)).await;
+            device.counts(&decode_requests(8, 24)).await;
         }
         let after = device.recording().await;
         assert_eq!(after.held_bytes, warm.held_bytes, "{name}");
@@ -221,16 +223,15 @@ async fn device_memory_does_not_grow_after_the_first_requests() {
     }
 }
 
-/// Token ids of a stream of completions.
-fn streamed(body: &str) -> Vec<u64> {
+/// Returns the token ids of a completion stream.
+fn stream_token_ids(body: &str) -> Vec<u64> {
     let events = body.lines().filter_map(|line| line.strip_prefix("data: "));
     let events = events.filter_map(|event| serde_json::from_str::<Value>(event).ok());
     let ids = |event: Value| event["choices"][0]["token_ids"].as_array().cloned().unwrap_or_default();
     events.flat_map(ids).map(|id| id.as_u64().unwrap()).collect()
 }
 
-/// Prompts that begin like earlier ones, and requests that give their pages back and go on, get the tokens that they get
-/// alone.
+/// Requests with a cached prefix and preempted requests get the tokens that they get alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn prefix_reuse_and_preemption_keep_tokens_on_a_device() {
     for model in served_fixtures() {
@@ -239,15 +240,15 @@ async fn prefix_reuse_and_preemption_keep_tokens_on_a_device() {
             continue;
         }
         let options = StartOptions::dtype("float32").simulated_device(8 * GIB);
-        let options = options.with("--kv-cache-bytes", memory(&checkpoint, 6 * 32));
+        let options = options.with("--kv-cache-bytes", kv_cache_bytes(&checkpoint, 6 * 32));
         let main = MainFunction::start(&model.folder, options).await;
         main.control.route(&[], &[]).await;
         let mut body = completion(1, 40, 60);
         body["stream"] = true.into();
         let ask = async |body: &Value| http::post(main.http(), "/v1/completions", body).await.unwrap();
-        let first = streamed(&ask(&body).await.finish().await.unwrap().body);
+        let first = stream_token_ids(&ask(&body).await.finish().await.unwrap().body);
         assert_eq!(first.len(), 60, "{name}");
-        let again = streamed(&ask(&body).await.finish().await.unwrap().body);
+        let again = stream_token_ids(&ask(&body).await.finish().await.unwrap().body);
         assert_eq!(again, first, "{name}: behind a prefix that was kept");
         assert!(MetricsPage::read(main.http()).await.value("remoe_prefix_cache_hits_total") > 0, "{name}");
 
@@ -258,9 +259,9 @@ async fn prefix_reuse_and_preemption_keep_tokens_on_a_device() {
         let begins = batch.chunk().await.unwrap().unwrap();
         let answer = main.control.generate(interactive).await.finished.tokens;
         assert_eq!(answer, alone, "{name}: an interactive request beside a batch request");
-        let answered = streamed(&(begins + &batch.finish().await.unwrap().body));
+        let answered = stream_token_ids(&(begins + &batch.finish().await.unwrap().body));
         assert_eq!(answered, first, "{name}: a preempted request");
-        // Layers with a window need fewer pages: both requests may have room.
+        // Layers with sliding windows need fewer pages, so both requests may fit.
         let has_window = |attention: &AttentionFacts| match attention {
             AttentionFacts::Gqa(facts) => facts.window.is_some(),
             AttentionFacts::Mla(_) => false,
@@ -271,11 +272,11 @@ async fn prefix_reuse_and_preemption_keep_tokens_on_a_device() {
     }
 }
 
-/// A router in float32 beside biases in bfloat16, on a device.
+/// A float32 router works beside bfloat16 biases on a device.
 #[tokio::test(flavor = "multi_thread")]
 async fn router_in_float32_takes_its_bias_beside_bfloat16() {
     for model in served_fixtures() {
-        let device = Recorded::start(&model, "bfloat16", GIB).await;
+        let device = RecordedFunction::start(&model, "bfloat16", GIB).await;
         device.main.control.route(&[], &[]).await;
         let prompt = &model.prompts()[3];
         let answer = device.main.control.generate(greedy(prompt, 4)).await;
@@ -283,7 +284,7 @@ async fn router_in_float32_takes_its_bias_beside_bfloat16() {
     }
 }
 
-/// A prompt that begins like no other.
+/// Returns a prompt without a common prefix.
 fn prompt(seed: u32, length: u32) -> Vec<u32> {
     (0..length).map(|at| (7 * at + 11 * seed + at * at) % 96).collect()
 }
@@ -295,12 +296,12 @@ fn completion(seed: u32, length: u32, tokens: u32) -> Value {
     })
 }
 
-/// Streams that run are never failed for want of device memory: requests that come are refused, and may be sent again.
+/// Running streams never fail for lack of device memory: new requests are refused and can be retried.
 #[tokio::test(flavor = "multi_thread")]
 async fn device_without_memory_refuses_new_requests_and_no_running_one() {
     let model = ModelFixture::fixture("olmoe-basic");
     let options = StartOptions::dtype("float32").simulated_device(2 * GIB).with("--kv-cache-bytes", 64 * GIB);
-    let device = Recorded::start_with(&model, options.with("--max-batch", 64)).await;
+    let device = RecordedFunction::start_with(&model, options.with("--max-batch", 64)).await;
     device.main.control.route(&[], &[]).await;
     let http = device.main.http();
     let metrics = MetricsPage::read(http).await;
@@ -309,12 +310,12 @@ async fn device_without_memory_refuses_new_requests_and_no_running_one() {
     assert!(planned <= 2 * GIB && planned > 2 * GIB - (16 << 20), "{planned} bytes are planned of 2 GiB");
     assert_eq!(memory("kv_cache"), metrics.value("remoe_kv_cache_limit_bytes"));
 
-    // What one long prompt needs: less is refused.
+    // Memory that one long prompt needs; with less it is refused.
     let held = device.recording().await.held_bytes;
-    // 64 to 95: those of requests below are others.
+    // Tokens 64 to 95, which the requests below do not use.
     let (mut free, mut seed, mut refused) = (32 << 10, 64, 0);
     loop {
-        device.leave(held, free).await;
+        device.set_free_memory(held, free).await;
         let body = completion(seed, 100, 8);
         let answer = http::post(http, "/v1/completions", &body).await.unwrap().finish().await.unwrap();
         match answer.status {
@@ -326,19 +327,20 @@ async fn device_without_memory_refuses_new_requests_and_no_running_one() {
     }
     assert!(refused > 0, "the device is never too small");
 
-    device.leave(held, GIB / 4).await;
+    device.set_free_memory(held, GIB / 4).await;
     let mut alone = Vec::new();
     for stream in 0..8 {
-        alone.push(device.main.control.generate(decoding(8, 60)[stream].clone()).await.finished.tokens);
+        alone
+            .push(device.main.control.generate(decode_requests(8, 60)[stream].clone()).await.finished.tokens);
     }
     let mut streams = Vec::new();
     for stream in 0..8 {
-        let mut running = device.main.control.begin(decoding(8, 60)[stream].clone()).await.unwrap();
+        let mut running = device.main.control.begin(decode_requests(8, 60)[stream].clone()).await.unwrap();
         running.tokens(1).await.unwrap();
         streams.push(running);
     }
-    // Too little for long prompts, enough for short ones, alone if need be.
-    device.leave(held, free * 6 / 10).await;
+    // Too small for long prompts, enough for short ones, possibly one at a time.
+    device.set_free_memory(held, free * 6 / 10).await;
     let mut requests = tokio::task::JoinSet::new();
     for request in 0..64 {
         let length = if request % 2 == 0 { 12 } else { 100 };
@@ -348,7 +350,7 @@ async fn device_without_memory_refuses_new_requests_and_no_running_one() {
             (request, length, answer.finish().await.unwrap())
         });
     }
-    // What fits depends on what runs beside it, and on where its rows are cut.
+    // Admission depends on concurrent requests and on the split of rows.
     let (mut answered, mut refused) = (Vec::new(), Vec::new());
     while let Some(answer) = requests.join_next().await {
         let (request, length, answer) = answer.unwrap();
@@ -367,6 +369,10 @@ async fn device_without_memory_refuses_new_requests_and_no_running_one() {
         assert_eq!(stream.finish().await.expect("a stream that runs is not failed").finished.tokens, alone);
     }
     assert!(MetricsPage::read(http).await.value("remoe_device_out_of_memory_total") > 0);
+    for (request, length) in refused.into_iter().filter(|(_, length)| *length == 12) {
+        let again = http::post(http, "/v1/completions", &completion(request, length, 8)).await.unwrap();
+        assert_eq!(again.finish().await.unwrap().status, 200, "alone it has room");
+    }
 }
 
 /// Sequences that do not fit together run one after another; once there is memory again, as many run together as before.
@@ -408,22 +414,22 @@ async fn shortage_lowers_the_batch_until_memory_is_free_again() {
     .await;
 }
 
-/// A device that does not answer any more: not ready, then the process ends as one that is to be started again.
+/// After the device is lost, the function becomes unready and exits with a code that requests a restart.
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_device_ends_the_process_after_its_readiness() {
     let model = ModelFixture::fixture("olmoe-basic");
     let options =
         StartOptions::dtype("float32").simulated_device(2 * GIB).with("--health-listen", "127.0.0.1:0");
-    let mut device = Recorded::start_with(&model, options).await;
+    let mut device = RecordedFunction::start_with(&model, options).await;
     device.main.control.route(&[], &[]).await;
     let health = device.main.announcement.health.unwrap();
     assert_eq!(http::get(health, "/readyz").await.status, 200);
-    let mut running = device.main.control.begin(decoding(1, 120)[0].clone()).await.unwrap();
+    let mut running = device.main.control.begin(decode_requests(1, 120)[0].clone()).await.unwrap();
     running.tokens(1).await.unwrap();
     fs::write(device.folder.path().join("lost"), "").unwrap();
-    // Ends on its own if it was fast; the next one meets the lost device.
+    // A fast request may still succeed; the next one fails on the lost device.
     let _ended = running.finish().await;
-    let next = device.main.control.begin(decoding(1, 120)[0].clone()).await;
+    let next = device.main.control.begin(decode_requests(1, 120)[0].clone()).await;
     if let Ok(next) = next {
         let failed = next.finish().await.expect_err("a lost device answers nothing");
         assert_eq!(failed.code(), tonic::Code::Unavailable, "{failed:?}");
@@ -488,11 +494,12 @@ async fn up_restarts_a_main_function_whose_device_is_lost() {
     assert_eq!(tokens(&again.body), tokens(&first.body));
 }
 
-/// Where a request looks at the likeliest tokens alone, they alone come to the host; it draws what it draws from all.
+/// If a request needs only the most likely tokens, only those are copied to the host. Otherwise all logits are
+/// copied.
 #[tokio::test(flavor = "multi_thread")]
 async fn likeliest_tokens_come_from_the_device_and_are_those_of_all() {
     let model = ModelFixture::fixture("mixtral-text");
-    let device = Recorded::start(&model, "float32", GIB).await;
+    let device = RecordedFunction::start(&model, "float32", GIB).await;
     device.main.control.route(&[], &[]).await;
     let vocabulary = model.checkpoint().config().vocab_size as u64;
     let http = device.main.http();
@@ -513,7 +520,7 @@ async fn likeliest_tokens_come_from_the_device_and_are_those_of_all() {
             let after = device.recording().await;
             let answer: Value = serde_json::from_str(&answer.body).unwrap();
             answers.push(answer["choices"][0]["token_ids"].clone());
-            // Each of 20 rows of logits, in float32.
+            // 20 rows of logits in float32.
             let bytes = (after.outside.bytes_down - before.outside.bytes_down) / 20;
             assert_eq!(bytes >= 4 * vocabulary, logprobs, "{bytes} bytes an iteration, {vocabulary} tokens");
         }

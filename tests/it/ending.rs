@@ -1,5 +1,5 @@
-//! Functions that are asked to end: while they load, while a client watches their health, for the second
-//! time, and when their requests take too long.
+//! Termination of functions: while they load, while a client watches their health, on a second signal, and with
+//! requests that take too long.
 
 use remoe_process::{Announcement, Role};
 use remoe_test_support::control::{Control, greedy};
@@ -23,10 +23,10 @@ use tonic::transport::Endpoint;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-/// Shorter than a remote function's drain limit: what ends within it did not wait for that.
+/// Shorter than the drain timeout of a remote function, so that an earlier end did not wait for it.
 const WELL_BEFORE_THE_LIMIT: Duration = Duration::from_secs(20);
 
-/// A server of models that takes connections and never answers.
+/// Returns the address of a model server that accepts connections and never answers.
 fn silent_server() -> (TcpListener, String) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let model = format!("http://{}/model", listener.local_addr().unwrap());
@@ -40,7 +40,7 @@ fn start(program: &str, model: &str, arguments: &[&str]) -> Process {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_function_that_loads_ends_when_it_is_asked_to() {
+async fn loading_function_ends_on_a_signal() {
     let (_server, model) = silent_server();
     let cache = tempfile::tempdir().unwrap();
     let cache = ["--model-cache", cache.path().to_str().unwrap()];
@@ -66,7 +66,7 @@ async fn watch(address: SocketAddr) -> tonic::Streaming<tonic_health::pb::Health
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watched_function_ends_as_soon_as_others() {
+async fn watched_function_ends_as_soon_as_others() {
     let model = ModelFixture::fixture("mixtral-basic");
     let experts = all_experts(&model.checkpoint());
     let mut remote = RemoteFunction::start(&model.folder, &experts, StartOptions::default()).await;
@@ -86,7 +86,7 @@ async fn a_watched_function_ends_as_soon_as_others() {
     }
 }
 
-/// Logs that cannot be written are lost, and nothing else is: functions start, answer and drain as usual.
+/// Functions start, answer and drain as usual if their logs cannot be written.
 #[tokio::test(flavor = "multi_thread")]
 async fn functions_live_on_when_their_logs_cannot_be_written() {
     let model = ModelFixture::fixture("mixtral-basic");
@@ -112,7 +112,7 @@ async fn functions_live_on_when_their_logs_cannot_be_written() {
     }
 }
 
-/// A deployment in which every layer of every token takes at least a tenth of a second.
+/// Deployment in which every layer of every token takes at least a tenth of a second.
 struct Slow {
     main: MainFunction,
     _recorder: Recorder,
@@ -120,7 +120,7 @@ struct Slow {
     stream: http::HttpExchange,
 }
 
-/// One that is in the middle of a stream.
+/// Starts a deployment with a running stream.
 async fn slow(options: StartOptions) -> Slow {
     let model = ModelFixture::demo();
     let checkpoint = model.checkpoint();
@@ -157,7 +157,7 @@ async fn streams_that_outlast_the_drain_end_with_an_error() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_signal_ends_a_function_at_once() {
+async fn second_signal_ends_a_function_at_once() {
     let mut slow = slow(StartOptions::default().with("--drain-seconds", 3600)).await;
     slow.main.process.signal(Signal::TERM);
     let drains = async || slow.main.process.log().iter().any(|line| line.contains("draining")).then_some(());
@@ -182,7 +182,7 @@ async fn remote_function_that_drains_is_no_warning() {
     let line = until(SOON, "the end of the function in the log", async || ended()).await;
     assert!(line.contains("INFO"), "{line}");
     assert!(!main.process.log().iter().any(|line| line.contains("closed the stream")));
-    // Where it stays away, that is one.
+    // A missing answer counts as one.
     let missed = || main.process.log().into_iter().find(|line| line.contains("circuit open"));
     let line = until(LONG, "a warning", async || missed()).await;
     assert!(line.contains("WARN"), "{line}");

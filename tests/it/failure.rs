@@ -1,4 +1,4 @@
-//! Functions that die or stop during a generation, and the supervision of `remoe up`.
+//! Functions that die or hang during a generation, and their supervision by `remoe up`.
 
 use remoe_test_support::control::greedy;
 use remoe_test_support::deadline::{LONG, SOON, until};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Tokens of a generation that is disturbed, and those that come before.
+/// Tokens of a disturbed generation, and tokens before the disturbance.
 const TOKENS: u32 = 800;
 const BEFORE: usize = 40;
 
@@ -19,8 +19,8 @@ fn prompt() -> Vec<u32> {
     ModelFixture::demo().prompts().pop().unwrap()
 }
 
-/// During a generation the first `victims` of two remote functions are sent `blow`: the tokens are
-/// those of a generation in peace, the functions come back and are used again.
+/// Sends `blow` to the first `victims` of two remote functions during a generation. The tokens are those of an
+/// undisturbed generation; the functions return and are used again.
 async fn survives(blow: Signal, victims: usize) {
     let mut up = Up::start(&ModelFixture::demo().folder, 2).await;
     let control = up.ready.control();
@@ -49,7 +49,7 @@ async fn survives(blow: Signal, victims: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_remote_function_is_replaced() {
+async fn killed_remote_function_is_replaced() {
     survives(Signal::KILL, 1).await;
 }
 
@@ -59,7 +59,7 @@ async fn all_killed_remote_functions_are_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stopped_remote_function_is_replaced() {
+async fn paused_remote_function_is_replaced() {
     survives(Signal::STOP, 1).await;
 }
 
@@ -112,7 +112,7 @@ async fn killed_main_function_loses_only_started_streams() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stopped_main_function_is_replaced() {
+async fn paused_main_function_is_replaced() {
     let mut up = Up::start(&ModelFixture::demo().folder, 1).await;
     let control = up.ready.control();
     let peace = control.generate(greedy(&prompt(), 20)).await.finished;
@@ -128,11 +128,11 @@ async fn a_stopped_main_function_is_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_left_of_a_killed_up() {
+async fn killed_up_leaves_no_process() {
     let mut up = Up::start(&ModelFixture::demo().folder, 2).await;
     let mut generation = up.ready.control().begin(greedy(&prompt(), 900)).await.unwrap();
     generation.tokens(5).await.unwrap();
-    // Not even a function that cannot run.
+    // No function is left either, even one that cannot run.
     signal(up.ready.remote_pids()[0], Signal::STOP);
     up.process.signal(Signal::KILL);
     up.process.end(SOON).await;
@@ -140,7 +140,7 @@ async fn nothing_is_left_of_a_killed_up() {
     assert!(generation.finish().await.is_err(), "the client of a function that is gone");
 }
 
-/// Asked to end during a generation, `up` lets it finish and leaves nothing behind.
+/// On a signal during a generation, `up` lets the generation finish and leaves no process behind.
 async fn drains(request: Signal) {
     let mut up = Up::start(&ModelFixture::demo().folder, 2).await;
     let address = up.ready.http();
@@ -164,17 +164,17 @@ async fn drains(request: Signal) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_terminated_up_drains() {
+async fn terminated_up_drains() {
     drains(Signal::TERM).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_interrupted_up_drains() {
+async fn interrupted_up_drains() {
     drains(Signal::INT).await;
 }
 
-/// Clients come while the main function is killed again and again. No client is refused and none loses an
-/// answer: requests wait until it is back, and those that it had in hand are done again.
+/// The main function is killed repeatedly while clients send requests. No request is refused or lost: requests wait
+/// until it is back, and interrupted ones are retried.
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_of_a_restarting_main_function_wait() {
     const KILLS: usize = 4;
@@ -200,7 +200,7 @@ async fn clients_of_a_restarting_main_function_wait() {
     for _ in 0..KILLS {
         signal(main, Signal::KILL);
         main = up.whole_without(&[main]).await.main().pid.unwrap();
-        // Every client that was cut off has its answer before the next kill: a request is not sent for ever.
+        // Every interrupted client gets its answer before the next kill, because retries are limited.
         let counts: Vec<usize> = answered.iter().map(|one| one.load(Ordering::Relaxed)).collect();
         until(LONG, "an answer to every client", async || {
             let mut pairs = answered.iter().zip(&counts);

@@ -1,4 +1,4 @@
-//! Functions whose model is not in a folder.
+//! Functions with a remote model source.
 
 use remoe_proto::format_listing;
 use remoe_test_sources::{Content, Hub, HubOptions, Web};
@@ -30,7 +30,7 @@ fn options(cache: &Path, hub: &Hub, token: &str) -> StartOptions {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_remote_function_fetches_its_experts_only() {
+async fn remote_function_fetches_only_its_experts() {
     let sizes =
         Sizes { layers: 1, hidden: 256, width: 1024, experts: 8, top_k: 2, vocabulary: 256, context: 64 };
     let model = generate(sizes);
@@ -47,18 +47,18 @@ async fn a_remote_function_fetches_its_experts_only() {
     };
     let function = start().await;
     let hosted: u64 = [2, 5].map(|expert| folder.expert(0, expert).unwrap().bytes()).iter().sum();
-    // The head of each file, and for the fingerprint 64 pages and the start of each tensor.
+    // Reads the header of each file and, for the fingerprint, 64 pages and the start of each tensor.
     let besides = (64 << 10) + (64 + folder.tensor_names().len() as u64) * (8 << 10);
     let bytes = content.bytes();
     assert!((hosted..hosted + besides).contains(&bytes), "{bytes} for {hosted} bytes of experts");
     assert!(function.process.log().iter().any(|line| line.starts_with("fetch: ")), "no progress");
-    // Another replica beside it fetches nothing.
+    // A second replica on the same cache fetches nothing.
     let _other = start().await;
     assert_eq!(content.bytes(), bytes);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_hubs_model_answers_as_the_folders() {
+async fn model_from_a_hub_answers_as_from_a_folder() {
     const TOKENS: u32 = 24;
     let model = ModelFixture::demo();
     let checkpoint = model.checkpoint();
@@ -73,7 +73,7 @@ async fn the_hubs_model_answers_as_the_folders() {
     let place = PathBuf::from(hub.model());
     let remote = remote_sets(&checkpoint, 0.5);
     let options = options(cache.path(), &hub, TOKEN);
-    // They begin at the same time, on one cache.
+    // Both start at the same time on one cache.
     let listing = format_listing(&remote);
     let (function, main) = tokio::join!(
         RemoteFunction::start(&place, &listing, options.clone()),
@@ -92,9 +92,9 @@ async fn the_hubs_model_answers_as_the_folders() {
     assert_eq!(hub.leaked(), 0);
 }
 
-/// A main function fetches experts that were not in its cache when their remote function dies.
+/// A main function fetches experts that are not in its cache when their remote function dies.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_main_function_fetches_the_experts_that_it_lost() {
+async fn main_function_fetches_experts_of_a_dead_replica() {
     let model = generate(Sizes {
         layers: 1,
         hidden: 256,
@@ -131,7 +131,7 @@ fn inspect(model: &str, cache: &Path, environment: &[(&str, String)]) -> Output 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_inspection_names_the_commit() {
+async fn inspection_names_the_commit() {
     let model = ModelFixture::demo();
     let (hub, _content) = hub(&model.folder).await;
     let cache = tempfile::tempdir().unwrap();
@@ -146,7 +146,7 @@ async fn an_inspection_names_the_commit() {
     assert_eq!(printed, serde_json::from_slice::<Value>(&local.stdout).unwrap());
 }
 
-/// Exit codes tell if starting again can help.
+/// Exit codes tell whether a restart can help.
 #[tokio::test(flavor = "multi_thread")]
 async fn functions_that_cannot_have_their_model_say_so() {
     let model = ModelFixture::demo();

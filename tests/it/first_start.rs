@@ -1,4 +1,4 @@
-//! The first start of a model: without a profile, from a slow source, and what it prints.
+//! First start of a model: without a profile, from a slow source, and its output.
 
 use remoe_test_sources::{Content, Web};
 use remoe_test_support::binaries;
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-/// Lines of a start, and columns of each.
+/// Largest number of lines of a start, and of columns per line.
 const LINES: usize = 12;
 const COLUMNS: usize = 80;
 
@@ -26,7 +26,7 @@ fn demo() -> String {
     ModelFixture::demo().folder.to_str().unwrap().to_owned()
 }
 
-/// Children of the process `parent` with the state letter of each.
+/// Returns the children of the process `parent` with their state letters.
 fn children(parent: u32) -> Vec<(u32, char)> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -56,7 +56,7 @@ async fn up_without_a_profile_serves_first_and_measures_when_idle() {
     let expected = ask(address, 16).await["choices"][0]["token_ids"].clone();
     let measured = || children(up.process.pid()).into_iter().filter(|(pid, _)| !own.contains(pid));
     until(LONG, "functions under measurement", async || measured().next().map(drop)).await;
-    // Answers that take some time, one behind the other: while they do, what is measured stands still.
+    // Sends long requests one after another: meanwhile the measurement pauses.
     let (mut stood_still, mut rounds) = (false, 0);
     while !stood_still && rounds < 100 {
         rounds += 1;
@@ -71,7 +71,7 @@ async fn up_without_a_profile_serves_first_and_measures_when_idle() {
             seen.iter().any(|states| !states.is_empty() && states.iter().all(|state| *state == 'T'));
     }
     assert!(stood_still, "nothing was stopped");
-    // Requests go on now and then, and none of them is lost or changed while it is measured and planned again.
+    // Requests continue at intervals, and none is lost or changed by the measurement and the new plan.
     until(LONG * 4, "a plan on measurements", async || {
         assert_eq!(ask(address, 16).await["choices"][0]["token_ids"], expected);
         tokio::time::sleep(std::time::Duration::from_secs(15)).await;
@@ -92,7 +92,7 @@ async fn profile_first_measures_before_it_serves() {
     assert_eq!(children(up.process.pid()).len(), up.ready.pids().len());
 }
 
-/// Returns the lines that `remoe up` prints on either stream until it says how to stop it.
+/// Returns the lines of `remoe up` on both streams until its hint how to stop it.
 async fn printed(model: &Path, arguments: &[&str]) -> Vec<String> {
     let cache = tempfile::tempdir().unwrap();
     let mut command = Command::new(binaries::program("remoe"));
@@ -152,12 +152,12 @@ async fn verbose_start_shows_the_plan() {
     assert!(lines.iter().any(|line| line.starts_with("placement ")), "{lines:#?}");
 }
 
-/// A model of about 600 kB.
+/// Generates a model of about 600 kB.
 fn small() -> TempDir {
     generate(Sizes { layers: 1, hidden: 64, width: 96, experts: 8, top_k: 2, vocabulary: 256, context: 64 })
 }
 
-/// Starts `up` for the model at `url` and gives up on it `seconds` after it last got on.
+/// Starts `up` for the model at `url` and stops it `seconds` after its last progress.
 fn from_source(url: &str, cache: &Path, seconds: &str) -> (Process, Arc<Mutex<Vec<String>>>) {
     let mut command = Command::new(binaries::program("remoe"));
     command.args(["up", "--json", "--port", "0", "--threads", "1", "--remote-ratio", "0", url]);
@@ -182,7 +182,7 @@ async fn slow_source_is_waited_for_while_bytes_arrive() {
     let content = Content::new(model.path());
     let web = Web::start(ANY, content.clone()).await.unwrap();
     let size = std::fs::metadata(model.path().join("model.safetensors")).unwrap().len();
-    // Four times as long as the timeout; chunks of 16 kB come more often than that.
+    // Takes four times the timeout; chunks of 16 kB arrive more often than that.
     content.change(|faults| faults.bytes_per_second = Some(size / 12));
     let started = std::time::Instant::now();
     let (_process, lines) = from_source(&web.model(), cache.path(), "3");
@@ -220,7 +220,7 @@ async fn download_goes_on_after_a_kill() {
     let (_process, lines) = from_source(&web.model(), cache.path(), "60");
     ready(&lines).await;
     let after = content.counted()["model.safetensors"].bytes;
-    // What was on its way, and what the journal had not written down yet, comes twice.
+    // Bytes in transit and bytes not yet in the journal are fetched twice.
     assert!(after < size * 3 / 4, "{before} bytes before, {after} after, of {size}");
 }
 
@@ -235,7 +235,7 @@ async fn models_are_pulled_listed_and_removed() {
     let (code, pulled) = run(&["pull", &place]).await;
     assert_eq!((code, &pulled["model"]), (Some(0), &json!(place)), "{pulled}");
     assert!(pulled["bytes"].as_u64() >= Some(size), "{pulled}");
-    // Everything is there: another one fetches no weights.
+    // The cache is complete: another start fetches no weights.
     content.take_counted();
     assert_eq!(run(&["pull", &place]).await.0, Some(0));
     assert_eq!(content.bytes(), 0);

@@ -1,4 +1,4 @@
-//! A placement that follows what requests use, with the demo model's two ways of routing.
+//! Placement that follows expert usage, with the two kinds of routing in the demo model.
 
 use remoe_test_support::command::remoe;
 use remoe_test_support::deadline::{LONG, until};
@@ -28,7 +28,7 @@ async fn ask(address: SocketAddr, prompt: &str) -> Value {
     raw::ask(address, raw::post("/v1/completions", &body.to_string())).await.ok()
 }
 
-/// The share of pairs that left the main function, and the answer's tokens.
+/// Returns the share of remote pairs and the tokens of the answer.
 async fn remote(address: SocketAddr, prompt: &str) -> (f64, Value) {
     let answer = ask(address, prompt).await;
     let experts = &answer["usage"]["remoe"]["experts"];
@@ -37,7 +37,7 @@ async fn remote(address: SocketAddr, prompt: &str) -> (f64, Value) {
     (count("remote") / all, answer["choices"][0]["token_ids"].clone())
 }
 
-/// The mean share, and all answers.
+/// Returns the mean share and all answers.
 async fn round(address: SocketAddr, prompts: &[&str]) -> (f64, Vec<Value>) {
     let (mut sum, mut answers) = (0.0, Vec::new());
     for prompt in prompts {
@@ -49,7 +49,7 @@ async fn round(address: SocketAddr, prompts: &[&str]) -> (f64, Vec<Value>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_placement_follows_the_topic_and_a_wake_those_who_wait() {
+async fn placement_follows_topic_and_wake_follows_waiting_requests() {
     let model = ModelFixture::demo();
     let stays = Up::start_with(&model.folder, &["--remote-ratio", "0.5"]).await;
     let (_, scripture) = round(stays.ready.http(), &SCRIPTURE).await;
@@ -65,7 +65,7 @@ async fn a_placement_follows_the_topic_and_a_wake_those_who_wait() {
     let mut up = Up::start_with(&model.folder, &arguments).await;
     let address = up.ready.http();
     let first = up.ready.pids();
-    // Answers are the same whatever the placement, and while it changes.
+    // Answers do not depend on the placement, even during a change.
     let until_replanned = async |up: &mut Up, prompts: &[&str], expected: &[Value]| {
         until(LONG, "another placement", async || {
             assert_eq!(round(address, prompts).await.1, expected);
@@ -73,7 +73,7 @@ async fn a_placement_follows_the_topic_and_a_wake_those_who_wait() {
         })
         .await;
     };
-    // The first placements for a topic know little of it: later ones bring the share down.
+    // The first placements for a topic know little about it; later ones lower the share.
     let until_share = async |prompts: &[&str], expected: &[Value], highest: f64| {
         until(LONG, &format!("a placement with less than {highest} of the pairs remote"), async || {
             let (share, answers) = round(address, prompts).await;
@@ -91,7 +91,7 @@ async fn a_placement_follows_the_topic_and_a_wake_those_who_wait() {
     let metrics = raw::ask(address, raw::get("/metrics")).await.text();
     assert!(metrics.contains("remoe_replans_total{cause=\"drift\",model=\"model\"}"), "{metrics}");
     assert!(metrics.contains("remoe_prediction_divergence_nats{model=\"model\",phase=\"decode\"}"));
-    // What the old functions cost beside the new ones is named, and all of it adds up.
+    // The overlap cost of old and new functions is reported, and all parts add up.
     up.process.signal(Signal::TERM);
     assert_eq!(up.process.end(LONG).await.code(), Some(0));
     let (code_of_cost, cost) = remoe(&["cost", ledger]).await;
@@ -100,7 +100,7 @@ async fn a_placement_follows_the_topic_and_a_wake_those_who_wait() {
     let (paid, residual) = (cost["paid"].as_f64().unwrap(), cost["residual"].as_f64().unwrap());
     assert!(residual.abs() <= 0.001 * paid, "{cost}");
 
-    // What was learned is still known to another one, which plans its first wake for those that wait.
+    // Another process reuses the history and plans its first wake for the waiting requests.
     let arguments = [&arguments[..3], &["3600s"], &arguments[4..6], &["--idle", "1s"]].concat();
     let mut up = Up::start_with(&model.folder, &arguments).await;
     assert_ne!(up.ready.pids(), first);
@@ -117,7 +117,7 @@ async fn a_placement_follows_the_topic_and_a_wake_those_who_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_placement_that_cannot_start_is_taken_back() {
+async fn placement_that_cannot_start_is_rolled_back() {
     let model = ModelFixture::demo();
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("model");
@@ -130,7 +130,7 @@ async fn a_placement_that_cannot_start_is_taken_back() {
     let arguments = ["--remote-ratio", "0.5", "--replan", "300ms", "--ready-timeout", "8"];
     let mut up = Up::start_with(&copy, &arguments).await;
     let address = up.ready.http();
-    // Running functions have their weights; those that start now find none.
+    // Running functions have loaded their weights; new ones find none.
     let weights: Vec<_> = std::fs::read_dir(&copy).unwrap().map(|file| file.unwrap().path()).collect();
     let weights: Vec<_> =
         weights.iter().filter(|path| path.extension().is_some_and(|it| it == "safetensors")).collect();

@@ -1,4 +1,4 @@
-//! `scripts/gpu_check` on CPUs: its checks hold, and what does not hold is told.
+//! `scripts/gpu_check` on CPUs: its checks pass, and failures are reported.
 
 use remoe_test_support::binaries::{folder, workspace};
 use remoe_test_support::fake::script;
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Runs a dry run; returns the exit code, the report and what was printed.
+/// Runs a dry run. Returns the exit code, the report and the output.
 fn dry_run(arguments: &[&str]) -> (Option<i32>, Value, String) {
     let scratch = tempfile::tempdir().unwrap();
     let report = scratch.path().join("report.json");
@@ -19,7 +19,7 @@ fn dry_run(arguments: &[&str]) -> (Option<i32>, Value, String) {
     (output.status.code(), serde_json::from_str(&text).unwrap(), printed)
 }
 
-/// A folder with the programs, of which the main function is the script `text`.
+/// Creates a folder with the programs, with the script `text` as the main function.
 fn with_main(text: &str) -> TempDir {
     let programs = tempfile::tempdir().unwrap();
     for name in ["remoe-bench", "remote-expert-fn"] {
@@ -66,7 +66,7 @@ fn dry_run_makes_every_check_and_all_hold() {
     for name in ["shape-olmoe", "shape-qwen3"] {
         let figures = check(&report, name)["figures"].as_object().unwrap();
         let steps: Vec<&Value> = figures.values().filter(|figure| figure.is_object()).collect();
-        // Two numbers of sequences behind two numbers of positions, and one with remote experts.
+        // Two numbers of sequences, each at two positions, and one case with remote experts.
         assert_eq!(steps.len(), 5, "{figures:?}");
         for step in steps {
             let part = |part: &str| step[part].as_f64().unwrap();
@@ -78,7 +78,7 @@ fn dry_run_makes_every_check_and_all_hold() {
 
 #[test]
 fn check_that_fails_is_told_and_stops_no_other() {
-    // A function that computes in another dtype than it was told to.
+    // A function that computes in another dtype than requested.
     let real = folder().join("main-model-fn-torch");
     let wrong = format!(
         "#!/bin/bash\narguments=(\"${{@/#float32/bfloat16}}\")\nexec '{}' \"${{arguments[@]}}\"\n",

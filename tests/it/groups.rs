@@ -1,5 +1,5 @@
-//! Remote functions that host parts of the remote sets: answers do not depend on how experts are grouped,
-//! a message only goes where all of its experts are, and a group that is lost is made up for.
+//! Remote functions in groups: answers do not depend on the groups, each message goes only to hosts of all its
+//! experts, and lost groups are replaced by local computation.
 
 use remoe_proto::format_listing;
 use remoe_proto::v1::{Code, LayerExperts};
@@ -12,7 +12,7 @@ use remoe_test_support::function::{MainFunction, RemoteFunction, StartOptions};
 use remoe_test_support::metrics::MetricsPage;
 use remoe_test_support::placement::{all_experts, calls_of, dealt, remote_sets};
 use remoe_test_support::process::signal;
-use remoe_test_support::recorder::{Arrival, MessageFault, Recorder};
+use remoe_test_support::recorder::{MessageFault, RecordedMessage, Recorder};
 use remoe_test_support::up::{Up, all_gone};
 use rustix::process::Signal;
 use serde_json::json;
@@ -27,12 +27,12 @@ const TOKENS: u32 = 16;
 /// Results that must not depend on the groups.
 #[derive(Debug, PartialEq)]
 struct Answers {
-    /// Bits of the hidden states and of the logits, prompt by prompt.
+    /// Bits of the hidden states and the logits of each prompt.
     prompts: Vec<(Vec<u8>, Vec<u32>)>,
     tokens: Vec<Vec<u32>>,
 }
 
-/// Asks everything under the routing in force, and checks that what is remote was computed remotely.
+/// Runs all requests under the routing in force and checks that remote experts were computed remotely.
 async fn ask(control: &Control, model: &ModelFixture, remote: &[LayerExperts]) -> Answers {
     let mut prompts = Vec::new();
     for ids in model.prompts() {
@@ -52,7 +52,7 @@ async fn ask(control: &Control, model: &ModelFixture, remote: &[LayerExperts]) -
     Answers { prompts, tokens }
 }
 
-/// `replicas` of the functions for each of `groups`.
+/// Starts `replicas` functions for each of `groups`.
 fn hosted(functions: &[RemoteFunction], groups: &[Vec<LayerExperts>], replicas: usize) -> Vec<Hosted> {
     let places = groups.iter().flat_map(|group| std::iter::repeat_n(group, replicas));
     functions.iter().map(RemoteFunction::address).zip(places.cloned()).collect()
@@ -69,7 +69,7 @@ async fn same_in_every_group(model: &ModelFixture, dtype: &'static str) {
     main.control.route(&[], &[]).await;
     let reference = ask(&main.control, model, &[]).await;
     for replicas in 1..=REPLICAS {
-        // Everything is remote once, and half of it the other time.
+        // First all experts are remote, then half of them.
         let remote = remote_sets(&checkpoint, 1.0 / replicas as f64);
         for groups in 1..=GROUPS {
             let endpoints = hosted(&functions, &dealt(&remote, groups), replicas);
@@ -95,9 +95,9 @@ async fn bfloat16_answers_do_not_depend_on_groups() {
     }
 }
 
-/// Results of a group are computed without it, bit for bit, however many others are left.
+/// Without a group, its results are computed locally with the same bits, however many other groups remain.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_that_is_killed_changes_no_bit() {
+async fn killed_group_changes_no_bit() {
     for (name, dtype) in [("olmoe-basic", "float32"), ("mixtral-basic", "bfloat16")] {
         let model = ModelFixture::fixture(name);
         let remote = remote_sets(&model.checkpoint(), 1.0);
@@ -130,8 +130,8 @@ async fn a_group_that_is_killed_changes_no_bit() {
     }
 }
 
-/// Sets that overlap in every way, in functions that host nothing else: each message goes where all of its
-/// experts are, every pair goes once, and the functions' own weights give the answer.
+/// Overlapping sets in functions that host nothing else: each message goes to a host of all its experts, every pair
+/// is sent once, and the hosted weights give the answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_go_where_their_experts_are() {
     let model = ModelFixture::fixture("olmoe-basic");
@@ -175,7 +175,7 @@ async fn messages_go_where_their_experts_are() {
     }
     assert_eq!(used, (0..all.len()).collect(), "functions that were asked");
 
-    // What a function does not host is said, and computed all the same.
+    // A missing expert is reported and computed locally.
     let mut wrong = endpoints.clone();
     wrong[1].1 = parts(|_, expert| expert == 0);
     let ack = main.control.try_route_parts(&wrong[..2], &remote).await;
@@ -188,10 +188,10 @@ async fn messages_go_where_their_experts_are() {
     assert!(calls.remote > 0 && calls.fallback > 0, "{calls:?}");
 }
 
-/// A message that one replica refuses goes to the other one of its group, and never to another group,
-/// although the functions behind them could answer.
+/// A message refused by one replica goes to the other replica of its group and to no other group, although another
+/// group's function could answer.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refused_message_stays_in_its_group() {
+async fn refused_message_stays_in_its_group() {
     let model = ModelFixture::fixture("olmoe-basic");
     let checkpoint = model.checkpoint();
     let function =
@@ -220,7 +220,7 @@ async fn a_refused_message_stays_in_its_group() {
         for (recorder, sets) in recorders.iter().zip(sets) {
             let arrivals = recorder.take();
             assert!(!arrivals.is_empty());
-            for Arrival { work, .. } in arrivals {
+            for RecordedMessage { work, .. } in arrivals {
                 let set = sets.iter().find(|set| set.layer == work.layer).unwrap();
                 assert!(work.experts.iter().all(|expert| set.experts.contains(expert)), "{code:?}");
             }
@@ -228,8 +228,7 @@ async fn a_refused_message_stays_in_its_group() {
     }
 }
 
-/// The groups of a layer work at the same time, in decoding too: no group's message waits for the answer
-/// of another.
+/// The groups of a layer work concurrently, also while decoding: no group's message waits for another group's answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn groups_work_at_the_same_time() {
     const ANSWERS_AFTER: Duration = Duration::from_millis(100);
@@ -253,20 +252,21 @@ async fn groups_work_at_the_same_time() {
         .enumerate()
         .flat_map(|(group, recorder)| recorder.take().into_iter().map(move |arrival| (group, arrival)))
         .collect();
-    arrivals.sort_by_key(|(_, arrival)| arrival.at);
-    // One of them may be noted late on a busy machine; none would be in time if groups waited for each other.
+    arrivals.sort_by_key(|(_, arrival)| arrival.arrived_at);
+    // On a busy machine one may be recorded late; if groups waited for each other, all would be late.
     let (mut together, mut apart) = (0, 0);
     for pair in arrivals.windows(2) {
         let [(one, first), (other, second)] = pair else { continue };
         if one != other && first.work.layer == second.work.layer {
-            *if second.at < first.at + ANSWERS_AFTER { &mut together } else { &mut apart } += 1;
+            *if second.arrived_at < first.arrived_at + ANSWERS_AFTER { &mut together } else { &mut apart } +=
+                1;
         }
     }
     assert!(together > 4 * apart, "{together} together, {apart} one after the other");
 }
 
-/// During a generation functions of a deployment in groups, those at `victims`, are sent `blow`: the tokens
-/// are those of a generation in peace, and the functions come back.
+/// Sends `blow` to the functions at `victims` of a deployment in groups during a generation. The tokens are those of
+/// an undisturbed generation, and the functions return.
 async fn survives(blow: Signal, replicas: &str, victims: &[usize], fallback: bool) {
     const LONG_ANSWER: u32 = 800;
     let model = ModelFixture::demo();
@@ -308,23 +308,23 @@ async fn survives(blow: Signal, replicas: &str, victims: &[usize], fallback: boo
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_group_is_made_up_for_and_replaced() {
+async fn killed_group_is_computed_locally_and_replaced() {
     survives(Signal::KILL, "1", &[1], true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_replica_of_a_group_costs_no_load() {
+async fn killed_replica_of_a_group_causes_no_load() {
     survives(Signal::KILL, "2", &[2], false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stopped_replica_of_a_group_costs_no_load() {
+async fn paused_replica_of_a_group_causes_no_load() {
     survives(Signal::STOP, "2", &[3], false).await;
 }
 
-/// A plan file with groups is what runs, under `up`, `generate` and `logits`.
+/// `up`, `generate` and `logits` run the groups of a plan file.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_plan_file_may_group_experts() {
+async fn plan_file_with_groups_is_applied() {
     let model = workspace().join("demo/model");
     let model = model.to_str().unwrap();
     let folder = tempfile::tempdir().unwrap();

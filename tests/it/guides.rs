@@ -1,4 +1,4 @@
-//! The commands of README.md and of the guides, run as written. Those for a cluster are a cluster test (tests/e2e).
+//! Commands of README.md and of the guides, run as written. Those for a cluster are a cluster test (tests/e2e).
 
 use remoe_test_support::binaries::workspace;
 use remoe_test_support::guide::{Block, run, script};

@@ -1,5 +1,5 @@
-//! The HTTP port of a main function that knows gateways: it answers gateways as it answers every client without
-//! identities, and no other caller, whatever it tries. Certificates change under running streams.
+//! HTTP port of a main function with identities: it answers gateways as it answers every client without identities,
+//! and rejects all other clients. Certificates rotate during streams.
 
 use remoe_proto::identity::{Counterpart, Identity, Keyring, Trust};
 use remoe_test_support::deadline::{SOON, until, within};
@@ -8,7 +8,7 @@ use remoe_test_support::function::{MainFunction, StartOptions};
 use remoe_test_support::metrics::MetricsPage;
 use remoe_test_support::raw::{self, Connection};
 use remoe_test_support::realm::{
-    DEPLOYMENT, LIFE, Realm, gateway, main_of, operator, remote_of, with_identity,
+    DEPLOYMENT, LIFE, TestAuthority, gateway, main_of, operator, remote_of, with_identity,
 };
 use serde_json::json;
 use std::time::Duration;
@@ -18,8 +18,8 @@ use tokio::time::sleep;
 
 const COMPLETIONS: &str = "/v1/completions";
 
-/// A main function that computes everything itself and takes requests from gateways alone.
-async fn start(realm: &Realm, options: StartOptions) -> MainFunction {
+/// Main function with only local experts that accepts requests from gateways alone.
+async fn start(realm: &TestAuthority, options: StartOptions) -> MainFunction {
     let options = realm.main(options).with("--gateway-identity", gateway());
     let options = options.with("--metrics-listen", "127.0.0.1:0");
     let trust = realm.trust(&operator(), &main_of(DEPLOYMENT));
@@ -37,11 +37,11 @@ async fn refused(main: &MainFunction, reason: &str) -> u64 {
 }
 
 /// Returns the trust with which `own` connects to the main function under test.
-fn shown(realm: &Realm, own: &Identity) -> Trust {
+fn shown(realm: &TestAuthority, own: &Identity) -> Trust {
     realm.trust(own, &main_of(DEPLOYMENT))
 }
 
-/// A completion of so many tokens.
+/// Returns a completion request of `tokens` tokens.
 fn completion(tokens: usize, stream: bool) -> String {
     let body = json!({"prompt": "Once upon a time", "max_tokens": tokens, "temperature": 0, "ignore_eos": true,
         "stream": stream});
@@ -49,8 +49,8 @@ fn completion(tokens: usize, stream: bool) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_gateways_of_the_release_are_answered() {
-    let (realm, other) = (Realm::default(), Realm::default());
+async fn main_function_answers_only_gateways_of_the_release() {
+    let (realm, other) = (TestAuthority::default(), TestAuthority::default());
     let main = start(&realm, StartOptions::default()).await;
     let address = main.http();
     let mut known = Connection::secured(address, &shown(&realm, &gateway())).await.unwrap();
@@ -65,14 +65,14 @@ async fn only_gateways_of_the_release_are_answered() {
     let beside = Identity::Gateway { namespace: "elsewhere".to_owned() };
     let strangers = [beside, operator(), main_of(DEPLOYMENT), main_of("other"), remote_of(DEPLOYMENT)];
     for own in &strangers {
-        // Its own end of the handshake is over before it is looked at.
+        // The client's handshake completes before the server checks the identity.
         let mut connection = Connection::secured(address, &shown(&realm, own)).await.unwrap();
         let _closed = connection.write(raw::get("/health")).await;
         assert!(connection.answer().await.is_err(), "{own} is answered");
     }
     assert_eq!(refused(&main, "identity").await, strangers.len() as u64);
 
-    // The right name of another authority; no TLS; another protocol.
+    // A correct name from another authority; no TLS; another protocol.
     let before = refused(&main, "handshake").await;
     assert!(Connection::secured(address, &shown(&other, &gateway())).await.is_err());
     let mut open = Connection::open(address).await;
@@ -83,7 +83,7 @@ async fn only_gateways_of_the_release_are_answered() {
     let all = async || (refused(&main, "handshake").await == before + 3).then_some(());
     until(SOON, "three refused handshakes", all).await;
 
-    // A gateway sends requests to the main function that it means, and to no other.
+    // A gateway sends requests only to the intended main function.
     let elsewhere = realm.trust(&gateway(), &main_of("other"));
     let error = Connection::secured(address, &elsewhere).await.err().unwrap();
     assert!(error.to_string().contains(&main_of(DEPLOYMENT).to_string()), "{error}");
@@ -92,7 +92,7 @@ async fn only_gateways_of_the_release_are_answered() {
     known.answer().await.unwrap().ok();
 }
 
-/// A main function that is told of gateways, without a certificate of its own, ends at the start.
+/// A main function with a gateway identity but no certificate of its own fails to start.
 #[tokio::test(flavor = "multi_thread")]
 async fn gateways_are_known_by_a_certificate_of_ones_own() {
     let options = StartOptions::default().with("--gateway-identity", gateway());
@@ -100,13 +100,13 @@ async fn gateways_are_known_by_a_certificate_of_ones_own() {
     assert_eq!(status.code(), Some(2), "{log:?}");
 }
 
-/// Certificates are renewed, by another authority in the end, while answers stream. A client that leaves ends its work.
+/// Certificates are rotated, finally to another authority, during streams. A client that disconnects ends its work.
 #[tokio::test(flavor = "multi_thread")]
 async fn certificates_change_under_running_streams() {
     const LIVES: Duration = Duration::from_secs(60);
-    let (realm, next) = (Realm::default(), Realm::default());
+    let (realm, next) = (TestAuthority::default(), TestAuthority::default());
     let both = format!("{}{}", realm.certificate(), next.certificate());
-    let renew = |signs: &Realm, authorities: &str| {
+    let renew = |signs: &TestAuthority, authorities: &str| {
         let write = |name: &str, own: &Identity| realm.write(name, &signs.sign(own, LIVES), authorities);
         (write("main", &main_of(DEPLOYMENT)), write("gateway", &gateway()))
     };
@@ -117,7 +117,7 @@ async fn certificates_change_under_running_streams() {
     let main = MainFunction::start_within(&ModelFixture::demo().folder, options, by_operator).await;
     main.control.route(&[], &[]).await;
     let trust = Trust {
-        keyring: Keyring::of_folder(&as_gateway).unwrap(),
+        keyring: Keyring::from_folder(&as_gateway).unwrap(),
         peer: Counterpart::Named(main_of(DEPLOYMENT)),
     };
     let begin = async || {
@@ -147,7 +147,7 @@ async fn certificates_change_under_running_streams() {
         [(&realm, realm.certificate()), (&realm, &both), (&next, &both), (&next, next.certificate())]
     {
         renew(signs, authorities);
-        // Both ends look at their files again.
+        // Both ends reload their files.
         sleep(Duration::from_millis(600)).await;
         let mut fresh = Connection::secured(main.http(), &trust).await.unwrap();
         fresh.write(raw::get("/health")).await.unwrap();
@@ -165,14 +165,13 @@ async fn certificates_change_under_running_streams() {
     until(SOON, "the end of the work for who left", idle).await;
 }
 
-/// Connections that say nothing, half of a handshake, or half of a head within TLS: a gateway gets in beside them, and
-/// they are let go.
+/// Idle connections, half handshakes and half request heads do not keep a gateway out, and are closed.
 #[tokio::test(flavor = "multi_thread")]
 async fn strangers_keep_no_gateway_out() {
     const PLACES: usize = 16;
-    /// The beginning of a ClientHello of 512 bytes.
+    /// Start of a ClientHello of 512 bytes.
     const HALF: [u8; 11] = [22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3];
-    let realm = Realm::default();
+    let realm = TestAuthority::default();
     let mut options = StartOptions::default();
     options.environment.push(("REMOE_HTTP_MAX_CONNECTIONS", PLACES.to_string()));
     options.environment.push(("REMOE_HTTP_HEAD_S", "8".to_owned()));
@@ -192,7 +191,7 @@ async fn strangers_keep_no_gateway_out() {
     let displaced = "remoe_http_connections_ended_total{reason=\"displaced\"}";
     assert!(metrics(&main).await.value(displaced) >= 4 * PLACES as u64);
 
-    // With places to spare they have the time of a handshake, and that of a head.
+    // Below the connection limit, they are closed after the handshake or header timeout.
     drop(held);
     let mut silent = TcpStream::connect(main.http()).await.unwrap();
     let end = within(SOON, "the end of a handshake that never began", silent.read(&mut [0; 1])).await;

@@ -1,5 +1,5 @@
-//! The HTTP surface over a real engine, byte by byte: what each parameter does to the tokens, what
-//! every route says, and what comes of requests that are none.
+//! HTTP interface with a real engine: the effect of each parameter on the tokens, the response of every route, and
+//! invalid requests.
 
 use remoe_test_support::binaries::workspace;
 use remoe_test_support::deadline::LONG;
@@ -18,7 +18,7 @@ const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
 const PROMPT: &str = "Once upon a time";
 
-/// The server and the least body of a completion: greedy, of a fixed length, with token ids.
+/// Server and minimal completion request: greedy, of a fixed length, with token ids.
 struct HttpClient {
     address: SocketAddr,
 }
@@ -35,7 +35,7 @@ impl HttpClient {
         )
     }
 
-    /// The choices of a completion, which are the same when they are streamed.
+    /// Returns the choices of a completion and checks that a stream gives the same.
     async fn choices(&self, extra: Value) -> Vec<CollectedChoice> {
         let body = Self::body(&extra);
         let whole = CollectedChoice::all(&[self.send(COMPLETIONS, &body).await.ok()]);
@@ -61,13 +61,13 @@ fn merged(mut body: Value, extra: &Value) -> Value {
     body
 }
 
-/// A choice, put together from one answer or from the chunks of a stream.
+/// Choice, assembled from one response or from the chunks of a stream.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct CollectedChoice {
     text: String,
     ids: Vec<u32>,
     finish: String,
-    /// As completions write them: names, log-probabilities and alternatives.
+    /// Log-probabilities in the form of completions: names, log-probabilities and alternatives.
     tokens: Vec<String>,
     logprobs: Vec<Option<f64>>,
     top: Vec<Map<String, Value>>,
@@ -111,7 +111,7 @@ async fn loading_and_ready() {
     for path in [COMPLETIONS, CHAT] {
         client.send(path, &json!({"prompt": "a", "messages": []})).await.error(503);
     }
-    // What needs no experts is there.
+    // Routes that need no experts respond.
     ask(server.address, get("/v1/models")).await.ok();
     assert_eq!(client.send("/tokenize", &json!({"prompt": PROMPT})).await.ok()["max_model_len"], 1024);
     server.place().await;
@@ -119,7 +119,7 @@ async fn loading_and_ready() {
     assert_eq!(client.choice(json!({})).await.ids.len(), 12);
 }
 
-/// A client of the metrics needs no key there, and gets nothing else.
+/// `/metrics` needs no key and returns only metrics.
 #[tokio::test(flavor = "multi_thread")]
 async fn metrics_have_an_address_of_their_own_where_one_is_given() {
     let options = StartOptions::default().with("--metrics-listen", "127.0.0.1:0").with("--api-key", "secret");
@@ -178,7 +178,7 @@ async fn names_keys_origins_and_limits() {
         assert_ne!(ask(head, key, "").await.head.status, 401, "{head}");
     }
     ask("GET /health", "", "").await.ok();
-    // One model, by its name only.
+    // Only the model's name is accepted.
     let models = ask("GET /v1/models", key, "").await.ok();
     assert_eq!((&models["object"], &models["data"][0]["id"]), (&json!("list"), &json!("org/demo")));
     assert_eq!(ask("GET /v1/models/org%2Fdemo", key, "").await.ok(), models["data"][0]);
@@ -190,7 +190,7 @@ async fn names_keys_origins_and_limits() {
     let answer =
         ask("POST /v1/completions", key, r#"{"model": "org/demo", "prompt": "a", "max_tokens": 1}"#).await;
     assert_eq!(answer.ok()["model"], "org/demo");
-    // Browsers of named origins only.
+    // Only browsers of the configured origins are allowed.
     let origin = |name: &str| format!("{key}Origin: https://{name}.example\r\n");
     for (name, allowed) in [("a", "https://a.example"), ("b", "https://b.example"), ("c", "")] {
         let answer = ask("GET /version", &origin(name), "").await;
@@ -200,7 +200,7 @@ async fn names_keys_origins_and_limits() {
         assert_eq!(preflight.head.status, if allowed.is_empty() { 401 } else { 204 });
         assert_eq!(preflight.head.header("access-control-allow-origin"), allowed);
     }
-    // The body's limit, at its edge.
+    // Bodies at the size limit.
     let padded = |length: usize| {
         let body = r#"{"prompt": "a", "max_tokens": 1, "user": ""}"#;
         body.replace("\"\"}", &format!("\"{}\"}}", "x".repeat(length - body.len())))
@@ -208,7 +208,7 @@ async fn names_keys_origins_and_limits() {
     ask("POST /v1/completions", key, &padded(20000)).await.ok();
     let error = ask("POST /v1/completions", key, &padded(20001)).await.error(413);
     assert_eq!(error["code"], "request_too_large");
-    // Answers carry the request's id.
+    // Responses have the request's id.
     let answer = ask("GET /health", "X-Request-Id: mine-1\r\n", "").await;
     assert_eq!(answer.head.header("x-request-id"), "mine-1");
     assert_eq!(ask("GET /nowhere", key, "").await.head.header("x-request-id").len(), 32);
@@ -236,7 +236,7 @@ async fn parameters() {
     refusals(&client).await;
 }
 
-/// Prompts as text, ids and lists of either; echo; the tokenizer's route.
+/// Prompts as text, as ids and as lists of both; echo; the tokenize route.
 async fn prompts(client: &HttpClient, greedy: &CollectedChoice) {
     let tokenized = client.send("/tokenize", &json!({"prompt": PROMPT})).await.ok();
     let ids = &tokenized["tokens"];
@@ -262,7 +262,7 @@ async fn prompts(client: &HttpClient, greedy: &CollectedChoice) {
     // Unknown fields are ignored.
     let unknown = json!({"user": "u", "metadata": {"a": ["b"]}, "unheard_of": [1, {"deep": null}], "": 1});
     assert_eq!(client.choice(unknown).await, *greedy);
-    // Sixteen tokens, unless said otherwise; the newer name wins.
+    // The default is sixteen tokens. The newer field name takes precedence.
     let usual = client.send(COMPLETIONS, &json!({"prompt": PROMPT, "ignore_eos": true})).await.ok();
     assert_eq!(usual["usage"]["completion_tokens"], 16);
     assert_eq!(
@@ -271,7 +271,7 @@ async fn prompts(client: &HttpClient, greedy: &CollectedChoice) {
     );
 }
 
-/// Roles and content parts, as the template sees them.
+/// Roles and content parts of chats in the template.
 async fn chats(client: &HttpClient) {
     let say = async |messages: Value| {
         let body = json!({"messages": messages, "max_tokens": 8, "temperature": 0, "ignore_eos": true, "return_token_ids": true});
@@ -295,14 +295,14 @@ async fn chats(client: &HttpClient) {
         {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"},
     ]);
     assert_ne!(say(talk).await, plain);
-    // This model's template knows no tools, and would refuse their role: what they say is text of the user.
+    // This model's template has no tools and would reject their role: their text becomes that of the user.
     let result =
         json!([{"role": "user", "content": "a"}, {"role": "tool", "content": "b", "tool_call_id": "c"}]);
     let words = json!([
         {"role": "user", "content": "a"}, {"role": "user", "content": "<tool_response>\nb\n</tool_response>"},
     ]);
     assert_eq!(say(result).await, say(words).await);
-    // What the template refuses is said in its own words.
+    // Errors of the template are passed on in its own words.
     let late = json!([{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]);
     let refused = client.send(CHAT, &json!({"messages": late})).await;
     refused.refuses("messages");
@@ -316,7 +316,7 @@ async fn chats(client: &HttpClient) {
     assert_eq!(ids, chat.1);
 }
 
-/// The framing of a stream, and its usage.
+/// Framing and usage of a stream.
 async fn streams(client: &HttpClient) {
     let body = HttpClient::body(&json!({"stream": true, "stream_options": {"include_usage": true}, "n": 2}));
     let answer = client.send(COMPLETIONS, &body).await;
@@ -344,9 +344,9 @@ async fn streams(client: &HttpClient) {
     assert!(events.iter().all(|event| event.get("usage").is_none()));
 }
 
-/// Stop strings wherever tokens are cut, stop tokens, ends of sequence, least lengths.
+/// Stop strings across token borders, stop tokens, end of sequence, and minimum lengths.
 async fn ends(client: &HttpClient, greedy: &CollectedChoice) {
-    // Every stretch of three characters, most of them across the borders of tokens.
+    // Every substring of three characters, most of which cross token borders.
     let starts: Vec<usize> = greedy.text.char_indices().map(|(at, _)| at).collect();
     for window in starts.windows(4).step_by(5) {
         let stop = &greedy.text[window[0]..window[3]];
@@ -354,22 +354,22 @@ async fn ends(client: &HttpClient, greedy: &CollectedChoice) {
         let choice = client.choice(json!({"stop": ["\u{1}never", stop]})).await;
         assert_eq!((choice.text.as_str(), choice.finish.as_str()), (cut, "stop"), "stop at {stop:?}");
     }
-    // The beginning of a stop string that does not come is given in the end.
+    // An incomplete stop string at the end is part of the text.
     let near = format!("{}\u{1}", greedy.text.chars().last().unwrap());
     assert_eq!(client.choice(json!({ "stop": near })).await, *greedy);
-    // A stop string that is complete before the least length is text; a later one ends the choice.
+    // A stop string before the minimum length is text; a later one ends the choice.
     let early: String = greedy.text.chars().take(2).collect();
     assert_eq!(client.choice(json!({"stop": early})).await.text, "");
     let choice = client.choice(json!({"stop": early, "min_tokens": 12})).await;
     assert_eq!((choice.text.as_str(), choice.ids.len()), (greedy.text.as_str(), 12));
-    // A stop token ends without being said, but not before the least length.
+    // A stop token ends the choice and is not part of it, but not before the minimum length.
     let id = greedy.ids[6];
     let first = greedy.ids.iter().position(|other| *other == id).unwrap();
     let choice = client.choice(json!({"stop_token_ids": [id]})).await;
     assert_eq!((&choice.ids[..], choice.finish.as_str()), (&greedy.ids[..first], "stop"));
     let choice = client.choice(json!({"stop_token_ids": [id], "min_tokens": 12})).await;
     assert_eq!((choice.ids.len(), choice.ids.contains(&id)), (12, false));
-    // An end of sequence, forced: at once, ignored, or after the least length.
+    // A forced end of sequence: immediate, ignored, or after the minimum length.
     let forced = json!({"logit_bias": {"1": 100}});
     let with = |extra: Value| merged(forced.clone(), &extra);
     let choice = client.choice(with(json!({"ignore_eos": false}))).await;
@@ -387,14 +387,14 @@ async fn ends(client: &HttpClient, greedy: &CollectedChoice) {
 
 /// Temperature, filters, seeds, biases and penalties.
 async fn draws(client: &HttpClient, greedy: &CollectedChoice) {
-    // Filters that leave one token are greedy, however hot.
+    // Filters that leave one token are greedy at any temperature.
     for filter in
         [json!({"top_k": 1}), json!({"top_p": 0}), json!({"min_p": 1}), json!({"temperature": 0, "top_k": 5})]
     {
         let hot = merged(json!({"temperature": 2, "seed": 3}), &filter);
         assert_eq!(client.choice(hot).await, *greedy, "{filter}");
     }
-    // A seed means the same alone, beside others, and in a list; choices differ.
+    // A seed gives the same tokens alone, in a batch and in a list. Choices differ.
     let seeded = |seed: u64| json!({"temperature": 1.2, "seed": seed});
     let one = client.choice(seeded(7)).await;
     assert_eq!(client.choice(seeded(7)).await, one);
@@ -412,7 +412,7 @@ async fn draws(client: &HttpClient, greedy: &CollectedChoice) {
     let banned = client.choice(json!({"logit_bias": { &first: -100, &second: -100 }})).await;
     assert!(!banned.ids.contains(&greedy.ids[0]) && !banned.ids.contains(&greedy.ids[1]));
     assert_eq!(client.choice(json!({"logit_bias": {"500": 100}})).await.ids, [500; 12]);
-    // Penalties, by the rule: what is drawn is the best of the twenty likeliest after them.
+    // Penalties follow the formula: the token is the best of the twenty most likely after them.
     for (presence, frequency) in [(2.0, 0.0), (0.0, 2.0), (1.0, 0.5), (-2.0, -1.0)] {
         let extra = json!({
             "presence_penalty": presence, "frequency_penalty": frequency, "logprobs": 20, "max_tokens": 40,
@@ -436,7 +436,7 @@ async fn draws(client: &HttpClient, greedy: &CollectedChoice) {
         }
         assert!(counts.len() > 1);
     }
-    // A hard repetition penalty lets nothing return, neither of the prompt nor of the answer.
+    // A strong repetition penalty prevents all repetition of the prompt and the answer.
     let prompt = client.send("/tokenize", &json!({"prompt": PROMPT})).await.ok();
     let prompt: BTreeSet<u64> =
         prompt["tokens"].as_array().unwrap().iter().filter_map(Value::as_u64).collect();
@@ -446,7 +446,7 @@ async fn draws(client: &HttpClient, greedy: &CollectedChoice) {
     assert!(distinct.is_disjoint(&prompt));
 }
 
-/// Log-probabilities in both forms, of answers and of prompts.
+/// Log-probabilities in both forms, of answers and prompts.
 async fn scores(client: &HttpClient, greedy: &CollectedChoice) {
     let plain = client.choice(json!({"logprobs": 3})).await;
     assert_eq!(plain.ids, greedy.ids);
@@ -465,7 +465,7 @@ async fn scores(client: &HttpClient, greedy: &CollectedChoice) {
     }
     let none = client.choice(json!({"logprobs": 0})).await;
     assert!(none.top.iter().all(|top| top.len() == 1));
-    // The prompt's own tokens, scored; the first has nothing before it.
+    // Scores of the prompt's own tokens; the first has no score.
     let scored = client.choice(json!({"logprobs": 1, "echo": true, "max_tokens": 0})).await;
     assert_eq!((scored.text.as_str(), scored.finish.as_str()), (PROMPT, "length"));
     assert_eq!(scored.logprobs[0], None);
@@ -476,7 +476,7 @@ async fn scores(client: &HttpClient, greedy: &CollectedChoice) {
     for (echoed, plain) in echoed.logprobs[prompt..].iter().zip(&plain.logprobs) {
         assert!((echoed.unwrap() - plain.unwrap()).abs() < 1e-3);
     }
-    // Chats have a form of their own, with the same numbers.
+    // Chats have another form with the same values.
     let messages = json!([{"role": "user", "content": "hi"}]);
     let chat = json!({"messages": messages, "max_tokens": 6, "temperature": 0, "ignore_eos": true, "logprobs": true, "top_logprobs": 2});
     let answer = client.send(CHAT, &chat).await.ok();
@@ -496,9 +496,9 @@ async fn scores(client: &HttpClient, greedy: &CollectedChoice) {
     assert_eq!(chunks.flatten().collect::<Vec<_>>(), content);
 }
 
-/// Characters of several bytes, drawn byte by byte: a stream gives them whole.
+/// A stream returns multi-byte characters completely, even if tokens are single bytes.
 async fn characters(client: &HttpClient) {
-    // The two bytes of "é", by their places in the vocabulary of byte-level BPE.
+    // The two bytes of "é" in the vocabulary of byte-level BPE.
     let vocabulary = std::fs::read_to_string(ModelFixture::demo().folder.join("tokenizer.json")).unwrap();
     let vocabulary: Value = serde_json::from_str(&vocabulary).unwrap();
     let id = |token: &str| vocabulary["model"]["vocab"][token].to_string();
@@ -519,7 +519,7 @@ async fn characters(client: &HttpClient) {
     assert!(whole > 0, "no character came of its two bytes");
 }
 
-/// Requests that cannot be served are refused by the name of a field.
+/// Invalid requests are rejected with the name of the field.
 async fn refusals(client: &HttpClient) {
     let message = json!([{"role": "user", "content": "hi"}]);
     let tool = json!([{"type": "function", "function": {"name": "f"}}]);
@@ -577,9 +577,9 @@ async fn refusals(client: &HttpClient) {
     assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!("messages")));
 }
 
-/// Bytes that are no request, or nearly one: each gets its status, or none, and harms no other client.
+/// Malformed requests get their status, or none, and affect no other client.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_request() {
+async fn malformed_requests_get_their_status() {
     let server = MainHttp::start(&ModelFixture::demo().folder, &[], &[]).await;
     let client = HttpClient { address: server.address };
     let greedy = client.choice(json!({})).await;
@@ -619,11 +619,11 @@ async fn bodies(server: &MainHttp) {
         let answer = ask(server.address, [head.as_bytes(), &body].concat()).await;
         let shown = String::from_utf8_lossy(&body[..body.len().min(60)]).into_owned();
         let error = answer.error(400);
-        // Where the text breaks decides whether a field can be named.
+        // The position of the truncation decides whether the error can name a field.
         assert!(error["param"] == param || param.is_null(), "{shown}: {error}");
         assert!(error["message"].as_str().unwrap().len() < 1000, "{shown}: {error}");
     }
-    // Four MiB, and one byte more.
+    // Four MiB and one byte.
     let full = |more: usize| {
         let body = r#"{"prompt": "a", "max_tokens": 1, "user": ""}"#;
         body.replace("\"\"}", &format!("\"{}\"}}", "x".repeat(4 * mib - body.len() + more)))
@@ -633,7 +633,7 @@ async fn bodies(server: &MainHttp) {
         ask(server.address, post(COMPLETIONS, &full(1))).await.error(413)["code"],
         "request_too_large"
     );
-    // Chunks without end are cut off, with the same answer.
+    // Endless chunks are cut off with the same response.
     let mut endless = Connection::open(server.address).await;
     let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
     endless.write(head).await.unwrap();
@@ -643,7 +643,7 @@ async fn bodies(server: &MainHttp) {
     }
     endless.write("0\r\n\r\n").await.unwrap();
     endless.answer().await.unwrap().error(413);
-    // Types that are not JSON, and methods that are not there.
+    // Other content types than JSON, and unsupported methods.
     let typed = |kind: &str| {
         format!(
             "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: 15\r\n\r\n{{\"prompt\": \"a\"}}"
@@ -663,7 +663,7 @@ async fn bodies(server: &MainHttp) {
 async fn heads(server: &MainHttp) {
     let status = async |request: Vec<u8>| {
         let mut connection = Connection::open(server.address).await;
-        // The server may answer and close before it has all.
+        // The server may respond and close before it has read everything.
         let _closed = connection.write(request).await;
         connection.head().await.map_or(0, |head| head.status)
     };
@@ -691,7 +691,7 @@ async fn heads(server: &MainHttp) {
         let shown = String::from_utf8_lossy(&request[..request.len().min(60)]).into_owned();
         assert_eq!(status(request).await, expected, "{shown:?}");
     }
-    // Two ways to say where the body ends, which disagree: never two requests.
+    // Conflicting lengths of the body must not give two requests.
     let smuggled = format!(
         "POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /version HTTP/1.1\r\nHost: x\r\n\r\n"
     );
@@ -699,7 +699,7 @@ async fn heads(server: &MainHttp) {
     connection.write(smuggled).await.unwrap();
     let answers = String::from_utf8_lossy(&connection.rest().await).into_owned();
     assert_eq!(answers.matches("HTTP/1.1 ").count(), 1, "{answers}");
-    // A head that comes byte by byte is a head.
+    // A head may arrive byte by byte.
     let mut slow = Connection::open(server.address).await;
     for byte in get("/version").bytes() {
         slow.write([byte]).await.unwrap();
@@ -708,7 +708,7 @@ async fn heads(server: &MainHttp) {
     slow.answer().await.unwrap().ok();
 }
 
-/// Requests that do not wait for the answers before them are answered in order.
+/// Pipelined requests are answered in order.
 async fn pipelines(server: &MainHttp) {
     let body = |tokens: usize, stream: bool| {
         post(
@@ -724,7 +724,7 @@ async fn pipelines(server: &MainHttp) {
     connection.answer().await.unwrap().ok();
     connection.answer().await.unwrap().error(400);
     assert_eq!(connection.answer().await.unwrap().ok()["usage"]["completion_tokens"], 3);
-    // Garbage behind a request does not take the request with it.
+    // Garbage after a request does not affect the request.
     connection.write(body(4, false) + "\x01\x02 nonsense\r\n\r\n").await.unwrap();
     assert_eq!(connection.answer().await.unwrap().ok()["usage"]["completion_tokens"], 4);
 }

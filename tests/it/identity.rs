@@ -1,5 +1,5 @@
-//! Functions with identities: the right identities work as without any, all others are refused, whatever they try,
-//! and certificates change under running requests.
+//! Functions with identities: correct identities work as without any, all others are rejected, and certificates
+//! rotate during requests.
 
 use remoe_proto::identity::{Counterpart, Identity, Keyring, Trust};
 use remoe_proto::v1::{DescribeMainRequest, DescribeRequest, LayerExperts};
@@ -10,7 +10,9 @@ use remoe_test_support::fixture::ModelFixture;
 use remoe_test_support::function::{MainFunction, RemoteFunction, StartOptions};
 use remoe_test_support::metrics::MetricsPage;
 use remoe_test_support::placement::{all_experts, remote_sets};
-use remoe_test_support::realm::{DEPLOYMENT, LIFE, Realm, main_of, operator, remote_of, with_identity};
+use remoe_test_support::realm::{
+    DEPLOYMENT, LIFE, TestAuthority, main_of, operator, remote_of, with_identity,
+};
 use remoe_test_support::stranger::{control_answers, expert_answers};
 use rustix::process::Signal;
 use std::net::SocketAddr;
@@ -20,9 +22,9 @@ use tokio::net::TcpStream;
 use tokio::time::sleep;
 use tonic::Code;
 
-/// A main function and a remote one of one deployment, half of the experts remote.
+/// Main function and remote function of one deployment, with half of the experts remote.
 struct TlsDeployment {
-    realm: Realm,
+    realm: TestAuthority,
     main: MainFunction,
     remote: RemoteFunction,
     sets: Vec<LayerExperts>,
@@ -30,7 +32,7 @@ struct TlsDeployment {
 
 impl TlsDeployment {
     async fn start(model: &ModelFixture, options: StartOptions) -> Self {
-        let realm = Realm::default();
+        let realm = TestAuthority::default();
         let trust = realm.trust(&operator(), &main_of(DEPLOYMENT));
         let main = MainFunction::start_within(&model.folder, realm.main(options.clone()), trust).await;
         let experts = all_experts(&model.checkpoint());
@@ -49,14 +51,14 @@ impl TlsDeployment {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_those_who_may_are_answered() {
+async fn functions_answer_only_authorised_peers() {
     let model = ModelFixture::fixture("mixtral-basic");
     let deployment = TlsDeployment::start(&model, StartOptions::dtype("float32")).await;
     let TlsDeployment { realm, main, remote, .. } = &deployment;
     let (control, experts) = (main.announcement.grpc, remote.address());
     let prompt = &model.expected().unwrap().prompts[0];
     let tokens = prompt.greedy.len() as u32;
-    // As transformers answers, and as functions without identities do.
+    // The answers equal those of transformers and of functions without identities.
     let works = async || {
         let answer = main.control.generate(greedy(&prompt.ids, tokens)).await.finished;
         assert_eq!(answer.tokens, prompt.greedy);
@@ -68,8 +70,8 @@ async fn only_those_who_may_are_answered() {
     let mut right = client_within(experts, Some(by_main));
     right.describe(DescribeRequest {}).await.unwrap();
 
-    let (ours, other) = (realm, Realm::default());
-    // Certificates of the right authority with other names on them.
+    let (ours, other) = (realm, TestAuthority::default());
+    // Certificates of the correct authority with other names.
     for own in [main_of(DEPLOYMENT), remote_of(DEPLOYMENT), main_of("other"), remote_of("other")] {
         let trust = ours.trust(&own, &main_of(DEPLOYMENT));
         for (call, answer) in control_answers(control, Some(trust)).await {
@@ -85,7 +87,7 @@ async fn only_those_who_may_are_answered() {
     let identity = deployment.refused("identity").await;
     assert!(identity.0 >= 16 && identity.1 >= 8, "{identity:?}");
 
-    // The right names, of another authority, and after their time; no TLS at all.
+    // Correct names from another authority, or expired; no TLS at all.
     let before = deployment.refused("handshake").await;
     let mut tried = 0;
     let (to_main, to_remote) = (main_of(DEPLOYMENT), remote_of(DEPLOYMENT));
@@ -116,14 +118,14 @@ async fn only_those_who_may_are_answered() {
     works().await;
 }
 
-/// A certificate of one authority, shown by a peer that trusts another authority.
-fn mixed(signs: &Realm, believed: &Realm, own: &Identity, peer: &Identity) -> Trust {
+/// Certificate of one authority, from a peer that trusts another authority.
+fn mixed(signs: &TestAuthority, believed: &TestAuthority, own: &Identity, peer: &Identity) -> Trust {
     let folder = signs.write("mixed", &signs.sign(own, LIFE), believed.certificate());
-    Trust { keyring: Keyring::of_folder(folder).unwrap(), peer: Counterpart::Named(peer.clone()) }
+    Trust { keyring: Keyring::from_folder(folder).unwrap(), peer: Counterpart::Named(peer.clone()) }
 }
 
-/// A certificate whose time is over.
-async fn expired(realm: &Realm, own: &Identity, peer: &Identity) -> Trust {
+/// Expired certificate.
+async fn expired(realm: &TestAuthority, own: &Identity, peer: &Identity) -> Trust {
     let trust = realm.trust_for(own, peer, Duration::ZERO);
     until(SOON, "the end of a certificate", async || {
         (!trust.keyring.current().are_valid_in(Duration::ZERO)).then_some(())
@@ -132,7 +134,7 @@ async fn expired(realm: &Realm, own: &Identity, peer: &Identity) -> Trust {
     trust
 }
 
-/// TLS without a certificate ends with an alert, not with an answer.
+/// TLS without a client certificate ends with an alert, not with an answer.
 async fn no_certificate(address: SocketAddr) {
     let ended = tokio::task::spawn_blocking(move || {
         use std::io::{Read, Write};
@@ -155,7 +157,7 @@ async fn no_certificate(address: SocketAddr) {
     assert!(error.contains("CertificateRequired"), "{error}");
 }
 
-/// A client that trusts every certificate.
+/// Client that accepts every certificate.
 mod anyone {
     use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
     use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -200,7 +202,7 @@ mod anyone {
     }
 }
 
-/// A main function sends hidden states to remote functions of its own deployment only.
+/// A main function sends hidden states only to remote functions of its own deployment.
 #[tokio::test(flavor = "multi_thread")]
 async fn main_function_trusts_remotes_of_its_own_deployment_only() {
     let model = ModelFixture::fixture("mixtral-basic");
@@ -228,7 +230,7 @@ async fn main_function_trusts_remotes_of_its_own_deployment_only() {
 #[tokio::test(flavor = "multi_thread")]
 async fn certificate_of_other_role_or_without_key_is_refused_at_start() {
     let model = ModelFixture::fixture("mixtral-basic");
-    let realm = Realm::default();
+    let realm = TestAuthority::default();
     let root = realm.certificate();
     let (main, remote) = (realm.sign(&main_of(DEPLOYMENT), LIFE), realm.sign(&remote_of(DEPLOYMENT), LIFE));
     let torn = remoe_identity::CertifiedKey { key: main.key.clone(), ..remote.clone() };
@@ -245,17 +247,17 @@ async fn certificate_of_other_role_or_without_key_is_refused_at_start() {
     assert!(!status.success() && log.iter().any(|line| line.contains("that of a main function")), "{log:?}");
 }
 
-/// Certificates that live for seconds are renewed, by another authority in the end, while 50 requests run.
+/// Certificates that are valid for seconds are rotated, finally to another authority, during 50 requests.
 #[tokio::test(flavor = "multi_thread")]
 async fn certificates_change_under_running_requests() {
     const STREAMS: usize = 50;
     const LIVES: Duration = Duration::from_secs(3);
     let model = ModelFixture::demo();
-    let realm = Realm::default();
-    let next = Realm::default();
+    let realm = TestAuthority::default();
+    let next = TestAuthority::default();
     let both = format!("{}{}", realm.certificate(), next.certificate());
     let (to_main, to_remote) = (main_of(DEPLOYMENT), remote_of(DEPLOYMENT));
-    let renew = |signs: &Realm, authorities: &str| {
+    let renew = |signs: &TestAuthority, authorities: &str| {
         (
             realm.write("operator", &signs.sign(&operator(), LIVES), authorities),
             realm.write("main", &signs.sign(&to_main, LIVES), authorities),
@@ -264,13 +266,13 @@ async fn certificates_change_under_running_requests() {
     };
     let (as_operator, as_main, as_remote) = renew(&realm, realm.certificate());
     let trust =
-        |peer| Trust { keyring: Keyring::of_folder(&as_operator).unwrap(), peer: Counterpart::Named(peer) };
+        |peer| Trust { keyring: Keyring::from_folder(&as_operator).unwrap(), peer: Counterpart::Named(peer) };
     let options = with_identity(StartOptions::default(), &as_main).with("--operator-identity", operator());
     let options = options.with("--max-batch", STREAMS);
     let main = MainFunction::start_within(&model.folder, options, trust(to_main.clone())).await;
     let experts = all_experts(&model.checkpoint());
     let options = with_identity(StartOptions::default(), &as_remote);
-    // Loading may have taken longer than the certificates last.
+    // Loading may take longer than the validity of the certificates.
     renew(&realm, realm.certificate());
     let remote = RemoteFunction::start(&model.folder, &experts, options).await;
     let sets = remote_sets(&model.checkpoint(), 0.5);
@@ -289,13 +291,13 @@ async fn certificates_change_under_running_requests() {
             .await
             .unwrap();
     let running = tokio::spawn(futures_util::future::try_join_all(begun.into_iter().map(|it| it.finish())));
-    // Twice the life of what they began with, then another authority.
+    // Twice the validity of the first certificates, then another authority.
     for (signs, authorities) in
         [(&realm, realm.certificate()), (&realm, &both), (&next, &both), (&next, next.certificate())]
     {
         renew(signs, authorities);
         sleep(LIVES / 2).await;
-        // A new client uses what is there now.
+        // A new client uses the present files.
         let client = Control::within(main.announcement.grpc, Some(trust(to_main.clone())));
         let described =
             within(SOON, "Describe", client.client().describe(DescribeMainRequest::default())).await;
@@ -307,7 +309,7 @@ async fn certificates_change_under_running_requests() {
         assert_eq!(answer.finished.tokens[..20], alone.tokens);
         assert_eq!(answer.finished.experts.unwrap().fallback, 0);
     }
-    // New connections of the engine, too.
+    // The engine makes new connections as well.
     renew(&next, next.certificate());
     let client = Control::within(main.announcement.grpc, Some(trust(to_main)));
     sleep(Duration::from_millis(600)).await;
@@ -317,7 +319,7 @@ async fn certificates_change_under_running_requests() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_remote_function_costs_no_token() {
+async fn killed_remote_function_loses_no_token() {
     let model = ModelFixture::demo();
     let mut deployment = TlsDeployment::start(&model, StartOptions::default()).await;
     let prompt = model.prompts().pop().unwrap();
@@ -332,11 +334,11 @@ async fn a_killed_remote_function_costs_no_token() {
     deployment.remote.process.end(SOON).await;
 }
 
-/// Connections that say nothing, half of a handshake, or noise: the right ones get in beside them.
+/// Idle connections, half handshakes and noise do not keep allowed peers out.
 #[tokio::test(flavor = "multi_thread")]
 async fn strangers_keep_no_peer_out() {
     const EACH: usize = 500;
-    /// The beginning of a ClientHello of 512 bytes.
+    /// Start of a ClientHello of 512 bytes.
     const HALF: [u8; 11] = [22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3];
     let model = ModelFixture::fixture("mixtral-basic");
     let deployment = TlsDeployment::start(&model, StartOptions::dtype("float32")).await;
@@ -350,9 +352,9 @@ async fn strangers_keep_no_peer_out() {
                 1 => &HALF,
                 _ => &[0xa5; 2000],
             };
-            // It may have been closed by then.
+            // The server may have closed it already.
             let _closed = stream.write_all(said).await;
-            // Descriptors are not what is tested.
+            // The limit of descriptors is not tested here.
             if number % 3 < 2 {
                 held.push(stream);
             }
@@ -364,13 +366,13 @@ async fn strangers_keep_no_peer_out() {
     let fresh = Control::within(main.announcement.grpc, Some(realm.trust(&operator(), &main_of(DEPLOYMENT))));
     let described = within(SOON, "Describe", fresh.client().describe(DescribeMainRequest::default())).await;
     assert_eq!(described.unwrap().into_inner().generation, 1);
-    // Clients that were connected have not been sent away, and new links are let in.
+    // Connected clients stay connected, and new connections are accepted.
     main.control.route(&[remote.address()], sets).await;
     let prompt = &model.expected().unwrap().prompts[0];
     let answer = main.control.generate(greedy(&prompt.ids, prompt.greedy.len() as u32)).await.finished;
     assert_eq!(answer.tokens, prompt.greedy);
     assert_eq!(answer.experts.unwrap().fallback, 0);
-    // The youngest strangers are let go after the time of a handshake.
+    // The latest unidentified connections are closed after the handshake timeout.
     let mut last = held.pop().unwrap();
     let end = within(SOON, "the end of half a handshake", last.read(&mut [0; 1])).await;
     assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");

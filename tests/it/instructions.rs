@@ -1,10 +1,10 @@
-//! How many instructions the engine's thread executes for a token, counted by callgrind: a figure without noise,
-//! which says what timings on a shared machine cannot.
+//! Instructions that the engine's thread executes per token, counted by callgrind: free of noise, unlike timings on a
+//! shared machine.
 //!
-//! The kernels compute by the portable path: valgrind's fused multiply-add rounds twice, so that the others are
-//! refused. The rest is what counts, and it is the same with every path: the host's work between products. valgrind
-//! shows every host the same processor, and so the figures are the same everywhere. They change with the compiler, and
-//! with changes that are meant to change them: write the new figure then, and why.
+//! The kernels use the portable path, because valgrind's fused multiply-add rounds twice and the other paths are
+//! disabled. The host's work between products is the same on every path. valgrind presents the same processor on
+//! every host, so the counts are the same everywhere. They change with the compiler and with intended changes: then
+//! write the new count and the reason.
 
 use remoe_test_support::control::greedy;
 use remoe_test_support::deadline::LONG;
@@ -15,13 +15,13 @@ use rustix::process::Signal;
 use std::collections::HashMap;
 use std::process::Command;
 
-/// Compiler with which these were counted.
+/// Compiler of the counts below.
 const COMPILER: &str = "rustc 1.95.0";
 
-/// Function whose instructions, and those of its callees, are counted: prefill is no part of an iteration.
+/// Function whose instructions are counted, with its callees: prefill is not part of an iteration.
 const COUNTED: &str = "main_model_fn::engine::thread::Engine::run";
 
-/// Instructions of functions that are named as the kernels', and of everything else.
+/// Instructions of kernel functions and of all other functions.
 #[derive(Debug, Clone, Copy)]
 struct InstructionCounts {
     kernels: u64,
@@ -29,20 +29,20 @@ struct InstructionCounts {
 }
 
 impl InstructionCounts {
-    /// For each of `tokens` that `self` has beyond `base`.
+    /// Returns the difference to `base` per token of `tokens`.
     fn for_each(self, base: Self, tokens: usize) -> Self {
         let each = |more: u64, base: u64| (more - base) / tokens as u64;
         Self { kernels: each(self.kernels, base.kernels), rest: each(self.rest, base.rest) }
     }
 }
 
-/// A way to serve the demo model.
+/// Configuration of the demo model with its counts.
 struct ServingCase {
     name: &'static str,
     options: &'static [(&'static str, &'static str)],
-    /// For one more token of an answer.
+    /// Instructions per further token of an answer.
     decoded: InstructionCounts,
-    /// For one more token of a prompt.
+    /// Instructions per further token of a prompt.
     read: InstructionCounts,
 }
 
@@ -61,7 +61,8 @@ const CASES: &[ServingCase] = &[
     },
 ];
 
-/// Counts what a main function executes for a prompt of `prompt` tokens and `answer` more, all experts in it.
+/// Counts the instructions of a main function with all experts for a prompt of `prompt` tokens and `answer` further
+/// tokens.
 async fn count(case: &ServingCase, prompt: usize, answer: u32) -> InstructionCounts {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("callgrind");
@@ -82,8 +83,8 @@ async fn count(case: &ServingCase, prompt: usize, answer: u32) -> InstructionCou
     parse(&std::fs::read_to_string(&file).expect("callgrind has written what it counted"))
 }
 
-/// Adds up what each function executed itself, from callgrind's output (valgrind's manual, "Callgrind Format
-/// Specification"): names are written once and numbered, and the line after a call has what is its callee's.
+/// Sums the instructions of each function without its callees, from callgrind's output (valgrind's manual, "Callgrind
+/// Format Specification"). Names are written once and numbered; the line after a call has the counts of the callee.
 fn parse(output: &str) -> InstructionCounts {
     let mut names: HashMap<&str, bool> = HashMap::new();
     let (mut is_kernel, mut is_callees) = (false, false);
@@ -93,7 +94,7 @@ fn parse(output: &str) -> InstructionCounts {
             let (number, name) = function.split_once(' ').unwrap_or((function, ""));
             is_kernel = *names.entry(number).or_insert(name.contains("remoe_kernels"));
         } else if let Some((key, name)) = line.split_once('=') {
-            // A function may be named first where it is called.
+            // A function's name may first occur in a call.
             if key == "cfn"
                 && let Some((number, name)) = name.split_once(' ')
             {
@@ -113,19 +114,19 @@ fn parse(output: &str) -> InstructionCounts {
     counts
 }
 
-/// Share by which the instructions of kernels may differ from what is written here: their noise is below a tenth of a
-/// percent, but another C library copies memory in another way, and another compiler has other ideas.
+/// Tolerance of kernel instructions, as a fraction. Their noise is below 0.1 %, but another C library copies memory
+/// differently and another compiler generates other code.
 fn tolerance() -> f64 {
     let version = Command::new("rustc").arg("--version").output().expect("there is a compiler");
     if String::from_utf8_lossy(&version.stdout).starts_with(COMPILER) { 0.05 } else { 0.25 }
 }
 
-/// As [`tolerance`] for everything else in the engine's loop, which also polls while it waits: runs differ by a tenth.
+/// Tolerance of all other instructions. The engine's loop also polls while it waits, so that runs differ by a tenth.
 const TOLERANCE_OF_REST: f64 = 0.25;
 
 #[tokio::test]
 #[ignore = "needs valgrind: make instructions"]
-async fn a_token_takes_the_instructions_that_it_took() {
+async fn token_takes_the_recorded_instructions() {
     const PROMPT: usize = 16;
     const LONGER: usize = 80;
     const ANSWER: u32 = 33;

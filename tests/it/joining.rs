@@ -1,5 +1,5 @@
-//! Wakes with starts that are limited: requests that wait are served when the first functions are there, and the others
-//! join.
+//! Wakes with limited concurrent starts: waiting requests are served once the first functions are ready, and the
+//! others join.
 
 use remoe_test_support::checkpoint::{Sizes, generate};
 use remoe_test_support::deadline::{LONG, within};
@@ -11,15 +11,15 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Functions load for long enough to be seen at it.
+/// Model whose functions load long enough to be observed.
 const SIZES: Sizes =
     Sizes { layers: 2, hidden: 256, width: 2048, experts: 8, top_k: 4, vocabulary: 512, context: 512 };
-/// Remote functions, of which one starts at a time.
+/// Number of remote functions, which start one at a time.
 const GROUPS: usize = 4;
-/// Wakes after which what should have been seen by then never will be.
+/// Largest number of wakes until the expected state was observed.
 const WAKES: usize = 30;
 
-/// An answer's tokens, and what its experts were computed by.
+/// Returns the tokens of an answer and where its experts were computed.
 #[derive(Debug, Clone, PartialEq)]
 struct ServedTokens {
     tokens: Value,
@@ -49,7 +49,7 @@ fn pid(function: &Value) -> Option<u32> {
     function["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
 }
 
-/// Stops a remote function that starts when another one is there already; `None` where all was `over` first.
+/// Stops a remote function that starts after another one is ready. Returns `None` if `over` happened first.
 async fn stop_one_that_joins(address: SocketAddr, over: impl Fn() -> bool) -> Option<u32> {
     let joining = async || {
         let functions = functions(address).await;
@@ -71,7 +71,7 @@ async fn stop_one_that_joins(address: SocketAddr, over: impl Fn() -> bool) -> Op
     None
 }
 
-/// Sleeps, wakes for one request, and stops a function that joins; its answer comes all the same.
+/// Puts the model to sleep, wakes it with one request, and stops a joining function. The request is still answered.
 async fn served_while_one_is_stopped(up: &mut Up, name: &'static str) -> (ServedTokens, u32, UpEvent) {
     let address = up.ready.http();
     for _ in 0..WAKES {
@@ -90,7 +90,7 @@ async fn served_while_one_is_stopped(up: &mut Up, name: &'static str) -> (Served
     panic!("no function was seen to join in {WAKES} wakes");
 }
 
-/// Asks until all functions serve, without `gone`: the events until then.
+/// Sends requests until all functions serve, without `gone`. Returns the events until then.
 async fn until_whole(up: &mut Up, name: &str, expected: &ServedTokens, gone: &[u32]) -> Vec<String> {
     let address = up.ready.http();
     let mut events = Vec::new();
@@ -123,8 +123,8 @@ async fn waiting_request_is_served_by_first_functions_and_others_join() {
     let expected = ask(address, name).await;
     assert!(expected.remote > 0 && expected.fallback == 0, "{expected:?}");
 
-    // One is held back while it starts, and with it those after it: the answer is the same, of experts that the main
-    // function loads.
+    // One function is stopped while it starts, and so are those after it. The answer is the same, with experts loaded
+    // by the main function.
     let (answer, stopped, awake) = served_while_one_is_stopped(&mut up, name).await;
     assert_eq!(answer.tokens, expected.tokens);
     assert!(answer.was_cold && answer.fallback > 0 && answer.remote > 0, "{answer:?}");
@@ -137,12 +137,12 @@ async fn waiting_request_is_served_by_first_functions_and_others_join() {
     let whole = ask(address, name).await;
     assert_eq!((whole.tokens, whole.fallback), (expected.tokens.clone(), 0));
 
-    // One that dies while it joins is started again, and joins then.
+    // A function that dies while it joins is restarted and joins then.
     let (answer, killed, _) = served_while_one_is_stopped(&mut up, name).await;
     assert_eq!(answer.tokens, expected.tokens);
     assert!(answer.fallback > 0, "{answer:?}");
     signal(killed, Signal::KILL);
-    // It may have been stopped just as it was there, of which others learn a moment later: then it is said to be lost.
+    // It may have been stopped just after it became ready, which is noticed later: then it is reported as lost.
     let events = until_whole(&mut up, name, &expected, &[killed]).await;
     assert!(events.iter().all(|event| event == "joined" || event == "restarted"), "{events:?}");
     let whole = ask(address, name).await;

@@ -1,6 +1,5 @@
-//! A model of each family with hundreds of elements and dozens of experts answers as transformers does: prompts of more
-//! rows than an iteration has, layers whose rows are more than a message may carry. Their weights follow from a rule
-//! (tests/fixtures/large.py).
+//! Large models of each family answer as transformers does: hundreds of elements, dozens of experts, prompts longer
+//! than an iteration, and layers larger than a message. Their weights follow a rule (tests/fixtures/large.py).
 
 use remoe_model::Checkpoint;
 use remoe_proto::MAX_PAYLOAD;
@@ -15,11 +14,11 @@ use remoe_test_support::placement::{all_experts, remote_sets};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// max|difference| / max|reference| of the logits.
+/// Tolerance of the logits: max|difference| / max|reference|.
 const LOGITS: f32 = 2e-4;
-/// |difference| of a routing weight.
+/// Tolerance of a routing weight: |difference|.
 const WEIGHTS: f32 = 1e-4;
-/// Rows of an iteration, as they are by default.
+/// Default number of rows per iteration.
 const ITERATION: usize = 512;
 
 #[derive(Deserialize)]
@@ -40,7 +39,7 @@ struct ExpectedPrompt {
     greedy: Vec<u32>,
 }
 
-/// Token `at` is `(start + step x at) mod vocabulary`.
+/// Rule of the prompt: token `at` is `(start + step x at) mod vocabulary`.
 #[derive(Deserialize)]
 struct Rule {
     start: u32,
@@ -75,7 +74,7 @@ async fn answers_as_transformers_does(family: &str, expected: LargeReference) {
     ];
     let addresses = remotes.each_ref().map(RemoteFunction::address);
     main.control.route(&addresses, &remote_sets(&checkpoint, 1.0)).await;
-    // What the answers of a full iteration carry in a layer is more than a message may.
+    // The answers of a full iteration in a layer exceed one message.
     let row_bytes = facts.top_k * facts.hidden_size * 4;
     assert!(ITERATION * row_bytes > MAX_PAYLOAD, "{family}: {row_bytes} bytes a row");
     let mut alone = None;
@@ -88,10 +87,10 @@ async fn answers_as_transformers_does(family: &str, expected: LargeReference) {
         assert_eq!(answer.tokens, prompt.greedy, "{family}: after {} tokens", ids.len());
         let after = MetricsPage::read(main.http()).await;
         let grown = |name: &str| after.value(name) - before.value(name);
-        // The prompt's rows, as many as an iteration takes, and a row for each further token.
+        // The rows of the prompt's iteration, and one row per further token.
         let iterations = ids.len().div_ceil(ITERATION) + prompt.greedy.len() - 1;
         assert_eq!(grown("remoe_iterations_total"), iterations as u64, "{family}");
-        // What the answers of the prompt's first iteration carry, in messages that are full.
+        // Number of full messages for the answers of the prompt's first iteration.
         let layers = facts.moe_layers.len();
         let first = (ids.len().min(ITERATION) * row_bytes).div_ceil(MAX_PAYLOAD) * layers;
         let least = first as u64 + (iterations - 1) as u64 * layers as u64;
@@ -101,7 +100,7 @@ async fn answers_as_transformers_does(family: &str, expected: LargeReference) {
         compare(family, facts.experts, &prompt, &reply);
         alone = Some((ids, reply));
     }
-    // The same bits where nothing is remote.
+    // The same bits with all experts local.
     let (ids, apart) = alone.unwrap();
     assert!(ids.len() > ITERATION, "{family}: {} tokens", ids.len());
     main.control.route(&[], &[]).await;

@@ -1,5 +1,5 @@
-//! Replicas that are late, and layers whose experts are out of reach for a while: slow is not dead, and
-//! no request fails that could still be served.
+//! Late replicas, and layers whose experts are unreachable for a while: slow replicas stay connected, and no servable
+//! request fails (invariant 7 of ARCHITECTURE.md).
 
 use remoe_proto::v1::{GenerateRequest, LayerExperts};
 use remoe_test_support::control::{Control, GenerationResult, greedy, seeded};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tonic::Status;
 
-/// All of `requests` at the same time: what came of each.
+/// Runs all `requests` concurrently and returns their outcomes.
 async fn together(
     control: &Arc<Control>,
     requests: &[GenerateRequest],
@@ -32,7 +32,7 @@ async fn together(
     running
 }
 
-/// Asserts that all `running` requests are answered, with the tokens `expected` of each.
+/// Asserts that all `running` requests are answered with the tokens in `expected`.
 async fn all_as(
     running: Vec<tokio::task::JoinHandle<Result<GenerationResult, Status>>>,
     expected: &[Vec<u32>],
@@ -43,7 +43,7 @@ async fn all_as(
     }
 }
 
-/// Sixteen requests of different lengths, some with tokens drawn at random.
+/// Returns sixteen requests of different lengths, some with sampled tokens.
 fn sixteen(model: &ModelFixture) -> Vec<GenerateRequest> {
     let prompts = model.prompts();
     (0..16)
@@ -76,7 +76,7 @@ async fn survive_a_pause(replicas: usize) {
         peace.push(running.await.unwrap().unwrap().finished.tokens);
     }
 
-    // Slow is not dead: a pause closes no connection.
+    // A pause closes no connection.
     let running = together(&control, &requests).await;
     functions[0].process.signal(Signal::STOP);
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -86,7 +86,7 @@ async fn survive_a_pause(replicas: usize) {
         main.process.log().iter().filter(|line| line.contains("remote function unavailable")).count();
     assert_eq!(closed, 0, "a function that was only slow has lost its connection");
 
-    // The requests do not wait for its end: they begin and end while the function stands still.
+    // The requests start and end during the pause.
     functions[0].process.signal(Signal::STOP);
     let running = together(&control, &requests).await;
     all_as(running, &peace).await;
@@ -99,7 +99,7 @@ async fn survive_a_pause(replicas: usize) {
         assert_eq!(loads, 0, "experts were loaded although there was a replica");
         assert!(metrics.value("remoe_expert_retries_total") > 0, "the replica was not missed");
     }
-    // The function serves again, and everything is as before.
+    // The function serves again as before.
     let again = until(SOON, "a generation without local loads", async || {
         let again = control.generate(requests[0].clone()).await.finished;
         Some(again).filter(|again| again.experts.is_some_and(|calls| calls.remote > 0 && calls.fallback == 0))
@@ -109,17 +109,16 @@ async fn survive_a_pause(replicas: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_paused_replica_costs_no_load_and_holds_no_request() {
+async fn paused_replica_causes_no_load_and_no_delay() {
     survive_a_pause(2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_paused_only_function_holds_no_request() {
+async fn paused_single_replica_delays_no_request() {
     survive_a_pause(1).await;
 }
 
-/// Two requests to the main function: one that never needs the expert which is all of the set, and one
-/// that does.
+/// Returns two requests: one that never uses the only expert of the set, and one that does.
 async fn with_and_without(
     control: &Control,
     model: &ModelFixture,
@@ -150,8 +149,8 @@ async fn with_and_without(
     panic!("every prompt uses every expert");
 }
 
-/// No function serves an expert and it cannot be loaded. Requests that do not need it are not disturbed;
-/// one that does waits and is served when a function is there.
+/// No function serves an expert, and it cannot be loaded. Requests without it are not affected; a request with it
+/// waits and is served once a function is ready.
 #[tokio::test(flavor = "multi_thread")]
 async fn unreachable_expert_delays_only_requests_that_need_it() {
     let model = ModelFixture::fixture("mixtral-top1");
@@ -182,8 +181,8 @@ async fn unreachable_expert_delays_only_requests_that_need_it() {
     assert!(calls.remote > 0 && calls.fallback == 0, "{calls:?}");
 }
 
-/// A replica swallows a message, and the experts cannot be loaded: the layer's time passes, and the
-/// replica's next answer serves all of the iteration's requests.
+/// A replica drops a message, and the experts cannot be loaded: the layer's deadline passes, and the replica's next
+/// answer serves all requests of the iteration.
 #[tokio::test(flavor = "multi_thread")]
 async fn layer_past_its_deadline_fails_no_servable_request() {
     let model = ModelFixture::fixture("mixtral-basic");
@@ -207,7 +206,7 @@ async fn layer_past_its_deadline_fails_no_servable_request() {
     assert!(metrics.value("remoe_iterations_repeated_total") > 0, "no layer has missed its deadline");
 }
 
-/// Each layer's messages go to both replicas, whatever the number of layers.
+/// Each layer's messages go to both replicas, for any number of layers.
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_take_turns_in_every_layer() {
     let model = ModelFixture::fixture("mixtral-basic");
@@ -216,7 +215,7 @@ async fn replicas_take_turns_in_every_layer() {
         RemoteFunction::start(&model.folder, &all_experts(&checkpoint), StartOptions::default()).await;
     let recorders = [Recorder::honest(function.address()).await, Recorder::honest(function.address()).await];
     let main = MainFunction::start(&model.folder, StartOptions::default()).await;
-    // An even number of layers with all of their experts: every layer call has a message.
+    // Uses an even number of layers with all experts, so that every layer has a message.
     let remote = remote_sets(&checkpoint, 1.0)[..2].to_vec();
     main.control.route(&recorders.each_ref().map(Recorder::address), &remote).await;
     main.control.generate(greedy(&model.prompts()[0], 20)).await;

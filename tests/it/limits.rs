@@ -93,7 +93,7 @@ async fn oversized_message_ends_only_its_own_stream() {
     assert_eq!(status.code(), tonic::Code::OutOfRange, "{status:?}");
 
     assert_eq!(other.ask(good(2)).await, Ok(before.clone()));
-    // As large as a message may be, it is read and refused for what it says.
+    // A message of the largest size is read and rejected for its content.
     let whole = Work { rows: vec![0; MAX_MESSAGE - 64].into(), ..good(3) };
     assert_eq!(other.ask(whole).await, Err(Code::InvalidArgument));
     assert_eq!(other.ask(good(4)).await, Ok(before));

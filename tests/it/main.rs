@@ -1,4 +1,4 @@
-//! Tests of the real programs, end to end, in one program.
+//! End-to-end tests of the real programs, in one test program.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
 mod agent;

@@ -1,4 +1,4 @@
-//! Another placement within the memory of one: what becomes local and what leaves do not fit together.
+//! Change of placement within the memory of one: old and new local experts do not fit together.
 
 use remoe_proto::format_listing;
 use remoe_proto::v1::main_model_client::MainModelClient;
@@ -18,16 +18,16 @@ use tonic::{Code, Status};
 
 const SIZES: Sizes =
     Sizes { layers: 4, hidden: 256, width: 2048, experts: 8, top_k: 2, vocabulary: 256, context: 512 };
-/// Bytes of the local experts of one layer, half of all that it has.
+/// Size of the local experts of one layer, half of all, in bytes.
 const LAYER_BYTES: u64 = 4 * 3 * 256 * 2048 * 4;
 
-/// The experts 0 to 3 of every layer, or the others.
+/// Returns the experts 0 to 3 of every layer, or the others.
 fn half(upper: bool) -> Vec<LayerExperts> {
     let experts: Vec<u32> = if upper { (4..8).collect() } else { (0..4).collect() };
     (0..SIZES.layers as u32).map(|layer| LayerExperts { layer, experts: experts.clone() }).collect()
 }
 
-/// Memory of the process that the kernel cannot drop, in bytes.
+/// Returns the anonymous memory of the process, in bytes.
 fn taken(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -50,7 +50,7 @@ impl HalvesDeployment {
         Self { model, lower, upper }
     }
 
-    /// A main function with the lower half beside it, after a request.
+    /// Starts a main function with the lower half of experts local, and runs a request.
     async fn main(&self, options: StartOptions) -> (MainFunction, GenerationResult) {
         let main = MainFunction::start(self.model.path(), options).await;
         main.control.route(&[self.upper.address()], &half(true)).await;
@@ -78,7 +78,7 @@ async fn placement_switch_stays_below_memory_limit() {
     let before = taken(main.process.pid());
     drop(main);
 
-    // Room for the experts of one layer more: layers go over one by one, while requests go on.
+    // With memory for one more layer, the layers change one by one during requests.
     let limit = before + LAYER_BYTES * 8 / 5;
     let (main, _) = deployment.main(StartOptions::default().with("--memory-bytes", limit)).await;
     let (done, pid) = (Arc::new(AtomicBool::new(false)), main.process.pid());
@@ -119,7 +119,7 @@ async fn placement_switch_stays_below_memory_limit() {
     assert_eq!(after.experts.unwrap().fallback, 0);
     drop(main);
 
-    // Not even one layer's: the placement is refused with numbers, and the earlier one stays.
+    // Without memory for one more layer, the placement is rejected with figures, and the present one stays.
     let limit = before + LAYER_BYTES / 2;
     let (main, _) = deployment.main(StartOptions::default().with("--memory-bytes", limit)).await;
     let refused = route(&main, 2, deployment.lower.address(), false).await.unwrap_err();
@@ -132,7 +132,7 @@ async fn placement_switch_stays_below_memory_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_first_placement_that_does_not_fit_is_refused() {
+async fn first_placement_that_does_not_fit_is_refused() {
     let model = ModelFixture::fixture("mixtral-basic");
     let main = refusing(&model.folder).await;
     let mut client = MainModelClient::connect(format!("http://{}", main.announcement.grpc)).await.unwrap();

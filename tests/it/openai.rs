@@ -1,4 +1,4 @@
-//! The official `openai` Python client against a running deployment.
+//! The official `openai` Python client with a running deployment.
 
 use remoe_test_support::binaries::workspace;
 use remoe_test_support::deadline::LONG;
@@ -16,7 +16,7 @@ async fn python(name: &str, arguments: &[&str]) -> (Option<i32>, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_official_client_works() {
+async fn official_client_works() {
     let (code, log) = python("import openai", &["-c", "import openai"]).await;
     assert_eq!(code, Some(0), "python3 cannot import the package `openai`: run `make test`\n{log}");
     let up = Up::start(&ModelFixture::demo().folder, 1).await;

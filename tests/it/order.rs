@@ -1,5 +1,5 @@
-//! Messages on the wire and their order in time, seen by a recording remote function; and the main
-//! function's reaction to remote functions that misbehave.
+//! Messages on the wire and their order in time, as a recording proxy sees them, and the main function's reaction to
+//! faulty remote functions.
 
 use remoe_model::Checkpoint;
 use remoe_proto::v1::{Code, ExpertCalls, LayerExperts};
@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// When the main function logged `message`, oldest first.
+/// Returns the times at which the main function logged `message`, the oldest first.
 fn logged(main: &MainFunction, message: &str) -> Vec<SystemTime> {
     let records = main.process.log().into_iter().filter_map(|line| serde_json::from_str(&line).ok());
     records
@@ -25,7 +25,7 @@ fn logged(main: &MainFunction, message: &str) -> Vec<SystemTime> {
         .collect()
 }
 
-/// One layer with enough local work that a message which leaves before it arrives long before its end.
+/// Model with enough local work per layer that an early message arrives long before the end.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_leave_before_local_kernels_start() {
     const CALLS: usize = 5;
@@ -57,18 +57,18 @@ async fn messages_leave_before_local_kernels_start() {
         println!(
             "local kernels: {:?}; message before their end: {:?}",
             done.duration_since(*start),
-            done.duration_since(arrival.at)
+            done.duration_since(arrival.arrived_at)
         );
         assert!(
-            arrival.at < *done,
+            arrival.arrived_at < *done,
             "the message arrived {:?} after the local kernels",
-            arrival.at.duration_since(*done)
+            arrival.arrived_at.duration_since(*done)
         );
     }
 }
 
-/// Without a replica a layer's experts are loaded while the local ones are computed, and as many at a
-/// time as there is room for.
+/// Without a replica, a layer's experts are loaded while the local ones are computed, as many at a time as fit into
+/// memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn layer_without_replicas_loads_experts_before_local_work() {
     let sizes =
@@ -77,7 +77,7 @@ async fn layer_without_replicas_loads_experts_before_local_work() {
     let remote = vec![LayerExperts { layer: 0, experts: vec![5, 6, 7] }];
     let ids: Vec<u32> = (0..500).map(|i| i * 7 % 512).collect();
     let options = StartOptions { log: Some("main_model_fn=trace"), ..StartOptions::default() };
-    // No room: one expert after the other, and none is kept.
+    // Without memory, the experts are loaded one by one and none is kept.
     let main = MainFunction::start(model.path(), options.with("--fallback-bytes", 1)).await;
     main.control.route(&[], &[]).await;
     let expected = main.control.inspect_ids(&ids).await;
@@ -101,9 +101,9 @@ async fn layer_without_replicas_loads_experts_before_local_work() {
     assert_eq!(held, 0, "bytes held, where one is allowed");
 }
 
-/// Weights that give infinities and NaNs do so wherever the expert is: that is the answer.
+/// Weights that give infinities and NaN do so in every placement.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_weights_make_of_it_is_not_held_against_a_replica() {
+async fn non_finite_rows_do_not_open_the_circuit_breaker() {
     let sizes = Sizes { layers: 1, hidden: 64, width: 64, experts: 4, top_k: 2, vocabulary: 64, context: 64 };
     let model = generate(sizes);
     spoil_weights(model.path(), "model.layers.0.block_sparse_moe.experts.3.w2.weight");
@@ -127,7 +127,7 @@ async fn what_the_weights_make_of_it_is_not_held_against_a_replica() {
     assert_eq!(out, 0, "the function was taken out for what its weights say");
 }
 
-/// Makes the first element of the float32 tensor `name` a NaN.
+/// Sets the first element of the float32 tensor `name` to NaN.
 fn spoil_weights(folder: &Path, name: &str) {
     let path = folder.join("model.safetensors");
     let mut bytes = std::fs::read(&path).unwrap();
@@ -172,7 +172,7 @@ async fn rows_travel_once_and_decoding_takes_one_message_per_layer() {
         assert_eq!(work.counts.iter().sum::<u32>() as usize, work.experts.len());
     }
 
-    // Where the routing sent the prompt and every decoded token.
+    // The routing of the prompt and of every decoded token.
     let sequence = [&prompt[..], &answer.tokens[..TOKENS as usize - 1]].concat();
     let routing = main.control.inspect_ids(&sequence).await.routing;
     let mut decoding = 0;
@@ -188,7 +188,7 @@ async fn rows_travel_once_and_decoding_takes_one_message_per_layer() {
         "replicas take turns"
     );
     for layer in checkpoint.config().moe_layers() {
-        // Experts go as a whole to one replica.
+        // All rows of an expert go to one replica.
         let mut seen = BTreeMap::new();
         for (replica, arrivals) in by_replica.iter().enumerate() {
             let of_layer: Vec<_> = arrivals
@@ -208,14 +208,14 @@ async fn rows_travel_once_and_decoding_takes_one_message_per_layer() {
     }
 }
 
-/// Price of a failing replica.
+/// Cost of a failing replica.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum FailurePrice {
     /// A message to another replica.
     Retry,
-    /// Another message, to the same replica where there is no other.
+    /// Another message, to the same replica if there is no other.
     Again,
-    /// A local load, also where there is another replica.
+    /// A local load, even if there is another replica.
     Fallback,
 }
 
@@ -233,7 +233,7 @@ async fn replicas_that_misbehave_do_not_change_the_answer() {
     let remote = remote_sets(&checkpoint, 0.5);
     let cases = [
         (MessageFault::Repeat, FailurePrice::Retry),
-        // Longer than what is waited for a replica whose speed is not known.
+        // Longer than the timeout of a replica with unknown speed.
         (MessageFault::Delay(Duration::from_secs(4)), FailurePrice::Retry),
         (MessageFault::Shorten, FailurePrice::Retry),
         (MessageFault::Spoil, FailurePrice::Retry),
@@ -265,7 +265,7 @@ async fn replicas_that_misbehave_do_not_change_the_answer() {
     }
 }
 
-/// A replica that is taken out stays out for longer than this generation may take.
+/// A replica behind an open circuit breaker stays out longer than this generation may take.
 fn act_ends_the_only_replica(act: &MessageFault, replicas: usize) -> bool {
     let out = matches!(
         act,

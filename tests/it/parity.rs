@@ -6,13 +6,13 @@ use remoe_test_support::fixture::{ExpectedPrompt, ModelFixture, REFUSED, served_
 use remoe_test_support::function::{MainFunction, RemoteFunction, StartOptions};
 use remoe_test_support::placement::{all_experts, remote_sets};
 
-/// max|difference| / max|reference| of the logits.
+/// Tolerance of the logits: max|difference| / max|reference|.
 const LOGITS: f32 = 2e-4;
 const GIB: u64 = 1 << 30;
-/// |difference| of a routing weight.
+/// Tolerance of a routing weight: |difference|.
 const WEIGHTS: f32 = 1e-4;
 
-/// A model in float32, half of its experts in a remote function.
+/// Runs a model in float32 with half of its experts in a remote function.
 async fn half_remote(model: &ModelFixture, options: StartOptions) -> (MainFunction, RemoteFunction) {
     let checkpoint = model.checkpoint();
     let main = MainFunction::start(&model.folder, options).await;
@@ -32,7 +32,7 @@ async fn reference_models_answer_as_transformers_does_by_libtorch() {
     answer_as_transformers_does(&StartOptions::dtype("float32").torch()).await;
 }
 
-/// The branches that a GPU takes: products, gated networks, up-projections, norms and attention by LibTorch.
+/// GPU code paths: products, gated networks, up-projections, norms and attention by LibTorch.
 #[tokio::test(flavor = "multi_thread")]
 async fn reference_models_answer_as_transformers_does_on_a_device() {
     answer_as_transformers_does(&StartOptions::dtype("float32").simulated_device(GIB)).await;
@@ -67,7 +67,7 @@ fn compare_logits(name: &str, prompt: &ExpectedPrompt, reply: &InspectReply) -> 
     let largest = reference.iter().fold(0.0_f32, |largest, logit| largest.max(logit.abs()));
     let pairs = found.iter().zip(reference);
     let difference = pairs.map(|(a, b)| (a - b).abs()).fold(0.0_f32, f32::max) / largest;
-    // Not `<`: a NaN must not pass.
+    // Written without `<`, so that NaN fails.
     assert!(difference <= LOGITS, "{name}: logits of {:?} differ by {difference}", prompt.ids);
     assert!(found.iter().all(|logit| logit.is_finite()), "{name}: logits of {:?}", prompt.ids);
     let best = (0..found.len()).rev().max_by(|&a, &b| found[a].total_cmp(&found[b]));

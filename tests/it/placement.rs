@@ -1,5 +1,5 @@
-//! Where experts run never changes the answer: hidden states are the same bit for bit, tokens the
-//! same, for every remote set and number of replicas, in both dtypes and with quantised experts.
+//! Placement never changes the answer (invariant 1 of ARCHITECTURE.md): hidden states have the same bits and tokens
+//! are the same, for every remote set and number of replicas, in both dtypes and with quantised experts.
 
 use remoe_model::Checkpoint;
 use remoe_proto::v1::{ExpertCalls, LayerExperts};
@@ -19,13 +19,13 @@ const TOKENS: u32 = 16;
 /// Results that must not depend on the placement.
 #[derive(Debug, PartialEq)]
 struct Answers {
-    /// Bits of the hidden states and of the logits, prompt by prompt.
+    /// Bits of the hidden states and the logits of each prompt.
     prompts: Vec<(Vec<u8>, Vec<u32>)>,
     greedy: Vec<u32>,
     seeded: Vec<u32>,
 }
 
-/// Asks everything under the routing in force and checks where it was computed.
+/// Runs all requests under the routing in force and checks where experts were computed.
 async fn ask(
     control: &Control,
     model: &ModelFixture,
@@ -124,7 +124,7 @@ async fn bfloat16_answers_do_not_depend_on_placement() {
     }
 }
 
-/// LibTorch's operations stand above the same experts: one family with latent attention and one without.
+/// With LibTorch, for one family with latent attention and one without.
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_by_libtorch_do_not_depend_on_placement() {
     for name in ["olmoe-basic", "dsv2-basic"] {
@@ -134,8 +134,7 @@ async fn answers_by_libtorch_do_not_depend_on_placement() {
     }
 }
 
-/// As by LibTorch, through the branches that a GPU takes; gpt2_moe has biases, gpt-oss sinks and windows, and granite
-/// factors on what is added.
+/// With LibTorch on GPU code paths. gpt2_moe has biases, gpt-oss sinks and windows, and granite residual multipliers.
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_on_a_device_do_not_depend_on_placement() {
     for name in
@@ -148,8 +147,8 @@ async fn answers_on_a_device_do_not_depend_on_placement() {
     }
 }
 
-/// One family with biases among them and one with latent attention, whose other weights are int8 beside such experts;
-/// the other families differ in nothing that the kernels see.
+/// One family with biases and one with latent attention, whose other weights are int8 beside quantised experts. The
+/// other families do not differ for the kernels.
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_of_quantised_experts_do_not_depend_on_placement() {
     let models = served_fixtures();
@@ -165,7 +164,7 @@ async fn answers_of_quantised_experts_do_not_depend_on_placement() {
     }
 }
 
-/// A remote function that keeps its experts in another form computes other bits: it is not used.
+/// A remote function with another numerics class computes other bits and is not used.
 #[tokio::test(flavor = "multi_thread")]
 async fn forms_of_experts_do_not_mix() {
     let model = ModelFixture::demo();
@@ -187,7 +186,7 @@ async fn metrics_of_all_functions_are_found_and_well_named() {
     let answer = http::post(endpoint, "/v1/completions", &body).await.unwrap().finish().await.unwrap();
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert_eq!(up.ready.functions.len(), 3);
-    // The gateway's page has that of the main function, but one process and one build: its own.
+    // The gateway's page includes that of the main function, except process and build metrics, which are its own.
     let gateway = MetricsPage::read(endpoint).await;
     assert_eq!(gateway.problems(), Vec::<String>::new(), "gateway");
     let build = format!("remoe_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION"));

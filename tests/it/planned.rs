@@ -1,4 +1,4 @@
-//! Profiles, plans and what runs under them.
+//! Profiles, plans, and functions that run under a plan.
 
 use remoe_hardware::{Origin, Profile};
 use remoe_test_support::binaries::workspace;
@@ -14,13 +14,13 @@ fn demo() -> String {
     workspace().join("demo/model").to_str().unwrap().to_owned()
 }
 
-/// 3 and 14 of `[3/14] ..`.
+/// Parses the two numbers of a progress line such as `[3/14] ..`.
 fn step(line: &str) -> Option<(usize, usize)> {
     let (step, all) = line.strip_prefix('[')?.split_once(']')?.0.split_once('/')?;
     Some((step.parse().ok()?, all.parse().ok()?))
 }
 
-/// A profile of the demo model, measured once in a run.
+/// Returns a profile of the demo model, measured once per test run.
 async fn profile() -> String {
     let folder = once::folder("profile", async |folder| {
         let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
@@ -29,7 +29,7 @@ async fn profile() -> String {
             ["profile", "--model", &demo(), "--quick", "--out", &file, "--plot", &plot, "--device", "cpu"];
         let (code, _, log) = remoe_with_log(&arguments).await;
         assert_eq!(code, Some(0));
-        // As many steps as it said at first.
+        // The number of steps equals the announced one.
         let steps: Vec<(usize, usize)> = log.iter().filter_map(|line| step(line)).collect();
         let expected: Vec<_> = (1..=steps.len()).map(|step| (step, steps.len())).collect();
         assert!(!steps.is_empty() && steps == expected, "{log:?}");
@@ -39,7 +39,7 @@ async fn profile() -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_profile_names_what_it_was_made_of() {
+async fn profile_names_its_checkpoint_and_machine() {
     let profile = Profile::from_json(&std::fs::read_to_string(profile().await).unwrap()).unwrap();
     let (_, facts) = remoe(&["inspect", "--model", &demo()]).await;
     assert_eq!(profile.origin, Origin::Measured);
@@ -51,11 +51,11 @@ async fn a_profile_names_what_it_was_made_of() {
     assert!(positive(&profile.expert_seconds) && positive(&profile.nonexpert_seconds));
     assert!(positive(profile.remote_expert_seconds.as_ref().unwrap()));
     assert!(profile.starts.main.seconds(1e7) > 0.0 && profile.memory.main_bytes > 1e7);
-    // On one core no function computes beside another.
+    // On one core, functions do not compute concurrently.
     assert_eq!(profile.contention.is_some(), profile.machine.cores > 1, "{:?}", profile.contention);
 }
 
-/// An answer with the figures of the request.
+/// Returns an answer with the figures of the request.
 async fn answer(up: &Up) -> Value {
     let body = json!({
         "prompt": "In the beginning", "max_tokens": 12, "seed": 5, "ignore_eos": true, "include_figures": true,
@@ -75,7 +75,7 @@ async fn planned_deployment_answers_alike_and_reports_expectations() {
     for start in ["planned", "preallocated", "sequential"] {
         let arguments = ["--profile", &profile().await, "--remote", "always", "--start", start];
         let up = Up::start_with(demo().as_ref(), &arguments).await;
-        // One function for each of the six layers, at least.
+        // At least one function for each of the six layers.
         assert!(up.ready.remote_pids().len() >= 6, "{:?}", up.ready);
         let reply = answer(&up).await;
         assert_eq!(reply["choices"], expected["choices"], "{start}");
@@ -94,13 +94,13 @@ async fn planned_deployment_answers_alike_and_reports_expectations() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_planned_deployment_serves_as_many_at_once_as_it_says() {
+async fn planned_deployment_serves_its_stated_concurrency() {
     const CLIENTS: u64 = 8;
     let up = Up::start_with(demo().as_ref(), &["--profile", &profile().await]).await;
     let main = up.ready.main.unwrap();
     assert_eq!(u64::from(main.concurrency), CLIENTS);
     assert!(main.threads >= 1 && main.kv_cache_bytes > 0, "{main:?}");
-    // 128 tokens in, 200 out, of which the first comes out of the prefill.
+    // 128 tokens of prompt and 200 of output, of which the prefill yields the first.
     assert_eq!(main.kv_cache_tokens, CLIENTS * (128 + 199));
     let http = up.ready.http();
     let body = |seed: u64, n: u32| {
@@ -165,7 +165,7 @@ async fn requests_at_once_are_said_by_flag_or_workload() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_plan_file_carries_its_problem() {
+async fn plan_file_contains_its_problem() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plan.json").to_str().unwrap().to_owned();
     let (code, plan) =

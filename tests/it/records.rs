@@ -1,6 +1,6 @@
-//! `remoe record`: what is written is what the model did.
+//! `remoe record`: records equal the model's actual routing.
 
-use remoe_predictor::record::{ActivationRecord, Reader, RecordHeader};
+use remoe_predictor::record::{ActivationRecord, RecordHeader, RecordReader};
 use remoe_predictor::{Activations, Phase};
 use remoe_test_support::binaries::workspace;
 use remoe_test_support::command::remoe;
@@ -44,10 +44,10 @@ impl RecordFixture {
         remoe(&[&command[..], &["--max-tokens", "12"], arguments].concat()).await
     }
 
-    /// The records in file `name`, in the order of the prompts.
+    /// Returns the records in file `name`, in the order of the prompts.
     fn read(&self, name: &str) -> (RecordHeader, Vec<ActivationRecord>) {
         let file = File::open(self.folder.path().join(name)).unwrap();
-        let mut reader = Reader::new(BufReader::new(file)).unwrap();
+        let mut reader = RecordReader::new(BufReader::new(file)).unwrap();
         let mut records: Vec<_> = reader.by_ref().map(Result::unwrap).collect();
         records.sort_by(|a, b| a.prompt.cmp(&b.prompt));
         (reader.header().clone(), records)
@@ -84,7 +84,7 @@ async fn records_say_which_experts_the_tokens_had() {
     }
     assert_eq!(summary["generated_tokens"], generated);
 
-    // Where experts run changes nothing; the experts of every token add up to the counts.
+    // Placement changes nothing. The experts of all tokens sum to the counts.
     let (code, _) =
         case.record("tokens.npy", &["--dtype", "float32", "--tokens", "--remote-ratio", "0.5"]).await;
     assert_eq!(code, Some(0));
@@ -107,12 +107,12 @@ async fn records_say_which_experts_the_tokens_had() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_goes_on_after_a_crash_and_belongs_to_one_model() {
+async fn record_file_resumes_after_a_crash_for_one_model() {
     let case = RecordFixture::new();
     assert_eq!(case.record("history.npy", &[]).await.0, Some(0));
     let path = case.folder.path().join("history.npy");
     let whole = std::fs::metadata(&path).unwrap().len();
-    // The last record half written.
+    // The last record is incomplete.
     File::options().write(true).open(&path).unwrap().set_len(whole - 7).unwrap();
     assert_eq!(case.record("history.npy", &[]).await.0, Some(0));
     let (_, records) = case.read("history.npy");
@@ -143,9 +143,9 @@ async fn prompt_sets_are_read_with_care() {
     }
 }
 
-/// A gateway is told of a request what the record of the request says, streamed or not.
+/// The activations reported to a gateway equal the record of the request, streamed or not.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_told_at_the_end_of_an_answer_is_what_is_recorded() {
+async fn reported_activations_equal_the_record() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("records.npy");
     let arguments = ["--record-activations", file.to_str().unwrap()];
@@ -165,7 +165,7 @@ async fn what_is_told_at_the_end_of_an_answer_is_what_is_recorded() {
     };
     let told = [ask(false).await, ask(true).await];
     let records = until(SOON, "two records", async || {
-        let mut reader = Reader::new(BufReader::new(File::open(&file).ok()?)).ok()?;
+        let mut reader = RecordReader::new(BufReader::new(File::open(&file).ok()?)).ok()?;
         let header = reader.header().clone();
         let records: Vec<_> = reader.by_ref().map(Result::unwrap).collect();
         (records.len() == 2).then_some((header, records))

@@ -1,4 +1,4 @@
-//! A remote-expert function by itself: what it refuses, and that it ends as it should.
+//! A remote-expert function alone: its refusals and its termination.
 
 use remoe_model::Checkpoint;
 use remoe_proto::v1::forward_reply::Outcome;
@@ -14,12 +14,12 @@ use rustix::process::Signal;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// A model whose experts take long for a large message.
+/// Model whose experts take long for a large message.
 fn slow_model() -> TempDir {
     generate(Sizes { layers: 1, hidden: 256, width: 2048, experts: 2, top_k: 1, vocabulary: 64, context: 64 })
 }
 
-/// `rows` rows for experts 0 and 1 of layer 0 of the slow model.
+/// Returns work of `rows` rows for experts 0 and 1 of layer 0 of the slow model.
 fn slow_work(id: u64, rows: usize) -> Work {
     Work {
         id,
@@ -62,10 +62,10 @@ async fn experts_that_do_not_exist_are_refused() {
     }
 }
 
-/// Change that makes a good request a bad one.
+/// Change that makes a valid request invalid.
 type WorkChange = fn(&mut Work);
 
-/// Requests for expert 1 of layer 0 of a model, of which only that is hosted.
+/// Invalid requests for expert 1 of layer 0, the only hosted expert.
 fn work(checkpoint: &Checkpoint, id: u64) -> Work {
     let row = 0.5_f32.to_le_bytes().repeat(checkpoint.config().hidden_size);
     Work { id, rows: row.into(), counts: vec![1], experts: vec![1], ..Work::default() }
@@ -88,7 +88,7 @@ async fn contradictory_requests_are_refused_and_stream_continues() {
         (Code::InvalidArgument, |work| work.counts = vec![0]),
         (Code::InvalidArgument, |work| work.experts = vec![]),
         (Code::InvalidArgument, |work| *work = Work { id: work.id, ..Work::default() }),
-        // An answer that would be larger than a message may be.
+        // The answer would exceed the largest message.
         (Code::InvalidArgument, |work| {
             work.counts = vec![1 << 16];
             work.experts = vec![1; 1 << 16];
@@ -111,7 +111,7 @@ async fn work_in_flight_is_bounded_in_count_and_bytes() {
     let options = StartOptions::default().with("--max-in-flight", 2).with("--max-in-flight-bytes", 3 << 20);
     let function = RemoteFunction::start(model.path(), "0:0-1", options).await;
     let mut stream = ExpertStream::open(function.address()).await;
-    // 1024 rows and twice as many in the answer are 3 MiB; one row more is too much by itself.
+    // 1,024 rows and twice as many in the answer are 3 MiB; one more row exceeds the limit alone.
     assert_eq!(stream.ask(slow_work(1, 1025)).await, Err(Code::ResourceExhausted));
     for id in 2..=7 {
         stream.send(slow_work(id, 300));
@@ -160,7 +160,7 @@ async fn cancelled_requests_are_not_computed_and_late_ones_not_either() {
     assert_eq!((answered("ok"), answered("cancelled"), answered("deadline_exceeded")), (2, 1, 1));
 }
 
-/// `rows` rows of their own for experts 0 and 1 of layer 0 of the slow model, some for one of them only.
+/// Returns work of `rows` different rows for experts 0 and 1 of layer 0 of the slow model, some for one expert only.
 fn distinct_work(id: u64, rows: usize) -> Work {
     let values = (0..rows * 256).map(|at| ((id as usize * 31 + at * 7) % 101) as f32 / 50.0 - 1.0);
     let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
@@ -189,7 +189,7 @@ async fn waiting_messages_are_computed_in_one_pass_bit_identically() {
     };
     let before = reads().await;
     assert_eq!(before, 2 * MESSAGES, "each message by itself reads both experts");
-    // The first keeps the function busy while the others arrive.
+    // The first request keeps the function busy while the others arrive.
     stream.send(slow_work(1000, 800));
     for id in 1..=MESSAGES {
         stream.send(Work { id: 2000 + id, ..distinct_work(id, 20 + id as usize) });
@@ -211,7 +211,7 @@ async fn waiting_messages_are_computed_in_one_pass_bit_identically() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_function_that_is_to_end_answers_what_it_has_accepted() {
+async fn draining_function_answers_accepted_requests() {
     const ACCEPTED: u64 = 12;
     let model = slow_model();
     let mut function = RemoteFunction::start(model.path(), "0:0-1", StartOptions::default()).await;
@@ -219,14 +219,14 @@ async fn a_function_that_is_to_end_answers_what_it_has_accepted() {
     for id in 1..=ACCEPTED {
         stream.send(slow_work(id, 400));
     }
-    // Messages are taken in order: a refusal of this one says that the others have been accepted.
+    // Messages are read in order: the refusal of this one shows that the others were accepted.
     stream.send(Work { layer: 9, ..slow_work(100, 1) });
     let mut answered = Vec::new();
     let mut next = 1000;
     let mut refused = false;
     let mut signalled = false;
     loop {
-        // New work is offered all the time once the function has been told, until it refuses some.
+        // Sends new work after the signal until some is refused.
         let reply = tokio::select! {
             reply = stream.reply() => reply,
             () = tokio::time::sleep(Duration::from_millis(5)), if signalled && !refused => {

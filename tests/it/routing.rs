@@ -1,5 +1,5 @@
-//! `SetRouting` beyond the usual: callers that do not wait, that ask twice or ask for nonsense, and
-//! weights that cannot be read.
+//! Edge cases of `SetRouting`: callers that do not wait, repeat themselves or send nonsense, and unreadable weights
+//! (invariant 5 of ARCHITECTURE.md).
 
 use remoe_proto::largest_generation;
 use remoe_proto::placement_digest;
@@ -35,18 +35,18 @@ impl Launcher {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_placement_goes_on_without_the_one_who_asked_for_it() {
+async fn placement_continues_after_its_caller_disconnects() {
     let model = ModelFixture::fixture("mixtral-basic");
     let main = MainFunction::start(&model.folder, StartOptions::default()).await;
     let launcher = Launcher::new(&main);
-    // The system accepts connections to it, and no process ever answers.
+    // The system accepts connections, and no process answers.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint =
         Endpoint { address: silent.local_addr().unwrap().to_string(), layers: vec![], experts: vec![] };
     let remote = vec![LayerExperts { layer: 0, experts: vec![1] }];
     let routing = Routing { generation: 5, endpoints: vec![endpoint], remote, ..Routing::default() };
 
-    // Connected, so that what is waited for is the placement.
+    // Connects first, so that only the placement takes time.
     assert_eq!(launcher.generation().await, 0);
     let impatient = tokio::time::timeout(Duration::from_millis(500), launcher.route(&routing)).await;
     assert!(impatient.is_err(), "an endpoint that never answers takes a second");
@@ -55,11 +55,11 @@ async fn a_placement_goes_on_without_the_one_who_asked_for_it() {
     assert_eq!(again.generation, 5);
     assert_eq!(again.problems.len(), 1, "what came of the placement: {again:?}");
 
-    // Callers of the same generation share one placement.
+    // Concurrent callers with the same generation share one placement.
     let next = Routing { generation: 6, ..routing.clone() };
     let (one, other) = tokio::join!(launcher.route(&next), launcher.route(&next));
     assert_eq!(one.unwrap(), other.unwrap());
-    // An older one learns what is in force, by number and by content.
+    // An older generation is answered with the one in force, by number and digest.
     let other = Routing { remote: vec![LayerExperts { layer: 0, experts: vec![0] }], ..routing.clone() };
     let placement = placement_digest(&next);
     assert_ne!(placement, placement_digest(&other));
@@ -87,7 +87,7 @@ async fn nonsense_is_refused() {
     let other = Routing { generation: 1, remote, ..Routing::default() };
     assert_eq!(code(other).await, Err(Code::InvalidArgument), "another placement of the same generation");
 
-    // What is too far beyond the one in force is refused, and later ones go on to have an effect.
+    // A generation too far above the one in force is refused, and later valid ones work.
     let refused = launcher.route(&Routing { generation: u64::MAX, ..Routing::default() }).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
     assert!(refused.message().contains("above the generation in force (1)"), "{}", refused.message());
@@ -112,7 +112,7 @@ async fn nonsense_is_refused() {
         change(&mut request);
         let status = main.control.begin(request.clone()).await.err().unwrap();
         assert_eq!(status.code(), Code::InvalidArgument, "{request:?}");
-        // Stop strings need a tokenizer first.
+        // Stop strings need a tokenizer.
         assert!(status.message().contains(field) || field == "stop", "{field}: {}", status.message());
     }
 }
@@ -144,7 +144,7 @@ async fn invalid_endpoints_are_refused_and_idle_ones_harmless() {
     assert!(answer.experts.is_some_and(|calls| calls.fallback > 0 && calls.remote == 0), "{answer:?}");
 }
 
-/// A copy of a fixture, and its shards.
+/// Returns a copy of a fixture and its shards.
 fn copied(model: &ModelFixture) -> (tempfile::TempDir, Vec<PathBuf>) {
     let folder = tempfile::tempdir().unwrap();
     let mut shards = Vec::new();
@@ -157,7 +157,7 @@ fn copied(model: &ModelFixture) -> (tempfile::TempDir, Vec<PathBuf>) {
     (folder, shards)
 }
 
-/// Cuts files in place: a process that holds them open sees it.
+/// Truncates files in place, which affects processes that have them open.
 fn shrink(shards: &[PathBuf]) {
     for path in shards {
         let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
@@ -188,15 +188,14 @@ async fn weights_that_shrink_fail_the_placement_and_nothing_else() {
     assert_eq!(launcher.route(&routing).await.unwrap().generation, 2, "the same placement, tried again");
 }
 
-/// The first placement is in force before its experts are read. Without one of them there is no answer that can be
-/// relied on.
+/// The first placement is in force before its experts are loaded. Without one of them no answer is reliable.
 #[tokio::test(flavor = "multi_thread")]
 async fn main_function_without_first_experts_exits_with_cause() {
     let (folder, shards) = copied(&ModelFixture::fixture("mixtral-basic"));
     let mut main = MainFunction::start(folder.path(), StartOptions::default()).await;
     let launcher = Launcher::new(&main);
     shrink(&shards);
-    // The end may overtake the answer.
+    // The process may end before the answer arrives.
     let _answer = launcher.route(&Routing { generation: 1, ..Routing::default() }).await;
     let ended = until(SOON, "the end", async || main.process.ended()).await;
     assert_eq!(ended.code(), Some(4), "the checkpoint is at fault");

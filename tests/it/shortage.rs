@@ -1,5 +1,5 @@
-//! Functions that the system gives too little: a clear message and exit code, not a fault of the
-//! checkpoint, never a panic.
+//! Functions with too few system resources: a clear message and exit code, which does not blame the checkpoint, and
+//! no panic.
 
 use remoe_test_support::binaries;
 use remoe_test_support::deadline::SOON;
@@ -11,8 +11,8 @@ use std::process::{Command, ExitStatus};
 use std::sync::{Arc, Mutex};
 use tokio::time::{Duration, Instant, sleep};
 
-/// How a function begins under `limit` (as `ulimit` takes it): how it ended with its log, or none when it
-/// got ready.
+/// Starts a function under `limit` (in the form of `ulimit`). Returns its exit status and log, or `None` if it became
+/// ready.
 async fn begin(program: &str, model: &Path, limit: &str) -> Option<(ExitStatus, Vec<String>)> {
     let mut command = Command::new("sh");
     command.arg("-c").arg(format!("ulimit {limit} && exec \"$0\" \"$@\"")).arg(binaries::program(program));
@@ -44,7 +44,7 @@ async fn too_few_open_files_are_a_failure_of_the_run_with_what_to_do() {
     let model = ModelFixture::fixture("mixtral-basic");
     for program in ["remote-expert-fn", "main-model-fn"] {
         let mut of_files = 0;
-        // Below 5 the system's own loader fails.
+        // Below 5, the system's program loader fails.
         for limit in 5..=24 {
             let Some((status, log)) = begin(program, &model.folder, &format!("-n {limit}")).await else {
                 continue;
@@ -65,7 +65,7 @@ async fn too_few_open_files_are_a_failure_of_the_run_with_what_to_do() {
 async fn address_space_shortage_exits_3_and_states_missing_bytes() {
     let model = ModelFixture::fixture("mixtral-basic");
     let mut refused = 0;
-    // In KiB; below, the system's own loader cannot map the program, whose size depends on how it was compiled.
+    // In KiB. Below it, the system's loader cannot map the program, whose size depends on the compiler.
     let size = std::fs::metadata(binaries::program("remote-expert-fn")).unwrap().len() / 1024;
     for limit in (size + 3_600..=size + 100_000).step_by(6_000) {
         let Some((status, log)) = begin("remote-expert-fn", &model.folder, &format!("-v {limit}")).await
@@ -80,7 +80,7 @@ async fn address_space_shortage_exits_3_and_states_missing_bytes() {
     assert!(refused >= 3, "only {refused} limits were refused");
 }
 
-/// No process writes into the pipes.
+/// No process may write to the pipes.
 #[tokio::test(flavor = "multi_thread")]
 async fn pipes_in_place_of_model_files_end_the_load() {
     let model = ModelFixture::fixture("mixtral-basic");

@@ -1,4 +1,4 @@
-//! One address in front of real functions: models that sleep and wake, and keys that change meanwhile.
+//! `remoe up` with real functions: scale to zero, wakes, and API keys that change meanwhile.
 
 use remoe_test_support::deadline::{LONG, SOON, until};
 use remoe_test_support::fixture::ModelFixture;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const IDLE: &str = "1s";
 
-/// Wakes after which what should have been seen by then never will be.
+/// Largest number of wakes until the expected state was observed.
 const WAKES: usize = 30;
 
 fn completion(model: &str, tokens: u32) -> String {
@@ -33,13 +33,13 @@ async fn status(address: SocketAddr) -> Value {
     raw::ask(address, raw::get("/status")).await.ok()["models"][0].clone()
 }
 
-/// Milliseconds by part.
+/// Returns the milliseconds of each part.
 fn timing(text: &str) -> Vec<(String, f64)> {
     let parts = text.split(", ").map(|part| part.split_once(";dur=").expect("a part"));
     parts.map(|(name, value)| (name.to_owned(), value.parse().expect("milliseconds"))).collect()
 }
 
-/// Kills the main function before it serves: its process, unless it served, or all was `over`, first.
+/// Kills the main function before it serves. Returns its process, or `None` if it served or `over` happened first.
 async fn kill_while_it_starts(address: SocketAddr, over: impl Fn() -> bool) -> Option<u32> {
     let starting = async || {
         let functions = status(address).await["functions"].as_array().unwrap().clone();
@@ -67,8 +67,7 @@ async fn requests_wake_a_model_and_none_is_lost() {
     let expected = tokens(&complete(address, "olmoe-basic", 4).await);
     let mut pids = up.ready.pids();
 
-    // Fifty requests at the same time, from nothing: one wake. A request that comes when it is over has not waited for
-    // it.
+    // Fifty concurrent requests cause one wake. A request that arrives after it has not waited for it.
     assert!(up.next("asleep").await.pids().is_empty());
     all_gone(&pids, SOON).await;
     assert_eq!(raw::ask(address, raw::get("/health")).await.head.status, 200, "asleep is healthy");
@@ -85,8 +84,8 @@ async fn requests_wake_a_model_and_none_is_lost() {
     assert_eq!(status(address).await["wakes"], 1);
     assert_eq!(complete(address, "olmoe-basic", 4).await.head.header("x-remoe-cold-start"), "");
 
-    // The parts of the time to the first token are what the client saw, but for what the machine does
-    // between the two: a wake takes so few milliseconds that this shows, so that one of some wakes counts.
+    // The parts of the time to first token equal the client's measurement but for the machine's delays, which show in
+    // a wake of few milliseconds: one of several wakes must match.
     let mut missing = Vec::new();
     while missing.len() < WAKES {
         up.next("asleep").await;
@@ -111,8 +110,8 @@ async fn requests_wake_a_model_and_none_is_lost() {
     }
     assert!(missing.len() < WAKES, "the parts never add up to what the client saw: {missing:?}");
 
-    // Its main function dies while it starts. A start may be over before the test sees it, hence the rounds;
-    // one that is stopped and still not serving will not have served.
+    // Its main function dies during the start. A start may end before the test observes it, so the test repeats. A
+    // stopped function that does not serve yet has not served.
     let mut rounds = 0;
     loop {
         rounds += 1;
@@ -129,7 +128,7 @@ async fn requests_wake_a_model_and_none_is_lost() {
         }
     }
 
-    // A stream says at once that it waits, and brings its parts at the end.
+    // A stream reports at once that it waits, and the parts at the end.
     let first = async || {
         let page = raw::ask(address, raw::get("/metrics")).await.text();
         let sample = "remoe_gateway_cold_start_seconds_count{model=\"olmoe-basic\",part=\"first\"} ";
@@ -157,14 +156,14 @@ async fn requests_wake_a_model_and_none_is_lost() {
     assert_eq!(first().await, before + 1);
     up.next("awake").await;
 
-    // Asked to end while it sleeps, it has nothing to wait for.
+    // On a signal during sleep, it ends at once.
     up.next("asleep").await;
     up.process.signal(Signal::TERM);
     assert_eq!(up.process.end(LONG).await.code(), Some(0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_models_at_one_address_sleep_on_their_own() {
+async fn two_models_at_one_address_sleep_independently() {
     let (first, second) = (ModelFixture::fixture("olmoe-basic"), ModelFixture::fixture("mixtral-basic"));
     let further = second.folder.to_str().unwrap();
     let names = ["--served-model-name", "one", "--served-model-name", "two"];
@@ -189,7 +188,7 @@ async fn two_models_at_one_address_sleep_on_their_own() {
     let unknown = complete(address, "three", 1).await.error(404);
     assert_eq!(unknown["code"], "model_not_found");
     raw::ask(address, raw::post("/v1/completions", r#"{"prompt": [1]}"#)).await.refuses("model");
-    // One of them is kept awake while the other one falls asleep.
+    // One model is kept awake while the other falls asleep.
     let deadline = Instant::now() + LONG;
     while status(address).await["state"] != "asleep" {
         assert!(Instant::now() < deadline, "it stays awake");
@@ -199,9 +198,9 @@ async fn two_models_at_one_address_sleep_on_their_own() {
     assert_eq!(complete(address, "one", 1).await.head.header("x-remoe-cold-start"), "true");
 }
 
-/// A model that wakes says what it would have said awake, bound to a form or as an embedding.
+/// A waking model gives the same answers as an awake one, also for structured output and embeddings.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_answer_is_bound_to_outlasts_a_sleep() {
+async fn structured_output_survives_a_sleep() {
     let arguments = ["--remote-ratio", "0.5", "--idle", IDLE];
     let up = Up::start_with(&ModelFixture::fixture("mixtral-text").folder, &arguments).await;
     let address = up.ready.http();
@@ -218,7 +217,7 @@ async fn what_an_answer_is_bound_to_outlasts_a_sleep() {
     let form: Value = serde_json::from_str(said[0]["text"].as_str().unwrap()).unwrap();
     assert!(form["a"].is_u64() && form["b"].is_string() && said[0]["finish_reason"] == "stop", "{said}");
     assert_eq!(embedded.as_array().unwrap().len(), 2);
-    // A busy machine may take longer than the window between two requests: what counts is how it is now.
+    // On a busy machine, two requests may be further apart than the idle window: only the present state counts.
     let asleep = async || {
         let asleep = async || (status(address).await["state"] == "asleep").then_some(());
         until(LONG, "a model that sleeps", asleep).await;
@@ -231,14 +230,14 @@ async fn what_an_answer_is_bound_to_outlasts_a_sleep() {
     assert_eq!(embedding().await, embedded);
 }
 
-/// Keys come and go while `up` runs, and are written nowhere.
+/// Keys are added and removed while `up` runs, and are never written to logs.
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_change_without_a_restart_and_are_written_nowhere() {
     let model = ModelFixture::fixture("olmoe-basic");
     let folder = tempfile::tempdir().unwrap();
     let (keys, access) = (folder.path().join("keys.yaml"), folder.path().join("access.log"));
     let write = |text: &str| {
-        // As a kubelet does: what is there is replaced at once.
+        // Replaces the file atomically, as a kubelet does.
         let next = folder.path().join("next");
         std::fs::write(&next, text).unwrap();
         std::fs::rename(next, &keys).unwrap();
@@ -267,7 +266,7 @@ async fn keys_change_without_a_restart_and_are_written_nowhere() {
     assert_eq!((ask("secret-second").await, ask("secret-first").await), (200, 401));
     assert_eq!(ask("secret-own").await, 200);
 
-    // What cannot be used changes nothing, and is seen.
+    // An invalid file changes nothing and is reported.
     let outdated = async |is: &str| {
         let line = format!("remoe_gateway_keys_outdated {is}");
         until(SOON, &line, async || {

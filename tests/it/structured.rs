@@ -1,4 +1,4 @@
-//! Structured output and tools through the clients that people use, against a deployment with remote experts.
+//! Structured output and tools with common clients, with remote experts.
 
 use remoe_test_support::binaries::workspace;
 use remoe_test_support::deadline::LONG;
@@ -8,7 +8,7 @@ use remoe_test_support::up::Up;
 use std::path::Path;
 use std::process::Command;
 
-/// Random schemas of a run; a night's run takes more.
+/// Number of random schemas; nightly runs use more.
 const SCHEMAS: &str = "24";
 
 async fn run(name: &str, folder: &Path, program: &str, arguments: &[&str]) {

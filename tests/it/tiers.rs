@@ -1,5 +1,5 @@
-//! Remote groups that sleep while their main function runs: answers do not depend on which groups sleep, a request
-//! wakes the groups that it needs and no others, and a group that sleeps costs nothing.
+//! Remote groups that scale to zero while their main function runs: answers do not depend on sleeping groups, a
+//! request wakes only the groups that it needs, and a sleeping group costs nothing.
 
 use remoe_proto::format_listing;
 use remoe_proto::v1::LayerExperts;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-/// Longer than anything that is asked again and again takes on a busy machine.
+/// Timeout of repeated checks, also on a busy machine.
 const WINDOW: &str = "2s";
 
 async fn complete(address: SocketAddr, model: &str, prompt: &[u32], tokens: u32) -> RawResponse {
@@ -26,7 +26,7 @@ fn tokens(answer: &RawResponse) -> Value {
     answer.ok()["choices"][0]["token_ids"].clone()
 }
 
-/// (token, expert) pairs of the answer that were computed so.
+/// Returns the (token, expert) pairs of the answer by place of computation.
 fn pairs(answer: &RawResponse, how: &str) -> u64 {
     answer.ok()["usage"]["remoe"]["experts"][how].as_u64().unwrap()
 }
@@ -50,7 +50,7 @@ async fn all_are(address: SocketAddr, state: &str) {
         .await;
 }
 
-/// The name and the experts of each group as people are shown them, and whether it sleeps.
+/// Returns the displayed name and experts of each group, and true if it sleeps.
 async fn placed(address: SocketAddr) -> Vec<(String, String, bool)> {
     let page = raw::ask(address, raw::get("/v1/placement")).await.ok();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -64,7 +64,7 @@ async fn gauge(address: SocketAddr, series: &str) -> u64 {
     line.unwrap_or_else(|| panic!("no {series}")).parse::<f64>().unwrap() as u64
 }
 
-/// The experts of each layer that the one token of `prompt` uses.
+/// Returns the experts of each layer for the single token of `prompt`.
 async fn used(up: &Up, prompt: u32) -> Vec<(u32, BTreeSet<u32>)> {
     let reply = up.ready.control().inspect_ids(&[prompt]).await;
     let experts = |tokens: &[remoe_proto::v1::TokenRouting]| {
@@ -83,7 +83,7 @@ async fn idle_model_sleeps_and_wakes_on_request() {
     let other = tokens(&complete(whole.ready.http(), "olmoe-basic", &[seldom], 4).await);
     drop(whole);
 
-    // One group is used by every request, the other by none of those that come often.
+    // Every request uses one group; frequent requests never use the other.
     let set = |layer: u32, of: Vec<u32>| LayerExperts { layer, experts: of };
     let busy: Vec<LayerExperts> =
         used_often.iter().map(|(layer, used)| set(*layer, used.iter().copied().take(3).collect())).collect();
@@ -117,8 +117,7 @@ async fn idle_model_sleeps_and_wakes_on_request() {
         expected_groups.map(|(name, experts, asleep)| (name.to_owned(), experts.clone(), asleep));
     assert_eq!(placed(address).await, expected_groups);
 
-    // A request for it is answered by the main function itself, with the same bits and without having waited for a
-    // function.
+    // The main function itself answers a request for it, with the same bits and without waiting for a function.
     let asked = complete(address, "olmoe-basic", &[seldom], 4).await;
     assert_eq!(tokens(&asked), other);
     assert!(pairs(&asked, "fallback") > 0);
@@ -141,7 +140,7 @@ async fn idle_model_sleeps_and_wakes_on_request() {
     assert_eq!(status(address).await["functions"][0]["pid"].as_u64(), main.pid.map(u64::from));
 }
 
-/// Kills the first remote function that is there again, whether it serves yet or not.
+/// Kills the first restarted remote function, whether it serves or not.
 async fn kill_what_wakes(address: SocketAddr) {
     let there = async || remote(address).await.into_iter().find_map(|(_, _, pid)| pid);
     signal(until(SOON, "a group wakes", there).await, Signal::KILL);
@@ -181,7 +180,7 @@ async fn sleeping_groups_cost_nothing_and_survive_deaths_during_wake() {
     until(LONG, "requests go to groups again", joins).await;
     assert_eq!(status(address).await["functions"][0]["pid"], main, "the main function never ended");
 
-    // The main function dies while groups sleep: the next one needs none of them to serve.
+    // After the main function dies while groups sleep, the next one serves without them.
     all_are(address, "asleep").await;
     signal(main, Signal::KILL);
     let answer = complete(address, "olmoe-basic", &[1, 2, 3], 6).await;
@@ -190,7 +189,7 @@ async fn sleeping_groups_cost_nothing_and_survive_deaths_during_wake() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_main_function_sleeps_last() {
+async fn main_function_sleeps_last() {
     let model = ModelFixture::fixture("olmoe-basic");
     let arguments = ["--remote-ratio", "0.5", "--remote-idle", "200ms", "--idle", "2s"];
     let mut up = Up::start_with(&model.folder, &arguments).await;
@@ -200,7 +199,7 @@ async fn the_main_function_sleeps_last() {
     assert_eq!((rested.remote_pids(), rested.main().pid), (vec![], up.ready.main().pid));
     all_gone(&pids, SOON).await;
     assert!(up.next("asleep").await.pids().is_empty());
-    // Nothing is known of the requests that wait: all groups wake.
+    // Without a prediction for the waiting requests, all groups wake.
     let answer = complete(address, "olmoe-basic", &[1, 2, 3], 4).await;
     assert_eq!(pairs(&answer, "fallback"), 0);
     let awake = up.next("awake").await;

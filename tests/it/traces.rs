@@ -1,4 +1,4 @@
-//! Traces of requests as a collector gets them: one tree over gateway, main function and remote functions.
+//! Traces of requests, as a collector receives them: one tree over gateway, main function and remote functions.
 
 use remoe_test_support::binaries;
 use remoe_test_support::collector::{Collector, CollectorBehaviour, ExportedSpan};
@@ -18,12 +18,12 @@ use tokio::net::TcpListener;
 
 const PARENT: &str = "00f067aa0ba902b7";
 
-/// The number of the `n`th trace.
+/// Returns the id of the `n`th trace.
 fn trace(n: u8) -> String {
     format!("4bf92f3577b34da6a3ce929d0e0e47{n:02x}")
 }
 
-/// A completion of `tokens` tokens as part of a trace, by a client with a key.
+/// Returns a completion request of `tokens` tokens with a trace context and an API key.
 fn post(model: &str, tokens: u32, stream: bool, traceparent: &str) -> String {
     let body = json!({"model": model, "prompt": [1, 2, 3, 4, 5], "max_tokens": tokens, "temperature": 0,
         "ignore_eos": true, "stream": stream});
@@ -36,7 +36,7 @@ async fn up(model: &ModelFixture, arguments: &[&str], variables: &[(&str, String
     Up::start_in(&[model.folder.to_str().unwrap()], &arguments, variables).await
 }
 
-/// How many of `spans` are of each service and kind and have this name.
+/// Counts the spans of each service, kind and name.
 fn counted(spans: &[ExportedSpan]) -> BTreeMap<(&str, i32, &str), usize> {
     let mut counts = BTreeMap::new();
     for span in spans {
@@ -47,7 +47,7 @@ fn counted(spans: &[ExportedSpan]) -> BTreeMap<(&str, i32, &str), usize> {
 
 const FORWARD: &str = "remoe.v1.ExpertFunction/Forward";
 
-/// All that a request to two remote functions went through.
+/// Expected spans of a request with two remote functions.
 fn whole(model: &str) -> BTreeMap<(&str, i32, &str), usize> {
     BTreeMap::from([
         (("remoe-gateway", 2, "POST /v1/completions"), 1),
@@ -62,9 +62,9 @@ fn whole(model: &str) -> BTreeMap<(&str, i32, &str), usize> {
     ])
 }
 
-/// Whole answers and streams are one tree each, in which everything lies within what it is a part of.
+/// Each response or stream gives one tree, in which every span lies within its parent.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_is_one_tree() {
+async fn request_gives_one_span_tree() {
     let model = ModelFixture::fixture("olmoe-basic");
     let collector = Collector::start(CollectorBehaviour::Takes).await;
     let folder = tempfile::tempdir().unwrap();
@@ -88,7 +88,7 @@ async fn a_request_is_one_tree() {
         for span in spans.iter().filter(|span| span.id != root.id) {
             let parent = spans.iter().find(|parent| parent.id == span.parent);
             let parent = parent.unwrap_or_else(|| panic!("{span:?} is a part of nothing"));
-            // Processes read the time of day apart from each other, in nanoseconds.
+            // Processes read the clock separately, in nanoseconds.
             let apart = if parent.service() == span.service() { 0 } else { 5_000_000 };
             assert!(
                 parent.start <= span.start + apart
@@ -96,7 +96,7 @@ async fn a_request_is_one_tree() {
                     && span.end <= parent.end + apart,
                 "{span:?}\nis not within\n{parent:?}"
             );
-            // Only from client to server, and from where that is to what it does there.
+            // Parents are in the same service, or the client of the server.
             assert_eq!(parent.kind == 3, span.kind == 2, "{span:?} of {parent:?}");
             assert_eq!(parent.service() == span.service(), span.kind != 2, "{span:?} of {parent:?}");
         }
@@ -112,7 +112,7 @@ async fn a_request_is_one_tree() {
             assert_eq!(attribute("gen_ai.usage.input_tokens"), 5);
             assert_eq!(attribute("gen_ai.usage.output_tokens"), 6);
         }
-        // What the main function counted is what the remote functions did.
+        // The counts of the main function equal those of the remote functions.
         for client in spans.iter().filter(|span| span.kind == 3 && span.name == FORWARD) {
             let server = spans.iter().find(|span| span.parent == client.id).unwrap();
             for name in ["remoe.calls", "remoe.calls.failed", "remoe.pairs"] {
@@ -147,7 +147,7 @@ async fn a_request_is_one_tree() {
         })
         .await;
     }
-    // A caller that records nothing is not recorded; nor is what is not below /v1.
+    // Unsampled requests and routes outside /v1 have no spans.
     let unsampled = post(&model.name, 2, false, &format!("00-{}-{PARENT}-00", trace(3)));
     assert_eq!(raw::ask(up.ready.http(), unsampled).await.head.status, 200);
     raw::ask(up.ready.http(), raw::get("/health")).await;
@@ -159,9 +159,9 @@ async fn a_request_is_one_tree() {
     assert!(collector.spans().iter().all(|span| known.contains(&span.trace)), "{:?}", collector.spans());
 }
 
-/// A client that leaves ends the work for it, and the spans of that say so.
+/// A client that disconnects ends its work, and the spans show it.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_leaves_is_told_apart() {
+async fn disconnected_client_is_marked_in_spans() {
     let model = ModelFixture::fixture("olmoe-basic");
     let collector = Collector::start(CollectorBehaviour::Takes).await;
     let up = up(&model, &["--remote-ratio", "0"], &collector.environment()).await;
@@ -179,10 +179,10 @@ async fn who_leaves_is_told_apart() {
     }
 }
 
-/// A request that never gets on because no function has experts that it needs, and whose client leaves: what remote
-/// functions did for it meanwhile is a part of its tree.
+/// A request that cannot proceed, because no function has its experts, and whose client disconnects: its tree
+/// contains the work of remote functions until then.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_is_given_up_is_one_tree() {
+async fn abandoned_request_gives_one_span_tree() {
     let model = ModelFixture::fixture("mixtral-basic");
     let folder = model.copy();
     let collector = Collector::start(CollectorBehaviour::Takes).await;
@@ -217,7 +217,7 @@ async fn a_request_that_is_given_up_is_one_tree() {
     assert!(phase.name == "prefill" && phase.attributes["error.type"] == "cancelled", "{phase:?}");
 }
 
-/// Requests are answered and everything ends whatever the collector does; what it did not take is counted.
+/// Requests are answered and processes end for every collector behaviour; dropped spans are counted.
 #[tokio::test(flavor = "multi_thread")]
 async fn hung_collector_delays_no_request() {
     let model = ModelFixture::fixture("olmoe-basic");
@@ -261,9 +261,9 @@ async fn hung_collector_delays_no_request() {
     }
 }
 
-/// Without the environment there is nothing: no exporter, no metrics of one.
+/// Without the environment variables there is no exporter and no metric of one.
 #[tokio::test(flavor = "multi_thread")]
-async fn without_an_environment_there_are_none() {
+async fn tracing_is_off_without_environment() {
     let model = ModelFixture::fixture("olmoe-basic");
     let collector = Collector::start(CollectorBehaviour::Takes).await;
     for variables in [
@@ -273,7 +273,7 @@ async fn without_an_environment_there_are_none() {
         let mut up = up(&model, &["--remote-ratio", "0.5"], &variables).await;
         let request = post(&model.name, 2, false, &format!("00-{}-{PARENT}-01", trace(1)));
         assert_eq!(raw::ask(up.ready.http(), request).await.head.status, 200);
-        // The gateway's page has that of the main function as well.
+        // The gateway's page includes that of the main function.
         let own = raw::get("/metrics").replacen("\r\n", "\r\nAuthorization: Bearer sk-secret\r\n", 1);
         let remote = up.ready.functions.iter().find(|function| function.role == "remote").unwrap();
         let remote = (remote.metrics.unwrap(), raw::get("/metrics"));
@@ -287,7 +287,7 @@ async fn without_an_environment_there_are_none() {
     assert_eq!(collector.requests(), 0);
 }
 
-/// An unsupported protocol is refused by name, before anything starts.
+/// An unsupported protocol is rejected by name before the start.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_protocol_is_refused() {
     let model = ModelFixture::fixture("olmoe-basic");

@@ -1,5 +1,5 @@
-//! Peers that begin messages and never finish them, that keep large ones, and that only connect: what
-//! they make a function hold is bounded, and the others are served meanwhile.
+//! Peers that never complete messages, that keep large ones, or that only connect: the memory they use is bounded,
+//! and other peers are served.
 
 use remoe_proto::v1::{Code, LayerExperts, Routing, Work};
 use remoe_test_support::binaries;
@@ -9,28 +9,29 @@ use remoe_test_support::expert_stream::{ExpertStream, describe};
 use remoe_test_support::fixture::ModelFixture;
 use remoe_test_support::function::{MainFunction, RemoteFunction, StartOptions};
 use remoe_test_support::process::Process;
-use remoe_test_support::unfinished::{FORWARD, SET_ROUTING, Unfinished, beginning};
+use remoe_test_support::unfinished::{FORWARD, SET_ROUTING, UnfinishedRequests, beginning};
 use std::io::Read;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::time::sleep;
 
-/// Announced bytes of each message, and those that are sent of it.
+/// Announced size of each message, in bytes.
 const ANNOUNCED: u32 = 4_190_000;
 const SENT: usize = 4_000_000;
 
-/// Connections of a function that are accepted at a time.
+/// Largest number of connections of a function.
 const CONNECTIONS: usize = 128;
 
-/// Room for unfinished messages in bytes, of a remote function and of the control interface.
+/// Budgets for incomplete messages of a remote function and of the control interface, in bytes.
 const ROOM: u64 = 16 << 20;
-/// Buffers of connections and streams, and what the allocator keeps of messages that gave way.
+/// Allowed further growth in bytes: buffers of connections and streams, and memory that the allocator keeps after
+/// dropped messages.
 const BESIDE: u64 = 32 << 20;
 
 const HIDDEN: usize = 256;
 
-/// A model whose rows have 1 KiB.
+/// Model with rows of 1 KiB.
 fn model() -> TempDir {
     generate(Sizes {
         layers: 1,
@@ -43,7 +44,7 @@ fn model() -> TempDir {
     })
 }
 
-/// `rows` rows for expert 0 of layer 0.
+/// Returns work of `rows` rows for expert 0 of layer 0.
 fn work(id: u64, rows: usize) -> Work {
     let row: Vec<u8> = (0..HIDDEN).flat_map(|i| (i as f32 / 100.0).to_le_bytes()).collect();
     Work {
@@ -55,20 +56,25 @@ fn work(id: u64, rows: usize) -> Work {
     }
 }
 
-/// As large as a message may be: its answer has as many bytes.
+/// Returns work of the largest size, with an answer of the same size.
 const LARGE: usize = 3400;
 
-/// Asks for one row and for many, and compares with what `alone` was.
+/// Sends one row and many rows, and compares the answers with `alone`.
 async fn served(stream: &mut ExpertStream, id: u64, alone: &[u8]) {
     assert_eq!(stream.ask(work(id, 1)).await.as_deref(), Ok(alone), "one row");
     assert_eq!(stream.ask(work(id + 1, LARGE)).await, Ok(alone.repeat(LARGE)), "{LARGE} rows");
 }
 
-/// `connections` connections with `streams` unfinished messages each, for all that they may send.
-async fn attack(address: SocketAddr, path: &str, connections: usize, streams: usize) -> Vec<Unfinished> {
+/// Opens `connections` connections with `streams` incomplete messages each, of the largest size.
+async fn attack(
+    address: SocketAddr,
+    path: &str,
+    connections: usize,
+    streams: usize,
+) -> Vec<UnfinishedRequests> {
     let mut all = Vec::new();
     for _ in 0..connections {
-        let mut connection = Unfinished::open(address).await;
+        let mut connection = UnfinishedRequests::open(address).await;
         for _ in 0..streams {
             connection.begin(path, beginning(ANNOUNCED, SENT));
         }
@@ -77,7 +83,7 @@ async fn attack(address: SocketAddr, path: &str, connections: usize, streams: us
     all
 }
 
-/// Watches the memory of `process` for a while: attackers send as fast as they are read.
+/// Observes the memory of `process` for a while, because attackers send as fast as they are read.
 async fn peak(process: &Process) -> u64 {
     sleep(Duration::from_secs(2)).await;
     process.memory().1
@@ -87,7 +93,7 @@ async fn peak(process: &Process) -> u64 {
 async fn unfinished_remote_messages_are_bounded_and_others_served() {
     let model = model();
     let function = RemoteFunction::start(model.path(), "0:0", StartOptions::default()).await;
-    // Code counts as well, and how much there is depends on how it was compiled.
+    // The figure includes code, whose size depends on the compiler.
     let code = std::fs::metadata(binaries::program("remote-expert-fn")).unwrap().len();
     let limit = describe(function.address()).await.memory_bytes.max(code + 39_000_000);
     drop(function);
@@ -103,7 +109,7 @@ async fn unfinished_remote_messages_are_bounded_and_others_served() {
         for id in 0..5 {
             served(&mut before, 10 + 2 * id, &alone).await;
         }
-        // Later connections and streams are served, too.
+        // Later connections and streams are served as well.
         describe(address).await;
         served(&mut ExpertStream::open(address).await, 4, &alone).await;
         let peak = peak(&function.process).await;
@@ -138,7 +144,7 @@ async fn unfinished_control_messages_are_bounded_and_others_served() {
     }
 }
 
-/// Whole messages that are refused leave nothing behind, however many streams stay open.
+/// Refused complete messages leave no memory in use, however many streams stay open.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_that_are_answered_keep_no_memory() {
     let model = model();
@@ -156,7 +162,7 @@ async fn messages_that_are_answered_keep_no_memory() {
     assert!(peak <= quiet + BESIDE, "{peak} bytes at the peak, {quiet} before");
 }
 
-/// Connections that never brought a message give their places to newcomers.
+/// Connections without a complete message are closed for new ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_connections_are_bounded_and_block_no_client() {
     let model = ModelFixture::fixture("mixtral-basic");
@@ -168,7 +174,7 @@ async fn silent_connections_are_bounded_and_block_no_client() {
         let mut silent: Vec<TcpStream> =
             (0..2 * CONNECTIONS).map(|_| TcpStream::connect(address).unwrap()).collect();
         let first = silent.swap_remove(0);
-        // The first have been closed for the last.
+        // The first connections were closed for the last ones.
         let closed = tokio::task::spawn_blocking(move || {
             first.set_read_timeout(Some(SOON)).unwrap();
             (&first).read_to_end(&mut Vec::new()).is_ok()
@@ -183,15 +189,15 @@ async fn silent_connections_are_bounded_and_block_no_client() {
     main.control.route(&[remote.address()], &[experts(0)]).await;
     let silent: Vec<TcpStream> =
         (0..2 * CONNECTIONS).map(|_| TcpStream::connect(remote.address()).unwrap()).collect();
-    // A link that is in use stays, and others come in.
+    // A connection in use stays, and others are accepted.
     assert!(!main.control.inspect_ids(&[1, 2, 3]).await.last_logits.is_empty());
     assert_eq!(describe(remote.address()).await.hosted, [experts(0)]);
     drop(silent);
 }
 
-/// A placement that is larger than any is refused by its size, before it is read.
+/// An oversized placement is rejected by its size before it is read.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_control_request_over_the_limit_is_refused() {
+async fn control_request_over_the_limit_is_refused() {
     let model = ModelFixture::fixture("mixtral-basic");
     let main = MainFunction::start(&model.folder, StartOptions::default()).await;
     let remote = vec![LayerExperts { layer: 0, experts: vec![0; 9 << 20] }];

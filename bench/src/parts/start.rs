@@ -39,9 +39,9 @@ pub(super) fn measure(context: &BenchContext, share: &TimeShare) -> Result<Bench
         let started = Instant::now();
         let function = RemoteFunction::start(context, &model, work::LISTING, None)?;
         let announcement = started.elapsed();
-        let mut conversation = function.conversation()?;
-        let answer = conversation
-            .ask(work::one_token(1, shape.hidden), PollSettings::ENGINE)
+        let mut forward_client = function.forward_client()?;
+        let answer = forward_client
+            .forward(work::one_token(1, shape.hidden), PollSettings::ENGINE)
             .doing(|| "asking a remote function")?;
         let first_answer = started.elapsed();
         if answer.rows != expected {

@@ -15,7 +15,7 @@ use prost::Message;
 use remoe_proto::v1::forward_reply::Outcome;
 use remoe_proto::v1::forward_request::Body;
 use remoe_proto::v1::{ForwardReply, ForwardRequest, Rows};
-use remoe_proto::{Conversation, PollSettings};
+use remoe_proto::{ForwardClient, PollSettings};
 use serde_json::json;
 use std::time::Duration;
 
@@ -96,7 +96,7 @@ struct WireCase {
     wait: PollSettings,
     /// Set if the bars apply to this case.
     has_bar: bool,
-    conversation: Conversation,
+    forward_client: ForwardClient,
     _function: RemoteFunction,
     asked: u64,
     added: Series,
@@ -116,12 +116,12 @@ impl WireCase {
         let certificates = within_tls.then(Certificates::new).transpose()?;
         let model = context.model(&format!("one-layer-{width}"), &work::shape(width))?;
         let function = RemoteFunction::start(context, &model, work::LISTING, certificates)?;
-        let conversation = function.conversation()?;
+        let forward_client = function.forward_client()?;
         Ok(Self {
             name,
             wait,
             has_bar,
-            conversation,
+            forward_client,
             _function: function,
             asked: 0,
             added: Series::default(),
@@ -135,8 +135,8 @@ impl WireCase {
         for _ in 0..exchanges {
             self.asked += 1;
             let answer = self
-                .conversation
-                .ask(work::one_token(self.asked, hidden), self.wait)
+                .forward_client
+                .forward(work::one_token(self.asked, hidden), self.wait)
                 .doing(|| "asking a remote function")?;
             added.push(answer.round_trip.saturating_sub(answer.compute));
             compute.push(answer.compute);

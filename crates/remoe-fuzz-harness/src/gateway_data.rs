@@ -4,8 +4,8 @@
 
 use crate::{check_error, memory};
 use remoe_predictor::record::RecordHeader;
-use remoe_predictor::{Activations, Phase, Shares};
-use remoe_usage::{Arrival, ModelSummary, PredictorOptions, Retention, Tenant};
+use remoe_predictor::{Activations, Phase, UsageShares};
+use remoe_usage::{ModelSummary, PredictorOptions, RequestArrival, Retention, Tenant};
 use serde_json::json;
 
 const LAYERS: usize = 2;
@@ -51,14 +51,14 @@ pub fn run(data: &[u8]) {
                     [json!({"prompt": [0, 1, 2]}), json!({"prompt": "two words"})].iter().enumerate()
                 {
                     let body = body.to_string();
-                    predictor.came(Arrival {
+                    predictor.begin_request(RequestArrival {
                         id: id as u64,
                         tenant: Tenant::named("a"),
-                        keeps: Retention::Records,
+                        retention: Retention::Records,
                         body: body.as_bytes(),
                     });
                 }
-                if let Ok(Some(mix)) = predictor.mix() {
+                if let Ok(Some(mix)) = predictor.predict_joint_usage() {
                     check_shares(&mix.shares);
                 }
             }
@@ -67,7 +67,7 @@ pub fn run(data: &[u8]) {
     });
 }
 
-fn check_shares(shares: &Shares) {
+fn check_shares(shares: &UsageShares) {
     for row in shares.rows() {
         assert!(row.iter().all(|share| (0.0..=1.0).contains(share)), "{row:?}");
         assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-3, "{row:?}");
@@ -75,7 +75,7 @@ fn check_shares(shares: &Shares) {
 }
 
 pub fn seeds() -> Vec<Vec<u8>> {
-    let shares = Shares::from_weights(EXPERTS, vec![1.0, 2.0, 0.0, 5.0, 0.1, 0.1]).expect("two rows");
+    let shares = UsageShares::from_weights(EXPERTS, vec![1.0, 2.0, 0.0, 5.0, 0.1, 0.1]).expect("two rows");
     let shares = shares.to_text(1000).expect("a short text");
     let mut activations = Activations::new(LAYERS, EXPERTS);
     let selected: [&[(u32, f32)]; LAYERS] = [&[(0, 0.5), (1, 0.5)], &[(1, 0.5), (2, 0.5)]];

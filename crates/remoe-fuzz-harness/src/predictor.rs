@@ -6,8 +6,8 @@ use crate::{check_error, memory};
 use bytes::Bytes;
 use remoe_predictor::record::{ActivationRecord, RecordHeader};
 use remoe_predictor::{
-    ByPhase, Embedding, Method, Phase, Portable, Predictor, Shares, Trained, TrainingOptions, TreeOptions,
-    TunedPredictor,
+    ByPhase, Embedding, Method, Phase, PortablePredictor, Predictor, TrainedPredictor, TrainingOptions,
+    TreeOptions, TunedPredictor, UsageShares,
 };
 use std::sync::LazyLock;
 
@@ -34,17 +34,18 @@ pub fn run(data: &[u8]) {
 }
 
 fn load(file: &Bytes) {
-    match Portable::from_bytes(file, MODEL, &EMBEDDING) {
+    match PortablePredictor::from_bytes(file, MODEL, &EMBEDDING) {
         Ok(portable) => return check_portable(&portable),
         Err(error) => check_error(&error.to_string()),
     }
-    let mut trained = match Trained::from_bytes(file, MODEL, &EMBEDDING) {
+    let mut trained = match TrainedPredictor::from_bytes(file, MODEL, &EMBEDDING) {
         Ok(trained) => trained,
         Err(error) => return check_error(&error.to_string()),
     };
     check_predictions(&trained);
     let saved = trained.to_bytes().expect("what was loaded can be saved");
-    let again = Trained::from_bytes(&saved.into(), MODEL, &EMBEDDING).expect("what was saved can be loaded");
+    let again =
+        TrainedPredictor::from_bytes(&saved.into(), MODEL, &EMBEDDING).expect("what was saved can be loaded");
     assert_eq!(again.sps().history().len(), trained.sps().history().len());
     // A loaded predictor continues to learn, and evicts records above its capacity.
     let capacity = trained.sps().history().len();
@@ -55,7 +56,7 @@ fn load(file: &Bytes) {
     check_predictions(&trained);
 }
 
-fn check_portable(portable: &Portable) {
+fn check_portable(portable: &PortablePredictor) {
     for prompt in [&[0_u32][..], &[3, 1, 4, 1, 5, 9]] {
         for phase in Phase::ALL {
             let prediction = portable.predict_with_errors(prompt, phase);
@@ -68,14 +69,14 @@ fn check_portable(portable: &Portable) {
     portable.to_bytes().expect("what was loaded can be saved");
 }
 
-fn check_shares(shares: &Shares) {
+fn check_shares(shares: &UsageShares) {
     for row in shares.rows() {
         assert!(row.iter().all(|share| (0.0..=1.0).contains(share)), "{row:?}");
         assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-3, "{row:?}");
     }
 }
 
-fn check_predictions(trained: &Trained) {
+fn check_predictions(trained: &TrainedPredictor) {
     for prompt in [&[0_u32][..], &[3, 1, 4, 1, 5, 9]] {
         for method in Method::ALL {
             for phase in Phase::ALL {
@@ -125,7 +126,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let seed = |records: u32, tree| {
         let records: Vec<ActivationRecord> = (0..records).map(record).collect();
         let options = TrainingOptions { alpha: 2, tree };
-        let trained = Trained::fit(header.clone(), &records, &EMBEDDING, options).expect("a history");
+        let trained =
+            TrainedPredictor::fit(header.clone(), &records, &EMBEDDING, options).expect("a history");
         trained.to_bytes().expect("a trained predictor can be saved")
     };
     let portable = |records: u32| {

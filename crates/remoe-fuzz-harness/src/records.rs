@@ -5,8 +5,8 @@
 
 use crate::{check_error, memory};
 use remoe_predictor::record::{
-    ActivationRecord, DEFAULT_FILE_BYTES, Reader, RecordHeader, RecordWriter, encode_header, encode_record,
-    merge, resume_position, scan,
+    ActivationRecord, DEFAULT_FILE_BYTES, RecordHeader, RecordReader, RecordWriter, encode_header,
+    encode_record, merge, resume_position, scan,
 };
 
 /// First bytes of every NumPy array.
@@ -28,7 +28,7 @@ pub fn run(data: &[u8]) {
 }
 
 fn read(file: &[u8]) {
-    let mut reader = match Reader::new(file) {
+    let mut reader = match RecordReader::new(file) {
         Ok(reader) => reader,
         Err(error) => return check_error(&error.to_string()),
     };

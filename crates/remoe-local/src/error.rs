@@ -3,7 +3,7 @@ use remoe_model::text::TextError;
 use remoe_planner::{AccountError, PlanError};
 use remoe_predictor::PredictError;
 use remoe_rollout::PlacementError;
-use remoe_usage::StoreError;
+use remoe_usage::HistoryStoreError;
 use std::io;
 
 /// Failure of the control plane.
@@ -32,7 +32,7 @@ pub enum LocalError {
     Predict(#[from] PredictError),
     /// The training history cannot be used.
     #[error(transparent)]
-    History(#[from] StoreError),
+    History(#[from] HistoryStoreError),
     /// The system refuses a thread.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),

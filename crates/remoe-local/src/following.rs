@@ -6,7 +6,7 @@ use crate::replan::{BetterPlacement, Moment, PlacementBasis, Question};
 use crate::report::Report;
 use crate::usage::ModelUsage;
 use remoe_planner::{Budget, Proceed};
-use remoe_predictor::Shares;
+use remoe_predictor::UsageShares;
 use remoe_usage::ModelPredictionMetrics;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -71,7 +71,7 @@ impl PlacementFollower {
         &self,
         basis: &PlacementBasis,
         report: &Report,
-        shares: Shares,
+        shares: UsageShares,
     ) -> Option<BetterPlacement> {
         let question = Question::new(basis, &report.wanted, shares, Moment::Wakes);
         taken(report, tokio::task::spawn_blocking(move || question.preallocated()).await)
@@ -83,7 +83,7 @@ impl PlacementFollower {
         &self,
         basis: &PlacementBasis,
         report: &Report,
-        shares: Shares,
+        shares: UsageShares,
     ) -> Option<BetterPlacement> {
         let question = Question::new(basis, &report.wanted, shares, Moment::Wakes);
         let mut answering = PendingReplan::start(question, Some(DEADLINE));

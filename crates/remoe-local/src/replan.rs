@@ -6,7 +6,7 @@ use remoe_planner::{
     Budget, Options, PlanChange, PlanDraft, PlanError, PlanningResult, Problem, Remote, dollars,
     preallocate_for, replan, solve, solve_within,
 };
-use remoe_predictor::Shares;
+use remoe_predictor::UsageShares;
 use remoe_process::Role;
 use remoe_rollout::Placement;
 use remoe_rollout::placement::RemoteProcess;
@@ -39,7 +39,7 @@ pub struct Measured {
 pub(crate) struct Question {
     basis: PlacementBasis,
     wanted: DesiredDeployment,
-    shares: Shares,
+    shares: UsageShares,
     moment: Moment,
 }
 
@@ -66,7 +66,7 @@ impl Question {
     pub(crate) fn new(
         basis: &PlacementBasis,
         wanted: &DesiredDeployment,
-        shares: Shares,
+        shares: UsageShares,
         moment: Moment,
     ) -> Self {
         Self { basis: basis.clone(), wanted: wanted.clone(), shares, moment }

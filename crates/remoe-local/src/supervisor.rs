@@ -15,7 +15,7 @@ use remoe_gateway_core::{
     Backend, DesiredState, FunctionLine, LauncherOrder, Model, RunningFunctions, WakeMarks,
 };
 use remoe_planner::Pricing;
-use remoe_predictor::Shares;
+use remoe_predictor::UsageShares;
 use remoe_process::Role;
 use remoe_proto::v1::LayerExperts;
 use remoe_rollout::decide::Desired;
@@ -288,7 +288,7 @@ impl ModelSupervisor {
 
     /// Plans a wake for waiting requests that use experts by `shares`, as the operator does: the main function starts with
     /// the size that it is pre-allocated, and the remote functions are planned while it starts.
-    async fn plan_wake(&mut self, shares: Shares, seen: &mut SupervisorState) {
+    async fn plan_wake(&mut self, shares: UsageShares, seen: &mut SupervisorState) {
         let Some(following) = &self.following else { return };
         let started = Instant::now();
         let preallocated = following.preallocated(&self.basis, &self.report, shares.clone()).await;
@@ -306,7 +306,7 @@ impl ModelSupervisor {
         let better = following.for_waiters(&self.basis, &self.report, shares).await;
         let planning = asked.elapsed();
         if let Some(better) = better {
-            following.metrics.replanned("wake");
+            following.metrics.count_replan("wake");
             self.charge(&better.wanted);
             self.adopt(better, "waiting requests");
         }

@@ -4,10 +4,10 @@ use crate::deployment::DesiredDeployment;
 use crate::error::LocalError;
 use remoe_gateway_core::UsageObserver;
 use remoe_predictor::record::RecordHeader;
-use remoe_predictor::{ByPhase, Embedding, Shares, Trained, TunedPredictor};
+use remoe_predictor::{ByPhase, Embedding, TrainedPredictor, TunedPredictor, UsageShares};
 use remoe_usage::{
-    AnsweredMix, JointUsage, PredictionMetrics, PredictionService, PredictorOptions, Prompts, UsageLearner,
-    UsagePredictor,
+    AnsweredUsage, JointUsage, PredictionMetrics, PredictionService, PredictorOptions, PromptReader,
+    UsageLearner, UsagePredictor,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -22,9 +22,9 @@ const ENOUGH: f64 = 4.0;
 /// Learned usage of one model.
 pub struct ModelUsage {
     learner: Arc<UsageLearner>,
-    answered: watch::Receiver<Option<AnsweredMix>>,
+    answered: watch::Receiver<Option<AnsweredUsage>>,
     /// Mean usage of the requests that were remembered at the start, if they are enough to go by.
-    pub remembered: Option<Shares>,
+    pub remembered: Option<UsageShares>,
 }
 
 /// Training history of a model's requests.
@@ -45,7 +45,7 @@ pub struct ModelFiles {
     /// Embedding of the checkpoint.
     pub embedding: Embedding,
     /// A predictor that was built for it.
-    pub trained: Option<Trained>,
+    pub trained: Option<TrainedPredictor>,
 }
 
 impl ModelUsage {
@@ -74,19 +74,19 @@ impl ModelUsage {
         let folder = history.folder.map(|folder| folder.join(&files.fingerprint));
         let options = PredictorOptions {
             store: folder.map(|folder| (folder, history.folder_bytes)),
-            forgets: history.forgets,
+            is_history_disabled: history.forgets,
             output_tokens: tokens.decode,
         };
-        let prompts = Prompts::open(&wanted.checkpoint)?;
+        let prompts = PromptReader::open(&wanted.checkpoint)?;
         let trained = files.trained.map(|trained| Box::new(trained) as Box<dyn TunedPredictor>);
         let predictor = UsagePredictor::new(header, files.embedding, prompts, trained, options)?;
-        let is_enough = predictor.remembered().0 as f64 >= ENOUGH;
-        let remembered = if is_enough { predictor.mean(tokens)? } else { None };
+        let is_enough = predictor.history_size().requests as f64 >= ENOUGH;
+        let remembered = if is_enough { predictor.mean_usage(tokens)? } else { None };
         let learner = UsageLearner::new(metrics.of_model(&wanted.name()));
         let watch = PredictionService::start(predictor, None, learner.publisher(&files.fingerprint));
         let watch = watch.map_err(LocalError::Thread)?;
-        learner.follow(Some(watch));
-        Ok(Self { answered: learner.answered(), learner, remembered })
+        learner.set_service(Some(watch));
+        Ok(Self { answered: learner.answered_usage(), learner, remembered })
     }
 
     /// Returns the observer that learns expert usage from the model's requests.
@@ -100,12 +100,12 @@ impl ModelUsage {
     }
 
     /// Returns the recent expert usage, if that is enough to go by.
-    pub(crate) fn of_late(&self) -> Option<Shares> {
+    pub(crate) fn of_late(&self) -> Option<UsageShares> {
         enough(self.answered.borrow().as_ref())
     }
 
     /// Returns the recent expert usage if it changed since this was last called, and is enough to go by.
-    pub(crate) fn news(&mut self) -> Option<Shares> {
+    pub(crate) fn news(&mut self) -> Option<UsageShares> {
         if !self.answered.has_changed().unwrap_or(false) {
             return None;
         }
@@ -113,8 +113,11 @@ impl ModelUsage {
     }
 }
 
-fn enough(answered: Option<&AnsweredMix>) -> Option<Shares> {
-    answered.map(|answered| &answered.mix).filter(|mix| mix.requests >= ENOUGH).map(|mix| mix.shares.clone())
+fn enough(answered: Option<&AnsweredUsage>) -> Option<UsageShares> {
+    answered
+        .map(|answered| &answered.usage)
+        .filter(|mix| mix.requests >= ENOUGH)
+        .map(|mix| mix.shares.clone())
 }
 
 /// Requests that wait or are worked on.
@@ -123,6 +126,6 @@ pub(crate) struct ActiveRequests(Arc<UsageLearner>);
 impl ActiveRequests {
     /// Predicts which experts they will use; `None` if that is not known.
     pub(crate) async fn mix(self) -> Option<JointUsage> {
-        self.0.predicted(PREDICTIONS).await
+        self.0.predict_joint_usage(PREDICTIONS).await
     }
 }

@@ -11,7 +11,7 @@ use remoe_hardware::{Start, Transport};
 use remoe_planner::{Contention, CpuProfile};
 use remoe_process::Role;
 use remoe_proto::v1::{FunctionDescription, LayerExperts, Work};
-use remoe_proto::{Conversation, MAX_PAYLOAD, PollSettings, format_listing};
+use remoe_proto::{ForwardClient, MAX_PAYLOAD, PollSettings, format_listing};
 use std::time::{Duration, Instant};
 
 /// Experts under measurement, in bytes at least where the model has them: beyond any cache, as in use.
@@ -313,7 +313,7 @@ struct CallCpu {
 
 /// Asks a function for rows of its experts, other ones each time.
 struct ProbeClient<'a> {
-    conversation: Conversation,
+    forward_client: ForwardClient,
     hosted: &'a [LayerExperts],
     row_bytes: usize,
     asked: usize,
@@ -328,7 +328,7 @@ impl<'a> ProbeClient<'a> {
     ) -> Result<Self, ProfileError> {
         let row_bytes = setup.subject.resident(setup.subject.inspection.token_bytes);
         Ok(Self {
-            conversation: Conversation::open(address, None)?,
+            forward_client: ForwardClient::open(address, None)?,
             hosted,
             row_bytes: row_bytes as usize,
             asked: 0,
@@ -351,7 +351,7 @@ impl<'a> ProbeClient<'a> {
     /// Sends `work`. Returns the seconds of the round trip and of the computation, and the number of experts.
     fn send(&mut self, work: Work, wait: PollSettings) -> Result<(f64, f64, usize), ProfileError> {
         let experts = work.counts.first().copied().unwrap_or(1) as usize;
-        let answer = self.conversation.ask(work, wait)?;
+        let answer = self.forward_client.forward(work, wait)?;
         Ok((answer.round_trip.as_secs_f64(), answer.compute.as_secs_f64(), experts))
     }
 

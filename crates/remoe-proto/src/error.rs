@@ -1,30 +1,32 @@
+//! Errors of services, and their mapping to gRPC and HTTP.
+
 use std::fmt;
 
-/// Class of an error, in the one vocabulary of all services.
+/// Class of an error, common to all services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorCode {
-    /// The request contradicts the contract; the same request will fail again.
+    /// The request is invalid. The same request will fail again.
     InvalidArgument,
-    /// The prompt and the tokens asked for exceed the model's context.
+    /// The prompt and the requested tokens exceed the model's context.
     ContextLengthExceeded,
-    /// The named thing does not exist here.
+    /// The named object does not exist.
     NotFound,
-    /// The caller did not prove who it is.
+    /// The caller did not authenticate.
     Unauthenticated,
-    /// A bounded queue or buffer is full; try again later.
+    /// A bounded queue or buffer is full. Try again later.
     ResourceExhausted,
-    /// The service is starting, draining or cannot reach what it needs; try again later.
+    /// The service is starting, draining or lacks a dependency. Try again later.
     Unavailable,
-    /// The request has waited for capacity for as long as it may.
+    /// The request waited for capacity until its queue deadline.
     QueueDeadlineExceeded,
-    /// The time allowed has passed.
+    /// The deadline of the request has passed.
     DeadlineExceeded,
-    /// A fault of the service itself.
+    /// The service failed.
     Internal,
 }
 
 impl ErrorCode {
-    /// The HTTP status of this error.
+    /// Returns the HTTP status of this error.
     pub fn http_status(self) -> u16 {
         match self {
             Self::InvalidArgument | Self::ContextLengthExceeded => 400,
@@ -37,7 +39,7 @@ impl ErrorCode {
         }
     }
 
-    /// The gRPC status code of this error.
+    /// Returns the gRPC status code of this error.
     pub fn grpc_code(self) -> tonic::Code {
         match self {
             Self::InvalidArgument => tonic::Code::InvalidArgument,
@@ -64,7 +66,7 @@ impl ErrorCode {
         }
     }
 
-    /// The `type` of an OpenAI-style error object.
+    /// Returns the `type` of an OpenAI-style error object.
     pub fn openai_type(self) -> &'static str {
         match self {
             Self::InvalidArgument | Self::ContextLengthExceeded | Self::NotFound => "invalid_request_error",
@@ -75,7 +77,7 @@ impl ErrorCode {
         }
     }
 
-    /// The `code` of an OpenAI-style error object, where clients expect one.
+    /// Returns the `code` of an OpenAI-style error object, if clients expect one.
     pub fn openai_code(self) -> Option<&'static str> {
         match self {
             Self::InvalidArgument | Self::Internal => None,
@@ -90,51 +92,52 @@ impl ErrorCode {
     }
 }
 
-/// Longest message and longest field of an error in bytes: they quote what a caller sent, which can be
-/// as long as a body, and travel in headers.
-const MESSAGE_BYTES: usize = 1000;
-const FIELD_BYTES: usize = 200;
-/// No word is longer, in bytes.
-const LONGEST_WORD: usize = 40;
+/// Largest message of an error, in bytes. Messages quote input, which can be as long as a body, and travel in
+/// headers.
+const MAX_MESSAGE_BYTES: usize = 1000;
+/// Largest field name of an error, in bytes.
+const MAX_FIELD_BYTES: usize = 200;
+/// Largest distance to a space at which a text is cut, in bytes.
+const MAX_WORD_BYTES: usize = 40;
 
-/// At most `limit` bytes of `text`.
-fn shown(text: impl Into<String>, limit: usize) -> String {
+/// Truncates `text` to `limit` bytes, at a space if one is near.
+fn truncated(text: impl Into<String>, limit: usize) -> String {
     let mut text = text.into();
     if text.len() > limit {
         let mut end = limit - '…'.len_utf8();
         while !text.is_char_boundary(end) {
             end -= 1;
         }
-        // A word in half reads as another one; quotes of what has no spaces are cut anywhere.
+        // Half a word may read as another word. Quotes without spaces are cut anywhere.
         let word =
-            text.get(..end).and_then(|text| text.rfind(' ')).filter(|space| end - space <= LONGEST_WORD);
+            text.get(..end).and_then(|text| text.rfind(' ')).filter(|space| end - space <= MAX_WORD_BYTES);
         text.truncate(word.unwrap_or(end));
         text.push('…');
     }
     text
 }
 
-/// An error as a service answers it.
+/// Error that a service returns to its caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceError {
-    /// The class of the error.
+    /// Class of the error.
     pub code: ErrorCode,
     /// Cause and remedy, for users.
     pub message: String,
-    /// Parameter or field that was wrong, if one was.
+    /// Invalid parameter or field, if any.
     pub field: Option<String>,
 }
 
 impl ServiceError {
     /// Creates an error of class `code`.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: shown(message, MESSAGE_BYTES), field: None }
+        Self { code, message: truncated(message, MAX_MESSAGE_BYTES), field: None }
     }
 
     /// Returns the error as one about the parameter `field`.
     #[must_use]
     pub fn about(self, field: impl Into<String>) -> Self {
-        Self { field: Some(shown(field, FIELD_BYTES)), ..self }
+        Self { field: Some(truncated(field, MAX_FIELD_BYTES)), ..self }
     }
 
     /// Creates an [`ErrorCode::InvalidArgument`] about the parameter `field`.
@@ -172,10 +175,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_caller_sent_is_not_sent_back_whole() {
+    fn quoted_input_is_truncated_in_errors() {
         let error = ServiceError::invalid("é".repeat(5000), "é".repeat(5000));
-        assert!(error.message.len() <= MESSAGE_BYTES && error.message.ends_with("é…"));
-        assert!(error.field.is_some_and(|field| field.len() <= FIELD_BYTES && field.ends_with("é…")));
+        assert!(error.message.len() <= MAX_MESSAGE_BYTES && error.message.ends_with("é…"));
+        assert!(error.field.is_some_and(|field| field.len() <= MAX_FIELD_BYTES && field.ends_with("é…")));
         let short = ServiceError::invalid("n", "invalid `n`: expected 1 to 4, got 5");
         assert_eq!(
             (short.field.as_deref(), &*short.message),

@@ -1,25 +1,26 @@
-//! The gRPC contracts between Remoe's processes, and the one error code of its services.
+//! The gRPC contracts between Remoe's processes, and the error codes of their services.
 //!
-//! `proto/` holds the contracts; [`v1`] is generated from them, committed, and compared with a fresh generation by a
-//! test, so that a build needs no protobuf compiler.
+//! `proto/` has the contracts. [`v1`] is generated from them and committed, so that a build needs no protobuf
+//! compiler. A test compares it with a fresh generation.
 //!
-//! [`Code`](v1::Code) travels inside `Forward` answers; [`ServiceError`] is what a service says to
-//! its callers, mapped once to a gRPC status and once to an HTTP answer.
+//! [`Code`](v1::Code) is the error code inside `Forward` replies. [`ServiceError`] is the error of a service to its
+//! callers; it maps to one gRPC status and one HTTP status.
 
-mod conversation;
-mod counts;
 mod error;
+mod field_limits;
+mod forward_client;
 pub mod identity;
 mod intake;
 mod limits;
 mod listing;
 mod placement;
 
-pub use conversation::{Conversation, PollSettings, TimedRows};
-pub use counts::{Counted, CountedCodec, Counts};
 pub use error::{ErrorCode, ServiceError};
+pub use field_limits::{FieldLimits, LimitedCodec, LimitedMessage};
+pub use forward_client::{ForwardClient, PollSettings, TimedRows};
 pub use intake::{
-    Incoming, Intake, IntakeLimits, IntakeService, Messages, PeerInfo, Refusal, Socket, TlsHandshake,
+    ConnectionRefusal, Incoming, Intake, IntakeLimits, IntakeService, MessageStream, PeerInfo, Socket,
+    TlsHandshake,
 };
 pub use limits::{
     GENERATION_STEP, MAX_CONTROL_MESSAGE, MAX_CONTROL_REQUEST, MAX_DESCRIPTION, MAX_ENDPOINTS, MAX_EXPERTS,

@@ -1,43 +1,43 @@
-//! Sizes that both ends of the wire rely on.
+//! Limits that both ends of a connection rely on.
 
-/// Version of the contracts in `proto/`; raised by every change that an older peer would misread.
+/// Version of the contracts in `proto/`. Every change that an older peer would misread increments it.
 pub const WIRE_VERSION: u32 = 1;
 
 /// Largest `Forward` message in bytes, in either direction.
 pub const MAX_MESSAGE: usize = 4 << 20;
 
-/// Largest payload of rows in one `Forward` message in bytes: what [`MAX_MESSAGE`] leaves beside
-/// ids, counts and framing.
+/// Largest payload of rows in one `Forward` message, in bytes: [`MAX_MESSAGE`] less a reserve for ids, counts and
+/// framing.
 pub const MAX_PAYLOAD: usize = MAX_MESSAGE - (512 << 10);
 
-/// Largest answer of the control service in bytes: the logits of one position and the routing of
-/// a long prompt fit.
+/// Largest answer of the control service, in bytes: enough for the logits of one position and the routing of a long
+/// prompt.
 pub const MAX_CONTROL_MESSAGE: usize = 256 << 20;
 
-/// Largest answer of `Describe` and `SetRouting` in bytes, and the decoding limit of its callers: listings of 1,024
-/// layers or 8,192 endpoints, a fraction of that if both are large.
+/// Largest answer of `Describe` and `SetRouting`, in bytes, which callers enforce. It fits listings of 1,024 layers
+/// or 8,192 endpoints, but not both at once.
 pub const MAX_DESCRIPTION: usize = 1 << 20;
 
-/// Endpoints that one routing may name: each becomes a connection of the main function.
+/// Largest number of endpoints in one routing: each takes a connection of the main function.
 pub const MAX_ENDPOINTS: usize = 1 << 13;
 
-/// Layers of one model, and experts of one layer, in a description: several times those of any published one.
+/// Largest number of layers in a description, several times that of any published model.
 pub const MAX_LAYERS: usize = 1 << 10;
-/// See [`MAX_LAYERS`].
+/// Largest number of experts per layer in a description, several times that of any published model.
 pub const MAX_EXPERTS: usize = 1 << 12;
 
-/// Largest request of the control service in bytes: placements, and prompts as text or ids.
+/// Largest request of the control service, in bytes: placements, and prompts as text or ids.
 pub const MAX_CONTROL_REQUEST: usize = 8 << 20;
 
-/// HTTP/2 flow-control window in bytes of a stream and of its connection. The protocol's default of
-/// 64 KiB would stall a prefill message several times.
+/// HTTP/2 flow-control window of a stream and of its connection, in bytes. The default of the protocol, 64 KiB, would
+/// stall a prefill message several times.
 pub const STREAM_WINDOW: u32 = 8 << 20;
 
-/// How far a routing generation may be beyond the one in force. No launcher counts that far, and steps
-/// of this size never use the numbers up: whatever is in force, there is a greater one.
+/// Largest step from the routing generation in force to the next. No launcher counts that far, and such steps never
+/// exhaust the numbers: there is always a greater one.
 pub const GENERATION_STEP: u64 = 1 << 32;
 
-/// The largest number that a main function with generation `in_force` (0: none) accepts for the next.
+/// Returns the largest next generation that a main function accepts with generation `in_force` (0: none).
 pub fn largest_generation(in_force: u64) -> u64 {
     in_force.saturating_add(GENERATION_STEP)
 }

@@ -1,28 +1,28 @@
-//! Expert sets as text, for command lines: `1:6-7,2:0,5-7` is experts 6 and 7 of layer 1 and
-//! experts 0, 5, 6 and 7 of layer 2.
+//! Text form of expert sets, for command lines: `1:6-7,2:0,5-7` means experts 6 and 7 of layer 1, and experts 0, 5, 6
+//! and 7 of layer 2.
 
 use crate::v1::LayerExperts;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A listing that cannot be read.
+/// Error of an invalid listing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid expert listing {part:?}: {problem}")]
 pub struct ListingError {
-    /// The part between commas that was wrong, its first characters.
+    /// First characters of the invalid part between commas.
     pub part: String,
     problem: &'static str,
 }
 
-/// Ids above this are refused: no model has so many experts, and a range must not exhaust memory.
+/// Largest id, more than any model has: a range must not exhaust memory.
 const MAX_ID: u32 = 1 << 16;
 
-/// More experts than any model has, over all layers: ranges must not exhaust memory together, either.
+/// Largest number of experts over all layers, more than any model has: all ranges together must not exhaust memory.
 const MAX_EXPERTS: usize = 1 << 18;
 
-/// Characters of a wrong part that its error shows.
-const SHOWN: usize = 100;
+/// Length of the invalid part in an error, in characters.
+const MAX_QUOTED_CHARS: usize = 100;
 
-/// Writes `layers` with ranges.
+/// Formats `layers`, with ranges.
 pub fn format_listing(layers: &[LayerExperts]) -> String {
     let mut parts = Vec::new();
     for layer in layers {
@@ -40,40 +40,40 @@ pub fn format_listing(layers: &[LayerExperts]) -> String {
     parts.join(",")
 }
 
-/// Reads what [`format_listing`] writes; layers and experts come out ascending.
+/// Parses a listing. Layers and experts are returned ascending.
 ///
 /// # Errors
-/// The first part that is not of the form, or lists an expert twice.
+/// A part is malformed or lists an expert twice.
 pub fn parse_listing(text: &str) -> Result<Vec<LayerExperts>, ListingError> {
     let mut layers: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
     let mut current = None;
     let mut listed = 0_usize;
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-        let refused = |problem| ListingError { part: part.chars().take(SHOWN).collect(), problem };
-        let error = || refused("expected LAYER:ID, LAYER:FIRST-LAST, or a further ID of the same layer");
+        let invalid = |problem| ListingError { part: part.chars().take(MAX_QUOTED_CHARS).collect(), problem };
+        let malformed = || invalid("expected LAYER:ID, LAYER:FIRST-LAST, or a further ID of the same layer");
         let number = |digits: &str| digits.trim().parse::<u32>().ok().filter(|&id| id <= MAX_ID);
         let range = match part.split_once(':') {
             Some((layer, range)) => {
-                current = Some(number(layer).ok_or_else(error)?);
+                current = Some(number(layer).ok_or_else(malformed)?);
                 range
             }
             None => part,
         };
-        let layer = current.ok_or_else(error)?;
+        let layer = current.ok_or_else(malformed)?;
         let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let (first, last) = (number(first).ok_or_else(error)?, number(last).ok_or_else(error)?);
+        let (first, last) = (number(first).ok_or_else(malformed)?, number(last).ok_or_else(malformed)?);
         if first > last {
-            return Err(error());
+            return Err(malformed());
         }
         listed += (last - first) as usize + 1;
         if listed > MAX_EXPERTS {
-            return Err(refused("too many experts, expected at most 262144"));
+            return Err(invalid("too many experts, expected at most 262144"));
         }
-        let known = layers.entry(layer).or_default();
-        if known.range(first..=last).next().is_some() {
-            return Err(refused("duplicate expert"));
+        let experts = layers.entry(layer).or_default();
+        if experts.range(first..=last).next().is_some() {
+            return Err(invalid("duplicate expert"));
         }
-        known.extend(first..=last);
+        experts.extend(first..=last);
     }
     Ok(layers
         .into_iter()
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn round_trip() {
+    fn formatted_listing_parses_back() {
         let layers = vec![layer(1, &[6, 7]), layer(2, &[0, 5, 6, 7]), layer(9, &[3])];
         let text = format_listing(&layers);
         assert_eq!(text, "1:6-7,2:0,5-7,9:3");
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_do_not_add_up_without_bound() {
+    fn total_of_ranges_is_bounded() {
         let listing = |layers: u32| {
             let parts: Vec<String> = (0..layers).map(|layer| format!("{layer}:0-65535")).collect();
             parse_listing(&parts.join(","))
@@ -113,13 +113,13 @@ mod tests {
     }
 
     #[test]
-    fn shows_the_beginning_of_a_long_part() {
+    fn error_quotes_the_beginning_of_a_long_part() {
         let error = parse_listing(&"é".repeat(10_000)).unwrap_err();
         assert_eq!(error.part, "é".repeat(100));
     }
 
     #[test]
-    fn names_the_part_that_is_wrong() {
+    fn error_names_the_invalid_part() {
         for (text, part) in [
             ("4", "4"),
             ("1:a", "1:a"),

@@ -1,19 +1,19 @@
-//! Placements by their content.
+//! Content digests of placements.
 
 use crate::v1::{LayerExperts, Routing};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Prefix of the canonical form; another form has another name.
+/// Prefix of the canonical hash. Another form must have another prefix.
 const FORM: &[u8] = b"remoe placement 1\n";
 
-/// The name of a placement: SHA-256 over where hidden states go, in lower-case hexadecimal. The order of
-/// endpoints, layers and experts means nothing, nor does naming one twice; the number of the generation and
-/// its account are not part of it.
+/// Returns the digest of a placement: SHA-256 over the endpoints of all experts, in lower-case hexadecimal. The order
+/// and repetition of endpoints, layers and experts do not count, nor do the number and the explanation of the
+/// generation.
 #[must_use]
 pub fn placement_digest(routing: &Routing) -> String {
-    let mut form = PlacementHash(Sha256::new_with_prefix(FORM));
-    form.sets(&sorted(&routing.remote));
+    let mut hash = PlacementHash(Sha256::new_with_prefix(FORM));
+    hash.add_sets(&sorted(&routing.remote));
     let endpoints: BTreeSet<_> = routing
         .endpoints
         .iter()
@@ -22,35 +22,35 @@ pub fn placement_digest(routing: &Routing) -> String {
             (endpoint.address.as_str(), layers, sorted(&endpoint.experts))
         })
         .collect();
-    form.count(endpoints.len());
+    hash.add_count(endpoints.len());
     for (address, layers, experts) in endpoints {
-        form.count(address.len());
-        form.0.update(address);
-        form.numbers(&layers);
-        form.sets(&experts);
+        hash.add_count(address.len());
+        hash.0.update(address);
+        hash.add_numbers(&layers);
+        hash.add_sets(&experts);
     }
-    form.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hash.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Hashed form of a placement: every list after its length, every number with eight bytes, so that no two placements
-/// have the same bytes.
+/// Hash of the canonical form: each list follows its length and each number takes eight bytes, so that different
+/// placements have different bytes.
 struct PlacementHash(Sha256);
 
 impl PlacementHash {
-    fn count(&mut self, count: usize) {
+    fn add_count(&mut self, count: usize) {
         self.0.update((count as u64).to_le_bytes());
     }
 
-    fn numbers(&mut self, numbers: &BTreeSet<u32>) {
-        self.count(numbers.len());
+    fn add_numbers(&mut self, numbers: &BTreeSet<u32>) {
+        self.add_count(numbers.len());
         numbers.iter().for_each(|&number| self.0.update(u64::from(number).to_le_bytes()));
     }
 
-    fn sets(&mut self, sets: &BTreeMap<u32, BTreeSet<u32>>) {
-        self.count(sets.len());
+    fn add_sets(&mut self, sets: &BTreeMap<u32, BTreeSet<u32>>) {
+        self.add_count(sets.len());
         for (layer, experts) in sets {
             self.0.update(u64::from(*layer).to_le_bytes());
-            self.numbers(experts);
+            self.add_numbers(experts);
         }
     }
 }
@@ -89,20 +89,20 @@ mod tests {
     }
 
     #[test]
-    fn the_same_placement_has_the_same_name_however_it_is_written() {
+    fn digest_ignores_order_and_repetition() {
         let mut other = routing();
         (other.generation, other.account) = (9, "{}".to_owned());
         other.endpoints.reverse();
         other.endpoints[1].layers = vec![2, 1, 2];
         other.remote = vec![set(2, &[0]), set(1, &[3, 2]), set(1, &[3])];
         assert_eq!(placement_digest(&other), placement_digest(&routing()));
-        // The canonical form is part of the contract: an operator and functions of other versions talk.
+        // The canonical form is part of the contract between operators and functions of different versions.
         let known = "8371395e9e91ae6a697386158968db7eec691ef6c217dbe867a9f401bbe2abe4";
         assert_eq!(placement_digest(&routing()), known);
     }
 
     #[test]
-    fn every_difference_shows() {
+    fn digest_differs_for_every_change() {
         let changes: [fn(&mut Routing); 8] = [
             |r| r.endpoints[0].address = "10.0.0.9:9001".to_owned(),
             |r| r.endpoints[0].layers = vec![1],

@@ -5,8 +5,8 @@ use remoe_proto::identity::{Connector, Trust};
 use remoe_proto::v1::main_model_client::MainModelClient;
 use remoe_proto::v1::{DescribeMainRequest, MainDescription, Routing, RoutingAck};
 use remoe_proto::{
-    Counted, CountedCodec, ErrorCode, MAX_CONTROL_MESSAGE, MAX_DESCRIPTION, STREAM_WINDOW, ServiceError,
-    largest_generation,
+    ErrorCode, LimitedCodec, LimitedMessage, MAX_CONTROL_MESSAGE, MAX_DESCRIPTION, STREAM_WINDOW,
+    ServiceError, largest_generation,
 };
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -88,7 +88,7 @@ impl DescribingClient {
         self.call(routing, "/remoe.v1.MainModel/SetRouting").await
     }
 
-    async fn call<T: Message + 'static, U: Counted>(
+    async fn call<T: Message + 'static, U: LimitedMessage>(
         &mut self,
         request: T,
         method: &'static str,
@@ -96,7 +96,7 @@ impl DescribingClient {
         let closed = |error: tonic::transport::Error| Status::unavailable(error.to_string());
         self.0.ready().await.map_err(|error| failed(closed(error)))?;
         let (request, method) = (tonic::Request::new(request), PathAndQuery::from_static(method));
-        let answer = self.0.unary(request, method, CountedCodec::default()).await;
+        let answer = self.0.unary(request, method, LimitedCodec::default()).await;
         Ok(answer.map_err(failed)?.into_inner())
     }
 }

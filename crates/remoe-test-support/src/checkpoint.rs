@@ -1,4 +1,4 @@
-//! A checkpoint with as much work per layer as a test needs.
+//! Generated checkpoints of any size.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -7,28 +7,28 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 use tempfile::TempDir;
 
-/// Sizes of a generated Mixtral model, float32.
+/// Sizes of a generated Mixtral model in float32.
 #[derive(Debug, Clone, Copy)]
 pub struct Sizes {
-    /// Layers, all with experts.
+    /// Number of layers, all with experts.
     pub layers: usize,
-    /// Elements of a hidden state, a multiple of 8.
+    /// Hidden size, a multiple of 8.
     pub hidden: usize,
     /// Intermediate size of an expert.
     pub width: usize,
-    /// Experts.
+    /// Number of experts per layer.
     pub experts: usize,
     /// Experts per token.
     pub top_k: usize,
-    /// Tokens.
+    /// Size of the vocabulary.
     pub vocabulary: usize,
-    /// Positions.
+    /// Context length, in tokens.
     pub context: usize,
 }
 
 const HEADS: usize = 4;
 
-/// Writes a model of these sizes; the folder lives as long as the value.
+/// Writes a model of these sizes to a temporary folder.
 #[must_use]
 pub fn generate(sizes: Sizes) -> TempDir {
     let folder = tempfile::tempdir().expect("there is a temporary folder");
@@ -63,8 +63,7 @@ pub fn generate_in(folder: &Path, sizes: Sizes) {
     write(folder, &config, &tensors.collect::<Vec<_>>());
 }
 
-/// Writes a model of any family, whose weights follow from a rule (`tests/fixtures/large.py`); the folder lives as long
-/// as the value.
+/// Writes a model of any family to a temporary folder. Its weights follow a rule (`tests/fixtures/large.py`).
 #[must_use]
 pub fn by_rule(config: &Value, tensors: &[TensorRule]) -> TempDir {
     let folder = tempfile::tempdir().expect("there is a temporary folder");
@@ -77,8 +76,8 @@ fn write(folder: &Path, config: &Value, tensors: &[TensorRule]) {
     write_tensors(folder, tensors);
 }
 
-/// A tensor in float32 and the rule of its elements: the next random number from -1 to 1, times `scale`, plus `base`.
-/// Written as an array of these four.
+/// Float32 tensor with the rule of its elements: the next random number from -1 to 1, times `scale`, plus `base`.
+/// Serialised as an array of the four fields.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct TensorRule {
     /// Name of the tensor.
@@ -87,7 +86,7 @@ pub struct TensorRule {
     pub shape: Vec<usize>,
     /// Mean of the elements.
     pub base: f32,
-    /// Largest distance of an element from the mean.
+    /// Largest deviation from the mean.
     pub scale: f32,
 }
 
@@ -114,7 +113,7 @@ fn tensors(sizes: Sizes) -> Vec<(String, Vec<usize>)> {
     tensors
 }
 
-/// Writes the weights: the header's length, the header as JSON, the data.
+/// Writes the safetensors file: the length of the header, the header as JSON, the data.
 fn write_tensors(folder: &Path, tensors: &[TensorRule]) {
     let file = File::create(folder.join("model.safetensors")).expect("the weights can be written");
     let mut out = BufWriter::new(file);
@@ -133,7 +132,7 @@ fn write_tensors(folder: &Path, tensors: &[TensorRule]) {
     let mut state = 1_u64;
     for TensorRule { shape, base, scale, .. } in tensors {
         for _ in 0..shape.iter().product::<usize>() {
-            // Knuth's linear congruential generator; its upper bits are random enough.
+            // Linear congruential generator by Knuth. Only the upper bits are used, which are random enough.
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let uniform = (state >> 40) as f32 / (1_u64 << 23) as f32 - 1.0;
             write(&(uniform * scale + base).to_le_bytes());

@@ -1,4 +1,4 @@
-//! A collector of traces: OTLP over gRPC on a real socket, which takes them, refuses them, or never answers.
+//! Trace collector: OTLP over gRPC on a real socket, which accepts, rejects, or never answers.
 
 use crate::deadline::{LONG, until};
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
@@ -16,29 +16,29 @@ use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
 
-/// Behaviour of a collector towards what it receives.
+/// Behaviour of a collector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CollectorBehaviour {
-    /// It takes everything.
+    /// Accepts all spans.
     Takes,
-    /// It refuses everything.
+    /// Rejects all spans.
     Refuses,
-    /// It never answers.
+    /// Never answers.
     Hangs,
 }
 
-/// A span as it was exported.
+/// Exported span.
 #[derive(Debug, Clone)]
 pub struct ExportedSpan {
-    /// Id of the trace, in hexadecimal digits.
+    /// Trace id, in hexadecimal digits.
     pub trace: String,
-    /// Id of the span.
+    /// Span id.
     pub id: String,
-    /// Id of the parent span; empty for a root span.
+    /// Span id of the parent. Empty for a root span.
     pub parent: String,
     /// Name of the span.
     pub name: String,
-    /// 1: internal, 2: server, 3: client.
+    /// Kind: 1 is internal, 2 is server, 3 is client.
     pub kind: i32,
     /// Start in nanoseconds since 1970.
     pub start: u64,
@@ -46,7 +46,7 @@ pub struct ExportedSpan {
     pub end: u64,
     /// Attributes of the span.
     pub attributes: Map<String, Value>,
-    /// Set if the span is an error.
+    /// True if the status is an error.
     pub failed: bool,
     /// Resource attributes of the process that recorded the span.
     pub resource: Map<String, Value>,
@@ -60,13 +60,13 @@ impl ExportedSpan {
     }
 }
 
-/// A collector. It ends with the test's runtime.
+/// Running collector, which ends with the test's runtime.
 #[derive(Clone)]
 pub struct Collector {
-    /// Where it listens.
+    /// Address of the collector.
     pub address: SocketAddr,
-    got: Arc<Mutex<ReceivedSpans>>,
-    manner: CollectorBehaviour,
+    received: Arc<Mutex<ReceivedSpans>>,
+    behaviour: CollectorBehaviour,
 }
 
 #[derive(Default)]
@@ -76,18 +76,18 @@ struct ReceivedSpans {
 }
 
 impl Collector {
-    /// Starts one on any free port.
-    pub async fn start(manner: CollectorBehaviour) -> Self {
+    /// Starts a collector on a free port.
+    pub async fn start(behaviour: CollectorBehaviour) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
-        let collector = Self { address, got: Arc::default(), manner };
+        let collector = Self { address, received: Arc::default(), behaviour };
         let server =
             tonic::transport::Server::builder().add_service(TraceServiceServer::new(collector.clone()));
         tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
         collector
     }
 
-    /// The environment that has a process export to it soon.
+    /// Returns the environment that makes a process export to it without delay.
     #[must_use]
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         vec![
@@ -96,28 +96,29 @@ impl Collector {
         ]
     }
 
-    /// How often something was exported to it.
+    /// Returns the number of export requests.
     #[must_use]
     pub fn requests(&self) -> usize {
-        self.got.lock().unwrap_or_else(PoisonError::into_inner).requests
+        self.received.lock().unwrap_or_else(PoisonError::into_inner).requests
     }
 
-    /// Returns all spans that it has taken.
+    /// Returns all accepted spans.
     #[must_use]
     pub fn spans(&self) -> Vec<ExportedSpan> {
-        self.got.lock().unwrap_or_else(PoisonError::into_inner).spans.clone()
+        self.received.lock().unwrap_or_else(PoisonError::into_inner).spans.clone()
     }
 
-    /// The spans of `trace` once `enough` says so.
+    /// Waits until `is_complete` accepts the spans of `trace` and returns them.
     pub async fn trace(
         &self,
         trace: &str,
         what: &str,
-        enough: impl Fn(&[ExportedSpan]) -> bool,
+        is_complete: impl Fn(&[ExportedSpan]) -> bool,
     ) -> Vec<ExportedSpan> {
-        let of_trace = || self.spans().into_iter().filter(|span| span.trace == trace).collect::<Vec<_>>();
+        let spans_of_trace =
+            || self.spans().into_iter().filter(|span| span.trace == trace).collect::<Vec<_>>();
         let what = format!("{what} in trace {trace}");
-        until(LONG, &what, async || Some(of_trace()).filter(|spans| enough(spans))).await
+        until(LONG, &what, async || Some(spans_of_trace()).filter(|spans| is_complete(spans))).await
     }
 }
 
@@ -127,21 +128,21 @@ impl TraceService for Collector {
         &self,
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        self.got.lock().unwrap_or_else(PoisonError::into_inner).requests += 1;
-        match self.manner {
+        self.received.lock().unwrap_or_else(PoisonError::into_inner).requests += 1;
+        match self.behaviour {
             CollectorBehaviour::Takes => {}
             CollectorBehaviour::Refuses => return Err(Status::invalid_argument("no")),
             CollectorBehaviour::Hangs => std::future::pending().await,
         }
         let mut spans = Vec::new();
-        for of_process in request.into_inner().resource_spans {
+        for process_spans in request.into_inner().resource_spans {
             let resource =
-                attributes(of_process.resource.map(|resource| resource.attributes).unwrap_or_default());
-            for span in of_process.scope_spans.into_iter().flat_map(|scope| scope.spans) {
+                attributes(process_spans.resource.map(|resource| resource.attributes).unwrap_or_default());
+            for span in process_spans.scope_spans.into_iter().flat_map(|scope| scope.spans) {
                 spans.push(ExportedSpan {
-                    trace: digits(&span.trace_id),
-                    id: digits(&span.span_id),
-                    parent: digits(&span.parent_span_id),
+                    trace: hexadecimal(&span.trace_id),
+                    id: hexadecimal(&span.span_id),
+                    parent: hexadecimal(&span.parent_span_id),
                     name: span.name,
                     kind: span.kind,
                     start: span.start_time_unix_nano,
@@ -152,20 +153,20 @@ impl TraceService for Collector {
                 });
             }
         }
-        self.got.lock().unwrap_or_else(PoisonError::into_inner).spans.extend(spans);
+        self.received.lock().unwrap_or_else(PoisonError::into_inner).spans.extend(spans);
         Ok(Response::new(ExportTraceServiceResponse::default()))
     }
 }
 
-fn digits(bytes: &[u8]) -> String {
+fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn attributes(pairs: Vec<KeyValue>) -> Map<String, Value> {
     let mut attributes = Map::new();
     for pair in pairs {
-        let twice = attributes.insert(pair.key.clone(), value(pair.value));
-        assert!(twice.is_none(), "{} was set twice", pair.key);
+        let previous = attributes.insert(pair.key.clone(), value(pair.value));
+        assert!(previous.is_none(), "{} was set twice", pair.key);
     }
     attributes
 }

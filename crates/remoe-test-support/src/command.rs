@@ -1,4 +1,4 @@
-//! The `remoe` command as scripts use it.
+//! Runs of the `remoe` command.
 
 use crate::binaries;
 use crate::deadline::LONG;
@@ -7,16 +7,16 @@ use serde_json::Value;
 use std::process::Command;
 use std::sync::mpsc;
 
-/// Runs `remoe --json` with `arguments`; the exit code and the one object that it prints.
+/// Runs `remoe --json` with `arguments`. Returns the exit code and the printed object.
 ///
 /// # Panics
-/// It prints anything else than one JSON object.
+/// The output is not exactly one JSON object.
 pub async fn remoe(arguments: &[&str]) -> (Option<i32>, Value) {
     let (code, value, _) = remoe_with_log(arguments).await;
     (code, value)
 }
 
-/// As [`remoe()`], with the lines of its standard error.
+/// Runs `remoe` as [`remoe()`] does and also returns the lines of its standard error.
 pub async fn remoe_with_log(arguments: &[&str]) -> (Option<i32>, Value, Vec<String>) {
     let mut process = Command::new(binaries::program("remoe"));
     process.arg("--json").args(arguments);

@@ -1,4 +1,4 @@
-//! The control interface of a main function.
+//! Client of the control interface of a main function.
 
 use crate::deadline::{LONG, SOON, until, within};
 use remoe_proto::identity::{Connector, Trust};
@@ -14,23 +14,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tonic::transport::{Channel, Endpoint as Address};
 use tonic::{Status, Streaming};
 
-/// An endpoint and the experts that it hosts.
+/// Address of an endpoint with the experts that it hosts.
 pub type Hosted = (SocketAddr, Vec<LayerExperts>);
 
-/// A client of one main function.
+/// Control client of one main function.
 pub struct Control {
     client: MainModelClient<Channel>,
     generation: AtomicU64,
 }
 
 impl Control {
-    /// Connects when it is first used.
+    /// Creates a client that connects on first use.
     #[must_use]
     pub fn new(address: SocketAddr) -> Self {
         Self::within(address, None)
     }
 
-    /// As [`Self::new`], within TLS if there is a `trust`.
+    /// Creates a client as [`Self::new`] does, with TLS if there is a `trust`.
     #[must_use]
     pub fn within(address: SocketAddr, trust: Option<Trust>) -> Self {
         let channel = Address::from_shared(format!("http://{address}")).expect("an address makes a URI");
@@ -42,19 +42,20 @@ impl Control {
         }
     }
 
-    /// The client itself, for requests that no launcher makes.
+    /// Returns the gRPC client, for requests that launchers never send.
     #[must_use]
     pub fn client(&self) -> MainModelClient<Channel> {
         self.client.clone()
     }
 
-    /// Puts the next generation in force, whatever problems its endpoints have.
+    /// Sets the next routing generation and returns the acknowledgement with any problems of endpoints.
     pub async fn try_route(&self, endpoints: &[SocketAddr], remote: &[LayerExperts]) -> RoutingAck {
         let whole: Vec<Hosted> = endpoints.iter().map(|&address| (address, vec![])).collect();
         self.try_route_parts(&whole, remote).await
     }
 
-    /// As [`Self::try_route`], with the experts that each endpoint hosts; empty: all that are remote.
+    /// Sets the next generation as [`Self::try_route`] does, with the experts of each endpoint; an empty list means
+    /// all remote experts.
     pub async fn try_route_parts(&self, endpoints: &[Hosted], remote: &[LayerExperts]) -> RoutingAck {
         let generation = self.generation.fetch_add(1, Ordering::Relaxed) + 1;
         let endpoints = endpoints.iter().map(|(address, experts)| Endpoint {
@@ -74,19 +75,20 @@ impl Control {
         ack
     }
 
-    /// Puts the next generation in force; every endpoint must be usable.
+    /// Sets the next routing generation. All endpoints must be usable.
     pub async fn route(&self, endpoints: &[SocketAddr], remote: &[LayerExperts]) {
         let ack = self.try_route(endpoints, remote).await;
         assert_eq!(ack.problems, [], "endpoints that cannot be used");
     }
 
-    /// As [`Self::route`], with the experts that each endpoint hosts; empty: all that are remote.
+    /// Sets the next generation as [`Self::route`] does, with the experts of each endpoint; an empty list means all
+    /// remote experts.
     pub async fn route_parts(&self, endpoints: &[Hosted], remote: &[LayerExperts]) {
         let ack = self.try_route_parts(endpoints, remote).await;
         assert_eq!(ack.problems, [], "endpoints that cannot be used");
     }
 
-    /// Returns once all local experts have been read, for tests that measure what comes after.
+    /// Waits until all local experts are loaded.
     pub async fn all_experts_read(&self) {
         until(SOON, "the local experts", async || {
             let described = self.client().describe(DescribeMainRequest::default()).await;
@@ -95,43 +97,43 @@ impl Control {
         .await;
     }
 
-    /// One prompt through the model, with hidden states.
+    /// Runs one prompt through the model and returns its hidden states.
     pub async fn inspect(&self, prompt: inspect_request::Prompt) -> InspectReply {
         let request = InspectRequest { prompt: Some(prompt), hidden: true, scores: false };
         let reply = within(SOON, "Inspect", self.client.clone().inspect(request)).await;
         reply.expect("the inspection succeeds").into_inner()
     }
 
-    /// As [`Self::inspect`], for token ids.
+    /// Runs [`Self::inspect`] for token ids.
     pub async fn inspect_ids(&self, ids: &[u32]) -> InspectReply {
         self.inspect(inspect_request::Prompt::Ids(TokenIds { ids: ids.to_vec() })).await
     }
 
-    /// One generation, begun.
+    /// Starts a generation.
     pub async fn begin(&self, request: GenerateRequest) -> Result<GenerationStream, Status> {
         let stream = within(SOON, "the start of Generate", self.client.clone().generate(request)).await?;
         Ok(GenerationStream { stream: stream.into_inner(), prompt_ids: Vec::new(), pieces: Vec::new() })
     }
 
-    /// One generation, to its end.
+    /// Runs a generation to its end.
     pub async fn generate(&self, request: GenerateRequest) -> GenerationResult {
         let generation = self.begin(request).await.expect("the generation is accepted");
         generation.finish().await.expect("the generation succeeds")
     }
 
-    /// Repeats `request` until no function was late, and returns that outcome. On a busy machine a function may be
-    /// late: it is asked again or done without.
+    /// Repeats `request` until no remote function was late, as one may be on a busy machine, and returns that
+    /// outcome.
     pub async fn generate_in_peace(&self, request: &GenerateRequest) -> Finished {
-        let in_peace = async || {
+        let undisturbed = async || {
             let finished = self.generate(request.clone()).await.finished;
             let calls = finished.experts.as_ref()?;
             ((calls.fallback, calls.retries) == (0, 0)).then_some(finished)
         };
-        until(LONG, "a generation in peace", in_peace).await
+        until(LONG, "a generation in peace", undisturbed).await
     }
 }
 
-/// A greedy request for exactly `max_tokens` after `ids`.
+/// Returns a greedy request for exactly `max_tokens` tokens after `ids`.
 #[must_use]
 pub fn greedy(ids: &[u32], max_tokens: u32) -> GenerateRequest {
     GenerateRequest {
@@ -143,13 +145,13 @@ pub fn greedy(ids: &[u32], max_tokens: u32) -> GenerateRequest {
     }
 }
 
-/// As [`greedy`], with tokens drawn at random.
+/// Returns a request like [`greedy`] with sampled tokens.
 #[must_use]
 pub fn seeded(ids: &[u32], max_tokens: u32, seed: u64) -> GenerateRequest {
     GenerateRequest { temperature: Some(0.8), seed, ..greedy(ids, max_tokens) }
 }
 
-/// A generation on its way.
+/// Running generation.
 pub struct GenerationStream {
     stream: Streaming<GenerateEvent>,
     prompt_ids: Vec<u32>,
@@ -159,17 +161,17 @@ pub struct GenerationStream {
 /// Outcome of a generation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerationResult {
-    /// The prompt as the model saw it.
+    /// Token ids of the prompt, as the model received them.
     pub prompt_ids: Vec<u32>,
-    /// Figures and tokens.
+    /// Tokens and figures.
     pub finished: Finished,
 }
 
 impl GenerationStream {
-    /// Waits until `count` tokens have come.
+    /// Waits for the first `count` tokens.
     ///
     /// # Errors
-    /// The generation failed before.
+    /// The generation failed before that.
     pub async fn tokens(&mut self, count: usize) -> Result<(), Status> {
         while self.pieces.len() < count {
             let finished = self.step().await?;
@@ -178,7 +180,7 @@ impl GenerationStream {
         Ok(())
     }
 
-    /// Waits for the end.
+    /// Waits for the end of the generation.
     ///
     /// # Errors
     /// The generation failed.

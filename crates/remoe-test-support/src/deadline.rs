@@ -1,16 +1,16 @@
-//! Waiting, never for ever.
+//! Waits with deadlines.
 
 use std::future::Future;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
-/// For steps that take milliseconds on a quiet machine.
+/// Deadline of steps that take milliseconds on an idle machine.
 pub const SOON: Duration = Duration::from_secs(60);
 
-/// For a whole generation with failures in it.
+/// Deadline of a complete generation with failures.
 pub const LONG: Duration = Duration::from_secs(180);
 
-/// The outcome of `future`; `what` is in the message when it does not come within `limit`.
+/// Awaits `future`. Panics with `what` if it takes longer than `limit`.
 pub async fn within<T>(limit: Duration, what: &str, future: impl Future<Output = T>) -> T {
     match timeout(limit, future).await {
         Ok(value) => value,
@@ -18,7 +18,7 @@ pub async fn within<T>(limit: Duration, what: &str, future: impl Future<Output =
     }
 }
 
-/// Asks again and again until there is an answer.
+/// Calls `ask` repeatedly until it returns a value. Panics with `what` after `limit`.
 pub async fn until<T>(limit: Duration, what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + limit;
     loop {

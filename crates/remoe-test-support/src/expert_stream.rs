@@ -1,4 +1,4 @@
-//! A remote-expert function, spoken to directly.
+//! Client of a remote-expert function.
 
 use crate::deadline::{SOON, within};
 use remoe_proto::MAX_MESSAGE;
@@ -15,13 +15,13 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint};
 
-/// A client of the remote function at `address`, connected when it is first used.
+/// Returns a client of the remote function at `address` that connects on first use.
 #[must_use]
 pub fn client(address: SocketAddr) -> ExpertFunctionClient<Channel> {
     client_within(address, None)
 }
 
-/// As [`client()`], within TLS if there is a `trust`.
+/// Returns a client as [`client()`] does, with TLS if there is a `trust`.
 #[must_use]
 pub fn client_within(address: SocketAddr, trust: Option<Trust>) -> ExpertFunctionClient<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address makes a URI");
@@ -30,13 +30,13 @@ pub fn client_within(address: SocketAddr, trust: Option<Trust>) -> ExpertFunctio
         .max_encoding_message_size(MAX_MESSAGE)
 }
 
-/// Describes the function at `address`: the experts that it hosts.
+/// Returns the description of the function at `address`.
 pub async fn describe(address: SocketAddr) -> FunctionDescription {
     let answer = within(SOON, "Describe", client(address).describe(DescribeRequest {})).await;
     answer.expect("Describe is answered").into_inner()
 }
 
-/// One `Forward` stream.
+/// `Forward` stream.
 pub struct ExpertStream {
     requests: mpsc::UnboundedSender<ForwardRequest>,
     replies: Streaming<ForwardReply>,
@@ -56,20 +56,20 @@ impl ExpertStream {
         self.requests.send(ForwardRequest { body: Some(Body::Work(work)) }).expect("the stream is open");
     }
 
-    /// Takes back the request `id`.
+    /// Cancels the request `id`.
     pub fn cancel(&self, id: u64) {
         let body = Some(Body::Cancel(Cancel { id }));
         self.requests.send(ForwardRequest { body }).expect("the stream is open");
     }
 
-    /// The next answer; none when the function has closed the stream.
+    /// Reads the next answer. Returns `None` once the function has closed the stream.
     pub async fn reply(&mut self) -> Option<(u64, Outcome)> {
         let reply = within(SOON, "an answer of a remote function", self.replies.message()).await;
         let reply = reply.expect("the stream does not break")?;
         Some((reply.id, reply.outcome.expect("an answer has an outcome")))
     }
 
-    /// Sends `work` and returns its answer's payload, or the failure's code.
+    /// Sends `work` and returns the payload of its answer, or the code of the failure.
     pub async fn ask(&mut self, work: Work) -> Result<Vec<u8>, Code> {
         let id = work.id;
         self.send(work);

@@ -1,5 +1,5 @@
-//! Function programs that are quick to build and do as they are told: the test program itself, started again through a
-//! script. A test program that uses them has the line `remoe_test_support::fake_function!();` in its root.
+//! Fake function programs: the test program itself, started again by a script. A test program that uses them has the
+//! line `remoe_test_support::fake_function!();` in its root.
 
 use remoe_process::{Announcement, Role, announce, end_with_launcher, shutdown_on_signal};
 use remoe_proto::v1::main_model_server::{MainModel, MainModelServer};
@@ -19,9 +19,10 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
 use tonic_health::ServingStatus;
 
-/// Writes `main-model-fn` and `remote-expert-fn` into `folder`. Main functions write the routings
-/// that they get to `routings` there; a file `refuse` makes them refuse to start, a file `lose` makes the main function
-/// that finds it unready, and end with an error, a file `linger` makes all functions drain as long as it is there.
+/// Writes fake `main-model-fn` and `remote-expert-fn` programs into `folder`. Main functions append the routings that
+/// they receive to the file `routings` there. Files in the folder control them: `refuse` makes main functions fail to
+/// start; `lose` makes the main function that finds it unready, then end with an error; `linger` makes all functions
+/// drain while it exists.
 pub fn programs(folder: &Path) -> Programs {
     let program = |role: &str, name: &str| {
         let own = std::env::current_exe().unwrap();
@@ -35,8 +36,8 @@ pub fn programs(folder: &Path) -> Programs {
     Programs { main: program("main", "main-model-fn"), remote: program("remote", "remote-expert-fn") }
 }
 
-/// Writes an executable file. Another process writes it: were it open for writing here, a child
-/// that another test starts at the same time would inherit it, and it could not be executed.
+/// Writes an executable file through another process. If this process wrote it, a child that another test starts at
+/// the same time would inherit the open file, and it could not be executed.
 pub fn script(folder: &Path, name: &str, text: &str) -> PathBuf {
     let path = folder.join(name);
     let mut writer = Command::new("sh")
@@ -50,19 +51,19 @@ pub fn script(folder: &Path, name: &str, text: &str) -> PathBuf {
     path
 }
 
-/// The command lines of all fake functions so far, each behind its role.
+/// Returns the role and command line of each fake function so far.
 pub fn commands(folder: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(folder.join("commands")).unwrap_or_default();
     text.lines().map(str::to_owned).collect()
 }
 
-/// The generation, endpoints and remote listing of every routing that fake main functions got.
+/// Returns the generation, endpoints and remote listing of each routing that fake main functions received.
 pub fn routings(folder: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(folder.join("routings")).unwrap_or_default();
     text.lines().map(str::to_owned).collect()
 }
 
-/// Declares the test that is the fake function.
+/// Declares the test that runs as the fake function.
 #[macro_export]
 macro_rules! fake_function {
     () => {
@@ -74,7 +75,7 @@ macro_rules! fake_function {
     };
 }
 
-/// Serves as the environment of the script says, until it is told to end.
+/// Runs the fake function with the environment of its script until it is terminated.
 #[expect(
     clippy::disallowed_methods,
     reason = "a function that ends as a real one does, inside of a test program"
@@ -141,7 +142,7 @@ pub fn function() {
     });
 }
 
-/// Appends to a log that is read while it is written: one write per line.
+/// Appends a line in a single write to a log that is read meanwhile.
 fn log(folder: &Path, name: &str, line: &str) -> std::io::Result<()> {
     let mut log = std::fs::OpenOptions::new().create(true).append(true).open(folder.join(name))?;
     log.write_all(line.as_bytes())
@@ -149,7 +150,7 @@ fn log(folder: &Path, name: &str, line: &str) -> std::io::Result<()> {
 
 struct FakeMain {
     folder: PathBuf,
-    /// In force.
+    /// Routing generation in force.
     generation: AtomicU64,
 }
 

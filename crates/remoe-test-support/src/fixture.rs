@@ -1,4 +1,4 @@
-//! The reference models with what transformers computed for them, and the demo model.
+//! Reference models with expected values from transformers, and the demo model.
 
 use crate::binaries::workspace;
 use remoe_model::Checkpoint;
@@ -6,23 +6,23 @@ use serde::Deserialize;
 use std::path::PathBuf;
 use tempfile::TempDir;
 
-/// Reference models that are refused, with the config field that the refusal names.
+/// Unsupported reference models, with the config field that the error names.
 pub const REFUSED: [(&str, &str); 2] = [("dsv2-bias", "mlp_bias"), ("mixtral-gelu", "hidden_act")];
 
-/// Float32 and bfloat16, as flags name them.
+/// Compute dtypes, as flags name them.
 pub const DTYPES: [&str; 2] = ["float32", "bfloat16"];
 
-/// A model folder.
+/// Model for tests.
 #[derive(Debug)]
 pub struct ModelFixture {
-    /// The folder's name.
+    /// Name of the model.
     pub name: String,
-    /// The folder.
+    /// Folder of the checkpoint.
     pub folder: PathBuf,
 }
 
 impl ModelFixture {
-    /// The reference model `name`.
+    /// Returns the reference model `name`.
     #[must_use]
     pub fn fixture(name: &str) -> Self {
         let folder = workspace().join("tests/fixtures").join(name);
@@ -30,7 +30,7 @@ impl ModelFixture {
         Self { name: name.to_owned(), folder }
     }
 
-    /// The demo model.
+    /// Returns the demo model.
     #[must_use]
     pub fn demo() -> Self {
         let folder = workspace().join("demo/model");
@@ -38,7 +38,8 @@ impl ModelFixture {
         Self { name: "demo".to_owned(), folder }
     }
 
-    /// A copy of its folder, whose weights [can be taken away](crate::function::MainFunction::take_weights_away).
+    /// Returns a copy of its folder, from which
+    /// [`MainFunction::take_weights_away`](crate::function::MainFunction::take_weights_away) can remove the weights.
     #[must_use]
     pub fn copy(&self) -> TempDir {
         let folder = tempfile::tempdir().expect("room for a folder");
@@ -56,27 +57,27 @@ impl ModelFixture {
         opened.unwrap_or_else(|error| panic!("{}: {error}", self.name))
     }
 
-    /// Reads the reference values that transformers computed; none for the demo model.
+    /// Reads the expected values. Returns `None` for the demo model.
     #[must_use]
     pub fn expected(&self) -> Option<Expected> {
         let text = std::fs::read_to_string(self.folder.join("expected.json")).ok()?;
         Some(serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", self.name)))
     }
 
-    /// Prompts to try: those of the reference, or a few of different lengths.
+    /// Returns prompts for tests: those of the reference, or a few of different lengths.
     #[must_use]
     pub fn prompts(&self) -> Vec<Vec<u32>> {
         if let Some(expected) = self.expected() {
             return expected.prompts.into_iter().map(|prompt| prompt.ids).collect();
         }
         let vocabulary = self.checkpoint().config().vocab_size as u32;
-        // Scattered over the vocabulary, never twice the same in a prompt.
+        // Spread over the vocabulary, without repetition within a prompt.
         let prompt = |length: u32| (0..length).map(|i| (7 + (length + i) * 997) % vocabulary).collect();
         [1, 2, 5, 13, 24].map(prompt).to_vec()
     }
 }
 
-/// Every reference model that is not among `except`.
+/// Returns all reference models except those named in `except`.
 #[must_use]
 pub fn fixtures(except: &[&str]) -> Vec<ModelFixture> {
     let folder = workspace().join("tests/fixtures");
@@ -92,59 +93,59 @@ pub fn fixtures(except: &[&str]) -> Vec<ModelFixture> {
     names.iter().map(|name| ModelFixture::fixture(name)).collect()
 }
 
-/// Every reference model that can be served.
+/// Returns all supported reference models.
 #[must_use]
 pub fn served_fixtures() -> Vec<ModelFixture> {
     fixtures(&REFUSED.map(|(name, _)| name))
 }
 
-/// A reference model's `expected.json`.
+/// Content of a reference model's `expected.json`.
 #[derive(Debug, Deserialize)]
 pub struct Expected {
-    /// Layers with experts.
+    /// Ids of the layers with experts.
     pub moe_layers: Vec<u32>,
-    /// By token ids.
+    /// Prompts as token ids.
     pub prompts: Vec<ExpectedPrompt>,
-    /// By text; models with a tokenizer only.
+    /// Prompts as text, for models with a tokenizer.
     #[serde(default)]
     pub texts: Vec<ExpectedText>,
 }
 
-/// One prompt's way through the reference.
+/// Expected values of one prompt.
 #[derive(Debug, Deserialize)]
 pub struct ExpectedPrompt {
-    /// The prompt.
+    /// Token ids of the prompt.
     pub ids: Vec<u32>,
-    /// Logits of its last position.
+    /// Logits of the last position.
     pub last_logits: Vec<f32>,
-    /// The likeliest token.
+    /// Most likely next token.
     pub argmax: usize,
-    /// Per layer with experts and prompt token.
+    /// Routing, [layers with experts, prompt tokens].
     pub routing: Vec<Vec<ExpectedToken>>,
-    /// The greedy continuation.
+    /// Greedy continuation.
     pub greedy: Vec<u32>,
 }
 
-/// One token's experts in one layer.
+/// Routing of one token in one layer.
 #[derive(Debug, Deserialize)]
 pub struct ExpectedToken {
-    /// Ascending.
+    /// Ids of its experts, ascending.
     pub experts: Vec<u32>,
-    /// In that order.
+    /// Weights, in the order of `experts`.
     pub weights: Vec<f32>,
 }
 
-/// A text and its greedy continuation.
+/// Text with its greedy continuation.
 #[derive(Debug, Deserialize)]
 pub struct ExpectedText {
-    /// The text, or the user's message.
+    /// Text, or message of the user.
     pub prompt: String,
-    /// Set if the chat template is applied.
+    /// True if the chat template is applied.
     pub chat: bool,
-    /// The prompt's tokens.
+    /// Token ids of the prompt.
     pub ids: Vec<u32>,
-    /// The continuation's tokens.
+    /// Token ids of the continuation.
     pub greedy: Vec<u32>,
-    /// The continuation.
+    /// Text of the continuation.
     pub text: String,
 }

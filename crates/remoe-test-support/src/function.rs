@@ -1,4 +1,4 @@
-//! Function processes, announced and ready to be spoken to.
+//! Function processes, started and announced.
 
 use crate::binaries;
 use crate::control::Control;
@@ -14,41 +14,41 @@ use std::process::{Command, ExitStatus};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// How a function is started beside its model.
+/// Start options of a function.
 #[derive(Debug, Clone, Default)]
 pub struct StartOptions {
-    /// `--dtype`; none: the checkpoint's.
+    /// Value of `--dtype`. Defaults to that of the checkpoint.
     pub dtype: Option<&'static str>,
-    /// Filter of the log (`REMOE_LOG`); none: the usual one.
+    /// Value of `REMOE_LOG`. Defaults to the default filter.
     pub log: Option<&'static str>,
-    /// Set if the main function uses LibTorch's operations.
+    /// True to use LibTorch in the main function.
     pub torch: bool,
-    /// Set if the device of these operations is recorded or simulated.
+    /// True to record or simulate the device of LibTorch.
     pub recorded: bool,
     /// Further arguments.
     pub arguments: Vec<String>,
-    /// Further variables.
+    /// Further environment variables.
     pub environment: Vec<(&'static str, String)>,
-    /// The program that runs it and its arguments; none: it runs by itself. Whatever that is, it makes it slow.
+    /// Wrapper program with arguments, if any. It makes the function slow.
     pub under: Vec<String>,
 }
 
 impl StartOptions {
-    /// Only a dtype.
+    /// Returns options with a dtype alone.
     #[must_use]
     pub fn dtype(dtype: &'static str) -> Self {
         Self { dtype: Some(dtype), ..Self::default() }
     }
 
-    /// These with LibTorch's operations in the main function.
+    /// Enables LibTorch in the main function.
     #[must_use]
     pub fn torch(mut self) -> Self {
         self.torch = true;
         self
     }
 
-    /// These with LibTorch's operations on a device of `bytes` that is simulated on the CPU: everything above them takes
-    /// the branches that it takes on a GPU.
+    /// Enables LibTorch on a device of `bytes` that is simulated on the CPU: all code above it takes the branches of
+    /// a GPU.
     #[must_use]
     pub fn simulated_device(mut self, bytes: u64) -> Self {
         self.recorded = true;
@@ -64,7 +64,7 @@ impl StartOptions {
         }
     }
 
-    /// These and one more argument with its value.
+    /// Adds an argument with its value.
     #[must_use]
     pub fn with(mut self, argument: &str, value: impl ToString) -> Self {
         self.arguments.extend([argument.to_owned(), value.to_string()]);
@@ -72,15 +72,15 @@ impl StartOptions {
     }
 }
 
-/// A process of `program` and what it announces.
-struct Starting {
-    /// How long it may take.
+/// Starting function, before its announcement.
+struct StartingFunction {
+    /// Timeout of the announcement.
     limit: Duration,
     process: Process,
     announcements: mpsc::UnboundedReceiver<String>,
 }
 
-impl Starting {
+impl StartingFunction {
     fn new(program: &str, model: &Path, options: &StartOptions) -> Self {
         let path = binaries::program(program);
         let mut command = match options.under.split_first() {
@@ -93,7 +93,7 @@ impl Starting {
         };
         command.arg("--model").arg(model).args(&options.arguments);
         command.arg("--launcher-pid").arg(std::process::id().to_string());
-        // One thread each: what is tested here does not depend on how many there are.
+        // One thread each: the tests do not depend on the number.
         if !options.arguments.iter().any(|argument| argument == "--threads") {
             command.args(["--threads", "1"]);
         }
@@ -128,7 +128,7 @@ impl Starting {
     }
 }
 
-/// A main function.
+/// Running main function.
 pub struct MainFunction {
     /// Client of the control interface.
     pub control: Control,
@@ -139,40 +139,39 @@ pub struct MainFunction {
 }
 
 impl MainFunction {
-    /// Starts one and waits for its announcement; it has no routing yet.
+    /// Starts a main function without routing and waits for its announcement.
     pub async fn start(model: &Path, options: StartOptions) -> Self {
         let options = options.with("--http-listen", "127.0.0.1:0");
         let (process, announcement) =
-            Starting::new(options.main_program(), model, &options).announced().await;
+            StartingFunction::new(options.main_program(), model, &options).announced().await;
         Self { control: Control::new(announcement.grpc), process, announcement }
     }
 
-    /// As [`Self::start`], for an operator with `trust`.
+    /// Starts a main function as [`Self::start`] does and connects as an operator with `trust`.
     pub async fn start_within(model: &Path, options: StartOptions, trust: Trust) -> Self {
         let mut main = Self::start(model, options).await;
         main.control = Control::within(main.announcement.grpc, Some(trust));
         main
     }
 
-    /// Starts one that is expected to refuse; returns how it ended and what it logged.
+    /// Starts a function that must fail to start. Returns its exit status and its log.
     pub async fn refuse(model: &Path, options: StartOptions) -> (ExitStatus, Vec<String>) {
         let options = options.with("--http-listen", "127.0.0.1:0");
-        Starting::new(options.main_program(), model, &options).refused().await
+        StartingFunction::new(options.main_program(), model, &options).refused().await
     }
 
-    /// Where it speaks HTTP.
+    /// Returns its HTTP address.
     #[must_use]
     pub fn http(&self) -> SocketAddr {
         self.announcement.http.expect("a main function with HTTP announces where")
     }
 
-    /// Returns when nothing is left that it reads of the checkpoint for the placement in force.
+    /// Waits until all experts of the placement in force are loaded.
     pub async fn has_read_all(&self) {
         MetricsPage::settle(self.http(), "remoe_experts_arriving", 0).await;
     }
 
-    /// From here on no weights can be read from its model in `folder`. What it reads for the placement in force it has
-    /// by then.
+    /// Waits until all experts of the placement are loaded, then truncates the weights of its model in `folder`.
     pub async fn take_weights_away(&self, folder: &Path) {
         self.has_read_all().await;
         let file = File::options().write(true).open(folder.join("model.safetensors"));
@@ -180,7 +179,7 @@ impl MainFunction {
     }
 }
 
-/// A remote-expert function.
+/// Running remote-expert function.
 pub struct RemoteFunction {
     /// Process of the function.
     pub process: Process,
@@ -189,19 +188,20 @@ pub struct RemoteFunction {
 }
 
 impl RemoteFunction {
-    /// Starts one that hosts `listing` and waits for its announcement.
+    /// Starts a function that hosts `listing` and waits for its announcement.
     pub async fn start(model: &Path, listing: &str, options: StartOptions) -> Self {
         let options = options.with("--experts", listing);
-        let (process, announcement) = Starting::new("remote-expert-fn", model, &options).announced().await;
+        let (process, announcement) =
+            StartingFunction::new("remote-expert-fn", model, &options).announced().await;
         Self { process, announcement }
     }
 
-    /// Starts one that is expected to refuse; returns how it ended and what it logged.
+    /// Starts a function that must fail to start. Returns its exit status and its log.
     pub async fn refuse(model: &Path, listing: &str, options: StartOptions) -> (ExitStatus, Vec<String>) {
-        Starting::new("remote-expert-fn", model, &options.with("--experts", listing)).refused().await
+        StartingFunction::new("remote-expert-fn", model, &options.with("--experts", listing)).refused().await
     }
 
-    /// Where it speaks gRPC.
+    /// Returns its gRPC address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.announcement.grpc

@@ -1,9 +1,9 @@
-//! The code blocks of a page of the documentation, run as written.
+//! Runner of the code blocks of a documentation page, exactly as written.
 //!
-//! Every `console` and `python` block runs, in the order of the page and in one shell; a `$ ` marks the commands of a block
-//! that shows their output as well. A comment above a block changes that:
+//! All `console` and `python` blocks run in the order of the page and in one shell. In a block that also shows
+//! output, `$ ` marks the commands. A comment above a block changes this:
 //!
-//! - `<!-- test: file NAME -->`: the block is the content of a file, which is there before the first command runs;
+//! - `<!-- test: file NAME -->`: the block is the content of a file, which is written before the first command runs;
 //! - `<!-- test: with OLD=NEW .. -->`: placeholders are replaced;
 //! - `<!-- test: skip, REASON -->`: it is not run.
 
@@ -15,32 +15,32 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// Folders of the repository that commands name.
+/// Folders of the repository that commands use.
 const FOLDERS: [&str; 5] = ["charts", "crds", "demo", "docs", "examples"];
-/// Longest time of all commands of a page.
-const PAGE_LIMIT: Duration = Duration::from_secs(540);
+/// Timeout of all commands of a page.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(540);
 
-/// One code block.
+/// Code block of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
-    /// Line of the page that opens it, from 1.
+    /// Line number of its opening fence, from 1.
     pub line: usize,
-    /// Word after the backticks.
+    /// Language after the backticks.
     pub language: String,
-    /// Lines between the backticks.
+    /// Lines between the fences.
     pub text: String,
-    /// Comment above it.
+    /// Directive of the comment above it.
     pub directive: Directive,
 }
 
-/// How a block is tested.
+/// Treatment of a block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Directive {
     /// Runs after these replacements.
     Run(Vec<(String, String)>),
-    /// Is the content of the file.
+    /// Writes the block to this file.
     File(String),
-    /// Does not run.
+    /// Skips the block.
     Skip,
 }
 
@@ -63,13 +63,13 @@ impl Directive {
 }
 
 impl Block {
-    /// Returns whether the commands need a cluster.
+    /// Returns true if the commands need a cluster.
     #[must_use]
     pub fn is_for_cluster(&self) -> bool {
         ["kubectl", "helm ", "cluster.py"].iter().any(|word| self.text.contains(word))
     }
 
-    /// Returns the commands of a `console` block: all lines, or those after `$ ` with the lines that continue them.
+    /// Returns the commands of a `console` block: all lines, or those after `$ ` with their continuation lines.
     fn commands(&self) -> String {
         if !self.text.lines().any(|line| line.starts_with("$ ")) {
             return self.text.clone();
@@ -89,7 +89,7 @@ impl Block {
 /// Returns the code blocks of `page`.
 ///
 /// # Panics
-/// A comment is not one of those that are known, or stands above nothing.
+/// A comment is invalid or not directly above a block.
 #[must_use]
 pub fn blocks(page: &str) -> Vec<Block> {
     let (mut blocks, mut open, mut directive) = (Vec::new(), None::<Block>, None);
@@ -115,24 +115,24 @@ pub fn blocks(page: &str) -> Vec<Block> {
     blocks
 }
 
-/// Returns a shell script that writes the files of `page` and runs the blocks that `chosen` takes.
+/// Returns a shell script that writes the files of `page` and runs the blocks that `is_chosen` accepts.
 ///
 /// # Panics
-/// A comment is invalid, or a placeholder is not in its block.
+/// A comment is invalid, or its block lacks a placeholder.
 #[must_use]
-pub fn script(page: &str, chosen: impl Fn(&Block) -> bool) -> String {
+pub fn script(page: &str, is_chosen: impl Fn(&Block) -> bool) -> String {
     let all = blocks(page);
-    // Output goes to the log, which a test that fails prints.
+    // Output goes to the log, which a failing test prints.
     let mut script = "exec >&2\nset -eu -o pipefail\n".to_owned();
-    let mut document = |name: &str, text: &str| {
+    let mut write_file = |name: &str, text: &str| {
         let _always_fits = writeln!(script, "cat >'{name}' <<'END_OF_{name}'\n{text}END_OF_{name}");
     };
     for block in &all {
         if let Directive::File(name) = &block.directive {
-            document(name, &block.text);
+            write_file(name, &block.text);
         }
     }
-    for block in all.iter().filter(|block| chosen(block)) {
+    for block in all.iter().filter(|block| is_chosen(block)) {
         let Directive::Run(replacements) = &block.directive else { continue };
         let mut block = block.clone();
         for (old, new) in replacements {
@@ -150,8 +150,8 @@ pub fn script(page: &str, chosen: impl Fn(&Block) -> bool) -> String {
     script
 }
 
-/// Runs `script` in a folder that looks like a checkout in which `make build` has run, with a network of its own: ports are
-/// free and nothing outside can be reached.
+/// Runs `script` in a folder like a checkout after `make build`, in its own network namespace: all ports are free and
+/// no other host can be reached.
 ///
 /// # Panics
 /// A command fails.
@@ -160,26 +160,26 @@ pub async fn run(name: &str, script: &str) {
     let is_root = rustix::process::geteuid().is_root();
     command.args(if is_root { &["--net"][..] } else { &["--map-root-user", "--net"] });
     command.args(["--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c"]);
-    // Without the device `lo` no address of this machine can be reached either.
+    // Without the device `lo`, not even local addresses can be reached.
     command.arg(format!("ip link set lo up\n{script}"));
-    run_by(name, command, &[]).await;
+    run_in_checkout(name, command, &[]).await;
 }
 
-/// Runs `script` in such a folder with the programs of the folder `tools` and the cluster of `kubeconfig`.
+/// Runs `script` in such a folder, with the programs in the folder `tools` and the cluster of `kubeconfig`.
 ///
 /// # Panics
 /// A command fails.
 pub async fn run_in_cluster(name: &str, script: &str, tools: &Path, kubeconfig: &Path) {
     let mut command = Command::new("bash");
-    // What a page leaves in the background ends with it. cluster.py looks its cluster up among the processes of this host.
+    // Ends background jobs of the page with it. cluster.py looks for its cluster among the processes of this host.
     command.args(["-c", &format!("trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{script}")]);
     command.env("KUBECONFIG", kubeconfig);
-    run_by(name, command, &[tools]).await;
+    run_in_checkout(name, command, &[tools]).await;
 }
 
-async fn run_by(name: &str, mut command: Command, tools: &[&Path]) {
+async fn run_in_checkout(name: &str, mut command: Command, tools: &[&Path]) {
     let checkout = tempfile::tempdir().expect("a folder for temporary files can be made");
-    furnish(checkout.path());
+    fill_checkout(checkout.path());
     let home = checkout.path().join(".home");
     std::fs::create_dir(&home).expect("a folder can be made");
     let shims = workspace().join("crates/remoe-test-support/guide");
@@ -198,12 +198,12 @@ async fn run_by(name: &str, mut command: Command, tools: &[&Path]) {
         .env("MIXTRAL_8X22B", shims.join("mixtral-8x22b"))
         .env_remove("REMOE_LOG");
     let mut process = Process::start(name, command, drop);
-    let status = process.end(PAGE_LIMIT).await;
+    let status = process.end(PAGE_TIMEOUT).await;
     assert!(status.success(), "{name}: {status}");
 }
 
-/// Makes `checkout` look like the repository, and like the folders of models that guides name.
-fn furnish(checkout: &Path) {
+/// Fills `checkout` like the repository, with the model folders that guides name.
+fn fill_checkout(checkout: &Path) {
     let shim = |name: &str| workspace().join("crates/remoe-test-support/guide").join(name);
     let link = |target: &Path, name: &str| {
         symlink(target, checkout.join(name)).expect("a symbolic link can be made");
@@ -214,7 +214,7 @@ fn furnish(checkout: &Path) {
     for model in ["model", "small", "large"] {
         link(&workspace().join("demo/model"), model);
     }
-    // A copy, as the script looks for programs beside itself.
+    // A copy, because the script looks for programs beside itself.
     let scripts = checkout.join("scripts");
     std::fs::create_dir(&scripts).expect("a folder can be made");
     let copied = std::fs::copy(workspace().join("scripts/demo.py"), scripts.join("demo.py"));

@@ -1,8 +1,8 @@
-//! Generated hostile input, in one shape for all suites: a main function, a remote function, a gateway, a tenant or a client
-//! sends what a [`SeededChoices`] says, at the edges of its protocol.
+//! Generated hostile input, common to all suites: a main function, a remote function, a gateway, a tenant or a client
+//! sends data at the limits of its protocol, by a [`SeededChoices`].
 //!
-//! Cases are numbered. Each follows from the seed and its number alone, so that one case can be repeated. A change tries some
-//! hundreds; `make nightly` tries ten thousand (`REMOE_HOSTILE_CASES`) of another seed (`REMOE_HOSTILE_SEED`).
+//! Each case depends only on the seed and its number, so that it can be repeated. A normal run tries some hundreds.
+//! `make nightly` tries ten thousand (`REMOE_HOSTILE_CASES`) with another seed (`REMOE_HOSTILE_SEED`).
 
 use serde_json::Value;
 use std::env;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Once};
 
-/// The cases of one suite.
+/// Cases of one suite.
 #[derive(Debug, Clone, Copy)]
 pub struct Cases {
     seed: u64,
@@ -18,42 +18,46 @@ pub struct Cases {
 }
 
 impl Cases {
-    /// Prints the seed of the suite `what`, which tries `few` cases unless the environment says how many.
+    /// Creates the cases of the suite `what`, `default_count` unless the environment sets another number, and prints
+    /// their seed.
     #[must_use]
-    pub fn new(what: &str, few: usize) -> Self {
-        let (seed, count) = (set("REMOE_HOSTILE_SEED", 1), set("REMOE_HOSTILE_CASES", few));
+    pub fn new(what: &str, default_count: usize) -> Self {
+        let (seed, count) = (
+            number_from_environment("REMOE_HOSTILE_SEED", 1),
+            number_from_environment("REMOE_HOSTILE_CASES", default_count),
+        );
         println!("{what}: {count} cases; REMOE_HOSTILE_SEED={seed} REMOE_HOSTILE_CASES={count} repeats them");
         Self { seed, count }
     }
 
-    /// Number of cases.
+    /// Returns the number of cases.
     #[must_use]
     pub fn count(self) -> usize {
         self.count
     }
 
-    /// The choices of case `number`.
+    /// Returns the choices of case `number`.
     #[must_use]
-    pub fn dice(self, number: usize) -> SeededChoices {
-        let mut dice = SeededChoices(self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number as u64);
-        dice.draw();
-        dice
+    pub fn choices(self, number: usize) -> SeededChoices {
+        let mut choices = SeededChoices(self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number as u64);
+        choices.draw();
+        choices
     }
 }
 
-fn set<T: FromStr>(name: &str, unset: T) -> T {
+fn number_from_environment<T: FromStr>(name: &str, unset: T) -> T {
     match env::var(name) {
         Ok(value) => value.parse().unwrap_or_else(|_| panic!("{name}: expected a number, got {value:?}")),
         Err(_) => unset,
     }
 }
 
-/// Choices in a fixed order that looks random (splitmix64).
+/// Pseudo-random choices by SplitMix64.
 #[derive(Debug, Clone)]
 pub struct SeededChoices(u64);
 
 impl SeededChoices {
-    /// The next number.
+    /// Returns the next number.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -61,28 +65,28 @@ impl SeededChoices {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `bound`.
+    /// Returns a number below `bound`.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.draw() % bound.max(1) as u64) as usize
     }
 
-    /// True once in `often`.
-    pub fn once_in(&mut self, often: usize) -> bool {
-        self.below(often) == 0
+    /// Returns true once in `interval` calls on average.
+    pub fn once_in(&mut self, interval: usize) -> bool {
+        self.below(interval) == 0
     }
 
-    /// One of `these`.
-    pub fn one_of<'a, T>(&mut self, these: &'a [T]) -> &'a T {
-        &these[self.below(these.len())]
+    /// Returns one of `options`.
+    pub fn one_of<'a, T>(&mut self, options: &'a [T]) -> &'a T {
+        &options[self.below(options.len())]
     }
 
-    /// Bytes without an order, `most` of them at most.
-    pub fn noise(&mut self, most: usize) -> Vec<u8> {
-        let length = self.below(most + 1);
+    /// Returns at most `max_length` random bytes.
+    pub fn noise(&mut self, max_length: usize) -> Vec<u8> {
+        let length = self.below(max_length + 1);
         (0..length).map(|_| self.draw() as u8).collect()
     }
 
-    /// A whole number at a limit of some type.
+    /// Returns an integer, often at the limit of some type.
     pub fn whole(&mut self) -> u64 {
         let limits = [0, 1, 2, 127, 128, 255, 1 << 31, (1 << 31) - 1, u64::from(u32::MAX), 1 << 53, 1 << 63];
         match self.below(3) {
@@ -92,7 +96,7 @@ impl SeededChoices {
         }
     }
 
-    /// A number as text, or what is none.
+    /// Returns a number as text, or an invalid number.
     pub fn number(&mut self) -> String {
         const ODD: [&str; 18] = [
             "-1",
@@ -117,12 +121,12 @@ impl SeededChoices {
         if self.once_in(2) { self.whole().to_string() } else { (*self.one_of(&ODD)).to_owned() }
     }
 
-    /// The bytes of a header's value: a number, several of them, text, or no text at all.
+    /// Returns the value of a header: numbers, text, or invalid bytes.
     pub fn header_value(&mut self) -> Vec<u8> {
         match self.below(8) {
             0 => format!("{}, {}", self.number(), self.number()).into_bytes(),
             1 => vec![*self.one_of(b",;=\"'%{}[]"); self.below(4096)],
-            // Obsolete text, which is no UTF-8.
+            // Obsolete text, which is not UTF-8.
             2 => (0..self.below(64)).map(|_| 0x80 | self.draw() as u8).collect(),
             3 => format!("{};dur={}", self.one_of(&["first", "load", "x", ""]), self.number()).into_bytes(),
             4 => self.json(6).into_bytes().into_iter().filter(|byte| *byte >= b' ').collect(),
@@ -130,7 +134,7 @@ impl SeededChoices {
         }
     }
 
-    /// JSON, or almost; `depth` levels of it unless it is one that is deep.
+    /// Returns valid or almost valid JSON of `depth` levels, or with very deep nesting.
     pub fn json(&mut self, depth: usize) -> String {
         match self.below(if depth == 0 { 6 } else { 12 }) {
             0 | 1 => self.number(),
@@ -147,13 +151,19 @@ impl SeededChoices {
                 format!("[{}]", parts.join(","))
             }
             _ => {
-                let name = |dice: &mut Self| match dice.below(3) {
-                    0 => dice.below(1000).to_string(),
+                let name = |choices: &mut Self| match choices.below(3) {
+                    0 => choices.below(1000).to_string(),
                     1 => "a".to_owned(),
-                    _ => {
-                        (*dice.one_of(&["model", "stream", "max_tokens", "n", "prompt", "messages", "input"]))
-                            .to_owned()
-                    }
+                    _ => (*choices.one_of(&[
+                        "model",
+                        "stream",
+                        "max_tokens",
+                        "n",
+                        "prompt",
+                        "messages",
+                        "input",
+                    ]))
+                    .to_owned(),
                 };
                 let parts: Vec<_> = (0..self.below(6))
                     .map(|_| format!("\"{}\":{}", name(self), self.json(depth - 1)))
@@ -163,26 +173,26 @@ impl SeededChoices {
         }
     }
 
-    /// `bytes` with some of them changed, repeated or cut off.
+    /// Changes, repeats or truncates some of `bytes`.
     pub fn spoil(&mut self, bytes: &mut Vec<u8>) {
         for _ in 0..=self.below(4) {
-            let at = self.below(bytes.len());
+            let position = self.below(bytes.len());
             match self.below(4) {
                 _ if bytes.is_empty() => return,
-                0 => bytes.truncate(at),
-                1 => bytes[at] = self.draw() as u8,
-                2 => bytes.insert(at, self.draw() as u8),
+                0 => bytes.truncate(position),
+                1 => bytes[position] = self.draw() as u8,
+                2 => bytes.insert(position, self.draw() as u8),
                 _ => {
-                    let end = at + self.below(bytes.len() - at).min(200);
-                    let piece = bytes[at..end].to_vec();
-                    bytes.splice(at..at, piece);
+                    let end = position + self.below(bytes.len() - position).min(200);
+                    let piece = bytes[position..end].to_vec();
+                    bytes.splice(position..position, piece);
                 }
             }
         }
     }
 }
 
-/// Bytes of this process in memory.
+/// Returns the resident memory of this process, in bytes.
 #[must_use]
 pub fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -190,25 +200,25 @@ pub fn resident() -> usize {
     line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
 }
 
-/// Asserts that this process has grown by less than half of `limit` bytes since it had `before`.
+/// Asserts that resident memory has grown by less than half of `limit` bytes since it was `before`.
 pub fn has_grown_little(before: usize, limit: usize) {
     let grown = resident().saturating_sub(before);
     println!("{} MiB more are resident, of {} MiB", grown >> 20, limit >> 21);
     assert!(grown < limit / 2, "{grown} bytes more are resident; the limit of the chart is {limit}");
 }
 
-/// Counts the panics of this process from now on, in whatever thread or task.
+/// Returns a counter of all panics in this process from now on.
 #[must_use]
 pub fn panics() -> Arc<AtomicUsize> {
     static HOOK: Once = Once::new();
     static COUNTS: std::sync::Mutex<Vec<Arc<AtomicUsize>>> = std::sync::Mutex::new(Vec::new());
     HOOK.call_once(|| {
-        let before = std::panic::take_hook();
+        let previous_hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             for count in COUNTS.lock().unwrap().iter() {
                 count.fetch_add(1, Ordering::SeqCst);
             }
-            before(panic);
+            previous_hook(panic);
         }));
     });
     let count = Arc::new(AtomicUsize::new(0));
@@ -216,7 +226,8 @@ pub fn panics() -> Arc<AtomicUsize> {
     count
 }
 
-/// Bytes of memory that the chart allows, as the first `limits: {memory: 1Gi}` after `section:` in its values.
+/// Returns the memory limit of a component in the chart's values, in bytes: the first `limits: {memory: 1Gi}` after
+/// `section:`.
 #[must_use]
 pub fn chart_limit(section: &str) -> usize {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../charts/remoe/values.yaml");

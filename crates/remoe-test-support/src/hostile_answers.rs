@@ -1,4 +1,4 @@
-//! Hostile main functions, and an honest one, as servers.
+//! Servers that act as hostile main functions, and as an honest one.
 
 use crate::hostile::{Cases, SeededChoices};
 use bytes::Bytes;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// Nano-dollars of an honest answer.
+/// Cost of an honest answer, in nano-dollars.
 pub const COST: u64 = 12;
 
 const NAMES: [&str; 13] = [
@@ -28,43 +28,43 @@ const NAMES: [&str; 13] = [
     "content-encoding",
 ];
 
-/// End of a connection, once its answer is written.
+/// Behaviour of a connection after its answer was written.
 enum ConnectionEnd {
     Closes,
     Stalls,
-    /// Writes the same for ever.
+    /// Writes the same bytes without end.
     Repeats(Vec<u8>),
 }
 
-/// Cost of an answer, as no function may say it.
-fn told(dice: &mut SeededChoices) -> String {
+/// Returns a cost report with invalid or extreme values.
+fn cost_report(choices: &mut SeededChoices) -> String {
     let mut share = || {
-        let [prefill, decode, cost, more, busy] = std::array::from_fn(|_| dice.whole());
+        let [prefill, decode, cost, more, busy] = std::array::from_fn(|_| choices.whole());
         format!(
             r#"{{"work":{{"prefill":{prefill},"decode":{decode}}},"cost":{{"prefill":{cost},"decode":{more}}},"busy":{busy}}}"#
         )
     };
     let shares = format!(r#""main":{},"other":{}"#, share(), share());
     let mut rivals = String::from(r#""mix":18446744073709551615"#);
-    for number in 0..*dice.one_of(&[0, 3, 300, 50_000]) {
-        let _written = write!(rivals, r#","rival-{number}":{}"#, dice.whole());
+    for number in 0..*choices.one_of(&[0, 3, 300, 50_000]) {
+        let _written = write!(rivals, r#","rival-{number}":{}"#, choices.whole());
     }
-    match dice.below(5) {
-        0 => dice.json(8).replace(['\n', '\r'], ""),
-        _ => format!(r#"{{"shares":{{{shares}}},"rivals":{{{rivals}}},"served":{}}}"#, dice.whole()),
+    match choices.below(5) {
+        0 => choices.json(8).replace(['\n', '\r'], ""),
+        _ => format!(r#"{{"shares":{{{shares}}},"rivals":{{{rivals}}},"served":{}}}"#, choices.whole()),
     }
 }
 
-fn fields(dice: &mut SeededChoices, into: &mut Vec<u8>) {
-    for _ in 0..dice.below(5) {
-        let name = dice.one_of(&NAMES);
+fn write_headers(choices: &mut SeededChoices, into: &mut Vec<u8>) {
+    for _ in 0..choices.below(5) {
+        let name = choices.one_of(&NAMES);
         let value = match *name {
-            "x-remoe-told" => told(dice).into_bytes(),
-            "x-remoe-tokens" => format!("{}, {}", dice.number(), dice.number()).into_bytes(),
-            _ => dice.header_value(),
+            "x-remoe-told" => cost_report(choices).into_bytes(),
+            "x-remoe-tokens" => format!("{}, {}", choices.number(), choices.number()).into_bytes(),
+            _ => choices.header_value(),
         };
-        // Repeated now and then.
-        for _ in 0..=usize::from(dice.once_in(6)) {
+        // Sometimes repeats the header.
+        for _ in 0..=usize::from(choices.once_in(6)) {
             into.extend_from_slice(name.as_bytes());
             into.extend_from_slice(b": ");
             into.extend_from_slice(&value);
@@ -73,9 +73,9 @@ fn fields(dice: &mut SeededChoices, into: &mut Vec<u8>) {
     }
 }
 
-/// An answer that is almost one, and what follows it.
-fn answer(dice: &mut SeededChoices) -> (Vec<u8>, ConnectionEnd) {
-    let end = match dice.below(8) {
+/// Returns an almost valid answer and the behaviour after it.
+fn answer(choices: &mut SeededChoices) -> (Vec<u8>, ConnectionEnd) {
+    let end = match choices.below(8) {
         0 => ConnectionEnd::Stalls,
         1 => ConnectionEnd::Repeats(
             b"1000\r\n".iter().copied().chain([b'x'; 0x1000]).chain(*b"\r\n").collect(),
@@ -84,66 +84,66 @@ fn answer(dice: &mut SeededChoices) -> (Vec<u8>, ConnectionEnd) {
         3 => ConnectionEnd::Repeats(b"f\r\ndata: {\"n\":0}\n\n\r\n".to_vec()),
         _ => ConnectionEnd::Closes,
     };
-    if dice.once_in(12) {
-        return (dice.noise(4096), end);
+    if choices.once_in(12) {
+        return (choices.noise(4096), end);
     }
-    let status =
-        *dice.one_of(&["200", "200", "200", "200", "204", "304", "400", "429", "500", "503", "599", "999"]);
-    let is_stream = dice.once_in(2);
+    let status = *choices
+        .one_of(&["200", "200", "200", "200", "204", "304", "400", "429", "500", "503", "599", "999"]);
+    let is_stream = choices.once_in(2);
     let kind = if is_stream { "text/event-stream" } else { "application/json" };
     let mut answer = format!("HTTP/1.1 {status} x\r\ncontent-type: {kind}\r\n").into_bytes();
-    fields(dice, &mut answer);
-    let body = match (is_stream, dice.below(4)) {
-        (_, 0) => dice.noise(2000),
+    write_headers(choices, &mut answer);
+    let body = match (is_stream, choices.below(4)) {
+        (_, 0) => choices.noise(2000),
         (true, 1) => b"data: [DONE]\n\ndata: [DONE]\n\n".to_vec(),
         (true, 2) => b"data: {\"n\":0}\n\nevent: response.completed\ndata: {\n\n".to_vec(),
-        (true, _) => "data: {\"n\":0}\n\n".repeat(dice.below(50)).into_bytes(),
-        (false, _) => dice.json(8).into_bytes(),
+        (true, _) => "data: {\"n\":0}\n\n".repeat(choices.below(50)).into_bytes(),
+        (false, _) => choices.json(8).into_bytes(),
     };
-    if dice.once_in(2) {
+    if choices.once_in(2) {
         answer.extend(format!("transfer-encoding: chunked\r\n\r\n{:x}\r\n", body.len()).bytes());
         answer.extend(body);
         answer.extend_from_slice(b"\r\n");
         if matches!(end, ConnectionEnd::Closes) {
             answer.extend_from_slice(b"0\r\n");
-            fields(dice, &mut answer);
+            write_headers(choices, &mut answer);
             answer.extend_from_slice(b"\r\n");
         }
     } else {
-        let length = if dice.once_in(3) { dice.number() } else { body.len().to_string() };
+        let length = if choices.once_in(3) { choices.number() } else { body.len().to_string() };
         answer.extend(format!("content-length: {length}\r\n\r\n").bytes());
         answer.extend(body);
     }
     // A second answer to the same request.
-    if dice.once_in(10) {
+    if choices.once_in(10) {
         answer.extend_from_slice(
             b"HTTP/1.1 200 x\r\ncontent-length: 9\r\nx-remoe-tokens: 9, 9\r\n\r\n{\"not\":1}",
         );
     }
-    if dice.once_in(3) {
-        dice.spoil(&mut answer);
+    if choices.once_in(3) {
+        choices.spoil(&mut answer);
     }
     (answer, end)
 }
 
-/// Reads one request, and answers as the case of its id says.
+/// Reads one request and sends the answer of case `number`.
 async fn misbehave(
     mut stream: TcpStream,
     cases: Cases,
     number: usize,
     sent: Arc<AtomicU64>,
 ) -> std::io::Result<()> {
-    let mut dice = cases.dice(number);
-    if dice.once_in(20) {
-        // Before anything was asked.
-        stream.write_all(&answer(&mut dice).0).await?;
+    let mut choices = cases.choices(number);
+    if choices.once_in(20) {
+        // Answers before any request.
+        stream.write_all(&answer(&mut choices).0).await?;
     }
-    let mut came = vec![0; 64 << 10];
-    if stream.read(&mut came).await? == 0 {
+    let mut request = vec![0; 64 << 10];
+    if stream.read(&mut request).await? == 0 {
         return Ok(());
     }
-    let (answer, end) = answer(&mut dice);
-    for piece in answer.chunks(1 + dice.below(2000)) {
+    let (answer, end) = answer(&mut choices);
+    for piece in answer.chunks(1 + choices.below(2000)) {
         stream.write_all(piece).await?;
         sent.fetch_add(piece.len() as u64, Ordering::Relaxed);
     }
@@ -172,7 +172,7 @@ pub async fn hostile(cases: Cases) -> (SocketAddr, Arc<AtomicU64>) {
     (address, sent)
 }
 
-/// Serves honest answers of `bytes` for ever. Each costs [`COST`].
+/// Serves honest answers of `bytes` bytes, each with the cost [`COST`].
 pub async fn honest(bytes: usize) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! As little HTTP/1.1 as the tests need.
+//! Minimal HTTP/1.1 client.
 
 use crate::deadline::{LONG, SOON, within};
 use std::io;
@@ -6,37 +6,37 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
-/// A whole answer.
+/// Complete response.
 #[derive(Debug, Clone)]
 pub struct Response {
-    /// The status code.
+    /// Status code.
     pub status: u16,
-    /// Seconds of `Retry-After`.
+    /// Value of `Retry-After`, in seconds.
     pub retry_after: Option<u64>,
-    /// The body.
+    /// Body as text.
     pub body: String,
 }
 
-/// An answer whose head has been read.
+/// Response whose head was read.
 pub struct HttpExchange {
-    /// The status code.
+    /// Status code.
     pub status: u16,
-    /// Seconds of `Retry-After`.
+    /// Value of `Retry-After`, in seconds.
     pub retry_after: Option<u64>,
     reader: BufReader<TcpStream>,
-    length: Length,
+    length: BodyLength,
 }
 
-/// How a body's end is known.
-enum Length {
-    Known(usize),
+/// Framing of a body.
+enum BodyLength {
+    ContentLength(usize),
     Chunked,
-    Close,
+    UntilClose,
 }
 
-/// Gets `path`.
+/// Sends GET for `path` and returns the response.
 pub async fn get(address: SocketAddr, path: &str) -> Response {
-    let exchange = begin(address, "GET", path, "").await;
+    let exchange = send_request(address, "GET", path, "").await;
     exchange
         .unwrap_or_else(|error| panic!("GET {path} at {address}: {error}"))
         .finish()
@@ -44,15 +44,15 @@ pub async fn get(address: SocketAddr, path: &str) -> Response {
         .expect("a body")
 }
 
-/// Posts JSON to `path`; returns when the answer begins.
+/// Posts JSON to `path` and returns once the head of the response was read.
 ///
 /// # Errors
-/// No connection, or it ended before the answer began.
+/// The connection is refused or ends before the head.
 pub async fn post(address: SocketAddr, path: &str, body: &serde_json::Value) -> io::Result<HttpExchange> {
-    begin(address, "POST", path, &body.to_string()).await
+    send_request(address, "POST", path, &body.to_string()).await
 }
 
-async fn begin(address: SocketAddr, method: &str, path: &str, body: &str) -> io::Result<HttpExchange> {
+async fn send_request(address: SocketAddr, method: &str, path: &str, body: &str) -> io::Result<HttpExchange> {
     let mut stream = within(SOON, "a TCP connection", TcpStream::connect(address)).await?;
     let request = format!(
         "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: application/json\r\n\
@@ -61,20 +61,20 @@ async fn begin(address: SocketAddr, method: &str, path: &str, body: &str) -> io:
     );
     stream.write_all(request.as_bytes()).await?;
     let mut reader = BufReader::new(stream);
-    let status = line(&mut reader).await?;
+    let status = read_line(&mut reader).await?;
     let status = status.split(' ').nth(1).and_then(|code| code.parse().ok());
     let status = status.ok_or_else(|| io::Error::other("not an HTTP answer"))?;
-    let (mut length, mut retry_after) = (Length::Close, None);
+    let (mut length, mut retry_after) = (BodyLength::UntilClose, None);
     loop {
-        let header = line(&mut reader).await?.to_ascii_lowercase();
+        let header = read_line(&mut reader).await?.to_ascii_lowercase();
         if header.is_empty() {
             return Ok(HttpExchange { status, retry_after, reader, length });
         }
         match header.split_once(": ") {
             Some(("content-length", value)) => {
-                length = Length::Known(value.parse().map_err(io::Error::other)?);
+                length = BodyLength::ContentLength(value.parse().map_err(io::Error::other)?);
             }
-            Some(("transfer-encoding", "chunked")) => length = Length::Chunked,
+            Some(("transfer-encoding", "chunked")) => length = BodyLength::Chunked,
             Some(("retry-after", value)) => retry_after = value.parse().ok(),
             _ => (),
         }
@@ -82,13 +82,13 @@ async fn begin(address: SocketAddr, method: &str, path: &str, body: &str) -> io:
 }
 
 impl HttpExchange {
-    /// The next part of a body in chunks; none at its proper end.
+    /// Reads the next chunk of a chunked body. Returns `None` at its end.
     ///
     /// # Errors
-    /// The connection broke before the end of the body.
+    /// The connection ended within the body.
     pub async fn chunk(&mut self) -> io::Result<Option<String>> {
-        assert!(matches!(self.length, Length::Chunked), "the body does not come in chunks");
-        let size = line(&mut self.reader).await?;
+        assert!(matches!(self.length, BodyLength::Chunked), "the body does not come in chunks");
+        let size = read_line(&mut self.reader).await?;
         let size = usize::from_str_radix(&size, 16).map_err(io::Error::other)?;
         let mut bytes = vec![0; size + 2];
         within(LONG, "a chunk", self.reader.read_exact(&mut bytes)).await?;
@@ -96,21 +96,21 @@ impl HttpExchange {
         Ok((size > 0).then(|| String::from_utf8_lossy(&bytes).into_owned()))
     }
 
-    /// The whole body.
+    /// Reads the rest of the response.
     ///
     /// # Errors
-    /// The connection broke before the end of the body.
+    /// The connection ended within the body.
     pub async fn finish(mut self) -> io::Result<Response> {
         let mut bytes = Vec::new();
         match self.length {
-            Length::Known(length) => {
+            BodyLength::ContentLength(length) => {
                 bytes.resize(length, 0);
                 within(LONG, "a body", self.reader.read_exact(&mut bytes)).await?;
             }
-            Length::Close => {
+            BodyLength::UntilClose => {
                 within(LONG, "a body", self.reader.read_to_end(&mut bytes)).await?;
             }
-            Length::Chunked => {
+            BodyLength::Chunked => {
                 while let Some(chunk) = self.chunk().await? {
                     bytes.extend(chunk.bytes());
                 }
@@ -121,7 +121,7 @@ impl HttpExchange {
     }
 }
 
-async fn line(reader: &mut BufReader<TcpStream>) -> io::Result<String> {
+async fn read_line(reader: &mut BufReader<TcpStream>) -> io::Result<String> {
     let mut line = String::new();
     if within(LONG, "a line of an HTTP answer", reader.read_line(&mut line)).await? == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());

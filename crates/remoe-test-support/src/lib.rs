@@ -1,8 +1,8 @@
-//! Support for end-to-end tests that drive the real binaries: functions as child processes, their
-//! control interface, HTTP, metrics, a recording remote function and generated checkpoints.
+//! Support for end-to-end tests with the real binaries: functions as child processes, their control interface, HTTP,
+//! metrics, a recording proxy of remote functions, and generated checkpoints.
 //!
-//! Nothing here returns errors: a step that fails ends the test with a message that says which, and
-//! every wait has a deadline.
+//! Helpers panic instead of returning errors: a failed step ends the test with a message that names it. Every wait
+//! has a deadline.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
 pub mod binaries;

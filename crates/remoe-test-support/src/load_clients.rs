@@ -1,5 +1,5 @@
-//! Clients that send requests until they are told to stop, whichever processes are killed meanwhile, and note the cost
-//! of each complete answer.
+//! Load clients: they send requests until stopped, while processes may be killed, and record the cost of each
+//! complete response.
 
 use crate::deadline::LONG;
 use crate::raw::{self, Connection, RawResponse};
@@ -13,13 +13,13 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Pause of a client after a connection or an answer failed: the process behind it is starting again.
-const AGAIN: Duration = Duration::from_millis(20);
-/// Timeout of a connection: the address of a pod that is gone does not refuse it.
-const REACH: Duration = Duration::from_secs(2);
+/// Pause of a client after a failure, while the process restarts.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// Timeout of a connection: the address of a deleted pod does not refuse it.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A request for an answer of `tokens`, by a client that wants to see what it costs in its usage and in a header, or
-/// behind a stream.
+/// Returns a request for `tokens` tokens that asks for its cost in the usage and in a header, or in a trailer of a
+/// stream.
 #[must_use]
 pub fn request(model: &str, tokens: u32, stream: bool) -> String {
     let body = json!({"model": model, "prompt": [1, 2, 3, 4, 5], "max_tokens": tokens, "temperature": 0,
@@ -28,8 +28,8 @@ pub fn request(model: &str, tokens: u32, stream: bool) -> String {
     request.replacen("\r\n", "\r\nx-remoe-cost: yes\r\nTE: trailers\r\n", 1)
 }
 
-/// Returns the cost that a client was told, in nano-dollars; none if the answer has another status than 200 or did not
-/// come to its end.
+/// Returns the reported cost of a response, in nano-dollars. Returns `None` for another status than 200 or an
+/// incomplete response.
 #[must_use]
 pub fn told(answer: &RawResponse, stream: bool) -> Option<u64> {
     if answer.head.status != 200 {
@@ -50,20 +50,20 @@ pub fn told(answer: &RawResponse, stream: bool) -> Option<u64> {
     let total =
         headers.iter().find(|(name, _)| name == "x-remoe-cost").map(|(_, total)| total.parse().unwrap());
     let (total, usage): (u64, _) = (total.unwrap(), &usage["usage"]["remoe"]["cost"]);
-    let part = |name: &str| amount(&usage[name]);
-    assert_eq!(part("main") + part("remote"), part("total"), "{usage}");
-    assert_eq!(part("prefill") + part("decode"), part("total"), "{usage}");
-    assert_eq!(part("total"), total, "{usage}");
+    let cost_of = |name: &str| amount(&usage[name]);
+    assert_eq!(cost_of("main") + cost_of("remote"), cost_of("total"), "{usage}");
+    assert_eq!(cost_of("prefill") + cost_of("decode"), cost_of("total"), "{usage}");
+    assert_eq!(cost_of("total"), total, "{usage}");
     Some(total)
 }
 
-/// An amount of nano-dollars, or a count.
+/// Returns a JSON value as an amount of nano-dollars or a count.
 #[must_use]
 pub fn amount(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no amount"))
 }
 
-/// All requests in `lines`, which `remoe cost --export json` prints, by their ids, with what they cost.
+/// Parses `lines` of `remoe cost --export json` into costs by request id.
 #[must_use]
 pub fn exported(lines: &str) -> BTreeMap<String, u64> {
     let mut requests = BTreeMap::new();
@@ -78,72 +78,72 @@ pub fn exported(lines: &str) -> BTreeMap<String, u64> {
     requests
 }
 
-/// The clients.
+/// Running load clients.
 pub struct LoadClients {
-    shared: Arc<CrowdShared>,
+    shared: Arc<SharedClientState>,
     clients: Vec<JoinHandle<()>>,
 }
 
-/// Requests and costs that clients have seen, by the ids of requests.
+/// Requests of all clients with their costs, by request id.
 #[derive(Debug, Default)]
 pub struct SeenRequests {
-    /// All requests.
+    /// Ids of all sent requests.
     pub asked: BTreeSet<String>,
-    /// Costs of the requests that were answered completely.
+    /// Reported costs of requests with a complete response, in nano-dollars.
     pub told: BTreeMap<String, u64>,
 }
 
-struct CrowdShared {
-    /// Where gateways are now.
+struct SharedClientState {
+    /// Present addresses of gateways.
     gateways: watch::Receiver<Vec<SocketAddr>>,
     model: String,
     running: AtomicUsize,
-    enough: AtomicBool,
+    is_stopping: AtomicBool,
     seen: Mutex<SeenRequests>,
 }
 
 impl LoadClients {
-    /// `count` clients of `model`, each of which goes from one of the gateways to the next, and asks in turn for a
-    /// whole answer and for a stream.
+    /// Starts `count` clients of `model`. Each rotates through the gateways and alternates between complete responses
+    /// and streams.
     #[must_use]
     pub fn start(count: usize, gateways: watch::Receiver<Vec<SocketAddr>>, model: &str) -> Self {
-        let shared = Arc::new(CrowdShared {
+        let shared = Arc::new(SharedClientState {
             gateways,
             model: model.to_owned(),
             running: AtomicUsize::new(0),
-            enough: AtomicBool::new(false),
+            is_stopping: AtomicBool::new(false),
             seen: Mutex::default(),
         });
-        let clients = (0..count).map(|number| tokio::spawn(shared.clone().ask(number))).collect();
+        let clients = (0..count).map(|number| tokio::spawn(shared.clone().run_client(number))).collect();
         Self { shared, clients }
     }
 
-    /// How many answers came whole so far.
+    /// Returns the number of complete responses so far.
     ///
     /// # Panics
-    /// A client has ended, which none does by itself: it was told something wrong, or got no answers for long.
+    /// A client ended because of a wrong or missing response.
     #[must_use]
     pub fn answers(&self) -> usize {
         assert!(!self.clients.iter().any(JoinHandle::is_finished), "a client has ended, as it says above");
         self.shared.seen.lock().unwrap().told.len()
     }
 
-    /// How many requests have been sent and not been answered.
+    /// Returns the number of open requests.
     #[must_use]
     pub fn running(&self) -> usize {
         self.shared.running.load(Ordering::SeqCst)
     }
 
-    /// How many requests ended without a whole answer so far.
+    /// Returns the number of requests that ended without a complete response.
     #[must_use]
     pub fn broken(&self) -> usize {
         let seen = self.shared.seen.lock().unwrap();
         seen.asked.len().saturating_sub(seen.told.len() + self.running())
     }
 
-    /// Lets all clients end what they have begun.
+    /// Stops all clients after their present requests.
     pub async fn stop(self) -> SeenRequests {
-        self.shared.enough.store(true, Ordering::SeqCst);
+        self.shared.is_stopping.store(true, Ordering::SeqCst);
         for client in self.clients {
             client.await.unwrap();
         }
@@ -151,40 +151,40 @@ impl LoadClients {
     }
 }
 
-impl CrowdShared {
-    async fn ask(self: Arc<Self>, number: usize) {
-        let mut answered = Instant::now();
+impl SharedClientState {
+    async fn run_client(self: Arc<Self>, number: usize) {
+        let mut last_response = Instant::now();
         for turn in 0.. {
-            if self.enough.load(Ordering::SeqCst) {
+            if self.is_stopping.load(Ordering::SeqCst) {
                 return;
             }
-            assert!(answered.elapsed() < LONG, "client {number} gets no answers");
+            assert!(last_response.elapsed() < LONG, "client {number} gets no answers");
             let gateway = {
                 let gateways = self.gateways.borrow();
                 gateways[(number + turn) % gateways.len()]
             };
-            let Ok(Ok(connection)) = timeout(REACH, Connection::reach(gateway)).await else {
-                tokio::time::sleep(AGAIN).await;
+            let Ok(Ok(connection)) = timeout(CONNECT_TIMEOUT, Connection::reach(gateway)).await else {
+                tokio::time::sleep(RETRY_PAUSE).await;
                 continue;
             };
             let id = format!("{number}-{turn}");
             self.seen.lock().unwrap().asked.insert(id.clone());
             self.running.fetch_add(1, Ordering::SeqCst);
-            // Streams and whole answers at each of two gateways.
-            let cost = self.answer(connection, &id, turn as u32, turn / 2 % 2 == 1).await;
+            // Both forms at each of two gateways.
+            let cost = self.send(connection, &id, turn as u32, turn / 2 % 2 == 1).await;
             self.running.fetch_sub(1, Ordering::SeqCst);
             match cost {
                 Some(cost) => {
                     self.seen.lock().unwrap().told.insert(id, cost);
-                    answered = Instant::now();
+                    last_response = Instant::now();
                 }
-                None => tokio::time::sleep(AGAIN).await,
+                None => tokio::time::sleep(RETRY_PAUSE).await,
             }
         }
     }
 
-    /// Sends one request and returns its cost; none if the answer did not come to its end.
-    async fn answer(&self, mut connection: Connection, id: &str, turn: u32, stream: bool) -> Option<u64> {
+    /// Sends one request and returns its cost. Returns `None` if the response is incomplete.
+    async fn send(&self, mut connection: Connection, id: &str, turn: u32, stream: bool) -> Option<u64> {
         let request = request(&self.model, 1 + turn % 6, stream);
         let request = request.replacen("\r\n", &format!("\r\nX-Request-Id: {id}\r\n"), 1);
         connection.write(request).await.ok()?;
@@ -194,9 +194,9 @@ impl CrowdShared {
 }
 
 impl SeenRequests {
-    /// Asserts that a ledger with the requests `exported`, which adds up to `cost`, has every complete answer at the
-    /// cost that its client was told, none twice, and no request that no client sent. Returns how many of its requests
-    /// had no complete answer: they may be in the ledger, or not.
+    /// Asserts that a ledger with the requests `exported` and the total `cost` has every complete response once, at
+    /// its reported cost, and only requests that clients sent. Returns the number of its requests without a complete
+    /// response, which may or may not be in the ledger.
     pub fn are_in(&self, exported: &BTreeMap<String, u64>, cost: &Value) -> usize {
         for (id, told) in &self.told {
             assert_eq!(exported.get(id), Some(told), "{id}: {cost}");

@@ -1,4 +1,4 @@
-//! A main function that computes everything itself, for tests of its HTTP front.
+//! Main function with only local experts, for tests of its HTTP interface.
 
 use crate::binaries;
 use crate::control::Control;
@@ -11,11 +11,11 @@ use std::path::Path;
 use std::process::Command;
 use tokio::sync::mpsc;
 
-/// A main function without remote ones.
+/// Running main function without remote functions.
 pub struct MainHttp {
-    /// Where it speaks HTTP.
+    /// HTTP address.
     pub address: SocketAddr,
-    /// Where it answers probes, if it was told to.
+    /// Address of the probes, if enabled.
     pub health: Option<SocketAddr>,
     /// Process of the function.
     pub process: Process,
@@ -23,14 +23,14 @@ pub struct MainHttp {
 }
 
 impl MainHttp {
-    /// Starts one with further arguments and variables of the environment, and places all experts.
+    /// Starts a main function with further arguments and environment variables, and places all experts.
     pub async fn start(model: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let server = Self::unplaced(model, arguments, variables).await;
         server.place().await;
         server
     }
 
-    /// Starts one that does not know yet where its experts are.
+    /// Starts a main function without a placement.
     pub async fn unplaced(model: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new(binaries::program("main-model-fn"));
         command.args(["--http-listen", "127.0.0.1:0", "--threads", "1", "--dtype", "float32"]);
@@ -48,7 +48,7 @@ impl MainHttp {
         Self { address, health, process, control: Control::new(announcement.grpc) }
     }
 
-    /// Places all experts beside the engine: from here on requests are taken.
+    /// Places all experts locally, so that requests are accepted.
     pub async fn place(&self) {
         self.control.route(&[], &[]).await;
     }
@@ -63,13 +63,13 @@ impl MainHttp {
         MetricsPage::settle(self.address, series, value).await;
     }
 
-    /// Open file descriptors.
+    /// Returns the number of open file descriptors.
     #[must_use]
     pub fn descriptors(&self) -> usize {
         self.process.descriptors()
     }
 
-    /// Bytes in memory (`VmRSS`), and the most that there ever were (`VmHWM`).
+    /// Returns the present and the largest resident memory (`VmRSS`, `VmHWM`), in bytes.
     #[must_use]
     pub fn memory(&self) -> (u64, u64) {
         self.process.memory()

@@ -1,4 +1,4 @@
-//! A model of the size that planning meets in practice: 27 layers of 64 experts and a vocabulary of 100,000 tokens, with a
+//! Model of a realistic size for planning: 27 layers of 64 experts and a vocabulary of 100,000 tokens, with a
 //! predictor. Its weights are random and its hidden size is small, so that it starts within a second.
 
 use crate::checkpoint::{Sizes, generate_in};
@@ -12,31 +12,30 @@ use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer};
 
-/// Layers.
+/// Number of layers.
 pub const LAYERS: usize = 27;
-/// Experts of a layer.
+/// Number of experts per layer.
 pub const EXPERTS: usize = 64;
-/// Entries of the vocabulary at least.
+/// Least size of the vocabulary.
 pub const VOCABULARY: usize = 100_000;
 
-/// Texts of each topic that the tokenizer is trained on, bytes.
-const TEXT: usize = 24 << 20;
-/// Prompts of each topic for the predictor.
-const RECORDED: usize = 24;
-/// Prompts of each topic for tests.
-const HELD_OUT: usize = 8;
-/// Characters of a prompt.
-const PROMPT: usize = 240;
+/// Text per topic for training the tokenizer, in bytes.
+const MAX_TEXT_BYTES: usize = 24 << 20;
+/// Prompts per topic for training the predictor.
+const TRAINING_PROMPTS: usize = 24;
+/// Prompts per topic for tests.
+const HELD_OUT_PROMPTS: usize = 8;
+/// Length of a prompt, in characters.
+const PROMPT_CHARACTERS: usize = 240;
 
-/// Kinds of text that every Debian system with a compiler and Python has: a name, a folder, and what the names of files end
-/// with.
+/// Topics with texts on every Debian system with a compiler and Python: name, folder, and suffix of file names.
 const TOPICS: [(&str, &str, &str); 3] = [
     ("headers", "/usr/include", ".h"),
     ("python", "/usr/lib", ".py"),
     ("licences", "/usr/share/doc", "copyright"),
 ];
 
-/// The model.
+/// Generated model.
 #[derive(Debug)]
 pub struct ManyExperts {
     /// Folder of the checkpoint, with its predictor.
@@ -45,10 +44,10 @@ pub struct ManyExperts {
 }
 
 impl ManyExperts {
-    /// Returns the model, which the first test of a run makes.
+    /// Returns the model, which the first test of a run generates.
     ///
     /// # Panics
-    /// This is no Debian system with a compiler and Python: it has too few texts for prompts.
+    /// The system has too few texts: it is not Debian with a compiler and Python.
     pub async fn get() -> Self {
         let folder = once::folder("many-experts", make).await;
         let prompts = fs::read_to_string(folder.join(PROMPTS)).expect("the prompts can be read");
@@ -56,10 +55,10 @@ impl ManyExperts {
         Self { folder: folder.join(MODEL), prompts }
     }
 
-    /// Returns prompts of `topic` that the predictor has not seen.
+    /// Returns prompts of `topic` that the predictor was not trained on.
     ///
     /// # Panics
-    /// There is no such topic.
+    /// The topic does not exist.
     #[must_use]
     pub fn prompts(&self, topic: &str) -> Vec<&str> {
         let prompts = self.prompts[topic].as_array().unwrap_or_else(|| panic!("no topic is called {topic}"));
@@ -92,9 +91,9 @@ async fn make(folder: &Path) {
     let mut recorded = Vec::new();
     for (topic, texts) in &texts {
         let mut prompts = texts.iter().filter_map(|text| prompt(text));
-        assert!(prompts.clone().count() > HELD_OUT, "too few texts about {topic}");
-        held_out[*topic] = prompts.by_ref().take(HELD_OUT).collect();
-        recorded.extend(prompts.take(RECORDED).map(|prompt| json!({"prompt": prompt}).to_string()));
+        assert!(prompts.clone().count() > HELD_OUT_PROMPTS, "too few texts about {topic}");
+        held_out[*topic] = prompts.by_ref().take(HELD_OUT_PROMPTS).collect();
+        recorded.extend(prompts.take(TRAINING_PROMPTS).map(|prompt| json!({"prompt": prompt}).to_string()));
     }
     let lines = folder.join("recorded.jsonl");
     fs::write(&lines, recorded.join("\n")).expect("a file can be written");
@@ -119,11 +118,11 @@ async fn make(folder: &Path) {
     }
 }
 
-/// Reads texts below `folder` from files whose names end with `end`, in the order of their names, [`TEXT`] bytes at most.
+/// Reads at most [`MAX_TEXT_BYTES`] bytes of text from files below `folder` with the suffix `end`, in the order of their names.
 fn texts(folder: &Path, end: &str) -> Vec<String> {
     let (mut texts, mut bytes) = (Vec::new(), 0);
     let mut left = vec![folder.to_owned()];
-    while let Some(path) = left.pop().filter(|_| bytes < TEXT) {
+    while let Some(path) = left.pop().filter(|_| bytes < MAX_TEXT_BYTES) {
         if path.is_symlink() {
             continue;
         }
@@ -140,10 +139,10 @@ fn texts(folder: &Path, end: &str) -> Vec<String> {
     texts
 }
 
-/// Returns [`PROMPT`] characters from the middle of `text`, if that is long enough.
+/// Returns [`PROMPT_CHARACTERS`] characters from the middle of `text`, if that is long enough.
 fn prompt(text: &str) -> Option<String> {
-    let prompt: String = text.chars().skip(text.chars().count() / 2).take(PROMPT).collect();
-    (prompt.len() >= PROMPT).then_some(prompt)
+    let prompt: String = text.chars().skip(text.chars().count() / 2).take(PROMPT_CHARACTERS).collect();
+    (prompt.len() >= PROMPT_CHARACTERS).then_some(prompt)
 }
 
 /// Trains a byte-level BPE on `texts` and writes it into `folder`; returns the size of its vocabulary.
@@ -159,7 +158,7 @@ fn write_tokenizer<'t>(folder: &Path, texts: impl Iterator<Item = &'t String> + 
     tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
     tokenizer.with_decoder(Some(ByteLevel::default()));
     tokenizer.train(&mut TrainerWrapper::from(trainer), texts).expect("a tokenizer can be trained");
-    // A system with few texts gives fewer tokens.
+    // With few texts, the trained vocabulary is smaller.
     let unused = tokenizer.get_vocab_size(true)..VOCABULARY;
     let unused: Vec<_> = unused.map(|id| AddedToken::from(format!("<|unused_{id}|>"), true)).collect();
     tokenizer.add_special_tokens(unused).expect("tokens can be added");

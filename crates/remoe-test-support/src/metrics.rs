@@ -1,10 +1,10 @@
-//! Prometheus metrics of a function.
+//! Metrics pages of functions.
 
 use crate::deadline::{SOON, until};
 use crate::http;
 use std::net::SocketAddr;
 
-/// A function's metrics at one moment.
+/// Metrics page of a function at one moment.
 #[derive(Debug, Clone)]
 pub struct MetricsPage(String);
 
@@ -22,8 +22,8 @@ impl MetricsPage {
         until(SOON, &what, async || (Self::read(address).await.value(series) == value).then_some(())).await;
     }
 
-    /// Returns the problems that `promtool check metrics` would find: it demands names in base units, `_total`
-    /// for counters and for nothing else, and help and a type for every name.
+    /// Returns the problems that `promtool check metrics` would report: names must use base units, exactly counters
+    /// end with `_total`, and every name has a help text and a type.
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         const UNITS: [&str; 17] = [
@@ -82,7 +82,8 @@ impl MetricsPage {
         problems
     }
 
-    /// The value of a series, `name{label="value"}` as it is written; 0 where there is none.
+    /// Returns the value of a series, which is named as on the page, such as `name{label="value"}`. Returns 0 if it
+    /// is absent.
     #[must_use]
     pub fn value(&self, series: &str) -> u64 {
         let mut lines = self.0.lines().filter_map(|line| line.rsplit_once(' '));

@@ -1,10 +1,10 @@
-//! Which experts are remote, and what follows from it.
+//! Placements for tests: sets of remote experts, and the calls that follow from them.
 
 use remoe_model::Checkpoint;
 use remoe_proto::format_listing;
 use remoe_proto::v1::{ExpertCalls, InspectReply, LayerExperts};
 
-/// The last floor(ratio x experts + 0.5) experts of every layer of `checkpoint`.
+/// Returns the last floor(ratio x experts + 0.5) experts of every layer.
 #[must_use]
 pub fn remote_sets(checkpoint: &Checkpoint, ratio: f64) -> Vec<LayerExperts> {
     let config = checkpoint.config();
@@ -19,7 +19,7 @@ pub fn remote_sets(checkpoint: &Checkpoint, ratio: f64) -> Vec<LayerExperts> {
         .collect()
 }
 
-/// The sets dealt to `groups` groups in turn, layer by layer; groups that get nothing are left out.
+/// Distributes the experts of each layer round-robin among `groups` groups. Omits empty groups.
 #[must_use]
 pub fn dealt(remote: &[LayerExperts], groups: usize) -> Vec<Vec<LayerExperts>> {
     let group = |index: usize| -> Vec<LayerExperts> {
@@ -32,13 +32,13 @@ pub fn dealt(remote: &[LayerExperts], groups: usize) -> Vec<Vec<LayerExperts>> {
     (0..groups).map(group).filter(|sets| !sets.is_empty()).collect()
 }
 
-/// Every expert, as a remote function's command line names them.
+/// Returns the listing of all experts for a remote function's command line.
 #[must_use]
 pub fn all_experts(checkpoint: &Checkpoint) -> String {
     format_listing(&remote_sets(checkpoint, 1.0))
 }
 
-/// (token, expert) pairs that one forwarded position causes.
+/// Returns the number of (token, expert) pairs per forwarded position.
 #[must_use]
 pub fn pairs_per_position(checkpoint: &Checkpoint) -> u64 {
     let config = checkpoint.config();
@@ -46,7 +46,7 @@ pub fn pairs_per_position(checkpoint: &Checkpoint) -> u64 {
     layers.map(|layer| config.moe(layer).expect("the layer has experts").top_k as u64).sum()
 }
 
-/// Where the experts of an inspected prompt had to be computed, by the routing in the reply.
+/// Returns the local and remote calls that the routing in an inspection requires.
 #[must_use]
 pub fn calls_of(reply: &InspectReply, remote: &[LayerExperts]) -> ExpertCalls {
     let mut calls = ExpertCalls::default();

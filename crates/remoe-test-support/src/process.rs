@@ -1,4 +1,4 @@
-//! A child process: its output within bounds, its end for certain.
+//! Child process with a bounded log, which is killed at the end of the test.
 
 use crate::deadline;
 use rustix::process::{Pid, Signal, kill_process};
@@ -9,10 +9,10 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Bytes of log kept per process.
+/// Largest log kept per process, in bytes.
 const LOG_BYTES: usize = 4 << 20;
 
-/// Lines that a failing test prints of each process.
+/// Number of log lines that a failing test prints per process.
 const SHOWN_LINES: usize = 40;
 
 /// Sends `signal` to the process `pid`.
@@ -21,20 +21,20 @@ pub fn signal(pid: u32, signal: Signal) {
     kill_process(target, signal).unwrap_or_else(|error| panic!("signal {signal:?} to {pid}: {error}"));
 }
 
-/// Reports if the process `pid` has not ended. One that has ended but was not waited for counts as ended:
-/// where functions lose their launcher, not every machine has a process that reaps them.
+/// Returns true if the process `pid` has not ended. A zombie counts as ended, because not every machine reaps
+/// orphaned functions.
 #[must_use]
 pub fn lives(pid: u32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
-    // The state follows the name, which may contain anything.
+    // The state follows the name, which may contain any characters.
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
     !matches!(state, None | Some('Z' | 'X'))
 }
 
 type Started = std::io::Result<Child>;
 
-/// Functions end with the thread that started them, so that one thread starts all and lives as long
-/// as the test program, by whatever death that ends.
+/// Thread that starts all functions. Functions end with the thread that started them, so it must live as long as the
+/// test program.
 static SPAWNER: LazyLock<mpsc::Sender<(Command, mpsc::Sender<Started>)>> = LazyLock::new(|| {
     let (sender, jobs) = mpsc::channel::<(Command, mpsc::Sender<Started>)>();
     std::thread::spawn(move || {
@@ -45,22 +45,22 @@ static SPAWNER: LazyLock<mpsc::Sender<(Command, mpsc::Sender<Started>)>> = LazyL
     sender
 });
 
-/// A child that is killed when this is dropped. When the test fails its last log lines are printed.
+/// Child process, which is killed on drop. If the test fails, its last log lines are printed.
 pub struct Process {
     name: String,
     child: Child,
-    log: Arc<Mutex<Log>>,
+    log: Arc<Mutex<ProcessLog>>,
 }
 
 #[derive(Default)]
-struct Log {
+struct ProcessLog {
     lines: VecDeque<String>,
     bytes: usize,
-    /// Nothing more will come.
-    complete: bool,
+    /// True once both outputs are closed.
+    is_complete: bool,
 }
 
-impl Log {
+impl ProcessLog {
     fn push(&mut self, line: String) {
         self.bytes += line.len();
         self.lines.push_back(line);
@@ -73,8 +73,7 @@ impl Log {
 }
 
 impl Process {
-    /// Starts `command` and calls `each` for every line of its standard output; standard error is
-    /// its log.
+    /// Starts `command`, calls `each` for every line of its standard output, and keeps its standard error as the log.
     #[must_use]
     pub fn start(name: &str, mut command: Command, each: impl FnMut(String) + Send + 'static) -> Self {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -83,14 +82,14 @@ impl Process {
         SPAWNER.send((command, reply)).expect("the spawning thread lives");
         let child = started.recv().expect("the spawning thread answers");
         let mut child = child.unwrap_or_else(|error| panic!("cannot start {program}: {error}"));
-        let log = Arc::<Mutex<Log>>::default();
-        let kept = log.clone();
-        let written = read_lines(child.stdout.take(), each);
-        let logged = read_lines(child.stderr.take(), move |line| locked(&kept).push(line));
+        let log = Arc::<Mutex<ProcessLog>>::default();
+        let log_writer = log.clone();
+        let stdout_reader = read_lines(child.stdout.take(), each);
+        let stderr_reader = read_lines(child.stderr.take(), move |line| locked(&log_writer).push(line));
         let ended = log.clone();
         std::thread::spawn(move || {
-            let _panics = (written.join(), logged.join());
-            locked(&ended).complete = true;
+            let _panics = (stdout_reader.join(), stderr_reader.join());
+            locked(&ended).is_complete = true;
         });
         Self { name: name.to_owned(), child, log }
     }
@@ -101,7 +100,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Bytes in memory (`VmRSS`), and the most that there ever were (`VmHWM`).
+    /// Returns the present and the largest resident memory (`VmRSS`, `VmHWM`), in bytes.
     #[must_use]
     pub fn memory(&self) -> (u64, u64) {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()));
@@ -113,40 +112,40 @@ impl Process {
         (bytes("VmRSS:"), bytes("VmHWM:"))
     }
 
-    /// Open file descriptors.
+    /// Returns the number of open file descriptors.
     #[must_use]
     pub fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("the process runs").count()
     }
 
-    /// Sends it `signal`.
+    /// Sends `signal` to the process.
     pub fn signal(&self, signal: Signal) {
         self::signal(self.pid(), signal);
     }
 
-    /// The lines of its log that are kept, oldest first.
+    /// Returns the kept log lines, the oldest first.
     #[must_use]
     pub fn log(&self) -> Vec<String> {
         locked(&self.log).lines.iter().cloned().collect()
     }
 
-    /// How it ended, once it has.
+    /// Returns the exit status once the process has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("the child can be waited for")
     }
 
-    /// Waits for its end, and for all of its output.
+    /// Waits for the end of the process and of its output.
     pub async fn end(&mut self, limit: Duration) -> ExitStatus {
         let what = format!("the end of {}", self.name);
         let log = self.log.clone();
-        deadline::until(limit, &what, async || self.ended().filter(|_| locked(&log).complete)).await
+        deadline::until(limit, &what, async || self.ended().filter(|_| locked(&log).is_complete)).await
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
         let ended = self.child.try_wait();
-        // An ended child cannot be killed any more, and that is all that can go wrong.
+        // Killing fails only if the child has already ended.
         let _gone = self.child.kill();
         let _status = self.child.wait();
         if std::thread::panicking() {
@@ -157,7 +156,7 @@ impl Drop for Process {
     }
 }
 
-fn locked(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
+fn locked(log: &Mutex<ProcessLog>) -> MutexGuard<'_, ProcessLog> {
     log.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

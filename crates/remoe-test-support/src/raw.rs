@@ -1,4 +1,4 @@
-//! HTTP/1.1 byte by byte: what a client may write, well formed or not, and exactly what comes back.
+//! HTTP/1.1 at the level of bytes: sends requests that may be malformed and reads exactly what the server sent.
 
 use crate::deadline::{LONG, SOON, within};
 use remoe_proto::identity::{MaybeTlsStream, Protocol, Trust};
@@ -8,42 +8,42 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
-/// A connection; it is closed when it is dropped.
+/// Connection, which is closed on drop.
 pub struct Connection {
     stream: MaybeTlsStream<TcpStream>,
-    /// Bytes that were received and not yet read.
-    came: Vec<u8>,
-    /// Trailers of the last chunked body that has ended.
+    /// Received bytes that were not parsed yet.
+    received: Vec<u8>,
+    /// Trailers of the last complete chunked body.
     trailers: Vec<(String, String)>,
 }
 
-/// The head of an answer.
+/// Status and headers of a response.
 #[derive(Debug, Clone)]
-pub struct Head {
-    /// The status code.
+pub struct ResponseHead {
+    /// Status code.
     pub status: u16,
-    /// Names in lower case, in order.
+    /// Headers in order, with names in lower case.
     pub headers: Vec<(String, String)>,
 }
 
-/// A whole answer.
+/// Complete response.
 #[derive(Debug, Clone)]
 pub struct RawResponse {
     /// Status and headers.
-    pub head: Head,
+    pub head: ResponseHead,
     /// Body, reassembled from its chunks.
     pub body: Vec<u8>,
-    /// Trailers that followed the chunks, names in lower case.
+    /// Trailers after the chunks, with names in lower case.
     pub trailers: Vec<(String, String)>,
 }
 
-/// A request without a body.
+/// Returns a GET request.
 #[must_use]
 pub fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n")
 }
 
-/// A request with a body of JSON.
+/// Returns a POST request with a JSON body.
 #[must_use]
 pub fn post(path: &str, body: &str) -> String {
     let length = body.len();
@@ -52,7 +52,7 @@ pub fn post(path: &str, body: &str) -> String {
     )
 }
 
-/// Sends one request on a connection of its own.
+/// Sends one request on a new connection and returns the response.
 pub async fn ask(address: SocketAddr, request: impl AsRef<[u8]>) -> RawResponse {
     let mut connection = Connection::open(address).await;
     connection.write(request).await.expect("the request is taken");
@@ -60,39 +60,39 @@ pub async fn ask(address: SocketAddr, request: impl AsRef<[u8]>) -> RawResponse 
 }
 
 impl Connection {
-    /// Connects.
+    /// Connects to a server.
     pub async fn open(address: SocketAddr) -> Self {
         Self::reach(address).await.expect("the server accepts")
     }
 
-    /// Connects where there is a server.
+    /// Connects to a server that may be absent.
     ///
     /// # Errors
-    /// There is none.
+    /// The connection is refused.
     pub async fn reach(address: SocketAddr) -> io::Result<Self> {
         let stream = within(SOON, "a TCP connection", TcpStream::connect(address)).await?;
-        Ok(Self::over(MaybeTlsStream::Plain(stream)))
+        Ok(Self::new(MaybeTlsStream::Plain(stream)))
     }
 
-    /// Connects within TLS, to whom `trust` names.
+    /// Connects with TLS to the peer that `trust` names.
     ///
     /// # Errors
-    /// There is no server, or the handshake comes to nothing.
+    /// The connection is refused, or the handshake fails.
     pub async fn secured(address: SocketAddr, trust: &Trust) -> io::Result<Self> {
         let stream = within(SOON, "a TCP connection", TcpStream::connect(address)).await?;
-        Ok(Self::over(trust.connect_for(Protocol::Http, stream).await?))
+        Ok(Self::new(trust.connect_for(Protocol::Http, stream).await?))
     }
 
-    fn over(stream: MaybeTlsStream<TcpStream>) -> Self {
-        Self { stream, came: Vec::new(), trailers: Vec::new() }
+    fn new(stream: MaybeTlsStream<TcpStream>) -> Self {
+        Self { stream, received: Vec::new(), trailers: Vec::new() }
     }
 
-    /// Connects with as small a buffer as there is for what comes.
+    /// Connects with the smallest receive buffer.
     pub async fn narrow(address: SocketAddr) -> Self {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.set_recv_buffer_size(1024).expect("a small buffer");
         let stream = within(SOON, "a TCP connection", socket.connect(address)).await;
-        Self::over(MaybeTlsStream::Plain(stream.expect("the server accepts")))
+        Self::new(MaybeTlsStream::Plain(stream.expect("the server accepts")))
     }
 
     /// Writes bytes.
@@ -103,31 +103,31 @@ impl Connection {
         within(LONG, "taking a request", self.stream.write_all(bytes.as_ref())).await
     }
 
-    /// The head of the next answer.
+    /// Reads the head of the next response.
     ///
     /// # Errors
-    /// The connection ended before.
-    pub async fn head(&mut self) -> io::Result<Head> {
+    /// The connection ended too early.
+    pub async fn head(&mut self) -> io::Result<ResponseHead> {
         let end = loop {
-            if let Some(at) = find(&self.came, b"\r\n\r\n") {
-                break at;
+            if let Some(position) = find(&self.received, b"\r\n\r\n") {
+                break position;
             }
-            self.more().await?;
+            self.receive().await?;
         };
-        let head: Vec<u8> = self.came.drain(..end + 4).collect();
+        let head: Vec<u8> = self.received.drain(..end + 4).collect();
         let text = String::from_utf8(head).map_err(io::Error::other)?;
         let mut lines = text.trim_end().split("\r\n");
         let status = lines.next().and_then(|line| line.strip_prefix("HTTP/1.")?.get(2..5)?.parse().ok());
         let status = status.ok_or_else(|| io::Error::other(format!("not an HTTP answer: {text:?}")))?;
         let headers = lines.filter_map(|line| line.split_once(": "));
         let headers = headers.map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned())).collect();
-        Ok(Head { status, headers })
+        Ok(ResponseHead { status, headers })
     }
 
-    /// The next chunk of a body in chunks; none at its end.
+    /// Reads the next chunk of a chunked body. Returns `None` at its end.
     ///
     /// # Errors
-    /// The connection ended before.
+    /// The connection ended too early.
     pub async fn chunk(&mut self) -> io::Result<Option<Vec<u8>>> {
         let size = usize::from_str_radix(&self.line().await?, 16).map_err(io::Error::other)?;
         if size == 0 {
@@ -141,32 +141,32 @@ impl Connection {
                 self.trailers.push((name.to_ascii_lowercase(), value.to_owned()));
             }
         }
-        while self.came.len() < size + 2 {
-            self.more().await?;
+        while self.received.len() < size + 2 {
+            self.receive().await?;
         }
-        let mut chunk: Vec<u8> = self.came.drain(..size + 2).collect();
+        let mut chunk: Vec<u8> = self.received.drain(..size + 2).collect();
         assert!(chunk.ends_with(b"\r\n"), "a chunk ends with its line");
         chunk.truncate(size);
         Ok(Some(chunk))
     }
 
-    /// The next line, without its end.
+    /// Reads the next line without its line end.
     async fn line(&mut self) -> io::Result<String> {
         let end = loop {
-            if let Some(at) = find(&self.came, b"\r\n") {
-                break at;
+            if let Some(position) = find(&self.received, b"\r\n") {
+                break position;
             }
-            self.more().await?;
+            self.receive().await?;
         };
-        let mut line: Vec<u8> = self.came.drain(..end + 2).collect();
+        let mut line: Vec<u8> = self.received.drain(..end + 2).collect();
         line.truncate(end);
         String::from_utf8(line).map_err(io::Error::other)
     }
 
-    /// The next answer, whole.
+    /// Reads the next response completely.
     ///
     /// # Errors
-    /// The connection ended before.
+    /// The connection ended too early.
     pub async fn answer(&mut self) -> io::Result<RawResponse> {
         let head = self.head().await?;
         let (mut body, mut trailers) = (Vec::new(), Vec::new());
@@ -176,34 +176,34 @@ impl Connection {
             }
             trailers = std::mem::take(&mut self.trailers);
         } else if let Ok(length) = head.header("content-length").parse() {
-            while self.came.len() < length {
-                self.more().await?;
+            while self.received.len() < length {
+                self.receive().await?;
             }
-            body = self.came.drain(..length).collect();
+            body = self.received.drain(..length).collect();
         }
         Ok(RawResponse { head, body, trailers })
     }
 
-    /// Everything until the server ends the connection, in whatever way.
+    /// Reads until the server ends the connection, cleanly or not.
     pub async fn rest(&mut self) -> Vec<u8> {
-        while self.more().await.is_ok() {}
-        std::mem::take(&mut self.came)
+        while self.receive().await.is_ok() {}
+        std::mem::take(&mut self.received)
     }
 
-    async fn more(&mut self) -> io::Result<()> {
+    async fn receive(&mut self) -> io::Result<()> {
         let mut buffer = vec![0; 64 << 10];
         match within(LONG, "more of an answer", self.stream.read(&mut buffer)).await? {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
             count => {
-                self.came.extend_from_slice(&buffer[..count]);
+                self.received.extend_from_slice(&buffer[..count]);
                 Ok(())
             }
         }
     }
 }
 
-impl Head {
-    /// A header's value, empty where there is none.
+impl ResponseHead {
+    /// Returns the value of a header, empty if it is absent.
     #[must_use]
     pub fn header(&self, name: &str) -> &str {
         let found = self.headers.iter().find(|(header, _)| header == name);
@@ -212,20 +212,20 @@ impl Head {
 }
 
 impl RawResponse {
-    /// The body as text.
+    /// Returns the body as text.
     #[must_use]
     pub fn text(&self) -> String {
         String::from_utf8(self.body.clone()).expect("the body is UTF-8")
     }
 
-    /// The body of a 200 as JSON.
+    /// Asserts status 200 and returns the JSON body.
     pub fn ok(&self) -> Value {
         assert_eq!(self.head.status, 200, "{}", self.text());
         assert_eq!(self.head.header("content-type"), "application/json");
         serde_json::from_slice(&self.body).expect("the body is JSON")
     }
 
-    /// The fields of an error of this status: all four, and nothing beside them.
+    /// Asserts an error of this status with exactly the four fields of an OpenAI-style error, and returns it.
     pub fn error(&self, status: u16) -> Value {
         assert_eq!(self.head.status, status, "{}", self.text());
         assert_eq!(self.head.header("content-type"), "application/json");
@@ -240,14 +240,14 @@ impl RawResponse {
         envelope["error"].clone()
     }
 
-    /// Asserts a 400 that names `param`.
+    /// Asserts status 400 with an error about `param`.
     pub fn refuses(&self, param: &str) {
         let error = self.error(400);
         assert_eq!(error["param"], param, "{error}");
         assert_eq!(error["type"], "invalid_request_error", "{error}");
     }
 
-    /// The chunks of a stream that came to its proper end, each event framed exactly as it must be.
+    /// Asserts a complete event stream with correct framing and returns its events.
     #[must_use]
     pub fn events(&self) -> Vec<Value> {
         assert_eq!(self.head.status, 200, "{}", self.text());

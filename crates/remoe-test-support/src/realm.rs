@@ -1,4 +1,4 @@
-//! Identities for processes under test: an authority, and folders with what it signed.
+//! Identities for processes under test: an authority, and folders with certificates that it signed.
 
 use crate::function::StartOptions;
 use remoe_identity::{Authority, CertifiedKey};
@@ -12,44 +12,44 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Longer than any test.
+/// Validity of certificates, longer than any test.
 pub const LIFE: Duration = Duration::from_secs(3600);
 
-/// The deployment that is tested.
+/// Uid of the deployment under test.
 pub const DEPLOYMENT: &str = "0a1b2c3d";
 
-/// The operator that is tested.
+/// Returns the identity of the operator under test.
 #[must_use]
 pub fn operator() -> Identity {
     Identity::Operator { namespace: "remoe-system".to_owned() }
 }
 
-/// The gateways of its release.
+/// Returns the identity of the gateways of its release.
 #[must_use]
 pub fn gateway() -> Identity {
     Identity::Gateway { namespace: "remoe-system".to_owned() }
 }
 
-/// The main functions of `deployment`.
+/// Returns the identity of main functions of `deployment`.
 #[must_use]
 pub fn main_of(deployment: &str) -> Identity {
     Identity::Main { namespace: "models".to_owned(), deployment: deployment.to_owned() }
 }
 
-/// The remote functions of `deployment`.
+/// Returns the identity of remote functions of `deployment`.
 #[must_use]
 pub fn remote_of(deployment: &str) -> Identity {
     Identity::Remote { namespace: "models".to_owned(), deployment: deployment.to_owned() }
 }
 
-/// An authority and what it signed.
-pub struct Realm {
+/// Certificate authority for tests, with a folder of signed certificates.
+pub struct TestAuthority {
     authority: Authority,
     folder: TempDir,
     written: AtomicUsize,
 }
 
-impl Default for Realm {
+impl Default for TestAuthority {
     fn default() -> Self {
         let (authority, _) = Authority::create(LIFE).expect("an authority is created");
         let folder = tempfile::tempdir().expect("there is room for a folder");
@@ -57,8 +57,8 @@ impl Default for Realm {
     }
 }
 
-impl Realm {
-    /// A certificate of this authority.
+impl TestAuthority {
+    /// Signs a certificate for `identity`.
     #[must_use]
     pub fn sign(&self, identity: &Identity, life: Duration) -> CertifiedKey {
         self.authority.sign(identity, life).expect("a certificate is signed")
@@ -70,8 +70,8 @@ impl Realm {
         self.authority.certificate()
     }
 
-    /// A folder called `name` with `pair` and `authorities`; what was there before is replaced at once, as a
-    /// kubelet does.
+    /// Writes `pair` and `authorities` to the folder `name`. Replaces a previous folder atomically, as a kubelet
+    /// does.
     pub fn write(&self, name: &str, pair: &CertifiedKey, authorities: &str) -> PathBuf {
         let number = self.written.fetch_add(1, Ordering::Relaxed);
         let data = self.folder.path().join(format!("{name}-{number}"));
@@ -93,26 +93,26 @@ impl Realm {
         self.trust_for(own, peer, LIFE)
     }
 
-    /// As [`Self::trust`], with a certificate that is valid for `life` from now.
+    /// Returns the trust as [`Self::trust`] does, with a certificate that is valid for `life`.
     #[must_use]
     pub fn trust_for(&self, own: &Identity, peer: &Identity, life: Duration) -> Trust {
         let pair = self.sign(own, life);
         let root = self.certificate().as_bytes();
         let credentials = Credentials::from_pem(pair.certificate.as_bytes(), pair.key.as_bytes(), root);
         Trust {
-            keyring: Keyring::holding(credentials.expect("they go together")),
+            keyring: Keyring::with_credentials(credentials.expect("they go together")),
             peer: Counterpart::Named(peer.clone()),
         }
     }
 
-    /// Options of the main function under test.
+    /// Adds the identity of the main function under test to `options`.
     #[must_use]
     pub fn main(&self, options: StartOptions) -> StartOptions {
         let folder = self.write("main", &self.sign(&main_of(DEPLOYMENT), LIFE), self.certificate());
         with_identity(options, &folder).with("--operator-identity", operator())
     }
 
-    /// Options of a remote function under test.
+    /// Adds the identity of a remote function under test to `options`.
     #[must_use]
     pub fn remote(&self, options: StartOptions) -> StartOptions {
         let folder = self.write("remote", &self.sign(&remote_of(DEPLOYMENT), LIFE), self.certificate());
@@ -120,7 +120,7 @@ impl Realm {
     }
 }
 
-/// `options` and an identity that lies in `folder`.
+/// Adds the identity in `folder` to `options`.
 #[must_use]
 pub fn with_identity(options: StartOptions, folder: &Path) -> StartOptions {
     options.with("--identity-dir", folder.display())

@@ -1,5 +1,4 @@
-//! A remote function that passes everything on to a real one, records what arrives, and
-//! misbehaves where it is told to.
+//! Proxy of a remote function that records messages and injects faults.
 
 use crate::expert_stream::client;
 use bytes::Bytes;
@@ -19,55 +18,55 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
-/// A message that arrived.
+/// Recorded message.
 #[derive(Debug, Clone)]
-pub struct Arrival {
-    /// When.
-    pub at: SystemTime,
-    /// The message.
+pub struct RecordedMessage {
+    /// Time of arrival.
+    pub arrived_at: SystemTime,
+    /// Message.
     pub work: Work,
 }
 
-/// Reaction to a message.
+/// Fault injected for a message.
 #[derive(Debug, Clone)]
 pub enum MessageFault {
-    /// The real function's answer.
+    /// No fault: the answer of the real function.
     Pass,
-    /// The real function's answer, later.
+    /// The answer of the real function, delayed.
     Delay(Duration),
-    /// The real function's answer, without its last byte.
+    /// The answer without its last byte.
     Shorten,
-    /// As many rows as the real function's answer has, which are no numbers.
+    /// The rows of the answer replaced by NaN.
     Spoil,
-    /// The real function's answer, twice, after an answer to an id that was never sent.
+    /// The answer twice, after an answer to an unknown id.
     Repeat,
-    /// A failure.
+    /// A failure with this code.
     Fail(Code),
-    /// An answer without content.
+    /// An answer without an outcome.
     Empty,
     /// The stream is closed.
     Close,
 }
 
-/// Chooses by the number of messages that arrived before, and the message.
+/// Chooses the fault by the number of earlier messages and the message.
 pub type Behaviour = Arc<dyn Fn(usize, &Work) -> MessageFault + Send + Sync>;
 
-/// Changes what the real function says about itself.
+/// Changes the description of the real function.
 pub type Disguise = Arc<dyn Fn(&mut FunctionDescription) + Send + Sync>;
 
-/// The running server.
+/// Running proxy.
 pub struct Recorder {
     address: SocketAddr,
-    arrivals: Arc<Mutex<Vec<Arrival>>>,
+    arrivals: Arc<Mutex<Vec<RecordedMessage>>>,
     server: tokio::task::JoinHandle<()>,
 }
 
 impl Recorder {
-    /// Stands before the real function at `backend`.
+    /// Starts a proxy of the real function at `backend`.
     pub async fn start(backend: SocketAddr, behaviour: Behaviour, disguise: Disguise) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("there is a free port");
         let address = listener.local_addr().expect("the listener has an address");
-        let arrivals = Arc::<Mutex<Vec<Arrival>>>::default();
+        let arrivals = Arc::<Mutex<Vec<RecordedMessage>>>::default();
         let proxy = Proxy { backend, behaviour, disguise, arrivals: arrivals.clone() };
         let service = ExpertFunctionServer::new(proxy)
             .max_decoding_message_size(MAX_MESSAGE)
@@ -80,26 +79,26 @@ impl Recorder {
         Self { address, arrivals, server }
     }
 
-    /// One that only records.
+    /// Starts a proxy that only records.
     pub async fn honest(backend: SocketAddr) -> Self {
         Self::start(backend, Arc::new(|_, _| MessageFault::Pass), Arc::new(|_| ())).await
     }
 
-    /// One that does `act` about the first message, and passes the others on.
-    pub async fn once(backend: SocketAddr, act: MessageFault) -> Self {
-        let behaviour = move |index, _: &Work| if index == 0 { act.clone() } else { MessageFault::Pass };
+    /// Starts a proxy that injects `fault` for the first message only.
+    pub async fn once(backend: SocketAddr, fault: MessageFault) -> Self {
+        let behaviour = move |index, _: &Work| if index == 0 { fault.clone() } else { MessageFault::Pass };
         Self::start(backend, Arc::new(behaviour), Arc::new(|_| ())).await
     }
 
-    /// Where it speaks gRPC.
+    /// Returns its gRPC address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Returns the messages that have arrived since the last call.
+    /// Returns the messages since the last call.
     #[must_use]
-    pub fn take(&self) -> Vec<Arrival> {
+    pub fn take(&self) -> Vec<RecordedMessage> {
         std::mem::take(&mut *self.arrivals.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -115,7 +114,7 @@ struct Proxy {
     backend: SocketAddr,
     behaviour: Behaviour,
     disguise: Disguise,
-    arrivals: Arc<Mutex<Vec<Arrival>>>,
+    arrivals: Arc<Mutex<Vec<RecordedMessage>>>,
 }
 
 type Replies = mpsc::UnboundedSender<Result<ForwardReply, Status>>;
@@ -153,7 +152,7 @@ impl Proxy {
         mut answers: Streaming<ForwardReply>,
         replies: Replies,
     ) {
-        let mut acts = HashMap::new();
+        let mut faults = HashMap::new();
         loop {
             tokio::select! {
                 request = requests.message() => {
@@ -164,8 +163,8 @@ impl Proxy {
                             MessageFault::Close => return,
                             MessageFault::Fail(code) => send(&replies, id, Some(failure(code))),
                             MessageFault::Empty => send(&replies, id, None),
-                            act => {
-                                acts.insert(id, act);
+                            fault => {
+                                faults.insert(id, fault);
                                 let _backend_gone = to_backend.send(request);
                             }
                         }
@@ -173,7 +172,7 @@ impl Proxy {
                 }
                 answer = answers.message() => {
                     let Ok(Some(answer)) = answer else { return };
-                    answer_as(acts.remove(&answer.id).unwrap_or(MessageFault::Pass), answer, &replies);
+                    answer_with_fault(faults.remove(&answer.id).unwrap_or(MessageFault::Pass), answer, &replies);
                 }
             }
         }
@@ -181,15 +180,15 @@ impl Proxy {
 
     fn record(&self, work: &Work) -> MessageFault {
         let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
-        let act = (self.behaviour)(arrivals.len(), work);
-        arrivals.push(Arrival { at: SystemTime::now(), work: work.clone() });
-        act
+        let fault = (self.behaviour)(arrivals.len(), work);
+        arrivals.push(RecordedMessage { arrived_at: SystemTime::now(), work: work.clone() });
+        fault
     }
 }
 
-fn answer_as(act: MessageFault, answer: ForwardReply, replies: &Replies) {
+fn answer_with_fault(fault: MessageFault, answer: ForwardReply, replies: &Replies) {
     let (id, outcome) = (answer.id, answer.outcome);
-    match act {
+    match fault {
         MessageFault::Delay(time) => {
             let replies = replies.clone();
             tokio::spawn(async move {
@@ -204,7 +203,7 @@ fn answer_as(act: MessageFault, answer: ForwardReply, replies: &Replies) {
             };
             send(replies, id, with_rows(outcome, shortened));
         }
-        // All ones: NaN in every dtype.
+        // All ones, which are NaN in every dtype.
         MessageFault::Spoil => send(replies, id, with_rows(outcome, |rows| vec![0xff; rows.len()].into())),
         MessageFault::Repeat => {
             send(replies, u64::MAX, outcome.clone());
@@ -215,7 +214,7 @@ fn answer_as(act: MessageFault, answer: ForwardReply, replies: &Replies) {
     }
 }
 
-/// The outcome with other rows, if it has some.
+/// Changes the rows of an outcome, if it has rows.
 fn with_rows(outcome: Option<Outcome>, change: impl Fn(Bytes) -> Bytes) -> Option<Outcome> {
     outcome.map(|outcome| match outcome {
         Outcome::Rows(rows) => Outcome::Rows(Rows { rows: change(rows.rows), ..rows }),
@@ -227,7 +226,7 @@ fn send(replies: &Replies, id: u64, outcome: Option<Outcome>) {
     let _stream_gone = replies.send(Ok(ForwardReply { id, outcome }));
 }
 
-/// As a remote function says it.
+/// Returns a failure as a remote function reports it.
 fn failure(code: Code) -> Outcome {
     let retryable = !matches!(code, Code::InvalidArgument | Code::NotFound);
     Outcome::Failure(Failure { code: code.into(), message: "as the test wants it".to_owned(), retryable })

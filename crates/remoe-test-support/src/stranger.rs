@@ -1,4 +1,4 @@
-//! Answers to a caller that has no right to any: every call is tried.
+//! Calls of an unauthorised client: tries every call of an interface.
 
 use crate::control::{Control, greedy};
 use crate::deadline::{SOON, within};
@@ -11,11 +11,10 @@ use remoe_proto::v1::{
 use std::net::SocketAddr;
 use tonic::Code;
 
-/// A call and what it was refused with; none: it was answered.
+/// Name of a call with the code of its refusal, or `None` if it was answered.
 pub type CallOutcome = (&'static str, Option<Code>);
 
-/// Returns the answers of every call of the control port at `address` to a caller with `trust`, each over a
-/// connection of its own.
+/// Tries every call of the control port at `address` as a client with `trust`, each on a new connection.
 pub async fn control_answers(address: SocketAddr, trust: Option<Trust>) -> Vec<CallOutcome> {
     let client = || Control::within(address, trust.clone()).client();
     let prompt = Some(inspect_request::Prompt::Ids(TokenIds { ids: vec![1] }));
@@ -32,7 +31,7 @@ pub async fn control_answers(address: SocketAddr, trust: Option<Trust>) -> Vec<C
     answers.into_iter().map(|(call, refused)| (call, refused.map(|status| status.code()))).collect()
 }
 
-/// As [`control_answers`], for the port of a remote function.
+/// Tries every call of a remote function's port, as [`control_answers`] does.
 pub async fn expert_answers(address: SocketAddr, trust: Option<Trust>) -> Vec<CallOutcome> {
     let client = || client_within(address, trust.clone());
     let all = async {
@@ -45,15 +44,15 @@ pub async fn expert_answers(address: SocketAddr, trust: Option<Trust>) -> Vec<Ca
     answers.into_iter().map(|(call, refused)| (call, refused.map(|status| status.code()))).collect()
 }
 
-/// As [`control_answers`], for the HTTP port of a main function. A refused caller is not told why: PERMISSION_DENIED
-/// stands for the refusal of a caller whose certificate is trusted.
+/// Tries the HTTP port of a main function, as [`control_answers`] does. The connection of a refused client is closed
+/// without a reason; PERMISSION_DENIED stands for the refusal of a trusted certificate.
 pub async fn http_answer(address: SocketAddr, trust: Option<Trust>) -> CallOutcome {
     let (connection, refusal) = match &trust {
         Some(trust) => (Connection::secured(address, trust).await, Code::PermissionDenied),
         None => (Connection::reach(address).await, Code::Unavailable),
     };
     let Ok(mut connection) = connection else { return ("HTTP", Some(Code::Unavailable)) };
-    // What is not taken is not answered either.
+    // A failed write has no answer either.
     let _closed = connection.write(raw::get("/health")).await;
     ("HTTP", connection.answer().await.err().map(|_| refusal))
 }

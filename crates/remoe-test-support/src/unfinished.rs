@@ -1,4 +1,4 @@
-//! Requests that say how long their message is and never send all of it.
+//! Incomplete requests, which announce a message and never send all of it.
 
 use crate::deadline::{SOON, within};
 use bytes::{BufMut, Bytes, BytesMut};
@@ -11,19 +11,19 @@ use tonic::body::Body;
 use tonic::transport::{Channel, Endpoint};
 use tower_service::Service;
 
-/// `Forward` of a remote function.
+/// Path of `Forward` of a remote function.
 pub const FORWARD: &str = "/remoe.v1.ExpertFunction/Forward";
-/// `SetRouting` of a main function.
+/// Path of `SetRouting` of a main function.
 pub const SET_ROUTING: &str = "/remoe.v1.MainModel/SetRouting";
 
-/// A connection of its own with requests that stay open until this is dropped.
-pub struct Unfinished {
+/// Connection with requests that stay open until it is dropped.
+pub struct UnfinishedRequests {
     channel: Channel,
     requests: JoinSet<()>,
     bodies: Vec<mpsc::UnboundedSender<Bytes>>,
 }
 
-impl Unfinished {
+impl UnfinishedRequests {
     /// Connects to `address`.
     pub async fn open(address: SocketAddr) -> Self {
         let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address makes a URI");
@@ -31,7 +31,7 @@ impl Unfinished {
         Self { channel, requests: JoinSet::new(), bodies: Vec::new() }
     }
 
-    /// Begins a request of `path` with what `bytes` are; nothing more comes, and it does not end.
+    /// Starts a request of `path` with `bytes`, which neither continues nor ends.
     pub fn begin(&mut self, path: &str, bytes: Bytes) {
         let (sender, received) = mpsc::unbounded_channel();
         sender.send(bytes).expect("the channel is open");
@@ -41,7 +41,7 @@ impl Unfinished {
         let request = request.body(Body::new(Endless(received))).expect("the request is one");
         let mut channel = self.channel.clone();
         self.requests.spawn(async move {
-            // Refused or not, whatever comes of it is held until the end.
+            // Keeps the answer or the refusal until the end.
             let Ok(()) = poll_fn(|context| channel.poll_ready(context)).await else { return };
             let _answer = channel.call(request).await;
             std::future::pending::<()>().await;
@@ -49,7 +49,7 @@ impl Unfinished {
     }
 }
 
-/// The prefix of a message of `announced` bytes and the first `sent` of it, all zero.
+/// Returns the prefix of a message of `announced` bytes and its first `sent` bytes, all zero.
 #[must_use]
 pub fn beginning(announced: u32, sent: usize) -> Bytes {
     let mut bytes = BytesMut::with_capacity(5 + sent);
@@ -59,7 +59,7 @@ pub fn beginning(announced: u32, sent: usize) -> Bytes {
     bytes.freeze()
 }
 
-/// A body of what a channel brings, which is never closed.
+/// Body with the bytes of a channel, which is never closed.
 struct Endless(mpsc::UnboundedReceiver<Bytes>);
 
 impl http_body::Body for Endless {

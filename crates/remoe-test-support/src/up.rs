@@ -1,4 +1,4 @@
-//! `remoe up`, with its events.
+//! Running `remoe up` and its events.
 
 use crate::binaries;
 use crate::control::Control;
@@ -11,87 +11,87 @@ use std::process::Command;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// An event of `up`.
+/// Event of `remoe up`.
 #[derive(Debug, Clone, Deserialize)]
 pub struct UpEvent {
     /// `ready`, `restarted`, `asleep`, `awake`, `joined` or `replanned`.
     pub event: String,
-    /// The model that it is about.
+    /// Model of the event.
     pub model: String,
-    /// Where users speak HTTP.
+    /// URL of the HTTP endpoint.
     pub endpoint: String,
-    /// The parts of the start, in the first event.
+    /// Durations of the start, in the first event.
     pub start: Option<StartParts>,
     /// Settings of a planned main function, in the first event.
-    pub main: Option<MainGiven>,
-    /// All functions as they are.
+    pub main: Option<MainSettings>,
+    /// Present functions.
     pub functions: Vec<FunctionState>,
 }
 
-/// The parts of a start, in seconds.
+/// Durations of the parts of a start, in seconds.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub struct StartParts {
-    /// Facts that a plan is made from.
+    /// Collection of the plan's input.
     pub facts_s: f64,
-    /// The plan.
+    /// Planning.
     pub plan_s: f64,
-    /// Until all functions listened.
+    /// Start of all functions.
     pub functions_s: f64,
-    /// Until the placement was in force.
+    /// Loading until the placement was in force.
     pub placement_s: f64,
 }
 
 /// Settings of a planned main function.
 #[derive(Debug, Clone, Copy, Deserialize)]
-pub struct MainGiven {
+pub struct MainSettings {
     /// Number of concurrent requests.
     pub concurrency: u32,
     /// Number of threads.
     pub threads: usize,
-    /// Bytes of the KV cache.
+    /// Size of the KV cache, in bytes.
     pub kv_cache_bytes: u64,
-    /// Positions that the KV cache holds.
+    /// Size of the KV cache, in tokens.
     pub kv_cache_tokens: u64,
 }
 
-/// A function in an event.
+/// Function in an event.
 #[derive(Debug, Clone, Deserialize)]
 pub struct FunctionState {
     /// Process id.
     pub pid: Option<u32>,
-    /// Where it speaks gRPC.
+    /// gRPC address.
     pub address: Option<SocketAddr>,
-    /// Where it serves `/metrics`.
+    /// Address of `/metrics`.
     pub metrics: Option<SocketAddr>,
     /// `main` or `remote`.
     pub role: String,
-    /// Experts of the function.
+    /// Listing of its experts.
     pub experts: String,
     /// State, such as `serving`.
     pub state: String,
 }
 
 impl UpEvent {
-    /// The main function.
+    /// Returns the main function.
     #[must_use]
     pub fn main(&self) -> &FunctionState {
         self.functions.iter().find(|function| function.role == "main").expect("there is a main function")
     }
 
-    /// Process ids of the remote functions.
+    /// Returns the process ids of the remote functions.
     #[must_use]
     pub fn remote_pids(&self) -> Vec<u32> {
         let remote = self.functions.iter().filter(|function| function.role == "remote");
         remote.filter_map(|function| function.pid).collect()
     }
 
-    /// Process ids of all functions.
+    /// Returns the process ids of all functions.
     #[must_use]
     pub fn pids(&self) -> Vec<u32> {
         self.functions.iter().filter_map(|function| function.pid).collect()
     }
 
-    /// Reports if all functions serve and none of `gone` is among them.
+    /// Returns true if all functions serve and no process id is in `gone`.
     #[must_use]
     pub fn is_whole_without(&self, gone: &[u32]) -> bool {
         self.functions.iter().all(|function| {
@@ -99,32 +99,32 @@ impl UpEvent {
         })
     }
 
-    /// The HTTP address.
+    /// Returns the HTTP address.
     #[must_use]
     pub fn http(&self) -> SocketAddr {
         let address = self.endpoint.strip_prefix("http://").expect("the endpoint is an HTTP URL");
         address.parse().expect("the endpoint is an address")
     }
 
-    /// The control interface of the main function.
+    /// Returns a control client of the main function.
     #[must_use]
     pub fn control(&self) -> Control {
         Control::new(self.main().address.expect("the main function listens"))
     }
 }
 
-/// A running `remoe up`.
+/// Running `remoe up`.
 pub struct Up {
     /// Process of the command.
     pub process: Process,
-    /// The first event.
+    /// First event.
     pub ready: UpEvent,
     events: mpsc::UnboundedReceiver<String>,
 }
 
 impl Up {
-    /// Starts `model` with half of its experts in `replicas` remote functions, on any free port, and
-    /// waits until it is ready.
+    /// Starts `model` with half of its experts in `replicas` remote functions, on any free port, and waits until it
+    /// is ready.
     pub async fn start(model: &Path, replicas: u32) -> Self {
         let count = replicas.to_string();
         let up = Self::start_with(model, &["--remote-ratio", "0.5", "--replicas", &count]).await;
@@ -143,13 +143,13 @@ impl Up {
         Self::start_logging(models, arguments, None).await
     }
 
-    /// As [`Self::start_models`], with `filter` as `REMOE_LOG`.
+    /// Starts models as [`Self::start_models`] does, with `filter` as `REMOE_LOG`.
     pub async fn start_logging(models: &[&str], arguments: &[&str], filter: Option<&str>) -> Self {
         let filter = filter.map(|filter| ("REMOE_LOG", filter.to_owned()));
         Self::start_in(models, arguments, filter.as_slice()).await
     }
 
-    /// As [`Self::start_models`], with `variables` in its environment.
+    /// Starts models as [`Self::start_models`] does, with additional environment variables.
     pub async fn start_in(models: &[&str], arguments: &[&str], variables: &[(&str, String)]) -> Self {
         let mut command = Command::new(binaries::program("remoe"));
         command.args(["up", "--json", "--port", "0", "--threads", "1"]).args(arguments).args(models);
@@ -166,7 +166,7 @@ impl Up {
         Self { process, ready, events }
     }
 
-    /// Waits until everything serves again, without the processes `gone`.
+    /// Waits until all functions serve again, without the processes `gone`.
     pub async fn whole_without(&mut self, gone: &[u32]) -> UpEvent {
         within(LONG, "an event of `up` with all functions serving again", async {
             loop {
@@ -181,12 +181,12 @@ impl Up {
         .await
     }
 
-    /// Waits for the next event, which is `name`.
+    /// Waits for the next event, which must be `name`.
     pub async fn next(&mut self, name: &str) -> UpEvent {
         self.next_of(&[name]).await
     }
 
-    /// Waits for the next event, which is one of `names`.
+    /// Waits for the next event, which must be one of `names`.
     pub async fn next_of(&mut self, names: &[&str]) -> UpEvent {
         let line = within(LONG, "an event of `up`", self.events.recv()).await.expect("`up` lives on");
         let event = parse(&line);
@@ -194,13 +194,13 @@ impl Up {
         event
     }
 
-    /// The events that have come and were not read.
+    /// Returns the unread events.
     pub fn unread(&mut self) -> Vec<UpEvent> {
         std::iter::from_fn(|| self.events.try_recv().ok()).map(|line| parse(&line)).collect()
     }
 }
 
-/// Waits until none of the processes is left.
+/// Waits until all processes have ended.
 pub async fn all_gone(pids: &[u32], limit: Duration) {
     let what = format!("the end of the processes {pids:?}");
     deadline::until(limit, &what, async || (!pids.iter().any(|&pid| lives(pid))).then_some(())).await;

@@ -1,40 +1,40 @@
-//! Errors of the predictor that gateways get, by dimensions of the sketch, beside the whole one's.
+//! Errors of the portable predictor by dimensions of its sketch, compared with the full one.
 //!
 //! ```console
 //! cargo run --release -p remoe-usage --example portable_error -- demo/model train.npy test-*.npy
 //! ```
 //!
-//! Prints the mean Jensen-Shannon divergence in nats of the prefill for each file of held-out records, and of both phases
-//! over all of them.
+//! Prints the mean Jensen-Shannon divergence in nats: of the prefill for each file of held-out records, and of both
+//! phases over all files.
 
 #![allow(clippy::print_stdout)]
 
 use remoe_model::{Checkpoint, StoredDtype};
-use remoe_predictor::record::{ActivationRecord, Reader, RecordHeader};
+use remoe_predictor::record::{ActivationRecord, RecordHeader, RecordReader};
 use remoe_predictor::{
-    ByPhase, Embedding, EmbeddingType, Method, Phase, Portable, PredictError, Predictor, Shares, Trained,
-    TrainingOptions, TunedPredictor, Uniform, divergence,
+    ByPhase, Embedding, EmbeddingType, Method, Phase, PortablePredictor, PredictError, Predictor,
+    TrainedPredictor, TrainingOptions, TunedPredictor, Uniform, UsageShares, divergence,
 };
 use std::error::Error;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
-/// Dimensions that are measured.
+/// Measured dimensions.
 const DIMENSIONS: [usize; 4] = [16, 32, 64, 128];
 
-/// Held-out requests of one kind.
+/// Held-out requests of one file.
 type KindRecords = (String, Vec<ActivationRecord>);
-/// Predicts a phase of the request with a prompt.
-type Predict<'a> = &'a dyn Fn(&[u32], Phase) -> Result<Shares, PredictError>;
+/// Function that predicts a phase of a request from its prompt.
+type Predict<'a> = &'a dyn Fn(&[u32], Phase) -> Result<UsageShares, PredictError>;
 
 fn records(path: &str) -> Result<(RecordHeader, Vec<ActivationRecord>), Box<dyn Error>> {
-    let mut reader = Reader::new(BufReader::new(File::open(path)?))?;
+    let mut reader = RecordReader::new(BufReader::new(File::open(path)?))?;
     let header = reader.header().clone();
     Ok((header, reader.by_ref().collect::<Result<_, _>>()?))
 }
 
-/// Sum of the divergences of a phase, and of how many requests.
+/// Returns the sum of the divergences in a phase and the number of requests.
 fn error(
     kind: &[ActivationRecord],
     experts: usize,
@@ -44,7 +44,7 @@ fn error(
     let (mut sum, mut count) = (0.0, 0.0);
     for record in kind {
         if let Some(counts) = record.counts(phase) {
-            let truth = Shares::from_counts(experts, counts)?;
+            let truth = UsageShares::from_counts(experts, counts)?;
             sum += divergence::mean(&predict(&record.prompt, phase)?, &truth);
             count += 1.0;
         }
@@ -58,14 +58,14 @@ fn row(name: &str, kinds: &[KindRecords], experts: usize, predict: Predict<'_>) 
     for (_, kind) in kinds {
         for phase in Phase::ALL {
             let (sum, count) = error(kind, experts, phase, predict)?;
-            let of = all.of_mut(phase);
+            let of = all.get_mut(phase);
             *of = (of.0 + sum, of.1 + count);
             if phase == Phase::Prefill {
                 cells.push(format!("{:.4}", sum / count));
             }
         }
     }
-    cells.extend(Phase::ALL.map(|phase| format!("{:.4}", all.of(phase).0 / all.of(phase).1)));
+    cells.extend(Phase::ALL.map(|phase| format!("{:.4}", all.get(phase).0 / all.get(phase).1)));
     println!("| {} |", cells.join(" | "));
     Ok(())
 }
@@ -99,7 +99,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let sketch = embedding.sketched(dimensions)?;
         let pair = (&embedding, &sketch);
         let (trained, portable) =
-            Trained::fit_with_portable(header.clone(), &train, pair, options, &mut |_| ())?;
+            TrainedPredictor::fit_with_portable(header.clone(), &train, pair, options, &mut |_| ())?;
         if dimensions == DIMENSIONS[0] {
             let predict = |prompt: &[u32], phase| Ok(trained.predict_with_errors(prompt, phase)?.shares);
             row("whole", &kinds, experts, &predict)?;
@@ -110,7 +110,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let predict = |prompt: &[u32], phase| Ok(portable.predict_with_errors(prompt, phase)?.shares);
         row(&format!("sketch {dimensions} ({bytes} bytes)"), &kinds, experts, &predict)?;
         if dimensions == 64 {
-            let old = Portable::of(&trained, &embedding, &sketch)?;
+            let old = PortablePredictor::from_trained(&trained, &embedding, &sketch)?;
             let predict = |prompt: &[u32], phase| Ok(old.predict_with_errors(prompt, phase)?.shares);
             row("sketch 64, converted", &kinds, experts, &predict)?;
         }

@@ -1,14 +1,13 @@
-//! Time of a prediction with many requests remembered, as a gateway makes it: from a request's body to its expert
-//! usage.
+//! Time of a prediction with a large training history, as in a gateway: from a request's body to its expert usage.
 //!
 //! ```console
 //! cargo run --release -p remoe-usage --example prediction_speed
 //! cargo run --release -p remoe-usage --example prediction_speed -- 100000
 //! ```
 //!
-//! One tenant's requests to a model of the demo model's shape: prompts of 100 ids of some topic, each of which has a
-//! twentieth of the vocabulary. All times stand beside one of the same run, a pass over the vectors of all of them.
-//! Nothing is tokenised; what is learned is stored in a folder for temporary files, which goes.
+//! One tenant sends requests to a model of the demo model's shape: prompts of 100 ids of a topic, each with a
+//! twentieth of the vocabulary. Times are printed beside one pass over all vectors in the same run. Nothing is
+//! tokenised. The history is stored in a temporary folder.
 
 #![allow(clippy::print_stdout)]
 
@@ -16,7 +15,7 @@
 mod model;
 
 use remoe_predictor::{Activations, Embedding, Phase};
-use remoe_usage::{Arrival, PredictorOptions, Prompts, Retention, Tenant, UsagePredictor};
+use remoe_usage::{PredictorOptions, PromptReader, RequestArrival, Retention, Tenant, UsagePredictor};
 use std::error::Error;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -29,7 +28,7 @@ const TOPICS: u64 = 20;
 const QUERIES: u64 = 1000;
 const PASSES: usize = 50;
 
-/// Some 64 bits, the same on every machine.
+/// Returns pseudo-random bits, the same on every machine.
 fn drawn(seed: u64) -> u64 {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(0x1234_5678_9abc_def1);
     state ^= state >> 29;
@@ -59,7 +58,7 @@ fn activations(number: u64) -> Option<String> {
     activations.to_text()
 }
 
-/// Measures one pass over the vectors of `records` requests, which is what a comparison with all of them would read.
+/// Measures one pass over the vectors of `records` requests, as a linear search would read them.
 fn pass(records: u64) -> Vec<Duration> {
     let values: Vec<f32> =
         (0..records * HIDDEN as u64).map(|at| (drawn(at) % 2001) as f32 / 1000.0).collect();
@@ -76,7 +75,7 @@ fn pass(records: u64) -> Vec<Duration> {
     took
 }
 
-/// The time below which so large a `part` of the sorted `times` lies, in milliseconds.
+/// Returns the quantile `part` of the sorted `times`, in milliseconds.
 fn at(times: &[Duration], part: f64) -> f64 {
     let index = ((times.len().saturating_sub(1)) as f64 * part).round() as usize;
     times.get(index).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
@@ -87,12 +86,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let elements = VOCABULARY * HIDDEN as u64;
     let rows: Vec<f32> = (0..elements).map(|at| (drawn(at) % 2001) as f32 / 1000.0 - 1.0).collect();
     let embedding = Embedding::from_rows(HIDDEN, &rows)?;
-    // Room for all of them.
+    // Large enough for all requests.
     let memory = records * 4 * (HIDDEN + 2 * LAYERS * EXPERTS) as u64 * 2;
     let folder = std::env::temp_dir().join(format!("prediction-speed-{}", std::process::id()));
-    let options =
-        PredictorOptions { store: Some((folder.clone(), 2 * memory)), forgets: false, output_tokens: 16.0 };
-    let prompts = Prompts::of_ids(VOCABULARY as usize);
+    let options = PredictorOptions {
+        store: Some((folder.clone(), 2 * memory)),
+        is_history_disabled: false,
+        output_tokens: 16.0,
+    };
+    let prompts = PromptReader::for_ids(VOCABULARY as usize);
     let mut predictor =
         UsagePredictor::new(model::header(LAYERS, EXPERTS), embedding, prompts, None, options)?;
     let tenant = Tenant::named("a");
@@ -100,7 +102,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     for number in 0..records + QUERIES {
         let body = body(number);
         let begun = Instant::now();
-        predictor.came(Arrival { id: number, tenant, keeps: Retention::Records, body: body.as_bytes() });
+        predictor.begin_request(RequestArrival {
+            id: number,
+            tenant,
+            retention: Retention::Records,
+            body: body.as_bytes(),
+        });
         let took = begun.elapsed();
         if number >= records {
             after.push(took);
@@ -109,11 +116,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         growing.push(took);
         let told = activations(number).ok_or("activations that are too long")?;
         let begun = Instant::now();
-        predictor.told(number, &told)?;
+        predictor.record_usage(number, &told)?;
         learned.push(begun.elapsed());
     }
-    println!("{} requests remembered", predictor.remembered().0);
-    // Requests learned last, while the tree is grown again twice.
+    println!("{} requests remembered", predictor.history_size().requests);
+    // The last learned requests, during two rebuilds of the tree.
     let last = learned.split_off(learned.len() / 4);
     let growing = growing.split_off(growing.len() / 4);
     let unit = at(&pass(records), 0.5);

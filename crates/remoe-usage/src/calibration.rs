@@ -1,70 +1,72 @@
-//! Where work was predicted to be and where it was, in a few figures however many experts a model has: the experts of each layer
-//! in the order of the prediction, cut into parts of the same size, and neighbouring layers together.
+//! Calibration of predictions: predicted and observed work of sets of experts.
+//!
+//! The experts of each layer are ordered by their predicted shares and cut into sets of equal size; neighbouring
+//! layers form groups. So the number of figures does not grow with the model.
 
-use remoe_predictor::Shares;
+use remoe_predictor::UsageShares;
 
-/// Groups of neighbouring layers, at most.
+/// Largest number of groups of neighbouring layers.
 pub const LAYER_GROUPS: usize = 4;
-/// Parts of a layer's experts, at most.
-pub const PARTS: usize = 8;
+/// Largest number of expert sets per layer.
+pub const EXPERT_SETS: usize = 8;
 
-/// The work of one part of the experts, as a share of that of their layers.
+/// Work of one set of experts, as a share of the work of their layers.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ExpertSetShare {
-    /// As it was predicted.
+    /// Predicted share.
     pub predicted: f64,
-    /// As it was.
+    /// Observed share.
     pub observed: f64,
 }
 
-/// By groups of layers, and in each by parts of the experts: those first that were predicted to be used most. What a model has
-/// no layers or no experts for is 0.
+/// Shares by group of layers and expert set, the set with the largest predicted shares first. Entries beyond the
+/// layers or experts of the model are 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Calibration(pub [[ExpertSetShare; PARTS]; LAYER_GROUPS]);
+pub struct UsageCalibration(pub [[ExpertSetShare; EXPERT_SETS]; LAYER_GROUPS]);
 
-/// The bounds of the part `number` of `count` things in `parts` parts that differ by one at most.
-fn bounds(number: usize, parts: usize, count: usize) -> std::ops::Range<usize> {
-    number * count / parts..(number + 1) * count / parts
+/// Returns the range of part `index` when `count` items are cut into `parts` whose sizes differ by at most one.
+fn bounds(index: usize, parts: usize, count: usize) -> std::ops::Range<usize> {
+    index * count / parts..(index + 1) * count / parts
 }
 
-/// The layers of each group, as positions among `layers` of them.
+/// Returns the layers of each group, as positions among all `layers`.
 pub(crate) fn layer_groups(layers: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
     let groups = layers.min(LAYER_GROUPS);
     (0..groups).map(move |group| bounds(group, groups, layers))
 }
 
-/// Into how many parts `experts` fall.
-pub(crate) fn parts(experts: usize) -> usize {
-    experts.min(PARTS)
+/// Returns the number of sets for a layer with `experts` experts.
+pub(crate) fn expert_sets(experts: usize) -> usize {
+    experts.min(EXPERT_SETS)
 }
 
-impl Calibration {
-    /// Calibration of one request with its `prediction` and its `truth`, both [layers, experts].
-    pub(crate) fn of(prediction: &Shares, truth: &Shares) -> Self {
-        let mut found = Self::default();
+impl UsageCalibration {
+    /// Returns the calibration of one request from its predicted and actual shares, both [layers, experts].
+    pub(crate) fn of_request(prediction: &UsageShares, truth: &UsageShares) -> Self {
+        let mut calibration = Self::default();
         let experts = prediction.experts();
         let rows: Vec<_> = prediction.rows().zip(truth.rows()).collect();
-        for (group, layers) in found.0.iter_mut().zip(layer_groups(rows.len())) {
+        for (group, layers) in calibration.0.iter_mut().zip(layer_groups(rows.len())) {
             let weight = 1.0 / layers.len() as f64;
             for (predicted, observed) in &rows[layers] {
                 let mut order: Vec<usize> = (0..experts).collect();
                 order.sort_by(|&a, &b| predicted[b].total_cmp(&predicted[a]).then(a.cmp(&b)));
-                for (number, part) in group.iter_mut().enumerate().take(parts(experts)) {
-                    for &expert in &order[bounds(number, parts(experts), experts)] {
-                        part.predicted += weight * f64::from(predicted[expert]);
-                        part.observed += weight * f64::from(observed[expert]);
+                for (index, set) in group.iter_mut().enumerate().take(expert_sets(experts)) {
+                    for &expert in &order[bounds(index, expert_sets(experts), experts)] {
+                        set.predicted += weight * f64::from(predicted[expert]);
+                        set.observed += weight * f64::from(observed[expert]);
                     }
                 }
             }
         }
-        found
+        calibration
     }
 
-    /// Every figure with the one of `other` in its place.
-    pub(crate) fn each(&mut self, other: &Self, mut with: impl FnMut(&mut f64, f64)) {
+    /// Calls `update` with each share and the corresponding one of `other`.
+    pub(crate) fn update_each(&mut self, other: &Self, mut update: impl FnMut(&mut f64, f64)) {
         for (part, other) in self.0.as_flattened_mut().iter_mut().zip(other.0.as_flattened()) {
-            with(&mut part.predicted, other.predicted);
-            with(&mut part.observed, other.observed);
+            update(&mut part.predicted, other.predicted);
+            update(&mut part.observed, other.observed);
         }
     }
 }
@@ -73,33 +75,33 @@ impl Calibration {
 mod tests {
     use super::*;
 
-    /// Shares of `layers` equal layers.
-    fn shares(row: &[f32], layers: usize) -> Shares {
-        Shares::from_weights(row.len(), row.repeat(layers)).unwrap()
+    /// Returns the shares of `layers` equal layers.
+    fn shares(row: &[f32], layers: usize) -> UsageShares {
+        UsageShares::from_weights(row.len(), row.repeat(layers)).unwrap()
     }
 
     #[test]
-    fn parts_follow_the_order_of_the_prediction() {
+    fn expert_sets_follow_the_predicted_order() {
         let (predicted, truth) = (shares(&[0.1, 0.6, 0.0, 0.3], 5), shares(&[0.5, 0.25, 0.25, 0.0], 5));
-        let found = Calibration::of(&predicted, &truth);
-        for group in found.0 {
-            let said = group.map(|part| (part.predicted * 100.0).round());
-            let seen = group.map(|part| (part.observed * 100.0).round());
-            assert_eq!(said, [60.0, 30.0, 10.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
-            assert_eq!(seen, [25.0, 0.0, 50.0, 25.0, 0.0, 0.0, 0.0, 0.0]);
+        let calibration = UsageCalibration::of_request(&predicted, &truth);
+        for group in calibration.0 {
+            let predicted = group.map(|part| (part.predicted * 100.0).round());
+            let observed = group.map(|part| (part.observed * 100.0).round());
+            assert_eq!(predicted, [60.0, 30.0, 10.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+            assert_eq!(observed, [25.0, 0.0, 50.0, 25.0, 0.0, 0.0, 0.0, 0.0]);
         }
     }
 
     #[test]
-    fn all_layers_and_experts_are_in_one_part() {
+    fn every_layer_and_expert_is_in_exactly_one_set() {
         for layers in 1..20 {
             let covered: Vec<usize> = layer_groups(layers).flatten().collect();
             assert_eq!(covered, (0..layers).collect::<Vec<_>>());
             for experts in 1..20_u8 {
                 let weights: Vec<f32> = (0..experts).map(|expert| f32::from(expert) + 1.0).collect();
                 let both = shares(&weights, layers);
-                let found = Calibration::of(&both, &both);
-                for (number, group) in found.0.iter().enumerate() {
+                let calibration = UsageCalibration::of_request(&both, &both);
+                for (number, group) in calibration.0.iter().enumerate() {
                     let sum: f64 = group.iter().map(|part| part.predicted).sum();
                     let whole = if number < layers { 1.0 } else { 0.0 };
                     assert!((sum - whole).abs() < 1e-5, "{layers} layers, {experts} experts: {sum}");

@@ -1,46 +1,47 @@
-//! A record's bytes in a store: length, checksum, content.
+//! Framing of a record in a history file: length (4 bytes), CRC-32 (4 bytes), content.
 
-/// A frame's content is no longer; the largest models' vector and counts are a tenth of it.
-pub(crate) const MOST: usize = 8 << 20;
-/// Length and checksum.
-pub(crate) const HEAD: usize = 8;
+/// Largest content of a frame, in bytes. The vector and shares of the largest models take a tenth of it.
+pub(crate) const MAX_CONTENT_BYTES: usize = 8 << 20;
+/// Bytes of the length and the checksum.
+pub(crate) const HEADER_BYTES: usize = 8;
 
-/// The frame of `content`; `None` where that is too long.
-pub(crate) fn framed(content: &[u8]) -> Option<Vec<u8>> {
-    let length = u32::try_from(content.len()).ok().filter(|_| content.len() <= MOST)?;
-    let mut bytes = Vec::with_capacity(HEAD + content.len());
+/// Encodes `content` as a frame. Returns `None` if it is too long.
+pub(crate) fn encode_frame(content: &[u8]) -> Option<Vec<u8>> {
+    let length = u32::try_from(content.len()).ok().filter(|_| content.len() <= MAX_CONTENT_BYTES)?;
+    let mut bytes = Vec::with_capacity(HEADER_BYTES + content.len());
     bytes.extend_from_slice(&length.to_le_bytes());
-    bytes.extend_from_slice(&check(length, content).to_le_bytes());
+    bytes.extend_from_slice(&checksum(length, content).to_le_bytes());
     bytes.extend_from_slice(content);
     Some(bytes)
 }
 
-/// Beginning of a stretch of bytes.
+/// First frame of a byte sequence.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FrameRead<'a> {
-    /// A whole frame of so many bytes with its content.
+    /// A complete frame: its length in bytes and its content.
     Whole(usize, &'a [u8]),
-    /// So many bytes that are no whole frame; behind them there may be others.
+    /// A frame with a wrong checksum and its length in bytes. Further frames may follow.
     Damaged(usize),
-    /// Nothing more can be read: a frame that was not finished, or a length that cannot be.
+    /// No complete frame: it is unfinished, or its length is invalid.
     End,
 }
 
-/// Looks at the frame that `bytes` begin with.
-pub(crate) fn read(bytes: &[u8]) -> FrameRead<'_> {
+/// Decodes the frame at the start of `bytes`.
+pub(crate) fn decode_frame(bytes: &[u8]) -> FrameRead<'_> {
     let Some((length, rest)) = bytes.split_first_chunk::<4>() else { return FrameRead::End };
-    let Some((sum, rest)) = rest.split_first_chunk::<4>() else { return FrameRead::End };
+    let Some((stored_checksum, rest)) = rest.split_first_chunk::<4>() else { return FrameRead::End };
     let length = u32::from_le_bytes(*length);
-    let Some(content) = rest.get(..length as usize).filter(|content| content.len() <= MOST) else {
+    let Some(content) = rest.get(..length as usize).filter(|content| content.len() <= MAX_CONTENT_BYTES)
+    else {
         return FrameRead::End;
     };
-    match check(length, content) == u32::from_le_bytes(*sum) {
-        true => FrameRead::Whole(HEAD + content.len(), content),
-        false => FrameRead::Damaged(HEAD + content.len()),
+    match checksum(length, content) == u32::from_le_bytes(*stored_checksum) {
+        true => FrameRead::Whole(HEADER_BYTES + content.len(), content),
+        false => FrameRead::Damaged(HEADER_BYTES + content.len()),
     }
 }
 
-fn check(length: u32, content: &[u8]) -> u32 {
+fn checksum(length: u32, content: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&length.to_le_bytes());
     hasher.update(content);

@@ -1,27 +1,27 @@
-//! Which experts several requests use.
+//! Expert usage of several requests together.
 
-use remoe_predictor::{PredictError, Shares};
+use remoe_predictor::{PredictError, UsageShares};
 
-/// Joint expert usage of several requests: present ones, or past ones.
+/// Joint expert usage of several active or past requests.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JointUsage {
-    /// By the tokens of each phase and request.
-    pub shares: Shares,
-    /// Requests that it is of; of those that were, older ones count for less than one.
+    /// Mean shares, weighted by the tokens of each request and phase.
+    pub shares: UsageShares,
+    /// Number of requests. Past requests decay, so that older ones count less than one.
     pub requests: f64,
-    /// Tokens that it is of, likewise.
+    /// Number of tokens, which decays alike.
     pub tokens: f64,
 }
 
 impl JointUsage {
-    /// Returns the usage of these requests and of `others`, by their tokens.
+    /// Returns the joint usage of these requests and `others`, weighted by tokens.
     ///
     /// # Errors
-    /// `others` are of a model with other layers or experts.
+    /// The models have different layers or experts.
     pub fn with(&self, others: &Self) -> Result<Self, PredictError> {
         let tokens = self.tokens + others.tokens;
-        let part = if tokens > 0.0 { others.tokens / tokens } else { 0.0 };
-        let shares = self.shares.towards(&others.shares, part)?;
+        let weight = if tokens > 0.0 { others.tokens / tokens } else { 0.0 };
+        let shares = self.shares.towards(&others.shares, weight)?;
         Ok(Self { shares, requests: self.requests + others.requests, tokens })
     }
 }
@@ -32,17 +32,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mixes_add_by_tokens() {
-        let mix = |weights: [f32; 2], tokens| JointUsage {
-            shares: Shares::from_weights(2, weights.to_vec()).unwrap(),
+    fn joint_usage_is_weighted_by_tokens() {
+        let usage = |weights: [f32; 2], tokens| JointUsage {
+            shares: UsageShares::from_weights(2, weights.to_vec()).unwrap(),
             requests: 2.0,
             tokens,
         };
-        let both = mix([1.0, 0.0], 300.0).with(&mix([0.0, 1.0], 100.0)).unwrap();
+        let both = usage([1.0, 0.0], 300.0).with(&usage([0.0, 1.0], 100.0)).unwrap();
         assert_eq!((both.requests, both.tokens), (4.0, 400.0));
         let rows = both.shares.to_rows();
         assert!((rows[0][0] - 0.75).abs() < 1e-3, "{rows:?}");
-        let other = JointUsage { shares: Shares::uniform(1, 3), ..mix([1.0, 1.0], 1.0) };
+        let other = JointUsage { shares: UsageShares::uniform(1, 3), ..usage([1.0, 1.0], 1.0) };
         assert!(both.with(&other).is_err());
     }
 }

@@ -1,51 +1,58 @@
-//! Prediction of the experts that requests will use, while they wait and run.
+//! Expert usage prediction for requests that wait or run.
 //!
 //! ```text
-//! a request comes ──▶ tokens ──▶ prediction ─▶ Mix: who is here, and what that takes ──▶ a wake's plan
+//! request arrives ──▶ tokens ──▶ prediction ──▶ JointUsage of active requests ──▶ plan for the wake
 //!
-//! an answer ends ──▶ activations ──▶ Observed: what was used of late ──▶ a revision of what runs
-//!                          └───────▶ memory, by tenant ──▶ Store: one file
-//!                                       ▲
-//!            files of other gateways ───┘ Exchange
+//! answer ends ──▶ activations ──▶ ObservedUsage of recent requests ──▶ revision of the placement
+//!                       └───────▶ TenantHistories ──▶ HistoryStore: one file
+//!                                      ▲
+//!           files of other gateways ───┘ PeerHistoryReader
 //! ```
 //!
-//! [`UsagePredictor`] joins them. It takes values and returns values; only [`Store`] and [`Exchange`] touch the disk. A
-//! [`PredictionService`] gives it a thread, so that no request waits for it. A [`UsageLearner`] is what a gateway tells of requests. Nothing of a prompt's text is kept: a request is
-//! remembered by the vector of its prompt and by how its tokens spread over the experts.
+//! [`UsagePredictor`] joins these parts. Only [`HistoryStore`] and [`PeerHistoryReader`] touch the disk. A [`PredictionService`] runs
+//! the predictor on its own thread, so that no request waits for a prediction. A gateway reports its requests to a
+//! [`UsageLearner`].
+//!
+//! The text of a prompt is never kept. A stored request consists of its prompt's vector and the shares of its tokens
+//! per expert.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
-mod body;
+mod answer_lengths;
 mod calibration;
-mod exchange;
 mod frame;
-mod growth;
+mod history_store;
 mod joint_usage;
-mod learner;
-mod memory;
 mod metrics;
 mod model_summary;
-mod numbers;
-mod observed;
+mod observed_usage;
 mod opted_out;
+mod peer_history;
 mod prediction_service;
-mod prior;
+mod prompt_reader;
 mod quality;
-mod steps;
-mod store;
+mod record_numbers;
+mod shared_prior;
 mod tenant;
+mod tenant_histories;
+mod tree_build;
+mod usage_learner;
 mod usage_predictor;
 
-pub use body::Prompts;
-pub use calibration::{Calibration, ExpertSetShare, LAYER_GROUPS, PARTS};
-pub use exchange::Exchange;
+pub use calibration::{EXPERT_SETS, ExpertSetShare, LAYER_GROUPS, UsageCalibration};
+pub use history_store::{HistoryStore, HistoryStoreError, StoredRequest};
 pub use joint_usage::JointUsage;
-pub use learner::{AnsweredMix, UsageLearner};
 pub use metrics::{ModelPredictionMetrics, PredictionMetrics};
 pub use model_summary::{MAX_MODEL_SUMMARY, ModelSummary, ModelSummaryError, write_model_summary};
-pub use observed::ObservedUsage;
-pub use prediction_service::{Ended, LearnedUpdate, Opened, Peers, PredictionService, PredictorOpener};
-pub use quality::{PhaseQuality, Quality, Third};
-pub use store::{Store, StoreError, StoredRequest};
+pub use observed_usage::ObservedUsage;
+pub use peer_history::PeerHistoryReader;
+pub use prediction_service::{
+    ForEachEnded, HistoryUpdate, LoadedPredictor, PeerGateways, PredictionService, PredictorLoader,
+};
+pub use prompt_reader::PromptReader;
+pub use quality::{LayerThirdQuality, PhaseQuality, PredictionQuality};
 pub use tenant::Tenant;
-pub use usage_predictor::{Arrival, MEMORY, PredictorOptions, Retention, UsagePredictor};
+pub use usage_learner::{AnsweredUsage, UsageLearner};
+pub use usage_predictor::{
+    HistorySize, IN_MEMORY_HISTORY_BYTES, PredictorOptions, RequestArrival, Retention, UsagePredictor,
+};

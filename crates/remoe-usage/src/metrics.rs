@@ -1,7 +1,7 @@
-//! How good predictions are, for Prometheus.
+//! Prometheus metrics of prediction quality.
 
-use crate::calibration::{layer_groups, parts};
-use crate::quality::Third;
+use crate::calibration::{expert_sets, layer_groups};
+use crate::quality::LayerThirdQuality;
 use crate::usage_predictor::UsagePredictor;
 use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry};
@@ -9,43 +9,44 @@ use remoe_predictor::Phase;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The thirds of the layers with experts.
+/// Labels of the thirds of the layers with experts.
 const THIRDS: [&str; 3] = ["first", "middle", "last"];
 
-/// Metrics of all models.
+/// Prediction metrics of all models.
 #[derive(Debug, Clone)]
 pub struct PredictionMetrics {
     divergence: GaugeVec,
     hot_recall: GaugeVec,
     cold_share: GaugeVec,
     coverage: GaugeVec,
-    by_layers: ByLayers,
+    by_layers: LayerGauges,
     activation: GaugeVec,
     compared: IntGaugeVec,
     unfamiliar: IntGaugeVec,
     remembered: IntGaugeVec,
     shared: IntGaugeVec,
     replans: IntCounterVec,
-    latest: Arc<Mutex<Latest>>,
+    handles: Arc<Mutex<ModelHandles>>,
 }
 
-/// Latest metrics by model: one may follow another one of its name that is still shown.
+/// Number of the latest handle for each model name: a new model may replace one of the same name whose metrics still
+/// exist.
 #[derive(Debug, Default)]
-struct Latest {
+struct ModelHandles {
     numbers: HashMap<String, u64>,
     next: u64,
 }
 
-/// Metrics of the prediction's quality, by thirds of the layers.
+/// Quality gauges by third of the layers.
 #[derive(Debug, Clone)]
-struct ByLayers {
+struct LayerGauges {
     divergence: GaugeVec,
     hot_recall: GaugeVec,
     cold_share: GaugeVec,
     coverage: GaugeVec,
 }
 
-/// Metrics of one model.
+/// Prediction metrics of one model.
 #[derive(Debug, Clone)]
 pub struct ModelPredictionMetrics {
     all: PredictionMetrics,
@@ -54,10 +55,10 @@ pub struct ModelPredictionMetrics {
 }
 
 impl PredictionMetrics {
-    /// Adds them to `registry`.
+    /// Registers the metrics with `registry`.
     ///
     /// # Errors
-    /// A name is taken there.
+    /// A name is already registered.
     pub fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let gauges = |name: &str, help: &str, labels: &[&str]| -> Result<GaugeVec, prometheus::Error> {
             let gauge = GaugeVec::new(Opts::new(name, help), labels)?;
@@ -75,7 +76,7 @@ impl PredictionMetrics {
         let replans = IntCounterVec::new(Opts::new("remoe_replans_total", help), &["model", "cause"])?;
         registry.register(Box::new(replans.clone()))?;
         Ok(Self {
-            by_layers: ByLayers {
+            by_layers: LayerGauges {
                 divergence: by_layers(
                     "remoe_prediction_layers_divergence_nats",
                     "Mean Jensen-Shannon divergence of predicted and observed expert usage, by thirds of the layers with experts.",
@@ -131,72 +132,73 @@ impl PredictionMetrics {
                 "Requests to other gateways learned from since the start.",
             )?,
             replans,
-            latest: Arc::default(),
+            handles: Arc::default(),
         })
     }
 
     /// Returns the metrics of the model called `name`.
     #[must_use]
     pub fn of_model(&self, name: &str) -> ModelPredictionMetrics {
-        let mut latest = self.latest();
-        let number = latest.next;
-        latest.next += 1;
-        latest.numbers.insert(name.to_owned(), number);
-        drop(latest);
+        let mut handles = self.handles();
+        let number = handles.next;
+        handles.next += 1;
+        handles.numbers.insert(name.to_owned(), number);
+        drop(handles);
         ModelPredictionMetrics { all: self.clone(), model: name.to_owned(), number }
     }
 
-    fn latest(&self) -> MutexGuard<'_, Latest> {
-        // Each change of it is whole.
-        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
+    fn handles(&self) -> MutexGuard<'_, ModelHandles> {
+        // A panic cannot leave a change half done.
+        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl ByLayers {
-    /// Shows what is known of a third; how many were within their bars where there are any.
-    fn show(&self, labels: &[&str], third: &Third, has_bars: bool) {
+impl LayerGauges {
+    /// Sets the gauges of a third of the layers, the coverage only if there are error bars.
+    fn set(&self, labels: &[&str], third: &LayerThirdQuality, has_bars: bool) {
         self.divergence.with_label_values(labels).set(third.divergence);
         self.hot_recall.with_label_values(labels).set(third.hot_recall);
         self.cold_share.with_label_values(labels).set(third.cold_share);
         if has_bars {
-            self.coverage.with_label_values(labels).set(third.covered);
+            self.coverage.with_label_values(labels).set(third.coverage);
         }
     }
 }
 
 impl ModelPredictionMetrics {
-    /// Shows what is known.
-    pub fn show(&self, predictor: &UsagePredictor) {
+    /// Sets all gauges from the quality of `predictor`.
+    pub fn update(&self, predictor: &UsagePredictor) {
         let Self { all, model, .. } = self;
         let quality = predictor.quality();
         for phase in Phase::ALL {
-            let figures = quality.phases.of(phase);
+            let figures = quality.phases.get(phase);
             let labels = [model.as_str(), phase.name()];
             if figures.weight > 0.0 {
                 all.divergence.with_label_values(&labels).set(figures.divergence);
                 all.hot_recall.with_label_values(&labels).set(figures.hot_recall);
                 all.cold_share.with_label_values(&labels).set(figures.cold_share);
-                self.show_activation(predictor, phase);
+                self.set_activation(predictor, phase);
             }
-            if figures.barred > 0.0 {
-                all.coverage.with_label_values(&labels).set(figures.covered);
+            if figures.requests_with_bars > 0.0 {
+                all.coverage.with_label_values(&labels).set(figures.coverage);
             }
-            for (third, of) in
-                THIRDS.into_iter().zip(figures.thirds).filter_map(|(third, of)| Some((third, of?)))
-            {
-                all.by_layers.show(&[model.as_str(), phase.name(), third], &of, figures.barred > 0.0);
+            for (name, third) in THIRDS.into_iter().zip(figures.thirds) {
+                if let Some(third) = third {
+                    let labels = [model.as_str(), phase.name(), name];
+                    all.by_layers.set(&labels, &third, figures.requests_with_bars > 0.0);
+                }
             }
         }
         let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         all.compared.with_label_values(&[model]).set(count(quality.compared));
         all.unfamiliar.with_label_values(&[model]).set(count(quality.unfamiliar));
         all.shared.with_label_values(&[model]).set(count(quality.shared));
-        all.remembered.with_label_values(&[model]).set(count(predictor.remembered().0 as u64));
+        all.remembered.with_label_values(&[model]).set(count(predictor.history_size().requests as u64));
     }
 
-    /// Series are bounded by groups of layers and parts of experts, however many a model has.
-    fn show_activation(&self, predictor: &UsagePredictor, phase: Phase) {
-        let calibration = &predictor.quality().phases.of(phase).calibration;
+    /// Sets the activation gauges. The number of series is bounded by layer groups and expert sets, not by the model.
+    fn set_activation(&self, predictor: &UsagePredictor, phase: Phase) {
+        let calibration = &predictor.quality().phases.get(phase).calibration;
         let layers = predictor.layers();
         for (group, range) in calibration.0.iter().zip(layer_groups(layers.len())) {
             let ids = match &layers[range] {
@@ -204,32 +206,32 @@ impl ModelPredictionMetrics {
                 [one] => one.to_string(),
                 [first, .., last] => format!("{first}-{last}"),
             };
-            for (number, part) in group.iter().enumerate().take(parts(predictor.experts())) {
-                let eighth = (number + 1).to_string();
-                for (of, value) in [("predicted", part.predicted), ("observed", part.observed)] {
-                    let labels = [self.model.as_str(), phase.name(), ids.as_str(), eighth.as_str(), of];
+            for (index, set) in group.iter().enumerate().take(expert_sets(predictor.experts())) {
+                let eighth = (index + 1).to_string();
+                for (source, value) in [("predicted", set.predicted), ("observed", set.observed)] {
+                    let labels = [self.model.as_str(), phase.name(), ids.as_str(), eighth.as_str(), source];
                     self.all.activation.with_label_values(&labels).set(value);
                 }
             }
         }
     }
 
-    /// Requests to other gateways that were learned from, as they are shown.
+    /// Returns the gauge of requests learned from other gateways.
     #[must_use]
-    pub fn shared(&self) -> i64 {
+    pub fn shared_requests(&self) -> i64 {
         self.all.shared.with_label_values(&[&self.model]).get()
     }
 
-    /// Removes all of them: the model is gone. Those of one that has followed it under its name stay.
-    pub fn forget(&self) {
+    /// Removes all series of the model, unless a newer handle has the same model name.
+    pub fn remove(&self) {
         let Self { all, model, number } = self;
-        // Held meanwhile: another one may get the name.
-        let mut latest = all.latest();
-        if latest.numbers.get(model).is_some_and(|latest| latest != number) {
+        // Keeps the lock until all series are removed: a new handle may take the name.
+        let mut handles = all.handles();
+        if handles.numbers.get(model).is_some_and(|latest| latest != number) {
             return;
         }
-        latest.numbers.remove(model);
-        let ByLayers { divergence, hot_recall, cold_share, coverage } = &all.by_layers;
+        handles.numbers.remove(model);
+        let LayerGauges { divergence, hot_recall, cold_share, coverage } = &all.by_layers;
         for gauges in [
             &all.divergence,
             &all.hot_recall,
@@ -249,8 +251,8 @@ impl ModelPredictionMetrics {
         remove_series(&all.replans, model);
     }
 
-    /// The placement was revised because of `cause`.
-    pub fn replanned(&self, cause: &str) {
+    /// Counts a revision of the placement by its `cause`.
+    pub fn count_replan(&self, cause: &str) {
         self.all.replans.with_label_values(&[self.model.as_str(), cause]).inc();
     }
 }
@@ -262,7 +264,7 @@ fn remove_series<B: MetricVecBuilder>(series: &MetricVec<B>, model: &str) {
             let labels = metric.get_label().iter().map(|label| (label.name(), label.value()));
             let labels: HashMap<&str, &str> = labels.collect();
             if labels.get("model") == Some(&model) {
-                // Another thread may have been first.
+                // Another thread may have removed the series first.
                 let _removed = series.remove(&labels);
             }
         }
@@ -284,27 +286,27 @@ mod tests {
             all.by_layers.coverage.with_label_values(&[model, "decode", "first"]).set(1.0);
             all.activation.with_label_values(&[model, "decode", "0-3", "1", "predicted"]).set(1.0);
             all.shared.with_label_values(&[model]).set(1);
-            all.of_model(model).replanned("wake");
+            all.of_model(model).count_replan("wake");
         }
         assert_eq!(series(), 10);
-        all.of_model("gone").forget();
-        assert_eq!((series(), all.of_model("here").shared()), (5, 1));
+        all.of_model("gone").remove();
+        assert_eq!((series(), all.of_model("here").shared_requests()), (5, 1));
     }
 
     #[test]
-    fn metrics_of_a_successor_outlive_its_predecessor() {
+    fn metrics_of_a_newer_handle_survive_the_older_one() {
         let registry = Registry::new();
         let all = PredictionMetrics::register(&registry).unwrap();
         let series = || registry.gather().iter().map(|family| family.get_metric().len()).sum::<usize>();
         let (first, second) = (all.of_model("m"), all.of_model("m"));
-        second.replanned("wake");
-        first.forget();
+        second.count_replan("wake");
+        first.remove();
         assert_eq!(series(), 1);
-        second.forget();
+        second.remove();
         assert_eq!(series(), 0);
-        // What a request to the first one still shows goes with it.
-        first.replanned("wake");
-        first.forget();
-        assert_eq!((series(), all.latest().numbers.len()), (0, 0));
+        // A late update of the first handle is removed with it.
+        first.count_replan("wake");
+        first.remove();
+        assert_eq!((series(), all.handles().numbers.len()), (0, 0));
     }
 }

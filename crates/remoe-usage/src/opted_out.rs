@@ -1,13 +1,14 @@
-//! Tenants whose requests are not remembered, whichever gateway served them.
+//! Tenants that opted out: their requests leave no records, whichever gateway served them.
 
 use crate::tenant::Tenant;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Tenants that are known, at most. Of further ones the file is looked through again.
-const MOST: usize = 4096;
+/// Largest number of tenants. Beyond it, the lowest id is dropped and the tenant's requests are erased again when
+/// seen.
+const MAX_TENANTS: usize = 4096;
 
-/// Shared by the predictor and the reader of other gateways' files.
+/// Set of opted-out tenants, shared by the predictor and the reader of other gateways' files.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct OptedOutTenants(Arc<Mutex<BTreeSet<Tenant>>>);
 
@@ -16,11 +17,11 @@ impl OptedOutTenants {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes note of `tenant`. False where that was known.
+    /// Adds `tenant`. Returns false if it was in the set.
     pub(crate) fn insert(&self, tenant: Tenant) -> bool {
         let mut tenants = self.tenants();
         let is_new = tenants.insert(tenant);
-        if tenants.len() > MOST {
+        if tenants.len() > MAX_TENANTS {
             tenants.pop_first();
         }
         is_new
@@ -34,7 +35,7 @@ impl OptedOutTenants {
         self.tenants().contains(&tenant)
     }
 
-    /// All of them, as they are now.
+    /// Returns a copy of the set.
     pub(crate) fn all(&self) -> BTreeSet<Tenant> {
         self.tenants().clone()
     }

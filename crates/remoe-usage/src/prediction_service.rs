@@ -1,10 +1,10 @@
-//! A [`UsagePredictor`] with a thread of its own, so that no request waits for it.
+//! Service that runs a [`UsagePredictor`] on its own thread, so that no request waits for it.
 
-use crate::exchange::Exchange;
+use crate::history_store::StoredRequest;
 use crate::joint_usage::JointUsage;
-use crate::store::StoredRequest;
+use crate::peer_history::PeerHistoryReader;
 use crate::tenant::Tenant;
-use crate::usage_predictor::{Arrival, Retention, UsagePredictor};
+use crate::usage_predictor::{RequestArrival, Retention, UsagePredictor};
 use std::any::Any;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,199 +13,213 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, channel, sync_channel};
 use std::time::Duration;
 
-/// Requests that have come and were not looked at yet, at most; further ones are served without a prediction.
-const QUEUE: usize = 256;
-/// A longer body is served without a prediction.
-const LONGEST_BODY: usize = 256 << 10;
+/// Largest number of queued arrivals; further requests are served without a prediction.
+const MAX_QUEUED_ARRIVALS: usize = 256;
+/// Largest body that gets a prediction, in bytes.
+const MAX_BODY_BYTES: usize = 256 << 10;
 
-/// Takes note of requests, and answers what those who are here will use.
+/// Handle of the predictor's thread: queues events of requests and predicts the usage of active ones.
 ///
-/// Events are looked at in their order by one thread, which ends when this is dropped.
+/// The thread handles events in order and ends when the handle is dropped.
 #[derive(Debug)]
 pub struct PredictionService {
-    events: Sender<LearnerEvent>,
-    queued: Arc<AtomicUsize>,
-    is_open: Arc<AtomicBool>,
-    /// Dropped with the watch: the thread that reads the files of other gateways holds the other end, and ends then.
-    _reads: SyncSender<()>,
+    events: Sender<ServiceEvent>,
+    queued_arrivals: Arc<AtomicUsize>,
+    is_loaded: Arc<AtomicBool>,
+    /// Ends the thread that reads the files of other gateways, which holds the receiver, on drop.
+    _stop_reads: SyncSender<()>,
 }
 
-/// Other gateways whose files are read.
-pub struct Peers {
-    /// Between two looks.
-    pub every: Duration,
-    /// Which files there are by now.
+/// Access to the history files of other gateways.
+pub struct PeerGateways {
+    /// Interval between two reads.
+    pub poll_interval: Duration,
+    /// Lists the present files.
     pub files: Box<dyn FnMut() -> Vec<PathBuf> + Send>,
-    /// Hands over each of those whose gateway has ended, and keeps others from beginning to write it meanwhile.
-    pub ended: Ended,
+    /// Visits the file of each ended gateway and prevents other writers meanwhile.
+    pub for_each_ended: ForEachEnded,
 }
 
-/// Calls what it is given with the file of each gateway that has ended.
-pub type Ended = Box<dyn FnMut(&mut dyn FnMut(&Path)) + Send>;
+/// Function that calls its argument with the file of each ended gateway.
+pub type ForEachEnded = Box<dyn FnMut(&mut dyn FnMut(&Path)) + Send>;
 
-/// Opens what is known of a model where a request needs it; `None`: not now, as the log says.
-pub type PredictorOpener = Box<dyn FnMut() -> Option<Opened> + Send>;
+/// Function that loads a predictor on demand. Returns `None`, after logging the cause, if it cannot load one now.
+pub type PredictorLoader = Box<dyn FnMut() -> Option<LoadedPredictor> + Send>;
 
-/// Predictor of a model in memory.
-pub struct Opened {
-    /// The predictor.
+/// Predictor in memory with the resources that it holds.
+pub struct LoadedPredictor {
+    /// Loaded predictor.
     pub predictor: UsagePredictor,
-    /// Let go with it: a reservation of its memory, say.
-    pub held: Box<dyn Any + Send>,
+    /// Guard that is dropped together with the predictor, such as a reservation of memory.
+    pub guard: Box<dyn Any + Send>,
 }
 
-/// Kind of news that the predictor has learned.
+/// Cause of a change of the training history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LearnedUpdate {
-    /// Expert usage of a request.
+pub enum HistoryUpdate {
+    /// A request ended and its expert usage was learned.
     Answered,
-    /// Requests from other gateways.
+    /// Requests of other gateways were learned.
     Shared,
 }
 
 #[derive(Debug)]
-enum LearnerEvent {
-    Came { id: u64, tenant: Tenant, keeps: Retention, body: Vec<u8> },
-    Told { id: u64, activations: String },
-    Left { id: u64 },
-    Asked { answer: SyncSender<Option<JointUsage>> },
-    Shared { records: Vec<StoredRequest>, taken: SyncSender<()> },
+enum ServiceEvent {
+    Arrived { id: u64, tenant: Tenant, retention: Retention, body: Vec<u8> },
+    UsageReported { id: u64, activations: String },
+    Ended { id: u64 },
+    PredictionRequested { answer: SyncSender<Option<JointUsage>> },
+    Shared { records: Vec<StoredRequest>, learned: SyncSender<()> },
 }
 
 impl PredictionService {
-    /// Starts the thread. It calls `learned` after every request whose activations were told, and where there are `peers` when
-    /// something of what they store was learned.
+    /// Starts the thread with a loaded predictor. It calls `learned` after each request whose usage it learned and,
+    /// with `peers`, after it learned from other gateways.
     ///
     /// # Errors
     /// The system refuses a thread.
     pub fn start(
         predictor: UsagePredictor,
-        peers: Option<Peers>,
-        learned: impl FnMut(&UsagePredictor, LearnedUpdate) + Send + 'static,
+        peers: Option<PeerGateways>,
+        learned: impl FnMut(&UsagePredictor, HistoryUpdate) + Send + 'static,
     ) -> io::Result<Self> {
-        Self::start_opened(Opened { predictor, held: Box::new(()) }, peers, learned)
+        Self::start_loaded(LoadedPredictor { predictor, guard: Box::new(()) }, peers, learned)
     }
 
-    /// As [`Self::start`], of what is held until this is dropped.
+    /// Starts the thread as [`Self::start`] does and keeps the guard of `loaded` until the predictor is dropped.
     ///
     /// # Errors
     /// The system refuses a thread.
-    pub fn start_opened(
-        opened: Opened,
-        peers: Option<Peers>,
-        learned: impl FnMut(&UsagePredictor, LearnedUpdate) + Send + 'static,
+    pub fn start_loaded(
+        loaded: LoadedPredictor,
+        peers: Option<PeerGateways>,
+        learned: impl FnMut(&UsagePredictor, HistoryUpdate) + Send + 'static,
     ) -> io::Result<Self> {
-        Self::spawn(PredictorSource { opened: Some(opened), open: None }, peers, learned)
+        Self::spawn(PredictorSource { loaded: Some(loaded), load: None }, peers, learned)
     }
 
-    /// Starts the thread with nothing in memory: `open` is called when a request comes, and what it gave is let go when none
-    /// has come for `idle`. What was learned and not stored goes with it.
+    /// Starts the thread without a predictor in memory. It calls `load` at the next request and drops the predictor
+    /// when no request arrived for `idle`. Anything learned since and not stored is lost.
     ///
     /// # Errors
     /// The system refuses a thread.
-    pub fn start_closed(
-        open: PredictorOpener,
+    pub fn start_unloaded(
+        load: PredictorLoader,
         idle: Duration,
-        peers: Option<Peers>,
-        learned: impl FnMut(&UsagePredictor, LearnedUpdate) + Send + 'static,
+        peers: Option<PeerGateways>,
+        learned: impl FnMut(&UsagePredictor, HistoryUpdate) + Send + 'static,
     ) -> io::Result<Self> {
-        Self::spawn(PredictorSource { opened: None, open: Some((open, idle)) }, peers, learned)
+        Self::spawn(PredictorSource { loaded: None, load: Some((load, idle)) }, peers, learned)
     }
 
     fn spawn(
         source: PredictorSource,
-        peers: Option<Peers>,
-        learned: impl FnMut(&UsagePredictor, LearnedUpdate) + Send + 'static,
+        peers: Option<PeerGateways>,
+        learned: impl FnMut(&UsagePredictor, HistoryUpdate) + Send + 'static,
     ) -> io::Result<Self> {
-        let (events, inlet) = channel();
-        let (reads, ends) = sync_channel(0);
-        let (tell, exchanges) = channel();
-        let queued = Arc::new(AtomicUsize::new(0));
-        let is_open = Arc::new(AtomicBool::new(source.opened.is_some()));
-        if let Some(exchange) = source.opened.as_ref().and_then(|opened| opened.predictor.exchange()) {
-            // Its other end is below.
-            let _always_there = tell.send(exchange);
+        let (events, event_receiver) = channel();
+        let (stop_reads, stopped) = sync_channel(0);
+        let (reader_sender, readers) = channel();
+        let queued_arrivals = Arc::new(AtomicUsize::new(0));
+        let is_loaded = Arc::new(AtomicBool::new(source.loaded.is_some()));
+        if let Some(reader) = source.loaded.as_ref().and_then(|loaded| loaded.predictor.peer_history_reader())
+        {
+            // The receiver lives in this function.
+            let _connected = reader_sender.send(reader);
         }
-        let (seen, shown) = (queued.clone(), is_open.clone());
-        std::thread::Builder::new()
-            .name("foresight".to_owned())
-            .spawn(move || follow(source, &inlet, (&seen, &shown), &tell, learned))?;
+        let (thread_queued_arrivals, thread_is_loaded) = (queued_arrivals.clone(), is_loaded.clone());
+        std::thread::Builder::new().name("usage-predictor".to_owned()).spawn(move || {
+            handle_events(
+                source,
+                &event_receiver,
+                (&thread_queued_arrivals, &thread_is_loaded),
+                &reader_sender,
+                learned,
+            )
+        })?;
         if let Some(peers) = peers {
             let events = events.clone();
             std::thread::Builder::new()
-                .name("exchange".to_owned())
-                .spawn(move || read(&exchanges, peers, &events, &ends))?;
+                .name("peer-history".to_owned())
+                .spawn(move || read_peers(&readers, peers, &events, &stopped))?;
         }
-        Ok(Self { events, queued, is_open, _reads: reads })
+        Ok(Self { events, queued_arrivals, is_loaded, _stop_reads: stop_reads })
     }
 
-    /// Returns true if what is known of the model is in memory.
+    /// Returns true if the predictor is in memory.
     #[must_use]
-    pub fn is_open(&self) -> bool {
-        self.is_open.load(Ordering::Relaxed)
+    pub fn is_loaded(&self) -> bool {
+        self.is_loaded.load(Ordering::Relaxed)
     }
 
-    /// The request `id` of `tenant` has come. False where it will not be followed: then nothing else is to be said of it.
-    pub fn came(&self, id: u64, tenant: &str, keeps: Retention, body: &[u8]) -> bool {
-        if body.len() > LONGEST_BODY && keeps.are_records() {
+    /// Queues the arrival of request `id` of `tenant`. Returns false if the request is not tracked; the caller then
+    /// reports nothing else about it.
+    pub fn begin_request(&self, id: u64, tenant: &str, retention: Retention, body: &[u8]) -> bool {
+        if body.len() > MAX_BODY_BYTES && retention.keeps_records() {
             return false;
         }
-        // Every event but this one belongs to a request that was let in here, and what others have learned is told piece by
-        // piece: the queue is bounded by them.
-        if self.queued.fetch_add(1, Ordering::Relaxed) >= QUEUE {
-            self.queued.fetch_sub(1, Ordering::Relaxed);
+        // This check bounds the whole queue: every other event belongs to a request that was admitted here, and
+        // histories of other gateways are sent one batch at a time (invariant 7 of ARCHITECTURE.md).
+        if self.queued_arrivals.fetch_add(1, Ordering::Relaxed) >= MAX_QUEUED_ARRIVALS {
+            self.queued_arrivals.fetch_sub(1, Ordering::Relaxed);
             return false;
         }
-        let is_followed = keeps != Retention::Nothing && body.len() <= LONGEST_BODY;
-        // Of what is not followed it is only taken note that the tenant's past goes.
-        let (keeps, body) = if is_followed { (keeps, body) } else { (Retention::Nothing, &[][..]) };
-        self.send(LearnerEvent::Came { id, tenant: Tenant::named(tenant), keeps, body: body.to_vec() });
-        is_followed
+        let is_tracked = retention != Retention::Nothing && body.len() <= MAX_BODY_BYTES;
+        // An untracked request only makes the predictor forget the tenant's history.
+        let (retention, body) = if is_tracked { (retention, body) } else { (Retention::Nothing, &[][..]) };
+        self.send(ServiceEvent::Arrived {
+            id,
+            tenant: Tenant::named(tenant),
+            retention,
+            body: body.to_vec(),
+        });
+        is_tracked
     }
 
-    /// Learns from what a main function reported of the request `id`.
-    pub fn told(&self, id: u64, activations: &str) {
+    /// Queues the activations that a main function reported for request `id`.
+    pub fn record_usage(&self, id: u64, activations: &str) {
         if activations.len() <= remoe_predictor::MAX_ACTIVATIONS_BYTES {
-            self.send(LearnerEvent::Told { id, activations: activations.to_owned() });
+            self.send(ServiceEvent::UsageReported { id, activations: activations.to_owned() });
         }
     }
 
-    /// The request `id` is over.
-    pub fn left(&self, id: u64) {
-        self.send(LearnerEvent::Left { id });
+    /// Queues the end of request `id`.
+    pub fn end_request(&self, id: u64) {
+        self.send(ServiceEvent::Ended { id });
     }
 
-    /// Predicts the joint usage of the requests that have come by now. Blocks for `most` at most; `None` if nothing is
+    /// Predicts the joint usage of the active requests. Blocks for at most `timeout`. Returns `None` if nothing is
     /// known by then.
     #[must_use]
-    pub fn mix(&self, most: Duration) -> Option<JointUsage> {
+    pub fn predict_joint_usage(&self, timeout: Duration) -> Option<JointUsage> {
         let (answer, answered) = sync_channel(1);
-        self.send(LearnerEvent::Asked { answer });
-        answered.recv_timeout(most).ok().flatten()
+        self.send(ServiceEvent::PredictionRequested { answer });
+        answered.recv_timeout(timeout).ok().flatten()
     }
 
-    fn send(&self, event: LearnerEvent) {
-        // The thread ends with this.
-        let _always_there = self.events.send(event);
+    fn send(&self, event: ServiceEvent) {
+        // The receiver lives until this handle is dropped.
+        let _connected = self.events.send(event);
     }
 }
 
-/// Predictor of a model, and how it is opened again.
+/// Predictor of a model and the means to load it again.
 struct PredictorSource {
-    opened: Option<Opened>,
-    open: Option<(PredictorOpener, Duration)>,
+    loaded: Option<LoadedPredictor>,
+    load: Option<(PredictorLoader, Duration)>,
 }
 
 impl PredictorSource {
-    /// The next event; `None` where there will be none. While nothing comes, what is known is let go.
-    fn next(&mut self, events: &Receiver<LearnerEvent>, is_open: &AtomicBool) -> Option<LearnerEvent> {
-        while let (Some(opened), Some((_, idle))) = (&self.opened, &self.open) {
+    /// Waits for the next event. Drops the predictor after the idle window. Returns `None` if there will be no
+    /// further event.
+    fn next(&mut self, events: &Receiver<ServiceEvent>, is_loaded: &AtomicBool) -> Option<ServiceEvent> {
+        while let (Some(loaded), Some((_, idle))) = (&self.loaded, &self.load) {
             match events.recv_timeout(*idle) {
                 Ok(event) => return Some(event),
                 Err(RecvTimeoutError::Disconnected) => return None,
-                Err(RecvTimeoutError::Timeout) if opened.predictor.is_idle() => {
-                    is_open.store(false, Ordering::Relaxed);
-                    self.opened = None;
+                Err(RecvTimeoutError::Timeout) if loaded.predictor.is_idle() => {
+                    is_loaded.store(false, Ordering::Relaxed);
+                    self.loaded = None;
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -213,97 +227,107 @@ impl PredictorSource {
         events.recv().ok()
     }
 
-    /// Returns the predictor, if it is open or `event` needs it.
+    /// Returns the predictor. Loads it first if `event` is an arrival.
     fn for_event(
         &mut self,
-        event: &LearnerEvent,
-        is_open: &AtomicBool,
-        exchanges: &Sender<Exchange>,
+        event: &ServiceEvent,
+        is_loaded: &AtomicBool,
+        readers: &Sender<PeerHistoryReader>,
     ) -> Option<&mut UsagePredictor> {
-        if self.opened.is_none()
-            && matches!(event, LearnerEvent::Came { .. })
-            && let Some((open, _)) = &mut self.open
+        if self.loaded.is_none()
+            && matches!(event, ServiceEvent::Arrived { .. })
+            && let Some((load, _)) = &mut self.load
         {
-            self.opened = open();
-            is_open.store(self.opened.is_some(), Ordering::Relaxed);
-            if let Some(exchange) = self.opened.as_ref().and_then(|opened| opened.predictor.exchange()) {
-                // There may be no peers.
-                let _unread = exchanges.send(exchange);
+            self.loaded = load();
+            is_loaded.store(self.loaded.is_some(), Ordering::Relaxed);
+            if let Some(reader) =
+                self.loaded.as_ref().and_then(|loaded| loaded.predictor.peer_history_reader())
+            {
+                // Without peers there is no receiver.
+                let _unread = readers.send(reader);
             }
         }
-        self.opened.as_mut().map(|opened| &mut opened.predictor)
+        self.loaded.as_mut().map(|loaded| &mut loaded.predictor)
     }
 }
 
-fn follow(
+fn handle_events(
     mut source: PredictorSource,
-    events: &Receiver<LearnerEvent>,
-    (queued, is_open): (&AtomicUsize, &AtomicBool),
-    exchanges: &Sender<Exchange>,
-    mut learned: impl FnMut(&UsagePredictor, LearnedUpdate),
+    events: &Receiver<ServiceEvent>,
+    (queued_arrivals, is_loaded): (&AtomicUsize, &AtomicBool),
+    readers: &Sender<PeerHistoryReader>,
+    mut learned: impl FnMut(&UsagePredictor, HistoryUpdate),
 ) {
-    while let Some(event) = source.next(events, is_open) {
-        if matches!(event, LearnerEvent::Came { .. }) {
-            queued.fetch_sub(1, Ordering::Relaxed);
+    while let Some(event) = source.next(events, is_loaded) {
+        if matches!(event, ServiceEvent::Arrived { .. }) {
+            queued_arrivals.fetch_sub(1, Ordering::Relaxed);
         }
-        // Who asks or tells something meanwhile gets no answer, which says that nothing is known.
-        let Some(predictor) = source.for_event(&event, is_open, exchanges) else { continue };
+        // Without a predictor, the dropped reply channel tells the caller that nothing is known.
+        let Some(predictor) = source.for_event(&event, is_loaded, readers) else { continue };
         match event {
-            LearnerEvent::Came { id, tenant, keeps, body } => {
-                predictor.came(Arrival { id, tenant, keeps, body: &body });
+            ServiceEvent::Arrived { id, tenant, retention, body } => {
+                predictor.begin_request(RequestArrival { id, tenant, retention, body: &body });
             }
-            LearnerEvent::Told { id, activations } => match predictor.told(id, &activations) {
-                Ok(()) => learned(predictor, LearnedUpdate::Answered),
+            ServiceEvent::UsageReported { id, activations } => match predictor.record_usage(id, &activations)
+            {
+                Ok(()) => learned(predictor, HistoryUpdate::Answered),
                 Err(error) => tracing::warn!(%error, "request not learned"),
             },
-            LearnerEvent::Left { id } => predictor.left(id),
-            LearnerEvent::Asked { answer } => {
-                let mix = predictor.mix().unwrap_or_else(|error| {
+            ServiceEvent::Ended { id } => predictor.end_request(id),
+            ServiceEvent::PredictionRequested { answer } => {
+                let usage = predictor.predict_joint_usage().unwrap_or_else(|error| {
                     tracing::warn!(%error, "prediction for waiting requests failed");
                     None
                 });
-                // Who asked may have gone on without it.
-                let _late = answer.try_send(mix);
+                // The caller may have timed out.
+                let _late = answer.try_send(usage);
             }
-            LearnerEvent::Shared { records, taken } => {
-                if predictor.share(&records) > 0 {
-                    learned(predictor, LearnedUpdate::Shared);
+            ServiceEvent::Shared { records, learned: acknowledge } => {
+                if predictor.learn_shared(&records) > 0 {
+                    learned(predictor, HistoryUpdate::Shared);
                 }
-                // Who told it may have ended.
-                let _gone = taken.try_send(());
+                // The reading thread may have ended.
+                let _gone = acknowledge.try_send(());
             }
         }
     }
 }
 
-/// Tells `events` what other gateways have learned, a piece when the one before was taken in, until the other end of `ends` goes.
-/// Reads by the latest of `exchanges`: each is of what is known since it was opened.
-fn read(
-    exchanges: &Receiver<Exchange>,
-    mut peers: Peers,
-    events: &Sender<LearnerEvent>,
-    ends: &Receiver<()>,
+/// Sends the histories of other gateways to `events`, each batch after the previous one was learned, until `stopped`
+/// disconnects. Uses the latest of `readers`: each load of the predictor sends a new one.
+fn read_peers(
+    readers: &Receiver<PeerHistoryReader>,
+    mut peers: PeerGateways,
+    events: &Sender<ServiceEvent>,
+    stopped: &Receiver<()>,
 ) {
-    let mut exchange = None;
+    let mut reader = None;
     loop {
-        exchange = exchanges.try_iter().last().or(exchange);
-        if let Some(exchange) = &mut exchange {
-            look(exchange, &mut peers, events, ends);
+        reader = readers.try_iter().last().or(reader);
+        if let Some(reader) = &mut reader {
+            read_peers_once(reader, &mut peers, events, stopped);
         }
-        if ends.recv_timeout(peers.every) != Err(RecvTimeoutError::Timeout) {
+        if stopped.recv_timeout(peers.poll_interval) != Err(RecvTimeoutError::Timeout) {
             return;
         }
     }
 }
 
-fn look(exchange: &mut Exchange, peers: &mut Peers, events: &Sender<LearnerEvent>, ends: &Receiver<()>) {
-    exchange.look(&(peers.files)(), |records| {
-        let (taken, told) = sync_channel(1);
-        let is_over = ends.try_recv() != Err(TryRecvError::Empty);
-        !is_over && events.send(LearnerEvent::Shared { records, taken }).is_ok() && told.recv().is_ok()
+fn read_peers_once(
+    reader: &mut PeerHistoryReader,
+    peers: &mut PeerGateways,
+    events: &Sender<ServiceEvent>,
+    stopped: &Receiver<()>,
+) {
+    reader.read_new(&(peers.files)(), |records| {
+        let (learned, acknowledged) = sync_channel(1);
+        let is_stopped = stopped.try_recv() != Err(TryRecvError::Empty);
+        !is_stopped
+            && events.send(ServiceEvent::Shared { records, learned }).is_ok()
+            && acknowledged.recv().is_ok()
     });
-    (peers.ended)(&mut |file| {
-        if let Err(error) = exchange.rid(file) {
+    (peers.for_each_ended)(&mut |file| {
+        if let Err(error) = reader.erase_opted_out(file) {
             tracing::error!(%error, "cannot erase a tenant's training history of an ended gateway");
         }
     });

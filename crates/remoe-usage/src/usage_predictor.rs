@@ -1,83 +1,82 @@
-//! Everything that is known of one model's requests, and what follows for those that are here.
+//! Predictor of one model's requests: predicts expert usage at arrival, learns from it at the end.
 
-use crate::body::{ObservedPrompt, PredictionInput, Prompts};
-use crate::exchange::Exchange;
+use crate::answer_lengths::AnswerLengths;
+use crate::history_store::{HistoryStore, HistoryStoreError, StoredRequest};
 use crate::joint_usage::JointUsage;
-use crate::memory::RequestMemory;
-use crate::observed::ObservedUsage;
+use crate::observed_usage::ObservedUsage;
 use crate::opted_out::OptedOutTenants;
-use crate::prior::Prior;
-use crate::quality::Quality;
-use crate::steps::Steps;
-use crate::store::{Store, StoreError, StoredRequest};
+use crate::peer_history::PeerHistoryReader;
+use crate::prompt_reader::{ObservedPrompt, PredictionInput, PromptReader};
+use crate::quality::PredictionQuality;
+use crate::shared_prior::SharedPrior;
 use crate::tenant::Tenant;
+use crate::tenant_histories::TenantHistories;
 use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{
-    Activations, ByPhase, Embedding, Experience, Method, Phase, PredictError, Shares, TunedPredictor,
+    Activations, ByPhase, Embedding, Method, Phase, PredictError, TunedPredictor, UsageSample, UsageShares,
 };
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-/// Requests that wait or run, at most; further ones are served without a prediction.
-const MOST_PRESENT: usize = 4096;
-/// Tokens of a prompt whose beginning was kept that are learned from, at least.
-const LEAST_REST: usize = 8;
-/// Memory for the past without a store, in bytes.
-pub const MEMORY: u64 = 64 << 20;
-/// The error bar that coverage is measured of: the third of the quantiles, the 95th percentile.
-const BAR: usize = 2;
+/// Largest number of active requests; further requests are served without a prediction.
+const MAX_ACTIVE_REQUESTS: usize = 4096;
+/// Shortest computed rest of a prompt with a cached prefix that the predictor learns from, in tokens.
+const MIN_COMPUTED_TOKENS: usize = 8;
+/// Memory budget of the training history without a store, in bytes.
+pub const IN_MEMORY_HISTORY_BYTES: u64 = 64 << 20;
+/// Index of the error bar that coverage is measured against: the third quantile, the 95th percentile.
+const COVERAGE_QUANTILE: usize = 2;
 
-/// How a model's requests are remembered.
+/// Options of a predictor's training history.
 #[derive(Debug, Clone, Default)]
 pub struct PredictorOptions {
-    /// Folder of the store and the bytes that it may take; none: nothing survives this process.
+    /// Folder of the store and its size limit in bytes. Without a store, the history ends with the process.
     pub store: Option<(PathBuf, u64)>,
-    /// Nothing is remembered of any request: predictions come from the trained predictor alone.
-    pub forgets: bool,
-    /// Tokens that answers have where nothing else is known.
+    /// True if no request is added to the history: predictions come from the trained predictor alone.
+    pub is_history_disabled: bool,
+    /// Expected tokens of an answer until answers of the tenant are known.
     pub output_tokens: f64,
 }
 
-/// How much is kept of a tenant's requests.
+/// Amount of a tenant's request data that the predictor retains.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Retention {
-    /// Each is remembered, without its text, and the mean of what they used predicts requests of tenants that have no
-    /// records of their own.
+    /// Keeps a record of each request without its text. Their mean also predicts requests of tenants without records.
     Shared,
-    /// Each is remembered, without its text, for this tenant's predictions alone.
+    /// Keeps a record of each request without its text, for predictions of this tenant alone.
     #[default]
     Records,
-    /// Expert usage is counted together with that of other tenants; no request is remembered.
+    /// Counts expert usage together with that of other tenants. Keeps no record of a single request.
     Counts,
-    /// Nothing.
+    /// Keeps nothing.
     Nothing,
 }
 
 impl Retention {
-    /// Returns true if each request is remembered.
-    pub(crate) fn are_records(self) -> bool {
+    /// Returns true if each request leaves a record.
+    pub(crate) fn keeps_records(self) -> bool {
         matches!(self, Self::Shared | Self::Records)
     }
 }
 
-/// A request that has come.
+/// Request at its arrival.
 #[derive(Debug, Clone, Copy)]
-pub struct Arrival<'a> {
-    /// No other request has it.
+pub struct RequestArrival<'a> {
+    /// Unique id of the request.
     pub id: u64,
-    /// Whose it is.
+    /// Tenant that sent the request.
     pub tenant: Tenant,
-    /// How much may be kept of it.
-    pub keeps: Retention,
-    /// Body of the request.
+    /// Retention that the tenant allows.
+    pub retention: Retention,
+    /// Body of the HTTP request.
     pub body: &'a [u8],
 }
 
-/// A request that waits or runs.
+/// Active request, which waits or runs.
 #[derive(Debug)]
 struct TrackedRequest {
     tenant: Tenant,
-    keeps: Retention,
+    retention: Retention,
     prompt: ObservedPrompt,
     vector: Vec<f32>,
     tokens: ByPhase<f64>,
@@ -85,92 +84,113 @@ struct TrackedRequest {
     prediction: Option<ByPhase<PhasePrediction>>,
 }
 
-/// A prediction of one phase.
+/// Prediction for one phase of a request.
 #[derive(Debug, Clone, PartialEq)]
 struct PhasePrediction {
-    shares: Shares,
-    /// Predictions of the trained predictor and of the tenant's past, if there are both.
-    parts: Option<(Shares, Shares)>,
-    /// How much of the way from the history's mean to it to go, from 0 to 1.
-    trust: f64,
-    /// The 95th percentile of its divergence in each layer, where that is known.
-    bars: Option<Vec<f64>>,
+    shares: UsageShares,
+    /// Predictions that were combined, if there were two.
+    combined: Option<CombinedPredictions>,
+    /// Weight of this prediction against the mean of the history, from 0 to 1.
+    weight: f64,
+    /// 95th percentile of the divergence in each layer, in nats, if known.
+    error_bars: Option<Vec<f64>>,
+}
+
+/// Predictions that were combined into one.
+#[derive(Debug, Clone, PartialEq)]
+struct CombinedPredictions {
+    /// Prediction of the trained predictor.
+    trained: UsageShares,
+    /// Prediction from the tenant's history, or from the prior for a tenant without one.
+    own: UsageShares,
 }
 
 impl TrackedRequest {
-    /// Returns the uncached rest of a prompt whose beginning was in the prefix cache: its last `computed` tokens.
-    /// Expert usage is known of this rest alone. `None` if all of the prompt was computed.
+    /// Returns the part of the prompt that was computed, its last `computed` tokens, if a prefix came from the prefix
+    /// cache. The reported expert usage covers only this part. Returns `None` if the whole prompt was computed.
     ///
-    /// The rest of a long prompt may lie beyond the tokens that are kept, and is empty then.
+    /// The result is empty if the computed part lies beyond the retained tokens.
     fn rest(&self, computed: u64) -> Option<&[u32]> {
         let ObservedPrompt { tokens, length, is_estimated } = &self.prompt;
         let computed = usize::try_from(computed).ok()?;
         if *is_estimated {
-            // Texts have as many tokens a byte in their beginning as in the whole, or nearly.
+            // The number of tokens per byte is taken to be constant over a text, with a margin of a quarter.
             return (computed < length / 4 * 3).then_some(&[]);
         }
-        let kept = length.checked_sub(computed).filter(|kept| *kept > 0)?;
-        Some(tokens.get(kept..).unwrap_or_default())
+        let cached = length.checked_sub(computed).filter(|cached| *cached > 0)?;
+        Some(tokens.get(cached..).unwrap_or_default())
     }
 }
 
-/// Predictor of one model's requests, with what it has learned.
+/// Size of a training history in memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HistorySize {
+    /// Requests in the history.
+    pub requests: usize,
+    /// Memory that they take, in bytes.
+    pub bytes: u64,
+}
+
+/// Predictor of one model's requests and the training history behind it.
 #[derive(Debug)]
 pub struct UsagePredictor {
     header: RecordHeader,
     embedding: Embedding,
-    prompts: Prompts,
+    prompts: PromptReader,
     trained: Option<Box<dyn TunedPredictor>>,
-    memory: Option<RequestMemory>,
-    prior: Prior,
-    store: Option<Store>,
-    present: HashMap<u64, TrackedRequest>,
+    histories: Option<TenantHistories>,
+    prior: SharedPrior,
+    store: Option<HistoryStore>,
+    active: HashMap<u64, TrackedRequest>,
     observed: ObservedUsage,
-    quality: Quality,
-    steps: Steps,
+    quality: PredictionQuality,
+    answer_lengths: AnswerLengths,
     opted_out: OptedOutTenants,
 }
 
 impl UsagePredictor {
-    /// Creates the predictor of the model of `header`, from what is stored of it.
+    /// Creates a predictor for the model of `header` and restores its stored history.
     ///
     /// # Errors
     /// The store cannot be used.
     pub fn new(
         header: RecordHeader,
         embedding: Embedding,
-        prompts: Prompts,
+        prompts: PromptReader,
         trained: Option<Box<dyn TunedPredictor>>,
         options: PredictorOptions,
-    ) -> Result<Self, StoreError> {
+    ) -> Result<Self, HistoryStoreError> {
         let (layers, experts, hidden) = (header.layers.len(), header.experts as usize, embedding.hidden());
-        let one = 4 * (hidden + 2 * layers * experts) as u64;
-        let mut past = Vec::new();
-        let store = match options.store.filter(|_| !options.forgets) {
-            Some((folder, limit)) => {
-                Some(Store::open(&folder, &header, hidden, limit, |stored| past.push(stored))?)
-            }
+        let request_bytes = 4 * (hidden + 2 * layers * experts) as u64;
+        let mut stored_requests = Vec::new();
+        let store = match options.store.filter(|_| !options.is_history_disabled) {
+            Some((folder, limit)) => Some(HistoryStore::open(&folder, &header, hidden, limit, |stored| {
+                stored_requests.push(stored)
+            })?),
             None => None,
         };
-        let capacity = store.as_ref().map_or(usize::try_from(MEMORY / one).unwrap_or(1), Store::capacity);
-        let mut memory = RequestMemory::new(embedding.clone(), capacity);
-        for stored in past {
-            // The file's header is this model's, so that everything in it fits.
-            if let Err(error) = memory.restore(stored) {
+        let capacity = store.as_ref().map_or(
+            usize::try_from(IN_MEMORY_HISTORY_BYTES / request_bytes).unwrap_or(1),
+            HistoryStore::capacity,
+        );
+        let mut histories = TenantHistories::new(embedding.clone(), capacity);
+        for stored in stored_requests {
+            // The store checked the header, so its records fit the model.
+            if let Err(error) = histories.restore(stored) {
                 tracing::warn!(%error, "stored request skipped");
             }
         }
-        if let Err(error) = memory.restored() {
+        if let Err(error) = histories.finish_restore() {
             tracing::warn!(%error, "search tree unavailable: searches are linear");
         }
         Ok(Self {
             observed: ObservedUsage::new(layers, experts, header.top_k as usize),
-            memory: (!options.forgets).then_some(memory),
-            prior: Prior::default(),
+            histories: (!options.is_history_disabled).then_some(histories),
+            prior: SharedPrior::default(),
             store,
-            present: HashMap::new(),
-            quality: Quality::default(),
-            steps: Steps::new(options.output_tokens.max(0.0)),
+            active: HashMap::new(),
+            quality: PredictionQuality::default(),
+            answer_lengths: AnswerLengths::new(options.output_tokens.max(0.0)),
             opted_out: OptedOutTenants::default(),
             header,
             embedding,
@@ -179,31 +199,31 @@ impl UsagePredictor {
         })
     }
 
-    /// A request has come: it waits or runs until it has [left](Self::left). Of one of which nothing may be known, and of one of
-    /// which nothing may be remembered, the tenant's past is forgotten.
-    pub fn came(&mut self, Arrival { id, tenant, keeps, body }: Arrival<'_>) {
-        match keeps {
+    /// Begins to track a request, which stays active until [`Self::end_request`]. If the retention forbids records,
+    /// also forgets the history of the tenant.
+    pub fn begin_request(&mut self, RequestArrival { id, tenant, retention, body }: RequestArrival<'_>) {
+        match retention {
             Retention::Shared => {
                 self.opted_out.remove(tenant);
-                if let Some(memory) = &self.memory {
-                    self.prior.join(tenant, memory.history(tenant));
+                if let Some(histories) = &self.histories {
+                    self.prior.add_contributor(tenant, histories.history(tenant));
                 }
             }
             Retention::Records => {
                 self.opted_out.remove(tenant);
-                self.prior.leave(tenant);
+                self.prior.remove_contributor(tenant);
             }
             Retention::Counts | Retention::Nothing => self.forget(tenant),
         }
-        if keeps == Retention::Nothing {
+        if retention == Retention::Nothing {
             return;
         }
-        let PredictionInput { prompt, most_output } = self.prompts.read(body);
+        let PredictionInput { prompt, max_output_tokens } = self.prompts.read(body);
         let tokens = &prompt.tokens;
-        if tokens.is_empty() || self.present.len() >= MOST_PRESENT {
+        if tokens.is_empty() || self.active.len() >= MAX_ACTIVE_REQUESTS {
             return;
         }
-        // A token that the embedding lacks: the main function refuses it.
+        // A token beyond the vocabulary: the main function rejects the request.
         let Ok(vector) = self.embedding.prompt_vector(tokens) else { return };
         let prediction = match self.predict(tenant, tokens, &vector) {
             Ok(prediction) => prediction,
@@ -212,58 +232,59 @@ impl UsagePredictor {
                 None
             }
         };
-        // The first token comes out of the prefill.
-        let usual = self.steps.of(tenant);
-        let steps = most_output.map_or(usual, |most| usual.min(most.saturating_sub(1) as f64));
+        // The prefill yields the first output token, so decode takes one step less.
+        let expected_steps = self.answer_lengths.expected_steps(tenant);
+        let steps = max_output_tokens
+            .map_or(expected_steps, |limit| expected_steps.min(limit.saturating_sub(1) as f64));
         let tokens = ByPhase { prefill: prompt.length as f64, decode: steps };
-        self.present.insert(id, TrackedRequest { tenant, keeps, prompt, vector, tokens, prediction });
+        self.active.insert(id, TrackedRequest { tenant, retention, prompt, vector, tokens, prediction });
     }
 
     /// Learns from the activations that a main function reported at the end of an answer.
     ///
     /// # Errors
-    /// The activations are invalid: nothing is learned from them.
-    pub fn told(&mut self, id: u64, activations: &str) -> Result<(), PredictError> {
+    /// The activations are invalid. Nothing is learned from them.
+    pub fn record_usage(&mut self, id: u64, activations: &str) -> Result<(), PredictError> {
         let activations = Activations::from_text(activations, &self.header)?;
         self.observed.add(&activations);
-        let Some(present) = self.present.remove(&id) else { return Ok(()) };
-        self.steps.note(present.tenant, activations.positions(Phase::Decode) as f64);
+        let Some(active) = self.active.remove(&id) else { return Ok(()) };
+        self.answer_lengths.record(active.tenant, activations.positions(Phase::Decode) as f64);
         let truths = ByPhase::try_each(|phase| activations.shares(phase))?;
-        let vector = match present.rest(activations.positions(Phase::Prefill)) {
+        let vector = match active.rest(activations.positions(Phase::Prefill)) {
             None => {
-                self.judge(&present, &truths);
-                present.vector
+                self.record_quality(&active, &truths);
+                active.vector
             }
-            Some(rest) if rest.len() < LEAST_REST => return Ok(()),
+            Some(rest) if rest.len() < MIN_COMPUTED_TOKENS => return Ok(()),
             Some(rest) => self.embedding.prompt_vector(rest)?,
         };
-        // Its tenant may have said so meanwhile.
-        if !present.keeps.are_records() || self.opted_out.contains(present.tenant) {
+        // The tenant may have opted out since the request arrived.
+        if !active.retention.keeps_records() || self.opted_out.contains(active.tenant) {
             return Ok(());
         }
-        let (Some(memory), Some(prefill)) = (&mut self.memory, truths.prefill) else { return Ok(()) };
-        let experience = Experience { vector, prefill, decode: truths.decode };
-        if present.keeps == Retention::Shared {
-            self.prior.note(present.tenant, &experience);
+        let (Some(histories), Some(prefill)) = (&mut self.histories, truths.prefill) else { return Ok(()) };
+        let usage = UsageSample { vector, prefill, decode: truths.decode };
+        if active.retention == Retention::Shared {
+            self.prior.record(active.tenant, &usage);
         }
-        let stored = memory.learn(present.tenant, experience)?;
+        let stored = histories.learn(active.tenant, usage)?;
         if let Some(store) = &mut self.store
-            && let Err(error) = store.append(&stored, || memory.numbers())
+            && let Err(error) = store.append(&stored, || histories.numbers())
         {
             tracing::warn!(%error, "expert usage not stored");
         }
         Ok(())
     }
 
-    /// Learns the requests in `records`, which another gateway served, unless they are known. Returns how many were
-    /// new.
-    pub fn share(&mut self, records: &[StoredRequest]) -> usize {
-        let Some(memory) = &mut self.memory else { return 0 };
-        let welcome = records.iter().filter(|record| !self.opted_out.contains(record.tenant));
-        let learned = welcome.filter(|record| match memory.share(record) {
+    /// Learns the requests in `records`, which another gateway served, and returns how many were new. Skips known
+    /// requests and those of tenants that opted out.
+    pub fn learn_shared(&mut self, records: &[StoredRequest]) -> usize {
+        let Some(histories) = &mut self.histories else { return 0 };
+        let allowed = records.iter().filter(|record| !self.opted_out.contains(record.tenant));
+        let learned = allowed.filter(|record| match histories.insert_shared(record) {
             Ok(is_new) => {
                 if is_new {
-                    self.prior.note(record.tenant, &record.experience);
+                    self.prior.record(record.tenant, &record.usage);
                 }
                 is_new
             }
@@ -277,23 +298,24 @@ impl UsagePredictor {
         learned
     }
 
-    /// How what other gateways store of this model is read; none where nothing is remembered or stored.
+    /// Returns a reader of the histories that other gateways store for this model. Returns `None` if the history is
+    /// disabled or has no store.
     #[must_use]
-    pub fn exchange(&self) -> Option<Exchange> {
-        self.memory.as_ref()?;
-        self.store.as_ref().map(|store| Exchange::beside(store, self.opted_out.clone()))
+    pub fn peer_history_reader(&self) -> Option<PeerHistoryReader> {
+        self.histories.as_ref()?;
+        self.store.as_ref().map(|store| PeerHistoryReader::beside(store, self.opted_out.clone()))
     }
 
-    /// Forgets what is remembered of a tenant's requests, and remembers no more of them.
+    /// Erases the history of a tenant and ignores its further requests.
     fn forget(&mut self, tenant: Tenant) {
-        self.prior.leave(tenant);
+        self.prior.remove_contributor(tenant);
         if !self.opted_out.insert(tenant) {
             return;
         }
-        if let Some(memory) = &mut self.memory {
-            memory.forget(tenant);
+        if let Some(histories) = &mut self.histories {
+            histories.forget(tenant);
         }
-        // Where there was no room for its past in memory, it may still be there.
+        // The file may hold records that memory had no room for.
         if let Some(store) = &mut self.store
             && let Err(error) = store.forget(tenant)
         {
@@ -301,36 +323,36 @@ impl UsagePredictor {
         }
     }
 
-    /// A request is over, whatever became of it.
-    pub fn left(&mut self, id: u64) {
-        self.present.remove(&id);
+    /// Ends the tracking of a request, successful or not.
+    pub fn end_request(&mut self, id: u64) {
+        self.active.remove(&id);
     }
 
-    /// Returns true if no request waits or runs.
+    /// Returns true if no request is active.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.present.is_empty()
+        self.active.is_empty()
     }
 
-    /// Predicts the joint usage of all present requests, shrunk towards the history's mean by the known errors; `None`
-    /// if nothing is known of any of them.
+    /// Predicts the joint usage of all active requests, weighted by their tokens. Each prediction is moved towards
+    /// the mean of the history according to its known error. Returns `None` if no active request has a prediction.
     ///
     /// # Errors
     /// The model has no experts.
-    pub fn mix(&self) -> Result<Option<JointUsage>, PredictError> {
+    pub fn predict_joint_usage(&self) -> Result<Option<JointUsage>, PredictError> {
         let (layers, experts) = (self.header.layers.len(), self.header.experts as usize);
-        let uniform = Shares::uniform(layers, experts);
-        let mean =
+        let uniform = UsageShares::uniform(layers, experts);
+        let history_mean =
             |phase| self.trained.as_ref().map_or(&uniform, |trained| trained.popularity().shares(phase));
-        let (mut sum, mut requests, mut all) = (vec![0.0_f64; layers * experts], 0.0, 0.0);
-        for present in self.present.values() {
-            let Some(prediction) = &present.prediction else { continue };
+        let (mut sum, mut requests, mut total_tokens) = (vec![0.0_f64; layers * experts], 0.0, 0.0);
+        for active in self.active.values() {
+            let Some(prediction) = &active.prediction else { continue };
             requests += 1.0;
             for phase in Phase::ALL {
-                let said = prediction.of(phase);
-                let shares = mean(phase).towards(&said.shares, said.trust)?;
-                let tokens = present.tokens.of(phase);
-                all += tokens;
+                let predicted = prediction.get(phase);
+                let shares = history_mean(phase).towards(&predicted.shares, predicted.weight)?;
+                let tokens = active.tokens.get(phase);
+                total_tokens += tokens;
                 sum.iter_mut()
                     .zip(shares.values())
                     .for_each(|(sum, share)| *sum += tokens * f64::from(*share));
@@ -339,135 +361,151 @@ impl UsagePredictor {
         if requests == 0.0 {
             return Ok(None);
         }
-        let shares = Shares::from_weights(experts, sum.into_iter().map(|value| value as f32).collect())?;
-        Ok(Some(JointUsage { shares, requests, tokens: all }))
+        let shares = UsageShares::from_weights(experts, sum.into_iter().map(|value| value as f32).collect())?;
+        Ok(Some(JointUsage { shares, requests, tokens: total_tokens }))
     }
 
-    /// Returns the mean usage of all remembered requests, weighted for so many tokens in each phase; `None` if none is
-    /// remembered.
+    /// Returns the mean usage of all requests in the history, for a request with this many tokens in each phase.
+    /// Returns `None` if the history is empty.
     ///
     /// # Errors
     /// The model has no experts.
-    pub fn mean(&self, tokens: ByPhase<f64>) -> Result<Option<Shares>, PredictError> {
-        let mean = match &self.memory {
-            Some(memory) => memory.mean()?,
+    pub fn mean_usage(&self, tokens: ByPhase<f64>) -> Result<Option<UsageShares>, PredictError> {
+        let mean = match &self.histories {
+            Some(histories) => histories.mean()?,
             None => None,
         };
-        let part = tokens.decode / (tokens.prefill + tokens.decode).max(f64::MIN_POSITIVE);
-        mean.map(|mean| mean.prefill.towards(&mean.decode, part)).transpose()
+        let decode_share = tokens.decode / (tokens.prefill + tokens.decode).max(f64::MIN_POSITIVE);
+        mean.map(|mean| mean.prefill.towards(&mean.decode, decode_share)).transpose()
     }
 
-    /// Recent expert usage.
+    /// Returns the expert usage of recent requests.
     #[must_use]
     pub fn observed(&self) -> &ObservedUsage {
         &self.observed
     }
 
-    /// How good predictions have been.
+    /// Returns the quality of past predictions.
     #[must_use]
-    pub fn quality(&self) -> &Quality {
+    pub fn quality(&self) -> &PredictionQuality {
         &self.quality
     }
 
-    /// The model's layers with experts, by their ids.
+    /// Returns the ids of the layers with experts.
     #[must_use]
     pub fn layers(&self) -> &[u32] {
         &self.header.layers
     }
 
-    /// Experts of each of them.
+    /// Returns the number of experts per layer.
     #[must_use]
     pub fn experts(&self) -> usize {
         self.header.experts as usize
     }
 
-    /// Requests that are remembered, and the bytes that they take in memory.
+    /// Returns the size of the history in memory.
     #[must_use]
-    pub fn remembered(&self) -> (usize, u64) {
-        self.memory.as_ref().map_or((0, 0), |memory| (memory.len(), memory.bytes()))
+    pub fn history_size(&self) -> HistorySize {
+        let size =
+            |histories: &TenantHistories| HistorySize { requests: histories.len(), bytes: histories.bytes() };
+        self.histories.as_ref().map_or(HistorySize::default(), size)
     }
 
-    /// Predicts the usage of a request; `None` if nothing is known.
+    /// Predicts the usage of a request. Returns `None` if there is neither a trained predictor nor a history.
     fn predict(
         &mut self,
         tenant: Tenant,
         tokens: &[u32],
         vector: &[f32],
     ) -> Result<Option<ByPhase<PhasePrediction>>, PredictError> {
-        let own = match &self.memory {
-            Some(memory) => memory.predict(tenant, vector)?,
+        let own = match &self.histories {
+            Some(histories) => histories.predict(tenant, vector)?,
             None => None,
         };
         let is_own = own.is_some();
-        let past = match own {
+        let history = match own {
             Some(own) => Some(own),
             None => self.prior.shares_for(tenant)?,
         };
         let mut is_unfamiliar = false;
-        let mut said = |phase: Phase| -> Result<Option<PhasePrediction>, PredictError> {
-            let own = past.as_ref().map(|past| past.of(phase).clone());
+        let mut predict_phase = |phase: Phase| -> Result<Option<PhasePrediction>, PredictError> {
+            let own = history.as_ref().map(|history| history.get(phase).clone());
             let Some(trained) = &self.trained else {
-                return Ok(own.map(|shares| PhasePrediction { shares, parts: None, trust: 0.5, bars: None }));
+                return Ok(own.map(|shares| PhasePrediction {
+                    shares,
+                    combined: None,
+                    weight: 0.5,
+                    error_bars: None,
+                }));
             };
             let prediction = trained.predict_with_errors(tokens, phase)?;
-            let farthest = trained.tuning(phase).classes.last().map(|class| class.disagreement);
-            is_unfamiliar |= farthest.is_some_and(|farthest| prediction.disagreement > farthest);
-            let bars = prediction.errors.map(|bars| bars.js_quantiles.iter().map(|bars| bars[BAR]).collect());
-            // As far off as each was on prompts that nothing was fitted to.
-            let trust = match (prediction.errors, trained.errors_of(Method::Dop, phase)) {
-                (Some(its), Some(mean)) => mean.js_mean / (mean.js_mean + its.js_mean).max(f64::MIN_POSITIVE),
+            let largest = trained.tuning(phase).classes.last().map(|class| class.disagreement);
+            is_unfamiliar |= largest.is_some_and(|largest| prediction.disagreement > largest);
+            let error_bars = prediction
+                .errors
+                .map(|bars| bars.js_quantiles.iter().map(|bars| bars[COVERAGE_QUANTILE]).collect());
+            // The weight follows the mean errors of both on held-out prompts.
+            let weight = match (prediction.errors, trained.errors_of(Method::Dop, phase)) {
+                (Some(own), Some(mean)) => mean.js_mean / (mean.js_mean + own.js_mean).max(f64::MIN_POSITIVE),
                 _ => 0.5,
             };
             let shares = prediction.shares;
             let Some(own) = own else {
-                return Ok(Some(PhasePrediction { shares, parts: None, trust, bars }));
+                return Ok(Some(PhasePrediction { shares, combined: None, weight, error_bars }));
             };
-            let weight = match &self.memory {
-                Some(memory) if is_own => memory.weight_of_own(tenant, phase),
+            let own_weight = match &self.histories {
+                Some(histories) if is_own => histories.own_history_weight(tenant, phase),
                 _ => self.prior.weight(phase),
             };
-            let both = shares.towards(&own, weight)?;
-            Ok(Some(PhasePrediction { shares: both, parts: Some((shares, own)), trust, bars }))
+            Ok(Some(PhasePrediction {
+                shares: shares.towards(&own, own_weight)?,
+                combined: Some(CombinedPredictions { trained: shares, own }),
+                weight,
+                error_bars,
+            }))
         };
-        let both = (said(Phase::Prefill)?, said(Phase::Decode)?);
+        let phases = (predict_phase(Phase::Prefill)?, predict_phase(Phase::Decode)?);
         self.quality.unfamiliar += u64::from(is_unfamiliar);
-        Ok(both.0.zip(both.1).map(|(prefill, decode)| ByPhase { prefill, decode }))
+        Ok(phases.0.zip(phases.1).map(|(prefill, decode)| ByPhase { prefill, decode }))
     }
 
-    /// Compares what was said of a request with what it used.
-    fn judge(&mut self, present: &TrackedRequest, truths: &ByPhase<Option<Shares>>) {
-        let Some(prediction) = &present.prediction else { return };
+    /// Compares the prediction of a request with its actual usage.
+    fn record_quality(&mut self, active: &TrackedRequest, truths: &ByPhase<Option<UsageShares>>) {
+        let Some(prediction) = &active.prediction else { return };
         self.quality.compared += 1;
-        if self.trained.is_some() && self.prior.is_shared_by(present.tenant) {
-            self.judge_prior(present.tenant, prediction, truths);
+        if self.trained.is_some() && self.prior.has_contributor(active.tenant) {
+            self.record_prior_quality(active.tenant, prediction, truths);
         }
         for phase in Phase::ALL {
-            let (said, Some(truth)) = (prediction.of(phase), truths.of(phase)) else { continue };
-            let quality = self.quality.of_mut(phase);
-            quality.note(&said.shares, truth);
-            if let Some(bars) = &said.bars {
-                quality.bar(&said.shares, truth, bars);
+            let (predicted, Some(truth)) = (prediction.get(phase), truths.get(phase)) else { continue };
+            let quality = self.quality.get_mut(phase);
+            quality.record(&predicted.shares, truth);
+            if let Some(error_bars) = &predicted.error_bars {
+                quality.record_coverage(&predicted.shares, truth, error_bars);
             }
-            let balance = self.memory.as_mut().and_then(|memory| memory.balance(present.tenant));
-            if let (Some(balance), Some((trained, own))) = (balance, &said.parts) {
-                balance.of_mut(phase).note(trained, own, truth);
+            let comparison =
+                self.histories.as_mut().and_then(|histories| histories.comparison(active.tenant));
+            if let (Some(comparison), Some(CombinedPredictions { trained, own })) =
+                (comparison, &predicted.combined)
+            {
+                comparison.get_mut(phase).record(trained, own, truth);
             }
         }
     }
 
-    /// Compares the prior that `tenant` would have, were it new, with what a request of it used. It shares that.
-    fn judge_prior(
+    /// Compares the prior that `tenant` would get as a new tenant with its actual usage. The tenant shares its usage.
+    fn record_prior_quality(
         &mut self,
         tenant: Tenant,
         prediction: &ByPhase<PhasePrediction>,
-        truths: &ByPhase<Option<Shares>>,
+        truths: &ByPhase<Option<UsageShares>>,
     ) {
         let Ok(Some(prior)) = self.prior.shares_for(tenant) else { return };
         for phase in Phase::ALL {
-            let said = prediction.of(phase);
-            let trained = said.parts.as_ref().map_or(&said.shares, |(trained, _)| trained);
-            if let Some(truth) = truths.of(phase) {
-                self.prior.compare(phase, trained, prior.of(phase), truth);
+            let predicted = prediction.get(phase);
+            let trained = predicted.combined.as_ref().map_or(&predicted.shares, |combined| &combined.trained);
+            if let Some(truth) = truths.get(phase) {
+                self.prior.record_errors(phase, trained, prior.get(phase), truth);
             }
         }
     }

@@ -6,8 +6,8 @@ use prometheus::Registry;
 use remoe_gateway_core::{Privacy, UsageObserver};
 use remoe_model::Checkpoint;
 use remoe_predictor::record::RecordHeader;
-use remoe_predictor::{Activations, Phase, Shares};
-use remoe_usage::{Store, write_model_summary};
+use remoe_predictor::{Activations, Phase, UsageShares};
+use remoe_usage::{HistoryStore, write_model_summary};
 use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -145,7 +145,7 @@ async fn usage_is_reported_and_survives_a_restart() {
     let task = tokio::spawn(first.clone().follow_orders(demands));
     until("a model summary", || first.order().is_some()).await;
     assert_eq!(first.mix(DemandPhase::Active, 0).await, None);
-    let mut answered = first.learner.answered();
+    let mut answered = first.learner.answered_usage();
     for id in 1..=6 {
         assert!(start_request(&first, id, "", Privacy::None));
         first.learner.told(id, &activations(&main));

@@ -3,7 +3,7 @@
 use crate::api::Api;
 use crate::gateway::{Gateway, answered_by, main_function, write_spending};
 use remoe_proto::identity::Protocol;
-use remoe_test_support::realm::{LIFE, Realm, gateway as gateways_name, operator};
+use remoe_test_support::realm::{LIFE, TestAuthority, gateway as gateways_name, operator};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -105,7 +105,7 @@ async fn spending_is_shown_to_admin_keys_only() {
 /// Connections made after the files have changed get the new certificate.
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_get_tls_and_a_renewed_certificate() {
-    let (api, realm) = (Api::start().await, Realm::default());
+    let (api, realm) = (Api::start().await, TestAuthority::default());
     let folder = realm.write("tls", &realm.sign(&gateways_name(), LIFE), "");
     let flag = format!("--tls-dir={}", folder.display());
     let gateway = Gateway::start_within_tls(&api, KEYS, &flag).await;

@@ -190,7 +190,7 @@ impl Identities {
             Signer::Unsigned => return Ok(None),
             Signer::Operator => self.signed_here().await?,
             Signer::CertManager(_, folder) => {
-                let read = async || Keyring::of_folder(folder);
+                let read = async || Keyring::from_folder(folder);
                 self.keyring.get_or_try_init(read).await?.clone()
             }
         };
@@ -208,10 +208,10 @@ impl Identities {
             let signed = authority.credentials(&self.own, self.life);
             signed.map_err(|error| IdentityFailure::Authority { error })
         };
-        let first = async || sign().map(Keyring::holding);
+        let first = async || sign().map(Keyring::with_credentials);
         let keyring = self.keyring.get_or_try_init(first).await?;
         if !keyring.current().are_valid_in(self.life / 2) {
-            keyring.hold(sign()?);
+            keyring.replace(sign()?);
         }
         Ok(keyring.clone())
     }

@@ -10,7 +10,7 @@ use crate::facts::ModelFacts;
 use remoe_api::MoEPlanSpec;
 use remoe_hardware::{DeploymentRequirements, Profile, problem};
 use remoe_planner::{PlanAccount, Problem, of_any_version};
-use remoe_predictor::Shares;
+use remoe_predictor::UsageShares;
 use serde::{Deserialize, Serialize};
 
 /// Bytes of a basis that is kept.
@@ -27,7 +27,7 @@ pub(super) struct PlanInputs {
     pub(super) profile: Profile,
     /// Wishes of the spec.
     pub(super) wishes: DeploymentRequirements,
-    /// Expert usage that requests are expected to have, as [`Shares`] writes it: rows of numbers would take twenty
+    /// Expert usage that requests are expected to have, as [`UsageShares`] writes it: rows of numbers would take twenty
     /// times the room.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) expected: Option<String>,
@@ -39,7 +39,8 @@ impl PlanInputs {
         let wrong = |error: String| PlanningError::Profile(error);
         let model = &self.model.inspection;
         let expected = self.expected.as_ref();
-        let expected = expected.map(|text| Shares::from_text(text, model.moe_layers.len(), model.experts));
+        let expected =
+            expected.map(|text| UsageShares::from_text(text, model.moe_layers.len(), model.experts));
         let expected = expected.transpose().map_err(|error| wrong(error.to_string()))?;
         let problem =
             problem(model, &self.profile, &self.wishes).map_err(|error| wrong(error.to_string()))?;

@@ -27,7 +27,7 @@ use remoe_planner::{
     Budget, Options, PlanAccount, PlanDraft, PlanError, PlanningResult, Pricing, Problem, Remote,
     compare_within, preallocate_for, replan, solve_within,
 };
-use remoe_predictor::Shares;
+use remoe_predictor::UsageShares;
 
 pub(crate) use basis::account;
 pub(crate) use hosted::check_hosted;
@@ -238,7 +238,7 @@ impl Planning {
     pub(crate) fn expected_usage(&self, plan: &MoEPlanSpec) -> Option<(Vec<u32>, Vec<Vec<f64>>)> {
         let model = &self.basis.model.inspection;
         let shares = &plan.prediction.as_ref()?.shares;
-        let shares = Shares::from_text(shares, model.moe_layers.len(), model.experts).ok()?;
+        let shares = UsageShares::from_text(shares, model.moe_layers.len(), model.experts).ok()?;
         Some((self.moe_layers.clone(), shares.to_rows()))
     }
 

@@ -12,7 +12,7 @@ use crate::testing::solutions;
 use remoe_api::{MixOf, MoEDeployment, MoEPlanSpec, ProfileSource, RemotePlan, RequestMix};
 use remoe_hardware::Profile;
 use remoe_planner::{Group, Options, Remote, solve};
-use remoe_predictor::Shares;
+use remoe_predictor::UsageShares;
 use remoe_proto::format_listing;
 use remoe_proto::v1::LayerExperts;
 use serde_json::{Value, json};
@@ -100,9 +100,9 @@ pub fn large() -> ModelFacts {
 }
 
 /// Nearly all work is that of these experts, in every layer.
-fn shares(hot: &[usize]) -> Shares {
+fn shares(hot: &[usize]) -> UsageShares {
     let weight = |at: usize| if hot.contains(&(at % EXPERTS)) { 1.0 } else { 0.001 };
-    Shares::from_weights(EXPERTS, (0..LAYERS * EXPERTS).map(weight).collect()).unwrap()
+    UsageShares::from_weights(EXPERTS, (0..LAYERS * EXPERTS).map(weight).collect()).unwrap()
 }
 
 pub fn mix(of: MixOf, hot: &[usize]) -> RequestMix {

@@ -10,7 +10,7 @@ use crate::tests::scene::{ENOUGH, Scene, spec};
 use crate::write::Write;
 use kube::ResourceExt;
 use remoe_api::{DemandPhase, MixOf, MoEDeploymentStatus, MoEPlanSpec, PredictionOrder, RequestMix};
-use remoe_predictor::Shares;
+use remoe_predictor::UsageShares;
 use remoe_proto::v1::LayerExperts;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -166,7 +166,7 @@ fn functions_that_those_who_wait_need_most_are_made_first() {
     scene.until(DemandPhase::Asleep);
     // The more evenly a layer's experts are used, the more of its work is remote, whatever the plan.
     let weight = |at: usize| if at % EXPERTS < 4 { 1.0 } else { [0.02, 0.2, 1.0][at / EXPERTS] };
-    let shares = Shares::from_weights(EXPERTS, (0..LAYERS * EXPERTS).map(weight).collect()).unwrap();
+    let shares = UsageShares::from_weights(EXPERTS, (0..LAYERS * EXPERTS).map(weight).collect()).unwrap();
     let text = shares.to_text(1000).unwrap();
     scene.say("a", 3, 0, Some(RequestMix { shares: text, ..mix(MixOf::Waiting, &[]) }));
     let (planned, steps) = scene.world.look();
@@ -269,7 +269,7 @@ fn implausible_usage_is_left_out() {
     for said in [
         other(|mix| mix.model = "another".to_owned()),
         other(|mix| mix.shares = "AAAA".to_owned()),
-        other(|mix| mix.shares = Shares::uniform(LAYERS, EXPERTS + 1).to_text(1000).unwrap()),
+        other(|mix| mix.shares = UsageShares::uniform(LAYERS, EXPERTS + 1).to_text(1000).unwrap()),
         other(|mix| mix.requests = 3),
         other(|mix| mix.of = MixOf::Waiting),
     ] {

@@ -29,7 +29,7 @@ async fn created_and_deleted_deployments_leave_no_task() {
     let tasks = || Handle::current().metrics().num_alive_tasks();
     let (before, bytes) = (tasks(), resident());
     for number in 0..cases.count() {
-        let mut dice = cases.dice(number);
+        let mut dice = cases.choices(number);
         let mut owner = deployment(json!({}));
         // Some come back under the name of one before.
         owner.metadata.name = Some(format!("hostile-{}", dice.below(cases.count())));

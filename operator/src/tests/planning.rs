@@ -7,7 +7,7 @@ use remoe_api::{
 use remoe_hardware::{Origin, Profile};
 use remoe_model::Inspection;
 use remoe_planner::{Budget, VcpuRange};
-use remoe_predictor::Shares;
+use remoe_predictor::UsageShares;
 use serde_json::{Value, json};
 
 #[test]
@@ -303,7 +303,7 @@ fn a_plan_that_follows_is_beside_what_there_would_be_without_it() {
         let remote = &sets.iter().find(|set| set.layer == layer).unwrap().experts;
         (0..8).map(|expert| if remote.contains(&expert) { 50.0 } else { 1.0 }).collect::<Vec<f32>>()
     };
-    let shares = Shares::from_weights(8, [1, 2, 3].into_iter().flat_map(weights).collect()).unwrap();
+    let shares = UsageShares::from_weights(8, [1, 2, 3].into_iter().flat_map(weights).collect()).unwrap();
     let shares = shares.to_text(1000).unwrap();
     let prediction = PlannedPrediction { revision: 1, of: MixOf::Answered, requests: 20, shares };
     let planning = planning.expecting(prediction).unwrap();

@@ -8,7 +8,7 @@ use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
 use remoe_api::{DemandPhase, GatewayDemand, MixOf, RequestMix};
-use remoe_predictor::Shares;
+use remoe_predictor::UsageShares;
 use remoe_proto::v1::LayerExperts;
 use remoe_rollout::need;
 use serde_json::{Value, json};
@@ -267,7 +267,7 @@ fn a_wake_starts_what_those_who_wait_need() {
         let (layer, expert) = (at / 16 + 1, at % 16);
         if hosted[1..].iter().any(|sets| is_of(sets, layer, expert)) { 1e-9 } else { 1.0 }
     };
-    let shares = Shares::from_weights(16, (0..48).map(weight).collect()).unwrap();
+    let shares = UsageShares::from_weights(16, (0..48).map(weight).collect()).unwrap();
     let text = shares.to_text(1000).unwrap();
     let mix = RequestMix {
         of: MixOf::Waiting,

@@ -1,14 +1,14 @@
-//! Popularity and inter-layer affinity (DuoServe-MoE, section 4.1).
+//! Popularity and inter-layer affinity of experts (DuoServe-MoE, section 4.1).
 
 use crate::error::PredictError;
-use crate::fate::top;
+use crate::fate::top_k;
 use crate::record::{ActivationRecord, RecordHeader};
 
-/// Pseudo-counts with which a row of affinities shrinks towards popularity: an expert that was hardly
-/// ever used says little about what follows.
+/// Pseudo-counts that shrink a row of affinities towards popularity: a rarely used expert says little about later
+/// layers.
 const SHRINKAGE: f32 = 10.0;
 
-/// The experts of every token of one record: [layers, tokens, top_k].
+/// Experts of every token of one record, [layers, tokens, top_k].
 #[derive(Debug, Clone, Copy)]
 pub struct TokenRoutes<'a> {
     experts: &'a [u16],
@@ -17,11 +17,11 @@ pub struct TokenRoutes<'a> {
 }
 
 impl<'a> TokenRoutes<'a> {
-    /// Reads the routes of a record with per-token experts.
+    /// Returns the routes of a record with per-token experts.
     ///
     /// # Errors
-    /// The record has none, or they do not fit the header.
-    pub fn of(header: &RecordHeader, record: &'a ActivationRecord) -> Result<Self, PredictError> {
+    /// The record has no per-token experts, or they do not match the header.
+    pub fn from_record(header: &RecordHeader, record: &'a ActivationRecord) -> Result<Self, PredictError> {
         let (layers, top_k) = (header.layers.len(), header.top_k as usize);
         let experts = record.experts.as_deref().unwrap_or_default();
         let expected = (record.prompt.len() + record.steps as usize) * layers * top_k;
@@ -33,20 +33,20 @@ impl<'a> TokenRoutes<'a> {
         Ok(Self { experts, layers, top_k })
     }
 
-    /// The experts of the l-th layer, [tokens, `top_k`]; none for a layer that is not there.
+    /// Returns the experts of the l-th layer, [tokens, `top_k`]. Empty for a layer that does not exist.
     #[must_use]
     pub fn layer(&self, layer: usize) -> &'a [u16] {
-        let each = self.experts.len() / self.layers.max(1);
-        self.experts.get(layer * each..(layer + 1) * each).unwrap_or_default()
+        let per_layer = self.experts.len() / self.layers.max(1);
+        self.experts.get(layer * per_layer..(layer + 1) * per_layer).unwrap_or_default()
     }
 
-    /// The experts of each token in the l-th layer.
+    /// Iterates over the experts of each token in the l-th layer.
     pub fn tokens(&self, layer: usize) -> impl ExactSizeIterator<Item = &'a [u16]> {
         self.layer(layer).chunks_exact(self.top_k)
     }
 }
 
-/// Frequencies with which experts follow each other, `distance` layers later.
+/// Affinity: frequencies with which one expert follows another, `distance` layers later.
 #[derive(Debug, Clone)]
 pub struct Affinity {
     experts: usize,
@@ -54,16 +54,16 @@ pub struct Affinity {
     distance: usize,
     /// Share of each expert in its layer's assignments, [layers, experts].
     popularity: Vec<f32>,
-    /// Row (l, i): of the assignments in layer l + distance of tokens that used expert i in layer l, the
-    /// share of each expert; [layers - distance, experts, experts].
+    /// Row (l, i): shares of the experts in the assignments of layer l + distance, over tokens that used expert i in
+    /// layer l. [layers - distance, experts, experts].
     following: Vec<f32>,
 }
 
 impl Affinity {
-    /// Counts the records' tokens.
+    /// Counts the routes of all tokens in `records`.
     ///
     /// # Errors
-    /// A record has no per-token experts, or the model has no layer `distance` after another.
+    /// A record has no per-token experts, or `distance` is 0 or not below the number of layers.
     pub fn fit(
         header: &RecordHeader,
         records: &[ActivationRecord],
@@ -77,7 +77,7 @@ impl Affinity {
         let mut popularity = vec![0.0_f32; layers * experts];
         let mut following = vec![0.0_f32; (layers - distance) * experts * experts];
         for record in records {
-            let routes = TokenRoutes::of(header, record)?;
+            let routes = TokenRoutes::from_record(header, record)?;
             for layer in 0..layers {
                 for &expert in routes.layer(layer) {
                     popularity[layer * experts + usize::from(expert)] += 1.0;
@@ -103,25 +103,25 @@ impl Affinity {
         Ok(Self { experts, top_k: header.top_k as usize, distance, popularity, following })
     }
 
-    /// Share of each expert in the assignments of the l-th layer.
+    /// Returns the share of each expert in the assignments of the l-th layer.
     #[must_use]
     pub fn popularity(&self, layer: usize) -> &[f32] {
         self.popularity.get(layer * self.experts..(layer + 1) * self.experts).unwrap_or_default()
     }
 
-    /// The shares of layer `layer + distance` among tokens that used `expert` in `layer`.
+    /// Returns the shares of layer `layer + distance` among tokens that used `expert` in `layer`.
     #[must_use]
     pub fn following(&self, layer: usize, expert: u16) -> &[f32] {
         let start = (layer * self.experts + usize::from(expert)) * self.experts;
         self.following.get(start..start + self.experts).unwrap_or_default()
     }
 
-    /// The experts of layer `layer + distance`, from those of `layer` ([tokens, `top_k`]): for each token the
-    /// `top_k` with the largest product of affinities, as if its experts spoke independently.
+    /// Predicts the experts of layer `layer + distance` from those of `layer` ([tokens, `top_k`]): for each token,
+    /// the `top_k` with the largest product of affinities, as if its experts were independent.
     #[must_use]
     pub fn predict(&self, layer: usize, routes: &[u16]) -> Vec<u16> {
         let later = self.popularity(layer + self.distance);
-        let each = routes.chunks_exact(self.top_k).map(|now| {
+        let predicted = routes.chunks_exact(self.top_k).map(|now| {
             let score = |to: usize| {
                 let popular = later.get(to).copied().unwrap_or(0.0).max(f32::MIN_POSITIVE).ln();
                 let lift = |&from: &u16| {
@@ -130,9 +130,9 @@ impl Affinity {
                 };
                 popular + now.iter().map(lift).sum::<f32>()
             };
-            top((0..self.experts).map(score), self.top_k)
+            top_k((0..self.experts).map(score), self.top_k)
         });
-        each.flatten().collect()
+        predicted.flatten().collect()
     }
 }
 

@@ -1,4 +1,4 @@
-//! A later layer's gate, asked early (`MoEless`).
+//! Gate lookahead (`MoEless`): the gate of a later layer, applied to an earlier layer's input.
 
 use crate::error::PredictError;
 use crate::fate::GateWeights;
@@ -6,10 +6,10 @@ use crate::layerwise::HitRates;
 use crate::random::Random;
 use crate::vector::{add_scaled, dot};
 
-/// One in so many of the tokens given for fine-tuning judges what came of it.
-const JUDGES: usize = 10;
+/// Fraction of the fine-tuning tokens that validate the result: one in this many.
+const VALIDATION_FRACTION: usize = 10;
 
-/// A copy of layer l + d's norm and gate, applied to the hidden states that enter layer l.
+/// Copy of layer l + d's norm and gate, applied to the hidden states that enter layer l.
 #[derive(Debug, Clone)]
 pub struct GateLookahead {
     weights: GateWeights,
@@ -18,16 +18,16 @@ pub struct GateLookahead {
     epsilon: f32,
 }
 
-/// How a copy is fine-tuned.
+/// Options of fine-tuning.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FineTuning {
-    /// A copy whose mean hit rate reaches this stays as it is.
+    /// Mean hit rate from which on fine-tuning is skipped.
     pub threshold: f64,
     /// Passes over the tokens.
     pub epochs: usize,
-    /// Step size, falling linearly to 0.
+    /// Initial learning rate, which falls linearly to 0.
     pub rate: f32,
-    /// Order of the tokens that it learns from.
+    /// Seed of the order of the tokens.
     pub seed: u64,
 }
 
@@ -38,7 +38,7 @@ impl Default for FineTuning {
 }
 
 impl GateLookahead {
-    /// From the later layer's weights; `epsilon` is its norm's.
+    /// Creates a lookahead from the later layer's weights; `epsilon` is that of its norm.
     ///
     /// # Errors
     /// `hidden` is 0, or a weight does not have the size of `hidden` and `experts`.
@@ -60,10 +60,10 @@ impl GateLookahead {
         self.weights.norm.len()
     }
 
-    /// The experts of each token, [tokens, `top_k`], for hidden states [tokens, hidden].
+    /// Predicts the experts of each token, [tokens, `top_k`], from hidden states [tokens, hidden].
     ///
     /// # Errors
-    /// `states` holds no whole number of tokens.
+    /// `states` does not hold complete tokens.
     pub fn predict(&self, states: &[f32]) -> Result<Vec<u16>, PredictError> {
         let whole = states.len().next_multiple_of(self.hidden().max(1));
         PredictError::require_size("a matrix of hidden states", whole, states.len())?;
@@ -71,21 +71,20 @@ impl GateLookahead {
         Ok(tokens.flat_map(|state| self.weights.route(state, self.epsilon, self.top_k)).collect())
     }
 
-    /// Measures the accuracy on tokens whose experts are known.
+    /// Measures the accuracy on tokens with known experts.
     ///
     /// # Errors
-    /// `states` and `actual` are not of as many tokens.
+    /// The numbers of tokens in `states` and `actual` differ.
     pub fn measure(&self, states: &[f32], actual: &[u16]) -> Result<HitRates, PredictError> {
-        HitRates::of(&self.predict(states)?, actual, self.top_k)
+        HitRates::measure(&self.predict(states)?, actual, self.top_k)
     }
 
-    /// Fine-tunes the gate where its accuracy on the given tokens is below the threshold: softmax
-    /// cross-entropy against the experts that were used, by stochastic gradient descent. The last tenth of the
-    /// tokens only judges: the gate stays as it is unless the tuned one foresees more there. Returns whether
-    /// it was changed. The norm stays.
+    /// Fine-tunes the gate if its accuracy on the given tokens is below the threshold: softmax cross-entropy against
+    /// the used experts, by stochastic gradient descent. The last tenth of the tokens validates: the tuned gate is
+    /// kept only if it predicts more of their experts. Returns true if the gate changed. The norm is not tuned.
     ///
     /// # Errors
-    /// `states` and `actual` are not of as many tokens.
+    /// The numbers of tokens in `states` and `actual` differ.
     pub fn fine_tune(
         &mut self,
         states: &[f32],
@@ -97,17 +96,17 @@ impl GateLookahead {
         }
         let hidden = self.hidden();
         let tokens = states.len() / hidden;
-        let taught = tokens - tokens / JUDGES;
-        let (states, judging_states) = states.split_at(taught * hidden);
-        let (actual, judging) = actual.split_at(taught * self.top_k);
+        let training = tokens - tokens / VALIDATION_FRACTION;
+        let (states, validation_states) = states.split_at(training * hidden);
+        let (actual, validation) = actual.split_at(training * self.top_k);
         let mut tuned = self.clone();
         tuned.descend(states, actual, options);
-        let better =
-            tuned.measure(judging_states, judging)?.mean > self.measure(judging_states, judging)?.mean;
-        if better {
+        let is_better = tuned.measure(validation_states, validation)?.mean
+            > self.measure(validation_states, validation)?.mean;
+        if is_better {
             *self = tuned;
         }
-        Ok(better)
+        Ok(is_better)
     }
 
     fn descend(&mut self, states: &[f32], actual: &[u16], options: FineTuning) {
@@ -134,19 +133,19 @@ impl GateLookahead {
         state.iter().zip(&self.weights.norm).map(|(x, weight)| x * inverse * weight).collect()
     }
 
-    /// One step for one token, scaled by the squared length of its state so that `rate` has no unit.
+    /// Takes one step for one token, scaled by the squared length of its state, so that `rate` has no unit.
     fn step(&mut self, state: &[f32], used: &[u16], rate: f32) {
         let rows = self.weights.gate.chunks_exact(state.len());
         let logits: Vec<f32> = rows.map(|row| dot(row, state)).collect();
         let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let raised: Vec<f32> = logits.iter().map(|logit| (logit - best).exp()).collect();
-        let sum: f32 = raised.iter().sum();
+        let exponentials: Vec<f32> = logits.iter().map(|logit| (logit - best).exp()).collect();
+        let sum: f32 = exponentials.iter().sum();
         let scale = rate * self.experts as f32 / dot(state, state).max(f32::MIN_POSITIVE);
-        for ((expert, row), raised) in
-            (0_u16..).zip(self.weights.gate.chunks_exact_mut(state.len())).zip(raised)
+        for ((expert, row), exponential) in
+            (0_u16..).zip(self.weights.gate.chunks_exact_mut(state.len())).zip(exponentials)
         {
-            let wanted = if used.contains(&expert) { 1.0 / used.len() as f32 } else { 0.0 };
-            add_scaled(row, scale * (wanted - raised / sum), state);
+            let target = if used.contains(&expert) { 1.0 / used.len() as f32 } else { 0.0 };
+            add_scaled(row, scale * (target - exponential / sum), state);
         }
     }
 }

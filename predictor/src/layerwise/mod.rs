@@ -1,15 +1,14 @@
-//! Prediction per layer and per token, for functions that must know while a request runs which experts
-//! a later layer will want.
+//! Prediction per layer and token of the experts of a later layer, while a request runs.
 //!
-//! Two ways: [`GateLookahead`] applies a copy of layer l + d's gate to what enters layer l (`MoEless`),
-//! fine-tuned where it is not accurate enough; [`Affinity`] knows which experts
-//! follow which (DuoServe-MoE) and needs no hidden states. Both answer with the experts of each token,
-//! [tokens, top_k], ascending within a token, and are measured by [`HitRates`].
+//! [`GateLookahead`] applies a copy of layer l + d's gate to the input of layer l (`MoEless`) and fine-tunes it if it
+//! is not accurate enough. [`Affinity`] predicts from the experts of an earlier layer (DuoServe-MoE) and needs no
+//! hidden states. Both return the experts of each token, [tokens, top_k], ascending within a token. [`HitRates`]
+//! measures their accuracy.
 
 mod affinity;
 mod gate;
-mod hits;
+mod hit_rates;
 
 pub use affinity::{Affinity, TokenRoutes};
 pub use gate::{FineTuning, GateLookahead};
-pub use hits::HitRates;
+pub use hit_rates::HitRates;

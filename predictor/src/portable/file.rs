@@ -1,16 +1,16 @@
-//! A portable predictor as one file: safetensors, with a JSON text (metadata key `remoe`) for everything small.
+//! File format of a portable predictor: safetensors, with a JSON text (metadata key `remoe`) for all small values.
 
-use super::codes::Codes;
-use super::reduced::{PastPrompts, Reduced};
-use super::{MAX_PORTABLE_BYTES, Portable};
+use super::quantised_rows::QuantisedRows;
+use super::reduced_parts::{PastPrompts, ReducedParts};
+use super::{MAX_PORTABLE_BYTES, PortablePredictor};
 use crate::embedding::Embedding;
 use crate::error::PredictError;
 use crate::error_bars::{ErrorBars, ErrorClass};
 use crate::phase::{ByPhase, Phase};
 use crate::predictor::Popularity;
+use crate::predictor_file::{KEY, SavedTensors, metadata, saved};
 use crate::record::RecordHeader;
-use crate::saved::{File, KEY, metadata, saved};
-use crate::shares::Shares;
+use crate::shares::UsageShares;
 use crate::tuning::Tuning;
 use bytes::Bytes;
 use safetensors::tensor::{Dtype, TensorView};
@@ -18,18 +18,18 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use zerocopy::IntoBytes;
 
-/// Name of the file, beside the whole predictor's.
+/// Name of the file, beside that of the full predictor.
 pub const PORTABLE_FILE: &str = "portable.safetensors";
-/// Version of the file.
+/// Format version of the file.
 const VERSION: u32 = 1;
-/// Names of the tensors that both phases have: the token table's base, popularity.
-const OF_PHASE: [[&str; 2]; 2] =
+/// Names of the tensors of each phase: base of the token table, popularity.
+const PHASE_TENSORS: [[&str; 2]; 2] =
     [["prefill.base", "prefill.popularity"], ["decode.base", "decode.popularity"]];
 
-/// The JSON text.
+/// JSON text of the file.
 #[derive(Serialize, Deserialize)]
 struct Manifest {
-    /// Version of this form; a whole predictor has another field of that name.
+    /// Format version. The field's name distinguishes the file from a full predictor.
     portable: u32,
     model: String,
     layers: Vec<u32>,
@@ -41,7 +41,7 @@ struct Manifest {
     tuning: ByPhase<Tuning>,
 }
 
-/// The fields that say which sketch it is over.
+/// Fields that identify the format and the sketch.
 #[derive(Deserialize)]
 struct Preamble {
     portable: u32,
@@ -49,7 +49,7 @@ struct Preamble {
 }
 
 impl Preamble {
-    fn of(text: &str) -> Result<Self, PredictError> {
+    fn parse(text: &str) -> Result<Self, PredictError> {
         let preamble: Self = serde_json::from_str(text).map_err(saved)?;
         match preamble.portable {
             VERSION => Ok(preamble),
@@ -60,7 +60,7 @@ impl Preamble {
     }
 }
 
-/// Without what only planners read, which grows with the square of the experts.
+/// Returns the tuning without the values that only planners need: they grow with the square of the experts.
 fn without_p95(tuning: &Tuning) -> Tuning {
     let bars = |bars: &ErrorBars| ErrorBars { least_used_p95: Vec::new(), ..bars.clone() };
     Tuning {
@@ -74,21 +74,21 @@ fn without_p95(tuning: &Tuning) -> Tuning {
     }
 }
 
-impl Portable {
-    /// Dimensions of the sketch that the predictor in `bytes` needs.
+impl PortablePredictor {
+    /// Returns the dimensions of the sketch that the predictor in `bytes` needs.
     ///
     /// # Errors
     /// The file is damaged or of another version.
     pub fn dimensions(bytes: &[u8]) -> Result<usize, PredictError> {
-        Ok(Preamble::of(&metadata(bytes)?)?.dimensions)
+        Ok(Preamble::parse(&metadata(bytes)?)?.dimensions)
     }
 
-    /// The bytes of a file, at most [`MAX_PORTABLE_BYTES`].
+    /// Encodes the file, at most [`MAX_PORTABLE_BYTES`].
     ///
     /// # Errors
-    /// The model has so many experts that they would be more.
+    /// The file would be too large, because the model has too many experts.
     pub fn to_bytes(&self) -> Result<Vec<u8>, PredictError> {
-        let Reduced { embedding, popularity, basis, past, base, tokens } = &self.parts;
+        let ReducedParts { embedding, popularity, basis, past, base, tokens } = &self.parts;
         let floats = |values: &[f32], width: usize| (Dtype::F32, vec![values.len() / width.max(1), width]);
         let rows = |rows: &crate::rows::Rows| floats(rows.values(), rows.width());
         let codes = (Dtype::I8, vec![tokens.len(), basis.len()]);
@@ -100,15 +100,15 @@ impl Portable {
             ("tokens.coordinates", codes, tokens.codes()),
             ("tokens.steps", steps, tokens.steps().as_bytes()),
         ];
-        for (phase, [name, popular]) in Phase::ALL.into_iter().zip(OF_PHASE) {
-            let (base, popularity) = (base.of(phase).as_slice(), popularity.shares(phase).values());
+        for (phase, [name, popular]) in Phase::ALL.into_iter().zip(PHASE_TENSORS) {
+            let (base, popularity) = (base.get(phase).as_slice(), popularity.shares(phase).values());
             tensors.push((name, floats(base, base.len()), base.as_bytes()));
             tensors.push((popular, floats(popularity, popularity.len()), popularity.as_bytes()));
         }
         let views = tensors
             .into_iter()
-            .map(|(name, (kind, shape), bytes)| {
-                Ok((name, TensorView::new(kind, shape, bytes).map_err(saved)?))
+            .map(|(name, (dtype, shape), bytes)| {
+                Ok((name, TensorView::new(dtype, shape, bytes).map_err(saved)?))
             })
             .collect::<Result<Vec<_>, PredictError>>()?;
         let RecordHeader { model, layers, experts, top_k, dtype, .. } = self.header.clone();
@@ -127,14 +127,14 @@ impl Portable {
         }
     }
 
-    /// Reads what [`Self::to_bytes`] wrote for the model with fingerprint `model`, over the same `sketch` of its embedding.
-    /// Large parts stay in `bytes`.
+    /// Parses a file from [`Self::to_bytes`] for the model with the fingerprint `model` and the same `sketch` of its
+    /// embedding. Large tensors stay in `bytes`.
     ///
     /// # Errors
     /// The file is damaged, of another version, or of another model or sketch.
     pub fn from_bytes(bytes: &Bytes, model: &str, sketch: &Embedding) -> Result<Self, PredictError> {
         let text = metadata(bytes)?;
-        Preamble::of(&text)?;
+        Preamble::parse(&text)?;
         let manifest: Manifest = serde_json::from_str(&text).map_err(saved)?;
         let Manifest { layers, experts, top_k, dtype, dimensions, alpha, tuning, .. } = manifest;
         let header = RecordHeader { model: manifest.model, layers, experts, top_k, dtype, tokens: false };
@@ -149,28 +149,29 @@ impl Portable {
         if alpha == 0 {
             return Err(PredictError::option("alpha", alpha, "expected 1 or more"));
         }
-        Phase::ALL.into_iter().try_for_each(|phase| tuning.of(phase).check(header.layers.len()))?;
-        let file = File::of(bytes)?;
+        Phase::ALL.into_iter().try_for_each(|phase| tuning.get(phase).check(header.layers.len()))?;
+        let file = SavedTensors::parse(bytes)?;
         let (cells, experts) = (header.cells(), header.experts as usize);
         let basis = file.rows("basis", 2 * cells)?;
         let vectors = file.rows("past.vectors", dimensions)?;
         let coordinates = file.rows("past.coordinates", basis.len())?;
         PredictError::require_size("`past.coordinates`", vectors.len(), coordinates.len())?;
         let steps = file.rows("tokens.steps", 1)?.values().to_vec();
-        let tokens = Codes::from_parts(basis.len(), file.tensor("tokens.coordinates", Dtype::I8)?, steps)?;
+        let tokens =
+            QuantisedRows::from_parts(basis.len(), file.tensor("tokens.coordinates", Dtype::I8)?, steps)?;
         PredictError::require_size("`tokens.steps`", sketch.vocabulary(), tokens.len())?;
-        let of_phase = |[base, popular]: [&'static str; 2]| {
+        let load_phase = |[base, popular]: [&'static str; 2]| {
             let values = |name| {
                 let values = file.rows(name, cells)?.values().to_vec();
                 PredictError::require_size(name, cells, values.len())?;
                 Ok::<_, PredictError>(values)
             };
-            Ok::<_, PredictError>((values(base)?, Shares::from_weights(experts, values(popular)?)?))
+            Ok::<_, PredictError>((values(base)?, UsageShares::from_weights(experts, values(popular)?)?))
         };
-        let [prefill, decode] = OF_PHASE;
-        let ((prefill, popular), (decode, popular_decode)) = (of_phase(prefill)?, of_phase(decode)?);
+        let [prefill, decode] = PHASE_TENSORS;
+        let ((prefill, popular), (decode, popular_decode)) = (load_phase(prefill)?, load_phase(decode)?);
         let temperature = ByPhase { prefill: tuning.prefill.temperature, decode: tuning.decode.temperature };
-        let parts = Reduced {
+        let parts = ReducedParts {
             embedding: sketch.clone(),
             popularity: Popularity::from_shares(ByPhase { prefill: popular, decode: popular_decode }),
             basis,

@@ -1,4 +1,4 @@
-//! A record in memory, and its bytes.
+//! Encoding of a record: its form in memory and its bytes.
 
 use crate::phase::Phase;
 use crate::record::layout::Layout;
@@ -9,21 +9,20 @@ use crate::record::{RecordError, RecordHeader, npy};
 pub struct ActivationRecord {
     /// Token ids of the prompt, at least one.
     pub prompt: Vec<u32>,
-    /// Assignments of prompt tokens to experts, [layers, experts] row after row: element
-    /// `l * experts + k` counts the tokens that used expert k of the l-th layer with experts. A row
-    /// sums to prompt tokens x `top_k`.
+    /// Assignments of prompt tokens to experts, [layers, experts]: element `l * experts + k` counts the tokens that
+    /// used expert k of the l-th layer with experts. A row sums to prompt tokens x `top_k`.
     pub prefill: Vec<u32>,
-    /// Counts of the decode steps, in the same form; all 0 where there were none.
+    /// Assignments of the decode steps, in the same shape; all 0 without decode steps.
     pub decode: Vec<u32>,
-    /// Decode steps: forwards of one token after the prefill.
+    /// Number of decode steps: forward passes of one token after the prefill.
     pub steps: u32,
-    /// The experts of every token, [layers, prompt tokens + steps, `top_k`], ascending within a token;
-    /// there exactly when the header says `tokens`.
+    /// Experts of every token, [layers, prompt tokens + steps, `top_k`], ascending within a token. Present exactly if
+    /// the header says `tokens`.
     pub experts: Option<Vec<u16>>,
 }
 
 impl ActivationRecord {
-    /// The counts of a phase; `None` where the request had no decode step.
+    /// Returns the counts of a phase. Returns `None` if the request had no decode step.
     #[must_use]
     pub fn counts(&self, phase: Phase) -> Option<&[u32]> {
         match phase {
@@ -33,10 +32,10 @@ impl ActivationRecord {
     }
 }
 
-/// The bytes that a record file begins with.
+/// Encodes the start of a record file.
 ///
 /// # Errors
-/// The header describes no model.
+/// The header is invalid.
 pub fn encode_header(header: &RecordHeader) -> Result<Vec<u8>, RecordError> {
     let json = header.to_json()?;
     let mut bytes = npy::envelope("'|u1'", &format!("({},)", json.len()));
@@ -44,10 +43,10 @@ pub fn encode_header(header: &RecordHeader) -> Result<Vec<u8>, RecordError> {
     Ok(bytes)
 }
 
-/// The bytes of one record, to be appended in one write.
+/// Encodes one record, to be appended in one write.
 ///
 /// # Errors
-/// The record does not have the form of `header`, or is larger than [`crate::record::MAX_RECORD_BYTES`].
+/// The record does not match `header`, or exceeds [`crate::record::MAX_RECORD_BYTES`].
 pub fn encode_record(header: &RecordHeader, record: &ActivationRecord) -> Result<Vec<u8>, RecordError> {
     let layout = layout_of(header, record)?;
     let mut bytes = layout.envelope();
@@ -118,7 +117,7 @@ fn push_counts(bytes: &mut Vec<u8>, counts: &[u32], wide: bool) {
     }
 }
 
-/// The record in `data`, which has the length of `layout`; `None` where a value cannot be.
+/// Decodes the record in `data`, which has the length of `layout`. Returns `None` if a value is invalid.
 pub(super) fn decode_record(layout: &Layout, header: &RecordHeader, data: &[u8]) -> Option<ActivationRecord> {
     let (steps, rest) = data.split_first_chunk::<4>()?;
     let steps = u32::from_le_bytes(*steps);
@@ -145,18 +144,18 @@ pub(super) fn decode_record(layout: &Layout, header: &RecordHeader, data: &[u8])
         }
     };
     Some(ActivationRecord {
-        prompt: wide_counts(prompt),
-        prefill: if layout.prefill_wide { wide_counts(prefill) } else { narrow_counts(prefill) },
-        decode: if layout.decode_wide { wide_counts(decode) } else { narrow_counts(decode) },
+        prompt: decode_u32(prompt),
+        prefill: if layout.prefill_wide { decode_u32(prefill) } else { decode_u16(prefill) },
+        decode: if layout.decode_wide { decode_u32(decode) } else { decode_u16(decode) },
         steps,
         experts,
     })
 }
 
-fn wide_counts(bytes: &[u8]) -> Vec<u32> {
+fn decode_u32(bytes: &[u8]) -> Vec<u32> {
     bytes.as_chunks().0.iter().map(|count| u32::from_le_bytes(*count)).collect()
 }
 
-fn narrow_counts(bytes: &[u8]) -> Vec<u32> {
+fn decode_u16(bytes: &[u8]) -> Vec<u32> {
     bytes.as_chunks().0.iter().map(|count| u32::from(u16::from_le_bytes(*count))).collect()
 }

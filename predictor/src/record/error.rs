@@ -1,19 +1,19 @@
-//! Errors of records and of files of records.
+//! Errors of activation records and their files.
 
 use std::io;
 
-/// Why records cannot be written, read or put together.
+/// Reason that records cannot be written, read or merged.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// The reader or writer failed.
     #[error("activation records: {0}")]
     Io(#[from] io::Error),
-    /// The stream does not begin as a record file does.
+    /// The stream is not a record file.
     #[error(
         "invalid file of activation records: {0}; expected the .npy header array that `remoe record` writes"
     )]
     NotRecords(String),
-    /// Written by a newer version.
+    /// The file has another format version.
     #[error(
         "cannot read activation records: format version {found}, expected {supported}; update this program, or record \
          again"
@@ -24,7 +24,7 @@ pub enum RecordError {
         /// Version of this program.
         supported: u64,
     },
-    /// The header describes no model.
+    /// A field of the header is invalid.
     #[error("activation records: header field `{field}`: {message}")]
     Header {
         /// Field of the header.
@@ -32,46 +32,46 @@ pub enum RecordError {
         /// Problem with its value.
         message: String,
     },
-    /// Records of another model, or made in another way.
+    /// The records are of another model or were recorded with other settings.
     #[error(
         "activation records of another model: `{field}` is {found}, expected {expected}; keep one file per model"
     )]
     OtherModel {
         /// Field of the header that differs.
         field: &'static str,
-        /// Value that was needed.
+        /// Expected value.
         expected: String,
         /// Value of the file.
         found: String,
     },
-    /// A record does not have the form that its header promises.
+    /// A field of a record has another size than the header requires.
     #[error("activation record: field `{field}` has {found} values, expected {expected}")]
     Shape {
         /// Field of the record.
         field: &'static str,
-        /// Values that were needed.
+        /// Expected number of values.
         expected: usize,
-        /// Values that are there.
+        /// Actual number of values.
         found: usize,
     },
-    /// A record holds a value that cannot be.
+    /// A field of a record has an invalid value.
     #[error("activation record: field `{field}`: {message}")]
     Value {
         /// Field of the record.
         field: &'static str,
-        /// Reason.
+        /// Problem with the value.
         message: String,
     },
-    /// A record or file would pass its limit.
+    /// A record or file would exceed its limit.
     #[error("cannot write {what}: {bytes} bytes, limit {limit}; {remedy}")]
     TooLarge {
         /// `an activation record` or `the record file`.
         what: &'static str,
-        /// Bytes that it would take.
+        /// Required size, in bytes.
         bytes: u64,
-        /// Bytes that are allowed.
+        /// Limit, in bytes.
         limit: u64,
-        /// Remedy.
+        /// Suggested remedy.
         remedy: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! The first array of a record file: which model the records are of.
+//! Header of a record file, its first array: the model of the records.
 
 use crate::error::quoted;
 use crate::record::RecordError;
@@ -6,35 +6,34 @@ use serde::{Deserialize, Serialize};
 
 /// Name of the format, the first field of the JSON text.
 const FORMAT: &str = "remoe-activations";
-/// Version that is written and read.
+/// Format version.
 const VERSION: u64 = 1;
-/// More layers than any model has.
+/// Largest number of layers, more than any model has.
 const MAX_LAYERS: usize = 4096;
-/// More experts per layer than any model has; ids fit 16 bits.
+/// Largest number of experts per layer, more than any model has, so that ids fit 16 bits.
 const MAX_EXPERTS: u32 = 1 << 16;
 
-/// Properties that all records of a file have in common.
+/// Properties that all records of a file share.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordHeader {
     /// Fingerprint of the checkpoint, in hexadecimal.
     pub model: String,
-    /// Ids of the layers with routed experts, ascending; row l of a count array is `layers[l]`.
+    /// Ids of the layers with routed experts, ascending. Row l of a count array belongs to `layers[l]`.
     pub layers: Vec<u32>,
     /// Routed experts per layer, the columns of a count array.
     pub experts: u32,
     /// Experts per token.
     pub top_k: u32,
-    /// Type that the model computed in: `bfloat16` or `float32`. Near-ties route differently in
-    /// another.
+    /// Compute dtype of the model: `bfloat16` or `float32`. Near-ties are routed differently in another dtype.
     pub dtype: String,
-    /// Set if each record holds the experts of every token.
+    /// True if each record has the experts of every token.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tokens: bool,
 }
 
-/// The JSON text.
+/// JSON text of the header.
 #[derive(Serialize, Deserialize)]
-struct Text {
+struct HeaderText {
     format: String,
     version: u64,
     model: String,
@@ -45,7 +44,7 @@ struct Text {
     tokens: bool,
 }
 
-/// Only what has to be known before anything else is believed.
+/// Fields that are checked before the others are parsed.
 #[derive(Deserialize)]
 struct Preamble {
     format: String,
@@ -53,47 +52,46 @@ struct Preamble {
 }
 
 impl RecordHeader {
-    /// Cells of a count array: layers x experts.
+    /// Returns the size of a count array: layers x experts.
     #[must_use]
     pub fn cells(&self) -> usize {
         self.layers.len() * self.experts as usize
     }
 
-    /// Refuses a header that describes no model.
+    /// Checks the ranges of all fields.
     ///
     /// # Errors
     /// [`RecordError::Header`] names the field.
     pub fn check(&self) -> Result<(), RecordError> {
-        let wrong = |field, message: String| Err(RecordError::Header { field, message });
+        let invalid = |field, message: String| Err(RecordError::Header { field, message });
         if self.model.is_empty()
             || self.model.len() > 128
             || !self.model.bytes().all(|b| b.is_ascii_hexdigit())
         {
-            return wrong("model", "expected a fingerprint of at most 128 hexadecimal digits".to_owned());
+            return invalid("model", "expected a fingerprint of at most 128 hexadecimal digits".to_owned());
         }
         if self.layers.is_empty() || self.layers.len() > MAX_LAYERS {
-            return wrong(
+            return invalid(
                 "layers",
                 format!("names {} layers, expected 1 to {MAX_LAYERS}", self.layers.len()),
             );
         }
         if !self.layers.is_sorted_by(|a, b| a < b) {
-            return wrong("layers", "expected ascending ids, each once".to_owned());
+            return invalid("layers", "expected ascending ids, each once".to_owned());
         }
         if self.experts == 0 || self.experts > MAX_EXPERTS {
-            return wrong("experts", format!("is {}, expected 1 to {MAX_EXPERTS}", self.experts));
+            return invalid("experts", format!("is {}, expected 1 to {MAX_EXPERTS}", self.experts));
         }
         if self.top_k == 0 || self.top_k > self.experts {
-            return wrong("top_k", format!("is {}, expected 1 to {} (experts)", self.top_k, self.experts));
+            return invalid("top_k", format!("is {}, expected 1 to {} (experts)", self.top_k, self.experts));
         }
         if self.dtype.is_empty() || self.dtype.len() > 32 {
-            return wrong("dtype", "expected a dtype such as bfloat16".to_owned());
+            return invalid("dtype", "expected a dtype such as bfloat16".to_owned());
         }
         Ok(())
     }
 
-    /// Refuses records (`found`) that cannot stand beside those of `self`, by the first field that
-    /// differs.
+    /// Checks that records with the header `found` may be in one file with those of `self`.
     ///
     /// # Errors
     /// [`RecordError::OtherModel`].
@@ -123,7 +121,7 @@ impl RecordHeader {
 
     pub(super) fn to_json(&self) -> Result<Vec<u8>, RecordError> {
         self.check()?;
-        let text = Text {
+        let text = HeaderText {
             format: FORMAT.to_owned(),
             version: VERSION,
             model: self.model.clone(),
@@ -149,7 +147,7 @@ impl RecordHeader {
         if preamble.version != VERSION {
             return Err(RecordError::Version { found: preamble.version, supported: VERSION });
         }
-        let text: Text = serde_json::from_slice(bytes).map_err(unreadable)?;
+        let text: HeaderText = serde_json::from_slice(bytes).map_err(unreadable)?;
         let header = Self {
             model: text.model,
             layers: text.layers,

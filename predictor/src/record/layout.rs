@@ -1,47 +1,48 @@
-//! Where the fields of one record lie.
+//! Layout of one record: sizes and element types of its fields.
 
-use crate::record::npy::{self, Dict};
+use crate::record::npy::{self, DictParser};
 use crate::record::{MAX_RECORD_BYTES, RecordError, RecordHeader};
 
-/// The form of one record: what its `.npy` dict says.
+/// Layout of one record, as its `.npy` dict describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
     /// Tokens of the prompt.
     pub(super) prompt: usize,
-    /// Set if the prefill counts take four bytes instead of two.
+    /// True if prefill counts take four bytes instead of two.
     pub(super) prefill_wide: bool,
-    /// Set if the decode counts take four bytes instead of two.
+    /// True if decode counts take four bytes instead of two.
     pub(super) decode_wide: bool,
-    /// Positions with per-token experts, where the record has them.
+    /// Number of positions with per-token experts, if the record has them.
     pub(super) positions: Option<usize>,
-    /// Layers and experts of the count arrays.
+    /// Number of layers in the count arrays.
     pub(super) layers: usize,
+    /// Number of experts per layer.
     pub(super) experts: usize,
     /// Experts per token.
     pub(super) top_k: usize,
 }
 
-/// Bytes of a number that is wide or narrow.
-fn width(wide: bool) -> usize {
+/// Returns the size of a count, in bytes.
+fn count_bytes(wide: bool) -> usize {
     if wide { 4 } else { 2 }
 }
 
 impl Layout {
-    /// Bytes of one count.
+    /// Returns the size of one prefill count, in bytes.
     pub(super) fn prefill_width(&self) -> usize {
-        width(self.prefill_wide)
+        count_bytes(self.prefill_wide)
     }
 
     pub(super) fn decode_width(&self) -> usize {
-        width(self.decode_wide)
+        count_bytes(self.decode_wide)
     }
 
-    /// Bytes of one expert id.
+    /// Returns the size of one expert id, in bytes.
     pub(super) fn id_width(&self) -> usize {
         if self.experts <= 256 { 1 } else { 2 }
     }
 
-    /// The envelope of the record's array.
+    /// Returns the `.npy` header of the record's array.
     pub(super) fn envelope(&self) -> Vec<u8> {
         let Self { prompt, layers, experts, top_k, .. } = self;
         let count = |wide| if wide { "<u4" } else { "<u2" };
@@ -57,9 +58,9 @@ impl Layout {
         npy::envelope(&descr, "()")
     }
 
-    /// The layout that `dict` describes, if it is one of a record of `header`'s model.
+    /// Parses the layout that `dict` describes. Returns `None` unless it is a record of `header`'s model.
     pub(super) fn parse(dict: &[u8], header: &RecordHeader) -> Option<Self> {
-        let mut dict = Dict::new(dict);
+        let mut dict = DictParser::new(dict);
         dict.expect(&["{", "'descr'", ":", "[", "(", "'steps'", ",", "'<u4'", ")", ","])?;
         dict.expect(&["(", "'prompt'", ",", "'<u4'", ","])?;
         let [prompt] = dict.tuple()?;
@@ -93,7 +94,7 @@ impl Layout {
         (prompt > 0 && prefill == wanted && decode == wanted).then_some(layout)
     }
 
-    /// Bytes of the data, the checksum included; `None` where no memory holds them.
+    /// Returns the size of the data with the checksum, in bytes. Returns `None` on overflow.
     pub(super) fn data_bytes(&self) -> Option<u64> {
         let cells = (self.layers as u64).checked_mul(self.experts as u64)?;
         let counts = cells.checked_mul((self.prefill_width() + self.decode_width()) as u64)?;
@@ -104,7 +105,8 @@ impl Layout {
         (self.prompt as u64).checked_mul(4)?.checked_add(counts)?.checked_add(ids)?.checked_add(8)
     }
 
-    /// [`Layout::data_bytes`] with the envelope, within the limit for one record.
+    /// Returns the size of the data and the `.npy` header of `envelope` bytes, if it is within the limit for one
+    /// record.
     pub(super) fn checked_total(&self, envelope: usize) -> Result<usize, RecordError> {
         let bytes = self.data_bytes().map_or(u64::MAX, |data| data.saturating_add(envelope as u64));
         if bytes > MAX_RECORD_BYTES {
@@ -119,8 +121,8 @@ impl Layout {
     }
 }
 
-/// The type of a count array, and its shape.
-fn counts(dict: &mut Dict<'_>) -> Option<(bool, [usize; 2])> {
+/// Parses the element type of a count array (true if wide) and its shape.
+fn counts(dict: &mut DictParser<'_>) -> Option<(bool, [usize; 2])> {
     let wide = !dict.accept("'<u2'");
     if wide {
         dict.expect(&["'<u4'"])?;

@@ -1,20 +1,20 @@
-//! The envelope of one `.npy` array: magic, version 1.0, a padded Python dict.
+//! Header of one `.npy` array: magic, version 1.0, a padded Python dict.
 //!
-//! Form: `numpy.lib.format`, version 1.0. Only C order is written and read.
+//! Format: `numpy.lib.format`, version 1.0, in C order only.
 
-/// Beginning of every array: the magic and version 1.0.
+/// First bytes of every array: the magic and version 1.0.
 pub(super) const MAGIC: &[u8; 8] = b"\x93NUMPY\x01\x00";
-/// Bytes before the dict: the magic and the dict's length, 16 bits little-endian.
-pub(super) const PREFIX: usize = 10;
-/// The data begins at a multiple of this, so that a mapped file is aligned.
+/// Bytes before the dict: the magic and the length of the dict, 16 bits little-endian.
+pub(super) const PREFIX_BYTES: usize = 10;
+/// Alignment of the data, so that a memory-mapped file is aligned.
 const ALIGNMENT: usize = 64;
 
-/// The envelope of an array whose type is written `descr` (a Python literal) and shape `shape`.
+/// Encodes the header of an array with the type `descr` (a Python literal) and the shape `shape`.
 pub(super) fn envelope(descr: &str, shape: &str) -> Vec<u8> {
     let dict = format!("{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}");
-    let total = (PREFIX + dict.len() + 1).next_multiple_of(ALIGNMENT);
-    // The longest dict (all fields, every number of ten digits) stays far below 16 bits.
-    let length = u16::try_from(total - PREFIX).unwrap_or(u16::MAX);
+    let total = (PREFIX_BYTES + dict.len() + 1).next_multiple_of(ALIGNMENT);
+    // The longest dict, with all fields and ten digits per number, is far below 16 bits.
+    let length = u16::try_from(total - PREFIX_BYTES).unwrap_or(u16::MAX);
     let mut bytes = Vec::with_capacity(total);
     bytes.extend_from_slice(MAGIC);
     bytes.extend_from_slice(&length.to_le_bytes());
@@ -24,18 +24,19 @@ pub(super) fn envelope(descr: &str, shape: &str) -> Vec<u8> {
     bytes
 }
 
-/// Length of the dict, from the first [`PREFIX`] bytes; `None`: no array begins here.
+/// Returns the length of the dict from the first [`PREFIX_BYTES`] bytes. Returns `None` if they are not the start of an
+/// array.
 pub(super) fn dict_length(prefix: &[u8]) -> Option<usize> {
-    let length = prefix.get(..PREFIX)?.strip_prefix(MAGIC)?;
+    let length = prefix.get(..PREFIX_BYTES)?.strip_prefix(MAGIC)?;
     Some(usize::from(u16::from_le_bytes(length.try_into().ok()?)))
 }
 
-/// Reads the literals of a dict in order, blind to the spaces between them.
-pub(super) struct Dict<'a> {
+/// Parser of the literals of a dict in a fixed order. It ignores spaces.
+pub(super) struct DictParser<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Dict<'a> {
+impl<'a> DictParser<'a> {
     pub(super) fn new(text: &'a [u8]) -> Self {
         Self { rest: text }
     }
@@ -44,7 +45,7 @@ impl<'a> Dict<'a> {
         self.rest = self.rest.trim_ascii_start();
     }
 
-    /// Reports if `literal` comes next; passes it if so. Spaces within `literal` are not allowed.
+    /// Consumes `literal` if it is next and returns true if so. `literal` must not contain spaces.
     pub(super) fn accept(&mut self, literal: &str) -> bool {
         self.skip_spaces();
         match self.rest.strip_prefix(literal.as_bytes()) {
@@ -56,12 +57,12 @@ impl<'a> Dict<'a> {
         }
     }
 
-    /// All of `literals`, one after another.
+    /// Consumes all of `literals` in order.
     pub(super) fn expect(&mut self, literals: &[&str]) -> Option<()> {
         literals.iter().all(|literal| self.accept(literal)).then_some(())
     }
 
-    /// A number of at most nine digits.
+    /// Parses a number of at most nine digits.
     pub(super) fn number(&mut self) -> Option<usize> {
         self.skip_spaces();
         let digits = self.rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -73,7 +74,7 @@ impl<'a> Dict<'a> {
         std::str::from_utf8(number).ok()?.parse().ok()
     }
 
-    /// A tuple of `N` numbers; a comma after the last is allowed.
+    /// Parses a tuple of `N` numbers, with an optional trailing comma.
     pub(super) fn tuple<const N: usize>(&mut self) -> Option<[usize; N]> {
         let mut values = [0; N];
         self.expect(&["("])?;
@@ -88,13 +89,13 @@ impl<'a> Dict<'a> {
         Some(values)
     }
 
-    /// The end of the dict for an array of shape `()`, and nothing behind it.
+    /// Consumes the end of the dict for an array of shape `()`, which must be the end of the text.
     pub(super) fn end_of_scalar(&mut self) -> Option<()> {
         self.expect(&["'fortran_order'", ":", "False", ",", "'shape'", ":", "(", ")"])?;
         self.end()
     }
 
-    /// The closing brace, and nothing behind it.
+    /// Consumes the closing brace, which must be the end of the text.
     pub(super) fn end(&mut self) -> Option<()> {
         self.accept(",");
         self.expect(&["}"])?;

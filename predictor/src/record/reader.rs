@@ -1,59 +1,58 @@
-//! Reads record files, damaged ones too.
+//! Reader of record files, including damaged ones.
 
 use crate::record::encode::decode_record;
 use crate::record::layout::Layout;
-use crate::record::npy::{self, Dict, MAGIC, PREFIX};
+use crate::record::npy::{self, DictParser, MAGIC, PREFIX_BYTES};
 use crate::record::{ActivationRecord, MAX_RECORD_BYTES, RecordError, RecordHeader};
 use std::io::{ErrorKind, Read};
 use std::ops::Range;
 
-/// Damaged ranges that are kept; further ones only extend the last.
+/// Largest number of reported ranges; further damage extends the last one.
 pub const MAX_DAMAGE_REPORTS: usize = 256;
-/// Bytes that are read at once.
-const CHUNK: usize = 64 << 10;
-/// Largest JSON text of a header: 4,096 layers fit many times.
+/// Size of one read, in bytes.
+const READ_BYTES: usize = 64 << 10;
+/// Largest JSON text of a header, in bytes, with a wide margin for 4,096 layers.
 const MAX_HEADER_JSON: usize = 1 << 20;
-/// Work on apparent records whose checksum fails, in bytes per byte of the file: a file made of
-/// false beginnings must not cost quadratic time.
-const MAX_FALSE_WORK: u64 = 16;
+/// Limit of bytes checksummed in vain, per byte of the file: a file of many false record starts must not cost
+/// quadratic time.
+const MAX_FAILED_CHECKSUM_RATIO: u64 = 16;
 
-/// Bytes that are no whole record.
+/// Byte range without a complete record.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Damage {
-    /// Where in the file.
+pub struct DamagedRange {
+    /// Range in the file.
     pub bytes: Range<u64>,
-    /// Set if the file ends here: a write that was cut short.
-    pub tail: bool,
+    /// True if the range ends the file, as after an interrupted write.
+    pub is_tail: bool,
 }
 
-impl std::fmt::Display for Damage {
+impl std::fmt::Display for DamagedRange {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Range { start, end } = self.bytes;
-        let what = if self.tail { "cut off" } else { "damaged" };
+        let what = if self.is_tail { "cut off" } else { "damaged" };
         write!(formatter, "bytes {start} to {end} are {what}, {} bytes skipped", end - start)
     }
 }
 
-/// Iterates over the whole records of a stream, from its beginning.
+/// Iterator over the complete records of a stream.
 ///
-/// An item is an error only where the stream itself fails; damage is skipped and listed by
-/// [`Reader::damage`].
-pub struct Reader<R> {
+/// An item is an error only if the stream fails. Damage is skipped and listed by [`RecordReader::damage`].
+pub struct RecordReader<R> {
     source: R,
     header: RecordHeader,
-    /// Bytes of the file that have been read; those before `passed` are done with.
+    /// Buffered bytes of the file. Those before `consumed` are done.
     buffer: Vec<u8>,
-    passed: usize,
-    /// Where the window, the rest of the buffer, starts in the file.
+    consumed: usize,
+    /// Position in the file of the window, the unconsumed rest of the buffer.
     position: u64,
-    /// End of the last whole record, or of the header.
+    /// End of the last complete record or of the header.
     valid: u64,
-    damage: Vec<Damage>,
-    false_work: u64,
-    ended: bool,
+    damage: Vec<DamagedRange>,
+    failed_checksum_bytes: u64,
+    is_finished: bool,
 }
 
-impl<R: Read> Reader<R> {
+impl<R: Read> RecordReader<R> {
     /// Reads the header.
     ///
     /// # Errors
@@ -70,12 +69,12 @@ impl<R: Read> Reader<R> {
                 tokens: false,
             },
             buffer: Vec::new(),
-            passed: 0,
+            consumed: 0,
             position: 0,
             valid: 0,
             damage: Vec::new(),
-            false_work: 0,
-            ended: false,
+            failed_checksum_bytes: 0,
+            is_finished: false,
         };
         reader.header = reader.read_header()?;
         Ok(reader)
@@ -83,12 +82,13 @@ impl<R: Read> Reader<R> {
 
     fn read_header(&mut self) -> Result<RecordHeader, RecordError> {
         let refuse = |message: &str| RecordError::NotRecords(message.to_owned());
-        self.fill(PREFIX)?;
+        self.fill(PREFIX_BYTES)?;
         let dict =
             npy::dict_length(self.window()).ok_or_else(|| refuse("it does not begin with an array"))?;
-        let data = PREFIX + dict;
+        let data = PREFIX_BYTES + dict;
         self.fill(data)?;
-        let text = self.window().get(PREFIX..data).ok_or_else(|| refuse("it ends within its header"))?;
+        let text =
+            self.window().get(PREFIX_BYTES..data).ok_or_else(|| refuse("it ends within its header"))?;
         let length = header_length(text).ok_or_else(|| refuse("its first array is not JSON text"))?;
         if length > MAX_HEADER_JSON {
             return Err(refuse("its header is too long"));
@@ -102,32 +102,32 @@ impl<R: Read> Reader<R> {
         Ok(header)
     }
 
-    /// Model and form of the records.
+    /// Returns the header.
     pub fn header(&self) -> &RecordHeader {
         &self.header
     }
 
-    /// Returns the bytes skipped so far; complete when the iteration has ended.
-    pub fn damage(&self) -> &[Damage] {
+    /// Returns the ranges skipped so far.
+    pub fn damage(&self) -> &[DamagedRange] {
         &self.damage
     }
 
-    /// End of the last whole record so far, or of the header, in bytes from the start.
+    /// Returns the end of the last complete record or of the header, in bytes from the start of the file.
     pub fn valid_bytes(&self) -> u64 {
         self.valid
     }
 
-    /// Returns the bytes that have been read and not yet passed.
+    /// Returns the unconsumed bytes.
     fn window(&self) -> &[u8] {
-        self.buffer.get(self.passed..).unwrap_or_default()
+        self.buffer.get(self.consumed..).unwrap_or_default()
     }
 
-    /// Makes the window at least `bytes` long where the stream has them.
+    /// Extends the window to at least `bytes` bytes, unless the stream ends.
     fn fill(&mut self, bytes: usize) -> Result<(), RecordError> {
         while self.window().len() < bytes {
             let missing = bytes - self.window().len();
             let start = self.buffer.len();
-            self.buffer.resize(start + CHUNK.min(missing.next_multiple_of(4096)), 0);
+            self.buffer.resize(start + READ_BYTES.min(missing.next_multiple_of(4096)), 0);
             let read = self.source.read(self.buffer.get_mut(start..).unwrap_or_default());
             self.buffer.truncate(start + read.as_ref().map_or(0, |read| *read));
             match read {
@@ -140,76 +140,78 @@ impl<R: Read> Reader<R> {
         Ok(())
     }
 
-    /// Passes the first `bytes` of the window.
+    /// Consumes the first `bytes` of the window.
     fn advance(&mut self, bytes: usize) {
-        self.passed += bytes;
+        self.consumed += bytes;
         self.position += bytes as u64;
-        // What is passed is dropped when it is the larger part, so that no byte moves often.
-        if self.passed > self.buffer.len() / 2 {
-            self.buffer.drain(..self.passed);
-            self.passed = 0;
+        // Drops consumed bytes once they are the larger part, so that few bytes are moved often.
+        if self.consumed > self.buffer.len() / 2 {
+            self.buffer.drain(..self.consumed);
+            self.consumed = 0;
         }
     }
 
-    /// The record at the start of the window with its length; `None` where there is none.
-    fn record_here(&mut self) -> Result<Option<(ActivationRecord, usize)>, RecordError> {
-        self.fill(PREFIX)?;
+    /// Parses the record at the start of the window and returns it with its length. Returns `None` if there is no
+    /// valid one.
+    fn parse_record(&mut self) -> Result<Option<(ActivationRecord, usize)>, RecordError> {
+        self.fill(PREFIX_BYTES)?;
         let Some(dict) = npy::dict_length(self.window()) else { return Ok(None) };
-        self.fill(PREFIX + dict)?;
-        let Some(text) = self.window().get(PREFIX..PREFIX + dict) else { return Ok(None) };
+        self.fill(PREFIX_BYTES + dict)?;
+        let Some(text) = self.window().get(PREFIX_BYTES..PREFIX_BYTES + dict) else { return Ok(None) };
         let Some(layout) = Layout::parse(text, &self.header) else { return Ok(None) };
-        let Ok(total) = layout.checked_total(PREFIX + dict) else { return Ok(None) };
+        let Ok(total) = layout.checked_total(PREFIX_BYTES + dict) else { return Ok(None) };
         self.fill(total)?;
         let Some(bytes) = self.window().get(..total) else { return Ok(None) };
         let Some((covered, check)) = bytes.split_last_chunk::<4>() else { return Ok(None) };
-        let data = covered.get(PREFIX + dict..).unwrap_or_default();
+        let data = covered.get(PREFIX_BYTES + dict..).unwrap_or_default();
         if crc32fast::hash(covered) != u32::from_le_bytes(*check) {
-            self.false_work += total as u64;
+            self.failed_checksum_bytes += total as u64;
             return Ok(None);
         }
         Ok(decode_record(&layout, &self.header, data).map(|record| (record, total)))
     }
 
-    /// Passes bytes until another array may begin. Returns whether one does.
+    /// Skips bytes up to the next possible start of an array. Returns true if there is one.
     fn resynchronise(&mut self) -> Result<bool, RecordError> {
         let start = self.position;
         let mut skip = 1;
         let found = loop {
             self.advance(skip.min(self.window().len()));
-            self.fill(CHUNK.max(MAGIC.len()))?;
+            self.fill(READ_BYTES.max(MAGIC.len()))?;
             if self.window().len() < MAGIC.len()
-                || self.false_work > MAX_FALSE_WORK * self.position + 4 * MAX_RECORD_BYTES
+                || self.failed_checksum_bytes
+                    > MAX_FAILED_CHECKSUM_RATIO * self.position + 4 * MAX_RECORD_BYTES
             {
                 break false;
             }
-            match find(self.window(), MAGIC) {
+            match find_bytes(self.window(), MAGIC) {
                 Some(0) => break true,
                 Some(offset) => skip = offset,
                 None => skip = self.window().len() - (MAGIC.len() - 1),
             }
         };
         if !found {
-            // Nothing more can be found: pass the rest without holding it.
+            // Skips the rest without buffering it.
             while !self.window().is_empty() {
                 self.advance(self.window().len());
-                self.fill(CHUNK)?;
+                self.fill(READ_BYTES)?;
             }
         }
-        self.report(start..self.position);
+        self.report_damage(start..self.position);
         Ok(found)
     }
 
-    fn report(&mut self, bytes: Range<u64>) {
+    fn report_damage(&mut self, bytes: Range<u64>) {
         let full = self.damage.len() >= MAX_DAMAGE_REPORTS;
         match self.damage.last_mut() {
             Some(last) if full || last.bytes.end == bytes.start => last.bytes.end = bytes.end,
-            _ => self.damage.push(Damage { bytes, tail: false }),
+            _ => self.damage.push(DamagedRange { bytes, is_tail: false }),
         }
     }
 
     fn advance_to_record(&mut self) -> Result<Option<ActivationRecord>, RecordError> {
         loop {
-            if let Some((record, total)) = self.record_here()? {
+            if let Some((record, total)) = self.parse_record()? {
                 self.advance(total);
                 self.valid = self.position;
                 return Ok(Some(record));
@@ -220,26 +222,26 @@ impl<R: Read> Reader<R> {
         }
         let end = self.position;
         if let Some(last) = self.damage.last_mut().filter(|last| last.bytes.end == end) {
-            last.tail = true;
+            last.is_tail = true;
         }
         Ok(None)
     }
 }
 
-impl<R: Read> Iterator for Reader<R> {
+impl<R: Read> Iterator for RecordReader<R> {
     type Item = Result<ActivationRecord, RecordError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.ended {
+        if self.is_finished {
             return None;
         }
         let item = self.advance_to_record().transpose();
-        self.ended = !matches!(item, Some(Ok(_)));
+        self.is_finished = !matches!(item, Some(Ok(_)));
         item
     }
 }
 
-impl<R> std::fmt::Debug for Reader<R> {
+impl<R> std::fmt::Debug for RecordReader<R> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { header, position, damage, .. } = self;
         formatter
@@ -251,43 +253,43 @@ impl<R> std::fmt::Debug for Reader<R> {
     }
 }
 
-/// The length that the dict of a header array states.
+/// Returns the length that the dict of a header array states.
 fn header_length(text: &[u8]) -> Option<usize> {
-    let mut dict = Dict::new(text);
+    let mut dict = DictParser::new(text);
     dict.expect(&["{", "'descr'", ":", "'|u1'", ",", "'fortran_order'", ":", "False", ",", "'shape'", ":"])?;
     let [length] = dict.tuple()?;
     dict.end()?;
     Some(length)
 }
 
-fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
+fn find_bytes(haystack: &[u8], needle: &[u8]) -> Option<usize> {
     haystack.windows(needle.len()).position(|window| window == needle)
 }
 
-/// Contents of a file.
+/// Summary of a record file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Scan {
-    /// Model and form of the records.
+pub struct RecordFileSummary {
+    /// Returns the header.
     pub header: RecordHeader,
-    /// Whole records.
+    /// Number of complete records.
     pub records: u64,
-    /// Where the next record belongs: the end of the last whole one.
+    /// End of the last complete record, where the next one belongs.
     pub valid_bytes: u64,
-    /// Bytes that are no whole record.
-    pub damage: Vec<Damage>,
+    /// Byte range without a complete record.
+    pub damage: Vec<DamagedRange>,
 }
 
-/// Looks through a file without keeping its records.
+/// Reads a file without keeping its records.
 ///
 /// # Errors
-/// As [`Reader::new`], and where the stream fails.
-pub fn scan(source: impl Read) -> Result<Scan, RecordError> {
-    let mut reader = Reader::new(source)?;
+/// As [`RecordReader::new`], or the stream fails.
+pub fn scan(source: impl Read) -> Result<RecordFileSummary, RecordError> {
+    let mut reader = RecordReader::new(source)?;
     let mut records = 0;
     for record in reader.by_ref() {
         record?;
         records += 1;
     }
     let valid_bytes = reader.valid_bytes();
-    Ok(Scan { header: reader.header, records, valid_bytes, damage: reader.damage })
+    Ok(RecordFileSummary { header: reader.header, records, valid_bytes, damage: reader.damage })
 }

@@ -1,29 +1,29 @@
-//! Appends records.
+//! Writer of record files.
 
 use crate::record::{ActivationRecord, RecordError, RecordHeader, encode_header, encode_record, scan};
 use std::io::{Read, Write};
 
-/// Where to go on writing a file that exists: everything from there on is to be cut off first. 0 where
-/// the file is empty or its header was never finished.
+/// Returns the position at which to continue an existing file: everything from there on must be truncated first.
+/// Returns 0 if the file is empty or its header is incomplete.
 ///
-/// Opening such a file takes four steps: read it with this function, `set_len` to the result, seek to
-/// it, and make a [`RecordWriter`].
+/// Steps to continue a file: read it with this function, `set_len` to the result, seek to it, and create a
+/// [`RecordWriter`].
 ///
 /// # Errors
-/// The file is of another model ([`RecordError::OtherModel`]), of another form, or cannot be read.
+/// The file is of another model ([`RecordError::OtherModel`]), is not a record file, or cannot be read.
 pub fn resume_position(mut existing: impl Read, header: &RecordHeader) -> Result<u64, RecordError> {
     let encoded = encode_header(header)?;
-    let mut begun = Vec::new();
-    existing.by_ref().take(encoded.len() as u64).read_to_end(&mut begun)?;
-    if begun.len() < encoded.len() && encoded.starts_with(&begun) {
+    let mut start = Vec::new();
+    existing.by_ref().take(encoded.len() as u64).read_to_end(&mut start)?;
+    if start.len() < encoded.len() && encoded.starts_with(&start) {
         return Ok(0);
     }
-    let scan = scan(begun.chain(existing))?;
+    let scan = scan(start.chain(existing))?;
     header.require_same(&scan.header)?;
     Ok(scan.valid_bytes)
 }
 
-/// Writes records one after another, each in a single `write_all`.
+/// Writer of records, each in a single `write_all`.
 #[derive(Debug)]
 pub struct RecordWriter<W> {
     target: W,
@@ -33,11 +33,11 @@ pub struct RecordWriter<W> {
 }
 
 impl<W: Write> RecordWriter<W> {
-    /// Writes into `target`, which stands at byte `position` of the file: at 0 the header is written
-    /// first. The file never grows beyond `max_bytes` ([`crate::record::DEFAULT_FILE_BYTES`]).
+    /// Creates a writer into `target`, which is at byte `position` of the file. At position 0, it writes the header.
+    /// The file never exceeds `max_bytes` (default [`crate::record::DEFAULT_FILE_BYTES`]).
     ///
     /// # Errors
-    /// The header describes no model, or the write fails.
+    /// The header is invalid, or the write fails.
     pub fn new(
         mut target: W,
         header: RecordHeader,
@@ -53,12 +53,12 @@ impl<W: Write> RecordWriter<W> {
         Ok(Self { target, header, bytes, max_bytes })
     }
 
-    /// Model and form of the records.
+    /// Returns the header.
     pub fn header(&self) -> &RecordHeader {
         &self.header
     }
 
-    /// Length of the file.
+    /// Returns the size of the file, in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -66,9 +66,9 @@ impl<W: Write> RecordWriter<W> {
     /// Appends one record.
     ///
     /// # Errors
-    /// The record does not have the form of the header, it or the file would become too large (nothing
-    /// is written then), or the write fails (the file may end with a part of the record; go on only
-    /// through [`resume_position`]).
+    /// The record does not match the header, or the record or the file would become too large; then nothing is
+    /// written. Or the write fails; then the file may end with an incomplete record: continue only through
+    /// [`resume_position`].
     pub fn append(&mut self, record: &ActivationRecord) -> Result<(), RecordError> {
         let encoded = encode_record(&self.header, record)?;
         let bytes = self.bytes.saturating_add(encoded.len() as u64);

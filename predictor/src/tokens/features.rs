@@ -1,28 +1,28 @@
-//! A prompt as sparse numbers: shares of its tokens, then its mean unit embedding.
+//! Sparse features of a prompt: the shares of its tokens, then its mean unit embedding.
 
 use crate::embedding::Embedding;
 use crate::error::PredictError;
 use crate::random::Random;
 use std::collections::HashMap;
 
-/// Numbers that the mean embedding is given, at most; wider embeddings are projected onto as many random
+/// Largest number of features for the mean embedding. Wider embeddings are projected onto this many random
 /// directions.
 const MAX_DIRECTIONS: usize = 256;
-/// Seed of those directions; part of the form of a saved table.
+/// Seed of those directions, which is part of the format of a saved table.
 const DIRECTIONS_SEED: u64 = 0x7265_6d6f_6500;
 
-/// The features of one model's prompts.
+/// Feature map of one model's prompts.
 #[derive(Debug, Clone)]
 pub(super) struct Features {
     tokens: Vec<u32>,
     column_of: HashMap<u32, u32>,
     directions: usize,
-    /// [directions, hidden], where the embedding is wider than that.
+    /// Projection, [directions, hidden], if the embedding is wider.
     projection: Option<Vec<f32>>,
 }
 
 impl Features {
-    /// `tokens` get a feature each, in their order.
+    /// Creates a map with one feature for each of `tokens`, in order.
     pub(super) fn new(embedding: &Embedding, tokens: Vec<u32>) -> Self {
         let hidden = embedding.hidden();
         let directions = hidden.min(MAX_DIRECTIONS);
@@ -40,14 +40,14 @@ impl Features {
         &self.tokens
     }
 
-    /// Column of a token; none where it has no feature of its own.
+    /// Returns the feature of a token, if it has its own.
     pub(super) fn column(&self, token: u32) -> Option<usize> {
         self.column_of.get(&token).map(|&column| column as usize)
     }
 
-    /// The linear map from a unit row of the embedding, [`hidden` elements], through the directions to sums of their
-    /// `values`, which has one number per direction.
-    pub(super) fn through_directions(&self, hidden: usize, values: &[f32]) -> Vec<f32> {
+    /// Returns the linear map, [hidden], from a unit row of the embedding to the sum of its direction features
+    /// weighted by `values`.
+    pub(super) fn direction_map(&self, hidden: usize, values: &[f32]) -> Vec<f32> {
         let Some(projection) = &self.projection else { return values.to_vec() };
         let mut map = vec![0.0; hidden];
         for (row, value) in projection.chunks_exact(hidden.max(1)).zip(values) {
@@ -56,37 +56,41 @@ impl Features {
         map
     }
 
-    /// Number of features.
+    /// Returns the number of features.
     pub(super) fn len(&self) -> usize {
         self.tokens.len() + self.directions
     }
 
     pub(super) fn bytes(&self) -> u64 {
         let projection = self.projection.as_ref().map_or(0, |projection| size_of_val(projection.as_slice()));
-        // A hash table holds its entries at a load of at most 7/8.
+        // The load of a hash table is at most 7/8.
         (self.tokens.len() * (size_of::<u32>() + 10) + projection) as u64
     }
 
-    /// (feature, value) of a prompt, each feature at most once.
-    pub(super) fn of(&self, embedding: &Embedding, prompt: &[u32]) -> Result<Vec<(u32, f32)>, PredictError> {
+    /// Returns the (feature, value) pairs of a prompt, each feature at most once.
+    pub(super) fn of_prompt(
+        &self,
+        embedding: &Embedding,
+        prompt: &[u32],
+    ) -> Result<Vec<(u32, f32)>, PredictError> {
         let mean = embedding.mean_unit_row(prompt)?;
         let mut ids = prompt.to_vec();
         ids.sort_unstable();
         let share = 1.0 / prompt.len() as f32;
-        let mut found = Vec::with_capacity(ids.len() + self.directions);
+        let mut features = Vec::with_capacity(ids.len() + self.directions);
         for run in ids.chunk_by(|a, b| a == b) {
             if let Some(&column) = self.column_of.get(&run[0]) {
-                found.push((column, run.len() as f32 * share));
+                features.push((column, run.len() as f32 * share));
             }
         }
-        let first = self.tokens.len() as u32;
+        let first_direction = self.tokens.len() as u32;
         match &self.projection {
-            None => found.extend((first..).zip(mean)),
+            None => features.extend((first_direction..).zip(mean)),
             Some(projection) => {
                 let rows = projection.chunks_exact(mean.len());
-                found.extend((first..).zip(rows.map(|row| crate::vector::dot(row, &mean))));
+                features.extend((first_direction..).zip(rows.map(|row| crate::vector::dot(row, &mean))));
             }
         }
-        Ok(found)
+        Ok(features)
     }
 }

@@ -1,8 +1,8 @@
 //! Ridge regression of shares on features, by conjugate gradients.
 //!
-//! Minimises |Y - X B|^2 + ridge |B|^2 over B, [features, cells], with X and Y centred, each of the
-//! cells = layers x experts on its own. X stays sparse: its centring is applied, not stored. Stopped
-//! early, the iteration shrinks much as a larger ridge would, so that one fit yields a whole path.
+//! Minimises |Y - X B|^2 + ridge |B|^2 over B, [features, cells], with X and Y centred, for each of the cells =
+//! layers x experts separately. X stays sparse: its centring is applied, not stored. Early stopping shrinks much as a
+//! larger ridge does, so that one fit yields a whole regularisation path.
 
 use crate::embedding::Embedding;
 use crate::error::PredictError;
@@ -14,36 +14,39 @@ use crate::tokens::{RIDGE, TokenTable};
 use crate::vector::add_scaled;
 use rayon::prelude::*;
 
-/// (index, value) lists.
-type Sparse = Vec<Vec<(u32, f32)>>;
+/// Sparse rows of (index, value).
+type SparseRows = Vec<Vec<(u32, f32)>>;
 
-/// A fit that can be looked at after each round.
+/// Fit of a token table, with access to the table after each round.
 #[derive(Debug)]
 pub struct TokenFit {
     embedding: Embedding,
     features: Features,
     experts: usize,
     cells: usize,
-    /// Features of each prompt, and prompts of each feature.
-    by_prompt: Sparse,
-    by_feature: Sparse,
+    /// Features of each prompt.
+    by_prompt: SparseRows,
+    /// Prompts of each feature.
+    by_feature: SparseRows,
     /// Mean of each feature.
     feature_mean: Vec<f32>,
     /// Mean of each cell.
     cell_mean: Vec<f32>,
-    /// B, the residual of the normal equations and the direction, all [features, cells].
+    /// B, [features, cells].
     solution: Vec<f32>,
+    /// Residual of the normal equations, [features, cells].
     residual: Vec<f32>,
+    /// Search direction, [features, cells].
     direction: Vec<f32>,
-    /// Squared residual of each cell.
-    squares: Vec<f64>,
+    /// Squared norm of the residual of each cell.
+    residual_squares: Vec<f64>,
 }
 
 impl TokenFit {
-    /// Nothing is fitted yet: the table predicts popularity.
+    /// Starts a fit. The table predicts popularity until the first round.
     ///
     /// # Errors
-    /// The history is empty or of another model than `embedding`.
+    /// The history is empty, or has a token beyond the vocabulary of `embedding`.
     pub fn new(embedding: &Embedding, history: &History, phase: Phase) -> Result<Self, PredictError> {
         let slots: Vec<u32> = history.slots().collect();
         if slots.is_empty() {
@@ -53,9 +56,9 @@ impl TokenFit {
         tokens.sort_unstable();
         tokens.dedup();
         let features = Features::new(embedding, tokens);
-        let rows = slots.par_iter().map(|&slot| features.of(embedding, history.prompt(slot)));
-        let by_prompt = rows.collect::<Result<Sparse, _>>()?;
-        let mut by_feature: Sparse = vec![Vec::new(); features.len()];
+        let rows = slots.par_iter().map(|&slot| features.of_prompt(embedding, history.prompt(slot)));
+        let by_prompt = rows.collect::<Result<SparseRows, _>>()?;
+        let mut by_feature: SparseRows = vec![Vec::new(); features.len()];
         for (prompt, row) in (0..).zip(&by_prompt) {
             for &(feature, value) in row {
                 by_feature[feature as usize].push((prompt, value));
@@ -82,7 +85,7 @@ impl TokenFit {
             solution: vec![0.0; features.len() * cells],
             residual: Vec::new(),
             direction: Vec::new(),
-            squares: Vec::new(),
+            residual_squares: Vec::new(),
             features,
         };
         let mut targets = Vec::with_capacity(slots.len() * cells);
@@ -93,11 +96,11 @@ impl TokenFit {
         }
         fit.residual = fit.adjoint(&targets);
         fit.direction = fit.residual.clone();
-        fit.squares = column_products(&fit.residual, &fit.residual, cells);
+        fit.residual_squares = column_products(&fit.residual, &fit.residual, cells);
         Ok(fit)
     }
 
-    /// X B for the centred X: [prompts, cells].
+    /// Computes X B for the centred X: [prompts, cells].
     fn forward(&self, matrix: &[f32]) -> Vec<f32> {
         let mut shift = vec![0.0; self.cells];
         for (row, &mean) in matrix.chunks_exact(self.cells).zip(&self.feature_mean) {
@@ -111,7 +114,7 @@ impl TokenFit {
         product
     }
 
-    /// X' R for the centred X: [features, cells].
+    /// Computes X' R for the centred X: [features, cells].
     fn adjoint(&self, matrix: &[f32]) -> Vec<f32> {
         let mut sum = vec![0.0; self.cells];
         matrix.chunks_exact(self.cells).for_each(|row| add_scaled(&mut sum, 1.0, row));
@@ -124,13 +127,17 @@ impl TokenFit {
         product
     }
 
-    /// One round of conjugate gradients for every cell.
+    /// Runs one round of conjugate gradients for every cell.
     pub fn advance(&mut self) {
         let mut image = self.adjoint(&self.forward(&self.direction));
         add_scaled(&mut image, RIDGE as f32, &self.direction);
         let curvature = column_products(&self.direction, &image, self.cells);
-        let steps: Vec<f32> =
-            self.squares.iter().zip(curvature).map(|(square, bend)| ratio(*square, bend)).collect();
+        let steps: Vec<f32> = self
+            .residual_squares
+            .iter()
+            .zip(curvature)
+            .map(|(square, curvature)| ratio(*square, curvature))
+            .collect();
         let cells = self.cells;
         let add = |target: &mut [f32], factors: &[f32], sign: f32, rows: &[f32]| {
             target.par_chunks_mut(cells).zip(rows.par_chunks(cells)).for_each(|(target, row)| {
@@ -141,20 +148,23 @@ impl TokenFit {
         };
         add(&mut self.solution, &steps, 1.0, &self.direction);
         add(&mut self.residual, &steps, -1.0, &image);
-        let squares = column_products(&self.residual, &self.residual, cells);
-        let turns: Vec<f32> = squares.iter().zip(&self.squares).map(|(new, old)| ratio(*new, *old)).collect();
-        self.squares = squares;
+        let residual_squares = column_products(&self.residual, &self.residual, cells);
+        let direction_factors: Vec<f32> =
+            residual_squares.iter().zip(&self.residual_squares).map(|(new, old)| ratio(*new, *old)).collect();
+        self.residual_squares = residual_squares;
         let residual = &self.residual;
         self.direction.par_chunks_mut(cells).zip(residual.par_chunks(cells)).for_each(
             |(direction, residual)| {
-                for ((direction, turn), residual) in direction.iter_mut().zip(&turns).zip(residual) {
-                    *direction = residual + turn * *direction;
+                for ((direction, factor), residual) in
+                    direction.iter_mut().zip(&direction_factors).zip(residual)
+                {
+                    *direction = residual + factor * *direction;
                 }
             },
         );
     }
 
-    /// The table as it is now.
+    /// Returns the table after the rounds so far.
     #[must_use]
     pub fn table(&self) -> TokenTable {
         let mut base = self.cell_mean.clone();
@@ -171,12 +181,12 @@ impl TokenFit {
     }
 }
 
-/// A quotient that is 0 once a cell has converged.
-fn ratio(above: f64, below: f64) -> f32 {
-    if above > 1e-20 && below > 0.0 { (above / below) as f32 } else { 0.0 }
+/// Returns the quotient, or 0 once a cell has converged.
+fn ratio(numerator: f64, denominator: f64) -> f32 {
+    if numerator > 1e-20 && denominator > 0.0 { (numerator / denominator) as f32 } else { 0.0 }
 }
 
-/// `target += sum of value * row`.
+/// Adds the sum of value * row over the sparse `row` to `target`.
 fn accumulate(target: &mut [f32], row: &[(u32, f32)], matrix: &[f32]) {
     let cells = target.len();
     for &(index, value) in row {
@@ -185,7 +195,7 @@ fn accumulate(target: &mut [f32], row: &[(u32, f32)], matrix: &[f32]) {
     }
 }
 
-/// Dot products of the columns of two matrices of rows of `cells`.
+/// Returns the dot products of corresponding columns of two matrices with `cells` columns.
 fn column_products(a: &[f32], b: &[f32], cells: usize) -> Vec<f64> {
     let mut products = vec![0.0; cells];
     for (a, b) in a.chunks_exact(cells).zip(b.chunks_exact(cells)) {

@@ -1,17 +1,17 @@
-//! Grows a node into a subtree.
+//! Builds the subtree of a node.
 
 use crate::history::History;
 use crate::random::Random;
 use crate::rows::Rows;
 use crate::tree::medoids::{self, Cluster};
 use crate::tree::points::Points;
-use crate::tree::{Clustering, Content, NONE, Node, Tree, TreeOptions, pam};
+use crate::tree::{Clustering, NONE, Node, NodeContent, Tree, TreeOptions, pam};
 use rayon::prelude::*;
 
-/// Deeper than any tree of clusters that differ; below it prompts are dealt out evenly.
+/// Largest depth of splits by clustering. Below it, prompts are distributed evenly.
 const MAX_DEPTH: usize = 24;
 
-/// A subtree before its nodes have numbers.
+/// Subtree before its nodes have indices.
 struct Branch {
     medoid: u32,
     content: BranchContent,
@@ -23,7 +23,7 @@ enum BranchContent {
 }
 
 impl BranchContent {
-    /// Replaces the numbers of points, which are places in `slots`, by the slots.
+    /// Replaces the indices of points, which are positions in `slots`, by the slots.
     fn renumbered(self, slots: &[u32]) -> Self {
         let slot = |point: u32| slots.get(point as usize).copied().unwrap_or(NONE);
         match self {
@@ -40,46 +40,46 @@ impl BranchContent {
 }
 
 impl Tree {
-    /// Makes `node` a subtree that holds `slots`.
-    pub(super) fn grow(&mut self, history: &History, node: u32, slots: Vec<u32>) {
+    /// Turns `node` into a subtree of `slots`.
+    pub(super) fn build_subtree(&mut self, history: &History, node: u32, slots: Vec<u32>) {
         let rows = match self.clustering {
             Clustering::Centred | Clustering::Similarity | Clustering::Pam => &history.vectors,
             Clustering::Activations => &history.shares,
         };
         let centre = self.centre.clone();
-        // A subtree grown later must not repeat the draws of an earlier one.
+        // A later subtree must not repeat the random numbers of an earlier one.
         let seed = self.options.seed ^ u64::from(node).wrapping_mul(0x2545_f491_4f6c_dd1d);
         let split = |rows: &Rows, points: Vec<u32>| {
             let space = Points::new(rows, self.clustering, &centre);
             split(&space, self.clustering, self.options, points, seed, 0)
         };
         let content = match slots.len() < rows.len() / 2 {
-            // A leaf that overflows takes as long in a large history as in a small one.
+            // Gathers the rows, so that splitting a leaf takes the same time in any history.
             true => split(&rows.gather(&slots), (0..slots.len() as u32).collect()).renumbered(&slots),
             false => split(rows, slots),
         };
-        self.place(history, node, content);
+        self.attach(history, node, content);
     }
 
-    fn place(&mut self, history: &History, node: u32, content: BranchContent) {
+    fn attach(&mut self, history: &History, node: u32, content: BranchContent) {
         let content = match content {
             BranchContent::Slots(slots) => {
                 for &slot in &slots {
                     self.set_leaf(slot, node);
                 }
-                Content::Slots(slots)
+                NodeContent::Slots(slots)
             }
             BranchContent::Branches(branches) => {
                 let mut children = Vec::with_capacity(branches.len());
                 for branch in &branches {
                     let child = self.add_node(node);
-                    self.medoids.set(child as usize, &self.guide(history.vector(branch.medoid)));
+                    self.medoids.set(child as usize, &self.centred(history.vector(branch.medoid)));
                     children.push(child);
                 }
                 for (&child, branch) in children.iter().zip(branches) {
-                    self.place(history, child, branch.content);
+                    self.attach(history, child, branch.content);
                 }
-                Content::Children(children)
+                NodeContent::Children(children)
             }
         };
         if let Some(node) = self.nodes.get_mut(node as usize) {
@@ -88,10 +88,10 @@ impl Tree {
     }
 
     fn add_node(&mut self, parent: u32) -> u32 {
-        let node = Node { parent, content: Content::Slots(Vec::new()) };
-        let index = self.vacant.pop().unwrap_or(self.nodes.len() as u32);
+        let node = Node { parent, content: NodeContent::Slots(Vec::new()) };
+        let index = self.free_nodes.pop().unwrap_or(self.nodes.len() as u32);
         match self.nodes.get_mut(index as usize) {
-            Some(vacant) => *vacant = node,
+            Some(free_node) => *free_node = node,
             None => self.nodes.push(node),
         }
         index
@@ -108,7 +108,7 @@ impl Tree {
     }
 }
 
-/// Splits until no leaf holds more than beta slots.
+/// Splits `slots` until no leaf has more than beta.
 fn split(
     points: &Points<'_>,
     clustering: Clustering,
@@ -121,7 +121,7 @@ fn split(
         return BranchContent::Slots(slots);
     }
     let forks = slots.len().div_ceil(options.beta).clamp(2, options.forks);
-    let least = medoids::at_least(slots.len(), 1);
+    let min_per_task = medoids::min_per_task(slots.len(), 1);
     let mut random = Random::new(seed);
     let mut clusters = if depth >= MAX_DEPTH {
         Vec::new()
@@ -131,14 +131,15 @@ fn split(
         medoids::cluster(points, &slots, forks, &mut random)
     };
     if clusters.len() < 2 {
-        // Duplicates: any cut is as good as another, and even ones end soonest.
+        // Duplicates cannot be clustered: cuts them into even runs.
         let runs = slots.chunks(slots.len().div_ceil(forks));
         clusters = runs.map(|run| Cluster { medoid: run[0], members: run.to_vec() }).collect();
     }
     let seeds: Vec<u64> = clusters.iter().map(|_| random.next()).collect();
-    let branches = clusters.into_par_iter().zip(seeds).with_min_len(least).map(|(cluster, seed)| Branch {
-        medoid: cluster.medoid,
-        content: split(points, clustering, options, cluster.members, seed, depth + 1),
-    });
+    let branches =
+        clusters.into_par_iter().zip(seeds).with_min_len(min_per_task).map(|(cluster, seed)| Branch {
+            medoid: cluster.medoid,
+            content: split(points, clustering, options, cluster.members, seed, depth + 1),
+        });
     BranchContent::Branches(branches.collect())
 }

@@ -1,27 +1,26 @@
-//! The multi-fork clustering tree of the Remoe paper (section IV-B, algorithm 1).
+//! Multi-fork clustering tree of the Remoe paper (section IV-B, algorithm 1).
 //!
-//! A node with more than beta prompts is split by k-medoids; a search goes down to the closest child and
-//! looks through what the leaf holds, and through other leaves while that is too little. [`Tree`] keeps slots of
-//! a [`History`] and copies of the medoids' vectors, so that a medoid goes on guiding searches after its
-//! prompt has left.
+//! A node with more than beta prompts is split by k-medoids. A search descends to the closest child, compares the
+//! prompts of that leaf and, while they are too few, those of other leaves. [`Tree`] keeps slots of a [`History`] and
+//! copies of the medoids' vectors, so that a medoid still guides searches after its prompt was removed.
 //!
-//! All prompts have much in common, so that soft cosine similarities crowd near 1, and those of short
-//! prompts, which average over few tokens, lie lowest. Clusters under the similarity as it is are therefore
-//! a few large ones of long prompts, and many of outliers. [`Clustering::Centred`] takes the mean vector of
-//! the history off before it compares for clustering; neighbours are ranked by the similarity as it is.
+//! All prompts have much in common, so that soft cosine similarities lie near 1. Those of short prompts, which
+//! average over few tokens, are the lowest. Clusters by this similarity are a few large ones of long prompts and many
+//! of outliers. [`Clustering::Centred`] therefore subtracts the mean vector of the history before it compares for
+//! clustering. Neighbours are ranked by the plain similarity.
 
+mod arrays;
 mod build;
-mod change;
 mod medoids;
 mod pam;
-mod parts;
 mod points;
 mod search;
 mod sketches;
+mod update;
 
-pub(crate) use parts::TreeParts;
-pub use search::{Effort, Neighbour, exhaustive};
-pub(crate) use search::{best_of, sampled};
+pub(crate) use arrays::TreeParts;
+pub use search::{Neighbour, SearchEffort, exhaustive_search};
+pub(crate) use search::{best_of, linear_search};
 pub(crate) use sketches::Sketches;
 
 use crate::error::PredictError;
@@ -29,34 +28,34 @@ use crate::history::History;
 use crate::rows::Rows;
 use crate::vector::{add_scaled, dot, normalise};
 
-/// How nodes are split.
+/// Algorithm and distance that split nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Clustering {
-    /// The customised k-medoids (roulette-wheel seeding, medoids updated inside each subcluster) under soft
-    /// cosine similarity around the mean of the history. What SPS uses.
+    /// Customised k-medoids (roulette-wheel seeding, medoids updated inside each subcluster) by soft cosine
+    /// similarity around the mean of the history. SPS uses it.
     Centred,
-    /// As `Centred`, under soft cosine similarity as it is, to the letter of the paper.
+    /// As `Centred`, by plain soft cosine similarity, exactly as in the paper.
     Similarity,
-    /// Full Partitioning Around Medoids under the similarity of `Centred` (the paper's VarPAM).
+    /// Full Partitioning Around Medoids by the similarity of `Centred` (the paper's VarPAM).
     Pam,
-    /// The customised k-medoids under the Euclidean distance of activation matrices (the paper's VarED).
-    /// Searches still go down by the similarity of prompts.
+    /// Customised k-medoids by the Euclidean distance of activation matrices (the paper's VarED). Searches still
+    /// descend by the similarity of prompts.
     Activations,
 }
 
-/// How a tree is grown.
+/// Options of a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TreeOptions {
-    /// A node with more prompts than this is split; above alpha. The paper's beta.
+    /// Largest number of prompts in a leaf, more than alpha. The paper's beta.
     pub beta: usize,
-    /// A search looks at this many prompts at least, and at alpha. The paper stops at alpha; ten times beta
-    /// find nearly what brute force does.
+    /// Least number of candidate prompts per search, besides alpha. The paper stops at alpha; ten times beta finds
+    /// nearly the neighbours of a linear search.
     pub breadth: usize,
-    /// Prompts that a search compares by their vectors, alpha at least: of those that it looks at, the most similar by
-    /// their sketches, which are shorter. With `breadth` no larger there are no sketches.
+    /// Number of candidates, at least alpha, that a search compares by full vectors: the most similar ones by their
+    /// shorter sketches. If `breadth` is not larger, there are no sketches.
     pub rerank: usize,
-    /// Children of a node, at most. A node of n prompts gets min(forks, ceil(n / beta)), at least 2: no
-    /// more than leaves of about beta prompts need, because small leaves find fewer true neighbours.
+    /// Largest number of children. A node of n prompts gets min(forks, ceil(n / beta)), at least 2: no more leaves
+    /// than needed, because small leaves find fewer true neighbours.
     pub forks: usize,
     /// Seed of the tree: the same seed gives the same tree, on any number of threads.
     pub seed: u64,
@@ -69,10 +68,10 @@ impl Default for TreeOptions {
 }
 
 impl TreeOptions {
-    /// Refuses options that make no tree for searches of `alpha` prompts.
+    /// Checks the options for searches of `alpha` prompts.
     ///
     /// # Errors
-    /// `alpha` is 0, `beta` is not above it, or a node could not fork.
+    /// `alpha` is 0, `beta` is not larger, or `forks` is out of range.
     pub fn check(&self, alpha: usize) -> Result<(), PredictError> {
         if alpha == 0 {
             return Err(PredictError::option("alpha", alpha, "expected 1 or more"));
@@ -90,55 +89,55 @@ impl TreeOptions {
         Ok(())
     }
 
-    /// Reports if searches look at prompts that they do not compare in full.
-    pub(crate) fn sketches(&self) -> bool {
+    /// Returns true if searches preselect candidates by sketches.
+    pub(crate) fn uses_sketches(&self) -> bool {
         self.breadth > self.rerank
     }
 }
 
-/// A tree over the slots of one [`History`].
+/// Clustering tree over the slots of one [`History`].
 #[derive(Debug, Clone)]
 pub struct Tree {
     options: TreeOptions,
     clustering: Clustering,
     nodes: Vec<Node>,
-    /// Vector that is taken off a query on its way down, [hidden]; zeros where nothing is.
+    /// Vector that is subtracted before comparisons with medoids, [hidden]. Zeros without centring.
     centre: Vec<f32>,
-    /// Row n guides the way to node n, the centre taken off and scaled to length 1; the root's is not used.
+    /// Medoid of each node, centred and scaled to length 1, [nodes, hidden]. The root's row is unused.
     medoids: Rows,
-    /// Where searches look at more prompts than they compare.
+    /// Sketches of the vectors, if searches preselect candidates by them.
     sketches: Option<Sketches>,
-    /// The leaf of each slot; [`NONE`] for slots that are not in the tree.
+    /// Leaf of each slot. [`NONE`] for slots outside the tree.
     leaf_of: Vec<u32>,
-    /// Pruned nodes, to be used again.
-    vacant: Vec<u32>,
+    /// Pruned nodes, for reuse.
+    free_nodes: Vec<u32>,
 }
 
-/// No node.
+/// Index that stands for no node.
 const NONE: u32 = u32::MAX;
-/// The root is the first node.
+/// Index of the root.
 const ROOT: u32 = 0;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Node {
     /// [`NONE`] for the root.
     parent: u32,
-    content: Content,
+    content: NodeContent,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Content {
-    /// Nodes.
+enum NodeContent {
+    /// Indices of child nodes.
     Children(Vec<u32>),
-    /// Slots.
+    /// Slots of a leaf.
     Slots(Vec<u32>),
 }
 
 impl Tree {
-    /// Clusters all prompts of `history`.
+    /// Builds a tree of all prompts in `history`.
     ///
     /// # Errors
-    /// The options make no tree for searches of `alpha` prompts.
+    /// The options are invalid for searches of `alpha` prompts.
     pub fn build(
         history: &History,
         clustering: Clustering,
@@ -160,69 +159,71 @@ impl Tree {
             options,
             clustering,
             centre,
-            nodes: vec![Node { parent: NONE, content: Content::Slots(Vec::new()) }],
+            nodes: vec![Node { parent: NONE, content: NodeContent::Slots(Vec::new()) }],
             medoids: Rows::from_values(history.vectors.width(), vec![0.0; history.vectors.width()]),
-            sketches: options.sketches().then(|| Sketches::of(history, options.seed)),
+            sketches: options.uses_sketches().then(|| Sketches::from_history(history, options.seed)),
             leaf_of: Vec::new(),
-            vacant: Vec::new(),
+            free_nodes: Vec::new(),
         };
-        tree.grow(history, ROOT, slots);
+        tree.build_subtree(history, ROOT, slots);
         Ok(tree)
     }
 
-    /// The directions of sketches stay what they are, however many prompts come: finding them again takes long.
-    pub(crate) fn keep_directions(&mut self) {
+    /// Fixes the directions of sketches, however many prompts are added: finding them again takes long.
+    pub(crate) fn fix_sketch_directions(&mut self) {
         if let Some(sketches) = &mut self.sketches {
-            sketches.keep_basis();
+            sketches.fix_basis();
         }
     }
 
-    /// How it is grown.
+    /// Returns the options.
     #[must_use]
     pub fn options(&self) -> TreeOptions {
         self.options
     }
 
-    /// Nodes that lead somewhere, the root included.
+    /// Returns the number of nodes in use, with the root.
     #[must_use]
     pub fn nodes(&self) -> usize {
-        self.nodes.len() - self.vacant.len()
+        self.nodes.len() - self.free_nodes.len()
     }
 
-    /// Prompts of each leaf.
+    /// Returns the number of prompts of each leaf.
     #[must_use]
     pub fn leaf_sizes(&self) -> Vec<usize> {
         self.nodes
             .iter()
             .filter_map(|node| match &node.content {
-                Content::Slots(slots) if !slots.is_empty() => Some(slots.len()),
+                NodeContent::Slots(slots) if !slots.is_empty() => Some(slots.len()),
                 _ => None,
             })
             .collect()
     }
 
-    /// Mean over prompts of 1 - the similarity to the closest medoid of a leaf: how tight the leaves are.
+    /// Returns the mean distance (1 - similarity) of prompts to the closest medoid of a leaf.
     #[must_use]
     pub fn medoid_cost(&self, history: &History) -> f64 {
         let leaves: Vec<usize> = (1..self.nodes.len())
-            .filter(|&node| matches!(&self.nodes[node].content, Content::Slots(slots) if !slots.is_empty()))
+            .filter(
+                |&node| matches!(&self.nodes[node].content, NodeContent::Slots(slots) if !slots.is_empty()),
+            )
             .collect();
         let distance = |slot: u32| {
-            let vector = self.guide(history.vector(slot));
+            let vector = self.centred(history.vector(slot));
             let nearest = leaves.iter().map(|&leaf| dot(self.medoids.row(leaf), &vector));
             1.0 - f64::from(nearest.fold(f32::NEG_INFINITY, f32::max))
         };
         history.slots().map(distance).sum::<f64>() / history.len().max(1) as f64
     }
 
-    /// Memory in bytes.
+    /// Returns the memory, in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let lists: usize = self
             .nodes
             .iter()
             .map(|node| match &node.content {
-                Content::Children(list) | Content::Slots(list) => list.len() * size_of::<u32>(),
+                NodeContent::Children(list) | NodeContent::Slots(list) => list.len() * size_of::<u32>(),
             })
             .sum();
         let fixed = self.nodes.len() * size_of::<Node>() + self.leaf_of.len() * size_of::<u32>();
@@ -231,16 +232,16 @@ impl Tree {
         self.medoids.bytes() + sketches + (size_of_val(self.centre.as_slice()) + fixed + lists) as u64
     }
 
-    /// A vector as medoids are compared with it: the centre taken off, scaled to length 1.
-    fn guide(&self, vector: &[f32]) -> Vec<f32> {
-        let mut guide: Vec<f32> =
+    /// Returns a vector for comparison with medoids: centred and scaled to length 1.
+    fn centred(&self, vector: &[f32]) -> Vec<f32> {
+        let mut centred: Vec<f32> =
             vector.iter().zip(&self.centre).map(|(value, centre)| value - centre).collect();
-        normalise(&mut guide);
-        guide
+        normalise(&mut centred);
+        centred
     }
 
-    fn content(&self, node: u32) -> &Content {
-        const NOTHING: &Content = &Content::Slots(Vec::new());
+    fn content(&self, node: u32) -> &NodeContent {
+        const NOTHING: &NodeContent = &NodeContent::Slots(Vec::new());
         self.nodes.get(node as usize).map_or(NOTHING, |node| &node.content)
     }
 }

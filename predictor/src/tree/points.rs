@@ -1,43 +1,44 @@
-//! Points that are clustered, and their distances.
+//! Points for clustering, and their distances.
 
 use crate::rows::Rows;
 use crate::tree::Clustering;
 use crate::vector::{add_scaled, dot};
 
-/// Rows of a matrix as points of a space.
+/// Rows of a matrix as points with a distance.
 ///
-/// Both kinds of distance are half the squared Euclidean distance of some vectors (1 - u.v = |u - v|^2 / 2
-/// for unit vectors u and v). So the exact medoid of a cluster costs one pass: the member nearest to the
-/// mean has the smallest sum of distances to all.
+/// Both distances are half the squared Euclidean distance of some vectors (1 - u.v = |u - v|^2 / 2 for unit vectors u
+/// and v). So the exact medoid of a cluster takes one pass: the member nearest to the mean has the smallest sum of
+/// distances.
 pub(super) struct Points<'a> {
     rows: &'a Rows,
-    /// Vector that is taken off every row; none where the rows are compared as they are.
+    /// Vector that is subtracted from every row, if any.
     centre: Option<&'a [f32]>,
     kind: DistanceKind,
 }
 
 enum DistanceKind {
-    /// 1 - the cosine of two rows after the centre is taken off; per row its dot product with the centre,
-    /// and 1 / the length of what is left.
+    /// 1 - the cosine of two centred rows, with each row's dot product with the centre and the inverse length of the
+    /// centred row.
     Cosine { shifts: Vec<f32>, inverses: Vec<f32>, centre_square: f32 },
-    /// Half the squared Euclidean distance; per row half of its square.
+    /// Half the squared Euclidean distance, with half of each row's square.
     Euclid { half_squares: Vec<f32> },
 }
 
 impl<'a> Points<'a> {
-    /// `rows` as `clustering` compares them; `centre` is what the cosines are taken around.
+    /// Prepares `rows` for the distance of `clustering`. Cosines are taken around `centre`.
     pub(super) fn new(rows: &'a Rows, clustering: Clustering, centre: &'a [f32]) -> Self {
         #[cfg(test)]
         prepared::count(rows.len());
-        let each =
-            |of: &dyn Fn(&[f32]) -> f32| (0..rows.len()).map(|row| of(rows.row(row))).collect::<Vec<f32>>();
+        let per_row = |value: &dyn Fn(&[f32]) -> f32| {
+            (0..rows.len()).map(|row| value(rows.row(row))).collect::<Vec<f32>>()
+        };
         if clustering == Clustering::Activations {
-            let half_squares = each(&|row| dot(row, row) / 2.0);
+            let half_squares = per_row(&|row| dot(row, row) / 2.0);
             return Self { rows, centre: None, kind: DistanceKind::Euclid { half_squares } };
         }
         let centre_square = dot(centre, centre);
-        let shifts = each(&|row| dot(row, centre));
-        let inverses = each(&|row| {
+        let shifts = per_row(&|row| dot(row, centre));
+        let inverses = per_row(&|row| {
             let square = dot(row, row) - 2.0 * dot(row, centre) + centre_square;
             if square > 1e-12 { 1.0 / square.sqrt() } else { 0.0 }
         });
@@ -48,7 +49,7 @@ impl<'a> Points<'a> {
         self.rows.row(point as usize)
     }
 
-    /// How far two points are apart.
+    /// Returns the distance of two points.
     pub(super) fn distance(&self, a: u32, b: u32) -> f32 {
         let product = dot(self.row(a), self.row(b));
         match &self.kind {
@@ -62,7 +63,7 @@ impl<'a> Points<'a> {
         }
     }
 
-    /// The member with the smallest sum of distances to all of `members`; ties to the first.
+    /// Returns the member with the smallest sum of distances to all `members`, ties to the first.
     pub(super) fn medoid(&self, members: &[u32]) -> Option<u32> {
         let mut sum = vec![0.0; self.rows.width()];
         for &member in members {
@@ -72,7 +73,7 @@ impl<'a> Points<'a> {
             };
             add_scaled(&mut sum, factor, self.row(member));
         }
-        // The sum of the centred rows differs from this by a multiple of the centre, which must go as well.
+        // Subtracts the centre from the sum, once per row and weight.
         if let (Some(centre), DistanceKind::Cosine { inverses, .. }) = (self.centre, &self.kind) {
             let total: f32 = members.iter().map(|&member| at(inverses, member)).sum();
             add_scaled(&mut sum, -total, centre);
@@ -100,7 +101,7 @@ fn at(values: &[f32], point: u32) -> f32 {
     values.get(point as usize).copied().unwrap_or(0.0)
 }
 
-/// How many rows this thread has prepared: what takes long has to be counted, as times say nothing.
+/// Number of rows that this thread prepared: tests count the work, as times vary.
 #[cfg(test)]
 pub(super) mod prepared {
     use std::cell::Cell;

@@ -1,8 +1,7 @@
-//! Short stand-ins for prompt vectors, so that a search can look at many prompts and read few vectors.
+//! Sketches: short forms of prompt vectors, so that a search can compare many prompts and read few vectors.
 //!
-//! A sketch holds the coordinates of a vector in the subspace that the history's vectors reach into most
-//! (their principal components around 0), found on a sample. The dot product of two sketches is that of the vectors,
-//! less what lies outside.
+//! A sketch has the coordinates of a vector in the principal subspace of the history's vectors (around 0), found on a
+//! sample. The dot product of two sketches is that of the vectors without the components outside.
 
 use crate::error::PredictError;
 use crate::history::History;
@@ -13,80 +12,81 @@ use crate::tree::{Neighbour, best_of};
 use crate::vector::dot;
 use rayon::prelude::*;
 
-/// Dimensions of a sketch, at most.
-const WIDTH: usize = 64;
-/// A sketch has at most one dimension for so many of a vector: it has to be cheaper to compare.
-const SHRINKING: usize = 2;
-/// Prompts that the subspace is found on, for each of its dimensions.
+/// Largest number of dimensions of a sketch.
+const MAX_DIMENSIONS: usize = 64;
+/// Least ratio of dimensions of a vector to those of its sketch, so that sketches are cheaper to compare.
+const MIN_REDUCTION: usize = 2;
+/// Sampled prompts per dimension of the subspace.
 const SAMPLE_PER_DIMENSION: usize = 8;
 
-/// The sketch of each slot of a [`History`].
+/// Sketches of all slots of a [`History`].
 #[derive(Debug, Clone)]
 pub(crate) struct Sketches {
-    /// Orthonormal, [dimensions, hidden]; no row where all vectors are zero or too short for sketches.
+    /// Orthonormal directions, [dimensions, hidden]. Empty if all vectors are zero or too short for sketches.
     basis: Rows,
-    /// [slots, dimensions].
+    /// Coordinates, [slots, dimensions].
     rows: Rows,
-    /// Prompts that the basis was found among, and those that have come since.
-    settled: usize,
-    newcomers: usize,
+    /// Number of prompts when the basis was found.
+    basis_prompts: usize,
+    /// Number of prompts added since.
+    added: usize,
 }
 
 impl Sketches {
-    /// Makes the sketches of all slots.
-    pub(super) fn of(history: &History, seed: u64) -> Self {
+    /// Computes the sketches of all slots.
+    pub(super) fn from_history(history: &History, seed: u64) -> Self {
         let slots: Vec<u32> = history.slots().collect();
-        let basis = basis_of(history, &slots, seed);
-        let mut sketches = Self { rows: Rows::new(basis.len()), basis, settled: slots.len(), newcomers: 0 };
+        let basis = find_basis(history, &slots, seed);
+        let mut sketches = Self { rows: Rows::new(basis.len()), basis, basis_prompts: slots.len(), added: 0 };
         let all = (0..history.vectors.len()).into_par_iter();
         let rows: Vec<Vec<f32>> = all.map(|slot| sketches.project(history.vectors.row(slot))).collect();
         sketches.rows = Rows::from_values(sketches.basis.len(), rows.concat());
         sketches
     }
 
-    /// From what was saved for `slots` prompts.
+    /// Restores the saved sketches of `slots` prompts.
     ///
     /// # Errors
-    /// There is not one sketch for each of them.
+    /// The number of sketches is not `slots`.
     pub(crate) fn from_parts(basis: Rows, rows: Rows, slots: usize) -> Result<Self, PredictError> {
         PredictError::require_size("`tree.sketches`", slots * basis.len(), rows.values().len())?;
-        Ok(Self { basis, rows, settled: slots, newcomers: 0 })
+        Ok(Self { basis, rows, basis_prompts: slots, added: 0 })
     }
 
-    /// Leaves the basis as it is, however many prompts come.
-    pub(super) fn keep_basis(&mut self) {
-        self.settled = usize::MAX;
+    /// Fixes the basis, however many prompts are added.
+    pub(super) fn fix_basis(&mut self) {
+        self.basis_prompts = usize::MAX;
     }
 
-    /// The directions, [dimensions, hidden].
+    /// Returns the directions, [dimensions, hidden].
     pub(crate) fn basis(&self) -> &Rows {
         &self.basis
     }
 
-    /// The coordinates, [slots, dimensions].
+    /// Returns the coordinates, [slots, dimensions].
     pub(crate) fn rows(&self) -> &Rows {
         &self.rows
     }
 
-    /// Returns the sketches of `slots` alone, in their order.
+    /// Returns the sketches of `slots` alone, in that order.
     pub(crate) fn gather(&self, slots: &[u32]) -> Self {
         Self { basis: self.basis.clone(), rows: self.rows.gather(slots), ..*self }
     }
 
-    /// Takes in the prompt that `slot` now holds. When as many have come as the basis was found among, it is found
-    /// again: topics of prompts change.
+    /// Adds the present prompt of `slot`. Finds the basis again once the number of added prompts reaches that of the
+    /// basis, because topics change.
     pub(super) fn insert(&mut self, history: &History, slot: u32, seed: u64) {
-        self.newcomers += 1;
-        if self.newcomers >= self.settled {
-            *self = Self::of(history, seed);
+        self.added += 1;
+        if self.added >= self.basis_prompts {
+            *self = Self::from_history(history, seed);
         } else {
             let row = self.project(history.vector(slot));
             self.rows.set(slot as usize, &row);
         }
     }
 
-    /// The `count` of `slots` that are most similar to `query` as far as sketches tell; all where they
-    /// are no more, or nothing is known of them.
+    /// Returns the `count` of `slots` most similar to `query` by sketches. Returns all `slots` if there are no more
+    /// or there are no sketches.
     pub(super) fn most_similar(&self, slots: Vec<u32>, query: &[f32], count: usize) -> Vec<u32> {
         if slots.len() <= count || self.basis.len() == 0 {
             return slots;
@@ -103,10 +103,10 @@ impl Sketches {
     }
 }
 
-/// Orthonormal directions that hold most of the vectors, [dimensions, hidden].
-fn basis_of(history: &History, slots: &[u32], seed: u64) -> Rows {
+/// Finds the principal directions of the vectors, [dimensions, hidden].
+fn find_basis(history: &History, slots: &[u32], seed: u64) -> Rows {
     let hidden = history.vectors.width();
-    let width = WIDTH.min(hidden / SHRINKING);
+    let width = MAX_DIMENSIONS.min(hidden / MIN_REDUCTION);
     let sample: Vec<&[f32]> = Random::new(seed)
         .sample(slots.len(), width * SAMPLE_PER_DIMENSION)
         .into_iter()
@@ -120,7 +120,7 @@ fn basis_of(history: &History, slots: &[u32], seed: u64) -> Rows {
 mod tests {
     use super::*;
 
-    /// Prompts in three directions of eight, with lengths that differ.
+    /// Creates prompts in three of eight dimensions, with different lengths.
     fn history(count: usize) -> History {
         let vectors = (0..count).flat_map(|n| {
             let mut vector = [0.0; 8];
@@ -133,9 +133,9 @@ mod tests {
     }
 
     #[test]
-    fn vectors_of_a_subspace_are_sketched_without_loss() {
+    fn vectors_inside_the_subspace_are_sketched_without_loss() {
         let history = history(30);
-        let sketches = Sketches::of(&history, 1);
+        let sketches = Sketches::from_history(&history, 1);
         assert_eq!((sketches.basis.len(), sketches.rows.len()), (3, 30));
         for (a, b) in [(0, 0), (0, 1), (3, 17), (29, 5)] {
             let expected = dot(history.vector(a), history.vector(b));
@@ -145,36 +145,36 @@ mod tests {
     }
 
     #[test]
-    fn the_most_similar_are_kept() {
+    fn most_similar_candidates_are_kept() {
         let history = history(30);
-        let sketches = Sketches::of(&history, 1);
+        let sketches = Sketches::from_history(&history, 1);
         let query = [1.0, 0.0, 0.0, 5.0, 0.0, 0.0, 0.0, 0.0];
         let kept = sketches.most_similar((0..30).collect(), &query, 4);
-        // Those that lean on the first direction alone; what lies outside does not count.
+        // Prompts along the first direction; components outside the subspace do not count.
         assert_eq!(kept, [0, 3, 6, 9]);
         assert_eq!(sketches.most_similar(vec![7, 2], &query, 4), [7, 2]);
     }
 
     #[test]
-    fn directions_that_come_later_are_found_when_as_many_have_come() {
+    fn new_directions_are_found_once_added_prompts_match_basis() {
         let all = history(30);
         let slots: Vec<u32> = (0..30).step_by(3).take(2).collect();
         let mut grown = all.gather(&slots);
-        let mut sketches = Sketches::of(&grown, 1);
+        let mut sketches = Sketches::from_history(&grown, 1);
         assert_eq!(sketches.basis.len(), 2);
-        let shares = crate::shares::Shares::uniform(1, 1);
+        let shares = crate::shares::UsageShares::uniform(1, 1);
         for (slot, dimensions) in [(1, 2), (2, 3)] {
             let place = grown.insert(&[0], all.vector(slot), &shares, None);
             sketches.insert(&grown, place, 1);
             assert_eq!(sketches.basis.len(), dimensions);
         }
-        assert_eq!((sketches.settled, sketches.rows.len()), (4, 4));
+        assert_eq!((sketches.basis_prompts, sketches.rows.len()), (4, 4));
     }
 
     #[test]
-    fn zeros_have_no_sketch_and_are_kept() {
+    fn zero_vectors_without_sketches_are_kept() {
         let history = History::from_vectors(1, 1, vec![0.0; 16], vec![1.0; 2], vec![Box::from([0]); 2]);
-        let sketches = Sketches::of(&history.unwrap(), 1);
+        let sketches = Sketches::from_history(&history.unwrap(), 1);
         assert_eq!(sketches.most_similar(vec![0, 1], &[1.0; 8], 1), [0, 1]);
     }
 }

@@ -26,13 +26,13 @@ fn affinities_foresee_more_than_popularity() {
         let (mut foreseen, mut popular) = (Vec::new(), Vec::new());
         let mut actual = Vec::new();
         for record in &test {
-            let routes = TokenRoutes::of(&header, record).unwrap();
+            let routes = TokenRoutes::from_record(&header, record).unwrap();
             foreseen.extend(affinity.predict(layer, routes.layer(layer)));
             actual.extend_from_slice(routes.layer(layer + 1));
             popular.extend(routes.tokens(layer + 1).flat_map(|_| order.clone()));
         }
-        let rates = HitRates::of(&foreseen, &actual, TOP_K).unwrap();
-        let baseline = HitRates::of(&popular, &actual, TOP_K).unwrap();
+        let rates = HitRates::measure(&foreseen, &actual, TOP_K).unwrap();
+        let baseline = HitRates::measure(&popular, &actual, TOP_K).unwrap();
         assert!(rates.mean > baseline.mean + 0.15, "{rates:?} {baseline:?}");
     }
 }
@@ -50,14 +50,14 @@ fn records_without_tokens_teach_no_affinity() {
 
 #[test]
 fn hits_are_counted_by_hand() {
-    let rates = HitRates::of(&[1, 2, 3, 4, 5, 6], &[1, 2, 3, 5, 0, 7], 2).unwrap();
+    let rates = HitRates::measure(&[1, 2, 3, 4, 5, 6], &[1, 2, 3, 5, 0, 7], 2).unwrap();
     assert_eq!(rates, HitRates { mean: 0.5, all: 1.0 / 3.0, any: 2.0 / 3.0 });
-    assert!(HitRates::of(&[1], &[1, 2], 2).is_err());
-    assert!(HitRates::of(&[1, 2, 3], &[1, 2, 3], 2).is_err());
-    assert_eq!(HitRates::of(&[], &[], 2).unwrap().mean, 0.0);
+    assert!(HitRates::measure(&[1], &[1, 2], 2).is_err());
+    assert!(HitRates::measure(&[1, 2, 3], &[1, 2, 3], 2).is_err());
+    assert_eq!(HitRates::measure(&[], &[], 2).unwrap().mean, 0.0);
 }
 
-/// States, a gate that routes them, and the experts it gives.
+/// Creates states, a gate that routes them, and the resulting experts.
 fn routed(tokens: usize) -> (GateWeights, Vec<f32>, Vec<u16>) {
     const HIDDEN: usize = 16;
     let mut stream = NumberStream(5);
@@ -70,7 +70,7 @@ fn routed(tokens: usize) -> (GateWeights, Vec<f32>, Vec<u16>) {
 }
 
 #[test]
-fn a_gate_on_its_own_input_is_exact_and_stays() {
+fn gate_on_its_own_input_is_exact_and_unchanged() {
     let (weights, states, actual) = routed(50);
     let mut lookahead = GateLookahead::new(weights, 16, EXPERTS, TOP_K, 1e-6).unwrap();
     let exact = HitRates { mean: 1.0, all: 1.0, any: 1.0 };
@@ -81,7 +81,7 @@ fn a_gate_on_its_own_input_is_exact_and_stays() {
 }
 
 #[test]
-fn a_gate_that_is_off_learns() {
+fn inaccurate_gate_is_fine_tuned() {
     let (weights, states, actual) = routed(1500);
     let mut stream = NumberStream(77);
     let gate = weights.gate.iter().map(|weight| 0.3 * weight + stream.float()).collect();
@@ -95,10 +95,10 @@ fn a_gate_that_is_off_learns() {
 }
 
 #[test]
-fn a_gate_that_would_get_worse_stays() {
+fn gate_that_would_get_worse_is_unchanged() {
     let (weights, states, right) = routed(1000);
     let mut lookahead = GateLookahead::new(weights, 16, EXPERTS, TOP_K, 1e-6).unwrap();
-    // Nine tenths teach the wrong experts; the last tenth knows better.
+    // Nine tenths of the tokens have wrong experts; the last tenth has the right ones.
     let shifted = |expert: &u16| (expert + 1) % EXPERTS as u16;
     let taught = 900 * TOP_K;
     let actual: Vec<u16> = right[..taught].iter().map(shifted).chain(right[taught..].to_vec()).collect();
@@ -115,7 +115,13 @@ fn gates_of_no_width_are_refused() {
 #[test]
 fn correlations_by_hand() {
     let pairs = |values: &[(f64, f64)]| -> Vec<PromptPair> {
-        values.iter().map(|&(prompts, activations)| PromptPair { prompts, activations }).collect()
+        values
+            .iter()
+            .map(|&(prompt_similarity, activation_similarity)| PromptPair {
+                prompt_similarity,
+                activation_similarity,
+            })
+            .collect()
     };
     let line = pairs(&[(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]);
     assert!((correlation::pearson(&line) - 1.0).abs() < 1e-12);
@@ -132,13 +138,13 @@ fn correlations_by_hand() {
 #[test]
 fn similar_prompts_use_similar_experts_here() {
     let embedding = support::embedding();
-    let history = History::of(&embedding, LAYERS, EXPERTS, &support::records(200, 1)).unwrap();
+    let history = History::from_records(&embedding, LAYERS, EXPERTS, &support::records(200, 1)).unwrap();
     let tests = support::records(30, 2);
     let pairs = correlation::pairs(&embedding, &history, &tests, 20, 4).unwrap();
     assert_eq!(pairs.len(), 600);
     assert_eq!(pairs, correlation::pairs(&embedding, &history, &tests, 20, 4).unwrap());
     assert!(correlation::pearson(&pairs) > 0.3);
-    // More than there are: all of them.
+    // With more than the history has, takes all of them.
     assert_eq!(correlation::pairs(&embedding, &history, &tests[..1], 999, 4).unwrap().len(), 200);
 }
 
@@ -158,7 +164,7 @@ fn prompts_of_every_data_set() {
     assert_eq!(of(r#"{"text":"slim","meta":{"redpajama_set_name":"RedPajamaC4"}}"#).as_deref(), Some("slim"));
     let ours = prompts::of_line(r#"{"kind":"sql","prompt":"select"}"#).unwrap().unwrap();
     assert_eq!((ours.text.as_str(), ours.kind.as_deref()), ("select", Some("sql")));
-    // Characters, not bytes.
+    // The limit counts characters, not bytes.
     let long = of(&format!(r#"{{"text":"{}"}}"#, "é".repeat(700))).unwrap();
     assert_eq!(long.chars().count(), prompts::PROMPT_CHARACTERS);
     for bad in [r#"{"other":1}"#, "[]", "no", r#"{"prompt":5}"#] {

@@ -1,4 +1,4 @@
-//! Tests of predictors and activation records, in one program.
+//! Tests of predictors and activation records, in one test program.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
 mod effort;

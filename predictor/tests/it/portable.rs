@@ -1,4 +1,4 @@
-//! The predictor that gateways get: bounded, over a sketch, and nearly as good.
+//! Portable predictor: bounded, over a sketch, and nearly as accurate.
 
 use crate::support;
 
@@ -6,8 +6,9 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use remoe_predictor::record::{ActivationRecord, RecordHeader};
 use remoe_predictor::{
-    Embedding, MAX_PORTABLE_BYTES, MAX_SKETCH_BYTES, Phase, Portable, PredictError, Predictor, Shares,
-    Trained, TrainingOptions, TreeOptions, TunedPredictor, Uniform, divergence, sketch_dimensions,
+    Embedding, MAX_PORTABLE_BYTES, MAX_SKETCH_BYTES, Phase, PortablePredictor, PredictError, Predictor,
+    TrainedPredictor, TrainingOptions, TreeOptions, TunedPredictor, Uniform, UsageShares, divergence,
+    sketch_dimensions,
 };
 use support::{EXPERTS, HIDDEN, LAYERS, NumberStream, VOCABULARY};
 
@@ -17,24 +18,25 @@ fn options() -> TrainingOptions {
     TrainingOptions { alpha: 5, tree: TreeOptions { beta: 12, ..TreeOptions::default() } }
 }
 
-fn fitted(records: &[ActivationRecord]) -> (Embedding, Embedding, Trained, Portable) {
+fn fitted(records: &[ActivationRecord]) -> (Embedding, Embedding, TrainedPredictor, PortablePredictor) {
     let embedding = support::embedding();
     let sketch = embedding.sketched(DIMENSIONS).unwrap();
     let pair = (&embedding, &sketch);
     let (trained, portable) =
-        Trained::fit_with_portable(support::header(), records, pair, options(), &mut |_| ()).unwrap();
+        TrainedPredictor::fit_with_portable(support::header(), records, pair, options(), &mut |_| ())
+            .unwrap();
     (embedding, sketch, trained, portable)
 }
 
-/// Mean divergence of a phase over records that nothing was fitted to.
+/// Returns the mean divergence of a phase over held-out records.
 fn error(predictor: &dyn TunedPredictor, phase: Phase) -> f64 {
     mean(phase, |prompt| predictor.predict_with_errors(prompt, phase).unwrap().shares)
 }
 
-fn mean(phase: Phase, predict: impl Fn(&[u32]) -> Shares) -> f64 {
+fn mean(phase: Phase, predict: impl Fn(&[u32]) -> UsageShares) -> f64 {
     let records = support::decoded(200, 99);
     let of = |record: &ActivationRecord| {
-        let truth = Shares::from_counts(EXPERTS, record.counts(phase)?).unwrap();
+        let truth = UsageShares::from_counts(EXPERTS, record.counts(phase)?).unwrap();
         Some(divergence::mean(&predict(&record.prompt), &truth))
     };
     let errors: Vec<f64> = records.iter().filter_map(of).collect();
@@ -44,7 +46,7 @@ fn mean(phase: Phase, predict: impl Fn(&[u32]) -> Shares) -> f64 {
 #[test]
 fn portable_over_a_sketch_is_nearly_as_good() {
     let (embedding, sketch, trained, portable) = fitted(&support::decoded(600, 1));
-    let old = Portable::of(&trained, &embedding, &sketch).unwrap();
+    let old = PortablePredictor::from_trained(&trained, &embedding, &sketch).unwrap();
     let uniform = Uniform::new(LAYERS, EXPERTS);
     for phase in Phase::ALL {
         let uniform = mean(phase, |prompt| uniform.predict(prompt, phase).unwrap());
@@ -59,7 +61,7 @@ fn portable_over_a_sketch_is_nearly_as_good() {
 fn whole_predictor_is_the_same_with_a_portable_one() {
     let records = support::decoded(300, 1);
     let (embedding, _, trained, _) = fitted(&records);
-    let alone = Trained::fit(support::header(), &records, &embedding, options()).unwrap();
+    let alone = TrainedPredictor::fit(support::header(), &records, &embedding, options()).unwrap();
     assert_eq!(trained.to_bytes().unwrap(), alone.to_bytes().unwrap());
 }
 
@@ -68,8 +70,8 @@ fn saved_portable_predicts_the_same_bits() {
     for records in [1, 30, 300] {
         let (_, sketch, _, portable) = fitted(&support::decoded(records, 1));
         let bytes = Bytes::from(portable.to_bytes().unwrap());
-        assert_eq!(Portable::dimensions(&bytes).unwrap(), DIMENSIONS);
-        let read = Portable::from_bytes(&bytes, &support::header().model, &sketch).unwrap();
+        assert_eq!(PortablePredictor::dimensions(&bytes).unwrap(), DIMENSIONS);
+        let read = PortablePredictor::from_bytes(&bytes, &support::header().model, &sketch).unwrap();
         assert_eq!(read.header(), portable.header());
         for record in support::records(20, 5) {
             for phase in Phase::ALL {
@@ -91,17 +93,17 @@ fn portable_of_something_else_is_refused() {
     let bytes = Bytes::from(portable.to_bytes().unwrap());
     let model = support::header().model;
     let refused = |bytes: &Bytes, model: &str, sketch: &Embedding| {
-        Portable::from_bytes(bytes, model, sketch).unwrap_err().to_string()
+        PortablePredictor::from_bytes(bytes, model, sketch).unwrap_err().to_string()
     };
     assert!(refused(&bytes, "cd", &sketch).contains("another model"));
     assert!(refused(&bytes, &model, &embedding).contains("row of the sketch"));
     let fewer = Embedding::from_rows(DIMENSIONS, &[1.0; DIMENSIONS * 7]).unwrap();
     assert!(refused(&bytes, &model, &fewer).contains("tokens.steps"));
     let whole = Bytes::from(trained.to_bytes().unwrap());
-    assert!(matches!(Portable::from_bytes(&whole, &model, &sketch), Err(PredictError::Saved(_))));
-    assert!(matches!(Trained::from_bytes(&bytes, &model, &embedding), Err(PredictError::Saved(_))));
+    assert!(matches!(PortablePredictor::from_bytes(&whole, &model, &sketch), Err(PredictError::Saved(_))));
+    assert!(matches!(TrainedPredictor::from_bytes(&bytes, &model, &embedding), Err(PredictError::Saved(_))));
     for end in [0, 7, 100, bytes.len() - 1] {
-        assert!(Portable::from_bytes(&bytes.slice(..end), &model, &sketch).is_err(), "{end}");
+        assert!(PortablePredictor::from_bytes(&bytes.slice(..end), &model, &sketch).is_err(), "{end}");
     }
 }
 
@@ -113,7 +115,7 @@ fn portable_prompts_beyond_the_vocabulary_are_refused() {
     assert!(matches!(refused(&[VOCABULARY as u32]), PredictError::Token { .. }));
 }
 
-/// The sizes hold by construction: every part is cut to what its budget has room for.
+/// The sizes hold by construction: every part is cut to its budget.
 #[test]
 fn portable_of_150000_tokens_stays_within_its_bound() {
     const TOKENS: usize = 150_000;
@@ -132,17 +134,18 @@ fn portable_of_150000_tokens_stays_within_its_bound() {
     let records: Vec<ActivationRecord> = (0..150).map(record).collect();
     let header = RecordHeader { layers: (0..12).collect(), experts: 64, ..support::header() };
     let pair = (&embedding, &sketch);
-    let (_, portable) = Trained::fit_with_portable(header, &records, pair, options(), &mut |_| ()).unwrap();
+    let (_, portable) =
+        TrainedPredictor::fit_with_portable(header, &records, pair, options(), &mut |_| ()).unwrap();
     let bytes = portable.to_bytes().unwrap().len();
     assert!(bytes <= MAX_PORTABLE_BYTES && portable.bytes() <= MAX_PORTABLE_BYTES as u64, "{bytes}");
-    // Each token takes a byte per direction and its step, and no more.
+    // Each token takes a byte per direction and its step.
     let of_tokens = TOKENS * 100..TOKENS * 126 + (2 << 20);
     assert!(of_tokens.contains(&bytes), "{bytes}");
     assert!(sketch.bytes() <= (MAX_SKETCH_BYTES + 4 * TOKENS) as u64);
 }
 
 proptest! {
-    /// Whatever the vocabulary and what is asked for, a sketch is within its bound or refused.
+    /// A sketch is within its limit or refused, for any vocabulary and dimensions.
     #[test]
     fn sketches_of_any_vocabulary_are_bounded(vocabulary in 1_usize..4_000_000, wanted in 0_usize..10_000) {
         match sketch_dimensions(vocabulary, wanted) {

@@ -3,8 +3,8 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use remoe_predictor::record::{
-    ActivationRecord, DEFAULT_FILE_BYTES, MAX_RECORD_BYTES, Reader, RecordError, RecordHeader, RecordWriter,
-    encode_header, encode_record, merge, resume_position, scan,
+    ActivationRecord, DEFAULT_FILE_BYTES, MAX_RECORD_BYTES, RecordError, RecordHeader, RecordReader,
+    RecordWriter, encode_header, encode_record, merge, resume_position, scan,
 };
 
 fn header(layers: u32, experts: u32, top_k: u32, tokens: bool) -> RecordHeader {
@@ -18,7 +18,7 @@ fn header(layers: u32, experts: u32, top_k: u32, tokens: bool) -> RecordHeader {
     }
 }
 
-/// A record whose counts follow from `seed`.
+/// Creates a record with counts from `seed`.
 fn record(header: &RecordHeader, prompt: Vec<u32>, steps: u32, seed: u32) -> ActivationRecord {
     let cells = header.cells() as u32;
     let count = |cell: u32| (cell.wrapping_mul(2_654_435_761).wrapping_add(seed)) % 70_000;
@@ -38,8 +38,8 @@ fn file(header: &RecordHeader, records: &[ActivationRecord]) -> Vec<u8> {
     writer.finish().unwrap()
 }
 
-fn read(bytes: &[u8]) -> (Vec<ActivationRecord>, Vec<remoe_predictor::record::Damage>) {
-    let mut reader = Reader::new(bytes).unwrap();
+fn read(bytes: &[u8]) -> (Vec<ActivationRecord>, Vec<remoe_predictor::record::DamagedRange>) {
+    let mut reader = RecordReader::new(bytes).unwrap();
     let records = reader.by_ref().map(Result::unwrap).collect();
     (records, reader.damage().to_vec())
 }
@@ -60,7 +60,7 @@ proptest! {
         let records: Vec<_> =
             prompts.into_iter().map(|(prompt, steps, seed)| record(&header, prompt, steps, seed)).collect();
         let bytes = file(&header, &records);
-        let reader = Reader::new(bytes.as_slice()).unwrap();
+        let reader = RecordReader::new(bytes.as_slice()).unwrap();
         prop_assert_eq!(reader.header(), &header);
         let (found, damage) = read(&bytes);
         prop_assert_eq!(found, records);
@@ -68,7 +68,7 @@ proptest! {
     }
 
     #[test]
-    fn a_file_cut_anywhere_keeps_its_whole_records(cut in 0.0..1.0_f64) {
+    fn truncated_file_keeps_its_complete_records(cut in 0.0..1.0_f64) {
         let (header, records) = three();
         let bytes = file(&header, &records);
         let start = encode_header(&header).unwrap().len();
@@ -86,10 +86,10 @@ proptest! {
             prop_assert_eq!(damage, vec![]);
         } else {
             prop_assert_eq!(damage.len(), 1);
-            prop_assert!(damage[0].tail);
+            prop_assert!(damage[0].is_tail);
             prop_assert_eq!(&damage[0].bytes, &lost);
         }
-        // Going on leaves no trace of the crash.
+        // Resuming leaves no trace of the crash.
         let position = resume_position(&bytes[..cut], &header).unwrap();
         prop_assert_eq!(position, ends[whole] as u64);
         let mut kept = bytes[..position as usize].to_vec();
@@ -113,12 +113,12 @@ proptest! {
                 _ => { bytes.remove(at); }
             }
         }
-        if let Ok(mut reader) = Reader::new(bytes.as_slice()) {
+        if let Ok(mut reader) = RecordReader::new(bytes.as_slice()) {
             let same = reader.header() == &header;
             let found: Vec<_> = reader.by_ref().map(Result::unwrap).collect();
             let kept: u64 = found.iter().map(|r| encode_record(reader.header(), r).unwrap().len() as u64).sum();
             let lost: u64 = reader.damage().iter().map(|d| d.bytes.end - d.bytes.start).sum();
-            // Every byte is accounted for, and what is returned was written.
+            // Every byte is accounted for, and every returned record was written.
             let start = bytes.len() as u64 - kept - lost;
             prop_assert!(start <= bytes.len() as u64);
             if same {
@@ -142,7 +142,7 @@ proptest! {
 }
 
 #[test]
-fn a_damaged_record_costs_only_itself() {
+fn damaged_record_is_skipped_alone() {
     let (header, records) = three();
     let mut bytes = file(&header, &records);
     let start = encode_header(&header).unwrap().len();
@@ -153,9 +153,9 @@ fn a_damaged_record_costs_only_itself() {
     assert_eq!(found, [records[0].clone(), records[2].clone()]);
     assert_eq!(damage.len(), 1);
     assert_eq!(damage[0].bytes, (start + length) as u64..(start + length + second) as u64);
-    assert!(!damage[0].tail);
+    assert!(!damage[0].is_tail);
     assert!(damage[0].to_string().contains("damaged"));
-    // The next record goes behind the last whole one, not over it.
+    // The next record is appended after the last complete one.
     assert_eq!(resume_position(bytes.as_slice(), &header).unwrap(), bytes.len() as u64);
 }
 
@@ -182,7 +182,7 @@ fn another_model_is_refused_by_name() {
         let error = header.require_same(&other).unwrap_err();
         assert!(matches!(error, RecordError::OtherModel { field: f, .. } if f == field), "{error}");
     }
-    // A message does not become as long as what it speaks of.
+    // The message truncates the field.
     let many = RecordHeader { layers: (0..4000).collect(), ..header.clone() };
     assert!(header.require_same(&many).unwrap_err().to_string().len() < 2048);
 }
@@ -236,7 +236,7 @@ fn records_without_the_form_of_their_header_are_refused() {
 }
 
 #[test]
-fn a_header_that_was_never_finished_is_written_again() {
+fn incomplete_header_is_rewritten() {
     let (header, _) = three();
     let encoded = encode_header(&header).unwrap();
     for cut in [0, 1, 40, encoded.len() - 1] {
@@ -263,7 +263,7 @@ fn headers_that_describe_no_model_are_refused() {
 
 #[test]
 fn false_beginnings_cost_bounded_work() {
-    // Every 256 bytes something that looks like a record of 60 MB begins.
+    // Every 256 bytes there is the start of an apparent record of 60 MB.
     let header = header(1, 4, 1, false);
     let mut bytes = encode_header(&header).unwrap();
     let mut false_start = encode_record(&header, &record(&header, vec![0; 1_000_000], 0, 0)).unwrap();

@@ -1,4 +1,4 @@
-//! Prompts as vectors: the identity of the specification, weights, and what is refused.
+//! Prompt vectors: equality with the definition, weights, and errors.
 
 use crate::support;
 
@@ -25,7 +25,7 @@ proptest! {
         let (first, second): (Vec<_>, Vec<_>) = (one.iter().map(row).collect(), two.iter().map(row).collect());
         let expected = soft_cosine(&first, &second);
         let found = dot(&embedding.prompt_vector(&one).unwrap(), &embedding.prompt_vector(&two).unwrap());
-        // Unit rows can cancel: what is left of their sum is known to float32 only.
+        // Unit rows can cancel: the rest of their sum has the accuracy of float32 only.
         let left = soft_norm(&first).min(soft_norm(&second));
         if left > 1e-3 {
             prop_assert!((found - expected).abs() < 1e-5 / left.min(1.0), "{} {}", found, expected);
@@ -35,7 +35,7 @@ proptest! {
     }
 }
 
-/// Length of the sum of unit rows over their number.
+/// Returns the length of the sum of unit rows over their number.
 fn soft_norm(rows: &[&[f32]]) -> f64 {
     let hidden = rows[0].len();
     let mut sum = vec![0.0_f64; hidden];
@@ -47,7 +47,7 @@ fn soft_norm(rows: &[&[f32]]) -> f64 {
 }
 
 #[test]
-fn the_definition_on_a_case_that_was_computed_by_hand() {
+fn soft_cosine_equals_a_value_computed_by_hand() {
     // Units (1,0) and (0.6,0.8): C11 = 1, C12 = 0.6, C22 = 1; one = {a}, two = {a, b}.
     let (a, b): (&[f32], &[f32]) = (&[2.0, 0.0], &[3.0, 4.0]);
     let expected = (1.0 + 0.6) / (1.0 * (1.0_f64 + 2.0 * 0.6 + 1.0).sqrt());
@@ -58,7 +58,7 @@ fn the_definition_on_a_case_that_was_computed_by_hand() {
 }
 
 #[test]
-fn a_zero_prompt_is_similar_to_nothing() {
+fn zero_prompt_is_similar_to_nothing() {
     let embedding = Embedding::from_rows(2, &[0.0, 0.0, 1.0, 0.0]).unwrap();
     assert_eq!(embedding.prompt_vector(&[0, 0]).unwrap(), [0.0, 0.0]);
     assert_eq!(soft_cosine(&[&[0.0, 0.0]], &[&[1.0, 0.0]]), 0.0);
@@ -107,7 +107,7 @@ fn half_precision_tables_are_used_as_they_are() {
 fn weights_take_tokens_out_and_the_common_part_off() {
     let embedding = Embedding::from_rows(2, &[1.0, 0.0, 0.0, 1.0, 1.0, 1.0]).unwrap();
     let weighted = embedding.weighted(&[1.0, 1.0, 0.0]).unwrap();
-    // The centre of the two that count is (0.5, 0.5); token 2 does not count.
+    // The centre of the two weighted tokens is (0.5, 0.5); token 2 has no weight.
     let root = 0.5_f32.sqrt();
     let vector = weighted.prompt_vector(&[0, 2, 2]).unwrap();
     assert!((vector[0] - root).abs() < 1e-6 && (vector[1] + root).abs() < 1e-6, "{vector:?}");

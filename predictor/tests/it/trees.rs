@@ -1,4 +1,4 @@
-//! The clustering tree: what searches find, prompts that come and go, capacity, saving.
+//! Clustering tree: search results, insertion and removal, capacity, and saving.
 
 use crate::support;
 
@@ -7,8 +7,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use remoe_predictor::record::ActivationRecord;
 use remoe_predictor::{
-    Clustering, History, Index, Method, Phase, PredictError, Predictor, SimilarPrompts, Trained,
-    TrainingOptions, Tree, TreeOptions,
+    Clustering, History, Method, Phase, PredictError, Predictor, PromptIndex, SimilarPrompts,
+    TrainedPredictor, TrainingOptions, Tree, TreeOptions,
 };
 use std::sync::Arc;
 use support::{EXPERTS, LAYERS, VOCABULARY};
@@ -17,7 +17,7 @@ const TREE: TreeOptions = TreeOptions { beta: 12, breadth: 40, rerank: 10, forks
 const ALPHA: usize = 5;
 
 fn history(records: &[ActivationRecord]) -> Arc<History> {
-    Arc::new(History::of(&support::embedding(), LAYERS, EXPERTS, records).unwrap())
+    Arc::new(History::from_records(&support::embedding(), LAYERS, EXPERTS, records).unwrap())
 }
 
 fn sps(records: &[ActivationRecord]) -> SimilarPrompts {
@@ -26,17 +26,17 @@ fn sps(records: &[ActivationRecord]) -> SimilarPrompts {
         .unwrap()
 }
 
-fn exhaustive(sps: &SimilarPrompts) -> SimilarPrompts {
+fn exhaustive_search(sps: &SimilarPrompts) -> SimilarPrompts {
     let (history, alpha) = (sps.history().clone(), sps.alpha());
-    SimilarPrompts::new("bf", support::embedding(), history, Index::Exhaustive, alpha).unwrap()
+    SimilarPrompts::new("bf", support::embedding(), history, PromptIndex::Exhaustive, alpha).unwrap()
 }
 
 fn tree(sps: &SimilarPrompts) -> &Tree {
-    let Index::Tree(tree) = sps.index() else { panic!("no tree") };
+    let PromptIndex::Tree(tree) = sps.index() else { panic!("no tree") };
     tree
 }
 
-/// Every prompt is in exactly one leaf, no leaf is too large, and searches find what they say.
+/// Asserts that every prompt is in exactly one leaf, no leaf is too large, and searches return existing prompts.
 fn assert_sound(sps: &SimilarPrompts) {
     let sizes = tree(sps).leaf_sizes();
     assert!(sizes.iter().all(|size| *size <= TREE.beta), "{sizes:?}");
@@ -57,18 +57,18 @@ fn assert_sound(sps: &SimilarPrompts) {
 fn searches_find_most_of_what_brute_force_finds() {
     let sps = sps(&support::records(800, 1));
     assert_sound(&sps);
-    // The leaves are tiny here, 12 prompts of 800: one of them by chance holds one in 67.
+    // The leaves are tiny here, 12 of 800 prompts: a random leaf has one prompt in 67.
     let narrow = grown(TreeOptions { breadth: 0, rerank: 0, ..TREE });
     let wide = TreeOptions { breadth: 400, rerank: 400, ..TREE };
     let sketched = TreeOptions { rerank: 50, ..wide };
     let (narrow, wide, sketched) = (recall(&narrow), recall(&grown(wide)), recall(&grown(sketched)));
     assert!(narrow > 0.2 && wide > 0.9, "{narrow} {wide}");
-    // Half of the prompts are looked at, a sixteenth is compared in full.
+    // Half of the prompts are candidates, a sixteenth is compared in full.
     assert!(sketched > 0.9 * wide, "{sketched} {wide}");
 }
 
 #[test]
-fn a_search_of_boundless_breadth_is_brute_force() {
+fn search_of_unlimited_breadth_equals_brute_force() {
     for (breadth, rerank) in [(usize::MAX, usize::MAX), (usize::MAX, 800), (800, 0)] {
         let sps = grown(TreeOptions { breadth, rerank, ..TREE });
         let found = recall(&sps);
@@ -76,22 +76,22 @@ fn a_search_of_boundless_breadth_is_brute_force() {
     }
 }
 
-/// Over 800 prompts.
+/// Builds a predictor over 800 prompts.
 fn grown(options: TreeOptions) -> SimilarPrompts {
     let (clustering, past) = (Clustering::Centred, history(&support::records(800, 1)));
     SimilarPrompts::with_tree("sps", support::embedding(), &past, clustering, options, ALPHA).unwrap()
 }
 
-/// Share of what brute force finds that a search finds.
+/// Returns the share of the true neighbours that a search finds.
 fn recall(sps: &SimilarPrompts) -> f64 {
-    let all = exhaustive(sps);
+    let all = exhaustive_search(sps);
     let (mut found, mut wanted) = (0, 0);
     for record in support::records(100, 2) {
         let truth = all.neighbours(&record.prompt).unwrap();
         let own = sps.neighbours(&record.prompt).unwrap();
         found += truth.iter().filter(|one| own.contains(one)).count();
         wanted += truth.len();
-        // Nothing is better than the best.
+        // No result is better than the best.
         assert!(own[0].similarity <= truth[0].similarity);
     }
     f64::from(found as u32) / f64::from(wanted as u32)
@@ -101,8 +101,8 @@ fn recall(sps: &SimilarPrompts) -> f64 {
 fn brute_force_is_exact() {
     let records = support::records(60, 3);
     let embedding = support::embedding();
-    let all =
-        SimilarPrompts::new("bf", embedding.clone(), history(&records), Index::Exhaustive, ALPHA).unwrap();
+    let all = SimilarPrompts::new("bf", embedding.clone(), history(&records), PromptIndex::Exhaustive, ALPHA)
+        .unwrap();
     let query = embedding.prompt_vector(&[4, 8, 15]).unwrap();
     let mut expected: Vec<(f32, u32)> = (0..60)
         .map(|slot| {
@@ -123,7 +123,7 @@ fn full_pam_is_no_worse_than_the_customised_medoids() {
     let past = history(&support::records(100, 5));
     let options = TreeOptions { beta: 99, breadth: 0, rerank: 0, forks: 2, seed: 3 };
     let cost = |clustering| {
-        // Two leaves: the distance to the nearer of the two medoids is what PAM lowers.
+        // With two leaves, PAM minimises the distance to the nearer medoid.
         let tree = Tree::build(&past, clustering, options, 5).unwrap();
         assert_eq!(tree.leaf_sizes().len(), 2);
         tree.medoid_cost(&past)
@@ -141,7 +141,7 @@ proptest! {
             let record = support::records(1, seed).remove(0);
             sps.learn(&record, capacity, 0.5).unwrap();
             prop_assert!(sps.history().len() <= capacity);
-            // The newest is there.
+            // The newest prompt is present.
             let newest = sps.history().slots().any(|slot| sps.history().prompt(slot) == record.prompt);
             prop_assert!(newest);
         }
@@ -160,7 +160,7 @@ proptest! {
             }
         }
         let model = support::header().model;
-        if let Ok(loaded) = Trained::from_bytes(&Bytes::from(bytes), &model, &support::embedding()) {
+        if let Ok(loaded) = TrainedPredictor::from_bytes(&Bytes::from(bytes), &model, &support::embedding()) {
             for method in Method::ALL {
                 for phase in Phase::ALL {
                     loaded.method(method).predict(&[1, 2, 3], phase).map(drop).unwrap_or_default();
@@ -176,7 +176,7 @@ fn branches_that_are_empty_go() {
     assert!(tree(&sps).nodes() > 20);
     let newcomer = support::records(1, 2).remove(0);
     sps.learn(&newcomer, 1, 0.5).unwrap();
-    // What is left is a way down to the one prompt.
+    // Only the path to the remaining prompt is left.
     assert!(tree(&sps).nodes() < 8, "{}", tree(&sps).nodes());
     support::records(50, 3).iter().for_each(|record| sps.learn(record, 100, 0.5).unwrap());
     assert_sound(&sps);
@@ -189,7 +189,7 @@ fn growing_one_by_one_gives_a_tree_as_good_as_one_build() {
     records[20..].iter().for_each(|record| grown.learn(record, 1000, 0.5).unwrap());
     assert_sound(&grown);
     assert_eq!(grown.history().len(), 400);
-    let (built, all) = (sps(&records), exhaustive(&grown));
+    let (built, all) = (sps(&records), exhaustive_search(&grown));
     let recall = |sps: &SimilarPrompts| {
         let queries = support::records(80, 10);
         let hits = queries.iter().map(|record| {
@@ -203,8 +203,8 @@ fn growing_one_by_one_gives_a_tree_as_good_as_one_build() {
 }
 
 #[test]
-fn the_most_redundant_prompt_leaves_first() {
-    // Two prompts say the same; a third, much like them, comes into a full history.
+fn most_redundant_prompt_is_evicted_first() {
+    // Two prompts are equal. A third, similar one is added to a full history.
     let alike = |id: u32| support::of_prompt(vec![id, 4, 8, 12], 0);
     let mut records = support::records(10, 12);
     records[3] = alike(16);
@@ -241,17 +241,17 @@ fn learning_does_not_change_who_shares_the_history() {
     assert_eq!((shared.len(), sps.history().len()), (30, 31));
 }
 
-fn trained(records: &[ActivationRecord]) -> Trained {
+fn trained(records: &[ActivationRecord]) -> TrainedPredictor {
     let options = TrainingOptions { alpha: ALPHA, tree: TREE };
-    Trained::fit(support::header(), records, &support::embedding(), options).unwrap()
+    TrainedPredictor::fit(support::header(), records, &support::embedding(), options).unwrap()
 }
 
 #[test]
-fn what_is_saved_comes_back() {
+fn saved_predictor_loads_bit_for_bit() {
     let embedding = support::embedding();
     let mut before = trained(&support::decoded(300, 30));
     assert!(before.sps().history().has_decode());
-    // Holes and new nodes are closed up.
+    // Saving removes gaps and renumbers new nodes.
     support::decoded(40, 31).iter().for_each(|record| before.learn(record, 290, 0.5).unwrap());
     let bytes = before.to_bytes().unwrap();
     assert_eq!(bytes, before.to_bytes().unwrap());
@@ -259,7 +259,7 @@ fn what_is_saved_comes_back() {
     let mut unaligned = vec![0];
     unaligned.extend_from_slice(&bytes);
     for bytes in [Bytes::from(bytes), Bytes::from(unaligned).slice(1..)] {
-        let mut after = Trained::from_bytes(&bytes, &model, &embedding).unwrap();
+        let mut after = TrainedPredictor::from_bytes(&bytes, &model, &embedding).unwrap();
         assert_eq!(after.header(), before.header());
         for phase in Phase::ALL {
             assert_eq!(after.tuning(phase), before.tuning(phase));
@@ -274,7 +274,7 @@ fn what_is_saved_comes_back() {
             }
         }
         assert_eq!(after.sps().history().len(), before.sps().history().len());
-        // It goes on learning.
+        // The loaded predictor continues to learn.
         support::records(40, 33).iter().for_each(|record| after.learn(record, 400, 0.5).unwrap());
         assert_sound(after.sps());
         assert_eq!(after.sps().history().len(), before.sps().history().len() + 40);
@@ -284,18 +284,18 @@ fn what_is_saved_comes_back() {
 #[test]
 fn saved_predictors_of_other_models_and_other_files_are_refused() {
     let bytes = Bytes::from(trained(&support::records(20, 1)).to_bytes().unwrap());
-    let error = Trained::from_bytes(&bytes, "cdef", &support::embedding()).unwrap_err().to_string();
+    let error = TrainedPredictor::from_bytes(&bytes, "cdef", &support::embedding()).unwrap_err().to_string();
     assert!(error.contains("abab") && error.contains("expected cdef"), "{error}");
     for bytes in [Bytes::new(), Bytes::from_static(b"other"), bytes.slice(..bytes.len() - 1)] {
-        let refused = Trained::from_bytes(&bytes, &support::header().model, &support::embedding());
+        let refused = TrainedPredictor::from_bytes(&bytes, &support::header().model, &support::embedding());
         assert!(matches!(refused, Err(PredictError::Saved(_))));
     }
     let other = safetensors::serialize([] as [(&str, safetensors::tensor::TensorView<'_>); 0], None).unwrap();
-    let error = Trained::from_bytes(&other.into(), "ab", &support::embedding()).unwrap_err();
+    let error = TrainedPredictor::from_bytes(&other.into(), "ab", &support::embedding()).unwrap_err();
     assert!(error.to_string().contains("predictor build"), "{error}");
 }
 
-/// A predictor whose JSON text is changed, each change of equal length.
+/// Replaces parts of a saved predictor's JSON text with text of equal length.
 fn altered(bytes: &[u8], from: &str, to: &str) -> Bytes {
     assert_eq!(from.len(), to.len());
     let at = bytes.windows(from.len()).position(|part| part == from.as_bytes()).expect("the text is there");
@@ -311,7 +311,7 @@ fn versions_and_temperatures_that_cannot_be_are_refused() {
         (r#"\"seed\":"#, r#"\"sead\":"#, "missing field"),
     ] {
         let (model, embedding) = (support::header().model, support::embedding());
-        let error = Trained::from_bytes(&altered(&bytes, from, to), &model, &embedding).unwrap_err();
+        let error = TrainedPredictor::from_bytes(&altered(&bytes, from, to), &model, &embedding).unwrap_err();
         assert!(error.to_string().contains(message), "{error}");
     }
 }

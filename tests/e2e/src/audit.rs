@@ -1,4 +1,4 @@
-//! The API server's audit log: which user sent which request, and if it was allowed.
+//! Audit log of the API server: requests with their users and whether they were allowed.
 
 use crate::cluster::Cluster;
 use jiff::Timestamp;
@@ -7,23 +7,23 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 
-/// Key under which the API server names the credential.
+/// Key of the credential's id in the user's extra fields.
 pub const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 
-/// A place in the log.
+/// Position in the log.
 #[derive(Debug, Clone, Copy)]
 pub struct LogPosition(u64);
 
-/// One answered request.
+/// Answered request.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AuditEntry {
     /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete` or `deletecollection`.
     pub verb: String,
-    /// The path and query.
+    /// Path and query.
     #[serde(rename = "requestURI")]
     pub uri: String,
-    /// When the API server received it.
+    /// Time at which the API server received it.
     #[serde(rename = "requestReceivedTimestamp")]
     pub received: Timestamp,
     user: User,
@@ -35,7 +35,7 @@ pub struct AuditEntry {
 
 #[derive(Debug, Clone, Deserialize)]
 struct User {
-    /// Empty where the API server does not believe the credential, as that of a pod that is gone.
+    /// Empty for an invalid credential, such as that of a deleted pod.
     #[serde(default)]
     username: String,
     #[serde(default)]
@@ -67,63 +67,63 @@ impl AuditEntry {
         &self.user.username
     }
 
-    /// Returns the credential that was shown: one account may have several. Empty for those without a name.
+    /// Returns the id of the credential, of which an account may have several. Empty if it has none.
     #[must_use]
     pub fn credential(&self) -> &str {
         self.user.extra.get(CREDENTIAL).and_then(|ids| ids.first()).map_or("", String::as_str)
     }
 
-    /// The part of the object that was asked for, such as `status`; empty for the whole.
+    /// Returns the subresource, such as `status`. Empty for the whole object.
     #[must_use]
     pub fn subresource(&self) -> &str {
         &self.object_ref.subresource
     }
 
-    /// The kind of object, in the plural; empty for requests that are about none.
+    /// Returns the resource in the plural. Empty for requests without one.
     #[must_use]
     pub fn resource(&self) -> &str {
         &self.object_ref.resource
     }
 
-    /// The object's namespace; empty for those that have none.
+    /// Returns the namespace of the object. Empty for cluster-scoped objects.
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.object_ref.namespace
     }
 
-    /// The object's name; empty for lists.
+    /// Returns the name of the object. Empty for lists.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.object_ref.name
     }
 
-    /// Reports if the user's roles do not permit the request.
+    /// Returns true if the user's roles forbid the request.
     #[must_use]
     pub fn denied(&self) -> bool {
         self.annotations.decision == "forbid"
     }
 
-    /// Reports if the request changes anything.
+    /// Returns true if the request writes.
     #[must_use]
     pub fn writes(&self) -> bool {
         !matches!(self.verb.as_str(), "get" | "list" | "watch")
     }
 }
 
-/// The end of the log.
+/// Returns the end of the log.
 #[must_use]
-pub fn mark(cluster: &Cluster) -> LogPosition {
+pub fn position(cluster: &Cluster) -> LogPosition {
     LogPosition(open(cluster).metadata().expect("the audit log has a size").len())
 }
 
-/// The requests that were answered after `mark`. Watches are written down when they end.
+/// Returns the requests answered after `mark`. Watches are logged when they end.
 #[must_use]
-pub fn since(cluster: &Cluster, mark: LogPosition) -> Vec<AuditEntry> {
+pub fn entries_since(cluster: &Cluster, mark: LogPosition) -> Vec<AuditEntry> {
     let mut log = open(cluster);
     log.seek(SeekFrom::Start(mark.0)).expect("the audit log can be read from a mark");
     let mut text = String::new();
     log.read_to_string(&mut text).expect("the audit log is text");
-    // The last line may be in the course of being written.
+    // The last line may be incomplete.
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     whole
         .lines()

@@ -1,4 +1,4 @@
-//! Claims that hold a model.
+//! PersistentVolumeClaims with models.
 
 use crate::scene::Scene;
 use crate::tool;
@@ -10,15 +10,15 @@ use remoe_test_support::deadline::{SOON, until};
 use std::fs;
 use std::path::PathBuf;
 
-/// Makes a claim `name` with a copy of the demo model in its folder `demo`, `pvc://NAME/demo`, and waits
-/// until it is bound. Returns the folder on this host that pods see.
+/// Creates a claim `name` with a copy of the demo model in its folder `demo`, `pvc://NAME/demo`, and waits until it
+/// is bound. Returns its folder on this host.
 pub async fn with_demo_model(scene: &Scene, name: &str) -> PathBuf {
     let model = format!("demo={}", workspace().join("demo/model").display());
     create(scene, name, &["--put", &model]).await
 }
 
-/// Makes a bound claim; `contents` says what is copied into it (`tests/cluster/cluster.py volume --help`).
-/// Any user of a pod may write to it. It goes with the scene.
+/// Creates a bound claim with `contents` (`tests/cluster/cluster.py volume --help`). Every user of a pod may write to
+/// it. It is removed with the scene.
 pub async fn create(scene: &Scene, name: &str, contents: &[&str]) -> PathBuf {
     let script = workspace().join("tests/cluster/cluster.py");
     let mut arguments =
@@ -34,7 +34,7 @@ pub async fn create(scene: &Scene, name: &str, contents: &[&str]) -> PathBuf {
     folder.trim().into()
 }
 
-/// Removes the volumes of all claims of the scene, and what they hold.
+/// Removes the volumes of all claims in the scene with their contents.
 pub async fn remove_volumes(scene: &Scene) {
     let volumes = Api::<PersistentVolume>::all(scene.cluster.client.clone());
     let all = volumes.list(&ListParams::default()).await.expect("volumes can be listed");

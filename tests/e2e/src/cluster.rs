@@ -1,4 +1,4 @@
-//! The cluster under test.
+//! Cluster under test.
 
 use crate::tool;
 use k8s_openapi::api::core::v1::Node;
@@ -13,29 +13,29 @@ use std::time::Duration;
 
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A cluster that was started for tests, and this process's administrator's access to it.
+/// Test cluster with administrator access.
 #[derive(Clone)]
 pub struct Cluster {
-    /// Client of the API, as administrator.
+    /// API client with administrator rights.
     pub client: Client,
-    /// The administrator's kubeconfig.
+    /// Kubeconfig of the administrator.
     pub kubeconfig: PathBuf,
-    /// The folder with kubectl and helm.
+    /// Folder with kubectl and helm.
     tools: PathBuf,
-    /// Log that the API server writes of its requests.
+    /// Audit log of the API server.
     pub audit_log: PathBuf,
-    /// How `tests/cluster/cluster.py` knows it.
+    /// Name of the cluster in `tests/cluster/cluster.py`.
     pub name: String,
-    /// The address of this host that pods reach.
+    /// Address of this host for pods.
     pub host: IpAddr,
 }
 
 impl Cluster {
-    /// The cluster that the environment names (`tests/cluster/cluster.py env`); none, and a line that
-    /// says so, where it names none.
+    /// Returns the cluster of the environment (`tests/cluster/cluster.py env`). Prints a line and returns `None`
+    /// without one.
     pub async fn find(test: &str) -> Option<Self> {
         let Some(kubeconfig) = variable("REMOE_E2E_KUBECONFIG") else {
-            // Not eprintln: the test program keeps that to itself when a test passes.
+            // Does not use eprintln, whose output is hidden when a test passes.
             let line = format!(
                 "{test}: SKIPPED: REMOE_E2E_KUBECONFIG names no cluster; run `make e2e` (docs/cluster.md)\n"
             );
@@ -56,26 +56,26 @@ impl Cluster {
         })
     }
 
-    /// Reports if pods can run: a cluster of the fast tier has no node.
+    /// Returns true if pods can run: a cluster of the fast tier has no node.
     pub async fn has_node(&self) -> bool {
         let nodes = Api::<Node>::all(self.client.clone()).list(&ListParams::default()).await;
         !nodes.expect("nodes can be listed").items.is_empty()
     }
 
-    /// The folder with `kubectl` and `helm`.
+    /// Returns the folder with `kubectl` and `helm`.
     #[must_use]
     pub fn tool(&self, name: &str) -> PathBuf {
         self.tools.join(name)
     }
 
-    /// Where the cluster keeps itself on this host.
+    /// Returns the folder of the cluster on this host.
     #[must_use]
     pub fn folder(&self) -> &Path {
         let logs = self.audit_log.parent().expect("the audit log lies in a folder");
         logs.parent().expect("the folder of logs lies in the cluster's")
     }
 
-    /// Gives the image `from` of the node the name `to` as well.
+    /// Adds the tag `to` to the image `from` on the node.
     pub async fn tag(&self, from: &str, to: &str) {
         let socket = self.folder().join("run/containerd.sock");
         let socket = socket.to_str().expect("the path of the socket is text");
@@ -84,7 +84,7 @@ impl Cluster {
         tool::run(Path::new("ctr"), &self.kubeconfig, &arguments).await;
     }
 
-    /// The process of the node's kubelet, as this host numbers it.
+    /// Returns the process id of the node's kubelet on this host.
     #[must_use]
     pub fn kubelet(&self) -> u32 {
         let root = format!("--root-dir={}", self.folder().join("kubelet").display());
@@ -99,18 +99,18 @@ impl Cluster {
         kubelets.next().expect("the node has a kubelet")
     }
 
-    /// Runs `kubectl` as administrator and returns what it prints.
+    /// Runs `kubectl` as administrator and returns its output.
     pub async fn kubectl(&self, arguments: &[impl AsRef<OsStr>]) -> String {
         tool::run(&self.tool("kubectl"), &self.kubeconfig, arguments).await
     }
 
-    /// Runs `helm` as administrator and returns what it prints.
+    /// Runs `helm` as administrator and returns its output.
     pub async fn helm(&self, arguments: &[impl AsRef<OsStr>]) -> String {
         tool::run(&self.tool("helm"), &self.kubeconfig, arguments).await
     }
 }
 
-/// A client of what `kubeconfig` names.
+/// Returns a client for `kubeconfig`.
 pub async fn client(kubeconfig: &Path) -> Client {
     let read = Kubeconfig::read_from(kubeconfig);
     let read = read.unwrap_or_else(|error| panic!("{}: {error}", kubeconfig.display()));

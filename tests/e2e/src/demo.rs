@@ -1,12 +1,11 @@
-//! The demo model as a deployment with remote functions, for tests of what becomes of it once it serves.
+//! Deployment of the demo model with remote functions, for tests of running deployments.
 
 use crate::deployment::Deployment;
 use crate::scene::Scene;
 use crate::{claim, figures};
 use serde_json::{Value, json};
 
-/// Returns the spec of the demo model, with the fields of `more` beside the usual ones. The claim `models` has the
-/// model.
+/// Returns the spec of the demo model in the claim `models`, with the additional fields in `more`.
 #[must_use]
 pub fn spec(more: &Value) -> Value {
     let mut spec = json!({
@@ -21,10 +20,10 @@ pub fn spec(more: &Value) -> Value {
     spec
 }
 
-/// Makes the claim and the MoEDeployment `demo`, and waits until that is ready.
-pub async fn serving(scene: &Scene, more: &Value) -> Deployment {
+/// Creates the claim and the MoEDeployment `demo`, and waits until it is ready.
+pub async fn deploy(scene: &Scene, more: &Value) -> Deployment {
     claim::with_demo_model(scene, "models").await;
     let demo = Deployment::apply(scene, "demo", &spec(more)).await;
-    demo.condition("Ready", "True").await;
+    demo.wait_for_condition("Ready", "True").await;
     demo
 }

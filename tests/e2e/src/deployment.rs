@@ -1,4 +1,4 @@
-//! A MoEDeployment as its user sees it.
+//! MoEDeployment under test, as its user sees it.
 
 use crate::gateway_access;
 use crate::scene::Scene;
@@ -13,14 +13,14 @@ use remoe_test_support::http;
 use serde_json::{Value, json};
 use std::net::{IpAddr, SocketAddr};
 
-/// Kinds of what a deployment owns.
+/// Kinds of objects that a deployment owns.
 const OWNED: &str = "pods,services,secrets,networkpolicies,poddisruptionbudgets,endpointslices,moeplans.remoe.dev,moerecords.remoe.dev,moedemands.remoe.dev";
 
-/// A MoEDeployment.
+/// MoEDeployment in a scene.
 pub struct Deployment {
     /// Name of the object.
     pub name: String,
-    /// Objects of its kind in the scene's namespace.
+    /// API of MoEDeployments in the scene's namespace.
     pub api: Api<DynamicObject>,
 }
 
@@ -40,7 +40,7 @@ impl Deployment {
         deployment
     }
 
-    /// A MoEDeployment `name` that the test has made in another way.
+    /// Returns the MoEDeployment `name`, which the test created otherwise.
     #[must_use]
     pub fn existing(scene: &Scene, name: &str) -> Self {
         let kind = ApiResource::from_gvk_with_plural(
@@ -54,7 +54,7 @@ impl Deployment {
     /// Merges `change` into it, as `kubectl patch --type=merge` does.
     ///
     /// # Errors
-    /// The API server's words when it refuses.
+    /// The API server's message if it rejects the change.
     pub async fn try_patch(&self, change: &Value) -> Result<(), String> {
         let patched = self.api.patch(&self.name, &PatchParams::default(), &Patch::Merge(change)).await;
         patched.map(|_| ()).map_err(|error| error.to_string())
@@ -66,14 +66,13 @@ impl Deployment {
         patched.unwrap_or_else(|refusal| panic!("MoEDeployment {}: {change}: {refusal}", self.name));
     }
 
-    /// Waits until it serves as the present spec has it, with nothing left to be done. Returns the status.
-    pub async fn settled(&self) -> Value {
-        self.conditions(&[("Ready", "True"), ("Progressing", "False"), ("Degraded", "False")]).await
+    /// Waits until it serves the present spec with nothing left to do. Returns the status.
+    pub async fn wait_until_settled(&self) -> Value {
+        self.wait_for_conditions(&[("Ready", "True"), ("Progressing", "False"), ("Degraded", "False")]).await
     }
 
-    /// Waits until all of these conditions are as they are to be, of the present generation. Returns the
-    /// status.
-    pub async fn conditions(&self, wanted: &[(&str, &str)]) -> Value {
+    /// Waits until all of these conditions have the expected status for the present generation. Returns the status.
+    pub async fn wait_for_conditions(&self, wanted: &[(&str, &str)]) -> Value {
         let what = format!("{wanted:?} of {}", self.name);
         until(LONG, &what, async || {
             let object = self.api.get(&self.name).await.expect("the MoEDeployment can be read");
@@ -90,7 +89,7 @@ impl Deployment {
     }
 
     /// Waits until the condition `kind` has the reason `reason`, and returns it.
-    pub async fn reason(&self, kind: &str, reason: &str) -> Value {
+    pub async fn wait_for_reason(&self, kind: &str, reason: &str) -> Value {
         let what = format!("condition {kind} of {} to be {reason}", self.name);
         until(LONG, &what, async || {
             find(&self.status().await, kind).filter(|condition| condition["reason"] == reason)
@@ -98,14 +97,14 @@ impl Deployment {
         .await
     }
 
-    /// Reads the status; null before there is one.
+    /// Reads the status, which is null before it is set.
     pub async fn status(&self) -> Value {
         let object = self.api.get(&self.name).await.expect("the MoEDeployment can be read");
         object.data.get("status").cloned().unwrap_or(Value::Null)
     }
 
-    /// Waits until the condition `kind` is `status`, of the present generation, and returns it.
-    pub async fn condition(&self, kind: &str, status: &str) -> Value {
+    /// Waits until the condition `kind` has `status` for the present generation, and returns it.
+    pub async fn wait_for_condition(&self, kind: &str, status: &str) -> Value {
         let what = format!("condition {kind}={status} of {}", self.name);
         until(LONG, &what, async || {
             let object = self.api.get(&self.name).await.expect("the MoEDeployment can be read");
@@ -128,8 +127,8 @@ impl Deployment {
             .await;
     }
 
-    /// Waits until it is gone, and with it everything that any deployment of the scene owned.
-    pub async fn gone(&self, scene: &Scene) {
+    /// Waits until it and all objects of deployments in the scene are gone.
+    pub async fn wait_until_gone(&self, scene: &Scene) {
         let owned = format!("remoe.dev/deployment={}", self.name);
         until(LONG, "the end of everything that the deployment owned", async || {
             let left = scene.kubectl(&["get", OWNED, "--output", "name", "--selector", &owned]).await;
@@ -139,38 +138,38 @@ impl Deployment {
         .await;
     }
 
-    /// Where the HTTP interface answers, by the EndpointSlices of their Service: ready main functions.
+    /// Returns the HTTP addresses of ready main functions, by the EndpointSlices of their Service.
     pub async fn endpoints(&self, scene: &Scene) -> Vec<SocketAddr> {
-        self.ready(scene).await.into_iter().map(|(address, _)| address).collect()
+        self.ready_main_functions(scene).await.into_iter().map(|(address, _)| address).collect()
     }
 
-    /// As [`Self::endpoints`], for callers that are no gateways. If a main function accepts gateways alone, the address
-    /// is one on this host that leads there as gateways do.
-    pub async fn doors(&self, scene: &Scene) -> Vec<SocketAddr> {
+    /// Returns HTTP addresses as [`Self::endpoints`] does, for clients without a gateway's identity. If main
+    /// functions accept gateways alone, each address is a proxy on this host with that identity.
+    pub async fn client_addresses(&self, scene: &Scene) -> Vec<SocketAddr> {
         let deployment = self.api.get(&self.name).await.expect("the MoEDeployment can be read").uid();
         let (namespace, deployment) = (scene.namespace.clone(), deployment.unwrap_or_default());
         let main = Identity::Main { namespace, deployment };
-        let mut doors = Vec::new();
-        for (address, pod) in self.ready(scene).await {
+        let mut addresses = Vec::new();
+        for (address, pod) in self.ready_main_functions(scene).await {
             let pod = scene.api::<Pod>().get(&pod).await.expect("a pod that is ready can be read");
             let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
             let mut arguments = containers.flat_map(|container| container.args.iter().flatten());
-            doors.push(match arguments.any(|argument| argument == "--gateway-identity") {
+            addresses.push(match arguments.any(|argument| argument == "--gateway-identity") {
                 true => {
-                    gateway_access::open(
+                    gateway_access::start_proxy(
                         address,
-                        gateway_access::as_gateway(&scene.cluster, main.clone()).await,
+                        gateway_access::gateway_trust(&scene.cluster, main.clone()).await,
                     )
                     .await
                 }
                 false => address,
             });
         }
-        doors
+        addresses
     }
 
-    /// Ready main functions, with the names of their pods.
-    async fn ready(&self, scene: &Scene) -> Vec<(SocketAddr, String)> {
+    /// Returns the addresses of ready main functions with their pod names.
+    async fn ready_main_functions(&self, scene: &Scene) -> Vec<(SocketAddr, String)> {
         let of_service =
             ListParams::default().labels(&format!("kubernetes.io/service-name={}-main", self.name));
         let slices =
@@ -194,13 +193,13 @@ impl Deployment {
     }
 }
 
-/// The condition `kind` of a status.
+/// Returns the condition `kind` of a status.
 #[must_use]
 pub fn find(status: &Value, kind: &str) -> Option<Value> {
     status["conditions"].as_array()?.iter().find(|condition| condition["type"] == kind).cloned()
 }
 
-/// Asks `address` for an answer to `prompt` and returns it, usage and all.
+/// Sends `prompt` to `address` and returns the response with its usage.
 pub async fn chat(address: SocketAddr, model: &str, prompt: &str) -> Value {
     let body = json!({
         "model": model,
@@ -216,20 +215,20 @@ pub async fn chat(address: SocketAddr, model: &str, prompt: &str) -> Value {
     serde_json::from_str(&answer.body).expect("the answer is JSON")
 }
 
-/// An answer that comes in parts.
+/// Streamed answer.
 pub struct CompletionStream {
     exchange: http::HttpExchange,
     text: String,
 }
 
 impl CompletionStream {
-    /// Asks `address` for an answer to `prompt` of 160 tokens.
+    /// Requests a stream of 160 tokens for `prompt` from `address`.
     pub async fn start(address: SocketAddr, model: &str, prompt: &str) -> Self {
-        Self::of(160, address, model, prompt).await
+        Self::with_tokens(160, address, model, prompt).await
     }
 
-    /// As [`Self::start`], with as many `tokens`.
-    pub async fn of(tokens: u32, address: SocketAddr, model: &str, prompt: &str) -> Self {
+    /// Requests a stream as [`Self::start`] does, with this number of `tokens`.
+    pub async fn with_tokens(tokens: u32, address: SocketAddr, model: &str, prompt: &str) -> Self {
         let body = json!({
             "model": model,
             "messages": [{"role": "user", "content": prompt}],
@@ -244,14 +243,14 @@ impl CompletionStream {
         Self { exchange, text: String::new() }
     }
 
-    /// Waits for the next part; none at the end.
+    /// Waits for the next part. Returns `None` at the end.
     pub async fn next(&mut self) -> Option<()> {
         let part = self.exchange.chunk().await.expect("the stream does not break")?;
         self.text.push_str(&part);
         Some(())
     }
 
-    /// The whole text.
+    /// Waits for the end and returns the whole text.
     pub async fn finish(mut self) -> String {
         while self.next().await.is_some() {}
         let events = self.text.lines().filter_map(|line| line.strip_prefix("data: "));

@@ -1,4 +1,4 @@
-//! Figures of the hardware for deployments that are not to measure: nothing starts beside them, and no other plan follows.
+//! Stored hardware profiles for deployments that must not measure: no profiler starts and no new plan follows.
 
 use crate::scene::Scene;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -11,25 +11,25 @@ use std::path::Path;
 
 const NAME: &str = "figures";
 
-/// Returns the value of `profile` in a spec that uses those of the demo model.
+/// Returns the field `profile` of a spec for the demo model's profile.
 #[must_use]
 pub fn reference() -> Value {
     reference_to(NAME)
 }
 
-/// Returns the value of `profile` in a spec that uses those of the ConfigMap `name`.
+/// Returns the field `profile` of a spec for the profile in the ConfigMap `name`.
 #[must_use]
 pub fn reference_to(name: &str) -> Value {
     json!({"configMapName": name})
 }
 
-/// Makes the ConfigMap for the demo model.
-pub(crate) async fn supply(scene: &Scene) {
-    supply_of(scene, NAME, &workspace().join("demo/model")).await;
+/// Creates the ConfigMap of the demo model.
+pub(crate) async fn create(scene: &Scene) {
+    create_for(scene, NAME, &workspace().join("demo/model")).await;
 }
 
-/// Makes the ConfigMap `name` for the checkpoint in `folder`.
-pub async fn supply_of(scene: &Scene, name: &str, folder: &Path) {
+/// Creates the ConfigMap `name` for the checkpoint in `folder`.
+pub async fn create_for(scene: &Scene, name: &str, folder: &Path) {
     let checkpoint = Checkpoint::open(folder).expect("the model can be opened");
     let facts = checkpoint.inspect().expect("the model can be read");
     let text = serde_json::to_string(&Profile::prior(&facts, &facts.dtype)).expect("a profile is JSON");

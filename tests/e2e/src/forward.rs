@@ -1,4 +1,4 @@
-//! `kubectl port-forward`, the way a person reaches a pod.
+//! Ports forwarded by `kubectl port-forward`.
 
 use crate::scene::Scene;
 use remoe_test_support::deadline::{SOON, within};
@@ -7,15 +7,15 @@ use std::net::SocketAddr;
 use std::process::Command;
 use tokio::sync::mpsc;
 
-/// A forwarded port, until it is dropped.
+/// Forwarded port, which is closed on drop.
 pub struct Forward {
-    /// The end on this host.
+    /// Local address.
     pub address: SocketAddr,
     _process: Process,
 }
 
 impl Forward {
-    /// Forwards any free port to `port` of `target`, which is `pod/NAME` or `service/NAME`.
+    /// Forwards a free port to `port` of `target`, which is `pod/NAME` or `service/NAME`.
     pub async fn start(scene: &Scene, target: &str, port: u16) -> Self {
         let mut command = Command::new(scene.cluster.tool("kubectl"));
         command.args(["port-forward", "--namespace", &scene.namespace, target, &format!(":{port}")]);

@@ -1,4 +1,4 @@
-//! Access from this host to main functions that take requests from gateways alone: a test acts as a gateway.
+//! Access to main functions that accept gateways alone, with a gateway's identity.
 
 use crate::cluster::Cluster;
 use crate::release;
@@ -14,18 +14,19 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
 /// Returns the trust with which gateways of the release connect to `main`.
-pub async fn as_gateway(cluster: &Cluster, main: Identity) -> Trust {
+pub async fn gateway_trust(cluster: &Cluster, main: Identity) -> Trust {
     let secrets = Api::<Secret>::namespaced(cluster.client.clone(), release::NAMESPACE);
     let secret = secrets.get(&format!("{}-gateway-identity", release::NAME)).await;
     let data = secret.expect("gateways have a certificate").data.unwrap_or_default();
     let file = |name: &str| data.get(name).map_or(&[][..], |ByteString(bytes)| bytes);
     let credentials = Credentials::from_pem(file(CERTIFICATE), file(KEY), file(CERTIFICATES_OF_AUTHORITIES));
-    let keyring = Keyring::holding(credentials.expect("the certificate of gateways can be used"));
+    let keyring = Keyring::with_credentials(credentials.expect("the certificate of gateways can be used"));
     Trust { keyring, peer: Counterpart::Named(main) }
 }
 
-/// An address on this host that leads to the HTTP port `main` as `trust` has it, as long as the test runs.
-pub async fn open(main: SocketAddr, trust: Trust) -> SocketAddr {
+/// Starts a proxy on this host to the HTTP port `main` with `trust`, for the duration of the test, and returns its
+/// address.
+pub async fn start_proxy(main: SocketAddr, trust: Trust) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("there is a free port");
     let address = listener.local_addr().expect("a listener has an address");
     tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! The gateways of the installed release, and clients of theirs.
+//! Gateways of the installed release, and their clients.
 
 use crate::cluster::Cluster;
 use crate::deployment::Deployment;
@@ -17,7 +17,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Waits until `count` gateways are ready, and returns their pods.
+/// Waits until `count` gateways are ready and returns their pods.
 pub async fn pods(cluster: &Cluster, count: usize) -> Vec<Pod> {
     let api = Api::<Pod>::namespaced(cluster.client.clone(), release::NAMESPACE);
     let ours = ListParams::default().labels("app.kubernetes.io/component=gateway");
@@ -30,7 +30,7 @@ pub async fn pods(cluster: &Cluster, count: usize) -> Vec<Pod> {
     .await
 }
 
-/// Where the gateway in `pod` answers.
+/// Returns the HTTP address of the gateway in `pod`.
 #[must_use]
 pub fn address(pod: &Pod) -> SocketAddr {
     let ip = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref());
@@ -38,14 +38,14 @@ pub fn address(pod: &Pod) -> SocketAddr {
     SocketAddr::new(ip, 8000)
 }
 
-/// Takes the API server out of the reach of the gateway in `pod`, in both directions; clients and main functions stay
-/// in it.
+/// Cuts the network between the gateway in `pod` and the API server in both directions. Clients and main functions
+/// stay reachable.
 pub async fn cut_off(cluster: &Cluster, pod: &Pod) {
-    // What comes from where no route leads is dropped, too.
+    // Packets from addresses without a route are dropped as well.
     reach(cluster, pod, "add", '1').await;
 }
 
-/// Gives it back.
+/// Restores the network.
 pub async fn rejoin(cluster: &Cluster, pod: &Pod) {
     reach(cluster, pod, "del", '0').await;
 }
@@ -54,7 +54,7 @@ async fn reach(cluster: &Cluster, pod: &Pod, change: &str, filters: char) {
     let services = Api::<Service>::namespaced(cluster.client.clone(), "default");
     let server = services.get("kubernetes").await.expect("the API server has a Service").spec;
     let server = server.and_then(|spec| spec.cluster_ip).expect("the Service has an address");
-    let process = crate::pods::process(pod).expect("the gateway runs").to_string();
+    let process = crate::pods::process_id(pod).expect("the gateway runs").to_string();
     let script = format!(
         "echo {filters} > /proc/sys/net/ipv4/conf/all/rp_filter && ip route {change} blackhole {server}/32"
     );
@@ -62,14 +62,14 @@ async fn reach(cluster: &Cluster, pod: &Pod, change: &str, filters: char) {
     tool::run(Path::new("nsenter"), &cluster.kubeconfig, &arguments).await;
 }
 
-/// Returns the output of `remoe cost` with `arguments` in the gateway's pod, over the ledgers that the gateway has.
+/// Runs `remoe cost` with `arguments` in the gateway's pod, on the gateway's ledgers, and returns its output.
 pub async fn cost(cluster: &Cluster, pod: &Pod, arguments: &[&str]) -> String {
     let name = pod.name_any();
     let command = ["exec", "--namespace", release::NAMESPACE, &name, "--", "remoe", "cost", "/ledger"];
     cluster.kubectl(&[&command[..], arguments].concat()).await
 }
 
-/// Reads the MoEDemand `name`, through which gateways and the operator inform each other.
+/// Reads the MoEDemand `name`, by which gateways and the operator inform each other.
 pub async fn demand(scene: &Scene, name: &str) -> Value {
     let kind = ApiResource::from_gvk_with_plural(
         &GroupVersionKind::gvk("remoe.dev", "v1alpha1", "MoEDemand"),
@@ -79,8 +79,8 @@ pub async fn demand(scene: &Scene, name: &str) -> Value {
     api.get(name).await.expect("the MoEDemand can be read").data
 }
 
-/// Waits until the phase is `phase`, and returns what is told then.
-pub async fn phase(scene: &Scene, name: &str, phase: &str) -> Value {
+/// Waits until the demand has the phase `phase` and returns it.
+pub async fn wait_for_phase(scene: &Scene, name: &str, phase: &str) -> Value {
     until(LONG, &format!("{name} to be {phase}"), async || {
         let demand = demand(scene, name).await;
         (demand["spec"]["phase"] == phase).then_some(demand)
@@ -89,8 +89,8 @@ pub async fn phase(scene: &Scene, name: &str, phase: &str) -> Value {
 }
 
 /// Waits until no function of the deployment is left.
-pub async fn asleep(scene: &Scene, deployment: &Deployment) {
-    deployment.reason("Active", "Asleep").await;
+pub async fn wait_until_asleep(scene: &Scene, deployment: &Deployment) {
+    deployment.wait_for_reason("Active", "Asleep").await;
     until(LONG, "the last function to be gone", async || {
         let pods = scene.api::<Pod>().list(&ListParams::default().labels(crate::pods::FUNCTIONS)).await;
         pods.expect("pods can be listed").items.is_empty().then_some(())
@@ -100,17 +100,17 @@ pub async fn asleep(scene: &Scene, deployment: &Deployment) {
     assert_eq!((&ready["status"], &ready["reason"]), (&json!("True"), &json!("Asleep")));
 }
 
-/// An answer, and how long its client waited for it.
+/// Response with the client's waiting time.
 #[derive(Debug)]
 pub struct TimedResponse {
-    /// The body.
+    /// Body of the response.
     pub body: Value,
-    /// From before the connection was made until the whole answer was there.
+    /// Time from before the connection to the end of the response.
     pub took: Duration,
 }
 
-/// Asks a gateway for one token of the model `name`. A client that loses its connection tries again, at `elsewhere` if
-/// that is another one.
+/// Requests one token of the model `name` from a gateway. After a lost connection, retries, at `elsewhere` if that
+/// differs.
 pub async fn ask(gateway: SocketAddr, elsewhere: SocketAddr, name: &str) -> TimedResponse {
     let body = json!({
         "model": name,
@@ -142,7 +142,7 @@ pub async fn ask(gateway: SocketAddr, elsewhere: SocketAddr, name: &str) -> Time
 }
 
 impl TimedResponse {
-    /// The parts of the time to the first token, added up.
+    /// Returns the sum of the parts of the time to first token.
     #[must_use]
     pub fn accounted(&self) -> Duration {
         let timing = self.body["usage"]["remoe"]["timing"].as_object().expect("a timeline");

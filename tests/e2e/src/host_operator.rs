@@ -1,5 +1,5 @@
-//! The operator as a process of this host, so that a test can kill it where it likes. It acts with the
-//! account of the installed chart, so its roles are those of the chart.
+//! Operator as a process on this host, so that a test can kill it at any time. It uses the account of the installed
+//! chart and thus its roles.
 
 use crate::audit::{self, AuditEntry, CREDENTIAL, LogPosition};
 use crate::cluster::Cluster;
@@ -15,26 +15,25 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::process::Command;
 use tempfile::NamedTempFile;
 
-/// A running operator.
+/// Running operator.
 pub struct HostOperator {
-    /// Process of the operator; dropping it is `kill -9`.
+    /// Process of the operator, which is killed by `kill -9` on drop.
     pub process: Process,
-    /// Where its metrics and probes are.
+    /// Address of its metrics and probes.
     pub metrics: SocketAddr,
-    /// How the API server names its token: each operator has another.
+    /// Id of its token at the API server, different for each operator.
     pub credential: String,
     _kubeconfig: NamedTempFile,
 }
 
 impl HostOperator {
-    /// Starts an operator beside a release without one, and waits until it has seen the cluster.
-    /// `api_server` is asked instead of the cluster's own address where a test has put something between.
+    /// Starts an operator beside a release without one and waits until it has read the cluster.
     pub async fn start(cluster: &Cluster, alone: &Exclusive, api_server: Option<&str>) -> Self {
         Self::launch(cluster, alone, "host", &[], api_server).await
     }
 
-    /// As [`Self::start`], for an operator called `name`, with further `arguments`.
-    pub async fn named(cluster: &Cluster, alone: &Exclusive, name: &str, arguments: &[&str]) -> Self {
+    /// Starts an operator as [`Self::start`] does, with the identity `name` and further `arguments`.
+    pub async fn start_named(cluster: &Cluster, alone: &Exclusive, name: &str, arguments: &[&str]) -> Self {
         Self::launch(cluster, alone, name, arguments, None).await
     }
 
@@ -64,19 +63,19 @@ impl HostOperator {
         operator
     }
 
-    /// Returns the changes that the operator has made since `mark`, by the API server's audit log, except to its Lease.
+    /// Returns the writes of the operator since `mark`, by the audit log, except those of its Lease.
     #[must_use]
     pub fn writes(&self, cluster: &Cluster, mark: LogPosition) -> Vec<AuditEntry> {
-        // The test itself sends the second kind, to learn the name of the credential.
+        // The test itself sends the second kind to learn the id of the credential.
         let apart = |kind: &str| matches!(kind, "leases" | "selfsubjectreviews");
-        let asked = audit::since(cluster, mark).into_iter();
+        let asked = audit::entries_since(cluster, mark).into_iter();
         asked
             .filter(|each| each.credential() == self.credential && each.writes() && !apart(each.resource()))
             .collect()
     }
 }
 
-/// How the API server names the credential in `kubeconfig`.
+/// Returns the id of the credential in `kubeconfig` at the API server.
 async fn credential(cluster: &Cluster, kubeconfig: &NamedTempFile) -> String {
     let kubectl = cluster.tool("kubectl");
     let said = tool::run(&kubectl, kubeconfig.path(), &["auth", "whoami", "--output", "json"]).await;
@@ -85,14 +84,14 @@ async fn credential(cluster: &Cluster, kubeconfig: &NamedTempFile) -> String {
     id.expect("a token of an account has a name").to_owned()
 }
 
-/// An image of this repository's, as `make images` names it.
+/// Returns the name of an image from `make images`.
 #[must_use]
 pub fn image(name: &str) -> String {
     format!("ghcr.io/remoe/remoe-{name}:{}", env!("CARGO_PKG_VERSION"))
 }
 
-/// A kubeconfig of the operator's account, as the chart has made it. `api_server` is asked instead of the
-/// cluster's own address where something stands between.
+/// Returns a kubeconfig of the operator's account in the chart, with `api_server` instead of the cluster's own
+/// address if given.
 pub async fn kubeconfig(cluster: &Cluster, api_server: Option<&str>) -> NamedTempFile {
     let token = cluster.kubectl(&["create", "token", release::NAME, "--namespace", release::NAMESPACE]).await;
     let text = fs::read_to_string(&cluster.kubeconfig).expect("the kubeconfig can be read");

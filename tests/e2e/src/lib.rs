@@ -1,9 +1,9 @@
-//! Foundation of the tests on a cluster: the cluster, a namespace per test, the installed chart or an
-//! operator beside the cluster, and deployments as their users see them.
+//! Foundation of tests on a cluster: the cluster, a namespace per test, the installed chart or an operator beside the
+//! cluster, and deployments.
 //!
-//! The tests run where `REMOE_E2E_KUBECONFIG` names a cluster (`make e2e`, docs/cluster.md); elsewhere
-//! each says that it was skipped. Nothing here returns errors: a step that fails ends the test with a
-//! message that says which, and every wait has a deadline.
+//! The tests run if `REMOE_E2E_KUBECONFIG` names a cluster (`make e2e`, docs/cluster.md); otherwise each reports that
+//! it was skipped. Helpers panic instead of returning errors: a failed step ends the test with a message that names
+//! it. Every wait has a deadline.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
 pub mod audit;

@@ -12,16 +12,16 @@ use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// For a whole test: pods are started, loaded and ended.
+/// Deadline of a whole test, with start, load and end of pods.
 const TEST_LIMIT: Duration = Duration::from_secs(600);
-/// With this set, the namespace of a test that failed stays to be looked at.
+/// Variable that keeps the namespace of a failed test.
 const KEEP: &str = "REMOE_E2E_KEEP";
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 impl Scene {
-    /// Runs `body` in a namespace of its own, in which pods are held to the restricted profile. When it
-    /// panics, what the namespace holds is printed first; it is deleted in any case.
+    /// Runs `body` in a new namespace, in which pods must meet the restricted profile. If it panics, prints the
+    /// namespace's state first. Deletes the namespace in any case.
     pub async fn run(test: &str, body: impl AsyncFnOnce(&Scene)) {
         let Some(cluster) = Cluster::find(test).await else {
             return;
@@ -53,11 +53,11 @@ impl Scene {
         };
         let created = self.namespaces().create(&PostParams::default(), &namespace).await;
         created.unwrap_or_else(|error| panic!("namespace {}: {error}", self.namespace));
-        // No pod can be made before it is there.
+        // No pod can be created before it exists.
         let accounts = self.api::<ServiceAccount>();
         until(SOON, "the default service account", async || accounts.get_opt("default").await.ok().flatten())
             .await;
-        figures::supply(self).await;
+        figures::create(self).await;
     }
 
     async fn delete(&self) {

@@ -10,19 +10,19 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Dollars an hour.
+/// Prices, in dollars per hour.
 const CORE: f64 = 0.03;
 const GIGABYTE: f64 = 0.004;
-/// Between two looks at what pods there are: how much longer than it did a pod may be thought to have lived.
+/// Interval of observations, in seconds, by which a pod's lifetime may be overestimated.
 pub const LOOK: Duration = Duration::from_millis(100);
 
-/// `spec.pricing` of a deployment whose pods are followed.
+/// Returns `spec.pricing` of an observed deployment.
 #[must_use]
 pub fn pricing() -> Value {
     json!({"cpuCoreHour": CORE.to_string(), "memoryGBHour": GIGABYTE.to_string()})
 }
 
-/// Observed lifetime of a pod, in seconds since 1970, and the price of an hour of what it reserves.
+/// Observed lifetime of a pod, in seconds since 1970, and the hourly price of its resources.
 #[derive(Debug, Clone, Copy)]
 struct PodLife {
     started: f64,
@@ -30,12 +30,12 @@ struct PodLife {
     per_hour: f64,
 }
 
-/// All pods of functions that there were in a namespace. Clones share what they saw.
+/// All observed pods of functions in a namespace. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct PodLives(Arc<Mutex<BTreeMap<String, PodLife>>>);
 
 impl PodLives {
-    /// Takes note of which pods there are, and returns them.
+    /// Records the present pods and returns them.
     pub async fn look(&self, scene: &Scene) -> Vec<Pod> {
         let listed = scene.api::<Pod>().list(&ListParams::default().labels(pods::FUNCTIONS)).await;
         let there = listed.expect("pods can be listed").items;
@@ -56,11 +56,11 @@ impl PodLives {
         there
     }
 
-    /// Returns the cost of all of them from their starts to their ends, in dollars, and that of a second of the dearest
-    /// one.
+    /// Returns the cost of all pods over their lifetimes, in dollars, and the cost of one second of the most
+    /// expensive one.
     ///
     /// # Panics
-    /// One of them was there at the last look.
+    /// A pod still existed at the last observation.
     #[must_use]
     pub fn dollars(&self) -> (f64, f64) {
         let lives = self.0.lock().expect("no thread panics while it is held");
@@ -70,7 +70,7 @@ impl PodLives {
     }
 }
 
-/// Dollars an hour of what a pod asks for: the amounts that the operator writes.
+/// Returns the hourly price of a pod's requests, in dollars, for the resources that the operator sets.
 fn per_hour(pod: &Pod) -> f64 {
     let containers = &pod.spec.as_ref().expect("a pod has a spec").containers;
     let resources = containers[0].resources.as_ref().expect("a function has resources");

@@ -1,4 +1,4 @@
-//! Pods as a test makes and watches them.
+//! Pods that tests create and observe.
 
 use crate::scene::Scene;
 use k8s_openapi::api::core::v1::Pod;
@@ -7,11 +7,11 @@ use kube::api::{ListParams, LogParams, PostParams};
 use remoe_test_support::deadline::{LONG, until};
 use serde_json::{Value, json};
 
-/// Selects the pods of functions.
+/// Label selector of the pods of functions.
 pub const FUNCTIONS: &str = "remoe.dev/function";
 
-/// A pod of one container that the restricted profile admits, with the claim `models` at /models.
-/// `container` has what is particular: image, command, probes.
+/// Returns a pod with one container that meets the restricted profile, with the claim `models` at /models.
+/// `container` has its image, command and probes.
 #[must_use]
 pub fn restricted(name: &str, container: &Value) -> Pod {
     let mut merged = json!({
@@ -48,13 +48,13 @@ pub async fn create(scene: &Scene, pod: &Pod) {
 }
 
 /// Waits until the pod is ready.
-pub async fn ready(scene: &Scene, name: &str) -> Pod {
+pub async fn wait_until_ready(scene: &Scene, name: &str) -> Pod {
     let what = format!("pod {name} to be ready");
     until(LONG, &what, async || get(scene, name).await.filter(is_ready)).await
 }
 
-/// Waits until the pod has done what it was made for, and returns what it printed.
-pub async fn finished(scene: &Scene, name: &str) -> String {
+/// Waits until the pod has completed and returns its log.
+pub async fn wait_until_completed(scene: &Scene, name: &str) -> String {
     let what = format!("pod {name} to finish");
     let phase = until(LONG, &what, async || {
         let phase = get(scene, name).await?.status?.phase?;
@@ -66,35 +66,35 @@ pub async fn finished(scene: &Scene, name: &str) -> String {
     logs
 }
 
-/// The pods that `selector` names and that are not being deleted.
-pub async fn selected(scene: &Scene, selector: &str) -> Vec<Pod> {
+/// Returns the pods of `selector` that are not being deleted.
+pub async fn list(scene: &Scene, selector: &str) -> Vec<Pod> {
     let pods = scene.api::<Pod>().list(&ListParams::default().labels(selector)).await;
     let pods = pods.expect("pods can be listed");
     pods.items.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect()
 }
 
-/// The process of the pod's container, as this host numbers it: nodes of the cluster are processes here.
+/// Returns the process id of the pod's container on this host: the cluster's nodes are processes here.
 #[must_use]
-pub fn process(pod: &Pod) -> Option<u32> {
+pub fn process_id(pod: &Pod) -> Option<u32> {
     let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
     let id = statuses.first()?.container_id.as_ref()?.strip_prefix("containerd://")?;
     let processes = std::fs::read_dir("/proc").expect("/proc can be read").flatten();
     let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    // The first of its container; what it starts has larger numbers.
+    // The first process of the container; its children have larger ids.
     let inside = numbers.filter(|number| {
         std::fs::read_to_string(format!("/proc/{number}/cgroup")).is_ok_and(|groups| groups.contains(id))
     });
     inside.min()
 }
 
-/// How often its node started its containers again.
+/// Returns the number of restarts of its containers.
 #[must_use]
-pub fn restarts(pod: &Pod) -> i32 {
+pub fn restart_count(pod: &Pod) -> i32 {
     let statuses = pod.status.iter().filter_map(|status| status.container_statuses.as_ref()).flatten();
     statuses.map(|status| status.restart_count).sum()
 }
 
-/// Reports if the condition Ready of the pod holds.
+/// Returns true if the pod is ready.
 #[must_use]
 pub fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();

@@ -1,4 +1,4 @@
-//! NetworkPolicies as a network plug-in would enforce them. The test cluster has no plug-in that does.
+//! Evaluation of NetworkPolicies, as a network plug-in would enforce them. The test cluster has no such plug-in.
 
 use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyPeer};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
 
-/// A pod as policies see it.
+/// Pod in terms of policies.
 #[derive(Debug, Clone, Copy)]
 pub struct PolicyEndpoint<'a> {
     /// Name of its namespace.
@@ -19,7 +19,7 @@ pub struct PolicyEndpoint<'a> {
     pub labels: &'a Labels,
 }
 
-/// Returns whether `policies` of the namespace of `to` let `from` reach its TCP port `port`.
+/// Returns true if `policies` of the namespace of `to` allow `from` to reach its TCP port `port`.
 #[must_use]
 pub fn admits(
     policies: &[NetworkPolicy],
@@ -48,7 +48,7 @@ pub fn admits(
 }
 
 fn is_peer(peer: &NetworkPolicyPeer, from: PolicyEndpoint<'_>, to: PolicyEndpoint<'_>) -> bool {
-    // Blocks of addresses: none of ours lets pods in.
+    // Address blocks: none of the chart's blocks allows pods.
     if peer.ip_block.is_some() {
         return true;
     }
@@ -59,7 +59,7 @@ fn is_peer(peer: &NetworkPolicyPeer, from: PolicyEndpoint<'_>, to: PolicyEndpoin
     namespace && peer.pod_selector.as_ref().is_none_or(|selector| selects(selector, from.labels))
 }
 
-/// Returns whether `selector` selects what has `labels`. Expressions are taken to: they make a policy wider here.
+/// Returns true if `selector` matches `labels`. Expressions count as a match, which only makes a policy wider here.
 fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
     selector.match_labels.iter().flatten().all(|(key, value)| labels.get(key) == Some(value))
 }

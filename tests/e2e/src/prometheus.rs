@@ -1,4 +1,4 @@
-//! A real Prometheus on this host that scrapes the pods of a cluster.
+//! Real Prometheus on this host that scrapes the pods of a cluster.
 
 use remoe_test_support::binaries::workspace;
 use remoe_test_support::deadline::{SOON, until};
@@ -11,11 +11,11 @@ use std::path::PathBuf;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Values that replace the variables of a dashboard here.
+/// Values of a dashboard's variables in tests.
 const VARIABLES: [(&str, &str); 4] =
     [("$job", ".+"), ("$model", ".*"), ("$__rate_interval", "15s"), ("$__range", "600s")];
 
-/// A running Prometheus; it ends when it is dropped.
+/// Running Prometheus, which ends on drop.
 pub struct Prometheus {
     address: SocketAddr,
     folder: TempDir,
@@ -23,8 +23,7 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts `prometheus`, which is on PATH (Debian's package), with the chart's rules. It presents `key` to what it
-    /// scrapes.
+    /// Starts `prometheus` from PATH (Debian's package) with the chart's rules. It sends `key` to its targets.
     pub async fn start(key: &str) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
         let at = |name: &str| folder.path().join(name);
@@ -56,14 +55,14 @@ impl Prometheus {
         started
     }
 
-    /// Has it look at `targets`, as host:port, and at nothing else.
+    /// Sets its targets to `targets`, as host:port.
     pub fn scrape(&self, targets: &[String]) {
         let path = |name: &str| -> PathBuf { self.folder.path().join(name) };
         fs::write(path("next"), json!([{"targets": targets}]).to_string()).expect("a file can be written");
         fs::rename(path("next"), path("targets.json")).expect("a file can be renamed");
     }
 
-    /// Evaluates `expression` now and returns (labels, value); variables of dashboards stand for everything.
+    /// Evaluates `expression` and returns (labels, value). Variables of dashboards match everything.
     pub async fn query(&self, expression: &str) -> Vec<(Value, f64)> {
         let expression =
             VARIABLES.iter().fold(expression.to_owned(), |text, (name, value)| text.replace(name, value));
@@ -77,7 +76,7 @@ impl Prometheus {
     }
 }
 
-/// The panels of the chart's dashboard `name`, with their expressions.
+/// Returns the panels of the chart's dashboard `name` with their expressions.
 #[must_use]
 pub fn panels(name: &str) -> Vec<(String, String)> {
     let path = workspace().join(format!("charts/remoe/files/dashboards/{name}.json"));

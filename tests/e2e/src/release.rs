@@ -1,4 +1,4 @@
-//! The chart, installed: one release for all tests of a program.
+//! Installed chart: one release for all tests of a program.
 
 use crate::cluster::Cluster;
 use crate::pods;
@@ -13,32 +13,32 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, LazyLock};
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 
-/// Where the chart is installed.
+/// Namespace of the release.
 pub const NAMESPACE: &str = "remoe-system";
-/// The release, and the names of its objects.
+/// Name of the release and prefix of its objects.
 pub const NAME: &str = "remoe";
-/// The operator's ClusterRole.
+/// ClusterRole of the operator.
 pub const ROLE: &str = "remoe-system:remoe";
-/// The operator's ClusterRole for pods of functions, where the release serves all namespaces.
+/// ClusterRole of the operator for pods of functions, if the release serves all namespaces.
 pub const FUNCTIONS_ROLE: &str = "remoe-system:remoe-functions";
-/// How the API server knows the operator.
+/// User name of the operator at the API server.
 pub const ACCOUNT: &str = "system:serviceaccount:remoe-system:remoe";
 
-/// And the gateways.
+/// User name of the gateways at the API server.
 pub const GATEWAY_ACCOUNT: &str = "system:serviceaccount:remoe-system:remoe-gateway";
 
-/// Operators that the release has; none before the first test has asked.
+/// Number of operators in the release, `None` before the first test that needs one.
 type Replicas = Option<u32>;
 
 static INSTALLED: LazyLock<Arc<RwLock<Replicas>>> = LazyLock::new(Arc::default);
 
-/// The right to count on one running operator, until it is dropped. Tests share it.
+/// Shared guard of a release with one running operator.
 pub struct OperatorGuard(#[allow(dead_code, reason = "held, not read")] OwnedRwLockReadGuard<Replicas>);
 
-/// The right to do with the release what a test likes, until it is dropped.
+/// Exclusive guard of the release, for tests that change it.
 pub struct Exclusive(OwnedRwLockWriteGuard<Replicas>);
 
-/// Installs the chart with one operator, unless it is, and waits until it is ready.
+/// Installs the chart with one operator, unless it is installed, and waits until it is ready.
 pub async fn shared(cluster: &Cluster) -> OperatorGuard {
     loop {
         let guard = INSTALLED.clone().read_owned().await;
@@ -50,7 +50,7 @@ pub async fn shared(cluster: &Cluster) -> OperatorGuard {
     }
 }
 
-/// Installs the chart with `replicas` operators, none for a test that runs its own beside the cluster.
+/// Installs the chart with `replicas` operators, 0 for a test that runs its own beside the cluster.
 pub async fn exclusive(cluster: &Cluster, replicas: u32) -> Exclusive {
     let mut exclusive = Exclusive(INSTALLED.clone().write_owned().await);
     if *exclusive.0 != Some(replicas) {
@@ -60,24 +60,24 @@ pub async fn exclusive(cluster: &Cluster, replicas: u32) -> Exclusive {
     exclusive
 }
 
-/// The operator that leads.
+/// Leading operator.
 pub struct Leader {
-    /// The name of its pod.
+    /// Name of its pod.
     pub pod: String,
-    /// Process id, as this host numbers it.
+    /// Process id on this host.
     pub process: u32,
-    /// When it last said that it leads.
+    /// Time of its last renewal of the Lease.
     pub renewed: Timestamp,
 }
 
-/// Waits for an operator that leads, and runs.
+/// Waits for a running leader.
 pub async fn leader(cluster: &Cluster) -> Leader {
     let leases = Api::<Lease>::namespaced(cluster.client.clone(), NAMESPACE);
     let api = Api::<Pod>::namespaced(cluster.client.clone(), NAMESPACE);
     until(LONG, "a leader that runs", async || {
         let lease = leases.get_opt(&format!("{NAME}-operator")).await.expect("leases can be read")?.spec?;
         let (pod, renewed) = (lease.holder_identity?, lease.renew_time?.0);
-        let process = pods::process(&api.get_opt(&pod).await.expect("pods can be read")?)?;
+        let process = pods::process_id(&api.get_opt(&pod).await.expect("pods can be read")?)?;
         Some(Leader { pod, process, renewed })
     })
     .await
@@ -93,12 +93,12 @@ pub async fn operator_metrics(cluster: &Cluster) -> MetricsPage {
 }
 
 impl Exclusive {
-    /// Installs the chart with other values. The next test gets the release as it should be.
+    /// Installs the chart with other values. The next test restores the release.
     pub async fn install(&mut self, cluster: &Cluster, values: &[&str]) {
         *self.0 = None;
         let chart = workspace().join("charts/remoe");
         let chart = chart.to_str().expect("the path of the chart is text");
-        // The images are those of `load`, so nothing is pulled.
+        // The images were loaded before, so none is pulled.
         let mut arguments = vec!["upgrade", "--install", NAME, chart, "--namespace", NAMESPACE];
         arguments.extend([
             "--create-namespace",
@@ -107,21 +107,21 @@ impl Exclusive {
             "2m",
             "--set",
             "images.pullPolicy=IfNotPresent",
-            // Tests make namespaces as they need them.
+            // Tests create namespaces on demand.
             "--set",
             "identity.allNamespaces=true",
-            // The image for GPUs is gigabytes, and there is none.
+            // The GPU image has gigabytes and is not built for tests.
             "--set",
             "images.mainCuda.repository=ghcr.io/remoe/remoe-main",
         ]);
-        // Tests ask without keys, unless they bring some.
+        // Tests send requests without keys by default.
         if !values.iter().any(|value| value.starts_with("gateway.keysSecretName=")) {
             arguments.extend(["--set", "gateway.open=true"]);
         }
-        // Tests serve models on the address of this host that pods reach.
+        // Tests serve models on this host's address for pods.
         let host = format!("sources.allowedRanges={{{}}}", cluster.host);
         arguments.extend(["--set", &host]);
-        // Gateways wait for an operator to sign for them.
+        // Gateways wait for an operator to sign their certificates.
         if values.contains(&"replicas=0") {
             arguments.extend(["--set", "gateway.enabled=false"]);
         }

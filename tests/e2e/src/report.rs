@@ -1,4 +1,4 @@
-//! State of a namespace, printed when a test fails.
+//! Report of a namespace's state for failed tests.
 
 use crate::release;
 use crate::scene::Scene;
@@ -7,12 +7,12 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Api, ListParams};
 
-/// Lines of each log.
+/// Number of lines of each log.
 const LOG_LINES: &str = "--tail=40";
 
-/// Prints objects, events and the ends of the logs of the scene's namespace and of the operator's.
+/// Prints the objects, events and last log lines of the scene's namespace and of the operator's.
 ///
-/// If something cannot be read, prints that and goes on: the failure itself is to be seen.
+/// Prints read errors and continues, so that the test's own failure stays visible.
 pub async fn print(scene: &Scene) {
     let own = scene.namespace.as_str();
     show(scene, &["get", "all,moerecords,networkpolicies,poddisruptionbudgets", "--namespace", own]).await;

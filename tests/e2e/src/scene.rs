@@ -3,17 +3,17 @@
 use crate::cluster::Cluster;
 use kube::api::Api;
 
-/// A cluster and the namespace that a test has in it.
+/// Cluster with the namespace of one test.
 #[derive(Clone)]
 pub struct Scene {
-    /// The cluster.
+    /// Cluster under test.
     pub cluster: Cluster,
     /// Namespace of this test alone.
     pub namespace: String,
 }
 
 impl Scene {
-    /// Objects of the namespace.
+    /// Returns the API of objects in the namespace.
     pub fn api<K>(&self) -> Api<K>
     where
         K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope>,
@@ -22,7 +22,7 @@ impl Scene {
         Api::namespaced(self.cluster.client.clone(), &self.namespace)
     }
 
-    /// Runs `kubectl` in the namespace and returns what it prints.
+    /// Runs `kubectl` in the namespace and returns its output.
     pub async fn kubectl(&self, arguments: &[&str]) -> String {
         self.cluster.kubectl(&[&["--namespace", &self.namespace], arguments].concat()).await
     }

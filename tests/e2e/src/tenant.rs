@@ -1,4 +1,4 @@
-//! A tenant of the release: an account with the role `edit` in one namespace, and a key for the models of that namespace.
+//! Tenant of the release: an account with the role `edit` in one namespace, and an API key for the models there.
 
 use crate::scene::Scene;
 use crate::tool;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::io::Write;
 use std::net::SocketAddr;
 
-/// A tenant.
+/// Tenant with its access rights.
 pub struct Tenant<'a> {
     /// Namespace of the tenant.
     pub scene: &'a Scene,
@@ -22,7 +22,7 @@ impl<'a> Tenant<'a> {
         let tenant = Self { scene, key };
         let account = format!("--serviceaccount={}:default", scene.namespace);
         scene.kubectl(&["create", "rolebinding", "tenant", "--clusterrole=edit", &account]).await;
-        // A controller puts the roles of the chart into the role.
+        // A controller aggregates the chart's roles into this role.
         until(LONG, "rights on MoEDeployments", async || {
             tenant.kubectl(&["auth", "can-i", "create", "moedeployments.remoe.dev"]).await.ok()
         })
@@ -30,13 +30,13 @@ impl<'a> Tenant<'a> {
         tenant
     }
 
-    /// The name of the deployment `name` in requests.
+    /// Returns the model name of the deployment `name` in requests.
     #[must_use]
     pub fn model(&self, name: &str) -> String {
         format!("{}/{name}", self.scene.namespace)
     }
 
-    /// Runs `kubectl` with the account's rights, in its namespace unless the arguments name another one.
+    /// Runs `kubectl` with the account's rights, in its namespace by default.
     ///
     /// # Errors
     /// kubectl failed: its standard error.

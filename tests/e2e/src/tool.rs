@@ -1,4 +1,4 @@
-//! Command-line tools as their users run them.
+//! Runs of command-line tools.
 
 use remoe_test_support::deadline::within;
 use std::ffi::OsStr;
@@ -7,13 +7,13 @@ use std::process::Stdio;
 use std::time::Duration;
 use tokio::process::Command;
 
-/// For `helm` and `kubectl`, which may wait for objects themselves.
+/// Timeout of `helm` and `kubectl`, which may wait for objects themselves.
 const TOOL_LIMIT: Duration = Duration::from_secs(300);
 
 /// Runs `program` and returns its standard output.
 ///
 /// # Panics
-/// It fails; its standard error is in the message.
+/// The program fails. The message has its standard error.
 pub async fn run(program: &Path, kubeconfig: &Path, arguments: &[impl AsRef<OsStr>]) -> String {
     match attempt(program, kubeconfig, arguments).await {
         Ok(output) => output,
@@ -21,7 +21,7 @@ pub async fn run(program: &Path, kubeconfig: &Path, arguments: &[impl AsRef<OsSt
     }
 }
 
-/// As [`run()`], for commands that may be refused.
+/// Runs a program as [`run()`] does, for commands that may fail.
 ///
 /// # Errors
 /// The program failed; the message has its standard error.

@@ -5,7 +5,9 @@ use crate::predictors;
 use remoe_experiments::{ExpertShares, REQUESTS, SimulatedRequest, UsageForecast};
 use remoe_model::Checkpoint;
 use remoe_predictor::record::ActivationRecord;
-use remoe_predictor::{ByPhase, Method, Phase, PredictError, Predictor, Shares, Trained, quantile};
+use remoe_predictor::{
+    ByPhase, Method, Phase, PredictError, Predictor, TrainedPredictor, UsageShares, quantile,
+};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -108,20 +110,20 @@ fn in_turns<T>(files: &[Vec<T>]) -> Vec<&T> {
 impl Workload {
     fn of(
         name: String,
-        trained: &Trained,
+        trained: &TrainedPredictor,
         records: &[&ActivationRecord],
         steps: f64,
     ) -> Result<Self, PredictError> {
         let experts = trained.header().experts as usize;
         let part = |record: &ActivationRecord| steps / (record.prompt.len() as f64 + steps);
-        let both = |record: &ActivationRecord, prefill: &Shares, decode: &Shares| {
+        let both = |record: &ActivationRecord, prefill: &UsageShares, decode: &UsageShares| {
             Ok::<_, PredictError>(prefill.towards(decode, part(record))?.to_rows())
         };
         let mut truths = Vec::with_capacity(records.len());
         for record in records {
-            let prefill = Shares::from_counts(experts, &record.prefill)?;
+            let prefill = UsageShares::from_counts(experts, &record.prefill)?;
             // One that ended before its first decode step is taken to decode as it prefilled.
-            let decode = record.counts(Phase::Decode).map(|counts| Shares::from_counts(experts, counts));
+            let decode = record.counts(Phase::Decode).map(|counts| UsageShares::from_counts(experts, counts));
             truths.push((decode.transpose()?.unwrap_or_else(|| prefill.clone()), prefill));
         }
         let each = |of: &dyn Fn(usize, &ActivationRecord) -> Result<ExpertShares, PredictError>| {
@@ -147,7 +149,7 @@ impl Workload {
             decode: decode.to_rows(),
         });
         let layers = trained.header().layers.len();
-        let uniform = Shares::uniform(layers, experts).to_rows();
+        let uniform = UsageShares::uniform(layers, experts).to_rows();
         let mean = mean_of(&oracle);
         let late = of_late(&oracle, &uniform);
         let stays = mean_of(oracle.get(..AN_HOUR).unwrap_or(&oracle));

@@ -6,8 +6,8 @@ use crate::output::progress::Progress;
 use crate::output::{folders, json, table};
 use crate::predictors::PredictorModel;
 use remoe_predictor::{
-    Embedding, ErrorBars, FitStage, Method, PORTABLE_FILE, PREDICTOR_FILE, Phase, Portable, Trained,
-    TunedPredictor, Tuning, sketch_dimensions,
+    Embedding, ErrorBars, FitStage, Method, PORTABLE_FILE, PREDICTOR_FILE, Phase, PortablePredictor,
+    TrainedPredictor, TunedPredictor, Tuning, sketch_dimensions,
 };
 use serde::Serialize;
 use std::fs;
@@ -60,12 +60,12 @@ fn fitted(
     args: &BuildArgs,
     model: &PredictorModel,
     sketch: &Embedding,
-) -> Result<(Trained, Portable, usize), CliError> {
+) -> Result<(TrainedPredictor, PortablePredictor, usize), CliError> {
     let Some(history) = &args.history else {
         let folder = args.convert.as_deref().unwrap_or(&args.out);
         let trained = model.saved_predictor(folder)?;
         folders::make("--out", &args.out)?;
-        let portable = Portable::of(&trained, &model.embedding, sketch)?;
+        let portable = PortablePredictor::from_trained(&trained, &model.embedding, sketch)?;
         let records = trained.sps().history().len();
         return Ok((trained, portable, records));
     };
@@ -75,7 +75,7 @@ fn fitted(
     progress.expect(FitStage::ALL.len());
     let begun = &mut |stage: FitStage| progress.doing(stage.name());
     let pair = (&model.embedding, sketch);
-    let fitted = Trained::fit_with_portable(header, &records, pair, args.tree.options(), begun);
+    let fitted = TrainedPredictor::fit_with_portable(header, &records, pair, args.tree.options(), begun);
     progress.clear();
     let (trained, portable) = fitted?;
     Ok((trained, portable, records.len()))

@@ -9,8 +9,8 @@ use crate::predictors::PredictorModel;
 use remoe_predictor::correlation::{self, PromptPair};
 use remoe_predictor::record::ActivationRecord;
 use remoe_predictor::{
-    ByPhase, Contest, Contestant, Field, History, Phase, PredictError, Shares, SimilarPrompts, Trained,
-    divergence, quantile,
+    ByPhase, ComparedMethod, ComparedMethods, History, MethodComparison, Phase, PredictError, SimilarPrompts,
+    TrainedPredictor, UsageShares, divergence, quantile,
 };
 use remoe_rollout::placement::least_used;
 use serde::Serialize;
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
     }
     args.plots.iter().try_for_each(|folder| folders::make("--plots", folder))?;
     let begun = Instant::now();
-    let contest = Contest {
+    let contest = MethodComparison {
         embedding: &model.embedding,
         header: &header,
         records: &train,
@@ -104,7 +104,8 @@ pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
         clock: &|| begun.elapsed().as_secs_f64(),
     };
     let (trained, seconds) = contest.trained()?;
-    let Field { contestants, left_out } = contest.field((&trained, seconds), model.fate()?)?;
+    let ComparedMethods { methods: contestants, excluded: left_out } =
+        contest.build_all((&trained, seconds), model.fate()?)?;
     for (name, why) in left_out {
         print_warning(&format!("skipped {name}: {why}"));
     }
@@ -169,7 +170,7 @@ pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
 }
 
 /// True shares of a phase, file after file and request after request.
-type Truths = Vec<Vec<Option<Shares>>>;
+type Truths = Vec<Vec<Option<UsageShares>>>;
 
 fn truths(history: &History, tests: &[Vec<ActivationRecord>], phase: Phase) -> Result<Truths, PredictError> {
     let of_file = |tests: &Vec<ActivationRecord>| {
@@ -181,7 +182,7 @@ fn truths(history: &History, tests: &[Vec<ActivationRecord>], phase: Phase) -> R
 /// How far the decode steps are from their own prefill.
 fn prefill_as_decode(truths: &ByPhase<Truths>) -> Option<f64> {
     let pairs = truths.prefill.iter().flatten().zip(truths.decode.iter().flatten());
-    let apart = |(prefill, decode): (&Option<Shares>, &Option<Shares>)| {
+    let apart = |(prefill, decode): (&Option<UsageShares>, &Option<UsageShares>)| {
         Some(divergence::mean(prefill.as_ref()?, decode.as_ref()?))
     };
     mean(pairs.filter_map(apart))
@@ -189,7 +190,7 @@ fn prefill_as_decode(truths: &ByPhase<Truths>) -> Option<f64> {
 
 /// Share of requests and layers whose error is within the 95th percentile that the error bars say.
 fn covered(
-    trained: &Trained,
+    trained: &TrainedPredictor,
     tests: &[Vec<ActivationRecord>],
     truths: &Truths,
     phase: Phase,
@@ -206,7 +207,7 @@ fn covered(
 
 /// Finds the true neighbours of each prompt by brute force, file after file.
 fn true_neighbours<'a>(
-    contestants: &'a [Contestant<'_>],
+    contestants: &'a [ComparedMethod<'_>],
     tests: &[Vec<ActivationRecord>],
 ) -> Result<Vec<Vec<&'a [u32]>>, CliError> {
     let exhaustive = contestants.iter().find(|one| one.predictor.name() == "bf");
@@ -242,7 +243,7 @@ struct Errors {
 
 impl Errors {
     fn of(
-        contestant: &Contestant<'_>,
+        contestant: &ComparedMethod<'_>,
         tests: &[Vec<ActivationRecord>],
         truths: &Truths,
         phase: Phase,
@@ -289,7 +290,7 @@ impl Errors {
 
 impl MethodRun {
     fn of(
-        contestant: &Contestant<'_>,
+        contestant: &ComparedMethod<'_>,
         tests: &[Vec<ActivationRecord>],
         truths: &ByPhase<Truths>,
         nearest: &[Vec<&[u32]>],
@@ -299,9 +300,10 @@ impl MethodRun {
         let warm = |record: &ActivationRecord| predictor.predict(&record.prompt, Phase::Prefill).map(drop);
         tests.iter().flatten().try_for_each(warm)?;
         let mut microseconds = Vec::new();
-        let mut of = |phase: Phase| Errors::of(contestant, tests, truths.of(phase), phase, &mut microseconds);
+        let mut of =
+            |phase: Phase| Errors::of(contestant, tests, truths.get(phase), phase, &mut microseconds);
         let (prefill, decode) = (of(Phase::Prefill)?, of(Phase::Decode)?);
-        let recall = contestant.similar.as_ref().filter(|one| one.embedding_is_plain()).map(|similar| {
+        let recall = contestant.similar.as_ref().filter(|one| one.weighs_tokens_equally()).map(|similar| {
             let (mut found, mut wanted) = (0, 0);
             for (record, nearest) in tests.iter().flatten().zip(nearest) {
                 let own = neighbouring_prompts(similar, &record.prompt)?;

@@ -5,7 +5,7 @@ use crate::exit::CliError;
 use crate::output::{json, table};
 use crate::predictors::PredictorModel;
 use remoe_model::text::{TextError, Tokenizer};
-use remoe_predictor::{ErrorBars, Phase, Trained};
+use remoe_predictor::{ErrorBars, Phase, TrainedPredictor};
 use serde::Serialize;
 use std::io::Write;
 
@@ -74,7 +74,11 @@ pub(crate) fn run(args: &ExplainArgs, as_json: bool) -> Result<(), CliError> {
 }
 
 impl Explanation {
-    fn of(trained: &Trained, tokenizer: Option<&Tokenizer>, prompt_ids: Vec<u32>) -> Result<Self, CliError> {
+    fn of(
+        trained: &TrainedPredictor,
+        tokenizer: Option<&Tokenizer>,
+        prompt_ids: Vec<u32>,
+    ) -> Result<Self, CliError> {
         let phase = Phase::Prefill;
         let prediction = trained.predict_with_errors(&prompt_ids, phase)?;
         let decode = trained.predict_with_errors(&prompt_ids, Phase::Decode)?;

@@ -72,7 +72,7 @@ fn scatter(pairs: &[PromptPair], correlation: f64) -> String {
             values.fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));
         if high > low { (low, high) } else { (low - 0.5, low + 0.5) }
     };
-    let (x, y) = (range(|pair| pair.prompts), range(|pair| pair.activations));
+    let (x, y) = (range(|pair| pair.prompt_similarity), range(|pair| pair.activation_similarity));
     let place = |value: f64, (low, high): (f64, f64)| (value - low) / (high - low) * SIDE;
     let size = SIDE + 2.0 * MARGIN;
     let mut svg =
@@ -83,7 +83,8 @@ fn scatter(pairs: &[PromptPair], correlation: f64) -> String {
     );
     svg.push_str("<g fill=\"#4a78b0\" fill-opacity=\"0.4\">\n");
     for pair in &shown {
-        let (left, up) = (MARGIN + place(pair.prompts, x), MARGIN + SIDE - place(pair.activations, y));
+        let (left, up) =
+            (MARGIN + place(pair.prompt_similarity, x), MARGIN + SIDE - place(pair.activation_similarity, y));
         put!(svg, "<circle cx=\"{left:.0}\" cy=\"{up:.0}\" r=\"2\"/>");
     }
     svg.push_str("</g>\n");

@@ -8,7 +8,7 @@ use crate::profile_source::profile_request;
 use crate::profiling::{BelowOne, OnDevice, ProfileRequest};
 use remoe_hardware::Profile;
 use remoe_planner::{Problem, Slo};
-use remoe_predictor::Shares;
+use remoe_predictor::UsageShares;
 use std::time::Duration;
 
 /// Flags and past requests that determine a planning problem.

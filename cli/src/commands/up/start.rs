@@ -16,7 +16,7 @@ use remoe_hardware::Origin;
 use remoe_hub::ModelLocation;
 use remoe_local::{CostRecorder, FunctionPrices, Measured, PlacementBasis};
 use remoe_planner::{MainSize, PlanningResult, Pricing, Problem, preallocate};
-use remoe_predictor::Shares;
+use remoe_predictor::UsageShares;
 use remoe_process::Role;
 use remoe_rollout::decide::Desired;
 use remoe_rollout::{Status, Supervisor};
@@ -119,7 +119,7 @@ pub(super) async fn start(
     args: &UpArgs,
     settings: ModelSettings,
     (costs, pricing): (&CostRecorder, &Pricing),
-    remembered: Option<&Shares>,
+    remembered: Option<&UsageShares>,
     as_json: bool,
     progress: &Arc<Progress>,
 ) -> Result<StartedModel, CliError> {
@@ -215,7 +215,7 @@ impl StatedProblem {
         args: &UpArgs,
         deployment: &DeploymentArgs,
         wanted: &DesiredDeployment,
-        remembered: Option<&Shares>,
+        remembered: Option<&UsageShares>,
         progress: &Arc<Progress>,
     ) -> Result<Self, CliError> {
         let missing = if args.profile_first { MissingProfile::Measure } else { MissingProfile::Assume };

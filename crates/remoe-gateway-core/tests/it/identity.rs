@@ -8,7 +8,7 @@ use remoe_gateway_core::{Backend, GatewayOptions, RunningFunctions};
 use remoe_http::{ConnectionLimits, ConnectionMetrics};
 use remoe_proto::TlsHandshake;
 use remoe_proto::identity::Identity;
-use remoe_test_support::realm::{Realm, gateway, main_of};
+use remoe_test_support::realm::{TestAuthority, gateway, main_of};
 use serde_json::json;
 use stage::Stage;
 use std::net::SocketAddr;

@@ -136,7 +136,7 @@ impl ModelSupervisor {
         }
         seen.replaced = Some(before);
         if let Some(following) = self.following.as_ref().filter(|_| drifts) {
-            following.metrics.replanned("drift");
+            following.metrics.count_replan("drift");
         }
         match cause {
             RevisionCause::Drift => self.adopt(better, "recent expert usage"),
@@ -156,7 +156,7 @@ impl ModelSupervisor {
             return;
         }
         if let Some(following) = &self.following {
-            following.metrics.replanned("failed");
+            following.metrics.count_replan("failed");
         }
         self.wait_longer(seen);
         self.charge_for_those_before();

@@ -1,4 +1,4 @@
-//! Making connections whose other end is who it has to be.
+//! Authenticated connections: verify the identity of the other end.
 
 use super::credentials::identity_of;
 use super::{Identity, IdentityError, Keyring, MaybeTlsStream};
@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 use tonic::transport::Uri;
 
-/// A handshake that takes longer comes to nothing.
+/// Timeout of a handshake.
 pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Protocol within a connection. Both ends must expect the same one.
@@ -29,7 +29,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Returns its name in handshakes.
+    /// Returns the ALPN name.
     pub(super) fn name(self) -> &'static [u8] {
         match self {
             Self::Grpc => b"h2",
@@ -41,82 +41,82 @@ impl Protocol {
 /// Identity that the other end of a connection must have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Counterpart {
-    /// This identity.
+    /// A fixed identity.
     Named(Identity),
-    /// A main function of the deployment whose remote function shows its certificate.
+    /// A main function of the same deployment; this process is a remote function.
     OwnMain,
-    /// A remote function of the deployment whose main function shows its certificate.
+    /// A remote function of the same deployment; this process is a main function.
     OwnRemote,
 }
 
 impl Counterpart {
-    /// Returns the identity of the counterpart of a process that shows the identity `shown`.
+    /// Returns the identity of the counterpart of a process with the identity `own`.
     ///
     /// # Errors
-    /// A process with that identity has no such counterpart.
-    fn of(&self, shown: &Identity) -> Result<Identity, IdentityError> {
-        match (self, shown) {
+    /// A process with the identity `own` has no such counterpart.
+    fn identity_for(&self, own: &Identity) -> Result<Identity, IdentityError> {
+        match (self, own) {
             (Self::Named(identity), _) => Some(identity.clone()),
-            (Self::OwnMain, Identity::Remote { .. }) => shown.main(),
-            (Self::OwnRemote, Identity::Main { .. }) => shown.remote(),
+            (Self::OwnMain, Identity::Remote { .. }) => own.main(),
+            (Self::OwnRemote, Identity::Main { .. }) => own.remote(),
             (Self::OwnMain | Self::OwnRemote, _) => None,
         }
         .ok_or_else(|| IdentityError::Role {
-            found: shown.to_string(),
+            found: own.to_string(),
             needed: if *self == Self::OwnMain { "a remote function" } else { "a main function" },
         })
     }
 }
 
-/// Certificate that a process shows, and identity that the other end must have. Both are looked up for every
-/// connection: certificates are renewed while processes run.
+/// Certificate that a process presents, and identity that the other end must have. Both are read for every
+/// connection, because certificates are rotated while processes run.
 #[derive(Debug, Clone)]
 pub struct Trust {
-    /// Certificate and key that are shown.
+    /// Own certificate and key.
     pub keyring: Arc<Keyring>,
     /// Identity that the other end must have.
     pub peer: Counterpart,
 }
 
 impl Trust {
-    /// Returns the trust of a main function for its control port, with the certificate in `folder`: it takes orders
-    /// from `operator`.
+    /// Returns the trust of a main function's control port, with the certificate in `folder`: only `operator` may
+    /// connect.
     ///
     /// # Errors
-    /// The certificate cannot be used, or is no main function's.
-    pub fn of_control(folder: &Path, operator: Identity) -> Result<Self, IdentityError> {
-        let keyring = Keyring::of_folder(folder)?;
-        Counterpart::OwnRemote.of(keyring.current().identity())?;
+    /// The certificate is invalid, or not that of a main function.
+    pub fn for_control(folder: &Path, operator: Identity) -> Result<Self, IdentityError> {
+        let keyring = Keyring::from_folder(folder)?;
+        Counterpart::OwnRemote.identity_for(keyring.current().identity())?;
         Ok(Self { keyring, peer: Counterpart::Named(operator) })
     }
 
-    /// Returns the trust of the same process for its connections to the remote functions of its deployment.
+    /// Returns the trust of this main function for connections to the remote functions of its deployment.
     #[must_use]
     pub fn to_remote(&self) -> Self {
         Self { keyring: self.keyring.clone(), peer: Counterpart::OwnRemote }
     }
 
-    /// Returns the trust of the same process for its HTTP port: it takes requests from `gateway`.
+    /// Returns the trust of this main function's HTTP port: only `gateway` may connect.
     #[must_use]
-    pub fn of_http(&self, gateway: Identity) -> Self {
+    pub fn for_http(&self, gateway: Identity) -> Self {
         Self { keyring: self.keyring.clone(), peer: Counterpart::Named(gateway) }
     }
 
-    /// Returns the trust of a remote function for its port, with the certificate in `folder`: it answers to the main
-    /// functions of its deployment.
+    /// Returns the trust of a remote function's port, with the certificate in `folder`: only main functions of its
+    /// deployment may connect.
     ///
     /// # Errors
-    /// The certificate cannot be used, or is no remote function's.
-    pub fn of_experts(folder: &Path) -> Result<Self, IdentityError> {
-        let keyring = Keyring::of_folder(folder)?;
-        Counterpart::OwnMain.of(keyring.current().identity())?;
+    /// The certificate is invalid, or not that of a remote function.
+    pub fn for_experts(folder: &Path) -> Result<Self, IdentityError> {
+        let keyring = Keyring::from_folder(folder)?;
+        Counterpart::OwnMain.identity_for(keyring.current().identity())?;
         Ok(Self { keyring, peer: Counterpart::OwnMain })
     }
 
-    /// Makes a gRPC connection of the connected `stream` after checking the identity of the other end.
+    /// Performs the client's TLS handshake for gRPC over `stream` and checks the identity of the other end.
     ///
     /// # Errors
-    /// The handshake fails or takes too long, or the other end has another identity.
+    /// The handshake fails or times out, or the other end has another identity.
     pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         stream: S,
@@ -124,7 +124,7 @@ impl Trust {
         self.connect_for(Protocol::Grpc, stream).await
     }
 
-    /// As [`Self::connect`], for `protocol`.
+    /// Performs the client's handshake for `protocol`, as [`Self::connect`] does for gRPC.
     ///
     /// # Errors
     /// As [`Self::connect`].
@@ -134,12 +134,12 @@ impl Trust {
         stream: S,
     ) -> io::Result<MaybeTlsStream<S>> {
         let current = self.keyring.current();
-        let needed = self.peer.of(current.identity()).map_err(io::Error::other)?;
+        let needed = self.peer.identity_for(current.identity()).map_err(io::Error::other)?;
         let connector = TlsConnector::from(current.client(protocol));
-        // Only the form needs a name here: the one in the certificate is compared below.
+        // A placeholder: the identity in the certificate is compared below.
         let name = ServerName::try_from("remoe").map_err(io::Error::other)?;
         let stream = timeout(HANDSHAKE_LIMIT, connector.connect(name, stream)).await??;
-        let found = peer(stream.get_ref().1.peer_certificates()).map_err(io::Error::other)?;
+        let found = peer_identity(stream.get_ref().1.peer_certificates()).map_err(io::Error::other)?;
         if found == needed {
             return Ok(MaybeTlsStream::Tls(Box::new(TlsStream::Client(stream))));
         }
@@ -147,8 +147,8 @@ impl Trust {
         Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
     }
 
-    /// As [`Self::connect_for`], for a stream that was accepted. Returns the identity that the other end has, and the
-    /// one that it must have.
+    /// Performs the server's TLS handshake over an accepted stream. Returns the actual and the required identity of
+    /// the other end.
     ///
     /// # Errors
     /// The handshake fails, the other end has no valid identity, or this process has no such counterpart.
@@ -158,36 +158,35 @@ impl Trust {
         stream: S,
     ) -> io::Result<(MaybeTlsStream<S>, PeerIdentities)> {
         let current = self.keyring.current();
-        let needed = self.peer.of(current.identity()).map_err(io::Error::other)?;
+        let needed = self.peer.identity_for(current.identity()).map_err(io::Error::other)?;
         let acceptor = TlsAcceptor::from(current.server(protocol));
         let stream = acceptor.accept(stream).await?;
-        let found = peer(stream.get_ref().1.peer_certificates()).map_err(io::Error::other)?;
+        let found = peer_identity(stream.get_ref().1.peer_certificates()).map_err(io::Error::other)?;
         Ok((MaybeTlsStream::Tls(Box::new(TlsStream::Server(stream))), PeerIdentities { found, needed }))
     }
 }
 
 /// Identities of the other end of an accepted connection.
 pub(crate) struct PeerIdentities {
-    /// Identity that it has.
+    /// Actual identity.
     pub(crate) found: Identity,
-    /// Identity that it must have.
+    /// Required identity.
     pub(crate) needed: Identity,
 }
 
-fn peer(certificates: Option<&[CertificateDer<'_>]>) -> Result<Identity, IdentityError> {
+fn peer_identity(certificates: Option<&[CertificateDer<'_>]>) -> Result<Identity, IdentityError> {
     let first = certificates.and_then(<[_]>::first);
     first.map_or(Err(IdentityError::Names { count: 0 }), identity_of)
 }
 
-/// Connects by TCP, without delay for small messages, and by TLS where there is a [`Trust`]: for tonic's
-/// channels.
+/// Connector of tonic channels: TCP without delay for small messages, and TLS if there is a [`Trust`].
 #[derive(Debug, Clone, Default)]
 pub struct Connector {
     trust: Option<Trust>,
 }
 
 impl Connector {
-    /// Connects to the peer that `trust` names; to anybody without.
+    /// Creates a connector to the peer that `trust` names. Without trust, connects to any peer without TLS.
     #[must_use]
     pub fn new(trust: Option<Trust>) -> Self {
         Self { trust }
@@ -207,14 +206,15 @@ impl tower::Service<Uri> for Connector {
         let trust = self.trust.clone();
         Box::pin(async move {
             let authority = uri.authority().map(|authority| authority.as_str());
-            let nowhere = || io::Error::new(io::ErrorKind::InvalidInput, format!("missing host in {uri}"));
-            let stream = TcpStream::connect(authority.ok_or_else(nowhere)?).await?;
+            let missing_host =
+                || io::Error::new(io::ErrorKind::InvalidInput, format!("missing host in {uri}"));
+            let stream = TcpStream::connect(authority.ok_or_else(missing_host)?).await?;
             stream.set_nodelay(true)?;
-            let line = match trust {
+            let connection = match trust {
                 None => MaybeTlsStream::Plain(stream),
                 Some(trust) => trust.connect(stream).await?,
             };
-            Ok(TokioIo::new(line))
+            Ok(TokioIo::new(connection))
         })
     }
 }

@@ -1,4 +1,4 @@
-//! A certificate with its key and the authorities that are believed, ready to make connections with.
+//! Credentials: a certificate with its key and the trusted authorities, as TLS configurations.
 
 use super::{Identity, IdentityError, Protocol};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -15,18 +15,18 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime};
 use webpki::{EndEntityCert, KeyUsage};
 
-/// One provider for all connections. AES-128-GCM first: the fastest where processors have AES.
+/// Cryptography of all connections. AES-128-GCM is first: the fastest on processors with AES instructions.
 static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
     let mut provider = ring::default_provider();
     provider.cipher_suites.retain(|suite| {
-        let ours = [CipherSuite::TLS13_AES_128_GCM_SHA256, CipherSuite::TLS13_CHACHA20_POLY1305_SHA256];
-        ours.contains(&suite.suite())
+        let allowed = [CipherSuite::TLS13_AES_128_GCM_SHA256, CipherSuite::TLS13_CHACHA20_POLY1305_SHA256];
+        allowed.contains(&suite.suite())
     });
     provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
     Arc::new(provider)
 });
 
-/// Identity of a process and authorities that it trusts, at one moment.
+/// Identity of a process and the authorities that it trusts.
 #[derive(Debug)]
 pub struct Credentials {
     identity: Identity,
@@ -36,7 +36,7 @@ pub struct Credentials {
     client: PerProtocol<ClientConfig>,
 }
 
-/// One configuration for each protocol within a connection.
+/// TLS configuration for each protocol.
 #[derive(Debug)]
 struct PerProtocol<C> {
     grpc: Arc<C>,
@@ -44,17 +44,17 @@ struct PerProtocol<C> {
 }
 
 impl<C: Clone> PerProtocol<C> {
-    /// `config` for each, as whose `list` of protocols it is the only one.
+    /// Creates a copy of `config` for each protocol, with that protocol alone in its ALPN `list`.
     fn new(config: C, list: impl Fn(&mut C) -> &mut Vec<Vec<u8>>) -> Self {
-        let speaking = |protocol: Protocol| {
+        let configured = |protocol: Protocol| {
             let mut config = config.clone();
             *list(&mut config) = vec![protocol.name().to_vec()];
             Arc::new(config)
         };
-        Self { grpc: speaking(Protocol::Grpc), http: speaking(Protocol::Http) }
+        Self { grpc: configured(Protocol::Grpc), http: configured(Protocol::Http) }
     }
 
-    fn of(&self, protocol: Protocol) -> Arc<C> {
+    fn get(&self, protocol: Protocol) -> Arc<C> {
         match protocol {
             Protocol::Grpc => self.grpc.clone(),
             Protocol::Http => self.http.clone(),
@@ -63,11 +63,10 @@ impl<C: Clone> PerProtocol<C> {
 }
 
 impl Credentials {
-    /// Reads a certificate (with those between it and an authority, where there are any), its key and the
-    /// certificates of authorities, all as PEM.
+    /// Parses a certificate with its intermediates, its key and the certificates of authorities from PEM.
     ///
     /// # Errors
-    /// One of them cannot be read, the key is another certificate's, or the certificate names no process.
+    /// One of them is invalid, the key does not match, or the certificate has no identity.
     pub fn from_pem(certificate: &[u8], key: &[u8], authorities: &[u8]) -> Result<Self, IdentityError> {
         let chain = certificates("the certificate", certificate)?;
         let first = chain.first().cloned().ok_or_else(|| unusable(&"missing certificate"))?;
@@ -94,23 +93,23 @@ impl Credentials {
         })
     }
 
-    /// Whose they are.
+    /// Returns the identity of the process.
     #[must_use]
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// How connections are accepted within which `protocol` is spoken.
+    /// Returns the server configuration for `protocol`.
     pub(super) fn server(&self, protocol: Protocol) -> Arc<ServerConfig> {
-        self.server.of(protocol)
+        self.server.get(protocol)
     }
 
-    /// Returns the configuration for connections that are made.
+    /// Returns the client configuration for `protocol`.
     pub(super) fn client(&self, protocol: Protocol) -> Arc<ClientConfig> {
-        self.client.of(protocol)
+        self.client.get(protocol)
     }
 
-    /// Reports if the certificate is valid at `time` and signed by one of the authorities.
+    /// Returns true if the certificate is valid at `time` and signed by one of the authorities.
     #[must_use]
     pub fn are_valid_at(&self, time: SystemTime) -> bool {
         let Ok(since) = time.duration_since(SystemTime::UNIX_EPOCH) else { return false };
@@ -122,7 +121,7 @@ impl Credentials {
         })
     }
 
-    /// As [`Self::are_valid_at`], for the time `later` from now.
+    /// Returns true if the certificate is valid `later` from now, as [`Self::are_valid_at`] checks.
     #[must_use]
     pub fn are_valid_in(&self, later: Duration) -> bool {
         SystemTime::now().checked_add(later).is_some_and(|time| self.are_valid_at(time))
@@ -140,16 +139,16 @@ fn server(
         .with_client_cert_verifier(clients)
         .with_single_cert(chain, key)
         .map_err(|error| unusable(&error))?;
-    // What is taken up again is not checked again.
+    // Disables resumption: resumed sessions are not verified again.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)
 }
 
-/// Returns how connections are accepted with this certificate and key, as PEM, from clients without certificates.
+/// Returns the server configuration with this certificate and key, from PEM, for clients without certificates.
 ///
 /// # Errors
-/// One of them cannot be read, or the key is another certificate's.
+/// One of them is invalid, or the key does not match.
 pub(super) fn server_without_clients(certificate: &[u8], key: &[u8]) -> Result<ServerConfig, IdentityError> {
     let chain = certificates("the certificate", certificate)?;
     if chain.is_empty() {
@@ -177,7 +176,7 @@ fn client(
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(|error| unusable(&error))?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(ServersOf(authorities)))
+        .with_custom_certificate_verifier(Arc::new(AuthorityVerifier(authorities)))
         .with_client_auth_cert(chain, key)
         .map_err(|error| unusable(&error))?;
     config.resumption = Resumption::disabled();
@@ -185,10 +184,10 @@ fn client(
     Ok(config)
 }
 
-/// The one name of ours in a certificate.
+/// Returns the identity in a certificate.
 ///
 /// # Errors
-/// It cannot be read, or has no such name, or several.
+/// The certificate is invalid, or does not have exactly one identity.
 pub(super) fn identity_of(certificate: &CertificateDer<'_>) -> Result<Identity, IdentityError> {
     let end = EndEntityCert::try_from(certificate).map_err(|error| unusable(&error))?;
     let names: Vec<&str> = end.valid_uri_names().collect();
@@ -207,12 +206,12 @@ fn unusable(error: &dyn ToString) -> IdentityError {
     IdentityError::Unusable(error.to_string())
 }
 
-/// Believes servers with a valid certificate of an authority, whatever they are: addresses are not what they
-/// are known by, and their name is looked at after the handshake.
+/// Verifier that accepts servers with a valid certificate of an authority, whatever their address. The caller checks
+/// their identity after the handshake.
 #[derive(Debug)]
-struct ServersOf(Arc<RootCertStore>);
+struct AuthorityVerifier(Arc<RootCertStore>);
 
-impl ServerCertVerifier for ServersOf {
+impl ServerCertVerifier for AuthorityVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,

@@ -1,43 +1,43 @@
-//! Errors of certificates and names.
+//! Errors of certificates and identities.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why an identity cannot be used.
+/// Reason that an identity cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// A file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
-    /// A part of a certificate's files cannot be read.
+    /// A file is not valid PEM.
     #[error("cannot parse {what} as PEM: {reason}")]
     Pem {
-        /// The certificate, the key or the authorities.
+        /// Description of the file.
         what: &'static str,
-        /// Why not.
+        /// Cause.
         reason: String,
     },
-    /// The certificate, its key and its authorities do not go together.
+    /// The certificate, its key and the authorities do not match.
     #[error("cannot use the certificate: {0}")]
     Unusable(String),
-    /// A name that is not an identity of Remoe.
+    /// A name is not an identity of Remoe.
     #[error("invalid identity {found:?}: expected a name such as spiffe://remoe/NAMESPACE/UID/main")]
     Name {
         /// Name that was found.
         found: String,
     },
-    /// A certificate has no name that is an identity of Remoe, or several.
+    /// The certificate does not have exactly one identity of Remoe.
     #[error("invalid certificate: expected one name spiffe://remoe/.., got {count}")]
     Names {
         /// Number of such names.
         count: usize,
     },
-    /// An identity of Remoe, but not of a role that is expected here.
+    /// The certificate has another role than required.
     #[error("invalid certificate: expected that of {needed}, got that of {found}")]
     Role {
         /// Identity that was found.

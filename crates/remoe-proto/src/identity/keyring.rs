@@ -1,4 +1,4 @@
-//! The credentials that a process uses, read again when their files change.
+//! Keyring: the credentials of a process, which are reloaded when their files change.
 
 use super::{Credentials, IdentityError};
 use std::fs::File;
@@ -7,23 +7,23 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The file of the certificate, as in Secrets of the type `kubernetes.io/tls`.
+/// File name of the certificate, as in Secrets of the type `kubernetes.io/tls`.
 pub const CERTIFICATE: &str = "tls.crt";
-/// The file of its key.
+/// File name of the private key.
 pub const KEY: &str = "tls.key";
-/// The file of the authorities' certificates.
+/// File name of the trust bundle, the certificates of authorities.
 pub const CERTIFICATES_OF_AUTHORITIES: &str = "ca.crt";
 
-/// Files are looked at again when a connection is made, this long after the last time.
-pub(super) const LOOK: Duration = Duration::from_millis(500);
-/// Largest file in bytes; a Secret is no larger.
-const FILE_BYTES: u64 = 1 << 20;
+/// Least interval between reloads, which happen when a connection is made.
+pub(super) const RELOAD_INTERVAL: Duration = Duration::from_millis(500);
+/// Largest file in bytes, that of a Secret.
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Contents of the three files.
+/// Contents of the certificate, the key and the trust bundle.
 type Files = [Vec<u8>; 3];
 
-/// Certificate and key with which a process proves its identity. If newer files are faulty, the fault is logged and the
-/// previous ones stay in use.
+/// Certificate and key by which a process authenticates. If changed files are invalid, the error is logged and the
+/// previous credentials stay in use.
 #[derive(Debug)]
 pub struct Keyring {
     folder: Option<PathBuf>,
@@ -33,44 +33,48 @@ pub struct Keyring {
 #[derive(Debug)]
 struct KeyringState {
     current: Arc<Credentials>,
-    seen: Files,
-    looked: Instant,
+    loaded_files: Files,
+    reloaded_at: Instant,
 }
 
 impl Keyring {
     /// Reads the keyring from `tls.crt`, `tls.key` and `ca.crt` in `folder`.
     ///
     /// # Errors
-    /// A file cannot be read, or they do not go together.
-    pub fn of_folder(folder: impl Into<PathBuf>) -> Result<Arc<Self>, IdentityError> {
+    /// A file cannot be read, or the files do not match.
+    pub fn from_folder(folder: impl Into<PathBuf>) -> Result<Arc<Self>, IdentityError> {
         let folder = folder.into();
-        let seen = read(&folder)?;
-        let current = Arc::new(parse(&seen)?);
-        let state = KeyringState { current, seen, looked: Instant::now() };
+        let loaded_files = read(&folder)?;
+        let current = Arc::new(parse(&loaded_files)?);
+        let state = KeyringState { current, loaded_files, reloaded_at: Instant::now() };
         Ok(Arc::new(Self { folder: Some(folder), state: Mutex::new(state) }))
     }
 
-    /// Returns a keyring with `credentials`, until others are [held](Self::hold).
+    /// Returns a keyring with `credentials`, until [`Self::replace`] replaces them.
     #[must_use]
-    pub fn holding(credentials: Credentials) -> Arc<Self> {
-        let state =
-            KeyringState { current: Arc::new(credentials), seen: Files::default(), looked: Instant::now() };
+    pub fn with_credentials(credentials: Credentials) -> Arc<Self> {
+        let state = KeyringState {
+            current: Arc::new(credentials),
+            loaded_files: Files::default(),
+            reloaded_at: Instant::now(),
+        };
         Arc::new(Self { folder: None, state: Mutex::new(state) })
     }
 
-    /// Uses `credentials` from now on.
-    pub fn hold(&self, credentials: Credentials) {
+    /// Replaces the credentials.
+    pub fn replace(&self, credentials: Credentials) {
         self.state().current = Arc::new(credentials);
     }
 
-    /// Returns the credentials in use now. To read three small files again takes microseconds: it is done where a
-    /// connection is made, which takes hundreds.
+    /// Returns the present credentials. Reloads the files if the interval has passed: reading three small files takes
+    /// microseconds, and the connection that needs them hundreds.
     #[must_use]
     pub fn current(&self) -> Arc<Credentials> {
         let mut state = self.state();
-        if let Some(folder) = self.folder.as_ref().filter(|_| state.looked.elapsed() >= LOOK) {
-            state.looked = Instant::now();
-            state.look(folder);
+        if let Some(folder) = self.folder.as_ref().filter(|_| state.reloaded_at.elapsed() >= RELOAD_INTERVAL)
+        {
+            state.reloaded_at = Instant::now();
+            state.reload(folder);
         }
         state.current.clone()
     }
@@ -82,9 +86,9 @@ impl Keyring {
 }
 
 impl KeyringState {
-    fn look(&mut self, folder: &Path) {
-        // Files that are not there for a moment are being replaced.
-        let Some(files) = read(folder).ok().filter(|files| *files != self.seen) else { return };
+    fn reload(&mut self, folder: &Path) {
+        // Ignores missing files: they may be about to be replaced.
+        let Some(files) = read(folder).ok().filter(|files| *files != self.loaded_files) else { return };
         match parse(&files) {
             Ok(credentials) => {
                 tracing::info!(identity = %credentials.identity(), "certificate reloaded");
@@ -94,7 +98,7 @@ impl KeyringState {
                 tracing::warn!(%error, folder = %folder.display(), "certificate reload failed: keeping the previous one");
             }
         }
-        self.seen = files;
+        self.loaded_files = files;
     }
 }
 
@@ -107,7 +111,7 @@ fn read(folder: &Path) -> Result<Files, IdentityError> {
 pub(super) fn read_file(folder: &Path, name: &str) -> Result<Vec<u8>, IdentityError> {
     let path = folder.join(name);
     let mut bytes = Vec::new();
-    let read = File::open(&path).and_then(|file| file.take(FILE_BYTES).read_to_end(&mut bytes));
+    let read = File::open(&path).and_then(|file| file.take(MAX_FILE_BYTES).read_to_end(&mut bytes));
     read.map(|_| bytes).map_err(|source| IdentityError::Read { path, source })
 }
 

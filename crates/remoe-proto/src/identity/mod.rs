@@ -1,9 +1,10 @@
-//! Identities of processes: names in certificates, and connections that verify them.
+//! Identities of processes: names in certificates, and connections that verify them at both ends (invariant 10 of
+//! ARCHITECTURE.md).
 //!
-//! Every process has a certificate whose one name of the form `spiffe://remoe/..` says what it is
-//! ([`Identity`]). Both ends of a connection show theirs, signed by the same authority, and each looks at the
-//! other's name after the handshake ([`Trust`]). Files are read again when they change ([`Keyring`]):
-//! connections that stand are left alone, new ones use what is there by then, and whom it belongs to.
+//! Every process has a certificate with one name of the form `spiffe://remoe/..`, its [`Identity`]. Both ends of a
+//! connection present certificates of the same authority, and each checks the other's name after the handshake
+//! ([`Trust`]). Certificate files are reloaded when they change ([`Keyring`]): new connections use the present files,
+//! open ones are unaffected.
 
 mod connect;
 mod credentials;

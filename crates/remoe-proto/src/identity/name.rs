@@ -1,39 +1,39 @@
-//! Names of processes.
+//! Identities of processes as names in certificates.
 
 use super::IdentityError;
 use std::fmt;
 use std::str::FromStr;
 
-/// Prefix of every name.
+/// Prefix of every identity.
 const PREFIX: &str = "spiffe://remoe/";
-/// Longest part of a name in bytes: namespaces and identities of objects are shorter.
+/// Largest part of a name, in bytes: namespaces and uids are shorter.
 const PART_BYTES: usize = 128;
 
-/// Identity of a process: the one URI of this form among the names of its certificate.
+/// Identity of a process: the only URI of this form among the names of its certificate.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Identity {
     /// The operator of a release: `spiffe://remoe/NAMESPACE/operator`.
     Operator {
-        /// The namespace of the release.
+        /// Namespace of the release.
         namespace: String,
     },
     /// The gateways of a release: `spiffe://remoe/NAMESPACE/gateway`.
     Gateway {
-        /// The namespace of the release.
+        /// Namespace of the release.
         namespace: String,
     },
     /// A main function: `spiffe://remoe/NAMESPACE/DEPLOYMENT/main`.
     Main {
-        /// The namespace of the deployment.
+        /// Namespace of the deployment.
         namespace: String,
-        /// Uid of the deployment, which tells it apart.
+        /// Uid of the deployment.
         deployment: String,
     },
     /// A remote-expert function: `spiffe://remoe/NAMESPACE/DEPLOYMENT/remote`.
     Remote {
-        /// The namespace of the deployment.
+        /// Namespace of the deployment.
         namespace: String,
-        /// Uid of the deployment, which tells it apart.
+        /// Uid of the deployment.
         deployment: String,
     },
 }
@@ -47,7 +47,7 @@ impl Identity {
         Some(Self::Main { namespace: namespace.to_owned(), deployment: deployment.to_owned() })
     }
 
-    /// The remote-expert functions of the same deployment; none for operators and gateways.
+    /// Returns the identity of the remote-expert functions of the same deployment. `None` for operators and gateways.
     #[must_use]
     pub fn remote(&self) -> Option<Self> {
         let (namespace, deployment) = self.deployment()?;
@@ -79,15 +79,15 @@ impl FromStr for Identity {
     type Err = IdentityError;
 
     fn from_str(uri: &str) -> Result<Self, IdentityError> {
-        let wrong = || IdentityError::Name { found: uri.chars().take(2 * PART_BYTES).collect() };
-        let path = uri.strip_prefix(PREFIX).ok_or_else(wrong)?;
+        let invalid = || IdentityError::Name { found: uri.chars().take(2 * PART_BYTES).collect() };
+        let path = uri.strip_prefix(PREFIX).ok_or_else(invalid)?;
         let is_part = |part: &str| {
             let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
             (1..=PART_BYTES).contains(&part.len()) && part.bytes().all(allowed)
         };
         let parts: Vec<&str> = path.splitn(4, '/').collect();
         if !parts.iter().all(|part| is_part(part)) {
-            return Err(wrong());
+            return Err(invalid());
         }
         match *parts {
             [namespace, "operator"] => Ok(Self::Operator { namespace: namespace.to_owned() }),
@@ -98,7 +98,7 @@ impl FromStr for Identity {
             [namespace, deployment, "remote"] => {
                 Ok(Self::Remote { namespace: namespace.to_owned(), deployment: deployment.to_owned() })
             }
-            _ => Err(wrong()),
+            _ => Err(invalid()),
         }
     }
 }
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_read_as_it_is_written() {
+    fn displayed_identity_parses_back() {
         for uri in [
             "spiffe://remoe/ns/operator",
             "spiffe://remoe/ns/gateway",
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_texts_mean_the_same_and_nothing_else_is_a_name() {
+    fn identities_have_exactly_one_text_form() {
         let long = format!("spiffe://remoe/{}/operator", "n".repeat(PART_BYTES + 1));
         for uri in [
             "",
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_know_those_of_their_deployment() {
+    fn identity_gives_the_counterpart_of_its_deployment() {
         let main = Identity::Main { namespace: "ns".to_owned(), deployment: "uid".to_owned() };
         let remote = main.remote();
         assert_eq!(remote.as_ref().and_then(Identity::main), Some(main));

@@ -1,7 +1,7 @@
-//! TLS for clients that show no certificate: the certificate of a server, read again when its files change.
+//! Server certificate for TLS with clients without certificates, reloaded when its files change.
 
 use super::credentials::server_without_clients;
-use super::keyring::{CERTIFICATE, KEY, LOOK, read_file};
+use super::keyring::{CERTIFICATE, KEY, RELOAD_INTERVAL, read_file};
 use super::{IdentityError, MaybeTlsStream, Protocol};
 use rustls::ServerConfig;
 use std::io;
@@ -11,11 +11,11 @@ use std::time::Instant;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{TlsAcceptor, TlsStream};
 
-/// Contents of the files of a certificate and its key.
+/// Contents of the certificate and the key.
 type Files = [Vec<u8>; 2];
 
-/// A certificate that a server shows to all clients, by TLS 1.3. If newer files cannot be used, that is logged, and the
-/// certificate before stays in use.
+/// Certificate that a server presents to all clients, with TLS 1.3. If changed files are invalid, the error is logged
+/// and the previous certificate stays in use.
 #[derive(Debug)]
 pub struct PublicCertificate {
     folder: PathBuf,
@@ -25,26 +25,26 @@ pub struct PublicCertificate {
 #[derive(Debug)]
 struct CertificateState {
     current: Arc<ServerConfig>,
-    seen: Files,
-    looked: Instant,
+    loaded_files: Files,
+    reloaded_at: Instant,
 }
 
 impl PublicCertificate {
-    /// Reads `tls.crt` and `tls.key` of `folder`.
+    /// Reads `tls.crt` and `tls.key` in `folder`.
     ///
     /// # Errors
-    /// A file cannot be read, or they do not go together.
-    pub fn of_folder(folder: impl Into<PathBuf>) -> Result<Arc<Self>, IdentityError> {
+    /// A file cannot be read, or the files do not match.
+    pub fn from_folder(folder: impl Into<PathBuf>) -> Result<Arc<Self>, IdentityError> {
         let folder = folder.into();
-        let seen = read(&folder)?;
-        let current = parse(&seen)?;
+        let loaded_files = read(&folder)?;
+        let current = parse(&loaded_files)?;
         Ok(Arc::new(Self {
             folder,
-            state: Mutex::new(CertificateState { current, seen, looked: Instant::now() }),
+            state: Mutex::new(CertificateState { current, loaded_files, reloaded_at: Instant::now() }),
         }))
     }
 
-    /// Makes the TLS handshake of `stream`, which was accepted. Reads the files again if that was not done of late.
+    /// Performs the server's TLS handshake over an accepted `stream`. Reloads the files if the interval has passed.
     ///
     /// # Errors
     /// The handshake fails.
@@ -57,20 +57,20 @@ impl PublicCertificate {
     }
 
     fn current(&self) -> Arc<ServerConfig> {
-        // Each field is replaced as a whole.
+        // A panic cannot leave a field half written.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.looked.elapsed() >= LOOK {
-            state.looked = Instant::now();
-            state.look(&self.folder);
+        if state.reloaded_at.elapsed() >= RELOAD_INTERVAL {
+            state.reloaded_at = Instant::now();
+            state.reload(&self.folder);
         }
         state.current.clone()
     }
 }
 
 impl CertificateState {
-    fn look(&mut self, folder: &Path) {
-        // Files that are not there for a moment are being replaced.
-        let Some(files) = read(folder).ok().filter(|files| *files != self.seen) else { return };
+    fn reload(&mut self, folder: &Path) {
+        // Ignores missing files: they may be about to be replaced.
+        let Some(files) = read(folder).ok().filter(|files| *files != self.loaded_files) else { return };
         match parse(&files) {
             Ok(current) => {
                 tracing::info!(folder = %folder.display(), "server certificate reloaded");
@@ -80,7 +80,7 @@ impl CertificateState {
                 tracing::warn!(%error, folder = %folder.display(), "server certificate reload failed: keeping the previous one");
             }
         }
-        self.seen = files;
+        self.loaded_files = files;
     }
 }
 

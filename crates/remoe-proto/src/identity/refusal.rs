@@ -1,27 +1,27 @@
-//! Refusals of a certificate by the other end.
+//! Detection of certificates that the other end rejects.
 
 use rustls::{AlertDescription, Error as TlsError};
 use std::error::Error;
 use std::io;
 
-/// Reports if `error`, or one of its causes, is that the other end does not accept the certificate that was shown to
-/// it. With TLS 1.3 the alert arrives after the handshake is over here, in place of an answer; by then the other end
-/// has read nothing of what was sent.
+/// Returns true if `error` or one of its causes is a rejection of the own certificate by the other end. In TLS 1.3
+/// this alert arrives after the handshake has completed at this end, in place of an answer. The other end has not
+/// read any data then.
 #[must_use]
 pub fn is_refusal(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
-        if error.downcast_ref().is_some_and(is_about_certificates) {
+        if error.downcast_ref().is_some_and(is_certificate_alert) {
             return true;
         }
-        // `source` of an I/O error skips the error that it was made of.
-        let within = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        cause = within.map(|within| within as &(dyn Error + 'static)).or_else(|| error.source());
+        // `source` of an I/O error skips the error that it wraps.
+        let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        cause = wrapped.map(|wrapped| wrapped as &(dyn Error + 'static)).or_else(|| error.source());
     }
     false
 }
 
-fn is_about_certificates(error: &TlsError) -> bool {
+fn is_certificate_alert(error: &TlsError) -> bool {
     use AlertDescription as Alert;
     matches!(
         error,
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_said_of_certificates_is_a_refusal() {
+    fn only_certificate_alerts_are_refusals() {
         let heard = |alert| io::Error::other(TlsError::AlertReceived(alert));
         assert!(is_refusal(&heard(AlertDescription::CertificateExpired)));
         assert!(

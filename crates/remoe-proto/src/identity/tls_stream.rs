@@ -1,4 +1,4 @@
-//! A connection with TLS or without.
+//! Connection with or without TLS.
 
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use std::io::{self, IoSlice};
@@ -7,17 +7,17 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsStream;
 
-/// A connection over `S`.
+/// Connection over `S`, with or without TLS.
 #[derive(Debug)]
 pub enum MaybeTlsStream<S> {
-    /// As it is.
+    /// Without TLS.
     Plain(S),
-    /// Within TLS, both ends known to each other.
+    /// With TLS.
     Tls(Box<TlsStream<S>>),
 }
 
 impl<S> MaybeTlsStream<S> {
-    /// Returns the stream that carries it.
+    /// Returns the underlying stream.
     pub fn carrier(&self) -> &S {
         match self {
             Self::Plain(stream) => stream,

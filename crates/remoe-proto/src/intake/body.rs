@@ -1,8 +1,9 @@
-//! The body of a request, cut into whole messages for which there was room before they were read.
+//! Message reader: splits the body of a request into complete messages, whose bytes are reserved before they are
+//! read.
 
-use super::ledger::{GrantNotice, ReservationOutcome};
+use super::message_budget::{GrantNotice, ReservationOutcome};
 use super::peer::Peer;
-use super::{Inbound, Intake};
+use super::{Intake, RequestReader};
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use http_body::Body as _;
@@ -16,23 +17,23 @@ use tonic::Status;
 use tonic::body::Body;
 
 /// Bytes before each message: a flag and the length (gRPC over HTTP/2, "Length-Prefixed-Message").
-pub(super) const PREFIX: usize = 5;
+pub(super) const PREFIX_BYTES: usize = 5;
 
-/// How a message hears of its room.
-pub(super) struct Ticket {
+/// Channel of notices to a message about its reservation.
+pub(super) struct Reservation {
     notice: AtomicU8,
     task: AtomicWaker,
 }
 
-impl Ticket {
+impl Reservation {
     fn new() -> Arc<Self> {
         Arc::new(Self { notice: AtomicU8::new(0), task: AtomicWaker::new() })
     }
 
-    pub(super) fn tell(&self, notice: GrantNotice) {
+    pub(super) fn deliver(&self, notice: GrantNotice) {
         let code = match notice {
             GrantNotice::Granted => 1,
-            GrantNotice::Ended => 2,
+            GrantNotice::Dropped => 2,
             GrantNotice::Refused => 3,
         };
         self.notice.store(code, Ordering::Release);
@@ -42,37 +43,37 @@ impl Ticket {
     fn notice(&self) -> Option<GrantNotice> {
         match self.notice.load(Ordering::Acquire) {
             1 => Some(GrantNotice::Granted),
-            2 => Some(GrantNotice::Ended),
+            2 => Some(GrantNotice::Dropped),
             3 => Some(GrantNotice::Refused),
             _ => None,
         }
     }
 }
 
-/// Reads one request.
+/// Message reader of one request.
 pub(super) struct MessageReader {
     body: Body,
     intake: Intake,
     peer: Arc<Peer>,
     state: ReadState,
-    /// Received and not looked at yet; shorter than a prefix unless something is being cut from it.
+    /// Received bytes that are not processed yet, fewer than a prefix between calls of `next_in_buffer`.
     rest: Bytes,
 }
 
 enum ReadState {
     /// Between two messages.
     Between,
-    /// A message of `bytes`, prefix included, waits for room.
+    /// A message of `bytes`, with its prefix, waits for its reservation.
     Waiting {
         entry: u64,
-        ticket: Arc<Ticket>,
+        reservation: Arc<Reservation>,
         bytes: usize,
-        look: Pin<Box<Sleep>>,
+        recheck: Pin<Box<Sleep>>,
     },
-    /// A message of `bytes` has room.
+    /// A message of `bytes` is being read into `message`.
     Filling {
         entry: u64,
-        ticket: Arc<Ticket>,
+        reservation: Arc<Reservation>,
         bytes: usize,
         message: Vec<u8>,
     },
@@ -84,11 +85,11 @@ impl MessageReader {
         Self { body, intake, peer, state: ReadState::Between, rest: Bytes::new() }
     }
 
-    /// The next message with its prefix; none at the end of the request.
+    /// Reads the next message with its prefix. Returns `None` at the end of the request.
     pub(super) fn poll_message(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
         let outcome = ready!(self.poll(context));
         match &outcome {
-            Some(Ok(_)) => self.peer.finished_message(),
+            Some(Ok(_)) => self.peer.record_completed_message(),
             Some(Err(_)) | None => self.end(),
         }
         Poll::Ready(outcome)
@@ -98,68 +99,70 @@ impl MessageReader {
         loop {
             match &mut self.state {
                 ReadState::Ended => return Poll::Ready(None),
-                ReadState::Between => match self.cut()? {
+                ReadState::Between => match self.next_in_buffer()? {
                     Some(message) => return Poll::Ready(Some(Ok(message))),
                     None if matches!(self.state, ReadState::Between) => {
                         match ready!(self.poll_data(context))? {
-                            Some(data) => self.join(data),
+                            Some(data) => self.append(data),
                             None if self.rest.is_empty() => return Poll::Ready(None),
-                            None => return Poll::Ready(Some(Err(cut_off()))),
+                            None => return Poll::Ready(Some(Err(truncated()))),
                         }
                     }
                     None => {}
                 },
-                ReadState::Waiting { entry, ticket, bytes, look } => {
-                    ticket.task.register(context.waker());
-                    match ticket.notice() {
+                ReadState::Waiting { entry, reservation, bytes, recheck } => {
+                    reservation.task.register(context.waker());
+                    match reservation.notice() {
                         Some(GrantNotice::Granted) => {
-                            let (entry, ticket, bytes) = (*entry, ticket.clone(), *bytes);
-                            ticket.notice.store(0, Ordering::Release);
+                            let (entry, reservation, bytes) = (*entry, reservation.clone(), *bytes);
+                            reservation.notice.store(0, Ordering::Release);
                             self.peer.resume();
-                            self.fill(entry, ticket, bytes)?;
+                            self.fill(entry, reservation, bytes)?;
                         }
-                        Some(GrantNotice::Ended | GrantNotice::Refused) => {
-                            return Poll::Ready(Some(Err(no_room("message budget exhausted"))));
+                        Some(GrantNotice::Dropped | GrantNotice::Refused) => {
+                            return Poll::Ready(Some(Err(dropped("message budget exhausted"))));
                         }
                         None => {
-                            ready!(look.as_mut().poll(context));
-                            look.as_mut().reset(self.intake.look_again(Instant::now()).into());
+                            ready!(recheck.as_mut().poll(context));
+                            recheck.as_mut().reset(self.intake.recheck(Instant::now()).into());
                         }
                     }
                 }
-                ReadState::Filling { ticket, bytes, message, .. } => {
+                ReadState::Filling { reservation, bytes, message, .. } => {
                     if message.len() == *bytes {
                         let message = std::mem::take(message);
                         self.release();
                         return Poll::Ready(Some(Ok(message.into())));
                     }
-                    if ticket.notice().is_none() {
+                    if reservation.notice().is_none() {
                         match Pin::new(&mut self.body).poll_frame(context) {
                             Poll::Ready(frame) => {
                                 let Some(data) = data_of(frame)? else {
-                                    return Poll::Ready(Some(Err(cut_off())));
+                                    return Poll::Ready(Some(Err(truncated())));
                                 };
-                                let (now, later) = data.split_at(data.len().min(*bytes - message.len()));
-                                message.extend_from_slice(now);
-                                self.rest = Bytes::copy_from_slice(later);
+                                let (current, following) =
+                                    data.split_at(data.len().min(*bytes - message.len()));
+                                message.extend_from_slice(current);
+                                self.rest = Bytes::copy_from_slice(following);
                                 continue;
                             }
-                            Poll::Pending => ticket.task.register(context.waker()),
+                            Poll::Pending => reservation.task.register(context.waker()),
                         }
                     }
-                    if ticket.notice().is_none() {
+                    if reservation.notice().is_none() {
                         return Poll::Pending;
                     }
-                    self.peer.lost_message();
-                    return Poll::Ready(Some(Err(no_room("too slow while other messages waited"))));
+                    self.peer.record_dropped_message();
+                    return Poll::Ready(Some(Err(dropped("too slow while other messages waited"))));
                 }
             }
         }
     }
 
-    /// A message that is there as a whole, or the next state for one whose prefix is there.
-    fn cut(&mut self) -> Result<Option<Bytes>, Status> {
-        let Some(prefix) = self.rest.first_chunk::<PREFIX>() else { return Ok(None) };
+    /// Returns the next message if it is complete. If only its prefix is complete, reserves its bytes and changes the
+    /// state.
+    fn next_in_buffer(&mut self) -> Result<Option<Bytes>, Status> {
+        let Some(prefix) = self.rest.first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
         let [_, length @ ..] = *prefix;
         let length = u32::from_be_bytes(length) as usize;
         let limit = self.intake.limits().message_bytes;
@@ -168,41 +171,41 @@ impl MessageReader {
                 "message too large: {length} bytes, limit {limit} bytes"
             )));
         }
-        let bytes = PREFIX + length;
+        let bytes = PREFIX_BYTES + length;
         if self.rest.len() >= bytes {
             return Ok(Some(self.rest.split_to(bytes)));
         }
-        let ticket = Ticket::new();
-        match self.intake.ask(&self.peer, bytes, &ticket) {
-            (entry, ReservationOutcome::Taken) => self.fill(entry, ticket, bytes)?,
+        let reservation = Reservation::new();
+        match self.intake.reserve(&self.peer, bytes, &reservation) {
+            (entry, ReservationOutcome::Taken) => self.fill(entry, reservation, bytes)?,
             (entry, ReservationOutcome::Wait) => {
                 self.peer.pause();
-                let look = Box::pin(sleep_until(self.intake.look_again(Instant::now()).into()));
-                self.state = ReadState::Waiting { entry, ticket, bytes, look };
+                let recheck = Box::pin(sleep_until(self.intake.recheck(Instant::now()).into()));
+                self.state = ReadState::Waiting { entry, reservation, bytes, recheck };
             }
             (_, ReservationOutcome::Refused) => {
-                self.peer.lost_message();
-                return Err(no_room("share of this connection exhausted"));
+                self.peer.record_dropped_message();
+                return Err(dropped("share of this connection exhausted"));
             }
         }
         Ok(None)
     }
 
-    /// Goes on with a message that has room.
-    fn fill(&mut self, entry: u64, ticket: Arc<Ticket>, bytes: usize) -> Result<(), Status> {
-        // From here on the room comes back by the state.
+    /// Starts to fill a message with reserved bytes.
+    fn fill(&mut self, entry: u64, reservation: Arc<Reservation>, bytes: usize) -> Result<(), Status> {
+        // From here on, the state releases the reservation.
         let mut message = Vec::new();
         let reserved = message.try_reserve_exact(bytes);
         message.extend_from_slice(&std::mem::take(&mut self.rest));
-        self.state = ReadState::Filling { entry, ticket, bytes, message };
-        reserved.map_err(|_| no_room("out of memory"))
+        self.state = ReadState::Filling { entry, reservation, bytes, message };
+        reserved.map_err(|_| dropped("out of memory"))
     }
 
-    /// Puts `data` behind what is left of the frame before. What is kept is a copy: a few bytes of a frame
-    /// would keep all of it.
-    fn join(&mut self, data: Bytes) {
+    /// Appends `data` to the rest of the previous frame. Copies the rest, because a few bytes would keep the whole
+    /// frame.
+    fn append(&mut self, data: Bytes) {
         self.rest = match self.rest.len() {
-            0 if data.len() >= PREFIX => data,
+            0 if data.len() >= PREFIX_BYTES => data,
             0 => Bytes::copy_from_slice(&data),
             _ => [&self.rest[..], &data].concat().into(),
         };
@@ -224,7 +227,7 @@ impl MessageReader {
         }
     }
 
-    /// Nothing more is read; the connection forgets what is still sent.
+    /// Ends the request. Data that still arrives is discarded.
     fn end(&mut self) {
         self.release();
         self.state = ReadState::Ended;
@@ -240,25 +243,25 @@ impl Drop for MessageReader {
     }
 }
 
-/// The data of a frame, none at the end.
+/// Returns the data of a frame. Returns `None` at the end.
 fn data_of(frame: Option<Result<http_body::Frame<Bytes>, Status>>) -> Result<Option<Bytes>, Status> {
     match frame.transpose()? {
-        // Trailers of a request say nothing to anybody here; they are its end.
+        // Trailers of a request are ignored; they mark its end.
         Some(frame) => Ok(frame.into_data().ok()),
         None => Ok(None),
     }
 }
 
-fn cut_off() -> Status {
+fn truncated() -> Status {
     Status::internal("the request ended within a message")
 }
 
-fn no_room(why: &str) -> Status {
+fn dropped(why: &str) -> Status {
     Status::resource_exhausted(format!("message dropped: {why}; retry"))
 }
 
-/// As tonic takes a body: whole messages, which it need not keep parts of.
-pub(super) struct MeteredBody(pub(super) Arc<Inbound>);
+/// Body for tonic that yields complete messages, so that tonic buffers no parts.
+pub(super) struct MeteredBody(pub(super) Arc<RequestReader>);
 
 impl http_body::Body for MeteredBody {
     type Data = Bytes;
@@ -284,15 +287,15 @@ mod tests {
     use std::future::poll_fn;
     use std::task::Waker;
 
-    const ROOM: usize = 1 << 20;
+    const BUDGET: usize = 1 << 20;
 
-    /// A body in pieces, which ends or goes on for ever.
-    struct Pieces {
+    /// Body in pieces, which ends or stays open.
+    struct PiecewiseBody {
         pieces: VecDeque<Bytes>,
-        ends: bool,
+        is_complete: bool,
     }
 
-    impl http_body::Body for Pieces {
+    impl http_body::Body for PiecewiseBody {
         type Data = Bytes;
         type Error = Status;
 
@@ -302,7 +305,7 @@ mod tests {
         ) -> Poll<Option<Result<http_body::Frame<Bytes>, Status>>> {
             match self.pieces.pop_front() {
                 Some(piece) => Poll::Ready(Some(Ok(http_body::Frame::data(piece)))),
-                None if self.ends => Poll::Ready(None),
+                None if self.is_complete => Poll::Ready(None),
                 None => Poll::Pending,
             }
         }
@@ -313,15 +316,21 @@ mod tests {
             connections: 1,
             streams: 10,
             connection_streams: 10,
-            message_bytes: ROOM - PREFIX,
-            unfinished_bytes: ROOM,
+            message_bytes: BUDGET - PREFIX_BYTES,
+            unfinished_bytes: BUDGET,
         })
     }
 
-    fn reader(intake: &Intake, peer: &Arc<Peer>, bytes: &[u8], piece: usize, ends: bool) -> MessageReader {
-        let pieces = bytes.chunks(piece).map(Bytes::copy_from_slice).collect();
+    fn reader(
+        intake: &Intake,
+        peer: &Arc<Peer>,
+        bytes: &[u8],
+        piece_bytes: usize,
+        is_complete: bool,
+    ) -> MessageReader {
+        let pieces = bytes.chunks(piece_bytes).map(Bytes::copy_from_slice).collect();
         assert!(intake.open_stream(peer));
-        MessageReader::new(Body::new(Pieces { pieces, ends }), intake.clone(), peer.clone())
+        MessageReader::new(Body::new(PiecewiseBody { pieces, is_complete }), intake.clone(), peer.clone())
     }
 
     fn message(length: usize) -> Vec<u8> {
@@ -337,16 +346,16 @@ mod tests {
         reader.poll_message(&mut Context::from_waker(Waker::noop())).is_pending()
     }
 
-    /// Returns the code of the next outcome.
+    /// Returns the status code of the next outcome.
     async fn code(reader: &mut MessageReader) -> Option<tonic::Code> {
         next(reader).await.map(|outcome| outcome.err().map_or(tonic::Code::Ok, |status| status.code()))
     }
 
-    /// Reports if all of the room is free.
+    /// Returns true if the whole budget is free.
     fn is_free(intake: &Intake) -> bool {
-        let (entry, answer) = intake.ask(&Peer::new(99), ROOM, &Ticket::new());
+        let (entry, outcome) = intake.reserve(&Peer::new(99), BUDGET, &Reservation::new());
         intake.release(entry);
-        answer == ReservationOutcome::Taken
+        outcome == ReservationOutcome::Taken
     }
 
     #[tokio::test]
@@ -374,7 +383,7 @@ mod tests {
             assert_eq!(code(&mut reader).await, None);
             assert!(is_free(&intake));
         }
-        let mut reader = reader(&intake, &Peer::new(1), &message(ROOM), 10, true);
+        let mut reader = reader(&intake, &Peer::new(1), &message(BUDGET), 10, true);
         assert_eq!(code(&mut reader).await, Some(tonic::Code::OutOfRange));
         assert!(is_free(&intake));
     }
@@ -383,31 +392,31 @@ mod tests {
     async fn message_waits_for_budget_and_takes_it_from_abandoned_one() {
         let intake = intake();
         let (first, second) = (Peer::new(1), Peer::new(2));
-        first.finished_message();
-        second.finished_message();
-        let large = message(ROOM - PREFIX);
-        let mut holds = reader(&intake, &first, &large[..1000], 1000, false);
-        assert!(is_pending(&mut holds));
-        // A second one of the same connection has no claim to more.
+        first.record_completed_message();
+        second.record_completed_message();
+        let large = message(BUDGET - PREFIX_BYTES);
+        let mut holder = reader(&intake, &first, &large[..1000], 1000, false);
+        assert!(is_pending(&mut holder));
+        // A second message of the same connection is refused.
         let mut greedy = reader(&intake, &first, &large[..1000], 1000, false);
         assert_eq!(code(&mut greedy).await, Some(tonic::Code::ResourceExhausted));
-        let mut waits = reader(&intake, &second, &large, 5000, true);
-        assert!(is_pending(&mut waits));
-        drop(holds);
-        assert_eq!(next(&mut waits).await.unwrap().unwrap(), large);
+        let mut waiter = reader(&intake, &second, &large, 5000, true);
+        assert!(is_pending(&mut waiter));
+        drop(holder);
+        assert_eq!(next(&mut waiter).await.unwrap().unwrap(), large);
     }
 
     #[tokio::test]
     async fn unproven_connection_loses_its_budget_to_proven_one() {
         let intake = intake();
         let (bad, good) = (Peer::new(1), Peer::new(2));
-        good.finished_message();
-        let large = message(ROOM - PREFIX);
-        let mut holds = reader(&intake, &bad, &large[..1000], 1000, false);
-        assert!(is_pending(&mut holds));
-        let mut asks = reader(&intake, &good, &large, 5000, true);
-        assert!(is_pending(&mut asks));
-        assert_eq!(code(&mut holds).await, Some(tonic::Code::ResourceExhausted));
-        assert_eq!(next(&mut asks).await.unwrap().unwrap(), large);
+        good.record_completed_message();
+        let large = message(BUDGET - PREFIX_BYTES);
+        let mut holder = reader(&intake, &bad, &large[..1000], 1000, false);
+        assert!(is_pending(&mut holder));
+        let mut waiter = reader(&intake, &good, &large, 5000, true);
+        assert!(is_pending(&mut waiter));
+        assert_eq!(code(&mut holder).await, Some(tonic::Code::ResourceExhausted));
+        assert_eq!(next(&mut waiter).await.unwrap().unwrap(), large);
     }
 }

@@ -6,22 +6,23 @@ use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
-/// Reason why a connection was not let in.
+/// Reason that a connection was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
-    /// It showed no trusted certificate, or spoke another protocol.
+pub enum ConnectionRefusal {
+    /// The client had no trusted certificate or used another protocol.
     Handshake,
-    /// It did not finish the handshake in time.
+    /// The handshake timed out.
     Timeout,
-    /// It has another identity: by gRPC its requests are answered with PERMISSION_DENIED, by HTTP it is not answered.
+    /// The client has another identity. Its gRPC requests are answered with PERMISSION_DENIED; its HTTP requests get
+    /// no answer.
     Identity,
 }
 
-impl Refusal {
-    /// All of them.
+impl ConnectionRefusal {
+    /// All reasons.
     pub const ALL: [Self; 3] = [Self::Handshake, Self::Timeout, Self::Identity];
 
-    /// For metrics.
+    /// Returns the label in metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -32,70 +33,71 @@ impl Refusal {
     }
 }
 
-/// Handshake of the connections of a server.
+/// TLS handshake of a server's connections.
 #[derive(Clone)]
 pub struct TlsHandshake {
-    guard: HandshakePolicy,
-    refused: Arc<dyn Fn(Refusal) + Send + Sync>,
+    policy: HandshakePolicy,
+    on_refusal: Arc<dyn Fn(ConnectionRefusal) + Send + Sync>,
 }
 
-/// Rule for who is let in.
+/// Clients that are accepted.
 #[derive(Clone)]
 enum HandshakePolicy {
-    /// Whom a [`Trust`] names.
+    /// Only the peer that a [`Trust`] names.
     Named(Trust),
-    /// All clients that speak TLS.
+    /// All clients that use TLS.
     Public(Arc<PublicCertificate>),
 }
 
 impl TlsHandshake {
-    /// Lets in whom `trust` names; `refused` hears of everybody else.
+    /// Accepts only the peer that `trust` names. Calls `on_refusal` for each rejected connection.
     #[must_use]
-    pub fn new(trust: Trust, refused: impl Fn(Refusal) + Send + Sync + 'static) -> Self {
-        Self { guard: HandshakePolicy::Named(trust), refused: Arc::new(refused) }
+    pub fn new(trust: Trust, on_refusal: impl Fn(ConnectionRefusal) + Send + Sync + 'static) -> Self {
+        Self { policy: HandshakePolicy::Named(trust), on_refusal: Arc::new(on_refusal) }
     }
 
-    /// Lets in all clients that speak TLS, and shows them `certificate`.
+    /// Accepts all clients that use TLS and presents `certificate` to them.
     #[must_use]
     pub fn public(certificate: Arc<PublicCertificate>) -> Self {
-        Self { guard: HandshakePolicy::Public(certificate), refused: Arc::new(|_| ()) }
+        Self { policy: HandshakePolicy::Public(certificate), on_refusal: Arc::new(|_| ()) }
     }
 
-    /// The handshake over `stream` for `protocol`, and whether the other end is let in; none where it comes to nothing.
-    pub async fn enter<S: AsyncRead + AsyncWrite + Unpin>(
+    /// Performs the handshake over `stream` for `protocol`. Returns the connection, and true if the client is
+    /// accepted. Returns `None` if the handshake fails.
+    pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
         self,
         protocol: Protocol,
         stream: S,
     ) -> Option<(MaybeTlsStream<S>, bool)> {
-        let entering = async {
-            Ok::<_, io::Error>(match &self.guard {
+        let handshake = async {
+            Ok::<_, io::Error>(match &self.policy {
                 HandshakePolicy::Named(trust) => {
-                    let (line, ends) = trust.accept(protocol, stream).await?;
-                    (line, Some(ends))
+                    let (stream, identities) = trust.accept(protocol, stream).await?;
+                    (stream, Some(identities))
                 }
                 HandshakePolicy::Public(certificate) => (certificate.accept(stream).await?, None),
             })
         };
-        let (line, ends) = match timeout(HANDSHAKE_LIMIT, entering).await {
+        let (stream, identities) = match timeout(HANDSHAKE_LIMIT, handshake).await {
             Ok(Ok(accepted)) => accepted,
-            // It left, as who only asks whether a port is open does.
+            // The client closed the connection, as TCP probes do.
             Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => return None,
             Ok(Err(error)) => {
                 tracing::debug!(%error, reason = "handshake", "connection refused");
-                (self.refused)(Refusal::Handshake);
+                (self.on_refusal)(ConnectionRefusal::Handshake);
                 return None;
             }
             Err(_elapsed) => {
-                (self.refused)(Refusal::Timeout);
+                (self.on_refusal)(ConnectionRefusal::Timeout);
                 return None;
             }
         };
-        let Some(PeerIdentities { found, needed }) = ends else { return Some((line, true)) };
-        let welcome = found == needed;
-        if !welcome {
+        let Some(PeerIdentities { found, needed }) = identities else { return Some((stream, true)) };
+        let is_allowed = found == needed;
+        if !is_allowed {
             tracing::warn!(%found, %needed, reason = "identity", "connection refused");
-            (self.refused)(Refusal::Identity);
+            (self.on_refusal)(ConnectionRefusal::Identity);
         }
-        Some((line, welcome))
+        Some((stream, is_allowed))
     }
 }

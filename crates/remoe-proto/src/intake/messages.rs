@@ -1,7 +1,7 @@
-//! The messages of a request, read by the service itself.
+//! Message stream of a request, which the service reads itself.
 
-use super::Inbound;
-use super::body::{MessageReader, PREFIX};
+use super::RequestReader;
+use super::body::{MessageReader, PREFIX_BYTES};
 use bytes::{Buf, Bytes};
 use std::marker::PhantomData;
 use std::pin::Pin;
@@ -10,27 +10,27 @@ use std::task::{Context, Poll, ready};
 use tokio_stream::Stream;
 use tonic::Status;
 
-/// The messages of a streaming request. tonic's own stream keeps the memory of its last message, however
-/// large, until the next one comes; this one keeps nothing between messages.
-pub struct Messages<T> {
+/// Message stream of a streaming request. Tonic's own stream keeps the memory of its last message until the next one.
+/// This stream keeps nothing between messages.
+pub struct MessageStream<T> {
     reader: MessageReader,
-    kind: PhantomData<fn() -> T>,
+    message_type: PhantomData<fn() -> T>,
 }
 
-impl<T> Messages<T> {
-    /// Takes over the reading of `request`, whose own stream is empty from then on.
+impl<T> MessageStream<T> {
+    /// Takes the messages of `request`, whose own stream is empty from then on.
     ///
     /// # Errors
-    /// The request did not pass an [`Intake`](super::Intake), or is read already: a fault of the server.
-    pub fn of<R>(request: &mut tonic::Request<R>) -> Result<Self, Status> {
-        let inbound = request.extensions_mut().remove::<Arc<Inbound>>();
+    /// Internal error: the request did not pass an [`Intake`](super::Intake), or was taken already.
+    pub fn take_from<R>(request: &mut tonic::Request<R>) -> Result<Self, Status> {
+        let inbound = request.extensions_mut().remove::<Arc<RequestReader>>();
         let reader = inbound.and_then(|inbound| inbound.reader().take());
         let reader = reader.ok_or_else(|| Status::internal("request without reader"))?;
-        Ok(Self { reader, kind: PhantomData })
+        Ok(Self { reader, message_type: PhantomData })
     }
 }
 
-impl<T: prost::Message + Default> Stream for Messages<T> {
+impl<T: prost::Message + Default> Stream for MessageStream<T> {
     type Item = Result<T, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -43,9 +43,9 @@ fn decode<T: prost::Message + Default>(mut message: Bytes) -> Result<T, Status> 
     if message.first() != Some(&0) {
         return Err(Status::unimplemented("compressed messages are not supported"));
     }
-    // Fields refer to the message's bytes. Those of a small one lie in a larger buffer of the connection,
-    // which they would keep.
-    message.advance(PREFIX);
+    // Decoded fields refer to the bytes of the message. Copies a small message, because its fields would keep the
+    // larger buffer of the connection.
+    message.advance(PREFIX_BYTES);
     if !message.is_unique() {
         message = Bytes::copy_from_slice(&message);
     }

@@ -1,28 +1,27 @@
-//! Backpressure of a gRPC server: limits on connections, streams, and the bytes of messages that are not complete.
+//! Backpressure of a gRPC server: limits on connections, streams, and bytes of incomplete messages.
 //!
-//! A peer can begin a message and never finish it, on as many streams and connections as it likes. Here a
-//! message gets its room before it is read, out of one budget for all connections ([`ledger`]); until then
-//! its connection is not read at all. Where there is no room, messages of connections that never finished
-//! one give way first, then those of connections that have several under way, then those that take too
-//! long. A message that lies in what was just read needs no room, so that an exchange of small messages
-//! costs nothing more.
+//! A peer can start messages on many streams and connections and never finish them. Here, each message reserves its
+//! bytes from one budget of all connections before it is read ([`message_budget`]); until then, its connection is not read.
+//! If the budget is exhausted, messages are dropped in this order: those of connections that never completed one, of
+//! connections with several in progress, and those that take too long. A message that has already arrived in full
+//! needs no reservation, so that small messages cost nothing extra.
 
 mod body;
 mod handshake;
-mod ledger;
 mod listener;
+mod message_budget;
 mod messages;
 mod peer;
 mod service;
 
-pub use handshake::{Refusal, TlsHandshake};
+pub use handshake::{ConnectionRefusal, TlsHandshake};
 pub use listener::Incoming;
-pub use messages::Messages;
+pub use messages::MessageStream;
 pub use peer::{PeerInfo, Socket};
 pub use service::IntakeService;
 
-use body::{MessageReader, Ticket};
-use ledger::{Ledger, Notices, ReservationOutcome};
+use body::{MessageReader, Reservation};
+use message_budget::{MessageBudget, Notices, ReservationOutcome};
 use peer::Peer;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,53 +31,53 @@ use tonic::transport::Server;
 use tower::Layer;
 use tower::layer::util::{Identity, Stack};
 
-/// Streams that every connection may have, however many there are in all.
-const SURE_STREAMS: usize = 2;
-/// How long those that wait for room go without looking, at least.
-const LOOK: Duration = Duration::from_millis(20);
+/// Streams that every connection may have regardless of the common limit.
+const GUARANTEED_STREAMS: usize = 2;
+/// Least interval between checks of a waiting message.
+const RECHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How much a server takes in.
+/// Limits of a server's intake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IntakeLimits {
-    /// Connections at a time. A newcomer takes the place of one that never brought a message or is idle.
+    /// Largest number of connections. A new one replaces one that never completed a message or is idle.
     pub connections: usize,
-    /// Requests of all connections that are being read at a time, two of each connection aside.
+    /// Largest number of open requests over all connections, besides two of each connection.
     pub streams: usize,
-    /// Streams of one connection.
+    /// Largest number of streams of one connection.
     pub connection_streams: u32,
-    /// Largest message in bytes.
+    /// Largest message, in bytes.
     pub message_bytes: usize,
-    /// Room for unfinished messages in bytes; at least one of the largest fits.
+    /// Budget for incomplete messages, in bytes. Raised to the largest message if it is smaller.
     pub unfinished_bytes: usize,
 }
 
-/// The intake of one server; clones are the same.
+/// Intake of one server. Clones share it.
 #[derive(Clone)]
 pub struct Intake(Arc<IntakeShared>);
 
 struct IntakeShared {
     limits: IntakeLimits,
-    ledger: Mutex<Ledger<Arc<Ticket>>>,
+    message_budget: Mutex<MessageBudget<Arc<Reservation>>>,
     streams: AtomicUsize,
 }
 
 impl Intake {
-    /// An intake with these bounds.
+    /// Creates an intake with these limits.
     #[must_use]
     pub fn new(limits: IntakeLimits) -> Self {
-        let room = limits.unfinished_bytes.max(limits.message_bytes + body::PREFIX);
-        let ledger = Mutex::new(Ledger::new(room));
-        Self(Arc::new(IntakeShared { limits, ledger, streams: AtomicUsize::new(0) }))
+        let budget = limits.unfinished_bytes.max(limits.message_bytes + body::PREFIX_BYTES);
+        let message_budget = Mutex::new(MessageBudget::new(budget));
+        Self(Arc::new(IntakeShared { limits, message_budget, streams: AtomicUsize::new(0) }))
     }
 
-    /// A server whose requests pass this intake. It must be served on [`Self::listen`]'s connections.
+    /// Creates a server whose requests pass this intake. It must serve the connections of [`Self::listen`].
     #[must_use]
     pub fn server(&self) -> Server<Stack<Self, Identity>> {
         Server::builder().max_concurrent_streams(self.0.limits.connection_streams).layer(self.clone())
     }
 
-    /// The connections of `listener`, as many as are allowed, from clients that pass the `handshake`; without one from
-    /// all, without TLS.
+    /// Accepts connections of `listener` up to the limit. With a `handshake`, accepts only clients that pass it;
+    /// without one, all clients and no TLS.
     #[must_use]
     pub fn listen(&self, listener: TcpListener, handshake: Option<TlsHandshake>) -> Incoming {
         Incoming::new(listener, self.0.limits.connections, handshake)
@@ -88,42 +87,44 @@ impl Intake {
         &self.0.limits
     }
 
-    fn ledger(&self) -> MutexGuard<'_, Ledger<Arc<Ticket>>> {
-        // No step of the ledger leaves it half-changed.
-        self.0.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    fn message_budget(&self) -> MutexGuard<'_, MessageBudget<Arc<Reservation>>> {
+        // A panic cannot leave the budget half changed.
+        self.0.message_budget.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self, peer: &Peer, bytes: usize, ticket: &Arc<Ticket>) -> (u64, ReservationOutcome) {
-        let asked = self.ledger().ask(peer.id, peer.rank(), bytes, ticket.clone(), Instant::now());
-        let (entry, answer, notices) = asked;
-        tell(notices);
-        (entry, answer)
+    fn reserve(&self, peer: &Peer, bytes: usize, ticket: &Arc<Reservation>) -> (u64, ReservationOutcome) {
+        let reserved =
+            self.message_budget().reserve(peer.id, peer.standing(), bytes, ticket.clone(), Instant::now());
+        let (entry, outcome, notices) = reserved;
+        deliver(notices);
+        (entry, outcome)
     }
 
     fn release(&self, entry: u64) {
-        let notices = self.ledger().release(entry, Instant::now());
-        tell(notices);
+        let notices = self.message_budget().release(entry, Instant::now());
+        deliver(notices);
     }
 
-    /// Lets time have its effect; returns when it has one again.
-    fn look_again(&self, now: Instant) -> Instant {
-        let mut ledger = self.ledger();
-        let notices = ledger.settle(now);
-        let next = ledger.next_change().unwrap_or(now);
-        drop(ledger);
-        tell(notices);
-        next.max(now + LOOK)
+    /// Applies expired deadlines and returns the time of the next check.
+    fn recheck(&self, now: Instant) -> Instant {
+        let mut message_budget = self.message_budget();
+        let notices = message_budget.update(now);
+        let next = message_budget.next_change().unwrap_or(now);
+        drop(message_budget);
+        deliver(notices);
+        next.max(now + RECHECK_INTERVAL)
     }
 
-    /// Reports if one more request of `peer` is read, and counts it; [`Self::close_stream`] takes that back.
+    /// Counts a new request of `peer` and returns true if it is within the limits. [`Self::close_stream`] reverts the
+    /// count.
     fn open_stream(&self, peer: &Peer) -> bool {
-        let of_peer = peer.open_stream();
-        let all = self.0.streams.fetch_add(1, Ordering::AcqRel) + 1;
-        let open = of_peer <= SURE_STREAMS || all <= self.0.limits.streams;
-        if !open {
+        let peer_streams = peer.open_stream();
+        let all_streams = self.0.streams.fetch_add(1, Ordering::AcqRel) + 1;
+        let is_allowed = peer_streams <= GUARANTEED_STREAMS || all_streams <= self.0.limits.streams;
+        if !is_allowed {
             self.close_stream(peer);
         }
-        open
+        is_allowed
     }
 
     fn close_stream(&self, peer: &Peer) {
@@ -132,9 +133,9 @@ impl Intake {
     }
 }
 
-fn tell(notices: Notices<Arc<Ticket>>) {
+fn deliver(notices: Notices<Arc<Reservation>>) {
     for (ticket, notice) in notices {
-        ticket.tell(notice);
+        ticket.deliver(notice);
     }
 }
 
@@ -146,12 +147,12 @@ impl<S> Layer<S> for Intake {
     }
 }
 
-/// A request's reader, for tonic or for the service itself through [`Messages`].
-struct Inbound {
+/// Message reader of a request, for tonic or for the service itself through [`MessageStream`].
+struct RequestReader {
     reader: Mutex<Option<MessageReader>>,
 }
 
-impl Inbound {
+impl RequestReader {
     fn new(reader: MessageReader) -> Arc<Self> {
         Arc::new(Self { reader: Mutex::new(Some(reader)) })
     }

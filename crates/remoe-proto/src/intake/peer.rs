@@ -1,6 +1,6 @@
-//! One connection: its socket, read in portions, and what is known of the other end.
+//! Peer: one connection, its socket, which is read in portions, and the standing of the other end.
 
-use super::ledger::Rank;
+use super::message_budget::PeerStanding;
 use crate::identity::MaybeTlsStream;
 use futures_util::task::AtomicWaker;
 use std::io::{self, IoSlice};
@@ -15,46 +15,48 @@ use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 use tonic::transport::server::Connected;
 
-/// Bytes that are read from a socket before the tasks of its streams have their turn: what is read is
-/// theirs to account for.
-const PORTION: usize = 32 << 10;
-/// A connection that is over here stays for so long at most, until the other end has closed it too.
-const LINGER: Duration = Duration::from_secs(1);
+/// Bytes read from a socket before the tasks of its streams run and account for them.
+const MAX_PORTION_BYTES: usize = 32 << 10;
+/// Longest wait for the other end to close after this end has closed.
+const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Nothing is read: a message waits for room.
+/// Flag: the socket is not read while a message waits for bytes of the budget.
 const PAUSED: u8 = 1;
-/// The connection is to end.
+/// Flag: the connection must end.
 const CLOSED: u8 = 2;
 
-/// The identity of the other end is not known yet.
-const STRANGER: u8 = 0;
-/// The other end has an identity that is let in.
-const WELCOME: u8 = 1;
-/// The other end has another identity.
-const REFUSED: u8 = 2;
+/// Admission: the identity of the other end is not known yet.
+const UNIDENTIFIED: u8 = 0;
+/// Admission: the identity of the other end is allowed.
+const ALLOWED: u8 = 1;
+/// Admission: the identity of the other end is not allowed.
+const FORBIDDEN: u8 = 2;
 
-/// How useless a connection is, the least first.
+/// Class of a connection that may be closed for a new one, the most dispensable last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum EvictionClass {
+    /// No stream, and no message for the idle timeout.
     Idle,
+    /// Never completed a message.
     Unproven,
+    /// Not identified, or not allowed.
     Unknown,
 }
 
-/// A connection as its streams and the listener see it.
+/// State of a connection that its streams and the listener share.
 pub(super) struct Peer {
     pub(super) id: u64,
     since: Instant,
-    /// [`STRANGER`], [`WELCOME`] or [`REFUSED`].
-    standing: AtomicU8,
-    /// Microseconds from `since` to the last whole message.
-    last: AtomicU64,
+    /// [`UNIDENTIFIED`], [`ALLOWED`] or [`FORBIDDEN`].
+    admission: AtomicU8,
+    /// Microseconds from `since` to the last complete message.
+    last_message_micros: AtomicU64,
     proven: AtomicBool,
-    ended: AtomicU32,
+    dropped_messages: AtomicU32,
     streams: AtomicUsize,
     /// Bit set of [`PAUSED`] and [`CLOSED`].
     flags: AtomicU8,
-    /// The task that reads the socket.
+    /// Waker of the task that reads the socket.
     reader: AtomicWaker,
 }
 
@@ -63,43 +65,46 @@ impl Peer {
         Arc::new(Self {
             id,
             since: Instant::now(),
-            standing: AtomicU8::new(STRANGER),
-            last: AtomicU64::new(0),
+            admission: AtomicU8::new(UNIDENTIFIED),
+            last_message_micros: AtomicU64::new(0),
             proven: AtomicBool::new(false),
-            ended: AtomicU32::new(0),
+            dropped_messages: AtomicU32::new(0),
             streams: AtomicUsize::new(0),
             flags: AtomicU8::new(0),
             reader: AtomicWaker::new(),
         })
     }
 
-    /// Notes if the other end has an identity that is let in.
-    pub(super) fn known(&self, welcome: bool) {
-        self.standing.store(if welcome { WELCOME } else { REFUSED }, Ordering::Relaxed);
+    /// Sets whether the identity of the other end is allowed.
+    pub(super) fn set_allowed(&self, is_allowed: bool) {
+        self.admission.store(if is_allowed { ALLOWED } else { FORBIDDEN }, Ordering::Relaxed);
     }
 
-    /// Reports if its requests are taken.
-    pub(super) fn is_welcome(&self) -> bool {
-        self.standing.load(Ordering::Relaxed) == WELCOME
+    /// Returns true if its requests are accepted.
+    pub(super) fn is_allowed(&self) -> bool {
+        self.admission.load(Ordering::Relaxed) == ALLOWED
     }
 
-    pub(super) fn rank(&self) -> Rank {
-        Rank { ended: self.ended.load(Ordering::Relaxed), unproven: !self.proven.load(Ordering::Relaxed) }
+    pub(super) fn standing(&self) -> PeerStanding {
+        PeerStanding {
+            dropped_messages: self.dropped_messages.load(Ordering::Relaxed),
+            is_unproven: !self.proven.load(Ordering::Relaxed),
+        }
     }
 
-    /// A whole message has come.
-    pub(super) fn finished_message(&self) {
+    /// Records a complete message.
+    pub(super) fn record_completed_message(&self) {
         self.proven.store(true, Ordering::Relaxed);
         let micros = u64::try_from(self.since.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.last.store(micros, Ordering::Relaxed);
+        self.last_message_micros.store(micros, Ordering::Relaxed);
     }
 
-    /// A message of it had to be ended.
-    pub(super) fn lost_message(&self) {
-        self.ended.fetch_add(1, Ordering::Relaxed);
+    /// Records a dropped message.
+    pub(super) fn record_dropped_message(&self) {
+        self.dropped_messages.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The streams whose requests are still read, this one included.
+    /// Counts a new stream and returns the number of streams that are being read, including it.
     pub(super) fn open_stream(&self) -> usize {
         self.streams.fetch_add(1, Ordering::AcqRel) + 1
     }
@@ -108,13 +113,15 @@ impl Peer {
         self.streams.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// How useless it is, and for how long: what may be closed for a newcomer is first what did not say who
-    /// it is, or may not be here, then what never brought a message, then what brought none for `idle` and
-    /// has no stream.
-    pub(super) fn uselessness(&self, idle: Duration) -> Option<(EvictionClass, Duration)> {
-        let quiet =
-            self.since.elapsed().saturating_sub(Duration::from_micros(self.last.load(Ordering::Relaxed)));
-        let uselessness = if !self.is_welcome() {
+    /// Returns the eviction class and the quiet time of the connection, or `None` if it must not be closed. Closed
+    /// first are connections that are not identified or not allowed, then those that never completed a message, then
+    /// those without streams and without a message for `idle`.
+    pub(super) fn eviction_priority(&self, idle: Duration) -> Option<(EvictionClass, Duration)> {
+        let quiet = self
+            .since
+            .elapsed()
+            .saturating_sub(Duration::from_micros(self.last_message_micros.load(Ordering::Relaxed)));
+        let class = if !self.is_allowed() {
             EvictionClass::Unknown
         } else if !self.proven.load(Ordering::Relaxed) {
             EvictionClass::Unproven
@@ -123,7 +130,7 @@ impl Peer {
         } else {
             return None;
         };
-        Some((uselessness, quiet))
+        Some((class, quiet))
     }
 
     pub(super) fn pause(&self) {
@@ -144,8 +151,8 @@ impl Peer {
         self.flags.load(Ordering::Acquire) & CLOSED != 0
     }
 
-    /// Nothing is to be read: waits for the end of the connection as well.
-    fn listen(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
+    /// Waits for the end of the connection while nothing is to be read.
+    fn poll_closed(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
         self.reader.register(context.waker());
         if self.is_closed() { Poll::Ready(Err(closed())) } else { Poll::Pending }
     }
@@ -168,35 +175,35 @@ fn closed() -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionAborted, "connection closed in favour of another one")
 }
 
-/// A request's view of its connection.
+/// Connection of a request, as an extension of the request.
 #[derive(Clone)]
 pub struct PeerInfo(pub(super) Arc<Peer>);
 
-/// An accepted connection.
+/// Socket of an accepted connection.
 pub struct Socket {
     stream: TcpStream,
     peer: Arc<Peer>,
-    /// Bytes read since others had their turn.
-    read: usize,
-    /// The end of waiting for the other end, once nothing is written any more.
+    /// Bytes read since other tasks ran.
+    portion_bytes: usize,
+    /// Deadline for the other end to close, once this end has closed.
     lingering: Option<Pin<Box<Sleep>>>,
 }
 
 impl Socket {
     pub(super) fn new(stream: TcpStream, peer: Arc<Peer>) -> Self {
-        Self { stream, peer, read: 0, lingering: None }
+        Self { stream, peer, portion_bytes: 0, lingering: None }
     }
 
-    /// Reads and discards data that still arrives until the other end closes. If a socket is dropped with unread data,
-    /// it is reset, and the other end loses what it has not read yet.
+    /// Reads and discards data until the other end closes. Dropping a socket with unread data would reset it, and the
+    /// other end would lose what it has not read yet.
     fn poll_linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let deadline = self.lingering.get_or_insert_with(|| Box::pin(sleep(LINGER)));
-        if deadline.as_mut().poll(context).is_ready() || self.peer.listen(context).is_ready() {
+        let deadline = self.lingering.get_or_insert_with(|| Box::pin(sleep(LINGER_TIMEOUT)));
+        if deadline.as_mut().poll(context).is_ready() || self.peer.poll_closed(context).is_ready() {
             return Poll::Ready(());
         }
-        let mut room = [MaybeUninit::uninit(); 4 << 10];
-        for _ in 0..PORTION / size_of_val(&room) {
-            let mut buffer = ReadBuf::uninit(&mut room);
+        let mut discarded = [MaybeUninit::uninit(); 4 << 10];
+        for _ in 0..MAX_PORTION_BYTES / size_of_val(&discarded) {
+            let mut buffer = ReadBuf::uninit(&mut discarded);
             match ready!(Pin::new(&mut self.stream).poll_read(context, &mut buffer)) {
                 Ok(()) if !buffer.filled().is_empty() => (),
                 Ok(()) | Err(_) => return Poll::Ready(()),
@@ -227,8 +234,8 @@ impl AsyncRead for Socket {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.read >= PORTION {
-            self.read = 0;
+        if self.portion_bytes >= MAX_PORTION_BYTES {
+            self.portion_bytes = 0;
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -237,12 +244,12 @@ impl AsyncRead for Socket {
         let outcome = Pin::new(&mut self.stream).poll_read(context, buffer);
         match outcome {
             Poll::Ready(outcome) => {
-                self.read += buffer.filled().len() - before;
+                self.portion_bytes += buffer.filled().len() - before;
                 Poll::Ready(outcome)
             }
             Poll::Pending => {
-                self.read = 0;
-                self.peer.listen(context)
+                self.portion_bytes = 0;
+                self.peer.poll_closed(context)
             }
         }
     }
@@ -288,7 +295,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
 
-    /// Both ends of a connection.
+    /// Returns both ends of a connection.
     async fn connection() -> (Socket, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -296,7 +303,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_written_arrives_though_something_lies_unread() {
+    async fn written_data_arrives_despite_unread_input() {
         const BYTES: usize = 8 << 20;
         let (mut socket, mut client) = connection().await;
         client.write_all(&[1; 1000]).await.unwrap();
@@ -304,21 +311,21 @@ mod tests {
             socket.write_all(&vec![7; BYTES]).await.unwrap();
             socket.shutdown().await.unwrap();
         });
-        let mut read = Vec::new();
-        client.read_to_end(&mut read).await.unwrap();
-        assert_eq!(read.len(), BYTES);
+        let mut portion_bytes = Vec::new();
+        client.read_to_end(&mut portion_bytes).await.unwrap();
+        assert_eq!(portion_bytes.len(), BYTES);
         drop(client);
         server.await.unwrap();
     }
 
     #[tokio::test]
-    async fn an_end_that_never_closes_is_not_waited_for_without_end() {
+    async fn lingering_ends_at_its_timeout() {
         let (mut socket, _client) = connection().await;
         socket.shutdown().await.unwrap();
     }
 
     #[tokio::test]
-    async fn who_makes_place_for_another_does_not_linger() {
+    async fn evicted_connection_does_not_linger() {
         let (mut socket, _client) = connection().await;
         socket.peer.close();
         socket.shutdown().await.unwrap();

@@ -1,7 +1,7 @@
-//! The layer around a server's services.
+//! Tower layer of the intake, around a server's services.
 
 use super::body::{MessageReader, MeteredBody};
-use super::{Inbound, Intake, PeerInfo};
+use super::{Intake, PeerInfo, RequestReader};
 use futures_util::future::{Either, Ready, ready};
 use http::{Request, Response};
 use std::task::{Context, Poll};
@@ -9,7 +9,7 @@ use tonic::Status;
 use tonic::body::Body;
 use tower::Service;
 
-/// Reads the requests of `S` as its [`Intake`] allows.
+/// Service that limits the requests to `S` by its [`Intake`].
 #[derive(Clone)]
 pub struct IntakeService<S> {
     intake: Intake,
@@ -40,13 +40,13 @@ where
         let Some(PeerInfo(peer)) = head.extensions.get::<PeerInfo>().cloned() else {
             return refused(Status::internal("unknown connection"));
         };
-        if !peer.is_welcome() {
+        if !peer.is_allowed() {
             return refused(Status::permission_denied("permission denied: identity not allowed here"));
         }
         if !self.intake.open_stream(&peer) {
             return refused(Status::resource_exhausted("too many open streams; retry later"));
         }
-        let inbound = Inbound::new(MessageReader::new(body, self.intake.clone(), peer));
+        let inbound = RequestReader::new(MessageReader::new(body, self.intake.clone(), peer));
         head.extensions.insert(inbound.clone());
         let request = Request::from_parts(head, Body::new(MeteredBody(inbound)));
         Either::Right(self.inner.call(request))

@@ -1,4 +1,4 @@
-//! The committed code is what the contracts in `proto/` generate. After a change of a contract, `make generate` (this
+//! The committed code equals the code generated from `proto/`. After a change of a contract, `make generate` (this
 //! test with REMOE_UPDATE_GENERATED=1) rewrites it.
 
 use std::{env, fs, path::Path};
@@ -11,7 +11,7 @@ fn generated_code_is_current() {
         protox::compile(["remoe/v1/expert.proto", "remoe/v1/main_model.proto"], [root.join("proto")])
             .unwrap();
     tonic_prost_build::configure()
-        // Payloads stay in the buffer that they arrived in.
+        // Payloads stay in their receive buffer.
         .bytes(".")
         .out_dir(fresh.path())
         .compile_fds(descriptors)

@@ -1,4 +1,4 @@
-//! Tests of the gRPC contracts, in one program.
+//! Tests of the gRPC contracts, in one test program.
 #![allow(clippy::unwrap_used)]
 
 mod generated_code;

@@ -1,9 +1,9 @@
-//! The spans of a request's callers on the wire: functions that do not know them are not disturbed.
+//! Compatibility of caller spans on the wire with functions that do not know them.
 
 use prost::Message;
 use remoe_proto::v1::Work;
 
-/// `Work` as it was before there were spans in it.
+/// `Work` before spans were added.
 #[derive(Clone, PartialEq, Message)]
 struct LegacyWork {
     #[prost(uint64, tag = "1")]
@@ -23,7 +23,7 @@ struct LegacyWork {
 }
 
 #[test]
-fn who_does_not_know_spans_reads_the_same() {
+fn peer_without_spans_decodes_the_same_work() {
     let before = LegacyWork {
         id: 7,
         generation: 3,

@@ -147,7 +147,7 @@ impl UnaryService<Bytes> for Call {
 
     fn call(&mut self, _request: Request<Bytes>) -> Self::Future {
         let number = self.0.next.fetch_add(1, Ordering::SeqCst);
-        let mut dice = self.0.cases.dice(number);
+        let mut dice = self.0.cases.choices(number);
         let answer = answer(&mut dice, &self.1);
         Box::pin(async move {
             match answer {

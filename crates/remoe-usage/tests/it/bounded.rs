@@ -1,11 +1,13 @@
-//! However many requests there were, what is remembered of them takes no more than it may, on disk and in memory.
+//! The training history is bounded on disk and in memory for any number of requests.
 //!
-//! `REMOE_STORE_RECORDS` says how many; `make nightly` ten million.
+//! `REMOE_STORE_RECORDS` is the number of requests; `make nightly` uses ten million.
 
 use crate::model;
 
 use remoe_predictor::{Activations, Embedding, Phase};
-use remoe_usage::{Arrival, PredictorOptions, Prompts, Retention, Tenant, UsagePredictor};
+use remoe_usage::{
+    HistorySize, PredictorOptions, PromptReader, RequestArrival, Retention, Tenant, UsagePredictor,
+};
 use std::path::Path;
 
 const LAYERS: usize = 2;
@@ -19,24 +21,27 @@ fn predictor(folder: &Path) -> UsagePredictor {
     let header = model::header(LAYERS, EXPERTS);
     let rows: Vec<f32> =
         (0..4 * VOCABULARY).map(|at| (at * 2_654_435_761 % 1009) as f32 / 1009.0 - 0.5).collect();
-    let options =
-        PredictorOptions { store: Some((folder.to_owned(), LIMIT)), forgets: false, output_tokens: 4.0 };
+    let options = PredictorOptions {
+        store: Some((folder.to_owned(), LIMIT)),
+        is_history_disabled: false,
+        output_tokens: 4.0,
+    };
     let embedding = Embedding::from_rows(4, &rows).unwrap();
-    UsagePredictor::new(header, embedding, Prompts::of_ids(VOCABULARY as usize), None, options).unwrap()
+    UsagePredictor::new(header, embedding, PromptReader::for_ids(VOCABULARY as usize), None, options).unwrap()
 }
 
-/// Bytes of this process in memory.
+/// Returns the resident memory of this process, in bytes.
 fn resident() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
     4096 * pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap()
 }
 
 #[test]
-fn what_is_remembered_is_bounded_however_much_there_was() {
+fn history_is_bounded_for_any_number_of_requests() {
     let records: u64 = std::env::var("REMOE_STORE_RECORDS").map_or(30_000, |number| number.parse().unwrap());
     let folder = tempfile::tempdir().unwrap();
     let mut predictor = predictor(folder.path());
-    // Which experts they use depends on the number, and so does whose they are.
+    // The number of a request decides its experts and its tenant.
     let told: Vec<String> = (0..EXPERTS as u32)
         .map(|expert| {
             let experts = [(expert, 0.5), ((expert + 1) % EXPERTS as u32, 0.5)];
@@ -52,9 +57,14 @@ fn what_is_remembered_is_bounded_however_much_there_was() {
         let ids: Vec<u64> = (0..8).map(|at| (number * 7919 + at * 104_729) % VOCABULARY).collect();
         let body = format!("{{\"prompt\": {ids:?}}}");
         let tenant = tenants[(number % 40) as usize];
-        predictor.came(Arrival { id: number, tenant, keeps: Retention::Records, body: body.as_bytes() });
-        predictor.told(number, &told[(number % 4) as usize]).unwrap();
-        let (requests, bytes) = predictor.remembered();
+        predictor.begin_request(RequestArrival {
+            id: number,
+            tenant,
+            retention: Retention::Records,
+            body: body.as_bytes(),
+        });
+        predictor.record_usage(number, &told[(number % 4) as usize]).unwrap();
+        let HistorySize { requests, bytes } = predictor.history_size();
         most = (most.0.max(requests), most.1.max(bytes));
         if number == records / 10 {
             settled = resident();
@@ -69,8 +79,8 @@ fn what_is_remembered_is_bounded_however_much_there_was() {
     let grown = resident().saturating_sub(settled);
     assert!(grown < SLACK, "{grown} bytes more than after {} requests", records / 10);
     eprintln!("{records} requests: at most {} remembered in {} bytes, {grown} bytes more", most.0, most.1);
-    // And comes back.
-    let before = predictor.remembered().0;
+    // The history is restored.
+    let before = predictor.history_size().requests;
     drop(predictor);
-    assert!(self::predictor(folder.path()).remembered().0 >= before / 2);
+    assert!(self::predictor(folder.path()).history_size().requests >= before / 2);
 }

@@ -1,11 +1,11 @@
-//! Tests of foresight, in one program.
+//! Tests of expert usage prediction, in one test program.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
 mod bounded;
-mod exchange;
+mod history_store;
 mod model;
 mod model_summary;
+mod peer_history;
 mod prediction_service;
-mod prior;
-mod store;
+mod shared_prior;
 mod usage_predictor;

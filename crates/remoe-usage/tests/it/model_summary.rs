@@ -1,14 +1,14 @@
-//! A main function's summary of a model is enough to predict its requests.
+//! A model summary from a main function suffices for predictions.
 
 use remoe_model::Checkpoint;
 use remoe_predictor::record::{ActivationRecord, RecordHeader};
 use remoe_predictor::{
-    Activations, Embedding, EmbeddingType, PORTABLE_FILE, PREDICTOR_FILE, Phase, Portable, Trained,
-    TrainingOptions, TunedPredictor,
+    Activations, Embedding, EmbeddingType, PORTABLE_FILE, PREDICTOR_FILE, Phase, PortablePredictor,
+    TrainedPredictor, TrainingOptions, TunedPredictor,
 };
 use remoe_usage::{
-    Arrival, ModelSummary, ModelSummaryError, PredictorOptions, Prompts, Retention, Tenant, UsagePredictor,
-    write_model_summary,
+    ModelSummary, ModelSummaryError, PredictorOptions, PromptReader, RequestArrival, Retention, Tenant,
+    UsagePredictor, write_model_summary,
 };
 use std::path::{Path, PathBuf};
 
@@ -51,8 +51,11 @@ fn embedding(checkpoint: &Checkpoint) -> Embedding {
     Embedding::new(checkpoint.config().hidden_size, kind, table.into()).unwrap()
 }
 
-/// The predictors of a history in which tokens of either half of the vocabulary have experts of their own.
-fn predictors(header: &RecordHeader, embedding: &Embedding) -> (Embedding, Trained, Portable) {
+/// Trains predictors on a history in which the two halves of the vocabulary use different experts.
+fn predictors(
+    header: &RecordHeader,
+    embedding: &Embedding,
+) -> (Embedding, TrainedPredictor, PortablePredictor) {
     let half = embedding.vocabulary() as u32 / 2;
     let (layers, experts) = (header.layers.len(), header.experts as usize);
     let record = |number: u32| {
@@ -68,13 +71,18 @@ fn predictors(header: &RecordHeader, embedding: &Embedding) -> (Embedding, Train
     let records: Vec<ActivationRecord> = (0..150).map(record).collect();
     let sketch = embedding.sketched(16).unwrap();
     let options = TrainingOptions::default();
-    let fitted =
-        Trained::fit_with_portable(header.clone(), &records, (embedding, &sketch), options, &mut |_| ());
+    let fitted = TrainedPredictor::fit_with_portable(
+        header.clone(),
+        &records,
+        (embedding, &sketch),
+        options,
+        &mut |_| (),
+    );
     let (trained, portable) = fitted.unwrap();
     (sketch, trained, portable)
 }
 
-/// The demo model in a folder of its own with `files` in its folder of predictors.
+/// Creates a folder with the demo model and `files` in its predictor folder.
 fn model_with(files: &[(&str, Vec<u8>)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(demo()).unwrap().map(|file| file.unwrap()) {
@@ -86,9 +94,9 @@ fn model_with(files: &[(&str, Vec<u8>)]) -> tempfile::TempDir {
     folder
 }
 
-/// Usage expected of the first requests of a new tenant.
+/// Returns the predicted usage of a new tenant's first requests.
 fn first_requests(mut predictor: UsagePredictor) -> Vec<Vec<f32>> {
-    // Of either half of the vocabulary.
+    // One request for each half of the vocabulary.
     let ids = |first: u32| (0..100).map(|at| first + at * 104_729 % 2048).collect::<Vec<u32>>();
     let bodies = [
         serde_json::json!({"messages": [{"role": "user", "content": "And the LORD spake unto Moses"}]}),
@@ -97,18 +105,23 @@ fn first_requests(mut predictor: UsagePredictor) -> Vec<Vec<f32>> {
     ];
     let expected = bodies.iter().map(|body| {
         let (tenant, body) = (Tenant::named("new"), body.to_string());
-        predictor.came(Arrival { id: 1, tenant, keeps: Retention::Records, body: body.as_bytes() });
-        let mix = predictor.mix().unwrap().unwrap();
-        predictor.left(1);
+        predictor.begin_request(RequestArrival {
+            id: 1,
+            tenant,
+            retention: Retention::Records,
+            body: body.as_bytes(),
+        });
+        let mix = predictor.predict_joint_usage().unwrap().unwrap();
+        predictor.end_request(1);
         mix.shares.values().to_vec()
     });
     expected.collect()
 }
 
-/// As a program beside the model predicts with this predictor over this embedding.
+/// Returns the prediction of a program beside the model, with this predictor and embedding.
 fn beside(model: &Path, embedding: Embedding, predictor: Box<dyn TunedPredictor>) -> UsagePredictor {
     let checkpoint = Checkpoint::open(model).unwrap();
-    let prompts = Prompts::open(&checkpoint).unwrap();
+    let prompts = PromptReader::open(&checkpoint).unwrap();
     let options = PredictorOptions::default();
     UsagePredictor::new(header(&checkpoint), embedding, prompts, Some(predictor), options).unwrap()
 }
@@ -128,7 +141,7 @@ fn gateway_with_a_sketch_predicts_as_the_portable_one_does() {
     let summary = ModelSummary::from_bytes(&bytes.into()).unwrap();
     let far = first_requests(summary.open(PredictorOptions::default()).unwrap());
     assert_eq!(far, first_requests(beside(model.path(), sketch, Box::new(portable))));
-    // The halves of the vocabulary have experts of their own: they were predicted, and not the mean.
+    // The halves of the vocabulary use different experts: the prediction follows them, not the mean.
     assert_ne!(far[1], far[2]);
 }
 
@@ -149,16 +162,16 @@ fn gateway_with_full_embedding_predicts_like_full_predictor() {
     }
 }
 
-/// Predicts the usage of a question, after an answer to a similar one.
+/// Predicts the usage of a question after a similar one was learned.
 fn expected(mut predictor: UsagePredictor, header: &RecordHeader) -> Vec<f32> {
     let mut activations = Activations::new(header.layers.len(), header.experts as usize);
     let used: Vec<(u32, f32)> = (0..header.top_k).map(|expert| (expert, 1.0)).collect();
     let body = |text: &str| serde_json::json!({"messages": [{"role": "user", "content": text}]}).to_string();
     let come = |predictor: &mut UsagePredictor, id, text: &str| {
-        predictor.came(Arrival {
+        predictor.begin_request(RequestArrival {
             id,
             tenant: Tenant::named("a"),
-            keeps: Retention::Records,
+            retention: Retention::Records,
             body: body(text).as_bytes(),
         });
     };
@@ -166,10 +179,10 @@ fn expected(mut predictor: UsagePredictor, header: &RecordHeader) -> Vec<f32> {
     for _ in 0..2048 {
         activations.count(Phase::Prefill, header.layers.iter().map(|_| used.as_slice()));
     }
-    predictor.told(1, &activations.to_text().unwrap()).unwrap();
-    assert_eq!(predictor.remembered().0, 1, "the chat template and the tokenizer made tokens of it");
+    predictor.record_usage(1, &activations.to_text().unwrap()).unwrap();
+    assert_eq!(predictor.history_size().requests, 1, "the chat template and the tokenizer made tokens of it");
     come(&mut predictor, 2, "And Moses spake unto the LORD");
-    predictor.mix().unwrap().unwrap().shares.values().to_vec()
+    predictor.predict_joint_usage().unwrap().unwrap().shares.values().to_vec()
 }
 
 #[test]
@@ -180,14 +193,14 @@ fn predictions_are_those_of_one_who_has_the_model() {
     let far = summary.open(PredictorOptions::default()).unwrap();
     let checkpoint = Checkpoint::open(demo()).unwrap();
     let embedding = embedding(&checkpoint);
-    let prompts = Prompts::open(&checkpoint).unwrap();
+    let prompts = PromptReader::open(&checkpoint).unwrap();
     let near =
         UsagePredictor::new(header.clone(), embedding, prompts, None, PredictorOptions::default()).unwrap();
     assert_eq!(expected(far, &header), expected(near, &header));
 }
 
 #[test]
-fn what_is_no_primer_is_refused() {
+fn invalid_model_summary_is_refused() {
     let (_, bytes) = told();
     let line = bytes.iter().position(|byte| *byte == b'\n').unwrap();
     let head = String::from_utf8(bytes[..line].to_vec()).unwrap();
@@ -211,7 +224,7 @@ fn what_is_no_primer_is_refused() {
     assert!(matches!(unwanted, Err(ModelSummaryError::Form(_))));
 }
 
-/// A sketch keeps which prompts are alike: of 200 prompts most of the nearest ones stay the nearest.
+/// A sketch preserves similarity: of 200 prompts, most nearest neighbours stay the same.
 #[test]
 fn sketches_keep_who_is_near() {
     let checkpoint = Checkpoint::open(demo()).unwrap();
@@ -224,7 +237,7 @@ fn sketches_keep_who_is_near() {
     let sketch = Embedding::new(hidden / 2, EmbeddingType::F16, sketched.into()).unwrap();
     assert_eq!(sketch.vocabulary(), whole.vocabulary());
     let vocabulary = whole.vocabulary() as u32;
-    // Prompts of ten topics: tokens of a tenth of the vocabulary each.
+    // Prompts of ten topics, each with the tokens of a tenth of the vocabulary.
     let prompt = |number: u32| -> Vec<u32> {
         (0..40)
             .map(|at| (number % 10) * (vocabulary / 10) + (number * 7919 + at * 104_729) % (vocabulary / 10))

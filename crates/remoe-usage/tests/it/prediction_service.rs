@@ -1,10 +1,11 @@
-//! Memory of a watch: what is known of a model is held while requests come.
+//! Memory of a prediction service: the predictor is loaded while requests arrive.
 
 use crate::model;
 
 use remoe_predictor::{Activations, Embedding, Phase};
 use remoe_usage::{
-    Opened, PredictionService, PredictorOpener, PredictorOptions, Prompts, Retention, UsagePredictor,
+    LoadedPredictor, PredictionService, PredictorLoader, PredictorOptions, PromptReader, Retention,
+    UsagePredictor,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ fn predictor(folder: &Path) -> UsagePredictor {
     let options =
         PredictorOptions { store: Some((folder.to_owned(), 1 << 20)), ..PredictorOptions::default() };
     let header = model::header(LAYERS, EXPERTS);
-    UsagePredictor::new(header, embedding, Prompts::of_ids(8), None, options).unwrap()
+    UsagePredictor::new(header, embedding, PromptReader::for_ids(8), None, options).unwrap()
 }
 
 fn activations() -> String {
@@ -32,13 +33,13 @@ fn activations() -> String {
     activations.to_text().unwrap()
 }
 
-/// Opens what is in `folder`, and counts how often; what is held is a reference to the count.
-fn opening(folder: &Path) -> (PredictorOpener, Arc<AtomicUsize>) {
+/// Returns a loader for `folder` and its number of loads. The guard is a reference to that count.
+fn opening(folder: &Path) -> (PredictorLoader, Arc<AtomicUsize>) {
     let (folder, opened) = (folder.to_owned(), Arc::new(AtomicUsize::new(0)));
     let counted = opened.clone();
     let open = move || {
         counted.fetch_add(1, Ordering::SeqCst);
-        Some(Opened { predictor: predictor(&folder), held: Box::new(counted.clone()) })
+        Some(LoadedPredictor { predictor: predictor(&folder), guard: Box::new(counted.clone()) })
     };
     (Box::new(open), opened)
 }
@@ -50,52 +51,60 @@ fn until(mut is: impl FnMut() -> bool) {
 }
 
 #[test]
-fn closed_watch_opens_when_a_request_comes() {
+fn unloaded_service_loads_at_the_first_request() {
     let folder = tempfile::tempdir().unwrap();
     let (open, opened) = opening(folder.path());
-    let watch = PredictionService::start_closed(open, LONG, None, |_, _| ()).unwrap();
-    assert_eq!(watch.mix(ANSWERS), None);
-    watch.told(1, &activations());
-    watch.left(1);
-    assert_eq!((watch.mix(ANSWERS), watch.is_open(), opened.load(Ordering::SeqCst)), (None, false, 0));
+    let service = PredictionService::start_unloaded(open, LONG, None, |_, _| ()).unwrap();
+    assert_eq!(service.predict_joint_usage(ANSWERS), None);
+    service.record_usage(1, &activations());
+    service.end_request(1);
+    assert_eq!(
+        (service.predict_joint_usage(ANSWERS), service.is_loaded(), opened.load(Ordering::SeqCst)),
+        (None, false, 0)
+    );
     for id in 1..=3 {
-        assert!(watch.came(id, "t", Retention::Records, BODY));
-        watch.told(id, &activations());
-        watch.left(id);
+        assert!(service.begin_request(id, "t", Retention::Records, BODY));
+        service.record_usage(id, &activations());
+        service.end_request(id);
     }
-    assert!(watch.came(4, "t", Retention::Records, BODY));
-    assert_eq!(watch.mix(ANSWERS).map(|mix| mix.requests), Some(1.0), "the first ones were learned from");
-    assert!(watch.is_open() && opened.load(Ordering::SeqCst) == 1);
+    assert!(service.begin_request(4, "t", Retention::Records, BODY));
+    assert_eq!(
+        service.predict_joint_usage(ANSWERS).map(|mix| mix.requests),
+        Some(1.0),
+        "the first ones were learned from"
+    );
+    assert!(service.is_loaded() && opened.load(Ordering::SeqCst) == 1);
 }
 
 #[test]
-fn watch_without_requests_lets_go_and_opens_again() {
+fn idle_service_unloads_and_loads_again() {
     let folder = tempfile::tempdir().unwrap();
     let (open, opened) = opening(folder.path());
-    let watch = PredictionService::start_closed(open, Duration::from_millis(20), None, |_, _| ()).unwrap();
-    assert!(watch.came(1, "t", Retention::Records, BODY));
-    // A request that runs keeps it open.
-    until(|| watch.is_open());
+    let service =
+        PredictionService::start_unloaded(open, Duration::from_millis(20), None, |_, _| ()).unwrap();
+    assert!(service.begin_request(1, "t", Retention::Records, BODY));
+    // A running request keeps the predictor loaded.
+    until(|| service.is_loaded());
     std::thread::sleep(Duration::from_millis(100));
-    assert!(watch.is_open());
-    watch.told(1, &activations());
-    watch.left(1);
-    until(|| !watch.is_open());
-    // The source's own reference, and this one.
+    assert!(service.is_loaded());
+    service.record_usage(1, &activations());
+    service.end_request(1);
+    until(|| !service.is_loaded());
+    // The loader's reference, and this one.
     until(|| Arc::strong_count(&opened) == 2);
-    assert!(watch.came(2, "t", Retention::Records, BODY));
-    assert!(watch.mix(ANSWERS).is_some(), "what was stored is known again");
+    assert!(service.begin_request(2, "t", Retention::Records, BODY));
+    assert!(service.predict_joint_usage(ANSWERS).is_some(), "what was stored is known again");
     assert_eq!(opened.load(Ordering::SeqCst), 2);
 }
 
 #[test]
-fn watch_that_cannot_open_predicts_nothing() {
-    let watch = PredictionService::start_closed(Box::new(|| None), LONG, None, |_, _| ()).unwrap();
-    assert!(watch.came(1, "t", Retention::Records, BODY));
-    assert_eq!((watch.mix(ANSWERS), watch.is_open()), (None, false));
-    // The queue does not fill up with what cannot be looked at.
+fn service_that_cannot_load_predicts_nothing() {
+    let service = PredictionService::start_unloaded(Box::new(|| None), LONG, None, |_, _| ()).unwrap();
+    assert!(service.begin_request(1, "t", Retention::Records, BODY));
+    assert_eq!((service.predict_joint_usage(ANSWERS), service.is_loaded()), (None, false));
+    // The queue does not fill up while the predictor cannot be loaded.
     for id in 2..2000 {
-        until(|| watch.came(id, "t", Retention::Records, BODY));
-        watch.left(id);
+        until(|| service.begin_request(id, "t", Retention::Records, BODY));
+        service.end_request(id);
     }
 }

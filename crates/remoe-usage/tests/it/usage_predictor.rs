@@ -1,13 +1,13 @@
-//! Requests come, are predicted, turn out, and are learned from.
+//! Life of requests in the predictor: arrival, prediction, comparison, learning.
 
 use crate::model;
 
 use prometheus::{Registry, TextEncoder};
 use remoe_predictor::record::RecordHeader;
-use remoe_predictor::{Activations, ByPhase, Embedding, Experience, Phase, Shares};
+use remoe_predictor::{Activations, ByPhase, Embedding, Phase, UsageSample, UsageShares};
 use remoe_usage::{
-    Arrival, JointUsage, LAYER_GROUPS, PARTS, PredictionMetrics, PredictorOptions, Prompts, Retention,
-    StoredRequest, Tenant, Third, UsagePredictor,
+    EXPERT_SETS, HistorySize, JointUsage, LAYER_GROUPS, LayerThirdQuality, PredictionMetrics,
+    PredictorOptions, PromptReader, RequestArrival, Retention, StoredRequest, Tenant, UsagePredictor,
 };
 use std::path::Path;
 
@@ -19,7 +19,7 @@ fn header() -> RecordHeader {
     model::header(LAYERS, EXPERTS)
 }
 
-/// Even tokens point one way, odd ones another, each a little its own.
+/// Creates an embedding in which even and odd tokens have different directions, each with a small variation.
 fn embedding() -> Embedding {
     let rows = (0..VOCABULARY).flat_map(|id| {
         let own = id as f32 / 400.0;
@@ -31,19 +31,19 @@ fn embedding() -> Embedding {
 fn predictor(store: Option<(&Path, u64)>) -> UsagePredictor {
     let options = PredictorOptions {
         store: store.map(|(folder, limit)| (folder.to_owned(), limit)),
-        forgets: false,
+        is_history_disabled: false,
         output_tokens: 4.0,
     };
-    let prompts = Prompts::of_ids(VOCABULARY as usize);
+    let prompts = PromptReader::for_ids(VOCABULARY as usize);
     UsagePredictor::new(header(), embedding(), prompts, None, options).unwrap()
 }
 
-/// A prompt of a topic, 0 or 1.
+/// Returns a prompt of topic 0 or 1.
 fn prompt(topic: u32, number: u32) -> Vec<u32> {
     (0..8).map(|at| (number * 3 + at * 2) % 20 * 2 + topic).collect()
 }
 
-/// Topic 0 uses experts 0 and 1, topic 1 experts 2 and 3.
+/// Returns the activations of a topic: topic 0 uses experts 0 and 1, topic 1 experts 2 and 3.
 fn used(topic: u32, tokens: usize, steps: usize) -> String {
     let experts = [(2 * topic, 0.5), (2 * topic + 1, 0.5)];
     let mut activations = Activations::new(LAYERS, EXPERTS);
@@ -56,59 +56,70 @@ fn come(predictor: &mut UsagePredictor, id: u64, tenant: &str, prompt: &[u32]) {
     come_and_keep(predictor, id, tenant, Retention::Records, prompt);
 }
 
-fn come_and_keep(predictor: &mut UsagePredictor, id: u64, tenant: &str, keeps: Retention, prompt: &[u32]) {
+fn come_and_keep(
+    predictor: &mut UsagePredictor,
+    id: u64,
+    tenant: &str,
+    retention: Retention,
+    prompt: &[u32],
+) {
     let body = serde_json::json!({"prompt": prompt, "max_tokens": 5}).to_string();
-    predictor.came(Arrival { id, tenant: Tenant::named(tenant), keeps, body: body.as_bytes() });
+    predictor.begin_request(RequestArrival {
+        id,
+        tenant: Tenant::named(tenant),
+        retention,
+        body: body.as_bytes(),
+    });
 }
 
 fn serve(predictor: &mut UsagePredictor, tenant: &str, topic: u32, true_topic: u32, number: u32) {
     let prompt = prompt(topic, number);
     come(predictor, u64::from(number), tenant, &prompt);
-    predictor.told(u64::from(number), &used(true_topic, prompt.len(), 4)).unwrap();
-    predictor.left(u64::from(number));
+    predictor.record_usage(u64::from(number), &used(true_topic, prompt.len(), 4)).unwrap();
+    predictor.end_request(u64::from(number));
 }
 
 /// Predicts the usage of a waiting request of `tenant` about `topic`.
-fn expected(predictor: &mut UsagePredictor, tenant: &str, topic: u32) -> Option<Shares> {
+fn expected(predictor: &mut UsagePredictor, tenant: &str, topic: u32) -> Option<UsageShares> {
     come(predictor, u64::MAX, tenant, &prompt(topic, 77));
-    let mix = predictor.mix().unwrap();
-    predictor.left(u64::MAX);
+    let mix = predictor.predict_joint_usage().unwrap();
+    predictor.end_request(u64::MAX);
     mix.map(|mix| mix.shares)
 }
 
-fn work(shares: &Shares, experts: [usize; 2]) -> f32 {
+fn work(shares: &UsageShares, experts: [usize; 2]) -> f32 {
     let rows = shares.rows().map(|row| row[experts[0]] + row[experts[1]]);
     rows.sum::<f32>() / LAYERS as f32
 }
 
 #[test]
-fn those_who_wait_are_expected_to_use_what_their_like_have_used() {
+fn waiting_requests_are_predicted_from_similar_ones() {
     let mut predictor = predictor(None);
     assert_eq!(expected(&mut predictor, "a", 0), None, "nothing is known yet");
     (0..40).for_each(|number| serve(&mut predictor, "a", number % 2, number % 2, number));
     let of = |predictor: &mut UsagePredictor, topic| expected(predictor, "a", topic).unwrap();
     assert!(work(&of(&mut predictor, 0), [0, 1]) > 0.7);
     assert!(work(&of(&mut predictor, 1), [2, 3]) > 0.7);
-    // One of each: by their tokens, which are alike.
+    // One request of each topic, with equal tokens and thus equal weight.
     come(&mut predictor, 900, "a", &prompt(0, 5));
     come(&mut predictor, 901, "a", &prompt(1, 5));
-    let mix = predictor.mix().unwrap().unwrap();
+    let mix = predictor.predict_joint_usage().unwrap().unwrap();
     assert_eq!((mix.requests, mix.tokens), (2.0, 2.0 * (8.0 + 4.0)));
     assert!((work(&mix.shares, [0, 1]) - 0.5).abs() < 0.02);
-    predictor.left(900);
-    predictor.left(901);
-    assert_eq!(predictor.mix().unwrap(), None, "no request is active");
+    predictor.end_request(900);
+    predictor.end_request(901);
+    assert_eq!(predictor.predict_joint_usage().unwrap(), None, "no request is active");
     let quality = predictor.quality();
     assert_eq!(quality.compared, 39, "of the first one nothing was said");
     assert!(quality.phases.prefill.hot_recall > 0.9, "{quality:?}");
 }
 
 #[test]
-fn what_was_used_of_late_follows_within_some_requests() {
+fn observed_usage_follows_a_change_within_28_requests() {
     let mut predictor = predictor(None);
     (0..100).for_each(|number| serve(&mut predictor, "a", 0, 0, number));
     let mut after = 0;
-    while work(&predictor.observed().mix().unwrap().unwrap().shares, [2, 3]) < 0.5 {
+    while work(&predictor.observed().joint_usage().unwrap().unwrap().shares, [2, 3]) < 0.5 {
         serve(&mut predictor, "a", 1, 1, 1000 + after);
         after += 1;
     }
@@ -116,56 +127,56 @@ fn what_was_used_of_late_follows_within_some_requests() {
 }
 
 #[test]
-fn a_poisoned_record_changes_no_other_tenants_plan() {
+fn poisoned_record_leaves_other_tenants_unchanged() {
     let mut predictor = predictor(None);
     (0..20).for_each(|number| serve(&mut predictor, "good", number % 2, number % 2, number));
     let before = expected(&mut predictor, "good", 0);
-    // The other tenant's prompts are the same, and all that is told of them is wrong.
+    // The other tenant has the same prompts with wrong activations.
     (0..200).for_each(|number| serve(&mut predictor, "bad", number % 2, 1 - number % 2, 1000 + number));
     assert_eq!(expected(&mut predictor, "good", 0), before);
     assert!(work(&expected(&mut predictor, "bad", 0).unwrap(), [2, 3]) > 0.7, "it has only itself to blame");
-    // Counts that claim more than their tokens are refused as they come.
-    assert!(predictor.told(1, "2.AQIEAQH/////DwAAAA").is_err());
+    // Counts beyond the number of tokens are refused.
+    assert!(predictor.record_usage(1, "2.AQIEAQH/////DwAAAA").is_err());
     assert_eq!(expected(&mut predictor, "good", 0), before);
 }
 
 #[test]
-fn what_was_learned_survives_and_stays_within_its_bounds() {
+fn history_survives_restart_within_its_limit() {
     let folder = tempfile::tempdir().unwrap();
     let limit = 16 << 10;
     let mut first = predictor(Some((folder.path(), limit)));
     for number in 0..2000 {
         serve(&mut first, ["a", "b", "c"][number as usize % 3], number % 2, number % 2, number);
     }
-    let (remembered, bytes) = first.remembered();
-    assert!(remembered > 20 && bytes < limit, "{remembered} requests in {bytes} bytes");
+    let HistorySize { requests, bytes } = first.history_size();
+    assert!(requests > 20 && bytes < limit, "{requests} requests in {bytes} bytes");
     assert!(std::fs::metadata(folder.path().join("experience")).unwrap().len() <= limit);
     let before = expected(&mut first, "b", 1).unwrap();
     drop(first);
     let mut second = predictor(Some((folder.path(), limit)));
-    assert!(second.remembered().0 > 20);
+    assert!(second.history_size().requests > 20);
     let after = expected(&mut second, "b", 1).unwrap();
     assert!((work(&before, [2, 3]) - work(&after, [2, 3])).abs() < 0.05);
-    // Before anybody comes it is known what requests use on average.
-    let mean = second.mean(ByPhase { prefill: 3.0, decode: 1.0 }).unwrap().unwrap();
+    // The mean usage is known before the first request.
+    let mean = second.mean_usage(ByPhase { prefill: 3.0, decode: 1.0 }).unwrap().unwrap();
     assert!((work(&mean, [0, 1]) - 0.5).abs() < 0.1, "{mean:?}");
-    assert_eq!(predictor(None).mean(ByPhase::both(1.0)).unwrap(), None);
+    assert_eq!(predictor(None).mean_usage(ByPhase::both(1.0)).unwrap(), None);
 }
 
 #[test]
-fn nothing_of_a_prompts_text_is_kept() {
+fn stored_history_contains_no_prompt_text() {
     let folder = tempfile::tempdir().unwrap();
     let mut predictor = predictor(Some((folder.path(), 1 << 20)));
     let secret: Vec<u32> = vec![2, 4, 6, 8, 10, 12, 14, 16];
     come(&mut predictor, 1, "a", &secret);
-    predictor.told(1, &used(0, secret.len(), 0)).unwrap();
+    predictor.record_usage(1, &used(0, secret.len(), 0)).unwrap();
     let file = std::fs::read(folder.path().join("experience")).unwrap();
     let ids: Vec<u8> = secret.iter().flat_map(|id| id.to_le_bytes()).collect();
     assert!(!file.windows(8).any(|bytes| ids.windows(8).any(|ids| ids == bytes)));
-    // The same tokens in another order leave the same record but for its number.
+    // The same tokens in another order give the same record but for its number.
     let size = file.len();
     come(&mut predictor, 2, "a", &secret.iter().rev().copied().collect::<Vec<_>>());
-    predictor.told(2, &used(0, secret.len(), 0)).unwrap();
+    predictor.record_usage(2, &used(0, secret.len(), 0)).unwrap();
     let file = std::fs::read(folder.path().join("experience")).unwrap();
     let record = file.len() - size;
     assert_eq!(file[size + 16..], file[size - record + 16..size]);
@@ -174,48 +185,48 @@ fn nothing_of_a_prompts_text_is_kept() {
 #[test]
 fn cached_prefix_prompt_teaches_from_its_computed_rest() {
     let mut predictor = predictor(None);
-    // Half of the prompt, about topic 0, was kept from others; what was computed is about topic 1.
+    // The first half of the prompt, about topic 0, was in the prefix cache; the computed rest is about topic 1.
     for number in 0..40 {
         let prompt = [prompt(0, number), prompt(1, number)].concat();
         come(&mut predictor, 1, "a", &prompt);
-        predictor.told(1, &used(1, prompt.len() / 2, 4)).unwrap();
+        predictor.record_usage(1, &used(1, prompt.len() / 2, 4)).unwrap();
     }
-    assert_eq!(predictor.remembered().0, 40);
+    assert_eq!(predictor.history_size().requests, 40);
     assert_eq!(predictor.quality().compared, 0, "the whole prompt was predicted, and not the rest");
     assert!(work(&expected(&mut predictor, "a", 1).unwrap(), [2, 3]) > 0.7);
-    // A few tokens say nothing.
+    // A few tokens are not learned from.
     come(&mut predictor, 1, "a", &prompt(0, 1));
-    predictor.told(1, &used(0, 3, 4)).unwrap();
-    assert_eq!(predictor.remembered().0, 40);
+    predictor.record_usage(1, &used(0, 3, 4)).unwrap();
+    assert_eq!(predictor.history_size().requests, 40);
 }
 
-/// If a prompt is longer than what predictions look at, the computed part may lie beyond that.
+/// The computed part of a long prompt may lie beyond the tokens that predictions use.
 #[test]
 fn long_prompt_teaches_only_from_its_computed_part() {
     let mut predictor = predictor(None);
     let long = |topic: u32, tokens: usize| -> Vec<u32> {
         (0..).flat_map(|number| prompt(topic, number)).take(tokens).collect()
     };
-    // All that is known of it was kept from others.
+    // All retained tokens came from the prefix cache.
     come(&mut predictor, 1, "a", &long(0, 4000));
-    predictor.told(1, &used(1, 1000, 4)).unwrap();
-    assert_eq!(predictor.remembered().0, 0);
-    // 1,000 tokens about topic 0 were kept, and what follows is about topic 1.
+    predictor.record_usage(1, &used(1, 1000, 4)).unwrap();
+    assert_eq!(predictor.history_size().requests, 0);
+    // 1,000 tokens about topic 0 were cached, and the rest is about topic 1.
     for _ in 0..40 {
         come(&mut predictor, 1, "a", &[long(0, 1000), long(1, 3000)].concat());
-        predictor.told(1, &used(1, 3000, 4)).unwrap();
+        predictor.record_usage(1, &used(1, 3000, 4)).unwrap();
     }
-    assert_eq!(predictor.remembered().0, 40);
+    assert_eq!(predictor.history_size().requests, 40);
     assert_eq!(predictor.quality().compared, 0, "the whole prompt was predicted, and not the rest");
     assert!(work(&expected(&mut predictor, "a", 1).unwrap(), [2, 3]) > 0.7);
 }
 
-/// As docs/cost.md says of the largest models: neither layers nor experts are series.
+/// As docs/cost.md states for the largest models: series grow with neither layers nor experts.
 #[test]
 fn series_do_not_grow_with_the_model() {
     let header = RecordHeader { layers: (3..61).collect(), experts: 256, ..header() };
     let options = PredictorOptions { output_tokens: 4.0, ..PredictorOptions::default() };
-    let prompts = Prompts::of_ids(VOCABULARY as usize);
+    let prompts = PromptReader::for_ids(VOCABULARY as usize);
     let mut predictor = UsagePredictor::new(header, embedding(), prompts, None, options).unwrap();
     let layers = [&[(7, 0.5), (200, 0.5)][..]; 58];
     let mut activations = Activations::new(58, 256);
@@ -223,17 +234,17 @@ fn series_do_not_grow_with_the_model() {
     (0..4).for_each(|_| activations.count(Phase::Decode, layers.into_iter()));
     for id in 0..6 {
         come(&mut predictor, id, "t", &prompt(0, id as u32));
-        predictor.told(id, &activations.to_text().unwrap()).unwrap();
+        predictor.record_usage(id, &activations.to_text().unwrap()).unwrap();
     }
     let registry = Registry::new();
     let metrics = PredictionMetrics::register(&registry).unwrap().of_model("m");
-    metrics.show(&predictor);
-    ["wake", "drift", "failed"].into_iter().for_each(|cause| metrics.replanned(cause));
+    metrics.update(&predictor);
+    ["wake", "drift", "failed"].into_iter().for_each(|cause| metrics.count_replan(cause));
     let page = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
     let series: Vec<&str> = page.lines().filter(|line| !line.starts_with('#')).collect();
     let activation: Vec<&&str> =
         series.iter().filter(|line| line.starts_with("remoe_prediction_activation_ratio")).collect();
-    assert_eq!(activation.len(), 2 * 2 * LAYER_GROUPS * PARTS, "{page}");
+    assert_eq!(activation.len(), 2 * 2 * LAYER_GROUPS * EXPERT_SETS, "{page}");
     assert!(series.len() <= 167, "{} series", series.len());
     for layers in ["3-16", "17-31", "32-45", "46-60"] {
         for of in ["predicted", "observed"] {
@@ -245,7 +256,7 @@ fn series_do_not_grow_with_the_model() {
                 let values: Vec<f64> =
                     work.map(|line| line.split(' ').next_back().unwrap().parse().unwrap()).collect();
                 assert!((values.iter().sum::<f64>() - 1.0).abs() < 1e-6, "{labels:?}: {values:?}");
-                // It is known from the past which two experts are used.
+                // The history tells which two experts are used.
                 let first = activation.iter().find(|line| {
                     line.contains("eighth=\"1\"") && labels.iter().all(|label| line.contains(label.as_str()))
                 });
@@ -255,20 +266,25 @@ fn series_do_not_grow_with_the_model() {
     }
 }
 
-/// Forged report of a main function: so many positions in both phases, all of them by experts 0 and 1.
+/// Returns a forged report of a main function: `positions` positions in both phases, all by experts 0 and 1.
 fn forged(positions: u32) -> String {
     let weights = [1.0, 1.0, 0.0, 0.0].repeat(LAYERS);
-    let shares = Shares::from_weights(EXPERTS, weights).unwrap().to_text(1000).unwrap();
+    let shares = UsageShares::from_weights(EXPERTS, weights).unwrap().to_text(1000).unwrap();
     format!("3.{positions}.{shares}.{positions}.{shares}")
 }
 
-/// Predicts a request of `tenant` whose client does not limit the answer.
-fn said(predictor: &mut UsagePredictor, tenant: &str) -> JointUsage {
+/// Predicts a request of `tenant` without an output limit.
+fn predicted(predictor: &mut UsagePredictor, tenant: &str) -> JointUsage {
     let body = serde_json::json!({"prompt": prompt(1, 77)}).to_string();
     let tenant = Tenant::named(tenant);
-    predictor.came(Arrival { id: u64::MAX, tenant, keeps: Retention::Records, body: body.as_bytes() });
-    let mix = predictor.mix().unwrap().unwrap();
-    predictor.left(u64::MAX);
+    predictor.begin_request(RequestArrival {
+        id: u64::MAX,
+        tenant,
+        retention: Retention::Records,
+        body: body.as_bytes(),
+    });
+    let mix = predictor.predict_joint_usage().unwrap().unwrap();
+    predictor.end_request(u64::MAX);
     mix
 }
 
@@ -279,27 +295,27 @@ fn forged_record_leaves_other_tenants_predictions_unchanged() {
         serve(&mut predictor, "a", 0, 0, number);
         serve(&mut predictor, "b", 1, 1, number);
     }
-    let before = said(&mut predictor, "b");
-    let of_a = said(&mut predictor, "a");
-    let observed = predictor.observed().mix().unwrap().unwrap();
+    let before = predicted(&mut predictor, "b");
+    let of_a = predicted(&mut predictor, "a");
+    let observed = predictor.observed().joint_usage().unwrap().unwrap();
     assert!((work(&observed.shares, [0, 1]) - 0.5).abs() < 0.05);
-    // What cannot be is refused.
+    // Impossible reports are refused.
     for text in
         ["", "2.", "3.1", "3.-1..0.", "3.NaN..0.", "3.99999999999999999999..0.", "3.1.//.0.", "2.//////////8"]
     {
         come(&mut predictor, 900, "a", &prompt(1, 3));
-        assert!(predictor.told(900, text).is_err(), "{text}");
-        predictor.left(900);
+        assert!(predictor.record_usage(900, text).is_err(), "{text}");
+        predictor.end_request(900);
     }
-    // What could be, and is not so: of the other topic's prompts, and as long as no answer is.
+    // A possible but false report: about the other topic, with more tokens than any answer has.
     come(&mut predictor, 901, "a", &prompt(1, 77));
-    predictor.told(901, &forged(u32::MAX)).unwrap();
-    // What another gateway might tell.
+    predictor.record_usage(901, &forged(u32::MAX)).unwrap();
+    // Records that another gateway might store.
     let record = |number: u64, vector: Vec<f32>, value: f32| {
         let weights = [value, 0.0, 0.0, 0.0].repeat(LAYERS);
-        let prefill = Shares::from_weights(EXPERTS, weights).unwrap();
-        let experience = Experience { vector, prefill: prefill.clone(), decode: Some(prefill) };
-        StoredRequest { number, tenant: Tenant::named("a"), experience }
+        let prefill = UsageShares::from_weights(EXPERTS, weights).unwrap();
+        let usage = UsageSample { vector, prefill: prefill.clone(), decode: Some(prefill) };
+        StoredRequest { number, tenant: Tenant::named("a"), usage }
     };
     let shared = [
         record(1, vec![f32::NAN; 3], 1.0),
@@ -311,68 +327,68 @@ fn forged_record_leaves_other_tenants_predictions_unchanged() {
         record(7, vec![0.0, 1.0, 0.0], f32::INFINITY),
         record(8, vec![0.0, 1.0, 0.0], -1.0),
     ];
-    assert_eq!(predictor.share(&shared), 3, "the last ones have the form of requests");
-    assert_eq!(said(&mut predictor, "b"), before);
-    assert_ne!(said(&mut predictor, "a"), of_a);
-    // In what was used of late it weighs as much as eight requests, not as four billion tokens.
-    let observed = predictor.observed().mix().unwrap().unwrap();
+    assert_eq!(predictor.learn_shared(&shared), 3, "the last ones have the form of requests");
+    assert_eq!(predicted(&mut predictor, "b"), before);
+    assert_ne!(predicted(&mut predictor, "a"), of_a);
+    // In recent usage it has the weight of eight requests, not of four billion tokens.
+    let observed = predictor.observed().joint_usage().unwrap().unwrap();
     assert!(work(&observed.shares, [0, 1]) < 0.62, "{}", work(&observed.shares, [0, 1]));
     (0..48).for_each(|number| serve(&mut predictor, "b", 1, 1, number));
-    let observed = predictor.observed().mix().unwrap().unwrap();
+    let observed = predictor.observed().joint_usage().unwrap().unwrap();
     assert!(work(&observed.shares, [2, 3]) > 0.75, "{}", work(&observed.shares, [2, 3]));
 }
 
 #[test]
-fn a_first_record_that_lies_is_outweighed_soon() {
+fn forged_first_record_has_bounded_weight() {
     let mut predictor = predictor(None);
     come(&mut predictor, 1, "a", &prompt(0, 1));
-    predictor.told(1, &forged(u32::MAX)).unwrap();
-    let tokens = predictor.observed().mix().unwrap().unwrap().tokens;
+    predictor.record_usage(1, &forged(u32::MAX)).unwrap();
+    let tokens = predictor.observed().joint_usage().unwrap().unwrap().tokens;
     assert!(tokens <= 8.0 * 512.0 + 1.0, "{tokens}");
 }
 
 #[test]
-fn nothing_single_is_remembered_of_a_tenant_that_says_so() {
+fn opted_out_tenant_leaves_no_record() {
     let folder = tempfile::tempdir().unwrap();
     let stored = || std::fs::metadata(folder.path().join("experience")).unwrap().len();
     let mut predictor = predictor(Some((folder.path(), 1 << 20)));
     let empty = stored();
     (0..10).for_each(|number| serve(&mut predictor, "b", 0, 0, number));
-    let (of_b, remembered) = (stored(), predictor.remembered().0);
+    let (of_b, remembered) = (stored(), predictor.history_size().requests);
     (0..10).for_each(|number| serve(&mut predictor, "a", 1, 1, number));
-    assert_eq!((predictor.remembered().0, stored() - of_b), (2 * remembered, of_b - empty));
+    assert_eq!((predictor.history_size().requests, stored() - of_b), (2 * remembered, of_b - empty));
 
-    // Its past goes, here and from the file, and what still runs of it leaves nothing either.
+    // Its history is erased from memory and from the file, and its active requests leave no record either.
     come(&mut predictor, 500, "a", &prompt(1, 5));
     come_and_keep(&mut predictor, 501, "a", Retention::Counts, &prompt(1, 5));
-    assert_eq!((predictor.remembered().0, stored()), (remembered, of_b));
-    let used_before = predictor.observed().mix().unwrap().unwrap();
+    assert_eq!((predictor.history_size().requests, stored()), (remembered, of_b));
+    let used_before = predictor.observed().joint_usage().unwrap().unwrap();
     for id in [500, 501] {
-        predictor.told(id, &used(1, 8, 4)).unwrap();
+        predictor.record_usage(id, &used(1, 8, 4)).unwrap();
     }
-    assert_eq!((predictor.remembered().0, stored()), (remembered, of_b));
-    let counted = predictor.observed().mix().unwrap().unwrap();
+    assert_eq!((predictor.history_size().requests, stored()), (remembered, of_b));
+    let counted = predictor.observed().joint_usage().unwrap().unwrap();
     assert!(work(&counted.shares, [2, 3]) > work(&used_before.shares, [2, 3]), "what it used is counted");
-    // Nor what another gateway tells.
-    let shares = Shares::uniform(LAYERS, EXPERTS);
-    let experience = Experience { vector: vec![0.0, 1.0, 0.0], prefill: shares, decode: None };
-    let told = [StoredRequest { number: 7, tenant: Tenant::named("a"), experience }];
-    assert_eq!(predictor.share(&told), 0);
+    // Records of other gateways are ignored as well.
+    let shares = UsageShares::uniform(LAYERS, EXPERTS);
+    let usage = UsageSample { vector: vec![0.0, 1.0, 0.0], prefill: shares, decode: None };
+    let told = [StoredRequest { number: 7, tenant: Tenant::named("a"), usage }];
+    assert_eq!(predictor.learn_shared(&told), 0);
 
-    // A tenant that leaves itself out is not predicted at all.
+    // A tenant without retention gets no predictions.
     come_and_keep(&mut predictor, 600, "c", Retention::Nothing, &prompt(1, 5));
-    assert_eq!(predictor.mix().unwrap(), None);
+    assert_eq!(predictor.predict_joint_usage().unwrap(), None);
     let (counted, compared) = (predictor.observed().clone(), predictor.quality().compared);
     come_and_keep(&mut predictor, 601, "b", Retention::Nothing, &prompt(0, 5));
-    assert_eq!(predictor.mix().unwrap(), None);
-    assert_eq!((predictor.remembered().0, stored()), (0, empty), "and its past goes");
+    assert_eq!(predictor.predict_joint_usage().unwrap(), None);
+    assert_eq!((predictor.history_size().requests, stored()), (0, empty), "and its past goes");
     assert_eq!((predictor.observed(), predictor.quality().compared), (&counted, compared));
 
-    // A tenant that changes its mind is remembered from then on, after a restart as before.
+    // A tenant that opts in again is recorded from then on, also after a restart.
     serve(&mut predictor, "a", 1, 1, 700);
-    assert_eq!(predictor.remembered().0, 1);
+    assert_eq!(predictor.history_size().requests, 1);
     drop(predictor);
-    assert_eq!(self::predictor(Some((folder.path(), 1 << 20))).remembered().0, 1);
+    assert_eq!(self::predictor(Some((folder.path(), 1 << 20))).history_size().requests, 1);
 }
 
 #[test]
@@ -380,9 +396,9 @@ fn prediction_quality_is_shown_by_layer_and_metrics_documented() {
     let mut predictor = predictor(None);
     (0..40).for_each(|number| serve(&mut predictor, "a", number % 2, number % 2, number));
     let prefill = predictor.quality().phases.prefill;
-    // There are two layers: none is in the last third.
+    // With two layers, the last third is empty.
     let [Some(first), Some(middle), None] = prefill.thirds else { panic!("{prefill:?}") };
-    let mean = |of: fn(&Third) -> f64| (of(&first) + of(&middle)) / 2.0;
+    let mean = |of: fn(&LayerThirdQuality) -> f64| (of(&first) + of(&middle)) / 2.0;
     assert!(first.divergence > 0.0, "{prefill:?}");
     for (parts, whole) in [
         (mean(|third| third.divergence), prefill.divergence),
@@ -393,8 +409,8 @@ fn prediction_quality_is_shown_by_layer_and_metrics_documented() {
     }
     let registry = Registry::new();
     let metrics = PredictionMetrics::register(&registry).unwrap().of_model("m");
-    metrics.show(&predictor);
-    metrics.replanned("wake");
+    metrics.update(&predictor);
+    metrics.count_replan("wake");
     let families = registry.gather();
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/prediction.md");
     let docs = std::fs::read_to_string(docs).unwrap();

@@ -114,7 +114,7 @@ fn cancelled_messages_are_kept_within_a_bound() {
 fn generated_replies_are_taken_once_and_in_size() {
     let cases = Cases::new("replies of remote functions", 300);
     for number in 0..cases.count() {
-        let mut dice = cases.dice(number);
+        let mut dice = cases.choices(number);
         let mut asked = InFlightMessages::default();
         let mut waiting: HashMap<u64, usize> = HashMap::new();
         for id in 0..200 {

@@ -51,7 +51,7 @@ async fn generated_headers_of_gateways_do_no_harm() {
     });
     let ask = async {
         for number in 0..cases.count() {
-            let mut dice = cases.dice(number);
+            let mut dice = cases.choices(number);
             let path = *dice.one_of(&["/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"]);
             let key = *dice.one_of(&["Bearer client", "Bearer gateway"]);
             let mut request = Request::post(path).header("authorization", key);

@@ -1,4 +1,4 @@
-//! A small world of prompts whose experts follow from their tokens and their topic.
+//! Synthetic prompts whose experts depend on their tokens and their topic.
 
 #![allow(dead_code)]
 
@@ -12,7 +12,7 @@ pub(crate) const HIDDEN: usize = 24;
 pub(crate) const VOCABULARY: usize = 120;
 pub(crate) const TOPICS: usize = 4;
 
-/// A stream of numbers; the same everywhere for a seed.
+/// Pseudo-random numbers, reproducible from a seed.
 pub(crate) struct NumberStream(pub(crate) u64);
 
 impl NumberStream {
@@ -25,7 +25,7 @@ impl NumberStream {
         (self.next() % bound as u64) as usize
     }
 
-    /// About -1 to 1.
+    /// Returns a number from about -1 to 1.
     pub(crate) fn float(&mut self) -> f32 {
         (self.next() % 20_001) as f32 / 10_000.0 - 1.0
     }
@@ -42,7 +42,7 @@ pub(crate) fn header() -> RecordHeader {
     }
 }
 
-/// Tokens of a topic lie near each other.
+/// Creates an embedding in which tokens of a topic are near each other.
 pub(crate) fn embedding() -> Embedding {
     let mut stream = NumberStream(7);
     let centres: Vec<f32> = (0..TOPICS * HIDDEN).map(|_| stream.float()).collect();
@@ -55,14 +55,14 @@ pub(crate) fn embedding() -> Embedding {
     Embedding::from_rows(HIDDEN, &rows).unwrap()
 }
 
-/// Experts of a token: its own, and one that its topic prefers.
+/// Returns the experts of a token: its own, and that of its topic.
 fn experts_of(layer: usize, id: u32, topic: usize) -> [usize; 2] {
     let own = (id as usize * 7 + layer * 3) % EXPERTS;
     let of_topic = (topic * 2 + layer) % EXPERTS;
     [own, if of_topic == own { (own + 1) % EXPERTS } else { of_topic }]
 }
 
-/// A prompt of one topic, with a few tokens of others.
+/// Creates a record of a prompt about one topic with a few other tokens.
 pub(crate) fn record(stream: &mut NumberStream) -> ActivationRecord {
     let topic = stream.below(TOPICS);
     let length = 5 + stream.below(30);
@@ -95,7 +95,7 @@ pub(crate) fn records(count: usize, seed: u64) -> Vec<ActivationRecord> {
     (0..count).map(|_| record(&mut stream)).collect()
 }
 
-/// Requests of which two in three decode, with other experts than their prompts used: each the third next.
+/// Creates records of which two in three have decode steps, with shifted experts.
 pub(crate) fn decoded(count: usize, seed: u64) -> Vec<ActivationRecord> {
     let mut records = records(count, seed);
     for record in records.iter_mut().enumerate().filter(|(n, _)| n % 3 != 0).map(|(_, record)| record) {
@@ -106,8 +106,8 @@ pub(crate) fn decoded(count: usize, seed: u64) -> Vec<ActivationRecord> {
     records
 }
 
-/// Returns the counts of the decode steps of [`decoded`] where its prefill counts `prefill`.
+/// Returns the counts of the decode steps in [`decoded`] for the counts of a prefill.
 pub(crate) fn decode_of(prefill: &[u32]) -> Vec<u32> {
-    let place = |index: usize| index - index % EXPERTS + (index + EXPERTS - 3) % EXPERTS;
-    (0..prefill.len()).map(|index| prefill[place(index)]).collect()
+    let source = |index: usize| index - index % EXPERTS + (index + EXPERTS - 3) % EXPERTS;
+    (0..prefill.len()).map(|index| prefill[source(index)]).collect()
 }

@@ -16,7 +16,7 @@ async fn main() {
     let address = |text: &str| text.parse::<SocketAddr>().expect("an address is IP:PORT");
     let main: Identity = main.parse().expect("a name such as spiffe://remoe/NAMESPACE/UID/main");
     let remote = main.remote().expect("a main function has remote ones");
-    let keyring = folder.first().map(|folder| Keyring::of_folder(folder).expect("a certificate"));
+    let keyring = folder.first().map(|folder| Keyring::from_folder(folder).expect("a certificate"));
     let trust = |peer: &Identity| {
         keyring.clone().map(|keyring| Trust { keyring, peer: Counterpart::Named(peer.clone()) })
     };

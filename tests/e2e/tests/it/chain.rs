@@ -1,4 +1,4 @@
-//! The chain of the Remoe paper at a wake, with 27 layers of 64 experts: predict, pre-allocate, plan, partition.
+//! Wake by the method of the Remoe paper with 27 layers of 64 experts: predict, pre-allocate, plan, partition.
 
 use jiff::Timestamp;
 use k8s_openapi::api::events::v1::Event;
@@ -14,11 +14,11 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Steps of the chain, each an event.
+/// Steps of a wake, each of which has an event.
 const STEPS: [&str; 4] = ["Predicted", "Preallocated", "Planned", "Partitioned"];
 
-/// Asks for 16 tokens; returns the answer's tokens and its time to the first token by parts, in milliseconds, which is not
-/// longer than the client waited.
+/// Requests 16 tokens. Returns them and the parts of the time to first token in milliseconds, which do not exceed the
+/// client's waiting time.
 async fn ask(gateway: SocketAddr, model: &str, prompt: &str) -> (Value, BTreeMap<String, f64>) {
     let begun = Instant::now();
     let body = json!({"model": model, "prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": true,
@@ -51,18 +51,19 @@ async fn events(scene: &Scene, deployment: &Deployment) -> BTreeMap<String, (Tim
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wake_at_27_x_64_experts_is_planned_for_waiting_requests() {
+async fn wake_at_27_x_64_experts_plans_for_waiting_requests() {
     let model = ManyExperts::get().await;
-    Scene::run("a_wake_at_27_x_64_experts_is_planned_for_waiting_requests", async |scene| {
+    Scene::run("wake_at_27_x_64_experts_plans_for_waiting_requests", async |scene| {
         let cluster = &scene.cluster;
         let _release = release::shared(cluster).await;
         let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
         claim::create(scene, "models", &["--put", &format!("many={}", model.folder.display())]).await;
-        figures::supply_of(scene, "many", &model.folder).await;
+        figures::create_for(scene, "many", &model.folder).await;
         let spec = json!({
             "model": {"source": "pvc://models/many"},
             "profile": figures::reference_to("many"),
-            // Room for half of the experts. Remote functions cost while they work, so that it matters which are remote.
+            // Memory for half of the experts. Remote functions are billed while they work, so the choice of remote
+            // experts matters.
             "main": {"memoryMB": {"min": 300, "max": 300}, "cpu": {"min": 500, "max": 500}},
             "remoteExperts": {"mode": "Always", "memoryMB": {"min": 100, "max": 600}, "cpu": {"min": 2000, "max": 2000},
                 "maxReplicas": 1, "maxGroups": 2},
@@ -71,9 +72,9 @@ async fn a_wake_at_27_x_64_experts_is_planned_for_waiting_requests() {
             "prediction": {"interval": "1h"},
         });
         let many = Deployment::apply(scene, "many", &spec).await;
-        many.condition("Ready", "True").await;
+        many.wait_for_condition("Ready", "True").await;
         let name = format!("{}/many", scene.namespace);
-        // Answers of functions that served already, before anything is known of requests.
+        // Answers of running functions, before any request was learned from.
         let mut expected = BTreeMap::new();
         for topic in ["headers", "python", "licences"] {
             for prompt in model.prompts(topic).into_iter().take(2) {
@@ -83,10 +84,10 @@ async fn a_wake_at_27_x_64_experts_is_planned_for_waiting_requests() {
 
         let mut plans = Vec::new();
         for topic in ["headers", "python", "licences"] {
-            gateways::asleep(scene, &many).await;
+            gateways::wait_until_asleep(scene, &many).await;
             // Wakes of one minute share their events.
             tokio::time::sleep(Duration::from_secs(61)).await;
-            let mark = audit::mark(cluster);
+            let mark = audit::position(cluster);
             let slept = Timestamp::now();
             let wakes = gateways::demand(scene, "many").await["spec"]["wakes"].as_u64().unwrap_or(0);
             let prompt = model.prompts(topic)[0];
@@ -102,7 +103,7 @@ async fn a_wake_at_27_x_64_experts_is_planned_for_waiting_requests() {
             assert!(times.is_sorted(), "{told:?}");
             let predicted = &told["Predicted"].1;
             assert!(predicted.starts_with("Predicted the expert usage of 1 waiting request "), "{predicted}");
-            let main = audit::since(cluster, mark).into_iter().find(|request| {
+            let main = audit::entries_since(cluster, mark).into_iter().find(|request| {
                 request.verb == "create" && request.resource() == "pods" && request.namespace() == scene.namespace
             });
             let main = main.expect("a pod was made").received;
@@ -126,7 +127,7 @@ async fn a_wake_at_27_x_64_experts_is_planned_for_waiting_requests() {
         assert!(plans.windows(2).any(|pair| pair[0] != pair[1]), "topics have plans of their own: {plans:?}");
         tokio::time::sleep(Duration::from_secs(1)).await;
         many.delete().await;
-        many.gone(scene).await;
+        many.wait_until_gone(scene).await;
     })
     .await;
 }

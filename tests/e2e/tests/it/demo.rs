@@ -1,4 +1,4 @@
-//! From `helm install` to an answer and back to nothing.
+//! From `helm install` to an answer and to complete removal.
 
 use remoe_e2e::deployment::{Deployment, chat};
 use remoe_e2e::forward::Forward;
@@ -9,20 +9,20 @@ use remoe_test_support::up::Up;
 
 const PROMPT: &str = "Read Genesis 1:1.";
 
-/// Where experts are does not change the answer: pods say what processes on one machine say.
+/// The placement does not change the answer: pods give the answers of processes on one machine.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_demo_is_served_and_goes_away() {
-    Scene::run("the_demo_is_served_and_goes_away", async |scene| {
+async fn demo_is_served_and_removed() {
+    Scene::run("demo_is_served_and_removed", async |scene| {
         let cluster = &scene.cluster;
         let _operator = release::shared(cluster).await;
         claim::with_demo_model(scene, "models").await;
-        let start = audit::mark(cluster);
+        let start = audit::position(cluster);
         let file = workspace().join("examples/demo.yaml");
         scene.kubectl(&["apply", "--filename", file.to_str().unwrap()]).await;
         let demo = Deployment::existing(scene, "demo");
-        demo.condition("Ready", "True").await;
+        demo.wait_for_condition("Ready", "True").await;
 
-        let doors = demo.doors(scene).await;
+        let doors = demo.client_addresses(scene).await;
         assert_eq!(doors.len(), 1, "one main function");
         let name = served_name(&demo).await;
         let direct = chat(doors[0], &name, PROMPT).await;
@@ -38,9 +38,9 @@ async fn the_demo_is_served_and_goes_away() {
         }
 
         demo.delete().await;
-        demo.gone(scene).await;
-        assert!(pods::selected(scene, "remoe.dev/deployment").await.is_empty());
-        let asked = audit::since(cluster, start);
+        demo.wait_until_gone(scene).await;
+        assert!(pods::list(scene, "remoe.dev/deployment").await.is_empty());
+        let asked = audit::entries_since(cluster, start);
         let denied: Vec<_> =
             asked.iter().filter(|each| each.user() == release::ACCOUNT && each.denied()).collect();
         assert!(denied.is_empty(), "the chart's role does not reach: {denied:?}");
@@ -48,7 +48,7 @@ async fn the_demo_is_served_and_goes_away() {
     .await;
 }
 
-/// The name that requests must carry.
+/// Model name in requests.
 async fn served_name(demo: &Deployment) -> String {
     let object = demo.api.get(&demo.name).await.expect("the MoEDeployment can be read");
     object.data["spec"]["servedName"].as_str().unwrap_or(&demo.name).to_owned()

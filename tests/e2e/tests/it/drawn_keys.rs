@@ -1,4 +1,5 @@
-//! A release as it is by default: its gateways require keys, which the chart draws once. With a certificate they serve TLS.
+//! Release with default values: gateways require keys, which the chart generates once. With a certificate they serve
+//! TLS.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -9,10 +10,10 @@ use remoe_e2e::{demo, gateways, release, tool};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// The Secret with the certificate of the gateways.
+/// Secret with the certificate of the gateways.
 const TLS: &str = "gateway-tls";
 
-/// The key `name` that the chart drew.
+/// Returns the key `name` that the chart generated.
 async fn drawn(cluster: &Cluster, name: &str) -> String {
     let secrets = Api::<Secret>::namespaced(cluster.client.clone(), release::NAMESPACE);
     let secret = secrets.get("remoe-gateway-keys").await.expect("the chart drew keys");
@@ -20,7 +21,7 @@ async fn drawn(cluster: &Cluster, name: &str) -> String {
     String::from_utf8(key.clone()).expect("a key is text")
 }
 
-/// Makes a certificate for `host` in `folder`, and the Secret of it.
+/// Creates a certificate for `host` in `folder`, and its Secret.
 async fn certificate(cluster: &Cluster, folder: &Path, host: &str) -> String {
     let (certificate, key) = (folder.join("tls.crt"), folder.join("tls.key"));
     let path = |path: &Path| path.to_str().expect("the path is text").to_owned();
@@ -60,18 +61,18 @@ async fn default_release_requires_drawn_keys_and_serves_tls() {
         let mut alone = release::exclusive(cluster, 1).await;
         let forget = ["delete", "secret", TLS, "--ignore-not-found", "--namespace", release::NAMESPACE];
         cluster.kubectl(&forget).await;
-        let demo = demo::serving(scene, &json!({})).await;
-        let exposed = demo.condition("Exposed", "True").await;
+        let demo = demo::deploy(scene, &json!({})).await;
+        let exposed = demo.wait_for_condition("Exposed", "True").await;
         assert_eq!(exposed["reason"], "GatewayOpen", "{exposed}");
         assert!(demo.status().await["url"].as_str().unwrap().starts_with("http://"));
 
         let folder = tempfile::tempdir().unwrap();
         let host = format!("demo.{}.svc", scene.namespace);
         let authority = certificate(cluster, folder.path(), &host).await;
-        // Left empty, an upgrade of an open release would stay open.
+        // With an empty value, an upgrade of a release without keys would stay without keys.
         let tls = format!("gateway.tls.secretName={TLS}");
         alone.install(cluster, &["replicas=1", "gateway.open=false", &tls]).await;
-        demo.reason("Exposed", "KeysRequired").await;
+        demo.wait_for_reason("Exposed", "KeysRequired").await;
         let url = demo.status().await["url"].as_str().unwrap().to_owned();
         assert_eq!(url, format!("https://{host}:8000"));
 
@@ -104,7 +105,7 @@ async fn default_release_requires_drawn_keys_and_serves_tls() {
         alone.install(cluster, &["replicas=1", "gateway.open=false", "gateway.maxRequests=1000"]).await;
         assert_eq!(drawn(cluster, "admin").await, admin);
         demo.delete().await;
-        demo.gone(scene).await;
+        demo.wait_until_gone(scene).await;
         cluster.kubectl(&forget).await;
     })
     .await;

@@ -1,4 +1,4 @@
-//! Several operators, of which one works.
+//! Leader election among several operators.
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -25,7 +25,7 @@ async fn lease(scene: &Scene) -> LeaseSpec {
     lease.and_then(|lease| lease.spec).unwrap_or_default()
 }
 
-async fn led_by(scene: &Scene, name: &str) -> LeaseSpec {
+async fn wait_for_leader(scene: &Scene, name: &str) -> LeaseSpec {
     until(SOON, &format!("{name} to lead"), async || {
         let lease = lease(scene).await;
         (lease.holder_identity.as_deref() == Some(name)).then_some(lease)
@@ -33,66 +33,66 @@ async fn led_by(scene: &Scene, name: &str) -> LeaseSpec {
     .await
 }
 
-async fn elected(scene: &Scene, alone: &Exclusive, name: &str) -> HostOperator {
-    HostOperator::named(&scene.cluster, alone, name, &ELECTED).await
+async fn start_leader(scene: &Scene, alone: &Exclusive, name: &str) -> HostOperator {
+    HostOperator::start_named(&scene.cluster, alone, name, &ELECTED).await
 }
 
-/// A claim with no model behind it: everything around pods is made, and a pod that waits.
+/// Deployment of a claim without a model: all objects are created, and a pod that waits.
 async fn deploy(scene: &Scene, name: &str) -> Deployment {
     Deployment::apply(scene, name, &json!({"model": {"source": "pvc://none/demo"}})).await
 }
 
-async fn has_service(scene: &Scene, name: &str) {
+async fn wait_for_service(scene: &Scene, name: &str) {
     let services = scene.api::<Service>();
     until(SOON, &format!("service {name}"), async || services.get_opt(name).await.unwrap()).await;
 }
 
-/// The leader is killed, and the next one goes on: as soon as the Lease has ended, not before.
+/// After the leader is killed, the next one takes over when the Lease expires, not before.
 #[tokio::test(flavor = "multi_thread")]
-async fn one_leads_and_another_takes_over() {
-    Scene::run("one_leads_and_another_takes_over", async |scene| {
+async fn leader_dies_and_another_takes_over() {
+    Scene::run("leader_dies_and_another_takes_over", async |scene| {
         let cluster = &scene.cluster;
         let alone = release::exclusive(cluster, 0).await;
-        let start = audit::mark(cluster);
-        let first = elected(scene, &alone, "first").await;
-        led_by(scene, "first").await;
-        let second = elected(scene, &alone, "second").await;
+        let start = audit::position(cluster);
+        let first = start_leader(scene, &alone, "first").await;
+        wait_for_leader(scene, "first").await;
+        let second = start_leader(scene, &alone, "second").await;
         deploy(scene, "one").await;
-        has_service(scene, "one").await;
-        let led = led_by(scene, "first").await;
+        wait_for_service(scene, "one").await;
+        let led = wait_for_leader(scene, "first").await;
         assert!(!first.writes(cluster, start).is_empty());
         assert!(second.writes(cluster, start).is_empty(), "{:?}", second.writes(cluster, start));
 
         drop(first);
-        let taken = led_by(scene, "second").await;
+        let taken = wait_for_leader(scene, "second").await;
         assert_eq!(taken.lease_transitions, led.lease_transitions.map(|count| count + 1));
         let lasted = |since: &LeaseSpec| since.renew_time.as_ref().expect("a renewed lease").0;
         let taken_at = taken.acquire_time.as_ref().expect("a lease that was taken").0;
-        // The dead leader could have written until its Lease ended.
+        // The dead leader could have written until its Lease expired.
         let seconds = taken_at.duration_since(lasted(&led)).as_secs();
         assert!(seconds >= 2, "taken over {seconds} s after it was seen renewed");
-        // It tries eight times in the two seconds of the Lease: another ten are for a host that is busy.
+        // It retries eight times within the two seconds of the Lease; ten more are a margin for a busy host.
         assert!(seconds <= 12, "taken over only {seconds} s after it was seen renewed");
         deploy(scene, "two").await;
-        has_service(scene, "two").await;
+        wait_for_service(scene, "two").await;
         assert!(!second.writes(cluster, start).is_empty());
     })
     .await;
 }
 
-/// One that stood still while another took over changes nothing when it goes on.
+/// A paused leader that lost its Lease writes nothing when it resumes.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_leader_that_stood_still_writes_nothing_more() {
-    Scene::run("a_leader_that_stood_still_writes_nothing_more", async |scene| {
+async fn paused_leader_without_lease_writes_nothing() {
+    Scene::run("paused_leader_without_lease_writes_nothing", async |scene| {
         let cluster = &scene.cluster;
         let alone = release::exclusive(cluster, 0).await;
-        let mut leader = elected(scene, &alone, "leader-0").await;
-        led_by(scene, "leader-0").await;
+        let mut leader = start_leader(scene, &alone, "leader-0").await;
+        wait_for_leader(scene, "leader-0").await;
         for round in 1..=4 {
             let name = format!("leader-{round}");
-            let next = elected(scene, &alone, &name).await;
-            // It stops in the course of work, elsewhere each time.
-            let start = audit::mark(cluster);
+            let next = start_leader(scene, &alone, &name).await;
+            // It is paused during work, at a different point each time.
+            let start = audit::position(cluster);
             for number in 0..round {
                 deploy(scene, &format!("d{round}-{number}")).await;
             }
@@ -101,15 +101,15 @@ async fn a_leader_that_stood_still_writes_nothing_more() {
             })
             .await;
             leader.process.signal(Signal::STOP);
-            led_by(scene, &name).await;
+            wait_for_leader(scene, &name).await;
             for number in 0..round {
-                has_service(scene, &format!("d{round}-{number}-remote")).await;
+                wait_for_service(scene, &format!("d{round}-{number}-remote")).await;
             }
-            // There is something to do that it has not seen.
+            // There is a change that it has not seen.
             let gone = format!("d{round}-0");
             scene.api::<Service>().delete(&gone, &DeleteParams::default()).await.unwrap();
-            has_service(scene, &gone).await;
-            let thawed = audit::mark(cluster);
+            wait_for_service(scene, &gone).await;
+            let thawed = audit::position(cluster);
             leader.process.signal(Signal::CONT);
             let end = leader.process.end(SOON).await;
             assert!(!end.success(), "one that lost the lease ends with a failure");
@@ -121,7 +121,7 @@ async fn a_leader_that_stood_still_writes_nothing_more() {
     .await;
 }
 
-/// One of the chart's two operators works; when its pod is gone, the other one goes on.
+/// One of the chart's two operators leads. When its pod is deleted, the other takes over.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_operators_of_the_chart_share_one_lease() {
     Scene::run("two_operators_of_the_chart_share_one_lease", async |scene| {
@@ -147,7 +147,7 @@ async fn two_operators_of_the_chart_share_one_lease() {
             }),
         )
         .await;
-        demo.condition("Planned", "True").await;
+        demo.wait_for_condition("Planned", "True").await;
         let before = lease(scene).await.lease_transitions;
         let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
         operators.delete(&leader.name_any(), &at_once).await.unwrap();
@@ -157,7 +157,7 @@ async fn two_operators_of_the_chart_share_one_lease() {
         })
         .await;
         assert_ne!(next, leader.name_any());
-        demo.settled().await;
+        demo.wait_until_settled().await;
         demo.delete().await;
     })
     .await;

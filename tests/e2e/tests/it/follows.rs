@@ -1,4 +1,4 @@
-//! Plans that follow what requests use: from answers by way of gateways to the operator, and back as functions.
+//! Plans that follow expert usage: from answers through gateways to the operator and to new functions.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -25,12 +25,12 @@ const SCRIPTURE: [&str; 8] = [
     "The words of the preacher, the son of David, king in Jerusalem. Vanity of vanities,",
 ];
 
-/// An answer.
+/// Answer with its figures.
 struct TimedResponse {
     text: String,
-    /// The share of (token, expert) pairs that were remote.
+    /// Share of remote (token, expert) pairs.
     remote: f64,
-    /// Nano-dollars.
+    /// Cost, in nano-dollars.
     cost: f64,
 }
 
@@ -65,8 +65,8 @@ async fn expected(scene: &Scene, demo: &Deployment) -> Option<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_plan_follows_the_topic_and_those_who_wake_it() {
-    Scene::run("a_plan_follows_the_topic_and_those_who_wake_it", async |scene| {
+async fn plan_follows_the_topic_and_the_waking_request() {
+    Scene::run("plan_follows_the_topic_and_the_waking_request", async |scene| {
         let cluster = &scene.cluster;
         let _release = release::shared(cluster).await;
         let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
@@ -75,7 +75,7 @@ async fn a_plan_follows_the_topic_and_those_who_wake_it() {
             "pricing": {"billing": "Invocation"},
             "prediction": {"interval": "10s"},
         });
-        let demo = demo::serving(scene, &more).await;
+        let demo = demo::deploy(scene, &more).await;
         let name = format!("{}/demo", scene.namespace);
         let order = gateways::demand(scene, "demo").await["spec"]["prediction"].clone();
         assert_eq!(order["everySeconds"], 10, "{order}");
@@ -93,7 +93,7 @@ async fn a_plan_follows_the_topic_and_those_who_wake_it() {
         })
         .await;
         assert_eq!(prediction["of"], "Answered", "{prediction}");
-        demo.settled().await;
+        demo.wait_until_settled().await;
         let mut after = Vec::new();
         for prompt in SCRIPTURE {
             after.push(ask(gateway, &name, prompt).await);
@@ -115,9 +115,9 @@ async fn a_plan_follows_the_topic_and_those_who_wake_it() {
             release::operator_metrics(cluster).await.value("remoe_operator_replans_total{cause=\"drift\"}");
         assert!(replans >= 1, "{replans}");
 
-        // A plan is made for the request that wakes it, if that is another plan; in any case the operator is told of
-        // that request's usage.
-        gateways::asleep(scene, &demo).await;
+        // The operator plans for the waking request if the plan differs; in any case it receives that request's
+        // usage.
+        gateways::wait_until_asleep(scene, &demo).await;
         let waking = tokio::spawn({
             let name = name.clone();
             async move { ask(gateway, &name, SCRIPTURE[0]).await }
@@ -133,7 +133,7 @@ async fn a_plan_follows_the_topic_and_those_who_wake_it() {
         assert!(woken.remote <= before[0].remote, "{} of pairs are remote, {} were", woken.remote, before[0].remote);
         sleep(Duration::from_secs(1)).await;
         demo.delete().await;
-        demo.gone(scene).await;
+        demo.wait_until_gone(scene).await;
     })
     .await;
 }

@@ -1,17 +1,17 @@
-//! The commands of README.md and of the guides that need a cluster, run as written.
+//! Commands of README.md and of the guides that need a cluster, run as written.
 
 use remoe_e2e::cluster::Cluster;
 use remoe_e2e::{release, tool};
 use remoe_test_support::binaries::workspace;
 use remoe_test_support::guide::{Block, blocks, run_in_cluster, script};
 
-/// The namespace of the guides' deployments.
+/// Namespace of the guides' deployments.
 const NAMESPACE: &str = "default";
 
-/// Runs the blocks of `page` that need a cluster and that `chosen` takes.
+/// Runs the blocks of `page` that need a cluster and that `chosen` accepts.
 async fn run_page(cluster: &Cluster, page: &str, chosen: impl Fn(&Block) -> bool) {
     let text = std::fs::read_to_string(workspace().join(page)).unwrap();
-    // What follows a block for a cluster on its page, `curl` for one, asks that cluster.
+    // Commands after a cluster's block on the page, such as `curl`, use that cluster.
     let first = blocks(&text).into_iter().find(Block::is_for_cluster).map_or(usize::MAX, |block| block.line);
     let taken = |block: &Block| {
         let asks = block.text.starts_with("curl") && block.line > first;
@@ -39,13 +39,13 @@ async fn clean(cluster: &Cluster) {
     .await;
 }
 
-/// One test: the pages share the release, the claim and the deployment `demo`.
+/// A single test, because the pages share the release, the claim and the deployment `demo`.
 #[tokio::test(flavor = "multi_thread")]
 async fn cluster_commands_of_guides_run() {
     let Some(cluster) = Cluster::find("cluster_commands_of_guides_run").await else { return };
     let on_one_host = |block: &Block| block.text.contains("cluster.py");
     clean(&cluster).await;
-    // This one makes the claim with the weights.
+    // This page creates the claim with the weights.
     run_page(&cluster, "docs/guides/first-cluster.md", on_one_host).await;
     clean(&cluster).await;
     run_page(&cluster, "README.md", |_| true).await;

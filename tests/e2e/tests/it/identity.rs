@@ -1,5 +1,5 @@
-//! Identities on a cluster: pods without a right to an answer get none, wherever they run and whatever labels they
-//! have. Certificates come, go with their deployment, and a condition names them where they may not be made.
+//! Identities on a cluster: unauthorised pods get no answer on any node and with any labels. Certificates are created
+//! and deleted with their deployment, and a condition reports missing rights to create them.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret};
 use kube::ResourceExt;
@@ -17,13 +17,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Clients that stream while certificates change.
+/// Number of clients that stream during a rotation.
 const CLIENTS: usize = 100;
 const PROMPT: &str = "Read Genesis 1:1.";
-/// The Secrets of the deployment `demo`.
+/// Secrets of the deployment `demo`.
 const SECRETS: [&str; 2] = ["demo-main-identity", "demo-remote-expert-identity"];
 
-/// The folder of the claim with the program that tries.
+/// Folder of the claim with the test client.
 const STRANGER: &str = "/models/stranger/stranger";
 
 fn spec(mode: &str) -> Value {
@@ -36,8 +36,8 @@ fn spec(mode: &str) -> Value {
     })
 }
 
-/// A claim `models` in the scene's namespace with the program that tries, and with the demo model.
-async fn with_stranger(scene: &Scene) {
+/// Creates a claim `models` in the scene's namespace with the test client and the demo model.
+async fn create_stranger_volume(scene: &Scene) {
     let model = format!("demo={}", remoe_test_support::binaries::workspace().join("demo/model").display());
     let folder = tempfile::tempdir().unwrap();
     std::fs::copy(env!("CARGO_BIN_EXE_stranger"), folder.path().join("stranger")).unwrap();
@@ -45,15 +45,16 @@ async fn with_stranger(scene: &Scene) {
     claim::create(scene, "models", &["--put", &model, "--put", &program]).await;
 }
 
-/// The address of the first pod that plays `part` in `demo`.
+/// Returns the address of the first pod with the role `part` in `demo`.
 async fn address(scene: &Scene, part: &str) -> String {
     let selector = format!("remoe.dev/deployment=demo,remoe.dev/function,app.kubernetes.io/component={part}");
-    let pod = pods::selected(scene, &selector).await.remove(0);
+    let pod = pods::list(scene, &selector).await.remove(0);
     pod.status.unwrap().pod_ip.unwrap()
 }
 
-/// Returns the answers to a pod `name` that tries everything at `demo`, with `labels` and the contents of `secret`.
-async fn tries(
+/// Runs a pod `name` that tries all calls at `demo`, with `labels` and the contents of `secret`, and returns the
+/// outcomes.
+async fn run_stranger(
     scene: &Scene,
     name: &str,
     arguments: &[String],
@@ -72,9 +73,9 @@ async fn tries(
         pod["spec"]["containers"][0]["volumeMounts"].as_array_mut().unwrap().push(mount);
     }
     pods::create(scene, &serde_json::from_value(pod).unwrap()).await;
-    let said = pods::finished(scene, name).await;
-    let answers: Vec<String> = said.lines().map(str::to_owned).collect();
-    assert_eq!(answers.len(), 7, "{said}");
+    let log = pods::wait_until_completed(scene, name).await;
+    let answers: Vec<String> = log.lines().map(str::to_owned).collect();
+    assert_eq!(answers.len(), 7, "{log}");
     scene.api::<Pod>().delete(name, &DeleteParams::default()).await.unwrap();
     answers
 }
@@ -85,14 +86,14 @@ async fn functions_answer_operator_gateways_and_own_deployment_only() {
         let cluster = &scene.cluster;
         let mut alone = release::exclusive(cluster, 1).await;
         alone.install(cluster, &["replicas=1"]).await;
-        with_stranger(scene).await;
+        create_stranger_volume(scene).await;
         let demo = Deployment::apply(scene, "demo", &spec("Active")).await;
-        // Certificates of a deployment that runs nothing: another one's, for all that functions know.
+        // Certificates of another deployment, which runs no functions.
         let other = Deployment::apply(scene, "other", &spec("Advisory")).await;
-        demo.settled().await;
-        other.condition("Planned", "True").await;
-        // A caller with the certificate of the gateways is answered, as gateways are.
-        let endpoint = demo.doors(scene).await[0];
+        demo.wait_until_settled().await;
+        other.wait_for_condition("Planned", "True").await;
+        // A client with the certificate of the gateways is answered.
+        let endpoint = demo.client_addresses(scene).await[0];
         assert!(!demo.endpoints(scene).await.contains(&endpoint), "main functions know gateways");
         let answer = chat(endpoint, "demo", "Read Genesis 1:1.").await;
         assert!(answer["usage"]["remoe"]["experts"]["remote"].as_u64() > Some(0), "{answer}");
@@ -120,13 +121,13 @@ async fn functions_answer_operator_gateways_and_own_deployment_only() {
         let operators =
             json!({"app.kubernetes.io/part-of": "remoe", "app.kubernetes.io/component": "operator"});
         let beside = Scene { namespace: release::NAMESPACE.to_owned(), ..scene.clone() };
-        with_stranger(&beside).await;
+        create_stranger_volume(&beside).await;
         for (scene, name, labels) in [
             (scene, "anonymous", &json!({})),
             (scene, "stolen", &stolen),
             (&beside, "beside-the-operator", &operators),
         ] {
-            for answer in tries(scene, name, &to, labels, None).await {
+            for answer in run_stranger(scene, name, &to, labels, None).await {
                 assert!(
                     !answer.ends_with("answered") && !answer.ends_with("PermissionDenied"),
                     "{name}: {answer}"
@@ -137,21 +138,21 @@ async fn functions_answer_operator_gateways_and_own_deployment_only() {
         claims.delete("models", &DeleteParams::default()).await.unwrap();
         claim::remove_volumes(&beside).await;
         for secret in ["other-main-identity", "other-remote-expert-identity", "demo-remote-expert-identity"] {
-            for answer in tries(scene, secret, &to, &stolen, Some(secret)).await {
+            for answer in run_stranger(scene, secret, &to, &stolen, Some(secret)).await {
                 assert!(answer.ends_with("PermissionDenied"), "{secret}: {answer}");
             }
         }
-        // A pod in the namespace of a deployment that mounts its Secrets is its main function to others.
-        let main = tries(scene, "main", &to, &json!({}), Some("demo-main-identity")).await;
+        // A pod that mounts the deployment's Secrets in its namespace has its main function's identity.
+        let main = run_stranger(scene, "main", &to, &json!({}), Some("demo-main-identity")).await;
         let answered = main.iter().filter(|answer| answer.ends_with("answered"));
         assert_eq!(answered.collect::<Vec<_>>(), ["Forward: answered", "Describe: answered"]);
         let again = chat(endpoint, "demo", "Read Genesis 1:1.").await;
         assert_eq!(again["choices"], answer["choices"]);
 
-        // A Secret that is deleted is made again, for the next pod.
+        // A deleted Secret is created again, for the next pod.
         secrets.delete("demo-main-identity", &DeleteParams::default()).await.unwrap();
         demo.patch(&json!({"spec": {"replicas": 2}})).await;
-        demo.settled().await;
+        demo.wait_until_settled().await;
         demo.delete().await;
         other.delete().await;
         until(LONG, "the end of the certificates", async || {
@@ -162,16 +163,16 @@ async fn functions_answer_operator_gateways_and_own_deployment_only() {
     .await;
 }
 
-/// Clients that stream one answer after the other until they are told to end.
+/// Clients that stream one answer after another until stopped.
 struct Clients {
-    /// Clients in the middle of an answer.
+    /// Number of clients within an answer.
     running: Arc<AtomicUsize>,
     end: watch::Sender<bool>,
     tasks: JoinSet<usize>,
 }
 
 impl Clients {
-    /// As many as there are to be, of `endpoint`, which answers each of them with `answer`.
+    /// Starts all clients of `endpoint`, which must give each of them `answer`.
     fn start(endpoint: SocketAddr, answer: &str) -> Self {
         let (end, ended) = watch::channel(false);
         let (running, mut tasks) = (Arc::new(AtomicUsize::new(0)), JoinSet::new());
@@ -193,8 +194,8 @@ impl Clients {
         Self { running, end, tasks }
     }
 
-    /// Waits until all of them are in the middle of an answer at the same time.
-    async fn all_run(&mut self) {
+    /// Waits until all clients are within an answer at the same time.
+    async fn wait_until_all_run(&mut self) {
         until(LONG, "all streams to run", async || {
             if let Some(ended) = self.tasks.try_join_next() {
                 panic!("a stream broke: {:?}", ended.err());
@@ -204,27 +205,27 @@ impl Clients {
         .await;
     }
 
-    /// How many answers all of them had, to their ends.
+    /// Returns the number of complete answers of all clients.
     async fn end(self) -> usize {
         self.end.send_replace(true);
         self.tasks.join_all().await.into_iter().sum()
     }
 }
 
-/// The certificate that each pod of a function finds in its folder, and how often its node started it again.
+/// Returns the certificate in the folder of each function's pod, and the pod's restarts.
 async fn certificates(scene: &Scene) -> BTreeMap<String, (Vec<u8>, i32)> {
-    let all = pods::selected(scene, pods::FUNCTIONS).await;
+    let all = pods::list(scene, pods::FUNCTIONS).await;
     let of = |pod: &Pod| {
-        let process = pods::process(pod).expect("the pod runs");
+        let process = pods::process_id(pod).expect("the pod runs");
         let certificate = std::fs::read(format!("/proc/{process}/root/identity/tls.crt"));
         let certificate = certificate.unwrap_or_else(|error| panic!("{}: {error}", pod.name_any()));
-        (pod.uid().expect("a pod has a uid"), (certificate, pods::restarts(pod)))
+        (pod.uid().expect("a pod has a uid"), (certificate, pods::restart_count(pod)))
     };
     all.iter().map(of).collect()
 }
 
-/// Certificates are renewed while a hundred clients stream. All of them get their answers to the end, no container is
-/// started again, and connections are made with the new certificates.
+/// Certificates are rotated while a hundred clients stream. All answers complete, no container restarts, and new
+/// connections use the new certificates.
 #[tokio::test(flavor = "multi_thread")]
 async fn certificates_change_under_a_hundred_streams() {
     Scene::run("certificates_change_under_a_hundred_streams", async |scene| {
@@ -237,12 +238,12 @@ async fn certificates_change_under_a_hundred_streams() {
             "concurrency": CLIENTS,
         });
         let demo = Deployment::apply(scene, "demo", &spec).await;
-        demo.settled().await;
-        let endpoint = demo.doors(scene).await[0];
+        demo.wait_until_settled().await;
+        let endpoint = demo.client_addresses(scene).await[0];
         let answer = CompletionStream::start(endpoint, "demo", PROMPT).await.finish().await;
         let before = certificates(scene).await;
         let mut clients = Clients::start(endpoint, &answer);
-        clients.all_run().await;
+        clients.wait_until_all_run().await;
 
         let secrets = scene.api::<Secret>();
         for secret in SECRETS {
@@ -257,27 +258,27 @@ async fn certificates_change_under_a_hundred_streams() {
             now.iter().all(is_another).then_some(now)
         })
         .await;
-        clients.all_run().await;
-        // One that starts now shows the new ones, and finds them shown.
+        clients.wait_until_all_run().await;
+        // A new pod presents the new certificates and accepts them.
         demo.patch(&json!({"spec": {"replicas": 2}})).await;
-        demo.settled().await;
-        for endpoint in demo.doors(scene).await {
+        demo.wait_until_settled().await;
+        for endpoint in demo.client_addresses(scene).await {
             let answer = chat(endpoint, "demo", PROMPT).await;
             let experts = &answer["usage"]["remoe"]["experts"];
             assert!(experts["remote"].as_u64() > Some(0), "{answer}");
             assert_eq!(experts["retries"].as_u64(), Some(0), "{answer}");
         }
-        clients.all_run().await;
+        clients.wait_until_all_run().await;
         let answers = clients.end().await;
         println!("{answers} answers of {CLIENTS} clients, none broken");
         let now = certificates(scene).await;
         let lives = |all: &BTreeMap<String, (Vec<u8>, i32)>, uid: &String| all.get(uid).map(|(_, lives)| *lives);
         assert!(after.keys().all(|uid| lives(&now, uid) == lives(&before, uid)), "something was started again");
 
-        // A Secret that can no longer be changed is named, and made again once it is gone.
+        // An immutable Secret is reported and created again once it is deleted.
         let spoiled = json!({"immutable": true, "data": {"tls.crt": "eA=="}});
         secrets.patch(SECRETS[0], &PatchParams::default(), &Patch::Merge(&spoiled)).await.unwrap();
-        let degraded = demo.reason("Degraded", "IdentityNotWritten").await;
+        let degraded = demo.wait_for_reason("Degraded", "IdentityNotWritten").await;
         let message = degraded["message"].as_str().unwrap();
         assert!(message.contains(SECRETS[0]), "{message}");
         secrets.delete(SECRETS[0], &DeleteParams::default()).await.unwrap();
@@ -297,19 +298,19 @@ async fn certificates_change_under_a_hundred_streams() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_namespace_that_the_chart_does_not_list_is_named() {
-    Scene::run("a_namespace_that_the_chart_does_not_list_is_named", async |scene| {
+async fn namespace_outside_the_chart_is_reported() {
+    Scene::run("namespace_outside_the_chart_is_reported", async |scene| {
         let cluster = &scene.cluster;
         let mut alone = release::exclusive(cluster, 1).await;
         alone.install(cluster, &["replicas=1", "identity.allNamespaces=false"]).await;
         claim::with_demo_model(scene, "models").await;
         let demo = Deployment::apply(scene, "demo", &spec("Active")).await;
-        let degraded = demo.reason("Degraded", "IdentityNotPermitted").await;
+        let degraded = demo.wait_for_reason("Degraded", "IdentityNotPermitted").await;
         let message = degraded["message"].as_str().unwrap();
         assert!(message.contains("identity.namespaces") && message.contains(&scene.namespace), "{message}");
         let listed = format!("identity.namespaces={{{}}}", scene.namespace);
         alone.install(cluster, &["replicas=1", "identity.allNamespaces=false", &listed]).await;
-        demo.settled().await;
+        demo.wait_until_settled().await;
     })
     .await;
 }

@@ -1,4 +1,4 @@
-//! The images, under the restricted profile, on a real kubelet.
+//! Images under the restricted profile on a real kubelet.
 
 use remoe_e2e::host_operator::image;
 use remoe_e2e::scene::Scene;
@@ -9,7 +9,7 @@ use remoe_test_support::http;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
-/// Inspects the demo model in the image of main functions: the agent prints there what `remoe inspect` prints here.
+/// Inspects the demo model in the image of main functions: the agent prints what `remoe inspect` prints on this host.
 #[tokio::test(flavor = "multi_thread")]
 async fn main_image_inspects_a_model() {
     Scene::run("main_image_inspects_a_model", async |scene| {
@@ -23,13 +23,13 @@ async fn main_image_inspects_a_model() {
         });
         pods::create(scene, &pods::restricted("main", &container)).await;
         let printed: Value =
-            serde_json::from_str(&pods::finished(scene, "main").await).expect("one JSON object");
+            serde_json::from_str(&pods::wait_until_completed(scene, "main").await).expect("one JSON object");
         assert_eq!(printed, expected);
     })
     .await;
 }
 
-/// Every library is there, the root can stay read-only and no right is needed.
+/// All libraries are present, and a read-only root and no privileges suffice.
 #[tokio::test(flavor = "multi_thread")]
 async fn functions_start_from_their_images() {
     Scene::run("functions_start_from_their_images", async |scene| {
@@ -40,17 +40,17 @@ async fn functions_start_from_their_images() {
             "readinessProbe": {"grpc": {"port": 9001}, "periodSeconds": 1},
         });
         pods::create(scene, &pods::restricted("remote", &remote)).await;
-        // Without a placement a main function answers, and says that it is not ready to serve.
+        // A main function without a placement responds that it is not ready.
         let main = json!({
             "image": image("main"),
             "args": ["--model=/models/demo", "--http-listen=0.0.0.0:8000", "--control-listen=0.0.0.0:9000"],
             "readinessProbe": {"httpGet": {"path": "/version", "port": 8000}, "periodSeconds": 1},
         });
         pods::create(scene, &pods::restricted("main", &main)).await;
-        let remote = pods::ready(scene, "remote").await;
+        let remote = pods::wait_until_ready(scene, "remote").await;
         let metrics = http::get(address(&remote, 9090), "/metrics").await;
         assert!(metrics.body.contains("remoe_function_bytes_in_flight"), "{}", metrics.body);
-        let main = pods::ready(scene, "main").await;
+        let main = pods::wait_until_ready(scene, "main").await;
         assert_eq!(http::get(address(&main, 8000), "/health").await.status, 503);
     })
     .await;

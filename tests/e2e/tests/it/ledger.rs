@@ -1,5 +1,5 @@
-//! While many ask, everything that serves them is killed: in the end the ledgers have what clients were told, and what
-//! was paid is what pods lived.
+//! All components are killed during many requests: finally the ledgers equal the costs reported to clients, and the
+//! paid time equals the pods' lifetimes.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
@@ -17,12 +17,12 @@ use std::net::SocketAddr;
 use tokio::sync::watch;
 
 const CLIENTS: usize = 16;
-/// Each at least.
+/// Number of replicas of the operator and of the gateways.
 const REPLICAS: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum KilledFunction {
-    /// The operator that leads.
+    /// The leading operator.
     Operator,
     Gateway,
     Main,
@@ -31,9 +31,9 @@ enum KilledFunction {
 
 #[derive(Debug, Clone, Copy)]
 enum KillMethod {
-    /// The process ends at once, its pod does not: the node starts it again.
+    /// Kills the process; the node restarts it in the same pod.
     Process,
-    /// The pod is gone at once, as the API server has it; its node ends the process soon.
+    /// Deletes the pod without grace; its node ends the process soon.
     Pod,
 }
 
@@ -58,34 +58,37 @@ impl KilledFunction {
         }
     }
 
-    /// Kills one pod or its process, calls `gone` with the pod, and waits until another pod, or the same one started
-    /// again, is there in its place.
-    async fn killed(self, of: &Scene, how: KillMethod, gone: impl FnOnce(&Pod)) {
-        let before = pods::selected(of, self.selector()).await;
+    /// Kills one pod or its process, calls `gone` with the pod, and waits for a replacement, which may be the same
+    /// pod restarted.
+    async fn kill(self, scene: &Scene, how: KillMethod, gone: impl FnOnce(&Pod)) {
+        let before = pods::list(scene, self.selector()).await;
         let one = match self {
-            Self::Operator => of.api::<Pod>().get(&release::leader(&of.cluster).await.pod).await.unwrap(),
+            Self::Operator => {
+                scene.api::<Pod>().get(&release::leader(&scene.cluster).await.pod).await.unwrap()
+            }
             _ => before[0].clone(),
         };
         let at = Timestamp::now();
         match how {
             KillMethod::Process => {
-                signal(pods::process(&one).expect("who serves has a process"), Signal::KILL)
+                signal(pods::process_id(&one).expect("who serves has a process"), Signal::KILL)
             }
             KillMethod::Pod => {
                 let at_once = DeleteParams::default().grace_period(0);
-                of.api::<Pod>().delete(&one.name_any(), &at_once).await.unwrap();
+                scene.api::<Pod>().delete(&one.name_any(), &at_once).await.unwrap();
             }
         }
         gone(&one);
         until(LONG, &format!("another {self:?}"), async || {
-            let now = pods::selected(of, self.selector()).await;
-            let is_killed = |pod: &Pod| pod.uid() == one.uid() && pods::restarts(pod) == pods::restarts(&one);
+            let now = pods::list(scene, self.selector()).await;
+            let is_killed =
+                |pod: &Pod| pod.uid() == one.uid() && pods::restart_count(pod) == pods::restart_count(&one);
             let is_whole = now.len() == before.len() && now.iter().all(pods::is_ready);
             (is_whole && !now.iter().any(is_killed)).then_some(())
         })
         .await;
         if self == Self::Operator {
-            let led = async || (release::leader(&of.cluster).await.renewed > at).then_some(());
+            let led = async || (release::leader(&scene.cluster).await.renewed > at).then_some(());
             until(LONG, "an operator that leads since", led).await;
         }
     }
@@ -95,7 +98,7 @@ fn dollars(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is no amount")) / 1e9
 }
 
-/// `REMOE_COST_REQUESTS` says how many whole answers there are.
+/// `REMOE_COST_REQUESTS` is the number of complete answers.
 #[tokio::test(flavor = "multi_thread")]
 async fn ledgers_match_client_costs_after_any_kill() {
     Scene::run("ledgers_match_client_costs_after_any_kill", async |scene| {
@@ -109,8 +112,8 @@ async fn ledgers_match_client_costs_after_any_kill() {
         let replicas = [format!("replicas={REPLICAS}"), format!("gateway.replicas={REPLICAS}")];
         let kept = format!("gateway.ledger.claimName={ledgers}");
         alone.install(cluster, &[&replicas[0], &replicas[1], &kept]).await;
-        let doors = async || gateways::pods(cluster, REPLICAS).await;
-        let addresses = async || doors().await.iter().map(gateways::address).collect::<Vec<_>>();
+        let gateway_pods = async || gateways::pods(cluster, REPLICAS).await;
+        let addresses = async || gateway_pods().await.iter().map(gateways::address).collect::<Vec<_>>();
 
         let lives = PodLives::default();
         let following = tokio::spawn({
@@ -125,43 +128,43 @@ async fn ledgers_match_client_costs_after_any_kill() {
         let more = json!({
             "scaling": {"min": 0, "idleWindow": "40s"},
             "pricing": lives::pricing(),
-            // Replaces what is killed, and nothing else.
+            // Replaces only killed pods.
             "prediction": {"replan": "Never"},
         });
-        let demo = demo::serving(scene, &more).await;
-        let (tell, at) = watch::channel(addresses().await);
-        let crowd = LoadClients::start(CLIENTS, at, &format!("{}/demo", scene.namespace));
+        let demo = demo::deploy(scene, &more).await;
+        let (address_sender, at) = watch::channel(addresses().await);
+        let clients = LoadClients::start(CLIENTS, at, &format!("{}/demo", scene.namespace));
         for (kill, (victim, how)) in KILLS.into_iter().enumerate() {
             let due = (kill + 1) * count / (KILLS.len() + 1);
-            until(LONG, "answers", async || (crowd.answers() >= due).then_some(())).await;
-            until(LONG, "requests under way", async || (crowd.running() > 0).then_some(())).await;
-            let (running, answers, broken) = (crowd.running(), crowd.answers(), crowd.broken());
+            until(LONG, "answers", async || (clients.answers() >= due).then_some(())).await;
+            until(LONG, "requests under way", async || (clients.running() > 0).then_some(())).await;
+            let (running, answers, broken) = (clients.running(), clients.answers(), clients.broken());
             let of = if matches!(victim, KilledFunction::Operator | KilledFunction::Gateway) { &system } else { scene };
             victim
-                .killed(of, how, |one| {
-                    // As a Service would: clients no longer ask a gateway whose pod is gone.
+                .kill(of, how, |one| {
+                    // As with a Service, clients stop using a gateway whose pod is gone.
                     let is_gone = |at: &SocketAddr| victim == KilledFunction::Gateway && *at == gateways::address(one);
-                    tell.send_modify(|gateways| gateways.retain(|gateway| !is_gone(gateway)));
+                    address_sender.send_modify(|gateways| gateways.retain(|gateway| !is_gone(gateway)));
                 })
                 .await;
-            tell.send_replace(addresses().await);
-            let again = async || (crowd.answers() > answers + CLIENTS).then_some(());
+            address_sender.send_replace(addresses().await);
+            let again = async || (clients.answers() > answers + CLIENTS).then_some(());
             until(LONG, "answers after a kill", again).await;
             eprintln!(
                 "{victim:?}, {how:?}: {running} requests were under way; until another one was there {} were answered and \
                  {} broke off",
-                crowd.answers() - answers,
-                crowd.broken() - broken
+                clients.answers() - answers,
+                clients.broken() - broken
             );
         }
-        until(LONG, "the last answers", async || (crowd.answers() >= count).then_some(())).await;
-        let seen = crowd.stop().await;
-        assert!(seen.asked.len() > seen.told.len(), "no client noticed any kill");
-        gateways::asleep(scene, &demo).await;
+        until(LONG, "the last answers", async || (clients.answers() >= count).then_some(())).await;
+        let outcome = clients.stop().await;
+        assert!(outcome.asked.len() > outcome.told.len(), "no client noticed any kill");
+        gateways::wait_until_asleep(scene, &demo).await;
         following.abort();
         lives.look(scene).await;
 
-        let door = doors().await.remove(0);
+        let door = gateway_pods().await.remove(0);
         let cost = async |arguments: &[&str]| -> Value {
             let said = gateways::cost(cluster, &door, arguments).await;
             serde_json::from_str(&said).expect("remoe cost prints JSON")
@@ -172,7 +175,7 @@ async fn ledgers_match_client_costs_after_any_kill() {
         .await;
         let account = cost(&["--json", "--reconcile"]).await;
         let exported = exported(&gateways::cost(cluster, &door, &["--export", "json"]).await);
-        let others = seen.are_in(&exported, &account);
+        let others = outcome.are_in(&exported, &account);
         assert_eq!(account["reconciled"], true, "{account}");
         let part = |name: &str| account[name].as_i64().unwrap();
         let parts = ["total", "earlier", "failed", "idle", "cold_start", "overlap", "overhead", "residual"];
@@ -183,14 +186,14 @@ async fn ledgers_match_client_costs_after_any_kill() {
         eprintln!(
             "{} whole answers of {} requests, {others} in the ledgers that no client had whole; alive pod-seconds x price: \
              ${lived:.9}; the ledgers: ${paid:.9} of functions, {estimated} s of them estimated: {account}",
-            seen.told.len(),
-            seen.asked.len(),
+            outcome.told.len(),
+            outcome.asked.len(),
         );
         let most = lived * 0.01 + estimated * dearest;
         assert!((paid - lived).abs() <= most, "{paid} by the ledgers, {lived} by the API: {account}");
 
         demo.delete().await;
-        demo.gone(scene).await;
+        demo.wait_until_gone(scene).await;
         alone.install(cluster, &["replicas=1"]).await;
         // Waits until no pod uses it.
         system.kubectl(&["delete", "persistentvolumeclaim", &ledgers]).await;

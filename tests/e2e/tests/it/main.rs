@@ -1,5 +1,5 @@
-//! The tests that need a real cluster. The tests of a module share one release of the chart. Modules run in a process each
-//! (`make e2e-run`), because they would see each other's deployments.
+//! Tests that need a real cluster. The tests of a module share one release of the chart. Each module runs in its own
+//! process (`make e2e-run`), because modules would see each other's deployments.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
 mod chain;

@@ -1,5 +1,5 @@
-//! The mission from one end to the other: a chart, a resource, a request that pods answer for each other, sleep, wake,
-//! and what all of it cost.
+//! Complete use case: install the chart, apply a resource, serve requests, scale to zero, wake, and account for all
+//! costs.
 
 use k8s_openapi::api::core::v1::Pod;
 use remoe_e2e::pod_lives::{self as lives, LOOK, PodLives};
@@ -17,7 +17,7 @@ use tokio::time::sleep;
 const KEYS: &str = "tenants: [{name: team, keys: [sk-team], dollarsPerDay: 1}, \
      {name: metrics, keys: [sk-metrics], admin: true, models: []}]";
 
-/// Follows the pods of functions for ever, and has Prometheus scrape those that there are.
+/// Observes the pods of functions without end and makes Prometheus scrape them.
 async fn follow(scene: Scene, lives: PodLives, prometheus: Arc<Prometheus>, gateway: SocketAddr) {
     loop {
         let there = lives.look(&scene).await;
@@ -42,8 +42,8 @@ fn dollars(value: &Value) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_resource_serves_sleeps_wakes_and_says_what_it_cost() {
-    Scene::run("a_resource_serves_sleeps_wakes_and_says_what_it_cost", async |scene| {
+async fn deployment_serves_sleeps_wakes_and_accounts_its_cost() {
+    Scene::run("deployment_serves_sleeps_wakes_and_accounts_its_cost", async |scene| {
         let cluster = &scene.cluster;
         let mut alone = release::exclusive(cluster, 1).await;
         let secret = format!("--from-literal=keys.yaml={KEYS}");
@@ -61,7 +61,7 @@ async fn a_resource_serves_sleeps_wakes_and_says_what_it_cost() {
             "scaling": {"min": 0, "idleWindow": "40s"},
             "pricing": lives::pricing(),
         });
-        let demo = demo::serving(scene, &more).await;
+        let demo = demo::deploy(scene, &more).await;
         let name = format!("{}/demo", scene.namespace);
         let mut told = 0.0;
         for wake in 0..2 {
@@ -76,7 +76,7 @@ async fn a_resource_serves_sleeps_wakes_and_says_what_it_cost() {
             assert!(columns.contains("$/H") && columns.contains('$'), "{columns}");
             eprintln!("{columns}");
             if wake == 0 {
-                gateways::asleep(scene, &demo).await;
+                gateways::wait_until_asleep(scene, &demo).await;
                 until(LONG, "a price of nothing", async || {
                     let rates = prometheus.query("sum(remoe_cost_rate_nanodollars_per_hour)").await;
                     let free = demo.status().await["costPerHour"] == "$0";
@@ -85,7 +85,7 @@ async fn a_resource_serves_sleeps_wakes_and_says_what_it_cost() {
                 .await;
             }
         }
-        // While it is awake, and after what happened is in the series.
+        // Reads while it is awake, after the series have the events.
         for (panel, expression) in panels("cost") {
             let what = format!("{panel}: {expression}");
             until(LONG, &what, async || {
@@ -94,11 +94,11 @@ async fn a_resource_serves_sleeps_wakes_and_says_what_it_cost() {
             })
             .await;
         }
-        gateways::asleep(scene, &demo).await;
+        gateways::wait_until_asleep(scene, &demo).await;
         sleep(Duration::from_secs(2)).await;
         following.abort();
 
-        // The only ledger that this gateway has ever had.
+        // The only ledger of this gateway.
         let account = gateways::cost(cluster, &door, &["--json", "--reconcile"]).await;
         let account: Value = serde_json::from_str(&account).expect("remoe cost prints JSON");
         let (lived, _) = lives.dollars();
@@ -108,7 +108,7 @@ async fn a_resource_serves_sleeps_wakes_and_says_what_it_cost() {
         assert!((dollars(&account["total"]) - told).abs() < 1e-12, "{told} was told: {account}");
         assert_eq!((account["reconciled"].as_bool(), account["unknown"].as_u64()), (Some(true), Some(0)));
         demo.delete().await;
-        demo.gone(scene).await;
+        demo.wait_until_gone(scene).await;
         cluster.kubectl(&forget).await;
     })
     .await;

@@ -1,4 +1,4 @@
-//! A release for some namespaces of a cluster.
+//! Release for selected namespaces of a cluster.
 
 use futures_util::future::join;
 use remoe_e2e::deployment::Deployment;
@@ -7,8 +7,7 @@ use remoe_e2e::{demo, gateways, release, tool};
 use remoe_test_support::http;
 use serde_json::{Value, json};
 
-/// Both namespaces of the list are served, by operator and gateway; a third is none of theirs, and nothing of it is
-/// granted.
+/// The operator and the gateway serve both listed namespaces and have no rights in a third one.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_namespaces_are_served_and_no_other() {
     const TEST: &str = "two_namespaces_are_served_and_no_other";
@@ -33,11 +32,11 @@ async fn two_namespaces_are_served_and_no_other() {
                 );
             }
         }
-        // The deployment that is not watched is there first.
+        // The deployment in the unlisted namespace exists first.
         let unseen = Deployment::apply(other, "demo", &demo::spec(&json!({}))).await;
         let asleep = json!({"scaling": {"min": 0, "idleWindow": "3s"}});
-        let served = join(demo::serving(one, &json!({})), demo::serving(two, &asleep)).await;
-        gateways::asleep(two, &served.1).await;
+        let served = join(demo::deploy(one, &json!({})), demo::deploy(two, &asleep)).await;
+        gateways::wait_until_asleep(two, &served.1).await;
         let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
         let name = |scene: &Scene| format!("{}/demo", scene.namespace);
         for scene in [one, two] {
@@ -52,7 +51,7 @@ async fn two_namespaces_are_served_and_no_other() {
         assert_eq!(unseen.status().await, Value::Null);
         for (scene, demo) in [(one, served.0), (two, served.1)] {
             demo.delete().await;
-            demo.gone(scene).await;
+            demo.wait_until_gone(scene).await;
         }
     };
     Scene::run(TEST, async |one| {

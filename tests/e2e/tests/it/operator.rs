@@ -1,4 +1,4 @@
-//! The operator's account, and the operator as a process that can be killed.
+//! Rights of the operator's account, and kills of the operator.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::events::v1::Event;
@@ -13,17 +13,17 @@ use remoe_e2e::{audit, claim, figures, pods, release, tool};
 use remoe_test_support::deadline::{LONG, until};
 use serde_json::{Value, json};
 
-/// Requests for which the chart's role has no rule are denied, and tests that look for denials see them.
+/// Requests without a rule in the chart's role are denied, and the tests detect denials.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_account_reads_no_secret_and_no_claim() {
-    Scene::run("the_account_reads_no_secret_and_no_claim", async |scene| {
+async fn operator_account_reads_no_secret_and_no_claim() {
+    Scene::run("operator_account_reads_no_secret_and_no_claim", async |scene| {
         let cluster = &scene.cluster;
         let mut alone = release::exclusive(cluster, 0).await;
-        // Certificates are for namespaces that the chart lists.
+        // Certificates are created only in namespaces that the chart lists.
         alone.install(cluster, &["replicas=0", "identity.signer=operator"]).await;
         let as_operator = kubeconfig(cluster, None).await;
         let kubectl = cluster.tool("kubectl");
-        let start = audit::mark(cluster);
+        let start = audit::position(cluster);
         // ConfigMaps are read one by one, and never written.
         for kind in ["secrets", "persistentvolumeclaims", "nodes", "configmaps"] {
             let arguments = ["get", kind, "--namespace", &scene.namespace];
@@ -38,7 +38,8 @@ async fn the_account_reads_no_secret_and_no_claim() {
         }
         let allowed = ["get", "pods,moerecords,moedeployments", "--namespace", &scene.namespace];
         tool::run(&kubectl, as_operator.path(), &allowed).await;
-        let asked = audit::since(cluster, start).into_iter().filter(|each| each.user() == release::ACCOUNT);
+        let asked =
+            audit::entries_since(cluster, start).into_iter().filter(|each| each.user() == release::ACCOUNT);
         let (denied, granted): (Vec<_>, Vec<_>) = asked.partition(audit::AuditEntry::denied);
         let kinds = |requests: &[audit::AuditEntry]| -> Vec<String> {
             requests
@@ -57,18 +58,18 @@ async fn the_account_reads_no_secret_and_no_claim() {
     .await;
 }
 
-/// Killed at any time, it starts again beside what it left.
+/// Killed at any time, it continues from the objects that it left.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_operator_runs_beside_the_cluster() {
-    Scene::run("an_operator_runs_beside_the_cluster", async |scene| {
+async fn operator_runs_beside_the_cluster() {
+    Scene::run("operator_runs_beside_the_cluster", async |scene| {
         let cluster = &scene.cluster;
         let alone = release::exclusive(cluster, 0).await;
-        let start = audit::mark(cluster);
+        let start = audit::position(cluster);
         for _life in 0..2 {
             let operator = HostOperator::start(cluster, &alone, None).await;
             drop(operator);
         }
-        let asked = audit::since(cluster, start);
+        let asked = audit::entries_since(cluster, start);
         assert!(
             asked.iter().any(|each| each.user() == release::ACCOUNT && each.resource() == "moedeployments")
         );
@@ -76,7 +77,7 @@ async fn an_operator_runs_beside_the_cluster() {
     .await;
 }
 
-/// The demo model, with its experts in remote functions or all in the main function.
+/// Returns the spec of the demo model, with remote experts or all experts in the main function.
 fn demo(experts: &str) -> Value {
     json!({
         "model": {"source": "pvc://models/demo"},
@@ -86,58 +87,58 @@ fn demo(experts: &str) -> Value {
     })
 }
 
-/// Deleted in either way while the operator is killed again and again, a deployment leaves nothing.
+/// A deployment that is deleted in either way during repeated kills of the operator leaves nothing.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deployment_goes_whatever_becomes_of_the_operator() {
-    Scene::run("a_deployment_goes_whatever_becomes_of_the_operator", async |scene| {
+async fn deleted_deployment_goes_despite_operator_kills() {
+    Scene::run("deleted_deployment_goes_despite_operator_kills", async |scene| {
         let cluster = &scene.cluster;
         let alone = release::exclusive(cluster, 0).await;
         claim::with_demo_model(scene, "models").await;
         for deletion in [DeleteParams::foreground(), DeleteParams::background()] {
             let operator = HostOperator::start(cluster, &alone, None).await;
             let deployment = Deployment::apply(scene, "demo", &demo("Always")).await;
-            deployment.settled().await;
-            let functions = pods::selected(scene, pods::FUNCTIONS).await.len();
+            deployment.wait_until_settled().await;
+            let functions = pods::list(scene, pods::FUNCTIONS).await.len();
             deployment.api.delete("demo", &deletion).await.unwrap();
             drop(operator);
             let operator = HostOperator::start(cluster, &alone, None).await;
             until(LONG, "the first pod to be on its way out", async || {
-                (pods::selected(scene, pods::FUNCTIONS).await.len() < functions).then_some(())
+                (pods::list(scene, pods::FUNCTIONS).await.len() < functions).then_some(())
             })
             .await;
             drop(operator);
             let _operator = HostOperator::start(cluster, &alone, None).await;
-            deployment.gone(scene).await;
+            deployment.wait_until_gone(scene).await;
         }
     })
     .await;
 }
 
-/// An image that no node has is named, and what ran before goes on.
+/// A missing image is reported, and the earlier revision keeps running.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_that_cannot_be_had_is_named() {
-    Scene::run("an_image_that_cannot_be_had_is_named", async |scene| {
+async fn missing_image_is_reported() {
+    Scene::run("missing_image_is_reported", async |scene| {
         let cluster = &scene.cluster;
         let alone = release::exclusive(cluster, 0).await;
         claim::with_demo_model(scene, "models").await;
         let operator = HostOperator::start(cluster, &alone, None).await;
         let deployment = Deployment::apply(scene, "demo", &demo("Never")).await;
-        deployment.settled().await;
+        deployment.wait_until_settled().await;
         drop(operator);
         let absent = ["--main-image=remoe.test/absent:1", "--image-pull-policy=Never"];
-        let operator = HostOperator::named(cluster, &alone, "host", &absent).await;
-        let degraded = deployment.reason("Degraded", "ImageUnavailable").await;
+        let operator = HostOperator::start_named(cluster, &alone, "host", &absent).await;
+        let degraded = deployment.wait_for_reason("Degraded", "ImageUnavailable").await;
         assert!(degraded["message"].as_str().unwrap().contains("remoe.test/absent:1"), "{degraded}");
-        deployment.condition("Ready", "True").await;
+        deployment.wait_for_condition("Ready", "True").await;
         assert_eq!(deployment.endpoints(scene).await.len(), 1, "the old main function serves on");
         drop(operator);
         let _operator = HostOperator::start(cluster, &alone, None).await;
-        deployment.settled().await;
+        deployment.wait_until_settled().await;
     })
     .await;
 }
 
-/// Returns the placement of experts, as main functions were told last; without the functions that host them now.
+/// Returns the latest placement sent to main functions, without the hosting functions.
 async fn placement(scene: &Scene) -> Value {
     let record = scene.kubectl(&["get", "moerecord", "demo-routing", "--output", "json"]).await;
     let record: Value = serde_json::from_str(&record).expect("kubectl prints JSON");
@@ -147,8 +148,8 @@ async fn placement(scene: &Scene) -> Value {
     json!({"plan": told["plan"], "remote": told["remote"], "groups": told["groups"]})
 }
 
-/// The tag of the images is another one: the plan stays, no expert moves, every pod is replaced, and a client that
-/// streams 900 tokens from a main function that ends gets all of them.
+/// With a new image tag, the plan stays, no expert moves, every pod is replaced, and a client that streams 900 tokens
+/// from a terminating main function gets all of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_tag_of_the_images_costs_no_token() {
     const TOKENS: u32 = 900;
@@ -163,11 +164,11 @@ async fn another_tag_of_the_images_costs_no_token() {
             "maxInputTokens": 100, "maxOutputTokens": 910, "typicalInputTokens": 50, "typicalOutputTokens": 50,
         });
         let deployment = Deployment::apply(scene, "demo", &spec).await;
-        let plan = deployment.settled().await["plan"].clone();
-        let (before, told) = (pods::selected(scene, pods::FUNCTIONS).await, placement(scene).await);
-        let address = deployment.doors(scene).await[0];
-        let undisturbed = CompletionStream::of(TOKENS, address, "demo", PROMPT).await.finish().await;
-        let mut stream = CompletionStream::of(TOKENS, address, "demo", PROMPT).await;
+        let plan = deployment.wait_until_settled().await["plan"].clone();
+        let (before, told) = (pods::list(scene, pods::FUNCTIONS).await, placement(scene).await);
+        let address = deployment.client_addresses(scene).await[0];
+        let undisturbed = CompletionStream::with_tokens(TOKENS, address, "demo", PROMPT).await.finish().await;
+        let mut stream = CompletionStream::with_tokens(TOKENS, address, "demo", PROMPT).await;
         stream.next().await.expect("a first token");
         drop(operator);
         let mut arguments = Vec::new();
@@ -177,10 +178,10 @@ async fn another_tag_of_the_images_costs_no_token() {
             arguments.push(format!("--{flag}-image={to}"));
         }
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let _operator = HostOperator::named(cluster, &alone, "host", &arguments).await;
+        let _operator = HostOperator::start_named(cluster, &alone, "host", &arguments).await;
         assert!(stream.finish().await == undisturbed, "the stream has other tokens");
         let functions = until(LONG, "pods of the other tag", async || {
-            let now = pods::selected(scene, pods::FUNCTIONS).await;
+            let now = pods::list(scene, pods::FUNCTIONS).await;
             let upgraded = |pod: &Pod| {
                 let image = pod.spec.as_ref().and_then(|spec| spec.containers[0].image.as_deref());
                 image.is_some_and(|image| image.ends_with("-upgraded"))
@@ -189,13 +190,13 @@ async fn another_tag_of_the_images_costs_no_token() {
         })
         .await;
         assert!(functions.iter().all(|pod| before.iter().all(|known| known.uid() != pod.uid())));
-        assert_eq!(deployment.settled().await["plan"], plan);
+        assert_eq!(deployment.wait_until_settled().await["plan"], plan);
         assert_eq!(placement(scene).await, told);
     })
     .await;
 }
 
-/// Takes `verb` on `resource` from the operator's role `name`.
+/// Removes `verb` on `resource` from the operator's role `name`.
 async fn forbid(cluster: &Cluster, name: &str, verb: &str, resource: &str) -> ClusterRole {
     let roles = Api::<ClusterRole>::all(cluster.client.clone());
     let role = roles.get(name).await.unwrap();
@@ -206,7 +207,7 @@ async fn forbid(cluster: &Cluster, name: &str, verb: &str, resource: &str) -> Cl
         assert!(rule.verbs.iter().any(|each| each == verb), "the role has {verb} on {resource}");
         rule.verbs.retain(|each| each != verb);
     }
-    // A rule without a verb is none.
+    // A rule without verbs is invalid.
     less.rules.iter_mut().for_each(|rules| rules.retain(|rule| !rule.verbs.is_empty()));
     roles.replace(name, &PostParams::default(), &less).await.unwrap();
     role
@@ -220,25 +221,25 @@ async fn restore(cluster: &Cluster, role: ClusterRole) {
     roles.replace(&name, &PostParams::default(), &live).await.unwrap();
 }
 
-/// A role that lacks a verb is found out from the deployment: by its conditions, or by its events where
-/// they cannot tell. Once the verb is back nothing is left of it.
+/// A missing verb in the role is reported by the deployment's conditions, or by its events. Once the verb is
+/// restored, the report disappears.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_verb_that_the_role_lacks_is_named() {
-    Scene::run("a_verb_that_the_role_lacks_is_named", async |scene| {
+async fn missing_verb_of_the_role_is_reported() {
+    Scene::run("missing_verb_of_the_role_is_reported", async |scene| {
         let cluster = &scene.cluster;
         let mut alone = release::exclusive(cluster, 1).await;
-        // The next test gets the chart's role again, also after a failure.
+        // Restores the chart's role for the next test, also after a failure.
         alone.install(cluster, &["replicas=1"]).await;
         claim::with_demo_model(scene, "models").await;
         let role = forbid(cluster, release::FUNCTIONS_ROLE, "create", "pods").await;
         let deployment = Deployment::apply(scene, "demo", &demo("Never")).await;
-        let planned = deployment.reason("Planned", "NotPermitted").await;
+        let planned = deployment.wait_for_reason("Planned", "NotPermitted").await;
         assert!(
             planned["message"].as_str().unwrap().contains("cannot create resource \"pods\""),
             "{planned}"
         );
         restore(cluster, role).await;
-        deployment.settled().await;
+        deployment.wait_until_settled().await;
 
         for (verb, resource, change) in [
             ("patch", "moedeployments/status", json!({"spec": {"replicas": 2}})),
@@ -258,18 +259,17 @@ async fn a_verb_that_the_role_lacks_is_named() {
             })
             .await;
             restore(cluster, role).await;
-            deployment.settled().await;
+            deployment.wait_until_settled().await;
         }
         assert_eq!(deployment.status().await["functions"], "2/2");
     })
     .await;
 }
 
-/// Where network policies are enforced, the operator reaches the main functions: the policy names the
-/// chart's pods.
+/// With enforced network policies, the operator reaches the main functions: the policy selects the chart's pods.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_policy_lets_the_operator_in() {
-    Scene::run("the_policy_lets_the_operator_in", async |scene| {
+async fn network_policy_allows_the_operator() {
+    Scene::run("network_policy_allows_the_operator", async |scene| {
         let cluster = &scene.cluster;
         let _operator = release::shared(cluster).await;
         Deployment::apply(scene, "demo", &demo("Never")).await;

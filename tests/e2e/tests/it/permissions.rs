@@ -1,4 +1,4 @@
-//! Rights of the release's service accounts, as the API server answers: those of charts/permissions.
+//! Rights of the release's service accounts at the API server: those in charts/permissions.
 
 use remoe_e2e::cluster::Cluster;
 use remoe_e2e::release::{self, ACCOUNT, GATEWAY_ACCOUNT, NAMESPACE};
@@ -7,11 +7,11 @@ use remoe_e2e::tool;
 use remoe_test_support::binaries::workspace;
 use std::collections::BTreeSet;
 
-/// An account without any role: every account has its rights.
+/// Account without roles, whose rights every account has.
 const STRANGER: &str = "system:serviceaccount:remoe-system:stranger";
 
-/// The rights of `account` in `namespace`, one `RESOURCE.GROUP NAME VERB` for each.
-async fn answered(cluster: &Cluster, account: &str, namespace: &str) -> BTreeSet<String> {
+/// Returns the rights of `account` in `namespace`, one `RESOURCE.GROUP NAME VERB` for each.
+async fn granted_rules(cluster: &Cluster, account: &str, namespace: &str) -> BTreeSet<String> {
     let listed =
         cluster.kubectl(&["auth", "can-i", "--list", "--no-headers", "--as", account, "-n", namespace]).await;
     let lists = |line: &str| {
@@ -31,8 +31,8 @@ async fn answered(cluster: &Cluster, account: &str, namespace: &str) -> BTreeSet
     rights
 }
 
-/// The rights of `account` in the scopes that the file calls `scopes`, in the same form.
-fn expected(file: &str, account: &str, scopes: &[&str]) -> BTreeSet<String> {
+/// Returns the rights of `account` in the file's `scopes`, in the same form.
+fn expected_rules(file: &str, account: &str, scopes: &[&str]) -> BTreeSet<String> {
     let path = workspace().join("charts/permissions").join(file);
     let text = std::fs::read_to_string(&path).expect("the file of rights can be read");
     let mut rights = BTreeSet::new();
@@ -52,7 +52,7 @@ fn expected(file: &str, account: &str, scopes: &[&str]) -> BTreeSet<String> {
     rights
 }
 
-/// A resource of a group as kubectl prints it: the part of the object stands last.
+/// Returns a resource of a group as kubectl prints it, with the subresource last.
 fn of_group(resource: &str, group: &str) -> String {
     match resource.split_once('/') {
         Some((resource, part)) => format!("{resource}.{group}/{part}"),
@@ -70,24 +70,24 @@ async fn accounts_have_the_rights_of_the_golden_file() {
         for (account, name) in [(ACCOUNT, "operator"), (GATEWAY_ACCOUNT, "gateway")] {
             let scopes = [(scene.namespace.as_str(), "models"), (NAMESPACE, NAMESPACE), ("default", "none")];
             for (namespace, scope) in scopes {
-                let common = answered(cluster, STRANGER, namespace).await;
-                let rights = answered(cluster, account, namespace).await;
+                let common = granted_rules(cluster, STRANGER, namespace).await;
+                let rights = granted_rules(cluster, account, namespace).await;
                 let own: BTreeSet<String> = rights.difference(&common).cloned().collect();
-                assert_eq!(own, expected("namespaces.txt", name, &[scope]), "{name} in {namespace}");
+                assert_eq!(own, expected_rules("namespaces.txt", name, &[scope]), "{name} in {namespace}");
             }
         }
-        // Of all namespaces, pods are written and logs read in those that are listed alone.
+        // Pods are written and logs are read only in the listed namespaces.
         let list = format!("identity.namespaces={{{}}}", scene.namespace);
         installed.install(cluster, &["replicas=1", &list, "identity.allNamespaces=false"]).await;
         for (namespace, scopes) in
             [(scene.namespace.as_str(), &["cluster", "default"][..]), ("default", &["cluster"])]
         {
-            let common = answered(cluster, STRANGER, namespace).await;
-            let rights = answered(cluster, ACCOUNT, namespace).await;
+            let common = granted_rules(cluster, STRANGER, namespace).await;
+            let rights = granted_rules(cluster, ACCOUNT, namespace).await;
             let own: BTreeSet<String> = rights.difference(&common).cloned().collect();
-            assert_eq!(own, expected("cluster.txt", "operator", scopes), "operator in {namespace}");
+            assert_eq!(own, expected_rules("cluster.txt", "operator", scopes), "operator in {namespace}");
         }
-        // A gateway cannot take the operators' Lease.
+        // A gateway cannot acquire the operators' Lease.
         let kubectl = cluster.tool("kubectl");
         for verb in ["get", "patch", "update", "delete"] {
             let asked =

@@ -1,4 +1,4 @@
-//! Serve on a prior, measure, plan again on what was measured.
+//! Serving by the hardware prior, then measuring and planning again with the profile.
 
 use remoe_e2e::deployment::{Deployment, chat, find};
 use remoe_e2e::scene::Scene;
@@ -6,33 +6,32 @@ use remoe_e2e::{audit, claim, release};
 use remoe_test_support::deadline::{LONG, until};
 use serde_json::{Value, json};
 
-/// Both deployments would measure the same: one profiler does it for both, and what it measured goes with
-/// the last of them.
+/// Two deployments share one measurement: one profiler runs, and its profile is deleted with the last of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn hardware_is_measured_once_for_all_that_run_on_it() {
     Scene::run("hardware_is_measured_once_for_all_that_run_on_it", async |scene| {
         let cluster = &scene.cluster;
         let _operator = release::shared(cluster).await;
         claim::with_demo_model(scene, "models").await;
-        let start = audit::mark(cluster);
+        let start = audit::position(cluster);
         let first = Deployment::apply(scene, "first", &spec("Always")).await;
-        // It serves before anything is measured, and no saving is claimed.
-        first.condition("Ready", "True").await;
+        // It serves before the measurement, without a claimed saving.
+        first.wait_for_condition("Ready", "True").await;
         let prior = first.status().await;
         let columns = scene.kubectl(&["get", "moep", "--no-headers"]).await;
         let shown: Vec<&str> = columns.split_whitespace().collect();
-        // Name, deployment, profile and size; times and cost have a unit and three digits.
+        // Columns: name, deployment, profile and size. Times and costs have a unit and three digits.
         assert!(shown.len() == 10 && ["us", "ms", "s"].contains(&shown[5]), "{columns}");
         assert!(shown[8].starts_with('$') && shown[8].len() <= 7, "{columns}");
         assert_eq!(find(&prior, "Planned").unwrap()["reason"], "PriorProfile", "{prior}");
         assert_eq!(prior["saving"], "n/a");
-        first.reason("Planned", "MeasuredProfile").await;
+        first.wait_for_reason("Planned", "MeasuredProfile").await;
         let profiles = profiles(scene).await;
         assert_eq!(profiles.len(), 1, "{profiles:?}");
         let profile: Value = serde_json::from_str(profiles[0]["spec"]["json"].as_str().unwrap()).unwrap();
         assert_eq!(profile["origin"], "measured");
-        let measured = first.settled().await;
-        // What was measured is what the plan stands on: other times, and the saving that follows.
+        let measured = first.wait_until_settled().await;
+        // The plan uses the measured profile: other times, and the resulting saving.
         let (assumed, planned) = (plan(scene, "first", &prior).await, plan(scene, "first", &measured).await);
         assert_eq!((&assumed["profile"], &planned["profile"]), (&json!("Prior"), &json!("Measured")));
         for time in ["ttftSeconds", "tpotSeconds", "prefillSeconds", "decodeSeconds"] {
@@ -47,21 +46,21 @@ async fn hardware_is_measured_once_for_all_that_run_on_it() {
         assert_eq!(measured["saving"], saving);
 
         let second = Deployment::apply(scene, "second", &spec("Never")).await;
-        second.condition("Ready", "True").await;
-        second.reason("Planned", "MeasuredProfile").await;
-        let profilers = audit::since(cluster, start).into_iter().filter(|request| {
+        second.wait_for_condition("Ready", "True").await;
+        second.wait_for_reason("Planned", "MeasuredProfile").await;
+        let profilers = audit::entries_since(cluster, start).into_iter().filter(|request| {
             let created = request.verb == "create" && request.resource() == "pods";
             created && request.namespace() == scene.namespace && request.name().starts_with("remoe-profile-")
         });
         assert_eq!(profilers.count(), 1, "pods that measured");
         assert_eq!(scene.kubectl(&["get", "pods", "--selector", PROFILER, "--output", "name"]).await, "");
 
-        let answer = chat(first.doors(scene).await[0], "first", "Read Genesis 1:1.").await;
+        let answer = chat(first.client_addresses(scene).await[0], "first", "Read Genesis 1:1.").await;
         assert!(answer["usage"]["remoe"]["experts"]["remote"].as_u64() > Some(0), "{answer}");
 
         first.delete().await;
-        // The other one still needs it.
-        second.condition("Ready", "True").await;
+        // The other deployment still needs it.
+        second.wait_for_condition("Ready", "True").await;
         assert_eq!(self::profiles(scene).await.len(), 1);
         second.delete().await;
         until(LONG, "the end of the profile", async || self::profiles(scene).await.is_empty().then_some(()))
@@ -70,24 +69,24 @@ async fn hardware_is_measured_once_for_all_that_run_on_it() {
     .await;
 }
 
-/// A profile that the user supplies is used from the start, and nothing is measured.
+/// A supplied profile is used from the start, and nothing is measured.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_supplied_profile_is_used_and_named_when_it_is_wrong() {
-    Scene::run("a_supplied_profile_is_used_and_named_when_it_is_wrong", async |scene| {
+async fn supplied_profile_is_used_or_reported_if_invalid() {
+    Scene::run("supplied_profile_is_used_or_reported_if_invalid", async |scene| {
         let _operator = release::shared(&scene.cluster).await;
         claim::with_demo_model(scene, "models").await;
         let mut wanted = spec("Auto");
         wanted["profile"] = json!({"configMapName": "mine"});
         let deployment = Deployment::apply(scene, "demo", &wanted).await;
-        let missing = deployment.reason("Planned", "ProfileMissing").await;
+        let missing = deployment.wait_for_reason("Planned", "ProfileMissing").await;
         assert!(missing["message"].as_str().unwrap().contains("missing ConfigMap mine"), "{missing}");
         scene.kubectl(&["create", "configmap", "mine", "--from-literal=profile.json={}"]).await;
-        deployment.reason("Planned", "ProfileInvalid").await;
+        deployment.wait_for_reason("Planned", "ProfileInvalid").await;
     })
     .await;
 }
 
-/// The spec of the plan that `status` says runs.
+/// Returns the spec of the running plan by `status`.
 async fn plan(scene: &Scene, deployment: &str, status: &Value) -> Value {
     let name = format!("{deployment}-{}", status["plan"].as_str().expect("a plan runs"));
     let plan = scene.kubectl(&["get", "moeplan", &name, "--output", "json"]).await;

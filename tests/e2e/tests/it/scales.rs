@@ -1,4 +1,4 @@
-//! Functions that follow load: more of them while there are many requests, and fewer when there are none.
+//! Replicas that follow load: more with many requests, fewer with none.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -28,7 +28,7 @@ const PROMPTS: [&str; 12] = [
     "Whosoever therefore shall confess me before men,",
 ];
 
-/// Pods of functions that are ready and not asked to end, by function.
+/// Returns the ready, not terminating pods of each function.
 async fn ready(scene: &Scene) -> BTreeMap<String, BTreeSet<String>> {
     let labels = ListParams::default().labels(FUNCTIONS);
     let pods = scene.api::<Pod>().list(&labels).await.unwrap().items;
@@ -46,13 +46,13 @@ async fn functions_follow_load_and_no_answer_is_lost_or_another() {
         let _release = release::shared(cluster).await;
         let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
         let more = json!({
-            // So little that a few clients are a load: 3.2 requests at the same time, a tenth of a second's work a
+            // A low target, so that a few clients exceed it: 3.2 concurrent requests, a tenth of a second of work per
             // second.
             "scaling": {"min": 1, "max": 3, "targetPercent": 10, "window": "10s", "remote": {"max": 2}},
             "prediction": {"replan": "Never"},
         });
-        let demo = demo::serving(scene, &more).await;
-        demo.settled().await;
+        let demo = demo::deploy(scene, &more).await;
+        demo.wait_until_settled().await;
         let before = ready(scene).await;
         assert_eq!(before["main"].len(), 1, "{before:?}");
         let plan = demo.status().await["plan"].clone();
@@ -107,7 +107,7 @@ async fn functions_follow_load_and_no_answer_is_lost_or_another() {
         eprintln!("{answers} answers; {during:?} for a while");
         assert!(count("main", "up") >= 1 && count("main", "down") >= 1);
         demo.delete().await;
-        demo.gone(scene).await;
+        demo.wait_until_gone(scene).await;
     })
     .await;
 }

@@ -1,4 +1,4 @@
-//! Models from a hub and from S3: what is fetched, and what is said when it cannot be.
+//! Models from a hub and from S3: fetched bytes, and reports of failures.
 
 use remoe_e2e::deployment::{Deployment, chat};
 use remoe_e2e::scene::Scene;
@@ -15,8 +15,8 @@ const WEIGHTS: &str = "model.safetensors";
 const TOKEN: &str = "hf_of_the_test";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hub_serves_what_functions_host() {
-    Scene::run("a_hub_serves_what_functions_host", async |scene| {
+async fn hub_serves_only_hosted_experts() {
+    Scene::run("hub_serves_only_hosted_experts", async |scene| {
         let content = Content::new(workspace().join("demo/model"));
         let options = HubOptions { token: Some(TOKEN.to_owned()), ..HubOptions::default() };
         let commit = options.commit.clone();
@@ -29,8 +29,8 @@ async fn a_hub_serves_what_functions_host() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bucket_serves_what_functions_host() {
-    Scene::run("a_bucket_serves_what_functions_host", async |scene| {
+async fn bucket_serves_only_hosted_experts() {
+    Scene::run("bucket_serves_only_hosted_experts", async |scene| {
         let content = Content::new(workspace().join("demo/model"));
         let s3 = S3::start(
             any_port(scene),
@@ -54,8 +54,8 @@ async fn a_bucket_serves_what_functions_host() {
     .await;
 }
 
-/// Has a deployment of `model` meet, one after the other, no Secret, wrong credentials, a missing file and
-/// connections that break off; in the end it serves.
+/// A deployment of `model` meets in turn a missing Secret, wrong credentials, a missing file and broken connections,
+/// and finally serves.
 async fn serve<const N: usize>(
     scene: &Scene,
     content: &Arc<Content>,
@@ -74,10 +74,10 @@ async fn serve<const N: usize>(
         "remoteExperts": {"mode": "Always", "maxReplicas": 1, "memoryMB": {"min": 100, "max": 1000}},
     });
     let demo = Deployment::apply(scene, "demo", &spec).await;
-    demo.reason("Planned", "CredentialsMissing").await;
+    demo.wait_for_reason("Planned", "CredentialsMissing").await;
 
     secret(scene, &wrong).await;
-    let refused = demo.reason("Planned", "CredentialsRefused").await;
+    let refused = demo.wait_for_reason("Planned", "CredentialsRefused").await;
     let message = refused["message"].as_str().unwrap();
     let source = model["source"].as_str().unwrap();
     assert!(message.contains(source), "{message}");
@@ -85,7 +85,7 @@ async fn serve<const N: usize>(
 
     content.change(|faults| _ = faults.absent.insert(WEIGHTS.to_owned()));
     secret(scene, &right).await;
-    let missing = demo.reason("Planned", "ModelUnreadable").await;
+    let missing = demo.wait_for_reason("Planned", "ModelUnreadable").await;
     assert!(missing["message"].as_str().unwrap().contains(WEIGHTS), "{missing}");
 
     content.take_counted();
@@ -93,15 +93,15 @@ async fn serve<const N: usize>(
         faults.absent.clear();
         (faults.cut_after, faults.cuts) = (Some(100_000), 12);
     });
-    demo.condition("Ready", "True").await;
+    demo.wait_for_condition("Ready", "True").await;
     let left = content.faults().cuts;
     assert_eq!(left, 0, "connections were cut");
 
     let fetched = content.counted()[WEIGHTS].bytes;
     let size = std::fs::metadata(workspace().join("demo/model").join(WEIGHTS)).unwrap().len();
-    // What was there before a cut is not fetched again, nor what another pod has fetched.
+    // Bytes from before an interruption, or from another pod, are not fetched again.
     assert!(fetched <= size + (1 << 20), "{fetched} of {size} bytes were sent");
-    let answer = chat(demo.doors(scene).await[0], "model", PROMPT).await;
+    let answer = chat(demo.client_addresses(scene).await[0], "model", PROMPT).await;
     let local = Up::start(&workspace().join("demo/model"), 1).await;
     let local = chat(local.ready.http(), "model", PROMPT).await;
     assert_eq!(answer["choices"], local["choices"]);
@@ -119,7 +119,7 @@ async fn secret(scene: &Scene, keys: &[(&str, &str)]) {
     scene.kubectl(&["apply", "--filename", file.path().to_str().unwrap()]).await;
 }
 
-/// Any port of the address of this host that pods reach.
+/// Returns a free port on this host's address for pods.
 fn any_port(scene: &Scene) -> SocketAddr {
     SocketAddr::new(scene.cluster.host, 0)
 }

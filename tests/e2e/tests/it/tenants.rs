@@ -1,5 +1,5 @@
-//! Two tenants of one release, each with the role `edit` in a namespace and a key for the models there. The rival tries to
-//! wake, name, bill, lock out, read and reach what is the victim's. Each attempt is a line, with its answer.
+//! Two tenants of one release, each with the role `edit` in one namespace and a key for its models. The rival tries
+//! to wake, name, bill, block, read and reach the victim's deployment. Each attempt prints its outcome.
 
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -16,31 +16,31 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 
 const TEST: &str = "tenants_of_two_namespaces_cannot_reach_each_other";
-/// The Secret with the keys of the gateways.
+/// Secret with the keys of the gateways.
 const KEYS: &str = "tenants";
-/// The short name that the chart grants to the victim.
+/// Short model name that the chart grants to the victim.
 const GRANTED: &str = "public";
-/// The largest request count of the rival's second key in a minute.
+/// Request limit of the rival's second key, per minute.
 const FLOOD: usize = 2;
 
-/// Prints an attempt and its answer.
-fn line(part: &str, attempt: &str, answered: &str) {
+/// Prints an attempt with its outcome.
+fn print_attempt(part: &str, attempt: &str, answered: &str) {
     let answered: String = answered.chars().take(160).collect();
     let attempt = attempt.replace("\r\n", "; ");
     eprintln!("{part:8} | {attempt} | {}", answered.replace('\n', " "));
 }
 
-/// The answer to an attempt by HTTP, which must have `status`.
-fn answered(part: &str, attempt: &str, answer: &RawResponse, status: u16) {
-    line(part, attempt, &format!("{} {}", answer.head.status, answer.text()));
+/// Prints an HTTP attempt and checks that its response has `status`.
+fn check_status(part: &str, attempt: &str, answer: &RawResponse, status: u16) {
+    print_attempt(part, attempt, &format!("{} {}", answer.head.status, answer.text()));
     assert_eq!(answer.head.status, status, "{attempt}: {}", answer.text());
 }
 
-/// The answer to an attempt by the API server, which must forbid it.
-fn forbidden(part: &str, attempt: &str, answer: Result<String, String>) {
+/// Checks that the API server forbids an attempt.
+fn check_forbidden(part: &str, attempt: &str, answer: Result<String, String>) {
     let refusal = answer.expect_err(attempt);
     let words = refusal.split_once("exit status: 1: ").map_or("", |(_, words)| words);
-    line(part, attempt, words);
+    print_attempt(part, attempt, words);
     assert!(words.contains("orbidden"), "{attempt}: {refusal}");
 }
 
@@ -50,8 +50,8 @@ fn chat(model: &str, headers: &str) -> String {
     raw::post("/v1/chat/completions", &body.to_string()).replacen("\r\n", &format!("\r\n{headers}"), 1)
 }
 
-/// Nano-dollars that `tenant` has spent today, by the metrics that an administrator sees.
-async fn spent(gateway: SocketAddr, tenant: &str) -> f64 {
+/// Returns today's cost of `tenant` by the administrator's metrics, in nano-dollars.
+async fn spent_nanodollars(gateway: SocketAddr, tenant: &str) -> f64 {
     let page = raw::ask(gateway, with_key(&raw::get("/metrics"), "sk-admin")).await.text();
     let of_tenant = format!("tenant=\"{tenant}\"");
     let mut lines = page.lines();
@@ -60,20 +60,20 @@ async fn spent(gateway: SocketAddr, tenant: &str) -> f64 {
     found.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0)
 }
 
-/// Wakes of the victim's deployment so far, once it sleeps.
-async fn wakes(victim: &Tenant<'_>) -> Value {
+/// Returns the number of wakes of the victim's deployment.
+async fn wake_count(victim: &Tenant<'_>) -> Value {
     gateways::demand(victim.scene, "demo").await["spec"]["wakes"].clone()
 }
 
-async fn waking(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAddr) {
-    let before = wakes(victim).await;
+async fn try_to_wake(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAddr) {
+    let before = wake_count(victim).await;
     let name = victim.model("demo");
     for model in [&name, GRANTED, "demo"] {
         for (key, status) in [(rival.key, 404), ("sk-guessed", 401)] {
             let answer = raw::ask(gateway, with_key(&chat(model, ""), key)).await;
-            answered("wake", &format!("chat with {model}, key {key}"), &answer, status);
+            check_status("wake", &format!("chat with {model}, key {key}"), &answer, status);
         }
-        answered(
+        check_status(
             "wake",
             &format!("chat with {model}, no key"),
             &raw::ask(gateway, chat(model, "")).await,
@@ -84,10 +84,10 @@ async fn waking(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAddr) {
         json!({"model": name, "prompt": "a", "input": "a", "max_tokens": 1, "messages": []}).to_string();
     for path in ["/v1/completions", "/v1/responses", "/v1/messages", "/tokenize", "/v1/embeddings"] {
         let answer = rival.ask(gateway, &raw::post(path, &body)).await;
-        answered("wake", &format!("{path} with {name}"), &answer, 404);
+        check_status("wake", &format!("{path} with {name}"), &answer, 404);
     }
     let answer = rival.ask(gateway, &raw::get(&format!("/v1/placement?model={name}"))).await;
-    answered("wake", &format!("/v1/placement of {name}"), &answer, 404);
+    check_status("wake", &format!("/v1/placement of {name}"), &answer, 404);
     let there = victim.scene.namespace.as_str();
     for (kind, subresource, change) in [
         ("moed", "scale", json!({"spec": {"replicas": 1}})),
@@ -98,19 +98,19 @@ async fn waking(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAddr) {
         let (subresource, change) = (format!("--subresource={subresource}"), change.to_string());
         let mut patch = vec!["patch", kind, "demo", "--type=merge", "--patch", &change, "--namespace", there];
         patch.extend((subresource != "--subresource=").then_some(subresource.as_str()));
-        forbidden(
+        check_forbidden(
             "wake",
             &format!("kubectl patch {kind} {subresource} {change}"),
             rival.kubectl(&patch).await,
         );
     }
-    assert_eq!(wakes(victim).await, before);
-    assert!(pods::selected(victim.scene, pods::FUNCTIONS).await.is_empty(), "functions started");
-    line("wake", "after all of these", "no wake, no pod");
+    assert_eq!(wake_count(victim).await, before);
+    assert!(pods::list(victim.scene, pods::FUNCTIONS).await.is_empty(), "functions started");
+    print_attempt("wake", "after all of these", "no wake, no pod");
 }
 
-/// The rival's deployment has every name of the victim's that a spec can have.
-async fn naming(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAddr) {
+/// The rival's deployment uses all of the victim's names that a spec can have.
+async fn try_to_take_names(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAddr) {
     let object = |namespace: &str, spec: Value| {
         json!({"apiVersion": "remoe.dev/v1alpha1", "kind": "MoEDeployment",
             "metadata": {"name": "demo", "namespace": namespace}, "spec": spec})
@@ -118,49 +118,54 @@ async fn naming(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAddr) {
     let named = |name: &str| demo::spec(&json!({"servedName": name}));
     let there = victim.scene.namespace.as_str();
     let taken = rival.apply(&object(there, named(GRANTED))).await;
-    forbidden("name", "a MoEDeployment in the victim's namespace", taken);
+    check_forbidden("name", "a MoEDeployment in the victim's namespace", taken);
     let apply = async |name: &str| {
         let applied = rival.apply(&object(&rival.scene.namespace, named(name))).await;
-        line("name", &format!("the rival's servedName: {name}"), applied.as_ref().unwrap_or_else(|it| it));
+        print_attempt(
+            "name",
+            &format!("the rival's servedName: {name}"),
+            applied.as_ref().unwrap_or_else(|it| it),
+        );
         assert!(applied.is_ok(), "{applied:?}");
         let settled = [("Ready", "True"), ("Progressing", "False")];
-        Deployment::existing(rival.scene, "demo").conditions(&settled).await;
+        Deployment::existing(rival.scene, "demo").wait_for_conditions(&settled).await;
     };
     apply(GRANTED).await;
-    let before = wakes(victim).await;
+    let before = wake_count(victim).await;
     for model in ["demo", GRANTED, &rival.model("demo")] {
         let answer = rival.ask(gateway, &chat(model, "")).await;
-        answered("name", &format!("the rival asks {model}: its own"), &answer, 200);
+        check_status("name", &format!("the rival asks {model}: its own"), &answer, 200);
     }
-    assert_eq!(wakes(victim).await, before);
-    // The victim's functions sleep: their answer is a wake.
+    assert_eq!(wake_count(victim).await, before);
+    // The victim's functions sleep, so an answer requires a wake.
     let before = before.as_i64().unwrap();
     let full = victim.model("demo");
     let asked = [(GRANTED, victim.key), (GRANTED, "sk-admin"), (&full, victim.key)];
     for (model, key) in asked {
         let answer = raw::ask(gateway, with_key(&chat(model, ""), key)).await;
-        answered("name", &format!("{key} asks {model}: the victim's"), &answer, 200);
-        assert_eq!(wakes(victim).await, json!(before + 1), "{model} woke no function of the victim");
+        check_status("name", &format!("{key} asks {model}: the victim's"), &answer, 200);
+        assert_eq!(wake_count(victim).await, json!(before + 1), "{model} woke no function of the victim");
     }
-    // It stays awake, and has costs.
+    // It stays awake and has costs.
     let awake = json!({"spec": {"scaling": {"min": 1, "max": 1}}});
     Deployment::existing(victim.scene, "demo").patch(&awake).await;
     apply(&full).await;
     for (model, key) in asked {
         let answer = raw::ask(gateway, with_key(&chat(model, ""), key)).await;
-        answered("name", &format!("{key} asks {model}: the victim's"), &answer, 200);
+        check_status("name", &format!("{key} asks {model}: the victim's"), &answer, 200);
         assert_eq!(answer.ok()["model"], GRANTED, "the servedName of the victim");
     }
     let page = raw::ask(gateway, with_key(&raw::get("/metrics"), "sk-admin")).await.text();
     let of_rival = format!("model=\"{}\"", rival.model("demo"));
     let counted = page.lines().filter(|line| line.starts_with("remoe_gateway_tokens_total{"));
     let served: Vec<&str> = counted.filter(|line| line.contains(&of_rival)).collect();
-    line("name", "tokens of the rival's deployment, by tenant", &served.join("; "));
+    print_attempt("name", "tokens of the rival's deployment, by tenant", &served.join("; "));
     assert!(!served.is_empty() && served.iter().all(|line| line.contains("tenant=\"rival\"")), "{served:?}");
 }
 
-async fn billing(rival: &Tenant<'_>, gateway: SocketAddr) {
-    let (theirs, own) = (spent(gateway, "victim").await, spent(gateway, "rival").await);
+async fn try_to_bill(rival: &Tenant<'_>, gateway: SocketAddr) {
+    let (theirs, own) =
+        (spent_nanodollars(gateway, "victim").await, spent_nanodollars(gateway, "rival").await);
     assert!(theirs > 0.0 && own > 0.0, "{theirs} {own}");
     for headers in [
         "x-remoe-tenant: victim\r\n",
@@ -169,10 +174,11 @@ async fn billing(rival: &Tenant<'_>, gateway: SocketAddr) {
         "OpenAI-Organization: victim\r\n",
     ] {
         let answer = rival.ask(gateway, &chat(&rival.model("demo"), headers)).await;
-        answered("bill", headers.trim(), &answer, 200);
+        check_status("bill", headers.trim(), &answer, 200);
     }
-    let (theirs_now, own_now) = (spent(gateway, "victim").await, spent(gateway, "rival").await);
-    line(
+    let (theirs_now, own_now) =
+        (spent_nanodollars(gateway, "victim").await, spent_nanodollars(gateway, "rival").await);
+    print_attempt(
         "bill",
         "spent by the victim, by the rival",
         &format!("{theirs} -> {theirs_now}, {own} -> {own_now}"),
@@ -181,36 +187,36 @@ async fn billing(rival: &Tenant<'_>, gateway: SocketAddr) {
     assert!(own_now > own);
 }
 
-async fn locking_out(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAddr) {
+async fn try_to_lock_out(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAddr) {
     let mut statuses = Vec::new();
     for _ in 0..3 * FLOOD {
         let answer = raw::ask(gateway, with_key(&chat(&rival.model("demo"), ""), "sk-flood")).await;
         statuses.push(answer.head.status);
     }
-    line("lock out", "a flood with another key of the rival", &format!("{statuses:?}"));
+    print_attempt("lock out", "a flood with another key of the rival", &format!("{statuses:?}"));
     assert_eq!(statuses[..FLOOD], [200; FLOOD]);
     assert!(statuses[FLOOD..].iter().all(|status| *status == 429), "{statuses:?}");
     for (who, request) in [(victim, victim.model("demo")), (rival, rival.model("demo"))] {
         let answer = who.ask(gateway, &chat(&request, "")).await;
-        answered("lock out", &format!("{request} with its tenant's key meanwhile"), &answer, 200);
+        check_status("lock out", &format!("{request} with its tenant's key meanwhile"), &answer, 200);
     }
     let pricing = json!({"cpuCoreHour": "1000", "memoryGBHour": "1000"});
     let spec = demo::spec(&json!({"mode": "Advisory", "pricing": pricing}));
     let object = json!({"apiVersion": "remoe.dev/v1alpha1", "kind": "MoEDeployment",
         "metadata": {"name": "dear", "namespace": rival.scene.namespace}, "spec": spec});
     let dear = rival.apply(&object).await;
-    line("lock out", "a deployment for $1,000 an hour", dear.as_ref().unwrap_or_else(|it| it));
-    let before = spent(gateway, "victim").await;
+    print_attempt("lock out", "a deployment for $1,000 an hour", dear.as_ref().unwrap_or_else(|it| it));
+    let before = spent_nanodollars(gateway, "victim").await;
     let answer = victim.ask(gateway, &chat(&rival.model("dear"), "")).await;
-    answered("lock out", "the victim asks it by mistake", &answer, 404);
-    assert_eq!(spent(gateway, "victim").await, before);
+    check_status("lock out", "the victim asks it by mistake", &answer, 404);
+    assert_eq!(spent_nanodollars(gateway, "victim").await, before);
 }
 
-async fn reading(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAddr) {
+async fn try_to_read(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAddr) {
     let there = victim.scene.namespace.as_str();
     for path in ["/v1/models", "/status", "/metrics", "/version"] {
         let answer = rival.ask(gateway, &raw::get(path)).await;
-        answered("read", path, &answer, 200);
+        check_status("read", path, &answer, 200);
         // The rival's own deployment has the victim's name as its servedName.
         let text = answer.text().replace(&victim.model("demo"), "");
         assert!(!text.contains(there) && !text.contains("\"victim\""), "{path} tells of the victim: {text}");
@@ -221,7 +227,7 @@ async fn reading(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAddr) {
     );
     let stored = victim.ask(gateway, &stored).await.ok()["id"].as_str().unwrap().to_owned();
     let answer = rival.ask(gateway, &raw::get(&format!("/v1/responses/{stored}"))).await;
-    answered("read", "the victim's stored response", &answer, 404);
+    check_status("read", "the victim's stored response", &answer, 404);
 
     let metrics = SocketAddr::new(gateway.ip(), 9090);
     for key in ["", rival.key] {
@@ -233,14 +239,14 @@ async fn reading(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAddr) {
             page.lines().filter(|line| line.starts_with("remoe_cost_") || line.starts_with("remoe_budget_"));
         let tenants = page.lines().filter(|line| line.contains("tenant=\"victim\""));
         let (spending, tenants) = (spending.count(), tenants.count());
-        line(
+        print_attempt(
             "read",
             &format!("port 9090, key {key:?}"),
             &format!("{spending} lines of costs, {tenants} of the victim"),
         );
         assert_eq!((spending, tenants), (0, 0));
     }
-    let of_victim = pods::selected(victim.scene, pods::FUNCTIONS).await.remove(0).name_any();
+    let of_victim = pods::list(victim.scene, pods::FUNCTIONS).await.remove(0).name_any();
     let of_gateway = gateways::pods(&victim.scene.cluster, 1).await[0].name_any();
     let system = release::NAMESPACE;
     let proxy = format!("/api/v1/namespaces/{there}/pods/{of_victim}:9090/proxy/metrics");
@@ -261,12 +267,12 @@ async fn reading(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAddr) {
     ];
     for arguments in attempts {
         let attempt = arguments.join(" ").replace(there, "VICTIM");
-        forbidden("read", &attempt, rival.kubectl(arguments).await);
+        check_forbidden("read", &attempt, rival.kubectl(arguments).await);
     }
 }
 
-/// No rule of the victim's and the gateways' policies lets a pod of the rival in, whatever its labels.
-async fn reaching(victim: &Tenant<'_>, rival: &Tenant<'_>) {
+/// No rule of the victim's and the gateways' policies allows a pod of the rival with any labels.
+async fn check_network_policies(victim: &Tenant<'_>, rival: &Tenant<'_>) {
     let cluster = &victim.scene.cluster;
     let labels = async |name: &str| {
         let namespace = Api::<Namespace>::all(cluster.client.clone()).get(name).await;
@@ -278,14 +284,14 @@ async fn reaching(victim: &Tenant<'_>, rival: &Tenant<'_>) {
     };
     let of_rival = labels(&rival.scene.namespace).await;
     let gateway = gateways::pods(cluster, 1).await.remove(0);
-    let mut disguises: Vec<Pod> = pods::selected(rival.scene, pods::FUNCTIONS).await;
-    disguises.extend(pods::selected(victim.scene, pods::FUNCTIONS).await);
+    let mut disguises: Vec<Pod> = pods::list(rival.scene, pods::FUNCTIONS).await;
+    disguises.extend(pods::list(victim.scene, pods::FUNCTIONS).await);
     disguises.push(gateway.clone());
     let system = Scene { cluster: cluster.clone(), namespace: release::NAMESPACE.to_owned() };
-    disguises.extend(pods::selected(&system, "app.kubernetes.io/component=operator").await);
+    disguises.extend(pods::list(&system, "app.kubernetes.io/component=operator").await);
     let (of_victim, of_system) = (labels(&victim.scene.namespace).await, labels(release::NAMESPACE).await);
     let there = policies(&victim.scene.namespace).await;
-    let functions = pods::selected(victim.scene, pods::FUNCTIONS).await;
+    let functions = pods::list(victim.scene, pods::FUNCTIONS).await;
     assert!(functions.len() >= 2, "a main and a remote function");
     for to in &functions {
         let name = to.labels()["remoe.dev/function"].clone();
@@ -300,9 +306,13 @@ async fn reaching(victim: &Tenant<'_>, rival: &Tenant<'_>) {
                 let from = PolicyEndpoint { namespace, of_namespace: &of_rival, labels: disguise.labels() };
                 assert!(!admits(&there, from, to, port), "{name}:{port} from {:?}", disguise.labels());
             }
-            line("reach", &format!("{name}:{port} with labels of {} pods", disguises.len()), "refused");
+            print_attempt(
+                "reach",
+                &format!("{name}:{port} with labels of {} pods", disguises.len()),
+                "refused",
+            );
         }
-        // The evaluation itself lets gateways in.
+        // The same evaluation allows gateways.
         let from = PolicyEndpoint {
             namespace: release::NAMESPACE,
             of_namespace: &of_system,
@@ -316,17 +326,17 @@ async fn reaching(victim: &Tenant<'_>, rival: &Tenant<'_>) {
     let empty = std::collections::BTreeMap::new();
     let from = PolicyEndpoint { namespace: &rival.scene.namespace, of_namespace: &of_rival, labels: &empty };
     assert!(!admits(&before, from, to, 9090), "the metrics of gateways");
-    line("reach", "gateway:9090", "refused");
+    print_attempt("reach", "gateway:9090", "refused");
     assert!(admits(&before, from, to, 8000), "the API of gateways");
 }
 
-/// The name does not go to the rival when the victim's deployment is gone.
-async fn inheriting(victim: &Tenant<'_>, gateway: SocketAddr, demo: &Deployment) {
+/// The rival does not get the name when the victim's deployment is deleted.
+async fn check_name_is_not_taken_over(victim: &Tenant<'_>, gateway: SocketAddr, demo: &Deployment) {
     demo.delete().await;
-    demo.gone(victim.scene).await;
+    demo.wait_until_gone(victim.scene).await;
     for (model, key) in [(GRANTED, victim.key), (GRANTED, "sk-admin"), (&victim.model("demo"), victim.key)] {
         let answer = raw::ask(gateway, with_key(&chat(model, ""), key)).await;
-        answered("name", &format!("{key} asks {model} after the victim's was deleted"), &answer, 404);
+        check_status("name", &format!("{key} asks {model} after the victim's was deleted"), &answer, 404);
     }
 }
 
@@ -368,15 +378,15 @@ async fn tenants_of_two_namespaces_cannot_reach_each_other() {
             let (victim, rival) = (Tenant::new(one, "sk-victim").await, Tenant::new(two, "sk-rival").await);
             claim::with_demo_model(two, "models").await;
             let more = json!({"servedName": GRANTED, "scaling": {"min": 0, "idleWindow": "15s"}});
-            let demo = demo::serving(one, &more).await;
-            gateways::asleep(one, &demo).await;
-            waking(&victim, &rival, gateway).await;
-            naming(&victim, &rival, gateway).await;
-            billing(&rival, gateway).await;
-            locking_out(&victim, &rival, gateway).await;
-            reading(&victim, &rival, gateway).await;
-            reaching(&victim, &rival).await;
-            inheriting(&victim, gateway, &demo).await;
+            let demo = demo::deploy(one, &more).await;
+            gateways::wait_until_asleep(one, &demo).await;
+            try_to_wake(&victim, &rival, gateway).await;
+            try_to_take_names(&victim, &rival, gateway).await;
+            try_to_bill(&rival, gateway).await;
+            try_to_lock_out(&victim, &rival, gateway).await;
+            try_to_read(&victim, &rival, gateway).await;
+            check_network_policies(&victim, &rival).await;
+            check_name_is_not_taken_over(&victim, gateway, &demo).await;
             forget(cluster).await;
         })
         .await;

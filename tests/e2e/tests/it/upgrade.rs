@@ -1,4 +1,4 @@
-//! From the release that kept what it found out and told in ConfigMaps to this one, on a running deployment.
+//! Upgrade from the release that stored records in ConfigMaps, with a running deployment.
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::ResourceExt;
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 const TOKENS: u32 = 900;
 const PROMPT: &str = "Read Genesis 1:1.";
 
-/// The figures are measured: they are stored as well.
+/// The profile is measured, so that it is stored as well.
 fn spec() -> Value {
     json!({
         "model": {"source": "pvc://models/demo"},
@@ -36,7 +36,7 @@ async fn records(scene: &Scene) -> BTreeMap<String, Value> {
     records.map(|record| (record["metadata"]["name"].as_str().unwrap().to_owned(), record.clone())).collect()
 }
 
-/// Returns `record` as the earlier release kept it.
+/// Returns `record` in the form of the earlier release.
 fn config_map(record: &Value) -> ConfigMap {
     let spec = &record["spec"];
     let mut labels = record["metadata"]["labels"].clone();
@@ -62,29 +62,29 @@ fn config_map(record: &Value) -> ConfigMap {
     serde_json::from_value(map).expect("the ConfigMap is well formed")
 }
 
-/// Pods of functions, and how often each was started again.
-async fn functions(scene: &Scene) -> BTreeMap<String, i32> {
-    let all = pods::selected(scene, pods::FUNCTIONS).await;
-    all.iter().map(|pod: &Pod| (pod.uid().unwrap(), pods::restarts(pod))).collect()
+/// Returns the pods of functions with their restarts.
+async fn function_restarts(scene: &Scene) -> BTreeMap<String, i32> {
+    let all = pods::list(scene, pods::FUNCTIONS).await;
+    all.iter().map(|pod: &Pod| (pod.uid().unwrap(), pods::restart_count(pod))).collect()
 }
 
-/// Records that an earlier release stored in ConfigMaps are read once the chart is this one, and stored as this release
-/// does. No pod is made or ended, nothing is asked or measured again, and a client that streams does not notice.
+/// Records in ConfigMaps of an earlier release are read after the upgrade and stored in the present form. No pod is
+/// created or deleted, nothing is fetched or measured again, and a streaming client does not notice.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_earlier_release_kept_in_config_maps_is_taken_over() {
-    Scene::run("what_an_earlier_release_kept_in_config_maps_is_taken_over", async |scene| {
+async fn records_in_config_maps_of_earlier_release_are_migrated() {
+    Scene::run("records_in_config_maps_of_earlier_release_are_migrated", async |scene| {
         let cluster = &scene.cluster;
         let mut alone = release::exclusive(cluster, 0).await;
         claim::with_demo_model(scene, "models").await;
         let operator = HostOperator::start(cluster, &alone, None).await;
         let demo = Deployment::apply(scene, "demo", &spec()).await;
-        demo.reason("Planned", "MeasuredProfile").await;
-        let settled = demo.settled().await;
-        let (before, kept) = (functions(scene).await, records(scene).await);
+        demo.wait_for_reason("Planned", "MeasuredProfile").await;
+        let settled = demo.wait_until_settled().await;
+        let (before, kept) = (function_restarts(scene).await, records(scene).await);
         assert_eq!(kept.len(), 3, "{kept:?}");
-        let address = demo.doors(scene).await[0];
-        let undisturbed = CompletionStream::of(TOKENS, address, "demo", PROMPT).await.finish().await;
-        let mut stream = CompletionStream::of(TOKENS, address, "demo", PROMPT).await;
+        let address = demo.client_addresses(scene).await[0];
+        let undisturbed = CompletionStream::with_tokens(TOKENS, address, "demo", PROMPT).await.finish().await;
+        let mut stream = CompletionStream::with_tokens(TOKENS, address, "demo", PROMPT).await;
         stream.next().await.expect("a first token");
 
         drop(operator);
@@ -92,10 +92,10 @@ async fn what_an_earlier_release_kept_in_config_maps_is_taken_over() {
             let maps = scene.api::<ConfigMap>();
             maps.create(&PostParams::default(), &config_map(record)).await.expect("the ConfigMap is taken");
         }
-        // That release knew no records, and its chart no definition of them.
+        // That release had no MoERecords, and its chart no definition of them.
         cluster.kubectl(&["delete", "crd", "moerecords.remoe.dev"]).await;
         alone.install(cluster, &["replicas=0"]).await;
-        let start = audit::mark(cluster);
+        let start = audit::position(cluster);
         let operator = HostOperator::start(cluster, &alone, None).await;
         until(LONG, "the records", async || {
             let now = records(scene).await;
@@ -106,9 +106,9 @@ async fn what_an_earlier_release_kept_in_config_maps_is_taken_over() {
         })
         .await;
         assert!(stream.finish().await == undisturbed, "the stream has other tokens");
-        let now = demo.settled().await;
+        let now = demo.wait_until_settled().await;
         assert_eq!((&now["plan"], &now["functions"]), (&settled["plan"], &settled["functions"]));
-        assert_eq!(functions(scene).await, before);
+        assert_eq!(function_restarts(scene).await, before);
         let written = operator.writes(cluster, start);
         let pods: Vec<_> = written.iter().filter(|request| request.resource() == "pods").collect();
         assert!(pods.is_empty(), "{pods:?}");

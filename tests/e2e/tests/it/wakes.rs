@@ -1,4 +1,4 @@
-//! Scale to zero and wake at the worst moments: no request is lost, whatever is killed.
+//! Scale to zero and wakes at critical moments: no request is lost, whatever component is killed.
 
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
@@ -19,28 +19,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-fn sleeps(window: &str) -> Value {
+fn scale_to_zero(window: &str) -> Value {
     json!({"scaling": {"min": 0, "idleWindow": window}})
 }
 
-async fn serving(scene: &Scene, window: &str) -> Deployment {
-    demo::serving(scene, &sleeps(window)).await
+async fn deploy_demo(scene: &Scene, window: &str) -> Deployment {
+    demo::deploy(scene, &scale_to_zero(window)).await
 }
 
-async fn functions(scene: &Scene) -> BTreeSet<String> {
-    pods::selected(scene, pods::FUNCTIONS).await.iter().filter_map(Pod::uid).collect()
+async fn function_uids(scene: &Scene) -> BTreeSet<String> {
+    pods::list(scene, pods::FUNCTIONS).await.iter().filter_map(Pod::uid).collect()
 }
 
-/// Kills the process of the operator's pod; its node starts it again.
+/// Kills the process of the operator's pod, which its node restarts.
 async fn kill_operator(cluster: &Cluster) {
     let api = Api::<Pod>::namespaced(cluster.client.clone(), release::NAMESPACE);
     let ours = ListParams::default().labels("app.kubernetes.io/component=operator");
     let pods = api.list(&ours).await.unwrap().items;
-    let process = pods.iter().find_map(pods::process).expect("the operator runs");
+    let process = pods.iter().find_map(pods::process_id).expect("the operator runs");
     signal(process, Signal::KILL);
 }
 
-/// Requests that wait for one wake.
+/// Number of requests that wait for one wake.
 const CLIENTS: usize = 50;
 
 /// The operator, the first main function and one of two gateways are killed while functions start.
@@ -50,36 +50,36 @@ async fn kills_during_start_lose_no_request() {
         let cluster = &scene.cluster;
         let mut alone = release::exclusive(cluster, 1).await;
         alone.install(cluster, &["replicas=1", "gateway.replicas=2"]).await;
-        let demo = serving(scene, "3s").await;
+        let demo = deploy_demo(scene, "3s").await;
         let name = format!("{}/demo", scene.namespace);
         for (wake, victim) in ["operator", "main", "gateway"].into_iter().enumerate() {
-            gateways::asleep(scene, &demo).await;
-            let doors = gateways::pods(cluster, 2).await;
-            let (one, other) = (gateways::address(&doors[0]), gateways::address(&doors[1]));
-            let asking = join_all((0..CLIENTS).map(|number| {
+            gateways::wait_until_asleep(scene, &demo).await;
+            let gateway_pods = gateways::pods(cluster, 2).await;
+            let (one, other) = (gateways::address(&gateway_pods[0]), gateways::address(&gateway_pods[1]));
+            let requests = join_all((0..CLIENTS).map(|number| {
                 let (first, second) = if number % 2 == 0 { (one, other) } else { (other, one) };
                 gateways::ask(first, second, &name)
             }));
-            let killing = async {
-                gateways::phase(scene, "demo", "Waking").await;
+            let kill = async {
+                gateways::wait_for_phase(scene, "demo", "Waking").await;
                 match victim {
                     "operator" => kill_operator(cluster).await,
                     "gateway" => {
                         let api = Api::<Pod>::namespaced(cluster.client.clone(), release::NAMESPACE);
                         let at_once = DeleteParams::default().grace_period(0);
-                        api.delete(&doors[0].name_any(), &at_once).await.unwrap();
+                        api.delete(&gateway_pods[0].name_any(), &at_once).await.unwrap();
                     }
                     _ => {
                         let main = until(LONG, "a main function that loads", async || {
-                            let mains = pods::selected(scene, "remoe.dev/function=main").await;
-                            mains.iter().find_map(pods::process)
+                            let mains = pods::list(scene, "remoe.dev/function=main").await;
+                            mains.iter().find_map(pods::process_id)
                         })
                         .await;
                         signal(main, Signal::KILL);
                     }
                 }
             };
-            let (answers, ()) = tokio::join!(asking, killing);
+            let (answers, ()) = tokio::join!(requests, kill);
             assert_eq!(answers.len(), CLIENTS, "{victim}");
             assert_eq!(
                 gateways::demand(scene, "demo").await["spec"]["wakes"],
@@ -87,68 +87,68 @@ async fn kills_during_start_lose_no_request() {
                 "{victim}: one wake"
             );
         }
-        gateways::asleep(scene, &demo).await;
+        gateways::wait_until_asleep(scene, &demo).await;
         demo.delete().await;
-        demo.gone(scene).await;
+        demo.wait_until_gone(scene).await;
     })
     .await;
 }
 
-/// Requests that come while functions are about to end are answered by the same functions. Requests again and again
-/// around that moment wake functions and let them sleep, and none is lost.
+/// Requests that arrive just before functions terminate are answered by the same functions. Repeated requests around
+/// that moment wake functions, and none is lost.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_asks_while_functions_are_about_to_end_keeps_them() {
-    Scene::run("who_asks_while_functions_are_about_to_end_keeps_them", async |scene| {
+async fn request_during_scale_down_keeps_functions() {
+    Scene::run("request_during_scale_down_keeps_functions", async |scene| {
         let cluster = &scene.cluster;
         let _release = release::shared(cluster).await;
-        let demo = serving(scene, "2s").await;
+        let demo = deploy_demo(scene, "2s").await;
         let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
         let name = format!("{}/demo", scene.namespace);
-        // Draining lasts for a moment: it is met sooner or later.
+        // Draining is short, so the test repeats until it observes it.
         let mut kept = 0;
         for round in 0..12_u64 {
             gateways::ask(gateway, gateway, &name).await;
-            let (before, woken) = (functions(scene).await, wakes(scene).await);
+            let (before, woken) = (function_uids(scene).await, wake_count(scene).await);
             tokio::time::sleep(Duration::from_millis(1_900 + 60 * round)).await;
             gateways::ask(gateway, gateway, &name).await;
-            if wakes(scene).await == woken {
+            if wake_count(scene).await == woken {
                 kept += 1;
-                assert_eq!(functions(scene).await, before, "no wake: the same functions");
+                assert_eq!(function_uids(scene).await, before, "no wake: the same functions");
             }
         }
         eprintln!("{kept} of 12 requests around the end of the window kept the functions");
-        gateways::asleep(scene, &demo).await;
+        gateways::wait_until_asleep(scene, &demo).await;
         demo.delete().await;
-        demo.gone(scene).await;
+        demo.wait_until_gone(scene).await;
     })
     .await;
 }
 
-async fn wakes(scene: &Scene) -> u64 {
+async fn wake_count(scene: &Scene) -> u64 {
     gateways::demand(scene, "demo").await["spec"]["wakes"].as_u64().unwrap_or(0)
 }
 
-/// Wakes that each of the deployments below goes through.
+/// Number of wakes of each deployment.
 const WAKES: u64 = 20;
-/// Deployments that do so beside each other.
+/// Number of concurrent deployments.
 const SLEEPERS: usize = 5;
 
-/// A step on the way from awake to asleep and back at which clients send requests.
+/// Moment between awake and asleep at which clients send requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Moment {
-    /// The phase was just told.
+    /// The phase has just changed.
     Phase(&'static str),
-    /// The window has lasted since the last request, less or more some milliseconds.
+    /// The idle window since the last request ends within some milliseconds.
     WindowCloses(i64),
-    /// The first function was asked to end.
+    /// The first function was told to terminate.
     FirstEnds,
     /// No function is left.
     AllGone,
-    /// A main function that starts has an address.
+    /// A starting main function has an address.
     MainHasAddress,
 }
 
-/// Moments at which functions are woken; while they start, further requests come at the moments after them.
+/// Moments of waking requests. Further requests follow at the moments after them during the start.
 const WORST: [(Moment, &[Moment]); 8] = [
     (Moment::Phase("Draining"), &[]),
     (Moment::Phase("Asleep"), &[Moment::Phase("Waking")]),
@@ -162,9 +162,9 @@ const WORST: [(Moment, &[Moment]); 8] = [
 
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// Waits for `moment` of the deployment `name`, which was asked last when `answered` and had been woken `woken` times
-/// by then. Most last for a moment only: one that has passed will do.
-async fn reached(scene: &Scene, name: &str, moment: Moment, (answered, woken): (Instant, u64)) {
+/// Waits for `moment` of the deployment `name`, whose last request was at `answered` and which had `woken` wakes by
+/// then. Most moments are short: one that has passed counts.
+async fn wait_for_moment(scene: &Scene, name: &str, moment: Moment, (answered, woken): (Instant, u64)) {
     let functions =
         || ListParams::default().labels(&format!("remoe.dev/deployment={name},{}", pods::FUNCTIONS));
     let ours = async || scene.api::<Pod>().list(&functions()).await.unwrap().items;
@@ -212,11 +212,11 @@ async fn reached(scene: &Scene, name: &str, moment: Moment, (answered, woken): (
     }
 }
 
-/// A hundred wakes of five deployments, with requests at the worst moments of each: all are answered, no deployment
-/// stays where it is, and nothing is left of any.
+/// A hundred wakes of five deployments, with requests at critical moments: all requests are answered, no deployment
+/// gets stuck, and nothing is left.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hundred_wakes_at_worst_moments_lose_no_request() {
-    Scene::run("a_hundred_wakes_at_worst_moments_lose_no_request", async |scene| {
+async fn hundred_wakes_at_critical_moments_lose_no_request() {
+    Scene::run("hundred_wakes_at_critical_moments_lose_no_request", async |scene| {
         let cluster = &scene.cluster;
         let _release = release::shared(cluster).await;
         claim::with_demo_model(scene, "models").await;
@@ -226,8 +226,9 @@ async fn a_hundred_wakes_at_worst_moments_lose_no_request() {
             let window = &window;
             async move {
                 let demo =
-                    Deployment::apply(scene, &format!("demo-{number}"), &demo::spec(&sleeps(window))).await;
-                demo.condition("Ready", "True").await;
+                    Deployment::apply(scene, &format!("demo-{number}"), &demo::spec(&scale_to_zero(window)))
+                        .await;
+                demo.wait_for_condition("Ready", "True").await;
                 demo
             }
         }))
@@ -245,9 +246,9 @@ async fn a_hundred_wakes_at_worst_moments_lose_no_request() {
                 let last = (Instant::now(), woken().await);
                 let (moment, then) = WORST[rounds % WORST.len()];
                 rounds += 1;
-                reached(scene, name, moment, last).await;
+                wait_for_moment(scene, name, moment, last).await;
                 let later = join_all(then.iter().map(|moment| async {
-                    reached(scene, name, *moment, last).await;
+                    wait_for_moment(scene, name, *moment, last).await;
                     ask(2).await
                 }));
                 let (first, later) = tokio::join!(ask(3), later);
@@ -259,7 +260,7 @@ async fn a_hundred_wakes_at_worst_moments_lose_no_request() {
         .await;
         eprintln!("{} requests, all of them answered", answered.iter().sum::<usize>());
         for demo in &sleepers {
-            demo.reason("Active", "Asleep").await;
+            demo.wait_for_reason("Active", "Asleep").await;
         }
         until(LONG, "the last function to be gone", async || {
             let left = scene.api::<Pod>().list(&ListParams::default().labels(pods::FUNCTIONS)).await.unwrap();
@@ -272,36 +273,36 @@ async fn a_hundred_wakes_at_worst_moments_lose_no_request() {
                 assert_eq!((&entry["waiting"], &entry["inFlight"]), (&json!(0), &json!(0)), "{demand}");
             }
             demo.delete().await;
-            demo.gone(scene).await;
+            demo.wait_until_gone(scene).await;
         }
     })
     .await;
 }
 
-/// One of three gateways stands still, or cannot reach the API server, and loses its Lease. The leader of two operators
-/// is killed while it waits for what gateways say before functions end. Other gateways answer their requests meanwhile,
-/// and that one answers its requests when it is back.
+/// One of three gateways is paused or cut off from the API server and loses its Lease. The leader of two operators is
+/// killed while it waits for the gateways' consent to scale down. The other gateways serve meanwhile, and that one
+/// serves when it is back.
 #[tokio::test(flavor = "multi_thread")]
 async fn isolated_gateway_or_killed_leader_loses_no_request() {
     Scene::run("isolated_gateway_or_killed_leader_loses_no_request", async |scene| {
         let cluster = &scene.cluster;
         let mut alone = release::exclusive(cluster, 1).await;
         alone.install(cluster, &["replicas=2", "gateway.replicas=3"]).await;
-        let demo = serving(scene, "2s").await;
+        let demo = deploy_demo(scene, "2s").await;
         let name = format!("{}/demo", scene.namespace);
-        let doors = gateways::pods(cluster, 3).await;
-        let at: Vec<_> = doors.iter().map(gateways::address).collect();
+        let gateway_pods = gateways::pods(cluster, 3).await;
+        let at: Vec<_> = gateway_pods.iter().map(gateways::address).collect();
         for round in 0..3 {
             gateways::ask(at[0], at[1], &name).await;
-            let stopped = pods::process(&doors[2]).expect("the gateway runs");
+            let stopped = pods::process_id(&gateway_pods[2]).expect("the gateway runs");
             let is_cut_off = round > 0;
             if is_cut_off {
-                gateways::cut_off(cluster, &doors[2]).await;
+                gateways::cut_off(cluster, &gateway_pods[2]).await;
             } else {
                 signal(stopped, Signal::STOP);
             }
-            // Cut off, it goes on with what it knew, until functions may end without its word. From then on no other
-            // part hears of requests there.
+            // A gateway that is cut off continues with its last state, until functions may end without its consent.
+            // From then on its requests are unknown to others.
             let enough = Arc::new(AtomicBool::new(!is_cut_off));
             let held = tokio::spawn({
                 let (address, name, enough) = (at[2], name.clone(), enough.clone());
@@ -317,22 +318,22 @@ async fn isolated_gateway_or_killed_leader_loses_no_request() {
                     }
                 }
             });
-            // It cannot say that it holds newcomers, so functions stay while it may live.
-            gateways::phase(scene, "demo", "Draining").await;
+            // It cannot confirm that it holds new requests, so functions stay until its Lease expires.
+            gateways::wait_for_phase(scene, "demo", "Draining").await;
             signal(release::leader(cluster).await.process, Signal::KILL);
             if round == 1 {
-                // A request comes while no operator leads.
+                // A request arrives while no operator leads.
                 gateways::ask(at[0], at[1], &name).await;
             }
-            gateways::asleep(scene, &demo).await;
-            let woken = wakes(scene).await;
+            gateways::wait_until_asleep(scene, &demo).await;
+            let woken = wake_count(scene).await;
             join_all((0..CLIENTS).map(|number| gateways::ask(at[number % 2], at[1 - number % 2], &name)))
                 .await;
-            assert_eq!(wakes(scene).await, woken + 1, "one wake");
+            assert_eq!(wake_count(scene).await, woken + 1, "one wake");
             assert!(!held.is_finished(), "an isolated gateway sends no request to functions");
             enough.store(true, Ordering::SeqCst);
             if is_cut_off {
-                gateways::rejoin(cluster, &doors[2]).await;
+                gateways::rejoin(cluster, &gateway_pods[2]).await;
             } else {
                 signal(stopped, Signal::CONT);
             }
@@ -340,42 +341,42 @@ async fn isolated_gateway_or_killed_leader_loses_no_request() {
             eprintln!("round {round}: the third gateway answered {answered} requests");
             gateways::pods(cluster, 3).await;
         }
-        gateways::asleep(scene, &demo).await;
+        gateways::wait_until_asleep(scene, &demo).await;
         demo.delete().await;
-        demo.gone(scene).await;
+        demo.wait_until_gone(scene).await;
     })
     .await;
 }
 
-/// The (token, expert) pairs of an answer that were computed so.
-fn computed(answer: &TimedResponse, how: &str) -> u64 {
+/// Returns the (token, expert) pairs of an answer by place of computation.
+fn computed_tokens(answer: &TimedResponse, how: &str) -> u64 {
     answer.body["usage"]["remoe"]["experts"][how].as_u64().expect("a count")
 }
 
-/// Remote functions sleep one by one while the main function runs, and requests for them wake them. Every answer is the
-/// same, whatever is killed meanwhile. The main function sleeps last, and all wake together.
+/// Remote functions scale to zero one by one while the main function runs, and requests wake them. All answers are
+/// the same despite kills. The main function sleeps last, and all wake together.
 #[tokio::test(flavor = "multi_thread")]
 async fn sleeping_groups_wake_on_request_and_lose_none() {
     Scene::run("sleeping_groups_wake_on_request_and_lose_none", async |scene| {
         let cluster = &scene.cluster;
         let _release = release::exclusive(cluster, 1).await;
         let scaling = |window: &str| json!({"min": 0, "idleWindow": window, "remoteIdleWindow": "2s"});
-        let demo = demo::serving(scene, &json!({"scaling": scaling("1h")})).await;
+        let demo = demo::deploy(scene, &json!({"scaling": scaling("1h")})).await;
         let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
         let name = format!("{}/demo", scene.namespace);
         let main = async || {
-            let mains = pods::selected(scene, "remoe.dev/function=main").await;
+            let mains = pods::list(scene, "remoe.dev/function=main").await;
             mains.iter().filter_map(Pod::uid).collect::<BTreeSet<_>>()
         };
         let first = main().await;
         let expected = gateways::ask(gateway, gateway, &name).await.body["choices"].clone();
-        let mut awake = functions(scene).await;
+        let mut awake = function_uids(scene).await;
         for victim in ["none", "operator", "remote function", "none"] {
             until(LONG, "all groups to sleep", async || {
                 let groups = gateways::demand(scene, "demo").await["spec"]["groups"].clone();
                 let sleep =
                     groups.as_array().is_some_and(|groups| groups.iter().all(|it| it["asleep"] == true));
-                (sleep && functions(scene).await == first).then_some(())
+                (sleep && function_uids(scene).await == first).then_some(())
             })
             .await;
             until(LONG, "a placement whose groups sleep", async || {
@@ -386,15 +387,14 @@ async fn sleeping_groups_wake_on_request_and_lose_none() {
                 (!groups.is_empty() && groups.iter().all(sleeps)).then_some(())
             })
             .await;
-            let asking = join_all((0..CLIENTS).map(|_| gateways::ask(gateway, gateway, &name)));
-            let killing = async {
+            let requests = join_all((0..CLIENTS).map(|_| gateways::ask(gateway, gateway, &name)));
+            let kill = async {
                 match victim {
                     "operator" => kill_operator(cluster).await,
                     "remote function" => {
                         let process = until(LONG, "a remote function that starts", async || {
-                            let all =
-                                pods::selected(scene, "remoe.dev/function!=main,remoe.dev/function").await;
-                            all.iter().find_map(pods::process)
+                            let all = pods::list(scene, "remoe.dev/function!=main,remoe.dev/function").await;
+                            all.iter().find_map(pods::process_id)
                         })
                         .await;
                         signal(process, Signal::KILL);
@@ -402,45 +402,46 @@ async fn sleeping_groups_wake_on_request_and_lose_none() {
                     _ => {}
                 }
             };
-            let (answers, ()) = tokio::join!(asking, killing);
+            let (answers, ()) = tokio::join!(requests, kill);
             assert!(answers.iter().all(|answer| answer.body["choices"] == expected), "{victim}");
-            assert!(answers.iter().any(|answer| computed(answer, "fallback") > 0), "{victim}");
+            assert!(answers.iter().any(|answer| computed_tokens(answer, "fallback") > 0), "{victim}");
             until(LONG, "answers by the groups that were woken", async || {
                 let answer = gateways::ask(gateway, gateway, &name).await;
                 assert_eq!(answer.body["choices"], expected, "{victim}");
-                (computed(&answer, "fallback") == 0 && computed(&answer, "remote") > 0).then_some(())
+                (computed_tokens(&answer, "fallback") == 0 && computed_tokens(&answer, "remote") > 0)
+                    .then_some(())
             })
             .await;
-            let now = functions(scene).await;
+            let now = function_uids(scene).await;
             assert!(now.is_superset(&first) && now.is_disjoint(&(&awake - &first)), "{victim}: {now:?}");
             assert_eq!(gateways::demand(scene, "demo").await["spec"]["wakes"], 0, "the main function ran");
             awake = now;
         }
         demo.patch(&json!({"spec": {"scaling": scaling("2s")}})).await;
-        gateways::asleep(scene, &demo).await;
+        gateways::wait_until_asleep(scene, &demo).await;
         let answers = join_all((0..CLIENTS).map(|_| gateways::ask(gateway, gateway, &name))).await;
         assert!(answers.iter().all(|answer| answer.body["choices"] == expected));
         assert_eq!(gateways::demand(scene, "demo").await["spec"]["wakes"], 1);
-        gateways::asleep(scene, &demo).await;
+        gateways::wait_until_asleep(scene, &demo).await;
         demo.delete().await;
-        demo.gone(scene).await;
+        demo.wait_until_gone(scene).await;
     })
     .await;
 }
 
-/// Prints, for the docs, what a wake takes beside what the node takes to start the same containers.
+/// Prints for the docs the duration of a wake and the node's time to start the same containers.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wake_beside_the_start_of_its_pods() {
-    Scene::run("a_wake_beside_the_start_of_its_pods", async |scene| {
+async fn wake_time_beside_pod_start_time() {
+    Scene::run("wake_time_beside_pod_start_time", async |scene| {
         let cluster = &scene.cluster;
         let _release = release::exclusive(cluster, 1).await;
-        let demo = serving(scene, "2s").await;
-        let copies: Vec<Pod> = pods::selected(scene, pods::FUNCTIONS).await.iter().map(copy).collect();
+        let demo = deploy_demo(scene, "2s").await;
+        let copies: Vec<Pod> = pods::list(scene, pods::FUNCTIONS).await.iter().map(plain_copy).collect();
         let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
         let name = format!("{}/demo", scene.namespace);
         for _ in 0..5 {
-            gateways::asleep(scene, &demo).await;
-            let plain = started(scene, &copies).await;
+            gateways::wait_until_asleep(scene, &demo).await;
+            let plain = start_pods(scene, &copies).await;
             let TimedResponse { body, took } = gateways::ask(gateway, gateway, &name).await;
             eprintln!(
                 "{} pods: containers of their copies run after {:.2} s; a wake answers after {:.2} s: {}",
@@ -455,11 +456,11 @@ async fn a_wake_beside_the_start_of_its_pods() {
 }
 
 /// Returns a pod with the same containers, without an owner.
-fn copy(pod: &Pod) -> Pod {
+fn plain_copy(pod: &Pod) -> Pod {
     let mut spec = pod.spec.clone().unwrap();
     spec.node_name = None;
     spec.topology_spread_constraints = None;
-    // What they do before they end would take longer than that.
+    // Without their preStop hooks, which would take longer.
     spec.termination_grace_period_seconds = Some(0);
     spec.containers.iter_mut().for_each(|container| container.lifecycle = None);
     let metadata = kube::api::ObjectMeta {
@@ -469,8 +470,8 @@ fn copy(pod: &Pod) -> Pod {
     Pod { metadata, spec: Some(spec), status: None }
 }
 
-/// Makes `pods` at once, and returns how long it takes until all of their containers run. They are gone then.
-async fn started(scene: &Scene, pods: &[Pod]) -> Duration {
+/// Creates `pods` together and returns the time until all their containers run. Deletes them afterwards.
+async fn start_pods(scene: &Scene, pods: &[Pod]) -> Duration {
     let api = scene.api::<Pod>();
     let begun = Instant::now();
     join_all(pods.iter().map(|pod| async { api.create(&PostParams::default(), pod).await.unwrap() })).await;

@@ -1,8 +1,8 @@
-//! The model that the requests of these tests are to.
+//! Header of the tests' model.
 
 use remoe_predictor::record::RecordHeader;
 
-/// One with so many layers, all of them with so many experts, of which a token uses two.
+/// Returns the header of a model with `layers` layers of `experts` experts, of which a token uses two.
 pub(crate) fn header(layers: usize, experts: usize) -> RecordHeader {
     RecordHeader {
         model: "ab".repeat(32),

@@ -1,4 +1,4 @@
-//! Main functions on a GPU: there is none here, but the node says that it has one, and it is given out.
+//! Main functions on a GPU: the node only declares one, which is allocated.
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
@@ -25,10 +25,8 @@ async fn one_gpu(scene: &Scene) {
 }
 
 async fn main_pod(scene: &Scene, deployment: &str) -> Pod {
-    until(LONG, "a main function", async || {
-        pods::selected(scene, &format!("{MAINS}{deployment}")).await.pop()
-    })
-    .await
+    until(LONG, "a main function", async || pods::list(scene, &format!("{MAINS}{deployment}")).await.pop())
+        .await
 }
 
 async fn scheduled(scene: &Scene, deployment: &str) {
@@ -58,11 +56,11 @@ async fn two_deployments_share_one_gpu_in_turn() {
         assert!(pod.containers[0].args.iter().flatten().any(|argument| argument == "cuda"));
 
         let second = Deployment::apply(scene, "second", &spec).await;
-        let ready = second.reason("Ready", "Unschedulable").await;
+        let ready = second.wait_for_reason("Ready", "Unschedulable").await;
         assert_eq!(ready["status"], "False");
         assert!(ready["message"].as_str().unwrap().contains("Insufficient nvidia.com/gpu"), "{ready}");
-        // The images have no CUDA: the function says so, and the status repeats it.
-        let failed = first.reason("Ready", "CrashLooping").await;
+        // The images have no CUDA: the function reports that, and the status repeats it.
+        let failed = first.wait_for_reason("Ready", "CrashLooping").await;
         let message = failed["message"].as_str().unwrap();
         assert!(message.to_lowercase().contains("cuda"), "{message}");
         assert_eq!(find(&first.status().await, "Planned").unwrap()["status"], "True");

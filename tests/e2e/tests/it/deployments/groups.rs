@@ -1,4 +1,4 @@
-//! Remote functions that each host a part of every layer, with vCPUs of their own.
+//! Remote groups that each host a part of every layer, with their own vCPUs.
 
 use crate::deployments::remote;
 use k8s_openapi::api::core::v1::Pod;
@@ -23,7 +23,7 @@ async fn groups_are_pods_with_vcpus_of_their_own() {
         spec["remoteExperts"]["cpu"] = json!({"min": 250, "max": 1000, "step": 250});
         spec["remoteExperts"]["maxGroups"] = json!(3);
         let demo = Deployment::apply(scene, "demo", &spec).await;
-        let status = demo.settled().await;
+        let status = demo.wait_until_settled().await;
 
         let plan = plan(scene, &status).await;
         let groups = plan["groups"].as_array().expect("the plan has groups");
@@ -42,12 +42,12 @@ async fn groups_are_pods_with_vcpus_of_their_own() {
         let main = plan["main"]["cpuMillicores"].as_u64().expect("vCPUs are a decision");
         wanted.insert(("main".to_owned(), main), 1);
         let mut there = BTreeMap::new();
-        for pod in pods::selected(scene, pods::FUNCTIONS).await {
+        for pod in pods::list(scene, pods::FUNCTIONS).await {
             *there.entry((pod.labels()[pods::FUNCTIONS].clone(), millicores(&pod))).or_insert(0) += 1;
         }
         assert_eq!(there, wanted);
 
-        let answer = chat(demo.doors(scene).await[0], "demo", PROMPT).await;
+        let answer = chat(demo.client_addresses(scene).await[0], "demo", PROMPT).await;
         let local = Up::start(&workspace().join("demo/model"), 1).await;
         let local = chat(local.ready.http(), "model", PROMPT).await;
         assert_eq!(answer["choices"], local["choices"]);
@@ -61,14 +61,14 @@ async fn groups_are_pods_with_vcpus_of_their_own() {
             }
         }
 
-        // Scaling does not change the plan, and no pod leaves.
+        // Scaling does not change the plan, and no pod is deleted.
         let before = uids(scene).await;
         scene.kubectl(&["scale", "moedeployment", "demo", "--replicas=2"]).await;
-        let scaled = demo.settled().await;
+        let scaled = demo.wait_until_settled().await;
         assert_eq!(scaled["plan"], status["plan"]);
         let after = uids(scene).await;
         assert!(after.is_superset(&before) && after.len() == before.len() + 1, "{before:?} {after:?}");
-        for endpoint in demo.doors(scene).await {
+        for endpoint in demo.client_addresses(scene).await {
             let figures = &chat(endpoint, "demo", PROMPT).await["usage"]["remoe"];
             assert!(figures["plan"]["expected"]["cost"].as_f64() > Some(0.0), "{figures}");
         }
@@ -77,7 +77,7 @@ async fn groups_are_pods_with_vcpus_of_their_own() {
 }
 
 async fn uids(scene: &Scene) -> BTreeSet<String> {
-    pods::selected(scene, pods::FUNCTIONS).await.iter().filter_map(Pod::uid).collect()
+    pods::list(scene, pods::FUNCTIONS).await.iter().filter_map(Pod::uid).collect()
 }
 
 async fn plan(scene: &Scene, status: &Value) -> Value {

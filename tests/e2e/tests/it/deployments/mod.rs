@@ -1,5 +1,5 @@
-//! Deployments on a cluster with one operator, in every situation that their users bring them into. The
-//! tests run beside each other, each in a namespace of its own.
+//! Deployments on a cluster with one operator, in all situations of users. The tests run concurrently, each in its
+//! own namespace.
 
 mod advisory;
 mod gpu;
@@ -13,7 +13,7 @@ mod troubles;
 use remoe_e2e::figures;
 use serde_json::{Value, json};
 
-/// The demo model in one main function.
+/// Returns the spec of the demo model in one main function.
 pub(crate) fn local() -> Value {
     json!({
         "model": {"source": "pvc://models/demo"},
@@ -23,7 +23,7 @@ pub(crate) fn local() -> Value {
     })
 }
 
-/// The demo model with its experts in remote functions.
+/// Returns the spec of the demo model with remote experts.
 pub(crate) fn remote() -> Value {
     json!({
         "model": {"source": "pvc://models/demo"},

@@ -1,4 +1,4 @@
-//! Objects of a deployment that are deleted or edited by hand: they come back as they were.
+//! Objects of a deployment that are deleted or edited by hand: the operator restores them.
 
 use crate::deployments::remote;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -14,8 +14,7 @@ use std::collections::BTreeMap;
 
 const KINDS: &str = "services,networkpolicies,poddisruptionbudgets,moerecords,moeplans,pods";
 
-/// Returns the objects that the operator has made, without what the API server adds and what differs from one life of
-/// an object to the next.
+/// Returns the operator's objects without fields of the API server and fields that differ between incarnations.
 async fn made(scene: &Scene) -> BTreeMap<String, Value> {
     let listed =
         scene.kubectl(&["get", KINDS, "--selector", "remoe.dev/deployment=demo", "--output", "json"]).await;
@@ -32,7 +31,7 @@ async fn made(scene: &Scene) -> BTreeMap<String, Value> {
             "spec": item["spec"],
         });
         if let Some(generations) = content["spec"]["generations"].as_object_mut() {
-            // Numbers of generations only grow.
+            // Generation numbers only grow.
             generations.values_mut().for_each(|generation| generation["number"] = Value::Null);
             content["spec"]["about"] = Value::Null;
         }
@@ -60,14 +59,14 @@ async fn restored(scene: &Scene, before: &BTreeMap<String, Value>, what: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_deleted_or_edited_comes_back() {
-    Scene::run("what_is_deleted_or_edited_comes_back", async |scene| {
+async fn deleted_or_edited_objects_are_restored() {
+    Scene::run("deleted_or_edited_objects_are_restored", async |scene| {
         let _operator = release::shared(&scene.cluster).await;
         claim::with_demo_model(scene, "models").await;
         let mut spec = remote();
         spec["replicas"] = json!(2);
         let demo = Deployment::apply(scene, "demo", &spec).await;
-        let plan = demo.settled().await["plan"].as_str().unwrap().to_owned();
+        let plan = demo.wait_until_settled().await["plan"].as_str().unwrap().to_owned();
         let before = made(scene).await;
         let objects: Vec<&String> = before.keys().filter(|name| !name.starts_with("Pod/")).collect();
         assert!(objects.iter().any(|name| *name == "PodDisruptionBudget/demo-main"), "{objects:?}");
@@ -131,7 +130,7 @@ async fn what_is_deleted_or_edited_comes_back() {
         let ready = demo.endpoints(scene).await.len();
         slices.delete_collection(&DeleteParams::default(), &ListParams::default()).await.unwrap();
         until(LONG, "endpoints", async || (demo.endpoints(scene).await.len() == ready).then_some(())).await;
-        demo.settled().await;
+        demo.wait_until_settled().await;
     })
     .await;
 }

@@ -1,4 +1,4 @@
-//! From one spec to the next, while clients are served.
+//! Changes of the spec while clients are served.
 
 use crate::deployments::{local, remote};
 use k8s_openapi::api::core::v1::Pod;
@@ -16,16 +16,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 const PROMPT: &str = "Read Genesis 1:1.";
 
 async fn uids(scene: &Scene) -> BTreeSet<String> {
-    pods::selected(scene, pods::FUNCTIONS).await.iter().filter_map(Pod::uid).collect()
+    pods::list(scene, pods::FUNCTIONS).await.iter().filter_map(Pod::uid).collect()
 }
 
-/// Waits until the deployment is as `spec` has it and every other pod is gone.
+/// Waits until the deployment matches `spec` and all other pods are gone.
 async fn changed(demo: &Deployment, spec: Value) -> Value {
     demo.patch(&json!({ "spec": spec })).await;
-    demo.settled().await
+    demo.wait_until_settled().await
 }
 
-/// Asks a ready main function, again and again; every one must answer.
+/// Sends requests to a ready main function repeatedly; all must be answered.
 struct SteadyClient {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU32>,
@@ -39,7 +39,7 @@ impl SteadyClient {
         let (scene, demo) = (scene.clone(), Deployment::existing(scene, name));
         let task = tokio::spawn(async move {
             while !stopped.load(Ordering::SeqCst) {
-                let ready = demo.doors(&scene).await;
+                let ready = demo.client_addresses(&scene).await;
                 let address = *ready.first().expect("a main function is ready at any time");
                 chat(address, &demo.name, PROMPT).await;
                 count.fetch_add(1, Ordering::SeqCst);
@@ -61,21 +61,21 @@ async fn main_functions_come_and_go_while_clients_are_served() {
         let _operator = release::shared(&scene.cluster).await;
         claim::with_demo_model(scene, "models").await;
         let demo = Deployment::apply(scene, "demo", &local()).await;
-        demo.settled().await;
+        demo.wait_until_settled().await;
         let client = SteadyClient::start(scene, "demo");
 
         let one = uids(scene).await;
         let plan = demo.status().await["plan"].clone();
         scene.kubectl(&["scale", "moedeployment", "demo", "--replicas=2"]).await;
-        let status = demo.settled().await;
+        let status = demo.wait_until_settled().await;
         assert_eq!((&status["functions"], &status["plan"]), (&json!("2/2"), &plan), "no other plan");
         assert_eq!(demo.endpoints(scene).await.len(), 2);
         assert!(uids(scene).await.is_superset(&one), "the first one stays");
         scene.kubectl(&["scale", "moedeployment", "demo", "--replicas=1"]).await;
-        assert_eq!(demo.settled().await["functions"], "1/1");
+        assert_eq!(demo.wait_until_settled().await["functions"], "1/1");
         assert_eq!(uids(scene).await, one);
 
-        // A plan that only costs something else moves nothing.
+        // A plan that differs only in cost moves nothing.
         let before = demo.status().await["plan"].clone();
         let status = changed(&demo, json!({"pricing": {"memoryGBHour": "0.04"}})).await;
         assert_ne!(status["plan"], before);
@@ -87,7 +87,7 @@ async fn main_functions_come_and_go_while_clients_are_served() {
             (!uids.is_empty() && uids.is_disjoint(&one)).then_some(uids)
         })
         .await;
-        demo.settled().await;
+        demo.wait_until_settled().await;
         let template = json!({"main": {"template": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}}});
         changed(&demo, template).await;
         assert!(uids(scene).await.is_disjoint(&restarted));
@@ -104,7 +104,7 @@ async fn experts_move_out_and_in_again() {
         let copy = format!("copy={}", workspace().join("demo/model").display());
         claim::create(scene, "models", &["--put", &model, "--put", &copy]).await;
         let demo = Deployment::apply(scene, "demo", &remote()).await;
-        let remote = demo.settled().await["functions"].clone();
+        let remote = demo.wait_until_settled().await["functions"].clone();
         assert_ne!(remote, "1/1");
         let client = SteadyClient::start(scene, "demo");
         assert_eq!(changed(&demo, json!({"remoteExperts": {"mode": "Never"}})).await["functions"], "1/1");
@@ -112,12 +112,12 @@ async fn experts_move_out_and_in_again() {
         assert_eq!(changed(&demo, json!({"remoteExperts": {"mode": "Always"}})).await["functions"], remote);
         client.finish().await;
 
-        // What cannot be kept is refused, and what runs goes on.
+        // An infeasible spec is rejected, and the present plan keeps running.
         demo.patch(&json!({"spec": {"slo": {"ttft": "1us", "tpot": "1us"}}})).await;
-        let refused = demo.reason("Planned", "Infeasible").await;
+        let refused = demo.wait_for_reason("Planned", "Infeasible").await;
         assert!(refused["message"].as_str().unwrap().contains("infeasible"), "{refused}");
         assert_eq!(demo.status().await["functions"], remote);
-        // Under the prior, which errs on the slow side, it is a warning.
+        // With the prior, which is conservative, it is only a warning.
         let status = changed(&demo, json!({"profile": null})).await;
         let planned = find(&status, "Planned").unwrap();
         assert!(planned["message"].as_str().unwrap().contains("limits not met"), "{planned}");
@@ -127,7 +127,7 @@ async fn experts_move_out_and_in_again() {
         let status = changed(&demo, source).await;
         assert_eq!(status["model"]["source"], "pvc://models/copy");
         changed(&demo, json!({"servedName": "other"})).await;
-        let answer = chat(demo.doors(scene).await[0], "other", PROMPT).await;
+        let answer = chat(demo.client_addresses(scene).await[0], "other", PROMPT).await;
         assert_eq!(answer["model"], "other");
 
         for (change, field) in [
@@ -140,7 +140,7 @@ async fn experts_move_out_and_in_again() {
             let refusal = demo.try_patch(&json!({ "spec": change })).await.expect_err(field);
             assert!(refusal.contains(field), "{change}: {refusal}");
         }
-        assert_eq!(demo.settled().await["functions"], remote);
+        assert_eq!(demo.wait_until_settled().await["functions"], remote);
     })
     .await;
 }

@@ -1,4 +1,4 @@
-//! Faults that a person must mend: a condition names each and says what is wrong, until it is mended.
+//! Faults that users must fix: a condition reports each one until it is fixed.
 
 use crate::deployments::local;
 use k8s_openapi::api::core::v1::{LimitRange, ResourceQuota, Secret};
@@ -9,36 +9,36 @@ use remoe_e2e::{claim, release};
 use remoe_test_support::deadline::{LONG, until};
 use serde_json::{Value, json};
 
-/// The condition's message has all of `words`.
+/// Asserts that the condition's message has all of `words`.
 fn says(condition: &Value, words: &[&str]) {
     let message = condition["message"].as_str().unwrap();
     assert!(words.iter().all(|word| message.contains(word)), "{words:?} in {message:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_quota_that_is_used_up() {
-    Scene::run("a_quota_that_is_used_up", async |scene| {
+async fn exhausted_resource_quota_is_reported() {
+    Scene::run("exhausted_resource_quota_is_reported", async |scene| {
         let _operator = release::shared(&scene.cluster).await;
         claim::with_demo_model(scene, "models").await;
-        // Enough for an inspector, not for a function.
+        // Memory for the inspecting agent, but not for a function.
         let quota = json!({"metadata": {"name": "small"}, "spec": {"hard": {"requests.memory": "310M"}}});
         let quotas = scene.api::<ResourceQuota>();
         quotas.create(&PostParams::default(), &serde_json::from_value(quota).unwrap()).await.unwrap();
         let mut spec = local();
         spec["main"]["memoryMB"]["min"] = json!(400);
         let demo = Deployment::apply(scene, "demo", &spec).await;
-        let degraded = demo.reason("Degraded", "QuotaExceeded").await;
+        let degraded = demo.wait_for_reason("Degraded", "QuotaExceeded").await;
         says(&degraded, &["pod demo-main-", "exceeded quota: small", "requests.memory"]);
-        assert_eq!(demo.reason("Ready", "QuotaExceeded").await["status"], "False");
+        assert_eq!(demo.wait_for_reason("Ready", "QuotaExceeded").await["status"], "False");
         quotas.delete("small", &DeleteParams::default()).await.unwrap();
-        demo.settled().await;
+        demo.wait_until_settled().await;
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_limit_range_that_refuses() {
-    Scene::run("a_limit_range_that_refuses", async |scene| {
+async fn rejecting_limit_range_is_reported() {
+    Scene::run("rejecting_limit_range_is_reported", async |scene| {
         let _operator = release::shared(&scene.cluster).await;
         claim::with_demo_model(scene, "models").await;
         let limits = json!({"metadata": {"name": "tiny"}, "spec": {"limits": [
@@ -47,38 +47,38 @@ async fn a_limit_range_that_refuses() {
         let ranges = scene.api::<LimitRange>();
         ranges.create(&PostParams::default(), &serde_json::from_value(limits).unwrap()).await.unwrap();
         let demo = Deployment::apply(scene, "demo", &local()).await;
-        let planned = demo.reason("Planned", "PodRefused").await;
+        let planned = demo.wait_for_reason("Planned", "PodRefused").await;
         says(&planned, &["pod demo-inspect-", "maximum memory usage per Container is 100Mi"]);
         ranges.delete("tiny", &DeleteParams::default()).await.unwrap();
-        demo.settled().await;
+        demo.wait_until_settled().await;
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claim_that_is_not_there() {
-    Scene::run("a_claim_that_is_not_there", async |scene| {
+async fn missing_claim_is_reported() {
+    Scene::run("missing_claim_is_reported", async |scene| {
         let _operator = release::shared(&scene.cluster).await;
         let demo = Deployment::apply(scene, "demo", &local()).await;
-        says(&demo.reason("Planned", "ClaimMissing").await, &["\"models\"", "not found"]);
-        assert_eq!(demo.reason("Ready", "ClaimMissing").await["status"], "False");
+        says(&demo.wait_for_reason("Planned", "ClaimMissing").await, &["\"models\"", "not found"]);
+        assert_eq!(demo.wait_for_reason("Ready", "ClaimMissing").await["status"], "False");
         claim::with_demo_model(scene, "models").await;
-        demo.settled().await;
+        demo.wait_until_settled().await;
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_path_with_no_model() {
-    Scene::run("a_path_with_no_model", async |scene| {
+async fn path_without_a_model_is_reported() {
+    Scene::run("path_without_a_model_is_reported", async |scene| {
         let _operator = release::shared(&scene.cluster).await;
         claim::with_demo_model(scene, "models").await;
         let mut spec = local();
         spec["model"]["source"] = json!("pvc://models/dmo");
         let demo = Deployment::apply(scene, "demo", &spec).await;
-        says(&demo.reason("Planned", "ModelUnreadable").await, &["/models/dmo"]);
+        says(&demo.wait_for_reason("Planned", "ModelUnreadable").await, &["/models/dmo"]);
         demo.patch(&json!({"spec": {"model": {"source": "pvc://models/demo"}}})).await;
-        demo.settled().await;
+        demo.wait_until_settled().await;
     })
     .await;
 }
@@ -92,11 +92,11 @@ async fn credentials_that_are_not_there() {
             "remoteExperts": {"mode": "Never"},
         });
         let demo = Deployment::apply(scene, "demo", &spec).await;
-        says(&demo.reason("Planned", "CredentialsMissing").await, &["secret \"hub\" not found"]);
+        says(&demo.wait_for_reason("Planned", "CredentialsMissing").await, &["secret \"hub\" not found"]);
         let secret = json!({"metadata": {"name": "hub"}, "stringData": {"HF_TOKEN": "none"}});
         let secret: Secret = serde_json::from_value(secret).unwrap();
         scene.api::<Secret>().create(&PostParams::default(), &secret).await.unwrap();
-        // No hub can be reached from here, but that is another trouble.
+        // No hub can be reached from here, which is another fault.
         until(LONG, "another state", async || {
             let planned = find(&demo.status().await, "Planned")?;
             (planned["reason"] != "CredentialsMissing").then_some(())
@@ -106,10 +106,10 @@ async fn credentials_that_are_not_there() {
     .await;
 }
 
-/// The inputs of the plan change while its pods are refused: the next plan is taken up at once.
+/// The plan's inputs change while its pods are refused: the next plan is applied at once.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_size_that_a_quota_does_not_allow() {
-    Scene::run("a_size_that_a_quota_does_not_allow", async |scene| {
+async fn size_beyond_a_quota_is_reported() {
+    Scene::run("size_beyond_a_quota_is_reported", async |scene| {
         let _operator = release::shared(&scene.cluster).await;
         claim::with_demo_model(scene, "models").await;
         let quota = json!({"metadata": {"name": "small"}, "spec": {"hard": {"requests.memory": "2G"}}});
@@ -118,9 +118,9 @@ async fn a_size_that_a_quota_does_not_allow() {
         let mut spec = local();
         spec["main"]["memoryMB"] = json!({"min": 4000, "max": 4000});
         let demo = Deployment::apply(scene, "demo", &spec).await;
-        demo.reason("Ready", "QuotaExceeded").await;
+        demo.wait_for_reason("Ready", "QuotaExceeded").await;
         demo.patch(&json!({"spec": {"main": {"memoryMB": {"min": 200, "max": 1000}}}})).await;
-        demo.settled().await;
+        demo.wait_until_settled().await;
     })
     .await;
 }

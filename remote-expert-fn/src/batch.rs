@@ -1,102 +1,102 @@
-//! One way through the experts of a layer for several requests: what an expert computes of all of
-//! them, it computes at once, so that its weights are read once. Pure but for the kernels.
+//! Batch computation: computes several requests for one layer together, so that each expert's weights are read once.
+//! Pure but for the kernels.
 
-use crate::host::Host;
+use crate::host::HostedExperts;
 use bytes::Bytes;
 use remoe_kernels::{Job, Pool};
 use remoe_proto::MAX_PAYLOAD;
 use remoe_proto::v1::Work;
 use std::sync::Arc;
 
-/// Computes requests; keeps its memory between them.
-pub(crate) struct Pass {
+/// Executor of batches, which keeps its buffers between them.
+pub(crate) struct BatchExecutor {
     pool: Arc<Pool>,
     row_bytes: usize,
-    /// Rows in the order of the jobs, before they are put into the order of the answers.
+    /// Output rows in the order of the jobs, before they are copied to the answers.
     outputs: Vec<u8>,
-    /// Rows of several requests, in the order of the jobs.
+    /// Input rows of several requests, in the order of the jobs.
     inputs: Vec<u8>,
 }
 
-/// Result of a pass.
-pub(crate) struct Computed {
-    /// The answer of each request: one row per (token, expert) in its order. Of a request that was taken
-    /// back meanwhile it may be incomplete.
+/// Result of a batch.
+pub(crate) struct BatchOutput {
+    /// Answer of each request: one row per (token, expert), in its order. The answer of a cancelled request may be
+    /// incomplete.
     pub(crate) answers: Vec<Bytes>,
-    /// How often an expert's weights were read.
+    /// Number of reads of an expert's weights.
     pub(crate) reads: u64,
 }
 
-/// One token row of a request for one expert.
+/// One token row of a request, routed to one expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct RoutedRow {
     expert: u32,
-    /// Index of the request.
+    /// Index of the request in the batch.
     request: usize,
-    /// Row in the request.
+    /// Row of the request.
     row: u32,
-    /// Place in the answer.
+    /// Row of the answer.
     slot: usize,
 }
 
-impl Pass {
+impl BatchExecutor {
     pub(crate) fn new(pool: Arc<Pool>, row_bytes: usize) -> Self {
         Self { pool, row_bytes, outputs: Vec::new(), inputs: Vec::new() }
     }
 
-    /// Computes `works`, all of one layer. What `is_cancelled` (by position) is left out as soon as that
-    /// is noticed.
+    /// Computes `works`, which are all of one layer. Skips the rest of a request once `is_cancelled` returns true for
+    /// its index.
     ///
     /// # Errors
-    /// An expert is not hosted, or the kernels refuse: why.
+    /// The message if an expert is not hosted or the kernels fail.
     pub(crate) fn compute(
         &mut self,
-        host: &Host,
+        host: &HostedExperts,
         works: &[&Work],
         is_cancelled: impl Fn(usize) -> bool,
-    ) -> Result<Computed, String> {
+    ) -> Result<BatchOutput, String> {
         match works {
-            [work] => self.one(host, work),
-            _ => self.several(host, works, is_cancelled),
+            [work] => self.compute_one(host, work),
+            _ => self.compute_several(host, works, is_cancelled),
         }
     }
 
-    /// One request: its rows are used where they are.
-    fn one(&mut self, host: &Host, work: &Work) -> Result<Computed, String> {
+    /// Computes one request, whose rows are used in place.
+    fn compute_one(&mut self, host: &HostedExperts, work: &Work) -> Result<BatchOutput, String> {
         let row_bytes = self.row_bytes;
-        let pairs = by_expert(&[work]);
+        let pairs = pairs_by_expert(&[work]);
         let rows: Vec<u32> = pairs.iter().map(|pair| pair.row).collect();
         let mut answer = vec![0; pairs.len() * row_bytes];
-        // One token's experts are in the order of the answer already: nothing needs to be moved.
-        let in_place = pairs.is_sorted_by_key(|pair| pair.slot);
-        let output = if in_place {
+        // The experts of a single token are already in the order of the answer.
+        let is_in_place = pairs.is_sorted_by_key(|pair| pair.slot);
+        let output = if is_in_place {
             answer.as_mut_slice()
         } else {
             self.outputs.resize(answer.len(), 0);
             self.outputs.as_mut_slice()
         };
         let reads = forward(&self.pool, host, work.layer, &pairs, (&work.rows, &rows), (output, row_bytes))?;
-        if !in_place {
+        if !is_in_place {
             for (pair, row) in pairs.iter().zip(self.outputs.chunks_exact(row_bytes)) {
                 answer[pair.slot * row_bytes..][..row_bytes].copy_from_slice(row);
             }
         }
-        Ok(Computed { answers: vec![answer.into()], reads })
+        Ok(BatchOutput { answers: vec![answer.into()], reads })
     }
 
-    /// Several requests, in portions whose rows take no more memory than the largest request alone.
-    fn several(
+    /// Computes several requests, in portions whose rows take no more memory than the largest request.
+    fn compute_several(
         &mut self,
-        host: &Host,
+        host: &HostedExperts,
         works: &[&Work],
         is_cancelled: impl Fn(usize) -> bool,
-    ) -> Result<Computed, String> {
+    ) -> Result<BatchOutput, String> {
         let row_bytes = self.row_bytes;
         let layer = works.first().map_or(0, |work| work.layer);
         let mut answers: Vec<Vec<u8>> =
             works.iter().map(|work| vec![0; work.experts.len() * row_bytes]).collect();
         let mut reads = 0;
-        let pairs = by_expert(works);
+        let pairs = pairs_by_expert(works);
         for portion in portions(&pairs, (MAX_PAYLOAD / 2 / row_bytes).max(1)) {
             let cancelled: Vec<bool> = (0..works.len()).map(&is_cancelled).collect();
             let portion: Vec<RoutedRow> =
@@ -114,15 +114,15 @@ impl Pass {
                 answers[pair.request][pair.slot * row_bytes..][..row_bytes].copy_from_slice(row);
             }
         }
-        Ok(Computed { answers: answers.into_iter().map(Bytes::from).collect(), reads })
+        Ok(BatchOutput { answers: answers.into_iter().map(Bytes::from).collect(), reads })
     }
 }
 
-/// Computes `pairs`, those of an expert together: `rows` of `inputs`, in that order, into as many rows
-/// of `output`. Returns the number of experts.
+/// Computes `pairs`, which are grouped by expert: from `rows` of `inputs`, in that order, into the rows of `output`.
+/// Returns the number of experts.
 fn forward(
     pool: &Pool,
-    host: &Host,
+    host: &HostedExperts,
     layer: u32,
     pairs: &[RoutedRow],
     (inputs, rows): (&[u8], &[u32]),
@@ -135,41 +135,40 @@ fn forward(
         let hosted = host.get(layer, expert);
         let packed = hosted.ok_or_else(|| format!("expert {expert} of layer {layer} is not hosted"))?;
         let (row_index, other_rows) = rest.split_at(group.len());
-        let (this, other_output) = output.split_at_mut(group.len() * row_bytes);
-        jobs.push(Job { expert: packed, inputs, row_index, output: this });
+        let (expert_output, other_output) = output.split_at_mut(group.len() * row_bytes);
+        jobs.push(Job { expert: packed, inputs, row_index, output: expert_output });
         (rest, output) = (other_rows, other_output);
     }
     pool.forward(&mut jobs).map_err(|error| error.to_string())?;
     Ok(jobs.len() as u64)
 }
 
-/// The pairs of `works`, those of an expert together.
-fn by_expert(works: &[&Work]) -> Vec<RoutedRow> {
+/// Returns the pairs of `works`, grouped by expert.
+fn pairs_by_expert(works: &[&Work]) -> Vec<RoutedRow> {
     let mut pairs = Vec::with_capacity(works.iter().map(|work| work.experts.len()).sum());
     for (request, work) in works.iter().enumerate() {
         let rows = (0..).zip(&work.counts).flat_map(|(row, &count)| std::iter::repeat_n(row, count as usize));
-        let of_work = rows.zip(&work.experts).enumerate();
-        pairs.extend(of_work.map(|(slot, (row, &expert))| RoutedRow { expert, request, row, slot }));
+        let work_pairs = rows.zip(&work.experts).enumerate();
+        pairs.extend(work_pairs.map(|(slot, (row, &expert))| RoutedRow { expert, request, row, slot }));
     }
-    // Stable: an expert's rows stay in the order of the requests.
+    // A stable sort keeps the rows of an expert in the order of the requests.
     pairs.sort_by_key(|pair| pair.expert);
     pairs
 }
 
-/// Cuts `pairs`, those of an expert together, into portions of `most` at most, between experts where
-/// that is possible.
-fn portions(pairs: &[RoutedRow], most: usize) -> Vec<&[RoutedRow]> {
+/// Cuts `pairs`, which are grouped by expert, into portions of at most `limit`, between experts if possible.
+fn portions(pairs: &[RoutedRow], limit: usize) -> Vec<&[RoutedRow]> {
     let mut portions = Vec::new();
     let (mut start, mut end) = (0, 0);
     for group in pairs.chunk_by(|a, b| a.expert == b.expert) {
-        if end + group.len() - start > most && end > start {
+        if end + group.len() - start > limit && end > start {
             portions.push(&pairs[start..end]);
             start = end;
         }
         end += group.len();
-        while end - start > most {
-            portions.push(&pairs[start..start + most]);
-            start += most;
+        while end - start > limit {
+            portions.push(&pairs[start..start + limit]);
+            start += limit;
         }
     }
     if end > start {
@@ -188,10 +187,10 @@ mod tests {
     }
 
     #[test]
-    fn portions_are_bounded_and_cut_experts_only_where_they_must() {
-        let lengths = |counts: &[usize], most| -> Vec<usize> {
+    fn portions_are_bounded_and_cut_experts_only_if_necessary() {
+        let lengths = |counts: &[usize], limit| -> Vec<usize> {
             let pairs = pairs(counts);
-            let portions = portions(&pairs, most);
+            let portions = portions(&pairs, limit);
             assert_eq!(portions.concat(), pairs);
             portions.into_iter().map(<[RoutedRow]>::len).collect()
         };
@@ -204,10 +203,10 @@ mod tests {
     }
 
     #[test]
-    fn pairs_of_an_expert_lie_together_in_the_order_of_the_requests() {
+    fn pairs_are_grouped_by_expert_in_request_order() {
         let first = Work { counts: vec![2, 1], experts: vec![5, 1, 5], ..Work::default() };
         let second = Work { counts: vec![1, 1], experts: vec![1, 5], ..Work::default() };
-        let found: Vec<_> = by_expert(&[&first, &second])
+        let found: Vec<_> = pairs_by_expert(&[&first, &second])
             .into_iter()
             .map(|pair| (pair.expert, pair.request, pair.row, pair.slot))
             .collect();

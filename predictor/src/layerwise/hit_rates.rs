@@ -1,24 +1,24 @@
-//! How many of the experts that came were foreseen.
+//! Accuracy of predicted experts.
 
 use crate::error::PredictError;
 
-/// Accuracy over tokens, each 0 to 1; DuoServe-MoE's table 3 has `all` and `any`.
+/// Hit rates over tokens, each 0 to 1. Table 3 of DuoServe-MoE reports `all` and `any`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HitRates {
-    /// Share of the experts used that were predicted.
+    /// Share of the used experts that were predicted.
     pub mean: f64,
-    /// Share of tokens all of whose experts were predicted.
+    /// Share of tokens with all experts predicted.
     pub all: f64,
-    /// Share of tokens at least one of whose experts was predicted.
+    /// Share of tokens with at least one expert predicted.
     pub any: f64,
 }
 
 impl HitRates {
-    /// Compares `predicted` with `actual`, both [tokens, `top_k`]; all rates are 0 for no token.
+    /// Compares `predicted` with `actual`, both [tokens, `top_k`]. All rates are 0 without tokens.
     ///
     /// # Errors
-    /// The two have different sizes, or no whole number of tokens.
-    pub fn of(predicted: &[u16], actual: &[u16], top_k: usize) -> Result<Self, PredictError> {
+    /// The sizes differ, or do not hold complete tokens.
+    pub fn measure(predicted: &[u16], actual: &[u16], top_k: usize) -> Result<Self, PredictError> {
         PredictError::require_size("a prediction of experts", actual.len(), predicted.len())?;
         let whole = actual.len().next_multiple_of(top_k.max(1));
         PredictError::require_size("a list of experts", whole, actual.len())?;
@@ -30,7 +30,7 @@ impl HitRates {
             any += usize::from(found > 0);
             tokens += 1;
         }
-        let rate = |count: usize, of: usize| count as f64 / of.max(1) as f64;
+        let rate = |count: usize, total: usize| count as f64 / total.max(1) as f64;
         Ok(Self { mean: rate(hits, actual.len()), all: rate(all, tokens), any: rate(any, tokens) })
     }
 }

@@ -1,34 +1,34 @@
-//! Coordinates of every token of a vocabulary, a byte each.
+//! Quantised coordinates of all tokens of a vocabulary, one byte each.
 
 use crate::error::PredictError;
 use crate::vector::add_scaled;
 use bytes::Bytes;
 use rayon::prelude::*;
 
-/// Steps of a coordinate to either side of zero.
+/// Quantisation steps on either side of zero.
 const STEPS: f32 = 127.0;
 
-/// Rows of numbers, each as multiples of a step of its own.
+/// Rows of 8-bit numbers, each row with its own step.
 #[derive(Debug, Clone)]
-pub(super) struct Codes {
+pub(super) struct QuantisedRows {
     width: usize,
-    /// [tokens, width], signed.
+    /// Signed codes, [tokens, width].
     codes: Bytes,
     /// Step of each row.
     steps: Vec<f32>,
 }
 
-impl Codes {
-    /// Bytes of a row of `width` numbers.
+impl QuantisedRows {
+    /// Returns the size of a row of `width` numbers with its step, in bytes.
     pub(super) fn row_bytes(width: usize) -> usize {
         width + size_of::<f32>()
     }
 
-    /// Codes `rows`, [tokens, width].
-    pub(super) fn of(width: usize, rows: &[f32]) -> Self {
+    /// Quantises `rows`, [tokens, width].
+    pub(super) fn quantise(width: usize, rows: &[f32]) -> Self {
         let coded = rows.par_chunks_exact(width.max(1)).map(|row| {
-            let step = row.iter().fold(0.0_f32, |most, value| most.max(value.abs())) / STEPS;
-            // A row of zeros has no step; the cast saturates.
+            let step = row.iter().fold(0.0_f32, |largest, value| largest.max(value.abs())) / STEPS;
+            // The lower bound covers a row of zeros, whose step is 0. The cast saturates.
             let code = |value: &f32| (value / step.max(f32::MIN_POSITIVE)).round() as i8 as u8;
             (step, row.iter().map(code).collect::<Vec<u8>>())
         });
@@ -36,10 +36,10 @@ impl Codes {
         Self { width, codes: codes.concat().into(), steps }
     }
 
-    /// Takes what was saved.
+    /// Restores saved codes.
     ///
     /// # Errors
-    /// There is not one step for each row, or a step is not finite.
+    /// The numbers of steps and rows differ, or a step is not finite.
     pub(super) fn from_parts(width: usize, codes: Bytes, steps: Vec<f32>) -> Result<Self, PredictError> {
         PredictError::require_size("`tokens.coordinates`", steps.len().saturating_mul(width), codes.len())?;
         match steps.iter().position(|step| !step.is_finite()) {
@@ -64,7 +64,7 @@ impl Codes {
         (self.codes.len() + size_of_val(self.steps.as_slice())) as u64
     }
 
-    /// Mean of the rows of `tokens`, which all have one.
+    /// Returns the mean of the rows of `tokens`, which must be in the vocabulary.
     pub(super) fn mean(&self, tokens: &[u32]) -> Vec<f32> {
         let (mut mean, mut row) = (vec![0.0; self.width], vec![0.0; self.width]);
         for token in tokens.iter().map(|token| *token as usize) {
@@ -84,9 +84,9 @@ mod tests {
     #[test]
     fn codes_of_rows_are_within_half_a_step() {
         let rows = [0.5, -1.0, 0.25, 0.0, 0.0, 0.0, 3e-9, 1e-9, -2e-9];
-        let codes = Codes::of(3, &rows);
+        let codes = QuantisedRows::quantise(3, &rows);
         for (token, row) in (0..).zip(rows.chunks(3)) {
-            let most = row.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
+            let most = row.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
             for (found, value) in codes.mean(&[token]).iter().zip(row) {
                 assert!((found - value).abs() <= 0.51 * most / STEPS, "{found} {value}");
             }
@@ -96,9 +96,9 @@ mod tests {
     }
 
     #[test]
-    fn codes_without_a_step_for_each_row_are_refused() {
-        assert!(Codes::from_parts(2, Bytes::from_static(&[1, 2, 3, 4]), vec![1.0, 2.0]).is_ok());
-        assert!(Codes::from_parts(2, Bytes::from_static(&[1, 2, 3]), vec![1.0, 2.0]).is_err());
-        assert!(Codes::from_parts(2, Bytes::from_static(&[1, 2]), vec![f32::NAN]).is_err());
+    fn codes_with_a_wrong_number_of_steps_are_refused() {
+        assert!(QuantisedRows::from_parts(2, Bytes::from_static(&[1, 2, 3, 4]), vec![1.0, 2.0]).is_ok());
+        assert!(QuantisedRows::from_parts(2, Bytes::from_static(&[1, 2, 3]), vec![1.0, 2.0]).is_err());
+        assert!(QuantisedRows::from_parts(2, Bytes::from_static(&[1, 2]), vec![f32::NAN]).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Asking a remote-expert function one question at a time, as the engine does: for measurements.
+//! Client that sends a remote-expert function one request at a time, as the engine does: for measurements.
 
 use crate::identity::{Connector, Trust};
 use crate::v1::expert_function_client::ExpertFunctionClient;
@@ -14,50 +14,50 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::transport::Endpoint;
 
-/// An answer that stays away for so long never comes.
-const LIMIT: Duration = Duration::from_secs(30);
+/// Timeout of an answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How to wait for an answer.
+/// Wait strategy for an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PollSettings {
-    /// How long to poll before sleeping.
+    /// Polling time before the thread sleeps.
     pub poll: Duration,
 }
 
 impl PollSettings {
-    /// As the engine waits by default: `poll_us` in main-model-fn/src/settings.rs.
+    /// Default of the engine: `poll_us` in main-model-fn/src/settings.rs.
     pub const ENGINE: Self = Self { poll: Duration::from_micros(100) };
-    /// Sleeps until the answer is there.
+    /// Sleeps until the answer arrives.
     pub const SLEEP: Self = Self { poll: Duration::ZERO };
-    /// Polls until the answer is there.
-    pub const SPIN: Self = Self { poll: LIMIT };
+    /// Polls until the answer arrives.
+    pub const SPIN: Self = Self { poll: ANSWER_TIMEOUT };
 }
 
-/// A `Forward` stream on a current-thread runtime that this thread drives, as the engine's links are:
-/// a task passes answers on, the caller polls the runtime for a bounded time and then sleeps.
+/// `Forward` stream on a current-thread runtime that the calling thread drives, as the engine's connections are. A
+/// task forwards replies. The caller polls the runtime for a bounded time and then sleeps.
 #[derive(Debug)]
-pub struct Conversation {
+pub struct ForwardClient {
     runtime: Runtime,
     requests: mpsc::UnboundedSender<ForwardRequest>,
     replies: mpsc::UnboundedReceiver<Result<ForwardReply, String>>,
 }
 
-/// An answer and the time that it took.
+/// Rows of an answer with their timing.
 #[derive(Debug, Clone)]
 pub struct TimedRows {
-    /// One row per (token, expert), as in the message.
+    /// Output rows, one per (token, expert), as in the message.
     pub rows: Bytes,
-    /// From the question to the answer.
+    /// Time from the request to the answer.
     pub round_trip: Duration,
-    /// As the function reports it.
+    /// Compute time that the function reports.
     pub compute: Duration,
 }
 
-impl Conversation {
-    /// Connects to the function at `address` (host:port), within TLS where there is a `trust`.
+impl ForwardClient {
+    /// Connects to the function at `address` (host:port), with TLS if there is a `trust`.
     ///
     /// # Errors
-    /// It cannot be reached.
+    /// The function cannot be reached.
     pub fn open(address: &str, trust: Option<Trust>) -> Result<Self, ServiceError> {
         let unreachable = |error: &dyn Display| {
             ServiceError::new(ErrorCode::Unavailable, format!("cannot open a stream to {address}: {error}"))
@@ -67,7 +67,7 @@ impl Conversation {
             .build()
             .map_err(|error| unreachable(&error))?;
         let (requests, outbound) = mpsc::unbounded_channel();
-        let (passed, replies) = mpsc::unbounded_channel();
+        let (reply_sender, replies) = mpsc::unbounded_channel();
         let opened = async {
             let channel = Endpoint::from_shared(format!("http://{address}"))
                 .map_err(|error| unreachable(&error))?
@@ -83,7 +83,7 @@ impl Conversation {
             Ok::<_, ServiceError>(response.into_inner())
         };
         let mut stream = runtime
-            .block_on(async { tokio::time::timeout(LIMIT, opened).await })
+            .block_on(async { tokio::time::timeout(ANSWER_TIMEOUT, opened).await })
             .map_err(|elapsed| unreachable(&elapsed))??;
         runtime.spawn(async move {
             loop {
@@ -92,8 +92,8 @@ impl Conversation {
                     Ok(None) => Err("the function closed the stream".to_owned()),
                     Err(status) => Err(status.message().to_owned()),
                 };
-                let last = reply.is_err();
-                if passed.send(reply).is_err() || last {
+                let is_last = reply.is_err();
+                if reply_sender.send(reply).is_err() || is_last {
                     return;
                 }
             }
@@ -104,12 +104,12 @@ impl Conversation {
     /// Sends `work` and waits for its answer.
     ///
     /// # Errors
-    /// The function refuses, ends, or stays silent for half a minute.
-    pub fn ask(&mut self, work: Work, wait: PollSettings) -> Result<TimedRows, ServiceError> {
-        let lost = |why: &str| ServiceError::new(ErrorCode::Unavailable, format!("no answer: {why}"));
+    /// The function rejects the request, ends, or does not answer within 30 seconds.
+    pub fn forward(&mut self, work: Work, wait: PollSettings) -> Result<TimedRows, ServiceError> {
+        let unanswered = |why: &str| ServiceError::new(ErrorCode::Unavailable, format!("no answer: {why}"));
         let started = Instant::now();
         let request = ForwardRequest { body: Some(Body::Work(work)) };
-        self.requests.send(request).map_err(|_closed| lost("the stream is closed"))?;
+        self.requests.send(request).map_err(|_closed| unanswered("the stream is closed"))?;
         let replies = &mut self.replies;
         let reply = self.runtime.block_on(async {
             while started.elapsed() < wait.poll {
@@ -118,10 +118,10 @@ impl Conversation {
                 }
                 tokio::task::yield_now().await;
             }
-            tokio::time::timeout(LIMIT, replies.recv()).await.ok().flatten()
+            tokio::time::timeout(ANSWER_TIMEOUT, replies.recv()).await.ok().flatten()
         });
         let round_trip = started.elapsed();
-        let reply = reply.ok_or_else(|| lost("timeout"))?.map_err(|why| lost(&why))?;
+        let reply = reply.ok_or_else(|| unanswered("timeout"))?.map_err(|why| unanswered(&why))?;
         match reply.outcome {
             Some(Outcome::Rows(rows)) => Ok(TimedRows {
                 rows: rows.rows,

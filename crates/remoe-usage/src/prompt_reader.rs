@@ -1,24 +1,24 @@
-//! The prompt in a request's body, as token ids.
+//! Reads the prompt in a request's body as token ids.
 
 use remoe_model::text::{ChatTemplate, TextError, Tokenizer};
 use remoe_model::{Checkpoint, Store};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Tokens that a prediction looks at, from the beginning: what a prompt is about shows by then.
-const MOST_TOKENS: usize = 2048;
-/// Bytes of text that are tokenised for that.
-const MOST_TEXT: usize = 16 * MOST_TOKENS;
+/// Largest prefix of a prompt that predictions use, in tokens. It is enough to tell the topic.
+const MAX_PROMPT_TOKENS: usize = 2048;
+/// Largest prefix of a text that is tokenised, in bytes.
+const MAX_TEXT_BYTES: usize = 16 * MAX_PROMPT_TOKENS;
 
-/// Reads prompts as the model's main function will, as far as predictions need it.
+/// Reader of prompts. It applies the tokenizer and the chat template as the model's main function does.
 #[derive(Debug)]
-pub struct Prompts {
+pub struct PromptReader {
     tokenizer: Option<Tokenizer>,
     template: Option<ChatTemplate>,
     vocabulary: usize,
 }
 
-/// The fields that are looked at.
+/// Fields of the body that predictions need.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Body {
@@ -28,36 +28,36 @@ struct Body {
     max_completion_tokens: Option<u64>,
 }
 
-/// A prompt, as far as predictions look at it.
+/// Prefix of a prompt, as predictions use it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ObservedPrompt {
-    /// Beginning of the prompt; empty if it cannot be read.
+    /// First tokens of the prompt, at most [`MAX_PROMPT_TOKENS`]. Empty if the prompt cannot be read.
     pub(crate) tokens: Vec<u32>,
-    /// How many tokens the whole has.
+    /// Length of the whole prompt, in tokens.
     pub(crate) length: usize,
-    /// That is an estimate: the text is too long to be tokenised for this.
+    /// True if the length is an estimate, because only a prefix of the text was tokenised.
     pub(crate) is_estimated: bool,
 }
 
-/// Parts of a body that predictions need.
+/// Prompt and output limit of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PredictionInput {
-    /// Prompt to be answered.
+    /// Prompt of the request.
     pub(crate) prompt: ObservedPrompt,
-    /// Tokens of the answer, at most.
-    pub(crate) most_output: Option<u64>,
+    /// Limit of the answer in tokens, if the client sets one.
+    pub(crate) max_output_tokens: Option<u64>,
 }
 
-impl Prompts {
-    /// Reads tokenizer and chat template of the model in `checkpoint`.
+impl PromptReader {
+    /// Reads the tokenizer and the chat template of the model in `checkpoint`.
     ///
     /// # Errors
-    /// A file of its text is unreadable or broken.
+    /// A file of the tokenizer or the chat template is unreadable or invalid.
     pub fn open(checkpoint: &Checkpoint) -> Result<Self, TextError> {
         Self::open_in(checkpoint.store(), checkpoint.config().vocab_size)
     }
 
-    /// As [`Self::open`], for a model with `vocabulary` tokens whose files are in `store`.
+    /// Reads the tokenizer and the chat template from `store`, for a model with `vocabulary` tokens.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -66,20 +66,20 @@ impl Prompts {
         Ok(Self { tokenizer, template: ChatTemplate::open_in(store)?, vocabulary })
     }
 
-    /// For a model without text: prompts are lists of ids below `vocabulary`.
+    /// Creates a reader for a model without a tokenizer: prompts are lists of ids below `vocabulary`.
     #[must_use]
-    pub fn of_ids(vocabulary: usize) -> Self {
+    pub fn for_ids(vocabulary: usize) -> Self {
         Self { tokenizer: None, template: None, vocabulary }
     }
 
-    /// Reads the prompt and the answer's limit from `body`. A prompt that cannot be read has no tokens: the main
-    /// function reports what is wrong with it.
+    /// Reads the prompt and the output limit from `body`. An unreadable prompt has no tokens; the main function
+    /// reports the error to the client.
     pub(crate) fn read(&self, body: &[u8]) -> PredictionInput {
         let body: Body = serde_json::from_slice(body).unwrap_or_default();
         let prompt = match &body.prompt {
             Value::Null => self.chat(&body.messages),
             Value::String(text) => self.encode(text, true),
-            // One of several prompts stands for all of them.
+            // Several prompts are predicted by the first.
             Value::Array(list) => match list.first() {
                 Some(Value::String(text)) => self.encode(text, true),
                 Some(Value::Array(ids)) => self.ids(ids),
@@ -87,50 +87,52 @@ impl Prompts {
             },
             _ => ObservedPrompt::default(),
         };
-        PredictionInput { prompt, most_output: body.max_completion_tokens.or(body.max_tokens) }
+        PredictionInput { prompt, max_output_tokens: body.max_completion_tokens.or(body.max_tokens) }
     }
 
     fn chat(&self, messages: &[Value]) -> ObservedPrompt {
-        let messages: Vec<Value> = messages.iter().map(plain).collect();
+        let messages: Vec<Value> = messages.iter().map(with_joined_text).collect();
         let template = self.template.as_ref().filter(|_| !messages.is_empty());
         let text = template.and_then(|template| template.render(&messages, true).ok());
-        // The template writes special tokens itself.
+        // The template has already added the special tokens.
         text.map_or_else(ObservedPrompt::default, |text| self.encode(&text, false))
     }
 
-    fn encode(&self, text: &str, special: bool) -> ObservedPrompt {
-        let end = (0..=text.len().min(MOST_TEXT)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-        let beginning = text.get(..end).unwrap_or_default();
+    fn encode(&self, text: &str, add_special_tokens: bool) -> ObservedPrompt {
+        let end =
+            (0..=text.len().min(MAX_TEXT_BYTES)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+        let prefix = text.get(..end).unwrap_or_default();
         let tokenizer = self.tokenizer.as_ref();
-        let mut tokens =
-            tokenizer.and_then(|tokenizer| tokenizer.encode(beginning, special).ok()).unwrap_or_default();
+        let mut tokens = tokenizer
+            .and_then(|tokenizer| tokenizer.encode(prefix, add_special_tokens).ok())
+            .unwrap_or_default();
         let is_estimated = end < text.len();
         let length = match is_estimated {
             true => tokens.len().saturating_mul(text.len()) / end.max(1),
             false => tokens.len(),
         };
-        tokens.truncate(MOST_TOKENS);
+        tokens.truncate(MAX_PROMPT_TOKENS);
         ObservedPrompt { tokens, length, is_estimated }
     }
 
     fn ids(&self, list: &[Value]) -> ObservedPrompt {
         let id = |value: &Value| u32::try_from(value.as_u64()?).ok();
-        let known = |id: &u32| (*id as usize) < self.vocabulary;
+        let is_in_vocabulary = |id: &u32| (*id as usize) < self.vocabulary;
         let tokens = list
             .iter()
-            .take(MOST_TOKENS)
+            .take(MAX_PROMPT_TOKENS)
             .map(id)
             .collect::<Option<Vec<_>>>()
             .unwrap_or_default()
             .into_iter()
-            .filter(known)
+            .filter(is_in_vocabulary)
             .collect();
         ObservedPrompt { tokens, length: list.len(), is_estimated: false }
     }
 }
 
-/// A message with one text, as templates take it.
-fn plain(message: &Value) -> Value {
+/// Joins the text parts of a message into one string, as chat templates expect.
+fn with_joined_text(message: &Value) -> Value {
     let content = match message.get("content") {
         Some(Value::Array(parts)) => {
             let texts = parts.iter().filter_map(|part| part.get("text")?.as_str());

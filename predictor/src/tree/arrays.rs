@@ -1,11 +1,11 @@
-//! A tree as arrays, for a file and back.
+//! Conversion of a tree to arrays for a file, and back.
 
 use crate::error::PredictError;
 use crate::history::History;
 use crate::rows::Rows;
-use crate::tree::{Clustering, Content, NONE, Node, ROOT, Sketches, Tree, TreeOptions};
+use crate::tree::{Clustering, NONE, Node, NodeContent, ROOT, Sketches, Tree, TreeOptions};
 
-/// The nodes of a tree in breadth-first order, as arrays.
+/// Nodes of a tree in breadth-first order, as arrays.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TreeParts {
     /// Parent of each node; `u32::MAX` for the root, which is the first.
@@ -15,28 +15,28 @@ pub(crate) struct TreeParts {
 }
 
 impl Tree {
-    /// Returns the vector that is taken off queries.
+    /// Returns the vector that is subtracted from queries.
     pub(crate) fn centre(&self) -> &[f32] {
         &self.centre
     }
 
-    /// Short stand-ins for the vectors, where searches use them.
+    /// Returns the sketches of the vectors, if searches use them.
     pub(crate) fn sketches(&self) -> Option<&Sketches> {
         self.sketches.as_ref()
     }
 
-    /// The slots, each leaf's next to each other, near leaves near each other.
+    /// Returns the slots in the order of the leaves, near leaves next to each other.
     pub(crate) fn leaf_order(&self) -> Vec<u32> {
         let mut slots = Vec::with_capacity(self.leaf_of.len());
         self.collect(ROOT, &mut slots);
         slots
     }
 
-    /// Returns the history with each leaf's prompts next to each other, so that a search reads memory in long runs;
-    /// this tree is renumbered with it.
+    /// Returns the history in the order of the leaves, so that a search reads contiguous memory, and renumbers the
+    /// slots of this tree accordingly.
     ///
     /// # Errors
-    /// Never for a tree over `history`.
+    /// Never fails for a tree of `history`.
     pub fn arrange(&mut self, history: &History) -> Result<History, PredictError> {
         let order = self.leaf_order();
         let (parts, medoids) = self.to_parts(&order);
@@ -47,36 +47,35 @@ impl Tree {
         Ok(history.gather(&order))
     }
 
-    /// Returns the arrays, and the medoids' rows in their order. Slots are renumbered by their order in `slots`; pruned
-    /// nodes are left out.
+    /// Returns the arrays, and the medoids in the order of the nodes. Renumbers slots by their position in `slots`
+    /// and omits pruned nodes.
     pub(crate) fn to_parts(&self, slots: &[u32]) -> (TreeParts, Vec<f32>) {
         let mut order = vec![ROOT];
         let mut parents = vec![NONE];
         let mut next = 0;
         while let Some(&node) = order.get(next) {
-            if let Content::Children(children) = self.content(node) {
+            if let NodeContent::Children(children) = self.content(node) {
                 order.extend_from_slice(children);
                 parents.extend(children.iter().map(|_| next as u32));
             }
             next += 1;
         }
-        let mut number = vec![NONE; self.nodes.len()];
+        let mut new_index = vec![NONE; self.nodes.len()];
         for (new, &old) in (0..).zip(&order) {
-            number[old as usize] = new;
+            new_index[old as usize] = new;
         }
         let leaf = |&slot: &u32| {
             let leaf = self.leaf_of.get(slot as usize).copied().unwrap_or(NONE);
-            number.get(leaf as usize).copied().unwrap_or(NONE)
+            new_index.get(leaf as usize).copied().unwrap_or(NONE)
         };
         let medoids = order.iter().flat_map(|&node| self.medoids.row(node as usize)).copied().collect();
         (TreeParts { parents, leaves: slots.iter().map(leaf).collect() }, medoids)
     }
 
-    /// The tree that was saved.
+    /// Restores a saved tree.
     ///
     /// # Errors
-    /// The arrays are not those of a tree: a parent does not come before its child, a slot is not in a
-    /// leaf.
+    /// The arrays describe no tree: a parent does not precede its child, or a slot is not in a leaf.
     pub(crate) fn from_parts(
         parts: &TreeParts,
         medoids: Rows,
@@ -85,30 +84,30 @@ impl Tree {
         clustering: Clustering,
         options: TreeOptions,
     ) -> Result<Self, PredictError> {
-        let wrong = |message: String| PredictError::Saved(message);
+        let invalid = |message: String| PredictError::Saved(message);
         PredictError::require_size("`tree.medoids`", parts.parents.len(), medoids.len())?;
         if parts.parents.first() != Some(&NONE) {
-            return Err(wrong("the first node of the tree is not its root".to_owned()));
+            return Err(invalid("the first node of the tree is not its root".to_owned()));
         }
         let mut nodes: Vec<Node> = Vec::with_capacity(parts.parents.len());
         for (child, &parent) in (0..).zip(&parts.parents) {
             if child != ROOT {
                 match nodes.get_mut(parent as usize).map(|node| &mut node.content) {
-                    Some(Content::Children(children)) => children.push(child),
-                    Some(content) => *content = Content::Children(vec![child]),
+                    Some(NodeContent::Children(children)) => children.push(child),
+                    Some(content) => *content = NodeContent::Children(vec![child]),
                     None => {
-                        return Err(wrong(format!(
+                        return Err(invalid(format!(
                             "node {child} of the tree comes before its parent {parent}"
                         )));
                     }
                 }
             }
-            nodes.push(Node { parent, content: Content::Slots(Vec::new()) });
+            nodes.push(Node { parent, content: NodeContent::Slots(Vec::new()) });
         }
         for (slot, &leaf) in (0..).zip(&parts.leaves) {
             match nodes.get_mut(leaf as usize).map(|node| &mut node.content) {
-                Some(Content::Slots(slots)) => slots.push(slot),
-                _ => return Err(wrong(format!("prompt {slot} is in node {leaf}, which is not a leaf"))),
+                Some(NodeContent::Slots(slots)) => slots.push(slot),
+                _ => return Err(invalid(format!("prompt {slot} is in node {leaf}, which is not a leaf"))),
             }
         }
         PredictError::require_size("`tree.centre`", medoids.width(), centre.len())?;
@@ -120,7 +119,7 @@ impl Tree {
             medoids,
             sketches,
             leaf_of: parts.leaves.clone(),
-            vacant: Vec::new(),
+            free_nodes: Vec::new(),
         })
     }
 }
@@ -130,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_saved_tree_may_be_as_deep_as_its_file_is_long() {
+    fn saved_tree_of_any_depth_is_searched() {
         const DEPTH: u32 = 200_000;
         let parents = std::iter::once(NONE).chain(0..DEPTH).collect();
         let parts = TreeParts { parents, leaves: vec![DEPTH; 3] };

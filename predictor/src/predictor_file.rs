@@ -1,7 +1,7 @@
-//! A trained predictor as one file.
+//! File format of a trained predictor.
 //!
-//! The file is a safetensors file: aligned tensors that are used where they lie, and a JSON text (metadata
-//! key `remoe`) for everything small. Python reads it with `safetensors.numpy.load_file`.
+//! The file is a safetensors file: aligned tensors, which are used in place, and a JSON text (metadata key `remoe`)
+//! for all small values. Python reads it with `safetensors.numpy.load_file`.
 
 use crate::embedding::Embedding;
 use crate::error::{PredictError, quoted};
@@ -10,10 +10,10 @@ use crate::phase::{ByPhase, Phase};
 use crate::predictor::Popularity;
 use crate::record::RecordHeader;
 use crate::rows::Rows;
-use crate::shares::Shares;
-use crate::sps::{Index, SimilarPrompts};
+use crate::shares::UsageShares;
+use crate::sps::{PromptIndex, SimilarPrompts};
 use crate::tokens::TokenTable;
-use crate::trained::{PredictorParts, Trained};
+use crate::trained::{PredictorParts, TrainedPredictor};
 use crate::tree::{Clustering, Sketches, Tree, TreeOptions, TreeParts};
 use crate::tuning::Tuning;
 use bytes::Bytes;
@@ -27,16 +27,16 @@ use zerocopy::IntoBytes;
 pub const PREDICTOR_FILE: &str = "predictor.safetensors";
 /// Metadata key of the JSON text.
 pub(crate) const KEY: &str = "remoe";
-/// Version of the file.
+/// Format version of the file.
 const VERSION: u32 = 3;
 
-/// Names of the tensors that both phases have: token ids, the base and rows of the table, popularity.
-const OF_PHASE: [[&str; 4]; 2] = [
+/// Names of the tensors of each phase: token ids, base and rows of the token table, popularity.
+const PHASE_TENSORS: [[&str; 4]; 2] = [
     ["prefill.tokens.ids", "prefill.tokens.base", "prefill.tokens.rows", "prefill.popularity"],
     ["decode.tokens.ids", "decode.tokens.base", "decode.tokens.rows", "decode.popularity"],
 ];
 
-/// The JSON text.
+/// JSON text of the file.
 #[derive(Serialize, Deserialize)]
 struct Manifest {
     version: u32,
@@ -54,15 +54,15 @@ struct Manifest {
     tuning: ByPhase<Tuning>,
 }
 
-/// Only what has to be known before anything else is believed.
+/// Fields that are checked before the others are parsed.
 #[derive(Deserialize)]
 struct Preamble {
     version: u32,
 }
 
 impl Manifest {
-    /// Reads the manifest of a file of this version.
-    fn of(bytes: &[u8]) -> Result<Self, PredictError> {
+    /// Parses the manifest of a file of this version.
+    fn parse(bytes: &[u8]) -> Result<Self, PredictError> {
         let text = metadata(bytes)?;
         let Preamble { version } = serde_json::from_str(&text).map_err(saved)?;
         if version != VERSION {
@@ -73,7 +73,7 @@ impl Manifest {
         serde_json::from_str(&text).map_err(saved)
     }
 
-    /// The model, as records name it.
+    /// Returns the header of records of this model.
     fn header(&self) -> RecordHeader {
         RecordHeader {
             model: self.model.clone(),
@@ -90,21 +90,21 @@ pub(crate) fn saved(message: impl std::fmt::Display) -> PredictError {
     PredictError::Saved(quoted(message.to_string()))
 }
 
-/// The JSON text of a file.
+/// Returns the JSON text of a file.
 pub(crate) fn metadata(bytes: &[u8]) -> Result<String, PredictError> {
     let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(saved)?;
     let text = metadata.metadata().as_ref().and_then(|metadata| metadata.get(KEY));
     text.cloned().ok_or_else(|| saved("the file was not written by `remoe predictor build`"))
 }
 
-impl Trained {
-    /// The bytes of a file.
+impl TrainedPredictor {
+    /// Encodes the file.
     ///
     /// # Errors
-    /// Never for a predictor that was fitted or loaded.
+    /// Never fails for a fitted or loaded predictor.
     pub fn to_bytes(&self) -> Result<Vec<u8>, PredictError> {
         let PredictorParts { popularity, sps, tokens } = &self.parts;
-        let Index::Tree(tree) = sps.index() else { return Err(saved("missing search tree")) };
+        let PromptIndex::Tree(tree) = sps.index() else { return Err(saved("missing search tree")) };
         let history = sps.history();
         let order = tree.leaf_order();
         let (parts, medoids) = tree.to_parts(&order);
@@ -130,8 +130,8 @@ impl Trained {
             ("tree.centre", floats(tree.centre(), hidden), tree.centre().as_bytes()),
             ("tree.medoids", floats(&medoids, hidden), medoids.as_bytes()),
         ];
-        for (phase, [ids, base, rows, popular]) in Phase::ALL.into_iter().zip(OF_PHASE) {
-            let (tokens, popularity) = (tokens.of(phase), popularity.shares(phase).values());
+        for (phase, [ids, base, rows, popular]) in Phase::ALL.into_iter().zip(PHASE_TENSORS) {
+            let (tokens, popularity) = (tokens.get(phase), popularity.shares(phase).values());
             tensors.push((ids, numbers(tokens.tokens()), tokens.tokens().as_bytes()));
             tensors.push((base, floats(tokens.base(), cells), tokens.base().as_bytes()));
             tensors.push((rows, floats(tokens.rows().values(), cells), tokens.rows().as_bytes()));
@@ -148,8 +148,8 @@ impl Trained {
         }
         let views = tensors
             .into_iter()
-            .map(|(name, (kind, shape), bytes)| {
-                Ok((name, TensorView::new(kind, shape, bytes).map_err(saved)?))
+            .map(|(name, (dtype, shape), bytes)| {
+                Ok((name, TensorView::new(dtype, shape, bytes).map_err(saved)?))
             })
             .collect::<Result<Vec<_>, PredictError>>()?;
         let RecordHeader { model, layers, experts, top_k, dtype, .. } = self.header.clone();
@@ -174,13 +174,13 @@ impl Trained {
         safetensors::serialize(views, Some(HashMap::from([(KEY.to_owned(), text)]))).map_err(saved)
     }
 
-    /// Reads what [`Trained::to_bytes`] wrote for the model with fingerprint `model`. The rows stay in `bytes`
-    /// (read or mapped by the caller; aligned for float32, or they are copied) until they change.
+    /// Parses a file from [`TrainedPredictor::to_bytes`] for the model with the fingerprint `model`. Rows stay in `bytes`
+    /// (read or mapped by the caller) until they change, or are copied if they are not aligned for float32.
     ///
     /// # Errors
     /// The file is damaged, of another version, or of another model.
     pub fn from_bytes(bytes: &Bytes, model: &str, embedding: &Embedding) -> Result<Self, PredictError> {
-        let manifest = Manifest::of(bytes)?;
+        let manifest = Manifest::parse(bytes)?;
         let header = manifest.header();
         header.check().map_err(saved)?;
         if header.model != model {
@@ -191,9 +191,9 @@ impl Trained {
             return Err(saved(message));
         }
         for phase in Phase::ALL {
-            manifest.tuning.of(phase).check(header.layers.len())?;
+            manifest.tuning.get(phase).check(header.layers.len())?;
         }
-        let file = File::of(bytes)?;
+        let file = SavedTensors::parse(bytes)?;
         let (layers, experts, cells) = (header.layers.len(), header.experts as usize, header.cells());
         let history = file.history(embedding, layers, experts)?;
         let Manifest { beta, breadth, rerank, forks, seed, .. } = manifest;
@@ -203,45 +203,46 @@ impl Trained {
         PredictError::require_size("`tree.leaves`", history.len(), parts.leaves.len())?;
         let medoids = file.rows("tree.medoids", embedding.hidden())?;
         let centre = file.rows("tree.centre", embedding.hidden())?.values().to_vec();
-        let sketches = options.sketches().then(|| file.sketches(embedding, history.len())).transpose()?;
+        let sketches =
+            options.uses_sketches().then(|| file.sketches(embedding, history.len())).transpose()?;
         let tree = Tree::from_parts(&parts, medoids, centre, sketches, Clustering::Centred, options)?;
-        let index = Index::Tree(Box::new(tree));
+        let index = PromptIndex::Tree(Box::new(tree));
         let sps = SimilarPrompts::new("sps", embedding.clone(), Arc::new(history), index, manifest.alpha)?;
         let tuning = manifest.tuning;
         let temperature = ByPhase { prefill: tuning.prefill.temperature, decode: tuning.decode.temperature };
-        let sps = sps.tempered("sps", temperature);
-        let of_phase = |[ids, base, rows, popular]: [&'static str; 4]| {
+        let sps = sps.with_temperature("sps", temperature);
+        let load_phase = |[ids, base, rows, popular]: [&'static str; 4]| {
             let base = file.rows(base, cells)?.values().to_vec();
             let (ids, rows) = (file.numbers(ids)?, file.rows(rows, cells)?);
             let tokens = TokenTable::from_parts(embedding.clone(), ids, experts, base, rows)?;
             let popular = file.rows(popular, cells)?.values().to_vec();
             PredictError::require_size("`popularity`", cells, popular.len())?;
-            let popular = Shares::from_weights(experts, popular)?;
+            let popular = UsageShares::from_weights(experts, popular)?;
             Ok::<_, PredictError>((tokens, popular))
         };
-        let [prefill, decode] = OF_PHASE;
-        let ((prefill, popular), (decode, popular_decode)) = (of_phase(prefill)?, of_phase(decode)?);
+        let [prefill, decode] = PHASE_TENSORS;
+        let ((prefill, popular), (decode, popular_decode)) = (load_phase(prefill)?, load_phase(decode)?);
         let popularity = Popularity::from_shares(ByPhase { prefill: popular, decode: popular_decode });
         let tokens = ByPhase { prefill, decode };
         Ok(Self { header, parts: PredictorParts { popularity, sps, tokens }, tuning })
     }
 }
 
-/// Tensors of a file that is in memory.
-pub(crate) struct File<'a> {
+/// Tensors of a file in memory.
+pub(crate) struct SavedTensors<'a> {
     bytes: &'a Bytes,
     tensors: SafeTensors<'a>,
 }
 
-impl<'a> File<'a> {
-    pub(crate) fn of(bytes: &'a Bytes) -> Result<Self, PredictError> {
+impl<'a> SavedTensors<'a> {
+    pub(crate) fn parse(bytes: &'a Bytes) -> Result<Self, PredictError> {
         Ok(Self { bytes, tensors: SafeTensors::deserialize(bytes).map_err(saved)? })
     }
 
-    pub(crate) fn tensor(&self, name: &'static str, kind: Dtype) -> Result<Bytes, PredictError> {
+    pub(crate) fn tensor(&self, name: &'static str, dtype: Dtype) -> Result<Bytes, PredictError> {
         let view = self.tensors.tensor(name).map_err(saved)?;
-        if view.dtype() != kind {
-            return Err(saved(format!("tensor `{name}` is {:?}, expected {kind:?}", view.dtype())));
+        if view.dtype() != dtype {
+            return Err(saved(format!("tensor `{name}` is {:?}, expected {dtype:?}", view.dtype())));
         }
         Ok(self.bytes.slice_ref(view.data()))
     }

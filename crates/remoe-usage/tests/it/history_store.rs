@@ -1,10 +1,10 @@
-//! The file of what past requests used: whatever happens to it, what is whole in it is read.
+//! History file: complete records are read after any damage.
 
 use crate::model;
 
 use remoe_predictor::record::RecordHeader;
-use remoe_predictor::{Experience, Shares};
-use remoe_usage::{Store, StoreError, StoredRequest, Tenant};
+use remoe_predictor::{UsageSample, UsageShares};
+use remoe_usage::{HistoryStore, HistoryStoreError, StoredRequest, Tenant};
 use std::collections::HashSet;
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader};
@@ -22,20 +22,20 @@ fn header() -> RecordHeader {
 fn stored(number: u64) -> StoredRequest {
     let shares = |shift: u64| {
         let weights = (0..8).map(|cell| ((cell * 3 + number + shift) % 7) as f32).collect();
-        Shares::from_weights(4, weights).unwrap()
+        UsageShares::from_weights(4, weights).unwrap()
     };
     let vector = (0..HIDDEN as u64).map(|at| ((at + number) % 5) as f32 / 4.0).collect();
     let decode = (!number.is_multiple_of(3)).then(|| shares(1));
     StoredRequest {
         number,
         tenant: Tenant::named("a"),
-        experience: Experience { vector, prefill: shares(0), decode },
+        usage: UsageSample { vector, prefill: shares(0), decode },
     }
 }
 
-fn open(folder: &Path, limit: u64) -> Result<(Store, Vec<StoredRequest>), StoreError> {
+fn open(folder: &Path, limit: u64) -> Result<(HistoryStore, Vec<StoredRequest>), HistoryStoreError> {
     let mut read = Vec::new();
-    let store = Store::open(folder, &header(), HIDDEN, limit, |one| read.push(one))?;
+    let store = HistoryStore::open(folder, &header(), HIDDEN, limit, |one| read.push(one))?;
     Ok((store, read))
 }
 
@@ -44,9 +44,9 @@ fn assert_same(read: &[StoredRequest], numbers: impl Iterator<Item = u64>) {
     assert_eq!(read.len(), expected.len());
     for (read, expected) in read.iter().zip(&expected) {
         assert_eq!((read.number, read.tenant), (expected.number, expected.tenant));
-        assert_eq!(read.experience.vector, expected.experience.vector, "quarters are exact in float16");
-        assert_eq!(read.experience.decode.is_some(), expected.experience.decode.is_some());
-        let pairs = read.experience.prefill.values().iter().zip(expected.experience.prefill.values());
+        assert_eq!(read.usage.vector, expected.usage.vector, "quarters are exact in float16");
+        assert_eq!(read.usage.decode.is_some(), expected.usage.decode.is_some());
+        let pairs = read.usage.prefill.values().iter().zip(expected.usage.prefill.values());
         pairs.for_each(|(read, expected)| assert!((read - expected).abs() < 1e-4, "{read} {expected}"));
     }
 }
@@ -56,7 +56,7 @@ fn store_is_readable_by_its_owner_only() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("experience");
     let mode = || path.metadata().unwrap().permissions().mode() & 0o777;
-    // One that an earlier version wrote for all to read.
+    // A file that an earlier version made readable for all.
     std::fs::write(&path, []).unwrap();
     std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
     let (mut store, _) = open(folder.path(), 1000).unwrap();
@@ -99,7 +99,7 @@ fn process_killed_during_compaction_loses_no_record() {
     let limit = 800;
     let (mut store, _) = open(folder.path(), limit).unwrap();
     let mut last = 0_u64;
-    // Records with decode steps take 65 bytes: the next one of them has no room.
+    // Records with decode steps take 65 bytes: the next one does not fit.
     while store.bytes() + 65 <= limit {
         store.append(&stored(last), HashSet::new).unwrap();
         last += 1;
@@ -107,13 +107,13 @@ fn process_killed_during_compaction_loses_no_record() {
     let next_one = if last.is_multiple_of(3) { last + 1 } else { last };
     drop(store);
     let whole = std::fs::read(&path).unwrap();
-    // What would have replaced it is there up to any byte.
+    // The replacement file exists up to any byte.
     for cut in 0..=whole.len() {
         std::fs::write(&path, &whole).unwrap();
         std::fs::write(&next, &whole[..cut]).unwrap();
         let (mut store, read) = open(folder.path(), limit).unwrap();
         assert_same(&read, 0..last);
-        // And when it is rewritten by a later writer.
+        // The same when a later writer rewrites it.
         store.append(&stored(next_one), || HashSet::from([last - 2, last - 1])).unwrap();
         drop(store);
         let (_, read) = open(folder.path(), limit).unwrap();
@@ -122,7 +122,7 @@ fn process_killed_during_compaction_loses_no_record() {
 }
 
 #[test]
-fn what_a_tenant_left_is_taken_out_and_nothing_else() {
+fn requests_of_one_tenant_are_erased_alone() {
     let folder = tempfile::tempdir().unwrap();
     let (mut store, _) = open(folder.path(), LIMIT).unwrap();
     for number in 0..9_u64 {
@@ -139,11 +139,11 @@ fn what_a_tenant_left_is_taken_out_and_nothing_else() {
     assert_same(&read, [0, 2, 4, 6, 8, 9].into_iter());
 }
 
-/// The folder that the process below writes in.
+/// Variable with the folder of the writing process below.
 const WRITER: &str = "REMOE_TEST_STORE_WRITER";
 const SMALL: u64 = 2000;
 
-/// No test: what the next one starts and kills. It says each number once its record is appended.
+/// Not a test: the writer that the next test starts and kills. It prints each number after its record was appended.
 #[test]
 fn writes_until_it_is_killed() {
     let Ok(folder) = std::env::var(WRITER) else { return };
@@ -161,7 +161,7 @@ fn killed_process_loses_at_most_the_record_being_written() {
     for killed_after in [1, 2, 7, 20, 100, 333, 1500] {
         let folder = tempfile::tempdir().unwrap();
         let mut writer = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "store::writes_until_it_is_killed", "--nocapture"])
+            .args(["--exact", "history_store::writes_until_it_is_killed", "--nocapture"])
             .env(WRITER, folder.path())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -171,7 +171,7 @@ fn killed_process_loses_at_most_the_record_being_written() {
         (0..killed_after).for_each(|number| assert_eq!(lines.next().unwrap().unwrap(), number.to_string()));
         writer.kill().unwrap();
         writer.wait().unwrap();
-        // Whole lines that it had said by then; a line may be cut as well.
+        // Complete lines printed until then; the last line may be truncated.
         let said: Vec<u64> = lines.map_while(Result::ok).filter_map(|line| line.parse().ok()).collect();
         let last = said.iter().copied().fold(killed_after - 1, |last, said| last.max(said));
         let (store, read) = open(folder.path(), SMALL).unwrap();
@@ -186,7 +186,7 @@ fn killed_process_loses_at_most_the_record_being_written() {
 }
 
 #[test]
-fn a_damaged_record_costs_itself_alone() {
+fn damaged_record_loses_only_itself() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("experience");
     let (mut store, _) = open(folder.path(), LIMIT).unwrap();
@@ -202,7 +202,7 @@ fn a_damaged_record_costs_itself_alone() {
 }
 
 #[test]
-fn the_file_never_passes_its_limit_and_keeps_what_is_wanted() {
+fn file_stays_within_its_limit_and_keeps_wanted_requests() {
     let folder = tempfile::tempdir().unwrap();
     let limit = 4096;
     let (mut store, _) = open(folder.path(), limit).unwrap();
@@ -210,7 +210,7 @@ fn the_file_never_passes_its_limit_and_keeps_what_is_wanted() {
     assert!(capacity > 8, "{capacity}");
     let total = 50 * capacity;
     for number in 0..total {
-        // Even ones are wanted for longer than odd ones.
+        // Even numbers stay wanted longer than odd ones.
         let wanted =
             || (number.saturating_sub(capacity)..number).filter(|number| number.is_multiple_of(2)).collect();
         store.append(&stored(number), wanted).unwrap();
@@ -221,23 +221,20 @@ fn the_file_never_passes_its_limit_and_keeps_what_is_wanted() {
     let (_, read) = open(folder.path(), limit).unwrap();
     assert_eq!(read.last().unwrap().number, total - 1);
     assert!(read.len() as u64 >= capacity / 2, "{} of {capacity}", read.len());
-    assert!(
-        read.iter()
-            .all(|one| *one == StoredRequest { experience: one.experience.clone(), ..stored(one.number) })
-    );
+    assert!(read.iter().all(|one| *one == StoredRequest { usage: one.usage.clone(), ..stored(one.number) }));
 }
 
 #[test]
-fn two_programs_and_two_models_do_not_share_a_file() {
+fn second_program_or_model_cannot_open_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let (store, _) = open(folder.path(), LIMIT).unwrap();
-    assert!(matches!(open(folder.path(), LIMIT), Err(StoreError::Taken { .. })));
+    assert!(matches!(open(folder.path(), LIMIT), Err(HistoryStoreError::Taken { .. })));
     drop(store);
     let other = RecordHeader { model: "cd".repeat(32), ..header() };
-    let refused = Store::open(folder.path(), &other, HIDDEN, LIMIT, |_| ());
-    assert!(matches!(refused, Err(StoreError::Other { .. })), "{refused:?}");
+    let refused = HistoryStore::open(folder.path(), &other, HIDDEN, LIMIT, |_| ());
+    assert!(matches!(refused, Err(HistoryStoreError::Other { .. })), "{refused:?}");
     std::fs::write(folder.path().join("experience"), "a user's notes").unwrap();
-    assert!(matches!(open(folder.path(), LIMIT), Err(StoreError::Other { .. })));
+    assert!(matches!(open(folder.path(), LIMIT), Err(HistoryStoreError::Other { .. })));
     assert_eq!(std::fs::read(folder.path().join("experience")).unwrap(), b"a user's notes");
-    assert!(matches!(open(&folder.path().join("small"), 100), Err(StoreError::TooSmall { .. })));
+    assert!(matches!(open(&folder.path().join("small"), 100), Err(HistoryStoreError::TooSmall { .. })));
 }

@@ -1,4 +1,4 @@
-//! SPS over embeddings that are weighted by how much each token tells about routing.
+//! SPS over token embeddings weighted by how much each token tells about routing.
 
 use crate::embedding::Embedding;
 use crate::error::PredictError;
@@ -12,14 +12,13 @@ use crate::training::{HELD_OUT, TrainingOptions};
 use crate::tree::Clustering;
 use crate::tuning::DEFAULT_TEMPERATURE;
 
-/// SPS whose prompt vectors leave out what all prompts share and count a token by
-/// [`TokenTable::information`]: two prompts are similar when the tokens that decide routing are.
+/// Builds SPS with token weights by [`TokenTable::information`] and without the component that all prompts share. So
+/// two prompts are similar if their tokens that decide routing are.
 ///
-/// The temperature is fitted on one tenth of `records` against a tree of the others; then the tree is
-/// built from all.
+/// The temperature is fitted to one tenth of `records` against a tree of the rest. The final tree has all records.
 ///
 /// # Errors
-/// There is no record, or a record does not belong to the model.
+/// There is no record, or a record has another shape than the model.
 pub fn informed_sps(
     embedding: &Embedding,
     table: &TokenTable,
@@ -30,17 +29,17 @@ pub fn informed_sps(
     let embedding = embedding.weighted(&table.information(popularity)?)?;
     let shares = popularity.shares(Phase::Prefill);
     let build = |records: &[ActivationRecord]| {
-        let history = History::of(&embedding, shares.layers(), shares.experts(), records)?;
+        let history = History::from_records(&embedding, shares.layers(), shares.experts(), records)?;
         let TrainingOptions { alpha, tree } = options;
         let clustering = Clustering::Centred;
         SimilarPrompts::with_tree("sps-informed", embedding.clone(), &history, clustering, tree, alpha)
     };
-    // Every tenth record: a history is in the order of its time.
+    // Takes every tenth record: a history is ordered by time.
     let (held_out, rest): (Vec<_>, Vec<_>) =
         records.iter().cloned().zip(0_usize..).partition(|(_, index)| index % HELD_OUT == 0);
-    let strip =
+    let records_of =
         |list: Vec<(ActivationRecord, usize)>| list.into_iter().map(|(record, _)| record).collect::<Vec<_>>();
-    let (held_out, rest) = (strip(held_out), strip(rest));
+    let (held_out, rest) = (records_of(held_out), records_of(rest));
     let mut temperature = ByPhase::both(DEFAULT_TEMPERATURE);
     if !rest.is_empty() {
         let mut fitted = build(&rest)?;
@@ -49,5 +48,5 @@ pub fn informed_sps(
         }
         temperature = fitted.temperature();
     }
-    Ok(build(records)?.tempered("sps-informed", temperature))
+    Ok(build(records)?.with_temperature("sps-informed", temperature))
 }
