@@ -3,7 +3,7 @@
 
 use crate::host::Host;
 use bytes::Bytes;
-use remoe_kernels::{Job, Pool};
+use remoe_kernels::{ExpertJob, Pool};
 use remoe_proto::MAX_PAYLOAD;
 use remoe_proto::v1::Work;
 use std::sync::Arc;
@@ -136,7 +136,7 @@ fn forward(
         let packed = hosted.ok_or_else(|| format!("expert {expert} of layer {layer} is not hosted"))?;
         let (row_index, other_rows) = rest.split_at(group.len());
         let (this, other_output) = output.split_at_mut(group.len() * row_bytes);
-        jobs.push(Job { expert: packed, inputs, row_index, output: this });
+        jobs.push(ExpertJob { expert: packed, inputs, row_index, output: this });
         (rest, output) = (other_rows, other_output);
     }
     pool.forward(&mut jobs).map_err(|error| error.to_string())?;

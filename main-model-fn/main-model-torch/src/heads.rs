@@ -6,7 +6,7 @@
 use crate::library::Tensor;
 use main_model_fn::LoadModelError;
 use main_model_fn::backend::{BackendError, ResidentPart};
-use remoe_kernels::{MAX_ROWS, NumericsClass, PackedMatrix, Pool, Product, StoredDtype};
+use remoe_kernels::{MAX_ROWS, MatrixProduct, NumericsClass, PackedMatrix, Pool, StoredDtype};
 use std::sync::Arc;
 
 /// The up-projections of one layer.
@@ -112,8 +112,9 @@ impl HostHeads {
         let head_bytes = rows as usize * matrices.first().map_or(0, PackedMatrix::output_bytes);
         let mut output = vec![0; matrices.len() * head_bytes];
         let heads = matrices.iter().enumerate().zip(output.chunks_exact_mut(head_bytes));
-        let mut products: Vec<Product<'_>> =
-            heads.map(|((head, matrix), output)| Product { matrix, inputs: inputs(head), output }).collect();
+        let mut products: Vec<MatrixProduct<'_>> = heads
+            .map(|((head, matrix), output)| MatrixProduct { matrix, inputs: inputs(head), output })
+            .collect();
         // A call takes a bounded number of rows, and a long prompt has them once per head.
         for products in products.chunks_mut((MAX_ROWS / rows as usize).max(1)) {
             self.pool.multiply(products)?;

@@ -19,8 +19,8 @@
 mod elementwise;
 
 use remoe_kernels::{
-    AttentionShape, AttentionSpan, CacheFormat, Dtype, InstructionPath, KvPage, PAGE_POSITIONS, PackedMatrix,
-    Pool, PoolConfig, Product, StoredDtype,
+    AttentionShape, AttentionSpan, CacheFormat, Dtype, InstructionPath, KvPage, MatrixProduct,
+    PAGE_POSITIONS, PackedMatrix, Pool, PoolConfig, StoredDtype,
 };
 
 use std::time::Instant;
@@ -160,7 +160,7 @@ fn product(
     let mut output = vec![0; rows * matrix.output_bytes()];
     let pool = pool(path);
     let mut run = || {
-        pool.multiply(&mut [Product { matrix: &matrix, inputs: &x, output: &mut output }])
+        pool.multiply(&mut [MatrixProduct { matrix: &matrix, inputs: &x, output: &mut output }])
             .expect("a product");
     };
     run();

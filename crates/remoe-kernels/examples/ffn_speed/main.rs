@@ -34,8 +34,8 @@ mod machine;
 
 use machine::{CHUNKS, STREAM_BYTES, arithmetic, read, stream_buffer, together};
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, Fp8Scales, InstructionPath, Job, Matrix, NumericsClass, PackedExpert,
-    PackedExpertBuilder, PathChoice, Pool, PoolConfig, StoredDtype, WeightFormat,
+    Activation, Dtype, ExpertJob, ExpertMatrix, ExpertShape, Fp8Scales, InstructionPath, NumericsClass,
+    PackedExpert, PackedExpertBuilder, PathChoice, Pool, PoolConfig, StoredDtype, WeightFormat,
 };
 
 /// Weights that are cycled through, so that they come from memory and not from a cache.
@@ -92,7 +92,7 @@ fn usage<T>(argument: &str) -> T {
 /// An expert with random weights of ordinary size, packed as a loader would.
 fn expert(shape: ExpertShape, state: &mut u64) -> PackedExpert {
     let mut builder = PackedExpertBuilder::new(shape, StoredDtype::Bf16).expect("memory");
-    for matrix in Matrix::ALL {
+    for matrix in ExpertMatrix::ALL {
         let (rows, columns) = shape.matrix(matrix);
         let scales = fp8_scales(rows, columns);
         for first in (0..rows).step_by(64) {
@@ -104,7 +104,7 @@ fn expert(shape: ExpertShape, state: &mut u64) -> PackedExpert {
                     (*state >> 56) as u8 & 0xf7
                 };
                 let slab: Vec<u8> = (0..count * columns).map(code).collect();
-                builder.fp8_rows(matrix, first, &slab, &scales).expect("rows of the matrix");
+                builder.set_fp8_rows(matrix, first, &slab, &scales).expect("rows of the matrix");
                 continue;
             }
             let slab: Vec<u8> = (0..count * columns)
@@ -114,7 +114,7 @@ fn expert(shape: ExpertShape, state: &mut u64) -> PackedExpert {
                     ((*state >> 48) as u16 & 0x80ff | 0x3c00).to_le_bytes()
                 })
                 .collect();
-            builder.rows(matrix, first, &slab).expect("rows of the matrix");
+            builder.set_rows(matrix, first, &slab).expect("rows of the matrix");
         }
     }
     builder.finish().expect("all rows")
@@ -132,12 +132,12 @@ fn cycle(
 ) -> (f64, f64) {
     let index: Vec<u32> = (0..rows as u32).collect();
     let call = |group: &[PackedExpert]| {
-        let mut jobs: Vec<Job<'_>> = group
+        let mut jobs: Vec<ExpertJob<'_>> = group
             .iter()
             .zip(outputs.iter_mut())
             .map(|(expert, output)| {
                 let bytes = rows * expert.shape().row_bytes();
-                Job { expert, inputs, row_index: &index, output: &mut output[..bytes] }
+                ExpertJob { expert, inputs, row_index: &index, output: &mut output[..bytes] }
             })
             .collect();
         let start = Instant::now();
@@ -163,10 +163,10 @@ fn pack(shape: ExpertShape, stored: &[u8]) -> (f64, f64) {
         let start = Instant::now();
         if shape.class().weights == WeightFormat::Fp8 {
             let mut builder = PackedExpertBuilder::new(shape, shape.dtype().into()).expect("room");
-            for matrix in Matrix::ALL {
+            for matrix in ExpertMatrix::ALL {
                 let (rows, columns) = shape.matrix(matrix);
                 let codes = &stored[..rows * columns];
-                builder.fp8_rows(matrix, 0, codes, &fp8_scales(rows, columns)).expect("matching lengths");
+                builder.set_fp8_rows(matrix, 0, codes, &fp8_scales(rows, columns)).expect("matching lengths");
             }
             black_box(builder.finish()).expect("all rows");
         } else {

@@ -5,8 +5,8 @@ use crate::common;
 use common::{Data, Expert, SplitMix64, bits, check, forward, pool, pools, stored_bits, to_bytes};
 use proptest::prelude::*;
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, InstructionPath, Job, KernelError, Matrix, NumericsClass, PackedExpert,
-    WeightFormat,
+    Activation, Dtype, ExpertJob, ExpertMatrix, ExpertShape, InstructionPath, KernelError, NumericsClass,
+    PackedExpert, WeightFormat,
 };
 
 const ACTIVATIONS: [Activation; 4] =
@@ -71,7 +71,7 @@ fn experts_without_a_gate() {
     let shape = ExpertShape::new(2048, 1408, Dtype::Bf16, Activation::GeluTanh).unwrap().without_gate();
     assert_eq!(shape.packed_bytes(), 2 * 2048 * 1408 * 2);
     let refused = PackedExpert::pack(shape, Dtype::Bf16.into(), &[0; 2], &[], &[]).unwrap_err();
-    assert!(matches!(refused, KernelError::MatrixLength { matrix: Matrix::Gate, expected: 0, .. }));
+    assert!(matches!(refused, KernelError::MatrixLength { matrix: ExpertMatrix::Gate, expected: 0, .. }));
 }
 
 /// Two chunks and a part of one in both phases, with rows of one block, of two, and of more than one group.
@@ -155,12 +155,12 @@ fn jobs_of_different_shapes_in_one_call() {
                 specs.iter().map(|s| (0..s.3).map(|_| random.below(20) as u32).collect()).collect();
             let mut outputs: Vec<Vec<u8>> =
                 specs.iter().map(|&(h, _, d, n)| vec![0; n * h * d.bytes()]).collect();
-            let mut jobs: Vec<Job<'_>> = experts
+            let mut jobs: Vec<ExpertJob<'_>> = experts
                 .iter()
                 .zip(&inputs)
                 .zip(&index)
                 .zip(&mut outputs)
-                .map(|(((expert, inputs), row_index), output)| Job {
+                .map(|(((expert, inputs), row_index), output)| ExpertJob {
                     expert: &expert.packed,
                     inputs,
                     row_index,

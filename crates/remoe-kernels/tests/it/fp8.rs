@@ -6,7 +6,7 @@ use common::{Data, SplitMix64, forward, pool, pools, to_bytes};
 use proptest::prelude::*;
 use remoe_kernels::numerics::round_bf16;
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, Fp8Scales, KernelError, Matrix, NumericsClass, PackedExpert,
+    Activation, Dtype, ExpertMatrix, ExpertShape, Fp8Scales, KernelError, NumericsClass, PackedExpert,
     PackedExpertBuilder, PackedMatrixBuilder, Pool, StoredDtype, WeightFormat,
 };
 
@@ -76,13 +76,13 @@ impl Fp8Pair {
             ExpertShape::new(shape.hidden(), shape.width(), shape.dtype(), shape.activation()).unwrap();
         let mut fp8 = PackedExpertBuilder::new(shape, StoredDtype::F32).unwrap();
         let mut decoded = PackedExpertBuilder::new(plain, shape.dtype().into()).unwrap();
-        for matrix in Matrix::ALL {
+        for matrix in ExpertMatrix::ALL {
             let stored = Fp8Matrix::new(random, shape.matrix(matrix), block);
             for (index, codes) in stored.codes.chunks(slab * stored.columns).enumerate() {
-                fp8.fp8_rows(matrix, index * slab, codes, &stored.scales()).unwrap();
+                fp8.set_fp8_rows(matrix, index * slab, codes, &stored.scales()).unwrap();
             }
             let weights = to_bytes(&stored.decoded(shape.dtype()), shape.dtype());
-            decoded.rows(matrix, 0, &weights).unwrap();
+            decoded.set_rows(matrix, 0, &weights).unwrap();
         }
         Self { fp8: fp8.finish().unwrap(), decoded: decoded.finish().unwrap() }
     }
@@ -190,17 +190,20 @@ fn other_blocks_scales_and_forms_are_refused() {
     let shape = ExpertShape::new(70, 130, class, Activation::Silu).unwrap();
     let mut builder = PackedExpertBuilder::new(shape, StoredDtype::Bf16).unwrap();
     let form = |form, given| KernelError::Form { class, form, given };
-    assert_eq!(builder.rows(Matrix::Up, 0, &[0; 140]), Err(form(WeightFormat::Fp8, "elements")));
+    assert_eq!(builder.set_rows(ExpertMatrix::Up, 0, &[0; 140]), Err(form(WeightFormat::Fp8, "elements")));
     let scales = Fp8Scales::new(vec![1.0; 2], 130, 70, [128, 128]).unwrap();
-    assert!(matches!(builder.fp8_rows(Matrix::Down, 0, &[0; 130], &scales), Err(KernelError::Blocks { .. })));
+    assert!(matches!(
+        builder.set_fp8_rows(ExpertMatrix::Down, 0, &[0; 130], &scales),
+        Err(KernelError::Blocks { .. })
+    ));
     let rows =
-        KernelError::Rows { matrix: Matrix::Up, first_row: 129, actual: 140, row_bytes: 70, rows: 130 };
-    assert_eq!(builder.fp8_rows(Matrix::Up, 129, &[0; 140], &scales), Err(rows));
-    assert_eq!(builder.fp8_rows(Matrix::Up, 0, &[0; 130 * 70], &scales), Ok(()));
+        KernelError::Rows { matrix: ExpertMatrix::Up, first_row: 129, actual: 140, row_bytes: 70, rows: 130 };
+    assert_eq!(builder.set_fp8_rows(ExpertMatrix::Up, 129, &[0; 140], &scales), Err(rows));
+    assert_eq!(builder.set_fp8_rows(ExpertMatrix::Up, 0, &[0; 130 * 70], &scales), Ok(()));
     let mut matrix = PackedMatrixBuilder::new(2, 70, class).unwrap();
-    assert_eq!(matrix.rows(StoredDtype::Bf16, &[0; 140]), Err(form(WeightFormat::Fp8, "elements")));
+    assert_eq!(matrix.push_rows(StoredDtype::Bf16, &[0; 140]), Err(form(WeightFormat::Fp8, "elements")));
     let plain = ExpertShape::new(70, 130, Dtype::Bf16, Activation::Silu).unwrap();
     let mut builder = PackedExpertBuilder::new(plain, StoredDtype::Bf16).unwrap();
-    let error = builder.fp8_rows(Matrix::Up, 0, &[0; 70], &scales).unwrap_err();
+    let error = builder.set_fp8_rows(ExpertMatrix::Up, 0, &[0; 70], &scales).unwrap_err();
     assert!(error.to_string().ends_with("expected plain, got fp8"), "{error}");
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::{Data, Expert, SplitMix64, forward, pool, to_bytes};
 use remoe_kernels::{
-    Activation, Dtype, InstructionPath, Job, KernelError, MAX_ROWS, MAX_THREADS, PathChoice, Pool,
+    Activation, Dtype, ExpertJob, InstructionPath, KernelError, MAX_ROWS, MAX_THREADS, PathChoice, Pool,
     PoolConfig, SuspendedRows,
 };
 
@@ -48,8 +48,8 @@ fn illegal_jobs_are_refused_and_change_nothing() {
     let call = |inputs: &[u8], row_index: &[u32], length: usize| {
         let mut output = vec![0x55u8; length];
         let mut first = vec![0u8; row];
-        let legal = Job { expert: &expert.packed, inputs, row_index: &[0], output: &mut first };
-        let job = Job { expert: &expert.packed, inputs, row_index, output: &mut output };
+        let legal = ExpertJob { expert: &expert.packed, inputs, row_index: &[0], output: &mut first };
+        let job = ExpertJob { expert: &expert.packed, inputs, row_index, output: &mut output };
         let result = pool.forward(&mut [legal, job]);
         assert!(result.is_ok() || output.iter().all(|&b| b == 0x55));
         result
@@ -75,8 +75,13 @@ fn empty_calls_are_legal() {
     let pool = pool(2, None);
     pool.forward(&mut []).unwrap();
     let mut nothing = [];
-    pool.forward(&mut [Job { expert: &expert.packed, inputs: &[], row_index: &[], output: &mut nothing }])
-        .unwrap();
+    pool.forward(&mut [ExpertJob {
+        expert: &expert.packed,
+        inputs: &[],
+        row_index: &[],
+        output: &mut nothing,
+    }])
+    .unwrap();
 }
 
 #[test]

@@ -5,8 +5,8 @@ use crate::common;
 use common::{Data, SplitMix64, bits, dot, pool, pools, stored_bits, to_bytes};
 use proptest::prelude::*;
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, Job, KernelError, MAX_DIMENSION, MAX_OUTPUTS, PackedExpert, PackedMatrix,
-    Pool, Product, StoredDtype,
+    Activation, Dtype, ExpertJob, ExpertShape, KernelError, MAX_DIMENSION, MAX_OUTPUTS, MatrixProduct,
+    PackedExpert, PackedMatrix, Pool, StoredDtype,
 };
 
 struct ProductCase {
@@ -39,7 +39,7 @@ fn check(pools: &[Pool], case: &ProductCase) {
     let (dtype, columns) = (case.matrix.dtype(), case.matrix.outputs());
     for pool in pools {
         let mut output = vec![0xaa; case.expected.len() * dtype.bytes()];
-        let mut product = [Product { matrix: &case.matrix, inputs: &case.rows, output: &mut output }];
+        let mut product = [MatrixProduct { matrix: &case.matrix, inputs: &case.rows, output: &mut output }];
         pool.multiply(&mut product).unwrap();
         let actual = bits(&output, dtype);
         if let Some(at) = actual.iter().zip(&case.expected).position(|(a, b)| a != b) {
@@ -132,10 +132,10 @@ fn several_products_share_a_call_and_follow_experts() {
         for _ in 0..3 {
             let mut outputs: Vec<Vec<u8>> =
                 cases.iter().map(|case| vec![0; case.expected.len() * case.matrix.dtype().bytes()]).collect();
-            let mut products: Vec<Product<'_>> = cases
+            let mut products: Vec<MatrixProduct<'_>> = cases
                 .iter()
                 .zip(&mut outputs)
-                .map(|(case, output)| Product { matrix: &case.matrix, inputs: &case.rows, output })
+                .map(|(case, output)| MatrixProduct { matrix: &case.matrix, inputs: &case.rows, output })
                 .collect();
             pool.multiply(&mut products).unwrap();
             for (case, output) in cases.iter().zip(&outputs) {
@@ -143,7 +143,7 @@ fn several_products_share_a_call_and_follow_experts() {
             }
             let inputs = vec![0u8; 256];
             let mut output = vec![1u8; 256];
-            pool.forward(&mut [Job {
+            pool.forward(&mut [ExpertJob {
                 expert: &expert,
                 inputs: &inputs,
                 row_index: &[0],
@@ -169,7 +169,7 @@ fn stacked_matrices_are_one() {
         let parts = [(first.0, first.1.as_slice()), (second.0, second.1.as_slice())];
         let matrix = PackedMatrix::pack(33, dtype, &parts).unwrap();
         let mut output = vec![0; all.expected.len() * dtype.bytes()];
-        let mut product = [Product { matrix: &matrix, inputs: &all.rows, output: &mut output }];
+        let mut product = [MatrixProduct { matrix: &matrix, inputs: &all.rows, output: &mut output }];
         pool(2, None).multiply(&mut product).unwrap();
         assert_eq!(bits(&output, dtype), all.expected);
     }
@@ -191,7 +191,7 @@ fn wrong_sizes_are_named() {
     let pool = pool(1, None);
     let multiply = |inputs: usize, output: usize| {
         let (inputs, mut output) = (vec![0; inputs], vec![0; output]);
-        pool.multiply(&mut [Product { matrix: &matrix, inputs: &inputs, output: &mut output }])
+        pool.multiply(&mut [MatrixProduct { matrix: &matrix, inputs: &inputs, output: &mut output }])
     };
     assert_eq!(multiply(48, 32), Ok(()));
     let input = KernelError::InputLength { job: 0, actual: 47, hidden: 6, dtype: Dtype::F32 };

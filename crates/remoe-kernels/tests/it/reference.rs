@@ -3,7 +3,7 @@
 use crate::common;
 
 use common::{Data, Expert, SplitMix64, bits, forward, pool, to_bytes};
-use remoe_kernels::{Activation, Dtype, Matrix};
+use remoe_kernels::{Activation, Dtype, ExpertMatrix};
 
 /// Unit roundoff of float32 and of bfloat16.
 const U32: f64 = 1.0 / (1u64 << 24) as f64;
@@ -43,7 +43,7 @@ impl Near {
         Self { value, error }.rounded(U32)
     }
 
-    fn biased(self, expert: &Expert, matrix: Matrix, n: usize, unit: f64) -> Self {
+    fn biased(self, expert: &Expert, matrix: ExpertMatrix, n: usize, unit: f64) -> Self {
         let Some(bias) = expert.biases[matrix as usize].get(n) else { return self };
         Self { value: self.value + f64::from(*bias), ..self }.rounded(U32).rounded(unit)
     }
@@ -87,13 +87,13 @@ fn row(expert: &Expert, x: &[f32]) -> Vec<Near> {
         .map(|n| {
             let gate = Near::dot(&x, &expert.gate[n * hidden..][..hidden]).rounded(unit);
             let up = Near::dot(&x, &expert.up[n * hidden..][..hidden]).rounded(unit);
-            let gate = gate.biased(expert, Matrix::Gate, n, unit);
-            let up = up.biased(expert, Matrix::Up, n, unit).factor(shape.activation());
+            let gate = gate.biased(expert, ExpertMatrix::Gate, n, unit);
+            let up = up.biased(expert, ExpertMatrix::Up, n, unit).factor(shape.activation());
             gate.activated(shape.activation()).rounded(unit).times(up.rounded(unit)).rounded(unit)
         })
         .collect();
     let down = |n: usize| Near::dot(&h, &expert.down[n * width..][..width]).rounded(unit);
-    (0..hidden).map(|n| down(n).biased(expert, Matrix::Down, n, unit)).collect()
+    (0..hidden).map(|n| down(n).biased(expert, ExpertMatrix::Down, n, unit)).collect()
 }
 
 #[test]

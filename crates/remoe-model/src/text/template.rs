@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value as Json};
 
-use crate::error::{CheckpointError, MESSAGE_BYTES, shown};
+use crate::error::{CheckpointError, MESSAGE_BYTES, truncated};
 use crate::fields::Fields;
 use crate::json;
 use crate::store::{Folder, Store};
@@ -163,8 +163,10 @@ impl ChatTemplate {
     pub fn render_with(&self, messages: &[Json], rendering: Rendering<'_>) -> Result<String, TextError> {
         let Rendering { tools, reasoning_effort, kwargs, add_generation_prompt } = rendering;
         let template = self.chosen(tools.is_some()).ok_or_else(|| {
-            let names =
-                self.templates.iter().map(|template| format!("`{}`", shown(&template.name, MESSAGE_BYTES)));
+            let names = self
+                .templates
+                .iter()
+                .map(|template| format!("`{}`", truncated(&template.name, MESSAGE_BYTES)));
             let path = self.templates.first().map(|template| template.path.clone()).unwrap_or_default();
             TextError::NoDefaultTemplate { path, names: names.collect::<Vec<_>>().join(", ") }
         })?;
@@ -192,7 +194,7 @@ impl ChatTemplate {
         match rendered {
             Ok(Ok(Ok(text))) => Ok(text),
             Ok(Ok(Err(error))) if error.raised => {
-                Err(TextError::Refused(shown(error.message, MESSAGE_BYTES)))
+                Err(TextError::Refused(truncated(error.message, MESSAGE_BYTES)))
             }
             Ok(Ok(Err(error))) => Err(failed(describe(error))),
             Ok(Err(_panic)) => Err(failed("rendering it crashed".to_owned())),
@@ -290,5 +292,5 @@ fn special_tokens(
 fn describe(error: jinja::Error) -> String {
     let line = error.line.map(|line| format!(" (line {line})"));
     // The name of a tag or a filter can be as long as the template.
-    shown(format!("{}{}", error.message, line.unwrap_or_default()), MESSAGE_BYTES)
+    truncated(format!("{}{}", error.message, line.unwrap_or_default()), MESSAGE_BYTES)
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::error::{MESSAGE_BYTES, shown};
+use crate::error::{MESSAGE_BYTES, truncated};
 use crate::json;
 use crate::store::{Folder, Store};
 use crate::text::bound::bytes_per_token;
@@ -70,7 +70,7 @@ impl Tokenizer {
     pub fn from_bytes(path: &Path, bytes: &[u8], vocab_size: usize) -> Result<Self, TextError> {
         let failed = |error: tokenizers::Error| TextError::Tokenizer {
             path: path.to_owned(),
-            message: shown(error.to_string(), MESSAGE_BYTES),
+            message: truncated(error.to_string(), MESSAGE_BYTES),
         };
         let mut inner = parsed(bytes).map_err(failed)?;
         // Both are settings of a training run; transformers switches them off for every call.
@@ -231,7 +231,7 @@ impl Tokenizer {
     }
 
     fn failed(&self, error: &tokenizers::Error) -> TextError {
-        TextError::Tokenizer { path: self.path.clone(), message: shown(error.to_string(), MESSAGE_BYTES) }
+        TextError::Tokenizer { path: self.path.clone(), message: truncated(error.to_string(), MESSAGE_BYTES) }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Experts that stay as a checkpoint stores them in fp8.
 
-use remoe_kernels::{Dtype, Job, Pool, PoolConfig};
+use remoe_kernels::{Dtype, ExpertJob, Pool, PoolConfig};
 use remoe_model::{Checkpoint, ExpertsDtype, StoredDtype};
 use remoe_weights::{experts_class, load_expert};
 use std::path::Path;
@@ -24,7 +24,8 @@ fn experts_that_stay_fp8_compute_what_decoded_ones_do() {
                     load_expert(&checkpoint, layer, expert, experts_class(Dtype::Bf16, experts)).unwrap();
                 let mut output = vec![0; rows.len()];
                 let row_index = [8, 7, 6, 5, 4, 3, 2, 1, 0];
-                let job = Job { expert: &packed, inputs: &rows, row_index: &row_index, output: &mut output };
+                let job =
+                    ExpertJob { expert: &packed, inputs: &rows, row_index: &row_index, output: &mut output };
                 pool.forward(&mut [job]).unwrap();
                 (output, packed.bytes())
             };

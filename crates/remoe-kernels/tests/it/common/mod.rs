@@ -5,7 +5,7 @@
 use remoe_kernels::activations::{activate, factor};
 use remoe_kernels::numerics::{add, flush, fma, from_bf16, mul, round_bf16, to_bf16};
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, InstructionPath, Job, Matrix, NumericsClass, PackedExpert,
+    Activation, Dtype, ExpertJob, ExpertMatrix, ExpertShape, InstructionPath, NumericsClass, PackedExpert,
     PackedExpertBuilder, Pool, PoolConfig, WeightFormat,
 };
 
@@ -124,19 +124,19 @@ impl Expert {
 
     pub(crate) fn of_shape(random: &mut SplitMix64, data: Data, shape: ExpertShape) -> Self {
         let dtype = shape.dtype();
-        let biases = Matrix::ALL.map(|matrix| {
+        let biases = ExpertMatrix::ALL.map(|matrix| {
             let count = if shape.has_biases(matrix) { shape.matrix(matrix).0 } else { 0 };
             data.vector(random, count, dtype)
         });
-        let [gate, up, down] = Matrix::ALL.map(|matrix| {
+        let [gate, up, down] = ExpertMatrix::ALL.map(|matrix| {
             let (rows, columns) = shape.matrix(matrix);
             data.vector(random, rows * columns, dtype)
         });
         let bytes = |matrix: &[f32]| to_bytes(matrix, dtype);
         let mut builder = PackedExpertBuilder::new(shape, dtype.into()).unwrap();
-        for (matrix, weights) in Matrix::ALL.into_iter().zip([&gate, &up, &down]) {
-            builder.rows(matrix, 0, &bytes(weights)).unwrap();
-            builder.biases(matrix, &biases[matrix as usize]).unwrap();
+        for (matrix, weights) in ExpertMatrix::ALL.into_iter().zip([&gate, &up, &down]) {
+            builder.set_rows(matrix, 0, &bytes(weights)).unwrap();
+            builder.set_biases(matrix, &biases[matrix as usize]).unwrap();
         }
         let packed = builder.finish().unwrap();
         Self { shape, gate, up, down, biases, packed }
@@ -147,7 +147,7 @@ impl Expert {
         let bf16 = self.shape.dtype() == Dtype::Bf16;
         let (hidden, width) = (self.shape.hidden(), self.shape.width());
         let round = |x: f32| if bf16 { round_bf16(x) } else { x };
-        let biased = |matrix: Matrix, n: usize, sum: f32| match self.biases[matrix as usize].get(n) {
+        let biased = |matrix: ExpertMatrix, n: usize, sum: f32| match self.biases[matrix as usize].get(n) {
             None => sum,
             Some(bias) => round(add(sum, round(*bias))),
         };
@@ -155,16 +155,16 @@ impl Expert {
         let dot = |x: &[f32], w: &[f32]| dot_in(self.shape.class().weights, x, w);
         let h: Vec<f32> = (0..width)
             .map(|n| {
-                let up = biased(Matrix::Up, n, round(dot(x, &self.up[n * hidden..][..hidden])));
-                if !self.shape.gated() {
+                let up = biased(ExpertMatrix::Up, n, round(dot(x, &self.up[n * hidden..][..hidden])));
+                if !self.shape.has_gate() {
                     return round(activate(activation, up));
                 }
-                let gate = biased(Matrix::Gate, n, round(dot(x, &self.gate[n * hidden..][..hidden])));
+                let gate = biased(ExpertMatrix::Gate, n, round(dot(x, &self.gate[n * hidden..][..hidden])));
                 round(mul(round(activate(activation, gate)), round(factor(activation, up))))
             })
             .collect();
         (0..hidden)
-            .map(|n| biased(Matrix::Down, n, round(dot(&h, &self.down[n * width..][..width]))))
+            .map(|n| biased(ExpertMatrix::Down, n, round(dot(&h, &self.down[n * width..][..width]))))
             .collect()
     }
 }
@@ -283,7 +283,7 @@ pub(crate) fn check(pools: &[Pool], random: &mut SplitMix64, data: Data, expert:
 
 pub(crate) fn forward(pool: &Pool, expert: &PackedExpert, inputs: &[u8], row_index: &[u32]) -> Vec<u8> {
     let mut output = vec![0xaa; row_index.len() * expert.shape().row_bytes()];
-    pool.forward(&mut [Job { expert, inputs, row_index, output: &mut output }]).unwrap();
+    pool.forward(&mut [ExpertJob { expert, inputs, row_index, output: &mut output }]).unwrap();
     output
 }
 
