@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_have_names_and_positions_of_their_own() {
+    fn classes_have_unique_names_and_positions() {
         for (position, class) in NumericsClass::ALL.into_iter().enumerate() {
             assert_eq!(class.index(), position);
             let same = NumericsClass::ALL.into_iter().filter(|other| other.name() == class.name());

@@ -103,7 +103,7 @@ pub(crate) fn layer_norm(x: &mut [f32], weight: &[f32], bias: &[f32], epsilon: f
     }
 }
 
-/// RMS normalisation: `x / sqrt(mean(x^2) + epsilon)`, round_if if `BF16`, times `weight`.
+/// RMS normalisation: `x / sqrt(mean(x^2) + epsilon)`, rounded if `BF16`, times `weight`.
 #[inline(always)]
 pub(crate) fn rms_norm<const BF16: bool>(x: &mut [f32], weight: &[f32], epsilon: f32) {
     // `x - 0` has the bits of `x`, so that this is the mean of `x^2`.
@@ -156,7 +156,7 @@ pub(crate) fn scale(x: &mut [f32], factor: f32) {
     }
 }
 
-/// Rotates pairs of elements that are `cos.len()` apart. If `BF16`, products are round_if before they are added.
+/// Rotates pairs of elements that are `cos.len()` apart. If `BF16`, products are rounded before they are added.
 #[inline(always)]
 pub(crate) fn rotate_halves<const BF16: bool>(x: &mut [f32], cos: &[f32], sin: &[f32]) {
     let (first, second) = x.split_at_mut(cos.len());
@@ -167,7 +167,7 @@ pub(crate) fn rotate_halves<const BF16: bool>(x: &mut [f32], cos: &[f32], sin: &
     }
 }
 
-/// Rotates pairs of neighbouring elements. If `BF16`, products are round_if before they are added.
+/// Rotates pairs of neighbouring elements. If `BF16`, products are rounded before they are added.
 #[inline(always)]
 pub(crate) fn rotate_pairs<const BF16: bool>(x: &mut [f32], cos: &[f32], sin: &[f32]) {
     for (([a, b], cos), sin) in x.as_chunks_mut().0.iter_mut().zip(cos).zip(sin) {
@@ -182,12 +182,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_norm_has_length_one_and_rounds_twice() {
+    fn normalised_rows_have_unit_length_and_round_twice() {
         let mut x: Vec<f32> = (0..37).map(|i| i as f32 - 11.0).collect();
         rms_norm::<false>(&mut x, &[1.0; 37], 0.0);
         let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / 37.0;
         assert!((mean - 1.0).abs() < 1e-6, "{mean}");
-        // 1 / rms is 0.98.. of both; round_if before the weight, 1.01 times that is another number.
+        // 1 / rms is 0.98.. of both; rounded before the weight, 1.01 times that is another number.
         let mut x = [1.0_f32, 1.03];
         let factor = 1.0 / ((1.0 + 1.03_f32 * 1.03) / 2.0).sqrt();
         rms_norm::<true>(&mut x, &[1.01, 1.01], 0.0);

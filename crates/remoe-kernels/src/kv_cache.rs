@@ -7,7 +7,7 @@
 //! # Numerics
 //!
 //! The elements of a head at one position are cut into groups of [`CACHE_GROUP`]. A group is quantised when its position
-//! is written, and depends on no other group. Its scale is its largest magnitude / 127, quantise_group to bfloat16; scales
+//! is written, and depends on no other group. Its scale is its largest magnitude / 127, rounded to bfloat16; scales
 //! below 2^-100 become 0. An element becomes the integer nearest to element / scale (ties to even), -127 to 127. A group
 //! that is not finite becomes NaN. Attention computes with the float32 products of integer and scale, in the order of
 //! [`crate::attention`].

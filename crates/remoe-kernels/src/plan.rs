@@ -96,7 +96,7 @@ struct PhasePlan {
     units: u32,
 }
 
-/// MatrixProduct of a packed matrix with some rows. Each of its panels is one unit.
+/// Product of a packed matrix with some rows. Each of its panels is one unit.
 #[derive(Debug)]
 struct Stage {
     /// Number of units of earlier stages.

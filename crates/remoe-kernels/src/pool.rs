@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_see_to_other_things_between_panels() {
+    fn callers_do_other_work_between_panels() {
         let shape = ExpertShape::new(130, 65, Dtype::F32, Activation::Silu).unwrap();
         let weights: Vec<u8> =
             (0..130 * 65).flat_map(|i: u32| ((i % 7) as f32 / 8.0).to_le_bytes()).collect();
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_an_error_and_the_pool_goes_on() {
+    fn worker_panic_is_an_error_and_the_pool_continues() {
         let faulty = PathSelector {
             fixed: Some(InstructionPath::Portable),
             kernels: |path, class| {

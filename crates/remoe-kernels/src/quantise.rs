@@ -410,7 +410,7 @@ mod tests {
                     / weights.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt()
             };
             println!(
-                "{name}: {:.4} relative_error, {:.4} by the published scale",
+                "{name}: {:.4} lost, {:.4} by the published scale",
                 relative_error(&ours),
                 relative_error(&theirs)
             );

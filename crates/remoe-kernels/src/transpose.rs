@@ -205,7 +205,7 @@ mod tests {
     /// Each way by itself, on whatever processor has it.
     #[cfg(target_arch = "x86_64")]
     #[test]
-    fn every_way_writes_the_same() {
+    fn all_transpositions_write_the_same() {
         if is_x86_feature_detected!("avx2") {
             check(32, |rows, row_bytes, panel| {
                 // SAFETY: as in `transpose_tiles`, for 32 words of 40 lines.
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_or_is_not_aligned_is_left_alone() {
+    fn misaligned_or_short_panels_are_left_unchanged() {
         let mut panel = Aligned([0; 40 * PANEL]);
         assert_eq!(transpose_tiles(&rows(32), 128, &mut panel.0[1..]), 0);
         assert_eq!(transpose_tiles(&rows(32)[1..], 128, &mut panel.0), 0);

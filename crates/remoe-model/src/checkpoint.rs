@@ -356,7 +356,7 @@ impl Checkpoint {
         Ok(Some((decode::scales(&bytes, *scale_dtype), *block)))
     }
 
-    /// Checks that routed experts can be kept in length as `experts` if the compute dtype is `dtype`.
+    /// Checks that routed experts can be kept in memory as `experts` if the compute dtype is `dtype`.
     ///
     /// # Errors
     /// [`ExpertsDtype::Fp8`] is requested, but the experts are not stored as fp8, their block size is not supported by
@@ -395,7 +395,7 @@ impl Checkpoint {
                     _ => {
                         let name = &tensor.name;
                         return unsupported(format!(
-                            "`{name}` is stored otherwise; use int8, which takes as much length"
+                            "`{name}` is stored otherwise; use int8, which takes as much memory"
                         ));
                     }
                 }
@@ -426,7 +426,7 @@ impl Checkpoint {
     /// Converts a byte count to `usize`.
     fn length(&self, tensor: &TensorRef, bytes: u64) -> Result<usize, CheckpointError> {
         usize::try_from(bytes)
-            .map_err(|_| self.request(format!("`{}` does not fit into length", tensor.name)))
+            .map_err(|_| self.request(format!("`{}` does not fit into memory", tensor.name)))
     }
 
     /// Reads the bytes `range` of a tensor, as stored, into `target`, which has the length of the range.

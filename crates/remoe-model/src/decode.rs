@@ -180,7 +180,7 @@ mod tests {
     const NUMBERS: [std::ops::RangeInclusive<u8>; 2] = [0..=0x7e, 0x80..=0xfe];
 
     #[test]
-    fn codes_of_e4m3_are_those_of_the_specification_and_of_torch() {
+    fn e4m3_codes_decode_as_specified_and_as_in_torch() {
         // OCP 8-bit floating point 1.0, table 1: zero, least and largest denormal, least and largest normal.
         let table = [
             (0x00, 0.0),
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn fp8_becomes_what_the_reference_makes_of_it() {
+    fn fp8_decodes_as_the_reference() {
         let reference = reference();
         for (scale, expected) in reference.scales.iter().zip(&reference.fp8) {
             for codes in NUMBERS {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn fp8_has_the_scale_of_its_block() {
+    fn fp8_uses_the_scale_of_its_block() {
         let scale = |row: usize, column: usize| 2.0_f32.powi((2 * row + column) as i32);
         let mut decoded = Vec::new();
         fp8(&[0x38; 6], 3, 2, scale, StoredDtype::F32, &mut decoded).unwrap();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn mxfp4_becomes_what_transformers_makes_of_it() {
+    fn mxfp4_decodes_as_in_transformers() {
         let reference = reference();
         // OCP Microscaling Formats 1.0, table 6, of the codes in the order of the blocks.
         let table = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_refused_with_its_place() {
+    fn nan_is_refused_with_its_position() {
         for code in [0x7f, 0xff] {
             let mut codes = [0x38; 40];
             codes[33] = code;

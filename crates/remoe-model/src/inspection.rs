@@ -126,7 +126,7 @@ impl Inspection {
         self.served_context.map_or(self.context_length, |served| served.min(self.context_length))
     }
 
-    /// Returns the same model on `device`, with routed experts cache_dtype as `experts` and other weights as `dense`
+    /// Returns the same model on `device`, with routed experts kept as `experts` and other weights as `dense`
     /// ([`DenseDtype::quantised`]).
     #[must_use]
     pub fn kept_as(self, experts: Option<ExpertsDtype>, dense: Option<DenseDtype>, device: &str) -> Self {

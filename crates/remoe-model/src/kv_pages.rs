@@ -192,7 +192,7 @@ mod tests {
 
     /// 12 layers of each kind, a window of 128.
     #[test]
-    fn windowed_positions_of_gpt_oss_are_those_of_its_pages() {
+    fn windowed_positions_of_gpt_oss_equal_those_of_its_pages() {
         let gpt_oss: Vec<_> = [Some(128), None].repeat(12);
         let (needs, _) = PageNeeds::of(&layers(&gpt_oss));
         let windowed = WindowedLayers { layers: 12, window: 128 };
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn longest_sequence_of_some_pages_needs_no_more() {
+    fn longest_sequence_fits_into_its_pages() {
         for (whole, windowed, window) in [(1, 0, 0), (1, 1, 128), (1, 2, 8), (3, 1, 4096)] {
             let needs = PageNeeds { whole, windowed, window };
             for (pages, rows) in [(1, 1), (7, 24), (40, 24), (1000, 2048), (5000, 1)] {
@@ -223,7 +223,7 @@ mod tests {
 
     /// A row at the end of a block still sees `window` - 1 positions before it.
     #[test]
-    fn blocks_are_seen_until_the_window_has_passed() {
+    fn blocks_are_visible_until_the_window_has_passed() {
         let needs = PageNeeds { whole: 1, windowed: 1, window: 8 };
         assert_eq!([0, 7, 31, 38].map(|position| needs.first_seen(position)), [0; 4]);
         assert_eq!(needs.first_seen(39), 1);

@@ -379,7 +379,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn a_matrix_that_threads_read_in_parts_is_the_same() {
+    fn matrix_read_in_parts_by_threads_equals_the_whole() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
         let checkpoint = Checkpoint::open(fixtures.join("mixtral-basic")).unwrap();
         let tensor = checkpoint.head();

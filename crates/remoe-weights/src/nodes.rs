@@ -47,7 +47,7 @@ mod tests {
     use remoe_kernels::{Dtype, PackedMatrixBuilder};
 
     #[test]
-    fn lists_are_read_as_linux_writes_them() {
+    fn lists_parse_as_linux_writes_them() {
         assert_eq!(parse_list("0-3,8,10-11\n"), Some(vec![0, 1, 2, 3, 8, 10, 11]));
         assert_eq!(parse_list("\n"), Some(Vec::new()));
         for wrong in ["x", "1-", "-1", "1,,x", "0-99999999999", "0-70000"] {
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_without_memory_or_cores_are_none() {
+    fn nodes_without_memory_or_cores_are_left_out() {
         let root = std::env::temp_dir().join(format!("remoe-nodes-{}", std::process::id()));
         let write = |file: &str, text: &str| {
             let file = root.join(file);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn every_node_has_its_part_of_a_matrix() {
+    fn every_node_holds_its_part_of_a_matrix() {
         let status = fs::read_to_string("/proc/self/status").unwrap();
         let allowed =
             status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).and_then(parse_list);

@@ -143,7 +143,7 @@ mod tests {
 
     /// Projections whose rows lie in turns in one tensor are read as rows of their own.
     #[test]
-    fn weights_that_are_stored_as_mxfp4_are_kept_as_they_are() {
+    fn stored_mxfp4_weights_are_packed_unchanged() {
         let checkpoint = fixture("gptoss-mxfp4");
         let mut others = 0;
         for layer in checkpoint.config().moe_layers() {

@@ -252,7 +252,7 @@ impl Integers for Avx2 {
         }
     }
 
-    /// Sums of the load_even and of the load_odd pairs of products, 16 bits each.
+    /// Sums of the even and of the odd pairs of products, 16 bits each.
     type Partial = __m256i;
 
     #[inline(always)]

@@ -58,7 +58,7 @@ pub(crate) struct AttentionBlock<'a> {
     pub(crate) scratch: &'a mut [f32],
 }
 
-/// AttentionStep of attention that a kernel computes for a block.
+/// Step of attention that a kernel computes for a block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AttentionStep {
     /// Computes the results of the rows.
