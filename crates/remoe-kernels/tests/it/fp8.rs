@@ -1,4 +1,4 @@
-//! Weights that stay fp8: on every path, with every number of threads and rows, the bits of the same ones decoded.
+//! Weights that stay fp8: each path, number of threads and number of rows gives the bits of decoded weights.
 
 use crate::common;
 
@@ -10,7 +10,7 @@ use remoe_kernels::{
     PackedExpertBuilder, PackedMatrixBuilder, Pool, StoredDtype, WeightFormat,
 };
 
-/// A matrix as a checkpoint stores it.
+/// Matrix of fp8 codes and block scales, as a checkpoint stores it.
 struct Fp8Matrix {
     codes: Vec<u8>,
     scales: Vec<f32>,
@@ -27,10 +27,10 @@ impl Fp8Matrix {
         };
         let codes = (0..rows * columns).map(|_| code(random)).collect();
         let scale = |random: &mut SplitMix64| {
-            // Powers of two, whose products often lie just between two bfloat16, and others; of either sign.
+            // Powers of two, whose products often lie halfway between two bfloat16 numbers, and others, of either sign.
             let power = 2f32.powi(random.below(12) as i32 - 14);
             if random.below(16) == 0 {
-                // The ends of what there is.
+                // Very small and very large scales.
                 return [2f32.powi(-100), 2f32.powi(118) * 1.75][random.below(2)];
             }
             let scale =
@@ -41,7 +41,7 @@ impl Fp8Matrix {
         Self { codes, scales: (0..blocks).map(|_| scale(random)).collect(), rows, columns, block }
     }
 
-    /// By the definition of the format, in float64.
+    /// Decodes the matrix in float64 by the definition of the format.
     fn decoded(&self, dtype: Dtype) -> Vec<f32> {
         let per_row = self.columns.div_ceil(self.block[1]);
         let weight = |(at, &code): (usize, &u8)| {
@@ -64,7 +64,7 @@ impl Fp8Matrix {
     }
 }
 
-/// An expert that stays fp8, given in slabs of so many rows, and the same one decoded.
+/// Expert that stays fp8, packed from slabs of rows, and the same expert decoded.
 struct Fp8Pair {
     fp8: PackedExpert,
     decoded: PackedExpert,
@@ -105,7 +105,7 @@ fn classes() -> [NumericsClass; 2] {
 }
 
 #[test]
-fn all_paths_and_shapes_give_the_bits_of_decoded_weights() {
+fn fp8_weights_give_the_bits_of_decoded_weights() {
     let pools = pools();
     let mut random = SplitMix64(41);
     for class in classes() {
@@ -125,7 +125,7 @@ fn all_paths_and_shapes_give_the_bits_of_decoded_weights() {
         for rows in [1, 2, 3, 4, 5, 6, 7, 12, 13, 40, 191, 193] {
             both.agree(&pools, &mut random, Data::Ordinary, rows);
         }
-        // Narrow vectors go over a panel so often that it is one chunk unless it is this deep.
+        // Paths with narrow vectors split only panels of this depth into chunks.
         let deep = ExpertShape::new(6400, 32, class, Activation::Silu).unwrap();
         let both = Fp8Pair::new(&mut random, deep, [128, 128], 1000);
         for rows in [3, 4, 5, 6] {
@@ -138,7 +138,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_expert(
+    fn any_fp8_expert_gives_the_bits_of_its_decoded_form(
         seed in any::<u64>(),
         hidden in 1usize..300,
         width in 1usize..200,
@@ -156,7 +156,7 @@ proptest! {
 }
 
 #[test]
-fn a_weight_takes_a_byte_and_a_quarter_of_a_bit() {
+fn fp8_weight_takes_eight_and_a_quarter_bits() {
     for class in classes() {
         let shape = ExpertShape::new(2048, 1024, class, Activation::Silu).unwrap();
         assert_eq!(shape.packed_bytes() as f64 * 8.0 / (3 * 2048 * 1024) as f64, 8.25);

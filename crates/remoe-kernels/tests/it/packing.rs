@@ -1,4 +1,4 @@
-//! Packing: sizes, slabs, conversions and what is refused.
+//! Packing: sizes, slabs, conversions and refusals.
 
 use crate::common;
 
@@ -103,7 +103,7 @@ fn inputs_need_no_alignment() {
 }
 
 #[test]
-fn wrong_lengths_are_refused_with_what_was_expected() {
+fn wrong_lengths_are_refused_with_the_expected_ones() {
     let shape = shape(5, 7, Dtype::Bf16);
     let good = vec![0u8; 70];
     for (position, matrix) in ExpertMatrix::ALL.into_iter().enumerate() {
@@ -133,7 +133,7 @@ fn illegal_dimensions_are_refused() {
 }
 
 #[test]
-fn builder_takes_slabs_in_any_order_and_knows_what_is_missing() {
+fn builder_accepts_any_order_and_reports_missing_rows() {
     let mut random = SplitMix64(34);
     let shape = shape(41, 50, Dtype::Bf16);
     let matrices = [0; 3].map(|_| random_bytes(&mut random, 41 * 50, StoredDtype::Bf16));
@@ -174,7 +174,7 @@ fn builder_takes_slabs_in_any_order_and_knows_what_is_missing() {
 }
 
 #[test]
-fn packed_bytes_are_known_beforehand() {
+fn packed_bytes_are_known_before_packing() {
     // 44 + 32 panels without padding: three matrices of 2048 * 1408 elements.
     assert_eq!(shape(2048, 1408, Dtype::Bf16).packed_bytes(), 3 * 2048 * 1408 * 2);
     assert_eq!(shape(2048, 1408, Dtype::F32).packed_bytes(), 3 * 2048 * 1408 * 4);
@@ -198,7 +198,7 @@ fn rows_of(matrix: &PackedMatrix) -> Vec<u8> {
 }
 
 #[test]
-fn parts_of_a_matrix_take_their_rows_and_no_others() {
+fn parts_of_a_matrix_accept_only_their_own_rows() {
     let mut builder = PackedMatrixBuilder::new(130, 2, Dtype::F32).unwrap();
     let ranges: Vec<_> = builder.parts(65).map(|part| part.range()).collect();
     // Whole panels.
@@ -218,7 +218,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn parts_that_threads_pack_are_the_matrix(
+    fn parts_packed_by_threads_equal_the_whole_matrix(
         outputs in 1usize..300,
         inputs in 1usize..130,
         rows in 0usize..400,

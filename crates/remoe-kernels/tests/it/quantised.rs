@@ -1,4 +1,4 @@
-//! Quantised weights: every path, thread count and batch gives the bits of the naive form.
+//! Quantised weights: each path, number of threads and batch gives the bits of the reference.
 
 use crate::common;
 
@@ -17,7 +17,7 @@ fn classes() -> impl Iterator<Item = NumericsClass> {
 }
 
 #[test]
-fn all_shapes_rows_and_numbers() {
+fn quantised_experts_give_the_reference_bits() {
     let pools = pools();
     let mut random = SplitMix64(21);
     let activations = [Activation::Silu, Activation::GeluTanh, Activation::Relu, Activation::ClampedSwiglu];
@@ -41,7 +41,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_expert(
+    fn any_quantised_expert_gives_the_reference_bits(
         seed in any::<u64>(),
         hidden in 1usize..150,
         width in 1usize..100,
@@ -56,9 +56,9 @@ proptest! {
     }
 }
 
-/// Narrow vectors go over a panel so often that it is one chunk unless it is this deep.
+/// Paths with narrow vectors split only panels of this depth into chunks.
 #[test]
-fn deep_experts() {
+fn deep_quantised_experts_give_the_reference_bits() {
     let pools = pools();
     let mut random = SplitMix64(23);
     for class in classes() {
@@ -70,7 +70,7 @@ fn deep_experts() {
 }
 
 #[test]
-fn products() {
+fn quantised_products_give_the_reference_bits() {
     let pools = pools();
     let mut random = SplitMix64(22);
     for class in classes() {
@@ -102,9 +102,9 @@ fn products() {
     }
 }
 
-/// Tokens come to several experts of a call, and from different buffers.
+/// Several experts of a call share tokens, which come from different buffers.
 #[test]
-fn jobs_that_share_rows_and_jobs_that_do_not() {
+fn jobs_with_shared_and_own_rows_give_the_reference_bits() {
     let mut random = SplitMix64(23);
     for class in classes() {
         let experts: Vec<Expert> = (0..3)
@@ -135,7 +135,7 @@ fn jobs_that_share_rows_and_jobs_that_do_not() {
 }
 
 #[test]
-fn weights_are_kept_as_documented_and_within_half_a_step() {
+fn weights_are_quantised_as_documented_within_half_a_step() {
     let mut random = SplitMix64(24);
     for format in WeightFormat::QUANTISED {
         for data in [Data::Ordinary, Data::Wide] {
@@ -163,9 +163,9 @@ fn weights_are_kept_as_documented_and_within_half_a_step() {
     }
 }
 
-/// Whatever power of two a checkpoint has for a group, and whichever of the numbers are in it.
+/// Covers any scale of a group and any subset of the format's numbers in it.
 #[test]
-fn what_is_mxfp4_stays_what_it_is() {
+fn mxfp4_weights_keep_their_values() {
     let mut random = SplitMix64(26);
     let magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     for exponent in -99..=124 {
@@ -180,10 +180,9 @@ fn what_is_mxfp4_stays_what_it_is() {
     }
 }
 
-/// Rows that are looked up of a matrix are its rows as they are kept, whatever slabs it was packed from; in bfloat16
-/// rounded once.
+/// The rows do not depend on the slabs that the matrix was packed from, and are rounded once to bfloat16.
 #[test]
-fn rows_are_looked_up_as_they_are_kept() {
+fn read_rows_equal_the_quantised_weights() {
     let mut random = SplitMix64(27);
     for class in NumericsClass::ALL.into_iter().filter(|class| class.weights != WeightFormat::Fp8) {
         for (rows, inputs) in [(1, 1), (3, 31), (65, 33), (130, 64), (70, 97)] {
@@ -212,7 +211,7 @@ fn rows_are_looked_up_as_they_are_kept() {
 }
 
 #[test]
-fn a_matrix_takes_as_many_rows_as_it_has() {
+fn matrix_refuses_too_many_and_too_few_rows() {
     let mut builder = PackedMatrixBuilder::new(3, 4, Dtype::F32).unwrap();
     let rows = |actual| KernelError::Length { what: "rows of a matrix", actual, expected: 3 };
     assert_eq!(builder.push_rows(StoredDtype::F32, &[0; 32]), Ok(()));
@@ -266,8 +265,8 @@ fn packing_is_independent_of_slabs_and_stored_types() {
     assert!((f32::from_le_bytes(output) - 32.0).abs() < 0.2, "{output:?}");
 }
 
-/// A row with one element of 127 reads one column of the packed weights: the product is 127 times what published code
-/// makes of the integer and its scale (`tests/fixtures/int4.py`), without rounding.
+/// A row with one element of 127 reads one column of the packed weights. The product is exactly 127 times the value that
+/// published code gives for the integer and its scale (`tests/fixtures/int4.py`).
 #[test]
 fn kernels_read_int4_as_published_code_does() {
     #[derive(serde::Deserialize)]

@@ -1,4 +1,5 @@
-//! Against float64, with a bound that follows from the accumulation order: each fused multiply-add rounds once.
+//! Comparison with float64, within an error bound that follows from the order of accumulation: each fused multiply-add
+//! rounds once.
 
 use crate::common;
 
@@ -9,7 +10,7 @@ use remoe_kernels::{Activation, Dtype, ExpertMatrix};
 const U32: f64 = 1.0 / (1u64 << 24) as f64;
 const U16: f64 = 1.0 / (1u64 << 8) as f64;
 
-/// A value and how far a computed one may be from it.
+/// Exact value and the largest error of a computed one.
 #[derive(Clone, Copy)]
 struct Near {
     value: f64,
@@ -21,7 +22,7 @@ impl Near {
         Self { value: self.value, error: self.error + unit * (self.value.abs() + self.error) }
     }
 
-    /// A sum of products, computed by one fused multiply-add for each.
+    /// Bounds a dot product that takes a fused multiply-add per element.
     fn dot(x: &[Self], w: &[f32]) -> Self {
         let n = x.len() as f64 + 1.0;
         let mut sum = Self { value: 0.0, error: 0.0 };
@@ -58,8 +59,8 @@ impl Near {
         }
     }
 
-    /// No activation is steeper than 1.13. Its own operations err by a few units; for GELU an error of three units in
-    /// the exponent counts with the exponent's size.
+    /// Bounds the result of an activation. No activation is steeper than 1.13, and its own operations err by a few units
+    /// of roundoff. An error of three units in an exponent is multiplied by the exponent's size.
     fn activated(self, activation: Activation) -> Self {
         let x = self.value;
         let (value, exponent) = match activation {
@@ -127,8 +128,7 @@ fn results_are_within_the_bound_of_the_order() {
                         largest_value = largest_value.max(near.value.abs());
                     }
                 }
-                // Bounds are generous; what is typical is far better, and a bound that admits anything would prove
-                // nothing.
+                // The bounds are generous, so the typical error is checked as well.
                 let typical = if dtype == Dtype::Bf16 { 2e-2 } else { 1e-5 };
                 assert!(
                     largest_error <= typical * largest_value,

@@ -11,7 +11,7 @@ fn fixture(name: &str) -> Checkpoint {
 
 /// Experts give the bits of the same ones decoded, in half of the memory but for what narrow ones are padded with.
 #[test]
-fn experts_that_stay_fp8_compute_what_decoded_ones_do() {
+fn experts_kept_as_fp8_compute_like_decoded_ones() {
     let checkpoint = fixture("dsv3-fp8");
     let pool = Pool::new(PoolConfig { threads: 1, ..PoolConfig::default() }).unwrap();
     let hidden = checkpoint.config().hidden_size;
@@ -37,7 +37,7 @@ fn experts_that_stay_fp8_compute_what_decoded_ones_do() {
 }
 
 #[test]
-fn what_cannot_stay_fp8_is_refused_by_name() {
+fn experts_that_cannot_stay_fp8_are_refused_by_name() {
     let refused = |name: &str, dtype| {
         let checkpoint = fixture(name);
         let refused = checkpoint.check_experts_dtype(Some(ExpertsDtype::Fp8), dtype);

@@ -200,7 +200,7 @@ fn slice(renderer: &mut Renderer<'_>, value: &Value, args: CallArguments) -> Res
 fn join(renderer: &mut Renderer<'_>, value: &Value, args: CallArguments) -> Result<Value, Error> {
     let [between, attribute] = args.bind("join", ["d", "attribute"], 0)?;
     let between = match between {
-        Some(between) => renderer.to_text(&between)?,
+        Some(between) => renderer.soft_str(&between)?,
         None => "".into(),
     };
     let path = renderer.parse_path(attribute.as_ref())?;
@@ -210,7 +210,7 @@ fn join(renderer: &mut Renderer<'_>, value: &Value, args: CallArguments) -> Resu
     for item in &*items {
         renderer.limits.charge_visit(0)?;
         let item = renderer.resolve_path(item, &path, None)?;
-        texts.push(renderer.to_text(&item)?);
+        texts.push(renderer.soft_str(&item)?);
     }
     renderer.join_texts(&between, &texts)
 }

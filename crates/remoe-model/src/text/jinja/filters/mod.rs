@@ -132,8 +132,8 @@ pub(super) fn apply(
 }
 
 impl Renderer<'_> {
-    /// Evaluates `str(value)`; a text is returned as it is.
-    pub(super) fn to_text(&mut self, value: &Value) -> Result<Arc<str>, Error> {
+    /// Evaluates `str(value)`, as `soft_str` of Jinja2; a text is returned as it is.
+    pub(super) fn soft_str(&mut self, value: &Value) -> Result<Arc<str>, Error> {
         match value {
             Value::Text(text) => Ok(text.clone()),
             other => Ok(python_text::to_str(&mut self.limits, other)?.into()),

@@ -19,7 +19,7 @@ pub(super) fn apply(
     if name == "indent" {
         return indent(renderer, value, args);
     }
-    let text = renderer.to_text(value)?;
+    let text = renderer.soft_str(value)?;
     renderer.limits.charge_read(text.len())?;
     let result = match name {
         "string" => {
@@ -43,8 +43,8 @@ pub(super) fn apply(
         }
         "replace" => {
             let [old, new, count] = args.bind(name, ["old", "new", "count"], 2)?;
-            let old = renderer.to_text(&old.unwrap_or(Value::None))?;
-            let new = renderer.to_text(&new.unwrap_or(Value::None))?;
+            let old = renderer.soft_str(&old.unwrap_or(Value::None))?;
+            let new = renderer.soft_str(&new.unwrap_or(Value::None))?;
             let count = match count {
                 None | Some(Value::None) => -1,
                 Some(count) => match count.as_int() {
@@ -162,7 +162,7 @@ fn truncate(renderer: &mut Renderer<'_>, text: &str, args: CallArguments) -> Res
     };
     let (length, leeway) = (number(length, 255)?, number(leeway, 5)?);
     let end = match end {
-        Some(end) => renderer.to_text(&end)?,
+        Some(end) => renderer.soft_str(&end)?,
         None => "...".into(),
     };
     let ending = end.chars().count();
