@@ -3,7 +3,7 @@
 
 use crate::host::HostedExperts;
 use bytes::Bytes;
-use remoe_kernels::{Job, Pool};
+use remoe_kernels::{ExpertJob, Pool};
 use remoe_proto::MAX_PAYLOAD;
 use remoe_proto::v1::Work;
 use std::sync::Arc;

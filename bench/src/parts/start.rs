@@ -7,7 +7,7 @@ use crate::pace::TimeShare;
 use crate::remote::RemoteFunction;
 use crate::report::{Bar, BenchSection};
 use crate::series::Series;
-use remoe_kernels::{Job, Pool, PoolConfig};
+use remoe_kernels::{ExpertJob, Pool, PoolConfig};
 use remoe_model::Checkpoint;
 use remoe_proto::PollSettings;
 use remoe_weights::{default_dtype, load_expert};
@@ -88,7 +88,7 @@ fn expected(model: &Path) -> Result<Vec<u8>> {
     for &expert in &request.experts {
         let packed = load_expert(&checkpoint, 0, expert, dtype).doing(computing)?;
         let mut output = vec![0; request.rows.len()];
-        let job = Job { expert: &packed, inputs: &request.rows, row_index: &[0], output: &mut output };
+        let job = ExpertJob { expert: &packed, inputs: &request.rows, row_index: &[0], output: &mut output };
         pool.forward(&mut [job]).doing(computing)?;
         answer.extend(output);
     }

@@ -1,22 +1,22 @@
-//! Activations, element by element, as every path computes them.
+//! Scalar forms of `exp` and of the activations, with the bits that every instruction path computes.
 
 use crate::Activation;
 use crate::numerics::flush;
 use crate::paths::{activation, portable::Portable};
 
-/// `e^x` as every path computes it: within 1 unit in the last place of the true value; 0 where that is below 2^-126.
+/// Computes `e^x`, within 1 unit in the last place of the true value; 0 if that is below 2^-126.
 pub fn exp(x: f32) -> f32 {
     // SAFETY: the portable path needs no CPU feature.
     unsafe { activation::exp::<Portable>(Portable::all(flush(x))) }.first()
 }
 
-/// Factor of an activation from the up projection, in float32.
+/// Computes the factor that the up projection contributes: `up` itself, but `clamp(up) + 1` for the clamped SwiGLU.
 pub fn factor(activation: Activation, up: f32) -> f32 {
     // SAFETY: the portable path needs no CPU feature.
     unsafe { activation::factor::<Portable>(activation, Portable::all(flush(up))) }.first()
 }
 
-/// An activation as every path computes it, in float32.
+/// Computes an activation function in float32.
 pub fn activate(activation: Activation, x: f32) -> f32 {
     // SAFETY: the portable path needs no CPU feature.
     unsafe { activation::activate::<Portable>(activation, Portable::all(flush(x))) }.first()

@@ -1,14 +1,32 @@
 //! Softmax attention over keys and values in pages.
 //!
-//! A page holds the keys and values of [`PAGE_POSITIONS`] positions: of every head of keys `[key elements][positions]`, so that lanes are positions while scores are summed, then of every head of values `[positions][value elements]`. In a latent cache ([`AttentionShape::latent`]) the values are the first elements of the keys and not stored again. Pages of int8 lie otherwise ([`crate::kv_cache`]).
+//! # Layout of a KV cache page
+//!
+//! A page holds the keys and values of [`PAGE_POSITIONS`] positions. First come the keys of every KV head,
+//! `[key elements][positions]`, so that vector lanes are positions while scores are summed. Then come the values of
+//! every KV head, `[positions][value elements]`. In a latent cache ([`AttentionShape::latent`]) the values are the
+//! first elements of the keys and are not stored twice. For the layout of int8 pages see [`crate::kv_cache`].
 //!
 //! # Numerics
 //!
-//! As for products (see the crate documentation), a row's result depends on its query and on the positions that it sees, on nothing else. Scores are sums over key elements in pairs, the odd one first, then multiplied by the scale. Pages are taken in the order of their positions, beginning at position 0 of the sequence: where a page has a larger score than all before it, what was summed so far is multiplied by e^(old - new). Weights e^(score - largest) stay float32; they are summed in 16 lanes, position `i` in lane `i mod 16`, and the lanes by halves. Values are summed by fused multiply-adds, positions ascending. One division, one rounding to the element type.
+//! As for matrix products (see the crate documentation), a row's result depends only on its query and on the positions
+//! that it attends to.
 //!
-//! Positions are summed in parts of 1,024, by their number in the sequence: part by part in the same way, each from nothing. The sums of the first part that a row sees, of values and of weights, are merged with those of each later one, ascending: where `new` is the larger one of both largest scores, `sum = fma(sum of the part, e^(its largest - new), sum * e^(largest - new))`. So threads share a long context, and no result depends on how many there are.
+//! - Scores are sums over key elements in pairs, the odd one first, then multiplied by the scale.
+//! - The softmax is computed online (Milakov and Gimelshein, arXiv 1805.02867), page after page from position 0 of the
+//!   sequence. If a page raises the largest score from `old` to `new`, all sums so far are multiplied by e^(old - new).
+//! - Weights e^(score - largest) stay float32. They are summed in 16 lanes, position `i` in lane `i mod 16`; the lanes
+//!   are then added by halves.
+//! - Values are summed by fused multiply-adds, positions ascending. There is one division and one rounding to the
+//!   element type.
 //!
-//! Where heads have sinks, a row begins as if it had seen one position before all others, whose score is the sink and whose value is zero.
+//! A sequence is cut into parts of 1,024 positions, and each part is summed separately in this way. The sums of values
+//! and of weights of the first visible part are then merged with those of each later part, in ascending order. With
+//! `new` as the larger of the two largest scores: `sum = fma(part sum, e^(part largest - new), sum * e^(largest - new))`.
+//! So threads can share a long context, and no result depends on the number of threads.
+//!
+//! If heads have attention sinks, a row begins as if it had seen one position before all others, with the sink as its
+//! score and zero as its value.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -16,23 +34,26 @@ use std::ops::Range;
 use crate::attention_shape::AttentionShape;
 use crate::kv_cache::PAGE_POSITIONS;
 use crate::memory::Buffer;
-use crate::paths::attend::{BLOCK_ROWS, Block, PART_POSITIONS, Step, parts_of, scratch_floats, state_stride};
+use crate::paths::attend::{
+    AttentionBlock, AttentionStep, BLOCK_ROWS, PART_POSITIONS, parts_of, scratch_floats, state_stride,
+};
 use crate::paths::{self, float_mode::FloatMode};
 use crate::{KernelError, MAX_ROWS, Pool};
 
-/// Multiply-adds that are worth handing to another thread.
-const PART: usize = 1 << 15;
+/// Smallest number of multiply-adds that is worth handing to another thread.
+const MIN_PARALLEL_WORK: usize = 1 << 15;
 
-/// Blocks of rows per thread from which on threads end at about the same time.
-const EVEN: usize = 4;
+/// Blocks of rows per thread that balance the load: with at least as many, threads end at about the same time.
+const BALANCED_BLOCKS_PER_THREAD: usize = 4;
 
-/// Elements of float32 of a cache line.
-const LINE: usize = 16;
+/// float32 elements of a cache line.
+const CACHE_LINE_FLOATS: usize = 16;
 
-/// Most floats of states that units leave for each other.
-const MAX_STATES: usize = 1 << 22;
+/// Upper bound of the memory for [`STATES`], in floats.
+const MAX_STATE_FLOATS: usize = 1 << 22;
 
-/// Memory of a page of the KV cache, zeroed at first: aligned to cache lines, and side by side with others on huge pages where it is not small.
+/// Memory of one page of the KV cache: zeroed, and aligned to cache lines. Large pages share huge pages of the
+/// operating system.
 #[derive(Debug)]
 pub struct KvPage(Buffer);
 
@@ -63,42 +84,45 @@ impl std::ops::DerefMut for KvPage {
 /// The rows of one sequence in a call of [`Pool::attend`].
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionSpan<'a> {
-    /// The layer's part of the sequence's pages, in order. Those that no row sees may be empty.
+    /// The sequence's KV cache pages of this layer, in order. Pages outside of every row's window may be empty.
     pub pages: &'a [&'a [u8]],
-    /// Positions before the first row. Row `i` sees up to position `past + i`, whose key and value are written.
+    /// Number of positions before the first row. Row `i` attends to positions up to `past + i`, the last of which must
+    /// have been written to its page.
     pub past: usize,
-    /// How many rows.
+    /// Number of query rows (tokens).
     pub rows: usize,
 }
 
 thread_local! {
-    /// Widened pages and unfinished sums; kept, because it is the same size in every call.
+    /// Widened pages and unfinished sums of one block. Kept between calls, which all need the same size.
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-    /// States of rows over parts of their positions, which other threads merge.
+    /// Softmax states of rows over single parts of their positions. Other threads merge them.
     static STATES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The part of a block that differs from block to block.
+/// One unit of work for a thread: a block of query rows of one KV head, in one step.
 #[derive(Clone, Copy)]
-struct Unit<'a> {
+struct AttentionUnit<'a> {
     span: &'a AttentionSpan<'a>,
     kv_head: usize,
+    /// First query row of the block, and how many rows it has.
     first: usize,
     count: usize,
     query: &'a [u8],
-    output: usize,
-    /// Positions that its last row sees in this step.
+    /// Byte offset of the span's results in the call's output.
+    output_offset: usize,
+    /// Number of positions that the unit reads, as an estimate of its cost.
     positions: usize,
-    step: Step,
+    step: AttentionStep,
 }
 
-// SAFETY: a step's states are written by one unit and read by others after it, see `Pool::attend`.
-unsafe impl Send for Unit<'_> {}
+// SAFETY: `Pool::attend` runs the units that merge states only after the units that wrote them.
+unsafe impl Send for AttentionUnit<'_> {}
 
-/// Where a call writes.
+/// Start of a call's output, shared by all threads.
 struct Output(*mut u8);
 
-// SAFETY: units write to different rows, see `Pool::attend`.
+// SAFETY: `Pool::attend` gives each unit rows or heads of its own to write.
 unsafe impl Sync for Output {}
 
 impl Output {
@@ -108,10 +132,14 @@ impl Output {
 }
 
 impl Pool {
-    /// Attention of the rows of all `spans`: `query` and `output` hold tokens x heads x key and value elements, the spans' rows one after the other; `sinks` has one for each query head. Heads, sequences and long prompts are spread over the threads.
+    /// Computes softmax attention for the rows of all `spans`, one span after the other.
+    ///
+    /// `query` is `[tokens][query heads][key elements]` and `output` is `[tokens][query heads][value elements]`.
+    /// `sinks` has one element for each query head. Sequences, heads and long contexts are spread over the threads.
     ///
     /// # Errors
-    /// [`KernelError::Length`] where a length is not what shape and spans say, [`KernelError::TooMany`]; [`KernelError::Panicked`].
+    /// [`KernelError::Length`] if a length contradicts the shape or the spans, [`KernelError::TooMany`],
+    /// [`KernelError::Panicked`].
     pub fn attend(
         &self,
         shape: &AttentionShape,
@@ -128,24 +156,29 @@ impl Pool {
         let positions: usize = spans.iter().map(|span| span.rows * (span.past + span.rows)).sum();
         let work = positions * shape.heads() * (shape.key_dim + shape.value_dim);
         let rows: usize = spans.iter().map(|span| span.rows * shape.group).sum();
-        let threads = if work < PART { 1 } else { self.threads() };
-        let blocks = |block: usize| rows.div_ceil(block) * shape.kv_heads;
-        // Few rows are spread over threads by parts of their positions, as far as there is memory for states, or more thinly; the result does not depend on it.
+        let threads = if work < MIN_PARALLEL_WORK { 1 } else { self.threads() };
+        let blocks = |block_rows: usize| rows.div_ceil(block_rows) * shape.kv_heads;
+        let balanced = BALANCED_BLOCKS_PER_THREAD * threads;
+        // Too few rows for all threads: parts of the positions are computed in parallel if there is memory for their
+        // states, else blocks become smaller. Neither changes the result.
         let floats =
-            if threads > 1 && blocks(BLOCK_ROWS) < EVEN * threads { state_floats(shape, spans) } else { 0 };
-        let floats = if floats > MAX_STATES { 0 } else { floats };
-        let mut block = BLOCK_ROWS;
-        while (block > 4 && blocks(block) < threads) || (block > 16 && blocks(block) < EVEN * threads) {
-            block /= 2;
+            if threads > 1 && blocks(BLOCK_ROWS) < balanced { state_floats(shape, spans) } else { 0 };
+        let floats = if floats > MAX_STATE_FLOATS { 0 } else { floats };
+        let mut block_rows = BLOCK_ROWS;
+        while (block_rows > 4 && blocks(block_rows) < threads)
+            || (block_rows > 16 && blocks(block_rows) < balanced)
+        {
+            block_rows /= 2;
         }
-        let path = self.attending(shape.dtype);
+        let path = self.attention_path(shape.dtype);
         let kernel = paths::attend_kernel(path);
         let output = Output(output.as_mut_ptr());
-        let compute = |unit: &mut Unit<'_>| {
+        let compute = |unit: &mut AttentionUnit<'_>| {
             SCRATCH.with_borrow_mut(|scratch| {
-                scratch.resize(scratch_floats(shape, BLOCK_ROWS) + LINE, 0.0);
-                let skip = scratch.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
-                let mut block = Block {
+                scratch.resize(scratch_floats(shape, BLOCK_ROWS) + CACHE_LINE_FLOATS, 0.0);
+                let line_bytes = CACHE_LINE_FLOATS * size_of::<f32>();
+                let skip = scratch.as_ptr().align_offset(line_bytes).min(CACHE_LINE_FLOATS);
+                let mut block = AttentionBlock {
                     shape,
                     pages: unit.span.pages,
                     past: unit.span.past,
@@ -154,17 +187,19 @@ impl Pool {
                     count: unit.count,
                     query: unit.query,
                     sinks,
-                    output: output.at(unit.output),
+                    output: output.at(unit.output_offset),
                     step: unit.step,
                     scratch: &mut scratch[skip..],
                 };
                 let _mode = FloatMode::enter(path);
-                // SAFETY: the pool checked that the path is available, and its float mode is set. Lengths were validated; units of a call differ in sequence, head, rows or part, and so in what they write. States are complete before units merge them.
+                // SAFETY: the pool checked that the path is available, and its float mode is set. Lengths were
+                // validated. Units differ in sequence, head, rows or part, and so in what they write. States are
+                // complete before units merge them.
                 unsafe { kernel(&mut block) };
             });
         };
-        let run = |units: &mut [Unit<'_>], work: usize| {
-            if work < PART {
+        let run = |units: &mut [AttentionUnit<'_>], work: usize| {
+            if work < MIN_PARALLEL_WORK {
                 units.iter_mut().for_each(compute);
                 return Ok(());
             }
@@ -174,8 +209,8 @@ impl Pool {
             if states.len() < floats {
                 states.resize(floats, 0.0);
             }
-            let [mut units, mut merging] = units(shape, query, spans, block, &mut states[..floats]);
-            // The longest first: what is left at the end is short.
+            let [mut units, mut merging] = units(shape, query, spans, block_rows, &mut states[..floats]);
+            // The longest first, so that threads end at about the same time.
             units.sort_by_key(|unit| std::cmp::Reverse(unit.positions));
             run(&mut units, work)?;
             run(&mut merging, floats)
@@ -183,7 +218,7 @@ impl Pool {
     }
 }
 
-/// Floats for the states of all rows over the parts of their positions, of spans with several parts.
+/// Counts the floats for the states of all rows of those spans that have several parts.
 fn state_floats(shape: &AttentionShape, spans: &[AttentionSpan<'_>]) -> usize {
     let states =
         |span: &AttentionSpan<'_>| match parts_of_rows(shape, span.past, 0..span.rows * shape.group).len() {
@@ -193,54 +228,59 @@ fn state_floats(shape: &AttentionShape, spans: &[AttentionSpan<'_>]) -> usize {
     spans.iter().map(states).fold(0, usize::saturating_add).saturating_mul(state_stride(shape))
 }
 
-/// Parts of the positions that query rows `rows` of a head see.
+/// Returns the parts of the sequence that query rows `rows` of a head attend to.
 fn parts_of_rows(shape: &AttentionShape, past: usize, rows: Range<usize>) -> Range<usize> {
     match rows.is_empty() {
         true => 0..0,
-        false => parts_of(&(shape.seen(past, rows.start).start..shape.seen(past, rows.end - 1).end)),
+        false => parts_of(&(shape.visible(past, rows.start).start..shape.visible(past, rows.end - 1).end)),
     }
 }
 
-/// Units of blocks of `block` rows, and those that merge what some of the first leave in `states`. With room for states, blocks are larger and cut into parts instead.
+/// Returns the units of blocks of `block_rows` rows, and the units that then merge the contents of `states`. If there
+/// is memory for states, long sequences get blocks of [`BLOCK_ROWS`] rows and one unit for each part.
 fn units<'a>(
     shape: &AttentionShape,
     query: &'a [u8],
     spans: &'a [AttentionSpan<'a>],
-    block: usize,
+    block_rows: usize,
     states: &mut [f32],
-) -> [Vec<Unit<'a>>; 2] {
+) -> [Vec<AttentionUnit<'a>>; 2] {
     let bytes = shape.dtype.bytes();
     let (query_row, output_row) =
         (shape.heads() * shape.key_dim * bytes, shape.heads() * shape.value_dim * bytes);
-    let (has_states, mut free) = (!states.is_empty(), states.as_mut_ptr());
+    let (has_states, mut next_states) = (!states.is_empty(), states.as_mut_ptr());
     let (mut units, mut merging, mut first_token) = (Vec::new(), Vec::new(), 0);
     for span in spans {
         let rows = span.rows * shape.group;
-        let is_cut = has_states && parts_of_rows(shape, span.past, 0..rows).len() > 1;
-        let block = if is_cut { BLOCK_ROWS } else { block };
+        let is_in_parts = has_states && parts_of_rows(shape, span.past, 0..rows).len() > 1;
+        let block_rows = if is_in_parts { BLOCK_ROWS } else { block_rows };
         for kv_head in 0..shape.kv_heads {
-            for first in (0..rows).step_by(block) {
-                let count = block.min(rows - first);
-                let end = shape.seen(span.past, first + count - 1).end;
-                let unit = Unit {
+            for first in (0..rows).step_by(block_rows) {
+                let count = block_rows.min(rows - first);
+                let end = shape.visible(span.past, first + count - 1).end;
+                let unit = AttentionUnit {
                     span,
                     kv_head,
                     first,
                     count,
                     query: &query[first_token * query_row..][..span.rows * query_row],
-                    output: first_token * output_row,
-                    positions: end - shape.seen(span.past, first).start,
-                    step: Step::Whole,
+                    output_offset: first_token * output_row,
+                    positions: end - shape.visible(span.past, first).start,
+                    step: AttentionStep::Whole,
                 };
-                if !is_cut {
+                if !is_in_parts {
                     units.push(unit);
                     continue;
                 }
-                merging.push(Unit { step: Step::Merge { states: free }, ..unit });
+                merging.push(AttentionUnit { step: AttentionStep::Merge { states: next_states }, ..unit });
                 for part in parts_of_rows(shape, span.past, first..first + count) {
                     let positions = PART_POSITIONS.min(end - part * PART_POSITIONS);
-                    units.push(Unit { positions, step: Step::Part { part, states: free }, ..unit });
-                    free = free.wrapping_add(count * state_stride(shape));
+                    units.push(AttentionUnit {
+                        positions,
+                        step: AttentionStep::Part { part, states: next_states },
+                        ..unit
+                    });
+                    next_states = next_states.wrapping_add(count * state_stride(shape));
                 }
             }
         }
@@ -285,7 +325,7 @@ fn validate(
     expect("query", query.len(), row * shape.key_dim)?;
     expect("output", output.len(), row * shape.value_dim)?;
     for span in spans.iter().filter(|span| span.rows > 0) {
-        let first = shape.seen(span.past, 0).start / PAGE_POSITIONS;
+        let first = shape.visible(span.past, 0).start / PAGE_POSITIONS;
         let end = (span.past + span.rows).div_ceil(PAGE_POSITIONS);
         if span.pages.len() < end {
             return Err(KernelError::Length { what: "pages", actual: span.pages.len(), expected: end });

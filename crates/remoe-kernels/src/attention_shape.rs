@@ -2,34 +2,34 @@
 
 use std::ops::Range;
 
-use crate::kv_cache::{CacheFormat, Int8Head, PAGE_POSITIONS, WriteInt8};
-use crate::{Dtype, KernelError, by_vectors};
+use crate::kv_cache::{CacheFormat, Int8HeadLayout, Int8PositionWriter, PAGE_POSITIONS};
+use crate::{Dtype, KernelError, run_vectorised};
 
-/// Sizes and facts of one layer's attention.
+/// Sizes of one layer's attention, and how it is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionShape {
     /// Element type of queries, keys, values and results.
     pub dtype: Dtype,
-    /// Heads of keys and values.
+    /// KV heads.
     pub kv_heads: usize,
-    /// Query heads that share a head of keys and values.
+    /// Query heads that share one KV head (grouped-query attention).
     pub group: usize,
     /// Elements of a key.
     pub key_dim: usize,
     /// Elements of a value.
     pub value_dim: usize,
-    /// Values are the first elements of keys.
+    /// Multi-head latent attention: values are the first elements of keys.
     pub latent: bool,
-    /// Factor of scores.
+    /// Factor by which scores are multiplied.
     pub scale: f64,
-    /// A token sees itself and the `window` - 1 before it; everything before it where there is none.
+    /// Sliding window: a token attends to itself and the `window` - 1 tokens before it. Without one, to all before it.
     pub window: Option<usize>,
-    /// Form of keys and values in pages.
+    /// Format of keys and values in the KV cache.
     pub cache: CacheFormat,
 }
 
 impl AttentionShape {
-    /// Elements of a value that are stored beside the key.
+    /// Elements of a value that are stored besides the key: none in a latent cache.
     pub const fn stored_values(&self) -> usize {
         if self.latent { 0 } else { self.value_dim }
     }
@@ -39,32 +39,34 @@ impl AttentionShape {
         let head = self.int8_head();
         self.kv_heads
             * match self.cache {
-                CacheFormat::Plain => head.floats() * self.dtype.bytes(),
+                CacheFormat::Plain => head.elements() * self.dtype.bytes(),
                 CacheFormat::Int8 => head.bytes(),
             }
     }
 
-    /// Sizes of a head's part of an int8 page.
-    pub(crate) const fn int8_head(&self) -> Int8Head {
-        Int8Head { key_dim: self.key_dim, values: self.stored_values() }
+    /// Layout of one KV head's part of an int8 page.
+    pub(crate) const fn int8_head(&self) -> Int8HeadLayout {
+        Int8HeadLayout { key_dim: self.key_dim, value_dim: self.stored_values() }
     }
 
-    /// Query heads.
+    /// Number of query heads.
     pub const fn heads(&self) -> usize {
         self.kv_heads * self.group
     }
 
-    /// Positions that query row `row` of a head sees, `past` positions before the first token.
+    /// Returns the positions that query row `row` of a KV head attends to, with `past` positions before the first token.
     #[inline(always)]
-    pub(crate) fn seen(&self, past: usize, row: usize) -> Range<usize> {
+    pub(crate) fn visible(&self, past: usize, row: usize) -> Range<usize> {
         let end = past + row / self.group + 1;
         self.window.map_or(0, |window| end.saturating_sub(window))..end
     }
 
-    /// Writes the key (heads x key elements) and the value (heads x value elements; nothing where they are latent) of one position to its page.
+    /// Writes one position's key `[KV heads][key elements]` and value `[KV heads][value elements]` to its page.
+    ///
+    /// `position` counts within the page. In a latent cache `value` is empty.
     ///
     /// # Errors
-    /// [`KernelError::Length`] where a length is not what the shape says, or `position` is beyond the page.
+    /// [`KernelError::Length`] if a length contradicts the shape, or `position` is beyond the page.
     pub fn write(
         &self,
         page: &mut [u8],
@@ -89,7 +91,7 @@ impl AttentionShape {
         }
         if self.cache == CacheFormat::Int8 {
             let (head, dtype) = (self.int8_head(), self.dtype);
-            by_vectors(WriteInt8 { head, dtype, page, position, key, value });
+            run_vectorised(Int8PositionWriter { head, dtype, page, position, key, value });
             return Ok(());
         }
         let (keys, values) = page.split_at_mut(self.kv_heads * self.key_dim * PAGE_POSITIONS * bytes);
@@ -107,7 +109,7 @@ impl AttentionShape {
     }
 }
 
-/// Writes elements of `BYTES` bytes to column `position` of a matrix of pages' width.
+/// Writes a key's elements of `BYTES` bytes each to column `position` of `keys`, `[key elements][PAGE_POSITIONS]`.
 fn scatter<const BYTES: usize>(keys: &mut [u8], position: usize, key: &[u8]) {
     let columns = keys.as_chunks_mut::<BYTES>().0.iter_mut().skip(position).step_by(PAGE_POSITIONS);
     for (to, from) in columns.zip(key.as_chunks::<BYTES>().0) {

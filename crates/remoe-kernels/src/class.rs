@@ -1,36 +1,36 @@
-//! Numerics classes: what decides the bits of a result besides the numbers themselves.
+//! Numerics classes: the formats that, besides the numbers themselves, decide the bits of a result.
 
 use std::fmt;
 
 use crate::Dtype;
 
-/// How weights lie in memory.
+/// Format of weights in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WeightFormat {
-    /// As elements of the type that is computed in.
+    /// Not quantised: elements of the type in which they are computed.
     Plain,
-    /// As signed integers of 8 bits, 32 of a row with one scale: 8.5 bits a weight.
+    /// Signed 8-bit integers with one scale for each 32 weights of a row: 8.5 bits a weight.
     Int8,
-    /// As signed integers of 4 bits, 32 of a row with one scale: 4.5 bits a weight.
+    /// Signed 4-bit integers with one scale for each 32 weights of a row: 4.5 bits a weight.
     Int4,
-    /// As elements of the OCP MX format MXFP4, twice of which are integers of -12 to 12; 32 of a row with one power of
-    /// two: 4.5 bits a weight.
+    /// The OCP MX format MXFP4, with one power of two for each 32 weights of a row: 4.5 bits a weight. Twice an element
+    /// is an integer from -12 to 12.
     Mxfp4,
-    /// As fp8 e4m3 codes with a float32 scale for every block of a matrix, as checkpoints store them: 8.25 bits a
-    /// weight. Each is decoded when it is used, and then is the element that [`Plain`](Self::Plain) would hold of it.
+    /// fp8 e4m3 codes with a float32 scale for each block of a matrix, as in checkpoints: 8.25 bits a weight. A weight
+    /// is decoded at each use, to the same element that [`Plain`](Self::Plain) would hold.
     Fp8,
 }
 
 impl WeightFormat {
-    /// Formats with integers, the longer ones first.
+    /// Formats of quantised weights, those with more bits first.
     pub const QUANTISED: [Self; 3] = [Self::Int8, Self::Int4, Self::Mxfp4];
 
-    /// Are weights elements of the type that is computed in?
+    /// Reports if weights are elements of the type in which they are computed.
     pub(crate) const fn is_plain(self) -> bool {
         matches!(self, Self::Plain)
     }
 
-    /// Reports if it is one of [`QUANTISED`](Self::QUANTISED): rows are integers then.
+    /// Reports if the format is one of [`QUANTISED`](Self::QUANTISED). Input rows are quantised to integers, too, then.
     pub(crate) const fn has_integers(self) -> bool {
         match self {
             Self::Plain | Self::Fp8 => false,
@@ -38,7 +38,7 @@ impl WeightFormat {
         }
     }
 
-    /// Offset that is added to an integer so that its stored form has no sign.
+    /// Offset added to each integer, so that it is stored unsigned.
     pub(crate) const fn offset(self) -> i32 {
         match self {
             Self::Plain | Self::Fp8 => 0,
@@ -61,18 +61,18 @@ impl fmt::Display for WeightFormat {
     }
 }
 
-/// The type of rows and the form of weights. Results are the same bits within a class, wherever and in whatever company
-/// they are computed, and differ between classes.
+/// The element type of rows and the format of weights. Within a class, a result has the same bits on every machine and
+/// in every batch; classes differ from each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NumericsClass {
     /// Type of input rows, intermediate values and results.
     pub dtype: Dtype,
-    /// Form of the weights.
+    /// Format of the weights.
     pub weights: WeightFormat,
 }
 
 impl NumericsClass {
-    /// All there are, in the order in which tables by class are kept.
+    /// All classes, each at its own [`index`](Self::index).
     pub const ALL: [Self; 10] = [
         Self { dtype: Dtype::F32, weights: WeightFormat::Plain },
         Self { dtype: Dtype::Bf16, weights: WeightFormat::Plain },
@@ -86,9 +86,10 @@ impl NumericsClass {
         Self { dtype: Dtype::Bf16, weights: WeightFormat::Fp8 },
     ];
 
-    /// The name of the class' formats, accumulation order, roundings and functions. Two processes may share a model's
-    /// experts only if their names agree. Weights that stay fp8 give the bits of the same ones decoded, and have the
-    /// name of those.
+    /// Name of the class: of its formats, order of accumulation, roundings and functions.
+    ///
+    /// Two processes may share a model's experts only if their names agree. Weights that stay fp8 give the same bits as
+    /// decoded weights, and so have the same name.
     pub const fn name(self) -> &'static str {
         match (self.weights, self.dtype) {
             (WeightFormat::Plain | WeightFormat::Fp8, Dtype::Bf16) => "pairwise-odd-first-v1/bf16",
@@ -126,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_have_names_and_positions_of_their_own() {
+    fn classes_have_unique_names_and_positions() {
         for (position, class) in NumericsClass::ALL.into_iter().enumerate() {
             assert_eq!(class.index(), position);
             let same = NumericsClass::ALL.into_iter().filter(|other| other.name() == class.name());

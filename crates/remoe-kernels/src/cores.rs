@@ -1,10 +1,10 @@
-//! Keeps the threads of a pool on cores of their own.
+//! Pins each worker of a pool to a core of its own.
 //!
-//! Two pools that compute in turn, in two processes that share a machine's cores, leave the scheduler with a choice
-//! that it makes badly: a worker that is woken while the other pool still polls on its core waits behind its own
-//! caller, which computes for milliseconds, and a core that falls idle then takes over no thread, because it is never
-//! idle for long. So each worker has a core of its own, and goes to another one when their caller comes there. Callers
-//! are left to the scheduler, which spreads those of several processes over the cores.
+//! The scheduler places threads badly if two processes share a machine's cores and their pools compute in turn. A worker
+//! that is woken while the other pool still polls on its core is queued behind its own caller, which computes for
+//! milliseconds. The core that then falls idle takes over no thread, because it is never idle for long. So each worker
+//! is pinned to its own core, and moves to another core if the caller arrives on it. Callers are not pinned: the
+//! scheduler spreads the callers of several processes over the cores.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,15 +12,15 @@ use std::sync::{Mutex, PoisonError};
 use rustix::io;
 use rustix::thread::{CpuSet, Pid, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-/// No core: the thread has yet to be given one.
-const NOWHERE: usize = usize::MAX;
+/// Stands for "no core": the thread has not been placed.
+const NO_CORE: usize = usize::MAX;
 
-/// Cores of a pool that has a thread for each core that it may use.
+/// Pinning of a pool that has as many threads as the process has cores.
 #[derive(Debug)]
 pub(crate) struct Cores {
-    /// All that the process may use.
+    /// Cores that the process may use.
     allowed: CpuSet,
-    /// Where the last caller was, or [`NOWHERE`].
+    /// Core of the last caller, or [`NO_CORE`].
     caller: AtomicUsize,
     workers: Mutex<Vec<Worker>>,
 }
@@ -28,59 +28,61 @@ pub(crate) struct Cores {
 #[derive(Debug)]
 struct Worker {
     id: Pid,
-    /// The core that it has, or [`NOWHERE`].
+    /// Core that the thread is pinned to, or [`NO_CORE`].
     core: usize,
 }
 
 impl Cores {
-    /// For a pool of `threads`, its caller included; `None` where there are fewer or more of them than cores, so that
-    /// the scheduler knows better.
-    pub(crate) fn of(threads: usize) -> Option<Self> {
+    /// Prepares pinning for a pool of `threads` threads, the caller included. Returns `None` if there are not as many
+    /// threads as cores: the scheduler places them better then.
+    pub(crate) fn for_pool(threads: usize) -> Option<Self> {
         let allowed = sched_getaffinity(None).ok()?;
         (threads > 1 && allowed.count() as usize == threads).then(|| Self {
             allowed,
-            caller: AtomicUsize::new(NOWHERE),
+            caller: AtomicUsize::new(NO_CORE),
             workers: Mutex::default(),
         })
     }
 
-    /// The calling thread is a worker.
-    pub(crate) fn joined(&self) {
+    /// Registers the calling thread as a worker.
+    pub(crate) fn add_worker(&self) {
         let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
-        workers.push(Worker { id: gettid(), core: NOWHERE });
-        // The next call places it, wherever it is made.
-        self.caller.store(NOWHERE, Ordering::Release);
+        workers.push(Worker { id: gettid(), core: NO_CORE });
+        // Forces the next call to place the worker, even if the caller is still on the same core.
+        self.caller.store(NO_CORE, Ordering::Release);
     }
 
-    /// Keeps the workers off the core that the calling thread is on.
-    pub(crate) fn apart(&self) {
-        let here = sched_getcpu();
-        if self.caller.load(Ordering::Acquire) == here {
+    /// Moves workers off the core of the calling thread.
+    pub(crate) fn keep_off_caller(&self) {
+        let caller_core = sched_getcpu();
+        if self.caller.load(Ordering::Acquire) == caller_core {
             return;
         }
-        self.caller.store(here, Ordering::Release);
+        self.caller.store(caller_core, Ordering::Release);
         let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.place(&mut workers, here).is_err() {
-            // Not allowed, or cores have been taken away: the scheduler has them all back.
+        if self.place(&mut workers, caller_core).is_err() {
+            // Pinning is not permitted, or the process has lost cores: unpins all workers.
             for worker in workers.drain(..) {
                 let _ = sched_setaffinity(Some(worker.id), &self.allowed);
             }
         }
     }
 
-    /// Gives a core to each worker that has none or that of the caller, `here`.
-    fn place(&self, workers: &mut [Worker], here: usize) -> io::Result<()> {
+    /// Pins each worker that has no core, or the caller's core, to a free one.
+    fn place(&self, workers: &mut [Worker], caller_core: usize) -> io::Result<()> {
         for index in 0..workers.len() {
-            if ![NOWHERE, here].contains(&workers[index].core) {
+            if ![NO_CORE, caller_core].contains(&workers[index].core) {
                 continue;
             }
             let is_free = |&core: &usize| {
-                self.allowed.is_set(core) && core != here && workers.iter().all(|worker| worker.core != core)
+                self.allowed.is_set(core)
+                    && core != caller_core
+                    && workers.iter().all(|worker| worker.core != core)
             };
             let Some(core) = (0..CpuSet::MAX_CPU).find(is_free) else { continue };
-            let mut only = CpuSet::new();
-            only.set(core);
-            sched_setaffinity(Some(workers[index].id), &only)?;
+            let mut single_core = CpuSet::new();
+            single_core.set(core);
+            sched_setaffinity(Some(workers[index].id), &single_core)?;
             workers[index].core = core;
         }
         Ok(())
@@ -93,7 +95,7 @@ mod tests {
     use std::sync::mpsc;
     use std::thread;
 
-    fn only(core: usize) -> CpuSet {
+    fn single_core(core: usize) -> CpuSet {
         let mut set = CpuSet::new();
         set.set(core);
         set
@@ -103,13 +105,13 @@ mod tests {
         (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect()
     }
 
-    /// The cores that the workers may use, in their order.
+    /// Returns the cores that each worker may use.
     fn places(cores: &Cores) -> Vec<Vec<usize>> {
         let workers = cores.workers.lock().unwrap();
         workers.iter().map(|worker| cores_of(&sched_getaffinity(Some(worker.id)).unwrap())).collect()
     }
 
-    /// Calls `test` while `count` workers have joined; its thread may go where it likes.
+    /// Calls `test`, in a thread that is not pinned, while `count` workers are registered.
     fn with_workers(cores: &Cores, count: usize, test: impl FnOnce() + Send) {
         thread::scope(|scope| {
             let (joined, all) = mpsc::channel();
@@ -118,7 +120,7 @@ mod tests {
                     let (end, ended) = mpsc::channel();
                     let joined = joined.clone();
                     scope.spawn(move || {
-                        cores.joined();
+                        cores.add_worker();
                         joined.send(()).unwrap();
                         ended.recv().unwrap_err();
                     });
@@ -126,7 +128,7 @@ mod tests {
                 })
                 .collect();
             (0..count).for_each(|_| all.recv().unwrap());
-            // A thread of its own: where it is allowed to go ends with it.
+            // A thread of its own: its affinity ends with it.
             let tested = scope.spawn(test).join();
             drop(ends);
             tested.unwrap();
@@ -134,29 +136,33 @@ mod tests {
     }
 
     #[test]
-    fn workers_go_where_their_caller_is_not_and_stay_elsewhere() {
+    fn workers_leave_only_the_caller_core() {
         let allowed = sched_getaffinity(None).unwrap();
         let count = allowed.count() as usize;
-        assert!(Cores::of(count + 1).is_none() && Cores::of(1).is_none());
-        // A machine with one core has nowhere to go.
-        let Some(cores) = Cores::of(count) else { return };
+        assert!(Cores::for_pool(count + 1).is_none() && Cores::for_pool(1).is_none());
+        // A machine with one core is not pinned.
+        let Some(cores) = Cores::for_pool(count) else { return };
         thread::scope(|scope| {
             scope.spawn(|| {
-                // A call before there are workers: the next one places them, though its caller has not moved.
-                sched_setaffinity(None, &only(cores_of(&allowed)[0])).unwrap();
-                cores.apart();
+                // A call before there are workers: the next call places them, though its caller is on the same core.
+                sched_setaffinity(None, &single_core(cores_of(&allowed)[0])).unwrap();
+                cores.keep_off_caller();
             });
         });
         with_workers(&cores, count - 1, || {
             let mut before = Vec::new();
-            for here in cores_of(&allowed) {
-                sched_setaffinity(None, &only(here)).unwrap();
-                cores.apart();
+            for caller_core in cores_of(&allowed) {
+                sched_setaffinity(None, &single_core(caller_core)).unwrap();
+                cores.keep_off_caller();
                 let places = places(&cores);
                 let mut taken = places.concat();
-                taken.push(here);
+                taken.push(caller_core);
                 taken.sort_unstable();
-                assert_eq!(taken, cores_of(&allowed), "each on a core of its own, beside {here}: {places:?}");
+                assert_eq!(
+                    taken,
+                    cores_of(&allowed),
+                    "each on a core of its own, beside {caller_core}: {places:?}"
+                );
                 let moved = places.iter().zip(&before).filter(|(now, before)| now != before).count();
                 assert!(moved <= 1, "{before:?} became {places:?}");
                 before = places;
@@ -165,19 +171,19 @@ mod tests {
     }
 
     #[test]
-    fn where_a_core_is_refused_the_scheduler_has_all_back() {
+    fn workers_are_unpinned_if_a_core_is_refused() {
         let allowed = sched_getaffinity(None).unwrap();
         let count = allowed.count() as usize;
-        let Some(mut cores) = Cores::of(count) else { return };
-        // One that no machine has been seen with stands for one that has been taken away.
-        let gone = CpuSet::MAX_CPU - 1;
-        if allowed.is_set(gone) {
+        let Some(mut cores) = Cores::for_pool(count) else { return };
+        // A core number that no machine has stands for a core that has been taken away.
+        let missing_core = CpuSet::MAX_CPU - 1;
+        if allowed.is_set(missing_core) {
             return;
         }
-        cores.allowed.set(gone);
+        cores.allowed.set(missing_core);
         with_workers(&cores, count, || {
             let ids: Vec<Pid> = cores.workers.lock().unwrap().iter().map(|worker| worker.id).collect();
-            cores.apart();
+            cores.keep_off_caller();
             assert!(places(&cores).is_empty());
             for id in ids {
                 assert_eq!(sched_getaffinity(Some(id)).unwrap(), allowed);

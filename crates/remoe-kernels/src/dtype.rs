@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Element type in which an expert is computed: of its packed weights, of its input rows and of its output rows.
+/// Element type in which an expert is computed: the type of its packed weights, input rows and output rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
     /// IEEE binary32, 4 bytes.
@@ -71,6 +71,7 @@ pub enum Activation {
     GeluTanh,
     /// `max(x, 0)`; NaN stays NaN.
     Relu,
-    /// gpt-oss's: `g / (1 + exp(-1.702 g)) * (u + 1)` of `g`, the gate, 7 at most, and `u`, the up projection, between -7 and 7.
+    /// The clamped SwiGLU of gpt-oss: `g / (1 + exp(-1.702 g)) * (u + 1)`, where `g` is the gate, at most 7, and `u` the
+    /// up projection, clamped to -7 ..= 7.
     ClampedSwiglu,
 }

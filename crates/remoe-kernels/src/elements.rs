@@ -1,14 +1,16 @@
-//! Operations on single rows: plain Rust, whose float32 arithmetic is the same on every processor. Sums take 16 lanes.
+//! Operations on single rows, in plain Rust: float32 arithmetic has the same bits on every processor. Sums are computed
+//! in 16 lanes.
 //!
-//! Loops are written so that the compiler can use vectors: no branch on the data, no checked arithmetic, no closure that it would compile by
-//! itself. Every function is `inline(always)`, so that it takes the vectors of its caller ([`crate::Loops`]).
+//! Loops are written so that the compiler can vectorise them: no branch on the data, no checked arithmetic, and no
+//! closure that it would compile separately. Every function is `inline(always)`, so that it is compiled with its caller's
+//! target features ([`crate::VectorisedWork`]).
 
 use crate::Dtype;
 use crate::numerics::{from_bf16, round_bf16, to_bf16};
 
 const LANES: usize = 16;
 
-/// Reads a row.
+/// Widens a row of `dtype` elements to float32.
 #[inline(always)]
 pub(crate) fn widen(dtype: Dtype, from: &[u8], to: &mut [f32]) {
     match dtype {
@@ -25,7 +27,7 @@ pub(crate) fn widen(dtype: Dtype, from: &[u8], to: &mut [f32]) {
     }
 }
 
-/// Writes a row, rounded.
+/// Rounds a row to `dtype` elements and writes it.
 #[inline(always)]
 pub(crate) fn narrow(dtype: Dtype, from: &[f32], to: &mut [u8]) {
     match dtype {
@@ -42,13 +44,13 @@ pub(crate) fn narrow(dtype: Dtype, from: &[f32], to: &mut [u8]) {
     }
 }
 
-/// The nearest bfloat16, or `x` itself.
+/// Rounds `x` to the nearest bfloat16 if `BF16`, else returns it.
 #[inline(always)]
-fn rounded<const BF16: bool>(x: f32) -> f32 {
+fn round_if<const BF16: bool>(x: f32) -> f32 {
     if BF16 { round_bf16(x) } else { x }
 }
 
-/// The mean of the elements.
+/// Computes the mean of the elements.
 #[inline(always)]
 fn mean(x: &[f32]) -> f32 {
     let mut lanes = [0.0_f32; LANES];
@@ -61,28 +63,28 @@ fn mean(x: &[f32]) -> f32 {
     for (lane, x) in lanes.iter_mut().zip(rest) {
         *lane += x;
     }
-    total(lanes) / x.len() as f32
+    sum_lanes(lanes) / x.len() as f32
 }
 
-/// The mean of the squares of the elements' distances from `middle`.
+/// Computes the mean of `(x - centre)^2`.
 #[inline(always)]
-fn mean_square(x: &[f32], middle: f32) -> f32 {
+fn mean_square(x: &[f32], centre: f32) -> f32 {
     let mut lanes = [0.0_f32; LANES];
     let (whole, rest) = x.as_chunks::<LANES>();
     for chunk in whole {
         for (lane, x) in lanes.iter_mut().zip(chunk) {
-            *lane += (x - middle) * (x - middle);
+            *lane += (x - centre) * (x - centre);
         }
     }
     for (lane, x) in lanes.iter_mut().zip(rest) {
-        *lane += (x - middle) * (x - middle);
+        *lane += (x - centre) * (x - centre);
     }
-    total(lanes) / x.len() as f32
+    sum_lanes(lanes) / x.len() as f32
 }
 
-/// The sum of the lanes, halves added to halves.
+/// Sums the lanes, by adding the upper half to the lower one repeatedly.
 #[inline(always)]
-fn total(mut lanes: [f32; LANES]) -> f32 {
+fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
     for half in [8, 4, 2, 1] {
         for lane in 0..half {
             lanes[lane] += lanes[lane + half];
@@ -91,29 +93,29 @@ fn total(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// `(x - mean(x)) / deviation(x) * weight + bias`.
+/// Layer normalisation: `(x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias`.
 #[inline(always)]
 pub(crate) fn layer_norm(x: &mut [f32], weight: &[f32], bias: &[f32], epsilon: f32) {
-    let middle = mean(x);
-    let factor = 1.0 / (mean_square(x, middle) + epsilon).sqrt();
+    let centre = mean(x);
+    let factor = 1.0 / (mean_square(x, centre) + epsilon).sqrt();
     for ((x, weight), bias) in x.iter_mut().zip(weight).zip(bias) {
-        *x = (*x - middle) * factor * weight + bias;
+        *x = (*x - centre) * factor * weight + bias;
     }
 }
 
-/// `x / rms(x)`, rounded, times `weight`.
+/// RMS normalisation: `x / sqrt(mean(x^2) + epsilon)`, rounded if `BF16`, times `weight`.
 #[inline(always)]
-pub(crate) fn norm<const BF16: bool>(x: &mut [f32], weight: &[f32], epsilon: f32) {
-    // `x - 0` is `x`, and its square that of `x`.
+pub(crate) fn rms_norm<const BF16: bool>(x: &mut [f32], weight: &[f32], epsilon: f32) {
+    // `x - 0` has the bits of `x`, so that this is the mean of `x^2`.
     let factor = 1.0 / (mean_square(x, 0.0) + epsilon).sqrt();
     for (x, weight) in x.iter_mut().zip(weight) {
-        *x = rounded::<BF16>(*x * factor) * weight;
+        *x = round_if::<BF16>(*x * factor) * weight;
     }
 }
 
-/// `x + y` in place of `x`.
+/// Adds `y` to `x`, both rows of `dtype` elements.
 #[inline(always)]
-pub(crate) fn sum(dtype: Dtype, x: &mut [u8], y: &[u8]) {
+pub(crate) fn add_rows(dtype: Dtype, x: &mut [u8], y: &[u8]) {
     match dtype {
         Dtype::F32 => {
             for (x, y) in x.as_chunks_mut().0.iter_mut().zip(y.as_chunks().0) {
@@ -129,7 +131,7 @@ pub(crate) fn sum(dtype: Dtype, x: &mut [u8], y: &[u8]) {
     }
 }
 
-/// `x + y`.
+/// Adds `y` to `x`.
 #[inline(always)]
 pub(crate) fn add(x: &mut [f32], y: &[f32]) {
     for (x, y) in x.iter_mut().zip(y) {
@@ -137,7 +139,7 @@ pub(crate) fn add(x: &mut [f32], y: &[f32]) {
     }
 }
 
-/// Bounds the elements to `-bound ..= bound`; NaN stays.
+/// Clamps the elements to `-bound ..= bound`; NaN stays NaN.
 #[inline(always)]
 pub(crate) fn clamp(x: &mut [f32], bound: f32) {
     for x in x {
@@ -146,7 +148,7 @@ pub(crate) fn clamp(x: &mut [f32], bound: f32) {
     }
 }
 
-/// Multiplies the elements.
+/// Multiplies the elements by `factor`.
 #[inline(always)]
 pub(crate) fn scale(x: &mut [f32], factor: f32) {
     for x in x {
@@ -154,24 +156,24 @@ pub(crate) fn scale(x: &mut [f32], factor: f32) {
     }
 }
 
-/// Rotates pairs that are half a head apart. Products are rounded before they are added.
+/// Rotates pairs of elements that are `cos.len()` apart. If `BF16`, products are rounded before they are added.
 #[inline(always)]
 pub(crate) fn rotate_halves<const BF16: bool>(x: &mut [f32], cos: &[f32], sin: &[f32]) {
     let (first, second) = x.split_at_mut(cos.len());
     for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
         let (old_a, old_b) = (*a, *b);
-        *a = rounded::<BF16>(old_a * cos) + rounded::<BF16>(-old_b * sin);
-        *b = rounded::<BF16>(old_b * cos) + rounded::<BF16>(old_a * sin);
+        *a = round_if::<BF16>(old_a * cos) + round_if::<BF16>(-old_b * sin);
+        *b = round_if::<BF16>(old_b * cos) + round_if::<BF16>(old_a * sin);
     }
 }
 
-/// Rotates neighbours. Products are rounded before they are added.
+/// Rotates pairs of neighbouring elements. If `BF16`, products are rounded before they are added.
 #[inline(always)]
 pub(crate) fn rotate_pairs<const BF16: bool>(x: &mut [f32], cos: &[f32], sin: &[f32]) {
     for (([a, b], cos), sin) in x.as_chunks_mut().0.iter_mut().zip(cos).zip(sin) {
         let (old_a, old_b) = (*a, *b);
-        *a = rounded::<BF16>(old_a * cos) - rounded::<BF16>(old_b * sin);
-        *b = rounded::<BF16>(old_a * sin) + rounded::<BF16>(old_b * cos);
+        *a = round_if::<BF16>(old_a * cos) - round_if::<BF16>(old_b * sin);
+        *b = round_if::<BF16>(old_a * sin) + round_if::<BF16>(old_b * cos);
     }
 }
 
@@ -180,15 +182,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_norm_has_length_one_and_rounds_twice() {
+    fn normalised_rows_have_unit_length_and_round_twice() {
         let mut x: Vec<f32> = (0..37).map(|i| i as f32 - 11.0).collect();
-        norm::<false>(&mut x, &[1.0; 37], 0.0);
+        rms_norm::<false>(&mut x, &[1.0; 37], 0.0);
         let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / 37.0;
         assert!((mean - 1.0).abs() < 1e-6, "{mean}");
         // 1 / rms is 0.98.. of both; rounded before the weight, 1.01 times that is another number.
         let mut x = [1.0_f32, 1.03];
         let factor = 1.0 / ((1.0 + 1.03_f32 * 1.03) / 2.0).sqrt();
-        norm::<true>(&mut x, &[1.01, 1.01], 0.0);
+        rms_norm::<true>(&mut x, &[1.01, 1.01], 0.0);
         assert_eq!(x[0], round_bf16(factor) * 1.01);
     }
 

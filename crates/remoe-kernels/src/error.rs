@@ -2,17 +2,16 @@
 
 use std::str::FromStr;
 
-use crate::{Dtype, InstructionPath, Matrix, NumericsClass, WeightFormat};
+use crate::{Dtype, ExpertMatrix, InstructionPath, NumericsClass, WeightFormat};
 
-/// Failure of packing, of starting a pool or of a forward call. Nothing is computed when one is returned, except for
-/// [`KernelError::Panicked`].
+/// Failure of packing, of starting a pool or of a call. Except for [`KernelError::Panicked`], nothing has been computed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
     /// A dimension is zero or above [`crate::MAX_DIMENSION`].
     #[error("invalid {what}: expected 1 to {max}, got {value}")]
     Dimension {
-        /// Which dimension.
+        /// Name of the dimension.
         what: &'static str,
         /// Requested size.
         value: usize,
@@ -22,21 +21,21 @@ pub enum KernelError {
     /// A size does not fit the address space.
     #[error("cannot allocate {what}: its size exceeds the address space")]
     TooLarge {
-        /// Name of the thing that was being sized.
+        /// Name of the object to allocate.
         what: &'static str,
     },
-    /// The operating system gave no memory.
+    /// The operating system has no memory left.
     #[error("cannot allocate {bytes} bytes: out of memory")]
     OutOfMemory {
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: usize,
     },
     /// A matrix has the wrong number of bytes.
     #[error("{matrix:?} matrix: {actual} bytes, expected {expected} ({rows} rows of {columns} elements)")]
     MatrixLength {
-        /// Which matrix.
-        matrix: Matrix,
-        /// Bytes that the shape and the stored element type call for.
+        /// Matrix with the wrong length.
+        matrix: ExpertMatrix,
+        /// Bytes that follow from the shape and the stored element type.
         expected: usize,
         /// Bytes that were given.
         actual: usize,
@@ -53,23 +52,23 @@ pub enum KernelError {
         /// Bytes of one stored row.
         row_bytes: usize,
     },
-    /// Weights came in another form than the class has them in: fp8 ones are given as codes with scales, and only they
-    /// are.
+    /// Weights were given in the wrong format. A class with fp8 weights takes codes with scales; any other class takes
+    /// elements.
     #[error("cannot pack weights of class {class}: expected {form}, got {given}")]
     Form {
         /// Class of the weights to pack.
         class: NumericsClass,
-        /// Form of weights of the class.
+        /// Weight format of the class.
         form: WeightFormat,
-        /// Form that was given.
+        /// Format that was given.
         given: &'static str,
     },
-    /// The scales of fp8 weights are not what kernels compute from.
+    /// Kernels do not support the block size or the scales of fp8 weights.
     #[error("fp8 weights in blocks of {} x {}: {why}", .block[0], .block[1])]
     Blocks {
         /// Rows and columns of a block.
         block: [usize; 2],
-        /// Reason.
+        /// Cause of the refusal.
         why: String,
     },
     /// A slab of rows is not a whole number of rows, or reaches beyond the matrix.
@@ -77,8 +76,8 @@ pub enum KernelError {
         "{matrix:?} matrix: {actual} bytes from row {first_row} on are not whole rows of {row_bytes} bytes within {rows} rows"
     )]
     Rows {
-        /// Which matrix.
-        matrix: Matrix,
+        /// Matrix that the slab belongs to.
+        matrix: ExpertMatrix,
         /// First row of the slab.
         first_row: usize,
         /// Bytes that were given.
@@ -92,10 +91,10 @@ pub enum KernelError {
     #[error("{matrix:?} matrix: row {row} was never given ({missing} rows missing)")]
     Incomplete {
         /// The first matrix with a gap.
-        matrix: Matrix,
+        matrix: ExpertMatrix,
         /// First missing row of the matrix.
         row: usize,
-        /// How many rows of it are missing.
+        /// Number of missing rows of the matrix.
         missing: usize,
     },
     /// A call has more jobs or rows than [`crate::MAX_JOBS`] or [`crate::MAX_ROWS`].
@@ -140,15 +139,14 @@ pub enum KernelError {
         /// Bytes that were given.
         actual: usize,
     },
-    /// Queries, results, pages, keys or values of attention, or rows of an operation, are not as long as its shape
-    /// says.
+    /// An operand (queries, pages, biases, rows, ..) does not have the length that follows from the shape.
     #[error("{what}: expected a length of {expected}, got {actual}")]
     Length {
-        /// Name of the thing that was given.
+        /// Name of the operand.
         what: &'static str,
         /// Length that was given.
         actual: usize,
-        /// The length that follows from the shape.
+        /// Length that follows from the shape.
         expected: usize,
     },
     /// The number of threads is zero or above [`crate::MAX_THREADS`].
@@ -162,10 +160,10 @@ pub enum KernelError {
     /// The operating system refused to start a thread.
     #[error("cannot start a worker thread: {reason}")]
     Spawn {
-        /// The operating system's words.
+        /// Error of the operating system.
         reason: String,
     },
-    /// This CPU lacks the instructions.
+    /// This CPU lacks the instructions of the requested path.
     #[error("unsupported instruction path {path}: this CPU has {}", .available.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
     Unavailable {
         /// Requested path.
@@ -173,7 +171,7 @@ pub enum KernelError {
         /// Paths that this CPU has.
         available: Vec<InstructionPath>,
     },
-    /// This CPU has the instructions, and computes something else by them than by the portable path.
+    /// On this CPU the path's results differ from those of the portable path.
     #[error(
         "instruction path {path} gives wrong results of class {class} on this CPU; omit --instruction-path, or use \
          portable"
@@ -181,7 +179,7 @@ pub enum KernelError {
     WrongBits {
         /// Requested path.
         path: InstructionPath,
-        /// The class whose results are wrong.
+        /// Class with wrong results.
         class: NumericsClass,
     },
     /// An instruction path's name is unknown.
@@ -190,10 +188,10 @@ pub enum KernelError {
         /// The name that was given.
         name: String,
     },
-    /// A thread panicked inside a kernel. The outputs of the call are undefined; the pool stays usable.
+    /// A thread panicked during the call. The outputs are undefined; the pool stays usable.
     #[error("a kernel thread panicked: the outputs of this call are undefined")]
     Panicked,
-    /// Suspended rows belong to the pool that has begun them.
+    /// Suspended rows were passed to another pool than the one that had begun them.
     #[error("suspended rows were begun by another pool")]
     OtherPool,
 }

@@ -1,17 +1,17 @@
-//! Weight matrices of an expert.
+//! Names of an expert's weight matrices.
 
-/// One of the weight matrices, row-major as checkpoints store them.
+/// Weight matrices of an expert, row-major as in checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Matrix {
-    /// `[width, hidden]`; no rows where the expert has no gate.
+pub enum ExpertMatrix {
+    /// Gate projection, `[width, hidden]`. Without a gate it has no rows.
     Gate,
-    /// `[width, hidden]`.
+    /// Up projection, `[width, hidden]`.
     Up,
-    /// `[hidden, width]`.
+    /// Down projection, `[hidden, width]`.
     Down,
 }
 
-impl Matrix {
-    /// All three, in the order in which [`crate::PackedExpert::pack`] takes them.
+impl ExpertMatrix {
+    /// All matrices, in the order of the parameters of [`crate::PackedExpert::pack`].
     pub const ALL: [Self; 3] = [Self::Gate, Self::Up, Self::Down];
 }

@@ -1,13 +1,13 @@
-//! Which instructions a pool uses.
+//! Instruction paths: sets of CPU instructions for which kernels are compiled.
 
 use std::fmt;
 
-/// A set of CPU instructions. All of them give the same bits; they differ in speed only.
+/// A set of CPU instructions. All paths give the same bits; they differ in speed only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum InstructionPath {
     /// 512-bit vectors, with the dot product of bfloat16 pairs. For quantised weights the same as [`Avx2Fma`](Self::Avx2Fma).
     Avx512Bf16,
-    /// 512-bit vectors, with the dot product of bytes; for weights that are not quantised the same as [`Avx512F`](Self::Avx512F).
+    /// 512-bit vectors, with the dot product of bytes. For weights that are not quantised the same as [`Avx512F`](Self::Avx512F).
     Avx512Vnni,
     /// 512-bit vectors; bfloat16 is widened. For quantised weights the same as [`Avx2Fma`](Self::Avx2Fma).
     Avx512F,
@@ -18,16 +18,16 @@ pub enum InstructionPath {
 }
 
 impl InstructionPath {
-    /// All paths, the widest first. Which one is fastest depends on the processor: [`crate::PathChoice`] measures it.
+    /// All paths, the widest first. The fastest one depends on the processor: [`crate::PathChoice`] measures it.
     pub const ALL: [Self; 5] =
         [Self::Avx512Bf16, Self::Avx512Vnni, Self::Avx512F, Self::Avx2Fma, Self::Portable];
 
-    /// The paths that this CPU has, the widest first.
+    /// Returns the paths that this CPU supports, the widest first.
     pub fn available() -> Vec<Self> {
         Self::ALL.into_iter().filter(|path| path.is_available()).collect()
     }
 
-    /// Does this CPU have the instructions?
+    /// Reports if this CPU supports the path.
     pub fn is_available(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -52,7 +52,7 @@ impl InstructionPath {
         }
     }
 
-    /// The name that [`FromStr`] takes.
+    /// Returns the name that [`FromStr`] parses.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Avx512Bf16 => "avx512-bf16",

@@ -1,18 +1,18 @@
-//! Weight matrices in panels, outside of experts.
+//! Packed weight matrices that do not belong to an expert: attention, router, embedding, head.
 
 use crate::memory::Buffer;
-use crate::panels::Panels;
+use crate::panels::PanelLayout;
 use crate::quantise::{GROUP, WeightGroup};
 use crate::shape::{PANEL, row_copy_bytes, step_words, steps};
 use crate::{Dtype, KernelError, MAX_DIMENSION, NumericsClass, StoredDtype, WeightFormat};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Largest legal number of outputs; vocabularies are the largest there are.
+/// Largest legal number of outputs. The output projection has one for each token of the vocabulary.
 pub const MAX_OUTPUTS: usize = 1 << 20;
 
 /// A weight matrix `[outputs, inputs]` in the order in which the kernels read it, laid out like an expert's down
-/// projection. Never changes; share it freely between threads.
+/// projection. Immutable, so threads can share it.
 #[derive(Debug)]
 pub struct PackedMatrix {
     outputs: usize,
@@ -21,72 +21,72 @@ pub struct PackedMatrix {
     buffer: Buffer,
 }
 
-/// Packs a matrix from slabs of rows, the first ones first, so that a loader can read a file through a small buffer; or
-/// part by part, by several threads.
+/// Packs a matrix from slabs of rows, so that a loader can read a file through a small buffer. Either one thread packs
+/// the slabs in ascending order ([`push_rows`](Self::push_rows)), or several threads pack a part each
+/// ([`parts`](Self::parts)).
 #[derive(Debug)]
 pub struct PackedMatrixBuilder {
     matrix: PackedMatrix,
-    /// Rows that were given, to whatever part.
-    given: AtomicUsize,
+    /// Rows that were packed, of all parts.
+    packed_rows: AtomicUsize,
 }
 
 impl PackedMatrixBuilder {
-    /// Reserves the packed form of `outputs` rows of `inputs` weights, which become what `class`, or a [`Dtype`], calls
-    /// for.
+    /// Allocates the packed form of `outputs` rows of `inputs` weights each, in the weight format of `class`. A
+    /// [`Dtype`] stands for the class of unquantised weights.
     ///
     /// # Errors
     /// [`KernelError::Dimension`] for 0 and above [`MAX_OUTPUTS`] or [`MAX_DIMENSION`], [`KernelError::OutOfMemory`].
     pub fn new(outputs: usize, inputs: usize, class: impl Into<NumericsClass>) -> Result<Self, KernelError> {
         let class = class.into();
-        let within = |what, value, max| match value {
+        let check_dimension = |what, value, max| match value {
             0 => Err(KernelError::Dimension { what, value, max }),
             _ if value > max => Err(KernelError::Dimension { what, value, max }),
             _ => Ok(()),
         };
-        within("inputs", inputs, MAX_DIMENSION)?;
-        within("outputs", outputs, MAX_OUTPUTS)?;
+        check_dimension("inputs", inputs, MAX_DIMENSION)?;
+        check_dimension("outputs", outputs, MAX_OUTPUTS)?;
         let panel_words = steps(inputs, class.weights) * step_words(class.dtype, class.weights);
         let buffer = Buffer::for_weights(outputs.div_ceil(PANEL) * panel_words * 4)?;
-        Ok(Self { matrix: PackedMatrix { outputs, inputs, class, buffer }, given: AtomicUsize::new(0) })
+        Ok(Self { matrix: PackedMatrix { outputs, inputs, class, buffer }, packed_rows: AtomicUsize::new(0) })
     }
 
-    /// Packs the rows that follow those given before: whole rows, little-endian as checkpoints store them, with any
+    /// Packs the rows that follow those packed before. `bytes` are whole rows, little-endian as in checkpoints, with any
     /// alignment. Slabs of a multiple of 16 rows are packed fastest.
     ///
     /// # Errors
-    /// [`KernelError::WeightLength`] where they are not whole rows, [`KernelError::Length`] where they are more than
-    /// the matrix has, [`KernelError::Form`] where the class has fp8 weights, which only experts can have; nothing is
-    /// packed then.
-    pub fn rows(&mut self, stored: StoredDtype, bytes: &[u8]) -> Result<(), KernelError> {
-        let next = *self.given.get_mut();
+    /// [`KernelError::WeightLength`] if they are not whole rows, [`KernelError::Length`] if the matrix has fewer rows,
+    /// [`KernelError::Form`] if the class has fp8 weights, which only experts support. Nothing is packed then.
+    pub fn push_rows(&mut self, stored: StoredDtype, bytes: &[u8]) -> Result<(), KernelError> {
+        let next = *self.packed_rows.get_mut();
         let all = self.matrix.outputs;
         self.parts(all).try_for_each(|mut part| {
             part.next = next;
-            part.rows(stored, bytes)
+            part.push_rows(stored, bytes)
         })
     }
 
-    /// Parts of so many rows, rounded up to whole panels, from the first on. Each may be filled by a thread of its own,
-    /// once, instead of by [`rows`](Self::rows).
+    /// Splits the matrix into parts of `rows` rows, rounded up to whole panels. Each part may be packed by its own
+    /// thread, once, instead of calling [`push_rows`](Self::push_rows).
     pub fn parts(&mut self, rows: usize) -> impl Iterator<Item = MatrixPart<'_>> {
         let panel_words = self.matrix.panel_words();
         let PackedMatrix { outputs, inputs, class, ref mut buffer } = self.matrix;
         let panels = rows.clamp(1, outputs).div_ceil(PANEL);
         let words = buffer.words_mut().chunks_mut(panels * panel_words);
-        let given = &self.given;
+        let packed_rows = &self.packed_rows;
         words.enumerate().map(move |(index, words)| {
             let first = index * panels * PANEL;
             let end = outputs.min(first + panels * PANEL);
-            MatrixPart { words, panel_words, inputs, class, first, end, next: 0, given }
+            MatrixPart { words, panel_words, inputs, class, first, end, next: 0, packed_rows }
         })
     }
 
-    /// The packed matrix.
+    /// Returns the packed matrix.
     ///
     /// # Errors
-    /// [`KernelError::Length`] where rows were never given.
+    /// [`KernelError::Length`] if rows are missing.
     pub fn finish(self) -> Result<PackedMatrix, KernelError> {
-        let (actual, expected) = (self.given.into_inner(), self.matrix.outputs);
+        let (actual, expected) = (self.packed_rows.into_inner(), self.matrix.outputs);
         if actual != expected {
             return Err(KernelError::Length { what: "rows of a matrix", actual, expected });
         }
@@ -94,32 +94,33 @@ impl PackedMatrixBuilder {
     }
 }
 
-/// Some rows of a matrix that is being packed.
+/// Consecutive rows of a matrix that is being packed, for one thread.
 #[derive(Debug)]
 pub struct MatrixPart<'a> {
     words: &'a mut [u32],
     panel_words: usize,
     inputs: usize,
     class: NumericsClass,
+    /// First row of the part, and the row after its last one.
     first: usize,
     end: usize,
-    /// Rows of it that were given.
+    /// Rows of the part that were packed.
     next: usize,
-    /// Rows that were given to all parts.
-    given: &'a AtomicUsize,
+    /// Rows of all parts that were packed.
+    packed_rows: &'a AtomicUsize,
 }
 
 impl MatrixPart<'_> {
-    /// Which rows of the matrix they are.
+    /// Returns the rows of the matrix that belong to the part.
     pub fn range(&self) -> Range<usize> {
         self.first..self.end
     }
 
-    /// As [`PackedMatrixBuilder::rows`], of the rows of this part.
+    /// Packs the next rows of the part, as [`PackedMatrixBuilder::push_rows`] does.
     ///
     /// # Errors
-    /// As for [`PackedMatrixBuilder::rows`].
-    pub fn rows(&mut self, stored: StoredDtype, bytes: &[u8]) -> Result<(), KernelError> {
+    /// As for [`PackedMatrixBuilder::push_rows`].
+    pub fn push_rows(&mut self, stored: StoredDtype, bytes: &[u8]) -> Result<(), KernelError> {
         let class = self.class;
         if class.weights == WeightFormat::Fp8 {
             return Err(KernelError::Form { class, form: class.weights, given: "elements" });
@@ -133,22 +134,23 @@ impl MatrixPart<'_> {
         if actual > expected {
             return Err(KernelError::Length { what: "rows of a matrix", actual, expected });
         }
-        let panels = Panels { panel_words: self.panel_words, columns: PANEL, shift: 0 };
+        let panels = PanelLayout { panel_words: self.panel_words, columns: PANEL, first_column: 0 };
         panels.write(self.words, stored, class, self.next, row_bytes, bytes);
         self.next = actual;
-        self.given.fetch_add(rows, Ordering::Relaxed);
+        self.packed_rows.fetch_add(rows, Ordering::Relaxed);
         Ok(())
     }
 }
 
 impl PackedMatrix {
-    /// Packs matrices of the same number of `inputs`, one below the other: products with all of them are one product
-    /// then. `parts` are row-major and little-endian as checkpoints store them, with any alignment. Weights become what
-    /// `class`, or a [`Dtype`], calls for.
+    /// Packs several matrices with the same number of `inputs`, stacked: one product computes all of them.
+    ///
+    /// `parts` are row-major and little-endian as in checkpoints, with any alignment. Weights are converted to the format
+    /// of `class`; a [`Dtype`] stands for the class of unquantised weights.
     ///
     /// # Errors
     /// [`KernelError::Dimension`] for 0 and above [`MAX_OUTPUTS`] or [`MAX_DIMENSION`], [`KernelError::WeightLength`]
-    /// for a part that is not whole rows, [`KernelError::OutOfMemory`].
+    /// if a part is not whole rows, [`KernelError::OutOfMemory`].
     pub fn pack(
         inputs: usize,
         class: impl Into<NumericsClass>,
@@ -167,12 +169,12 @@ impl PackedMatrix {
         }
         let mut builder = PackedMatrixBuilder::new(outputs, inputs, class)?;
         for (stored, weights) in parts {
-            builder.rows(*stored, weights)?;
+            builder.push_rows(*stored, weights)?;
         }
         builder.finish()
     }
 
-    /// Elements of a result's row.
+    /// Elements of an output row.
     pub const fn outputs(&self) -> usize {
         self.outputs
     }
@@ -197,7 +199,7 @@ impl PackedMatrix {
         self.inputs * self.class.dtype.bytes()
     }
 
-    /// Bytes of a result's row.
+    /// Bytes of an output row.
     pub const fn output_bytes(&self) -> usize {
         self.outputs * self.class.dtype.bytes()
     }
@@ -207,11 +209,11 @@ impl PackedMatrix {
         Buffer::resident_bytes(self.buffer.len())
     }
 
-    /// Writes to `to` what the weights of row `row` stand for, as little-endian elements of [`dtype`](Self::dtype),
-    /// each rounded once: a look-up in a table of rows, the same bits on every machine.
+    /// Writes the weights of row `row` to `to`, dequantised, as little-endian elements of [`dtype`](Self::dtype), each
+    /// rounded once. This is how embeddings are looked up; it gives the same bits on every machine.
     ///
     /// # Errors
-    /// [`KernelError::Dimension`] where there is no such row, [`KernelError::Length`] where `to` is not
+    /// [`KernelError::Dimension`] if the matrix has fewer rows, [`KernelError::Length`] if `to` is not
     /// [`input_bytes`](Self::input_bytes) long.
     pub fn read_row(&self, row: usize, to: &mut [u8]) -> Result<(), KernelError> {
         if row >= self.outputs {
@@ -245,7 +247,7 @@ impl PackedMatrix {
                         true => group[line * PANEL + column],
                         false => 0,
                     });
-                    WeightGroup::of_stored(words, scale as u16, format).write(dtype, to);
+                    WeightGroup::from_stored(words, scale as u16, format).write(dtype, to);
                 }
             }
         }
@@ -264,7 +266,7 @@ impl PackedMatrix {
         self.steps() * step_words(self.class.dtype, self.class.weights)
     }
 
-    /// The first panel; the others follow.
+    /// Returns a pointer to the first panel; the others follow.
     pub(crate) fn words(&self) -> *const u32 {
         self.buffer.as_ptr().cast()
     }

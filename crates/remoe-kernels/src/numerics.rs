@@ -1,33 +1,37 @@
-//! The scalar definition of the numerics classes: what every instruction path computes, bit for bit. What quantised weights and rows are is written down in [`crate::quantise`].
+//! The scalar definition of the numerics classes: every instruction path computes the same bits. [`crate::quantise`]
+//! defines quantised weights and rows.
 //!
-//! Written with float64 and integer operations only, so that it gives the same bits on every processor, whatever its own rules for denormals are. Functions treat denormal operands as zero of the same sign, round to nearest even, and turn results that are still below 2^-126 after rounding to 24 bits into zero of
-//! the same sign (x86 decides "tiny" after rounding, as if the exponent had no bound).
+//! The functions use float64 and integer operations only, so that they give the same bits on every processor, whatever
+//! its rules for denormals. They treat denormal operands as zero of the same sign and round to nearest even. Results
+//! that are below 2^-126 after rounding to 24 bits become zero of the same sign (x86 decides "tiny" after rounding, as
+//! if the exponent had no bound).
 
-/// The bits of the one NaN that is ever stored.
+/// Bits of the only NaN that is ever stored.
 pub(crate) const NAN_BITS: u32 = 0x7fc0_0000;
 
-/// Exact results from here on round to 2^-126 or more; those below are flushed: 2^-126 - 2^-151.
+/// Smallest exact result that rounds to 2^-126, namely 2^-126 - 2^-151. Smaller ones are flushed to zero.
 const TINY: f64 = f64::from_bits(((1023 - 126) << 52) - (1 << 28));
 
-/// `x`, or zero of the same sign where `x` is denormal.
+/// Returns `x`, or zero of the same sign if `x` is denormal.
 #[inline(always)]
 pub fn flush(x: f32) -> f32 {
     if x.abs() < f32::MIN_POSITIVE { 0.0f32.copysign(x) } else { x }
 }
 
-/// Rounds a float64 to float32. The argument is exact, or rounded to odd.
+/// Rounds a float64 to float32 and flushes tiny results. The argument is exact, or was rounded to odd.
 #[inline(always)]
 fn narrow(exact: f64) -> f32 {
     if exact.abs() < TINY { 0.0f32.copysign(exact as f32) } else { exact as f32 }
 }
 
-/// `a * b + c`, rounded once.
+/// Computes `a * b + c`, rounded once.
 #[inline(always)]
 pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     let product = f64::from(flush(a)) * f64::from(flush(b)); // exact: 24 + 24 bits
     let addend = f64::from(flush(c));
     let sum = product + addend;
-    // What the addition lost, exactly (Knuth). Rounding `sum` to odd instead of to nearest keeps the second rounding, to 24 bits, correct (Boldo and Melquiond).
+    // The exact rounding error of the addition (Knuth's TwoSum). Rounding `sum` to odd instead of to nearest keeps the
+    // second rounding, to 24 bits, correct (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums").
     let back = sum - product;
     let lost = (product - (sum - back)) + (addend - back);
     let bits = sum.to_bits();
@@ -40,48 +44,48 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     narrow(exact)
 }
 
-/// `a + b`. A tiny sum of two float32 is always exact, so that only its size matters.
+/// Computes `a + b`. A tiny sum of two float32 is always exact, so that only its magnitude matters.
 #[inline(always)]
 pub fn add(a: f32, b: f32) -> f32 {
     flush(flush(a) + flush(b))
 }
 
-/// `a * b`, rounded once.
+/// Computes `a * b`, rounded once.
 #[inline(always)]
 pub fn mul(a: f32, b: f32) -> f32 {
     narrow(f64::from(flush(a)) * f64::from(flush(b)))
 }
 
-/// `a / b`, rounded once: a quotient of two 24-bit numbers is never so close to a boundary that rounding it to 53 bits first does harm.
+/// Computes `a / b`, rounded once. Rounding to 53 bits first is harmless: no quotient of two 24-bit numbers is so close to a rounding boundary.
 #[inline(always)]
 pub fn div(a: f32, b: f32) -> f32 {
     narrow(f64::from(flush(a)) / f64::from(flush(b)))
 }
 
-/// Rounds to bfloat16 (nearest even); the result is a float32 whose lower half is zero. Denormals become zero, every NaN becomes the same one.
+/// Rounds to bfloat16 (nearest even); the result is a float32 with a zero lower half. Denormals become zero, and every NaN becomes [`NAN_BITS`].
 #[inline(always)]
 pub fn round_bf16(x: f32) -> f32 {
     if x.is_nan() {
         return f32::from_bits(NAN_BITS);
     }
     let bits = flush(x).to_bits();
-    // Never wraps: the bits of a number are below those of NaN. A check of it would keep the compiler from using vectors.
+    // Never wraps: the bits of a number are below those of NaN. Checked arithmetic would prevent vectorisation.
     f32::from_bits(bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) & 0xffff_0000)
 }
 
-/// The bfloat16 nearest to `x`, as its 16 bits.
+/// Rounds `x` to bfloat16 and returns its 16 bits.
 #[inline(always)]
 pub fn to_bf16(x: f32) -> u16 {
     (round_bf16(x).to_bits() >> 16) as u16
 }
 
-/// The value of 16 bits of bfloat16; exact.
+/// Widens the 16 bits of a bfloat16; exact.
 #[inline(always)]
 pub fn from_bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// The value of 16 bits of IEEE binary16; exact, its denormals included.
+/// Widens the 16 bits of an IEEE binary16; exact, also for its denormals.
 #[inline(always)]
 pub fn from_f16(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
@@ -95,13 +99,13 @@ pub fn from_f16(bits: u16) -> f32 {
     f32::from_bits(sign | magnitude)
 }
 
-/// `x`, or the one NaN that is stored.
+/// Returns `x`, or the NaN with [`NAN_BITS`] if `x` is any NaN.
 #[inline(always)]
 pub(crate) fn canonical(x: f32) -> f32 {
     if x.is_nan() { f32::from_bits(NAN_BITS) } else { x }
 }
 
-/// Numbers of e4m3 by their codes, times 2^-8; 0x7f and 0xff, which are none, as if they were.
+/// Values of the e4m3 codes, times 2^-8. The NaN codes 0x7f and 0xff have the values that the pattern continues with.
 pub(crate) const E4M3: [f32; 256] = {
     let mut numbers = [0.0; 256];
     let mut code = 0;

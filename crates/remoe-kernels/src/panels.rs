@@ -1,24 +1,24 @@
-//! Rows of matrices as columns of panels.
+//! Packing of unquantised and quantised weights: rows of a matrix become columns of panels.
 
 use crate::numerics::{from_bf16, from_f16, to_bf16};
 use crate::quantise::{GROUP, WeightGroup};
 use crate::shape::{PANEL, step_words};
-use crate::transpose::{TILE, tiles};
+use crate::transpose::{TILE, transpose_tiles};
 use crate::{Dtype, NumericsClass, StoredDtype, WeightFormat};
 
-/// Columns of panels that the rows of a matrix become.
+/// Placement of a matrix's rows in panels: each row becomes a column of one panel.
 #[derive(Clone, Copy)]
-pub(crate) struct Panels {
+pub(crate) struct PanelLayout {
     /// 32-bit words of a panel.
     pub(crate) panel_words: usize,
     /// Rows of the matrix that a panel holds.
     pub(crate) columns: usize,
-    /// The panel's column that the first of them becomes.
-    pub(crate) shift: usize,
+    /// Column of the panel at which these rows begin.
+    pub(crate) first_column: usize,
 }
 
-impl Panels {
-    /// Writes whole rows of `row_bytes` bytes from `first_row` on into `packed`, which begins with the first panel.
+impl PanelLayout {
+    /// Packs whole rows of `row_bytes` bytes, from row `first_row` of the matrix on. `packed` begins with the first panel.
     pub(crate) fn write(
         self,
         packed: &mut [u32],
@@ -43,35 +43,37 @@ impl Panels {
                 }
             };
         }
-        // Distinct loops for each pair of types, so that the conversion is decided outside of them.
+        // A separate loop for each pair of types, so that the conversion is chosen outside of the loop.
         match (stored, class.dtype) {
-            (StoredDtype::Bf16, Dtype::Bf16) => self.transpose(packed, rows, tiles, pair),
-            (StoredDtype::F32, Dtype::F32) => self.transpose(packed, rows, tiles, word),
+            (StoredDtype::Bf16, Dtype::Bf16) => self.transpose(packed, rows, transpose_tiles, read_pair),
+            (StoredDtype::F32, Dtype::F32) => self.transpose(packed, rows, transpose_tiles, read_word),
             (StoredDtype::F32, Dtype::Bf16) => {
-                self.transpose(packed, rows, none, |row, m| round_pair(m, |k| f32::from_bits(word(row, k))));
+                let decode = |row: &[u8], m| round_pair(m, |k| f32::from_bits(read_word(row, k)));
+                self.transpose(packed, rows, no_tiles, decode);
             }
             (StoredDtype::F16, Dtype::Bf16) => {
-                self.transpose(packed, rows, none, |row, m| round_pair(m, |k| from_f16(half(row, k))));
+                let decode = |row: &[u8], m| round_pair(m, |k| from_f16(read_half(row, k)));
+                self.transpose(packed, rows, no_tiles, decode);
             }
             (StoredDtype::Bf16, Dtype::F32) => {
-                self.transpose(packed, rows, none, |row, m| from_bf16(half(row, m)).to_bits());
+                self.transpose(packed, rows, no_tiles, |row, m| from_bf16(read_half(row, m)).to_bits());
             }
             (StoredDtype::F16, Dtype::F32) => {
-                self.transpose(packed, rows, none, |row, m| from_f16(half(row, m)).to_bits());
+                self.transpose(packed, rows, no_tiles, |row, m| from_f16(read_half(row, m)).to_bits());
             }
         }
     }
 
-    /// `decode(row, m)` is word `m` of a packed column: a pair of bfloat16, or one float32; zero beyond the row's end. `whole` writes
-    /// the first words of whole groups of rows faster, and says how many.
+    /// Packs unquantised rows. `decode(row, m)` returns word `m` of a packed column: a pair of bfloat16, or one float32;
+    /// zero beyond the row's end. `write_tiles` packs the first words of [`TILE`] rows faster, and returns how many.
     fn transpose(
         self,
         packed: &mut [u32],
         rows: StoredRows<'_>,
-        whole: impl Fn(&[u8], usize, &mut [u32]) -> usize,
+        write_tiles: impl Fn(&[u8], usize, &mut [u32]) -> usize,
         decode: impl Fn(&[u8], usize) -> u32,
     ) {
-        let Self { panel_words, columns, shift } = self;
+        let Self { panel_words, columns, first_column } = self;
         let words = panel_words / PANEL;
         let row_bytes = rows.row_bytes;
         let mut row = rows.first;
@@ -80,9 +82,9 @@ impl Panels {
             // Up to the next multiple of TILE rows: such a group never crosses a panel's edge.
             let count = (rest.len() / row_bytes).min(TILE - row % TILE);
             let (group, after) = rest.split_at(count * row_bytes);
-            let column = row % columns + shift;
+            let column = row % columns + first_column;
             let panel = &mut packed[row / columns * panel_words..][..panel_words];
-            let done = if count == TILE { whole(group, row_bytes, &mut panel[column..]) } else { 0 };
+            let done = if count == TILE { write_tiles(group, row_bytes, &mut panel[column..]) } else { 0 };
             for first_word in (done..words).step_by(TILE) {
                 let mut tile = [[0u32; TILE]; TILE];
                 for (source, target) in group.chunks_exact(row_bytes).zip(&mut tile) {
@@ -103,8 +105,9 @@ impl Panels {
     }
 }
 
-impl Panels {
-    /// As [`Self::write`] with groups of integers, `step_words` to a group of a panel; `decode` makes a number of the bytes of a stored element.
+impl PanelLayout {
+    /// Quantises and packs rows. A panel has `step_words` words for each group of K. `decode` converts the bytes of a
+    /// stored element to float32.
     fn quantise<const BYTES: usize>(
         self,
         packed: &mut [u32],
@@ -115,18 +118,18 @@ impl Panels {
     ) {
         let lines = step_words / PANEL;
         for (row, source) in (rows.first..).zip(rows.bytes.chunks_exact(rows.row_bytes)) {
-            let column = row % self.columns + self.shift;
+            let column = row % self.columns + self.first_column;
             let panel = &mut packed[row / self.columns * self.panel_words..][..self.panel_words];
             let (elements, _) = source.as_chunks::<BYTES>();
             for (step, elements) in panel.chunks_exact_mut(step_words).zip(elements.chunks(GROUP)) {
                 let group = match <&[[u8; BYTES]; GROUP]>::try_from(elements) {
                     Ok(whole) => whole.map(&decode),
-                    // The end of a row is filled up with zeros.
+                    // The end of a row is padded with zeros.
                     Err(_) => {
                         std::array::from_fn(|k| elements.get(k).map_or(0.0, |element| decode(*element)))
                     }
                 };
-                let group = WeightGroup::of(&group, format);
+                let group = WeightGroup::quantise(&group, format);
                 let (quads, scales) = step.split_at_mut(lines * PANEL);
                 for (words, word) in quads.chunks_exact_mut(PANEL).zip(group.stored(format)) {
                     words[column] = word;
@@ -139,7 +142,7 @@ impl Panels {
     }
 }
 
-/// Rows as a checkpoint stores them.
+/// Rows as they are stored in a checkpoint.
 #[derive(Clone, Copy)]
 struct StoredRows<'a> {
     first: usize,
@@ -147,30 +150,30 @@ struct StoredRows<'a> {
     bytes: &'a [u8],
 }
 
-/// No words are written ahead: each is decoded.
-fn none(_rows: &[u8], _row_bytes: usize, _panel: &mut [u32]) -> usize {
+/// Packs no tiles: every word is decoded.
+fn no_tiles(_rows: &[u8], _row_bytes: usize, _panel: &mut [u32]) -> usize {
     0
 }
 
-/// Two stored bytes, or zero beyond the row's end.
+/// Reads the two bytes of element `k`, or returns zero beyond the row's end.
 #[inline(always)]
-fn half(row: &[u8], k: usize) -> u16 {
+fn read_half(row: &[u8], k: usize) -> u16 {
     row.get(2 * k..2 * k + 2).map_or(0, |b| u16::from_le_bytes([b[0], b[1]]))
 }
 
-/// Four stored bytes, or zero beyond the row's end.
+/// Reads the four bytes of element `k`, or returns zero beyond the row's end.
 #[inline(always)]
-fn word(row: &[u8], k: usize) -> u32 {
+fn read_word(row: &[u8], k: usize) -> u32 {
     row.get(4 * k..4 * k + 4).map_or(0, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
 }
 
-/// A pair of stored bfloat16: the even one in the lower half.
+/// Reads pair `m` of stored bfloat16; the even one is in the lower half of the word.
 #[inline(always)]
-fn pair(row: &[u8], m: usize) -> u32 {
-    u32::from(half(row, 2 * m)) | u32::from(half(row, 2 * m + 1)) << 16
+fn read_pair(row: &[u8], m: usize) -> u32 {
+    u32::from(read_half(row, 2 * m)) | u32::from(read_half(row, 2 * m + 1)) << 16
 }
 
-/// A pair of elements rounded to bfloat16.
+/// Rounds pair `m` of elements to bfloat16; the even one is in the lower half of the word.
 #[inline(always)]
 fn round_pair(m: usize, element: impl Fn(usize) -> f32) -> u32 {
     u32::from(to_bf16(element(2 * m))) | u32::from(to_bf16(element(2 * m + 1))) << 16

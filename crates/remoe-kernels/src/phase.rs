@@ -1,6 +1,6 @@
-//! Phases of a call.
+//! Phases of a call to the pool.
 
-/// The two halves of a call: everything of the first is done before anything of the second begins.
+/// The two phases of a call: all units of the first are done before any unit of the second begins. Products and tasks only have the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallPhase {
     GateUp,

@@ -1,23 +1,24 @@
-//! Weights and rows as integers: what a group of 32 elements becomes.
+//! Quantisation of weights and of input rows, in groups of 32 elements.
 //!
-//! A weight is `scale * q`, a bfloat16 scale for each group of 32 consecutive weights of a row, and an integer `q`:
+//! A quantised weight is `scale * q`: a bfloat16 scale for each group of 32 consecutive weights of a row, and an integer
+//! `q` for each weight.
 //!
-//! - int8: the scale is the largest magnitude of the group / 127, rounded to bfloat16, and `q`, between -127 and 127,
-//!   is the integer nearest to `weight * (1 / scale)`.
+//! - int8: the scale is the largest magnitude of the group / 127, rounded to bfloat16. `q` is the integer nearest to
+//!   `weight * (1 / scale)`, between -127 and 127.
 //! - int4: `q` is between -8 and 7. The weight of the largest magnitude, with its sign, is divided by each of
-//!   [`INT4_REACHES`] in turn, and of these scales, rounded to bfloat16, the one with the least sum of squared errors
-//!   is taken (of equals, the first).
-//! - mxfp4: the weight is the power of two whose exponent is 2 less than that of the largest magnitude, times half of
-//!   one of [`E2M1`] with a sign: the nearest, at most 6 (OCP Microscaling Formats 1.0, 6.3). `q` is twice that, and
-//!   the scale half the power of two. Weights that are MXFP4 already stay what they are.
+//!   [`INT4_EXTREMES`] and rounded to bfloat16. Of these scales, the one with the least sum of squared errors is chosen
+//!   (the first of equals).
+//! - mxfp4 (OCP Microscaling Formats 1.0, 6.3): the shared power of two has an exponent 2 less than that of the largest
+//!   magnitude. A weight becomes that power times the nearest number of e2m1, at most 6. Since [`E2M1`] holds doubled
+//!   numbers, `q` is twice the number and the scale half the power. Weights that are MXFP4 already keep their value.
 //!
-//! A row that is multiplied with such weights becomes integers as well, each group by itself: `x = scale * q`, a
-//! float32 scale of the largest magnitude / 127, `q` nearest to `x * (127 / largest magnitude)`. Ties go to even
-//! everywhere. A group whose largest magnitude is below 2^-100 becomes zeros, one with an infinity or a NaN gets the
-//! scale NaN. A row's last group is filled up with zeros.
+//! Input rows are quantised as well, each group independently: `x = scale * q`, with the float32 scale largest magnitude
+//! / 127 and `q` nearest to `x * (127 / largest magnitude)`. Ties go to even everywhere. A group whose largest magnitude
+//! is below 2^-100 becomes zeros; a group with an infinity or a NaN gets the scale NaN. The last group of a row is
+//! padded with zeros.
 //!
-//! Everything here is a function of 32 numbers, written once, in scalar operations whose results no float mode of
-//! [`crate::paths::float_mode`] changes: no operand and no result that matters is denormal.
+//! All functions use scalar operations on 32 numbers. No float mode of [`crate::paths::float_mode`] changes their
+//! results, because no operand and no relevant result is denormal.
 
 use crate::numerics::{NAN_BITS, from_bf16, to_bf16};
 use crate::{Dtype, WeightFormat};
@@ -25,43 +26,43 @@ use crate::{Dtype, WeightFormat};
 /// Elements of K that share a scale.
 pub const GROUP: usize = 32;
 
-/// Largest magnitude of an 8-bit integer.
-const INT8_REACH: f32 = 127.0;
-/// Values that the weight of the largest magnitude may take as a 4-bit integer: beyond -8 it is cut off, so that the
-/// others are nearer.
-const INT4_REACHES: [f32; 6] = [-8.0, -7.5, -7.0, -8.5, -9.0, 7.0];
-/// Twice the magnitudes of e2m1, by their codes; 8 more is the code of the negative one.
+/// Largest magnitude of an int8 weight.
+const INT8_MAX: f32 = 127.0;
+/// Candidate values of the weight of the largest magnitude in int4. Values below -8 are clamped, which makes the other
+/// weights more exact.
+const INT4_EXTREMES: [f32; 6] = [-8.0, -7.5, -7.0, -8.5, -9.0, 7.0];
+/// Twice the magnitudes of e2m1, indexed by their codes. Codes from 8 on are the negative numbers.
 pub const E2M1: [i8; 8] = [0, 1, 2, 3, 4, 6, 8, 12];
-/// Groups below this are zeros: 2^-100.
-const LEAST: f32 = f32::from_bits((127 - 100) << 23);
-/// Adding it rounds to an integer, which the sum's low bits are: 1.5 * 2^23.
+/// Groups with a smaller largest magnitude become zeros: 2^-100.
+const MIN_MAGNITUDE: f32 = f32::from_bits((127 - 100) << 23);
+/// 1.5 * 2^23: adding it rounds a number to an integer, which the low bits of the sum then hold.
 const ROUNDER: f32 = 12_582_912.0;
 
-/// A group of a row's elements: what a dot product of a group reads, with any alignment.
+/// A quantised group of an input row, as dot products read it, with any alignment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 pub(crate) struct RowGroup {
-    /// The integers.
+    /// Quantised elements `q`.
     pub(crate) values: [i8; GROUP],
     pub(crate) scale: f32,
-    /// Contribution of the offset of stored weights to a dot product with these integers, negated.
+    /// Compensates the offset of stored weights in a dot product: minus the offset times the sum of `values`.
     pub(crate) correction: i32,
 }
 
-/// Bytes of a row of `elements` as integers.
+/// Bytes of a quantised row of `elements`.
 pub(crate) const fn row_bytes(elements: usize) -> usize {
     (elements.div_ceil(GROUP) * size_of::<RowGroup>()).next_multiple_of(64)
 }
 
-/// The integer nearest to `x`, which is between -2^21 and 2^21.
+/// Rounds `x`, between -2^21 and 2^21, to the nearest integer, ties to even.
 #[inline(always)]
-fn nearest(x: f32) -> i32 {
+fn round_to_integer(x: f32) -> i32 {
     (x + ROUNDER).to_bits() as i32 - ROUNDER.to_bits() as i32
 }
 
-/// The largest magnitude's bits. As integers, so that infinity and NaN are above everything else.
+/// Returns the bits of the largest magnitude. Bits are compared as integers, so that infinity and NaN exceed all numbers.
 #[inline(always)]
-fn magnitude_bits(group: &[f32; GROUP]) -> u32 {
+fn largest_magnitude_bits(group: &[f32; GROUP]) -> u32 {
     let mut bits = 0;
     for x in group {
         bits = bits.max(x.to_bits() & 0x7fff_ffff);
@@ -70,33 +71,33 @@ fn magnitude_bits(group: &[f32; GROUP]) -> u32 {
 }
 
 impl RowGroup {
-    /// `values` as integers that will meet weights of `format`.
+    /// Quantises a group of an input row, for products with weights of `format`.
     #[inline(always)]
-    pub(crate) fn of(group: &[f32; GROUP], format: WeightFormat) -> Self {
-        let magnitude = f32::from_bits(magnitude_bits(group));
+    pub(crate) fn quantise(group: &[f32; GROUP], format: WeightFormat) -> Self {
+        let magnitude = f32::from_bits(largest_magnitude_bits(group));
         let mut values = [0; GROUP];
         if !magnitude.is_finite() {
             return Self { values, scale: f32::from_bits(NAN_BITS), correction: 0 };
         }
-        if magnitude < LEAST {
+        if magnitude < MIN_MAGNITUDE {
             return Self { values, scale: 0.0, correction: 0 };
         }
-        let factor = INT8_REACH / magnitude;
+        let factor = INT8_MAX / magnitude;
         let mut sum = 0;
         for (value, x) in values.iter_mut().zip(group) {
-            let integer = nearest(x * factor);
+            let integer = round_to_integer(x * factor);
             *value = integer as i8;
             sum += integer;
         }
-        Self { values, scale: magnitude / INT8_REACH, correction: -format.offset() * sum }
+        Self { values, scale: magnitude / INT8_MAX, correction: -format.offset() * sum }
     }
 }
 
-/// Writes a row of whole elements, which `element` gives, as integers to `to`.
+/// Quantises a row of `elements` elements, which `element` returns by their position, and writes it to `to`.
 ///
 /// # Safety
 /// `to` has room for [`row_bytes`] of `elements`.
-pub(crate) unsafe fn write_row(
+pub(crate) unsafe fn quantise_row(
     elements: usize,
     element: impl Fn(usize) -> f32,
     format: WeightFormat,
@@ -105,45 +106,45 @@ pub(crate) unsafe fn write_row(
     for group in 0..elements.div_ceil(GROUP) {
         let first = group * GROUP;
         let values = std::array::from_fn(|k| if first + k < elements { element(first + k) } else { 0.0 });
-        // SAFETY: the caller's promise.
-        unsafe { to.cast::<RowGroup>().add(group).write_unaligned(RowGroup::of(&values, format)) };
+        // SAFETY: `to` has room for all groups of the row, as the caller guarantees.
+        unsafe { to.cast::<RowGroup>().add(group).write_unaligned(RowGroup::quantise(&values, format)) };
     }
 }
 
-/// A group of weights.
+/// A quantised group of weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct WeightGroup {
-    /// The integers, without their offset.
+    /// Quantised weights `q`, without the offset of their stored form.
     pub(crate) values: [i8; GROUP],
-    /// bfloat16.
+    /// Bits of the bfloat16 scale.
     pub(crate) scale: u16,
 }
 
 impl WeightGroup {
-    /// `group` in `format`, which has integers.
-    pub(crate) fn of(group: &[f32; GROUP], format: WeightFormat) -> Self {
-        let magnitude = f32::from_bits(magnitude_bits(group));
+    /// Quantises a group of weights to `format`, one of [`WeightFormat::QUANTISED`].
+    pub(crate) fn quantise(group: &[f32; GROUP], format: WeightFormat) -> Self {
+        let magnitude = f32::from_bits(largest_magnitude_bits(group));
         let zeros = |scale| Self { values: [0; GROUP], scale: to_bf16(scale) };
         if !magnitude.is_finite() {
             return zeros(f32::from_bits(NAN_BITS));
         }
-        if magnitude < LEAST {
+        if magnitude < MIN_MAGNITUDE {
             return zeros(0.0);
         }
         match format {
             WeightFormat::Plain | WeightFormat::Fp8 => zeros(0.0),
             WeightFormat::Mxfp4 => {
-                // Powers of two: of the exponent, 2 less for the largest of e2m1 and 1 for its doubling.
+                // A power of two. 3 less in the exponent: 2 for the largest number of e2m1, 1 for its doubling.
                 let scale = f32::from_bits((magnitude.to_bits() & 0x7f80_0000) - (3 << 23));
                 let factor = 1.0 / scale;
-                Self { values: narrowed(group, |x| e2m1(x * factor)), scale: to_bf16(scale) }
+                Self { values: map_to_i8(group, |x| round_to_e2m1(x * factor)), scale: to_bf16(scale) }
             }
-            WeightFormat::Int8 => Self::scaled(group, to_bf16(magnitude / INT8_REACH), -127.0, 127.0),
+            WeightFormat::Int8 => Self::scaled(group, to_bf16(magnitude / INT8_MAX), -127.0, 127.0),
             WeightFormat::Int4 => {
-                // The first of those with the largest magnitude.
+                // The first weight with the largest magnitude.
                 let extreme = group.iter().copied().find(|x| x.abs() == magnitude).unwrap_or(magnitude);
-                let scales = INT4_REACHES.map(|reach| to_bf16(extreme / reach));
-                // In units of the magnitude's power of two, so that no square is denormal or infinite.
+                let scales = INT4_EXTREMES.map(|value| to_bf16(extreme / value));
+                // Errors are in units of the magnitude's power of two, so that no square is denormal or infinite.
                 let unit = f32::from_bits((254 - (magnitude.to_bits() >> 23)).max(1) << 23);
                 let errors = int4_errors(group, scales.map(from_bf16), unit);
                 let (mut scale, mut least) = (scales[0], errors[0]);
@@ -157,21 +158,21 @@ impl WeightGroup {
         }
     }
 
-    /// `group` by a scale, with integers between `lowest` and `highest`.
+    /// Quantises `group` with a scale, to integers between `lowest` and `highest`.
     #[inline(always)]
     fn scaled(group: &[f32; GROUP], scale: u16, lowest: f32, highest: f32) -> Self {
         let factor = 1.0 / from_bf16(scale);
-        Self { values: narrowed(group, |x| nearest((x * factor).clamp(lowest, highest))), scale }
+        Self { values: map_to_i8(group, |x| round_to_integer((x * factor).clamp(lowest, highest))), scale }
     }
 
-    /// The words of a packed column: four integers with their offset each, or two times four in the first half of them;
-    /// of MXFP4 their codes.
+    /// Returns the words of a packed column. For int8, a word has four integers with their offset. For int4 and mxfp4,
+    /// the first half of the words have eight integers or codes each; the other words are zero.
     #[inline(always)]
     pub(crate) fn stored(&self, format: WeightFormat) -> [u32; GROUP / 4] {
         let mut bytes = [0; GROUP];
         for (byte, &value) in bytes.iter_mut().zip(&self.values) {
             *byte = match format {
-                WeightFormat::Mxfp4 => code(value),
+                WeightFormat::Mxfp4 => e2m1_code(value),
                 _ => value.wrapping_add(format.offset() as i8) as u8,
             };
         }
@@ -185,9 +186,9 @@ impl WeightGroup {
         }
     }
 
-    /// The group whose words and scale these are: the reverse of [`stored`](Self::stored).
+    /// Decodes the words of a packed column: the inverse of [`stored`](Self::stored).
     #[inline(always)]
-    pub(crate) fn of_stored(words: [u32; GROUP / 4], scale: u16, format: WeightFormat) -> Self {
+    pub(crate) fn from_stored(words: [u32; GROUP / 4], scale: u16, format: WeightFormat) -> Self {
         let half = GROUP / 2;
         let values = std::array::from_fn(|k| {
             let byte = |word: u32, k: usize| (word >> (8 * (k % 4))) as u8;
@@ -198,16 +199,16 @@ impl WeightGroup {
                 WeightFormat::Int4 => nibble() as i8 - 8,
                 WeightFormat::Mxfp4 => {
                     let code = nibble();
-                    let size = E2M1[usize::from(code & 7)];
-                    if code & 8 == 0 { size } else { -size }
+                    let magnitude = E2M1[usize::from(code & 7)];
+                    if code & 8 == 0 { magnitude } else { -magnitude }
                 }
             }
         });
         Self { values, scale }
     }
 
-    /// Writes what the first elements stand for, as many as `to` has room for, rounded to `dtype`. Products of an
-    /// integer and a bfloat16 are exact in float32.
+    /// Dequantises as many of the first elements as `to` has room for, and rounds them to `dtype`. The product of an
+    /// integer and a bfloat16 is exact in float32.
     #[inline(always)]
     pub(crate) fn write(&self, dtype: Dtype, to: &mut [u8]) {
         match dtype {
@@ -224,15 +225,15 @@ impl WeightGroup {
         }
     }
 
-    /// The number that element `k` stands for.
+    /// Dequantises element `k`.
     pub(crate) fn value(&self, k: usize) -> f32 {
         f32::from(self.values[k]) * from_bf16(self.scale)
     }
 }
 
-/// Small integers of a group's numbers: two loops, each of which is made with vectors.
+/// Converts each number of a group by `integer`. Two loops, because the compiler vectorises each of them.
 #[inline(always)]
-fn narrowed(group: &[f32; GROUP], integer: impl Fn(f32) -> i32) -> [i8; GROUP] {
+fn map_to_i8(group: &[f32; GROUP], integer: impl Fn(f32) -> i32) -> [i8; GROUP] {
     let mut integers = [0; GROUP];
     for (to, x) in integers.iter_mut().zip(group) {
         *to = integer(*x);
@@ -244,31 +245,31 @@ fn narrowed(group: &[f32; GROUP], integer: impl Fn(f32) -> i32) -> [i8; GROUP] {
     narrowed
 }
 
-/// Returns the value among twice the magnitudes of e2m1 that is nearest to `x`, ties to even codes, with the sign of
-/// `x`.
+/// Rounds the magnitude of `x` to the nearest of [`E2M1`], ties to even codes, and keeps the sign.
 #[inline(always)]
-fn e2m1(x: f32) -> i32 {
+fn round_to_e2m1(x: f32) -> i32 {
     let size = x.abs();
-    let ahead = [size > 0.5, size >= 1.5, size > 2.5, size >= 3.5, size > 5.0, size >= 7.0, size > 10.0];
-    // What each further magnitude adds to the one before.
+    // Comparisons with the midpoints of neighbouring magnitudes, and the differences of these magnitudes.
+    let exceeds = [size > 0.5, size >= 1.5, size > 2.5, size >= 3.5, size > 5.0, size >= 7.0, size > 10.0];
     let steps = [1, 1, 1, 1, 2, 2, 4];
     let mut value = 0;
-    for (ahead, step) in ahead.into_iter().zip(steps) {
-        value += i32::from(ahead) * step;
+    for (exceeds, step) in exceeds.into_iter().zip(steps) {
+        value += i32::from(exceeds) * step;
     }
     if x < 0.0 { -value } else { value }
 }
 
-/// The code of one of twice the numbers of e2m1: what [`E2M1`] leaves out is not counted.
+/// Returns the e2m1 code of half of `value`, whose magnitude is one of [`E2M1`]: subtracts the integers that the table
+/// skips.
 #[inline(always)]
-fn code(value: i8) -> u8 {
+fn e2m1_code(value: i8) -> u8 {
     let size = value.unsigned_abs();
     let magnitude = size - u8::from(size > 4) - u8::from(size > 6) - 3 * u8::from(size > 8);
     magnitude | value as u8 >> 4 & 8
 }
 
-/// Sums of squared errors of `group` times `unit` as int4, of each scale. Every sum is in the order of the group; those
-/// of all scales are made side by side, so that none waits for another.
+/// Computes the sum of squared errors of `group` times `unit` as int4, for each scale. Each sum is in the order of the
+/// group. The sums of all scales are interleaved, so that they do not depend on each other.
 #[inline(always)]
 fn int4_errors<const N: usize>(group: &[f32; GROUP], scales: [f32; N], unit: f32) -> [f32; N] {
     let factors = scales.map(|scale| 1.0 / scale);
@@ -285,20 +286,20 @@ fn int4_errors<const N: usize>(group: &[f32; GROUP], scales: [f32; N], unit: f32
     errors
 }
 
-/// The weights of a row as `format` keeps them: what their integers and scales stand for.
+/// Quantises a row of weights to `format` and dequantises it again: the weights with their quantisation errors.
 #[must_use]
-pub fn kept(row: &[f32], format: WeightFormat) -> Vec<f32> {
+pub fn quantised_weights(row: &[f32], format: WeightFormat) -> Vec<f32> {
     if !format.has_integers() {
         return row.to_vec();
     }
-    let mut kept = Vec::with_capacity(row.len());
+    let mut weights = Vec::with_capacity(row.len());
     for part in row.chunks(GROUP) {
         let mut values = [0.0; GROUP];
         values[..part.len()].copy_from_slice(part);
-        let group = WeightGroup::of(&values, format);
-        kept.extend((0..part.len()).map(|k| group.value(k)));
+        let group = WeightGroup::quantise(&values, format);
+        weights.extend((0..part.len()).map(|k| group.value(k)));
     }
-    kept
+    weights
 }
 
 #[cfg(test)]
@@ -308,8 +309,8 @@ mod tests {
     use super::*;
     use serde::Deserialize;
 
-    /// Published code's quantisation of weights as int4 (`tests/fixtures/int4.py`); weights, scales and halves are bits
-    /// of bfloat16, values of float32.
+    /// Int4 quantisation by published code (`tests/fixtures/int4.py`). Weights, scales and halves are bits of bfloat16;
+    /// values are bits of float32.
     #[derive(Deserialize)]
     struct Reference {
         name: String,
@@ -326,7 +327,7 @@ mod tests {
             serde_json::from_str(include_str!("../../../tests/fixtures/int4.json")).unwrap()
         }
 
-        /// Returns the start, the number of weights and the scale of every group.
+        /// Returns the first index, the number of weights and the scale of each group.
         fn groups(&self) -> impl Iterator<Item = (usize, usize, u16)> {
             let per_row = self.columns.div_ceil(GROUP);
             self.scales.iter().enumerate().map(move |(index, &scale)| {
@@ -336,7 +337,7 @@ mod tests {
         }
     }
 
-    /// The number of element `k` of a packed column, read as the kernels read it.
+    /// Reads weight `k` of a packed column as the kernels read it.
     fn unpacked(words: [u32; GROUP / 4], k: usize) -> i8 {
         let half = GROUP / 2;
         let word = words[k % half / 4];
@@ -345,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_and_scales_mean_what_published_code_makes_of_them() {
+    fn int4_groups_dequantise_like_published_code() {
         let (mut groups, mut zeros, mut subnormal) = (0, 0, 0);
         for reference in Reference::all() {
             for (first, count, scale) in reference.groups() {
@@ -356,7 +357,7 @@ mod tests {
                 for k in 0..count {
                     let (value, at) = (group.value(k), first + k);
                     assert_eq!(value.to_bits(), reference.values[at], "{}, {at}", reference.name);
-                    // Numbers that are not normal become zero where something is rounded to bfloat16.
+                    // Rounding to bfloat16 flushes denormals to zero.
                     let half = reference.halves[at];
                     let half = if value.is_subnormal() { half & 0x8000 } else { half };
                     assert_eq!(to_bf16(value), half, "{}, {at} in bfloat16", reference.name);
@@ -370,39 +371,50 @@ mod tests {
         assert!(groups > 60 && zeros >= 3 && subnormal >= 6, "{groups} groups, {zeros}, {subnormal}");
     }
 
-    /// Weights of a checkpoint that was made of such integers are kept as they are.
+    /// A checkpoint of weights that are already int4 keeps their values.
     #[test]
-    fn what_published_code_made_int4_stays_what_it_is() {
+    fn weights_that_are_int4_already_keep_their_values() {
         let mut small = 0;
         for reference in Reference::all() {
             for (first, count, _) in reference.groups() {
                 let values: Vec<f32> =
                     reference.values[first..first + count].iter().map(|&bits| f32::from_bits(bits)).collect();
                 let most = values.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-                let expected = if most < LEAST { vec![0.0; count] } else { values.clone() };
-                assert_eq!(kept(&values, WeightFormat::Int4), expected, "{}, {first}", reference.name);
-                small += usize::from(most > 0.0 && most < LEAST);
+                let expected = if most < MIN_MAGNITUDE { vec![0.0; count] } else { values.clone() };
+                assert_eq!(
+                    quantised_weights(&values, WeightFormat::Int4),
+                    expected,
+                    "{}, {first}",
+                    reference.name
+                );
+                small += usize::from(most > 0.0 && most < MIN_MAGNITUDE);
             }
         }
         assert!(small > 6, "{small}");
     }
 
-    /// Other scales are tried than the one of published code, and the best is taken.
+    /// The scale with the least error is chosen of several, among them that of published code.
     #[test]
-    fn less_is_lost_than_by_the_scale_of_published_code() {
+    fn int4_errors_are_below_those_of_published_code() {
         for name in ["normal", "uniform"] {
             let reference = Reference::all().into_iter().find(|reference| reference.name == name).unwrap();
             let weights: Vec<f32> = reference.weights.iter().map(|&bits| from_bf16(bits)).collect();
-            let ours: Vec<f32> =
-                weights.chunks(reference.columns).flat_map(|row| kept(row, WeightFormat::Int4)).collect();
+            let ours: Vec<f32> = weights
+                .chunks(reference.columns)
+                .flat_map(|row| quantised_weights(row, WeightFormat::Int4))
+                .collect();
             let theirs: Vec<f32> = reference.values.iter().map(|&bits| f32::from_bits(bits)).collect();
-            let lost = |values: &[f32]| {
+            let relative_error = |values: &[f32]| {
                 let squares = |(x, y): (&f32, &f32)| f64::from(x - y).powi(2);
                 weights.iter().zip(values).map(squares).sum::<f64>().sqrt()
                     / weights.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt()
             };
-            println!("{name}: {:.4} lost, {:.4} by the published scale", lost(&ours), lost(&theirs));
-            assert!(lost(&ours) < lost(&theirs), "{name}");
+            println!(
+                "{name}: {:.4} lost, {:.4} by the published scale",
+                relative_error(&ours),
+                relative_error(&theirs)
+            );
+            assert!(relative_error(&ours) < relative_error(&theirs), "{name}");
         }
     }
 }

@@ -1,24 +1,24 @@
-//! The shape of an expert and everything that follows from it: panels, strides, sizes.
+//! The shape of an expert, and the panels, strides and sizes that follow from it.
 
 use crate::memory::Buffer;
 use crate::quantise::{self, GROUP, RowGroup};
-use crate::{Activation, Dtype, KernelError, Matrix, NumericsClass, WeightFormat};
+use crate::{Activation, Dtype, ExpertMatrix, KernelError, NumericsClass, WeightFormat};
 
-/// Largest legal `hidden` or `width`. Shapes come from files, so there is a limit; real ones are below 2^16.
+/// Largest legal `hidden` or `width`. Shapes are read from files, so they need a limit; real ones are below 2^16.
 pub const MAX_DIMENSION: usize = 1 << 18;
 
-/// Output columns of a panel, the unit in which weights are packed and work is split.
+/// Output columns of a panel. Weights are packed and work is split in panels.
 pub(crate) const PANEL: usize = 64;
 
-/// Intermediate columns that one gate-and-up panel produces: half of it is gate, half is up. They are one group of the
-/// down projection where weights are quantised; a panel without gate columns produces two of them.
-pub(crate) const HALF: usize = PANEL / 2;
-const _: () = assert!(HALF == GROUP);
+/// Intermediate columns that a panel of gate and up columns produces: half of the panel is gate, half is up. With
+/// quantised weights they are one group of the down projection. A panel without gate columns produces two groups.
+pub(crate) const HALF_PANEL: usize = PANEL / 2;
+const _: () = assert!(HALF_PANEL == GROUP);
 
-/// Neighbouring columns of a panel that have the same scales where weights are fp8.
+/// Neighbouring columns of a panel that share an fp8 scale.
 pub(crate) const SCALE_COLUMNS: usize = 4;
 
-/// One expert: `out = (act(x Gate^T) * (x Up^T)) Down^T`, or `out = act(x Up^T) Down^T` where it has no gate.
+/// Shape of an expert that computes `out = (act(x Gate^T) * (x Up^T)) Down^T`, or `out = act(x Up^T) Down^T` without a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertShape {
     hidden: usize,
@@ -26,25 +26,25 @@ pub struct ExpertShape {
     dtype: Dtype,
     weights: WeightFormat,
     activation: Activation,
-    gated: bool,
-    biases: Biases,
+    has_gate: bool,
+    biases: BiasedProjections,
 }
 
-/// Which projections have biases.
+/// Projections that have biases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Biases {
+enum BiasedProjections {
     None,
-    /// Biases of the projections whose sums are activated or gated.
+    /// All but the down projection.
     Inner,
     All,
 }
 
 impl ExpertShape {
-    /// `hidden`: elements of an input and of an output row; `width`: elements between the projections. Any size is
-    /// legal, odd ones included. A `class` is a [`Dtype`] where weights are not quantised.
+    /// Describes an expert with a gate and without biases. `hidden` is the size of input and output rows, `width` that
+    /// of intermediate rows. Odd sizes are legal. A [`Dtype`] stands for the class of unquantised weights.
     ///
     /// # Errors
-    /// [`KernelError::Dimension`] for 0 and above [`MAX_DIMENSION`]; [`KernelError::TooLarge`] where the packed form
+    /// [`KernelError::Dimension`] for 0 and above [`MAX_DIMENSION`]; [`KernelError::TooLarge`] if the packed form
     /// exceeds the address space.
     pub fn new(
         hidden: usize,
@@ -58,8 +58,8 @@ impl ExpertShape {
                 return Err(KernelError::Dimension { what, value, max: MAX_DIMENSION });
             }
         }
-        // Stored bytes, packed bytes and their padding all stay below 16 bytes per element of three matrices padded to
-        // panels.
+        // Stored bytes, packed bytes and padding each take less than 16 bytes per element of three matrices that are
+        // padded to whole panels.
         let padded = |n: usize| n.div_ceil(PANEL).checked_mul(PANEL);
         let fits = padded(hidden)
             .zip(padded(width))
@@ -69,47 +69,55 @@ impl ExpertShape {
         if !fits {
             return Err(KernelError::TooLarge { what: "an expert" });
         }
-        Ok(Self { hidden, width, dtype, weights, activation, gated: true, biases: Biases::None })
+        Ok(Self {
+            hidden,
+            width,
+            dtype,
+            weights,
+            activation,
+            has_gate: true,
+            biases: BiasedProjections::None,
+        })
     }
 
-    /// Returns this shape without a gate projection: what the activation gives goes to the down projection as it is.
+    /// Returns this shape without a gate projection: the activation of the up projection is the input of the down projection.
     #[must_use]
     pub const fn without_gate(self) -> Self {
-        Self { gated: false, ..self }
+        Self { has_gate: false, ..self }
     }
 
     /// Returns this shape with a bias on each projection.
     #[must_use]
     pub const fn with_biases(self) -> Self {
-        Self { biases: Biases::All, ..self }
+        Self { biases: BiasedProjections::All, ..self }
     }
 
-    /// Returns this shape with a bias on each projection but the down projection.
+    /// Returns this shape with a bias on each projection except the down projection.
     #[must_use]
     pub const fn with_inner_biases(self) -> Self {
-        Self { biases: Biases::Inner, ..self }
+        Self { biases: BiasedProjections::Inner, ..self }
     }
 
     /// Reports if there is a gate projection.
-    pub const fn gated(&self) -> bool {
-        self.gated
+    pub const fn has_gate(&self) -> bool {
+        self.has_gate
     }
 
     /// Reports if the projection has a bias.
-    pub const fn has_biases(&self, matrix: Matrix) -> bool {
+    pub const fn has_biases(&self, matrix: ExpertMatrix) -> bool {
         match (matrix, self.biases) {
-            (_, Biases::None) | (Matrix::Down, Biases::Inner) => false,
-            (Matrix::Gate, _) => self.gated,
-            (Matrix::Up | Matrix::Down, _) => true,
+            (_, BiasedProjections::None) | (ExpertMatrix::Down, BiasedProjections::Inner) => false,
+            (ExpertMatrix::Gate, _) => self.has_gate,
+            (ExpertMatrix::Up | ExpertMatrix::Down, _) => true,
         }
     }
 
-    /// Elements of an input row and of an output row.
+    /// Elements of an input row and of an output row: the model's hidden size.
     pub const fn hidden(&self) -> usize {
         self.hidden
     }
 
-    /// Elements between the projections.
+    /// Elements of an intermediate row: the expert's intermediate size.
     pub const fn width(&self) -> usize {
         self.width
     }
@@ -119,7 +127,7 @@ impl ExpertShape {
         self.dtype
     }
 
-    /// The function applied to the gate projection, or to the up projection where there is no gate.
+    /// Returns the function applied to the gate projection, or to the up projection if there is no gate.
     pub const fn activation(&self) -> Activation {
         self.activation
     }
@@ -129,32 +137,32 @@ impl ExpertShape {
         self.hidden * self.dtype.bytes()
     }
 
-    /// Rows and elements per row of a weight matrix as it is stored.
-    pub const fn matrix(&self, matrix: Matrix) -> (usize, usize) {
+    /// Returns the rows and the elements per row of a weight matrix as it is stored in a checkpoint.
+    pub const fn matrix(&self, matrix: ExpertMatrix) -> (usize, usize) {
         match matrix {
-            Matrix::Gate if !self.gated => (0, self.hidden),
-            Matrix::Gate | Matrix::Up => (self.width, self.hidden),
-            Matrix::Down => (self.hidden, self.width),
+            ExpertMatrix::Gate if !self.has_gate => (0, self.hidden),
+            ExpertMatrix::Gate | ExpertMatrix::Up => (self.width, self.hidden),
+            ExpertMatrix::Down => (self.hidden, self.width),
         }
     }
 
-    /// Bytes of memory that the packed expert takes, padding and page rounding included: what to check against a limit
-    /// before reading.
+    /// Bytes of memory that the packed expert takes, padding included. Callers check it against their limit before they
+    /// read weights.
     pub const fn packed_bytes(&self) -> usize {
         Buffer::resident_bytes(self.packed_words() * 4) + self.bias_elements() * size_of::<f32>()
     }
 
-    /// Bytes of a pool's scratch memory that each row of a call takes. A pool keeps what its largest call needed.
+    /// Bytes of scratch memory that each row of a call takes. A pool keeps the scratch memory of its largest call.
     pub const fn scratch_bytes_per_row(&self) -> usize {
-        self.hidden_stride() + self.input_copy_bytes() + 2 * size_of::<*const u8>()
+        self.intermediate_stride() + self.input_copy_bytes() + 2 * size_of::<*const u8>()
     }
 
-    /// Elements of the biases, those of columns that panels are padded with included.
+    /// Number of biases, including those of padding columns.
     pub(crate) const fn bias_elements(&self) -> usize {
         match self.biases {
-            Biases::None => 0,
-            Biases::Inner => self.gate_up_panels() * PANEL,
-            Biases::All => (self.gate_up_panels() + self.down_panels()) * PANEL,
+            BiasedProjections::None => 0,
+            BiasedProjections::Inner => self.gate_up_panels() * PANEL,
+            BiasedProjections::All => (self.gate_up_panels() + self.down_panels()) * PANEL,
         }
     }
 
@@ -163,9 +171,9 @@ impl ExpertShape {
         NumericsClass { dtype: self.dtype, weights: self.weights }
     }
 
-    /// Intermediate columns that a panel of the first phase produces, and columns of its matrices that it holds.
+    /// Intermediate columns that a panel of the first phase produces: as many as it holds columns of each projection.
     pub(crate) const fn gate_up_columns(&self) -> usize {
-        if self.gated { HALF } else { PANEL }
+        if self.has_gate { HALF_PANEL } else { PANEL }
     }
 
     /// Panels of the gate and up projections.
@@ -196,7 +204,7 @@ impl ExpertShape {
         self.down_steps() * step_words(self.dtype, self.weights)
     }
 
-    /// Where the down panels begin.
+    /// Offset of the first down panel.
     pub(crate) const fn down_offset_words(&self) -> usize {
         self.gate_up_panels() * self.gate_up_panel_words()
     }
@@ -205,8 +213,8 @@ impl ExpertShape {
         self.down_offset_words() + self.down_panels() * self.down_panel_words()
     }
 
-    /// Bytes of what one gate-and-up panel produces of a row.
-    pub(crate) const fn gate_up_bytes(&self) -> usize {
+    /// Bytes that one panel of the first phase produces for a row.
+    pub(crate) const fn gate_up_output_bytes(&self) -> usize {
         let columns = self.gate_up_columns();
         match self.weights {
             WeightFormat::Plain | WeightFormat::Fp8 => columns * self.dtype.bytes(),
@@ -216,20 +224,19 @@ impl ExpertShape {
         }
     }
 
-    /// Bytes between rows of intermediate values: what whole panels produce, so that a panel's store never needs a mask
-    /// and rows stay aligned.
-    pub(crate) const fn hidden_stride(&self) -> usize {
-        (self.gate_up_panels() * self.gate_up_bytes()).next_multiple_of(64)
+    /// Bytes between intermediate rows. Rows have room for whole panels, so that stores need no mask, and stay aligned.
+    pub(crate) const fn intermediate_stride(&self) -> usize {
+        (self.gate_up_panels() * self.gate_up_output_bytes()).next_multiple_of(64)
     }
 
-    /// Bytes of an input row's copy where one is made, else 0.
+    /// Bytes of the copy of an input row: see [`row_copy_bytes`].
     pub(crate) const fn input_copy_bytes(&self) -> usize {
         row_copy_bytes(self.hidden, self.class())
     }
 }
 
-/// Bytes of the copy of a row of `elements` that kernels read instead of it: one with zeros appended where they are no
-/// whole steps, or one of integers where weights are quantised. 0 where they read the row itself.
+/// Bytes of the copy of an input row of `elements` that kernels read, or 0 if they read the row itself. A row is copied
+/// to append zeros up to a whole step, or to quantise it.
 pub(crate) const fn row_copy_bytes(elements: usize, class: NumericsClass) -> usize {
     match class.weights {
         WeightFormat::Plain if elements.is_multiple_of(2) => 0,
@@ -240,7 +247,7 @@ pub(crate) const fn row_copy_bytes(elements: usize, class: NumericsClass) -> usi
     }
 }
 
-/// Steps in which `elements` of K are summed: pairs, or groups where weights are quantised or fp8.
+/// Number of steps in which `elements` of K are summed: pairs, or groups if weights are quantised or fp8.
 pub(crate) const fn steps(elements: usize, weights: WeightFormat) -> usize {
     match weights {
         WeightFormat::Plain => elements.div_ceil(2),
@@ -250,7 +257,7 @@ pub(crate) const fn steps(elements: usize, weights: WeightFormat) -> usize {
     }
 }
 
-/// 32-bit words in which one step of 64 columns is packed.
+/// 32-bit words of one packed step of [`PANEL`] columns.
 pub(crate) const fn step_words(dtype: Dtype, weights: WeightFormat) -> usize {
     let scales = PANEL / 2;
     match (weights, dtype) {

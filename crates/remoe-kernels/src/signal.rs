@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Looks at the clock once in so many polls.
-const POLLS_PER_LOOK: u32 = 32;
+/// Number of polls between two readings of the clock.
+const POLLS_PER_CLOCK_READ: u32 = 32;
 
-/// How long an idle thread polls without letting others have its core.
-const ALONE: Duration = Duration::from_micros(5);
+/// Time that an idle thread polls before it starts to yield its core to other threads.
+const POLL_BEFORE_YIELD: Duration = Duration::from_micros(5);
 
 /// Wakes threads that wait for some atomic state to change.
 #[derive(Debug, Default)]
@@ -19,25 +19,25 @@ pub(crate) struct Signal {
 }
 
 impl Signal {
-    /// Returns once `ready()`. Polls for `poll`, then sleeps between calls of [`wake`](Self::wake).
+    /// Waits until `ready()` is true. Polls for `poll`, then sleeps between calls of [`wake`](Self::wake).
     pub(crate) fn wait(&self, poll: Duration, ready: impl Fn() -> bool) {
         self.wait_for(poll, false, ready);
     }
 
-    /// As [`Self::wait`], for a thread that no other waits for: others have its core meanwhile if they want it, and may
-    /// keep it for milliseconds.
+    /// Waits like [`Self::wait`], but yields the core to other threads, which may keep it for milliseconds. For threads
+    /// that no other thread waits for.
     pub(crate) fn wait_idle(&self, poll: Duration, ready: impl Fn() -> bool) {
         self.wait_for(poll, true, ready);
     }
 
-    fn wait_for(&self, poll: Duration, politely: bool, ready: impl Fn() -> bool) {
+    fn wait_for(&self, poll: Duration, yields: bool, ready: impl Fn() -> bool) {
         if ready() {
             return;
         }
         if !poll.is_zero() {
             let start = Instant::now();
             loop {
-                for _ in 0..POLLS_PER_LOOK {
+                for _ in 0..POLLS_PER_CLOCK_READ {
                     std::hint::spin_loop();
                     if ready() {
                         return;
@@ -47,7 +47,7 @@ impl Signal {
                 if polled >= poll {
                     break;
                 }
-                if politely && polled >= ALONE {
+                if yields && polled >= POLL_BEFORE_YIELD {
                     std::thread::yield_now();
                 }
             }
@@ -62,11 +62,11 @@ impl Signal {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// To be called after the state has changed. Costs only a fence if no thread sleeps.
+    /// Wakes sleeping threads. To be called after each change of the state; costs only a fence if no thread sleeps.
     pub(crate) fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
-            // The lock makes sure that a thread that has counted itself is really waiting, or has yet to look at the
+            // Taking the lock ensures that a thread counted in `sleepers` is waiting already, or will still check the
             // state.
             drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
             self.changed.notify_all();

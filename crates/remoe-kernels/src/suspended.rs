@@ -1,65 +1,68 @@
-//! Rows of experts that are computed in parts, between which the pool does other work.
+//! Computation of experts that can be suspended, so that the pool can do other work in between.
 
-use crate::plan::Plan;
-use crate::threads::Suspended;
-use crate::{Job, KernelError, PackedExpert};
+use crate::plan::CallPlan;
+use crate::threads::SuspendedCall;
+use crate::{ExpertJob, KernelError, PackedExpert};
 use std::sync::Arc;
 
-/// Rows of experts on their way. [`Pool::advance`](crate::Pool::advance) takes them on.
+/// Rows that experts compute piece by piece: each call of [`Pool::advance`](crate::Pool::advance) computes more of them.
 #[derive(Debug)]
 pub struct SuspendedRows {
     jobs: Vec<(Arc<PackedExpert>, Vec<u32>)>,
-    /// Shared, so that no holder can change them.
+    /// Input rows. Shared and so immutable while the plan points to them.
     inputs: Arc<[u8]>,
-    /// Written by the plan until it is done: not touched before.
+    /// Results. The plan holds pointers into it and writes it until all rows are computed.
     output: Vec<u8>,
-    plan: SuspensionState,
+    state: SuspendedState,
 }
 
 #[derive(Debug)]
-enum SuspensionState {
+enum SuspendedState {
     New,
-    Begun(Box<Suspended>),
-    /// A part panicked: what is in the output is not known.
+    Started(Box<SuspendedCall>),
+    /// A call panicked: the output is undefined.
     Failed,
 }
 
 impl SuspendedRows {
-    /// For each of `jobs` an expert and the rows of `inputs` to compute: a row-major matrix of rows of `hidden` little-endian elements of the experts' type.
+    /// Takes experts, each with the numbers of the rows of `inputs` that it computes. `inputs` is a row-major matrix with
+    /// `hidden` little-endian elements of the experts' type per row.
     #[must_use]
     pub fn new(jobs: Vec<(Arc<PackedExpert>, Vec<u32>)>, inputs: Arc<[u8]>) -> Self {
         let bytes = jobs.iter().map(|(expert, rows)| rows.len() * expert.shape().row_bytes()).sum();
-        Self { jobs, inputs, output: vec![0; bytes], plan: SuspensionState::New }
+        Self { jobs, inputs, output: vec![0; bytes], state: SuspendedState::New }
     }
 
-    /// Results: a row of `hidden` elements for each row index, job after job. Zeros where they are not done.
+    /// Returns the results: a row of `hidden` elements for each row number, expert after expert. Rows that are not computed are zero.
     #[must_use]
     pub fn into_output(self) -> Vec<u8> {
-        drop(self.plan);
+        drop(self.state);
         self.output
     }
 
-    /// The plan of what is left, which stays away if it is not [put back](Self::put_back).
-    pub(crate) fn take(&mut self) -> Result<Box<Suspended>, KernelError> {
-        match std::mem::replace(&mut self.plan, SuspensionState::Failed) {
-            SuspensionState::Begun(suspended) => Ok(suspended),
-            SuspensionState::Failed => Err(KernelError::Panicked),
-            SuspensionState::New => {
-                let mut plan = Plan::new()?;
+    /// Takes the remaining work. Without a [`put_back`](Self::put_back), as after a panic, it is lost and the rows have failed.
+    pub(crate) fn take(&mut self) -> Result<Box<SuspendedCall>, KernelError> {
+        match std::mem::replace(&mut self.state, SuspendedState::Failed) {
+            SuspendedState::Started(suspended) => Ok(suspended),
+            SuspendedState::Failed => Err(KernelError::Panicked),
+            SuspendedState::New => {
+                let mut plan = CallPlan::new()?;
                 let mut output = self.output.as_mut_slice();
                 let mut jobs = Vec::with_capacity(self.jobs.len());
                 for (expert, row_index) in &self.jobs {
-                    let (these, others) = output.split_at_mut(row_index.len() * expert.shape().row_bytes());
-                    jobs.push(Job { expert, inputs: &self.inputs, row_index, output: these });
-                    output = others;
+                    let (job_output, rest) =
+                        output.split_at_mut(row_index.len() * expert.shape().row_bytes());
+                    jobs.push(ExpertJob { expert, inputs: &self.inputs, row_index, output: job_output });
+                    output = rest;
                 }
                 plan.prepare_jobs(&mut jobs)?;
-                Ok(Box::new(Suspended::new(plan)))
+                Ok(Box::new(SuspendedCall::new(plan)))
             }
         }
     }
 
-    pub(crate) fn put_back(&mut self, suspended: Box<Suspended>) {
-        self.plan = SuspensionState::Begun(suspended);
+    /// Returns the remaining work after a call.
+    pub(crate) fn put_back(&mut self, suspended: Box<SuspendedCall>) {
+        self.state = SuspendedState::Started(suspended);
     }
 }

@@ -1,19 +1,19 @@
-//! Words of sixteen rows to the order of panels, by vectors: what packing weights that stay as they are stored consists
-//! of.
+//! Transposes tiles of 16 x 16 words by vector instructions, to pack weights that keep their stored type.
 //!
-//! A line of sixteen columns is written past the caches. The thread that packs does not compute with it, and a line
-//! that is written whole need not be read first.
+//! A line of 16 columns is written with non-temporal stores, past the caches. The packing thread does not compute with
+//! it, and a line that is written as a whole need not be read first.
 
 use crate::shape::PANEL;
 
-/// Rows that are transposed together, and words of each of them at a time: a cache line either way.
+/// Rows of a tile, and words of each: a cache line in both directions.
 pub(crate) const TILE: usize = 16;
 
-/// Writes the words of sixteen rows of `row_bytes` bytes to sixteen neighbouring columns of a panel that begins at
-/// `panel`, from its first column on: word `m` of row `r` to `panel[m * PANEL + r]`. Only whole tiles of words are
-/// written; returns how many words of each row that was, which is none where the processor has no such instructions or
-/// the columns do not begin at a cache line.
-pub(crate) fn tiles(rows: &[u8], row_bytes: usize, panel: &mut [u32]) -> usize {
+/// Writes 16 rows of `row_bytes` bytes to 16 neighbouring columns of a panel: word `m` of row `r` to
+/// `panel[m * PANEL + r]`.
+///
+/// Only whole tiles are written. Returns the number of words written of each row: 0 if the processor lacks AVX2, or the
+/// columns do not begin at a cache line.
+pub(crate) fn transpose_tiles(rows: &[u8], row_bytes: usize, panel: &mut [u32]) -> usize {
     let words = (row_bytes / 4).min(panel.len().div_ceil(PANEL)) / TILE * TILE;
     // The last line of a panel ends with its sixteenth column.
     let fits = rows.len() >= TILE * row_bytes && panel.len() + PANEL - TILE >= words * PANEL;
@@ -23,13 +23,13 @@ pub(crate) fn tiles(rows: &[u8], row_bytes: usize, panel: &mut [u32]) -> usize {
     #[cfg(target_arch = "x86_64")]
     {
         if is_x86_feature_detected!("avx512f") {
-            // SAFETY: the processor has the instructions; there are sixteen rows, `words` words in each of them, and as
-            // many lines of the panel.
+            // SAFETY: the processor has AVX-512F. There are sixteen rows of at least `words` words, and as many lines of
+            // the panel, which is aligned to a cache line.
             unsafe { x86::tiles_avx512(rows.as_ptr(), row_bytes, panel.as_mut_ptr(), words) };
             return words;
         }
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: as above.
+            // SAFETY: the processor has AVX2; otherwise as above.
             unsafe { x86::tiles_avx2(rows.as_ptr(), row_bytes, panel.as_mut_ptr(), words) };
             return words;
         }
@@ -46,29 +46,30 @@ mod x86 {
     use crate::shape::PANEL;
     use std::arch::x86_64::*;
 
+    /// Transposes tiles with AVX-512.
+    ///
     /// # Safety
-    /// AVX-512; sixteen rows of `row_bytes` bytes at `rows` with at least `words` words each; sixteen words at every
-    /// `PANEL` words from `panel` on, `words` times, which is aligned to a cache line; `words` is a multiple of
-    /// sixteen.
+    /// The CPU has AVX-512F. `rows` points to 16 rows of `row_bytes` bytes, each of at least `words` words, a multiple
+    /// of 16. `panel` is aligned to a cache line and has `words` lines of [`PANEL`] words; the last needs only 16.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn tiles_avx512(rows: *const u8, row_bytes: usize, panel: *mut u32, words: usize) {
         for first in (0..words).step_by(TILE) {
             let mut lines = [_mm512_setzero_si512(); TILE];
             for (row, line) in lines.iter_mut().enumerate() {
-                // SAFETY: words `first..first + 16` of this row are there.
+                // SAFETY: the row has words `first..first + 16`.
                 *line = unsafe { _mm512_loadu_si512(rows.add(row * row_bytes + first * 4).cast()) };
             }
             for (word, line) in transposed(lines).into_iter().enumerate() {
-                // SAFETY: line `first + word` of the panel is there, and lines are as many bytes apart as keep them
-                // aligned.
+                // SAFETY: the panel has line `first + word`, and lines are a multiple of 64 bytes apart, so that each
+                // is aligned.
                 unsafe { _mm512_stream_si512(panel.add((first + word) * PANEL).cast(), line) };
             }
         }
-        // What was written past the caches is there for others once they are told of it.
+        // Non-temporal stores become visible to other threads before anything written later.
         _mm_sfence();
     }
 
-    /// Columns of a matrix of 16 x 16 words.
+    /// Transposes 16 x 16 words: returns the columns of `rows`.
     #[inline]
     #[target_feature(enable = "avx512f")]
     pub(crate) fn transposed(rows: [__m512i; TILE]) -> [__m512i; TILE] {
@@ -78,7 +79,7 @@ mod x86 {
             pairs[2 * two] = _mm512_unpacklo_epi32(a, b);
             pairs[2 * two + 1] = _mm512_unpackhi_epi32(a, b);
         }
-        // Part L of `fours[4 * i + j]` has column 4 * L + j of rows 4 * i to 4 * i + 3.
+        // 128-bit part L of `fours[4 * i + j]` has column 4 * L + j of rows 4 * i to 4 * i + 3.
         let mut fours = pairs;
         for four in 0..4 {
             let of = |k: usize| pairs[4 * four + k];
@@ -102,19 +103,21 @@ mod x86 {
         columns
     }
 
+    /// Transposes tiles with AVX2.
+    ///
     /// # Safety
-    /// As [`tiles_avx512`], with AVX2.
+    /// As for [`tiles_avx512`], with AVX2.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn tiles_avx2(rows: *const u8, row_bytes: usize, panel: *mut u32, words: usize) {
         const HALF: usize = TILE / 2;
         for first in (0..words).step_by(HALF) {
-            // Both halves of a line one after the other: it leaves for memory as a whole.
+            // Both halves of a line are stored one after the other, so that it is written to memory as a whole.
             let mut halves = [[_mm256_setzero_si256(); HALF]; 2];
             for (half, columns) in halves.iter_mut().enumerate() {
                 let mut lines = [_mm256_setzero_si256(); HALF];
                 for (row, line) in lines.iter_mut().enumerate() {
                     let row = half * HALF + row;
-                    // SAFETY: words `first..first + 8` of this row are there.
+                    // SAFETY: the row has words `first..first + 8`.
                     *line = unsafe { _mm256_loadu_si256(rows.add(row * row_bytes + first * 4).cast()) };
                 }
                 *columns = transposed_half(lines);
@@ -132,7 +135,7 @@ mod x86 {
         _mm_sfence();
     }
 
-    /// Columns of a matrix of 8 x 8 words.
+    /// Transposes 8 x 8 words: returns the columns of `rows`.
     #[inline]
     #[target_feature(enable = "avx2")]
     pub(crate) fn transposed_half(rows: [__m256i; 8]) -> [__m256i; 8] {
@@ -142,7 +145,7 @@ mod x86 {
             pairs[2 * two] = _mm256_unpacklo_epi32(a, b);
             pairs[2 * two + 1] = _mm256_unpackhi_epi32(a, b);
         }
-        // Part L of `fours[4 * i + j]` has column 4 * L + j of rows 4 * i to 4 * i + 3.
+        // 128-bit part L of `fours[4 * i + j]` has column 4 * L + j of rows 4 * i to 4 * i + 3.
         let mut fours = pairs;
         for four in 0..2 {
             let of = |k: usize| pairs[4 * four + k];
@@ -195,17 +198,17 @@ mod tests {
     #[test]
     fn words_of_rows_become_lines_of_panels() {
         for words in [1, 15, 16, 17, 32, 39, 40] {
-            check(words, tiles);
+            check(words, transpose_tiles);
         }
     }
 
     /// Each way by itself, on whatever processor has it.
     #[cfg(target_arch = "x86_64")]
     #[test]
-    fn every_way_writes_the_same() {
+    fn all_transpositions_write_the_same() {
         if is_x86_feature_detected!("avx2") {
             check(32, |rows, row_bytes, panel| {
-                // SAFETY: as in `tiles`, for 32 words of 40 lines.
+                // SAFETY: as in `transpose_tiles`, for 32 words of 40 lines.
                 unsafe { x86::tiles_avx2(rows.as_ptr(), row_bytes, panel.as_mut_ptr(), 32) };
                 32
             });
@@ -220,11 +223,11 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_or_is_not_aligned_is_left_alone() {
+    fn misaligned_or_short_panels_are_left_unchanged() {
         let mut panel = Aligned([0; 40 * PANEL]);
-        assert_eq!(tiles(&rows(32), 128, &mut panel.0[1..]), 0);
-        assert_eq!(tiles(&rows(32)[1..], 128, &mut panel.0), 0);
-        assert_eq!(tiles(&rows(64), 256, &mut panel.0[..16 * PANEL]) % TILE, 0);
+        assert_eq!(transpose_tiles(&rows(32), 128, &mut panel.0[1..]), 0);
+        assert_eq!(transpose_tiles(&rows(32)[1..], 128, &mut panel.0), 0);
+        assert_eq!(transpose_tiles(&rows(64), 256, &mut panel.0[..16 * PANEL]) % TILE, 0);
         assert!(panel.0[16 * PANEL..].iter().all(|&word| word == 0));
     }
 }

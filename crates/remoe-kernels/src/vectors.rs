@@ -1,19 +1,19 @@
-//! Loops that belong to no kernel, compiled for the vectors of the processor at hand.
+//! Multiversioning: compiles plain Rust loops for several vector widths, and runs the widest that the processor has.
 
-/// Work whose loops the compiler computes several elements at a time of. It never takes another order of operations or
-/// fuses any, so that results have the same bits by whatever vectors.
-pub trait Loops {
+/// Work whose loops the compiler vectorises. The compiler neither reorders nor fuses floating-point operations, so that
+/// results have the same bits at every vector width.
+pub trait VectorisedWork {
     /// Result of the work.
     type Output;
 
-    /// Does it. To be `#[inline(always)]`, as everything with a loop that it calls: a function by itself is compiled
-    /// for every processor.
+    /// Does the work. Implementations are `#[inline(always)]`, and so is every function with a loop that they call: a
+    /// function that is not inlined is compiled without the wider vectors.
     fn run(self) -> Self::Output;
 }
 
-/// Does `work` by the widest vectors that this processor has.
+/// Runs `work` with the widest vectors of this processor.
 #[inline]
-pub fn by_vectors<L: Loops>(work: L) -> L::Output {
+pub fn run_vectorised<W: VectorisedWork>(work: W) -> W::Output {
     #[cfg(target_arch = "x86_64")]
     {
         if is_x86_feature_detected!("avx512f")
@@ -22,11 +22,11 @@ pub fn by_vectors<L: Loops>(work: L) -> L::Output {
             && is_x86_feature_detected!("avx512vl")
         {
             // SAFETY: the processor has these features.
-            return unsafe { by_avx512(work) };
+            return unsafe { run_avx512(work) };
         }
         if is_x86_feature_detected!("avx2") {
             // SAFETY: the processor has this feature.
-            return unsafe { by_avx2(work) };
+            return unsafe { run_avx2(work) };
         }
     }
     work.run()
@@ -34,13 +34,13 @@ pub fn by_vectors<L: Loops>(work: L) -> L::Output {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn by_avx512<L: Loops>(work: L) -> L::Output {
+fn run_avx512<W: VectorisedWork>(work: W) -> W::Output {
     work.run()
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn by_avx2<L: Loops>(work: L) -> L::Output {
+fn run_avx2<W: VectorisedWork>(work: W) -> W::Output {
     work.run()
 }
 
@@ -50,7 +50,7 @@ mod tests {
 
     struct RowSums<'a>(&'a [f32]);
 
-    impl Loops for RowSums<'_> {
+    impl VectorisedWork for RowSums<'_> {
         type Output = [f32; 8];
 
         #[inline(always)]
@@ -69,11 +69,11 @@ mod tests {
     fn vectors_of_any_width_give_the_same_bits() {
         let values: Vec<f32> = (0..4096).map(|i| ((i * 7919) % 4099) as f32 / 37.0 - 50.0).collect();
         let expected = RowSums(&values).run().map(f32::to_bits);
-        assert_eq!(by_vectors(RowSums(&values)).map(f32::to_bits), expected);
+        assert_eq!(run_vectorised(RowSums(&values)).map(f32::to_bits), expected);
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") {
             // SAFETY: the processor has this feature.
-            assert_eq!(unsafe { by_avx2(RowSums(&values)) }.map(f32::to_bits), expected);
+            assert_eq!(unsafe { run_avx2(RowSums(&values)) }.map(f32::to_bits), expected);
         }
     }
 }

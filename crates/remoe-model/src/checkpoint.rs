@@ -1,4 +1,4 @@
-//! A checkpoint: opened without reading a weight, read by ranges.
+//! An open checkpoint. Opening it reads no weights; tensors are then read by ranges.
 
 use std::ops::Range;
 use std::path::Path;
@@ -14,20 +14,20 @@ use crate::fingerprint::{self, Fingerprint};
 use crate::generation::GenerationDefaults;
 use crate::inspection::Inspection;
 use crate::layout::{self, LayerMlp, LayerTensors, Layout};
+use crate::quantised_form::QuantisedForm;
 use crate::shards::{Shards, TensorLocation};
 use crate::sizes::Sizes;
 use crate::store::{FileRange, Folder, Store};
-use crate::stored_form::ShortForm;
 use crate::tensors::{
     AttentionTensors, ExpertTensors, Linear, MlpTensors, NormTensors, RouterTensors, Scales, SharedTensors,
     StoredAs, TensorRef,
 };
 use crate::{json, modelopt};
 
-/// An open checkpoint in the Hugging Face layout whose headers have been checked against its config.
+/// An open checkpoint in the Hugging Face layout. Its safetensors headers match its config.
 ///
-/// Layer ids are the model's own, from 0. The files stay open; replacing a file on disk does not
-/// change what is read here, shortening it in place gives [`CheckpointError::ShortRead`].
+/// Layers are numbered from 0, as in the config. The files stay open: replacing a file on disk does not change what is
+/// read; truncating it in place gives [`CheckpointError::ShortRead`].
 #[derive(Debug)]
 pub struct Checkpoint {
     store: Arc<dyn Store>,
@@ -35,27 +35,27 @@ pub struct Checkpoint {
     generation: GenerationDefaults,
     shards: Shards,
     layout: Layout,
-    short_form: Option<ShortForm>,
+    quantised_form: Option<QuantisedForm>,
 }
 
-/// Scales of a matrix of fp8 codes, row by row of blocks, and the rows and columns of a block.
+/// Scales of the blocks of an fp8 matrix, in row-major order, and the rows and columns of a block.
 pub type BlockScales = (Vec<f32>, [usize; 2]);
 
 impl Checkpoint {
-    /// Opens a folder: `config.json`, `generation_config.json` and the headers of the safetensors
-    /// files are parsed, and every tensor of the model is found with its shape and type. Every other tensor
-    /// is an error, but for those of [`crate::Ignored`].
+    /// Opens a folder: parses `config.json`, `generation_config.json` and the headers of the safetensors files, and
+    /// checks name, shape and type of every tensor of the model. Other tensors are errors, except those that
+    /// [`crate::Ignored`] counts.
     ///
     /// # Errors
-    /// The file and, where there is one, the field or tensor that is wrong.
+    /// Names the file, and the field or tensor that is wrong, if any.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         Self::open_in(Arc::new(Folder::new(folder.as_ref())))
     }
 
-    /// As [`Self::open`], from any store.
+    /// Opens a checkpoint like [`Self::open`], from any store.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// Fails as [`Self::open`] does.
     pub fn open_in(store: Arc<dyn Store>) -> Result<Self, CheckpointError> {
         const CONFIG: &str = "config.json";
         let path = store.root().join(CONFIG);
@@ -65,45 +65,45 @@ impl Checkpoint {
                 message: "a model folder has config.json and safetensors files".to_owned(),
             });
         };
-        // A config that is refused is reported before any weight file is looked at.
+        // An unsupported config is reported before any weight file is opened.
         ModelConfig::from_object(&path, &object, None)?;
         modelopt::refuse(&*store)?;
         let shards = Shards::open(&*store)?;
         let config = ModelConfig::from_object(&path, &object, layout::stored_dtype(&shards))?;
         let generation = GenerationDefaults::open(&*store, &config)?;
         let quantisation = quantisation(&path, &object)?;
-        let further = prediction_layers(&path, &object)?;
-        let layout = layout::resolve(&config, further, quantisation.as_ref(), &shards)?;
+        let extra_layers = prediction_layers(&path, &object)?;
+        let layout = layout::resolve(&config, extra_layers, quantisation.as_ref(), &shards)?;
         if let Some(quantisation) = &quantisation {
             quantisation.check_stored(Fields::new(&path, &object), &shards)?;
         }
-        let short_form = quantisation.map(|quantisation| quantisation.form);
-        Ok(Self { store, config, generation, shards, layout, short_form })
+        let quantised_form = quantisation.map(|quantisation| quantisation.form);
+        Ok(Self { store, config, generation, shards, layout, quantised_form })
     }
 
-    /// Where its files are.
+    /// Returns the store of the checkpoint's files.
     #[must_use]
     pub fn store(&self) -> &dyn Store {
         &*self.store
     }
 
-    /// The model.
+    /// Returns the model's configuration.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Has texts of `positions` served: fewer than otherwise, or more than the training of a rotation of type longrope
-    /// had, with that for long texts at every position.
+    /// Sets the context length that is served. It may be shorter than the model's own. With rope type longrope it may
+    /// also exceed the original context: the factors for long texts then apply at every position.
     ///
     /// # Errors
-    /// The model is not made for as many, or there are none.
+    /// `positions` is 0, or more than the model supports.
     pub fn set_positions(&mut self, positions: usize) -> Result<(), CheckpointError> {
-        let refused = |why| {
+        let invalid = |why| {
             let path = self.store.root().join("config.json");
             CheckpointError::field_value(&path, "max_position_embeddings", why)
         };
-        self.config = self.config.clone().for_positions(positions).map_err(refused)?;
+        self.config = self.config.clone().for_positions(positions).map_err(invalid)?;
         Ok(())
     }
 
@@ -113,79 +113,79 @@ impl Checkpoint {
         &self.generation
     }
 
-    /// The safetensors files; [`TensorRef::file`] is an index into them.
+    /// Returns the paths of the safetensors files. [`TensorRef::file`] is an index into them.
     pub fn files(&self) -> impl ExactSizeIterator<Item = &Path> {
         self.shards.files.iter().map(|shard| shard.path.as_path())
     }
 
-    /// Names of all tensors in the files, sorted, also those that are ignored ([`crate::Ignored`]).
+    /// Returns the names of all tensors in the files, sorted, including ignored ones ([`crate::Ignored`]).
     #[must_use]
     pub fn tensor_names(&self) -> Vec<&str> {
         self.shards.names()
     }
 
-    /// A tensor by its name, if it is there and has one of the types that weights have.
+    /// Returns a tensor by its name, if it exists and has one of the types of [`StoredDtype`].
     #[must_use]
     pub fn tensor(&self, name: &str) -> Option<TensorRef> {
         self.shards.tensor(name)
     }
 
-    /// The embedding: [vocabulary, hidden].
+    /// Returns the embedding: `[vocabulary, hidden]`.
     #[must_use]
     pub fn embedding(&self) -> &TensorRef {
         &self.layout.embedding
     }
 
-    /// The embedding of positions, where they are learned: [context, hidden].
+    /// Returns the learned position embedding, if the model has one: `[context, hidden]`.
     #[must_use]
     pub fn positions(&self) -> Option<&TensorRef> {
         self.layout.positions.as_ref()
     }
 
-    /// The head: [vocabulary, hidden]. The embedding itself where the two are tied and stored once.
+    /// Returns the head: `[vocabulary, hidden]`. If it is tied and stored once, this is the embedding.
     #[must_use]
     pub fn head(&self) -> &TensorRef {
         &self.layout.head
     }
 
-    /// Reports if head and embedding are one tensor on disk: it needs to be loaded only once.
+    /// Reports if head and embedding are one tensor on disk, which needs to be loaded only once.
     #[must_use]
     pub fn head_is_embedding(&self) -> bool {
         self.layout.head.name == self.layout.embedding.name
     }
 
-    /// The head's bias, where it has one: [vocabulary].
+    /// Returns the head's bias, if it has one: `[vocabulary]`.
     #[must_use]
     pub fn head_bias(&self) -> Option<&TensorRef> {
         self.layout.head_bias.as_ref()
     }
 
-    /// The norm before the head.
+    /// Returns the norm before the head.
     #[must_use]
     pub fn final_norm(&self) -> &Linear {
         &self.layout.final_norm
     }
 
-    /// The norms of a layer.
+    /// Returns the norms of a layer.
     ///
     /// # Errors
-    /// A layer that the model does not have.
+    /// The model has no such layer.
     pub fn norms(&self, layer: usize) -> Result<&NormTensors, CheckpointError> {
         self.layer(layer).map(|tensors| &tensors.norms)
     }
 
-    /// The attention of a layer.
+    /// Returns the attention tensors of a layer.
     ///
     /// # Errors
-    /// A layer that the model does not have.
+    /// The model has no such layer.
     pub fn attention(&self, layer: usize) -> Result<&AttentionTensors, CheckpointError> {
         self.layer(layer).map(|tensors| &tensors.attention)
     }
 
-    /// The MLP of a dense layer, `None` where the layer has routed experts.
+    /// Returns the MLP of a dense layer, or `None` if the layer has routed experts.
     ///
     /// # Errors
-    /// A layer that the model does not have.
+    /// The model has no such layer.
     pub fn dense(&self, layer: usize) -> Result<Option<&MlpTensors>, CheckpointError> {
         Ok(match &self.layer(layer)?.mlp {
             LayerMlp::Dense(mlp) => Some(mlp),
@@ -193,10 +193,10 @@ impl Checkpoint {
         })
     }
 
-    /// The router of a layer, `None` where the layer is dense.
+    /// Returns the router of a layer, or `None` if the layer is dense.
     ///
     /// # Errors
-    /// A layer that the model does not have.
+    /// The model has no such layer.
     pub fn router(&self, layer: usize) -> Result<Option<&RouterTensors>, CheckpointError> {
         Ok(match &self.layer(layer)?.mlp {
             LayerMlp::Moe { router, .. } => Some(router),
@@ -204,10 +204,10 @@ impl Checkpoint {
         })
     }
 
-    /// The shared experts of a layer, `None` where it has none.
+    /// Returns the shared experts of a layer, or `None` if it has none.
     ///
     /// # Errors
-    /// A layer that the model does not have.
+    /// The model has no such layer.
     pub fn shared(&self, layer: usize) -> Result<Option<&SharedTensors>, CheckpointError> {
         Ok(match &self.layer(layer)?.mlp {
             LayerMlp::Moe { shared, .. } => shared.as_ref(),
@@ -215,10 +215,10 @@ impl Checkpoint {
         })
     }
 
-    /// Returns the bias that a layer adds once to the sum of its routed experts, where it has one: [hidden].
+    /// Returns the bias that a layer adds once to the sum of its routed experts, if it has one: `[hidden]`.
     ///
     /// # Errors
-    /// A layer that the model does not have.
+    /// The model has no such layer.
     pub fn experts_bias(&self, layer: usize) -> Result<Option<&TensorRef>, CheckpointError> {
         Ok(match &self.layer(layer)?.mlp {
             LayerMlp::Moe { bias, .. } => bias.as_ref(),
@@ -226,10 +226,10 @@ impl Checkpoint {
         })
     }
 
-    /// One routed expert, whichever way the experts are stored.
+    /// Returns the tensors of one routed expert, in any layout of the experts.
     ///
     /// # Errors
-    /// A layer or expert that the model does not have.
+    /// The model has no such layer or expert.
     pub fn expert(&self, layer: usize, expert: usize) -> Result<ExpertTensors, CheckpointError> {
         let LayerMlp::Moe { experts, .. } = &self.layer(layer)?.mlp else {
             return Err(self.request(format!("layer {layer} is dense, it has no routed experts")));
@@ -239,21 +239,20 @@ impl Checkpoint {
         })
     }
 
-    /// Reads a whole tensor, all elements of its byte range, as elements of its dtype.
+    /// Reads all elements of a tensor's byte range, and decodes them to the tensor's dtype.
     ///
     /// # Errors
-    /// The file cannot be read or has become shorter, or what is stored in a shorter form is not finite.
+    /// The file cannot be read or was truncated, or a quantised element is not finite.
     pub fn read(&self, tensor: &TensorRef) -> Result<Vec<u8>, CheckpointError> {
         let mut bytes = Vec::new();
         self.read_rows(tensor, 0..tensor.stored_rows(), &mut bytes)?;
         Ok(bytes)
     }
 
-    /// Reads some of the rows that a tensor's byte range has, as elements of its dtype, into `target`, which
-    /// is overwritten.
+    /// Reads some rows of a tensor's byte range, decoded to the tensor's dtype, into `target`, which is overwritten.
     ///
     /// # Errors
-    /// The rows are not in the tensor, or as of [`Self::read`].
+    /// The rows are outside the tensor, or an error of [`Self::read`].
     pub fn read_rows(
         &self,
         tensor: &TensorRef,
@@ -269,10 +268,11 @@ impl Checkpoint {
         }
         let StoredAs::Plain = tensor.stored else { return self.decode_rows(tensor, rows, target) };
         let range = tensor.row_range(&rows);
-        target.resize(self.memory(tensor, range.end - range.start)?, 0);
+        target.resize(self.length(tensor, range.end - range.start)?, 0);
         self.read_into(tensor, range, target)
     }
 
+    /// Reads and decodes rows of a quantised tensor.
     fn decode_rows(
         &self,
         tensor: &TensorRef,
@@ -281,10 +281,10 @@ impl Checkpoint {
     ) -> Result<(), CheckpointError> {
         let range = tensor.row_range(&rows);
         let columns = tensor.stored_columns();
-        let mut codes = vec![0; self.memory(tensor, range.end - range.start)?];
+        let mut codes = vec![0; self.length(tensor, range.end - range.start)?];
         self.read_into(tensor, range, &mut codes)?;
         target.clear();
-        target.reserve(self.memory(tensor, rows.len() as u64 * columns as u64 * tensor.dtype.bytes())?);
+        target.reserve(self.length(tensor, rows.len() as u64 * columns as u64 * tensor.dtype.bytes())?);
         let done = match &tensor.stored {
             StoredAs::Plain => Ok(()),
             StoredAs::Fp8 { block: [height, width], scales, scale_dtype } => {
@@ -306,17 +306,17 @@ impl Checkpoint {
         done.map_err(|place| self.not_finite(tensor, rows.start, &place))
     }
 
-    /// The error of an element, whose row is one of those from `first` on.
+    /// Returns the error for an element that is not finite. `first` is the row at which decoding began.
     fn not_finite(&self, tensor: &TensorRef, first: usize, place: &NotFinite) -> CheckpointError {
         let NotFinite { row, column, why } = place;
         let path = self.shards.files.get(tensor.file).map_or(self.store.root(), |shard| &shard.path);
         CheckpointError::tensor(path, &tensor.name, format!("element [{}, {column}]: {why}", first + row))
     }
 
-    /// Some of the rows of a matrix that is stored as fp8, as codes, into `target`, which is overwritten.
+    /// Reads the codes of some rows of a matrix that is stored as fp8 into `target`, which is overwritten.
     ///
     /// # Errors
-    /// The rows are not in the tensor, the file cannot be read, or a code is no number.
+    /// The rows are outside the tensor, the file cannot be read, or a code is NaN.
     pub fn read_codes(
         &self,
         tensor: &TensorRef,
@@ -330,9 +330,9 @@ impl Checkpoint {
             return Err(self.request(format!("invalid rows {rows:?} of `{}`", tensor.name)));
         }
         let range = tensor.row_range(&rows);
-        target.resize(self.memory(tensor, range.end - range.start)?, 0);
+        target.resize(self.length(tensor, range.end - range.start)?, 0);
         self.read_into(tensor, range, target)?;
-        match decode::no_number(target) {
+        match decode::find_nan(target) {
             None => Ok(()),
             Some((at, why)) => {
                 let columns = tensor.stored_columns().max(1);
@@ -342,8 +342,7 @@ impl Checkpoint {
         }
     }
 
-    /// The scales of a matrix that is stored as fp8, row after row of blocks, and the rows and columns of a block;
-    /// `None` where it is stored otherwise.
+    /// Reads the block scales of a matrix that is stored as fp8. Returns `None` for other matrices.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -357,11 +356,12 @@ impl Checkpoint {
         Ok(Some((decode::scales(&bytes, *scale_dtype), *block)))
     }
 
-    /// Checks that routed experts can be kept as `experts` where the model computes in `dtype`.
+    /// Checks that routed experts can be kept in memory as `experts` if the compute dtype is `dtype`.
     ///
     /// # Errors
-    /// [`ExpertsDtype::Fp8`] is asked for, and experts are stored otherwise, in blocks that kernels do not compute
-    /// from, or in a narrower type than `dtype`, to which their products with scales are rounded when they are decoded.
+    /// [`ExpertsDtype::Fp8`] is requested, but the experts are not stored as fp8, their block size is not supported by
+    /// the kernels, or the checkpoint's dtype is narrower than `dtype`. Decoded weights are rounded to the checkpoint's
+    /// dtype, and experts that stay fp8 must give the same bits.
     pub fn check_experts_dtype(
         &self,
         experts: Option<ExpertsDtype>,
@@ -370,14 +370,14 @@ impl Checkpoint {
         if experts != Some(ExpertsDtype::Fp8) {
             return Ok(());
         }
-        let refused = |why: String| {
+        let unsupported = |why: String| {
             let path = self.store.root().join("config.json");
             let message = format!("--experts-dtype fp8 requires experts stored as fp8: {why}");
             Err(CheckpointError::unsupported(&path, "quantization_config", message))
         };
         if dtype == StoredDtype::F32 && self.config.dtype != StoredDtype::F32 {
             let stored = self.config.dtype.name();
-            return refused(format!(
+            return unsupported(format!(
                 "these decode to {stored}, which must be the compute dtype; set --dtype {stored}"
             ));
         }
@@ -387,14 +387,14 @@ impl Checkpoint {
                     (StoredAs::Fp8 { block: [height, width], .. }, None)
                         if height.is_multiple_of(4) && width.is_multiple_of(32) => {}
                     (StoredAs::Fp8 { block: [height, width], .. }, None) => {
-                        return refused(format!(
+                        return unsupported(format!(
                             "unsupported fp8 block {height} x {width}, expected multiples of 4 x 32; omit the flag to \
                              decode the experts"
                         ));
                     }
                     _ => {
                         let name = &tensor.name;
-                        return refused(format!(
+                        return unsupported(format!(
                             "`{name}` is stored otherwise; use int8, which takes as much memory"
                         ));
                     }
@@ -404,7 +404,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Rows of scales, each of so many bytes.
+    /// Reads `rows` of a matrix of scales; a row has `row_bytes` bytes.
     fn read_scales(
         &self,
         scales: &Scales,
@@ -413,45 +413,45 @@ impl Checkpoint {
     ) -> Result<Vec<u8>, CheckpointError> {
         let mut bytes = vec![0; rows.len() * row_bytes];
         let range = (rows.start * row_bytes) as u64..(rows.end * row_bytes) as u64;
-        let place = TensorLocation {
+        let location = TensorLocation {
             name: &scales.name,
             file: scales.file,
             offset: scales.offset,
             bytes: scales.bytes,
         };
-        self.shards.read(place, range, &mut bytes)?;
+        self.shards.read(location, range, &mut bytes)?;
         Ok(bytes)
     }
 
-    fn memory(&self, tensor: &TensorRef, bytes: u64) -> Result<usize, CheckpointError> {
+    /// Converts a byte count to `usize`.
+    fn length(&self, tensor: &TensorRef, bytes: u64) -> Result<usize, CheckpointError> {
         usize::try_from(bytes)
             .map_err(|_| self.request(format!("`{}` does not fit into memory", tensor.name)))
     }
 
-    /// Reads the bytes `range` of a tensor as they are stored into `target`, which has the length of the range.
+    /// Reads the bytes `range` of a tensor, as stored, into `target`, which has the length of the range.
     ///
     /// # Errors
-    /// The range is not inside the tensor, the lengths differ, or the file cannot be read or has
-    /// become shorter.
+    /// The range is outside the tensor, the lengths differ, or the file cannot be read or was truncated.
     pub fn read_into(
         &self,
         tensor: &TensorRef,
         range: Range<u64>,
         target: &mut [u8],
     ) -> Result<(), CheckpointError> {
-        let place = TensorLocation {
+        let location = TensorLocation {
             name: &tensor.name,
             file: tensor.file,
             offset: tensor.offset,
             bytes: tensor.bytes,
         };
-        self.shards.read(place, range, target)
+        self.shards.read(location, range, target)
     }
 
-    /// Brings tensors near that will be read, where the store fetches them from afar.
+    /// Fetches tensors that will be read, if the store is remote.
     ///
     /// # Errors
-    /// They cannot be had.
+    /// The store cannot provide them.
     pub fn prefetch<'a>(
         &self,
         tensors: impl IntoIterator<Item = &'a TensorRef>,
@@ -469,16 +469,16 @@ impl Checkpoint {
         self.store.prefetch(&ranges).map_err(|error| CheckpointError::io(self.store.root(), error))
     }
 
-    /// Every tensor of the model outside of the routed experts; tied ones may be named twice.
+    /// Returns all tensors of the model except routed experts. A tied tensor may appear twice.
     #[must_use]
     pub fn outside_tensors(&self) -> Vec<&TensorRef> {
         self.layout.outside()
     }
 
-    /// Returns the sizes of the model's parts at rest.
+    /// Returns the sizes of the model's parts as stored.
     #[must_use]
     pub fn sizes(&self) -> Sizes {
-        Sizes::of(&self.config, &self.layout)
+        Sizes::stored(&self.config, &self.layout)
     }
 
     /// Returns the output of `remoe inspect`.
@@ -486,16 +486,16 @@ impl Checkpoint {
     /// # Errors
     /// As [`Self::fingerprint`].
     pub fn inspect(&self) -> Result<Inspection, CheckpointError> {
-        let decoded = self.short_form.map(|form| (form, Sizes::decoded(&self.config, &self.layout)));
-        Ok(Inspection::of(&self.config, self.sizes(), decoded, self.fingerprint()?, &self.layout.ignored))
+        let decoded = self.quantised_form.map(|form| (form, Sizes::decoded(&self.config, &self.layout)));
+        Ok(Inspection::new(&self.config, self.sizes(), decoded, self.fingerprint()?, &self.layout.ignored))
     }
 
-    /// Identity of the weights and of what the config says about them; see [`Fingerprint`].
+    /// Computes the identity of the weights and of the config; see [`Fingerprint`].
     ///
     /// # Errors
-    /// A file cannot be read or has become shorter.
+    /// A file cannot be read or was truncated.
     pub fn fingerprint(&self) -> Result<Fingerprint, CheckpointError> {
-        fingerprint::of(&self.config, self.short_form, &*self.store, &self.shards)
+        fingerprint::compute(&self.config, self.quantised_form, &*self.store, &self.shards)
     }
 
     fn layer(&self, layer: usize) -> Result<&LayerTensors, CheckpointError> {

@@ -1,4 +1,4 @@
-//! `config.json` as facts.
+//! The model configuration, and the fields of `config.json` that all families share.
 
 use serde_json::Value;
 
@@ -9,55 +9,55 @@ use crate::family::Family;
 use crate::fields::{Fields, SIZE_LIMIT};
 use crate::rope::{RopeFacts, RopeScaling};
 
-/// More layers than any model has, and few enough to describe each.
+/// Upper bound of the number of layers, above that of any model.
 const LAYER_LIMIT: usize = 4096;
 
 /// A model as its `config.json` describes it, the defaults of transformers 5.17 filled in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
-    /// The family, which fixes tensor names and the routing rule.
+    /// Family, which determines tensor names and the routing rule.
     pub family: Family,
-    /// Element type of the weights at rest, but for those in a shorter form, which become this when they are
-    /// read; where the config does not say, the checkpoint's tensors do (float32 for a config without tensors).
+    /// Element type of stored weights; quantised weights are decoded to it. If the config does not declare it, it is the
+    /// type of the checkpoint's tensors (float32 for a config without tensors).
     pub dtype: StoredDtype,
     /// Rows of the embedding and of the head.
     pub vocab_size: usize,
     /// Elements of a token's hidden state.
     pub hidden_size: usize,
-    /// Epsilon of the norms, float32 arithmetic, before the square root.
+    /// Epsilon of the norms, added in float32 before the square root.
     pub norm_eps: f64,
     /// Set if the head is the embedding.
     pub tie_embeddings: bool,
-    /// Positions that the model was made for: those that its config states, scaled where its rope is.
+    /// Positions that the model supports: those that its config states, scaled by its rope type.
     pub context_length: usize,
-    /// Positions that its config states.
+    /// Positions that the config states, before rope scaling.
     pub stated_positions: usize,
     /// Activation of experts, shared experts and dense layers.
     pub activation: Activation,
-    /// The norms outside of attention.
+    /// Kind of the norms outside of attention.
     pub norm: NormKind,
     /// Set if the head has a bias.
     pub head_bias: bool,
-    /// Factors of hidden states and logits.
+    /// Constant factors of hidden states and logits.
     pub multipliers: Multipliers,
-    /// The decoder layers; a layer's id is its index.
+    /// Decoder layers, indexed by layer id.
     pub layers: Vec<LayerFacts>,
-    /// Rotary position embedding. `None`: positions are learned, each has a row that is added to the embedding's.
+    /// Rotary position embedding. `None` if positions are learned: their rows are added to those of the embedding.
     pub rope: Option<RopeFacts>,
     /// First token of a text, if the model has one.
     pub bos_id: Option<u32>,
-    /// Tokens that end a text; only those inside the vocabulary.
+    /// Tokens that end a text, restricted to the vocabulary.
     pub eos_ids: Vec<u32>,
 }
 
-/// Factors beside the weights, 1 in most families (Granite has others).
+/// Constant factors besides the weights. They are 1 in most families, but not in Granite.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Multipliers {
     /// Factor of the embedding's rows.
     pub embedding: f64,
-    /// Factor of the outputs of attention and feed-forward part, which are added to the hidden state.
+    /// Factor of the outputs of attention and MLP before they are added to the hidden state.
     pub residual: f64,
-    /// Logits are divided by it.
+    /// Divisor of the logits.
     pub logits_divisor: f64,
 }
 
@@ -68,8 +68,8 @@ impl Default for Multipliers {
 }
 
 impl ModelConfig {
-    /// Positions that are served: those for which the rotation's frequencies are the same however long the
-    /// text is. All of [`Self::context_length`] for most kinds of rope.
+    /// Returns the number of positions that are served by default. For most rope types these are all of
+    /// [`Self::context_length`]. With longrope, whose frequencies depend on the text's length, it is the original context.
     #[must_use]
     pub fn served_context(&self) -> usize {
         match self.rope.as_ref().map(|rope| &rope.scaling) {
@@ -78,31 +78,30 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the same model for texts of `positions`: shorter ones than it serves, or longer ones than those of
-    /// longrope's training, up to those that the model was made for. The latter have the rotation for long texts at
-    /// every position, from the first one on.
+    /// Returns the same model with a context of `positions`. Beyond the original context of longrope, the factors for
+    /// long texts apply at every position.
     ///
     /// # Errors
-    /// A message if `positions` is 0 or more than the model was made for.
+    /// A message if `positions` is 0 or more than the model supports.
     pub(crate) fn for_positions(self, positions: usize) -> Result<Self, String> {
-        let (most, served) = (self.context_length, self.served_context());
-        if positions == 0 || positions > most {
-            return Err(format!("expected --max-model-len of 1 to {most}, got {positions}"));
+        let (max, served) = (self.context_length, self.served_context());
+        if positions == 0 || positions > max {
+            return Err(format!("expected --max-model-len of 1 to {max}, got {positions}"));
         }
         if positions <= served {
             return Ok(Self { context_length: positions, ..self });
         }
-        let long = self.rope.as_ref().and_then(|rope| rope.for_long_texts(positions));
-        Ok(Self { context_length: positions, rope: long, ..self })
+        let long_rope = self.rope.as_ref().and_then(|rope| rope.for_long_texts(positions));
+        Ok(Self { context_length: positions, rope: long_rope, ..self })
     }
 
-    /// Ids of the layers that have routed experts, ascending.
+    /// Returns the ids of the layers with routed experts, ascending.
     #[must_use]
     pub fn moe_layers(&self) -> Vec<usize> {
         (0..self.layers.len()).filter(|layer| self.moe(*layer).is_some()).collect()
     }
 
-    /// The experts of a layer, if it has routed ones.
+    /// Returns the experts of a layer, if it has routed experts.
     #[must_use]
     pub fn moe(&self, layer: usize) -> Option<&MoeFacts> {
         match &self.layers.get(layer)?.mlp {
@@ -111,14 +110,14 @@ impl ModelConfig {
         }
     }
 
-    /// The experts of the first layer that has routed ones; all such layers have the same sizes.
+    /// Returns the experts of the first layer with routed experts. All such layers have the same sizes.
     #[must_use]
     pub fn any_moe(&self) -> Option<&MoeFacts> {
         (0..self.layers.len()).find_map(|layer| self.moe(layer))
     }
 }
 
-/// The fields that all families share, read once.
+/// Fields of `config.json` that all families share.
 pub(crate) struct CommonConfig<'a> {
     pub(crate) fields: Fields<'a>,
     pub(crate) layers: usize,
@@ -145,7 +144,7 @@ pub(crate) struct Defaults {
     pub(crate) eos: Option<u32>,
 }
 
-/// Names of the fields of sizes.
+/// Names of the fields that state sizes.
 pub(crate) struct FieldNames {
     pub(crate) layers: &'static str,
     pub(crate) heads: &'static str,
@@ -154,7 +153,7 @@ pub(crate) struct FieldNames {
     pub(crate) norm_eps: &'static str,
 }
 
-/// Their names in most families.
+/// Names of the size fields in most families.
 const USUAL_FIELDS: FieldNames = FieldNames {
     layers: "num_hidden_layers",
     heads: "num_attention_heads",
@@ -164,11 +163,12 @@ const USUAL_FIELDS: FieldNames = FieldNames {
 };
 
 impl<'a> CommonConfig<'a> {
+    /// Reads the fields, under the names of most families.
     pub(crate) fn read(fields: Fields<'a>, defaults: &'static Defaults) -> Result<Self, CheckpointError> {
         Self::read_named(fields, defaults, &USUAL_FIELDS)
     }
 
-    /// As [`Self::read`], for a family whose fields have other names.
+    /// Reads the fields like [`Self::read`], for a family with other field names.
     pub(crate) fn read_named(
         fields: Fields<'a>,
         defaults: &'static Defaults,
@@ -193,7 +193,7 @@ impl<'a> CommonConfig<'a> {
         })
     }
 
-    /// Key and value heads; null means one per query head.
+    /// Returns the number of KV heads. Null means one for each query head.
     pub(crate) fn kv_heads(&self, default: usize) -> Result<usize, CheckpointError> {
         let name = "num_key_value_heads";
         let kv_heads = match self.fields.optional_size(name)? {
@@ -210,11 +210,11 @@ impl<'a> CommonConfig<'a> {
         Ok(kv_heads)
     }
 
-    /// Elements per head: `head_dim` where given, else hidden size over heads.
+    /// Returns the elements of a head: `head_dim` if it is given, else hidden size / heads.
     pub(crate) fn head_dim(&self) -> Result<usize, CheckpointError> {
         let (name, head_dim) = match self.fields.optional_size("head_dim")? {
             Some(given) => ("head_dim", given),
-            None => ("num_attention_heads", self.even_heads()?),
+            None => ("num_attention_heads", self.hidden_per_head()?),
         };
         if head_dim % 2 != 0 {
             return Err(self
@@ -224,8 +224,8 @@ impl<'a> CommonConfig<'a> {
         Ok(head_dim)
     }
 
-    /// Hidden size over heads, where it comes out even.
-    pub(crate) fn even_heads(&self) -> Result<usize, CheckpointError> {
+    /// Returns hidden size / heads, which must be an integer.
+    pub(crate) fn hidden_per_head(&self) -> Result<usize, CheckpointError> {
         if !self.hidden_size.is_multiple_of(self.heads) {
             let (name, of) = (self.names.heads, self.names.hidden_size);
             let message = format!("is {}, which does not divide {of} ({})", self.heads, self.hidden_size);
@@ -234,11 +234,11 @@ impl<'a> CommonConfig<'a> {
         Ok(self.hidden_size / self.heads)
     }
 
-    /// Which layers attend to a window only, where the config lists them.
+    /// Returns for each layer if it has a sliding window, if the config lists `layer_types`.
     pub(crate) fn layer_types(&self) -> Result<Option<Vec<bool>>, CheckpointError> {
         let fields = self.fields;
         let Some(types) = fields.list("layer_types")? else { return Ok(None) };
-        self.one_for_each_layer(types)?;
+        self.check_layer_types(types)?;
         let slides = |entry: &Value| match entry.as_str() {
             Some("full_attention") => Ok(false),
             Some("sliding_attention") => Ok(true),
@@ -250,8 +250,8 @@ impl<'a> CommonConfig<'a> {
         types.iter().map(slides).collect::<Result<_, _>>().map(Some)
     }
 
-    /// Refuses `layer_types` of another length than the model has layers.
-    pub(crate) fn one_for_each_layer(&self, types: &[Value]) -> Result<(), CheckpointError> {
+    /// Checks that `layer_types` has one entry for each layer.
+    pub(crate) fn check_layer_types(&self, types: &[Value]) -> Result<(), CheckpointError> {
         if types.len() == self.layers {
             return Ok(());
         }
@@ -259,8 +259,8 @@ impl<'a> CommonConfig<'a> {
         Err(self.fields.error("layer_types", message))
     }
 
-    /// Experts, in the first of the fields `names` that is there, and experts per token, checked against each other.
-    /// The latter have to be said where there is no default.
+    /// Returns the number of experts and of experts per token. The former is read from the first existing field of the
+    /// two names, the latter has a default only if `top_k` is given.
     pub(crate) fn experts(
         &self,
         [name, other]: [&'static str; 2],
@@ -287,17 +287,18 @@ impl<'a> CommonConfig<'a> {
         Ok((experts, top_k))
     }
 
-    /// Positions that `rope` reaches.
-    fn reach(&self, rope: Option<&RopeFacts>) -> Result<usize, CheckpointError> {
+    /// Returns the positions that the model supports after rope scaling.
+    fn scaled_context(&self, rope: Option<&RopeFacts>) -> Result<usize, CheckpointError> {
         let Some(rope) = rope else { return Ok(self.context_length) };
-        let reach = rope.reach(self.context_length).floor();
-        if !(1.0..=SIZE_LIMIT as f64).contains(&reach) {
-            let message = format!("gives a context of {reach} positions, expected 1 to {SIZE_LIMIT}");
+        let positions = rope.scaled_context(self.context_length).floor();
+        if !(1.0..=SIZE_LIMIT as f64).contains(&positions) {
+            let message = format!("gives a context of {positions} positions, expected 1 to {SIZE_LIMIT}");
             return Err(self.fields.error("rope_scaling.factor", message));
         }
-        Ok(reach as usize)
+        Ok(positions as usize)
     }
 
+    /// Completes the configuration with a family's layers and rope, and reads the remaining shared fields.
     pub(crate) fn finish(
         self,
         family: Family,
@@ -306,7 +307,7 @@ impl<'a> CommonConfig<'a> {
     ) -> Result<ModelConfig, CheckpointError> {
         let (fields, defaults) = (self.fields, self.defaults);
         let norm_eps = fields.number(self.names.norm_eps, defaults.norm_eps)?;
-        // A mean square is about 1: more would drown it.
+        // A mean square is about 1: a larger epsilon would dominate it.
         if !(0.0..=1.0).contains(&norm_eps) {
             return Err(fields.error(self.names.norm_eps, format!("is {norm_eps}, expected 0 to 1")));
         }
@@ -315,7 +316,7 @@ impl<'a> CommonConfig<'a> {
         }
         let token = |name: &str, default: Option<u32>| {
             let mut ids = fields.token_ids(name, self.vocab_size)?;
-            // Absent is the default, null is none.
+            // An absent field means the default, null means no token.
             if fields.get(name).is_none() && !fields.is_null(name) {
                 ids.extend(default.filter(|id| (*id as usize) < self.vocab_size));
             }
@@ -336,7 +337,7 @@ impl<'a> CommonConfig<'a> {
             hidden_size: self.hidden_size,
             norm_eps,
             tie_embeddings: self.tie_embeddings,
-            context_length: self.reach(rope.as_ref())?,
+            context_length: self.scaled_context(rope.as_ref())?,
             stated_positions: self.context_length,
             activation: self.activation,
             norm: NormKind::Rms,
@@ -350,7 +351,7 @@ impl<'a> CommonConfig<'a> {
     }
 }
 
-/// `dtype`, or `torch_dtype` as it was called before; "auto" and null say nothing.
+/// Reads `dtype`, or its older name `torch_dtype`. Returns `None` for "auto", null and absent fields.
 pub(crate) fn declared_dtype(fields: &Fields<'_>) -> Result<Option<StoredDtype>, CheckpointError> {
     fields.agree("dtype", "torch_dtype")?;
     let name = if fields.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
@@ -367,7 +368,7 @@ fn activation(fields: &Fields<'_>) -> Result<Activation, CheckpointError> {
         None | Some("silu" | "swish") => Ok(Activation::Silu),
         Some("gelu_pytorch_tanh") => Ok(Activation::GeluTanh),
         Some("relu") => Ok(Activation::Relu),
-        // gelu_new is the same formula, but rounded after every step in bfloat16: not the same bits.
+        // gelu_new is the same formula, but rounds after every step in bfloat16, which gives other bits.
         Some(other) => Err(fields.unsupported(
             "hidden_act",
             format!("activation `{other}`; supported are silu, gelu_pytorch_tanh and relu"),

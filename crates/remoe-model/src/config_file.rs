@@ -1,4 +1,4 @@
-//! `config.json` read into facts: the family's own fields, those that no family may have, and the stored form.
+//! Parses `config.json`: a family's fields, fields that are unsupported in every family, and the quantisation.
 
 use std::path::Path;
 
@@ -9,15 +9,15 @@ use crate::error::CheckpointError;
 use crate::facts::StoredDtype;
 use crate::family::Family;
 use crate::fields::Fields;
-use crate::foreign;
+use crate::foreign_fields;
 use crate::json;
-use crate::stored_form::Quantisation;
+use crate::quantised_form::Quantisation;
 
 impl ModelConfig {
-    /// Parses the text of a `config.json`; `path` is for messages.
+    /// Parses the text of a `config.json`. `path` only appears in messages.
     ///
     /// # Errors
-    /// A field that is wrong or asks for something unsupported, by name.
+    /// Names a field with an invalid or unsupported value.
     pub fn from_json(path: &Path, text: &[u8]) -> Result<Self, CheckpointError> {
         let object = json::parse_object(path, text)?;
         Self::from_object(path, &object, None)
@@ -29,9 +29,9 @@ impl ModelConfig {
         stored: Option<StoredDtype>,
     ) -> Result<Self, CheckpointError> {
         let fields = Fields::new(path, object);
-        let family = Family::of(&fields)?;
-        refuse_everywhere(&fields)?;
-        foreign::refuse(fields, family)?;
+        let family = Family::from_fields(&fields)?;
+        refuse_unsupported(&fields)?;
+        foreign_fields::refuse(fields, family)?;
         let mut config = family.parse(fields)?;
         if let (None, Some(stored)) = (declared_dtype(&fields)?, stored) {
             config.dtype = stored;
@@ -49,15 +49,15 @@ impl ModelConfig {
     }
 }
 
-/// Further layers of a checkpoint, behind the others, that predict tokens beyond the next one. They are no
-/// part of the model that is served.
+/// Returns the number of multi-token prediction (MTP) layers, which follow the model's layers in a checkpoint. They are
+/// not served.
 pub(crate) fn prediction_layers(path: &Path, object: &Map<String, Value>) -> Result<usize, CheckpointError> {
     let fields = Fields::new(path, object);
-    // Of other families than DeepSeek-V3 the fields are refused.
+    // In families other than DeepSeek-V3 these fields are refused elsewhere.
     Ok(fields.optional_count(fields.either("num_nextn_predict_layers", "num_mtp_layers")?)?.unwrap_or(0))
 }
 
-/// How weights are stored that are not in the dtype.
+/// Reads how weights are quantised in the checkpoint, if they are.
 pub(crate) fn quantisation(
     path: &Path,
     object: &Map<String, Value>,
@@ -65,8 +65,8 @@ pub(crate) fn quantisation(
     Quantisation::read(Fields::new(path, object))
 }
 
-/// Fields that change the answer of any family and that no family here has.
-fn refuse_everywhere(fields: &Fields<'_>) -> Result<(), CheckpointError> {
+/// Refuses fields that would change the results of any family and are not supported in any.
+fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), CheckpointError> {
     fields.refuse("per_layer_config", "layers that differ by override are not supported")?;
     fields.refuse("attention_chunk_size", "chunked attention is not supported")?;
     for flag in ["is_encoder_decoder", "add_cross_attention"] {

@@ -1,14 +1,15 @@
-//! Weights that are stored in a shorter form, as elements of the dtype: rounded once.
+//! Decodes quantised weights (fp8, MXFP4) of a checkpoint to its dtype; each is rounded once.
 
 use std::ops::Range;
 
 use crate::facts::StoredDtype;
 
-/// Elements that share a scale in MXFP4, and bytes that they take without it.
+/// Elements that share a scale in MXFP4.
 pub(crate) const MXFP4_GROUP: usize = 32;
+/// Bytes of a group of MXFP4 without its scale.
 pub(crate) const MXFP4_BYTES: usize = MXFP4_GROUP / 2;
 
-/// Value of a tensor that is not finite: the row among those that were decoded, the column, and why.
+/// Position of an element that is not finite, with its row counted among the decoded rows, and the reason.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NotFinite {
     pub(crate) row: usize,
@@ -16,8 +17,8 @@ pub(crate) struct NotFinite {
     pub(crate) why: String,
 }
 
-/// Rows of e4m3 elements; `scale(row, column)` is that of the block of columns `column` x `block` and the
-/// following ones. Appends float32 products, rounded once to `dtype`, to `decoded`.
+/// Decodes rows of e4m3 codes. `scale(row, i)` returns the scale of the `i`-th block of `block` columns. Appends the
+/// float32 products of codes and scales, rounded once to `dtype`, to `decoded`.
 pub(crate) fn fp8(
     codes: &[u8],
     columns: usize,
@@ -29,12 +30,12 @@ pub(crate) fn fp8(
     for (row, codes) in codes.chunks_exact(columns.max(1)).enumerate() {
         for (index, codes) in codes.chunks(block.max(1)).enumerate() {
             let scale = scale(row, index);
-            // The largest magnitude of e4m3, so that no product is too large for its type.
+            // 448 is the largest magnitude of e4m3: no product overflows if this one does not.
             if !round_bf16(448.0 * scale).is_finite() {
                 let why = format!("its block has the invalid scale {scale}");
                 return Err(NotFinite { row, column: index * block, why });
             }
-            if let Some((at, why)) = no_number(codes) {
+            if let Some((at, why)) = find_nan(codes) {
                 return Err(NotFinite { row, column: index * block + at, why });
             }
             append(codes.len(), codes.iter().map(|&code| e4m3(code) * scale), dtype, decoded);
@@ -43,14 +44,14 @@ pub(crate) fn fp8(
     Ok(())
 }
 
-/// The first code of e4m3 that stands for no number, and what to say of it.
-pub(crate) fn no_number(codes: &[u8]) -> Option<(usize, String)> {
+/// Finds the first e4m3 code that is NaN. Returns its index and a message.
+pub(crate) fn find_nan(codes: &[u8]) -> Option<(usize, String)> {
     let at = codes.iter().position(|code| code & 0x7f == 0x7f)?;
     Some((at, format!("{:#04x} of e4m3 is not a number", codes.get(at).copied().unwrap_or_default())))
 }
 
-/// Rows of groups of 32 e2m1 elements, 16 bytes a group, the first element of a byte in its lower half, each
-/// group times 2^(scale - 127). Appends elements of `dtype` to `decoded`; nothing is rounded.
+/// Decodes rows of MXFP4 groups: 32 e2m1 elements in 16 bytes, the first element of a byte in its lower half, times
+/// 2^(scale - 127). Appends elements of `dtype` to `decoded`. Nothing is rounded.
 pub(crate) fn mxfp4(
     codes: &[u8],
     scales: &[u8],
@@ -70,7 +71,7 @@ pub(crate) fn mxfp4(
         }
         let scale = e8m0(exponent);
         let elements = || codes.iter().flat_map(|byte| [byte & 15, byte >> 4]);
-        // The two largest exponents leave no room for all elements.
+        // With the two largest exponents, some elements overflow.
         if exponent > 252
             && let Some((at, code)) =
                 elements().enumerate().find(|(_, code)| !(e2m1(*code) * scale).is_finite())
@@ -85,7 +86,7 @@ pub(crate) fn mxfp4(
     Ok(())
 }
 
-/// The scales of blocks as they are stored: float32 or bfloat16.
+/// Decodes block scales, which are stored as float32 or bfloat16.
 pub(crate) fn scales(bytes: &[u8], dtype: StoredDtype) -> Vec<f32> {
     match dtype {
         StoredDtype::F32 => bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect(),
@@ -96,19 +97,19 @@ pub(crate) fn scales(bytes: &[u8], dtype: StoredDtype) -> Vec<f32> {
     }
 }
 
-/// Appends so many values.
+/// Rounds `count` values to `dtype` and appends them to `decoded`.
 fn append(count: usize, values: impl Iterator<Item = f32>, dtype: StoredDtype, decoded: &mut Vec<u8>) {
     let start = decoded.len();
     decoded.resize(start + count * dtype.bytes() as usize, 0);
-    let room = decoded.get_mut(start..).unwrap_or_default();
+    let target = decoded.get_mut(start..).unwrap_or_default();
     match dtype {
         StoredDtype::F32 => {
-            for (to, value) in room.as_chunks_mut().0.iter_mut().zip(values) {
+            for (to, value) in target.as_chunks_mut().0.iter_mut().zip(values) {
                 *to = value.to_le_bytes();
             }
         }
         StoredDtype::Bf16 | StoredDtype::F16 => {
-            for (to, value) in room.as_chunks_mut().0.iter_mut().zip(values) {
+            for (to, value) in target.as_chunks_mut().0.iter_mut().zip(values) {
                 *to = ((round_bf16(value).to_bits() >> 16) as u16).to_le_bytes();
             }
         }
@@ -122,28 +123,29 @@ fn round_bf16(value: f32) -> f32 {
     f32::from_bits(bits.wrapping_add(0x7fff + odd) & 0xffff_0000)
 }
 
-/// An element of e4m3: sign, four bits of exponent with bias 7, three of mantissa; no infinities.
+/// Decodes e4m3: a sign, four exponent bits with bias 7, three mantissa bits; no infinities.
 fn e4m3(code: u8) -> f32 {
     let magnitude = u32::from(code & 0x7f) << 20;
-    // In the exponent's place of a float32, whose bias is 120 more. Denormals become right by the product, too.
+    // Exponent and mantissa move to their positions in a float32. The product adds the difference of the biases, 120,
+    // and is right for denormals, too.
     let value = f32::from_bits(magnitude) * f32::from_bits((127 + 120) << 23);
     f32::from_bits(value.to_bits() | u32::from(code & 0x80) << 24)
 }
 
-/// An element of e2m1: sign, two bits of exponent, one of mantissa.
+/// Decodes e2m1: a sign, two exponent bits, one mantissa bit.
 fn e2m1(code: u8) -> f32 {
     const NUMBERS: [f32; 16] =
         [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
     NUMBERS[usize::from(code & 15)]
 }
 
-/// A scale of e8m0, which is not 255: a power of two.
+/// Decodes an e8m0 scale other than 255: a power of two.
 fn e8m0(code: u8) -> f32 {
-    // 2^-127 is a denormal.
+    // Code 0 is 2^-127, a denormal float32.
     f32::from_bits(if code == 0 { 1 << 22 } else { u32::from(code) << 23 })
 }
 
-/// The rows of blocks in which `rows` lie.
+/// Returns the rows of blocks that contain `rows`.
 pub(crate) fn block_rows(rows: &Range<usize>, block: usize) -> Range<usize> {
     rows.start / block..rows.end.div_ceil(block)
 }
@@ -178,7 +180,7 @@ mod tests {
     const NUMBERS: [std::ops::RangeInclusive<u8>; 2] = [0..=0x7e, 0x80..=0xfe];
 
     #[test]
-    fn codes_of_e4m3_are_those_of_the_specification_and_of_torch() {
+    fn e4m3_codes_decode_as_specified_and_as_in_torch() {
         // OCP 8-bit floating point 1.0, table 1: zero, least and largest denormal, least and largest normal.
         let table = [
             (0x00, 0.0),
@@ -202,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn fp8_becomes_what_the_reference_makes_of_it() {
+    fn fp8_decodes_as_the_reference() {
         let reference = reference();
         for (scale, expected) in reference.scales.iter().zip(&reference.fp8) {
             for codes in NUMBERS {
@@ -217,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn fp8_has_the_scale_of_its_block() {
+    fn fp8_uses_the_scale_of_its_block() {
         let scale = |row: usize, column: usize| 2.0_f32.powi((2 * row + column) as i32);
         let mut decoded = Vec::new();
         fp8(&[0x38; 6], 3, 2, scale, StoredDtype::F32, &mut decoded).unwrap();
@@ -226,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn mxfp4_becomes_what_transformers_makes_of_it() {
+    fn mxfp4_decodes_as_in_transformers() {
         let reference = reference();
         // OCP Microscaling Formats 1.0, table 6, of the codes in the order of the blocks.
         let table = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
@@ -245,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_refused_with_its_place() {
+    fn nan_is_refused_with_its_position() {
         for code in [0x7f, 0xff] {
             let mut codes = [0x38; 40];
             codes[33] = code;

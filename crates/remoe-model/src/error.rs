@@ -1,15 +1,15 @@
-//! Errors of checkpoints, always with the file and, where there is one, the field or tensor.
+//! Errors of checkpoints. Each names the file, and the field or tensor, if any.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-/// Why a checkpoint cannot be used. Every message names the file; [`CheckpointError::field`] is the
-/// config field or the tensor that it is about.
+/// Failure to open or read a checkpoint. Every message names the file; [`CheckpointError::field`] returns the config field
+/// or the tensor.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// The operating system refused.
+    /// The operating system cannot read a file.
     #[error("cannot read {}: {source}{}", path.display(), advice(source))]
     Io {
         /// The file or folder.
@@ -17,33 +17,33 @@ pub enum CheckpointError {
         /// Error of the operating system.
         source: io::Error,
     },
-    /// The store of the files cannot give one. What it says names the file.
+    /// A store cannot provide a file. Its error names the file.
     #[error("{source}")]
     Store {
-        /// The file, or the place of all.
+        /// The file, or the root of the store.
         path: PathBuf,
         /// Error of the store.
         source: io::Error,
     },
-    /// A file that the checkpoint needs is not there.
+    /// A required file is missing.
     #[error("missing {}: {message}", path.display())]
     MissingFile {
-        /// Where the file was expected.
+        /// Expected path.
         path: PathBuf,
         /// Remedy.
         message: String,
     },
-    /// A file is not the JSON that it should be.
+    /// A file is not valid JSON, or not an object.
     #[error("invalid {}: {message}", path.display())]
     Json {
         /// The file.
         path: PathBuf,
-        /// The field at whose value the parser stopped, where there is one.
+        /// The field at which the parser stopped, if known.
         field: Option<String>,
-        /// Reason, with its position where the parser knows it.
+        /// Reason, with the position if the parser knows it.
         message: String,
     },
-    /// A field has a value that no model can have.
+    /// A field has an invalid value.
     #[error("{}: field `{field}`: {message}", path.display())]
     Field {
         /// The file.
@@ -53,7 +53,7 @@ pub enum CheckpointError {
         /// Reason, and the expected value.
         message: String,
     },
-    /// A field asks for something that this version does not do.
+    /// A field has a valid value that is not supported.
     #[error("{}: field `{field}` is not supported: {message}", path.display())]
     Unsupported {
         /// The file.
@@ -63,7 +63,7 @@ pub enum CheckpointError {
         /// Value of the field, and the supported values.
         message: String,
     },
-    /// The header of a safetensors file is not usable.
+    /// The header of a safetensors file is invalid.
     #[error("{}: {message}", path.display())]
     Header {
         /// The file.
@@ -71,17 +71,17 @@ pub enum CheckpointError {
         /// Reason.
         message: String,
     },
-    /// The model needs a tensor that no file of the checkpoint holds.
+    /// The checkpoint lacks a tensor that the model needs.
     #[error("{}: missing tensor `{tensor}`: {message}", path.display())]
     MissingTensor {
-        /// The file that should name it: the only safetensors file, or the index.
+        /// The file that should list it: the only safetensors file, or the index.
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Why it is needed.
+        /// Expected shape, or the reason why it is needed.
         message: String,
     },
-    /// A tensor has the wrong shape, type or place.
+    /// A tensor has the wrong shape, type or position in the file, or is unexpected.
     #[error("{}: tensor `{tensor}`: {message}", path.display())]
     Tensor {
         /// The file.
@@ -91,7 +91,7 @@ pub enum CheckpointError {
         /// Reason, and the expected tensor.
         message: String,
     },
-    /// The file ended before the tensor did: it became shorter after it was opened.
+    /// A file was truncated after it was opened, so that a tensor cannot be read.
     #[error(
         "{}: tensor `{tensor}`: truncated at or before byte {at} ({missing} bytes missing): the file changed after \
          it was opened; restore it and restart",
@@ -102,12 +102,12 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Position in the file at which nothing more was there.
+        /// Byte position in the file at or after which it ended.
         at: u64,
         /// Bytes that are missing.
         missing: u64,
     },
-    /// A caller asked for a layer, expert or range that the checkpoint does not have.
+    /// A caller requested a layer, expert or range that the checkpoint lacks.
     #[error("{}: {message}", path.display())]
     Request {
         /// The folder of the checkpoint.
@@ -118,7 +118,7 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// The file or folder that the error is about.
+    /// Returns the path of the file or folder.
     #[must_use]
     pub fn path(&self) -> &Path {
         match self {
@@ -136,8 +136,7 @@ impl CheckpointError {
         }
     }
 
-    /// The config field or the tensor that the error is about, where there is one; `credentials` where a
-    /// store refuses them.
+    /// Returns the config field or the tensor, if any; `credentials` or `source` for errors of a store.
     #[must_use]
     pub fn field(&self) -> Option<&str> {
         match self {
@@ -152,8 +151,8 @@ impl CheckpointError {
         }
     }
 
-    /// Reports if the same may succeed later: the source of the files did not answer, or the system had no file or
-    /// memory left to read with. Everything else is a fault of the checkpoint or of the request.
+    /// Reports if a retry may succeed: the store timed out, or the system lacked file descriptors or memory. All other
+    /// errors are faults of the checkpoint or of the request.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -164,47 +163,47 @@ impl CheckpointError {
     }
 
     pub(crate) fn json(path: &Path, field: Option<String>, message: impl Into<String>) -> Self {
-        Self::Json { path: path.to_owned(), field, message: shown(message, MESSAGE_BYTES) }
+        Self::Json { path: path.to_owned(), field, message: truncated(message, MESSAGE_BYTES) }
     }
 
     pub(crate) fn field_value(path: &Path, field: impl Into<String>, message: impl Into<String>) -> Self {
         Self::Field {
             path: path.to_owned(),
-            field: shown(field, NAME_BYTES),
-            message: shown(message, MESSAGE_BYTES),
+            field: truncated(field, NAME_BYTES),
+            message: truncated(message, MESSAGE_BYTES),
         }
     }
 
     pub(crate) fn unsupported(path: &Path, field: impl Into<String>, message: impl Into<String>) -> Self {
         Self::Unsupported {
             path: path.to_owned(),
-            field: shown(field, NAME_BYTES),
-            message: shown(message, MESSAGE_BYTES),
+            field: truncated(field, NAME_BYTES),
+            message: truncated(message, MESSAGE_BYTES),
         }
     }
 
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
-        // An error of the system has nothing inside, see `Store`.
+        // Errors of the operating system have no inner error; errors of a store do (see `Store`).
         if source.get_ref().is_some() { Self::Store { path, source } } else { Self::Io { path, source } }
     }
 
     pub(crate) fn header(path: &Path, message: impl Into<String>) -> Self {
-        Self::Header { path: path.to_owned(), message: shown(message, MESSAGE_BYTES) }
+        Self::Header { path: path.to_owned(), message: truncated(message, MESSAGE_BYTES) }
     }
 
     pub(crate) fn tensor(path: &Path, tensor: &str, message: impl Into<String>) -> Self {
         Self::Tensor {
             path: path.to_owned(),
-            tensor: shown(tensor, NAME_BYTES),
-            message: shown(message, MESSAGE_BYTES),
+            tensor: truncated(tensor, NAME_BYTES),
+            message: truncated(message, MESSAGE_BYTES),
         }
     }
 }
 
-/// Returns the remedy where the system itself was short of a resource, whatever the file is.
+/// Returns a remedy if the system lacked a resource, whatever the file.
 fn shortage(error: &io::Error) -> Option<&'static str> {
-    // The error of a store may have that of the system inside.
+    // The error of a store may contain the error of the system.
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<io::Error>());
     match Errno::from_io_error(inner.unwrap_or(error))? {
         Errno::MFILE => Some("raise the limit of open files of this process (ulimit -n)"),
@@ -223,8 +222,8 @@ const NAME_BYTES: usize = 200;
 /// Longest message of an error.
 pub(crate) const MESSAGE_BYTES: usize = 1000;
 
-/// At most `limit` bytes of a text, for messages: what they quote of a file can be as long as the file.
-pub(crate) fn shown(text: impl Into<String>, limit: usize) -> String {
+/// Truncates a text for messages to `limit` bytes: a quotation can be as long as the file.
+pub(crate) fn truncated(text: impl Into<String>, limit: usize) -> String {
     let mut text = text.into();
     if text.len() > limit {
         let mut end = limit - '…'.len_utf8();

@@ -1,6 +1,9 @@
-//! Facts about one layer that the engine must know, in the terms of no particular family.
+//! Facts about layers that the engine needs, independent of the model family.
+//!
+//! The `Debug` output of these types is hashed into the fingerprint of a checkpoint ([`crate::Fingerprint`]): renaming a
+//! struct, field or variant changes all fingerprints.
 
-/// Element type of the weights at rest.
+/// Element type of stored weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StoredDtype {
     /// IEEE single precision, 4 bytes.
@@ -21,7 +24,7 @@ impl StoredDtype {
         }
     }
 
-    /// The name that config files and `remoe inspect` use: `float32`, `bfloat16`, `float16`.
+    /// Returns the name in config files and in `remoe inspect`: `float32`, `bfloat16`, `float16`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -31,10 +34,10 @@ impl StoredDtype {
         }
     }
 
-    /// The type of that config name.
+    /// Parses the name of config files.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        // torch.float32 is how very old configs wrote it.
+        // Very old configs have names such as torch.float32.
         match name.strip_prefix("torch.").unwrap_or(name) {
             "float32" => Some(Self::F32),
             "bfloat16" => Some(Self::Bf16),
@@ -43,7 +46,7 @@ impl StoredDtype {
         }
     }
 
-    /// The type of that safetensors name.
+    /// Parses the name of safetensors headers.
     pub(crate) fn from_header(name: &str) -> Option<Self> {
         match name {
             "F32" => Some(Self::F32),
@@ -54,8 +57,7 @@ impl StoredDtype {
     }
 }
 
-/// Quantisation of routed experts at load time: integers with a scale of 2 bytes for every 32 weights of a row, or the
-/// fp8 that they are stored as.
+/// Quantisation of routed experts in memory: integers with a 2-byte scale for every 32 weights of a row, or fp8 as stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExpertsDtype {
@@ -63,14 +65,14 @@ pub enum ExpertsDtype {
     Int8,
     /// 4 bits a weight, 4.5 with the scales.
     Int4,
-    /// The OCP MX format MXFP4, in as many bits: weights that are stored so are kept as they are, others rounded.
+    /// The OCP MX format MXFP4: 4 bits a weight, 4.5 with the scales. Weights stored as MXFP4 keep their value, others are rounded.
     Mxfp4,
-    /// fp8 e4m3 with block scales, of checkpoints that store them so: 8.25 bits a weight. What is computed is what is
-    /// computed of them decoded.
+    /// fp8 e4m3 with block scales, only for checkpoints that store it: 8.25 bits a weight. Results have the same bits as
+    /// with decoded weights.
     Fp8,
 }
 
-/// A name that experts cannot be quantised to.
+/// Invalid name of an [`ExpertsDtype`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("expected int8, int4, mxfp4 or fp8, got `{0}`; omit the flag to keep experts in the compute dtype")]
 pub struct ExpertsDtypeError(String);
@@ -89,13 +91,13 @@ impl ExpertsDtype {
         }
     }
 
-    /// Reports if weights differ from the decoded checkpoint's, so that results differ, too.
+    /// Reports if weights, and so results, differ from those of the decoded checkpoint.
     #[must_use]
     pub fn quantises(self) -> bool {
         self != Self::Fp8
     }
 
-    /// Bytes of so many weights with their scales.
+    /// Returns the bytes of `weights` weights with their scales.
     #[must_use]
     pub fn bytes(self, weights: u64) -> u64 {
         let per_group = match self {
@@ -118,8 +120,8 @@ impl std::str::FromStr for ExpertsDtype {
     }
 }
 
-/// Type of weights outside of routed experts: the embedding, attention, dense layers, shared experts and the head.
-/// Learned positions, routers and norms are kept in the compute dtype, whatever this says.
+/// Type of weights outside of routed experts: embedding, attention, dense layers, shared experts and head. Learned
+/// positions, routers and norms are always kept in the compute dtype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DenseDtype {
@@ -127,13 +129,13 @@ pub enum DenseDtype {
     Int8,
     /// Quantised like [`ExpertsDtype::Int4`].
     Int4,
-    /// As computed in bfloat16.
+    /// Not quantised, with compute dtype bfloat16.
     Bfloat16,
-    /// As computed in float32.
+    /// Not quantised, with compute dtype float32.
     Float32,
 }
 
-/// A name that dense weights cannot be kept as.
+/// Invalid name of a [`DenseDtype`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("expected int8, int4, bfloat16 or float32, got `{0}`")]
 pub struct DenseDtypeError(String);
@@ -150,12 +152,12 @@ impl DenseDtype {
         }
     }
 
-    /// Returns the quantisation of dense weights, if any, where a main function computes on `device` and was `asked`
-    /// for this: by default int8 where `experts` are quantised, but not on GPUs, which compute with plain ones.
+    /// Returns the quantisation of dense weights of a main function on `device`, if any. Without a `requested` type it is
+    /// int8 if `experts` are quantised and the device is a CPU. GPUs compute with unquantised dense weights.
     #[must_use]
-    pub fn quantised(asked: Option<Self>, experts: Option<ExpertsDtype>, device: &str) -> Option<Self> {
-        match asked {
-            Some(Self::Int8 | Self::Int4) => asked,
+    pub fn quantised(requested: Option<Self>, experts: Option<ExpertsDtype>, device: &str) -> Option<Self> {
+        match requested {
+            Some(Self::Int8 | Self::Int4) => requested,
             Some(Self::Bfloat16 | Self::Float32) => None,
             None => {
                 Some(Self::Int8).filter(|_| experts.is_some_and(ExpertsDtype::quantises) && device == "cpu")
@@ -163,7 +165,7 @@ impl DenseDtype {
         }
     }
 
-    /// Returns the type of experts that are quantised in the same way.
+    /// Returns the equivalent quantisation of experts, if any.
     #[must_use]
     pub fn of_experts(self) -> Option<ExpertsDtype> {
         match self {
@@ -173,10 +175,10 @@ impl DenseDtype {
         }
     }
 
-    /// Reads what weights are quantised to, or `true`, which is what int8 was called while there was nothing else.
+    /// Deserialises the quantisation of dense weights: a name, or `true` for int8, as earlier versions wrote it.
     ///
     /// # Errors
-    /// It is neither.
+    /// The value is neither a name nor a boolean.
     pub fn deserialize_quantised<'de, D: serde::Deserializer<'de>>(
         from: D,
     ) -> Result<Option<Self>, D::Error> {
@@ -205,21 +207,21 @@ impl std::str::FromStr for DenseDtype {
     }
 }
 
-/// Form of the KV cache of a main function, where it is not the compute dtype.
+/// Format of a main function's KV cache, if it is not the compute dtype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvCacheDtype {
-    /// Integers with a bfloat16 scale for each head, position and 64 elements.
+    /// 8-bit integers with a bfloat16 scale for each 64 elements of a head at one position.
     Int8,
 }
 
-/// Invalid name of a form of the KV cache.
+/// Invalid name of a [`KvCacheDtype`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("expected int8, got `{0}`; leave it out for the compute dtype")]
 pub struct KvCacheDtypeError(String);
 
 impl KvCacheDtype {
-    /// Returns the name of the form.
+    /// Returns the name of the format.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -227,7 +229,7 @@ impl KvCacheDtype {
         }
     }
 
-    /// Bytes of `elements` of the cache with `scales`.
+    /// Returns the bytes of `elements` cached elements with `scales` scales.
     #[must_use]
     pub fn bytes(self, elements: u64, scales: u64) -> u64 {
         match self {
@@ -235,7 +237,7 @@ impl KvCacheDtype {
         }
     }
 
-    /// Scales of keys and values of `heads` heads with `dim` elements each.
+    /// Returns the number of scales of `heads` heads with `dim` elements each, at one position.
     #[must_use]
     pub fn scales(self, heads: usize, dim: usize) -> usize {
         match self {
@@ -255,22 +257,21 @@ impl std::str::FromStr for KvCacheDtype {
     }
 }
 
-/// Activation between the gate projection and the product with the up projection, or behind the up projection where
-/// there is no gate.
+/// Activation function of the gate projection, or of the up projection if there is no gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Activation {
-    /// x * sigmoid(x).
+    /// `x * sigmoid(x)`.
     Silu,
-    /// 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), torch's `gelu(approximate="tanh")`.
+    /// `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, torch's `gelu(approximate="tanh")`.
     GeluTanh,
-    /// max(x, 0).
+    /// `max(x, 0)`.
     Relu,
-    /// gpt-oss's: gate and up projection clamped at 7, gate * sigmoid(1.702 gate) * (up + 1).
+    /// Clamped SwiGLU of gpt-oss: gate and up projection clamped at 7, `gate * sigmoid(1.702 gate) * (up + 1)`.
     ClampedSwiglu,
 }
 
 impl Activation {
-    /// The name that config files use.
+    /// Returns the name of config files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -282,27 +283,27 @@ impl Activation {
     }
 }
 
-/// Kind of the norms before attention, before the feed-forward part and before the head.
+/// Kind of the norms before attention, MLP and head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormKind {
-    /// Root mean square, rounded to the compute dtype before the product with the weights.
+    /// RMS norm, rounded to the compute dtype before the product with the weights.
     Rms,
-    /// Root mean square, rounded after the product with the weights.
+    /// RMS norm, rounded after the product with the weights.
     RmsInFloat32,
-    /// Mean and variance, with weights and biases, rounded once.
+    /// Layer norm with weights and biases, rounded once.
     Layer,
 }
 
-/// One decoder layer: attention, then MLP, each behind a norm and a residual.
+/// A decoder layer: attention, then MLP, each with a norm before it and a residual connection.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerFacts {
-    /// The attention of the layer.
+    /// Attention of the layer.
     pub attention: AttentionFacts,
-    /// The feed-forward part of the layer.
+    /// MLP of the layer: dense, or routed experts.
     pub mlp: MlpFacts,
 }
 
-/// How a layer attends.
+/// Kind and sizes of a layer's attention.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AttentionFacts {
     /// Multi-head, grouped-query or multi-query attention.
@@ -312,7 +313,7 @@ pub enum AttentionFacts {
 }
 
 impl AttentionFacts {
-    /// Query heads.
+    /// Returns the number of query heads.
     #[must_use]
     pub fn heads(&self) -> usize {
         match self {
@@ -330,7 +331,7 @@ impl AttentionFacts {
         }
     }
 
-    /// Positions that a token sees, itself included, where not all before it.
+    /// Returns the positions of the sliding window, the token's own included, if there is one.
     #[must_use]
     pub fn window(&self) -> Option<usize> {
         match self {
@@ -339,7 +340,7 @@ impl AttentionFacts {
         }
     }
 
-    /// Scales of an int8 cache that one token adds.
+    /// Returns the number of scales that one token adds to an int8 KV cache.
     #[must_use]
     pub fn cache_scales(&self) -> usize {
         match self {
@@ -348,7 +349,7 @@ impl AttentionFacts {
         }
     }
 
-    /// Elements that the cache keeps per token: keys and values, or the latent and the rotated part.
+    /// Returns the elements that one token adds to the KV cache: keys and values, or the latent and the rotated part.
     #[must_use]
     pub fn cache_elements(&self) -> usize {
         match self {
@@ -358,43 +359,42 @@ impl AttentionFacts {
     }
 }
 
-/// Grouped-query attention. Query head h reads key and value head h / (heads / `kv_heads`).
+/// Grouped-query attention. Query head h reads KV head h / (`heads` / `kv_heads`).
 #[derive(Debug, Clone, PartialEq)]
 pub struct GqaFacts {
     /// Query heads.
     pub heads: usize,
-    /// Key and value heads, a divisor of `heads`.
+    /// KV heads, a divisor of `heads`.
     pub kv_heads: usize,
-    /// Elements per head, even where they are rotated.
+    /// Elements of a head; an even number if they are rotated.
     pub head_dim: usize,
     /// Set if the query, key and value projections have a bias.
     pub qkv_bias: bool,
     /// Set if the output projection has a bias.
     pub o_bias: bool,
-    /// The RMS norm that queries and keys pass, with the model's epsilon, after the projection and
-    /// before clipping and rotation.
+    /// RMS norm of queries and keys, with the model's epsilon, after the projection and before clipping and rotation.
     pub qk_norm: Option<QkNorm>,
-    /// Queries, keys and values are clamped to [-clip, clip], after the norm, before the rotation.
+    /// Bound to which magnitudes of queries, keys and values are clamped, after the norm and before the rotation.
     pub clip: Option<f64>,
-    /// A query at position p sees keys at positions above p - window: itself and window - 1 before.
+    /// Positions of the sliding window: the token itself and `window` - 1 before it.
     pub window: Option<usize>,
-    /// Set if each head has a sink: a score beside those of the positions, whose value is zero.
+    /// Set if each head has an attention sink: an additional score, with a value of zero.
     pub sinks: bool,
     /// Factor of the scores before the softmax.
     pub softmax_scale: f64,
 }
 
-/// Elements over which a norm of queries and keys is taken.
+/// Elements over which queries and keys are normalised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QkNorm {
-    /// The whole row, all heads together (OLMoE).
+    /// All heads together (OLMoE).
     Row,
-    /// Each head by itself, all with the same weights (Qwen3).
+    /// Each head separately, all with the same weights (Qwen3).
     Head,
 }
 
 impl GqaFacts {
-    /// Without anything that only some families have; scores are multiplied with 1 / sqrt(`head_dim`).
+    /// Returns attention without biases, norms, clipping, window or sinks. Scores are multiplied by 1 / sqrt(`head_dim`).
     pub(crate) fn plain(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
         Self {
             heads,
@@ -414,61 +414,61 @@ impl GqaFacts {
 /// Multi-head latent attention (DeepSeek-V2 and V3).
 #[derive(Debug, Clone, PartialEq)]
 pub struct MlaFacts {
-    /// Heads.
+    /// Query heads.
     pub heads: usize,
-    /// Rank of the query's latent; `None` where queries are projected directly.
+    /// Rank of the query's latent; `None` if queries are projected directly.
     pub q_rank: Option<usize>,
     /// Rank of the latent of keys and values.
     pub kv_rank: usize,
     /// Elements of a head's query and key that are not rotated; they come first.
     pub nope_dim: usize,
-    /// Elements of a head's query that are rotated; the rotated key is shared by all heads.
+    /// Elements of a head's query that are rotated. All heads share the rotated part of the key.
     pub rope_dim: usize,
     /// Elements of a head's value.
     pub value_dim: usize,
     /// Set if the projections to the latents and the output projection have a bias.
     pub bias: bool,
-    /// Epsilon of the norms of the latents, which is not the model's.
+    /// Epsilon of the norms of the latents, which differs from the model's.
     pub latent_norm_eps: f64,
     /// Factor of the scores before the softmax, yarn's correction included.
     pub softmax_scale: f64,
 }
 
-/// The feed-forward part of a layer.
+/// Kind and sizes of a layer's MLP.
 #[derive(Debug, Clone, PartialEq)]
 pub enum MlpFacts {
-    /// One gated MLP.
+    /// A dense, gated MLP.
     Dense {
         /// Intermediate size.
         width: usize,
     },
-    /// Routed experts, with shared ones or not.
+    /// Routed experts, with or without shared ones.
     Moe(MoeFacts),
 }
 
-/// A layer's experts.
+/// Experts of a layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoeFacts {
-    /// Routed experts.
+    /// Number of routed experts.
     pub experts: usize,
-    /// Routed experts per token.
+    /// Number of routed experts per token.
     pub top_k: usize,
     /// Intermediate size of a routed expert.
     pub expert_width: usize,
-    /// Set if a routed expert has a gate projection: down(act(gate(x)) * up(x)), else it is down(act(up(x))).
+    /// Set if a routed expert has a gate projection: `down(act(gate(x)) * up(x))`, else `down(act(up(x)))`.
     pub gated: bool,
-    /// Which projections of a routed expert have biases.
+    /// Projections of a routed expert that have biases.
     pub biases: ExpertBiases,
-    /// Set if the layer adds a bias to the sum of its experts: once, whichever were chosen.
+    /// Set if the layer adds a bias once to the sum of the chosen experts.
     pub output_bias: bool,
-    /// How a token chooses its experts.
+    /// Rule by which a token's experts are chosen and weighted.
     pub routing: RoutingFacts,
-    /// The part that every token passes.
+    /// Shared experts, which every token uses.
     pub shared: Option<SharedFacts>,
 }
 
 impl MoeFacts {
-    /// Without anything that only some families have: gated experts without biases, weighed by a softmax.
+    /// Returns gated experts without biases, weighted by a softmax, without shared experts.
     pub(crate) fn plain(experts: usize, top_k: usize, expert_width: usize) -> Self {
         Self {
             experts,
@@ -483,43 +483,43 @@ impl MoeFacts {
     }
 }
 
-/// Which projections of an expert have biases.
+/// Projections of an expert that have biases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpertBiases {
     /// No projection.
     None,
-    /// Projections before the activation, not the down projection.
+    /// All but the down projection.
     Inner,
-    /// All of them.
+    /// All projections.
     All,
 }
 
-/// How router logits become experts and weights.
+/// Rule by which router logits select experts and their weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RoutingFacts {
     /// Function that turns logits into scores.
     pub score: Score,
     /// Set if the router has a bias.
     pub bias: bool,
-    /// Set if the router's product itself is made in float32, from float32 copies of hidden states and weight;
-    /// otherwise it is made in the compute dtype and only the scores are float32.
+    /// Set if the router computes its logits in float32, from float32 copies of hidden states and weights. Otherwise
+    /// logits are computed in the compute dtype, and only scores are float32.
     pub logits_in_float32: bool,
-    /// Set if a correction per expert, a tensor of the router, is added to the scores for the choice. The weights are
-    /// made of the scores without it.
+    /// Set if a correction for each expert, a tensor of the router, is added to the scores that select experts. Weights
+    /// are computed from the scores without it.
     pub corrected: bool,
-    /// Set if the chosen scores are divided by their sum.
+    /// Set if the scores of the chosen experts are divided by their sum.
     pub normalise: bool,
-    /// Factor of the chosen scores, after normalisation.
+    /// Factor of the scores of the chosen experts, after normalisation.
     pub scale: f64,
-    /// Limits the choice to the experts of some groups.
+    /// Group-limited choice, if the model uses it.
     pub groups: Option<GroupFacts>,
-    /// Set if the weights are rounded to the compute dtype before they multiply the experts' outputs (otherwise they
-    /// stay float32).
+    /// Set if weights are rounded to the compute dtype before they multiply the experts' outputs. Otherwise they stay
+    /// float32.
     pub weights_in_compute_dtype: bool,
 }
 
 impl RoutingFacts {
-    /// Softmax over all experts, the best as they are, rounded; nothing that only some families have.
+    /// Softmax over all experts. Scores are not normalised, but rounded to the compute dtype.
     pub(crate) const SOFTMAX: Self = Self {
         score: Score::Softmax,
         bias: false,
@@ -537,40 +537,39 @@ impl RoutingFacts {
 pub enum Score {
     /// Softmax over all experts, in float32.
     Softmax,
-    /// Softmax over the chosen experts, which are those of the largest logits, in float32.
+    /// Softmax over the experts with the largest logits, in float32.
     SoftmaxOfChosen,
-    /// The sigmoid of each, in float32.
+    /// Sigmoid of each logit, in float32.
     Sigmoid,
-    /// Nothing: the experts of the largest logits count with 1 each, whatever their logits are.
+    /// Weight 1 for each of the experts with the largest logits.
     Unweighted,
-    /// Sparsemixer (arXiv 2409.12136) as it is in inference: the two largest logits one after the other,
-    /// each weighed by a softmax over those that are not further below it than 2 `jitter` times the
-    /// larger of it and of their own size.
+    /// Inference of Sparsemixer (arXiv 2409.12136): the two largest logits are chosen one after the other. Each is weighted
+    /// by a softmax over the logits that are at most 2 `jitter` times the larger of the two magnitudes below it.
     SparseMixer {
-        /// `router_jitter_noise`.
+        /// `router_jitter_noise` of the config.
         jitter: f64,
     },
 }
 
-/// Group-limited choice: experts are cut into `groups` runs of equal length, only experts of the best
-/// `chosen` groups can be taken.
+/// Group-limited choice: experts are divided into `groups` ranges of equal length. Only experts of the best `chosen` groups
+/// are candidates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupFacts {
     /// Number of groups, a divisor of the number of experts.
     pub groups: usize,
-    /// Groups that a token may use.
+    /// Number of groups that a token may use.
     pub chosen: usize,
-    /// A group's score is the sum of its so many best experts' scores.
+    /// Number of best experts whose scores sum to a group's score.
     pub best: usize,
 }
 
-/// Shared experts, one gated MLP for all of them.
+/// Shared experts, stored as one gated MLP.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SharedFacts {
-    /// Shared experts as the config counts them.
+    /// Number of shared experts in the config.
     pub count: usize,
-    /// Intermediate size of all of them together.
+    /// Intermediate size of all shared experts together.
     pub width: usize,
-    /// Set if the output is multiplied by sigmoid of a gate's logit (one per token).
+    /// Set if the output is multiplied by the sigmoid of a gate's logit, one for each token.
     pub gated: bool,
 }

@@ -1,4 +1,4 @@
-//! Families of models.
+//! Supported model families.
 
 use crate::error::CheckpointError;
 use crate::fields::Fields;
@@ -28,7 +28,7 @@ pub enum Family {
     Gpt2Moe,
 }
 
-/// Other values of `model_type` of models that are the same in everything that is read here.
+/// Values of `model_type` that are treated like those of a supported family.
 const ALIASES: [(&str, &str); 1] = [("kimi_k2", "deepseek_v3")];
 
 impl Family {
@@ -45,7 +45,7 @@ impl Family {
         Self::Gpt2Moe,
     ];
 
-    /// `model_type` of the config, and the family in `remoe inspect`.
+    /// Returns the family's name: `model_type` of the config, and the family in `remoe inspect`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -62,13 +62,14 @@ impl Family {
         }
     }
 
-    pub(crate) fn of(fields: &Fields<'_>) -> Result<Self, CheckpointError> {
+    /// Determines the family from `model_type`.
+    pub(crate) fn from_fields(fields: &Fields<'_>) -> Result<Self, CheckpointError> {
         let supported = || Self::ALL.map(Self::name).join(", ");
         let Some(name) = fields.text("model_type")? else {
             return Err(fields.error("model_type", format!("is missing, expected one of {}", supported())));
         };
-        let written = ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, family)| *family);
-        Self::ALL.into_iter().find(|family| family.name() == written).ok_or_else(|| {
+        let canonical = ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, family)| *family);
+        Self::ALL.into_iter().find(|family| family.name() == canonical).ok_or_else(|| {
             fields
                 .unsupported("model_type", format!("unknown family `{name}`; supported are {}", supported()))
         })

@@ -1,4 +1,4 @@
-//! Typed access to the fields of a JSON object, with errors that name file and field.
+//! Typed access to the fields of a JSON object. Errors name the file and the field.
 
 use std::path::Path;
 
@@ -7,13 +7,13 @@ use serde_json::{Map, Value};
 use crate::error::CheckpointError;
 use crate::json_constants::Constant;
 
-/// No count or size of a model is larger; twice the product of two of them fits 64 bits.
+/// Upper bound of counts and sizes. Twice the product of two of them fits 64 bits.
 pub(crate) const SIZE_LIMIT: u64 = 1 << 31;
 
-/// No model has so many tokens of one purpose; each is compared with all others.
+/// Upper bound of token ids in one field, because each is compared with all others.
 const TOKEN_LIMIT: usize = 4096;
 
-/// One JSON object of a file, `prefix` being the dotted name of the place where it stands.
+/// A JSON object of a file. `prefix` is the dotted name of the field that contains it.
 #[derive(Clone, Copy)]
 pub(crate) struct Fields<'a> {
     path: &'a Path,
@@ -26,7 +26,7 @@ impl<'a> Fields<'a> {
         Self { path, prefix: "", map }
     }
 
-    /// The object under `name`; absent, null and empty are the same here.
+    /// Returns the object in field `name`, or `None` if it is absent, null or empty.
     pub(crate) fn object(self, name: &'a str) -> Result<Option<Self>, CheckpointError> {
         match self.get(name) {
             None => Ok(None),
@@ -40,7 +40,7 @@ impl<'a> Fields<'a> {
         self.map.keys().map(String::as_str)
     }
 
-    /// The value, null being the same as absent.
+    /// Returns the value of a field, or `None` if it is absent or null.
     pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
         self.map.get(name).filter(|value| !value.is_null())
     }
@@ -49,21 +49,21 @@ impl<'a> Fields<'a> {
         self.map.get(name).is_some_and(Value::is_null)
     }
 
-    /// The first of two names that is there: transformers has renamed fields. Where both are, they say the same.
+    /// Returns the name that exists, of a field that transformers has renamed. If both exist, their values must agree.
     pub(crate) fn either(&self, name: &'a str, other: &'a str) -> Result<&'a str, CheckpointError> {
         self.agree(name, other)?;
         Ok(if !self.map.contains_key(name) && self.map.contains_key(other) { other } else { name })
     }
 
-    /// Refuses two names of one thing that say different things.
+    /// Checks that two names of one field do not have different values.
     pub(crate) fn agree(&self, name: &str, other: &str) -> Result<(), CheckpointError> {
         match (self.get(name), self.get(other)) {
-            (Some(one), Some(two)) if !same(one, two) => Err(self.contradiction(other, two, name, one)),
+            (Some(one), Some(two)) if !same(one, two) => Err(self.conflict(other, two, name, one)),
             _ => Ok(()),
         }
     }
 
-    /// Refuses `other`, another name of `name`, where it says something else than what was read under that.
+    /// Checks that `other`, another name of the field `name`, does not contradict `value`, which was read from `name`.
     pub(crate) fn agree_on(
         &self,
         name: &str,
@@ -72,28 +72,31 @@ impl<'a> Fields<'a> {
     ) -> Result<(), CheckpointError> {
         let value = value.into();
         match self.get(other) {
-            Some(two) if !same(&value, two) => Err(self.contradiction(other, two, name, &value)),
+            Some(two) if !same(&value, two) => Err(self.conflict(other, two, name, &value)),
             _ => Ok(()),
         }
     }
 
-    fn contradiction(&self, other: &str, two: &Value, name: &str, one: &Value) -> CheckpointError {
+    fn conflict(&self, other: &str, two: &Value, name: &str, one: &Value) -> CheckpointError {
         let name = self.full_name(name);
-        self.error(other, format!("is {}, but {name} is {}; remove one of the two", cut(two), cut(one)))
+        self.error(
+            other,
+            format!("is {}, but {name} is {}; remove one of the two", abbreviated(two), abbreviated(one)),
+        )
     }
 
-    /// A size of at least one; null is an error.
+    /// Reads a size of at least 1. Null is an error.
     pub(crate) fn size(&self, name: &str, default: usize) -> Result<usize, CheckpointError> {
         self.not_null(name)?;
         Ok(self.optional_size(name)?.unwrap_or(default))
     }
 
-    /// A size of at least one that has no default.
+    /// Reads a size of at least 1 that has no default.
     pub(crate) fn required_size(&self, name: &str) -> Result<usize, CheckpointError> {
         self.optional_size(name)?.ok_or_else(|| self.error(name, "is missing and has no default; add it"))
     }
 
-    /// A size of at least one, if there is one.
+    /// Reads a size of at least 1, if it is given.
     pub(crate) fn optional_size(&self, name: &str) -> Result<Option<usize>, CheckpointError> {
         match self.optional_count(name)? {
             Some(0) => Err(self.error(name, "is 0, expected at least 1")),
@@ -101,7 +104,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A number that may be zero.
+    /// Reads a count, which may be 0. Null is an error.
     pub(crate) fn count(&self, name: &str, default: usize) -> Result<usize, CheckpointError> {
         self.not_null(name)?;
         Ok(self.optional_count(name)?.unwrap_or(default))
@@ -120,7 +123,7 @@ impl<'a> Fields<'a> {
             .map_err(|_| self.error(name, format!("is {count}, too large for this machine")))
     }
 
-    /// A finite number; null is an error.
+    /// Reads a finite number. Null is an error.
     pub(crate) fn number(&self, name: &str, default: f64) -> Result<f64, CheckpointError> {
         self.not_null(name)?;
         Ok(self.optional_number(name)?.unwrap_or(default))
@@ -137,15 +140,15 @@ impl<'a> Fields<'a> {
             .ok_or_else(|| self.wrong(name, value, "a finite number"))
     }
 
-    /// A finite upper bound; infinity is the same as absent.
+    /// Reads a finite upper bound. Infinity means none.
     pub(crate) fn optional_limit(&self, name: &str) -> Result<Option<f64>, CheckpointError> {
-        match self.get(name).and_then(Constant::of) {
+        match self.get(name).and_then(Constant::from_value) {
             Some(Constant::Infinity) => Ok(None),
             _ => self.optional_number(name),
         }
     }
 
-    /// A finite number above zero, if there is one.
+    /// Reads a finite number above 0, if it is given.
     pub(crate) fn optional_positive(&self, name: &str) -> Result<Option<f64>, CheckpointError> {
         match self.optional_number(name)? {
             Some(number) if number <= 0.0 => {
@@ -167,7 +170,7 @@ impl<'a> Fields<'a> {
     pub(crate) fn text(&self, name: &str) -> Result<Option<&'a str>, CheckpointError> {
         match self.get(name) {
             None => Ok(None),
-            Some(value @ Value::String(text)) if Constant::of(value).is_none() => Ok(Some(text)),
+            Some(value @ Value::String(text)) if Constant::from_value(value).is_none() => Ok(Some(text)),
             Some(other) => Err(self.wrong(name, other, "a string")),
         }
     }
@@ -180,8 +183,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Token ids: one, a list of them, or none. Ids that are not in the vocabulary are dropped, as
-    /// no model can produce them (transformers warns about them).
+    /// Reads token ids: one, a list, or none. Ids outside of the vocabulary are dropped, since the model cannot produce
+    /// them (transformers warns about them).
     pub(crate) fn token_ids(&self, name: &str, vocab: usize) -> Result<Vec<u32>, CheckpointError> {
         let values = match self.get(name) {
             None => return Ok(Vec::new()),
@@ -206,7 +209,7 @@ impl<'a> Fields<'a> {
         Ok(ids)
     }
 
-    /// Refuses the field when it is there and not null.
+    /// Refuses a field that is neither absent nor null.
     pub(crate) fn refuse(&self, name: &str, why: &str) -> Result<(), CheckpointError> {
         match self.get(name) {
             None => Ok(()),
@@ -222,7 +225,7 @@ impl<'a> Fields<'a> {
     }
 
     fn wrong(&self, name: &str, value: &Value, expected: &str) -> CheckpointError {
-        self.error(name, format!("is {}, expected {expected}", cut(value)))
+        self.error(name, format!("is {}, expected {expected}", abbreviated(value)))
     }
 
     pub(crate) fn error(&self, name: &str, message: impl Into<String>) -> CheckpointError {
@@ -238,18 +241,18 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// As much of a value as a message has room for.
-pub(crate) fn cut(value: &Value) -> String {
+/// Formats a value for a message, truncated to 80 characters.
+pub(crate) fn abbreviated(value: &Value) -> String {
     let mut shown =
-        Constant::of(value).map_or_else(|| value.to_string(), |constant| constant.name().to_owned());
-    if let Some((cut, _)) = shown.char_indices().nth(80) {
-        shown.truncate(cut);
+        Constant::from_value(value).map_or_else(|| value.to_string(), |constant| constant.name().to_owned());
+    if let Some((end, _)) = shown.char_indices().nth(80) {
+        shown.truncate(end);
         shown.push('…');
     }
     shown
 }
 
-/// Reports if two values are equal; 4 and 4.0 are.
+/// Reports if two values are equal. The numbers 4 and 4.0 are.
 pub(crate) fn same(one: &Value, two: &Value) -> bool {
     match one {
         Value::Number(_) => one.as_f64().is_some_and(|number| same_number(two, number)),
@@ -260,7 +263,7 @@ pub(crate) fn same(one: &Value, two: &Value) -> bool {
     }
 }
 
-/// Reports if a value is this number.
+/// Reports if a value equals a number.
 pub(crate) fn same_number(value: &Value, number: f64) -> bool {
     value.as_f64() == Some(number)
 }

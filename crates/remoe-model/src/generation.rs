@@ -1,4 +1,4 @@
-//! `generation_config.json`: how the model's authors want it sampled.
+//! `generation_config.json`: sampling defaults of the model's authors.
 
 use std::path::Path;
 
@@ -12,27 +12,28 @@ use crate::store::Store;
 
 const FILE: &str = "generation_config.json";
 
-/// Defaults for requests that do not say. Without `do_sample: true` the default is greedy, as in
-/// transformers; a field that is absent has no effect.
+/// Sampling defaults for requests that do not set a parameter. Without `do_sample: true` sampling is greedy, as in
+/// transformers.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct GenerationDefaults {
-    /// 0 is greedy.
+    /// Temperature; 0 means greedy.
     pub temperature: f64,
-    /// Nucleus, in (0, 1].
+    /// Nucleus sampling: probability mass in (0, 1].
     pub top_p: Option<f64>,
-    /// Tokens to choose from; 0 in the file means no limit and is `None` here.
+    /// Number of most probable tokens to sample from. 0 in the file means no limit and becomes `None`.
     pub top_k: Option<usize>,
-    /// Least probability, as a part of the greatest.
+    /// Minimum probability, relative to that of the most probable token.
     pub min_p: Option<f64>,
-    /// Penalty on tokens that have been seen, 1 being none.
+    /// Penalty on tokens that have occurred; 1 means none.
     pub repetition_penalty: Option<f64>,
-    /// Most tokens to generate.
+    /// Maximum number of tokens to generate.
     pub max_new_tokens: Option<usize>,
-    /// Tokens that end a text, from here or, where absent, from the config.
+    /// Tokens that end a text. If the file does not list them, those of the config.
     pub eos_token_ids: Vec<u32>,
 }
 
 impl GenerationDefaults {
+    /// Reads the file, if it exists.
     pub(crate) fn open(store: &dyn Store, config: &ModelConfig) -> Result<Self, CheckpointError> {
         let Some(object) = json::object_if_present(store, FILE)? else {
             return Ok(Self { eos_token_ids: config.eos_ids.clone(), ..Self::default() });
@@ -40,10 +41,10 @@ impl GenerationDefaults {
         Self::from_object(&store.root().join(FILE), &object, config)
     }
 
-    /// Parses the text of a `generation_config.json` of a model; `path` is for messages.
+    /// Parses the text of a `generation_config.json`. `path` only appears in messages.
     ///
     /// # Errors
-    /// A field that is wrong, by name.
+    /// Names the invalid field.
     pub fn from_json(path: &Path, text: &[u8], config: &ModelConfig) -> Result<Self, CheckpointError> {
         let object = json::parse_object(path, text)?;
         Self::from_object(path, &object, config)
@@ -55,31 +56,31 @@ impl GenerationDefaults {
         config: &ModelConfig,
     ) -> Result<Self, CheckpointError> {
         let fields = Fields::new(path, object);
-        let sampled = fields.get("do_sample").is_some() && fields.flag("do_sample", false)?;
+        let is_sampled = fields.get("do_sample").is_some() && fields.flag("do_sample", false)?;
         let temperature = fields.optional_number("temperature")?;
         if let Some(temperature) = temperature.filter(|temperature| *temperature < 0.0) {
             return Err(fields.error("temperature", format!("is {temperature}, expected at least 0")));
         }
-        let part = |name: &str| {
-            let part = fields.optional_number(name)?;
-            match part.filter(|part| !(0.0..=1.0).contains(part)) {
-                Some(part) => Err(fields.error(name, format!("is {part}, expected 0 to 1"))),
-                None => Ok(part),
+        let fraction = |name: &str| {
+            let value = fields.optional_number(name)?;
+            match value.filter(|value| !(0.0..=1.0).contains(value)) {
+                Some(value) => Err(fields.error(name, format!("is {value}, expected 0 to 1"))),
+                None => Ok(value),
             }
         };
-        // Read even where greedy, so that a damaged file is found; sampling limits change nothing then.
-        let top_p = part("top_p")?.filter(|top_p| *top_p > 0.0);
-        let min_p = part("min_p")?;
+        // Sampling limits are validated even if sampling is greedy, and then ignored.
+        let top_p = fraction("top_p")?.filter(|top_p| *top_p > 0.0);
+        let min_p = fraction("min_p")?;
         let top_k = fields.optional_count("top_k")?.filter(|top_k| *top_k > 0);
         let mut eos_token_ids = fields.token_ids("eos_token_id", config.vocab_size)?;
         if fields.get("eos_token_id").is_none() {
             eos_token_ids.clone_from(&config.eos_ids);
         }
         Ok(Self {
-            temperature: if sampled { temperature.unwrap_or(1.0) } else { 0.0 },
-            top_p: top_p.filter(|_| sampled),
-            top_k: top_k.filter(|_| sampled),
-            min_p: min_p.filter(|_| sampled),
+            temperature: if is_sampled { temperature.unwrap_or(1.0) } else { 0.0 },
+            top_p: top_p.filter(|_| is_sampled),
+            top_k: top_k.filter(|_| is_sampled),
+            min_p: min_p.filter(|_| is_sampled),
             repetition_penalty: fields.optional_positive("repetition_penalty")?,
             max_new_tokens: fields.optional_size("max_new_tokens")?,
             eos_token_ids,

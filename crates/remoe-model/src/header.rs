@@ -1,5 +1,5 @@
-//! The header of one safetensors file: eight bytes of length, JSON, then the tensors' bytes without
-//! gaps (<https://github.com/huggingface/safetensors>).
+//! Parses the header of a safetensors file: eight bytes of length, JSON, then the tensors' bytes without gaps
+//! (<https://github.com/huggingface/safetensors>).
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -13,11 +13,11 @@ use crate::error::CheckpointError;
 use crate::json::JSON_LIMIT;
 use crate::store::StoredFile;
 
-/// Most tensors of a checkpoint: some hundred layers of some hundred experts, each in three parts with
-/// their scales, are half of it. A header can name far more in the bytes that it may have.
+/// Upper bound of a checkpoint's tensors: twice as many as a few hundred layers with a few hundred experts of three
+/// matrices with scales have. A header of legal length could list far more.
 pub const TENSOR_LIMIT: usize = 1 << 18;
 
-/// One tensor as the header names it; offsets are positions in the file.
+/// A tensor in the header. Offsets are positions in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HeaderEntry {
     pub(crate) name: String,
@@ -27,31 +27,34 @@ pub(crate) struct HeaderEntry {
     pub(crate) end: u64,
 }
 
-/// All tensors of a file in the order of their bytes, and the header itself.
+/// The tensors of a file in the order of their bytes, and the bytes of the header.
 #[derive(Debug)]
 pub(crate) struct Header {
     pub(crate) bytes: Vec<u8>,
     pub(crate) entries: Vec<HeaderEntry>,
 }
 
-/// Reads and checks the header of an open file. No tensor is read.
+/// Reads and checks the header of an open file. Reads no tensor.
 pub(crate) fn read(path: &Path, file: &dyn StoredFile) -> Result<Header, CheckpointError> {
-    read_with(path, |target, at| file.read_exact_at(target, at), file.size())
+    read_with(path, |target, offset| file.read_exact_at(target, offset), file.size())
 }
 
-/// A tensor of [`tensor_table`].
+/// Name, dtype, shape and byte range of a tensor.
 type TableRow = (String, String, Vec<u64>, Range<u64>);
 
-/// The tensors of a file that begins with `start` and is `file_bytes` long: name, dtype, shape and
-/// place in the file. [`read`] without a file, for `fuzz/`.
+/// Parses the header of a file that begins with `start` and is `file_bytes` long. For `fuzz/`, which has no files.
 #[doc(hidden)]
 pub fn tensor_table(start: &[u8], file_bytes: u64) -> Result<Vec<TableRow>, CheckpointError> {
-    let read_at = |target: &mut [u8], at: u64| {
-        let from = usize::try_from(at).ok().and_then(|at| start.get(at..)?.get(..target.len()));
+    let read_at = |target: &mut [u8], offset: u64| {
+        let from = usize::try_from(offset).ok().and_then(|offset| start.get(offset..)?.get(..target.len()));
         from.map(|from| target.copy_from_slice(from)).ok_or_else(|| ErrorKind::UnexpectedEof.into())
     };
     let header = read_with(Path::new("model.safetensors"), read_at, file_bytes)?;
-    Ok(header.entries.into_iter().map(|e| (e.name, e.dtype.to_owned(), e.shape, e.start..e.end)).collect())
+    Ok(header
+        .entries
+        .into_iter()
+        .map(|entry| (entry.name, entry.dtype.to_owned(), entry.shape, entry.start..entry.end))
+        .collect())
 }
 
 fn read_with(
@@ -89,7 +92,7 @@ fn read_with(
     Ok(Header { bytes, entries })
 }
 
-/// Checks a header's JSON against the length of its file.
+/// Parses a header's JSON and checks it against the length of the file.
 fn parse(
     path: &Path,
     bytes: &[u8],
@@ -101,13 +104,17 @@ fn parse(
         .map_err(|error| CheckpointError::header(path, format!("invalid header: {error}")))?;
     let mut entries = Vec::with_capacity(raw.len());
     for (name, raw) in raw {
-        entries.push(check(path, name, raw, data_start, file_bytes)?);
+        entries.push(check_entry(path, name, raw, data_start, file_bytes)?);
     }
     entries.sort_by_key(|entry| (entry.start, entry.end));
-    let mut at = data_start;
+    let mut expected_start = data_start;
     for entry in &entries {
-        if entry.start != at {
-            let problem = if entry.start < at { "overlaps the tensor before" } else { "leaves a gap before" };
+        if entry.start != expected_start {
+            let problem = if entry.start < expected_start {
+                "overlaps the tensor before"
+            } else {
+                "leaves a gap before"
+            };
             return Err(CheckpointError::tensor(
                 path,
                 &entry.name,
@@ -115,16 +122,16 @@ fn parse(
                     "its data_offsets [{}, {}] {problem} it, expected to start at {}",
                     entry.start - data_start,
                     entry.end - data_start,
-                    at - data_start
+                    expected_start - data_start
                 ),
             ));
         }
-        at = entry.end;
+        expected_start = entry.end;
     }
-    if at != file_bytes {
+    if expected_start != file_bytes {
         return Err(CheckpointError::header(
             path,
-            format!("its header describes {at} bytes, the file has {file_bytes}"),
+            format!("its header describes {expected_start} bytes, the file has {file_bytes}"),
         ));
     }
     let mut names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
@@ -135,27 +142,28 @@ fn parse(
     Ok(entries)
 }
 
-fn check(
+/// Checks the offsets, dtype and shape of a tensor.
+fn check_entry(
     path: &Path,
     name: String,
     raw: RawEntry,
     data_start: u64,
     file_bytes: u64,
 ) -> Result<HeaderEntry, CheckpointError> {
-    let wrong = |message: String| Err(CheckpointError::tensor(path, &name, message));
+    let invalid = |message: String| Err(CheckpointError::tensor(path, &name, message));
     let [begin, end] = raw.data_offsets;
     let data_bytes = file_bytes - data_start;
     if begin > end || end > data_bytes {
-        return wrong(format!(
+        return invalid(format!(
             "its data_offsets [{begin}, {end}] are outside the {data_bytes} bytes of data; the file is truncated or its header is wrong"
         ));
     }
     let Some((dtype, bits)) = element_type(&raw.dtype) else {
-        return wrong(format!("unknown dtype `{}`", raw.dtype));
+        return invalid(format!("unknown dtype `{}`", raw.dtype));
     };
     let total_bits = raw.shape.iter().try_fold(bits, |product, size| product.checked_mul(*size));
     if total_bits.filter(|bits| bits % 8 == 0).map(|bits| bits / 8) != Some(end - begin) {
-        return wrong(format!(
+        return invalid(format!(
             "shape {:?} of {} does not take the {} bytes of its data_offsets",
             raw.shape,
             raw.dtype,
@@ -165,7 +173,7 @@ fn check(
     Ok(HeaderEntry { name, dtype, shape: raw.shape, start: data_start + begin, end: data_start + end })
 }
 
-/// The types that safetensors 0.8 knows, with the bits of an element.
+/// Element types of safetensors 0.8, with the bits of an element.
 const ELEMENT_TYPES: [(&str, u64); 22] = [
     ("F4", 4),
     ("F6_E2M3", 6),
@@ -202,7 +210,7 @@ struct RawEntry {
     data_offsets: [u64; 2],
 }
 
-/// The header's object as a list: a map would hide a name that stands there twice.
+/// The header's JSON object as a list, because a map would hide duplicate names.
 struct RawHeader(Vec<(String, RawEntry)>);
 
 impl<'de> Deserialize<'de> for RawHeader {

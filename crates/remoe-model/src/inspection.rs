@@ -1,4 +1,4 @@
-//! Output of `remoe inspect --json`; the names of the fields are part of the interface.
+//! Output of `remoe inspect --json`. The names of its fields are part of the interface.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,25 +7,25 @@ use crate::facts::{DenseDtype, ExpertsDtype, KvCacheDtype};
 use crate::fingerprint::Fingerprint;
 use crate::kv_pages::{PREFILL_ROWS, WindowedLayers, prefill_rows};
 use crate::layout::Ignored;
+use crate::quantised_form::QuantisedForm;
 use crate::sizes::Sizes;
-use crate::stored_form::ShortForm;
 
-/// A model in one JSON object.
+/// Sizes and facts of a model, as one JSON object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inspection {
-    /// Identity of the weights, see [`Fingerprint`].
+    /// Identity of the weights ([`Fingerprint`]).
     pub fingerprint: String,
     /// Family, as `model_type` of the config.
     pub family: String,
-    /// `float32`, `bfloat16` or `float16`; of an [`crate::Outline`] also the short form of its weights.
+    /// `float32`, `bfloat16` or `float16`; for an [`crate::Outline`] with quantised weights, the name of their format.
     pub dtype: String,
-    /// Where weights are stored in a shorter form than the dtype: which, and what they take in the dtype.
+    /// If weights are stored quantised: the format, and the sizes of the decoded weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_as: Option<Decoded>,
-    /// Quantisation of routed experts at load time, where it was requested. Sizes here stay those at rest.
+    /// Quantisation of routed experts in memory, if it was requested. Sizes in this object remain those of stored weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts_dtype: Option<ExpertsDtype>,
-    /// Quantisation at load time of the other weights that are multiplied with, if any: int8 or int4.
+    /// Quantisation of the other matrices in memory, if any: int8 or int4.
     #[serde(
         default,
         alias = "dense_int8",
@@ -33,12 +33,12 @@ pub struct Inspection {
         skip_serializing_if = "Option::is_none"
     )]
     pub dense_dtype: Option<DenseDtype>,
-    /// Form of the KV cache, where it is not the compute dtype. `kv_bytes_per_token` stays that at rest.
+    /// Format of the KV cache, if it is not the compute dtype. `kv_bytes_per_token` remains that of the stored dtype.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_cache_dtype: Option<KvCacheDtype>,
     /// Number of layers.
     pub layers: usize,
-    /// Ids of the layers that have routed experts.
+    /// Ids of the layers with routed experts.
     pub moe_layers: Vec<usize>,
     /// Routed experts per layer.
     pub experts: usize,
@@ -50,9 +50,9 @@ pub struct Inspection {
     pub hidden_size: usize,
     /// Rows of the embedding.
     pub vocab_size: usize,
-    /// Positions that the model was made for.
+    /// Positions that the model supports.
     pub context_length: usize,
-    /// Positions that are served, where they are fewer; see [`Self::served_context`].
+    /// Positions that are served by default, if fewer; see [`Self::served_context`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub served_context: Option<usize>,
     /// See [`Sizes::expert_bytes`].
@@ -63,57 +63,56 @@ pub struct Inspection {
     pub outside_bytes: u64,
     /// See [`Sizes::kv_bytes_per_token`].
     pub kv_bytes_per_token: u64,
-    /// Scales of an int8 KV cache that one token adds, in all layers. 0 in facts of earlier versions.
+    /// Scales that one token adds to an int8 KV cache, in all layers. 0 in the output of earlier versions.
     #[serde(default)]
     pub kv_scales_per_token: u64,
-    /// Layers that release positions of the KV cache behind their window, if any.
+    /// Layers with a sliding window, which release older positions of the KV cache, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_windowed: Option<WindowedLayers>,
     /// See [`Sizes::token_bytes`].
     pub token_bytes: u64,
     /// See [`Sizes::total_bytes`].
     pub total_bytes: u64,
-    /// Tensors that are in the files and no part of the model that is served, where there are some. They are
-    /// in none of the sizes.
+    /// Tensors in the files that are not part of the served model, if any. No size includes them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ignored: Option<Ignored>,
 }
 
-/// Weights that are stored in a shorter form, as they are when they have been read.
+/// Sizes of quantised weights after decoding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decoded {
-    /// The form: `fp8` or `mxfp4`.
+    /// Format of the stored weights: `fp8` or `mxfp4`.
     pub form: String,
-    /// As [`Inspection::expert_bytes`], all in the dtype.
+    /// [`Inspection::expert_bytes`] of decoded weights.
     pub decoded_expert_bytes: u64,
-    /// As [`Inspection::non_expert_layer_bytes`], all in the dtype.
+    /// [`Inspection::non_expert_layer_bytes`] of decoded weights.
     pub decoded_non_expert_layer_bytes: Vec<u64>,
-    /// As [`Inspection::outside_bytes`], all in the dtype.
+    /// [`Inspection::outside_bytes`] of decoded weights.
     pub decoded_outside_bytes: u64,
-    /// As [`Inspection::total_bytes`], all in the dtype.
+    /// [`Inspection::total_bytes`] of decoded weights.
     pub decoded_total_bytes: u64,
 }
 
-/// Resident bytes of keys and values, all layers.
+/// Memory of the KV cache, in all layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResidentKv {
-    /// Bytes per token in layers that keep all tokens of a sequence.
+    /// Bytes per token in layers that keep all positions of a sequence.
     pub bytes_per_token: u64,
-    /// Bytes per token in layers that release tokens behind their window.
+    /// Bytes per token in layers with a sliding window.
     pub windowed_bytes_per_token: u64,
-    /// Most tokens of a sequence that those hold at a time.
+    /// Largest number of a sequence's tokens that layers with a window hold at a time.
     pub most_windowed_tokens: u64,
 }
 
 impl ResidentKv {
-    /// Bytes of a sequence of `tokens` tokens.
+    /// Returns the bytes of a sequence of `tokens` tokens.
     #[must_use]
     pub fn of(&self, tokens: u64) -> u64 {
         let windowed = self.windowed_bytes_per_token.saturating_mul(tokens.min(self.most_windowed_tokens));
         self.bytes_per_token.saturating_mul(tokens).saturating_add(windowed)
     }
 
-    /// Bytes of a token in all layers.
+    /// Returns the bytes per token in all layers.
     #[must_use]
     pub fn all_bytes_per_token(&self) -> u64 {
         self.bytes_per_token.saturating_add(self.windowed_bytes_per_token)
@@ -121,21 +120,21 @@ impl ResidentKv {
 }
 
 impl Inspection {
-    /// Positions that are served: those of [`crate::ModelConfig::served_context`].
+    /// Returns the positions that are served by default; see [`crate::ModelConfig::served_context`].
     #[must_use]
     pub fn served_context(&self) -> usize {
         self.served_context.map_or(self.context_length, |served| served.min(self.context_length))
     }
 
-    /// Returns the same model on `device` with its routed experts as `experts` and its other weights as `dense`: see
-    /// [`DenseDtype::quantised`].
+    /// Returns the same model on `device`, with routed experts kept as `experts` and other weights as `dense`
+    /// ([`DenseDtype::quantised`]).
     #[must_use]
     pub fn kept_as(self, experts: Option<ExpertsDtype>, dense: Option<DenseDtype>, device: &str) -> Self {
         let dense_dtype = DenseDtype::quantised(dense, experts, device);
         Self { experts_dtype: experts, dense_dtype, ..self }
     }
 
-    /// Returns the same model with all weights stored in the dtype: resident sizes are computed from it.
+    /// Returns the same model with the sizes of decoded weights.
     #[must_use]
     pub fn decoded(&self) -> Self {
         let Some(decoded) = self.stored_as.clone() else { return self.clone() };
@@ -149,16 +148,15 @@ impl Inspection {
         }
     }
 
-    /// `bytes` of weights, keys and values or hidden states at rest as they are resident when the
-    /// model computes in `dtype`: `float32` takes 4 bytes an element, any other 2.
+    /// Converts bytes in the stored dtype to bytes in memory if the compute dtype is `dtype`: `float32` takes 4 bytes per
+    /// element, any other 2.
     #[must_use]
     pub fn resident_bytes(&self, bytes: u64, dtype: &str) -> u64 {
         let element = |dtype: &str| if dtype == "float32" { 4 } else { 2 };
         bytes.saturating_mul(element(dtype)).div_ceil(element(&self.dtype))
     }
 
-    /// A routed expert as it is resident when the model computes in `dtype`: quantised where that was asked
-    /// for.
+    /// Returns the bytes of a routed expert in memory if the compute dtype is `dtype`, quantised if that was requested.
     #[must_use]
     pub fn resident_expert_bytes(&self, dtype: &str) -> u64 {
         let element = if self.dtype == "float32" { 4 } else { 2 };
@@ -170,7 +168,7 @@ impl Inspection {
         }
     }
 
-    /// Returns the resident bytes of each layer outside of routed experts, in the same way.
+    /// Returns the bytes in memory of each layer without its routed experts, for compute dtype `dtype`.
     #[must_use]
     pub fn resident_layer_bytes(&self, dtype: &str) -> Vec<u64> {
         let router = (self.experts as u64).saturating_mul(self.token_bytes);
@@ -187,18 +185,18 @@ impl Inspection {
             .collect()
     }
 
-    /// Embedding, last norm and head, in the same way: the first and the last are quantised, but not learned positions.
+    /// Returns the bytes in memory of embedding, final norm and head, for compute dtype `dtype`. Embedding and head may be quantised, but not learned positions.
     #[must_use]
     pub fn resident_outside_bytes(&self, dtype: &str) -> u64 {
         let table = (self.vocab_size as u64).saturating_mul(self.token_bytes).max(1);
         let decoded = self.stored_as.as_ref();
         let bytes = decoded.map_or(self.outside_bytes, |decoded| decoded.decoded_outside_bytes);
-        // One where they are tied.
+        // Tied embedding and head are one table.
         let tables = (bytes / table).min(2);
         self.resident_dense_bytes(bytes, bytes - tables * table, dtype)
     }
 
-    /// All weights but routed experts, in the same way.
+    /// Returns the bytes in memory of all weights except routed experts, for compute dtype `dtype`.
     #[must_use]
     pub fn resident_non_expert_bytes(&self, dtype: &str) -> u64 {
         self.resident_layer_bytes(dtype)
@@ -206,7 +204,7 @@ impl Inspection {
             .fold(self.resident_outside_bytes(dtype), u64::saturating_add)
     }
 
-    /// All weights, in the same way.
+    /// Returns the bytes in memory of all weights, for compute dtype `dtype`.
     #[must_use]
     pub fn resident_total_bytes(&self, dtype: &str) -> u64 {
         let experts = (self.moe_layers.len() as u64).saturating_mul(self.experts as u64);
@@ -214,23 +212,23 @@ impl Inspection {
         self.resident_non_expert_bytes(dtype).saturating_add(experts)
     }
 
-    /// Bytes that one token adds to the KV cache of all layers if the compute dtype is `dtype`.
+    /// Returns the bytes that one token adds to the KV cache of all layers, for compute dtype `dtype`.
     #[must_use]
     pub fn resident_kv_bytes_per_token(&self, dtype: &str) -> u64 {
         match self.kv_cache_dtype {
             None => self.resident_bytes(self.kv_bytes_per_token, dtype),
-            Some(kept) => {
+            Some(cache_dtype) => {
                 let elements = self.kv_bytes_per_token / self.element_bytes();
                 let scales = match self.kv_scales_per_token {
                     0 => elements.div_ceil(32),
                     scales => scales,
                 };
-                kept.bytes(elements, scales)
+                cache_dtype.bytes(elements, scales)
             }
         }
     }
 
-    /// Returns the resident bytes of keys and values of a sequence, by the rule that the engine admits requests by.
+    /// Returns the memory of the KV cache, for compute dtype `dtype`, by the rule of the engine's admission.
     #[must_use]
     pub fn resident_kv(&self, dtype: &str) -> ResidentKv {
         let all = self.resident_kv_bytes_per_token(dtype);
@@ -238,7 +236,7 @@ impl Inspection {
             return ResidentKv { bytes_per_token: all, windowed_bytes_per_token: 0, most_windowed_tokens: 0 };
         };
         let layers = windowed.layers.min(self.layers) as u64;
-        // All layers have as many bytes.
+        // All layers have the same number of bytes.
         let share = (u128::from(all) * u128::from(layers) / self.layers as u128) as u64;
         let element_bytes = if dtype == "float32" { 4 } else { 2 };
         let rows = prefill_rows(self.hidden_size, element_bytes, self.top_k, PREFILL_ROWS);
@@ -249,12 +247,12 @@ impl Inspection {
         }
     }
 
-    /// Bytes of an element of the dtype at rest.
+    /// Returns the bytes of an element of the stored dtype.
     fn element_bytes(&self) -> u64 {
         if self.dtype == "float32" { 4 } else { 2 }
     }
 
-    /// `bytes` of weights at rest of which `plain` are kept in the compute dtype in any case.
+    /// Converts `bytes` of stored weights to bytes in memory; `plain` of them are never quantised.
     fn resident_dense_bytes(&self, bytes: u64, plain: u64, dtype: &str) -> u64 {
         let Some(quantised) = self.dense_dtype.and_then(DenseDtype::of_experts) else {
             return self.resident_bytes(bytes, dtype);
@@ -263,10 +261,10 @@ impl Inspection {
         self.resident_bytes(plain, dtype).saturating_add(quantised)
     }
 
-    pub(crate) fn of(
+    pub(crate) fn new(
         config: &ModelConfig,
         sizes: Sizes,
-        decoded: Option<(ShortForm, Sizes)>,
+        decoded: Option<(QuantisedForm, Sizes)>,
         fingerprint: Fingerprint,
         ignored: &Ignored,
     ) -> Self {

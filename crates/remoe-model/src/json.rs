@@ -1,4 +1,4 @@
-//! Small JSON files, read with a bound.
+//! Reads and parses small JSON files, up to a size limit.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -6,13 +6,13 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use crate::error::CheckpointError;
-use crate::json_constants::without_constants;
+use crate::json_constants::replace_constants;
 use crate::store::{Store, read_fully_at};
 
-/// The largest JSON file that is read. A safetensors header may be as long, and no config comes near.
+/// Largest JSON file that is read: the limit of a safetensors header, far above the length of any config.
 pub(crate) const JSON_LIMIT: u64 = 100_000_000;
 
-/// The whole file `name`, or `None` where there is none.
+/// Reads the file `name`, or returns `None` if it does not exist.
 pub(crate) fn read_optional(store: &dyn Store, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
     let path = store.root().join(name);
     let failed = |error| CheckpointError::io(&path, error);
@@ -23,17 +23,17 @@ pub(crate) fn read_optional(store: &dyn Store, name: &str) -> Result<Option<Vec<
         return Err(CheckpointError::json(&path, None, format!("expected at most {JSON_LIMIT} bytes")));
     }
     let mut bytes = vec![0; file.size() as usize];
-    // A file that is being written can have become shorter; what is there then is judged by its parser.
+    // The file may have been truncated meanwhile. The parser then reports what is left.
     let read = read_fully_at(&*file, &mut bytes, 0).map_err(failed)?;
     bytes.truncate(read);
     Ok(Some(bytes))
 }
 
-/// Parses an object, with Python's `NaN` and `Infinity` as [`Fields`](crate::fields::Fields) know them. The parser refuses
-/// more than 128 levels of nesting.
+/// Parses a JSON object. Python's `NaN` and `Infinity` become strings that [`Fields`](crate::fields::Fields) recognises.
+/// The parser refuses more than 128 levels of nesting.
 pub(crate) fn parse_object(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>, CheckpointError> {
-    // Constants of Python are rare: texts without them are read once.
-    let parsed = serde_json::from_slice(bytes).or_else(|error| match without_constants(bytes) {
+    // Python's constants are rare: texts without them are parsed only once.
+    let parsed = serde_json::from_slice(bytes).or_else(|error| match replace_constants(bytes) {
         Cow::Owned(replaced) => serde_json::from_slice(&replaced),
         Cow::Borrowed(_) => Err(error),
     });
@@ -49,7 +49,7 @@ pub(crate) fn parse_object(path: &Path, bytes: &[u8]) -> Result<Map<String, Valu
     Err(CheckpointError::json(path, field, message))
 }
 
-/// The last `"name":` before the place where the parser stopped.
+/// Returns the last `"name":` before the position at which the parser stopped.
 fn field_before(bytes: &[u8], error: &serde_json::Error) -> Option<String> {
     let line = error.line().checked_sub(1)?;
     let lines = bytes.split(|byte| *byte == b'\n').take(line);
@@ -62,7 +62,7 @@ fn field_before(bytes: &[u8], error: &serde_json::Error) -> Option<String> {
     (name.len() <= 100).then(|| name.to_owned())
 }
 
-/// The object in the file `name`, or `None` where there is no file.
+/// Parses the object in the file `name`, or returns `None` if the file does not exist.
 pub(crate) fn object_if_present(
     store: &dyn Store,
     name: &str,

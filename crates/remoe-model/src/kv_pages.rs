@@ -1,54 +1,54 @@
-//! Pages of the KV cache: which layers share a page, and how many pages the positions of a sequence need.
+//! Division of the KV cache into pages: the layers that share a page, and the pages that a sequence needs.
 //!
-//! Layers that attend to a window let go of pages that no later position sees. So they have pages of their own, and
-//! all pages have the same size: as many layers as divide both kinds evenly. A model of 12 layers of each kind
-//! (gpt-oss) has two pages for 32 positions, one of either kind.
+//! Layers with a sliding window release pages that no later position attends to. So their pages are separate from those of
+//! other layers. All pages have the same size: the number of layers per page divides the layers of both kinds. A model with
+//! 12 layers of each kind (gpt-oss) has two pages for 32 positions, one of each kind.
 //!
-//! The engine admits requests by this rule, and plans count memory by it.
+//! Both the engine's admission and the planner count memory by this rule.
 
 use crate::config::ModelConfig;
 
 /// Positions of a page.
 pub const PAGE_POSITIONS: usize = 32;
 
-/// Most rows of a prompt that go through the layers together by default.
+/// Default limit of the rows of a prompt that are forwarded together (chunked prefill).
 pub const PREFILL_ROWS: usize = 2048;
 
-/// Memory of the rows of a prefill between the layers, and of what their experts give.
+/// Memory for the hidden states of a prefill and for the results of its experts.
 const PREFILL_BYTES: usize = 96 << 20;
 
-/// Rows of a prompt, `most` at most, whose hidden states of `hidden` elements of `element_bytes` fit in 96 MiB beside
-/// those that `top_k` experts give.
+/// Returns the number of rows of a prompt that are forwarded together: as many as fit in 96 MiB with the results of
+/// `top_k` experts, but at most `max_rows`. A row has `hidden` elements of `element_bytes` bytes.
 #[must_use]
-pub fn prefill_rows(hidden: usize, element_bytes: usize, top_k: usize, most: usize) -> usize {
-    // Hidden states, the experts' inputs, what shared experts give, and a row of each expert.
+pub fn prefill_rows(hidden: usize, element_bytes: usize, top_k: usize, max_rows: usize) -> usize {
+    // Hidden states, inputs of experts, results of shared experts, and one result for each routed expert.
     let row_bytes = hidden.saturating_mul(element_bytes).saturating_mul(top_k.saturating_add(3));
-    (PREFILL_BYTES / row_bytes.max(1)).clamp(1, most.max(1))
+    (PREFILL_BYTES / row_bytes.max(1)).clamp(1, max_rows.max(1))
 }
 
-/// Pages that hold `positions` in one page table.
+/// Returns the number of pages for `positions` positions in one page table.
 #[must_use]
 pub fn pages_of(positions: usize) -> usize {
     positions.div_ceil(PAGE_POSITIONS)
 }
 
-/// One layer's part of the KV cache.
+/// A layer's share of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CachedLayer {
-    /// Bytes of [`PAGE_POSITIONS`] positions, or another measure of them that is the same for all layers.
+    /// Size of [`PAGE_POSITIONS`] positions, in bytes or any other unit that is the same for all layers.
     pub page_bytes: usize,
-    /// Positions that a token sees, itself included; all before it where absent.
+    /// Positions of the sliding window, the token's own included. `None` if the layer attends to all positions.
     pub window: Option<usize>,
 }
 
-/// Pages that sequences need.
+/// Pages that a block of [`PAGE_POSITIONS`] positions needs, in layers without and with a sliding window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageNeeds {
-    /// Pages of [`PAGE_POSITIONS`] positions in the layers that attend to all of them.
+    /// Pages of a block in the layers that attend to all positions.
     pub whole: usize,
-    /// Pages of as many positions in layers that attend to a window.
+    /// Pages of a block in the layers with a sliding window.
     pub windowed: usize,
-    /// Positions of the largest window, the own one included; 0 without windowed layers.
+    /// Positions of the largest window, the token's own included; 0 without windows.
     pub window: usize,
 }
 
@@ -60,8 +60,8 @@ impl Default for PageNeeds {
 }
 
 impl PageNeeds {
-    /// Divides `layers` into pages of equal size, and returns the page table of each layer. Layers whose pages differ in
-    /// size share one page, and their windows are not released.
+    /// Divides `layers` into pages of equal size, and returns the index of each layer's page table. If layers differ in
+    /// size, all share one page, and windows release nothing.
     #[must_use]
     pub fn of(layers: &[CachedLayer]) -> (Self, Vec<usize>) {
         let windowed = layers.iter().filter(|layer| layer.window.is_some()).count();
@@ -70,13 +70,13 @@ impl PageNeeds {
             return (Self::default(), vec![0; layers.len()]);
         }
         let whole = layers.len() - windowed;
-        let layers_of_page = greatest_divisor(whole, windowed);
+        let layers_of_page = greatest_common_divisor(whole, windowed);
         let needs = Self {
             whole: whole / layers_of_page,
             windowed: windowed / layers_of_page,
             window: layers.iter().filter_map(|layer| layer.window).max().unwrap_or(0),
         };
-        // Layers of each kind so far.
+        // Layers of each kind that have been assigned to page tables.
         let mut placed = [0, 0];
         let tables = layers.iter().map(|layer| {
             let is_windowed = layer.window.is_some();
@@ -89,13 +89,13 @@ impl PageNeeds {
         (needs, tables.collect())
     }
 
-    /// Pages of [`PAGE_POSITIONS`] positions in all layers.
+    /// Returns the pages of a block of [`PAGE_POSITIONS`] positions in all layers.
     #[must_use]
     pub fn of_block(&self) -> usize {
         self.whole + self.windowed
     }
 
-    /// Most pages that a sequence of `positions` holds at a time if `rows` of it at most are forwarded together.
+    /// Returns the largest number of pages that a sequence of `positions` holds at a time, if at most `rows` rows are forwarded together.
     #[must_use]
     pub fn pages(&self, positions: usize, rows: usize) -> usize {
         let blocks = pages_of(positions);
@@ -103,7 +103,7 @@ impl PageNeeds {
         blocks.saturating_mul(self.whole).saturating_add(windowed.saturating_mul(self.windowed))
     }
 
-    /// Positions of the longest sequence that never holds more than `pages`.
+    /// Returns the positions of the longest sequence that never holds more than `pages` pages.
     #[must_use]
     pub fn positions(&self, pages: usize, rows: usize) -> usize {
         let in_window = self.blocks_in_window(rows);
@@ -114,34 +114,34 @@ impl PageNeeds {
         blocks.saturating_mul(PAGE_POSITIONS)
     }
 
-    /// Most blocks that a window and `rows` after it lie in.
+    /// Returns the largest number of blocks that a window and the `rows` rows after it intersect.
     fn blocks_in_window(&self, rows: usize) -> usize {
         pages_of(self.window.saturating_add(rows)).saturating_add(1)
     }
 
-    /// First block that position `position` sees in windowed layers.
+    /// Returns the first block that `position` attends to in layers with a window.
     #[must_use]
     pub fn first_seen(&self, position: usize) -> usize {
         (position + 1).saturating_sub(self.window) / PAGE_POSITIONS
     }
 }
 
-fn greatest_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { greatest_divisor(b, a % b) }
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
-/// Layers of a model that release positions of the KV cache behind their window. All layers have as many bytes per
-/// position then.
+/// Layers of a model with a sliding window, which release older positions of the KV cache. All layers of the model then
+/// have the same number of bytes per position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct WindowedLayers {
-    /// Number of layers.
+    /// Number of layers with a window.
     pub layers: usize,
-    /// Positions of the largest window, the own one included.
+    /// Positions of the largest window, the token's own included.
     pub window: usize,
 }
 
 impl WindowedLayers {
-    /// Returns those of `layers`, by the rule of [`PageNeeds::of`].
+    /// Returns the layers of `layers` that release positions, by the rule of [`PageNeeds::of`], if any.
     #[must_use]
     pub fn of(layers: &[CachedLayer]) -> Option<Self> {
         let (needs, _) = PageNeeds::of(layers);
@@ -157,7 +157,7 @@ impl WindowedLayers {
         Self::of(&layers.collect::<Vec<_>>())
     }
 
-    /// Most positions of a sequence that these layers hold at a time if `rows` of it at most are forwarded together.
+    /// Returns the largest number of a sequence's positions that these layers hold at a time, if at most `rows` rows are forwarded together.
     #[must_use]
     pub fn most_positions(&self, rows: usize) -> usize {
         let needs = PageNeeds { window: self.window, ..PageNeeds::default() };
@@ -192,7 +192,7 @@ mod tests {
 
     /// 12 layers of each kind, a window of 128.
     #[test]
-    fn windowed_positions_of_gpt_oss_are_those_of_its_pages() {
+    fn windowed_positions_of_gpt_oss_equal_those_of_its_pages() {
         let gpt_oss: Vec<_> = [Some(128), None].repeat(12);
         let (needs, _) = PageNeeds::of(&layers(&gpt_oss));
         let windowed = WindowedLayers { layers: 12, window: 128 };
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn longest_sequence_of_some_pages_needs_no_more() {
+    fn longest_sequence_fits_into_its_pages() {
         for (whole, windowed, window) in [(1, 0, 0), (1, 1, 128), (1, 2, 8), (3, 1, 4096)] {
             let needs = PageNeeds { whole, windowed, window };
             for (pages, rows) in [(1, 1), (7, 24), (40, 24), (1000, 2048), (5000, 1)] {
@@ -223,7 +223,7 @@ mod tests {
 
     /// A row at the end of a block still sees `window` - 1 positions before it.
     #[test]
-    fn blocks_are_seen_until_the_window_has_passed() {
+    fn blocks_are_visible_until_the_window_has_passed() {
         let needs = PageNeeds { whole: 1, windowed: 1, window: 8 };
         assert_eq!([0, 7, 31, 38].map(|position| needs.first_seen(position)), [0; 4]);
         assert_eq!(needs.first_seen(39), 1);

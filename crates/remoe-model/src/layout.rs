@@ -1,7 +1,7 @@
-//! Finds every tensor that the model needs, with its shape and type, before anything is read.
+//! Finds all tensors of a model in the headers, and checks their shapes and types. Reads no weights.
 
 mod ignored;
-mod short;
+mod quantised;
 
 pub use ignored::Ignored;
 
@@ -15,9 +15,9 @@ use crate::facts::{
     AttentionFacts, ExpertBiases, GqaFacts, LayerFacts, MlaFacts, MlpFacts, MoeFacts, NormKind, QkNorm,
     StoredDtype,
 };
-use crate::families::{BlockNames, Fused, TensorNames};
+use crate::families::{BlockNames, FusedLayout, TensorNames};
+use crate::quantised_form::{Quantisation, QuantisedForm};
 use crate::shards::{RawTensor, Shards};
-use crate::stored_form::{Quantisation, ShortForm};
 use crate::tensors::{
     AttentionTensors, GqaTensors, Linear, MlaTensors, MlpTensors, NormTensors, QueryTensors, RouterTensors,
     SharedTensors, StoredAs, TensorRef,
@@ -28,7 +28,7 @@ const POSITIONS: &str = "model.embed_positions.weight";
 const HEAD: &str = "lm_head.weight";
 const HEAD_BIAS: &str = "lm_head.bias";
 
-/// All tensors of a model.
+/// Tensors of a model.
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub(crate) embedding: TensorRef,
@@ -37,11 +37,11 @@ pub(crate) struct Layout {
     pub(crate) head: TensorRef,
     pub(crate) head_bias: Option<TensorRef>,
     pub(crate) layers: Vec<LayerTensors>,
-    /// Other contents of the files, which are ignored.
+    /// Tensors in the files that are ignored.
     pub(crate) ignored: Ignored,
 }
 
-/// The tensors of one layer.
+/// Tensors of one layer.
 #[derive(Debug)]
 pub(crate) struct LayerTensors {
     pub(crate) norms: NormTensors,
@@ -49,6 +49,7 @@ pub(crate) struct LayerTensors {
     pub(crate) mlp: LayerMlp,
 }
 
+/// Tensors of a layer's MLP.
 #[expect(clippy::large_enum_variant, reason = "there is one per layer")]
 #[derive(Debug)]
 pub(crate) enum LayerMlp {
@@ -61,22 +62,23 @@ pub(crate) enum LayerMlp {
     },
 }
 
-/// Where the routed experts of a layer are.
+/// Layout of a layer's routed experts in tensors.
 #[derive(Debug)]
 pub(crate) enum ExpertsLayout {
-    /// Tensors for each expert, as `save_pretrained` writes them.
+    /// Each expert has its own tensors, as `save_pretrained` writes them.
     Separate(Vec<MlpTensors>),
-    /// Two tensors for all, as transformers keeps them in memory: [experts, 2 x width, hidden], gate
-    /// rows before up rows, and [experts, hidden, width].
+    /// Two tensors for all experts, as transformers keeps them in memory: `[experts, 2 x width, hidden]`, with gate rows
+    /// before up rows, and `[experts, hidden, width]`.
     Fused { gate_up: TensorRef, down: TensorRef, experts: usize, width: usize },
-    /// As `Fused`, transposed, gate and up columns in turns, with biases: [experts, hidden, 2 x width] and
-    /// [experts, 2 x width], [experts, width, hidden] and [experts, hidden].
-    InTurns { gate_up: Linear, down: Linear, experts: usize },
-    /// As `InTurns`, with rows in turns, [outputs, inputs], as MXFP4 is stored.
-    RowsInTurns { gate_up: Linear, down: Linear, experts: usize },
+    /// Two transposed tensors with alternating gate and up columns, `[experts, hidden, 2 x width]` and
+    /// `[experts, width, hidden]`. Their biases are `[experts, 2 x width]` and `[experts, hidden]`.
+    InterleavedColumns { gate_up: Linear, down: Linear, experts: usize },
+    /// As `InterleavedColumns`, but not transposed, with alternating gate and up rows. MXFP4 is stored in this way.
+    InterleavedRows { gate_up: Linear, down: Linear, experts: usize },
 }
 
 impl ExpertsLayout {
+    /// Returns the tensors of an expert.
     pub(crate) fn get(&self, expert: usize) -> Option<MlpTensors> {
         match self {
             Self::Separate(experts) => experts.get(expert).cloned(),
@@ -85,17 +87,20 @@ impl ExpertsLayout {
                 up: gate_up.rows_of(expert, *width, *width).into(),
                 down: down.rows_of(expert, 0, down.shape.get(1).copied().unwrap_or(0)).into(),
             }),
-            Self::InTurns { gate_up, down, experts } => {
+            Self::InterleavedColumns { gate_up, down, experts } => {
                 let part = |linear: &Linear, first, step| {
-                    linear.each(|w| w.columns_of(expert, first, step), |b| b.every(expert, first, step))
+                    linear.map(
+                        |w| w.every_column(expert, first, step),
+                        |b| b.every_element(expert, first, step),
+                    )
                 };
-                (expert < *experts).then(|| in_turns(gate_up, down, part))
+                (expert < *experts).then(|| deinterleave(gate_up, down, part))
             }
-            Self::RowsInTurns { gate_up, down, experts } => {
+            Self::InterleavedRows { gate_up, down, experts } => {
                 let part = |linear: &Linear, first, step| {
-                    linear.each(|w| w.every_row(expert, first, step), |b| b.every(expert, first, step))
+                    linear.map(|w| w.every_row(expert, first, step), |b| b.every_element(expert, first, step))
                 };
-                (expert < *experts).then(|| in_turns(gate_up, down, part))
+                (expert < *experts).then(|| deinterleave(gate_up, down, part))
             }
         }
     }
@@ -104,19 +109,23 @@ impl ExpertsLayout {
         match self {
             Self::Separate(experts) => experts.len(),
             Self::Fused { experts, .. }
-            | Self::InTurns { experts, .. }
-            | Self::RowsInTurns { experts, .. } => *experts,
+            | Self::InterleavedColumns { experts, .. }
+            | Self::InterleavedRows { experts, .. } => *experts,
         }
     }
 }
 
-/// An expert whose gate and up outputs are in turns; `part` takes every so many outputs, from one on.
-fn in_turns(gate_up: &Linear, down: &Linear, part: impl Fn(&Linear, usize, usize) -> Linear) -> MlpTensors {
+/// Returns an expert with interleaved gate and up outputs. `part` takes the first output and the step.
+fn deinterleave(
+    gate_up: &Linear,
+    down: &Linear,
+    part: impl Fn(&Linear, usize, usize) -> Linear,
+) -> MlpTensors {
     MlpTensors { gate: Some(part(gate_up, 0, 2)), up: part(gate_up, 1, 2), down: part(down, 0, 1) }
 }
 
 impl Layout {
-    /// Every tensor outside of the routed experts.
+    /// Returns all tensors except routed experts.
     pub(crate) fn outside(&self) -> Vec<&TensorRef> {
         let ends = [&self.embedding, &self.head].into_iter().chain(&self.positions).chain(&self.head_bias);
         ends.chain(self.final_norm.tensors())
@@ -126,7 +135,7 @@ impl Layout {
 }
 
 impl LayerTensors {
-    /// Every tensor of the layer outside of its routed experts.
+    /// Returns all tensors of the layer except routed experts.
     pub(crate) fn outside(&self) -> Vec<&TensorRef> {
         let mut tensors: Vec<_> = self.norms.attention.tensors().chain(self.norms.mlp.tensors()).collect();
         tensors.extend(self.attention.tensors());
@@ -145,22 +154,21 @@ impl LayerTensors {
     }
 }
 
-/// The element type of the embedding (or of the head that stands for it), for a config that does
-/// not say one.
+/// Returns the element type of the embedding, or of the head if it takes its place, for configs without a dtype.
 pub(crate) fn stored_dtype(shards: &Shards) -> Option<StoredDtype> {
     let tensor = shards.tensors.get(EMBEDDING).or_else(|| shards.tensors.get(HEAD))?;
     StoredDtype::from_header(tensor.dtype)
 }
 
-/// Resolves all tensors of `config`, and refuses others. There may be `further` layers behind its own that
-/// predict further tokens and are not used.
+/// Finds all tensors of `config`, and refuses others. The model's layers may be followed by `extra_layers` multi-token
+/// prediction layers, which are ignored.
 pub(crate) fn resolve(
     config: &ModelConfig,
-    further: usize,
+    extra_layers: usize,
     quantisation: Option<&Quantisation>,
     shards: &Shards,
 ) -> Result<Layout, CheckpointError> {
-    let finder = Finder {
+    let finder = TensorFinder {
         shards,
         quantisation,
         dtype: config.dtype,
@@ -169,11 +177,11 @@ pub(crate) fn resolve(
         names: config.family.names(),
         used: RefCell::default(),
     };
-    ignored::no_more_layers(config.layers.len(), further, shards)?;
+    ignored::check_layer_count(config.layers.len(), extra_layers, shards)?;
     let table = [config.vocab_size, config.hidden_size];
     let (has_embedding, has_head) = (finder.has(EMBEDDING), finder.has(HEAD));
-    // Tied: one of the two is enough, whichever it is. Where both are stored and differ, transformers
-    // does not tie them; taking each from its own tensor is the same in every case.
+    // Tied weights may be stored under either name. If both are stored and differ, transformers does not tie them. Using
+    // both tensors is right in either case.
     let (embedding, head) = if config.tie_embeddings && !has_head {
         (EMBEDDING, EMBEDDING)
     } else if config.tie_embeddings && !has_embedding {
@@ -200,13 +208,14 @@ pub(crate) fn resolve(
     };
     layout.ignored = finder.ignored(config.layers.len())?;
     if quantisation.is_some() {
-        finder.experts_of_one_size(&layout)?;
+        finder.check_equal_expert_sizes(&layout)?;
     }
     Ok(layout)
 }
 
-struct Finder<'a> {
-    /// Names that were asked for and are there, those of scales among them.
+/// Finds tensors in the headers by name, and checks them.
+struct TensorFinder<'a> {
+    /// Names of all tensors that were found, scales included.
     used: RefCell<HashSet<&'a str>>,
     shards: &'a Shards,
     quantisation: Option<&'a Quantisation>,
@@ -216,11 +225,12 @@ struct Finder<'a> {
     names: &'static TensorNames,
 }
 
-impl<'a> Finder<'a> {
+impl<'a> TensorFinder<'a> {
     fn has(&self, name: &str) -> bool {
         self.shards.tensors.contains_key(name)
     }
 
+    /// Returns the error for a missing tensor.
     fn missing(&self, name: &str, shape: &[usize]) -> CheckpointError {
         CheckpointError::MissingTensor {
             path: self.shards.listing.clone(),
@@ -229,13 +239,13 @@ impl<'a> Finder<'a> {
         }
     }
 
-    /// The tensor of that name, which must have that shape and the checkpoint's type.
+    /// Finds a tensor, which must have the given shape and the checkpoint's dtype.
     fn find(&self, name: &str, shape: &[usize]) -> Result<TensorRef, CheckpointError> {
         self.find_typed(name, shape, &[self.dtype])
     }
 
-    /// As [`Self::find`], for a tensor that may stay float32 beside weights of another type.
-    fn find_wide(&self, name: &str, shape: &[usize]) -> Result<TensorRef, CheckpointError> {
+    /// Finds a tensor like [`Self::find`], which may also be float32.
+    fn find_maybe_float32(&self, name: &str, shape: &[usize]) -> Result<TensorRef, CheckpointError> {
         self.find_typed(name, shape, &[self.dtype, StoredDtype::F32])
     }
 
@@ -268,7 +278,7 @@ impl<'a> Finder<'a> {
         }
     }
 
-    /// The tensor of that name as it is stored, which must have that shape.
+    /// Finds a tensor of any type, which must have the given shape.
     fn raw(&self, name: &str, shape: &[usize]) -> Result<&'a RawTensor, CheckpointError> {
         let raw = self.shards.tensors.get(name).ok_or_else(|| self.missing(name, shape))?;
         self.used.borrow_mut().insert(&raw.name);
@@ -280,6 +290,7 @@ impl<'a> Finder<'a> {
         }
     }
 
+    /// Returns the error for an invalid tensor.
     fn wrong(&self, raw: &RawTensor, message: String) -> CheckpointError {
         let path = self.shards.files.get(raw.file).map_or(Path::new("?"), |shard| &shard.path);
         CheckpointError::tensor(path, &raw.name, message)
@@ -299,30 +310,36 @@ impl<'a> Finder<'a> {
                 AttentionFacts::Mla(facts) => AttentionTensors::Mla(self.mla(&attention, facts)?),
             },
             mlp: match &facts.mlp {
-                // A dense layer has the plain names in every family.
+                // Dense layers have the same names in every family.
                 MlpFacts::Dense { width } => LayerMlp::Dense(self.gated(&format!("{prefix}.mlp"), *width)?),
                 MlpFacts::Moe(facts) => self.moe(&prefix, facts)?,
             },
         })
     }
 
+    /// Finds the weight of a projection, which may be quantised, and its bias.
     fn linear(&self, name: &str, shape: &[usize], bias: bool) -> Result<Linear, CheckpointError> {
         let weight = self.find_weight(&format!("{name}.weight"), shape)?;
         Ok(Linear { weight, bias: self.bias(name, shape, bias)? })
     }
 
-    fn bias(&self, name: &str, shape: &[usize], there: bool) -> Result<Option<TensorRef>, CheckpointError> {
-        there.then(|| self.find(&format!("{name}.bias"), &shape[..1])).transpose()
+    fn bias(
+        &self,
+        name: &str,
+        shape: &[usize],
+        has_bias: bool,
+    ) -> Result<Option<TensorRef>, CheckpointError> {
+        has_bias.then(|| self.find(&format!("{name}.bias"), &shape[..1])).transpose()
     }
 
-    /// As [`Self::linear`], for a weight that is in the dtype in every form of checkpoint.
-    fn plain_linear(&self, name: &str, shape: &[usize], bias: bool) -> Result<Linear, CheckpointError> {
+    /// Finds a projection like [`Self::linear`], with a weight that is never quantised.
+    fn unquantised_linear(&self, name: &str, shape: &[usize], bias: bool) -> Result<Linear, CheckpointError> {
         let weight = self.find(&format!("{name}.weight"), shape)?;
         Ok(Linear { weight, bias: self.bias(name, shape, bias)? })
     }
 
     fn norm(&self, name: &str) -> Result<Linear, CheckpointError> {
-        self.plain_linear(name, &[self.hidden], self.norm_bias)
+        self.unquantised_linear(name, &[self.hidden], self.norm_bias)
     }
 
     fn gqa(&self, prefix: &str, facts: &GqaFacts) -> Result<GqaTensors, CheckpointError> {
@@ -376,7 +393,7 @@ impl<'a> Finder<'a> {
         })
     }
 
-    /// A dense layer, or shared experts, which have the plain names in every family.
+    /// Finds the MLP of a dense layer or of shared experts, which have the same names in every family.
     fn gated(&self, prefix: &str, width: usize) -> Result<MlpTensors, CheckpointError> {
         let linear = |name: &str, shape: [usize; 2]| self.linear(&format!("{prefix}.{name}"), &shape, false);
         Ok(MlpTensors {
@@ -386,7 +403,7 @@ impl<'a> Finder<'a> {
         })
     }
 
-    /// A routed expert that has tensors of its own.
+    /// Finds a routed expert with its own tensors.
     fn expert(&self, prefix: &str, facts: &MoeFacts) -> Result<MlpTensors, CheckpointError> {
         let (width, names) = (facts.expert_width, self.names);
         let linear =
@@ -401,11 +418,10 @@ impl<'a> Finder<'a> {
     }
 
     fn moe(&self, prefix: &str, facts: &MoeFacts) -> Result<LayerMlp, CheckpointError> {
-        // The block goes by the name under which its router is there; where none is, the error names
-        // the one that is written today.
-        let there =
+        // The router decides which of the possible names the block has. If it is missing, the error has the current name.
+        let has_router =
             |names: &&BlockNames| self.has(&format!("{prefix}.{}.{}.weight", names.block, names.router));
-        let names = self.names.blocks.iter().find(there).or(self.names.blocks.first());
+        let names = self.names.blocks.iter().find(has_router).or(self.names.blocks.first());
         let Some(names) = names else { return Err(self.missing(&format!("{prefix}.experts"), &[])) };
         let block = format!("{prefix}.{}", names.block);
         let shared = facts
@@ -421,9 +437,10 @@ impl<'a> Finder<'a> {
             .transpose()?;
         let router = format!("{block}.{}", names.router);
         let correction = format!("{router}.e_score_correction_bias");
-        let correction = facts.routing.corrected.then(|| self.find_wide(&correction, &[facts.experts]));
+        let correction =
+            facts.routing.corrected.then(|| self.find_maybe_float32(&correction, &[facts.experts]));
         let router = RouterTensors {
-            linear: self.plain_linear(&router, &[facts.experts, self.hidden], facts.routing.bias)?,
+            linear: self.unquantised_linear(&router, &[facts.experts, self.hidden], facts.routing.bias)?,
             correction: correction.transpose()?,
         };
         let bias = || self.find(&format!("{block}.bias"), &[self.hidden]);
@@ -439,11 +456,11 @@ impl<'a> Finder<'a> {
     ) -> Result<ExpertsLayout, CheckpointError> {
         let gate_up = format!("{block}.{}", names.gate_up);
         let (experts, width) = (facts.experts, facts.expert_width);
-        if names.fused == Fused::InTurns {
+        if names.fused == FusedLayout::Interleaved {
             let down = format!("{block}.{}", names.down);
-            let mxfp4 = self.quantisation.is_some_and(|stored| stored.form == ShortForm::Mxfp4);
+            let mxfp4 = self.quantisation.is_some_and(|stored| stored.form == QuantisedForm::Mxfp4);
             if let Some(raw) = self.shards.tensors.get(&*format!("{gate_up}_blocks")).filter(|_| !mxfp4) {
-                return Err(self.wrong(raw, self.unannounced("mxfp4")));
+                return Err(self.wrong(raw, self.undeclared("mxfp4")));
             }
             let with_bias = |name: &str, [inputs, outputs]: [usize; 2]| {
                 let weight = match mxfp4 {
@@ -457,8 +474,8 @@ impl<'a> Finder<'a> {
             let gate_up = with_bias(&gate_up, [self.hidden, 2 * width])?;
             let down = with_bias(&down, [width, self.hidden])?;
             return Ok(match mxfp4 {
-                true => ExpertsLayout::RowsInTurns { gate_up, down, experts },
-                false => ExpertsLayout::InTurns { gate_up, down, experts },
+                true => ExpertsLayout::InterleavedRows { gate_up, down, experts },
+                false => ExpertsLayout::InterleavedColumns { gate_up, down, experts },
             });
         }
         if facts.gated && self.has(&gate_up) {
@@ -477,5 +494,6 @@ impl<'a> Finder<'a> {
 }
 
 fn same_shape(raw: &RawTensor, shape: &[usize]) -> bool {
-    raw.shape.len() == shape.len() && raw.shape.iter().zip(shape).all(|(have, want)| *have == *want as u64)
+    raw.shape.len() == shape.len()
+        && raw.shape.iter().zip(shape).all(|(size, expected)| *size == *expected as u64)
 }

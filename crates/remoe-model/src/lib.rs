@@ -1,13 +1,12 @@
-//! A Mixture-of-Experts checkpoint as facts: config, shapes, tensor names and byte ranges per
-//! family, sizes, fingerprint and, with the feature `text`, tokenizer and chat template.
+//! Mixture-of-Experts checkpoints: config, shapes, tensor names and byte ranges of each model family, sizes, fingerprint
+//! and, with the feature `text`, tokenizer and chat template.
 //!
-//! Weights that are stored in a shorter form than the dtype (fp8, MXFP4) are decoded when they are read; nothing else
-//! is computed here. Opening a checkpoint reads no weight: [`Checkpoint::open`] parses
-//! `config.json`, `generation_config.json` and the safetensors headers, checks that every tensor
-//! the family needs is there with the right shape and type, and then hands out byte ranges. The files
-//! come from a folder or from another [`Store`].
+//! Opening a checkpoint reads no weights. [`Checkpoint::open`] parses `config.json`, `generation_config.json` and the
+//! safetensors headers, and checks that all tensors of the family exist with the right shape and type. Then it provides
+//! their byte ranges. The files come from a folder or from another [`Store`]. Quantised weights (fp8, MXFP4) are decoded
+//! when they are read; nothing else is computed here.
 //!
-//! A new family is one file in `family/`.
+//! A new family is one file in `families/`.
 
 mod checkpoint;
 mod config;
@@ -19,7 +18,7 @@ mod families;
 mod family;
 mod fields;
 mod fingerprint;
-mod foreign;
+mod foreign_fields;
 mod generation;
 mod header;
 mod inspection;
@@ -28,11 +27,11 @@ mod json_constants;
 mod layout;
 mod modelopt;
 mod outline;
+mod quantised_form;
 mod rope;
 mod shards;
 mod sizes;
 mod store;
-mod stored_form;
 mod tensor_files;
 mod tensors;
 #[cfg(feature = "text")]
@@ -65,6 +64,6 @@ pub use tensors::{
     RouterTensors, Scales, SharedTensors, StoredAs, Strides, TensorRef,
 };
 
-/// Reason and remedies for a number of GPUs of a main function other than 1.
+/// Message for a number of GPUs per main function other than 1.
 pub const ONE_GPU: &str = "must be 1: the layers of a model are not divided over several GPUs; use a GPU with more \
                            memory, fewer bits per weight (expertsDtype, dtype), or more main functions";

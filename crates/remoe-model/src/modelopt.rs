@@ -1,19 +1,19 @@
-//! `hf_quant_config.json`: the file in which NVIDIA's ModelOpt says how weights are quantised. Its checkpoints may
-//! have no `quantization_config` in `config.json`.
+//! `hf_quant_config.json`, in which NVIDIA's ModelOpt declares the quantisation of weights. Such checkpoints may lack
+//! `quantization_config` in `config.json`.
 
 use crate::error::CheckpointError;
 use crate::fields::Fields;
 use crate::json;
+use crate::quantised_form::SUPPORTED;
 use crate::store::Store;
-use crate::stored_form::SUPPORTED;
 
 const FILE: &str = "hf_quant_config.json";
 
-/// Refuses a checkpoint whose weights ModelOpt has quantised. Without `quant_algo` they are in their dtype: the file
-/// may speak of the KV cache alone, of which a server decides itself.
+/// Refuses a checkpoint whose weights are quantised by ModelOpt. A file without `quant_algo` only describes the KV cache,
+/// which the server configures itself.
 ///
 /// # Errors
-/// The algorithm by name, or the file is not what it should be.
+/// The weights are quantised, or the file is invalid.
 pub(crate) fn refuse(store: &dyn Store) -> Result<(), CheckpointError> {
     let Some(object) = json::object_if_present(store, FILE)? else { return Ok(()) };
     let path = store.root().join(FILE);

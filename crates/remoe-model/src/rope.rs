@@ -1,76 +1,75 @@
-//! Rotary position embedding: inverse frequencies in the float32 steps of transformers 5.17
-//! (`modeling_rope_utils.py`), so that angles agree to the last bits.
+//! Rotary position embedding (RoPE). Inverse frequencies are computed in the same float32 steps as in transformers 5.17
+//! (`modeling_rope_utils.py`), so that angles have the same bits.
 
 use std::f64::consts::PI;
 
 use crate::error::CheckpointError;
 use crate::fields::{Fields, same};
 
-/// More elements than any head has, and few enough to list their frequencies.
+/// Upper bound of the elements of a head, above that of any model.
 const HEAD_LIMIT: usize = 1 << 16;
 
-/// How the elements of a head pair up.
+/// Pairing of a head's elements for the rotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RopeLayout {
-    /// Element i turns with element i + dim / 2 (`rotate_half`).
+    /// Element i is paired with element i + dim / 2 (`rotate_half`).
     Halves,
-    /// Element 2 i turns with element 2 i + 1 (complex pairs).
+    /// Element 2 i is paired with element 2 i + 1 (complex pairs).
     Interleaved,
 }
 
-/// Change of the frequencies for a longer context.
+/// Rope type: change of the frequencies for a longer context.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
-    /// Nothing.
+    /// No change.
     None,
-    /// All frequencies divided by a factor.
+    /// All frequencies are divided by a factor.
     Linear {
-        /// The divisor.
+        /// Divisor of the frequencies.
         factor: f64,
     },
-    /// A base that grows with the context beyond the model's own ("NTK-aware"). No such context is
-    /// served, so that the frequencies are the plain ones.
+    /// The base grows with contexts beyond the model's own ("NTK-aware"). Such contexts are not served, so that the
+    /// frequencies do not change.
     Dynamic {
-        /// How fast it grows.
+        /// Growth of the base.
         factor: f64,
     },
-    /// Low frequencies divided, high ones kept, a ramp between them (Llama 3.1).
+    /// Low frequencies are divided, high ones are kept, with a ramp between them (Llama 3.1).
     Llama3 {
-        /// The divisor of the low frequencies.
+        /// Divisor of the low frequencies.
         factor: f64,
         /// Wavelengths above `original` / `low` are low frequencies.
         low: f64,
         /// Wavelengths below `original` / `high` are high frequencies.
         high: f64,
-        /// Context length of the training.
+        /// Original context length, of the training.
         original: usize,
     },
-    /// Interpolation by parts (YaRN, arXiv 2309.00071).
+    /// YaRN (arXiv 2309.00071): interpolates low frequencies.
     Yarn {
-        /// The divisor of the interpolated part.
+        /// Divisor of the interpolated frequencies.
         factor: f64,
-        /// Rotations above which a dimension is kept.
+        /// Rotations over the original context above which a dimension is kept.
         beta_fast: f64,
-        /// Rotations below which a dimension is interpolated.
+        /// Rotations over the original context below which a dimension is interpolated.
         beta_slow: f64,
-        /// Context length of the training.
+        /// Original context length, of the training.
         original: usize,
-        /// Set if the ramp's ends are whole dimensions.
+        /// Set if the ends of the ramp are rounded to whole dimensions.
         truncate: bool,
     },
-    /// A divisor of each frequency (LongRoPE, arXiv 2402.13753). Beyond `original` positions the divisors
-    /// would be others, of all positions; such a context is served with those alone, where it is asked for
-    /// ([`RopeFacts::for_long_texts`]).
+    /// LongRoPE (arXiv 2402.13753): a divisor for each frequency. Texts beyond the original context have other divisors, at
+    /// all their positions. Only one of the two sets is used by a server ([`RopeFacts::for_long_texts`]).
     Long {
-        /// The divisors, one for each frequency.
+        /// Divisors of texts within the original context.
         short: Vec<f64>,
-        /// Divisors beyond `original` positions.
+        /// Divisors of texts beyond the original context.
         long: Vec<f64>,
-        /// Factor of cosine and sine beyond `original` positions.
+        /// Factor of cosine and sine for texts beyond the original context.
         long_attention_factor: Option<f64>,
-        /// By how much the context is longer than that of the training.
+        /// Ratio of the context length to the original one.
         factor: f64,
-        /// Context length of the training.
+        /// Original context length, of the training.
         original: usize,
     },
 }
@@ -91,30 +90,29 @@ impl RopeScaling {
 /// Rotary position embedding of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeFacts {
-    /// Base of the frequencies.
+    /// Base of the frequencies (`rope_theta`).
     pub theta: f64,
-    /// Elements of a head that are rotated, even.
+    /// Number of a head's elements that are rotated; even.
     pub dim: usize,
-    /// How they pair up.
+    /// Pairing of the elements.
     pub layout: RopeLayout,
-    /// Set if cosines, sines and rotations are float32 whatever the compute dtype (DeepSeek-V2); otherwise each is
-    /// rounded to it.
+    /// Set if cosines, sines and rotations are computed in float32 (DeepSeek-V2). Otherwise each is rounded to the compute
+    /// dtype.
     pub in_float32: bool,
-    /// Change of the frequencies.
+    /// Rope type.
     pub scaling: RopeScaling,
-    /// Factor of cosine and sine, in float32, before they are rounded.
+    /// Factor of cosine and sine, applied in float32 before they are rounded.
     pub attention_factor: f64,
-    /// m of YaRN for the scores of multi-head latent attention, which multiplies them with m^2; 1 where
-    /// the config has no `mscale_all_dim`.
+    /// YaRN's m for the scores of multi-head latent attention, which are multiplied by m^2. It is 1 without
+    /// `mscale_all_dim` in the config.
     pub score_mscale: f64,
 }
 
 impl RopeFacts {
-    /// Positions that the rotation reaches in a model whose config states `stated`, as vLLM's
-    /// `_get_and_verify_max_len` has it: YaRN multiplies those of the training, linear scaling those stated. The
-    /// frequencies of both are the same for any length of text. Configs of the other kinds state what is reached;
-    /// those of type dynamic would have other frequencies beyond it.
-    pub(crate) fn reach(&self, stated: usize) -> f64 {
+    /// Returns the context length after scaling, for a config that states `stated` positions. The rule is that of vLLM's
+    /// `_get_and_verify_max_len`: YaRN multiplies the original context, linear scaling the stated one. Both have the same
+    /// frequencies for texts of any length. With other rope types the config states the scaled context.
+    pub(crate) fn scaled_context(&self, stated: usize) -> f64 {
         match self.scaling {
             RopeScaling::Yarn { factor, original, .. } => original as f64 * factor,
             RopeScaling::Linear { factor } => stated as f64 * factor,
@@ -125,7 +123,7 @@ impl RopeFacts {
         }
     }
 
-    /// The `dim` / 2 inverse frequencies, radians per position.
+    /// Returns the `dim` / 2 inverse frequencies, in radians per position.
     #[must_use]
     pub fn inverse_frequencies(&self) -> Vec<f32> {
         let wavelengths: Vec<f32> = (0..self.dim / 2).map(|pair| self.power(pair)).collect();
@@ -156,8 +154,8 @@ impl RopeFacts {
         }
     }
 
-    /// Returns the same rotation with longrope's divisors and factor for long texts, for every one of `positions`;
-    /// `None` for other kinds.
+    /// Returns the same embedding with longrope's divisors and factor for long texts, at every position up to `positions`.
+    /// Returns `None` for other rope types.
     #[must_use]
     pub fn for_long_texts(&self, positions: usize) -> Option<Self> {
         let RopeScaling::Long { long, long_attention_factor, factor, .. } = &self.scaling else {
@@ -174,14 +172,14 @@ impl RopeFacts {
         Some(Self { scaling, attention_factor, ..self.clone() })
     }
 
-    /// theta ^ (2 pair / dim) as a float32 power of float32 operands.
+    /// Computes theta ^ (2 pair / dim) as a float32 power of float32 operands.
     fn power(&self, pair: usize) -> f32 {
         let exponent = (2 * pair) as f32 / self.dim as f32;
-        // Correctly rounded: torch's own float32 power is within one unit of it.
+        // Correctly rounded. torch's float32 power is within one unit in the last place of it.
         f64::from(self.theta as f32).powf(f64::from(exponent)) as f32
     }
 
-    /// The dimensions between which yarn's ramp runs (`find_correction_range`).
+    /// Returns the dimensions at the ends of YaRN's ramp (`find_correction_range`).
     fn yarn_range(&self) -> (f64, f64) {
         let RopeScaling::Yarn { beta_fast, beta_slow, original, truncate, .. } = self.scaling else {
             return (0.0, 1.0);
@@ -200,7 +198,7 @@ impl RopeFacts {
         (from, to)
     }
 
-    /// Where the config has its rope: `rope_scaling or rope_parameters`, as transformers has it.
+    /// Returns the object with the rope's parameters: `rope_scaling`, else `rope_parameters`, as in transformers.
     pub(crate) fn parameters(fields: Fields<'_>) -> Result<Option<Fields<'_>>, CheckpointError> {
         match fields.object("rope_scaling")? {
             Some(scaling) => Ok(Some(scaling)),
@@ -208,7 +206,7 @@ impl RopeFacts {
         }
     }
 
-    /// Reads either config style. `base` is the family's default theta, `dim` what is rotated.
+    /// Reads the rope of a config. `base` is the family's default theta, `dim` the number of rotated elements of a head.
     pub(crate) fn parse(
         fields: Fields<'_>,
         base: f64,
@@ -222,7 +220,7 @@ impl RopeFacts {
                 format!("gives heads of {dim} elements, expected at most {HEAD_LIMIT}"),
             ));
         }
-        // transformers: theta inside before theta outside.
+        // As in transformers, fields of the parameters take precedence over those of the config.
         let parameters = Self::parameters(fields)?;
         let inside = |name: &str| parameters.filter(|parameters| parameters.get(name).is_some());
         let theta = inside("rope_theta").unwrap_or(fields).optional_positive("rope_theta")?.unwrap_or(base);
@@ -254,7 +252,7 @@ impl RopeFacts {
             _ => 1.0,
         };
         let facts = Self { theta, dim, layout, in_float32: false, scaling, attention_factor, score_mscale };
-        // As they are computed with, in float32: a frequency of 0 would turn nothing.
+        // Checked in float32, as they are used: a frequency of 0 would not rotate.
         let attention_factor = attention_factor as f32;
         if !facts.inverse_frequencies().iter().all(|frequency| frequency.is_normal())
             || !attention_factor.is_normal()
@@ -264,13 +262,13 @@ impl RopeFacts {
                 "gives frequencies that are 0 or not finite in float32; check theta, factor and the betas",
             ));
         }
-        one_of_two(fields, theta)?;
+        check_consistent(fields, theta)?;
         Ok(facts)
     }
 }
 
-/// Refuses `rope_parameters` that say something else than the `rope_scaling` beside them, which was read.
-fn one_of_two(fields: Fields<'_>, theta: f64) -> Result<(), CheckpointError> {
+/// Refuses `rope_parameters` that contradict `rope_scaling`, which takes precedence.
+fn check_consistent(fields: Fields<'_>, theta: f64) -> Result<(), CheckpointError> {
     let (Some(scaling), Some(parameters)) =
         (fields.object("rope_scaling")?, fields.object("rope_parameters")?)
     else {
@@ -305,6 +303,7 @@ fn one_of_two(fields: Fields<'_>, theta: f64) -> Result<(), CheckpointError> {
     Ok(())
 }
 
+/// Reads the rope type and its parameters.
 fn parse_scaling(
     scaling: Fields<'_>,
     fields: Fields<'_>,
@@ -330,7 +329,7 @@ fn parse_scaling(
             .optional_positive(name)?
             .ok_or_else(|| scaling.error(name, format!("is missing, rope type `{kind}` needs it")))
     };
-    // A field at the top level wins over the one inside (`standardize_rope_params`).
+    // A field of the config takes precedence over one of the parameters (`standardize_rope_params`).
     let original = || -> Result<usize, CheckpointError> {
         let name = "original_max_position_embeddings";
         Ok(match fields.optional_size(name)? {
@@ -391,15 +390,15 @@ fn parse_scaling(
     }
 }
 
-/// Keys that rope parameters of every kind may have.
+/// Keys that parameters of every rope type may have.
 const EVERY_KIND: [&str; 4] = ["rope_type", "type", "rope_theta", "partial_rotary_factor"];
 
-/// The keys that a kind has besides; `mscale_all_dim` scales the scores of latent attention with any factor.
+/// Returns the other keys of a rope type. `mscale_all_dim` scales the scores of latent attention for any type with a factor.
 fn known_keys(kind: &str) -> Option<&'static [&'static str]> {
     const ORIGINAL: &str = "original_max_position_embeddings";
     const ALL_DIM: &str = "mscale_all_dim";
     Some(match kind {
-        // Not of use, but what older versions of transformers write beside it.
+        // Unused, but written by older versions of transformers.
         "default" => &[ORIGINAL],
         "linear" | "dynamic" => &["factor", ORIGINAL, ALL_DIM],
         "llama3" => &["factor", "low_freq_factor", "high_freq_factor", ORIGINAL, ALL_DIM],
@@ -420,7 +419,7 @@ fn known_keys(kind: &str) -> Option<&'static [&'static str]> {
     })
 }
 
-/// The divisors of all frequencies.
+/// Reads the divisors of all frequencies.
 fn divisors(scaling: Fields<'_>, name: &str, count: f64) -> Result<Vec<f64>, CheckpointError> {
     let Some(list) = scaling.list(name)? else {
         return Err(scaling.error(name, "is missing, rope type `longrope` needs it"));
@@ -456,13 +455,13 @@ fn attention_factor(scaling: &RopeScaling, parameters: Fields<'_>) -> Result<f64
     })
 }
 
-/// `get_mscale` of transformers' yarn.
+/// Computes `get_mscale` of YaRN in transformers.
 fn yarn_mscale(scale: f64, mscale: f64) -> f64 {
     if scale <= 1.0 { 1.0 } else { 0.1 * mscale * scale.ln() + 1.0 }
 }
 
-/// One frequency of Llama 3.1 (`_compute_llama3_parameters`). A scalar divided by a tensor is the
-/// tensor's reciprocal times the scalar in torch, and so here.
+/// Scales one inverse frequency for Llama 3.1 (`_compute_llama3_parameters`). As in torch, a scalar divided by a tensor is
+/// computed as the tensor's reciprocal times the scalar.
 fn llama3(inv: f32, factor: f64, low: f64, high: f64, original: f64) -> f32 {
     let wavelength = (1.0 / inv) * (2.0 * PI) as f32;
     let low_wavelength = (original / low) as f32;

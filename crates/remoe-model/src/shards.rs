@@ -1,4 +1,4 @@
-//! The safetensors files of a folder: opened once, their headers checked against each other.
+//! The safetensors files of a checkpoint. They are opened once, and their headers are checked against each other.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -18,20 +18,20 @@ use crate::tensors::{StoredAs, TensorRef};
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// One open file.
+/// An open safetensors file.
 #[derive(Debug)]
 pub(crate) struct Shard {
     pub(crate) name: String,
     /// Path of the file in messages.
     pub(crate) path: PathBuf,
     pub(crate) file: Arc<dyn StoredFile>,
-    /// The header's JSON, for the fingerprint.
+    /// JSON of the header, for the fingerprint.
     pub(crate) header: Vec<u8>,
-    /// Where each tensor starts, ascending.
+    /// Start positions of all tensors, ascending.
     pub(crate) starts: Vec<u64>,
 }
 
-/// A tensor of any type as its header describes it.
+/// A tensor of any type, as the header describes it.
 #[derive(Debug)]
 pub(crate) struct RawTensor {
     pub(crate) name: Arc<str>,
@@ -42,7 +42,7 @@ pub(crate) struct RawTensor {
     pub(crate) bytes: u64,
 }
 
-/// Where a tensor lies, or its scales.
+/// Location of a tensor, or of its scales.
 pub(crate) struct TensorLocation<'a> {
     pub(crate) name: &'a str,
     pub(crate) file: usize,
@@ -57,19 +57,19 @@ pub(crate) struct Shards {
     pub(crate) listing: PathBuf,
     pub(crate) files: Vec<Shard>,
     pub(crate) tensors: HashMap<Arc<str>, RawTensor>,
-    /// Bytes of all headers: each is kept.
+    /// Bytes of all headers, which stay in memory.
     header_bytes: u64,
 }
 
 impl Shards {
-    /// Names of all tensors, sorted.
+    /// Returns the names of all tensors, sorted.
     pub(crate) fn names(&self) -> Vec<&str> {
         let mut names: Vec<&str> = self.tensors.keys().map(|name| &**name).collect();
         names.sort_unstable();
         names
     }
 
-    /// A tensor by its name, if it is there and has one of the types that weights have.
+    /// Returns a tensor by its name, if it exists and has one of the types of [`StoredDtype`].
     pub(crate) fn tensor(&self, name: &str) -> Option<TensorRef> {
         let raw = self.tensors.get(name)?;
         Some(TensorRef {
@@ -84,14 +84,14 @@ impl Shards {
         })
     }
 
-    /// Reads the bytes `range` of `place` into `target`, which has the length of the range.
+    /// Reads the bytes `range` of a tensor into `target`, which has the length of the range.
     pub(crate) fn read(
         &self,
-        place: TensorLocation<'_>,
+        location: TensorLocation<'_>,
         range: Range<u64>,
         target: &mut [u8],
     ) -> Result<(), CheckpointError> {
-        let TensorLocation { name, file, offset, bytes } = place;
+        let TensorLocation { name, file, offset, bytes } = location;
         let request = |message| CheckpointError::Request { path: self.listing.clone(), message };
         if range.start > range.end || range.end > bytes || range.end - range.start != target.len() as u64 {
             return Err(request(format!(
@@ -101,23 +101,24 @@ impl Shards {
         }
         let shard = self.files.get(file);
         let shard = shard.ok_or_else(|| request(format!("`{name}` belongs to another checkpoint")))?;
-        let at = offset + range.start;
-        let read = read_fully_at(&*shard.file, target, at)
+        let start = offset + range.start;
+        let read = read_fully_at(&*shard.file, target, start)
             .map_err(|error| CheckpointError::io(&shard.path, error))?;
         if read < target.len() {
             return Err(CheckpointError::ShortRead {
                 path: shard.path.clone(),
                 tensor: name.to_owned(),
-                at: at + read as u64,
+                at: start + read as u64,
                 missing: (target.len() - read) as u64,
             });
         }
         Ok(())
     }
 
+    /// Opens all files, and reads their headers.
     pub(crate) fn open(store: &dyn Store) -> Result<Self, CheckpointError> {
         let single = store.root().join(SINGLE);
-        // transformers prefers the single file, too.
+        // A single file takes precedence over an index, as in transformers.
         if let Some(file) = store.open(SINGLE).map_err(|error| CheckpointError::io(&single, error))? {
             let mut shards = Self::empty(single.clone());
             shards.add(SINGLE, single, file)?;
@@ -138,6 +139,7 @@ impl Shards {
         Self { listing, files: Vec::new(), tensors: HashMap::new(), header_bytes: 0 }
     }
 
+    /// Opens the files that the index lists.
     fn open_index(store: &dyn Store, bytes: &[u8]) -> Result<Self, CheckpointError> {
         let index = &store.root().join(INDEX);
         let object = json::parse_object(index, bytes)?;
@@ -147,7 +149,7 @@ impl Shards {
         };
         let mut names: Vec<&str> = Vec::new();
         for (tensor, file) in map {
-            let Some(name) = file.as_str().filter(|name| is_plain(name)) else {
+            let Some(name) = file.as_str().filter(|name| is_file_name(name)) else {
                 return Err(CheckpointError::tensor(
                     index,
                     tensor,
@@ -172,7 +174,7 @@ impl Shards {
         Ok(shards)
     }
 
-    /// Takes in the tensors of a file.
+    /// Adds a file and its tensors.
     fn add(&mut self, name: &str, path: PathBuf, file: Arc<dyn StoredFile>) -> Result<(), CheckpointError> {
         let header = header::read(&path, &*file)?;
         self.header_bytes += header.bytes.len() as u64;
@@ -209,13 +211,13 @@ impl Shards {
         Ok(())
     }
 
-    /// Every tensor is in the file that the index says, and the index knows every tensor.
+    /// Checks that every tensor is in the file that the index states, and that the index lists every tensor.
     fn check_index(&self, map: &serde_json::Map<String, Value>) -> Result<(), CheckpointError> {
         for (tensor, file) in map {
             let file = file.as_str().unwrap_or_default();
             let found = self.tensors.get(tensor.as_str());
-            let place = found.and_then(|tensor| self.files.get(tensor.file));
-            match place {
+            let shard = found.and_then(|tensor| self.files.get(tensor.file));
+            match shard {
                 Some(shard) if shard.path.ends_with(file) => {}
                 Some(shard) => {
                     return Err(CheckpointError::tensor(
@@ -247,7 +249,7 @@ impl Shards {
     }
 }
 
-/// A name that stays in the folder.
-fn is_plain(name: &str) -> bool {
+/// Reports if a name is that of a file in the folder itself, not a path.
+fn is_file_name(name: &str) -> bool {
     !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0'])
 }

@@ -1,41 +1,41 @@
-//! Sizes of the parts of a model at rest.
+//! Sizes of the parts of a checkpoint.
 
 use crate::config::ModelConfig;
 use crate::layout::{LayerMlp, Layout};
 use crate::tensors::TensorRef;
 
-/// Bytes of the parts of a model as they are stored, scales with the weights that they are of.
+/// Bytes of the parts of a model. Scales count with their weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sizes {
-    /// One routed expert.
+    /// Bytes of one routed expert.
     pub expert_bytes: u64,
-    /// Per layer everything but its routed experts: norms, attention, router, shared experts, or the
-    /// dense MLP.
+    /// Bytes of each layer without its routed experts: norms, attention, router and shared experts, or dense MLP.
     pub non_expert_layer_bytes: Vec<u64>,
-    /// Embeddings of tokens and, where they are learned, of positions, last norm and head; tied weights once.
+    /// Bytes of the embedding, learned positions, final norm and head. Tied weights count once.
     pub outside_bytes: u64,
     /// Bytes that one token adds to the KV cache of each layer.
     pub kv_layer_bytes_per_token: Vec<u64>,
     /// Bytes that one token adds to the KV cache of all layers.
     pub kv_bytes_per_token: u64,
-    /// One token's hidden state.
+    /// Bytes of a token's hidden state.
     pub token_bytes: u64,
-    /// All weights: `outside_bytes` + the sum of `non_expert_layer_bytes` + layers with experts x
-    /// experts x `expert_bytes`.
+    /// Bytes of all weights: `outside_bytes`, the sum of `non_expert_layer_bytes`, and `expert_bytes` for each expert of
+    /// each layer.
     pub total_bytes: u64,
 }
 
 impl Sizes {
-    pub(crate) fn of(config: &ModelConfig, layout: &Layout) -> Self {
-        Self::counted(config, layout, TensorRef::own_bytes)
+    /// Returns the sizes of the weights as stored.
+    pub(crate) fn stored(config: &ModelConfig, layout: &Layout) -> Self {
+        Self::count(config, layout, TensorRef::own_bytes)
     }
 
-    /// Returns the sizes with all weights in the dtype, as they are when they have been read.
+    /// Returns the sizes of the decoded weights.
     pub(crate) fn decoded(config: &ModelConfig, layout: &Layout) -> Self {
-        Self::counted(config, layout, TensorRef::decoded_bytes)
+        Self::count(config, layout, TensorRef::decoded_bytes)
     }
 
-    fn counted(config: &ModelConfig, layout: &Layout, bytes: fn(&TensorRef) -> u64) -> Self {
+    fn count(config: &ModelConfig, layout: &Layout, bytes: fn(&TensorRef) -> u64) -> Self {
         let expert_bytes = layout.layers.iter().find_map(|layer| match &layer.mlp {
             LayerMlp::Moe { experts, .. } => experts.get(0).map(|expert| expert.tensors().map(bytes).sum()),
             LayerMlp::Dense(_) => None,

@@ -1,4 +1,4 @@
-//! Where the files of a checkpoint are: in a folder, or wherever a [`Store`] brings them from.
+//! Stores of a checkpoint's files: a local folder, or any other [`Store`].
 
 use std::fmt::Debug;
 use std::fs::{File, OpenOptions};
@@ -10,42 +10,47 @@ use std::sync::Arc;
 
 use rustix::fs::OFlags;
 
-/// The files of a checkpoint by name; a name may begin with a folder and a slash.
+/// The files of a checkpoint, by name. A name may begin with a folder and a slash.
 ///
-/// Reading gives the bytes of one version of each file: a store that notices that a file has changed
-/// gives an error. An error with another one inside (as [`io::Error::new`] makes it) names the file and says
-/// what to do; one without is the system's. [`ErrorKind::TimedOut`] says that the source did not answer and
-/// may do so later, [`ErrorKind::PermissionDenied`] that it refused the credentials, and
-/// [`ErrorKind::HostUnreachable`] that it may not be connected to.
+/// All reads of a file return bytes of one version: a store that notices a change returns an error.
+///
+/// # Errors of a store
+///
+/// An error with an inner error (as created by [`io::Error::new`]) names the file and the remedy. Other errors are those
+/// of the operating system. The kind has a meaning:
+///
+/// - [`ErrorKind::TimedOut`]: the source did not answer; a retry may succeed.
+/// - [`ErrorKind::PermissionDenied`]: the source refused the credentials.
+/// - [`ErrorKind::HostUnreachable`]: connections to the source are not permitted.
 pub trait Store: Debug + Send + Sync {
     /// Returns the name of the store in messages: its folder or URL.
     fn root(&self) -> &Path;
 
-    /// Opens the file `name`, `None` where there is none.
+    /// Opens the file `name`, or returns `None` if it does not exist.
     ///
     /// # Errors
-    /// The file is there but cannot be opened, or the source does not say whether it is.
+    /// The file exists but cannot be opened, or its existence cannot be determined.
     fn open(&self, name: &str) -> io::Result<Option<Arc<dyn StoredFile>>>;
 
-    /// As [`Self::open`] for several files, which a distant store asks for at the same time.
+    /// Opens several files, as [`Self::open`] does. A remote store opens them concurrently.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// Fails as [`Self::open`] does.
     fn open_all(&self, names: &[&str]) -> io::Result<Vec<Option<Arc<dyn StoredFile>>>> {
         names.iter().map(|name| self.open(name)).collect()
     }
 
-    /// Brings bytes near that will be read: a hint that costs nothing where they are near already.
+    /// Fetches bytes that will be read, if the store is remote. A local store does nothing.
     ///
     /// # Errors
-    /// They cannot be had.
+    /// The bytes cannot be fetched.
     fn prefetch(&self, ranges: &[FileRange<'_>]) -> io::Result<()>;
 }
 
-/// Bytes of one file.
+/// A byte range of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileRange<'a> {
-    /// The file's name.
+    /// Name of the file.
     pub file: &'a str,
     /// Positions in the file.
     pub bytes: Range<u64>,
@@ -56,17 +61,17 @@ pub trait StoredFile: Debug + Send + Sync {
     /// Returns the length in bytes when the file was opened.
     fn size(&self) -> u64;
 
-    /// Reads bytes at position `at` into the start of `target` and returns how many: 0 only at the end of
-    /// the file or for an empty `target`.
+    /// Reads bytes from position `at` on into the start of `target`. Returns their number, which is 0 only at the end of the
+    /// file or for an empty `target`.
     ///
     /// # Errors
-    /// The bytes cannot be had.
+    /// The bytes cannot be read.
     fn read_at(&self, target: &mut [u8], at: u64) -> io::Result<usize>;
 
-    /// Fills `target` with the bytes at position `at`.
+    /// Fills `target` with the bytes from position `at` on.
     ///
     /// # Errors
-    /// The bytes cannot be had, or the file ends before: [`ErrorKind::UnexpectedEof`].
+    /// The bytes cannot be read, or the file ends before ([`ErrorKind::UnexpectedEof`]).
     fn read_exact_at(&self, target: &mut [u8], at: u64) -> io::Result<()> {
         match read_fully_at(self, target, at)? {
             read if read == target.len() => Ok(()),
@@ -75,7 +80,7 @@ pub trait StoredFile: Debug + Send + Sync {
     }
 }
 
-/// Reads until `target` is full or the file ends; returns how many bytes were read.
+/// Reads until `target` is full or the file ends. Returns the number of bytes read.
 pub(crate) fn read_fully_at(
     file: &(impl StoredFile + ?Sized),
     target: &mut [u8],
@@ -93,14 +98,14 @@ pub(crate) fn read_fully_at(
     Ok(done)
 }
 
-/// A plain folder. Its files stay what they were when they were opened, whatever is put in their place.
+/// A local folder. Replacing a file does not affect files that are already open.
 #[derive(Debug, Clone)]
 pub struct Folder {
     path: PathBuf,
 }
 
 impl Folder {
-    /// The folder at `path`, which need not exist.
+    /// Returns the folder at `path`, which need not exist.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
@@ -114,7 +119,7 @@ impl Store for Folder {
 
     fn open(&self, name: &str) -> io::Result<Option<Arc<dyn StoredFile>>> {
         let path = self.path.join(name);
-        // Opening a pipe would wait for a writer; a regular file opens as ever.
+        // Without this flag, opening a pipe would wait for a writer. It does not affect regular files.
         let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
         let file = match OpenOptions::new().read(true).custom_flags(nonblocking).open(&path) {
             Ok(file) => file,

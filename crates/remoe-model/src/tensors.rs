@@ -1,6 +1,6 @@
 //! Byte ranges of tensors, grouped as the engine uses them.
 //!
-//! All weights of projections are [rows, columns] = [outputs, inputs], row after row.
+//! Weights of projections are row-major, `[rows, columns]` = `[outputs, inputs]`.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,50 +8,50 @@ use std::sync::Arc;
 use crate::decode::{MXFP4_BYTES, MXFP4_GROUP};
 use crate::facts::StoredDtype;
 
-/// A contiguous range of one file that holds one tensor, or one expert's part of a fused tensor. Sizes and
-/// element type are those that it has when it is read; what is stored in a shorter form is decoded then.
+/// A contiguous byte range of one file with a tensor, or with one expert's part of a fused tensor. Shape and dtype are those
+/// of the decoded elements: quantised tensors are decoded when they are read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorRef {
     /// Index of the file.
     pub file: usize,
-    /// Name of the tensor; parts of a fused tensor have its name.
+    /// Name of the tensor. Parts of a fused tensor have its name.
     pub name: Arc<str>,
     /// Position of the first byte in the file.
     pub offset: u64,
-    /// Length in bytes, as it is stored, without scales.
+    /// Stored length in bytes, without scales.
     pub bytes: u64,
-    /// Element type.
+    /// Element type after decoding.
     pub dtype: StoredDtype,
-    /// Sizes, the slowest first.
+    /// Sizes of the dimensions, the outermost first.
     pub shape: Vec<usize>,
-    /// Where the elements lie, unless they lie row after row.
+    /// Strides of the elements. `None` if they are contiguous and row-major.
     pub strides: Option<Strides>,
-    /// The form in which the elements are stored.
+    /// Storage format of the elements.
     pub stored: StoredAs,
 }
 
-/// The form in which the elements of a tensor are stored.
+/// Storage format of a tensor's elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoredAs {
-    /// As elements of its dtype.
+    /// Elements of the tensor's dtype.
     Plain,
-    /// As fp8 e4m3, a byte each, which a scale multiplies: one for each block of a matrix.
+    /// fp8 e4m3, one byte per element, with a scale for each block of the matrix.
     Fp8 {
-        /// Rows and columns of a block; the last blocks may be cut off.
+        /// Rows and columns of a block. Blocks at the edges may be partial.
         block: [usize; 2],
-        /// One for each block, row after row of blocks.
+        /// Scales of the blocks, row-major.
         scales: Box<Scales>,
-        /// Their type: float32 or bfloat16.
+        /// Type of the scales: float32 or bfloat16.
         scale_dtype: StoredDtype,
     },
-    /// As MXFP4 (OCP Microscaling Formats 1.0): e2m1, two in a byte, the first in the lower half.
+    /// MXFP4 (OCP Microscaling Formats 1.0): e2m1, two elements in a byte, the first in the lower half.
     Mxfp4 {
-        /// A byte, e8m0, for every 32 elements of a row.
+        /// Scales in e8m0, one byte for every 32 elements of a row.
         scales: Box<Scales>,
     },
 }
 
-/// The byte range of scales.
+/// Byte range of a tensor of scales.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scales {
     /// Index of the file.
@@ -65,33 +65,33 @@ pub struct Scales {
 }
 
 impl Scales {
-    /// Part `index` of parts of `bytes` each.
+    /// Returns part `index` of parts of `bytes` bytes each.
     fn part(&self, index: usize, bytes: u64) -> Box<Self> {
         Box::new(Self { offset: self.offset + index as u64 * bytes, bytes, ..self.clone() })
     }
 }
 
-/// A matrix, or a vector as its first column, among other elements of the same bytes: element (row, column)
-/// is number `first` + row x `row` + column x `column`.
+/// Positions of the elements of a matrix that is interleaved with others in one byte range. Element (row, column) is
+/// element number `first + row * self.row + column * self.column` of the range. A vector is the first column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Strides {
-    /// Element (0, 0).
+    /// Number of element (0, 0).
     pub first: usize,
-    /// From row to row.
+    /// Distance between rows, in elements.
     pub row: usize,
-    /// From column to column.
+    /// Distance between columns, in elements.
     pub column: usize,
 }
 
 impl TensorRef {
-    /// Number of elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn elements(&self) -> u64 {
         self.shape.iter().map(|&size| size as u64).product()
     }
 
-    /// Bytes of its own elements with their scales, as they are stored; of a matrix among others less than its
-    /// byte range.
+    /// Returns the stored bytes of the tensor's own elements, with their scales. For an interleaved matrix this is less than
+    /// its byte range.
     #[must_use]
     pub fn own_bytes(&self) -> u64 {
         match &self.stored {
@@ -101,27 +101,27 @@ impl TensorRef {
         }
     }
 
-    /// Bytes of its own elements when they have been read.
+    /// Returns the bytes of the tensor's own elements after decoding.
     pub(crate) fn decoded_bytes(&self) -> u64 {
         self.elements() * self.dtype.bytes()
     }
 
-    /// Elements of a row as they lie in the byte range; of a vector one.
+    /// Returns the elements of a stored row; 1 for a vector.
     pub(crate) fn stored_columns(&self) -> usize {
         match self.strides {
-            // Its rows are columns of what is stored.
+            // The tensor is stored transposed.
             Some(strides) if strides.column > 1 => strides.column,
             _ => self.shape.get(1..).unwrap_or_default().iter().product(),
         }
     }
 
-    /// Rows of the byte range.
+    /// Returns the number of stored rows.
     pub(crate) fn stored_rows(&self) -> usize {
         let row = self.row_range(&(0..1)).end.max(1);
         usize::try_from(self.bytes / row).unwrap_or(usize::MAX)
     }
 
-    /// Where some rows of the byte range lie in it.
+    /// Returns the byte range of some stored rows, relative to the tensor.
     pub(crate) fn row_range(&self, rows: &Range<usize>) -> Range<u64> {
         let columns = self.stored_columns() as u64;
         let row = match self.stored {
@@ -132,19 +132,19 @@ impl TensorRef {
         rows.start as u64 * row..rows.end as u64 * row
     }
 
-    /// Returns the byte ranges of the tensor and of its scales: name, file, bytes.
+    /// Returns the byte ranges of the tensor and of its scales, with name and file.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = (&str, usize, Range<u64>)> {
         let scales = match &self.stored {
             StoredAs::Plain => None,
             StoredAs::Fp8 { scales, .. } | StoredAs::Mxfp4 { scales } => Some(scales),
         };
-        let own = (&*self.name, self.file, self.offset..self.offset + self.bytes);
-        let besides =
+        let elements = (&*self.name, self.file, self.offset..self.offset + self.bytes);
+        let scales =
             scales.map(|scales| (&*scales.name, scales.file, scales.offset..scales.offset + scales.bytes));
-        std::iter::once(own).chain(besides)
+        std::iter::once(elements).chain(scales)
     }
 
-    /// Part `index` of the first dimension.
+    /// Returns part `index` of the first dimension.
     fn part(&self, index: usize) -> Self {
         let shape = self.shape.get(1..).unwrap_or_default().to_vec();
         let elements = shape.iter().map(|&size| size as u64).product::<u64>();
@@ -158,8 +158,7 @@ impl TensorRef {
         Self { offset: self.offset + index as u64 * bytes, bytes, shape, stored, ..self.clone() }
     }
 
-    /// Part `index` of the first dimension, [outputs, inputs], of whose outputs every `step`th is taken, from
-    /// `first` on.
+    /// Returns every `step`th output of part `index` of the first dimension, `[outputs, inputs]`, from `first` on.
     pub(crate) fn every_row(&self, index: usize, first: usize, step: usize) -> Self {
         let part = self.part(index);
         let (height, width) = (part.shape.first().copied().unwrap_or(0), part.shape.get(1).copied());
@@ -168,9 +167,9 @@ impl TensorRef {
         Self { shape: vec![height / step, width], strides, ..part }
     }
 
-    /// Part `index` of the first dimension, [inputs, outputs], of whose outputs every `step`th is taken, from
-    /// `first` on: as [outputs, inputs].
-    pub(crate) fn columns_of(&self, index: usize, first: usize, step: usize) -> Self {
+    /// Returns every `step`th output of part `index` of the first dimension, stored as `[inputs, outputs]`, from `first` on.
+    /// The result has the shape `[outputs, inputs]`.
+    pub(crate) fn every_column(&self, index: usize, first: usize, step: usize) -> Self {
         let part = self.part(index);
         let (height, width) = (part.shape.first().copied().unwrap_or(0), part.shape.get(1).copied());
         let width = width.unwrap_or(0);
@@ -178,15 +177,15 @@ impl TensorRef {
         Self { shape: vec![width / step, height], strides, ..part }
     }
 
-    /// Part `index` of the first dimension, a vector of which every `step`th element is taken, from `first` on.
-    pub(crate) fn every(&self, index: usize, first: usize, step: usize) -> Self {
+    /// Returns every `step`th element of part `index` of the first dimension, a vector, from `first` on.
+    pub(crate) fn every_element(&self, index: usize, first: usize, step: usize) -> Self {
         let part = self.part(index);
         let length = part.shape.first().copied().unwrap_or(0) / step;
         let strides = (step > 1).then_some(Strides { first, row: step, column: 0 });
         Self { shape: vec![length], strides, ..part }
     }
 
-    /// The matrix of rows `from` to `from + rows` of matrix `index` of a stack of matrices.
+    /// Returns rows `from .. from + rows` of matrix `index` of a stack of matrices.
     pub(crate) fn rows_of(&self, index: usize, from: usize, rows: usize) -> Self {
         let height = self.shape.get(1).copied().unwrap_or(0);
         let width = self.shape.get(2).copied().unwrap_or(0);
@@ -200,12 +199,12 @@ impl TensorRef {
     }
 }
 
-/// A projection, or a norm.
+/// Weight and bias of a projection or a norm.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Linear {
-    /// [outputs, inputs]; of a norm [hidden].
+    /// `[outputs, inputs]`; for a norm `[hidden]`.
     pub weight: TensorRef,
-    /// [outputs], where the model has one.
+    /// `[outputs]`, if the model has a bias.
     pub bias: Option<TensorRef>,
 }
 
@@ -216,8 +215,8 @@ impl From<TensorRef> for Linear {
 }
 
 impl Linear {
-    /// Maps the two parts by `weight` and `bias`.
-    pub(crate) fn each(
+    /// Returns weight and bias converted by `weight` and `bias`.
+    pub(crate) fn map(
         &self,
         weight: impl Fn(&TensorRef) -> TensorRef,
         bias: impl Fn(&TensorRef) -> TensorRef,
@@ -230,7 +229,7 @@ impl Linear {
     }
 }
 
-/// The attention of one layer.
+/// Attention tensors of one layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AttentionTensors {
     /// Grouped-query attention.
@@ -240,12 +239,12 @@ pub enum AttentionTensors {
 }
 
 impl AttentionTensors {
-    /// All of them.
+    /// Returns all tensors.
     pub(crate) fn tensors(&self) -> Vec<&TensorRef> {
         match self {
             Self::Gqa(GqaTensors { q, k, v, o, q_norm, k_norm, sinks }) => {
-                let besides = q_norm.iter().chain(k_norm).chain(sinks);
-                [q, k, v, o].into_iter().flat_map(Linear::tensors).chain(besides).collect()
+                let others = q_norm.iter().chain(k_norm).chain(sinks);
+                [q, k, v, o].into_iter().flat_map(Linear::tensors).chain(others).collect()
             }
             Self::Mla(MlaTensors { query, kv_a, kv_a_norm, kv_b, o }) => {
                 let query: Vec<_> = match query {
@@ -259,64 +258,65 @@ impl AttentionTensors {
     }
 }
 
-/// Grouped-query attention.
+/// Tensors of grouped-query attention.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GqaTensors {
-    /// Queries: [heads x `head_dim`, hidden].
+    /// Query projection: `[heads x head_dim, hidden]`.
     pub q: Linear,
-    /// Keys: [`kv_heads` x `head_dim`, hidden].
+    /// Key projection: `[kv_heads x head_dim, hidden]`.
     pub k: Linear,
-    /// Values: [`kv_heads` x `head_dim`, hidden].
+    /// Value projection: `[kv_heads x head_dim, hidden]`.
     pub v: Linear,
-    /// Output: [hidden, heads x `head_dim`].
+    /// Output projection: `[hidden, heads x head_dim]`.
     pub o: Linear,
-    /// Norm of queries: [heads x `head_dim`], or [`head_dim`] where each head has its own.
+    /// Norm of queries: `[heads x head_dim]`, or `[head_dim]` if heads are normalised separately.
     pub q_norm: Option<TensorRef>,
-    /// Norm of keys: [`kv_heads` x `head_dim`], or [`head_dim`].
+    /// Norm of keys: `[kv_heads x head_dim]`, or `[head_dim]`.
     pub k_norm: Option<TensorRef>,
-    /// The heads' sinks: [heads].
+    /// Attention sinks: `[heads]`.
     pub sinks: Option<TensorRef>,
 }
 
-/// Multi-head latent attention.
+/// Tensors of multi-head latent attention.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MlaTensors {
-    /// Queries, direct or through a latent.
+    /// Query projection, direct or through a latent.
     pub query: QueryTensors,
-    /// Latent of keys and values, then the shared rotated key: [`kv_rank` + `rope_dim`, hidden].
+    /// Projection to the latent of keys and values, then to the shared rotated key: `[kv_rank + rope_dim, hidden]`.
     pub kv_a: Linear,
-    /// Norm of that latent: [`kv_rank`].
+    /// Norm of the latent of keys and values: `[kv_rank]`.
     pub kv_a_norm: TensorRef,
-    /// Per head the plain part of the key, then the value: [heads x (`nope_dim` + `value_dim`), `kv_rank`].
+    /// Projection from the latent, for each head to the unrotated part of the key, then to the value:
+    /// `[heads x (nope_dim + value_dim), kv_rank]`.
     pub kv_b: TensorRef,
-    /// Output: [hidden, heads x `value_dim`].
+    /// Output projection: `[hidden, heads x value_dim]`.
     pub o: Linear,
 }
 
-/// Queries of multi-head latent attention; per head the plain part, then the rotated one.
+/// Query projection of multi-head latent attention. Each head has its unrotated part first, then the rotated one.
 #[expect(clippy::large_enum_variant, reason = "there is one per layer")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum QueryTensors {
-    /// [heads x (`nope_dim` + `rope_dim`), hidden].
+    /// `[heads x (nope_dim + rope_dim), hidden]`.
     Direct(TensorRef),
-    /// Through a latent.
+    /// Two projections with a latent in between.
     Latent {
-        /// [`q_rank`, hidden].
+        /// Projection to the latent: `[q_rank, hidden]`.
         a: Linear,
-        /// Norm of the latent: [`q_rank`].
+        /// Norm of the latent: `[q_rank]`.
         a_norm: TensorRef,
-        /// [heads x (`nope_dim` + `rope_dim`), `q_rank`].
+        /// Projection from the latent: `[heads x (nope_dim + rope_dim), q_rank]`.
         b: TensorRef,
     },
 }
 
-/// Router of one layer, which chooses its experts.
+/// Router tensors of one layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouterTensors {
-    /// [experts, hidden], and its bias [experts].
+    /// Weight `[experts, hidden]`, and bias `[experts]` if there is one.
     pub linear: Linear,
-    /// Correction that is added to each expert's score for the choice: [experts]. It may be float32 beside weights of
-    /// another type.
+    /// Correction that is added to each expert's score when experts are chosen: `[experts]`. It may be float32 even if
+    /// weights have another type.
     pub correction: Option<TensorRef>,
 }
 
@@ -326,53 +326,53 @@ impl RouterTensors {
     }
 }
 
-/// The norms of one layer, each [hidden].
+/// Norms of one layer, each `[hidden]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NormTensors {
-    /// Before the attention.
+    /// Norm before the attention.
     pub attention: Linear,
-    /// Before the feed-forward part.
+    /// Norm before the MLP.
     pub mlp: Linear,
 }
 
-/// An MLP: down(activation(gate(x)) * up(x)), or down(activation(up(x))) where it has no gate.
+/// Tensors of an MLP: `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MlpTensors {
-    /// [width, hidden].
+    /// `[width, hidden]`.
     pub gate: Option<Linear>,
-    /// [width, hidden].
+    /// `[width, hidden]`.
     pub up: Linear,
-    /// [hidden, width].
+    /// `[hidden, width]`.
     pub down: Linear,
 }
 
 impl MlpTensors {
-    /// Bytes of all of them together.
+    /// Returns the stored bytes of all tensors.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.tensors().map(TensorRef::own_bytes).sum()
     }
 
-    /// Gate, up and down projection.
+    /// Returns the gate, up and down projections.
     #[must_use]
     pub fn linears(&self) -> [Option<&Linear>; 3] {
         [self.gate.as_ref(), Some(&self.up), Some(&self.down)]
     }
 
-    /// All tensors.
+    /// Returns all tensors.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorRef> {
         self.linears().into_iter().flatten().flat_map(Linear::tensors)
     }
 }
 
-/// One routed expert.
+/// Tensors of one routed expert.
 pub type ExpertTensors = MlpTensors;
 
-/// The shared experts of one layer.
+/// Tensors of the shared experts of one layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedTensors {
-    /// One MLP for all of them.
+    /// MLP that combines all shared experts.
     pub mlp: MlpTensors,
-    /// The gate whose sigmoid multiplies the output: [1, hidden].
+    /// Gate, whose sigmoid multiplies the output: `[1, hidden]`.
     pub gate: Option<TensorRef>,
 }

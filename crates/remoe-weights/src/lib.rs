@@ -1,8 +1,7 @@
-//! Experts of a checkpoint in packed memory, and what is computed like them: where `model` (byte
-//! ranges) and `kernels` (packed weights) meet, for both functions.
+//! Loads weights from a checkpoint (`remoe-model`) into the packed form of the kernels (`remoe-kernels`): experts, dense
+//! layers and matrices, for main functions and remote-expert functions.
 //!
-//! Only the byte ranges of the wanted experts are read, through a small buffer, straight into the
-//! packed form.
+//! Only the byte ranges of the requested weights are read, through a small buffer, directly into the packed form.
 
 mod fp8;
 mod nodes;
@@ -14,8 +13,8 @@ pub use quantisation::{QuantisationError, quantisation_errors};
 pub use read::load_floats;
 use read::{TensorReader, row_bytes};
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, KernelError, Matrix, NumericsClass, PackedExpert, PackedExpertBuilder,
-    PackedMatrix, PackedMatrixBuilder, StoredDtype, WeightFormat,
+    Activation, Dtype, ExpertMatrix, ExpertShape, KernelError, NumericsClass, PackedExpert,
+    PackedExpertBuilder, PackedMatrix, PackedMatrixBuilder, StoredDtype, WeightFormat,
 };
 use remoe_model::{Checkpoint, CheckpointError, ExpertBiases, ExpertsDtype, MlpTensors, TensorRef};
 use std::fmt;
@@ -26,64 +25,51 @@ use std::sync::{Mutex, PoisonError};
 /// Bytes of a matrix that a thread packs at a time.
 const PART_BYTES: usize = 16 << 20;
 
-/// Why experts could not be brought into memory.
+/// Failure to load weights.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are named by what they hold")]
 pub enum LoadError {
-    /// Their bytes cannot be read.
+    /// The checkpoint cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// Their bytes cannot be packed.
+    /// A routed expert cannot be packed.
     #[error("cannot pack expert {expert} of layer {layer}: {source}")]
-    Kernel {
-        /// The layer.
-        layer: usize,
-        /// The expert.
-        expert: u32,
-        /// Why.
-        source: KernelError,
-    },
-    /// The bytes of a dense layer or of shared experts cannot be packed.
+    Kernel { layer: usize, expert: u32, source: KernelError },
+    /// A dense layer or shared experts cannot be packed.
     #[error("cannot pack {tensor} and its neighbours: {source}")]
     Gated {
-        /// The up projection's name.
+        /// Name of the up projection.
         tensor: String,
-        /// Why.
         source: KernelError,
     },
-    /// The bytes of another matrix cannot be packed.
+    /// Another matrix cannot be packed.
     #[error("cannot pack {tensor}: {source}")]
     Matrix {
         /// Name of the matrix, or of the first of several.
         tensor: String,
-        /// Why.
         source: KernelError,
     },
-    /// Experts were to stay fp8, and are stored otherwise.
+    /// Experts are configured to stay fp8, but the checkpoint stores another type.
     #[error("cannot keep `{tensor}` as fp8: it is stored otherwise; omit --experts-dtype fp8")]
-    NotFp8 {
-        /// The tensor.
-        tensor: String,
-    },
+    NotFp8 { tensor: String },
     /// The layer or the expert does not exist.
     #[error("layer {layer} has no routed expert {expert} (it has {experts})")]
     NoSuchExpert {
-        /// The layer.
         layer: usize,
-        /// The expert.
         expert: u32,
-        /// How many routed experts the layer has.
+        /// Number of routed experts of the layer.
         experts: usize,
     },
-    /// A packing thread ended abnormally.
+    /// A packing thread panicked.
     #[error("a thread that packs experts panicked")]
     Panicked,
 }
 
-/// A compute dtype as users name it.
+/// A compute dtype that parses and displays the name that users write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ComputeDtype(pub Dtype);
 
-/// A name that is no compute dtype.
+/// Name that is not a compute dtype.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("expected float32 or bfloat16, got {0:?}")]
 pub struct DtypeError(String);
@@ -106,24 +92,25 @@ impl fmt::Display for ComputeDtype {
     }
 }
 
-/// [`experts_class`] of the experts of `checkpoint`, which can be kept so.
+/// Returns [`experts_class`] if the experts of `checkpoint` can be kept in that form.
 ///
 /// # Errors
-/// They cannot: [`Checkpoint::check_experts_dtype`].
+/// Fails as [`Checkpoint::check_experts_dtype`] does.
 pub fn checked_experts_class(
     checkpoint: &Checkpoint,
     dtype: Dtype,
     experts: Option<ExpertsDtype>,
 ) -> Result<NumericsClass, CheckpointError> {
-    let computed_in = match dtype {
+    let compute_dtype = match dtype {
         Dtype::F32 => remoe_model::StoredDtype::F32,
         Dtype::Bf16 => remoe_model::StoredDtype::Bf16,
     };
-    checkpoint.check_experts_dtype(experts, computed_in)?;
+    checkpoint.check_experts_dtype(experts, compute_dtype)?;
     Ok(experts_class(dtype, experts))
 }
 
-/// Returns the numerics class of experts: in `dtype`, with weights quantised to `experts` where that is given.
+/// Returns the numerics class of experts that are computed in `dtype`, with weights in the format `experts`. `None` stands
+/// for weights that are not quantised.
 pub fn experts_class(dtype: Dtype, experts: Option<ExpertsDtype>) -> NumericsClass {
     let weights = match experts {
         None => WeightFormat::Plain,
@@ -135,7 +122,7 @@ pub fn experts_class(dtype: Dtype, experts: Option<ExpertsDtype>) -> NumericsCla
     NumericsClass { dtype, weights }
 }
 
-/// The dtype to compute `checkpoint` in when nothing else is said: its own, float32 for float16.
+/// Returns the default compute dtype of `checkpoint`: its own dtype, but float32 for float16.
 pub fn default_dtype(checkpoint: &Checkpoint) -> Dtype {
     match checkpoint.config().dtype {
         remoe_model::StoredDtype::Bf16 => Dtype::Bf16,
@@ -143,10 +130,10 @@ pub fn default_dtype(checkpoint: &Checkpoint) -> Dtype {
     }
 }
 
-/// The shape of a routed expert of `layer`, computed as `class` says.
+/// Returns the shape of a routed expert of `layer`, for computation in `class`.
 ///
 /// # Errors
-/// The layer has no such expert, or its sizes are beyond what the kernels take.
+/// The layer has no such expert, or its sizes exceed the limits of the kernels.
 pub fn expert_shape(
     checkpoint: &Checkpoint,
     layer: usize,
@@ -154,8 +141,7 @@ pub fn expert_shape(
     class: impl Into<NumericsClass>,
 ) -> Result<ExpertShape, LoadError> {
     let config = checkpoint.config();
-    let facts = config.moe(layer).filter(|moe| (expert as usize) < moe.experts);
-    let Some(moe) = facts else {
+    let Some(moe) = config.moe(layer).filter(|moe| (expert as usize) < moe.experts) else {
         return Err(LoadError::NoSuchExpert {
             layer,
             expert,
@@ -172,10 +158,10 @@ pub fn expert_shape(
     })
 }
 
-/// Reads expert `expert` of `layer` and packs it for computing as `class` says.
+/// Reads expert `expert` of `layer` and packs it for computation in `class`.
 ///
 /// # Errors
-/// There is no such expert, or its weights cannot be read or packed.
+/// The layer has no such expert, or its weights cannot be read or packed.
 pub fn load_expert(
     checkpoint: &Checkpoint,
     layer: usize,
@@ -184,11 +170,11 @@ pub fn load_expert(
 ) -> Result<PackedExpert, LoadError> {
     let shape = expert_shape(checkpoint, layer, expert, class)?;
     let tensors = checkpoint.expert(layer, expert as usize)?;
-    let refused = |source| LoadError::Kernel { layer, expert, source };
-    pack(checkpoint, shape, &tensors, refused)
+    let pack_error = |source| LoadError::Kernel { layer, expert, source };
+    pack(checkpoint, shape, &tensors, pack_error)
 }
 
-/// Reads a dense layer or shared experts and packs them as one expert for computing as `class` says.
+/// Reads a dense layer, or shared experts, and packs it as one expert for computation in `class`.
 ///
 /// # Errors
 /// The weights cannot be read or packed.
@@ -197,17 +183,17 @@ pub fn load_gated(
     tensors: &MlpTensors,
     class: impl Into<NumericsClass>,
 ) -> Result<PackedExpert, LoadError> {
-    let refused = |source| LoadError::Gated { tensor: tensors.up.weight.name.to_string(), source };
+    let pack_error = |source| LoadError::Gated { tensor: tensors.up.weight.name.to_string(), source };
     let width = tensors.up.weight.shape.first().copied().unwrap_or(0);
     let config = checkpoint.config();
-    let shape =
-        ExpertShape::new(config.hidden_size, width, class, activation(config.activation)).map_err(refused)?;
-    pack(checkpoint, shape, tensors, refused)
+    let shape = ExpertShape::new(config.hidden_size, width, class, activation(config.activation))
+        .map_err(pack_error)?;
+    pack(checkpoint, shape, tensors, pack_error)
 }
 
-/// Reads matrices of the same inputs and packs them, one below the other, for computing as `class` says. They go
-/// straight into the packed form: beside it there are never more than some rows in memory. A single large one is read
-/// by `threads` threads.
+/// Reads matrices with the same inputs and packs them, stacked, for computation in `class`.
+///
+/// Besides the packed form, only some rows are in memory at a time. A single large matrix is read by `threads` threads.
 ///
 /// # Errors
 /// The weights cannot be read or packed.
@@ -217,79 +203,84 @@ pub fn load_matrix(
     class: impl Into<NumericsClass>,
     threads: usize,
 ) -> Result<PackedMatrix, LoadError> {
-    let refused = |source| {
+    let pack_error = |source| {
         let tensor = parts.first().map(|part| part.name.to_string()).unwrap_or_default();
         LoadError::Matrix { tensor, source }
     };
     let outputs = parts.iter().filter_map(|part| part.shape.first()).sum();
     let inputs = parts.first().and_then(|part| part.shape.last()).copied().unwrap_or(0);
-    let mut builder = PackedMatrixBuilder::new(outputs, inputs, class).map_err(refused)?;
+    let mut builder = PackedMatrixBuilder::new(outputs, inputs, class).map_err(pack_error)?;
     match parts {
         [tensor] if tensor.strides.is_none() && tensor.bytes >= 2 * PART_BYTES as u64 && threads > 1 => {
-            read_in_parts(checkpoint, tensor, &mut builder, PART_BYTES, threads, refused)?;
+            read_in_parts(checkpoint, tensor, &mut builder, PART_BYTES, threads, pack_error)?;
         }
         _ => {
             let mut reader = TensorReader::new(checkpoint);
             for part in parts {
                 let stored = stored_dtype(part.dtype);
-                reader.rows(part, |_, bytes| builder.rows(stored, bytes).map_err(refused))?;
+                reader.read_rows(part, |_, bytes| builder.push_rows(stored, bytes).map_err(pack_error))?;
             }
         }
     }
-    builder.finish().map_err(refused)
+    builder.finish().map_err(pack_error)
 }
 
-/// Reads a matrix, whose rows lie one after the other, into `builder`: `threads` threads take parts of about
-/// `part_bytes`.
+/// Reads a matrix with contiguous rows into `builder`, by `threads` threads that take parts of about `part_bytes` bytes.
 fn read_in_parts(
     checkpoint: &Checkpoint,
     tensor: &TensorRef,
     builder: &mut PackedMatrixBuilder,
     part_bytes: usize,
     threads: usize,
-    refused: impl Fn(KernelError) -> LoadError + Sync,
+    pack_error: impl Fn(KernelError) -> LoadError + Sync,
 ) -> Result<(), LoadError> {
     let stored = stored_dtype(tensor.dtype);
     let parts: Vec<_> = builder.parts(part_bytes / row_bytes(tensor).max(1)).map(Mutex::new).collect();
     in_parallel(parts.len(), threads, LoadError::Panicked, |index| {
-        // Each has one thread.
+        // Uncontended: each part is taken by one thread.
         let mut part = parts[index].lock().unwrap_or_else(PoisonError::into_inner);
         let rows = part.range();
-        let take = |_, bytes: &[u8]| part.rows(stored, bytes).map_err(&refused);
-        TensorReader::new(checkpoint).in_order(tensor, rows, take)
+        let pack = |_, bytes: &[u8]| part.push_rows(stored, bytes).map_err(&pack_error);
+        TensorReader::new(checkpoint).read_contiguous(tensor, rows, pack)
     })?;
     Ok(())
 }
 
-/// Reads the projections and packs them.
+/// Reads the projections and biases of an expert and packs them.
 fn pack(
     checkpoint: &Checkpoint,
     shape: ExpertShape,
     tensors: &MlpTensors,
-    refused: impl Fn(KernelError) -> LoadError,
+    pack_error: impl Fn(KernelError) -> LoadError,
 ) -> Result<PackedExpert, LoadError> {
     let stored = stored_dtype(tensors.up.weight.dtype);
-    let mut builder = PackedExpertBuilder::new(shape, stored).map_err(&refused)?;
+    let mut builder = PackedExpertBuilder::new(shape, stored).map_err(&pack_error)?;
     checkpoint.prefetch(tensors.tensors())?;
     let mut reader = TensorReader::new(checkpoint);
-    let linears =
-        || Matrix::ALL.into_iter().zip(tensors.linears()).filter_map(|(matrix, l)| Some((matrix, l?)));
+    let linears = || {
+        ExpertMatrix::ALL
+            .into_iter()
+            .zip(tensors.linears())
+            .filter_map(|(matrix, linear)| Some((matrix, linear?)))
+    };
     for (matrix, linear) in linears() {
         if shape.class().weights == WeightFormat::Fp8 {
-            fp8::pack(checkpoint, &linear.weight, matrix, &mut builder, &refused)?;
+            fp8::pack(checkpoint, &linear.weight, matrix, &mut builder, &pack_error)?;
             continue;
         }
-        reader.rows(&linear.weight, |row, bytes| builder.rows(matrix, row, bytes).map_err(&refused))?;
+        reader.read_rows(&linear.weight, |row, bytes| {
+            builder.set_rows(matrix, row, bytes).map_err(&pack_error)
+        })?;
     }
     for (matrix, linear) in linears() {
         if let Some(bias) = &linear.bias {
-            builder.biases(matrix, &load_floats(checkpoint, bias)?).map_err(&refused)?;
+            builder.set_biases(matrix, &load_floats(checkpoint, bias)?).map_err(&pack_error)?;
         }
     }
-    builder.finish().map_err(refused)
+    builder.finish().map_err(pack_error)
 }
 
-/// The kernels' name of a checkpoint's element type.
+/// Converts a checkpoint's element type to that of the kernels.
 pub fn stored_dtype(dtype: remoe_model::StoredDtype) -> StoredDtype {
     match dtype {
         remoe_model::StoredDtype::F32 => StoredDtype::F32,
@@ -307,10 +298,10 @@ fn activation(activation: remoe_model::Activation) -> Activation {
     }
 }
 
-/// Brings the bytes of `experts` (layer, expert) near where they are far, all at once.
+/// Fetches the bytes of `experts` (layer, expert) in parallel, if the checkpoint's store is remote.
 ///
 /// # Errors
-/// There is no such expert, or its bytes cannot be had.
+/// An expert does not exist, or its bytes cannot be fetched.
 pub fn prefetch_experts(checkpoint: &Checkpoint, experts: &[(usize, u32)]) -> Result<(), LoadError> {
     let tensors = experts
         .iter()
@@ -319,8 +310,8 @@ pub fn prefetch_experts(checkpoint: &Checkpoint, experts: &[(usize, u32)]) -> Re
     Ok(checkpoint.prefetch(tensors.iter().flat_map(MlpTensors::tensors))?)
 }
 
-/// Reads and packs `experts` (layer, expert) on `threads` threads. Where they come from afar, the bytes of
-/// all are fetched first: many requests at a time fill a network, the few of the packing threads do not.
+/// Reads and packs `experts` (layer, expert) on `threads` threads. From a remote store, the bytes of all experts are
+/// fetched first: many concurrent requests saturate a network, those of a few packing threads do not.
 ///
 /// # Errors
 /// The first expert that cannot be loaded.
@@ -338,11 +329,11 @@ pub fn load_experts(
     })
 }
 
-/// Does `work` for 0 to `count` - 1 on `threads` threads, or on fewer where the system gives fewer, and
-/// returns what came of it, in that order.
+/// Calls `work` with 0 to `count` - 1 on `threads` threads, or on fewer if the system refuses to start more. Returns the
+/// results in order.
 ///
 /// # Errors
-/// An error of `work`, or `panicked` where it panicked.
+/// An error of `work`, or `panicked` if `work` panicked.
 pub fn in_parallel<T: Send, E: Send>(
     count: usize,
     threads: usize,
@@ -350,34 +341,34 @@ pub fn in_parallel<T: Send, E: Send>(
     work: impl Fn(usize) -> Result<T, E> + Sync,
 ) -> Result<Vec<T>, E> {
     let next = AtomicUsize::new(0);
-    let take = || -> Result<Vec<(usize, T)>, E> {
-        let mut done = Vec::new();
+    let run_worker = || -> Result<Vec<(usize, T)>, E> {
+        let mut results = Vec::new();
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             if index >= count {
-                return Ok(done);
+                return Ok(results);
             }
-            done.push((index, work(index)?));
+            results.push((index, work(index)?));
         }
     };
-    let mut all = std::thread::scope(|scope| {
+    let mut results = std::thread::scope(|scope| {
         let threads = threads.clamp(1, count.max(1));
-        let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, take).ok();
+        let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, run_worker).ok();
         let workers: Vec<_> = (0..threads).map_while(spawn).collect();
-        let mut all = Vec::with_capacity(count);
+        let mut results = Vec::with_capacity(count);
         if workers.is_empty() {
-            all.extend(take()?);
+            results.extend(run_worker()?);
         }
         for worker in workers {
             match worker.join() {
-                Ok(done) => all.extend(done?),
+                Ok(part) => results.extend(part?),
                 Err(_) => return Err(panicked),
             }
         }
-        Ok(all)
+        Ok(results)
     })?;
-    all.sort_by_key(|(index, _)| *index);
-    Ok(all.into_iter().map(|(_, done)| done).collect())
+    results.sort_by_key(|(index, _)| *index);
+    Ok(results.into_iter().map(|(_, result)| result).collect())
 }
 
 #[cfg(test)]
@@ -388,16 +379,16 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn a_matrix_that_threads_read_in_parts_is_the_same() {
+    fn matrix_read_in_parts_by_threads_equals_the_whole() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
         let checkpoint = Checkpoint::open(fixtures.join("mixtral-basic")).unwrap();
         let tensor = checkpoint.head();
         let whole = load_matrix(&checkpoint, &[tensor], Dtype::F32, 1).unwrap();
         let (outputs, inputs) = (whole.outputs(), whole.inputs());
         let mut builder = PackedMatrixBuilder::new(outputs, inputs, Dtype::F32).unwrap();
-        let refused = |source| LoadError::Matrix { tensor: tensor.name.to_string(), source };
+        let pack_error = |source| LoadError::Matrix { tensor: tensor.name.to_string(), source };
         // A panel at a time.
-        read_in_parts(&checkpoint, tensor, &mut builder, 1, 3, refused).unwrap();
+        read_in_parts(&checkpoint, tensor, &mut builder, 1, 3, pack_error).unwrap();
         let parts = builder.finish().unwrap();
         let (mut expected, mut actual) = (vec![0; whole.input_bytes()], vec![0; whole.input_bytes()]);
         assert!(outputs > 64);

@@ -1,12 +1,12 @@
-//! The machine's memory nodes, as Linux tells of them.
+//! Reads the machine's memory (NUMA) nodes from sysfs.
 
 use std::fs;
 use std::path::Path;
 
 const NODES: &str = "/sys/devices/system/node";
 
-/// Spreads weights that are loaded from now on over the memory (NUMA) nodes of the machine that this process computes on, and returns
-/// how many there are; nothing changes with one. To be called once, before experts are loaded.
+/// Spreads weights that are loaded from now on over the memory (NUMA) nodes that this process computes on. Returns the
+/// number of nodes; with one node nothing changes. Call this once, before experts are loaded.
 pub fn spread_over_nodes() -> usize {
     let nodes = remoe_kernels::spread_over_nodes(&cores_of_nodes(Path::new(NODES)));
     if nodes > 1 {
@@ -15,23 +15,23 @@ pub fn spread_over_nodes() -> usize {
     nodes
 }
 
-/// The cores of each node that has memory and cores. Where that cannot be read, a machine counts as one node.
+/// Reads the cores of each node that has memory and cores. Returns no node if sysfs cannot be read.
 fn cores_of_nodes(root: &Path) -> Vec<Vec<usize>> {
-    let read = |file: &str| fs::read_to_string(root.join(file)).ok().and_then(|list| numbers(&list));
+    let read = |file: &str| fs::read_to_string(root.join(file)).ok().and_then(|list| parse_list(&list));
     let with_memory = read("has_memory").unwrap_or_default();
     let cores = with_memory.iter().filter_map(|node| read(&format!("node{node}/cpulist")));
     cores.filter(|cores| !cores.is_empty()).collect()
 }
 
-/// The numbers of a list such as `0-3,8,10-11`.
-fn numbers(list: &str) -> Option<Vec<usize>> {
-    /// More than any machine has of either.
-    const MOST: usize = 1 << 16;
+/// Parses a list of numbers such as `0-3,8,10-11`.
+fn parse_list(list: &str) -> Option<Vec<usize>> {
+    /// Upper bound of cores and nodes: more than any machine has.
+    const MAX_NUMBER: usize = 1 << 16;
     let mut numbers = Vec::new();
     for part in list.trim().split(',').filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
-        if last >= MOST {
+        if last >= MAX_NUMBER {
             return None;
         }
         numbers.extend(first..=last);
@@ -47,16 +47,16 @@ mod tests {
     use remoe_kernels::{Dtype, PackedMatrixBuilder};
 
     #[test]
-    fn lists_are_read_as_linux_writes_them() {
-        assert_eq!(numbers("0-3,8,10-11\n"), Some(vec![0, 1, 2, 3, 8, 10, 11]));
-        assert_eq!(numbers("\n"), Some(Vec::new()));
+    fn lists_parse_as_linux_writes_them() {
+        assert_eq!(parse_list("0-3,8,10-11\n"), Some(vec![0, 1, 2, 3, 8, 10, 11]));
+        assert_eq!(parse_list("\n"), Some(Vec::new()));
         for wrong in ["x", "1-", "-1", "1,,x", "0-99999999999", "0-70000"] {
-            assert_eq!(numbers(wrong), None, "{wrong}");
+            assert_eq!(parse_list(wrong), None, "{wrong}");
         }
     }
 
     #[test]
-    fn nodes_without_memory_or_cores_are_none() {
+    fn nodes_without_memory_or_cores_are_left_out() {
         let root = std::env::temp_dir().join(format!("remoe-nodes-{}", std::process::id()));
         let write = |file: &str, text: &str| {
             let file = root.join(file);
@@ -87,10 +87,10 @@ mod tests {
     }
 
     #[test]
-    fn every_node_has_its_part_of_a_matrix() {
+    fn every_node_holds_its_part_of_a_matrix() {
         let status = fs::read_to_string("/proc/self/status").unwrap();
         let allowed =
-            status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).and_then(numbers);
+            status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).and_then(parse_list);
         let allowed = allowed.unwrap();
         let nodes = cores_of_nodes(Path::new(NODES));
         let mine = |cores: &Vec<usize>| cores.iter().filter(|core| allowed.contains(core)).count();

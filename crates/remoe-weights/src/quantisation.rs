@@ -1,11 +1,11 @@
-//! How far quantised experts are from those that a checkpoint stores.
+//! Quantisation errors: compares quantised experts with those that a checkpoint stores.
 
 use crate::{LoadError, expert_shape, experts_class, load_expert, load_floats};
-use remoe_kernels::quantise::kept;
-use remoe_kernels::{Dtype, Job, PackedExpert, Pool};
+use remoe_kernels::quantise::quantised_weights;
+use remoe_kernels::{Dtype, ExpertJob, PackedExpert, Pool};
 use remoe_model::{Checkpoint, ExpertsDtype};
 
-/// Relative errors: the root mean square of differences over that of the values.
+/// Relative errors: the root mean square of the differences, divided by that of the values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QuantisationError {
     /// Error of the weights of the projections.
@@ -14,7 +14,7 @@ pub struct QuantisationError {
     pub outputs: f64,
 }
 
-/// Squares of differences and of the values themselves, summed.
+/// Sums of squares of differences, and of values.
 #[derive(Default)]
 struct Squares {
     differences: f64,
@@ -22,24 +22,26 @@ struct Squares {
 }
 
 impl Squares {
-    fn add(&mut self, values: &[f32], others: &[f32]) {
-        for (value, other) in values.iter().zip(others) {
-            self.differences += (f64::from(*value) - f64::from(*other)).powi(2);
+    fn add(&mut self, values: &[f32], quantised: &[f32]) {
+        for (value, quantised) in values.iter().zip(quantised) {
+            self.differences += (f64::from(*value) - f64::from(*quantised)).powi(2);
             self.values += f64::from(*value).powi(2);
         }
     }
 
-    /// Zero where there is nothing but zeros.
-    fn relative(&self) -> f64 {
+    /// Returns the relative error, or 0 if all values are zero.
+    fn relative_error(&self) -> f64 {
         if self.values > 0.0 { (self.differences / self.values).sqrt() } else { 0.0 }
     }
 }
 
-/// Compares `experts` of `layer` with themselves quantised in each of `formats`, all computed in float32 for `rows`
-/// rows of numbers from a standard normal distribution, always the same.
+/// Quantises `experts` of `layer` to each of `formats`, and compares weights and outputs with the unquantised experts.
+///
+/// Outputs are computed in float32 for `rows` rows of pseudo-random numbers from a standard normal distribution, the same
+/// in every call.
 ///
 /// # Errors
-/// They cannot be read or computed.
+/// The experts cannot be read or computed.
 pub fn quantisation_errors<const N: usize>(
     checkpoint: &Checkpoint,
     layer: usize,
@@ -48,7 +50,7 @@ pub fn quantisation_errors<const N: usize>(
     rows: usize,
     pool: &Pool,
 ) -> Result<[QuantisationError; N], LoadError> {
-    let mut compared = formats
+    let mut comparisons = formats
         .map(|format| (experts_class(Dtype::F32, Some(format)), Squares::default(), Squares::default()));
     for &expert in experts {
         let tensors = checkpoint.expert(layer, expert as usize)?;
@@ -56,8 +58,8 @@ pub fn quantisation_errors<const N: usize>(
             let floats = load_floats(checkpoint, tensor)?;
             let columns = tensor.shape.last().copied().unwrap_or(1).max(1);
             for row in floats.chunks(columns) {
-                for (class, weights, _) in &mut compared {
-                    weights.add(row, &kept(row, class.weights));
+                for (class, weights, _) in &mut comparisons {
+                    weights.add(row, &quantised_weights(row, class.weights));
                 }
             }
         }
@@ -66,22 +68,23 @@ pub fn quantisation_errors<const N: usize>(
         let compute = |packed: &PackedExpert| {
             let row_index: Vec<u32> = (0..).take(rows).collect();
             let mut output = vec![0; inputs.len()];
-            let job = Job { expert: packed, inputs: &inputs, row_index: &row_index, output: &mut output };
+            let job =
+                ExpertJob { expert: packed, inputs: &inputs, row_index: &row_index, output: &mut output };
             pool.forward(&mut [job]).map_err(|source| LoadError::Kernel { layer, expert, source })?;
             Ok::<Vec<f32>, LoadError>(output.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).collect())
         };
         let exact = compute(&load_expert(checkpoint, layer, expert, Dtype::F32)?)?;
-        for (class, _, outputs) in &mut compared {
+        for (class, _, outputs) in &mut comparisons {
             outputs.add(&exact, &compute(&load_expert(checkpoint, layer, expert, *class)?)?);
         }
     }
-    Ok(compared.map(|(_, weights, outputs)| QuantisationError {
-        weights: weights.relative(),
-        outputs: outputs.relative(),
+    Ok(comparisons.map(|(_, weights, outputs)| QuantisationError {
+        weights: weights.relative_error(),
+        outputs: outputs.relative_error(),
     }))
 }
 
-/// Bytes of so many float32, sums of twelve uniform numbers each, which are very nearly normal.
+/// Returns the bytes of `count` float32 that are nearly normally distributed: sums of twelve uniform numbers.
 fn normal_rows(count: usize) -> Vec<u8> {
     let mut state = 1u64;
     let mut uniform = move || {

@@ -7,7 +7,7 @@
 use crate::library::Tensor;
 use main_model_fn::LoadModelError;
 use main_model_fn::backend::{BackendError, ResidentPart};
-use remoe_kernels::{MAX_ROWS, NumericsClass, PackedMatrix, Pool, Product, StoredDtype};
+use remoe_kernels::{MAX_ROWS, MatrixProduct, NumericsClass, PackedMatrix, Pool, StoredDtype};
 use std::sync::Arc;
 
 /// Up-projections of one layer.

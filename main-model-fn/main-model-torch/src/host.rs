@@ -4,7 +4,7 @@
 
 use crate::library::{Kind, Tensor};
 use main_model_fn::backend::BackendError;
-use remoe_kernels::{Dtype, Job, PackedExpert, PackedMatrix, Pool, Product};
+use remoe_kernels::{Dtype, ExpertJob, MatrixProduct, PackedExpert, PackedMatrix, Pool};
 use std::sync::Arc;
 
 /// Packed weight matrix with the threads that multiply it.
@@ -26,7 +26,11 @@ impl HostMatrix {
         let rows = x.size()[0];
         let inputs = x.to_kind(kind)?.bytes()?;
         let mut output = vec![0; rows as usize * self.matrix.output_bytes()];
-        self.pool.multiply(&mut [Product { matrix: &self.matrix, inputs: &inputs, output: &mut output }])?;
+        self.pool.multiply(&mut [MatrixProduct {
+            matrix: &self.matrix,
+            inputs: &inputs,
+            output: &mut output,
+        }])?;
         Tensor::from_bytes(x.device(), &output, &[rows, self.matrix.outputs() as i64], kind)
     }
 }
@@ -37,7 +41,7 @@ impl HostMlp {
         let rows: Vec<u32> = (0..).zip(0..x.size()[0]).map(|(row, _)| row).collect();
         let inputs = x.bytes()?;
         let mut output = vec![0; inputs.len()];
-        let job = Job { expert: &self.packed, inputs: &inputs, row_index: &rows, output: &mut output };
+        let job = ExpertJob { expert: &self.packed, inputs: &inputs, row_index: &rows, output: &mut output };
         self.pool.forward(&mut [job])?;
         Tensor::from_bytes(x.device(), &output, &x.size(), x.kind())
     }

@@ -353,7 +353,7 @@ impl Experts {
         for (expert, slots) in work {
             let (these, others) = tokens.split_at(slots.len());
             let (this, other) = output.split_at_mut(slots.len() * row_bytes);
-            jobs.push(Job { expert, inputs: call.inputs, row_index: these, output: this });
+            jobs.push(ExpertJob { expert, inputs: call.inputs, row_index: these, output: this });
             (tokens, output) = (others, other);
         }
         self.metrics.reads.inc_by(jobs.len() as u64);

@@ -5,7 +5,7 @@
 //! shared experts, then one rounding to the compute dtype.
 
 use crate::routing::Routed;
-use remoe_kernels::{Dtype, KernelError, Loops, Pool, by_vectors};
+use remoe_kernels::{Dtype, KernelError, Pool, VectorisedWork, run_vectorised};
 use std::marker::PhantomData;
 
 /// Rows of experts' outputs, wherever they lie.
@@ -38,8 +38,8 @@ pub(super) fn reduce(
         .map(|(output, first)| TokenRange { first, output })
         .collect();
     let reduce = |part: &mut TokenRange<'_>| match rows.dtype {
-        Dtype::F32 => by_vectors(Reduction::<F32> { routed, rows, shared, part, element: PhantomData }),
-        Dtype::Bf16 => by_vectors(Reduction::<Bf16> { routed, rows, shared, part, element: PhantomData }),
+        Dtype::F32 => run_vectorised(Reduction::<F32> { routed, rows, shared, part, element: PhantomData }),
+        Dtype::Bf16 => run_vectorised(Reduction::<Bf16> { routed, rows, shared, part, element: PhantomData }),
     };
     match parts.as_mut_slice() {
         [only] => {
@@ -108,7 +108,7 @@ struct Reduction<'a, 'part, E> {
     element: PhantomData<E>,
 }
 
-impl<E: Element> Loops for Reduction<'_, '_, E> {
+impl<E: Element> VectorisedWork for Reduction<'_, '_, E> {
     type Output = ();
 
     #[inline(always)]

@@ -5,7 +5,7 @@
 //! the processor's vectors hold.
 //! The exponential is Cephes' `expf` (S. L. Moshier), within 2e-7 of the true one.
 
-use remoe_kernels::{Loops, by_vectors};
+use remoe_kernels::{VectorisedWork, run_vectorised};
 
 /// Tokens that are looked at together: a block whose likeliest token does not matter is passed over.
 pub(super) const BLOCK: usize = 256;
@@ -77,7 +77,7 @@ impl Weights {
 
     /// The sum over each block's logits, whose largest are `maxima`.
     pub(super) fn sums(&self, logits: &[f32], maxima: &[f32]) -> Vec<f64> {
-        by_vectors(SoftmaxSums { weights: self, logits, maxima })
+        run_vectorised(SoftmaxSums { weights: self, logits, maxima })
     }
 
     /// The sum over one block's logits, of which `largest` is the largest.
@@ -100,12 +100,12 @@ impl Weights {
 
 /// The largest logit of each block.
 pub(super) fn maxima(logits: &[f32]) -> Vec<f32> {
-    by_vectors(Maxima(logits))
+    run_vectorised(Maxima(logits))
 }
 
 struct Maxima<'a>(&'a [f32]);
 
-impl Loops for Maxima<'_> {
+impl VectorisedWork for Maxima<'_> {
     type Output = Vec<f32>;
 
     #[inline(always)]
@@ -120,7 +120,7 @@ struct SoftmaxSums<'a> {
     maxima: &'a [f32],
 }
 
-impl Loops for SoftmaxSums<'_> {
+impl VectorisedWork for SoftmaxSums<'_> {
     type Output = Vec<f64>;
 
     #[inline(always)]

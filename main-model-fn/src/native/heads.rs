@@ -5,7 +5,7 @@
 use super::Rows;
 use super::rows::BufferPool;
 use crate::backend::{BackendError, LoadModelError, ResidentPart};
-use remoe_kernels::{MAX_ROWS, NumericsClass, PackedMatrix, Pool, Product};
+use remoe_kernels::{MAX_ROWS, MatrixProduct, NumericsClass, PackedMatrix, Pool};
 use remoe_model::{Checkpoint, MlaFacts, TensorRef};
 use remoe_weights::stored_dtype;
 
@@ -100,8 +100,8 @@ impl NativeHeads {
         let mut output = vec![0; matrices.len() * x.rows * output_bytes];
         let heads = inputs.chunks_exact((x.rows * input).max(1));
         let outputs = output.chunks_exact_mut((x.rows * output_bytes).max(1));
-        let mut products: Vec<Product<'_>> = (matrices.iter().zip(heads).zip(outputs))
-            .map(|((matrix, inputs), output)| Product { matrix, inputs, output })
+        let mut products: Vec<MatrixProduct<'_>> = (matrices.iter().zip(heads).zip(outputs))
+            .map(|((matrix, inputs), output)| MatrixProduct { matrix, inputs, output })
             .collect();
         // A call takes a bounded number of rows, and a long prompt has them once per head.
         for products in products.chunks_mut((MAX_ROWS / x.rows.max(1)).max(1)) {

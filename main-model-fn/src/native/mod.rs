@@ -22,8 +22,8 @@ use remoe_kernels::activations::exp;
 use remoe_kernels::elementwise::{self, Norm, NormForm, Rotation, RowOperation};
 use remoe_kernels::numerics::round_bf16;
 use remoe_kernels::{
-    AttentionShape, AttentionSpan, CacheFormat, Dtype, Job, KernelError, NumericsClass, PackedExpert,
-    PackedMatrix, Pool, Product,
+    AttentionShape, AttentionSpan, CacheFormat, Dtype, ExpertJob, KernelError, MatrixProduct, NumericsClass,
+    PackedExpert, PackedMatrix, Pool,
 };
 use remoe_model::{Activation, Checkpoint, MlaFacts, MlpTensors, NormKind, RopeFacts, RopeLayout, TensorRef};
 use remoe_weights::{load_floats, load_gated, load_matrix, stored_dtype};
@@ -322,7 +322,7 @@ impl Backend for Native {
             converted = bytes;
             &converted
         };
-        self.pool.multiply(&mut [Product { matrix, inputs, output: out.bytes_mut() }])?;
+        self.pool.multiply(&mut [MatrixProduct { matrix, inputs, output: out.bytes_mut() }])?;
         if let Some(bias) = &weight.bias {
             self.apply(&RowOperation::AddRow(bias), &mut out)?;
         }
@@ -461,7 +461,7 @@ impl Backend for Native {
     fn gated(&self, network: &PackedExpert, x: &Rows) -> Result<Rows, BackendError> {
         let mut out = self.tensor(x.rows, x.width);
         let rows: Vec<u32> = (0..).zip(0..x.rows).map(|(row, _)| row).collect();
-        let job = Job { expert: network, inputs: x.bytes(), row_index: &rows, output: out.bytes_mut() };
+        let job = ExpertJob { expert: network, inputs: x.bytes(), row_index: &rows, output: out.bytes_mut() };
         self.pool.forward(&mut [job])?;
         Ok(out)
     }

@@ -1,4 +1,4 @@
-//! Operations on rows as a prompt of 512 tokens takes them.
+//! Operations on the rows of a prompt of 512 tokens.
 
 use super::{bytes, checksum, cpu_seconds, numbers, pool};
 use remoe_kernels::Dtype;
@@ -8,7 +8,7 @@ const ROWS: usize = 512;
 const WIDTH: usize = 2048;
 const CALLS: usize = 40;
 
-/// Bytes that a call reads and writes, by CPU seconds.
+/// Measures the operation `name`: CPU seconds of a call, bytes that it reads and writes, their unit, and a checksum.
 pub(super) fn measure(name: &str) -> (f64, f64, &'static str, u64) {
     let x = bytes(Dtype::Bf16, numbers(ROWS * WIDTH, 1));
     let y = bytes(Dtype::Bf16, numbers(ROWS * WIDTH, 2));

@@ -12,20 +12,20 @@
 //! | `weights` | product of one row with 400 MB of bfloat16 weights, GB/s |
 //! | `products` | product of 512 rows by fused multiply-adds (`avx512f` or `avx2-fma`), GFLOP/s |
 //!
-//! By hand: `cargo run --release -p remoe-kernels --example attention_speed -- mla-prefill gqa-decode-4k`
+//! Usage: `cargo run --release -p remoe-kernels --example attention_speed -- mla-prefill gqa-decode-4k`
 
 #![allow(clippy::expect_used, clippy::panic)]
 
 mod elementwise;
 
 use remoe_kernels::{
-    AttentionShape, AttentionSpan, CacheFormat, Dtype, InstructionPath, KvPage, PAGE_POSITIONS, PackedMatrix,
-    Pool, PoolConfig, Product, StoredDtype,
+    AttentionShape, AttentionSpan, CacheFormat, Dtype, InstructionPath, KvPage, MatrixProduct,
+    PAGE_POSITIONS, PackedMatrix, Pool, PoolConfig, StoredDtype,
 };
 
 use std::time::Instant;
 
-/// Layers whose keys and values take more than a cache holds.
+/// Number of layers, whose keys and values together exceed the caches.
 const LAYERS: usize = 24;
 
 fn main() {
@@ -39,7 +39,7 @@ fn main() {
     }
 }
 
-/// Seconds of a call, its operations or bytes, their unit, and the checksum.
+/// Seconds of a call, its operations or bytes, their unit, and the checksum of its results.
 fn measure(name: &str) -> (f64, f64, &'static str, u64) {
     let latent = AttentionShape {
         dtype: Dtype::Bf16,
@@ -72,13 +72,13 @@ fn measure(name: &str) -> (f64, f64, &'static str, u64) {
     }
 }
 
-/// Widest path with fused multiply-adds.
+/// Returns the widest path with fused multiply-adds.
 fn fused() -> Option<InstructionPath> {
     let available = InstructionPath::available();
     [InstructionPath::Avx512F, InstructionPath::Avx2Fma].into_iter().find(|path| available.contains(path))
 }
 
-/// Numbers between -1 and 1 of 8 bits, as bfloat16 holds them.
+/// Returns numbers between -1 and 1 with 8 significant bits, as bfloat16.
 fn numbers(count: usize, seed: u32) -> impl Iterator<Item = f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
     (0..count).map(move |_| {
@@ -100,7 +100,7 @@ fn pool(path: Option<InstructionPath>) -> Pool {
     Pool::new(PoolConfig { threads: 1, path, ..PoolConfig::default() }).expect("a pool")
 }
 
-/// Measures wall time by so many `threads`, or CPU time by one.
+/// Measures wall time with several `threads`, or CPU time with one.
 fn attention(
     shape: &AttentionShape,
     [past, rows]: [usize; 2],
@@ -160,7 +160,7 @@ fn product(
     let mut output = vec![0; rows * matrix.output_bytes()];
     let pool = pool(path);
     let mut run = || {
-        pool.multiply(&mut [Product { matrix: &matrix, inputs: &x, output: &mut output }])
+        pool.multiply(&mut [MatrixProduct { matrix: &matrix, inputs: &x, output: &mut output }])
             .expect("a product");
     };
     run();
@@ -175,7 +175,7 @@ fn product(
     }
 }
 
-/// FNV-1a over words.
+/// Computes an FNV-1a hash of words.
 fn checksum(mut sum: u64, bytes: &[u8]) -> u64 {
     for word in bytes.as_chunks::<8>().0 {
         sum = (sum ^ u64::from_le_bytes(*word)).wrapping_mul(0x0100_0000_01b3);
@@ -183,7 +183,7 @@ fn checksum(mut sum: u64, bytes: &[u8]) -> u64 {
     sum
 }
 
-/// CPU seconds of this thread, in which a pool of one thread computes.
+/// Returns the CPU seconds of this thread, on which a pool of one thread computes.
 fn cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux");
     let time = stat.split(' ').next().expect("a time").parse::<u64>().expect("a number");

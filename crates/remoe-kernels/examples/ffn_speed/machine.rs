@@ -1,4 +1,4 @@
-//! Limits of the machine: memory read and arithmetic without anything around it.
+//! Limits of the machine: bandwidth of memory reads and rate of arithmetic, without other work.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,12 +9,12 @@ use remoe_kernels::{Dtype, InstructionPath};
 /// Bytes that each bandwidth pass reads.
 pub(crate) const STREAM_BYTES: usize = 1 << 30;
 
-/// Chunks into which a measurement is divided; threads take them one by one, as a pool's threads do, so that a
-/// disturbed thread does not hold up the other.
+/// Chunks of a measurement. Threads take them one by one, as a pool's threads do, so that a disturbed thread does not
+/// delay the others.
 pub(crate) const CHUNKS: usize = 64;
 
-/// Does `work(chunk)` for the numbers below `rounds * CHUNKS` on so many threads. Seconds that it took in all, and the
-/// shortest that any `CHUNKS` consecutive ones took, from the beginning of the first to the end of the last.
+/// Calls `work(chunk)` for the numbers below `rounds * CHUNKS` on several threads. Returns the seconds of all calls, and
+/// the least seconds of `CHUNKS` consecutive ones, from the start of the first to the end of the last.
 pub(crate) fn together(threads: usize, rounds: usize, work: impl Fn(usize) + Sync) -> (f64, f64) {
     let next = AtomicUsize::new(0);
     let run = || {
@@ -45,7 +45,7 @@ pub(crate) fn together(threads: usize, rounds: usize, work: impl Fn(usize) + Syn
     ((end - start).as_secs_f64(), best.fold(f64::INFINITY, f64::min))
 }
 
-/// A large buffer on huge pages, written once.
+/// Large buffer on huge pages, written once.
 pub(crate) fn stream_buffer() -> Vec<u8> {
     let mut buffer: Vec<u8> = Vec::with_capacity(STREAM_BYTES);
     #[cfg(target_os = "linux")]
@@ -87,7 +87,7 @@ pub(crate) fn read(path: InstructionPath, bytes: &[u8]) {
     }
 }
 
-/// Runs the path's arithmetic on registers; floating-point operations done.
+/// Runs the path's arithmetic on registers and returns the number of floating-point operations.
 pub(crate) fn arithmetic(path: InstructionPath, dtype: Dtype, steps: usize) -> f64 {
     match (path, dtype) {
         #[cfg(target_arch = "x86_64")]

@@ -1,9 +1,9 @@
-//! An instrument for the expert FFN and the two limits of the machine that bound it: read bandwidth at one token, peak
-//! arithmetic at 256. `remoe-bench run --only kernels` drives it, so that what is compared is measured in turn.
+//! Instrument for the expert FFN and the two limits of the machine that bound it: read bandwidth at one token, peak
+//! arithmetic at 256. `remoe-bench run --only kernels` drives it and measures the compared builds in turn.
 //!
 //! The first line on standard output describes the instrument, with the paths that the CPU has and those that a pool
 //! chooses; then each line on standard input names a measurement and is answered by a line `{"rate": .., "best": ..}`,
-//! in GB/s or GFLOP/s: of all calls together, and of the best single call, which is what there is between disturbances.
+//! in GB/s or GFLOP/s: of all calls together, and of the best single call, which disturbances affect least.
 //!
 //! | | what is measured |
 //! | --- | --- |
@@ -19,7 +19,7 @@
 //!
 //! With int8 and int4, rows are bfloat16, weights count as they are packed, and `peak` is that of bfloat16.
 //!
-//! By hand:
+//! Usage:
 //! ```sh
 //! echo one | cargo run --release -p remoe-kernels --example ffn_speed -- [--threads N] \
 //!     [--dtype bf16|f32|int8|int4|mxfp4|fp8] [--hidden N] [--width N]
@@ -34,11 +34,11 @@ mod machine;
 
 use machine::{CHUNKS, STREAM_BYTES, arithmetic, read, stream_buffer, together};
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, Fp8Scales, InstructionPath, Job, Matrix, NumericsClass, PackedExpert,
-    PackedExpertBuilder, PathChoice, Pool, PoolConfig, StoredDtype, WeightFormat,
+    Activation, Dtype, ExpertJob, ExpertMatrix, ExpertShape, Fp8Scales, InstructionPath, NumericsClass,
+    PackedExpert, PackedExpertBuilder, PathChoice, Pool, PoolConfig, StoredDtype, WeightFormat,
 };
 
-/// Weights that are cycled through, so that they come from memory and not from a cache.
+/// Bytes of weights that calls cycle through, so that they come from memory rather than from a cache.
 const WEIGHT_BYTES: usize = 400 << 20;
 const TOKENS: usize = 256;
 const TOP_K: usize = 8;
@@ -89,22 +89,22 @@ fn usage<T>(argument: &str) -> T {
     std::process::exit(2)
 }
 
-/// An expert with random weights of ordinary size, packed as a loader would.
+/// Packs an expert with random weights of ordinary size, as a loader does.
 fn expert(shape: ExpertShape, state: &mut u64) -> PackedExpert {
     let mut builder = PackedExpertBuilder::new(shape, StoredDtype::Bf16).expect("memory");
-    for matrix in Matrix::ALL {
+    for matrix in ExpertMatrix::ALL {
         let (rows, columns) = shape.matrix(matrix);
         let scales = fp8_scales(rows, columns);
         for first in (0..rows).step_by(64) {
             let count = 64.min(rows - first);
             if shape.class().weights == WeightFormat::Fp8 {
-                // Signs, exponents and fractions at random, but for the highest exponent.
+                // Random signs, exponents and fractions, except for the highest exponent.
                 let code = |_| {
                     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                     (*state >> 56) as u8 & 0xf7
                 };
                 let slab: Vec<u8> = (0..count * columns).map(code).collect();
-                builder.fp8_rows(matrix, first, &slab, &scales).expect("rows of the matrix");
+                builder.set_fp8_rows(matrix, first, &slab, &scales).expect("rows of the matrix");
                 continue;
             }
             let slab: Vec<u8> = (0..count * columns)
@@ -114,14 +114,14 @@ fn expert(shape: ExpertShape, state: &mut u64) -> PackedExpert {
                     ((*state >> 48) as u16 & 0x80ff | 0x3c00).to_le_bytes()
                 })
                 .collect();
-            builder.rows(matrix, first, &slab).expect("rows of the matrix");
+            builder.set_rows(matrix, first, &slab).expect("rows of the matrix");
         }
     }
     builder.finish().expect("all rows")
 }
 
-/// All experts once, `per_call` at a time, each with the same `rows` rows. Seconds of all calls together and of the
-/// shortest one.
+/// Computes all experts once, `per_call` at a time, each with the same `rows` rows. Returns the seconds of all calls and of
+/// the shortest one.
 fn cycle(
     pool: &Pool,
     experts: &[PackedExpert],
@@ -132,12 +132,12 @@ fn cycle(
 ) -> (f64, f64) {
     let index: Vec<u32> = (0..rows as u32).collect();
     let call = |group: &[PackedExpert]| {
-        let mut jobs: Vec<Job<'_>> = group
+        let mut jobs: Vec<ExpertJob<'_>> = group
             .iter()
             .zip(outputs.iter_mut())
             .map(|(expert, output)| {
                 let bytes = rows * expert.shape().row_bytes();
-                Job { expert, inputs, row_index: &index, output: &mut output[..bytes] }
+                ExpertJob { expert, inputs, row_index: &index, output: &mut output[..bytes] }
             })
             .collect();
         let start = Instant::now();
@@ -147,26 +147,26 @@ fn cycle(
     experts.chunks(per_call).map(call).fold((0.0, f64::INFINITY), |(sum, best), s| (sum + s, s.min(best)))
 }
 
-/// Experts that one pass packs.
-const PACKED: usize = 8;
+/// Number of experts that one pass packs.
+const EXPERTS_PER_PASS: usize = 8;
 
-/// A scale of 2^-8 for every 128 x 128 weights, as checkpoints have them.
+/// Returns a scale of 2^-8 for each block of 128 x 128 weights.
 fn fp8_scales(rows: usize, columns: usize) -> Fp8Scales {
     let blocks = rows.div_ceil(128) * columns.div_ceil(128);
     Fp8Scales::new(vec![1.0 / 256.0; blocks], rows, columns, [128, 128]).expect("a scale for each block")
 }
 
-/// Packs the same matrix as gate, up and down, the element type unchanged, and lets go of it again. Seconds in all and
-/// of the shortest.
+/// Packs the same matrix as gate, up and down without converting its elements, and drops the result. Returns the seconds of
+/// all passes and of the shortest one.
 fn pack(shape: ExpertShape, stored: &[u8]) -> (f64, f64) {
     let once = || {
         let start = Instant::now();
         if shape.class().weights == WeightFormat::Fp8 {
             let mut builder = PackedExpertBuilder::new(shape, shape.dtype().into()).expect("room");
-            for matrix in Matrix::ALL {
+            for matrix in ExpertMatrix::ALL {
                 let (rows, columns) = shape.matrix(matrix);
                 let codes = &stored[..rows * columns];
-                builder.fp8_rows(matrix, 0, codes, &fp8_scales(rows, columns)).expect("matching lengths");
+                builder.set_fp8_rows(matrix, 0, codes, &fp8_scales(rows, columns)).expect("matching lengths");
             }
             black_box(builder.finish()).expect("all rows");
         } else {
@@ -175,16 +175,16 @@ fn pack(shape: ExpertShape, stored: &[u8]) -> (f64, f64) {
         }
         start.elapsed().as_secs_f64()
     };
-    (0..PACKED).map(|_| once()).fold((0.0, f64::INFINITY), |(sum, best), s| (sum + s, s.min(best)))
+    (0..EXPERTS_PER_PASS).map(|_| once()).fold((0.0, f64::INFINITY), |(sum, best), s| (sum + s, s.min(best)))
 }
 
-/// Answers a measurement of `count` pieces of `work`: seconds in all and of the shortest piece.
+/// Prints the answer of a measurement of `count` pieces of `work`, from the seconds of all pieces and of the shortest one.
 fn answer(work: f64, count: usize, (seconds, shortest): (f64, f64)) {
     let (rate, best) = (work * count as f64 / seconds / 1e9, work / shortest / 1e9);
     println!(r#"{{"rate":{rate:.4},"best":{best:.4}}}"#);
 }
 
-/// The path with the highest rate of a limit: work done per second of `work`, the best of some short trials.
+/// Returns the path with the highest rate of a limit: work per second of `work`, in the best of several short trials.
 fn highest(paths: &[InstructionPath], work: impl Fn(InstructionPath) -> f64) -> InstructionPath {
     let rate = |path| {
         let trial = || {
@@ -223,9 +223,9 @@ fn main() {
         }
     };
     let operations = (6 * hidden * width * TOKENS) as f64;
-    // A quarter of the experts for the long passes.
+    // The long passes use a quarter of the experts.
     let few = &experts[..count.div_ceil(4)];
-    // Every measurement reads or computes about as much as a call with one expert does.
+    // Each measurement reads or computes about as much as a call with one expert.
     let part = (weights as usize / CHUNKS).next_multiple_of(4096).min(STREAM_BYTES / CHUNKS);
     let rounds = STREAM_BYTES / (CHUNKS * part);
     let reader = highest(&paths, |path| {
@@ -271,7 +271,7 @@ fn main() {
                 answer(work, few.len(), together(threads, few.len(), compute));
             }
             "many" => answer(operations, few.len(), cycle(pool, few, &inputs, TOKENS, 1, &mut outputs)),
-            "pack" => answer((3 * stored.len()) as f64, PACKED, pack(shape, &stored)),
+            "pack" => answer((3 * stored.len()) as f64, EXPERTS_PER_PASS, pack(shape, &stored)),
             other => usage(other),
         }
     }

@@ -1,68 +1,68 @@
-//! Operations on rows of elements, by the widest vectors of the processor at hand: norms, rotations, sums.
+//! Element-wise operations on rows (norms, rotary embeddings, sums), with the widest vectors of the processor.
 
 use crate::elements;
-use crate::vectors::{Loops, by_vectors};
+use crate::vectors::{VectorisedWork, run_vectorised};
 use crate::{Dtype, KernelError, Pool};
 
-/// Elements of rows that are worth handing to another thread.
-const PART: usize = 1 << 14;
+/// Elements that a thread processes at a time: enough to outweigh handing them over.
+const ELEMENTS_PER_PART: usize = 1 << 14;
 
 /// An operation on rows of elements. Each row's result depends on no other row.
 #[derive(Clone, Copy, Debug)]
 pub enum RowOperation<'a> {
-    /// Writes the normalised rows of `from`, which has the same size.
+    /// Overwrites the rows with the normalised rows of `from`, which has the same size.
     Norm {
         /// Rows to normalise.
         from: &'a [u8],
-        /// Normalisation of each part of a row that is as long as the weights.
+        /// Normalisation of each part of a row, as long as its weights: a whole row, or one head of it.
         norm: Norm<'a>,
     },
     /// Adds one row to every row.
     AddRow(&'a [f32]),
     /// Adds rows of the same size.
     AddRows(&'a [u8]),
-    /// Bounds elements to `-bound ..= bound`.
+    /// Clamps elements to `-bound ..= bound`.
     Clamp(f32),
     /// Multiplies all elements.
     Scale(f32),
     /// Multiplies the elements of each row by the row's factor.
     ScaleRows(&'a [f32]),
-    /// Rotates the last elements of each head.
+    /// Applies a rotary position embedding to the last elements of each head.
     Rotate(Rotation<'a>),
 }
 
 /// A normalisation and its weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm<'a> {
-    /// Formula.
+    /// Formula of the normalisation.
     pub form: NormForm,
     /// Factors of the normalised elements.
     pub weight: &'a [f32],
-    /// Terms that are added last, as many; of [`NormForm::Layer`] only.
+    /// Terms that are added last, as many as weights. Only [`NormForm::Layer`] reads them.
     pub bias: &'a [f32],
-    /// Term that is added to the mean square.
+    /// Term added to the mean square before the square root is taken.
     pub epsilon: f32,
 }
 
 /// The formula of a normalisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormForm {
-    /// Division by the root mean square, rounded to the rows' type before the weights.
+    /// Division by the root mean square. The quotient is rounded to the rows' type before it is multiplied by the weight.
     Rms,
-    /// Division by the root mean square in float32.
+    /// Division by the root mean square, all in float32.
     RmsInFloat32,
     /// Subtraction of the mean and division by the standard deviation, in float32.
     Layer,
 }
 
-/// A rotary position embedding (Su et al., arXiv 2104.09864) of all heads of each row.
+/// A rotary position embedding (RoPE; Su et al., arXiv 2104.09864) of all heads of each row.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotation<'a> {
-    /// Cosines: rows x `half`.
+    /// Cosines, `[rows][half]`.
     pub cos: &'a [f32],
-    /// Sines: rows x `half`.
+    /// Sines, `[rows][half]`.
     pub sin: &'a [f32],
-    /// Pairs of elements that are rotated, the last ones of a head.
+    /// Number of rotated pairs: the last `2 * half` elements of a head are rotated.
     pub half: usize,
     /// Elements of a head.
     pub head_dim: usize,
@@ -111,10 +111,11 @@ impl RowOperation<'_> {
 }
 
 impl Pool {
-    /// Applies `operation` to all of `rows`, which have `width` elements each. Many rows are spread over the threads.
+    /// Applies `operation` to `rows`, which have `width` elements of `dtype` each. Many rows are spread over the threads.
     ///
     /// # Errors
-    /// [`KernelError::Length`] and [`KernelError::Dimension`] where an operand does not fit the rows; [`KernelError::Panicked`].
+    /// [`KernelError::WeightLength`] if `rows` is not a whole number of rows, [`KernelError::Length`] and
+    /// [`KernelError::Dimension`] if an operand does not fit the rows, [`KernelError::Panicked`].
     pub fn apply(
         &self,
         operation: &RowOperation<'_>,
@@ -130,9 +131,9 @@ impl Pool {
             return Err(KernelError::WeightLength { actual: rows.len(), row_bytes });
         }
         operation.validate(dtype, rows.len() / row_bytes, width)?;
-        let part_rows = (PART / width).max(1);
+        let part_rows = (ELEMENTS_PER_PART / width).max(1);
         let apply =
-            |first: usize, rows: &mut [u8]| by_vectors(RowRange { operation, dtype, width, first, rows });
+            |first: usize, rows: &mut [u8]| run_vectorised(RowRange { operation, dtype, width, first, rows });
         if rows.len() <= part_rows * row_bytes || self.threads() == 1 {
             apply(0, rows);
             return Ok(());
@@ -143,14 +144,14 @@ impl Pool {
     }
 }
 
-/// Widens a row of elements.
+/// Widens a row of `dtype` elements to float32.
 pub fn widen(dtype: Dtype, from: &[u8], to: &mut [f32]) {
-    by_vectors(Widen { dtype, from, to });
+    run_vectorised(Widen { dtype, from, to });
 }
 
-/// Rounds a row of elements and writes it.
+/// Rounds a row of float32 to `dtype` elements and writes it.
 pub fn narrow(dtype: Dtype, from: &[f32], to: &mut [u8]) {
-    by_vectors(Narrow { dtype, from, to });
+    run_vectorised(Narrow { dtype, from, to });
 }
 
 struct Widen<'a> {
@@ -159,7 +160,7 @@ struct Widen<'a> {
     to: &'a mut [f32],
 }
 
-impl Loops for Widen<'_> {
+impl VectorisedWork for Widen<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -174,7 +175,7 @@ struct Narrow<'a> {
     to: &'a mut [u8],
 }
 
-impl Loops for Narrow<'_> {
+impl VectorisedWork for Narrow<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -183,7 +184,7 @@ impl Loops for Narrow<'_> {
     }
 }
 
-/// Neighbouring rows, from row `first` of the operands on.
+/// Consecutive rows that one thread processes. `first` is the number of the first one among all rows.
 struct RowRange<'a> {
     operation: &'a RowOperation<'a>,
     dtype: Dtype,
@@ -192,8 +193,8 @@ struct RowRange<'a> {
     rows: &'a mut [u8],
 }
 
-/// Widens each row of a part, changes it and writes it back. A macro, because the compiler would compile a large closure by itself, for
-/// every processor.
+/// Widens each row of a [`RowRange`], changes it and writes it back. A macro, because the compiler would compile a large
+/// closure separately, without the caller's target features.
 macro_rules! change_rows {
     ($part:ident, |$index:pat_param, $row:ident| $change:expr) => {{
         let mut elements = vec![0.0; $part.width];
@@ -207,7 +208,7 @@ macro_rules! change_rows {
     }};
 }
 
-impl Loops for RowRange<'_> {
+impl VectorisedWork for RowRange<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -241,8 +242,10 @@ impl RowRange<'_> {
             for part in row.chunks_exact_mut(norm.weight.len()) {
                 match (norm.form, self.dtype) {
                     (NormForm::Layer, _) => elements::layer_norm(part, norm.weight, norm.bias, norm.epsilon),
-                    (NormForm::Rms, Dtype::Bf16) => elements::norm::<true>(part, norm.weight, norm.epsilon),
-                    _ => elements::norm::<false>(part, norm.weight, norm.epsilon),
+                    (NormForm::Rms, Dtype::Bf16) => {
+                        elements::rms_norm::<true>(part, norm.weight, norm.epsilon)
+                    }
+                    _ => elements::rms_norm::<false>(part, norm.weight, norm.epsilon),
                 }
             }
             elements::narrow(self.dtype, &row, to);
@@ -253,7 +256,7 @@ impl RowRange<'_> {
     fn add_rows(self, from: &[u8]) {
         let row_bytes = self.width * self.dtype.bytes();
         let from = &from[self.first * row_bytes..][..self.rows.len()];
-        elements::sum(self.dtype, self.rows, from);
+        elements::add_rows(self.dtype, self.rows, from);
     }
 
     #[inline(always)]

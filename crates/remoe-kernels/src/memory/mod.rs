@@ -1,4 +1,4 @@
-//! Zeroed memory, aligned to 64 bytes, on huge pages where it is not small.
+//! Zeroed memory, aligned to 64 bytes. Large buffers lie on huge pages.
 
 #[cfg(target_os = "linux")]
 mod arena;
@@ -13,7 +13,7 @@ use crate::KernelError;
 #[cfg(target_os = "linux")]
 pub use nodes::spread_over_nodes;
 
-/// Spreads nothing: where memory lies is known on Linux alone. Returns 1.
+/// Spreads nothing, since memory nodes are known on Linux only. Returns 1.
 #[cfg(not(target_os = "linux"))]
 pub fn spread_over_nodes(_nodes: &[Vec<usize>]) -> usize {
     1
@@ -22,11 +22,11 @@ pub fn spread_over_nodes(_nodes: &[Vec<usize>]) -> usize {
 /// Alignment of every buffer: a cache line and a 512-bit vector.
 const ALIGN: usize = 64;
 
-/// Size of a huge page.
-const HUGE: usize = 2 << 20;
+/// Bytes of a huge page.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// From this size on buffers share large mappings; the allocator's memory is for smaller ones.
-const SHARED: usize = 128 << 10;
+/// Bytes from which on a buffer is placed in the [`arena`]; smaller ones come from the allocator.
+const MIN_ARENA_BYTES: usize = 128 << 10;
 
 #[cfg(target_os = "linux")]
 static ARENA: std::sync::Mutex<arena::Arena> = std::sync::Mutex::new(arena::Arena::new());
@@ -47,20 +47,20 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// Memory that a buffer of `len` bytes takes once all of it has been written.
+    /// Bytes of memory that a buffer of `len` bytes takes once all of it has been written.
     pub(crate) const fn resident_bytes(len: usize) -> usize {
         len.next_multiple_of(ALIGN)
     }
 
-    /// `len` zero bytes.
+    /// Allocates `len` zero bytes.
     pub(crate) fn zeroed(len: usize) -> Result<Self, KernelError> {
         if len == 0 {
             return Ok(Self { start: NonNull::dangling(), len });
         }
         let out_of_memory = KernelError::OutOfMemory { bytes: len };
         #[cfg(target_os = "linux")]
-        if len >= SHARED {
-            let start = Self::arena().take(len).ok_or(out_of_memory)?;
+        if len >= MIN_ARENA_BYTES {
+            let start = Self::arena().allocate(len).ok_or(out_of_memory)?;
             return Ok(Self { start, len });
         }
         let layout = Self::layout(len)?;
@@ -70,14 +70,14 @@ impl Buffer {
         Ok(Self { start, len })
     }
 
-    /// `len` zero bytes that all threads are going to read: where they are many, and the machine has several memory
-    /// nodes, they are spread over those.
+    /// Allocates `len` zero bytes that all threads will read. On a machine with several memory nodes, a large buffer is
+    /// spread over the nodes.
     pub(crate) fn for_weights(len: usize) -> Result<Self, KernelError> {
         let buffer = Self::zeroed(len)?;
-        // SAFETY: taken just now, so that no other code uses it.
+        // SAFETY: allocated just now, so that no other code uses it.
         #[cfg(target_os = "linux")]
         unsafe {
-            nodes::spread(buffer.start, len)
+            nodes::spread_buffer(buffer.start, len)
         };
         Ok(buffer)
     }
@@ -88,7 +88,7 @@ impl Buffer {
 
     #[cfg(target_os = "linux")]
     fn arena() -> std::sync::MutexGuard<'static, arena::Arena> {
-        // Nothing in there panics half-way.
+        // A poisoned lock is used: no panic leaves the arena half-changed.
         ARENA.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
@@ -104,19 +104,19 @@ impl Buffer {
         self.start.as_ptr()
     }
 
-    /// The contents.
+    /// Returns the contents.
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: as in `bytes_mut`, but borrowed and only read.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
-    /// The contents to be written.
+    /// Returns the contents for writing.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: `len` initialised bytes, dangling where there are none, and borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
-    /// The contents as 32-bit words; trailing bytes that fill no word are left out.
+    /// Returns the contents as 32-bit words, without trailing bytes that fill no word.
     pub(crate) fn words(&self) -> &[u32] {
         // SAFETY: as in `words_mut`, but borrowed and only read.
         unsafe {
@@ -125,7 +125,7 @@ impl Buffer {
         }
     }
 
-    /// As [`Self::words`], for writing.
+    /// Returns the words for writing.
     pub(crate) fn words_mut(&mut self) -> &mut [u32] {
         // SAFETY: aligned to 64 bytes (dangling and empty when `len` is 0: NonNull::<u8>::dangling() is only 1-aligned,
         // hence the cast below), initialised to zero, and borrowed mutably.
@@ -139,9 +139,9 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         #[cfg(target_os = "linux")]
-        if self.len >= SHARED {
-            // SAFETY: taken in `zeroed` with this length; no reference outlives `self`.
-            unsafe { Self::arena().give(self.start, self.len) };
+        if self.len >= MIN_ARENA_BYTES {
+            // SAFETY: allocated in `zeroed` with this length; no reference outlives `self`.
+            unsafe { Self::arena().free(self.start, self.len) };
             return;
         }
         if self.len > 0
@@ -178,7 +178,20 @@ mod tests {
 
     #[test]
     fn small_and_large_buffers_are_aligned_and_zero() {
-        for len in [0, 1, 3, 64, 65, 4096, SHARED - 1, SHARED, HUGE - 1, HUGE, HUGE + 5, 3 * HUGE + 12_345] {
+        for len in [
+            0,
+            1,
+            3,
+            64,
+            65,
+            4096,
+            MIN_ARENA_BYTES - 1,
+            MIN_ARENA_BYTES,
+            HUGE_PAGE_BYTES - 1,
+            HUGE_PAGE_BYTES,
+            HUGE_PAGE_BYTES + 5,
+            3 * HUGE_PAGE_BYTES + 12_345,
+        ] {
             let mut buffer = Buffer::zeroed(len).unwrap();
             assert_eq!(buffer.len(), len);
             let words = buffer.words_mut();

@@ -1,10 +1,10 @@
-//! The machine's memory (NUMA) nodes: weights are spread over them.
+//! Spreads weights over the machine's memory (NUMA) nodes.
 //!
-//! Memory lies on the node of the thread that writes it first. Were that left to the thread that packs, attention and
-//! head, which a single thread packs, would lie on one node, and all threads would wait for it while the memory of the
-//! other nodes rests. So the huge pages of a large buffer are first written by threads of the nodes in turn. No system
-//! call is needed for it that containers are refused, as those that set a policy of memory are. Smaller buffers lie
-//! where they are packed, which several threads do.
+//! Memory lies on the node of the thread that first writes it. A single thread packs attention and output projection:
+//! their weights would all lie on its node, and all threads would wait for that node's memory while the other nodes are
+//! idle. So the huge pages of a large buffer are first written by threads of each node in turn. This needs no system
+//! call that sets a memory policy; containers may not use those. Smaller buffers lie on the node where they are packed,
+//! and several threads pack them.
 
 use std::ptr::NonNull;
 use std::sync::{PoisonError, RwLock};
@@ -12,21 +12,23 @@ use std::thread;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use super::HUGE;
+use super::HUGE_PAGE_BYTES;
 
-/// From this size on a buffer is spread.
-const SPREAD: usize = 2 * HUGE;
+/// Bytes from which on a buffer is spread.
+const MIN_SPREAD_BYTES: usize = 2 * HUGE_PAGE_BYTES;
 
-/// Where a machine has pages of this size or larger ones, a byte in each makes all resident.
-const PAGE: usize = 4096;
+/// Smallest page size of any machine: writing one byte in each makes all pages resident.
+const PAGE_BYTES: usize = 4096;
 
-/// Cores of each node; fewer than two nodes are nothing to spread over.
+/// Cores of each node. Nothing is spread over fewer than two nodes.
 static NODES: RwLock<Vec<Vec<usize>>> = RwLock::new(Vec::new());
 
-/// Spreads the weights of matrices and large experts that are packed from now on over memory nodes, of which `nodes`
-/// has the cores. Those that the process may not run on count for nothing: who binds it to one node wants its memory
-/// there. Neither is anything spread where one node has cores enough for the share of the machine that the process has.
-/// Returns over how many nodes they are spread; 1 where they are not.
+/// Spreads the weights of matrices and large experts that are packed from now on over memory nodes. `nodes` lists the
+/// cores of each node.
+///
+/// Nodes on which the process may not run are skipped: an operator who binds it to one node wants its memory there.
+/// Nothing is spread if a single node has enough cores for all threads of the process. Returns the number of nodes in
+/// use, 1 if nothing is spread.
 pub fn spread_over_nodes(nodes: &[Vec<usize>]) -> usize {
     if nodes.len() < 2 {
         return 1;
@@ -39,7 +41,7 @@ pub fn spread_over_nodes(nodes: &[Vec<usize>]) -> usize {
     count
 }
 
-/// The nodes that `threads` on the `allowed` cores compute on, with those cores.
+/// Returns the `allowed` cores of each node, for nodes that have any; no node if one alone has `threads` cores.
 fn usable(nodes: &[Vec<usize>], allowed: &CpuSet, threads: usize) -> Vec<Vec<usize>> {
     let is_allowed = |&&core: &&usize| core < CpuSet::MAX_CPU && allowed.is_set(core);
     let mut usable: Vec<Vec<usize>> =
@@ -51,56 +53,60 @@ fn usable(nodes: &[Vec<usize>], allowed: &CpuSet, threads: usize) -> Vec<Vec<usi
     usable
 }
 
-/// Memory that threads of several nodes write to.
+/// Start of a zeroed buffer that threads of several nodes write to.
 #[derive(Clone, Copy)]
-struct Zeros(NonNull<u8>);
+struct ZeroedBuffer(NonNull<u8>);
 
 // SAFETY: threads write to different pages of it.
-unsafe impl Send for Zeros {}
+unsafe impl Send for ZeroedBuffer {}
 
-impl Zeros {
+impl ZeroedBuffer {
     fn at(self, offset: usize) -> *mut u8 {
         self.0.as_ptr().wrapping_add(offset)
     }
 }
 
-/// Makes a large buffer resident, a huge page on each node in turn, where there are several nodes.
+/// Makes a large buffer resident, with its huge pages on each node in turn. Does nothing with fewer than two nodes.
 ///
 /// # Safety
 /// `start` points to `len` zero bytes, which no other code uses before this returns.
-pub(super) unsafe fn spread(start: NonNull<u8>, len: usize) {
+pub(super) unsafe fn spread_buffer(start: NonNull<u8>, len: usize) {
     let nodes = NODES.read().unwrap_or_else(PoisonError::into_inner);
-    if nodes.len() < 2 || len < SPREAD {
+    if nodes.len() < 2 || len < MIN_SPREAD_BYTES {
         return;
     }
-    // SAFETY: the caller's promise.
-    unsafe { spread_over(&nodes, start, len) }
+    // SAFETY: `start` points to `len` zero bytes that no other code uses, as the caller guarantees.
+    unsafe { write_on_nodes(&nodes, start, len) }
 }
 
+/// Writes zeros to each huge page of the buffer, from threads on each node in turn.
+///
 /// # Safety
-/// As for [`spread`].
-unsafe fn spread_over(nodes: &[Vec<usize>], start: NonNull<u8>, len: usize) {
-    let zeros = Zeros(start);
+/// As for [`spread_buffer`].
+unsafe fn write_on_nodes(nodes: &[Vec<usize>], start: NonNull<u8>, len: usize) {
+    let buffer = ZeroedBuffer(start);
     thread::scope(|scope| {
         for (node, cores) in nodes.iter().enumerate() {
-            let turns = nodes.len();
+            let node_count = nodes.len();
             let write = move || {
-                let mut here = CpuSet::new();
-                cores.iter().for_each(|&core| here.set(core));
-                if sched_setaffinity(None, &here).is_err() {
+                let mut node_cores = CpuSet::new();
+                cores.iter().for_each(|&core| node_cores.set(core));
+                if sched_setaffinity(None, &node_cores).is_err() {
                     return;
                 }
-                let first = zeros.at(0).addr();
-                for huge in (first / HUGE..=(first + len - 1) / HUGE).filter(|huge| huge % turns == node) {
-                    let from = (huge * HUGE).saturating_sub(first);
-                    for offset in (from..len.min((huge + 1) * HUGE - first)).step_by(PAGE) {
-                        // SAFETY: inside of the buffer; no other thread writes to these bytes. Volatile: zeros are
-                        // written where zeros are.
-                        unsafe { zeros.at(offset).write_volatile(0) };
+                let first = buffer.at(0).addr();
+                let huge_pages = first / HUGE_PAGE_BYTES..=(first + len - 1) / HUGE_PAGE_BYTES;
+                for page in huge_pages.filter(|page| page % node_count == node) {
+                    let from = (page * HUGE_PAGE_BYTES).saturating_sub(first);
+                    let to = len.min((page + 1) * HUGE_PAGE_BYTES - first);
+                    for offset in (from..to).step_by(PAGE_BYTES) {
+                        // SAFETY: inside of the buffer; no other thread writes to these bytes. The write is volatile,
+                        // because it leaves the contents as they are.
+                        unsafe { buffer.at(offset).write_volatile(0) };
                     }
                 }
             };
-            // Only speed depends on it.
+            // The result is ignored: a thread that does not start only costs speed.
             let _ = thread::Builder::new().name(format!("node-{node}")).spawn_scoped(scope, write);
         }
     });
@@ -124,27 +130,27 @@ mod tests {
     }
 
     #[test]
-    fn all_of_a_buffer_and_nothing_else_is_made_resident() {
+    fn spreading_makes_exactly_the_buffer_resident() {
         let allowed = sched_getaffinity(None).unwrap();
         let mine: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect();
         let mut arena = Arena::new();
-        // The first huge page of the mapping belongs to another buffer, in part.
-        let before = arena.take(HUGE / 2).unwrap();
-        let len = 9 * HUGE + 4 * PAGE;
-        let start = arena.take(len).unwrap();
+        // The first huge page of the mapping belongs partly to another buffer.
+        let before = arena.allocate(HUGE_PAGE_BYTES / 2).unwrap();
+        let len = 9 * HUGE_PAGE_BYTES + 4 * PAGE_BYTES;
+        let start = arena.allocate(len).unwrap();
         let at_first = resident(start.addr().get());
-        // SAFETY: taken just now.
-        unsafe { spread_over(&[mine.clone(), mine.clone(), mine], start, len) };
+        // SAFETY: allocated just now.
+        unsafe { write_on_nodes(&[mine.clone(), mine.clone(), mine], start, len) };
         let made = resident(start.addr().get()) - at_first;
-        let pages = len.div_ceil(PAGE) * (PAGE >> 10);
-        assert!((pages..=pages + 2 * (HUGE >> 10)).contains(&made), "{made} kB for {len} bytes");
-        // SAFETY: taken above, and not given back.
+        let pages = len.div_ceil(PAGE_BYTES) * (PAGE_BYTES >> 10);
+        assert!((pages..=pages + 2 * (HUGE_PAGE_BYTES >> 10)).contains(&made), "{made} kB for {len} bytes");
+        // SAFETY: allocated above, and not freed.
         let bytes = unsafe { std::slice::from_raw_parts(start.as_ptr(), len) };
         assert!(bytes.iter().all(|&byte| byte == 0));
-        // SAFETY: as above; given back once.
+        // SAFETY: as above; freed once.
         unsafe {
-            arena.give(start, len);
-            arena.give(before, HUGE / 2);
+            arena.free(start, len);
+            arena.free(before, HUGE_PAGE_BYTES / 2);
         }
     }
 }

@@ -1,33 +1,33 @@
-//! `exp` and the activations, one sequence of operations for every path.
+//! `exp` and the activation functions, as the same sequence of operations on every path.
 
 use super::floats::Floats;
 use crate::Activation;
 
-/// Above this, `e^x` overflows (2^128 is e^88.72...).
+/// Inputs above overflow (2^128 is e^88.72...).
 const HIGHEST: f32 = 89.0;
-/// Below this, `e^x` is flushed (2^-126 is e^-87.33...).
+/// Results of inputs below are flushed to zero (2^-126 is e^-87.33...).
 const LOWEST: f32 = -88.0;
-/// Adding it leaves the nearest integer in the low bits of the sum: 1.5 * 2^23.
+/// 1.5 * 2^23: adding it rounds a number to an integer, which the low bits of the sum then hold.
 pub(super) const ROUNDER: f32 = 12_582_912.0;
 /// ln 2 in two parts; the first has trailing zeros, so that a product with a small integer is exact.
 const LN2_HIGH: f32 = 0.693_359_4;
 const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Coefficients of r^7 down to r^2 of e^r on [-ln 2 / 2, ln 2 / 2], after Cephes' expf.
 const POLYNOMIAL: [f32; 6] = [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_6e-1, 5e-1];
-/// -2 sqrt(2/pi), and the same times 0.044715.
+/// Coefficients of the tanh form of GELU: -2 sqrt(2/pi), and the same times 0.044715.
 const GELU_LINEAR: f32 = -1.595_769_2;
 const GELU_CUBIC: f32 = -0.071_354_814;
-/// Slope and bound of the clamped SwiGLU.
+/// Slope and clamp of the clamped SwiGLU (gpt-oss).
 const SWIGLU_SLOPE: f32 = 1.702;
 const SWIGLU_LIMIT: f32 = 7.0;
 
-/// `e^x`: x = n ln 2 + r, a polynomial in r, then the scaling by 2^n, the only step that overflows or is flushed.
+/// Computes `e^x` as a polynomial in r, where x = n ln 2 + r, scaled by 2^n. Only the scaling overflows or is flushed.
 ///
 /// # Safety
 /// The CPU has the features of `F`, and denormals are flushed.
 #[inline(always)]
 pub(crate) unsafe fn exp<F: Floats>(x: F::V) -> F::V {
-    // SAFETY: the caller's promise.
+    // SAFETY: the CPU has the features of `F`, as the caller guarantees.
     unsafe {
         let x = F::at_most(F::splat(HIGHEST), x);
         let x = F::at_least(F::splat(LOWEST), x);
@@ -45,13 +45,13 @@ pub(crate) unsafe fn exp<F: Floats>(x: F::V) -> F::V {
     }
 }
 
-/// The activation of every lane.
+/// Computes the activation function of every lane.
 ///
 /// # Safety
 /// As for [`exp`].
 #[inline(always)]
 pub(crate) unsafe fn activate<F: Floats>(activation: Activation, x: F::V) -> F::V {
-    // SAFETY: the caller's promise.
+    // SAFETY: the CPU has the features of `F`, as the caller guarantees.
     unsafe {
         let mut x = x;
         let exponent = match activation {
@@ -70,14 +70,14 @@ pub(crate) unsafe fn activate<F: Floats>(activation: Activation, x: F::V) -> F::
     }
 }
 
-/// Returns the factor of the gate's activation, from the up projection.
+/// Computes the factor by which the gate's activation is multiplied, from the up projection.
 ///
 /// # Safety
 /// As for [`exp`].
 #[inline(always)]
 pub(crate) unsafe fn factor<F: Floats>(activation: Activation, up: F::V) -> F::V {
     match activation {
-        // SAFETY: the caller's promise.
+        // SAFETY: the CPU has the features of `F`, as the caller guarantees.
         Activation::ClampedSwiglu => unsafe {
             let up = F::at_least(F::splat(-SWIGLU_LIMIT), F::at_most(F::splat(SWIGLU_LIMIT), up));
             F::add(up, F::splat(1.0))

@@ -1,4 +1,7 @@
-//! The bfloat16 instructions of AVX-512. VDPBF16PS: `acc += odd * odd`, then `acc += even * even`, each a fused multiply-add with denormals flushed, whatever the float mode is. VCVTNEPS2BF16 rounds to nearest even and flushes, too.
+//! Steps of K by the bfloat16 instructions of AVX-512.
+//!
+//! VDPBF16PS computes `acc += odd * odd`, then `acc += even * even`: fused multiply-adds that flush denormals in any
+//! float mode. VCVTNEPS2BF16 rounds to nearest even and flushes, too.
 
 use std::arch::x86_64::*;
 use std::mem::transmute;
@@ -7,7 +10,7 @@ use super::avx512::Avx512;
 use super::floats::Floats;
 use super::steps::Step;
 
-/// bfloat16 pairs by one instruction.
+/// bfloat16 pairs: both multiply-adds in one instruction.
 pub(super) struct DotStep;
 
 impl Step for DotStep {
@@ -24,7 +27,7 @@ impl Step for DotStep {
         w: *const u32,
         first: usize,
     ) {
-        // SAFETY: the trait's contract; `__m512bh` and `__m512i` are both 64 bytes without invalid values.
+        // SAFETY: the CPU has AVX-512 BF16, and rows and weights are valid, by the trait's contract. `__m512bh` and `__m512i` are both 64 bytes without invalid values.
         unsafe {
             let mut weights = [_mm512_setzero_si512(); C];
             for c in 0..C {
@@ -45,7 +48,7 @@ impl Step for DotStep {
 
     #[inline(always)]
     unsafe fn round(v: __m512) -> __m512 {
-        // SAFETY: the trait's contract; `__m256bh` and `__m256i` are both 32 bytes without invalid values.
+        // SAFETY: the CPU has AVX-512 BF16. `__m256bh` and `__m256i` are both 32 bytes without invalid values.
         unsafe {
             let halves = transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
@@ -54,7 +57,7 @@ impl Step for DotStep {
 
     #[inline(always)]
     unsafe fn store_rounded(to: *mut u16, v: __m512) {
-        // SAFETY: the trait's contract: 16 elements of 2 bytes; types as in `round`.
+        // SAFETY: the CPU has AVX-512 BF16, and `to` is valid for 16 bfloat16. Types as in `round`.
         unsafe {
             let halves = _mm512_cvtneps_pbh(Avx512::canonical(v));
             _mm256_storeu_si256(to.cast(), transmute::<__m256bh, __m256i>(halves));

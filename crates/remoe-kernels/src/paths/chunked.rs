@@ -1,43 +1,47 @@
-//! More rows than accumulators for a whole panel fit the registers: by chunks of K.
+//! Walks a panel in chunks of K, for more rows than fit the registers with all columns.
 //!
-//! All blocks of a group of rows, and all their columns, go over a chunk that stays in the first-level cache before the next one begins, and fetch that
-//! one bit by bit: memory is read all the time, and once for each group. Between chunks sums lie in memory as float32, so that nothing is rounded on the
-//! way and K still ascends: the bits are those of one pass. Where there are so many passes that arithmetic takes far longer than reading, the panel is one chunk, of the
-//! second-level cache.
+//! A chunk stays in the first-level cache while all blocks of a group of rows are multiplied with all its columns. They
+//! prefetch the next chunk piece by piece, so that memory is read continuously, and once for each group. Between chunks,
+//! sums lie in memory as float32: nothing is rounded and K still ascends, so that the bits are those of one pass. With so
+//! many passes that arithmetic takes far longer than reading, the whole panel is one chunk, in the second-level cache.
 
 use super::floats::Floats;
-use super::panel::{FAR, LINE, NEAR, Panel, PanelSums, PanelWalk, ROWS, prefetch};
+use super::panel::{CACHE_LINE, INTO_L1, INTO_L2, MAX_BLOCK_ROWS, Panel, PanelSums, PanelWalk, prefetch};
 use super::steps::Step;
 use crate::WeightFormat;
 use crate::shape::PANEL;
 
-/// Bytes of a chunk, which shares the smallest first-level cache there is, 32 KB, with sums and rows. Half of it by nibbles, which stand for twice as much of a row.
+/// Bytes of a chunk. It shares the smallest first-level cache, 32 KB, with sums and rows. Chunks of 4-bit weights are half
+/// as long, because they cover twice as many elements of a row.
 const CHUNK_BYTES: usize = 16 << 10;
-/// Elements of K of a chunk, at most: each takes a byte of every column, or half of one.
+/// Upper bound of a chunk's elements of K: each takes at least half a byte of every column, of half as many bytes.
 pub(super) const CHUNK_ELEMENTS: usize = CHUNK_BYTES / PANEL;
-/// From so many passes over a panel on, even what sums between chunks take is more than reading it: the panel is one chunk ..
-const WHOLE_PASSES: usize = 8;
-/// .. where it and the one that follows stay in a second-level cache of 1 MB.
-const WHOLE_BYTES: usize = 400 << 10;
-/// Most rows that go over a chunk together; their sums are 12 KB.
-pub(super) const GROUP: usize = 48;
+/// Number of passes from which on storing sums between chunks takes longer than reading the panel, which then is one
+/// chunk, unless it exceeds [`MAX_WHOLE_BYTES`].
+const MIN_WHOLE_PASSES: usize = 8;
+/// Largest panel that fits a second-level cache of 1 MB together with the next panel.
+const MAX_WHOLE_BYTES: usize = 400 << 10;
+/// Largest number of rows that share a chunk. Their sums take 12 KB.
+pub(super) const MAX_GROUP_ROWS: usize = 48;
 
-/// By chunks.
+/// The walk in chunks of K.
 pub(super) struct Chunked;
 
-/// Steps of a chunk, whose weights are at `w`, and what is fetched meanwhile.
+/// A chunk of K, and the memory that is prefetched while it is computed.
 #[derive(Clone, Copy)]
 struct Chunk {
+    /// First step of the chunk, and number of steps.
     first: usize,
     count: usize,
+    /// Weights of the chunk.
     w: *const u32,
-    /// From here on ..
+    /// Next address to prefetch.
     ahead: *const u8,
-    /// .. so many lines with every [`Step::ASKING`] steps ..
+    /// Cache lines to prefetch every [`Step::STEPS_PER_PREFETCH`] steps.
     lines: usize,
-    /// .. up to here, ..
+    /// End of the memory to prefetch.
     end: *const u8,
-    /// .. into the second-level cache.
+    /// Set if memory is prefetched into the second-level cache, not the first-level one.
     is_far: bool,
 }
 
@@ -51,28 +55,28 @@ impl PanelWalk for Chunked {
         sums: *mut PanelSums,
     ) {
         let step_bytes = S::WORDS * 4;
-        let blocks = count.div_ceil(most_block_rows::<S>());
+        let blocks = count.div_ceil(max_block_rows::<S>());
         let passes = passes::<S>(count);
         let chunks = chunks::<S>(panel);
         let mut step = 0;
         for chunk in 0..chunks {
             let steps = (panel.steps - step).div_ceil(chunks - chunk);
             let w = panel.weights.wrapping_add(step * S::WORDS);
-            // The one that follows has as many steps, but for one.
+            // The next chunk has as many steps, or one less.
             let ahead = if chunk + 1 < chunks { w.wrapping_add(steps * S::WORDS).cast() } else { after };
             let mut chunk = Chunk {
                 first: step,
                 count: steps,
                 w,
                 ahead,
-                lines: (S::ASKING * step_bytes / LINE).div_ceil(passes),
+                lines: (S::STEPS_PER_PREFETCH * step_bytes / CACHE_LINE).div_ceil(passes),
                 end: ahead.wrapping_add(steps * step_bytes),
-                is_far: passes <= most_bound_by_reading::<S>(),
+                is_far: passes <= max_memory_bound_passes::<S>(),
             };
             let mut first = 0;
             for block in 0..blocks {
                 let block_rows = (count - first).div_ceil(blocks - block);
-                // SAFETY: the caller's promise; blocks have between 1 and ROWS rows.
+                // SAFETY: there are `count` rows with room for their sums, as the caller guarantees; blocks have 1 to 6 rows.
                 unsafe {
                     let (rows, sums) = (rows.add(first), sums.add(first));
                     match block_rows {
@@ -91,18 +95,18 @@ impl PanelWalk for Chunked {
     }
 }
 
-/// How many chunks a panel is walked in, as even as possible.
+/// Returns the number of chunks of a panel. Their lengths differ by one step at most.
 #[inline(always)]
 fn chunks<S: Step>(panel: &Panel) -> usize {
-    let groups = panel.row_count.div_ceil(GROUP);
+    let groups = panel.row_count.div_ceil(MAX_GROUP_ROWS);
     let passes = groups * passes::<S>(panel.row_count.div_ceil(groups));
-    let is_whole = passes >= WHOLE_PASSES && panel.steps * S::WORDS * 4 <= WHOLE_BYTES;
+    let is_whole = passes >= MIN_WHOLE_PASSES && panel.steps * S::WORDS * 4 <= MAX_WHOLE_BYTES;
     if is_whole { 1 } else { panel.steps.div_ceil(chunk_steps::<S>()) }
 }
 
-/// Passes over a chunk up to which reading it takes longer than they do. More requests are under way then if it is fetched into the second-level
-/// cache; with more passes fetching it all the way is less work.
-const fn most_bound_by_reading<S: Step>() -> usize {
+/// Largest number of passes over a chunk that take less time than reading it. Up to it, chunks are prefetched into the
+/// second-level cache, which allows more requests in flight. With more passes, the first-level cache is less work.
+const fn max_memory_bound_passes<S: Step>() -> usize {
     match S::WEIGHTS {
         WeightFormat::Plain => 3,
         WeightFormat::Int8 | WeightFormat::Fp8 => 4,
@@ -110,7 +114,7 @@ const fn most_bound_by_reading<S: Step>() -> usize {
     }
 }
 
-/// Most steps of a chunk.
+/// Largest number of steps of a chunk.
 const fn chunk_steps<S: Step>() -> usize {
     let bytes = match S::WEIGHTS {
         WeightFormat::Int4 | WeightFormat::Mxfp4 => CHUNK_BYTES / 2,
@@ -119,15 +123,16 @@ const fn chunk_steps<S: Step>() -> usize {
     bytes / (S::WORDS * 4)
 }
 
-/// Most rows of a block: beside two wide vectors of columns, sums of nibbles take registers of their own.
-const fn most_block_rows<S: Step>() -> usize {
+/// Largest number of rows of a block. With 4-bit weights and wide vectors, partial sums take registers of their own.
+const fn max_block_rows<S: Step>() -> usize {
     match (S::F::LANES, S::WEIGHTS) {
-        (16, WeightFormat::Int4 | WeightFormat::Mxfp4) => ROWS - 1,
-        _ => ROWS,
+        (16, WeightFormat::Int4 | WeightFormat::Mxfp4) => MAX_BLOCK_ROWS - 1,
+        _ => MAX_BLOCK_ROWS,
     }
 }
 
-/// Vectors of columns that `rows` rows take at a time, so that accumulators fit the registers beside sums of integers or scales.
+/// Number of vectors of columns that a block of `rows` rows computes at a time. Accumulators fit the registers, beside
+/// sums of integers or scales.
 const fn vectors<S: Step>(rows: usize) -> usize {
     match (S::F::LANES == 16, S::WEIGHTS.is_plain(), rows) {
         (true, true, _) | (false, true, 2) | (false, false, 1) => 4,
@@ -137,25 +142,25 @@ const fn vectors<S: Step>(rows: usize) -> usize {
     }
 }
 
-/// How often a group of `rows` rows goes over a chunk, or a little less where its blocks are not even.
+/// Number of passes of a group of `rows` rows over a chunk; a little less than that if its blocks are not even.
 const fn passes<S: Step>(rows: usize) -> usize {
-    let blocks = rows.div_ceil(most_block_rows::<S>());
-    blocks * passes_of::<S>(rows.div_ceil(blocks))
+    let blocks = rows.div_ceil(max_block_rows::<S>());
+    blocks * block_passes::<S>(rows.div_ceil(blocks))
 }
 
-/// How often a block of `rows` rows does.
-const fn passes_of<S: Step>(rows: usize) -> usize {
+/// Number of passes of a block of `rows` rows over a chunk.
+const fn block_passes<S: Step>(rows: usize) -> usize {
     PANEL / (vectors::<S>(rows) * S::F::LANES)
 }
 
-/// Adds the chunk to the sums of `R` rows, or begins them.
+/// Adds the chunk's products to the sums of `R` rows; the first chunk begins the sums.
 #[inline(always)]
 unsafe fn sum_block<S: Step, const R: usize>(
     chunk: &mut Chunk,
     rows: *const *const u8,
     sums: *mut PanelSums,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: there are `R` rows with room for their sums, as the caller guarantees.
     unsafe {
         let mut x = [std::ptr::null(); R];
         for r in 0..R {
@@ -170,7 +175,7 @@ unsafe fn sum_block<S: Step, const R: usize>(
     }
 }
 
-/// By `C` vectors of columns at a time.
+/// Adds the chunk's products, `C` vectors of columns at a time.
 #[inline(always)]
 unsafe fn sum_columns<S: Step, const R: usize, const C: usize>(
     chunk: &mut Chunk,
@@ -179,7 +184,7 @@ unsafe fn sum_columns<S: Step, const R: usize, const C: usize>(
 ) {
     for first in (0..PANEL).step_by(C * S::F::LANES) {
         let lines = if chunk.ahead < chunk.end { chunk.lines } else { 0 };
-        // SAFETY: the caller's promise; `C * LANES` divides PANEL.
+        // SAFETY: rows, weights and sums are valid for the chunk, as the caller guarantees; `C * LANES` divides PANEL.
         unsafe {
             let mut acc = [[S::F::splat(0.0); C]; R];
             if chunk.first > 0 {
@@ -192,14 +197,14 @@ unsafe fn sum_columns<S: Step, const R: usize, const C: usize>(
             let mut w = chunk.w;
             let mut ahead = chunk.ahead;
             let end = chunk.first + chunk.count;
-            for from in (chunk.first..end).step_by(S::ASKING) {
+            for from in (chunk.first..end).step_by(S::STEPS_PER_PREFETCH) {
                 if chunk.is_far {
-                    prefetch::<FAR>(ahead, lines);
+                    prefetch::<INTO_L2>(ahead, lines);
                 } else {
-                    prefetch::<NEAR>(ahead, lines);
+                    prefetch::<INTO_L1>(ahead, lines);
                 }
-                ahead = ahead.wrapping_add(lines * LINE);
-                for step in from..end.min(from + S::ASKING) {
+                ahead = ahead.wrapping_add(lines * CACHE_LINE);
+                for step in from..end.min(from + S::STEPS_PER_PREFETCH) {
                     S::add(&mut acc, x, step, w, first);
                     w = w.wrapping_add(S::WORDS);
                 }

@@ -1,37 +1,39 @@
-//! The processor's float mode while kernels run.
+//! The processor's rounding and denormal mode while kernels run.
 
 use super::InstructionPath;
 
-/// Sets the rounding and denormal mode that a path relies on, for the calling thread, until dropped (also by a panic).
+/// Sets the rounding and denormal mode that a path needs, for the calling thread, until dropped (also by a panic).
 ///
-/// Vector paths need round-to-nearest-even with denormals flushed, in and out; the portable path does that itself and needs the default mode, whatever the caller's thread was set to. Rust code is compiled for the default mode, so between `enter` and the drop only kernels may do float arithmetic: they are called
-/// through function pointers, which keeps the compiler from moving arithmetic across the switch, and none of their constants are denormal.
+/// Vector paths need round-to-nearest-even, with denormal operands and results flushed to zero. The portable path flushes
+/// by itself and needs the default mode. Rust code is compiled for the default mode, so only kernels may do float
+/// arithmetic between `enter` and the drop. Kernels are called through function pointers, so that the compiler moves no
+/// arithmetic across the switch, and none of their constants is denormal.
 #[derive(Debug)]
 pub(crate) struct FloatMode {
     #[cfg(target_arch = "x86_64")]
-    before: u32,
+    previous: u32,
 }
 
-/// Round to nearest even, all exceptions masked, no flags.
+/// Value of MXCSR: round to nearest even, all exceptions masked, no flags.
 #[cfg(target_arch = "x86_64")]
 const DEFAULT: u32 = 0x1f80;
-/// Flush-to-zero and denormals-are-zero.
+/// Bits of MXCSR: flush-to-zero and denormals-are-zero.
 #[cfg(target_arch = "x86_64")]
 const FLUSH: u32 = 0x8040;
 
 #[cfg(target_arch = "x86_64")]
 impl FloatMode {
     pub(crate) fn enter(path: InstructionPath) -> Self {
-        let before = read();
+        let previous = read();
         write(if path == InstructionPath::Portable { DEFAULT } else { DEFAULT | FLUSH });
-        Self { before }
+        Self { previous }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 impl Drop for FloatMode {
     fn drop(&mut self) {
-        write(self.before);
+        write(self.previous);
     }
 }
 
@@ -45,7 +47,8 @@ fn read() -> u32 {
 
 #[cfg(target_arch = "x86_64")]
 fn write(value: u32) {
-    // SAFETY: the values have no reserved bits set: constants of this file, or what `read` returned. What the mode means for compiled code is the subject of the type's documentation.
+    // SAFETY: no reserved bits are set: values are constants of this file, or were returned by `read`. For the effect of
+    // the mode on compiled code see the type's documentation.
     unsafe {
         std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const value, options(nostack, preserves_flags, readonly))
     };

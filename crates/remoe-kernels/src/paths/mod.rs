@@ -1,4 +1,4 @@
-//! Instruction paths: one set of generic kernels, compiled once per instruction set.
+//! Instruction paths: generic kernels, compiled once for each instruction set.
 
 pub(crate) mod activation;
 pub(crate) mod attend;
@@ -13,7 +13,6 @@ mod avx512vnni;
 mod choice;
 mod chunked;
 mod codes;
-mod contest;
 pub(crate) mod float_mode;
 pub(crate) mod floats;
 mod integers;
@@ -23,10 +22,11 @@ mod quantised;
 mod steps;
 mod streams;
 mod trial;
+mod tuner;
 mod widened;
 
-pub(crate) use choice::{Computing, is_right};
 pub use choice::{PathChoice, wrong_paths};
+pub(crate) use choice::{SelectedPath, is_verified};
 
 use panel::Panel;
 
@@ -37,10 +37,10 @@ use crate::{Dtype, InstructionPath, NumericsClass, WeightFormat};
 ///
 /// # Safety
 /// The CPU has the path's features, the thread is in the path's [`float_mode::FloatMode`], the panel's pointers are
-/// valid, and no other thread touches the outputs it names.
+/// valid, and no other thread accesses the panel's outputs.
 pub(crate) type Kernel = unsafe fn(&Panel);
 
-/// The kernels of one path for one class.
+/// Kernels of one path for one class.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernels {
     pub(crate) gate_up: Kernel,
@@ -48,7 +48,7 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
-    pub(crate) const fn of(self, phase: CallPhase) -> Kernel {
+    pub(crate) const fn for_phase(self, phase: CallPhase) -> Kernel {
         match phase {
             CallPhase::GateUp => self.gate_up,
             CallPhase::Down => self.down,
@@ -56,8 +56,7 @@ impl Kernels {
     }
 }
 
-/// Defines a path's kernels: the only functions that carry its target features; everything generic is inlined into
-/// them.
+/// Defines a path's kernels. Only these functions have the path's target features; all generic code is inlined into them.
 macro_rules! entry_points {
     ($bf16:ty, $f32:ty $(, $features:literal)?) => {
         pub(super) const BF16: super::Kernels = super::Kernels { gate_up: gate_up_bf16, down: down_bf16 };
@@ -70,14 +69,14 @@ macro_rules! entry_points {
     (@ $name:ident, $generic:ident, $step:ty $(, $features:literal)?) => {
         $(#[target_feature(enable = $features)])?
         unsafe fn $name(panel: &super::panel::Panel) {
-            // SAFETY: passed on to the caller, see `super::Kernel`.
+            // SAFETY: the contract of `super::Kernel` is that of the generic function.
             unsafe { super::panel::$generic::<$step>(panel) }
         }
     };
 }
 use entry_points;
 
-/// Defines a path's kernels for quantised weights: each serves both phases and both types of rows.
+/// Defines a path's kernels for quantised weights. Each kernel serves both phases and both element types.
 macro_rules! quantised_entry_points {
     ($integers:ty $(, $features:literal)?) => {
         pub(super) const INT8: super::Kernels = super::Kernels { gate_up: int8, down: int8 };
@@ -86,22 +85,22 @@ macro_rules! quantised_entry_points {
         type Int8Step = super::quantised::QuantisedStep<$integers, { super::quantised::INT8 }, false>;
         type Int4Step = super::quantised::QuantisedStep<$integers, { super::quantised::INT4 }, false>;
         type Mxfp4Step = super::quantised::QuantisedStep<$integers, { super::quantised::MXFP4 }, false>;
-        super::entry_points!(@ int8, either, Int8Step $(, $features)?);
-        super::entry_points!(@ int4, either, Int4Step $(, $features)?);
-        super::entry_points!(@ mxfp4, either, Mxfp4Step $(, $features)?);
+        super::entry_points!(@ int8, any_phase, Int8Step $(, $features)?);
+        super::entry_points!(@ int4, any_phase, Int4Step $(, $features)?);
+        super::entry_points!(@ mxfp4, any_phase, Mxfp4Step $(, $features)?);
     };
 }
 use quantised_entry_points;
 
-/// Defines a path's kernels for weights that stay fp8: each serves both phases.
+/// Defines a path's kernels for weights that stay fp8. Each kernel serves both phases.
 macro_rules! fp8_entry_points {
     ($codes:ty $(, $features:literal)?) => {
         pub(super) const FP8_BF16: super::Kernels = super::Kernels { gate_up: fp8_bf16, down: fp8_bf16 };
         pub(super) const FP8_F32: super::Kernels = super::Kernels { gate_up: fp8_f32, down: fp8_f32 };
         type Fp8InBf16 = super::codes::Fp8Step<$codes, true>;
         type Fp8InF32 = super::codes::Fp8Step<$codes, false>;
-        super::entry_points!(@ fp8_bf16, either, Fp8InBf16 $(, $features)?);
-        super::entry_points!(@ fp8_f32, either, Fp8InF32 $(, $features)?);
+        super::entry_points!(@ fp8_bf16, any_phase, Fp8InBf16 $(, $features)?);
+        super::entry_points!(@ fp8_f32, any_phase, Fp8InF32 $(, $features)?);
     };
 }
 use fp8_entry_points;
@@ -110,21 +109,21 @@ use fp8_entry_points;
 ///
 /// # Safety
 /// As for [`Kernel`]; see [`attend::attend`].
-pub(crate) type AttendKernel = unsafe fn(&mut attend::Block<'_>);
+pub(crate) type AttendKernel = unsafe fn(&mut attend::AttentionBlock<'_>);
 
 /// Defines a path's attention kernel.
 macro_rules! attend_entry_point {
     ($floats:ty $(, $features:literal)?) => {
         $(#[target_feature(enable = $features)])?
-        pub(super) unsafe fn attend(block: &mut super::attend::Block<'_>) {
-            // SAFETY: passed on to the caller, see `super::AttendKernel`.
+        pub(super) unsafe fn attend(block: &mut super::attend::AttentionBlock<'_>) {
+            // SAFETY: the contract of `super::AttendKernel` is that of the generic function.
             unsafe { super::attend::attend::<$floats>(block) }
         }
     };
 }
 use attend_entry_point;
 
-/// The attention kernel of a path, for every element type. Calling it needs the path to be available.
+/// Returns a path's attention kernel, for every element type. Only call it if the path is available.
 pub(crate) fn attend_kernel(path: InstructionPath) -> AttendKernel {
     match path {
         #[cfg(target_arch = "x86_64")]
@@ -137,12 +136,12 @@ pub(crate) fn attend_kernel(path: InstructionPath) -> AttendKernel {
     }
 }
 
-/// The kernels of a path. Calling them needs the path to be available.
+/// Returns a path's kernels. Only call them if the path is available.
 pub(crate) fn kernels(path: InstructionPath, class: NumericsClass) -> Kernels {
     let (int8, int4, mxfp4) = match path {
         #[cfg(target_arch = "x86_64")]
         InstructionPath::Avx512Vnni => (avx512vnni::INT8, avx512vnni::INT4, avx512vnni::MXFP4),
-        // Bytes need more of AVX-512 than the other two ask for, which every processor that they run on has AVX2 for.
+        // Dot products of bytes need AVX-512 BW and VNNI, which these paths do not require. AVX2 is always available.
         #[cfg(target_arch = "x86_64")]
         InstructionPath::Avx512Bf16 | InstructionPath::Avx512F | InstructionPath::Avx2Fma => {
             (avx2::INT8, avx2::INT4, avx2::MXFP4)
@@ -158,6 +157,7 @@ pub(crate) fn kernels(path: InstructionPath, class: NumericsClass) -> Kernels {
     }
 }
 
+/// Returns a path's kernels for weights that stay fp8.
 fn fp8_kernels(path: InstructionPath, dtype: Dtype) -> Kernels {
     let (bf16, f32) = match path {
         #[cfg(target_arch = "x86_64")]
@@ -174,6 +174,7 @@ fn fp8_kernels(path: InstructionPath, dtype: Dtype) -> Kernels {
     }
 }
 
+/// Returns a path's kernels for weights that are not quantised.
 fn plain_kernels(path: InstructionPath, dtype: Dtype) -> Kernels {
     let (bf16, f32) = match path {
         #[cfg(target_arch = "x86_64")]

@@ -1,27 +1,29 @@
-//! Plain Rust: correct everywhere, fast nowhere.
+//! The portable path: plain Rust for any processor, and the reference for the bits of all other paths.
 
 use super::activation::ROUNDER;
 use super::codes::{Codes, TABLE_VECTORS};
 use super::floats::Floats;
-use super::integers::{E2M1_AND_OFFSET, Integers};
+use super::integers::{E2M1_WITH_OFFSET, Integers};
 use super::steps::{F32Step, WidenedStep};
 use crate::numerics;
 use crate::numerics::E4M3;
 
-/// Four lanes of scalar arithmetic.
+/// Vectors of four lanes, computed by scalar arithmetic.
 pub(crate) struct Portable;
 
-/// Four float32.
+/// A vector of four float32.
 #[derive(Clone, Copy)]
 pub(crate) struct F32x4([f32; 4]);
 
 impl Portable {
+    /// Returns a vector with `x` in all lanes.
     pub(crate) fn all(x: f32) -> F32x4 {
         F32x4([x; 4])
     }
 }
 
 impl F32x4 {
+    /// Returns the first lane.
     pub(crate) fn first(self) -> f32 {
         self.0[0]
     }
@@ -109,7 +111,7 @@ impl Floats for Portable {
     unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {
         for row in 0..4 {
             for column in 0..4 {
-                // SAFETY: the trait's contract.
+                // SAFETY: pointers are valid for four elements or rows, by the trait's contract.
                 unsafe {
                     *to.add(column * to_stride + row) = from.add(row * stride + column).read_unaligned()
                 };
@@ -121,7 +123,7 @@ impl Floats for Portable {
     unsafe fn transpose_pairs(from: *const u32, stride: usize, to: *mut f32, to_stride: usize) {
         for row in 0..4 {
             for pair in 0..4 {
-                // SAFETY: the trait's contract.
+                // SAFETY: pointers are valid for four elements or rows, by the trait's contract.
                 unsafe {
                     let word = from.add(row * stride + pair).read_unaligned();
                     *to.add(2 * pair * to_stride + row) = f32::from_bits(word << 16);
@@ -133,11 +135,11 @@ impl Floats for Portable {
 
     #[inline(always)]
     unsafe fn scale(v: F32x4, _n: F32x4, shifted: F32x4) -> F32x4 {
-        let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
-        // Two factors that are normal numbers: only the second product can overflow or be flushed.
+        let power_of_two = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
+        // Two multiplications by normal numbers: only the second product can overflow or be flushed.
         v.zip(shifted, |v, shifted| {
             let n = (shifted.to_bits() as i32).wrapping_sub(ROUNDER.to_bits() as i32);
-            numerics::mul(numerics::mul(v, power(n >> 1)), power(n.wrapping_sub(n >> 1)))
+            numerics::mul(numerics::mul(v, power_of_two(n >> 1)), power_of_two(n.wrapping_sub(n >> 1)))
         })
     }
 
@@ -159,21 +161,20 @@ impl Floats for Portable {
     }
 
     #[inline(always)]
-    unsafe fn odd(from: *const u32) -> F32x4 {
+    unsafe fn load_odd(from: *const u32) -> F32x4 {
         // SAFETY: valid for four words, by the trait's contract.
         let words = unsafe { from.cast::<[u32; 4]>().read_unaligned() };
         F32x4(words.map(|w| f32::from_bits(w & 0xffff_0000)))
     }
 
     #[inline(always)]
-    unsafe fn even(from: *const u32) -> F32x4 {
+    unsafe fn load_even(from: *const u32) -> F32x4 {
         // SAFETY: valid for four words, by the trait's contract.
         let words = unsafe { from.cast::<[u32; 4]>().read_unaligned() };
         F32x4(words.map(|w| f32::from_bits(w << 16)))
     }
 }
 
-/// Four sums of integers.
 impl Integers for Portable {
     type I = [i32; 4];
     const REMOVES_OFFSET: bool = false;
@@ -201,8 +202,8 @@ impl Integers for Portable {
 
     #[inline(always)]
     unsafe fn e2m1(codes: [i32; 4]) -> [i32; 4] {
-        let of = |code: u8| E2M1_AND_OFFSET[usize::from(code & 15)];
-        codes.map(|codes| i32::from_le_bytes(codes.to_le_bytes().map(of)))
+        let decode = |code: u8| E2M1_WITH_OFFSET[usize::from(code & 15)];
+        codes.map(|codes| i32::from_le_bytes(codes.to_le_bytes().map(decode)))
     }
 
     #[inline(always)]
@@ -216,18 +217,18 @@ impl Integers for Portable {
     type Partial = [i32; 4];
 
     #[inline(always)]
-    unsafe fn no_products() -> [i32; 4] {
+    unsafe fn empty_partial() -> [i32; 4] {
         [0; 4]
     }
 
     #[inline(always)]
     unsafe fn nibble_dot(partial: [i32; 4], w: [i32; 4], x: [i32; 4]) -> [i32; 4] {
-        // SAFETY: the trait's contract.
+        // SAFETY: pointers are valid for four elements or rows, by the trait's contract.
         unsafe { Self::int8_dot(partial, w, x) }
     }
 
     #[inline(always)]
-    unsafe fn whole(sum: [i32; 4], partial: [i32; 4]) -> [i32; 4] {
+    unsafe fn add_partial(sum: [i32; 4], partial: [i32; 4]) -> [i32; 4] {
         std::array::from_fn(|i| sum[i] + partial[i])
     }
 
@@ -239,19 +240,19 @@ impl Integers for Portable {
 
 impl Codes for Portable {
     #[inline(always)]
-    unsafe fn e4m3(from: *const u8) -> F32x4 {
+    unsafe fn load_e4m3(from: *const u8) -> F32x4 {
         // SAFETY: valid for four codes, by the trait's contract.
         F32x4(unsafe { from.cast::<[u8; 4]>().read_unaligned() }.map(|code| E4M3[usize::from(code)]))
     }
 
     #[inline(always)]
-    unsafe fn fourfold(from: *const f32) -> F32x4 {
+    unsafe fn load_scales(from: *const f32) -> F32x4 {
         // SAFETY: valid for one float32, by the trait's contract.
         F32x4([unsafe { from.read_unaligned() }; 4])
     }
 
     #[inline(always)]
-    unsafe fn nearest_bf16(v: F32x4) -> F32x4 {
+    unsafe fn round_finite_bf16(v: F32x4) -> F32x4 {
         v.map(numerics::round_bf16)
     }
 

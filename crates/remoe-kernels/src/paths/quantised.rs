@@ -1,34 +1,37 @@
-//! One group of K by integers, for a block of rows and columns.
+//! Steps of K with quantised weights: one group of 32 elements, by integer dot products.
 //!
-//! A group's weights of a panel's 64 columns lie together: for int8 `[8][64][4]` bytes, four consecutive weights of a column to a word; for int4 and mxfp4 `[4][64][4]` bytes, whose lower halves are the first 16 weights of the columns and whose upper halves the others; then 64 scales, as bfloat16.
+//! The weights of a group, for a panel's 64 columns, are followed by 64 bfloat16 scales.
+//!
+//! - int8: `[8][64][4]` bytes; a word has four consecutive weights of a column.
+//! - int4 and mxfp4: `[4][64][4]` bytes; lower nibbles are the first 16 weights of a column, upper nibbles the other 16.
 
 use std::marker::PhantomData;
 
-use super::integers::{Integers, MOST_OF_E2M1, MOST_OF_NIBBLES};
+use super::integers::{Integers, MAX_E2M1_WITH_OFFSET, MAX_NIBBLE_SUM};
 use super::steps::Step;
 use crate::WeightFormat;
 use crate::quantise::{GROUP, RowGroup};
 use crate::shape::{PANEL, step_words};
 
-/// Words of four elements in a group.
+/// Words of four elements of K in a group.
 const QUADS: usize = GROUP / 4;
 
-/// Weights and rows by integers; sums are exact within a group. Elements of results are bfloat16, or float32.
+/// A group of quantised weights and row elements. Sums are exact within a group. Results are bfloat16 if `BF16`, else float32.
 pub(crate) struct QuantisedStep<N, const FORMAT: u8, const BF16: bool>(PhantomData<N>);
 
-/// [`WeightFormat`]s as parameters of [`QuantisedStep`].
+/// Values of the parameter `FORMAT` of [`QuantisedStep`]: [`WeightFormat`]s.
 pub(crate) const INT8: u8 = WeightFormat::Int8 as u8;
 pub(crate) const INT4: u8 = WeightFormat::Int4 as u8;
 pub(crate) const MXFP4: u8 = WeightFormat::Mxfp4 as u8;
 
 impl<N, const FORMAT: u8, const BF16: bool> QuantisedStep<N, FORMAT, BF16> {
-    /// Two weights to a byte.
+    /// Set if a byte holds two weights.
     const NIBBLES: bool = FORMAT != INT8;
-    /// Lines of nibbles whose products are summed before they are made whole: as many as a group has, or as meet the bound.
-    const LINES_AT_ONCE: usize = {
-        let most = if FORMAT == MXFP4 { MOST_OF_E2M1 } else { 15 };
+    /// Lines of nibbles whose products are added to the same partial sum: as many as [`MAX_NIBBLE_SUM`] allows.
+    const LINES_PER_PARTIAL: usize = {
+        let max_nibble = if FORMAT == MXFP4 { MAX_E2M1_WITH_OFFSET } else { 15 };
         let mut lines = QUADS / 2;
-        while lines * 2 * most > MOST_OF_NIBBLES {
+        while lines * 2 * max_nibble > MAX_NIBBLE_SUM {
             lines /= 2;
         }
         lines
@@ -45,7 +48,7 @@ impl<N: Integers, const FORMAT: u8, const BF16: bool> Step for QuantisedStep<N, 
         _ => WeightFormat::Mxfp4,
     };
     const WORDS: usize = step_words(if BF16 { crate::Dtype::Bf16 } else { crate::Dtype::F32 }, Self::WEIGHTS);
-    const ASKING: usize = 1;
+    const STEPS_PER_PREFETCH: usize = 1;
 
     #[inline(always)]
     unsafe fn add<const R: usize, const C: usize>(
@@ -55,7 +58,7 @@ impl<N: Integers, const FORMAT: u8, const BF16: bool> Step for QuantisedStep<N, 
         w: *const u32,
         first: usize,
     ) {
-        // SAFETY: the caller's promise.
+        // SAFETY: rows and weights are valid for this group, by the trait's contract.
         unsafe {
             let mut rows = [std::ptr::null::<RowGroup>(); R];
             let mut sums = [[N::splat_integer(0); C]; R];
@@ -67,10 +70,10 @@ impl<N: Integers, const FORMAT: u8, const BF16: bool> Step for QuantisedStep<N, 
                 }
             }
             if Self::NIBBLES {
-                for lines in 0..QUADS / 2 / Self::LINES_AT_ONCE {
-                    let mut partial = [[N::no_products(); C]; R];
-                    for line in 0..Self::LINES_AT_ONCE {
-                        let line = lines * Self::LINES_AT_ONCE + line;
+                for lines in 0..QUADS / 2 / Self::LINES_PER_PARTIAL {
+                    let mut partial = [[N::empty_partial(); C]; R];
+                    for line in 0..Self::LINES_PER_PARTIAL {
+                        let line = lines * Self::LINES_PER_PARTIAL + line;
                         let mut words = [N::splat_integer(0); C];
                         for c in 0..C {
                             words[c] = N::load_words(w.add(line * PANEL + first + c * N::LANES));
@@ -97,7 +100,7 @@ impl<N: Integers, const FORMAT: u8, const BF16: bool> Step for QuantisedStep<N, 
                     }
                     for r in 0..R {
                         for c in 0..C {
-                            sums[r][c] = N::whole(sums[r][c], partial[r][c]);
+                            sums[r][c] = N::add_partial(sums[r][c], partial[r][c]);
                         }
                     }
                 }
@@ -116,23 +119,24 @@ impl<N: Integers, const FORMAT: u8, const BF16: bool> Step for QuantisedStep<N, 
                 }
             }
             let scales = w.add(Self::WORDS - PANEL / 2).cast::<u16>().add(first);
-            let mut sizes = [N::splat(0.0); C];
+            let mut weight_scales = [N::splat(0.0); C];
             for c in 0..C {
-                sizes[c] = N::load_bf16(scales.add(c * N::LANES));
+                weight_scales[c] = N::load_bf16(scales.add(c * N::LANES));
             }
             for r in 0..R {
-                let size = N::splat((&raw const (*rows[r]).scale).read_unaligned());
+                let row_scale = N::splat((&raw const (*rows[r]).scale).read_unaligned());
                 for c in 0..C {
-                    acc[r][c] = N::fma(N::to_floats(sums[r][c]), N::mul(sizes[c], size), acc[r][c]);
+                    let scale = N::mul(weight_scales[c], row_scale);
+                    acc[r][c] = N::fma(N::to_floats(sums[r][c]), scale, acc[r][c]);
                 }
             }
         }
     }
 }
 
-/// Four consecutive integers of a row's group, as one word.
+/// Reads word `index` of a row's group: four consecutive integers.
 #[inline(always)]
 unsafe fn quad(row: *const RowGroup, index: usize) -> i32 {
-    // SAFETY: the caller's promise: a group, `index` below QUADS.
+    // SAFETY: `row` points to a group and `index` is below QUADS, as the caller guarantees.
     unsafe { (&raw const (*row).values).cast::<i32>().add(index).read_unaligned() }
 }

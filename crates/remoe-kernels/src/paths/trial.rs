@@ -1,36 +1,38 @@
-//! Trying a path's kernels on a panel of invented numbers: are the bits right, and how long does it take?
+//! Trials of a path's kernels on a panel of random numbers: compares their bits with the portable path, and times them.
 
 use std::time::{Duration, Instant};
 
-use super::choice::{Compiled, Measurement, Regime};
+use super::choice::{Measurement, PathKernels, Regime};
 use super::chunked::CHUNK_ELEMENTS;
 use super::float_mode::FloatMode;
-use super::panel::{Panel, ROWS};
-use super::steps::UNWIDENED;
+use super::panel::{MAX_BLOCK_ROWS, Panel};
+use super::steps::MAX_UNWIDENED_BF16_ROWS;
 use super::{InstructionPath, kernels};
 use crate::phase::CallPhase;
-use crate::quantise::{self, GROUP, write_row};
-use crate::shape::{HALF, PANEL, SCALE_COLUMNS, step_words, steps};
+use crate::quantise::{self, GROUP, quantise_row};
+use crate::shape::{HALF_PANEL, PANEL, SCALE_COLUMNS, step_words, steps};
 use crate::{Activation, Dtype, NumericsClass, WeightFormat};
 
-/// Rows of the comparison: every block there is, alone and beside others, and so many that weights are widened for all
-/// of them. Deep panels, which alone are walked by chunks where there are many passes, are left to the tests.
-const COMPARED_ROWS: [usize; ROWS + 4] = [1, 2, 3, 4, 5, ROWS, ROWS + 1, ROWS + 4, 2 * ROWS, MOST_ROWS];
-const MOST_ROWS: usize = UNWIDENED + ROWS;
-/// Rows among them that differ: no multiple of a block's, so that none has the place of its like in another one.
-const DISTINCT_ROWS: usize = ROWS + 1;
-/// Elements of K of the comparison: more than one chunk, whole ones of widened weights and a part of one.
-const COMPARED: usize = CHUNK_ELEMENTS + 6;
+/// Row counts of the comparison. They cover blocks of every size, alone and beside others, and enough rows for weights
+/// to be widened for all of them. Very deep panels, walked in chunks despite many passes, are only covered by tests.
+const COMPARED_ROWS: [usize; MAX_BLOCK_ROWS + 4] =
+    [1, 2, 3, 4, 5, MAX_BLOCK_ROWS, MAX_BLOCK_ROWS + 1, MAX_BLOCK_ROWS + 4, 2 * MAX_BLOCK_ROWS, MOST_ROWS];
+const MOST_ROWS: usize = MAX_UNWIDENED_BF16_ROWS + MAX_BLOCK_ROWS;
+/// Number of different rows in the comparison. It is not a multiple of a block's rows, so that equal rows take different
+/// positions in their blocks.
+const DISTINCT_ROWS: usize = MAX_BLOCK_ROWS + 1;
+/// Elements of K of the comparison: more than one chunk, and not a whole number of chunks of widened weights.
+const COMPARED_ELEMENTS: usize = CHUNK_ELEMENTS + 6;
 /// Elements of K of the measurement: 64 KB of bfloat16 weights, more than a first-level cache and less than a
 /// second-level one.
-const MEASURED: usize = 512;
-/// How often everything is timed; the shortest counts, which is what there is between disturbances.
+const MEASURED_ELEMENTS: usize = 512;
+/// Number of measurements. The shortest time counts, since disturbances only lengthen times.
 const ROUNDS: usize = 8;
 
 /// Bytes between rows of results.
 const STRIDE: usize = PANEL * 4;
 
-/// Numbers from a fixed seed (SplitMix64).
+/// Pseudo-random numbers from a fixed seed (SplitMix64; Steele, Lea and Flood, OOPSLA 2014).
 struct SplitMix64(u64);
 
 impl SplitMix64 {
@@ -42,7 +44,7 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// A float32 of either sign with an exponent from `lowest` on, one of `count` powers of two. A biased exponent of 0
+    /// Returns the bits of a float32 of either sign with one of `count` biased exponents from `lowest` on. Exponent 0
     /// gives denormals.
     fn float(&mut self, lowest: u32, count: u32) -> u32 {
         let bits = self.bits();
@@ -50,7 +52,7 @@ impl SplitMix64 {
         sign_and_fraction | (lowest + bits as u32 % count) << 23
     }
 
-    /// A word of elements: one float32, or a pair of bfloat16.
+    /// Returns a word of random elements: one float32, or a pair of bfloat16.
     fn word(&mut self, dtype: Dtype, lowest: u32, count: u32) -> u32 {
         match dtype {
             Dtype::F32 => self.float(lowest, count),
@@ -64,48 +66,48 @@ impl SplitMix64 {
 #[repr(align(64))]
 struct CacheLine([u32; 16]);
 
-/// A panel, rows for it, and room for their results.
+/// A panel, rows and biases of random numbers.
 struct Trial {
     class: NumericsClass,
     weights: Vec<CacheLine>,
     /// Row after row, each of `row_words` words.
     rows: Vec<u32>,
     row_words: usize,
-    biases: Biases,
+    biases: PanelBiases,
 }
 
-/// A bias for every column of a panel, as bits.
-struct Biases([u32; PANEL]);
+/// Biases of a panel's columns, as the bits of float32.
+struct PanelBiases([u32; PANEL]);
 
 impl Trial {
-    /// For `elements` of K. `extreme`: with columns whose products lie around the smallest normal number, and a row
-    /// that is not finite.
-    fn new(class: NumericsClass, elements: usize, rows: usize, extreme: bool) -> Self {
+    /// Draws numbers for `elements` elements of K. If `has_extremes`, the products of some columns lie around the smallest
+    /// normal number, and one row is not finite.
+    fn new(class: NumericsClass, elements: usize, rows: usize, has_extremes: bool) -> Self {
         let mut random = SplitMix64(1);
         let words = step_words(class.dtype, class.weights);
         let mut weights = vec![CacheLine([0; 16]); steps(elements, class.weights) * words / 16];
-        // Of weights that are quantised, the scales are elements: the last words of each group, or of codes with
-        // theirs.
-        let (element, integers) = match class.weights {
+        // Element type of what is drawn as numbers (weights, or scales in the last words of a group), and the number of
+        // a step's first words that are integers or codes.
+        let (element, integer_words) = match class.weights {
             WeightFormat::Plain => (class.dtype, 0),
             WeightFormat::Int8 | WeightFormat::Int4 | WeightFormat::Mxfp4 => (Dtype::Bf16, words - PANEL / 2),
             WeightFormat::Fp8 => (Dtype::F32, words - PANEL / SCALE_COLUMNS),
         };
         for (index, word) in weights.iter_mut().flat_map(|line| &mut line.0).enumerate() {
             // Biased exponents: 2^-10 to 2^1, and 2^-127 to 2^-118 in every fourth column.
-            let (lowest, count) = if extreme && index % 4 == 3 { (0, 10) } else { (117, 12) };
-            *word = match index % words < integers {
+            let (lowest, count) = if has_extremes && index % 4 == 3 { (0, 10) } else { (117, 12) };
+            *word = match index % words < integer_words {
                 true if class.weights == WeightFormat::Fp8 => {
-                    // Not those that stand for no number.
+                    // Avoids the codes of NaN.
                     let number = |code: u8| if code & 0x7f == 0x7f { code ^ 1 } else { code };
                     u32::from_le_bytes((random.bits() as u32).to_le_bytes().map(number))
                 }
                 true => random.bits() as u32,
-                // As in checkpoints, whose blocks are wider than a panel: one scale for all columns of a step. What is
-                // compared has others as well.
+                // One scale for all columns of a step, as in checkpoints, which have blocks wider than a panel. The
+                // comparison also has steps with different scales.
                 false
                     if class.weights == WeightFormat::Fp8
-                        && !(extreme && (index / words).is_multiple_of(2)) =>
+                        && !(has_extremes && (index / words).is_multiple_of(2)) =>
                 {
                     (120 << 23) | ((index / words) as u32 * 0x1_2345)
                 }
@@ -121,8 +123,8 @@ impl Trial {
                 let row_words = elements * class.dtype.bytes() / 4;
                 let mut words: Vec<u32> =
                     (0..rows * row_words).map(|_| random.word(class.dtype, 117, 12)).collect();
-                if extreme {
-                    // Infinity, or a pair of it and zero; times a weight that is flushed, NaN.
+                if has_extremes {
+                    // Infinity, or a pair of infinity and zero. Times a weight that is flushed to zero, it gives NaN.
                     words[row_words] = 0x7f80_0000;
                 }
                 (words, row_words)
@@ -133,23 +135,23 @@ impl Trial {
                 for (index, row) in words.chunks_exact_mut(row_words).enumerate() {
                     let mut numbers: Vec<f32> =
                         (0..elements).map(|_| f32::from_bits(random.float(117, 12))).collect();
-                    if extreme && index == 1 {
+                    if has_extremes && index == 1 {
                         numbers[0] = f32::INFINITY;
                     }
-                    // SAFETY: `row` has just so many bytes.
-                    unsafe { write_row(elements, |k| numbers[k], class.weights, row.as_mut_ptr().cast()) };
+                    // SAFETY: `row` has `row_bytes(elements)` bytes.
+                    unsafe { quantise_row(elements, |k| numbers[k], class.weights, row.as_mut_ptr().cast()) };
                 }
                 (words, row_words)
             }
         };
-        // As if they had been bfloat16.
-        let biases = Biases(std::array::from_fn(|_| random.float(117, 12) & 0xffff_0000));
+        // Biases are rounded to bfloat16, so that they suit both element types.
+        let biases = PanelBiases(std::array::from_fn(|_| random.float(117, 12) & 0xffff_0000));
         Self { class, weights, rows, row_words, biases }
     }
 
-    /// Computes a case for the rows from `first` on, and from the beginning behind the last, as many as `output` has
-    /// room for.
-    fn run(&self, (path, kernels): Compiled, case: TrialCase, first: usize, output: &mut [u8]) {
+    /// Computes a case for as many rows as `output` has room for, from row `first` on. After the last row the first one
+    /// follows again.
+    fn run(&self, (path, kernels): PathKernels, case: TrialCase, first: usize, output: &mut [u8]) {
         let rows: Vec<*const u8> = self
             .rows
             .chunks_exact(self.row_words)
@@ -166,67 +168,74 @@ impl Trial {
             row_count: rows.len(),
             out: output.as_mut_ptr(),
             out_stride: STRIDE,
-            columns: if case.phase == CallPhase::GateUp && case.gated { HALF } else { PANEL },
+            columns: if case.phase == CallPhase::GateUp && case.has_gate { HALF_PANEL } else { PANEL },
             phase: case.phase,
             dtype: self.class.dtype,
             activation: case.activation,
-            gated: case.gated,
-            biases: match case.biases {
+            has_gate: case.has_gate,
+            biases: match case.has_biases {
                 true => self.biases.0.as_ptr().cast(),
                 false => std::ptr::null(),
             },
             next: weights.cast(),
         };
         let _mode = FloatMode::enter(path);
-        // SAFETY: the caller has checked that the CPU has the path, and its float mode is set. Weights and rows have at
-        // least the elements of any case, and the output has a stride for every row.
-        unsafe { kernels.of(case.phase)(&panel) };
+        // SAFETY: the CPU has the path, as all callers check, and its float mode is set. Weights and rows have at least
+        // the elements of any case, and the output has [`STRIDE`] bytes for every row.
+        unsafe { kernels.for_phase(case.phase)(&panel) };
     }
 }
 
-/// Computation that is tried.
+/// One computation of a trial.
 #[derive(Clone, Copy)]
 struct TrialCase {
     phase: CallPhase,
+    /// Elements of K.
     elements: usize,
     activation: Activation,
-    gated: bool,
-    biases: bool,
+    has_gate: bool,
+    has_biases: bool,
 }
 
 impl TrialCase {
-    /// The second phase has no activation: any will do.
+    /// Returns a case of the second phase, which ignores the activation.
     const fn down(elements: usize) -> Self {
-        Self { phase: CallPhase::Down, elements, activation: Activation::Relu, gated: true, biases: false }
+        Self {
+            phase: CallPhase::Down,
+            elements,
+            activation: Activation::Relu,
+            has_gate: true,
+            has_biases: false,
+        }
     }
 
     const fn gate_up(elements: usize, activation: Activation) -> Self {
-        Self { phase: CallPhase::GateUp, elements, activation, gated: true, biases: false }
+        Self { phase: CallPhase::GateUp, elements, activation, has_gate: true, has_biases: false }
     }
 }
 
-/// Compared computations: long sums once for each phase; what follows the sums needs no long ones.
+/// Cases of the comparison: one with long sums for each phase, and short ones for the activations, gates and biases.
 const CASES: [TrialCase; 7] = [
-    TrialCase::down(COMPARED),
-    TrialCase::gate_up(COMPARED, Activation::Silu),
+    TrialCase::down(COMPARED_ELEMENTS),
+    TrialCase::gate_up(COMPARED_ELEMENTS, Activation::Silu),
     TrialCase::gate_up(2, Activation::GeluTanh),
     TrialCase::gate_up(2, Activation::Relu),
-    TrialCase { biases: true, ..TrialCase::gate_up(2, Activation::ClampedSwiglu) },
-    TrialCase { gated: false, biases: true, ..TrialCase::gate_up(2, Activation::GeluTanh) },
-    TrialCase { biases: true, ..TrialCase::down(2) },
+    TrialCase { has_biases: true, ..TrialCase::gate_up(2, Activation::ClampedSwiglu) },
+    TrialCase { has_gate: false, has_biases: true, ..TrialCase::gate_up(2, Activation::GeluTanh) },
+    TrialCase { has_biases: true, ..TrialCase::down(2) },
 ];
 
-/// The portable path's results.
+/// Results of the portable path, with which other paths are compared.
 pub(super) struct Reference {
     trial: Trial,
-    /// For each of [`CASES`], [`DISTINCT_ROWS`] of [`STRIDE`] bytes.
+    /// For each of [`CASES`], [`DISTINCT_ROWS`] rows of [`STRIDE`] bytes.
     expected: [Vec<u8>; CASES.len()],
 }
 
 impl Reference {
-    /// Computes them, one row at a time.
+    /// Computes the reference, one row at a time.
     pub(super) fn new(class: NumericsClass) -> Self {
-        let trial = Trial::new(class, COMPARED, DISTINCT_ROWS, true);
+        let trial = Trial::new(class, COMPARED_ELEMENTS, DISTINCT_ROWS, true);
         let portable = (InstructionPath::Portable, kernels(InstructionPath::Portable, class));
         let expected = CASES.map(|case| {
             let mut output = vec![0; DISTINCT_ROWS * STRIDE];
@@ -238,21 +247,21 @@ impl Reference {
         Self { trial, expected }
     }
 
-    /// Does the path give the same bits for each of [`COMPARED_ROWS`]?
-    pub(super) fn agrees(&self, compiled: Compiled) -> bool {
+    /// Reports if a path gives the same bits for each of [`COMPARED_ROWS`].
+    pub(super) fn agrees(&self, candidate: PathKernels) -> bool {
         let mut output = vec![0; MOST_ROWS * STRIDE];
         CASES.into_iter().zip(&self.expected).all(|(case, expected)| {
             COMPARED_ROWS.into_iter().all(|rows| {
                 let output = &mut output[..rows * STRIDE];
                 output.fill(0);
-                self.trial.run(compiled, case, 0, output);
+                self.trial.run(candidate, case, 0, output);
                 output.chunks_exact(STRIDE).eq(expected.chunks_exact(STRIDE).cycle().take(rows))
             })
         })
     }
 }
 
-/// Times kernels of a class.
+/// Measures the times of kernels of a class.
 pub(super) struct Timing {
     trial: Trial,
     output: Vec<u8>,
@@ -261,19 +270,19 @@ pub(super) struct Timing {
 impl Timing {
     pub(super) fn new(class: NumericsClass) -> Self {
         let rows = Regime::Many.measured_rows();
-        Self { trial: Trial::new(class, MEASURED, rows, false), output: vec![0; rows * STRIDE] }
+        Self { trial: Trial::new(class, MEASURED_ELEMENTS, rows, false), output: vec![0; rows * STRIDE] }
     }
 
-    /// The shortest times of each path, which are taken in turn.
-    pub(super) fn measure(&mut self, paths: &[Compiled]) -> Vec<Measurement> {
-        let begin = |(path, _): &Compiled| Measurement { path: *path, times: [Duration::MAX; 3] };
-        let mut measurements: Vec<Measurement> = paths.iter().map(begin).collect();
+    /// Returns the shortest times of each path. Paths are measured in turns.
+    pub(super) fn measure(&mut self, paths: &[PathKernels]) -> Vec<Measurement> {
+        let unmeasured = |(path, _): &PathKernels| Measurement { path: *path, times: [Duration::MAX; 3] };
+        let mut measurements: Vec<Measurement> = paths.iter().map(unmeasured).collect();
         for _ in 0..ROUNDS {
-            for (compiled, measurement) in paths.iter().zip(&mut measurements) {
+            for (candidate, measurement) in paths.iter().zip(&mut measurements) {
                 for (regime, shortest) in Regime::ALL.into_iter().zip(&mut measurement.times) {
                     let output = &mut self.output[..regime.measured_rows() * STRIDE];
                     let start = Instant::now();
-                    self.trial.run(*compiled, TrialCase::down(MEASURED), 0, output);
+                    self.trial.run(*candidate, TrialCase::down(MEASURED_ELEMENTS), 0, output);
                     *shortest = start.elapsed().min(*shortest);
                 }
             }

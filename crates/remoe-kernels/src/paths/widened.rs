@@ -1,24 +1,27 @@
-//! bfloat16 and fp8 by float32 arithmetic for many rows: weights are widened once for all of them, not once per block of rows.
+//! Walks a panel of bfloat16 or fp8 weights for many rows: weights are widened to float32 once for all rows, not once for
+//! each block of rows.
 //!
-//! K is walked in chunks whose widened weights stay in the first-level cache. All blocks of a group of rows go over a chunk before the next one begins; between chunks their sums lie in memory, as float32, so that nothing is rounded on the way and K still ascends: the bits are those of one pass.
-//! The packed panel is read once per group, and the blocks of a chunk fetch the packed chunk that follows.
+//! The panel is walked in chunks of K. The widened weights of a chunk stay in the first-level cache while all blocks of a
+//! group of rows are multiplied with them. Between chunks, sums lie in memory as float32: nothing is rounded and K still
+//! ascends, so that the bits are those of one pass. The packed panel is read once per group, and the blocks of a chunk
+//! prefetch the next packed chunk.
 
 use super::floats::Floats;
-use super::panel::{Aligned, LINE, NEAR, Panel, PanelSums, PanelWalk, ROWS, prefetch};
+use super::panel::{Aligned, CACHE_LINE, INTO_L1, MAX_BLOCK_ROWS, Panel, PanelSums, PanelWalk, prefetch};
 use super::steps::Step;
 use crate::shape::PANEL;
 
-/// Pairs of K that are widened together: 16 KB of weights, half of the smallest first-level cache there is.
-const CHUNK: usize = 32;
-/// Most rows that share a widened chunk; their sums are 48 KB, of a second-level cache and of the stack.
-pub(super) const GROUP: usize = 192;
+/// Pairs of K of a chunk: 16 KB of widened weights, half of the smallest first-level cache.
+const CHUNK_PAIRS: usize = 32;
+/// Largest number of rows that share a widened chunk. Their sums take 48 KB of stack, and of the second-level cache.
+pub(super) const MAX_GROUP_ROWS: usize = 192;
 
-/// A pair's weights: the odd elements of all columns, then the even ones.
-type Weights = [PanelSums; 2];
-/// A chunk of a row: the odd elements, then the even ones.
-type Row = [[f32; CHUNK]; 2];
+/// Widened weights of a pair: the odd elements of all columns, then the even ones.
+type PairWeights = [[f32; PANEL]; 2];
+/// Widened chunk of a row: the odd elements, then the even ones.
+type RowChunk = [[f32; CHUNK_PAIRS]; 2];
 
-/// By chunks whose weights are widened.
+/// The walk in chunks with widened weights.
 pub(super) struct Widened;
 
 impl PanelWalk for Widened {
@@ -30,42 +33,43 @@ impl PanelWalk for Widened {
         after: *const u8,
         sums: *mut PanelSums,
     ) {
-        let mut weights = Aligned::<[Weights; CHUNK]>::new();
-        let weights = weights.0.as_mut_ptr().cast::<Weights>();
-        let mut x = Aligned::<[Row; ROWS]>::new();
-        let x = x.0.as_mut_ptr().cast::<Row>();
-        let blocks = count.div_ceil(ROWS);
-        let all = panel.steps * S::PAIRS;
+        let mut weights = Aligned::<[PairWeights; CHUNK_PAIRS]>::new();
+        let weights = weights.0.as_mut_ptr().cast::<PairWeights>();
+        let mut x = Aligned::<[RowChunk; MAX_BLOCK_ROWS]>::new();
+        let x = x.0.as_mut_ptr().cast::<RowChunk>();
+        let blocks = count.div_ceil(MAX_BLOCK_ROWS);
+        let all_pairs = panel.steps * S::PAIRS;
         let packed = |pair: usize| panel.weights.wrapping_add(pair / S::PAIRS * S::WORDS);
-        for pair in (0..all).step_by(CHUNK) {
-            let pairs = CHUNK.min(all - pair);
+        for pair in (0..all_pairs).step_by(CHUNK_PAIRS) {
+            let pairs = CHUNK_PAIRS.min(all_pairs - pair);
             let end = pair + pairs;
-            let mut early = if end < all { packed(end).cast() } else { after };
-            let lines_per_block = (CHUNK / S::PAIRS * S::WORDS * 4 / LINE).div_ceil(blocks);
-            // SAFETY: the caller's promise; `end <= all`, `pairs <= CHUNK`, whole steps both, and blocks have between 1 and ROWS rows.
+            let mut ahead = if end < all_pairs { packed(end).cast() } else { after };
+            let lines_per_block = (CHUNK_PAIRS / S::PAIRS * S::WORDS * 4 / CACHE_LINE).div_ceil(blocks);
+            // SAFETY: there are `count` rows with room for their sums, as the caller guarantees. `end <= all_pairs` and
+            // `pairs <= CHUNK_PAIRS`, both whole steps; blocks have 1 to 6 rows.
             unsafe {
                 S::widen(packed(pair), pairs, weights.cast());
                 let mut first = 0;
                 for block in 0..blocks {
-                    prefetch::<NEAR>(early, lines_per_block);
-                    early = early.wrapping_add(lines_per_block * LINE);
+                    prefetch::<INTO_L1>(ahead, lines_per_block);
+                    ahead = ahead.wrapping_add(lines_per_block * CACHE_LINE);
                     let block_rows = (count - first).div_ceil(blocks - block);
                     widen_rows::<S>(rows.add(first), block_rows, pair, pairs, x);
-                    let following = first + block_rows;
-                    if following < count {
-                        prefetch_rows::<S>(rows.add(following), block_rows.min(count - following), pair);
+                    let next = first + block_rows;
+                    if next < count {
+                        prefetch_rows::<S>(rows.add(next), block_rows.min(count - next), pair);
                     } else {
                         prefetch_rows::<S>(rows, block_rows, end);
                     }
                     let sums = sums.add(first);
-                    let begins = pair == 0;
+                    let is_first = pair == 0;
                     match block_rows {
-                        1 => sum_block::<S::F, 1>(weights, pairs, x, begins, sums),
-                        2 => sum_block::<S::F, 2>(weights, pairs, x, begins, sums),
-                        3 => sum_block::<S::F, 3>(weights, pairs, x, begins, sums),
-                        4 => sum_block::<S::F, 4>(weights, pairs, x, begins, sums),
-                        5 => sum_block::<S::F, 5>(weights, pairs, x, begins, sums),
-                        _ => sum_block::<S::F, 6>(weights, pairs, x, begins, sums),
+                        1 => sum_block::<S::F, 1>(weights, pairs, x, is_first, sums),
+                        2 => sum_block::<S::F, 2>(weights, pairs, x, is_first, sums),
+                        3 => sum_block::<S::F, 3>(weights, pairs, x, is_first, sums),
+                        4 => sum_block::<S::F, 4>(weights, pairs, x, is_first, sums),
+                        5 => sum_block::<S::F, 5>(weights, pairs, x, is_first, sums),
+                        _ => sum_block::<S::F, 6>(weights, pairs, x, is_first, sums),
                     }
                     first += block_rows;
                 }
@@ -74,11 +78,18 @@ impl PanelWalk for Widened {
     }
 }
 
-/// Widens so many pairs of `count` rows, from `pair` on; of the last vector, what lies beyond them is of no meaning.
+/// Widens `pairs` pairs of `count` rows, from `pair` on. Lanes beyond the last pair are undefined.
 #[inline(always)]
-unsafe fn widen_rows<S: Step>(rows: *const *const u8, count: usize, pair: usize, pairs: usize, to: *mut Row) {
+unsafe fn widen_rows<S: Step>(
+    rows: *const *const u8,
+    count: usize,
+    pair: usize,
+    pairs: usize,
+    to: *mut RowChunk,
+) {
     let whole = pairs - pairs % S::F::LANES;
-    // SAFETY: the caller's promise: `count` rows of `pair + pairs` pairs. LANES divides CHUNK, so that the last vector fits in `to`.
+    // SAFETY: there are `count` rows of `pair + pairs` pairs, as the caller guarantees. LANES divides CHUNK_PAIRS, so that the
+    // last vector fits in `to`.
     unsafe {
         for r in 0..count {
             let to = to.add(r).cast::<f32>();
@@ -87,73 +98,77 @@ unsafe fn widen_rows<S: Step>(rows: *const *const u8, count: usize, pair: usize,
                 for p in 0..pairs {
                     let [even, odd] = row.add(p).read_unaligned();
                     to.add(p).write(odd);
-                    to.add(CHUNK + p).write(even);
+                    to.add(CHUNK_PAIRS + p).write(even);
                 }
                 continue;
             }
             let row = (*rows.add(r)).cast::<u32>().add(pair);
             for p in (0..whole).step_by(S::F::LANES) {
-                S::F::store(to.add(p), S::F::odd(row.add(p)));
-                S::F::store(to.add(CHUNK + p), S::F::even(row.add(p)));
+                S::F::store(to.add(p), S::F::load_odd(row.add(p)));
+                S::F::store(to.add(CHUNK_PAIRS + p), S::F::load_even(row.add(p)));
             }
             if whole < pairs {
-                let mut rest = [0u32; CHUNK];
+                let mut rest = [0u32; CHUNK_PAIRS];
                 rest.as_mut_ptr()
                     .cast::<u8>()
                     .copy_from_nonoverlapping(row.add(whole).cast(), (pairs - whole) * 4);
-                S::F::store(to.add(whole), S::F::odd(rest.as_ptr()));
-                S::F::store(to.add(CHUNK + whole), S::F::even(rest.as_ptr()));
+                S::F::store(to.add(whole), S::F::load_odd(rest.as_ptr()));
+                S::F::store(to.add(CHUNK_PAIRS + whole), S::F::load_even(rest.as_ptr()));
             }
         }
     }
 }
 
-/// Asks for a chunk of `count` rows, from `pair` on. Rows are far apart, so that no prefetcher of the processor sees them coming.
+/// Prefetches a chunk of `count` rows, from `pair` on. Rows are too far apart for the processor's own prefetcher.
 #[inline(always)]
 unsafe fn prefetch_rows<S: Step>(rows: *const *const u8, count: usize, pair: usize) {
     for r in 0..count {
-        // SAFETY: the caller's promise: so many rows.
+        // SAFETY: there are `count` rows, as the caller guarantees.
         let row = unsafe { *rows.add(r) };
-        prefetch::<NEAR>(row.wrapping_add(2 * pair * S::ELEMENT), 2 * CHUNK * S::ELEMENT / LINE);
+        prefetch::<INTO_L1>(
+            row.wrapping_add(2 * pair * S::ELEMENT_BYTES),
+            2 * CHUNK_PAIRS * S::ELEMENT_BYTES / CACHE_LINE,
+        );
     }
 }
 
-/// Adds a chunk to the sums of `R` rows, or begins them. Narrow vectors take fewer columns at a time, as in [`super::chunked`].
+/// Adds a chunk's products to the sums of `R` rows; the first chunk begins the sums. The number of columns at a time is as in [`super::chunked`].
 #[inline(always)]
 unsafe fn sum_block<F: Floats, const R: usize>(
-    weights: *const Weights,
+    weights: *const PairWeights,
     pairs: usize,
-    x: *const Row,
-    begins: bool,
+    x: *const RowChunk,
+    is_first: bool,
     sums: *mut PanelSums,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `x` has `R` rows and `sums` has room for them, as the caller guarantees.
     unsafe {
         if F::LANES == 16 {
-            sum_columns::<F, R, 4>(weights, pairs, x, begins, sums);
+            sum_columns::<F, R, 4>(weights, pairs, x, is_first, sums);
         } else if R == 1 {
-            sum_columns::<F, R, 8>(weights, pairs, x, begins, sums);
+            sum_columns::<F, R, 8>(weights, pairs, x, is_first, sums);
         } else if R == 2 {
-            sum_columns::<F, R, 4>(weights, pairs, x, begins, sums);
+            sum_columns::<F, R, 4>(weights, pairs, x, is_first, sums);
         } else {
-            sum_columns::<F, R, 2>(weights, pairs, x, begins, sums);
+            sum_columns::<F, R, 2>(weights, pairs, x, is_first, sums);
         }
     }
 }
 
+/// Adds a chunk's products to the sums of `R` rows, `C` vectors of columns at a time.
 #[inline(always)]
 unsafe fn sum_columns<F: Floats, const R: usize, const C: usize>(
-    weights: *const Weights,
+    weights: *const PairWeights,
     pairs: usize,
-    x: *const Row,
-    begins: bool,
+    x: *const RowChunk,
+    is_first: bool,
     sums: *mut PanelSums,
 ) {
     for first in (0..PANEL).step_by(C * F::LANES) {
-        // SAFETY: the caller's promise; `C * LANES` divides PANEL.
+        // SAFETY: weights, rows and sums are valid for the chunk, as the caller guarantees; `C * LANES` divides PANEL.
         unsafe {
             let mut acc = [[F::splat(0.0); C]; R];
-            if !begins {
+            if !is_first {
                 for r in 0..R {
                     for c in 0..C {
                         acc[r][c] = F::load(sums.add(r).cast::<f32>().add(first + c * F::LANES));
@@ -168,7 +183,7 @@ unsafe fn sum_columns<F: Floats, const R: usize, const C: usize>(
                         w[c] = F::load(from.add(c * F::LANES));
                     }
                     for r in 0..R {
-                        let x = F::splat(*x.add(r).cast::<f32>().add(element * CHUNK + pair));
+                        let x = F::splat(*x.add(r).cast::<f32>().add(element * CHUNK_PAIRS + pair));
                         for c in 0..C {
                             acc[r][c] = F::fma(x, w[c], acc[r][c]);
                         }

@@ -1,4 +1,4 @@
-//! Attention over pages: what it computes, and that nothing but a row's own query and positions decides it.
+//! Attention over pages: its results, which depend only on a row's own query and positions.
 
 use crate::common;
 
@@ -29,7 +29,7 @@ fn floats(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
     }
 }
 
-/// Elements of heads of `dim` as int8 keeps them.
+/// Returns the elements of heads of `dim` elements after quantisation to int8.
 fn as_int8(elements: &[f32], dim: usize) -> Vec<f32> {
     let groups = elements.chunks(dim).flat_map(|head| head.chunks(CACHE_GROUP));
     let kept = |group: &[f32]| {
@@ -40,7 +40,7 @@ fn as_int8(elements: &[f32], dim: usize) -> Vec<f32> {
     groups.flat_map(kept).collect()
 }
 
-/// A sequence with keys and values of all its positions and queries for each of them.
+/// Sequence with keys, values and queries of all positions.
 struct Sequence {
     pages: Vec<Vec<u8>>,
     keys: Vec<f32>,
@@ -50,7 +50,7 @@ struct Sequence {
 }
 
 impl Sequence {
-    /// Everything that is not written in its pages is NaN.
+    /// Creates a sequence of random elements. All bytes of its pages that are not written are those of NaN.
     fn new(shape: &AttentionShape, positions: usize, seed: u64) -> Self {
         let mut random = SplitMix64(seed);
         let mut draw = |n: usize| {
@@ -78,7 +78,7 @@ impl Sequence {
         Self { pages, keys, values, query, positions }
     }
 
-    /// In float64, straight from the definition.
+    /// Computes a row in float64 from the definition of attention.
     fn expected(&self, shape: &AttentionShape, token: usize) -> Vec<f64> {
         let mut out = Vec::new();
         for head in 0..shape.heads() {
@@ -108,10 +108,10 @@ impl Sequence {
     }
 }
 
-/// Positions that are summed from nothing.
+/// Positions of a part, whose sums start from zero.
 const PART: usize = 1024;
 
-/// The largest score, the sums of weights and those of values of the positions `seen`.
+/// Computes the largest score, the sums of weights and the sums of weighted values over the positions `seen`.
 fn defined_part(
     sequence: &Sequence,
     shape: &AttentionShape,
@@ -156,7 +156,7 @@ fn defined_part(
     (largest, sums, mixed)
 }
 
-/// A row's result by the scalar definition, sum by sum in the documented order.
+/// Computes a row by the scalar definition, with all sums in the documented order.
 fn defined(sequence: &Sequence, shape: &AttentionShape, token: usize, head: usize) -> Vec<f32> {
     let kv = head / shape.group;
     let query = &sequence.query[(token * shape.heads() + head) * shape.key_dim..][..shape.key_dim];
@@ -186,7 +186,7 @@ fn defined(sequence: &Sequence, shape: &AttentionShape, token: usize, head: usiz
     mixed.into_iter().map(|mixed| div(mixed, sums[0])).collect()
 }
 
-/// The rows `from..to` of every sequence.
+/// Computes the rows `from..to` of each sequence in one call.
 fn attend(pool: &Pool, shape: &AttentionShape, parts: &[(&Sequence, usize, usize)]) -> Vec<Vec<u8>> {
     let row = shape.heads() * shape.key_dim;
     let query: Vec<f32> =
@@ -205,7 +205,7 @@ fn attend(pool: &Pool, shape: &AttentionShape, parts: &[(&Sequence, usize, usize
     output.chunks(row).map(<[u8]>::to_vec).collect()
 }
 
-/// Shapes with four heads of keys have sinks, from those that count for nothing to those that leave nothing else.
+/// Returns the sinks of shapes with four key heads, from negligible ones to ones that outweigh all positions.
 fn sinks(shape: &AttentionShape) -> Option<&'static [f32]> {
     (shape.kv_heads == 4).then_some(&[-1000.0, -3.0, -0.5, 0.0, 1.5, 4.0, 40.0, 1000.0])
 }
@@ -241,7 +241,7 @@ fn shapes() -> Vec<AttentionShape> {
 }
 
 #[test]
-fn rows_are_softmax_over_what_they_see() {
+fn rows_are_softmax_over_their_visible_positions() {
     let pool = pool(2, None);
     for shape in shapes() {
         let sequence = Sequence::new(&shape, 83, 5);
@@ -256,9 +256,9 @@ fn rows_are_softmax_over_what_they_see() {
     }
 }
 
-/// Blocks of many rows and of few take other ways to the same sums.
+/// Blocks of many rows and of few rows are computed by different code.
 #[test]
-fn results_have_the_bits_of_the_scalar_definition() {
+fn results_equal_the_scalar_definition_bit_for_bit() {
     let pool = pool(2, None);
     for shape in shapes() {
         let sequence = Sequence::new(&shape, 71, 9);
@@ -276,7 +276,7 @@ fn results_have_the_bits_of_the_scalar_definition() {
 /// Results have the same bits by every path, with every number of threads, beside other sequences, alone and in any
 /// chunks.
 #[test]
-fn neighbours_threads_and_paths_change_nothing() {
+fn results_are_independent_of_neighbours_threads_and_paths() {
     for shape in shapes() {
         let sequences: Vec<Sequence> =
             [70, 33, 1].into_iter().zip(0..).map(|(n, seed)| Sequence::new(&shape, n, seed)).collect();
@@ -303,9 +303,9 @@ fn neighbours_threads_and_paths_change_nothing() {
     }
 }
 
-/// Threads share the positions of long contexts, and merge what they have in one order.
+/// Threads share the positions of long contexts and merge their states in one order.
 #[test]
-fn long_contexts_have_equal_bits_with_any_threads() {
+fn long_contexts_give_equal_bits_on_any_number_of_threads() {
     let long = AttentionShape { kv_heads: 1, group: 2, key_dim: 12, value_dim: 18, ..shapes()[0] };
     let shapes = [
         long,
@@ -341,7 +341,7 @@ fn long_contexts_have_equal_bits_with_any_threads() {
 }
 
 #[test]
-fn int8_cache_takes_half_and_rounds_by_its_scale() {
+fn int8_cache_takes_half_the_memory_and_rounds_by_its_scale() {
     let plain = AttentionShape {
         kv_heads: 4,
         group: 2,
@@ -356,7 +356,7 @@ fn int8_cache_takes_half_and_rounds_by_its_scale() {
         let (most, bytes) = (plain.page_bytes() as f64 * 0.53, int8.page_bytes() as f64);
         assert!(bytes <= most, "{bytes} bytes, not {most}");
     }
-    // Zeros, elements too small for a scale, and what is not finite.
+    // Zeros, elements too small for a scale, and infinite ones.
     let shape = AttentionShape { dtype: Dtype::F32, kv_heads: 1, group: 1, key_dim: 2, value_dim: 2, ..int8 };
     let pool = pool(1, None);
     let mixed = |value: [f32; 2]| {
@@ -376,7 +376,7 @@ fn int8_cache_takes_half_and_rounds_by_its_scale() {
 }
 
 #[test]
-fn wrong_lengths_are_errors() {
+fn buffers_of_wrong_length_are_refused() {
     let shape = shapes()[0];
     let sequence = Sequence::new(&shape, 40, 1);
     let pages: Vec<&[u8]> = sequence.pages.iter().map(Vec::as_slice).collect();

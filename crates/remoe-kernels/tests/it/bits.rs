@@ -1,12 +1,12 @@
-//! Every path, every thread count, every batch: the same bits as the naive form.
+//! Experts: each path, number of threads and batch gives the bits of the reference.
 
 use crate::common;
 
 use common::{Data, Expert, SplitMix64, bits, check, forward, pool, pools, stored_bits, to_bytes};
 use proptest::prelude::*;
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, InstructionPath, Job, KernelError, Matrix, NumericsClass, PackedExpert,
-    WeightFormat,
+    Activation, Dtype, ExpertJob, ExpertMatrix, ExpertShape, InstructionPath, KernelError, NumericsClass,
+    PackedExpert, WeightFormat,
 };
 
 const ACTIVATIONS: [Activation; 4] =
@@ -14,7 +14,7 @@ const ACTIVATIONS: [Activation; 4] =
 const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::F32];
 
 #[test]
-fn odd_and_tiny_shapes() {
+fn odd_and_tiny_shapes_give_the_reference_bits() {
     let pools = pools();
     let mut random = SplitMix64(1);
     for hidden in [1, 2, 5, 40, 41, 63, 64, 65, 130] {
@@ -32,7 +32,7 @@ fn odd_and_tiny_shapes() {
 }
 
 #[test]
-fn every_row_count() {
+fn every_row_count_gives_the_reference_bits() {
     let pools = pools();
     let mut random = SplitMix64(2);
     for dtype in DTYPES {
@@ -47,13 +47,13 @@ fn every_row_count() {
     }
 }
 
-/// In every class, with widths around the columns of one panel and of two, with no biases, inner ones and all.
+/// Covers all classes, widths around one and two panels, and no, inner or all biases.
 #[test]
-fn experts_without_a_gate() {
+fn experts_without_a_gate_give_the_reference_bits() {
     let pools = pools();
     let mut random = SplitMix64(8);
     let all = [|shape: ExpertShape| shape, ExpertShape::with_inner_biases, ExpertShape::with_biases];
-    // Experts of fp8 are made of codes, not of elements: tests/fp8.rs has them.
+    // `fp8.rs` tests fp8, whose experts are built from codes rather than from numbers.
     for class in NumericsClass::ALL.into_iter().filter(|class| class.weights != WeightFormat::Fp8) {
         for (hidden, width) in [(1, 1), (5, 31), (64, 33), (41, 63), (48, 64), (130, 65), (33, 130)] {
             for data in Data::ALL {
@@ -71,12 +71,12 @@ fn experts_without_a_gate() {
     let shape = ExpertShape::new(2048, 1408, Dtype::Bf16, Activation::GeluTanh).unwrap().without_gate();
     assert_eq!(shape.packed_bytes(), 2 * 2048 * 1408 * 2);
     let refused = PackedExpert::pack(shape, Dtype::Bf16.into(), &[0; 2], &[], &[]).unwrap_err();
-    assert!(matches!(refused, KernelError::MatrixLength { matrix: Matrix::Gate, expected: 0, .. }));
+    assert!(matches!(refused, KernelError::MatrixLength { matrix: ExpertMatrix::Gate, expected: 0, .. }));
 }
 
-/// Two chunks and a part of one in both phases, with rows of one block, of two, and of more than one group.
+/// Covers two chunks and a part of one in both phases, with rows of one block, of two, and of more than one group.
 #[test]
-fn widened_weights_of_an_expert() {
+fn widened_weights_give_the_reference_bits() {
     let pools = pools();
     let mut random = SplitMix64(6);
     for data in Data::ALL {
@@ -88,7 +88,7 @@ fn widened_weights_of_an_expert() {
 }
 
 #[test]
-fn a_deep_sum() {
+fn deep_sums_give_the_reference_bits() {
     let pools = pools();
     let mut random = SplitMix64(3);
     for dtype in DTYPES {
@@ -102,7 +102,7 @@ fn a_deep_sum() {
 }
 
 #[test]
-fn a_row_does_not_depend_on_its_neighbours() {
+fn row_result_is_independent_of_its_neighbours() {
     let mut random = SplitMix64(4);
     for path in InstructionPath::available() {
         let pool = pool(2, path);
@@ -116,7 +116,7 @@ fn a_row_does_not_depend_on_its_neighbours() {
                 let alone = forward(&pool, &expert.packed, &inputs, &[row]);
                 assert_eq!(alone, together[row as usize * row_bytes..][..row_bytes], "{path} {dtype} {row}");
             }
-            // In any order, and as often as you like.
+            // In any order and with repetitions.
             let shuffled: Vec<u32> = (0..50).map(|_| random.below(33) as u32).collect();
             let gathered = forward(&pool, &expert.packed, &inputs, &shuffled);
             for (result, &row) in gathered.chunks_exact(row_bytes).zip(&shuffled) {
@@ -131,7 +131,7 @@ fn a_row_does_not_depend_on_its_neighbours() {
 }
 
 #[test]
-fn jobs_of_different_shapes_in_one_call() {
+fn jobs_of_different_shapes_share_a_call() {
     let mut random = SplitMix64(5);
     let specs = [
         (40, 32, Dtype::Bf16, 3),
@@ -155,12 +155,12 @@ fn jobs_of_different_shapes_in_one_call() {
                 specs.iter().map(|s| (0..s.3).map(|_| random.below(20) as u32).collect()).collect();
             let mut outputs: Vec<Vec<u8>> =
                 specs.iter().map(|&(h, _, d, n)| vec![0; n * h * d.bytes()]).collect();
-            let mut jobs: Vec<Job<'_>> = experts
+            let mut jobs: Vec<ExpertJob<'_>> = experts
                 .iter()
                 .zip(&inputs)
                 .zip(&index)
                 .zip(&mut outputs)
-                .map(|(((expert, inputs), row_index), output)| Job {
+                .map(|(((expert, inputs), row_index), output)| ExpertJob {
                     expert: &expert.packed,
                     inputs,
                     row_index,
@@ -198,7 +198,7 @@ fn padding_stays_zero_when_an_input_is_infinite() {
 
 /// Activations of single values, by way of an expert that passes them through: x = (v, 1), gate = (1, 0), up = (0, 1).
 #[test]
-fn activations_agree_over_the_whole_range() {
+fn activations_agree_over_their_whole_range() {
     let pools = pools();
     for activation in ACTIVATIONS {
         for dtype in DTYPES {
@@ -242,7 +242,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_expert(
+    fn any_expert_gives_the_reference_bits(
         seed in any::<u64>(),
         hidden in 1usize..150,
         width in 1usize..100,

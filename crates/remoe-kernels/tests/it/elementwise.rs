@@ -1,4 +1,4 @@
-//! Operations on rows: what they compute, element by element, with any number of threads.
+//! Operations on rows: their results for each element, with any number of threads.
 
 use remoe_kernels::elementwise::{Norm, NormForm, Rotation, RowOperation, narrow, widen};
 use remoe_kernels::numerics::round_bf16;
@@ -11,7 +11,7 @@ fn pool(threads: usize) -> Pool {
     Pool::new(PoolConfig { threads, ..PoolConfig::default() }).unwrap()
 }
 
-/// Numbers as `dtype` holds them, with infinity, NaN and ties of roundings among them if `is_wild`.
+/// Returns numbers that `dtype` can represent, among them infinities, NaN and rounding ties if `is_wild`.
 fn numbers(dtype: Dtype, count: usize, seed: usize, is_wild: bool) -> Vec<f32> {
     let number = |i: usize| match (is_wild, i % 97) {
         (true, 13) => f32::INFINITY,
@@ -31,7 +31,7 @@ fn bytes(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     bytes
 }
 
-/// Applies `operation` with one thread and with three, and compares with `expected` of each row and column.
+/// Applies `operation` with one thread and with three, and compares the result with `expected` for each row and column.
 fn check(dtype: Dtype, x: &[f32], operation: &RowOperation<'_>, expected: impl Fn(usize, usize) -> f32) {
     let all: Vec<f32> = (0..ROWS * WIDTH).map(|i| expected(i / WIDTH, i % WIDTH)).collect();
     for threads in [1, 3] {
@@ -48,7 +48,7 @@ fn check(dtype: Dtype, x: &[f32], operation: &RowOperation<'_>, expected: impl F
 }
 
 #[test]
-fn simple_operations_change_each_element_by_itself() {
+fn simple_operations_act_on_each_element_alone() {
     for dtype in [Dtype::F32, Dtype::Bf16] {
         let x = numbers(dtype, ROWS * WIDTH, 1, true);
         let y = numbers(dtype, ROWS * WIDTH, 2, true);
@@ -63,7 +63,7 @@ fn simple_operations_change_each_element_by_itself() {
 }
 
 #[test]
-fn rotations_round_products_before_they_add() {
+fn rotations_round_products_before_adding_them() {
     let (half, head_dim) = (9, 24);
     for (dtype, products) in [(Dtype::F32, Dtype::F32), (Dtype::Bf16, Dtype::Bf16), (Dtype::Bf16, Dtype::F32)]
     {
@@ -130,7 +130,7 @@ fn norms_sum_squares_in_sixteen_lanes() {
 }
 
 #[test]
-fn operands_of_other_lengths_are_errors() {
+fn operands_of_wrong_length_are_refused() {
     let row = [0.0; 12];
     let rotation =
         Rotation { cos: &row, sin: &row, half: 6, head_dim: 12, is_interleaved: false, dtype: Dtype::F32 };

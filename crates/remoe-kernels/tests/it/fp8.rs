@@ -1,4 +1,4 @@
-//! Weights that stay fp8: on every path, with every number of threads and rows, the bits of the same ones decoded.
+//! Weights that stay fp8: each path, number of threads and number of rows gives the bits of decoded weights.
 
 use crate::common;
 
@@ -6,11 +6,11 @@ use common::{Data, SplitMix64, forward, pool, pools, to_bytes};
 use proptest::prelude::*;
 use remoe_kernels::numerics::round_bf16;
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, Fp8Scales, KernelError, Matrix, NumericsClass, PackedExpert,
+    Activation, Dtype, ExpertMatrix, ExpertShape, Fp8Scales, KernelError, NumericsClass, PackedExpert,
     PackedExpertBuilder, PackedMatrixBuilder, Pool, StoredDtype, WeightFormat,
 };
 
-/// A matrix as a checkpoint stores it.
+/// Matrix of fp8 codes and block scales, as a checkpoint stores it.
 struct Fp8Matrix {
     codes: Vec<u8>,
     scales: Vec<f32>,
@@ -27,10 +27,10 @@ impl Fp8Matrix {
         };
         let codes = (0..rows * columns).map(|_| code(random)).collect();
         let scale = |random: &mut SplitMix64| {
-            // Powers of two, whose products often lie just between two bfloat16, and others; of either sign.
+            // Powers of two, whose products often lie halfway between two bfloat16 numbers, and others, of either sign.
             let power = 2f32.powi(random.below(12) as i32 - 14);
             if random.below(16) == 0 {
-                // The ends of what there is.
+                // Very small and very large scales.
                 return [2f32.powi(-100), 2f32.powi(118) * 1.75][random.below(2)];
             }
             let scale =
@@ -41,7 +41,7 @@ impl Fp8Matrix {
         Self { codes, scales: (0..blocks).map(|_| scale(random)).collect(), rows, columns, block }
     }
 
-    /// By the definition of the format, in float64.
+    /// Decodes the matrix in float64 by the definition of the format.
     fn decoded(&self, dtype: Dtype) -> Vec<f32> {
         let per_row = self.columns.div_ceil(self.block[1]);
         let weight = |(at, &code): (usize, &u8)| {
@@ -64,7 +64,7 @@ impl Fp8Matrix {
     }
 }
 
-/// An expert that stays fp8, given in slabs of so many rows, and the same one decoded.
+/// Expert that stays fp8, packed from slabs of rows, and the same expert decoded.
 struct Fp8Pair {
     fp8: PackedExpert,
     decoded: PackedExpert,
@@ -76,13 +76,13 @@ impl Fp8Pair {
             ExpertShape::new(shape.hidden(), shape.width(), shape.dtype(), shape.activation()).unwrap();
         let mut fp8 = PackedExpertBuilder::new(shape, StoredDtype::F32).unwrap();
         let mut decoded = PackedExpertBuilder::new(plain, shape.dtype().into()).unwrap();
-        for matrix in Matrix::ALL {
+        for matrix in ExpertMatrix::ALL {
             let stored = Fp8Matrix::new(random, shape.matrix(matrix), block);
             for (index, codes) in stored.codes.chunks(slab * stored.columns).enumerate() {
-                fp8.fp8_rows(matrix, index * slab, codes, &stored.scales()).unwrap();
+                fp8.set_fp8_rows(matrix, index * slab, codes, &stored.scales()).unwrap();
             }
             let weights = to_bytes(&stored.decoded(shape.dtype()), shape.dtype());
-            decoded.rows(matrix, 0, &weights).unwrap();
+            decoded.set_rows(matrix, 0, &weights).unwrap();
         }
         Self { fp8: fp8.finish().unwrap(), decoded: decoded.finish().unwrap() }
     }
@@ -105,7 +105,7 @@ fn classes() -> [NumericsClass; 2] {
 }
 
 #[test]
-fn all_paths_and_shapes_give_the_bits_of_decoded_weights() {
+fn fp8_weights_give_the_bits_of_decoded_weights() {
     let pools = pools();
     let mut random = SplitMix64(41);
     for class in classes() {
@@ -125,7 +125,7 @@ fn all_paths_and_shapes_give_the_bits_of_decoded_weights() {
         for rows in [1, 2, 3, 4, 5, 6, 7, 12, 13, 40, 191, 193] {
             both.agree(&pools, &mut random, Data::Ordinary, rows);
         }
-        // Narrow vectors go over a panel so often that it is one chunk unless it is this deep.
+        // Paths with narrow vectors split only panels of this depth into chunks.
         let deep = ExpertShape::new(6400, 32, class, Activation::Silu).unwrap();
         let both = Fp8Pair::new(&mut random, deep, [128, 128], 1000);
         for rows in [3, 4, 5, 6] {
@@ -138,7 +138,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_expert(
+    fn any_fp8_expert_gives_the_bits_of_its_decoded_form(
         seed in any::<u64>(),
         hidden in 1usize..300,
         width in 1usize..200,
@@ -156,7 +156,7 @@ proptest! {
 }
 
 #[test]
-fn a_weight_takes_a_byte_and_a_quarter_of_a_bit() {
+fn fp8_weight_takes_eight_and_a_quarter_bits() {
     for class in classes() {
         let shape = ExpertShape::new(2048, 1024, class, Activation::Silu).unwrap();
         assert_eq!(shape.packed_bytes() as f64 * 8.0 / (3 * 2048 * 1024) as f64, 8.25);
@@ -190,17 +190,20 @@ fn other_blocks_scales_and_forms_are_refused() {
     let shape = ExpertShape::new(70, 130, class, Activation::Silu).unwrap();
     let mut builder = PackedExpertBuilder::new(shape, StoredDtype::Bf16).unwrap();
     let form = |form, given| KernelError::Form { class, form, given };
-    assert_eq!(builder.rows(Matrix::Up, 0, &[0; 140]), Err(form(WeightFormat::Fp8, "elements")));
+    assert_eq!(builder.set_rows(ExpertMatrix::Up, 0, &[0; 140]), Err(form(WeightFormat::Fp8, "elements")));
     let scales = Fp8Scales::new(vec![1.0; 2], 130, 70, [128, 128]).unwrap();
-    assert!(matches!(builder.fp8_rows(Matrix::Down, 0, &[0; 130], &scales), Err(KernelError::Blocks { .. })));
+    assert!(matches!(
+        builder.set_fp8_rows(ExpertMatrix::Down, 0, &[0; 130], &scales),
+        Err(KernelError::Blocks { .. })
+    ));
     let rows =
-        KernelError::Rows { matrix: Matrix::Up, first_row: 129, actual: 140, row_bytes: 70, rows: 130 };
-    assert_eq!(builder.fp8_rows(Matrix::Up, 129, &[0; 140], &scales), Err(rows));
-    assert_eq!(builder.fp8_rows(Matrix::Up, 0, &[0; 130 * 70], &scales), Ok(()));
+        KernelError::Rows { matrix: ExpertMatrix::Up, first_row: 129, actual: 140, row_bytes: 70, rows: 130 };
+    assert_eq!(builder.set_fp8_rows(ExpertMatrix::Up, 129, &[0; 140], &scales), Err(rows));
+    assert_eq!(builder.set_fp8_rows(ExpertMatrix::Up, 0, &[0; 130 * 70], &scales), Ok(()));
     let mut matrix = PackedMatrixBuilder::new(2, 70, class).unwrap();
-    assert_eq!(matrix.rows(StoredDtype::Bf16, &[0; 140]), Err(form(WeightFormat::Fp8, "elements")));
+    assert_eq!(matrix.push_rows(StoredDtype::Bf16, &[0; 140]), Err(form(WeightFormat::Fp8, "elements")));
     let plain = ExpertShape::new(70, 130, Dtype::Bf16, Activation::Silu).unwrap();
     let mut builder = PackedExpertBuilder::new(plain, StoredDtype::Bf16).unwrap();
-    let error = builder.fp8_rows(Matrix::Up, 0, &[0; 70], &scales).unwrap_err();
+    let error = builder.set_fp8_rows(ExpertMatrix::Up, 0, &[0; 70], &scales).unwrap_err();
     assert!(error.to_string().ends_with("expected plain, got fp8"), "{error}");
 }

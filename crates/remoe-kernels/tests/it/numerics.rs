@@ -1,4 +1,4 @@
-//! The scalar definition: exactness, the edge of flushing, the exponential.
+//! Scalar definition of the results: exactness, flushing of tiny results, the exponential.
 
 use crate::common;
 
@@ -10,7 +10,7 @@ use remoe_kernels::{Activation, Dtype, ExpertShape, InstructionPath, PackedExper
 const LEAST: f32 = f32::MIN_POSITIVE;
 
 #[test]
-fn operations_equal_ieee_where_nothing_is_tiny() {
+fn operations_equal_ieee_for_normal_numbers() {
     let mut random = SplitMix64(21);
     for data in Data::ALL {
         for _ in 0..200_000 {
@@ -30,8 +30,8 @@ fn operations_equal_ieee_where_nothing_is_tiny() {
 }
 
 #[test]
-fn fused_means_one_rounding() {
-    // The product is 2^-24 - 2^-54: with 1 + 2^-23 it comes so close to half-way that float64 cannot tell.
+fn fused_multiply_add_rounds_once() {
+    // The product is 2^-24 - 2^-54. Added to 1 + 2^-23 it is so close to halfway that float64 rounds to the tie.
     let small = 2f32.powi(-15);
     let (a, b) = ((1.0 + small) * 2f32.powi(-12), (1.0 - small) * 2f32.powi(-12));
     let odd = 1.0 + f32::EPSILON;
@@ -45,7 +45,7 @@ fn fused_means_one_rounding() {
 }
 
 #[test]
-fn tiny_is_decided_after_rounding_to_24_bits() {
+fn results_are_flushed_after_rounding_to_24_bits() {
     let power = |e: i32| f32::from_bits(((e + 127) as u32) << 23);
     // 2^-126 - 2^-k, exactly: the half-way point to 2^-126 is at k = 151, and the tie goes to even.
     for k in 140..=200 {
@@ -56,7 +56,7 @@ fn tiny_is_decided_after_rounding_to_24_bits() {
         let negative = fma(power(-half), power(half - k), -LEAST);
         assert_eq!(negative.to_bits(), (-expected).to_bits(), "{k}");
     }
-    // A little more than half a unit below is flushed, a little less is not.
+    // Slightly more than half a unit below the bound is flushed, slightly less is not.
     let up = 1.0 + f32::EPSILON;
     let down = 1.0 - f32::EPSILON / 2.0;
     assert_eq!(fma(-power(-75) * up, power(-76), LEAST).to_bits(), 0.0f32.to_bits());
@@ -71,7 +71,7 @@ fn tiny_is_decided_after_rounding_to_24_bits() {
     assert_eq!(div(LEAST, 2.0).to_bits(), 0.0f32.to_bits());
     assert_eq!(add(LEAST * 1.5, -LEAST).to_bits(), 0.0f32.to_bits());
     assert_eq!(add(-LEAST * 1.5, LEAST).to_bits(), (-0.0f32).to_bits());
-    // Denormal operands are zero before anything else.
+    // Denormal operands are flushed before the operation.
     let denormal = f32::from_bits(0x007f_ffff);
     assert_eq!(fma(denormal, 3e38, 0.0), 0.0);
     assert!(fma(denormal, f32::INFINITY, 1.0).is_nan());
@@ -81,7 +81,7 @@ fn tiny_is_decided_after_rounding_to_24_bits() {
 
 /// Sums `h0 * d0 + (h1 * d1 + 0)` in the down projection of every path: x = (h0, h1, 1), gate = 1, up = h.
 #[test]
-fn all_paths_flush_at_the_same_edge() {
+fn all_paths_flush_at_the_same_bound() {
     let mut random = SplitMix64(22);
     for dtype in [Dtype::Bf16, Dtype::F32] {
         let columns = 64;
@@ -156,7 +156,7 @@ fn exponential_is_within_one_unit() {
 }
 
 #[test]
-fn exponential_at_its_limits() {
+fn exponential_saturates_at_its_limits() {
     assert_eq!(exp(0.0), 1.0);
     assert_eq!(exp(-0.0), 1.0);
     assert_eq!(exp(f32::from_bits(1)), 1.0);
@@ -172,7 +172,7 @@ fn exponential_at_its_limits() {
 }
 
 #[test]
-fn activations_have_their_limits() {
+fn activations_saturate_at_their_limits() {
     for activation in [Activation::Silu, Activation::GeluTanh, Activation::Relu] {
         assert_eq!(activate(activation, 0.0).to_bits(), 0);
         assert_eq!(activate(activation, f32::INFINITY), f32::INFINITY);
@@ -180,7 +180,7 @@ fn activations_have_their_limits() {
         assert_eq!(activate(activation, -1e30), 0.0);
         assert!(activate(activation, f32::NAN).is_nan());
     }
-    // -inf / inf, as the formula has it.
+    // -inf / inf by the formula.
     assert!(activate(Activation::Silu, f32::NEG_INFINITY).is_nan());
     assert_eq!(activate(Activation::Relu, f32::NEG_INFINITY), 0.0);
 }

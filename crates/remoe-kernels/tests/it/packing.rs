@@ -1,4 +1,4 @@
-//! Packing: sizes, slabs, conversions and what is refused.
+//! Packing: sizes, slabs, conversions and refusals.
 
 use crate::common;
 
@@ -6,7 +6,7 @@ use common::{Data, SplitMix64, forward, pool, to_bytes};
 use proptest::prelude::*;
 use remoe_kernels::numerics::{from_bf16, from_f16, round_bf16};
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, InstructionPath, KernelError, MAX_DIMENSION, Matrix, NumericsClass,
+    Activation, Dtype, ExpertMatrix, ExpertShape, InstructionPath, KernelError, MAX_DIMENSION, NumericsClass,
     PackedExpert, PackedExpertBuilder, PackedMatrix, PackedMatrixBuilder, StoredDtype, WeightFormat,
 };
 
@@ -88,7 +88,7 @@ fn inputs_need_no_alignment() {
             let inputs = shifted(&inputs);
             for path in InstructionPath::available() {
                 let mut output = vec![0; shift + 3 * shape.row_bytes()];
-                let mut jobs = [remoe_kernels::Job {
+                let mut jobs = [remoe_kernels::ExpertJob {
                     expert: &packed,
                     inputs: &inputs[shift..],
                     row_index: &[2, 0, 1],
@@ -103,10 +103,10 @@ fn inputs_need_no_alignment() {
 }
 
 #[test]
-fn wrong_lengths_are_refused_with_what_was_expected() {
+fn wrong_lengths_are_refused_with_the_expected_ones() {
     let shape = shape(5, 7, Dtype::Bf16);
     let good = vec![0u8; 70];
-    for (position, matrix) in Matrix::ALL.into_iter().enumerate() {
+    for (position, matrix) in ExpertMatrix::ALL.into_iter().enumerate() {
         for length in [0, 69, 71, 140] {
             let bad = vec![0u8; length];
             let mut given = [&good, &good, &good];
@@ -133,7 +133,7 @@ fn illegal_dimensions_are_refused() {
 }
 
 #[test]
-fn builder_takes_slabs_in_any_order_and_knows_what_is_missing() {
+fn builder_accepts_any_order_and_reports_missing_rows() {
     let mut random = SplitMix64(34);
     let shape = shape(41, 50, Dtype::Bf16);
     let matrices = [0; 3].map(|_| random_bytes(&mut random, 41 * 50, StoredDtype::Bf16));
@@ -141,7 +141,7 @@ fn builder_takes_slabs_in_any_order_and_knows_what_is_missing() {
     let whole = PackedExpert::pack(shape, StoredDtype::Bf16, gate, up, down).unwrap();
     let mut builder = PackedExpertBuilder::new(shape, StoredDtype::Bf16).unwrap();
     let mut slabs = Vec::new();
-    for (matrix, bytes) in Matrix::ALL.into_iter().zip(&matrices) {
+    for (matrix, bytes) in ExpertMatrix::ALL.into_iter().zip(&matrices) {
         let row_bytes = builder.row_bytes(matrix);
         let rows = shape.matrix(matrix).0;
         let mut first = 0;
@@ -153,28 +153,28 @@ fn builder_takes_slabs_in_any_order_and_knows_what_is_missing() {
     }
     while !slabs.is_empty() {
         let (matrix, first, bytes) = slabs.swap_remove(random.below(slabs.len()));
-        builder.rows(matrix, first, bytes).unwrap();
+        builder.set_rows(matrix, first, bytes).unwrap();
     }
     assert_eq!(fingerprint(&builder.finish().unwrap()), fingerprint(&whole));
 
     let mut builder = PackedExpertBuilder::new(shape, StoredDtype::Bf16).unwrap();
-    builder.rows(Matrix::Gate, 0, gate).unwrap();
-    builder.rows(Matrix::Up, 0, &up[..10 * 82]).unwrap();
-    builder.rows(Matrix::Up, 12, &up[12 * 82..]).unwrap();
-    builder.rows(Matrix::Down, 0, down).unwrap();
+    builder.set_rows(ExpertMatrix::Gate, 0, gate).unwrap();
+    builder.set_rows(ExpertMatrix::Up, 0, &up[..10 * 82]).unwrap();
+    builder.set_rows(ExpertMatrix::Up, 12, &up[12 * 82..]).unwrap();
+    builder.set_rows(ExpertMatrix::Down, 0, down).unwrap();
     let error = builder.finish().unwrap_err();
-    assert_eq!(error, KernelError::Incomplete { matrix: Matrix::Up, row: 10, missing: 2 });
+    assert_eq!(error, KernelError::Incomplete { matrix: ExpertMatrix::Up, row: 10, missing: 2 });
 
     let mut builder = PackedExpertBuilder::new(shape, StoredDtype::Bf16).unwrap();
     for (first, length) in [(0, 81), (50, 82), (49, 164), (usize::MAX, 82)] {
-        let error = builder.rows(Matrix::Gate, first, &vec![0; length]).unwrap_err();
+        let error = builder.set_rows(ExpertMatrix::Gate, first, &vec![0; length]).unwrap_err();
         assert!(matches!(error, KernelError::Rows { .. }), "{error}");
     }
-    builder.rows(Matrix::Gate, 50, &[]).unwrap();
+    builder.set_rows(ExpertMatrix::Gate, 50, &[]).unwrap();
 }
 
 #[test]
-fn packed_bytes_are_known_beforehand() {
+fn packed_bytes_are_known_before_packing() {
     // 44 + 32 panels without padding: three matrices of 2048 * 1408 elements.
     assert_eq!(shape(2048, 1408, Dtype::Bf16).packed_bytes(), 3 * 2048 * 1408 * 2);
     assert_eq!(shape(2048, 1408, Dtype::F32).packed_bytes(), 3 * 2048 * 1408 * 4);
@@ -198,17 +198,17 @@ fn rows_of(matrix: &PackedMatrix) -> Vec<u8> {
 }
 
 #[test]
-fn parts_of_a_matrix_take_their_rows_and_no_others() {
+fn parts_of_a_matrix_accept_only_their_own_rows() {
     let mut builder = PackedMatrixBuilder::new(130, 2, Dtype::F32).unwrap();
     let ranges: Vec<_> = builder.parts(65).map(|part| part.range()).collect();
     // Whole panels.
     assert_eq!(ranges, [0..128, 128..130]);
     let row = [0; 8];
     let mut last = builder.parts(128).last().unwrap();
-    last.rows(StoredDtype::F32, &row).unwrap();
-    let two = last.rows(StoredDtype::F32, &[row, row].concat()).unwrap_err();
+    last.push_rows(StoredDtype::F32, &row).unwrap();
+    let two = last.push_rows(StoredDtype::F32, &[row, row].concat()).unwrap_err();
     assert!(matches!(two, KernelError::Length { actual: 3, expected: 2, .. }), "{two}");
-    let half = last.rows(StoredDtype::F32, &row[1..]).unwrap_err();
+    let half = last.push_rows(StoredDtype::F32, &row[1..]).unwrap_err();
     assert!(matches!(half, KernelError::WeightLength { actual: 7, row_bytes: 8 }), "{half}");
     let missing = builder.finish().unwrap_err();
     assert!(matches!(missing, KernelError::Length { actual: 1, expected: 130, .. }), "{missing}");
@@ -218,7 +218,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn parts_that_threads_pack_are_the_matrix(
+    fn parts_packed_by_threads_equal_the_whole_matrix(
         outputs in 1usize..300,
         inputs in 1usize..130,
         rows in 0usize..400,
@@ -235,7 +235,7 @@ proptest! {
                 let bytes = &bytes[part.range().start * inputs * 2..part.range().end * inputs * 2];
                 scope.spawn(move || {
                     for slab in bytes.chunks(slab * inputs * 2) {
-                        part.rows(StoredDtype::Bf16, slab).unwrap();
+                        part.push_rows(StoredDtype::Bf16, slab).unwrap();
                     }
                 });
             }
@@ -259,6 +259,6 @@ proptest! {
         let rows = lengths[0] / (hidden * 2);
         let whole = lengths[0] % (hidden * 2) == 0;
         let legal = whole && first.checked_add(rows).is_some_and(|end| end <= width);
-        prop_assert_eq!(builder.rows(Matrix::Up, first, &data[..lengths[0]]).is_ok(), legal);
+        prop_assert_eq!(builder.set_rows(ExpertMatrix::Up, first, &data[..lengths[0]]).is_ok(), legal);
     }
 }

@@ -1,4 +1,4 @@
-//! Pools: what they refuse, reuse, concurrent callers, their end.
+//! Pools: refusals, reuse of memory, concurrent callers, shutdown.
 
 use crate::common;
 
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::{Data, Expert, SplitMix64, forward, pool, to_bytes};
 use remoe_kernels::{
-    Activation, Dtype, InstructionPath, Job, KernelError, MAX_ROWS, MAX_THREADS, PathChoice, Pool,
+    Activation, Dtype, ExpertJob, InstructionPath, KernelError, MAX_ROWS, MAX_THREADS, PathChoice, Pool,
     PoolConfig, SuspendedRows,
 };
 
@@ -48,8 +48,8 @@ fn illegal_jobs_are_refused_and_change_nothing() {
     let call = |inputs: &[u8], row_index: &[u32], length: usize| {
         let mut output = vec![0x55u8; length];
         let mut first = vec![0u8; row];
-        let legal = Job { expert: &expert.packed, inputs, row_index: &[0], output: &mut first };
-        let job = Job { expert: &expert.packed, inputs, row_index, output: &mut output };
+        let legal = ExpertJob { expert: &expert.packed, inputs, row_index: &[0], output: &mut first };
+        let job = ExpertJob { expert: &expert.packed, inputs, row_index, output: &mut output };
         let result = pool.forward(&mut [legal, job]);
         assert!(result.is_ok() || output.iter().all(|&b| b == 0x55));
         result
@@ -64,23 +64,28 @@ fn illegal_jobs_are_refused_and_change_nothing() {
     assert!(matches!(call(&inputs[..row + 1], &[0], row), Err(KernelError::InputLength { job: 0, .. })));
     let many = vec![0u32; MAX_ROWS];
     assert!(matches!(call(&inputs, &many, 0), Err(KernelError::TooMany { what: "rows", .. })));
-    // And the pool still works.
+    // The pool still works.
     assert_eq!(call(&inputs, &[0, 2], 2 * row), Ok(()));
 }
 
 #[test]
-fn empty_calls_are_legal() {
+fn calls_without_rows_succeed() {
     let mut random = SplitMix64(42);
     let expert = expert(&mut random);
     let pool = pool(2, None);
     pool.forward(&mut []).unwrap();
     let mut nothing = [];
-    pool.forward(&mut [Job { expert: &expert.packed, inputs: &[], row_index: &[], output: &mut nothing }])
-        .unwrap();
+    pool.forward(&mut [ExpertJob {
+        expert: &expert.packed,
+        inputs: &[],
+        row_index: &[],
+        output: &mut nothing,
+    }])
+    .unwrap();
 }
 
 #[test]
-fn scratch_memory_is_reused_and_as_announced() {
+fn scratch_memory_is_reused_and_as_large_as_reported() {
     let mut random = SplitMix64(43);
     for hidden in [40, 41] {
         let expert = Expert::new(&mut random, Data::Ordinary, hidden, 50, Dtype::F32, Activation::Silu);
@@ -99,7 +104,7 @@ fn scratch_memory_is_reused_and_as_announced() {
 }
 
 #[test]
-fn many_small_calls_from_several_threads() {
+fn concurrent_small_calls_give_the_results_of_single_ones() {
     let mut random = SplitMix64(44);
     let experts: Vec<Expert> = (0..3).map(|_| expert(&mut random)).collect();
     let inputs = to_bytes(&Data::Ordinary.vector(&mut random, 40 * 8, Dtype::Bf16), Dtype::Bf16);
@@ -129,7 +134,7 @@ fn many_small_calls_from_several_threads() {
 }
 
 #[test]
-fn pools_come_and_go() {
+fn pools_can_be_created_and_dropped_repeatedly() {
     let mut random = SplitMix64(45);
     let expert = expert(&mut random);
     let inputs = vec![0u8; expert.shape.row_bytes()];
@@ -142,7 +147,7 @@ fn pools_come_and_go() {
 }
 
 #[test]
-fn the_callers_float_mode_is_left_alone() {
+fn float_mode_of_the_caller_is_unchanged() {
     let mut random = SplitMix64(46);
     let expert = expert(&mut random);
     let inputs = vec![0u8; expert.shape.row_bytes()];
@@ -154,7 +159,7 @@ fn the_callers_float_mode_is_left_alone() {
 }
 
 #[test]
-fn each_item_is_worked_on_once() {
+fn each_item_is_processed_once() {
     for threads in [1, 2, 3] {
         let pool = Pool::new(PoolConfig { threads, ..PoolConfig::default() }).unwrap();
         for count in [0_usize, 1, 2, 7, 1000] {
@@ -177,7 +182,7 @@ fn each_item_is_worked_on_once() {
     }
 }
 
-/// Denormals are flushed by the kernels only: what else the threads compute is not theirs to change.
+/// Only the kernels flush denormals; other work on the pool's threads keeps them.
 #[test]
 fn items_are_computed_with_denormals() {
     let pool = Pool::new(PoolConfig { threads: 2, ..PoolConfig::default() }).unwrap();
@@ -186,10 +191,10 @@ fn items_are_computed_with_denormals() {
     assert!(items.iter().all(|&item| item == f32::from_bits(0x0020_0000)), "{items:?}");
 }
 
-/// Rows that are suspended after any number of panels, with other calls and other suspended rows in between, are those of
-/// one call, whatever the format of the weights and the number of threads.
+/// Rows may be suspended after any number of panels, with other calls and other suspended rows in between, for any format
+/// of the weights and number of threads.
 #[test]
-fn suspended_rows_are_those_of_one_call() {
+fn suspended_rows_equal_those_of_one_call() {
     let mut random = SplitMix64(77);
     for threads in [1, 2, 3] {
         let pool = pool(threads, None);
@@ -233,7 +238,7 @@ fn suspended_rows_are_those_of_one_call() {
 }
 
 #[test]
-fn suspended_rows_that_are_illegal_are_refused() {
+fn illegal_suspended_rows_are_refused() {
     let mut random = SplitMix64(78);
     let expert = expert(&mut random);
     let inputs = vec![0u8; 2 * expert.shape.row_bytes()];
@@ -242,7 +247,7 @@ fn suspended_rows_that_are_illegal_are_refused() {
     let mut rows = begin(2);
     let error = pool(2, None).advance(&mut rows, &mut || false).unwrap_err();
     assert_eq!(error, KernelError::RowIndex { job: 0, index: 2, rows: 2 });
-    // The ranges of threads are a pool's own.
+    // Suspended rows can only be continued on the pool that suspended them.
     let (one, two) = (pool(1, None), pool(2, None));
     let mut rows = begin(1);
     assert_eq!(one.advance(&mut rows, &mut || true), Ok(false));

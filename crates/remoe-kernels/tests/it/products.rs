@@ -1,12 +1,12 @@
-//! Plain products: every path, thread count and batch gives the bits of the naive form.
+//! Products with plain weights: each path, number of threads and batch gives the bits of the reference.
 
 use crate::common;
 
 use common::{Data, SplitMix64, bits, dot, pool, pools, stored_bits, to_bytes};
 use proptest::prelude::*;
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, Job, KernelError, MAX_DIMENSION, MAX_OUTPUTS, PackedExpert, PackedMatrix,
-    Pool, Product, StoredDtype,
+    Activation, Dtype, ExpertJob, ExpertShape, KernelError, MAX_DIMENSION, MAX_OUTPUTS, MatrixProduct,
+    PackedExpert, PackedMatrix, Pool, StoredDtype,
 };
 
 struct ProductCase {
@@ -34,12 +34,12 @@ fn case(
     }
 }
 
-/// Computes a case on all pools and compares with the naive form.
+/// Computes a case on all pools and compares the results with the reference.
 fn check(pools: &[Pool], case: &ProductCase) {
     let (dtype, columns) = (case.matrix.dtype(), case.matrix.outputs());
     for pool in pools {
         let mut output = vec![0xaa; case.expected.len() * dtype.bytes()];
-        let mut product = [Product { matrix: &case.matrix, inputs: &case.rows, output: &mut output }];
+        let mut product = [MatrixProduct { matrix: &case.matrix, inputs: &case.rows, output: &mut output }];
         pool.multiply(&mut product).unwrap();
         let actual = bits(&output, dtype);
         if let Some(at) = actual.iter().zip(&case.expected).position(|(a, b)| a != b) {
@@ -59,7 +59,7 @@ fn check(pools: &[Pool], case: &ProductCase) {
 }
 
 #[test]
-fn all_paths_and_shapes_give_the_same_bits() {
+fn all_paths_and_shapes_give_the_reference_bits() {
     let pools = pools();
     let mut random = SplitMix64(11);
     for (outputs, inputs) in [(1, 1), (3, 2), (63, 5), (64, 64), (65, 41), (130, 7), (200, 130)] {
@@ -76,7 +76,7 @@ fn all_paths_and_shapes_give_the_same_bits() {
 
 /// Chunks are 32 or 64 pairs of K, those of widened weights 32; groups are 48 rows and 192, and bfloat16 is widened from more than 18 on.
 #[test]
-fn the_edges_of_blocks_groups_and_chunks() {
+fn edges_of_blocks_and_chunks_give_the_reference_bits() {
     let pools = pools();
     let mut random = SplitMix64(14);
     for rows in [6, 7, 8, 12, 13, 18, 19, 47, 48, 49, 97, 191, 192, 193, 384, 385] {
@@ -89,9 +89,9 @@ fn the_edges_of_blocks_groups_and_chunks() {
     }
 }
 
-/// Panels of which two do not stay in a second-level cache are walked by chunks however many rows there are.
+/// Panels of which two exceed a second-level cache are computed in chunks for any number of rows.
 #[test]
-fn deep_panels() {
+fn deep_panels_give_the_reference_bits() {
     let pools = pools();
     let mut random = SplitMix64(15);
     for (dtype, inputs) in [(Dtype::Bf16, 3333), (Dtype::F32, 1667)] {
@@ -105,7 +105,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_product(
+    fn any_product_gives_the_reference_bits(
         seed in any::<u64>(),
         outputs in 1usize..70,
         inputs in 1usize..200,
@@ -119,7 +119,7 @@ proptest! {
 }
 
 #[test]
-fn several_products_share_a_call_and_follow_experts() {
+fn products_share_a_call_and_alternate_with_experts() {
     let mut random = SplitMix64(12);
     for threads in 1..=3 {
         let pool = pool(threads, None);
@@ -132,10 +132,10 @@ fn several_products_share_a_call_and_follow_experts() {
         for _ in 0..3 {
             let mut outputs: Vec<Vec<u8>> =
                 cases.iter().map(|case| vec![0; case.expected.len() * case.matrix.dtype().bytes()]).collect();
-            let mut products: Vec<Product<'_>> = cases
+            let mut products: Vec<MatrixProduct<'_>> = cases
                 .iter()
                 .zip(&mut outputs)
-                .map(|(case, output)| Product { matrix: &case.matrix, inputs: &case.rows, output })
+                .map(|(case, output)| MatrixProduct { matrix: &case.matrix, inputs: &case.rows, output })
                 .collect();
             pool.multiply(&mut products).unwrap();
             for (case, output) in cases.iter().zip(&outputs) {
@@ -143,7 +143,7 @@ fn several_products_share_a_call_and_follow_experts() {
             }
             let inputs = vec![0u8; 256];
             let mut output = vec![1u8; 256];
-            pool.forward(&mut [Job {
+            pool.forward(&mut [ExpertJob {
                 expert: &expert,
                 inputs: &inputs,
                 row_index: &[0],
@@ -156,7 +156,7 @@ fn several_products_share_a_call_and_follow_experts() {
 }
 
 #[test]
-fn stacked_matrices_are_one() {
+fn stacked_matrices_equal_a_single_matrix() {
     for dtype in [Dtype::Bf16, Dtype::F32] {
         let all = case(&mut SplitMix64(13), Data::Ordinary, 100, 33, 5, dtype);
         let mut random = SplitMix64(13);
@@ -169,14 +169,14 @@ fn stacked_matrices_are_one() {
         let parts = [(first.0, first.1.as_slice()), (second.0, second.1.as_slice())];
         let matrix = PackedMatrix::pack(33, dtype, &parts).unwrap();
         let mut output = vec![0; all.expected.len() * dtype.bytes()];
-        let mut product = [Product { matrix: &matrix, inputs: &all.rows, output: &mut output }];
+        let mut product = [MatrixProduct { matrix: &matrix, inputs: &all.rows, output: &mut output }];
         pool(2, None).multiply(&mut product).unwrap();
         assert_eq!(bits(&output, dtype), all.expected);
     }
 }
 
 #[test]
-fn wrong_sizes_are_named() {
+fn wrong_sizes_are_refused_by_name() {
     let pack = |inputs, bytes| {
         PackedMatrix::pack(inputs, Dtype::Bf16, &[(StoredDtype::Bf16, &vec![0; bytes])]).map(|_| ())
     };
@@ -191,7 +191,7 @@ fn wrong_sizes_are_named() {
     let pool = pool(1, None);
     let multiply = |inputs: usize, output: usize| {
         let (inputs, mut output) = (vec![0; inputs], vec![0; output]);
-        pool.multiply(&mut [Product { matrix: &matrix, inputs: &inputs, output: &mut output }])
+        pool.multiply(&mut [MatrixProduct { matrix: &matrix, inputs: &inputs, output: &mut output }])
     };
     assert_eq!(multiply(48, 32), Ok(()));
     let input = KernelError::InputLength { job: 0, actual: 47, hidden: 6, dtype: Dtype::F32 };

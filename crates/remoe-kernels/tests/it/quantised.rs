@@ -1,4 +1,4 @@
-//! Quantised weights: every path, thread count and batch gives the bits of the naive form.
+//! Quantised weights: each path, number of threads and batch gives the bits of the reference.
 
 use crate::common;
 
@@ -6,10 +6,10 @@ use common::{
     Data, Expert, SplitMix64, bits, check, dot_in, forward, integers, pool, pools, stored_bits, to_bytes,
 };
 use proptest::prelude::*;
-use remoe_kernels::quantise::{GROUP, kept};
+use remoe_kernels::quantise::{GROUP, quantised_weights};
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, Job, KernelError, Matrix, NumericsClass, PackedExpertBuilder,
-    PackedMatrix, PackedMatrixBuilder, Product, StoredDtype, WeightFormat,
+    Activation, Dtype, ExpertJob, ExpertMatrix, ExpertShape, KernelError, MatrixProduct, NumericsClass,
+    PackedExpertBuilder, PackedMatrix, PackedMatrixBuilder, StoredDtype, WeightFormat,
 };
 
 fn classes() -> impl Iterator<Item = NumericsClass> {
@@ -17,7 +17,7 @@ fn classes() -> impl Iterator<Item = NumericsClass> {
 }
 
 #[test]
-fn all_shapes_rows_and_numbers() {
+fn quantised_experts_give_the_reference_bits() {
     let pools = pools();
     let mut random = SplitMix64(21);
     let activations = [Activation::Silu, Activation::GeluTanh, Activation::Relu, Activation::ClampedSwiglu];
@@ -41,7 +41,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_expert(
+    fn any_quantised_expert_gives_the_reference_bits(
         seed in any::<u64>(),
         hidden in 1usize..150,
         width in 1usize..100,
@@ -56,9 +56,9 @@ proptest! {
     }
 }
 
-/// Narrow vectors go over a panel so often that it is one chunk unless it is this deep.
+/// Paths with narrow vectors split only panels of this depth into chunks.
 #[test]
-fn deep_experts() {
+fn deep_quantised_experts_give_the_reference_bits() {
     let pools = pools();
     let mut random = SplitMix64(23);
     for class in classes() {
@@ -70,7 +70,7 @@ fn deep_experts() {
 }
 
 #[test]
-fn products() {
+fn quantised_products_give_the_reference_bits() {
     let pools = pools();
     let mut random = SplitMix64(22);
     for class in classes() {
@@ -88,7 +88,7 @@ fn products() {
                 let x = to_bytes(&x.concat(), dtype);
                 for pool in &pools {
                     let mut output = vec![0xaa; expected.len() * dtype.bytes()];
-                    let mut product = [Product { matrix: &matrix, inputs: &x, output: &mut output }];
+                    let mut product = [MatrixProduct { matrix: &matrix, inputs: &x, output: &mut output }];
                     pool.multiply(&mut product).unwrap();
                     assert_eq!(
                         bits(&output, dtype),
@@ -102,9 +102,9 @@ fn products() {
     }
 }
 
-/// Tokens come to several experts of a call, and from different buffers.
+/// Several experts of a call share tokens, which come from different buffers.
 #[test]
-fn jobs_that_share_rows_and_jobs_that_do_not() {
+fn jobs_with_shared_and_own_rows_give_the_reference_bits() {
     let mut random = SplitMix64(23);
     for class in classes() {
         let experts: Vec<Expert> = (0..3)
@@ -117,10 +117,10 @@ fn jobs_that_share_rows_and_jobs_that_do_not() {
         let calls: [(usize, usize, &[u32]); 5] =
             [(0, 0, &[0, 1, 4]), (1, 0, &[4, 4, 2]), (2, 1, &[0, 1]), (0, 1, &[3]), (1, 0, &[0])];
         let mut outputs: Vec<Vec<u8>> = calls.iter().map(|call| vec![0; call.2.len() * row]).collect();
-        let mut jobs: Vec<Job<'_>> = calls
+        let mut jobs: Vec<ExpertJob<'_>> = calls
             .iter()
             .zip(&mut outputs)
-            .map(|(&(expert, source, row_index), output)| Job {
+            .map(|(&(expert, source, row_index), output)| ExpertJob {
                 expert: &experts[expert].packed,
                 inputs: &inputs[source],
                 row_index,
@@ -135,13 +135,13 @@ fn jobs_that_share_rows_and_jobs_that_do_not() {
 }
 
 #[test]
-fn weights_are_kept_as_documented_and_within_half_a_step() {
+fn weights_are_quantised_as_documented_within_half_a_step() {
     let mut random = SplitMix64(24);
     for format in WeightFormat::QUANTISED {
         for data in [Data::Ordinary, Data::Wide] {
             for length in [1, 31, 32, 33, 64, 200] {
                 let row = data.vector(&mut random, length, Dtype::F32);
-                let kept = kept(&row, format);
+                let kept = quantised_weights(&row, format);
                 for (group, kept) in row.chunks(GROUP).zip(kept.chunks(GROUP)) {
                     let (integers, scale) = integers(group, format, true);
                     let values: Vec<f32> = integers.iter().map(|&q| q as f32 * scale).collect();
@@ -163,9 +163,9 @@ fn weights_are_kept_as_documented_and_within_half_a_step() {
     }
 }
 
-/// Whatever power of two a checkpoint has for a group, and whichever of the numbers are in it.
+/// Covers any scale of a group and any subset of the format's numbers in it.
 #[test]
-fn what_is_mxfp4_stays_what_it_is() {
+fn mxfp4_weights_keep_their_values() {
     let mut random = SplitMix64(26);
     let magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     for exponent in -99..=124 {
@@ -175,15 +175,14 @@ fn what_is_mxfp4_stays_what_it_is() {
                 if random.below(2) == 0 { magnitude } else { -magnitude }
             };
             let row: Vec<f32> = (0..GROUP + 5).map(|_| number()).collect();
-            assert_eq!(kept(&row, WeightFormat::Mxfp4), row);
+            assert_eq!(quantised_weights(&row, WeightFormat::Mxfp4), row);
         }
     }
 }
 
-/// Rows that are looked up of a matrix are its rows as they are kept, whatever slabs it was packed from; in bfloat16
-/// rounded once.
+/// The rows do not depend on the slabs that the matrix was packed from, and are rounded once to bfloat16.
 #[test]
-fn rows_are_looked_up_as_they_are_kept() {
+fn read_rows_equal_the_quantised_weights() {
     let mut random = SplitMix64(27);
     for class in NumericsClass::ALL.into_iter().filter(|class| class.weights != WeightFormat::Fp8) {
         for (rows, inputs) in [(1, 1), (3, 31), (65, 33), (130, 64), (70, 97)] {
@@ -191,13 +190,13 @@ fn rows_are_looked_up_as_they_are_kept() {
                 (0..rows).map(|_| Data::Ordinary.vector(&mut random, inputs, class.dtype)).collect();
             let mut builder = PackedMatrixBuilder::new(rows, inputs, class).unwrap();
             for slab in weights.chunks(17) {
-                builder.rows(class.dtype.into(), &to_bytes(&slab.concat(), class.dtype)).unwrap();
+                builder.push_rows(class.dtype.into(), &to_bytes(&slab.concat(), class.dtype)).unwrap();
             }
             let matrix = builder.finish().unwrap();
             let mut row = vec![0; matrix.input_bytes()];
             for (index, weights) in weights.iter().enumerate() {
                 matrix.read_row(index, &mut row).unwrap();
-                let kept = kept(weights, class.weights);
+                let kept = quantised_weights(weights, class.weights);
                 let expected: Vec<u32> = kept.into_iter().map(|x| stored_bits(x, class.dtype)).collect();
                 assert_eq!(bits(&row, class.dtype), expected, "{class}, row {index} of {rows} x {inputs}");
             }
@@ -212,13 +211,13 @@ fn rows_are_looked_up_as_they_are_kept() {
 }
 
 #[test]
-fn a_matrix_takes_as_many_rows_as_it_has() {
+fn matrix_refuses_too_many_and_too_few_rows() {
     let mut builder = PackedMatrixBuilder::new(3, 4, Dtype::F32).unwrap();
     let rows = |actual| KernelError::Length { what: "rows of a matrix", actual, expected: 3 };
-    assert_eq!(builder.rows(StoredDtype::F32, &[0; 32]), Ok(()));
+    assert_eq!(builder.push_rows(StoredDtype::F32, &[0; 32]), Ok(()));
     let part = KernelError::WeightLength { actual: 17, row_bytes: 16 };
-    assert_eq!(builder.rows(StoredDtype::F32, &[0; 17]), Err(part));
-    assert_eq!(builder.rows(StoredDtype::F32, &[0; 32]), Err(rows(4)));
+    assert_eq!(builder.push_rows(StoredDtype::F32, &[0; 17]), Err(part));
+    assert_eq!(builder.push_rows(StoredDtype::F32, &[0; 32]), Err(rows(4)));
     assert_eq!(builder.finish().unwrap_err(), rows(2));
 }
 
@@ -230,11 +229,11 @@ fn packing_is_independent_of_slabs_and_stored_types() {
         let matrices = [0; 3].map(|_| Data::Ordinary.vector(&mut random, 96 * 70, Dtype::Bf16));
         let pack = |stored: Dtype, slab: usize| {
             let mut builder = PackedExpertBuilder::new(shape, stored.into()).unwrap();
-            for (matrix, weights) in Matrix::ALL.into_iter().zip(&matrices) {
+            for (matrix, weights) in ExpertMatrix::ALL.into_iter().zip(&matrices) {
                 let bytes = to_bytes(weights, stored);
                 let row = builder.row_bytes(matrix);
                 for (index, slab_bytes) in bytes.chunks(slab * row).enumerate() {
-                    builder.rows(matrix, index * slab, slab_bytes).unwrap();
+                    builder.set_rows(matrix, index * slab, slab_bytes).unwrap();
                 }
             }
             builder.finish().unwrap()
@@ -260,12 +259,14 @@ fn packing_is_independent_of_slabs_and_stored_types() {
     let matrix = PackedMatrix::pack(64, class, &[(StoredDtype::F16, &f16)]).unwrap();
     let mut output = [0; 4];
     let x = to_bytes(&[0.5; 64], Dtype::F32);
-    pool(1, None).multiply(&mut [Product { matrix: &matrix, inputs: &x, output: &mut output }]).unwrap();
+    pool(1, None)
+        .multiply(&mut [MatrixProduct { matrix: &matrix, inputs: &x, output: &mut output }])
+        .unwrap();
     assert!((f32::from_le_bytes(output) - 32.0).abs() < 0.2, "{output:?}");
 }
 
-/// A row with one element of 127 reads one column of the packed weights: the product is 127 times what published code
-/// makes of the integer and its scale (`tests/fixtures/int4.py`), without rounding.
+/// A row with one element of 127 reads one column of the packed weights. The product is exactly 127 times the value that
+/// published code gives for the integer and its scale (`tests/fixtures/int4.py`).
 #[test]
 fn kernels_read_int4_as_published_code_does() {
     #[derive(serde::Deserialize)]
@@ -299,7 +300,8 @@ fn kernels_read_int4_as_published_code_does() {
             .collect();
         for pool in &pools {
             let mut output = vec![0xaa; expected.len() * 4];
-            pool.multiply(&mut [Product { matrix: &packed, inputs: &inputs, output: &mut output }]).unwrap();
+            pool.multiply(&mut [MatrixProduct { matrix: &packed, inputs: &inputs, output: &mut output }])
+                .unwrap();
             let found: Vec<f32> = bits(&output, Dtype::F32).into_iter().map(f32::from_bits).collect();
             assert_eq!(found, expected, "{name} by {}", pool.paths(class));
         }

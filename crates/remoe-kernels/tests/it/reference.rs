@@ -1,15 +1,16 @@
-//! Against float64, with a bound that follows from the accumulation order: each fused multiply-add rounds once.
+//! Comparison with float64, within an error bound that follows from the order of accumulation: each fused multiply-add
+//! rounds once.
 
 use crate::common;
 
 use common::{Data, Expert, SplitMix64, bits, forward, pool, to_bytes};
-use remoe_kernels::{Activation, Dtype, Matrix};
+use remoe_kernels::{Activation, Dtype, ExpertMatrix};
 
 /// Unit roundoff of float32 and of bfloat16.
 const U32: f64 = 1.0 / (1u64 << 24) as f64;
 const U16: f64 = 1.0 / (1u64 << 8) as f64;
 
-/// A value and how far a computed one may be from it.
+/// Exact value and the largest error of a computed one.
 #[derive(Clone, Copy)]
 struct Near {
     value: f64,
@@ -21,7 +22,7 @@ impl Near {
         Self { value: self.value, error: self.error + unit * (self.value.abs() + self.error) }
     }
 
-    /// A sum of products, computed by one fused multiply-add for each.
+    /// Bounds a dot product that takes a fused multiply-add per element.
     fn dot(x: &[Self], w: &[f32]) -> Self {
         let n = x.len() as f64 + 1.0;
         let mut sum = Self { value: 0.0, error: 0.0 };
@@ -43,7 +44,7 @@ impl Near {
         Self { value, error }.rounded(U32)
     }
 
-    fn biased(self, expert: &Expert, matrix: Matrix, n: usize, unit: f64) -> Self {
+    fn biased(self, expert: &Expert, matrix: ExpertMatrix, n: usize, unit: f64) -> Self {
         let Some(bias) = expert.biases[matrix as usize].get(n) else { return self };
         Self { value: self.value + f64::from(*bias), ..self }.rounded(U32).rounded(unit)
     }
@@ -58,8 +59,8 @@ impl Near {
         }
     }
 
-    /// No activation is steeper than 1.13. Its own operations err by a few units; for GELU an error of three units in
-    /// the exponent counts with the exponent's size.
+    /// Bounds the result of an activation. No activation is steeper than 1.13, and its own operations err by a few units
+    /// of roundoff. An error of three units in an exponent is multiplied by the exponent's size.
     fn activated(self, activation: Activation) -> Self {
         let x = self.value;
         let (value, exponent) = match activation {
@@ -87,13 +88,13 @@ fn row(expert: &Expert, x: &[f32]) -> Vec<Near> {
         .map(|n| {
             let gate = Near::dot(&x, &expert.gate[n * hidden..][..hidden]).rounded(unit);
             let up = Near::dot(&x, &expert.up[n * hidden..][..hidden]).rounded(unit);
-            let gate = gate.biased(expert, Matrix::Gate, n, unit);
-            let up = up.biased(expert, Matrix::Up, n, unit).factor(shape.activation());
+            let gate = gate.biased(expert, ExpertMatrix::Gate, n, unit);
+            let up = up.biased(expert, ExpertMatrix::Up, n, unit).factor(shape.activation());
             gate.activated(shape.activation()).rounded(unit).times(up.rounded(unit)).rounded(unit)
         })
         .collect();
     let down = |n: usize| Near::dot(&h, &expert.down[n * width..][..width]).rounded(unit);
-    (0..hidden).map(|n| down(n).biased(expert, Matrix::Down, n, unit)).collect()
+    (0..hidden).map(|n| down(n).biased(expert, ExpertMatrix::Down, n, unit)).collect()
 }
 
 #[test]
@@ -127,8 +128,7 @@ fn results_are_within_the_bound_of_the_order() {
                         largest_value = largest_value.max(near.value.abs());
                     }
                 }
-                // Bounds are generous; what is typical is far better, and a bound that admits anything would prove
-                // nothing.
+                // The bounds are generous, so the typical error is checked as well.
                 let typical = if dtype == Dtype::Bf16 { 2e-2 } else { 1e-5 };
                 assert!(
                     largest_error <= typical * largest_value,

@@ -1,10 +1,12 @@
-//! DeepSeek-V2: `DeepseekV2Config` and `modeling_deepseek_v2.py` of transformers 5.17 (the native
-//! model; `norm_topk_prob`, `scoring_func` and `moe_layer_freq` are fields that it does not read, and which must say
-//! what it does).
+//! DeepSeek-V2: `DeepseekV2Config` and `modeling_deepseek_v2.py` of transformers 5.17 (the native model).
 //!
-//! Multi-head latent attention whose latents have norms with an epsilon of their own. Router logits
-//! in float32, softmax over all experts, greedy or group-limited choice, weights times
-//! `routed_scaling_factor`, kept in float32. Shared experts without a gate. The first layers dense.
+//! - Multi-head latent attention. The norms of the latents have an epsilon of their own.
+//! - Router: logits in float32, softmax over all experts, greedy or group-limited choice, weights times
+//!   `routed_scaling_factor`, kept in float32.
+//! - Shared experts without a gate. The first layers are dense.
+//!
+//! transformers does not read `norm_topk_prob`, `scoring_func` and `moe_layer_freq`; their values must agree with what it
+//! computes.
 
 use super::{Family, TensorNames, USUAL_NAMES, latent, uniform_layer_types};
 use crate::config::{CommonConfig, Defaults, ModelConfig};
@@ -30,8 +32,8 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     let common = CommonConfig::read(fields, &DEFAULTS)?;
     fields.refuse("sliding_window", "DeepSeek-V2 attends to the whole context")?;
     uniform_layer_types(&common, "full_attention")?;
-    // transformers refuses it too, though the heads do not depend on it.
-    common.even_heads()?;
+    // transformers refuses other sizes, too, although heads do not depend on it.
+    common.hidden_per_head()?;
     let (attention, rope) = latent::attention(&common, RopeLayout::Interleaved)?;
     let rope = RopeFacts { in_float32: true, ..rope };
     let moe = experts(&common)?;
@@ -92,6 +94,6 @@ fn groups(
     }
     let groups = fields.required_size("n_group")?;
     let chosen = fields.required_size("topk_group")?;
-    latent::groups(common, experts, top_k, [groups, chosen])?;
+    latent::check_groups(common, experts, top_k, [groups, chosen])?;
     Ok(Some(GroupFacts { groups, chosen, best: 1 }))
 }

@@ -1,10 +1,12 @@
-//! DeepSeek-V3 and R1: `DeepseekV3Config` and `modeling_deepseek_v3.py` of transformers 5.17
-//! (`moe_layer_freq` is a field that it does not read, and which must be 1; layers that predict further tokens stand behind
-//! the others and are not loaded).
+//! DeepSeek-V3 and R1: `DeepseekV3Config` and `modeling_deepseek_v3.py` of transformers 5.17.
 //!
-//! Multi-head latent attention. Router logits in float32, a sigmoid of each, a correction for the choice
-//! alone, the best groups by the sum of their two best, weights normalised, times
-//! `routed_scaling_factor`, kept in float32. Shared experts without a gate. The first layers dense.
+//! - Multi-head latent attention.
+//! - Router: logits in float32, sigmoid of each, plus a correction that only affects the choice. The best groups are
+//!   chosen by the sum of their two best experts. Weights are normalised, times `routed_scaling_factor`, kept in float32.
+//! - Shared experts without a gate. The first layers are dense. Multi-token prediction layers, which follow the others,
+//!   are not loaded.
+//!
+//! transformers does not read `moe_layer_freq`, which must be 1.
 
 use super::{Family, TensorNames, USUAL_NAMES, latent, uniform_layer_types};
 use crate::config::{CommonConfig, Defaults, ModelConfig};
@@ -26,8 +28,8 @@ const DEFAULTS: Defaults = Defaults {
     eos: Some(1),
 };
 
-/// Experts of a group whose scores are summed.
-const BEST: usize = 2;
+/// Number of best experts whose scores sum to a group's score.
+const EXPERTS_PER_GROUP_SCORE: usize = 2;
 
 pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     let common = CommonConfig::read(fields, &DEFAULTS)?;
@@ -61,13 +63,19 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
 fn experts(common: &CommonConfig<'_>) -> Result<MoeFacts, CheckpointError> {
     let fields = common.fields;
     let (experts, top_k) = common.experts(["n_routed_experts", "num_local_experts"], 256, Some(8))?;
-    let groups =
-        GroupFacts { groups: fields.size("n_group", 8)?, chosen: fields.size("topk_group", 4)?, best: BEST };
-    if experts / groups.groups < BEST {
-        let message = format!("is {}, groups of the {experts} experts need {BEST} at least", groups.groups);
+    let groups = GroupFacts {
+        groups: fields.size("n_group", 8)?,
+        chosen: fields.size("topk_group", 4)?,
+        best: EXPERTS_PER_GROUP_SCORE,
+    };
+    if experts / groups.groups < EXPERTS_PER_GROUP_SCORE {
+        let message = format!(
+            "is {}, groups of the {experts} experts need {EXPERTS_PER_GROUP_SCORE} at least",
+            groups.groups
+        );
         return Err(fields.error("n_group", message));
     }
-    latent::groups(common, experts, top_k, [groups.groups, groups.chosen])?;
+    latent::check_groups(common, experts, top_k, [groups.groups, groups.chosen])?;
     let expert_width = fields.size("moe_intermediate_size", 2048)?;
     let shared = fields.count("n_shared_experts", 1)?;
     Ok(MoeFacts {

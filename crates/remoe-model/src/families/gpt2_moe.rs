@@ -1,9 +1,10 @@
-//! GPT-2 whose feed-forward networks became experts, as `remoe convert` writes it (docs/models.md): fields and defaults of
-//! `GPT2Config` of transformers 5.17, and two of its own, `num_local_experts` and `num_experts_per_tok`.
+//! GPT-2 with its MLPs cut into experts, as `remoe convert` writes it (docs/models.md). The fields and defaults are those of
+//! `GPT2Config` of transformers 5.17, plus `num_local_experts` and `num_experts_per_tok`.
 //!
-//! Learned positions, layer norms with biases, biases on attention. Each expert is a part of the neurons of what was one
-//! network, two projections without a gate, and counts with weight 1 where it is chosen (MoEfication, arXiv 2110.01786, section
-//! 3.3): with all experts chosen their sum, and the bias that the layer adds once, is what that network gave.
+//! - Learned positions, layer norms with biases, attention with biases.
+//! - An expert has some neurons of the original MLP: two projections without a gate. A chosen expert has weight 1
+//!   (MoEfication, arXiv 2110.01786, section 3.3). If all experts are chosen, their sum plus the layer's bias equals the
+//!   output of the original MLP.
 
 use super::{BlockNames, Family, TensorNames, USUAL_BLOCK, USUAL_NAMES};
 use crate::config::{CommonConfig, Defaults, FieldNames, ModelConfig};
@@ -36,7 +37,7 @@ const DEFAULTS: Defaults = Defaults {
     eos: Some(50_256),
 };
 
-/// Names of other families for the same fields, which `GPT2Config` reads too.
+/// Names of other families for the same fields. `GPT2Config` reads them, too.
 const ALIASES: [(&str, &str); 4] = [
     ("num_hidden_layers", FIELDS.layers),
     ("num_attention_heads", FIELDS.heads),
@@ -44,7 +45,7 @@ const ALIASES: [(&str, &str); 4] = [
     ("max_position_embeddings", FIELDS.context_length),
 ];
 
-/// Flags that change the answer, with the value that is computed.
+/// Flags that change the results, with the only supported value.
 const FLAGS: [(&str, bool); 3] = [
     ("scale_attn_weights", true),
     ("scale_attn_by_inverse_layer_idx", false),
@@ -56,20 +57,21 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
         fields.refuse(alias, &format!("GPT-2 calls it {name}; remove one of the two"))?;
     }
     let common = CommonConfig::read_named(fields, &DEFAULTS, &FIELDS)?;
-    for (name, computed) in FLAGS {
-        if fields.flag(name, computed)? != computed {
-            return Err(fields.unsupported(name, format!("{}; it is computed with {computed}", !computed)));
+    for (name, supported) in FLAGS {
+        if fields.flag(name, supported)? != supported {
+            let message = format!("{}; it is computed with {supported}", !supported);
+            return Err(fields.unsupported(name, message));
         }
     }
     let activation = match fields.text("activation_function")? {
-        // The first is the formula in steps, the second the same in one.
+        // The same formula; gelu_new computes it in several steps.
         None | Some("gelu_new" | "gelu_pytorch_tanh") => Activation::GeluTanh,
         Some(other) => {
             let message = format!("`{other}`; supported are gelu_new and gelu_pytorch_tanh");
             return Err(fields.unsupported("activation_function", message));
         }
     };
-    let head_dim = common.even_heads()?;
+    let head_dim = common.hidden_per_head()?;
     let attention = AttentionFacts::Gqa(GqaFacts {
         qkv_bias: true,
         o_bias: true,

@@ -1,12 +1,14 @@
-//! gpt-oss (OpenAI): `GptOssConfig` and `modeling_gpt_oss.py` of transformers 5.17 (`hidden_act` is a field
-//! that it does not read, and which must be silu).
+//! gpt-oss (OpenAI): `GptOssConfig` and `modeling_gpt_oss.py` of transformers 5.17.
 //!
-//! Attention with a sink per head, every other layer within a window. Biases on attention, router and
-//! experts, whose activation is a clamped SwiGLU. The experts of the largest logits, softmax over them.
-//! Norms multiply with their weights before they round. All experts of a layer lie in two tensors, gate and
-//! up columns in turns.
+//! - Attention with an attention sink for each head; every other layer has a sliding window.
+//! - Biases on attention, router and experts. The activation of experts is a clamped SwiGLU.
+//! - Router: the experts of the largest logits, softmax over them.
+//! - Norms multiply by their weights before they round.
+//! - All experts of a layer are stored in two tensors, with gate and up columns interleaved.
+//!
+//! transformers does not read `hidden_act`, which must be silu.
 
-use super::{BlockNames, Family, Fused, TensorNames, USUAL_BLOCK, USUAL_NAMES};
+use super::{BlockNames, Family, FusedLayout, TensorNames, USUAL_BLOCK, USUAL_NAMES};
 use crate::config::{CommonConfig, Defaults, ModelConfig};
 use crate::error::CheckpointError;
 use crate::facts::{
@@ -17,7 +19,7 @@ use crate::fields::Fields;
 use crate::rope::{RopeFacts, RopeLayout};
 
 pub(super) const NAMES: TensorNames = TensorNames {
-    blocks: &[BlockNames { router: "router", fused: Fused::InTurns, ..USUAL_BLOCK }],
+    blocks: &[BlockNames { router: "router", fused: FusedLayout::Interleaved, ..USUAL_BLOCK }],
     ..USUAL_NAMES
 };
 
@@ -32,9 +34,9 @@ const DEFAULTS: Defaults = Defaults {
     eos: None,
 };
 
-/// `GptOssExperts.limit`, which the kernels compute with.
+/// `GptOssExperts.limit`, the only one that the kernels support.
 const LIMIT: f64 = 7.0;
-/// `GptOssExperts.alpha`, the same.
+/// `GptOssExperts.alpha`, the only one that the kernels support.
 const ALPHA: f64 = 1.702;
 
 pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
@@ -56,7 +58,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
         );
     }
     let head_dim = match fields.is_null("head_dim") {
-        true => common.even_heads()?,
+        true => common.hidden_per_head()?,
         false => fields.size("head_dim", 64)?,
     };
     if head_dim % 2 != 0 {
@@ -88,7 +90,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     Ok(ModelConfig { norm: NormKind::RmsInFloat32, activation: Activation::ClampedSwiglu, ..config })
 }
 
-/// The window of each layer: every other one, from the first, unless `layer_types` says otherwise.
+/// Returns the window of each layer. Without `layer_types`, every other layer has one, beginning with the first.
 fn windows(common: &CommonConfig<'_>) -> Result<Vec<Option<usize>>, CheckpointError> {
     let fields = common.fields;
     let slides = match common.layer_types()? {

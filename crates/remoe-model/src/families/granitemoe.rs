@@ -1,10 +1,11 @@
 //! GraniteMoE (IBM): `GraniteMoeConfig` and `modeling_granitemoe.py` of transformers 5.17.
 //!
-//! Four multipliers: of the embedding, of the scores (in place of 1 / sqrt(head_dim)), of what each block
-//! adds, and a divisor of the logits. The experts of the largest logits, softmax over them in float32,
-//! then rounded to the dtype of the activations. All experts of a layer lie in two tensors.
+//! - Multipliers of the embedding, of the scores (in place of 1 / sqrt(head_dim)) and of the outputs of attention and MLP,
+//!   and a divisor of the logits.
+//! - Router: the experts of the largest logits, softmax over them in float32, rounded to the compute dtype.
+//! - All experts of a layer are stored in two tensors.
 
-use super::{BlockNames, Family, Fused, TensorNames, USUAL_BLOCK, USUAL_NAMES, uniform_layer_types};
+use super::{BlockNames, Family, FusedLayout, TensorNames, USUAL_BLOCK, USUAL_NAMES, uniform_layer_types};
 use crate::config::{CommonConfig, Defaults, ModelConfig, Multipliers};
 use crate::error::CheckpointError;
 use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, RoutingFacts, Score};
@@ -16,7 +17,7 @@ pub(super) const NAMES: TensorNames = TensorNames {
         BlockNames {
             block: "block_sparse_moe",
             router: "router.layer",
-            fused: Fused::OneAfterTheOther,
+            fused: FusedLayout::Stacked,
             gate_up: "input_linear.weight",
             down: "output_linear.weight",
         },
@@ -64,7 +65,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     Ok(ModelConfig { multipliers, ..common.finish(Family::GraniteMoe, layers, rope)? })
 }
 
-/// A factor that float32 has, above 0.
+/// Reads a factor above 0 that float32 can represent.
 fn multiplier(fields: Fields<'_>, name: &str) -> Result<f64, CheckpointError> {
     let value = fields.number(name, 1.0)?;
     if !(value as f32).is_normal() || value < 0.0 {

@@ -1,17 +1,17 @@
-//! Multi-head latent attention as the configs of DeepSeek's families have it.
+//! Multi-head latent attention and routing fields that the DeepSeek families share.
 
 use crate::config::CommonConfig;
 use crate::error::CheckpointError;
 use crate::facts::{AttentionFacts, MlaFacts};
 use crate::rope::{RopeFacts, RopeLayout};
 
-/// `DeepseekV2RMSNorm(rank)` and `DeepseekV3RMSNorm(rank)` are made without the config's epsilon.
+/// Default epsilon of `DeepseekV2RMSNorm(rank)` and `DeepseekV3RMSNorm(rank)`, which do not use the config's.
 const LATENT_NORM_EPS: f64 = 1e-6;
 
-/// More than any model multiplies its experts' outputs with (DeepSeek-V2: 16).
+/// Upper bound of `routed_scaling_factor`, above that of any model (DeepSeek-V2: 16).
 const SCALE_LIMIT: f64 = 65_536.0;
 
-/// The attention of every layer, and its rotation.
+/// Reads the attention of every layer, and its rotary embedding.
 pub(super) fn attention(
     common: &CommonConfig<'_>,
     layout: RopeLayout,
@@ -55,7 +55,7 @@ pub(super) fn attention(
     Ok((attention, rope))
 }
 
-/// `routed_scaling_factor`.
+/// Reads `routed_scaling_factor`.
 pub(super) fn routed_scale(common: &CommonConfig<'_>, default: f64) -> Result<f64, CheckpointError> {
     const NAME: &str = "routed_scaling_factor";
     let scale = common.fields.number(NAME, default)?;
@@ -66,8 +66,8 @@ pub(super) fn routed_scale(common: &CommonConfig<'_>, default: f64) -> Result<f6
     Ok(scale)
 }
 
-/// Groups and how many of them are chosen, checked against each other and against the experts.
-pub(super) fn groups(
+/// Checks the number of groups and of chosen groups against each other, the experts and `top_k`.
+pub(super) fn check_groups(
     common: &CommonConfig<'_>,
     experts: usize,
     top_k: usize,
@@ -82,7 +82,7 @@ pub(super) fn groups(
     if chosen > groups {
         return Err(fields.error("topk_group", format!("is {chosen}, more than n_group ({groups})")));
     }
-    // Beyond that, experts outside of the groups would be taken, in an order that torch leaves open.
+    // Otherwise experts outside of the chosen groups would be selected, in an order that torch leaves undefined.
     if top_k > chosen * (experts / groups) {
         return Err(fields
             .error("num_experts_per_tok", format!("is {top_k}, more than the experts of {chosen} groups")));

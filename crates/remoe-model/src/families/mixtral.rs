@@ -1,7 +1,7 @@
 //! Mixtral: `MixtralConfig` and `modeling_mixtral.py` of transformers 5.17.
 //!
-//! Softmax over all experts in float32, the best `num_experts_per_tok` normalised to a sum of 1 and
-//! kept in float32. `router_jitter_noise` and dropout act in training only.
+//! Router: softmax over all experts in float32. The best `num_experts_per_tok` are normalised to a sum of 1 and kept in
+//! float32. `router_jitter_noise` and dropout only affect training.
 
 use super::{BlockNames, Family, TensorNames, USUAL_BLOCK, USUAL_NAMES, uniform_layer_types};
 use crate::config::{CommonConfig, Defaults, ModelConfig};

@@ -1,4 +1,4 @@
-//! The families: each file holds everything that is particular to one.
+//! Model families, one in each file: its config fields, defaults and tensor names.
 
 mod deepseek_v2;
 mod deepseek_v3;
@@ -17,52 +17,52 @@ use crate::error::CheckpointError;
 use crate::family::Family;
 use crate::fields::Fields;
 
-/// Names of tensors. Layer tensors stand under `model.layers.<id>.`, expert tensors of the separate
-/// layout under `<block>.experts.<id>.`.
+/// Names of a family's tensors. Names of layer tensors begin with `model.layers.<id>.`, those of an expert's own tensors
+/// with `<block>.experts.<id>.`.
 pub(crate) struct TensorNames {
-    /// Names that the MoE block may have, as `save_pretrained` writes it first.
+    /// Possible names of the MoE block. The first is the one that `save_pretrained` writes.
     pub(crate) blocks: &'static [BlockNames],
     pub(crate) gate: &'static str,
     pub(crate) up: &'static str,
     pub(crate) down: &'static str,
-    /// The shared experts' MLP, under the block.
+    /// MLP of the shared experts, relative to the block.
     pub(crate) shared: &'static str,
-    /// The gate of the shared experts, under the block.
+    /// Gate of the shared experts, relative to the block.
     pub(crate) shared_gate: &'static str,
 }
 
-/// Names of a MoE block and of what stands under it.
+/// Names of a MoE block and of its parts.
 pub(crate) struct BlockNames {
     pub(crate) block: &'static str,
-    /// The router, which has a `weight` and may have a `bias`.
+    /// Router, which has a `weight` and may have a `bias`.
     pub(crate) router: &'static str,
-    /// How gate and up projections lie in one tensor.
-    pub(crate) fused: Fused,
-    /// Gate and up projections of all experts in one tensor.
+    /// Layout of `gate_up`.
+    pub(crate) fused: FusedLayout,
+    /// Tensor of the gate and up projections of all experts.
     pub(crate) gate_up: &'static str,
-    /// Down projections of all experts in one tensor.
+    /// Tensor of the down projections of all experts.
     pub(crate) down: &'static str,
 }
 
-/// How gate and up projections of an expert lie in one tensor.
+/// Layout of an expert's gate and up projections in one tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fused {
-    /// Rows of the gate, then rows of the up projection; each tensor [outputs, inputs].
-    OneAfterTheOther,
-    /// A column of the gate, a column of the up projection; each tensor [inputs, outputs].
-    InTurns,
+pub(crate) enum FusedLayout {
+    /// Rows of the gate, then rows of the up projection: `[outputs, inputs]`.
+    Stacked,
+    /// Columns of the gate and of the up projection alternate: `[inputs, outputs]`.
+    Interleaved,
 }
 
-/// The block of most families of today.
+/// Block of most current families.
 const USUAL_BLOCK: BlockNames = BlockNames {
     block: "mlp",
     router: "gate",
-    fused: Fused::OneAfterTheOther,
+    fused: FusedLayout::Stacked,
     gate_up: "experts.gate_up_proj",
     down: "experts.down_proj",
 };
 
-/// The names that most families of today use.
+/// Names of most current families.
 const USUAL_NAMES: TensorNames = TensorNames {
     blocks: &[USUAL_BLOCK],
     gate: "gate_proj",
@@ -89,7 +89,7 @@ impl Family {
         }
     }
 
-    /// Names of its tensors.
+    /// Returns the names of the family's tensors.
     pub(crate) fn names(self) -> &'static TensorNames {
         match self {
             Self::Mixtral => &mixtral::NAMES,
@@ -106,10 +106,10 @@ impl Family {
     }
 }
 
-/// Refuses `layer_types` that say anything else than what the family does in every layer.
+/// Refuses `layer_types` with any other entry than `expected`.
 fn uniform_layer_types(common: &CommonConfig<'_>, expected: &str) -> Result<(), CheckpointError> {
     let Some(types) = common.fields.list("layer_types")? else { return Ok(()) };
-    common.one_for_each_layer(types)?;
+    common.check_layer_types(types)?;
     for entry in types {
         if entry.as_str() != Some(expected) {
             return Err(common

@@ -1,8 +1,7 @@
 //! OLMoE: `OlmoeConfig` and `modeling_olmoe.py` of transformers 5.17.
 //!
-//! Queries and keys pass an RMS norm over the whole row before they are clipped and rotated. Softmax
-//! over all experts in float32, normalised only where `norm_topk_prob` says so, then rounded to the
-//! dtype of the activations.
+//! - RMS norm of queries and keys over all heads together, before clipping and rotation.
+//! - Router: softmax over all experts in float32, normalised if `norm_topk_prob` is set, rounded to the compute dtype.
 
 use super::{Family, TensorNames, USUAL_NAMES, uniform_layer_types};
 use crate::config::{CommonConfig, Defaults, ModelConfig};
@@ -26,12 +25,12 @@ const DEFAULTS: Defaults = Defaults {
 
 pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     let common = CommonConfig::read(fields, &DEFAULTS)?;
-    // transformers would cut its cache to the window while the mask stays whole.
+    // transformers would cut its cache to the window, but not its mask.
     fields.refuse("sliding_window", "OLMoE attends to the whole context")?;
     uniform_layer_types(&common, "full_attention")?;
     let head_dim = common.head_dim()?;
-    // The norms of queries and keys have the width of hidden_size / heads per head.
-    if head_dim != common.even_heads()? {
+    // The norms of queries and keys assume hidden_size / heads elements per head.
+    if head_dim != common.hidden_per_head()? {
         return Err(fields.unsupported(
             "head_dim",
             format!("{head_dim}; OLMoE's heads have hidden_size / num_attention_heads elements"),

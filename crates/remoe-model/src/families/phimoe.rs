@@ -1,7 +1,8 @@
 //! PhiMoE (Microsoft, Phi-3.5-MoE): `PhimoeConfig` and `modeling_phimoe.py` of transformers 5.17.
 //!
-//! Layer norms with biases. Two experts by sparsemixer, whose threshold is `router_jitter_noise`, also
-//! in inference. Rope type longrope with factors of its own on cosines and sines. A window is every layer's.
+//! - Layer norms with biases.
+//! - Router: two experts by Sparsemixer, with the threshold `router_jitter_noise`, in inference, too.
+//! - Rope type longrope, with PhiMoE's own factors of cosines and sines. A sliding window applies to every layer.
 
 use super::{BlockNames, Family, TensorNames, USUAL_BLOCK, USUAL_NAMES, uniform_layer_types};
 use crate::config::{CommonConfig, Defaults, ModelConfig};
@@ -32,7 +33,7 @@ const DEFAULTS: Defaults = Defaults {
     eos: Some(2),
 };
 
-/// Sparsemixer chooses so many, whatever the config says.
+/// Number of experts that Sparsemixer chooses, whatever the config says.
 const TOP_K: usize = 2;
 
 pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
@@ -69,18 +70,19 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     Ok(ModelConfig { norm: NormKind::Layer, head_bias, ..config })
 }
 
-/// `PhimoeRotaryEmbedding` has its own factors in place of longrope's.
+/// Replaces the attention factors of longrope by those of `PhimoeRotaryEmbedding`.
 fn with_factors(fields: Fields<'_>, rope: RopeFacts) -> Result<RopeFacts, CheckpointError> {
     let (attention_factor, scaling) = match rope.scaling {
         RopeScaling::None => return Ok(rope),
-        RopeScaling::Long { short, long, factor: longer, original, .. } => {
+        RopeScaling::Long { short, long, factor: context_factor, original, .. } => {
             let parameters = RopeFacts::parameters(fields)?.unwrap_or(fields);
             let factor = |name: &str| {
                 let missing = || parameters.error(name, "is missing, longrope of PhiMoE needs it");
                 parameters.optional_positive(name)?.ok_or_else(missing)
             };
             let long_attention_factor = Some(factor("long_mscale")?);
-            let scaling = RopeScaling::Long { short, long, long_attention_factor, factor: longer, original };
+            let scaling =
+                RopeScaling::Long { short, long, long_attention_factor, factor: context_factor, original };
             (factor("short_mscale")?, scaling)
         }
         _ => {

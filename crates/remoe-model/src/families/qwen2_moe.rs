@@ -1,8 +1,8 @@
 //! Qwen1.5-MoE and Qwen2-MoE: `Qwen2MoeConfig` and `modeling_qwen2_moe.py` of transformers 5.17.
 //!
-//! Softmax over all experts in float32, normalised only where `norm_topk_prob` says so, then rounded
-//! to the dtype of the activations. One shared expert behind a sigmoid gate. A layer is dense where
-//! `mlp_only_layers` or `decoder_sparse_step` say so.
+//! - Router: softmax over all experts in float32, normalised if `norm_topk_prob` is set, rounded to the compute dtype.
+//! - One shared expert with a sigmoid gate.
+//! - `mlp_only_layers` and `decoder_sparse_step` declare layers as dense.
 
 use std::collections::BTreeSet;
 
@@ -64,7 +64,7 @@ fn experts(common: &CommonConfig<'_>) -> Result<MoeFacts, CheckpointError> {
     })
 }
 
-/// Reports for each layer if it has routed experts.
+/// Returns for each layer if it has routed experts.
 pub(super) fn sparse_layers(common: &CommonConfig<'_>) -> Result<Vec<bool>, CheckpointError> {
     let fields = common.fields;
     let sparse_step = fields.size("decoder_sparse_step", 1)?;
@@ -80,8 +80,8 @@ pub(super) fn sparse_layers(common: &CommonConfig<'_>) -> Result<Vec<bool>, Chec
     Ok((0..common.layers).map(sparse).collect())
 }
 
-/// The window of each layer. Without `layer_types`, a windowed model has windows in the layers with
-/// an even id below `max_window_layers` (`Qwen2MoeConfig.__post_init__`).
+/// Returns the window of each layer. Without `layer_types`, layers with an even id below `max_window_layers` have one, if
+/// `use_sliding_window` is set (`Qwen2MoeConfig.__post_init__`).
 fn windows(common: &CommonConfig<'_>) -> Result<Vec<Option<usize>>, CheckpointError> {
     let fields = common.fields;
     let windowed = fields.flag("use_sliding_window", false)?;

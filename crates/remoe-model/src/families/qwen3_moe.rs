@@ -1,8 +1,8 @@
 //! Qwen3-MoE: `Qwen3MoeConfig` and `modeling_qwen3_moe.py` of transformers 5.17.
 //!
-//! Queries and keys pass an RMS norm of each head. Softmax over all experts in float32, normalised only
-//! where `norm_topk_prob` says so, then rounded to the dtype of the activations. A layer is dense where
-//! `mlp_only_layers` or `decoder_sparse_step` say so. A window is every layer's.
+//! - RMS norm of queries and keys in each head.
+//! - Router: softmax over all experts in float32, normalised if `norm_topk_prob` is set, rounded to the compute dtype.
+//! - `mlp_only_layers` and `decoder_sparse_step` declare layers as dense. A sliding window applies to every layer.
 
 use super::qwen2_moe::sparse_layers;
 use super::{Family, TensorNames, USUAL_NAMES, uniform_layer_types};

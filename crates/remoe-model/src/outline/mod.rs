@@ -1,8 +1,8 @@
-//! A model from its configuration alone, without weights: what its parts would take.
+//! Sizes of a model, computed from its configuration alone, without weights.
 //!
-//! An [`Outline`] counts elements and knows in which form they are stored. So the needs of a model can be computed
-//! before anything of it is fetched, whether or not the engine runs its family. [`Outline::open_in`] reads one from a
-//! `config.json`; shapes that are not published can be written down.
+//! An [`Outline`] counts the elements of a model's parts and knows how they are stored. So memory needs are known before
+//! anything is downloaded, even for families that the engine does not run. [`Outline::open_in`] reads an outline from a
+//! `config.json`; an outline of a model without a published config can be written by hand.
 
 mod read;
 mod weights;
@@ -12,25 +12,25 @@ use crate::inspection::Inspection;
 use crate::kv_pages::{CachedLayer, WindowedLayers};
 pub use weights::Weights;
 
-/// Facts of a configuration on which sizes depend. Counts are of elements unless said otherwise.
+/// The facts of a configuration that determine sizes. Counts are of elements unless stated otherwise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outline {
     /// `model_type`.
     pub family: String,
-    /// Compute type: `float32`, `bfloat16` or `float16`. Keys, values and hidden states are in it, and weights that are
-    /// stored in no shorter form.
+    /// Dtype: `float32`, `bfloat16` or `float16`. It is the type of keys, values and hidden states, and of weights that are
+    /// not quantised.
     pub dtype: String,
-    /// How weights are stored.
+    /// Storage format of the weights.
     pub weights: Weights,
-    /// A hidden state.
+    /// Elements of a hidden state.
     pub hidden: usize,
     /// Rows of the embedding.
     pub vocabulary: usize,
-    /// Positions that the model was made for.
+    /// Positions that the model supports.
     pub context: usize,
-    /// Positions that are served of them, see [`crate::ModelConfig::served_context`].
+    /// Positions that are served by default; see [`crate::ModelConfig::served_context`].
     pub served_context: usize,
-    /// Rows of a learned position embedding; 0: there is none.
+    /// Rows of the learned position embedding; 0 without one.
     pub learned_positions: usize,
     /// Set if the head is the embedding.
     pub tied: bool,
@@ -38,40 +38,40 @@ pub struct Outline {
     pub norm_biases: bool,
     /// Set if the head has a bias.
     pub head_bias: bool,
-    /// The layers in order.
+    /// Layers, in order.
     pub layers: Vec<LayerOutline>,
 }
 
-/// One layer.
+/// Sizes of one layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerOutline {
-    /// Keys, values and queries.
+    /// Attention of the layer.
     pub attention: AttentionOutline,
-    /// Positions that a token sees, itself included, where not all before it.
+    /// Positions of the sliding window, the token's own included, if there is one.
     pub window: Option<usize>,
-    /// Feed-forward part.
+    /// MLP of the layer: dense, or routed experts.
     pub mlp: MlpOutline,
 }
 
-/// How a layer attends.
+/// Kind and sizes of a layer's attention.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AttentionOutline {
-    /// Keys and values for groups of heads; one group per head is plain multi-head attention.
+    /// Grouped-query attention; with one group for each head, multi-head attention.
     Grouped {
         /// Query heads.
         heads: usize,
-        /// Key-value heads.
+        /// KV heads.
         groups: usize,
-        /// Width of a head.
+        /// Elements of a head.
         width: usize,
         /// Elements besides the four matrices: biases, norms of queries and keys, sinks.
         besides: usize,
     },
-    /// Keys and values from a latent vector (DeepSeek-V2, arXiv 2405.04434).
+    /// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
     Latent {
         /// Heads.
         heads: usize,
-        /// `q_lora_rank`, where queries have a latent too.
+        /// `q_lora_rank`, if queries have a latent, too.
         query_rank: Option<usize>,
         /// `kv_lora_rank`.
         rank: usize,
@@ -86,53 +86,55 @@ pub enum AttentionOutline {
     },
 }
 
-/// Feed-forward part of a layer.
+/// Kind and sizes of a layer's MLP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MlpOutline {
-    /// One MLP for every token.
+    /// A dense MLP.
     Dense {
-        /// Matrices: 3 with a gate, 2 without.
+        /// Number of matrices: 3 with a gate, 2 without.
         matrices: usize,
-        /// Width of the MLP.
+        /// Intermediate size.
         width: usize,
     },
     /// Routed experts.
     Experts(ExpertsOutline),
 }
 
-/// The experts of a layer.
+/// Sizes of a layer's experts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpertsOutline {
-    /// Routed experts.
+    /// Number of routed experts.
     pub experts: usize,
-    /// Routed experts per token.
+    /// Number of routed experts per token.
     pub top_k: usize,
-    /// Matrices of one expert: 3 with a gate, 2 without.
+    /// Number of matrices of an expert: 3 with a gate, 2 without.
     pub matrices: usize,
-    /// Width of a routed expert.
+    /// Intermediate size of a routed expert.
     pub width: usize,
     /// Elements of one expert's biases.
     pub biases: usize,
     /// Elements of the router besides its matrix.
     pub router_biases: usize,
-    /// Elements of what is added to what the experts give together.
+    /// Elements of the bias that is added to the sum of the experts.
     pub output_biases: usize,
-    /// Elements of what corrects the router's choice, float32 in every form of weights.
+    /// Elements of the correction of the router's choice, which is always float32.
     pub corrections: usize,
-    /// Shared experts.
+    /// Number of shared experts.
     pub shared: usize,
-    /// Width of all shared experts together.
+    /// Intermediate size of all shared experts together.
     pub shared_width: usize,
-    /// Set if a gate weighs the shared experts.
+    /// Set if shared experts have a gate.
     pub shared_gate: bool,
 }
 
-/// Elements of a part of a model: what is multiplied with, which short forms are for, what is float32
-/// always, and the rest.
+/// Elements of a part of a model, by how they are stored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Elements {
+    /// Elements of matrices, which may be quantised.
     matrices: u128,
-    wide: u128,
+    /// Elements that are always float32.
+    float32: u128,
+    /// Elements that are always in the dtype.
     rest: u128,
 }
 
@@ -142,7 +144,7 @@ impl std::ops::Add for Elements {
     fn add(self, other: Self) -> Self {
         Self {
             matrices: self.matrices + other.matrices,
-            wide: self.wide + other.wide,
+            float32: self.float32 + other.float32,
             rest: self.rest + other.rest,
         }
     }
@@ -150,12 +152,12 @@ impl std::ops::Add for Elements {
 
 impl Elements {
     fn all(self) -> u128 {
-        self.matrices + self.wide + self.rest
+        self.matrices + self.float32 + self.rest
     }
 }
 
 fn product(factors: &[usize]) -> u128 {
-    // The reader bounds every factor, so that no product comes near the end of 128 bits.
+    // Factors are bounded when they are read, so that no product exceeds 128 bits.
     factors.iter().fold(1, |product, factor| product.saturating_mul(*factor as u128))
 }
 
@@ -185,16 +187,16 @@ impl AttentionOutline {
         }
     }
 
-    /// Cached elements per token.
-    fn cache(&self) -> u128 {
+    /// Returns the elements that one token adds to the KV cache.
+    fn cache_elements(&self) -> u128 {
         match *self {
             Self::Grouped { groups, width, .. } => 2 * product(&[groups, width]),
             Self::Latent { rank, rotary, .. } => (rank + rotary) as u128,
         }
     }
 
-    /// Scales of an int8 cache per token.
-    fn scales(&self) -> u128 {
+    /// Returns the number of scales that one token adds to an int8 KV cache.
+    fn cache_scales(&self) -> u128 {
         match *self {
             Self::Grouped { groups, width, .. } => 2 * KvCacheDtype::Int8.scales(groups, width) as u128,
             Self::Latent { rank, rotary, .. } => KvCacheDtype::Int8.scales(1, rank + rotary) as u128,
@@ -203,6 +205,7 @@ impl AttentionOutline {
 }
 
 impl ExpertsOutline {
+    /// Returns the elements of one routed expert.
     fn expert(&self, hidden: usize) -> Elements {
         Elements {
             matrices: product(&[self.matrices, hidden, self.width]),
@@ -211,25 +214,25 @@ impl ExpertsOutline {
         }
     }
 
-    /// Router and shared experts. Routers stay in the compute dtype in every form of weights.
-    fn around(&self, hidden: usize) -> Elements {
+    /// Returns the elements of router and shared experts. Routers are never quantised.
+    fn non_routed(&self, hidden: usize) -> Elements {
         let gate = if self.shared_gate { hidden } else { 0 };
         Elements {
             matrices: product(&[self.matrices, hidden, self.shared_width]),
-            wide: self.corrections as u128,
+            float32: self.corrections as u128,
             rest: product(&[hidden, self.experts]) + (self.router_biases + self.output_biases + gate) as u128,
         }
     }
 }
 
 impl Outline {
-    /// Returns the same model with all weights in `dtype` (`float32` or `bfloat16`), whatever they are stored in.
+    /// Returns the same model with all weights in `dtype` (`float32` or `bfloat16`), not quantised.
     #[must_use]
     pub fn in_dtype(&self, dtype: &str) -> Self {
         Self { dtype: dtype.to_owned(), weights: Weights::Plain, ..self.clone() }
     }
 
-    /// Elements of all weights: the parameters that publishers count.
+    /// Returns the number of parameters: the elements of all weights.
     #[must_use]
     pub fn parameters(&self) -> u64 {
         let layers = self.layers.iter().map(|layer| {
@@ -241,8 +244,8 @@ impl Outline {
         saturated(self.outside() + layers.sum::<u128>())
     }
 
-    /// Parameters that one token is multiplied with: those of the experts that it does not use left out, and
-    /// of the embedding, which is looked up.
+    /// Returns the number of active parameters, with which one token is multiplied: without unused experts, and without
+    /// the embedding, which is looked up.
     #[must_use]
     pub fn active_parameters(&self) -> u64 {
         let layers = self.layers.iter().map(|layer| {
@@ -254,14 +257,14 @@ impl Outline {
         saturated(product(&[self.vocabulary, self.hidden]) + layers.sum::<u128>())
     }
 
-    /// Parameters of one routed expert; 0 without any.
+    /// Returns the parameters of one routed expert; 0 without experts.
     #[must_use]
     pub fn expert_parameters(&self) -> u64 {
         saturated(self.experts().map_or(0, |experts| experts.expert(self.hidden).all()))
     }
 
-    /// The facts that a checkpoint of this outline would have. `name` stands for the fingerprint: there are no
-    /// weights that one could be made of. Where weights are in a shorter form, `dtype` is its name.
+    /// Returns the inspection of a checkpoint with this outline. `name` takes the place of the fingerprint, since there are
+    /// no weights. If weights are quantised, `dtype` is the name of their format.
     #[must_use]
     pub fn inspection(&self, name: &str) -> Inspection {
         let element = self.element_bytes();
@@ -280,7 +283,7 @@ impl Outline {
         let count = experts.map_or(0, |experts| experts.experts);
         let routed = product(&[moe_layers.len(), count]) * u128::from(expert_bytes);
         let rest: u128 = layers.iter().map(|bytes| u128::from(*bytes)).sum();
-        let cache: u128 = self.layers.iter().map(|layer| layer.attention.cache()).sum();
+        let cache_elements: u128 = self.layers.iter().map(|layer| layer.attention.cache_elements()).sum();
         Inspection {
             fingerprint: name.to_owned(),
             family: self.family.clone(),
@@ -301,8 +304,10 @@ impl Outline {
             total_bytes: saturated(u128::from(outside_bytes) + rest + routed),
             non_expert_layer_bytes: layers,
             outside_bytes,
-            kv_bytes_per_token: saturated(cache * element),
-            kv_scales_per_token: saturated(self.layers.iter().map(|layer| layer.attention.scales()).sum()),
+            kv_bytes_per_token: saturated(cache_elements * element),
+            kv_scales_per_token: saturated(
+                self.layers.iter().map(|layer| layer.attention.cache_scales()).sum(),
+            ),
             kv_windowed: WindowedLayers::of(
                 &self.layers.iter().map(LayerOutline::cached).collect::<Vec<_>>(),
             ),
@@ -312,7 +317,7 @@ impl Outline {
         }
     }
 
-    /// The experts of the first layer that has some; all such layers have the same.
+    /// Returns the experts of the first layer with routed experts. All such layers have the same sizes.
     fn experts(&self) -> Option<&ExpertsOutline> {
         self.layers.iter().find_map(LayerOutline::experts)
     }
@@ -321,23 +326,24 @@ impl Outline {
         if self.dtype == "float32" { 4 } else { 2 }
     }
 
+    /// Returns the elements of a norm.
     fn norm(&self) -> u128 {
         product(&[self.hidden, if self.norm_biases { 2 } else { 1 }])
     }
 
-    /// Everything in a layer but routed experts.
+    /// Returns the elements of a layer without its routed experts.
     fn non_expert(&self, layer: &LayerOutline) -> Elements {
         let mlp = match &layer.mlp {
             MlpOutline::Dense { matrices, width } => {
                 Elements { matrices: product(&[*matrices, self.hidden, *width]), ..Elements::default() }
             }
-            MlpOutline::Experts(experts) => experts.around(self.hidden),
+            MlpOutline::Experts(experts) => experts.non_routed(self.hidden),
         };
         let norms = Elements { rest: 2 * self.norm(), ..Elements::default() };
         norms + layer.attention.elements(self.hidden) + mlp
     }
 
-    /// Embedding, last norm and head; tied weights once.
+    /// Returns the elements of embeddings, final norm and head. Tied weights count once.
     fn outside(&self) -> u128 {
         let tables = if self.tied { 1 } else { 2 };
         let rows = tables * self.vocabulary + self.learned_positions;
@@ -347,7 +353,7 @@ impl Outline {
 
 impl LayerOutline {
     fn cached(&self) -> CachedLayer {
-        let page_bytes = usize::try_from(self.attention.cache()).unwrap_or(usize::MAX);
+        let page_bytes = usize::try_from(self.attention.cache_elements()).unwrap_or(usize::MAX);
         CachedLayer { page_bytes, window: self.window }
     }
 
@@ -359,6 +365,7 @@ impl LayerOutline {
     }
 }
 
+/// Converts a count to `u64`, or to its maximum.
 fn saturated(count: u128) -> u64 {
     u64::try_from(count).unwrap_or(u64::MAX)
 }

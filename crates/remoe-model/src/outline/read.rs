@@ -1,4 +1,4 @@
-//! An outline from a `config.json`.
+//! Reads an outline from a `config.json`.
 
 use std::path::Path;
 
@@ -14,17 +14,16 @@ use crate::modelopt;
 use crate::store::Store;
 
 const CONFIG: &str = "config.json";
-/// No model is near these; they keep every sum and every list within bounds.
-const MOST_EXPERTS: usize = 65_536;
-const WIDEST: usize = 1 << 24;
+/// Upper bounds above those of any model, which keep all sums and lists small.
+const MAX_EXPERTS: usize = 65_536;
+const MAX_WIDTH: usize = 1 << 24;
 
 impl Outline {
-    /// Reads the `config.json` in `store`. `dtype` is what weights are counted in, whatever they are stored in; as
-    /// stored where absent, which `hf_quant_config.json` may say, too.
+    /// Reads the `config.json` in `store`. With `dtype`, weights are counted in that type; otherwise as they are stored,
+    /// according to `quantization_config` or `hf_quant_config.json`.
     ///
     /// # Errors
-    /// There is no config, its family is not known, the sizes of stored weights are not known, or a field is
-    /// missing, wrong or out of bounds.
+    /// There is no config, its family or quantisation is not supported, or a field is missing, invalid or out of bounds.
     pub fn open_in(store: &dyn Store, dtype: Option<&str>) -> Result<Self, CheckpointError> {
         let path = store.root().join(CONFIG);
         match json::object_if_present(store, CONFIG)? {
@@ -42,10 +41,10 @@ impl Outline {
         }
     }
 
-    /// As [`Self::open_in`], from the text of a `config.json`; `path` is for messages.
+    /// Reads an outline like [`Self::open_in`], from the text of a `config.json`. `path` only appears in messages.
     ///
     /// # Errors
-    /// As [`Self::open_in`].
+    /// Fails as [`Self::open_in`] does.
     pub fn from_json(path: &Path, text: &[u8], dtype: Option<&str>) -> Result<Self, CheckpointError> {
         Self::from_object(path, json::parse_object(path, text)?, dtype)
     }
@@ -59,19 +58,19 @@ impl Outline {
             Some(_) => Weights::Plain,
             None => Weights::read(Fields::new(path, &object))?,
         };
-        // How weights are stored is known now; what the engine makes of that is not asked here.
+        // The quantisation has been read. Whether the engine supports it does not matter for an outline.
         object.remove("quantization_config");
         let fields = Fields::new(path, &object);
-        let outline = Self::of_config(&ModelConfig::from_object(path, &object, None)?);
+        let outline = Self::from_config(&ModelConfig::from_object(path, &object, None)?);
         outline.check(fields)?;
-        // What is stored in a short form is computed in bfloat16 where the config says nothing else.
-        let short = weights != Weights::Plain && declared_dtype(&fields)?.is_none();
-        let own = if short { StoredDtype::Bf16.name() } else { &outline.dtype };
-        let dtype = dtype.unwrap_or(own).to_owned();
+        // Quantised weights are computed in bfloat16 if the config declares no dtype.
+        let is_undeclared = weights != Weights::Plain && declared_dtype(&fields)?.is_none();
+        let default = if is_undeclared { StoredDtype::Bf16.name() } else { &outline.dtype };
+        let dtype = dtype.unwrap_or(default).to_owned();
         Ok(Self { weights, dtype, ..outline })
     }
 
-    fn of_config(config: &ModelConfig) -> Self {
+    fn from_config(config: &ModelConfig) -> Self {
         Self {
             family: config.family.name().to_owned(),
             dtype: config.dtype.name().to_owned(),
@@ -84,18 +83,19 @@ impl Outline {
             tied: config.tie_embeddings,
             norm_biases: config.norm == NormKind::Layer,
             head_bias: config.head_bias,
-            layers: config.layers.iter().map(|layer| of_facts(layer, config.hidden_size)).collect(),
+            layers: config.layers.iter().map(|layer| layer_outline(layer, config.hidden_size)).collect(),
         }
     }
 
+    /// Checks that sizes are within bounds.
     fn check(&self, fields: Fields<'_>) -> Result<(), CheckpointError> {
         for (name, value) in [("hidden_size", self.hidden), ("vocab_size", self.vocabulary)] {
-            within(fields, name, value, WIDEST)?;
+            check_at_most(fields, name, value, MAX_WIDTH)?;
         }
         let Some(experts) = self.experts() else {
             return Err(fields.unsupported("num_hidden_layers", "no layer has routed experts"));
         };
-        within(fields, "num_experts_per_tok", experts.experts, MOST_EXPERTS)?;
+        check_at_most(fields, "num_experts_per_tok", experts.experts, MAX_EXPERTS)?;
         if experts.top_k > experts.experts {
             let message = format!("is {}, more than the {} experts", experts.top_k, experts.experts);
             return Err(fields.error("num_experts_per_tok", message));
@@ -107,30 +107,31 @@ impl Outline {
     }
 }
 
-fn within(fields: Fields<'_>, name: &str, value: usize, most: usize) -> Result<(), CheckpointError> {
-    match value <= most {
+fn check_at_most(fields: Fields<'_>, name: &str, value: usize, max: usize) -> Result<(), CheckpointError> {
+    match value <= max {
         true => Ok(()),
-        false => Err(fields.error(name, format!("is {value}, expected at most {most}"))),
+        false => Err(fields.error(name, format!("is {value}, expected at most {max}"))),
     }
 }
 
-fn of_facts(layer: &LayerFacts, hidden: usize) -> LayerOutline {
+/// Counts the elements of a layer.
+fn layer_outline(layer: &LayerFacts, hidden: usize) -> LayerOutline {
     let attention = match &layer.attention {
         AttentionFacts::Gqa(facts) => {
             let (queries, keys) = (facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim);
-            let when = |there: bool, elements: usize| if there { elements } else { 0 };
+            let if_set = |is_set: bool, elements: usize| if is_set { elements } else { 0 };
             AttentionOutline::Grouped {
                 heads: facts.heads,
                 groups: facts.kv_heads,
                 width: facts.head_dim,
-                besides: when(facts.qkv_bias, queries + 2 * keys)
-                    + when(facts.o_bias, hidden)
+                besides: if_set(facts.qkv_bias, queries + 2 * keys)
+                    + if_set(facts.o_bias, hidden)
                     + match facts.qk_norm {
                         None => 0,
                         Some(QkNorm::Row) => queries + keys,
                         Some(QkNorm::Head) => 2 * facts.head_dim,
                     }
-                    + when(facts.sinks, facts.heads),
+                    + if_set(facts.sinks, facts.heads),
             }
         }
         AttentionFacts::Mla(facts) => AttentionOutline::Latent {

@@ -1,27 +1,26 @@
-//! The forms in which weights are stored.
+//! Storage formats of weights, and the bytes that elements take in them.
 
 use super::Elements;
 use crate::error::CheckpointError;
 use crate::fields::Fields;
 
-/// How the weights of a checkpoint are stored, as its `quantization_config` says.
+/// Storage format of a checkpoint's weights, as declared by `quantization_config`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weights {
-    /// All of them in the checkpoint's dtype.
+    /// All weights are in the checkpoint's dtype.
     Plain,
-    /// Matrices of layers in one byte an element (DeepSeek-V3), with a float32 scale for every block of so
-    /// many elements, where the config names blocks; routers, norms, embedding and head in the dtype.
+    /// Matrices of layers have one byte per element (DeepSeek-V3). Routers, norms, embedding and head are in the dtype.
     Fp8 {
-        /// Elements that share a scale.
+        /// Elements that share a float32 scale, if the config states a block size.
         block: Option<u32>,
     },
-    /// Matrices of routed experts in 4 bits, with a byte of scale for every 32 (gpt-oss, the OCP MX format
-    /// MXFP4); everything else in the dtype.
+    /// Matrices of routed experts have 4 bits per element, and a one-byte scale for every 32 (gpt-oss, the OCP MX format
+    /// MXFP4). All other weights are in the dtype.
     Mxfp4,
 }
 
 impl Weights {
-    /// Returns the name of the form, `dtype` where weights have no shorter one.
+    /// Returns the name of the format, or `dtype` if weights are not quantised.
     #[must_use]
     pub fn name(self, dtype: &str) -> &str {
         match self {
@@ -31,7 +30,7 @@ impl Weights {
         }
     }
 
-    /// Returns the assumptions about it, for people; `dtype` is the type of the rest.
+    /// Describes the assumed storage, for users. `dtype` is the type of weights that are not quantised.
     #[must_use]
     pub fn meaning(self, dtype: &str) -> String {
         match self {
@@ -45,19 +44,19 @@ impl Weights {
         }
     }
 
-    /// Bytes of a routed expert.
+    /// Returns the bytes of a routed expert, with `element` bytes per unquantised element.
     pub(super) fn expert_bytes(self, elements: Elements, element: u128) -> u128 {
         let matrices = match self {
-            // 32 elements in 16 bytes, and one of scale.
+            // 32 elements take 16 bytes, and one byte for their scale.
             Self::Mxfp4 => (elements.matrices * 17).div_ceil(32),
             other => other.matrix_bytes(elements.matrices, element),
         };
         matrices + elements.rest * element
     }
 
-    /// Bytes of any other part of a layer.
+    /// Returns the bytes of any other part of a layer, with `element` bytes per unquantised element.
     pub(super) fn bytes(self, elements: Elements, element: u128) -> u128 {
-        self.matrix_bytes(elements.matrices, element) + 4 * elements.wide + elements.rest * element
+        self.matrix_bytes(elements.matrices, element) + 4 * elements.float32 + elements.rest * element
     }
 
     fn matrix_bytes(self, matrices: u128, element: u128) -> u128 {
@@ -85,7 +84,7 @@ impl Weights {
     }
 }
 
-/// Elements of a block, from its two sides.
+/// Returns the number of elements of a block.
 fn block(quantization: Fields<'_>) -> Result<Option<u32>, CheckpointError> {
     const NAME: &str = "weight_block_size";
     let Some(sides) = quantization.list(NAME)? else { return Ok(None) };

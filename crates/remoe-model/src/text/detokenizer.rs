@@ -1,63 +1,67 @@
-//! Tokens to text while they come.
+//! Streaming conversion of tokens to text.
 
 use crate::text::error::TextError;
 use crate::text::tokenizer::{Tokenizer, fallback_byte};
 
-/// Tokens after which the window is cut.
-const WINDOW: usize = 32;
-/// Tokens that stay: enough that whatever a decoder strips at the start of a text is stripped from
-/// tokens whose text is out already.
-const KEPT: usize = 16;
+/// Tokens in the window at which its oldest tokens are dropped.
+const WINDOW_TOKENS: usize = 32;
+/// Tokens that stay in the window then. A decoder may strip the start of a text, which then falls on
+/// tokens whose text has already been emitted.
+const OVERLAP_TOKENS: usize = 16;
 
-/// Turns tokens into text as they come, special tokens left out or written out. What it has given, with
-/// what [`Detokenizer::finish`] gives, is exactly [`Tokenizer::decode`] of all tokens, or
-/// [`Tokenizer::decode_with_special`].
+/// Converts tokens to text one at a time, with special tokens left out or written out.
 ///
-/// It gives whole characters only. An incomplete character of byte-level BPE is held back until the
-/// next token settles it. A run of byte tokens (`<0xE5>`) is held back until it ends, since one wrong
+/// The texts that [`Detokenizer::push`] and [`Detokenizer::finish`] return, joined, equal
+/// [`Tokenizer::decode`] of all tokens, or [`Tokenizer::decode_with_special`].
+///
+/// Only whole characters are emitted. An incomplete character of byte-level BPE is held back until the
+/// next token completes it. A run of byte tokens (`<0xE5>`) is held back until it ends, since one wrong
 /// byte turns the whole run into replacement characters.
 ///
-/// A decoder is not a function of single tokens (the first space of a text goes away, bytes join to
-/// characters), so a window of the last tokens is decoded again for each: at most 32, or once for a
-/// run of bytes.
+/// A token's text depends on its neighbours (the first space of a text is dropped, bytes join to
+/// characters), so a window of at most 32 tokens is decoded again for each token, but only once for a
+/// run of byte tokens.
 #[derive(Debug, Clone, Default)]
 pub struct Detokenizer {
-    /// The last tokens that have text; none that is left out.
+    /// Last tokens that have text, without the special tokens that are left out.
     window: Vec<u32>,
-    /// Bytes of the window's text that have been given out.
-    given: usize,
-    /// Special tokens are written out.
-    special: bool,
-    /// These are, whatever becomes of the others.
-    shown: Vec<u32>,
+    /// Bytes of the window's text that have been emitted.
+    emitted_bytes: usize,
+    /// Writes out all special tokens.
+    shows_special: bool,
+    /// Special tokens that are written out even if the others are not.
+    shown_ids: Vec<u32>,
 }
 
 impl Detokenizer {
-    /// For a new text.
+    /// Creates a detokenizer for a new text that leaves out special tokens.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// For a new text in which special tokens are written out.
+    /// Creates a detokenizer for a new text that writes out special tokens.
     #[must_use]
     pub fn with_special() -> Self {
-        Self { special: true, ..Self::default() }
+        Self { shows_special: true, ..Self::default() }
     }
 
     /// Returns this detokenizer with the special tokens `ids` written out.
     #[must_use]
     pub fn showing(self, ids: Vec<u32>) -> Self {
-        Self { shown: ids, ..self }
+        Self { shown_ids: ids, ..self }
     }
 
-    /// The text that a token adds, often empty or more than its own.
+    /// Adds a token and returns the text that is complete with it: empty while a character is incomplete,
+    /// and more than the token's own text when held-back tokens are released.
     ///
     /// # Errors
-    /// An id outside of the model's vocabulary, which changes nothing here.
+    /// [`TextError::TokenId`] for an id beyond the model's vocabulary, which leaves the detokenizer as it
+    /// was; [`TextError::Tokenizer`] if decoding fails.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, TextError> {
-        tokenizer.check(id)?;
-        let Some(token) = tokenizer.visible(id, self.special || self.shown.contains(&id)) else {
+        tokenizer.check_id(id)?;
+        let Some(token) = tokenizer.visible_token(id, self.shows_special || self.shown_ids.contains(&id))
+        else {
             return Ok(String::new());
         };
         self.window.push(id);
@@ -66,32 +70,32 @@ impl Detokenizer {
         }
         let text = tokenizer.decode_checked(&self.window, false)?;
         let settled = if tokenizer.byte_level {
-            // Only the last character can change: it may be a prefix of one.
+            // Only the last character can still change: it may be the prefix of a longer one.
             text.strip_suffix(char::REPLACEMENT_CHARACTER).unwrap_or(&text)
         } else {
             &text
         };
-        let added = settled.get(self.given..).unwrap_or_default().to_owned();
-        self.given += added.len();
-        if self.window.len() >= WINDOW {
-            let held = text.len().saturating_sub(self.given);
-            self.window.drain(..self.window.len() - KEPT);
+        let added = settled.get(self.emitted_bytes..).unwrap_or_default().to_owned();
+        self.emitted_bytes += added.len();
+        if self.window.len() >= WINDOW_TOKENS {
+            let held = text.len().saturating_sub(self.emitted_bytes);
+            self.window.drain(..self.window.len() - OVERLAP_TOKENS);
             let kept = tokenizer.decode_checked(&self.window, false)?;
-            self.given = kept.len().saturating_sub(held);
+            self.emitted_bytes = kept.len().saturating_sub(held);
         }
         Ok(added)
     }
 
-    /// The text that was held back, at the end; a character that never became whole is a replacement
+    /// Ends the text and returns what was held back, with a replacement character for an incomplete
     /// character.
     ///
     /// # Errors
-    /// The tokenizer failed.
+    /// [`TextError::Tokenizer`] if decoding fails.
     pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, TextError> {
         let text = tokenizer.decode_checked(&self.window, false)?;
-        let added = text.get(self.given..).unwrap_or_default().to_owned();
+        let added = text.get(self.emitted_bytes..).unwrap_or_default().to_owned();
         self.window.clear();
-        self.given = 0;
+        self.emitted_bytes = 0;
         Ok(added)
     }
 }

@@ -1,10 +1,10 @@
-//! Errors of text.
+//! Errors of tokenisation and chat templates.
 
 use std::path::PathBuf;
 
 use crate::error::CheckpointError;
 
-/// Why text could not be tokenised, detokenised or put into a template.
+/// Failure to tokenise or detokenise text, or to render a chat template.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
     /// A file of the checkpoint cannot be read or has a wrong field.
@@ -13,65 +13,66 @@ pub enum TextError {
     /// `tokenizer.json` is not a tokenizer, or it failed on a text.
     #[error("{}: {message}", path.display())]
     Tokenizer {
-        /// The file.
+        /// Tokenizer's file.
         path: PathBuf,
-        /// Message of the tokenizer.
+        /// Message of the tokenizer library.
         message: String,
     },
     /// A token id that the model does not have.
     #[error("invalid token id {id}: expected 0 to {}", vocab_size.saturating_sub(1))]
     TokenId {
-        /// The id.
+        /// Token id.
         id: u32,
         /// Rows of the model's embedding.
         vocab_size: usize,
     },
-    /// The tokenizer gave a token that the model has no embedding for.
+    /// The tokenizer produced a token that the model has no embedding for.
     #[error(
         "{}: token id {id} is beyond the model's vocabulary of {vocab_size}; check that tokenizer and weights belong \
          to one model",
         path.display()
     )]
     Vocabulary {
-        /// The tokenizer's file.
+        /// Tokenizer's file.
         path: PathBuf,
-        /// The id.
+        /// Token id.
         id: u32,
         /// Rows of the model's embedding.
         vocab_size: usize,
     },
-    /// The tokenizer panicked on this text.
+    /// The tokenizer library panicked on this text.
     #[error("cannot tokenize a text of {bytes} bytes: the tokenizer's pattern exceeds its step limit")]
     Untokenizable {
         /// Bytes of the text.
         bytes: usize,
     },
-    /// The template refused the conversation (`raise_exception`): the request is wrong.
+    /// The template rejected the conversation with `raise_exception`, so the request is at fault. Holds the
+    /// template's message.
     #[error("chat template rejected the conversation: {0}")]
     Refused(String),
-    /// The template itself is broken, or it ran longer than allowed.
+    /// The template is invalid, fails on this conversation, or exceeds the limits of a rendering.
     #[error("{}: chat template failed: {message}", path.display())]
     Template {
-        /// The file that the template came from.
+        /// File that holds the template.
         path: PathBuf,
-        /// Failure, and its line.
+        /// Cause, with the line if it is known.
         message: String,
     },
-    /// The model has several templates, none of which is for this conversation.
+    /// The model has several named templates, none of which applies to this conversation.
     #[error(
         "{}: cannot choose a chat template: missing the name `default` among {names}; name one of them `default`",
         path.display()
     )]
     NoDefaultTemplate {
-        /// The file that the first template came from.
+        /// File that holds the first template.
         path: PathBuf,
-        /// Their names.
+        /// Names of the templates.
         names: String,
     },
-    /// A request sets a variable of the template that other fields of it set.
+    /// `chat_template_kwargs` of a request set a variable that other fields of the request set.
     #[error("invalid `chat_template_kwargs`: cannot replace `{name}`; use the request's own field for it")]
     TemplateVariable {
-        /// The variable.
+        /// Name of the variable.
         name: String,
     },
 }

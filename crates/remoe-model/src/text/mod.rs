@@ -1,11 +1,11 @@
-//! Text: tokenizer, streaming detokenizer and chat template.
+//! Conversion between text and tokens: tokenizer, streaming detokenizer, chat templates.
 
-mod bound;
 mod detokenizer;
 mod error;
 mod jinja;
 mod template;
 mod tiktoken;
+mod token_bound;
 mod tokenizer;
 mod tools_for_template;
 

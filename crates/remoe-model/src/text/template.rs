@@ -7,164 +7,174 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value as Json};
 
-use crate::error::{CheckpointError, MESSAGE_BYTES, shown};
+use crate::error::{CheckpointError, MESSAGE_BYTES, truncated};
 use crate::fields::Fields;
 use crate::json;
 use crate::store::{Folder, Store};
 use crate::text::error::TextError;
 use crate::text::jinja;
 
-/// Bytes of a template.
-const SOURCE: usize = 1 << 20;
-/// Named templates of a model.
-const TEMPLATES: usize = 64;
-/// Stack of a rendering: 100 macros, each with 100 nested statements and expressions. Lists are nested at most
-/// 200 levels deep. Only what is used of it takes memory.
-const STACK: usize = 256 << 20;
+/// Largest size of a template in bytes.
+const MAX_TEMPLATE_BYTES: usize = 1 << 20;
+/// Most named templates of a model.
+const MAX_TEMPLATES: usize = 64;
+/// Stack of the thread that renders, in bytes. It holds 100 nested macro calls, each with 100 nested statements and
+/// expressions, and lists that are nested 200 levels deep. Only pages that are touched take memory.
+const RENDER_STACK_BYTES: usize = 256 << 20;
 
-const NAME: &str = "chat_template";
-const DEFAULT: &str = "default";
-const TOOL_USE: &str = "tool_use";
+const TEMPLATE_FIELD: &str = "chat_template";
+const DEFAULT_NAME: &str = "default";
+const TOOL_USE_NAME: &str = "tool_use";
 
-const CONFIG: &str = "tokenizer_config.json";
-const JINJA: &str = "chat_template.jinja";
-/// Further templates by their names. A store cannot list a folder, so that the names that models use are tried.
-const ADDITIONAL: [(&str, &str); 2] =
-    [(TOOL_USE, "additional_chat_templates/tool_use.jinja"), ("rag", "additional_chat_templates/rag.jinja")];
-const LEGACY: &str = "chat_template.json";
-const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
+const CONFIG_FILE: &str = "tokenizer_config.json";
+const JINJA_FILE: &str = "chat_template.jinja";
+/// Further templates, by name and file. A store cannot list a folder, so the names that published models use are
+/// tried.
+const ADDITIONAL_TEMPLATES: [(&str, &str); 2] = [
+    (TOOL_USE_NAME, "additional_chat_templates/tool_use.jinja"),
+    ("rag", "additional_chat_templates/rag.jinja"),
+];
+const LEGACY_FILE: &str = "chat_template.json";
+const SPECIAL_TOKENS_MAP_FILE: &str = "special_tokens_map.json";
 
-/// The special tokens that a template can name.
+/// Special tokens that a template can read as variables.
 const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// Variables that a request sets in other ways than by `chat_template_kwargs`.
-const RESERVED: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
+/// Variables that fields of a request set, so that `chat_template_kwargs` must not.
+const RESERVED_VARIABLES: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
 
-/// Names of a message's reasoning, the first one first.
-const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+/// Fields that hold a message's reasoning, in order of preference.
+const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// A model's chat templates: one, or several by name.
+/// Chat templates of a model: a single one, or several by name.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    templates: Vec<Named>,
+    templates: Vec<NamedTemplate>,
     special_tokens: BTreeMap<&'static str, String>,
 }
 
-/// One template.
+/// A template, its name and the variables that it reads.
 #[derive(Debug)]
-struct Named {
+struct NamedTemplate {
     name: String,
     path: PathBuf,
     source: String,
     parsed: jinja::Template,
-    reads: HashSet<Arc<str>>,
+    free_variables: HashSet<Arc<str>>,
 }
 
-/// Everything that a conversation is rendered with beside its messages.
+/// Inputs of a rendering beside the messages.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Rendering<'a> {
-    /// The tools that the model may call, as OpenAI's requests have them.
+    /// Tools that the model may call, in the form of OpenAI's requests.
     pub tools: Option<&'a [Json]>,
-    /// How much the model is to think, as `reasoning_effort` of OpenAI's requests; the template knows of none where absent.
+    /// Effort of the model's reasoning, as `reasoning_effort` of OpenAI's requests. If absent, the variable is undefined in
+    /// the template.
     pub reasoning_effort: Option<&'a str>,
-    /// Further variables, as `chat_template_kwargs` of a request; they go before special tokens and
+    /// Further variables, as `chat_template_kwargs` of a request. They override special tokens and
     /// `reasoning_effort`.
     pub kwargs: Option<&'a Map<String, Json>>,
-    /// Opens the assistant's answer.
+    /// Ends the text with the start of the assistant's answer.
     pub add_generation_prompt: bool,
 }
 
 impl ChatTemplate {
-    /// Opens the templates of a folder, `None` where there are none: `chat_template.jinja` and
-    /// `additional_chat_templates/`, else `chat_template` of `tokenizer_config.json` (one template, or a list of
-    /// named ones), else `chat_template.json`.
+    /// Opens the templates of a folder, or returns `None` if it has none.
+    ///
+    /// Read are `chat_template.jinja` and `additional_chat_templates/`; without these, `chat_template` of
+    /// `tokenizer_config.json` (a template, or a list of named ones); without it, `chat_template.json`.
     ///
     /// # Errors
-    /// A file cannot be read, or a template is broken.
+    /// [`TextError::Checkpoint`] if a file cannot be read or a field has the wrong type, [`TextError::Template`] if a
+    /// template is invalid.
     pub fn open(folder: impl AsRef<Path>) -> Result<Option<Self>, TextError> {
         Self::open_in(&Folder::new(folder.as_ref()))
     }
 
-    /// Opens as [`Self::open`], from any store. Of `additional_chat_templates/` it finds `tool_use` and `rag`.
+    /// Opens the templates of a store as [`Self::open`] does; of `additional_chat_templates/` only `tool_use` and `rag`
+    /// are found.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// Fails as [`Self::open`] does.
     pub fn open_in(store: &dyn Store) -> Result<Option<Self>, TextError> {
-        let config_path = store.root().join(CONFIG);
-        let config = json::object_if_present(store, CONFIG)?.unwrap_or_default();
+        let config_path = store.root().join(CONFIG_FILE);
+        let config = json::object_if_present(store, CONFIG_FILE)?.unwrap_or_default();
         let special_tokens = special_tokens(store, &config_path, &config)?;
         let mut templates = Vec::new();
-        for (name, file) in [(DEFAULT, JINJA)].into_iter().chain(ADDITIONAL) {
+        for (name, file) in [(DEFAULT_NAME, JINJA_FILE)].into_iter().chain(ADDITIONAL_TEMPLATES) {
             if let Some(bytes) = json::read_optional(store, file)? {
                 let path = store.root().join(file);
                 let source = String::from_utf8(bytes).map_err(|error| TextError::Template {
                     path: path.clone(),
                     message: error.to_string(),
                 })?;
-                templates.push(Named::new(name, &path, source)?);
+                templates.push(NamedTemplate::new(name, &path, source)?);
             }
         }
         if templates.is_empty() {
-            templates = templates_of(&config_path, &config)?;
+            templates = templates_in_config(&config_path, &config)?;
         }
         if templates.is_empty()
-            && let Some(object) = json::object_if_present(store, LEGACY)?
+            && let Some(object) = json::object_if_present(store, LEGACY_FILE)?
         {
-            templates = templates_of(&store.root().join(LEGACY), &object)?;
+            templates = templates_in_config(&store.root().join(LEGACY_FILE), &object)?;
         }
         Ok((!templates.is_empty()).then_some(Self { templates, special_tokens }))
     }
 
-    fn named(&self, name: &str) -> Option<&Named> {
+    fn find(&self, name: &str) -> Option<&NamedTemplate> {
         self.templates.iter().find(|template| template.name == name)
     }
 
-    /// The template for a conversation, none where the model has several and none of them is the default.
-    fn chosen(&self, has_tools: bool) -> Option<&Named> {
-        let tool_use = if has_tools { self.named(TOOL_USE) } else { None };
-        tool_use.or_else(|| self.named(DEFAULT))
+    /// Returns the template for a conversation, or `None` if the model has several and none is named `default`.
+    fn template_for(&self, has_tools: bool) -> Option<&NamedTemplate> {
+        let tool_use = if has_tools { self.find(TOOL_USE_NAME) } else { None };
+        tool_use.or_else(|| self.find(DEFAULT_NAME))
     }
 
-    /// The text of the default template; without one, of the first.
+    /// Returns the source of the default template, or of the first template if none is the default.
     #[must_use]
     pub fn source(&self) -> &str {
         self.source_for(false)
     }
 
-    /// The text of the template that a conversation with tools, or without, is rendered by.
+    /// Returns the source of the template that renders a conversation with or without tools.
     #[must_use]
     pub fn source_for(&self, has_tools: bool) -> &str {
-        self.chosen(has_tools).or(self.templates.first()).map_or("", |template| &template.source)
+        self.template_for(has_tools).or(self.templates.first()).map_or("", |template| &template.source)
     }
 
-    /// Returns whether one of the templates reads the variable `name` before it sets it.
+    /// Reports if any template reads the variable `name` without having set it.
     #[must_use]
     pub fn reads(&self, name: &str) -> bool {
-        self.templates.iter().any(|template| template.reads.contains(name))
+        self.templates.iter().any(|template| template.free_variables.contains(name))
     }
 
-    /// Renders a conversation. `messages` are objects with `role` and `content` and whatever
-    /// else the template knows; `add_generation_prompt` opens the assistant's answer.
+    /// Renders a conversation to the text of a prompt.
     ///
-    /// The text holds the special tokens, encode it without adding any.
+    /// `messages` are objects with `role`, `content` and any other field that the template reads.
+    /// `add_generation_prompt` ends the text with the start of the assistant's answer. The text contains
+    /// the special tokens, so it must be encoded without adding any.
     ///
     /// # Errors
-    /// [`TextError::Refused`] where the template refuses the conversation, [`TextError::Template`]
-    /// where the template fails, [`TextError::NoDefaultTemplate`] where no template is for it.
+    /// [`TextError::Refused`] if the template rejects the conversation, [`TextError::Template`] if the
+    /// template fails, [`TextError::NoDefaultTemplate`] if no template applies.
     pub fn render(&self, messages: &[Json], add_generation_prompt: bool) -> Result<String, TextError> {
         self.render_with(messages, Rendering { add_generation_prompt, ..Rendering::default() })
     }
 
-    /// Renders as [`Self::render`], with all that a request can say.
+    /// Renders a conversation as [`Self::render`] does, with tools and further variables.
     ///
     /// # Errors
-    /// As [`Self::render`], and [`TextError::TemplateVariable`] for a reserved name in `kwargs`.
+    /// Fails as [`Self::render`] does, and with [`TextError::TemplateVariable`] for a reserved name in `kwargs`.
     pub fn render_with(&self, messages: &[Json], rendering: Rendering<'_>) -> Result<String, TextError> {
         let Rendering { tools, reasoning_effort, kwargs, add_generation_prompt } = rendering;
-        let template = self.chosen(tools.is_some()).ok_or_else(|| {
-            let names =
-                self.templates.iter().map(|template| format!("`{}`", shown(&template.name, MESSAGE_BYTES)));
+        let template = self.template_for(tools.is_some()).ok_or_else(|| {
+            let names = self
+                .templates
+                .iter()
+                .map(|template| format!("`{}`", truncated(&template.name, MESSAGE_BYTES)));
             let path = self.templates.first().map(|template| template.path.clone()).unwrap_or_default();
             TextError::NoDefaultTemplate { path, names: names.collect::<Vec<_>>().join(", ") }
         })?;
@@ -175,24 +185,25 @@ impl ChatTemplate {
         }
         context.push(("documents", Json::Null));
         for (name, value) in kwargs.into_iter().flatten() {
-            if RESERVED.contains(&name.as_str()) {
+            if RESERVED_VARIABLES.contains(&name.as_str()) {
                 return Err(TextError::TemplateVariable { name: name.clone() });
             }
             context.push((name, value.clone()));
         }
-        context.push(("messages", messages.iter().map(normalized).collect()));
+        context.push(("messages", messages.iter().map(normalised_message).collect()));
         context.push(("tools", tools.map_or(Json::Null, |tools| tools.into())));
         context.push(("add_generation_prompt", add_generation_prompt.into()));
         let failed = |message| TextError::Template { path: template.path.clone(), message };
         let rendered = std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().name("template".to_owned()).stack_size(STACK);
+            let thread =
+                std::thread::Builder::new().name("template".to_owned()).stack_size(RENDER_STACK_BYTES);
             let thread = thread.spawn_scoped(scope, || jinja::render(&template.parsed, &context));
             thread.map(std::thread::ScopedJoinHandle::join)
         });
         match rendered {
             Ok(Ok(Ok(text))) => Ok(text),
             Ok(Ok(Err(error))) if error.raised => {
-                Err(TextError::Refused(shown(error.message, MESSAGE_BYTES)))
+                Err(TextError::Refused(truncated(error.message, MESSAGE_BYTES)))
             }
             Ok(Ok(Err(error))) => Err(failed(describe(error))),
             Ok(Err(_panic)) => Err(failed("rendering it crashed".to_owned())),
@@ -201,21 +212,21 @@ impl ChatTemplate {
     }
 }
 
-impl Named {
+impl NamedTemplate {
     fn new(name: &str, path: &Path, source: String) -> Result<Self, TextError> {
         let broken = |message: String| TextError::Template { path: path.to_owned(), message };
-        if source.len() > SOURCE {
-            return Err(broken(format!("longer than {SOURCE} bytes")));
+        if source.len() > MAX_TEMPLATE_BYTES {
+            return Err(broken(format!("longer than {MAX_TEMPLATE_BYTES} bytes")));
         }
         let parsed = jinja::parse(&source).map_err(|error| broken(describe(error)))?;
-        let reads = jinja::variables(&parsed);
-        Ok(Self { name: name.to_owned(), path: path.to_owned(), source, parsed, reads })
+        let free_variables = jinja::free_variables(&parsed);
+        Ok(Self { name: name.to_owned(), path: path.to_owned(), source, parsed, free_variables })
     }
 }
 
-/// A message as transformers hands it to a template: without what is null, its reasoning under the names that
-/// templates read.
-fn normalized(message: &Json) -> Json {
+/// Returns a message as transformers passes it to a template: without null fields, with its reasoning under each
+/// name that templates read.
+fn normalised_message(message: &Json) -> Json {
     let Json::Object(message) = message else {
         return message.clone();
     };
@@ -224,7 +235,7 @@ fn normalized(message: &Json) -> Json {
         .filter(|(_, value)| !value.is_null())
         .map(|(name, value)| (name.clone(), value.clone()))
         .collect();
-    let Some(reasoning) = REASONING.iter().find_map(|name| given.get(*name)).cloned() else {
+    let Some(reasoning) = REASONING_FIELDS.iter().find_map(|name| given.get(*name)).cloned() else {
         return given.into();
     };
     let mut normalized = Map::new();
@@ -234,39 +245,40 @@ fn normalized(message: &Json) -> Json {
     normalized.into()
 }
 
-/// The templates in a config: a string, or a list of {name, template}.
-fn templates_of(path: &Path, object: &Map<String, Json>) -> Result<Vec<Named>, TextError> {
+/// Reads the templates of a config: a string, or a list of objects with `name` and `template`.
+fn templates_in_config(path: &Path, object: &Map<String, Json>) -> Result<Vec<NamedTemplate>, TextError> {
     let fields = Fields::new(path, object);
-    let wrong = || fields.error(NAME, "expected a string or a list of objects with `name` and `template`");
-    match fields.get(NAME) {
+    let wrong =
+        || fields.error(TEMPLATE_FIELD, "expected a string or a list of objects with `name` and `template`");
+    match fields.get(TEMPLATE_FIELD) {
         None => Ok(Vec::new()),
-        Some(Json::String(source)) => Ok(vec![Named::new(DEFAULT, path, source.clone())?]),
-        Some(Json::Array(list)) if (1..=TEMPLATES).contains(&list.len()) => {
+        Some(Json::String(source)) => Ok(vec![NamedTemplate::new(DEFAULT_NAME, path, source.clone())?]),
+        Some(Json::Array(list)) if (1..=MAX_TEMPLATES).contains(&list.len()) => {
             let mut templates = Vec::new();
             for entry in list {
                 let text = |field| entry.get(field).and_then(Json::as_str);
                 let (name, source) = text("name").zip(text("template")).ok_or_else(wrong)?;
-                templates.push(Named::new(name, path, source.to_owned())?);
+                templates.push(NamedTemplate::new(name, path, source.to_owned())?);
             }
             Ok(templates)
         }
         Some(Json::Array(list)) => {
-            let message = format!("expected 1 to {TEMPLATES} templates, got {}", list.len());
-            Err(fields.error(NAME, message).into())
+            let message = format!("expected 1 to {MAX_TEMPLATES} templates, got {}", list.len());
+            Err(fields.error(TEMPLATE_FIELD, message).into())
         }
         Some(_) => Err(wrong().into()),
     }
 }
 
-/// Special tokens of `tokenizer_config.json`, else of `special_tokens_map.json`; each is a string or
-/// an object with `content`.
+/// Reads the special tokens of `tokenizer_config.json`, and of `special_tokens_map.json` those that it lacks. Each
+/// is a string or an object with `content`.
 fn special_tokens(
     store: &dyn Store,
     config_path: &Path,
     config: &Map<String, Json>,
 ) -> Result<BTreeMap<&'static str, String>, CheckpointError> {
-    let map_path = store.root().join(SPECIAL_TOKENS_MAP);
-    let map = json::object_if_present(store, SPECIAL_TOKENS_MAP)?.unwrap_or_default();
+    let map_path = store.root().join(SPECIAL_TOKENS_MAP_FILE);
+    let map = json::object_if_present(store, SPECIAL_TOKENS_MAP_FILE)?.unwrap_or_default();
     let mut tokens = BTreeMap::new();
     for name in SPECIAL_TOKENS {
         for (path, object) in [(config_path, config), (&map_path, &map)] {
@@ -287,8 +299,9 @@ fn special_tokens(
     Ok(tokens)
 }
 
+/// Formats an error of a template with its line, bounded in length.
 fn describe(error: jinja::Error) -> String {
     let line = error.line.map(|line| format!(" (line {line})"));
-    // The name of a tag or a filter can be as long as the template.
-    shown(format!("{}{}", error.message, line.unwrap_or_default()), MESSAGE_BYTES)
+    // The message may quote the name of a tag or a filter, which can be as long as the template.
+    truncated(format!("{}{}", error.message, line.unwrap_or_default()), MESSAGE_BYTES)
 }

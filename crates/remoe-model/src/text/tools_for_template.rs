@@ -1,32 +1,32 @@
-//! Tools of a request with their optional fields filled, as templates expect them.
+//! Defaults for optional fields of a request's tools, which chat templates expect to be present.
 
 use serde_json::{Map, Value, json};
 
-/// Returns tools with a description and parameters: OpenAI's requests may leave both out, many templates may not.
+/// Returns tools with a description and parameters, which OpenAI's requests may leave out but many templates require.
 ///
-/// A missing description becomes an empty text, missing parameters those of a function without any. All else, `strict`
-/// too, stays as it is given.
+/// A missing description becomes an empty text, missing parameters become the schema of a function without any. All other
+/// fields, `strict` too, are unchanged.
 #[must_use]
 pub fn tools_for_template(tools: &[Value]) -> Vec<Value> {
-    tools.iter().map(filled).collect()
+    tools.iter().map(with_defaults).collect()
 }
 
-fn filled(tool: &Value) -> Value {
+fn with_defaults(tool: &Value) -> Value {
     let mut tool = tool.clone();
     if let Some(function) = tool.get_mut("function").and_then(Value::as_object_mut) {
-        fill(function, "description", || json!(""));
-        fill(function, "parameters", || json!({"type": "object", "properties": {}}));
+        insert_if_missing(function, "description", || json!(""));
+        insert_if_missing(function, "parameters", || json!({"type": "object", "properties": {}}));
         if let Some(parameters) = function.get_mut("parameters").and_then(Value::as_object_mut)
             && parameters.get("type").is_none_or(|kind| kind == "object")
         {
-            fill(parameters, "type", || json!("object"));
-            fill(parameters, "properties", || json!({}));
+            insert_if_missing(parameters, "type", || json!("object"));
+            insert_if_missing(parameters, "properties", || json!({}));
         }
     }
     tool
 }
 
-fn fill(object: &mut Map<String, Value>, name: &str, default: impl FnOnce() -> Value) {
+fn insert_if_missing(object: &mut Map<String, Value>, name: &str, default: impl FnOnce() -> Value) {
     if object.get(name).is_none_or(Value::is_null) {
         object.insert(name.to_owned(), default());
     }
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn given_fields_stay_as_they_are() {
+    fn present_fields_are_unchanged() {
         let tools = [
             json!({"type": "function", "function": {
                 "name": "add", "description": "Adds.",

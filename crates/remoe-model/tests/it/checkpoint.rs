@@ -1,4 +1,4 @@
-//! Folders: byte ranges, both layouts of experts, shards, sizes, fingerprints.
+//! Checkpoints: byte ranges, layouts of experts, shards, sizes, fingerprints.
 
 use crate::support;
 
@@ -26,7 +26,7 @@ fn every_family_opens_and_reads_its_bytes() {
 }
 
 #[test]
-fn parts_have_their_names() {
+fn parts_of_a_layer_are_found_by_name() {
     let checkpoint = qwen2_moe().write().open();
     assert_eq!(&*checkpoint.router(0).unwrap().unwrap().linear.weight.name, "model.layers.0.mlp.gate.weight");
     assert!(checkpoint.router(1).unwrap().is_none());
@@ -76,7 +76,7 @@ fn parts_have_their_names() {
     assert!(matches!(attention.query, QueryTensors::Direct(_)));
 }
 
-/// Granite's tensors by the names that they have in memory.
+/// Renames Granite's tensors as transformers names them in memory.
 fn as_in_memory(material: &Material) -> Material {
     let mut renamed = material.clone();
     renamed.tensors = std::mem::take(&mut renamed.tensors)
@@ -96,7 +96,7 @@ fn fused(material: &Material) -> Vec<Material> {
     let family = material.config["model_type"].as_str().unwrap();
     match family {
         "granitemoe" => return vec![as_in_memory(material)],
-        // Its experts have one form.
+        // Experts of this family have a single layout.
         "gpt_oss" => return Vec::new(),
         _ => {}
     }
@@ -121,7 +121,7 @@ fn fused(material: &Material) -> Vec<Material> {
 }
 
 #[test]
-fn fused_experts_are_the_same_bytes() {
+fn fused_experts_read_the_same_bytes() {
     for material in families() {
         let separate = material.write().open();
         for fused in fused(&material) {
@@ -143,7 +143,7 @@ fn fused_experts_are_the_same_bytes() {
 }
 
 #[test]
-fn sizes_add_up_to_the_tensors() {
+fn sizes_sum_to_those_of_the_tensors() {
     for material in all_families() {
         let checkpoint = material.write().open();
         let sizes = checkpoint.sizes();
@@ -178,7 +178,7 @@ fn sizes_add_up_to_the_tensors() {
     }
 }
 
-/// Models that transformers wrote, and those of the demo: all are served, but for two that are there to be refused.
+/// Covers the models that transformers wrote and those of the demo; only two of them must be refused.
 #[test]
 fn every_reference_model_opens() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -201,9 +201,9 @@ fn every_reference_model_opens() {
     assert!(opened > 30, "{opened}");
 }
 
-/// A config that has lost a field whose tensors are in the files.
+/// The config lacks a field whose tensors are in the files.
 #[test]
-fn biases_that_the_config_does_not_ask_for_are_refused() {
+fn biases_that_the_config_lacks_are_refused() {
     let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
     for (name, field, stray) in [
         ("phimoe-longrope", "attention_bias", "model.layers.0.self_attn.k_proj.bias"),
@@ -228,9 +228,9 @@ fn biases_that_the_config_does_not_ask_for_are_refused() {
     assert!(error.field().is_some_and(|name| name.contains("shared_experts")), "{error}");
 }
 
-/// longrope is served up to the context of its training.
+/// A model with longrope is served up to the context of its training.
 #[test]
-fn an_inspection_says_which_positions_are_served() {
+fn inspection_states_the_served_positions() {
     let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
     let seen = Checkpoint::open(fixtures.join("phimoe-longrope")).unwrap().inspect().unwrap();
     assert_eq!((seen.context_length, seen.served_context, seen.served_context()), (128, Some(64), 64));
@@ -262,7 +262,7 @@ fn tied_weights_count_once() {
 }
 
 #[test]
-fn a_config_without_dtype_takes_that_of_the_tensors() {
+fn config_without_dtype_uses_that_of_the_tensors() {
     let mut material = mixtral();
     material.unset("dtype");
     let names: Vec<_> = material.tensors.iter().map(|(n, (_, s, _))| (n.clone(), s.clone())).collect();
@@ -272,13 +272,13 @@ fn a_config_without_dtype_takes_that_of_the_tensors() {
     let checkpoint = material.write().open();
     assert_eq!(checkpoint.config().dtype, StoredDtype::Bf16);
     assert_eq!(checkpoint.inspect().unwrap().dtype, "bfloat16");
-    // Said and stored differ.
+    // The stated and the stored dtype differ.
     material.set("dtype", json!("float32"));
     assert!(matches!(material.write().error(), CheckpointError::Tensor { .. }));
 }
 
 #[test]
-fn the_fingerprint_is_of_weights_and_facts() {
+fn fingerprint_depends_on_weights_and_facts() {
     let material = mixtral();
     let first = material.write().open().fingerprint().unwrap();
     assert_eq!(first, material.write().open().fingerprint().unwrap());
@@ -296,9 +296,9 @@ fn the_fingerprint_is_of_weights_and_facts() {
     }
 }
 
-/// Data stored under a fingerprint (profiles, predictors, records, plans) are of use for as long as it stays.
+/// Stored profiles, predictors, records and plans become useless if a fingerprint changes.
 #[test]
-fn fingerprints_stay_what_they_were() {
+fn fingerprints_equal_the_recorded_ones() {
     let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
     for (name, known) in [
         ("gptoss-basic", "d9d4e351df48776f161a21c64d013d5c620bc9b24002c85721ac0e03ae53d2ad"),
@@ -310,9 +310,9 @@ fn fingerprints_stay_what_they_were() {
     }
 }
 
-/// Larger than the sample: the first bytes of every tensor still count.
+/// The file is larger than the sample, which therefore takes the first bytes of each tensor.
 #[test]
-fn the_fingerprint_of_a_large_file_sees_every_tensor() {
+fn fingerprint_of_a_large_file_covers_every_tensor() {
     let mut material = mixtral();
     material.set("vocab_size", json!(6000));
     for name in ["model.embed_tokens.weight", "lm_head.weight"] {
@@ -327,7 +327,7 @@ fn the_fingerprint_of_a_large_file_sees_every_tensor() {
 }
 
 #[test]
-fn generation_defaults() {
+fn generation_defaults_are_read_from_their_file() {
     let folder = mixtral().write();
     let defaults = folder.open().generation().clone();
     assert_eq!((defaults.temperature, &defaults.eos_token_ids[..]), (0.0, &[2][..]));

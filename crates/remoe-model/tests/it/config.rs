@@ -1,4 +1,4 @@
-//! `config.json` of every family: what is honoured, what is refused, and by which name.
+//! `config.json` of every family: fields that are read, fields that are refused, and the names in errors.
 
 use crate::support;
 
@@ -30,7 +30,7 @@ fn gqa(config: &ModelConfig, layer: usize) -> &GqaFacts {
 }
 
 #[test]
-fn mixtral_as_written_today() {
+fn current_mixtral_config_is_read() {
     let config = parse(&mixtral()).unwrap();
     assert_eq!(config.family.name(), "mixtral");
     assert_eq!(config.moe_layers(), [0, 1, 2]);
@@ -47,19 +47,19 @@ fn mixtral_as_written_today() {
 }
 
 #[test]
-fn olmoe_as_written_today() {
+fn current_olmoe_config_is_read() {
     let config = parse(&olmoe()).unwrap();
     let facts = gqa(&config, 2);
     assert!(facts.qk_norm == Some(QkNorm::Row) && !facts.qkv_bias && !facts.o_bias);
     assert_eq!(facts.clip, Some(1.5));
     let moe = config.any_moe().unwrap();
     assert!(!moe.routing.normalise && moe.routing.weights_in_compute_dtype);
-    // 50279 is no token of a vocabulary of 59.
+    // 50279 is outside the vocabulary of 59 tokens.
     assert!(config.eos_ids.is_empty());
 }
 
 #[test]
-fn qwen2_moe_as_written_today() {
+fn current_qwen2_moe_config_is_read() {
     let config = parse(&qwen2_moe()).unwrap();
     assert_eq!(config.moe_layers(), [0, 2]);
     assert_eq!(config.layers[1].mlp, MlpFacts::Dense { width: 9 });
@@ -72,7 +72,7 @@ fn qwen2_moe_as_written_today() {
 }
 
 #[test]
-fn deepseek_v2_as_written_today() {
+fn current_deepseek_v2_config_is_read() {
     let config = parse(&deepseek_v2()).unwrap();
     assert_eq!(config.moe_layers(), [1, 2]);
     let AttentionFacts::Mla(facts) = &config.layers[0].attention else {
@@ -92,7 +92,7 @@ fn deepseek_v2_as_written_today() {
 }
 
 #[test]
-fn qwen3_moe_as_written_today() {
+fn current_qwen3_moe_config_is_read() {
     let mut material = qwen3_moe();
     let config = parse(&material).unwrap();
     assert_eq!(config.moe_layers(), [0, 2]);
@@ -104,7 +104,7 @@ fn qwen3_moe_as_written_today() {
 }
 
 #[test]
-fn granitemoe_as_written_today() {
+fn current_granitemoe_config_is_read() {
     let config = parse(&granitemoe()).unwrap();
     assert_eq!(config.layers[0].attention.softmax_scale(), 0.25);
     let multipliers = Multipliers { embedding: 12.0, residual: 0.22, logits_divisor: 6.0 };
@@ -112,10 +112,10 @@ fn granitemoe_as_written_today() {
     assert_eq!(config.any_moe().unwrap().routing.score, Score::SoftmaxOfChosen);
 }
 
-/// Asked for more positions than those of the training, the rotation is that of a config in which the factors for long texts stand in
-/// place of the others.
+/// For more positions than those of the training, the rotation equals that of a config whose short factors are replaced by the
+/// long ones.
 #[test]
-fn longrope_beyond_its_training() {
+fn longrope_beyond_its_training_uses_the_long_factors() {
     let mut material = phimoe();
     material.set(
         "rope_parameters",
@@ -148,7 +148,7 @@ fn longrope_beyond_its_training() {
         assert!(error.contains("`max_position_embeddings`") && error.contains("of 1 to 64"), "{error}");
     }
 
-    // Of other families the factor on cosines and sines is the same for long texts and for short ones.
+    // In other families the factor of cosines and sines does not depend on the length of the text.
     let mut material = mixtral();
     let long = json!({"rope_type": "longrope", "short_factor": [1, 2, 3, 4], "long_factor": [5, 6, 7, 8],
         "original_max_position_embeddings": 32});
@@ -161,14 +161,14 @@ fn longrope_beyond_its_training() {
         (factor, 64)
     );
     assert!(factor > 1.0);
-    // Whatever does not change its rotation serves what it is made for, or less.
+    // Models with other rotations serve at most their own context.
     let mut checkpoint = phimoe().write().open();
     checkpoint.set_positions(7).unwrap();
     assert_eq!(checkpoint.inspect().unwrap().served_context(), 7);
 }
 
 #[test]
-fn phimoe_as_written_today() {
+fn current_phimoe_config_is_read() {
     let mut material = phimoe();
     let config = parse(&material).unwrap();
     assert_eq!((config.norm, config.head_bias), (NormKind::Layer, true));
@@ -186,7 +186,7 @@ fn phimoe_as_written_today() {
 }
 
 #[test]
-fn gpt_oss_as_written_today() {
+fn current_gpt_oss_config_is_read() {
     let mut material = gpt_oss();
     let config = parse(&material).unwrap();
     let windows = |config: &ModelConfig| (0..3).map(|layer| gqa(config, layer).window).collect::<Vec<_>>();
@@ -202,7 +202,7 @@ fn gpt_oss_as_written_today() {
 }
 
 #[test]
-fn deepseek_v3_as_written_today() {
+fn current_deepseek_v3_config_is_read() {
     let mut material = deepseek_v3();
     let config = parse(&material).unwrap();
     let routing = &config.any_moe().unwrap().routing;
@@ -215,7 +215,7 @@ fn deepseek_v3_as_written_today() {
 }
 
 #[test]
-fn group_limited_routing() {
+fn group_limited_routing_is_read() {
     let mut material = deepseek_v2();
     material
         .set("topk_method", json!("group_limited_greedy"))
@@ -229,7 +229,7 @@ fn group_limited_routing() {
 }
 
 #[test]
-fn gpt2_moe_has_gpt2s_fields() {
+fn gpt2_moe_reads_the_fields_of_gpt2() {
     let mut material = gpt2_moe();
     let config = parse(&material).unwrap();
     let moe = config.any_moe().unwrap();
@@ -239,7 +239,7 @@ fn gpt2_moe_has_gpt2s_fields() {
     assert_eq!((config.activation, config.norm), (Activation::GeluTanh, NormKind::Layer));
     assert!(config.rope.is_none() && config.tie_embeddings && gqa(&config, 0).qkv_bias);
     assert_eq!((config.served_context(), gqa(&config, 0).kv_heads), (64, 5));
-    // What is not said is what `GPT2Config` has.
+    // Missing fields have the defaults of `GPT2Config`.
     let text = json!({"model_type": "gpt2_moe"}).to_string();
     let small = ModelConfig::from_json(Path::new("c"), text.as_bytes()).unwrap();
     assert_eq!((small.vocab_size, small.hidden_size, small.layers.len()), (50_257, 768, 12));
@@ -269,9 +269,9 @@ fn gpt2_moe_has_gpt2s_fields() {
 }
 
 #[test]
-fn the_older_style_says_the_same() {
+fn older_config_style_gives_the_same_facts() {
     for mut material in families() {
-        // Without rope parameters, gpt-oss' would be others.
+        // gpt-oss has other defaults for missing rope parameters.
         if material.config["model_type"] == "gpt_oss" {
             continue;
         }
@@ -291,7 +291,7 @@ fn the_older_style_says_the_same() {
 }
 
 #[test]
-fn defaults_are_those_of_transformers() {
+fn missing_fields_have_the_defaults_of_transformers() {
     for (family, vocab, hidden, layers, heads, context) in [
         ("mixtral", 32000, 4096, 32, 32, 131_072),
         ("olmoe", 50304, 2048, 16, 16, 4096),
@@ -313,7 +313,7 @@ fn defaults_are_those_of_transformers() {
 }
 
 #[test]
-fn windows_of_qwen2_moe() {
+fn windows_of_qwen2_moe_follow_max_window_layers() {
     let mut material = qwen2_moe();
     material
         .set("use_sliding_window", json!(true))
@@ -331,7 +331,7 @@ fn windows_of_qwen2_moe() {
 }
 
 #[test]
-fn null_key_value_heads_are_one_per_head() {
+fn null_key_value_heads_mean_one_per_head() {
     for mut material in families() {
         material.set("num_key_value_heads", Value::Null);
         let config = parse(&material).unwrap();
@@ -341,9 +341,9 @@ fn null_key_value_heads_are_one_per_head() {
     }
 }
 
-/// Field, value, and the name that the error must have.
+/// Each row has a field, its value, and the name that the error must contain.
 #[test]
-fn what_is_refused_is_refused_by_name() {
+fn unsupported_fields_are_refused_by_name() {
     let everywhere = [
         ("model_type", json!("llama"), "model_type"),
         ("model_type", json!(7), "model_type"),
@@ -399,7 +399,7 @@ fn what_is_refused_is_refused_by_name() {
     for material in families() {
         let family = material.config["model_type"].clone();
         for (field, value, named) in &everywhere {
-            // Their heads do not depend on the hidden size.
+            // The heads of these families do not depend on the hidden size.
             let own_heads = family == "deepseek_v3" || family == "gpt_oss";
             if own_heads && *field == "hidden_size" && *value == 41 {
                 continue;
@@ -506,7 +506,7 @@ fn what_is_refused_is_refused_by_name() {
 }
 
 #[test]
-fn what_changes_no_answer_is_ignored() {
+fn fields_without_effect_on_results_are_ignored() {
     for mut material in all_families() {
         let plain = parse(&material).unwrap();
         material
@@ -520,7 +520,7 @@ fn what_changes_no_answer_is_ignored() {
 }
 
 #[test]
-fn configs_that_are_no_configs() {
+fn malformed_configs_are_refused() {
     for text in ["", "[]", "{", "nul", "{\"model_type\": NaN}", "\u{0}"] {
         let error = ModelConfig::from_json(Path::new("c.json"), text.as_bytes()).unwrap_err();
         assert_eq!(error.path(), Path::new("c.json"), "{text}");

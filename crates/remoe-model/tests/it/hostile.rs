@@ -1,4 +1,4 @@
-//! Damaged and hostile folders: an error with file and tensor, never a panic.
+//! Damaged and hostile folders, which must give an error with file and tensor and never a panic.
 
 use crate::support;
 
@@ -11,7 +11,7 @@ use safetensors::Dtype;
 use serde_json::{Value, json};
 use support::{Folder, Material, deepseek_v2, deepseek_v3, mixtral, olmoe};
 
-/// The header of a file and the data behind it.
+/// Splits the file into its header and the data after it.
 fn split(folder: &Folder) -> (Value, Vec<u8>) {
     let bytes = std::fs::read(folder.file("model.safetensors")).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -25,7 +25,7 @@ fn join(folder: &Folder, header: &[u8], data: &[u8]) {
     folder.put("model.safetensors", bytes);
 }
 
-/// Rewrites the header and gives the error.
+/// Changes the header and returns the error of opening the file.
 fn with_header(change: impl FnOnce(&mut Value)) -> CheckpointError {
     let folder = olmoe().write();
     let (mut header, data) = split(&folder);
@@ -37,7 +37,7 @@ fn with_header(change: impl FnOnce(&mut Value)) -> CheckpointError {
 const NAME: &str = "model.layers.1.mlp.gate.weight";
 
 #[test]
-fn missing_files() {
+fn missing_files_are_named() {
     let folder = Folder::new();
     assert!(folder.error().path().ends_with("config.json"));
     folder.put("config.json", olmoe().config.to_string());
@@ -47,7 +47,7 @@ fn missing_files() {
 }
 
 #[test]
-fn truncated_at_any_place() {
+fn file_truncated_at_any_position_is_refused() {
     let folder = olmoe().write();
     let bytes = std::fs::read(folder.file("model.safetensors")).unwrap();
     for length in [0, 1, 7, 8, 9, 500, bytes.len() / 2, bytes.len() - 1] {
@@ -61,7 +61,7 @@ fn truncated_at_any_place() {
 }
 
 #[test]
-fn header_lengths() {
+fn impossible_header_lengths_are_refused() {
     let folder = olmoe().write();
     for length in [u64::MAX, 1 << 40, 100_000_001, 1_000_000] {
         let mut bytes = length.to_le_bytes().to_vec();
@@ -74,7 +74,7 @@ fn header_lengths() {
 }
 
 #[test]
-fn headers_that_are_no_headers() {
+fn malformed_headers_are_refused() {
     let folder = olmoe().write();
     let deep = format!("{{\"a\":{}", "[".repeat(1_000_000));
     let deep_metadata = format!("{{\"__metadata__\":{}", "{\"a\":".repeat(1_000_000));
@@ -98,7 +98,7 @@ fn offsets() {
         (json!(u64::MAX - 639), json!(u64::MAX)),
     ] {
         let error = offsets(begin.clone(), end.clone());
-        // Which of two overlapping tensors is named is the header's business.
+        // The error may name either of two overlapping tensors.
         assert!(matches!(error, CheckpointError::Tensor { .. }), "{begin} {end}: {error}");
     }
     let negative = offsets(json!(-1), json!(639));
@@ -106,9 +106,9 @@ fn offsets() {
 }
 
 #[test]
-fn shapes_and_types() {
+fn wrong_shapes_and_types_are_refused() {
     let shape = |shape: Value| with_header(|header| header[NAME]["shape"] = shape);
-    // Same bytes, another shape; then lengths that do not fit, overflow included.
+    // First another shape with the same bytes, then sizes that differ or overflow.
     for wrong in [json!([40, 4]), json!([160]), json!([4, 41]), json!([u64::MAX, u64::MAX]), json!([])] {
         let error = shape(wrong.clone());
         assert_eq!(error.field(), Some(NAME), "{wrong}: {error}");
@@ -133,14 +133,14 @@ fn any_missing_tensor_is_named() {
         let mut less = material.clone();
         less.tensors.remove(name);
         let error = less.write().error();
-        // Without its router a block goes by the first of its names.
+        // A block without a router is named by the first of its possible names.
         assert_eq!(error.field(), Some(name.as_str()), "{error}");
         assert!(matches!(error, CheckpointError::MissingTensor { .. }));
     }
 }
 
 #[test]
-fn buffers_that_are_computed_anew_do_no_harm() {
+fn stored_buffers_that_are_recomputed_are_accepted() {
     let mut material = mixtral();
     material.typed("model.layers.0.self_attn.rotary_emb.inv_freq", Dtype::F32, &[4]);
     material.typed("model.layers.0.attn.masked_bias", Dtype::I64, &[3]);
@@ -152,9 +152,9 @@ fn buffers_that_are_computed_anew_do_no_harm() {
     assert!(mixtral().write().open().inspect().unwrap().ignored.is_none());
 }
 
-/// Each would change the answer of the model that it is of.
+/// Each of these tensors would change the results of its model.
 #[test]
-fn tensors_that_the_model_does_not_use_are_refused_by_name() {
+fn unused_tensors_are_refused_by_name() {
     let block = "model.layers.0.block_sparse_moe";
     let attention = "model.layers.0.self_attn";
     let of_mixtral = [
@@ -194,7 +194,7 @@ fn tensors_that_the_model_does_not_use_are_refused_by_name() {
 }
 
 #[test]
-fn an_index_that_lies() {
+fn wrong_shard_index_is_refused() {
     let material = olmoe();
     let change = |change: &dyn Fn(&mut Value, &Folder)| {
         let folder = material.write_shards(3);
@@ -219,7 +219,7 @@ fn an_index_that_lies() {
     assert_eq!(error.field(), Some(NAME));
     let error = change(&|index, _| *index = json!({}));
     assert_eq!(error.field(), Some("weight_map"));
-    // The same tensor in two shards.
+    // A tensor that is in two shards.
     let error = change(&|_, folder| {
         std::fs::copy(
             folder.file("model-00001-of-00003.safetensors"),
@@ -228,7 +228,7 @@ fn an_index_that_lies() {
         .unwrap();
     });
     assert!(error.to_string().contains("is also in"), "{error}");
-    // In another shard than the index says.
+    // A tensor that is in another shard than the index says.
     let error = change(&|index, _| {
         let now = index["weight_map"][NAME].clone();
         let other = index["weight_map"].as_object().unwrap().values().find(|v| **v != now).cloned();
@@ -238,7 +238,7 @@ fn an_index_that_lies() {
 }
 
 #[test]
-fn a_file_that_shrinks_is_an_error() {
+fn file_that_shrinks_is_an_error() {
     let folder = mixtral().write();
     let checkpoint = folder.open();
     let expert = checkpoint.expert(2, 4).unwrap();
@@ -255,7 +255,7 @@ fn a_file_that_shrinks_is_an_error() {
 }
 
 #[test]
-fn ranges_outside_of_a_tensor() {
+fn ranges_outside_a_tensor_are_refused() {
     let checkpoint = mixtral().write().open();
     let norm = &checkpoint.final_norm().weight;
     for (range, length) in [(0..161, 161), (159..161, 2), (0..4, 5), (u64::MAX - 1..u64::MAX, 1)] {
@@ -265,9 +265,9 @@ fn ranges_outside_of_a_tensor() {
     checkpoint.read_into(norm, 160..160, &mut []).unwrap();
 }
 
-/// A huge shape in the config is refused for want of such a tensor, without the memory for it.
+/// A config with huge shapes is refused because such tensors are missing, before memory is allocated for them.
 #[test]
-fn sizes_that_no_file_has() {
+fn impossible_sizes_in_the_config_are_refused() {
     let mut material = mixtral();
     material.set("num_local_experts", json!(2_000_000_000));
     assert!(material.write().error().field().is_some());
@@ -279,9 +279,9 @@ fn sizes_that_no_file_has() {
     assert!(material.write().error().field().is_some());
 }
 
-/// A value that an error quotes of a file can be as long as the file; the error is not.
+/// A value that an error quotes may be as long as the file, but the error is not.
 #[test]
-fn errors_quote_no_more_than_one_can_read() {
+fn errors_quote_long_values_abbreviated() {
     let long = "long é".repeat(10_000);
     let short = |error: CheckpointError| {
         assert!(error.to_string().len() < 1600, "{} bytes", error.to_string().len());
@@ -300,18 +300,18 @@ fn errors_quote_no_more_than_one_can_read() {
     short(material.set("rope_scaling", json!({"rope_type": long})).write().error());
 }
 
-/// Every id is compared with those before it.
+/// Each id is compared with those before it, which would take long for such a list.
 #[test]
-fn a_list_of_a_million_tokens_is_refused() {
+fn list_of_a_million_tokens_is_refused() {
     let mut material = mixtral();
     let ids: Vec<u32> = (0..1_000_000).collect();
     material.set("vocab_size", json!(1_000_000)).set("eos_token_id", json!(ids));
     assert_eq!(material.write().error().field(), Some("eos_token_id"));
 }
 
-/// Finite parts whose product is not.
+/// The factors are finite, but their product is not.
 #[test]
-fn scores_and_angles_stay_finite() {
+fn scales_and_angles_that_overflow_are_refused() {
     let scaling = |mscale: f64, all: f64| {
         let text = json!({
             "model_type": "deepseek_v2", "num_experts_per_tok": 2,
@@ -325,7 +325,7 @@ fn scores_and_angles_stay_finite() {
     }
 }
 
-/// Numbers that are finite where they are written and not where they are computed with.
+/// The numbers are finite in float64 but not in float32.
 #[test]
 fn numbers_beyond_float32_are_refused_by_name() {
     let refused = |material: &mut Material, field: &str, value: f64, named: &str| {
@@ -348,7 +348,7 @@ fn numbers_beyond_float32_are_refused_by_name() {
     deepseek_v2().set("routed_scaling_factor", json!(16.0)).set("rms_norm_eps", json!(0)).write().open();
 }
 
-/// To leave layers out would give another answer without a word.
+/// Leaving out layers would silently give other results.
 #[test]
 fn tensors_of_layers_beyond_config_are_refused_by_name() {
     let mut material = mixtral();
@@ -359,12 +359,12 @@ fn tensors_of_layers_beyond_config_are_refused_by_name() {
         assert!(error.field().is_some_and(|name| name.starts_with(&format!("model.layers.{}.", layers - 1))));
         assert!(error.to_string().contains(&format!("num_hidden_layers is {}", layers - 1)), "{error}");
     }
-    // Nor can it be taken for one that predicts further tokens.
+    // Such a layer is not taken for a prediction layer either.
     material.set("num_nextn_predict_layers", json!(1));
     assert_eq!(material.write().error().field(), Some("num_nextn_predict_layers"));
 }
 
-/// A DeepSeek-V3 with a fourth layer, that the config says predicts further tokens.
+/// Builds a DeepSeek-V3 with a fourth layer, which its config declares a prediction layer.
 fn with_prediction_layer() -> Material {
     let mut material = deepseek_v3();
     let third: Vec<_> = material
@@ -380,7 +380,7 @@ fn with_prediction_layer() -> Material {
 }
 
 #[test]
-fn layers_that_predict_further_tokens_are_ignored_and_named() {
+fn prediction_layers_are_ignored_and_named() {
     const PARTS: [&str; 3] = ["eh_proj.weight", "enorm.weight", "hnorm.weight"];
     let plain = deepseek_v3().write().open();
     let mut material = with_prediction_layer();
@@ -397,7 +397,7 @@ fn layers_that_predict_further_tokens_are_ignored_and_named() {
     assert_eq!(ignored.prediction_layers, [3]);
     let stored: usize = material.tensors.values().map(|(_, _, data)| data.len()).sum();
     assert_eq!(seen.total_bytes + ignored.bytes, stored as u64);
-    // A layer of the model that is taken for one of them would be lost.
+    // A layer of the model must not be taken for a prediction layer.
     for part in PARTS {
         let mut less = material.clone();
         less.tensors.remove(&format!("model.layers.3.{part}"));
@@ -407,7 +407,7 @@ fn layers_that_predict_further_tokens_are_ignored_and_named() {
     }
     let error = with_prediction_layer().write().error();
     assert!(error.field().is_some_and(|name| name.starts_with("model.layers.3.")), "{error}");
-    // They may be said and not be there: transformers writes such checkpoints.
+    // Declared prediction layers may be missing, as in checkpoints that transformers writes.
     let mut absent = deepseek_v3();
     absent.set("num_nextn_predict_layers", json!(1));
     assert!(absent.write().open().inspect().unwrap().ignored.is_none());
@@ -417,7 +417,7 @@ fn layers_that_predict_further_tokens_are_ignored_and_named() {
     }
 }
 
-/// A header may have 100 MB: a million empty tensors, which no model has.
+/// A header of up to 100 MB could list a million empty tensors, more than any model has.
 #[test]
 fn header_of_a_million_tensors_is_refused_before_allocation() {
     let folder = mixtral().write();
@@ -430,9 +430,9 @@ fn header_of_a_million_tensors_is_refused_before_allocation() {
     assert!(error.to_string().contains("262144 tensors"), "{error}");
 }
 
-/// Many headers, each within its bound, are too much together.
+/// Each header is within its bound, but not all headers together.
 #[test]
-fn headers_are_bounded_together() {
+fn size_of_all_headers_is_bounded() {
     let folder = mixtral().write();
     let mut map = serde_json::Map::new();
     for shard in 0..3 {
@@ -450,9 +450,9 @@ fn headers_are_bounded_together() {
     assert!(error.path().ends_with("model-2.safetensors"), "{error}");
 }
 
-/// The pipe has no writer, so that reading it would never end.
+/// The pipe has no writer, so reading it would never end.
 #[test]
-fn a_pipe_in_place_of_a_file_is_refused_at_once() {
+fn pipe_in_place_of_a_file_is_refused_at_once() {
     for name in ["config.json", "generation_config.json", "model.safetensors"] {
         let folder = mixtral().write();
         let path = folder.file(name);
@@ -468,9 +468,9 @@ fn a_pipe_in_place_of_a_file_is_refused_at_once() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Any one byte changed in the first part of a file: it opens or it is an error.
+    /// One byte in the first part of the file is changed.
     #[test]
-    fn a_flipped_byte_is_survived(at in 0_usize..6000, value in any::<u8>()) {
+    fn changed_byte_is_read_or_an_error(at in 0_usize..6000, value in any::<u8>()) {
         let folder = olmoe().write();
         let mut bytes = std::fs::read(folder.file("model.safetensors")).unwrap();
         bytes[at] = value;

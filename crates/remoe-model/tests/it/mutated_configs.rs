@@ -1,5 +1,5 @@
-//! Configs of every family with a field changed: each is refused by the name of a field, means the same as before, or
-//! changes the facts that it is about and no others.
+//! Configs of every family with a changed field. Each is refused by the name of a field, gives the same facts as before,
+//! or changes only the facts that the field is about.
 
 use crate::support;
 
@@ -17,17 +17,17 @@ use support::{
 
 /// Outcome of a changed config.
 enum ConfigOutcome {
-    /// An error about this field.
+    /// Error that names this field.
     Refused(&'static str),
-    /// The facts of the config that was not changed.
+    /// Facts of the unchanged config.
     Same,
-    /// The facts of that config, changed in this way.
+    /// Facts of the unchanged config with this change.
     Facts(fn(&mut ModelConfig)),
 }
 
 use ConfigOutcome::{Facts, Refused, Same};
 
-/// A material's fields and their values, and what they do.
+/// Material, changed fields with their values, and the expected outcome.
 type Row = (fn() -> Material, Value, ConfigOutcome);
 
 fn parse(material: &Material) -> Result<ModelConfig, CheckpointError> {
@@ -66,7 +66,7 @@ fn check(rows: Vec<Row>) {
         let name = material.config["model_type"].as_str().unwrap().to_owned();
         let mut expected = parse(&material).unwrap();
         for (field, value) in fields.as_object().unwrap() {
-            // The newer name of the same, which the materials have.
+            // The newer name of this field, which the materials use.
             if field == "rope_scaling" && fields.get("rope_parameters").is_none() {
                 material.unset("rope_parameters");
             }
@@ -81,7 +81,7 @@ fn check(rows: Vec<Row>) {
                 let before = expected.clone();
                 change(&mut expected);
                 if expected.rope != before.rope {
-                    // Other frequencies reach other positions: `rope.rs` tests how many.
+                    // Other frequencies give another context length, which `rope.rs` tests.
                     expected.context_length = found.context_length;
                 }
                 assert_eq!(found, expected, "{name} {fields}");
@@ -94,7 +94,7 @@ fn check(rows: Vec<Row>) {
 }
 
 #[test]
-fn what_a_family_reads_changes_the_facts() {
+fn fields_that_a_family_reads_change_its_facts() {
     check(vec![
         (mixtral, json!({"rms_norm_eps": 0.25}), Facts(|c| c.norm_eps = 0.25)),
         (mixtral, json!({"tie_word_embeddings": true}), Facts(|c| c.tie_embeddings = true)),
@@ -276,7 +276,7 @@ fn what_a_family_reads_changes_the_facts() {
 }
 
 #[test]
-fn two_names_of_one_thing_say_the_same() {
+fn alternative_field_names_give_the_same_facts() {
     check(vec![
         (mixtral, json!({"num_experts": 4}), Refused("num_experts")),
         (mixtral, json!({"num_experts": 5}), Same),
@@ -381,7 +381,7 @@ fn keys_of_rope_parameters_are_known_or_refused() {
 }
 
 #[test]
-fn what_a_family_does_not_do_is_refused_by_name() {
+fn unsupported_features_are_refused_by_name() {
     let refused = |family: fn() -> Material, field: &'static str, value: Value| -> Row {
         (family, json!({field: value}), Refused(field))
     };
@@ -457,9 +457,9 @@ fn what_a_family_does_not_do_is_refused_by_name() {
     ]);
 }
 
-/// Fields that published configs carry although their family does nothing with them.
+/// Published configs contain these fields although their family ignores them.
 #[test]
-fn values_that_ask_for_nothing_are_taken() {
+fn values_that_request_nothing_are_accepted() {
     for mut material in all_families() {
         let plain = parse(&material).unwrap();
         for (field, value) in [

@@ -1,4 +1,4 @@
-//! Sizes from a configuration alone, against checkpoints and against what publishers count.
+//! Sizes from a configuration alone, compared with checkpoints and with published counts.
 
 use crate::support;
 
@@ -35,15 +35,15 @@ fn published_models_have_their_published_parameter_counts() {
 }
 
 #[test]
-fn the_parameters_of_mixtral_are_those_of_its_checkpoint() {
+fn parameters_of_mixtral_equal_those_of_its_checkpoint() {
     // `total_size` of model.safetensors.index.json of mistralai/Mixtral-8x22B-v0.1 is twice this.
     assert_eq!(published("mixtral-8x22b").parameters(), 140_620_634_112);
     assert_eq!(published("mixtral-8x22b").inspection("").total_bytes, 281_241_268_224);
 }
 
-/// Half of the layers of gpt-oss hold a window, a prefill, and the positions that pages round up to.
+/// Half of the layers of gpt-oss keep a window, a prefill, and the positions up to the next page.
 #[test]
-fn released_windows_take_the_pages_that_the_engine_counts() {
+fn windowed_layers_take_the_pages_that_the_engine_counts() {
     let facts = published("gpt-oss-120b").inspection("");
     assert_eq!(facts.kv_windowed, Some(WindowedLayers { layers: 18, window: 128 }));
     // Keys and values of 8 heads of 64.
@@ -53,7 +53,7 @@ fn released_windows_take_the_pages_that_the_engine_counts() {
     let kv = facts.resident_kv("bfloat16");
     assert_eq!(kv.all_bytes_per_token(), facts.kv_bytes_per_token);
     for (positions, share) in [(2048, 1.0), (4096, 0.77), (131_072, 0.51)] {
-        // A page has the layers of one kind.
+        // A page holds layers of one kind.
         let pages = needs.pages(positions, PREFILL_ROWS) * 18 * page_bytes;
         assert_eq!(kv.of(positions as u64), pages as u64);
         let whole = facts.kv_bytes_per_token as f64 * positions as f64;
@@ -66,7 +66,7 @@ fn released_windows_take_the_pages_that_the_engine_counts() {
 }
 
 #[test]
-fn short_forms_take_the_bytes_that_they_are_stored_in() {
+fn quantised_forms_take_their_stored_bytes() {
     let deepseek = published("deepseek-v3");
     assert_eq!(deepseek.weights, Weights::Fp8 { block: Some(128 * 128) });
     let facts = deepseek.inspection("");
@@ -96,13 +96,13 @@ fn short_forms_take_the_bytes_that_they_are_stored_in() {
 }
 
 #[test]
-fn an_outline_is_what_a_checkpoint_of_it_is() {
+fn outline_equals_that_of_its_checkpoint() {
     let mut compared = 0;
     for entry in std::fs::read_dir(fixtures()).unwrap() {
         let folder = entry.unwrap().path();
         let Ok(checkpoint) = Checkpoint::open(&folder) else { continue };
         let inspection = checkpoint.inspect().unwrap();
-        // Those in a shorter form are compared in tests/short_forms.rs: an outline counts them as stored.
+        // `short_forms.rs` compares the quantised ones, which an outline counts as stored.
         if inspection.stored_as.is_some() {
             continue;
         }
@@ -116,7 +116,7 @@ fn an_outline_is_what_a_checkpoint_of_it_is() {
 }
 
 #[test]
-fn what_no_size_follows_from_is_refused_by_field() {
+fn configs_without_a_known_size_are_refused_by_field() {
     let read = |text: &str, dtype: Option<&str>| {
         Outline::from_json(Path::new("config.json"), text.as_bytes(), dtype)
     };
@@ -142,7 +142,7 @@ fn what_no_size_follows_from_is_refused_by_field() {
     assert_eq!(read(&gptq, Some("bfloat16")).unwrap().parameters(), read(&valid, None).unwrap().parameters());
 }
 
-/// `hf_quant_config.json` as ModelOpt writes it.
+/// Returns `hf_quant_config.json` as ModelOpt writes it.
 fn quantised(algorithm: &Value) -> String {
     json!({
         "producer": {"name": "modelopt", "version": "0.29.0"},
@@ -174,7 +174,7 @@ fn modelopt_checkpoints_are_refused_by_name() {
             assert!(open(folder, Some("bfloat16")).is_ok());
         }
     }
-    // Of a KV cache alone.
+    // A file that only describes the KV cache.
     stored.put("hf_quant_config.json", quantised(&json!(null)));
     assert_eq!(stored.open().config().layers.len(), 3);
     for (text, field) in
@@ -196,7 +196,7 @@ fn modelopt_checkpoints_are_refused_by_name() {
 
 /// Fields of the config of moonshotai/Kimi-K2-Instruct. Its model card counts 1 trillion parameters, 32 billion of them active.
 #[test]
-fn kimi_k2_is_a_model_of_deepseek_v3() {
+fn kimi_k2_has_the_outline_of_deepseek_v3() {
     let text = r#"{
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2",
         "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},

@@ -8,7 +8,7 @@ use remoe_model::{AttentionFacts, CheckpointError, GenerationDefaults, ModelConf
 use serde_json::{Value, json};
 use support::{Material, mixtral, olmoe};
 
-/// The config with `value` written as it stands for the field.
+/// Reads the config with `field` set to the literal text `value`.
 fn read(material: &Material, field: &str, value: &str) -> Result<ModelConfig, CheckpointError> {
     ModelConfig::from_json(Path::new("config.json"), written(material, field, value).as_bytes())
 }
@@ -20,7 +20,7 @@ fn written(material: &Material, field: &str, value: &str) -> String {
 }
 
 #[test]
-fn limits_of_infinity_limit_nothing() {
+fn infinite_limits_limit_nothing() {
     let mut plain = olmoe();
     plain.unset("clip_qkv");
     let clip = |config: &ModelConfig| match &config.layers[0].attention {
@@ -40,7 +40,7 @@ fn limits_of_infinity_limit_nothing() {
 }
 
 #[test]
-fn numbers_that_must_be_finite_are_named() {
+fn fields_that_must_be_finite_are_named() {
     for field in ["rms_norm_eps", "rope_theta", "vocab_size", "tie_word_embeddings", "dtype", "eos_token_id"]
     {
         for value in ["NaN", "Infinity", "-Infinity"] {
@@ -56,14 +56,14 @@ fn numbers_that_must_be_finite_are_named() {
 }
 
 #[test]
-fn fields_that_are_not_read_may_have_any_number() {
+fn unread_fields_may_have_any_number() {
     let plain = read(&mixtral(), "note", "1").unwrap();
     for value in ["NaN", "[0.0, Infinity]", "{\"a\": [-Infinity, \"Infinity\"]}"] {
         assert_eq!(read(&mixtral(), "time_step_limit", value).unwrap(), plain, "{value}");
         let text = written(&mixtral(), "time_step_limit", value);
         assert!(Outline::from_json(Path::new("config.json"), text.as_bytes(), None).is_ok(), "{value}");
     }
-    // A text that says so is a text.
+    // A string with such a name is not a number.
     let named = read(&mixtral(), "model_type", "\"NaN\"").unwrap_err();
     assert!(matches!(&named, CheckpointError::Unsupported { .. }), "{named}");
     let damaged = read(&mixtral(), "note", "Infinity, oops").unwrap_err();
@@ -71,7 +71,7 @@ fn fields_that_are_not_read_may_have_any_number() {
 }
 
 #[test]
-fn generation_config_names_its_numbers() {
+fn generation_config_names_infinite_fields() {
     let config = read(&mixtral(), "note", "1").unwrap();
     let defaults = |text: &str| GenerationDefaults::from_json(Path::new("g.json"), text.as_bytes(), &config);
     assert!(
@@ -85,7 +85,7 @@ fn generation_config_names_its_numbers() {
 }
 
 #[test]
-fn checkpoints_with_such_files_open() {
+fn checkpoints_with_python_numbers_open() {
     let folder = mixtral().write_shards(2);
     folder.put("config.json", written(&mixtral(), "time_step_limit", "[0.0, Infinity]"));
     folder.put("generation_config.json", "{\"note\": NaN}");

@@ -1,4 +1,4 @@
-//! Rotary frequencies against values that transformers 5.17 computed.
+//! Rotary frequencies, compared with values that transformers 5.17 computed.
 
 use crate::support;
 
@@ -13,10 +13,10 @@ fn parse(material: &Material) -> ModelConfig {
     ModelConfig::from_json(Path::new("config.json"), text.as_bytes()).unwrap()
 }
 
-/// Made with transformers 5.17: `MixtralRotaryEmbedding(config).inv_freq` for heads of 16 elements
-/// and `max_position_embeddings` 4096.
+/// Expected values: `MixtralRotaryEmbedding(config).inv_freq` of transformers 5.17 for heads of 16
+/// elements and `max_position_embeddings` 4096.
 #[test]
-fn rope_frequencies_are_those_of_transformers() {
+fn rope_frequencies_equal_those_of_transformers() {
     let cases: [(Value, f64, [f64; 8]); 5] = [
         (
             json!({"rope_theta": 1e6}),
@@ -103,9 +103,9 @@ fn rope_frequencies_are_those_of_transformers() {
     }
 }
 
-/// Made with transformers 5.17: `DeepseekV2RotaryEmbedding` and `DeepseekV2Attention.scaling`.
+/// Expected values: `DeepseekV2RotaryEmbedding` and `DeepseekV2Attention.scaling` of transformers 5.17.
 #[test]
-fn yarn_of_latent_attention() {
+fn yarn_of_latent_attention_equals_transformers() {
     let mut material = deepseek_v2();
     material.set("qk_rope_head_dim", json!(8)).set(
         "rope_parameters",
@@ -121,9 +121,9 @@ fn yarn_of_latent_attention() {
     }
 }
 
-/// A field at the top level wins, as `standardize_rope_params` has it.
+/// As in `standardize_rope_params` of transformers.
 #[test]
-fn the_original_context_of_the_top_level_wins() {
+fn top_level_original_context_takes_precedence() {
     let mut material = mixtral();
     material.set("original_max_position_embeddings", json!(8)).set(
         "rope_parameters",
@@ -135,9 +135,9 @@ fn the_original_context_of_the_top_level_wins() {
     assert_eq!(original, 8);
 }
 
-/// As `_get_and_verify_max_len` of vLLM has it, but for type dynamic, which is served as far as its frequencies stay.
+/// As `_get_and_verify_max_len` of vLLM, except that type dynamic is only served while its frequencies stay the same.
 #[test]
-fn context_length_is_what_the_rope_reaches() {
+fn context_length_follows_from_the_rope() {
     let yarn = |factor: f64, original: usize| json!({"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original});
     let factors = vec![1.0; 8];
     for (stated, rope, reached) in [

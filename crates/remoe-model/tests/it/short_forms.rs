@@ -1,4 +1,4 @@
-//! Weights that are stored as fp8 and MXFP4: sizes, byte ranges, and everything that is refused.
+//! Weights that are stored as fp8 or MXFP4: sizes, byte ranges and refusals.
 
 use crate::support;
 
@@ -14,7 +14,7 @@ fn folder(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
 }
 
-/// A reference model, to be changed.
+/// Reads a reference model as material for changes.
 fn material(name: &str) -> Material {
     let config = std::fs::read(folder(name).join("config.json")).unwrap();
     let bytes = std::fs::read(folder(name).join("model.safetensors")).unwrap();
@@ -29,7 +29,7 @@ fn material(name: &str) -> Material {
 }
 
 #[test]
-fn sizes_add_up_to_the_files() {
+fn sizes_sum_to_those_of_the_files() {
     for name in FORMS {
         let checkpoint = Checkpoint::open(folder(name)).unwrap();
         let stored: usize = material(name).tensors.values().map(|(_, _, data)| data.len()).sum();
@@ -43,7 +43,7 @@ fn sizes_add_up_to_the_files() {
         assert_eq!(parts, seen.total_bytes, "{name}");
         assert_eq!((seen.dtype.as_str(), checkpoint.config().dtype), ("bfloat16", StoredDtype::Bf16));
 
-        // In the dtype they are what the configuration says of a checkpoint without a shorter form.
+        // Counted in the dtype, the sizes equal those of an unquantised checkpoint of this config.
         let config = std::fs::read(folder(name).join("config.json")).unwrap();
         let outline = Outline::from_json(&folder(name), &config, Some("bfloat16")).unwrap();
         let (decoded, plain) = (seen.decoded(), outline.inspection(""));
@@ -59,7 +59,7 @@ fn sizes_add_up_to_the_files() {
 }
 
 #[test]
-fn an_expert_is_read_by_its_range() {
+fn expert_is_read_by_its_byte_range() {
     let checkpoint = Checkpoint::open(folder("gptoss-mxfp4")).unwrap();
     let stored = material("gptoss-mxfp4").tensors;
     let (_, shape, blocks) = &stored["model.layers.1.mlp.experts.gate_up_proj_blocks"];
@@ -83,7 +83,7 @@ fn an_expert_is_read_by_its_range() {
     let value = if code & 8 == 0 { magnitude } else { -magnitude };
     assert_eq!(found, value * 2.0_f32.powi(i32::from(scales[row * 2 + 1]) - 127));
 
-    // Rows from the middle of a block are what they are in the whole.
+    // Rows from the middle of a block equal those of the whole matrix.
     for (name, rows) in [("dsv3-fp8", 129..133), ("qwen3moe-fp8", 9..14)] {
         let checkpoint = Checkpoint::open(folder(name)).unwrap();
         let down = checkpoint.expert(1, 3).unwrap().down.weight;
@@ -99,7 +99,7 @@ fn an_expert_is_read_by_its_range() {
 }
 
 #[test]
-fn modules_that_are_not_converted_are_read_as_they_are() {
+fn unconverted_modules_are_read_unchanged() {
     let checkpoint = Checkpoint::open(folder("qwen3moe-fp8")).unwrap();
     let stored = |layer: usize| match checkpoint.attention(layer).unwrap() {
         AttentionTensors::Gqa(tensors) => [&tensors.q, &tensors.k].map(|linear| linear.weight.stored.clone()),
@@ -110,7 +110,7 @@ fn modules_that_are_not_converted_are_read_as_they_are() {
     assert_eq!(checkpoint.head().stored, StoredAs::Plain);
 }
 
-/// Opens what is written, and checks what the error names.
+/// Opens the material and checks that the error names `field`.
 fn refused(material: &Material, field: &str) -> CheckpointError {
     let error = material.write().error();
     assert_eq!(error.field(), Some(field), "{error}");
@@ -118,7 +118,7 @@ fn refused(material: &Material, field: &str) -> CheckpointError {
 }
 
 #[test]
-fn configurations_that_are_not_read_are_refused_by_name() {
+fn unsupported_quantisation_is_refused_by_name() {
     let fp8: [(&str, Value); 10] = [
         ("quant_method", json!("compressed-tensors")),
         ("quant_method", json!(null)),
@@ -148,7 +148,7 @@ fn configurations_that_are_not_read_are_refused_by_name() {
 }
 
 #[test]
-fn a_form_that_the_tensors_do_not_have_is_refused_by_name() {
+fn form_that_the_tensors_lack_is_refused_by_name() {
     const DOWN: &str = "model.layers.1.mlp.experts.3.down_proj.weight";
     const BLOCKS: &str = "model.layers.0.mlp.experts.gate_up_proj_blocks";
     let fp8 = material("dsv3-fp8");
@@ -158,7 +158,7 @@ fn a_form_that_the_tensors_do_not_have_is_refused_by_name() {
         change(&mut material);
         material
     };
-    // The first weight that is looked for.
+    // The error names the first weight that is looked up.
     let first = "model.layers.0.self_attn.q_a_proj.weight";
     let error = refused(
         &changed(&|m| m.config["quantization_config"]["weight_block_size"] = json!([64, 128])),
@@ -186,7 +186,7 @@ fn a_form_that_the_tensors_do_not_have_is_refused_by_name() {
     );
     refused(&changed(&|m| m.tensors.get_mut(DOWN).unwrap().0 = Dtype::F8_E5M2), DOWN);
     refused(&changed(&|m| m.tensors.get_mut(DOWN).unwrap().0 = Dtype::U8), DOWN);
-    // Plain, with scales beside it; without them it is an expert of another size than the others.
+    // A plain weight with scales is refused; without scales, its size differs from that of the other experts.
     let plain = changed(&|m| {
         m.typed(DOWN, Dtype::BF16, &[136, 20]);
     });
@@ -233,7 +233,7 @@ fn a_form_that_the_tensors_do_not_have_is_refused_by_name() {
 }
 
 #[test]
-fn fp8_over_a_checkpoint_without_fp8_is_refused() {
+fn fp8_config_without_fp8_tensors_is_refused() {
     let said = material("qwen3moe-fp8").config["quantization_config"].clone();
     let mut plain = support::qwen3_moe();
     plain.set("dtype", json!("float32")).set("quantization_config", said);
@@ -243,7 +243,7 @@ fn fp8_over_a_checkpoint_without_fp8_is_refused() {
 }
 
 #[test]
-fn what_is_no_number_is_refused_when_it_is_read() {
+fn nan_is_refused_when_it_is_read() {
     const UP: &str = "model.layers.1.mlp.experts.3.up_proj.weight";
     let mut fp8 = material("dsv3-fp8");
     fp8.tensors.get_mut(UP).unwrap().2[7 * 136 + 130] = 0xff;
@@ -263,13 +263,13 @@ fn what_is_no_number_is_refused_when_it_is_read() {
 }
 
 #[test]
-fn another_form_is_another_fingerprint() {
+fn fingerprint_depends_on_the_quantised_form() {
     let print = |material: &Material| material.write().open().fingerprint().unwrap();
     let fp8 = material("qwen3moe-fp8");
     let mut same = fp8.clone();
     same.config["quantization_config"]["activation_scheme"] = json!(null);
     assert_eq!(print(&fp8), print(&same));
-    // As many blocks of other sides.
+    // Blocks of other sides, in the same number.
     let mut other = material("dsv3-fp8");
     let one = print(&other);
     other.config["quantization_config"]["weight_block_size"] = json!([127, 128]);

@@ -1,4 +1,4 @@
-//! Chat templates in the style that real models ship.
+//! Chat templates in the style of published models.
 
 #![cfg(feature = "text")]
 
@@ -91,7 +91,7 @@ fn conversation() -> Vec<Value> {
 
 /// Expected texts: `render_jinja_template` of transformers 5.17 on the same conversation.
 #[test]
-fn templates_render_as_transformers_renders_them() {
+fn templates_render_as_in_transformers() {
     for (source, expected) in [
         (MIXTRAL, "<s>[INST]  Héllo <x>\n \"world\" [/INST]hi\tthere</s>[INST] <b>&amp;</b> [/INST]"),
         (
@@ -112,7 +112,7 @@ fn templates_render_as_transformers_renders_them() {
 }
 
 #[test]
-fn loop_controls() {
+fn loop_controls_render_as_in_transformers() {
     let messages = [
         json!({"role": "system", "content": " be brief "}),
         json!({"role": "skip", "content": "a"}),
@@ -127,13 +127,13 @@ fn loop_controls() {
 }
 
 #[test]
-fn a_refusal_is_the_request_s_fault() {
+fn raised_exception_is_an_error_of_the_request() {
     let messages = [json!({"role": "assistant", "content": "hi"})];
     match template(MIXTRAL).render(&messages, true) {
         Err(TextError::Refused(message)) => assert!(message.starts_with("Conversation roles must")),
         other => panic!("{other:?}"),
     }
-    // Out of a macro, too.
+    // An exception may also be raised in a macro.
     let inside = "{% macro f() %}{{ raise_exception('no') }}{% endmacro %}{{ f() }}";
     assert!(
         matches!(template(inside).render(&[], true), Err(TextError::Refused(message)) if message == "no")
@@ -141,7 +141,7 @@ fn a_refusal_is_the_request_s_fault() {
 }
 
 #[test]
-fn a_broken_template_is_the_model_s_fault() {
+fn broken_template_is_an_error_of_the_model() {
     for source in [
         "{{ messages.nothing() }}",
         "{{ 1 / 0 }}",
@@ -160,7 +160,7 @@ fn a_broken_template_is_the_model_s_fault() {
 }
 
 #[test]
-fn json_options() {
+fn tojson_accepts_the_options_of_transformers() {
     let source = "{{ messages | tojson(separators=(',', ':'), sort_keys=true, ensure_ascii=true) }}";
     assert_eq!(
         template(source).render(&[json!({"b": "é", "a": [1, 2.0]})], false).unwrap(),
@@ -169,7 +169,7 @@ fn json_options() {
 }
 
 #[test]
-fn where_templates_come_from() {
+fn templates_are_read_in_order_of_precedence() {
     let folder = Folder::new();
     let render = |folder: &Folder| {
         let template = ChatTemplate::open(folder.path()).unwrap();
@@ -225,7 +225,7 @@ fn model_without_default_template_opens_and_refuses_chats() {
 }
 
 #[test]
-fn additional_templates_lie_in_their_folder() {
+fn additional_templates_are_read_from_their_folder() {
     let folder = Folder::new();
     folder.put("chat_template.jinja", "plain");
     std::fs::create_dir(folder.file("additional_chat_templates")).unwrap();
@@ -236,7 +236,7 @@ fn additional_templates_lie_in_their_folder() {
 }
 
 #[test]
-fn kwargs_are_variables_of_the_template() {
+fn kwargs_become_variables_of_the_template() {
     let template = template("{{ enable_thinking }}{{ bos_token }}{{ reasoning_effort }}{{ tools }}");
     let kwargs = json!({"enable_thinking": false, "bos_token": "<b>", "reasoning_effort": "max"});
     let rendering =
@@ -253,7 +253,7 @@ fn kwargs_are_variables_of_the_template() {
 }
 
 #[test]
-fn reasoning_has_the_names_that_templates_read() {
+fn reasoning_has_every_name_that_templates_read() {
     let template = template("{{ messages[0] | tojson }}");
     for name in ["reasoning", "thinking", "reasoning_content"] {
         let text = template.render(&[json!({"role": "assistant", name: "t", "x": null})], false).unwrap();
@@ -268,7 +268,7 @@ fn reasoning_has_the_names_that_templates_read() {
 }
 
 #[test]
-fn variables_are_read_where_nothing_has_set_them() {
+fn variables_are_free_unless_the_template_sets_them() {
     let source = "{% set own = 1 %}{{ own }}{% for m in messages %}{{ m.a }}{{ loop.index }}{% endfor %}\
                   {% if not later is defined %}{% set later = 1 %}{% endif %}\
                   {% macro f(p) %}{{ p }}{{ inside }}{% endmacro %}{{ f('text_only') }}{# in_comment #}";
@@ -281,7 +281,7 @@ fn variables_are_read_where_nothing_has_set_them() {
     }
 }
 
-/// In the manner of gpt-oss, whose template reads a description and properties of every tool.
+/// The template reads a description and properties of every tool, as that of gpt-oss does.
 #[test]
 fn tools_without_optional_fields_render() {
     let template = template(

@@ -1,4 +1,4 @@
-//! Bounds of single steps of a template, and loops as Jinja2 3.1.6 runs them.
+//! Limits of single steps of a template, and loops compared with Jinja2 3.1.6.
 
 #![cfg(feature = "text")]
 
@@ -73,7 +73,7 @@ fn escaped_arguments_are_counted_one_by_one() {
 }
 
 #[test]
-fn messages_of_undefined_values_cut_long_names() {
+fn messages_of_undefined_values_shorten_long_names() {
     for source in ["{{ {}['k' * 1000] + 1 }}", "{{ ({} | attr('k' * 1000)) + 1 }}"] {
         refused(source, "kkk…'");
     }
@@ -156,7 +156,7 @@ fn loop_condition_is_evaluated_item_by_item() {
 }
 
 #[test]
-fn digits_behind_dots_are_items() {
+fn digits_after_dots_are_items() {
     assert_eq!(
         rendered("{{ [[1,2],[3,4]].0.1 }}{{ [[[5]]].0.0.0 }}{{ 1.5 }}{{ 1e1 }}").unwrap(),
         "251.510.0"
@@ -176,7 +176,7 @@ fn joined_and_parsed_texts_are_counted() {
 }
 
 #[test]
-fn lines_are_cut_as_python_cuts_them() {
+fn lines_are_split_as_in_python() {
     let source =
         r"{{ 'a\nb\r\nc\n' | indent(2) }}|{{ 'a\nb\r\nc\r'.splitlines() }}{{ '\r\n'.splitlines(true) }}";
     assert_eq!(rendered(source).unwrap(), "a\n  b\n  c\n|['a', 'b', 'c']['\\r\\n']");

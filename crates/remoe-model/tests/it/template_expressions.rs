@@ -1,5 +1,5 @@
-//! Expressions and small templates against Jinja2 itself: `tests/fixtures/templates/make_expressions.py` has written
-//! what it renders in the environment of transformers.
+//! Expressions and small templates, compared with the texts of Jinja2 in the environment of transformers, which
+//! `tests/fixtures/templates/make_expressions.py` wrote.
 
 #![cfg(feature = "text")]
 
@@ -21,7 +21,7 @@ fn rendered(source: &str, context: &serde_json::Map<String, Value>) -> Result<St
 }
 
 #[test]
-fn expressions_render_as_jinja2_renders_them() {
+fn expressions_render_as_in_jinja2() {
     let fixture: Value = serde_json::from_str(CASES).unwrap();
     let context = fixture["context"].as_object().unwrap();
     let cases = fixture["cases"].as_array().unwrap();

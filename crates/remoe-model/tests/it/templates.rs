@@ -1,5 +1,5 @@
-//! Chat templates with the helpers and habits of the templates that models ship, written for these
-//! tests, and templates that never come to an end.
+//! Chat templates with the helpers and idioms of published ones, written for these tests, and templates
+//! that exceed the limits of a rendering.
 //!
 //! Expected texts: Jinja2 3.1, sandboxed, with `trim_blocks`, `lstrip_blocks` and loop controls, which
 //! is the environment of transformers.
@@ -40,7 +40,7 @@ fn say(role: &str, content: &str) -> Value {
     json!({"role": role, "content": content})
 }
 
-/// In the manner of Mistral: instructions in brackets, the system text in the last user turn, turns
+/// Template in the style of Mistral: instructions in brackets, the system text in the last user turn, turns
 /// that must alternate, arguments of calls as JSON.
 const BRACKETS: &str = r#"{%- if messages[0].role == "system" %}
     {%- set instructions = messages[0].content %}
@@ -90,7 +90,7 @@ const BRACKETS: &str = r#"{%- if messages[0].role == "system" %}
 "#;
 
 #[test]
-fn brackets() {
+fn mistral_style_template_renders_as_in_jinja2() {
     let messages = [
         say("system", "Be brief."),
         say("user", "Weather?"),
@@ -123,7 +123,7 @@ fn brackets() {
     assert_eq!(refusal(BRACKETS, &[say("user", "a"), short]), "ids of calls have nine characters");
 }
 
-/// In the manner of Llama 3: headers, a date, a macro, `is string`, `is mapping`, `is iterable`,
+/// Template in the style of Llama 3: headers, a date, a macro, `is string`, `is mapping`, `is iterable`,
 /// filters with arguments, statements on lines of their own.
 const HEADERS: &str = r#"{{ bos_token }}
 {% macro head(role) -%}
@@ -148,7 +148,7 @@ const HEADERS: &str = r#"{{ bos_token }}
 "#;
 
 #[test]
-fn headers() {
+fn llama3_style_template_renders_as_in_jinja2() {
     let parts = json!({"role": "user", "content": [{"text": "one"}, {"text": "two"}]});
     assert_eq!(
         render(HEADERS, &[say("system", "x"), say("user", " hi \n"), parts]),
@@ -156,7 +156,7 @@ fn headers() {
     );
 }
 
-/// In the manner of Qwen 3: a reversed list, thoughts cut out with `split`, `startswith`,
+/// Template in the style of Qwen 3: a reversed list, reasoning removed with `split`, `startswith`,
 /// `rstrip`, a namespace that finds the last question, `loop.previtem` and `loop.nextitem`.
 const THOUGHTS: &str = r#"{%- set ns = namespace(searching=true, last=messages|length - 1) %}
 {%- for message in messages[::-1] %}
@@ -203,7 +203,7 @@ const THOUGHTS: &str = r#"{%- set ns = namespace(searching=true, last=messages|l
 "#;
 
 #[test]
-fn thoughts() {
+fn qwen3_style_template_renders_as_in_jinja2() {
     let messages = [
         say("user", "1?"),
         say("assistant", "<think>\nold\n</think>\n\nOne."),
@@ -218,17 +218,17 @@ fn thoughts() {
     );
 }
 
-/// In the manner of DeepSeek: `default` in a set, a namespace of flags, text outside of expressions
+/// Template in the style of DeepSeek: `default` in a set, a namespace of flags, text outside of expressions
 /// with marks beyond ASCII, everything on one line.
 const MARKS: &str = "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}{% set ns = namespace(is_first=true, is_tool=false, system='') %}{%- for message in messages %}{%- if message['role'] == 'system' %}{% set ns.system = ns.system + ('' if ns.is_first else '\n\n') + message['content'] %}{% set ns.is_first = false %}{%- endif %}{%- endfor %}{{ bos_token }}{{ ns.system }}{%- for message in messages %}{%- if message['role'] == 'user' %}{%- set ns.is_tool = false -%}{{'<｜User｜>' + message['content']}}{%- endif %}{%- if message['role'] == 'assistant' and message['content'] is not none %}{% set content = message['content'] | default('', true) %}{{'<｜Assistant｜>' + content + '<｜end▁of▁sentence｜>'}}{%- endif %}{%- endfor -%}{% if add_generation_prompt and not ns.is_tool %}{{'<｜Assistant｜>'}}{% endif %}";
 
 #[test]
-fn marks() {
+fn deepseek_style_template_renders_as_in_jinja2() {
     let messages = [
         say("system", "A"),
         say("system", "B"),
         say("user", "你好"),
-        // As transformers drops it, the content is undefined and not none.
+        // transformers drops a null content, which is therefore undefined.
         json!({"role": "assistant", "content": null}),
         say("assistant", "hé"),
         say("user", "x"),
@@ -243,16 +243,16 @@ fn marks() {
 #[test]
 fn blocks_are_trimmed_and_stripped() {
     for (source, expected) in [
-        // A line with only a statement leaves nothing.
+        // A line with only a statement leaves no text.
         ("a\n  {% if true %}\n  b\n  {% endif %}\nc", "a\n  b\nc"),
         // An expression keeps its line.
         ("a\n  {{ 'b' }}\nc", "a\n  b\nc"),
-        // `+` keeps what would be stripped or trimmed, `-` takes more.
+        // `+` keeps white space that would be stripped or trimmed, `-` strips more of it.
         ("a\n  {%+ if true +%}\n  b{% endif %}", "a\n  \n  b"),
         ("a\n\n  {%- if true -%}\n\n  b{% endif %}", "ab"),
         ("a {#- gone -#} b", "ab"),
         ("a\n  {# gone #}\nb", "a\nb"),
-        // The last line's end goes, one of them.
+        // One line end at the end of the template is removed.
         ("a\n", "a"),
         ("a\n\n", "a\n"),
         ("{% raw %}{{ a }}{% endraw %}", "{{ a }}"),
@@ -262,7 +262,7 @@ fn blocks_are_trimmed_and_stripped() {
 }
 
 #[test]
-fn dates() {
+fn dates_follow_their_format() {
     for (format, length) in
         [("%d %b %Y", 11), ("%Y-%m-%d", 10), ("%H:%M:%S", 8), ("%B", 0), ("%A, %j", 0), ("%%", 1)]
     {
@@ -273,11 +273,11 @@ fn dates() {
 }
 
 #[test]
-fn loops_are_controlled() {
+fn break_and_continue_act_on_the_inner_loop() {
     let source = "{% for n in range(10) %}{% if n == 1 %}{% continue %}{% endif %}{% if n > 3 %}{% break %}{% endif %}{{ n }}{% else %}none{% endfor %}";
     assert_eq!(render(source, &[]), "023");
     assert_eq!(render("{% for n in [] %}{{ n }}{% else %}none{% endfor %}", &[]), "none");
-    // Both leave the inner loop only.
+    // `break` and `continue` act on the inner loop only.
     let nested = "{% for a in range(3) %}{% for b in range(3) %}{% if b == a %}{% break %}{% endif %}{{ a }}{{ b }} {% endfor %}{% endfor %}";
     assert_eq!(render(nested, &[]), "10 20 21 ");
     let pairs = "{% for role, group in messages | groupby('role') %}{{ role }}{{ group | length }}{% endfor %}{{ loop is defined }}";
@@ -285,7 +285,7 @@ fn loops_are_controlled() {
 }
 
 #[test]
-fn json_is_pythons() {
+fn json_equals_that_of_python() {
     let messages = [json!({
         "role": "user", "content": "<a href='x'>\u{2028}\u{7f}", "n": [1, 1.0, 1e22, -0.5, true, null],
         "o": {"z": {}, "a": []},
@@ -305,14 +305,14 @@ fn json_is_pythons() {
     }
 }
 
-/// Templates that would run for ever, or write for ever, are errors.
+/// The templates would run or write endlessly.
 #[test]
-fn enormous_loops_end() {
+fn endless_loops_are_refused() {
     let long = [say("user", &"x".repeat(1 << 20))];
     let short = [say("user", "x")];
     for (source, messages) in [
         ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", &short),
-        // Much text: written, printed as a list, kept in a block, in a macro.
+        // Long texts: written, printed as a list, captured in a block, in a macro.
         ("{% for a in range(9999) %}{{ messages[0].content }}{% endfor %}", &long),
         ("{% for a in range(9999) %}{{ messages }}{% endfor %}", &long),
         ("{% set t %}{% for a in range(9999) %}{{ messages[0].content }}{% endfor %}{% endset %}x", &long),
@@ -322,7 +322,7 @@ fn enormous_loops_end() {
         ),
         ("{{ 'x' * 90000000 }}", &short),
         ("{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}", &short),
-        // The deepest value that the fuel makes, and what goes through it level by level.
+        // The deepest value that the limit of steps allows, and operations that recurse through it.
         (
             "{% set ns = namespace(a=[]) %}{% for j in range(9999) %}{% for i in range(9999) %}{% set ns.a = [ns.a] %}{% endfor %}{% endfor %}",
             &short,
@@ -339,7 +339,7 @@ fn enormous_loops_end() {
         )
     };
     assert!(failure(&deep("x"), &short).contains("nested deeper than 200 levels"));
-    // Straight on, as deep as the template is long.
+    // Nesting as deep as the template is long.
     let straight = |end: &str| format!("{{% set x = [] %}}{}{end}", "{% set x = [x] %}".repeat(50_000));
     for end in [
         "x",
@@ -354,8 +354,8 @@ fn enormous_loops_end() {
     }
 }
 
-/// Templates that would build more than there is memory, or what has no end, are errors: one step of them
-/// can double a text.
+/// The templates would build values that exceed the memory or contain themselves; a single step can double a
+/// text.
 #[test]
 fn enormous_values_are_not_built() {
     let short = [say("user", "x")];
@@ -368,14 +368,14 @@ fn enormous_values_are_not_built() {
         |step: &str, end: &str| grow("ns.x", "").replace("ns.x = ns.x", &format!("ns.l = {step}")) + end;
     let straight = |end: &str| format!("{{% set x = ['ab'] %}}{}{end}", "{% set x = [x, x] %}".repeat(60));
     for source in [
-        // Itself in itself, by every way.
+        // Values that contain themselves, built in every way.
         "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns | tojson }}".to_owned(),
         "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}".to_owned(),
         "{% set ns = namespace() %}{% set ns.x = [{'a': ns}] %}{{ ns == ns }}".to_owned(),
         "{% set a = namespace() %}{% set b = namespace(a=a) %}{% set a.b = b %}{{ a | string }}".to_owned(),
         "{% set a = namespace() %}{% set b = namespace() %}{% set a.b = b if true else 1 %}{% set b.a = a %}{{ a < b }}".to_owned(),
         "{% set ns = namespace() %}{% set ns.x = ns | chain({}) %}{{ ns }}".to_owned(),
-        // At once.
+        // Large values built in one step.
         "{% set x = 'x' * 99999999 %}".to_owned(),
         "{{ 'a\nb' | indent(1000000000000) }}".to_owned(),
         "{{ 'a\nb' | indent(width=1000000000000) }}".to_owned(),
@@ -387,7 +387,7 @@ fn enormous_values_are_not_built() {
         "{% set n = 90000000 %}{% set ns = namespace(l=[]) %}{% for i in range(99) %}{% set ns.l = ns.l + ['x' * n] %}{% endfor %}".to_owned(),
         "{{ messages | tojson(indent='x' * 1000000) }}".to_owned(),
         "{{ [1, 2] * 90000000 | tojson }}".to_owned(),
-        // By doubling.
+        // Large values built by doubling.
         grow("ns.x ~ ns.x", "{{ ns.x | length }}"),
         grow("ns.x + ns.x", ""),
         grow("ns.x * 2", ""),
@@ -411,7 +411,7 @@ fn enormous_values_are_not_built() {
         straight("{{ x == [x, x][0] + [] }}"),
         straight("{{ [x, x] | sort }}"),
         straight("{{ [x, x] | unique | list }}"),
-        // Text between tags, kept.
+        // Captured text between tags.
         format!("{{% set t %}}{{% for a in range(9999) %}}{}{{% endfor %}}{{% endset %}}x", "word ".repeat(9999)),
     ] {
         let started = Instant::now();
@@ -423,7 +423,7 @@ fn enormous_values_are_not_built() {
     let chain = |link: &str| format!("{{{{ {}1 }}}}", link.repeat(9999));
     for source in [
         "x".repeat(2 << 20),
-        // One after the other they nest, too.
+        // Chained operators are nested, too.
         chain("1 + "),
         chain("not "),
         chain("- "),
@@ -435,9 +435,9 @@ fn enormous_values_are_not_built() {
     }
 }
 
-/// One step may go over a whole text; all steps together do not for long.
+/// A single step may read a whole text, so that the bytes that all steps read are limited.
 #[test]
-fn texts_are_not_gone_over_without_end() {
+fn reading_of_texts_is_bounded() {
     let short = [say("user", "x")];
     let again = |step: &str| {
         format!(
@@ -451,15 +451,15 @@ fn texts_are_not_gone_over_without_end() {
     for pieces in ["('a' * 30000000).split('a') | length", "('a' * 30000000) | list | length"] {
         failure(&format!("{{{{ {pieces} }}}}"), &short);
     }
-    // A conversation of some megabytes may be gone over many times.
+    // A conversation of a few megabytes may be read many times.
     let long = [say("user", &"word ".repeat(400_000))];
     let source = "{% for i in range(100) %}{% if 'x' in messages[0].content %}{% endif %}{% endfor %}ok";
     assert_eq!(render(source, &long), "ok");
 }
 
-/// The guards change nothing else.
+/// The limits do not change results.
 #[test]
-fn operators_mean_what_they_did() {
+fn operators_give_the_results_of_python() {
     let short = [say("user", "x")];
     for (source, expected) in [
         (
@@ -521,9 +521,9 @@ fn operators_mean_what_they_did() {
     }
 }
 
-/// Real conversations stay far below the limits.
+/// Long conversations of real use stay far below the limits.
 #[test]
-fn long_conversations_fit() {
+fn long_conversations_stay_within_the_limits() {
     let messages: Vec<Value> = (0..4000)
         .map(|index| say(if index % 2 == 0 { "user" } else { "assistant" }, &"word ".repeat(100)))
         .collect();
@@ -532,7 +532,7 @@ fn long_conversations_fit() {
     }
 }
 
-/// In the manner of gpt-oss: channels, tools as types, one call to a message, whose reasoning is shown until an answer
+/// Template in the style of gpt-oss: channels, tools as types, one call to a message, whose reasoning is shown until an answer
 /// follows.
 const CHANNELS: &str = r#"{%- macro kind(schema) -%}
     {%- if schema.type == "string" and schema.enum -%}
@@ -588,7 +588,7 @@ const CHANNELS: &str = r#"{%- macro kind(schema) -%}
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}"#;
 
 #[test]
-fn channels_and_calls() {
+fn gpt_oss_style_template_renders_as_in_jinja2() {
     let template = template(CHANNELS);
     let tool = json!({"type": "function", "function": {"name": "weather", "parameters": {
         "type": "object",
@@ -614,7 +614,7 @@ fn channels_and_calls() {
          <|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{\"place\": \"Zürich\"}<|call|>\
          <|start|>functions.weather to=assistant<|channel|>commentary<|message|>\"20 C\"<|end|><|start|>assistant"
     );
-    // Behind an answer nothing is left of what led to it.
+    // After an answer, the reasoning before it is left out.
     let text = template.render(&[&begun[..], &[say("assistant", "20 C.")]].concat(), true).unwrap();
     assert!(!text.contains("I look.") && text.contains("<|channel|>final<|message|>20 C.<|end|>"), "{text}");
     let mut both = called;

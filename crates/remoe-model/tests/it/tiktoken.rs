@@ -1,4 +1,4 @@
-//! `tiktoken.model`: ids and texts as tiktoken computes them (`tests/fixtures/make_tiktoken.py`), and damaged files.
+//! `tiktoken.model`: ids and texts compared with tiktoken (`tests/fixtures/make_tiktoken.py`), and damaged files.
 
 #![cfg(feature = "text")]
 
@@ -33,7 +33,7 @@ fn expected() -> TiktokenFixture {
     serde_json::from_str(&std::fs::read_to_string(fixture().join("expected_tiktoken.json")).unwrap()).unwrap()
 }
 
-/// The fixture's files in a folder of their own.
+/// Copies the fixture's files to a folder of their own.
 fn copied() -> Folder {
     let folder = Folder::new();
     for name in [FILE, CONFIG] {
@@ -47,7 +47,7 @@ fn ranks() -> String {
 }
 
 #[test]
-fn texts_become_the_ids_of_tiktoken() {
+fn texts_encode_as_in_tiktoken() {
     let TiktokenFixture { vocab_size, encode, .. } = expected();
     let tokenizer = Tokenizer::open(fixture(), vocab_size).unwrap().unwrap();
     assert!(encode.len() > 250, "{}", encode.len());
@@ -60,7 +60,7 @@ fn texts_become_the_ids_of_tiktoken() {
 }
 
 #[test]
-fn ids_become_the_texts_of_tiktoken() {
+fn ids_decode_as_in_tiktoken() {
     let TiktokenFixture { vocab_size, decode, .. } = expected();
     let tokenizer = Tokenizer::open(fixture(), vocab_size).unwrap().unwrap();
     for EncodingCase { text, ids } in decode {
@@ -86,7 +86,7 @@ fn special_tokens_follow_the_ranks() {
         assert_eq!(tokenizer.is_special(id), is_special, "{token}");
         assert_eq!(tokenizer.token_bytes(id).unwrap(), token.as_bytes());
     }
-    // Kimi's vocabulary ends two before the last of them.
+    // Kimi's vocabulary ends two ids before the last special token.
     let short = Tokenizer::open(fixture(), 956).unwrap().unwrap();
     assert_eq!(
         (short.token_to_id("<|reserved_token_955|>"), short.token_to_id("<|reserved_token_956|>")),
@@ -126,7 +126,7 @@ fn damaged_ranks_are_refused_by_line() {
         assert!(matches!(&error, TextError::Tokenizer { path, .. } if path.ends_with(FILE)), "{error}");
         assert!(error.to_string().contains(words), "{words}: {error}");
     }
-    // Lines in another order, and ends of lines of Windows, say the same.
+    // The order of lines and Windows line ends do not matter.
     let mut lines: Vec<String> = ranks().lines().map(str::to_owned).collect();
     lines.reverse();
     let folder = copied();

@@ -1,4 +1,4 @@
-//! Tokenizers and streaming detokenization.
+//! Tokenizers and streaming detokenisation.
 
 #![cfg(feature = "text")]
 
@@ -11,7 +11,7 @@ use remoe_model::text::{Detokenizer, TextError, Tokenizer};
 use serde_json::{Map, Value, json};
 use support::Folder;
 
-/// Rows of the embedding: more than any of the tokenizers has tokens.
+/// Rows of the embedding, more than any of the tokenizers has tokens.
 const ROWS: usize = 400;
 
 fn special(id: u32, content: &str) -> Value {
@@ -40,7 +40,7 @@ fn build(
     Tokenizer::from_bytes(Path::new("tokenizer.json"), text.to_string().as_bytes(), ROWS).unwrap()
 }
 
-/// The character of each byte in byte-level BPE.
+/// Returns the character of each byte in byte-level BPE.
 fn byte_characters() -> Vec<char> {
     let mut extra = 0;
     (0..=255_u32)
@@ -114,7 +114,7 @@ fn unigram() -> Tokenizer {
     )
 }
 
-/// Deltas of a whole, each of which is complete text.
+/// Streams `ids` and returns the deltas, each of which must be complete text.
 fn deltas(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
     let mut detokenizer = Detokenizer::new();
     let mut out: Vec<String> = ids.iter().map(|id| detokenizer.push(tokenizer, *id).unwrap()).collect();
@@ -126,7 +126,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn deltas_join_to_the_whole(
+    fn deltas_join_to_the_decoded_text(
         any in proptest::collection::vec(0_u32..300, 0..120),
         few in proptest::collection::vec(0_u32..18, 0..120),
         bytes in proptest::collection::vec(prop_oneof![3_u32..259, 220_u32..240, 259_u32..272], 0..120),
@@ -139,9 +139,9 @@ proptest! {
         }
     }
 
-    /// Text that is encoded comes back, and streams as it is.
+    /// Encoded text decodes and streams to itself.
     #[test]
-    fn text_comes_back(text in "[ a-z叫é😀\n\u{1}-\u{ff}]{0,60}") {
+    fn text_survives_encoding_and_decoding(text in "[ a-z叫é😀\n\u{1}-\u{ff}]{0,60}") {
         let tokenizer = byte_level();
         let ids = tokenizer.encode(&text, false).unwrap();
         prop_assert_eq!(tokenizer.decode(&ids).unwrap(), text.clone());
@@ -152,12 +152,12 @@ proptest! {
 }
 
 #[test]
-fn characters_are_given_when_they_are_whole() {
+fn characters_are_emitted_once_complete() {
     let tokenizer = byte_level();
     let ids = tokenizer.encode("a叫b", false).unwrap();
     assert_eq!(ids.len(), 4);
     assert_eq!(deltas(&tokenizer, &ids), ["a", "", "叫", "b", ""]);
-    // A character that never becomes whole.
+    // A character that stays incomplete.
     assert_eq!(deltas(&tokenizer, &ids[..2]), ["a", "", "\u{fffd}"]);
 
     let tokenizer = byte_fallback();
@@ -173,26 +173,26 @@ fn characters_are_given_when_they_are_whole() {
 }
 
 #[test]
-fn spaces_are_those_of_the_whole() {
+fn spaces_equal_those_of_the_decoded_text() {
     for (tokenizer, word) in [(byte_fallback(), "▁he"), (unigram(), "▁hello")] {
         let id = tokenizer.token_to_id(word).unwrap();
         let plain = word.trim_start_matches('▁');
-        // A special token between does not eat the space.
+        // A special token in between does not remove the space.
         let ids = [1, id, 2, id, 2, 2, id];
         let spaced = format!(" {plain}");
         assert_eq!(deltas(&tokenizer, &ids), ["", plain, "", &spaced, "", "", &spaced, ""]);
     }
 }
 
-/// Long texts, so that the window is cut many times, with endless invalid bytes among them.
+/// The texts are so long that the window is cut many times; some consist of invalid bytes.
 #[test]
-fn long_texts() {
+fn long_texts_stream_as_they_decode() {
     let tokenizer = byte_level();
     for byte in [0xff_u32, 0xe5, 0x8f, 0x41] {
         let ids = vec![byte + 3; 5000];
         let start = std::time::Instant::now();
         assert_eq!(deltas(&tokenizer, &ids).concat(), tokenizer.decode(&ids).unwrap());
-        // Each token costs the same: five thousand are done at once.
+        // The time per token is constant.
         assert!(start.elapsed().as_secs() < 10);
     }
     let tokenizer = byte_fallback();
@@ -201,22 +201,22 @@ fn long_texts() {
 }
 
 #[test]
-fn ids_outside_are_errors() {
+fn ids_beyond_the_vocabulary_are_errors() {
     let tokenizer = byte_level();
     assert!(matches!(tokenizer.decode(&[3, 400]), Err(TextError::TokenId { id: 400, .. })));
     assert!(matches!(tokenizer.token_bytes(u32::MAX), Err(TextError::TokenId { .. })));
     let mut detokenizer = Detokenizer::new();
     assert!(detokenizer.push(&tokenizer, 400).is_err());
-    // A row of the embedding without a token gives no text.
+    // A row of the embedding without a token has no text.
     assert_eq!(detokenizer.push(&tokenizer, 399).unwrap(), "");
     assert_eq!(tokenizer.token_text(399).unwrap(), "");
 }
 
 #[test]
-fn the_post_processor_adds_when_asked() {
+fn post_processor_adds_tokens_if_requested() {
     let tokenizer = byte_level();
     let plain = tokenizer.encode("hello world", false).unwrap();
-    // The truncation that the file asks for does not happen.
+    // The truncation that the file requests is switched off.
     assert!(plain.len() > 3);
     let special = tokenizer.encode("hello world", true).unwrap();
     assert_eq!((special[0], &special[1..]), (1, &plain[..]));
@@ -227,7 +227,7 @@ fn the_post_processor_adds_when_asked() {
 }
 
 #[test]
-fn tokens_as_bytes() {
+fn tokens_give_their_bytes() {
     let tokenizer = byte_fallback();
     let bytes = |token: &str| tokenizer.token_bytes(tokenizer.token_to_id(token).unwrap()).unwrap();
     assert_eq!(bytes("<0xE5>"), [0xe5]);
@@ -237,14 +237,14 @@ fn tokens_as_bytes() {
 }
 
 #[test]
-fn tokenizer_files() {
+fn invalid_tokenizer_files_are_refused() {
     let folder = Folder::new();
     assert!(Tokenizer::open(folder.path(), 10).unwrap().is_none());
     let stripping = json!({"version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null, "post_processor": null, "truncation": null, "padding": null,
         "decoder": {"type": "Sequence", "decoders": [{"type": "Strip", "content": " ", "start": 0, "stop": 2}]},
         "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}});
     let stripping = stripping.to_string();
-    // What is no JSON within its parts, and a part that the library expects to be right.
+    // Malformed JSON within a part, and a malformed part that the library does not check.
     let part = |part: &str, broken: &str| {
         let text = json!({"version": "1.0", "added_tokens": [], "pre_tokenizer": null, "post_processor": null,
             "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}});
@@ -269,9 +269,9 @@ fn tokenizer_files() {
     }
 }
 
-/// A tokenizer with more tokens than the model has rows: the text that needs them is refused.
+/// The tokenizer has more tokens than the model has rows; text that needs them is refused.
 #[test]
-fn a_tokenizer_of_another_model() {
+fn tokenizer_of_another_model_is_refused() {
     let text = json!({"version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null, "post_processor": null, "decoder": null, "truncation": null, "padding": null,
         "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 9}, "unk_token": "a"}});
     let tokenizer = Tokenizer::from_bytes(Path::new("t"), text.to_string().as_bytes(), 5).unwrap();
@@ -279,7 +279,7 @@ fn a_tokenizer_of_another_model() {
     assert!(matches!(tokenizer.encode("b", false), Err(TextError::Vocabulary { id: 9, .. })));
 }
 
-/// The file of a tokenizer of words behind a pattern.
+/// Builds a tokenizer of words that are split by `pattern`.
 fn with_pattern(pattern: &str) -> Result<Tokenizer, TextError> {
     let text = json!({
         "version": "1.0", "padding": null, "truncation": null, "added_tokens": [], "normalizer": null,
@@ -291,7 +291,7 @@ fn with_pattern(pattern: &str) -> Result<Tokenizer, TextError> {
 }
 
 #[test]
-fn patterns_that_come_to_no_end_are_refused() {
+fn patterns_that_do_not_terminate_are_refused() {
     assert!(with_pattern("a+").is_ok());
     for pattern in ["(a+)+\\z|(a+)+b", "(a|a)*b", "(\\s+)+x", "([0-9]+)*y"] {
         let error = with_pattern(pattern).map(|_| ()).unwrap_err().to_string();
@@ -299,9 +299,9 @@ fn patterns_that_come_to_no_end_are_refused() {
     }
 }
 
-/// A failure that the trial does not meet becomes an error when a text meets it.
+/// The trial at opening does not trigger this failure, which is an error of the text that triggers it.
 #[test]
-fn a_panic_in_the_tokenizer_is_an_error() {
+fn tokenizer_panic_is_an_error() {
     let tokenizer = with_pattern("(q+)+r{3}|a").unwrap();
     assert!(tokenizer.encode("aaa", false).is_ok());
     for _ in 0..2 {
@@ -316,7 +316,7 @@ fn a_panic_in_the_tokenizer_is_an_error() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Where there is a bound on the text of a token, no text has fewer tokens.
+    /// If the text of a token is bounded, no text has fewer tokens than the bound says.
     #[test]
     fn no_token_stands_for_more_text_than_the_bound(
         text in "[a-z éèÅµ\u{212a}\u{1fbe}\u{308}\u{301}\u{345}\u{313}\u{342}\u{2126}叫😀\n▁]{0,60}",
@@ -333,7 +333,7 @@ proptest! {
     }
 }
 
-/// Byte-level behind a normalizer.
+/// Builds a byte-level tokenizer with the normaliser `form`.
 fn normalized(form: &str) -> Tokenizer {
     let vocab: Map<String, Value> =
         byte_characters().iter().enumerate().map(|(id, c)| (c.to_string(), json!(id))).collect();
@@ -349,13 +349,13 @@ fn normalized(form: &str) -> Tokenizer {
 }
 
 #[test]
-fn the_bound_is_the_longest_token_where_all_text_is_kept() {
-    // "hell" of byte-level BPE; "<unk>" and "</s>" may stand in a text, too.
+fn bound_is_the_longest_token_if_all_text_is_kept() {
+    // The longest is "hell" of byte-level BPE, but "<unk>" and "</s>" may also occur in a text.
     assert_eq!(byte_level().bytes_per_token(), Some(5));
-    // "<0xE5>" is written with six.
+    // "<0xE5>" has six characters.
     assert_eq!(byte_fallback().bytes_per_token(), Some(6));
     assert_eq!(normalized("NFC").bytes_per_token(), Some(8));
-    // Unknown characters are fused, words are of any length.
+    // Unknown characters are fused to one token, and words may have any length.
     assert_eq!(unigram().bytes_per_token(), None);
     assert_eq!(with_pattern("a+").unwrap().bytes_per_token(), None);
     let kept = |normalizer: Value, pre_tokenizer: Value| {
@@ -388,16 +388,16 @@ fn the_bound_is_the_longest_token_where_all_text_is_kept() {
     ] {
         assert_eq!(kept(Value::Null, pre_tokenizer.clone()), None, "{pre_tokenizer}");
     }
-    // A token that takes the space around it.
+    // A token that strips the space around it.
     let mut greedy = special(1, "<s>");
     greedy["rstrip"] = json!(true);
     let model = json!({"type": "BPE", "dropout": null, "unk_token": "[UNK]", "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": {"[UNK]": 0, "a": 1}, "merges": []});
     assert_eq!(build(&[greedy], &Value::Null, &Value::Null, &Value::Null, &model).bytes_per_token(), None);
 }
 
-/// Special tokens written out as they come, and the same text whole.
+/// Compares streamed text with special tokens to the decoded text.
 #[test]
-fn special_tokens_are_written_out_where_they_are_asked_for() {
+fn special_tokens_are_written_out_if_requested() {
     for tokenizer in [byte_level(), byte_fallback(), unigram()] {
         for ids in [vec![1, 13, 2, 14, 15, 2], (0..120).map(|i| i * 7 % 17).collect::<Vec<u32>>()] {
             let written = |mut detokenizer: Detokenizer| {
@@ -410,7 +410,7 @@ fn special_tokens_are_written_out_where_they_are_asked_for() {
             let all = written(Detokenizer::with_special());
             assert_eq!(all, tokenizer.decode_with_special(&ids).unwrap());
             assert!(all.contains("</s>"), "{all}");
-            // One of them, and not the others.
+            // Only one of the special tokens.
             let mut shown = ids.clone();
             shown.retain(|&id| id == 2 || !tokenizer.is_special(id));
             let one = written(Detokenizer::new().showing(vec![2]));

@@ -1,5 +1,5 @@
-//! The fixtures' tokenizers: encoding, decoding and chat prompts as transformers computed them
-//! (`tests/fixtures.md`), and the same texts as they come out of a stream.
+//! Tokenizers of the fixtures: encoding, decoding and chat prompts compared with transformers
+//! (`tests/fixtures.md`), and the same texts streamed.
 
 #![cfg(feature = "text")]
 
@@ -69,7 +69,7 @@ fn fixtures() -> Vec<Fixture> {
 }
 
 #[test]
-fn texts_become_the_same_ids() {
+fn texts_encode_as_in_transformers() {
     for Fixture { name, tokenizer, expected, .. } in fixtures() {
         for Encoded { text, ids, ids_without_special } in expected.encode {
             assert_eq!(tokenizer.encode(&text, true).unwrap(), ids, "{name}: {text:?}");
@@ -82,7 +82,7 @@ fn texts_become_the_same_ids() {
 }
 
 #[test]
-fn ids_become_the_same_texts() {
+fn ids_decode_as_in_transformers() {
     for Fixture { name, tokenizer, expected, .. } in fixtures() {
         for Decoded { ids, text, text_without_special } in expected.decode {
             assert_eq!(tokenizer.decode_with_special(&ids).unwrap(), text, "{name}: {ids:?}");
@@ -91,10 +91,10 @@ fn ids_become_the_same_texts() {
     }
 }
 
-/// Token by token the same text comes, nothing of it is taken back, and no character is cut: what has
-/// been given is a beginning of the final text after every token.
+/// After each token, the text emitted so far is a prefix of the final text and ends with a whole
+/// character.
 #[test]
-fn streams_give_the_same_texts() {
+fn streams_give_the_decoded_texts() {
     let mut held = 0;
     for Fixture { name, tokenizer, expected, .. } in fixtures() {
         for Decoded { ids, text_without_special: text, .. } in expected.decode {
@@ -114,7 +114,7 @@ fn streams_give_the_same_texts() {
 }
 
 #[test]
-fn chats_become_the_same_prompts() {
+fn chats_render_as_in_transformers() {
     let (mut refused, mut called) = (0, 0);
     for Fixture { name, folder, tokenizer, expected } in fixtures() {
         let template = ChatTemplate::open(folder).unwrap().unwrap();

@@ -1,6 +1,6 @@
 //! Experts that stay as a checkpoint stores them in fp8.
 
-use remoe_kernels::{Dtype, Job, Pool, PoolConfig};
+use remoe_kernels::{Dtype, ExpertJob, Pool, PoolConfig};
 use remoe_model::{Checkpoint, ExpertsDtype, StoredDtype};
 use remoe_weights::{experts_class, load_expert};
 use std::path::Path;
@@ -11,7 +11,7 @@ fn fixture(name: &str) -> Checkpoint {
 
 /// Experts give the bits of the same ones decoded, in half of the memory but for what narrow ones are padded with.
 #[test]
-fn experts_that_stay_fp8_compute_what_decoded_ones_do() {
+fn experts_kept_as_fp8_compute_like_decoded_ones() {
     let checkpoint = fixture("dsv3-fp8");
     let pool = Pool::new(PoolConfig { threads: 1, ..PoolConfig::default() }).unwrap();
     let hidden = checkpoint.config().hidden_size;
@@ -24,7 +24,8 @@ fn experts_that_stay_fp8_compute_what_decoded_ones_do() {
                     load_expert(&checkpoint, layer, expert, experts_class(Dtype::Bf16, experts)).unwrap();
                 let mut output = vec![0; rows.len()];
                 let row_index = [8, 7, 6, 5, 4, 3, 2, 1, 0];
-                let job = Job { expert: &packed, inputs: &rows, row_index: &row_index, output: &mut output };
+                let job =
+                    ExpertJob { expert: &packed, inputs: &rows, row_index: &row_index, output: &mut output };
                 pool.forward(&mut [job]).unwrap();
                 (output, packed.bytes())
             };
@@ -36,7 +37,7 @@ fn experts_that_stay_fp8_compute_what_decoded_ones_do() {
 }
 
 #[test]
-fn what_cannot_stay_fp8_is_refused_by_name() {
+fn experts_that_cannot_stay_fp8_are_refused_by_name() {
     let refused = |name: &str, dtype| {
         let checkpoint = fixture(name);
         let refused = checkpoint.check_experts_dtype(Some(ExpertsDtype::Fp8), dtype);

@@ -1,4 +1,4 @@
-//! Scores of query rows with the keys of a page, and their weights.
+//! Scores of query rows with the keys of a page, and softmax weights.
 
 use std::ops::Range;
 
@@ -6,10 +6,10 @@ use super::{BlockScratch, Element, PAGE_POSITIONS, SUM_LANES, TILE_DIMS};
 use crate::attention_shape::AttentionShape;
 use crate::paths::activation::exp;
 use crate::paths::floats::Floats;
-use crate::paths::panel::{FAR, LINE, prefetch};
+use crate::paths::panel::{CACHE_LINE, INTO_L2, prefetch};
 
-/// Rows that are scored together: as many sums as there are registers for.
-const fn score_group<F: Floats>() -> usize {
+/// Largest number of rows that are scored together: as many as there are registers for their sums.
+const fn max_group_rows<F: Floats>() -> usize {
     match F::LANES {
         16 => 8,
         8 => 2,
@@ -17,94 +17,106 @@ const fn score_group<F: Floats>() -> usize {
     }
 }
 
-/// Rows up to which widening a page's elements where they are used, for each group of rows again, takes less than doing so once in a tile.
-pub(super) const fn few_rows<F: Floats>() -> usize {
+/// Largest number of rows that widen a page's elements at each use, again for each group of rows. With more rows it is
+/// faster to widen them once, to a tile.
+pub(super) const fn max_rows_without_tile<F: Floats>() -> usize {
     match F::LANES {
-        16 | 8 => 2 * score_group::<F>(),
+        16 | 8 => 2 * max_group_rows::<F>(),
         _ => 0,
     }
 }
 
-/// Scores `rows` with the keys of a page. Few rows read the page's elements themselves and fetch what lies at `asked`, which is read next: into the
-/// second-level cache, which has more requests under way (18 GB/s; the first-level cache reached 9, Zen 4, 2026-11-29).
+/// Scores `rows` with the keys of a page.
+///
+/// A few rows also prefetch the memory at `ahead`, which is read next, into the second-level cache. That allows more
+/// requests in flight than the first-level cache (18 GB/s instead of 9; Zen 4, 2026-11-29).
+///
+/// # Safety
+/// The contract of [`super::attend`]: `keys` points to the page's keys of one KV head.
 #[inline(always)]
 pub(super) unsafe fn score_page<F: Floats, E: Element>(
     shape: &AttentionShape,
-    parts: &BlockScratch,
+    scratch: &BlockScratch,
     rows: Range<usize>,
     keys: *const E,
-    asked: *const u8,
+    ahead: *const u8,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `keys` and the rows' scratch memory are valid, as the caller guarantees.
     unsafe {
-        if rows.len() <= few_rows::<F>() || size_of::<E>() == size_of::<f32>() {
-            return score_dims::<F, E>(parts, rows, 0..shape.key_dim, keys, asked);
+        if rows.len() <= max_rows_without_tile::<F>() || size_of::<E>() == size_of::<f32>() {
+            return score_dims::<F, E>(scratch, rows, 0..shape.key_dim, keys, ahead);
         }
         for first in (0..shape.key_dim).step_by(TILE_DIMS) {
             let dims = first..(first + TILE_DIMS).min(shape.key_dim);
             let from = keys.add(first * PAGE_POSITIONS);
             for at in (0..dims.len() * PAGE_POSITIONS).step_by(F::LANES) {
-                F::store(parts.tile.add(at), E::load::<F>(from.add(at)));
+                F::store(scratch.tile.add(at), E::load::<F>(from.add(at)));
             }
-            score_dims::<F, f32>(parts, rows.clone(), dims, parts.tile, parts.tile.cast());
+            score_dims::<F, f32>(scratch, rows.clone(), dims, scratch.tile, scratch.tile.cast());
         }
     }
 }
 
-/// Adds the products of the key elements `dims`, which lie at `keys`, to the scores of `rows`, or begins them.
+/// Adds the products of the key elements `dims`, which lie at `keys`, to the scores of `rows`. Element 0 begins the scores.
+///
+/// # Safety
+/// As for [`score_page`]; `keys` is valid for all positions of `dims`.
 #[inline(always)]
 unsafe fn score_dims<F: Floats, E: Element>(
-    parts: &BlockScratch,
+    scratch: &BlockScratch,
     rows: Range<usize>,
     dims: Range<usize>,
     keys: *const E,
-    asked: *const u8,
+    ahead: *const u8,
 ) {
-    let mut asked = asked;
+    let mut ahead = ahead;
     let mut r = rows.start;
     while r < rows.end {
-        let left = (rows.end - r).min(score_group::<F>());
-        // SAFETY: the caller's promise; `C * LANES` is PAGE_POSITIONS.
+        let left = (rows.end - r).min(max_group_rows::<F>());
+        // SAFETY: `keys` and the rows' scratch memory are valid, as the caller guarantees; `C * LANES` is PAGE_POSITIONS.
         r += unsafe {
             match (F::LANES, left) {
-                (16, 8) => score_rows::<F, E, 8, 2>(parts, r, &dims, keys, asked),
-                (16, 4..) => score_rows::<F, E, 4, 2>(parts, r, &dims, keys, asked),
-                (16, 2..) => score_rows::<F, E, 2, 2>(parts, r, &dims, keys, asked),
-                (16, _) => score_rows::<F, E, 1, 2>(parts, r, &dims, keys, asked),
-                (8, 2..) => score_rows::<F, E, 2, 4>(parts, r, &dims, keys, asked),
-                (8, _) => score_rows::<F, E, 1, 4>(parts, r, &dims, keys, asked),
-                _ => score_rows::<F, E, 1, 8>(parts, r, &dims, keys, asked),
+                (16, 8) => score_rows::<F, E, 8, 2>(scratch, r, &dims, keys, ahead),
+                (16, 4..) => score_rows::<F, E, 4, 2>(scratch, r, &dims, keys, ahead),
+                (16, 2..) => score_rows::<F, E, 2, 2>(scratch, r, &dims, keys, ahead),
+                (16, _) => score_rows::<F, E, 1, 2>(scratch, r, &dims, keys, ahead),
+                (8, 2..) => score_rows::<F, E, 2, 4>(scratch, r, &dims, keys, ahead),
+                (8, _) => score_rows::<F, E, 1, 4>(scratch, r, &dims, keys, ahead),
+                _ => score_rows::<F, E, 1, 8>(scratch, r, &dims, keys, ahead),
             }
         };
-        // Once is enough.
-        asked = keys.cast();
+        // Only the first rows prefetch; the others prefetch what is in the cache already.
+        ahead = keys.cast();
     }
 }
 
-/// Scores `R` rows by `C` vectors of positions and returns `R`.
+/// Scores `R` rows, with the positions of a page in `C` vectors. Returns `R`.
+///
+/// # Safety
+/// As for [`score_dims`]; the block has `R` rows from `row` on.
 #[inline(always)]
 unsafe fn score_rows<F: Floats, E: Element, const R: usize, const C: usize>(
-    parts: &BlockScratch,
+    scratch: &BlockScratch,
     row: usize,
     dims: &Range<usize>,
     keys: *const E,
-    asked: *const u8,
+    ahead: *const u8,
 ) -> usize {
-    let lines = 2 * PAGE_POSITIONS * E::CACHED / LINE;
-    // SAFETY: the caller's promise.
+    let lines = 2 * PAGE_POSITIONS * E::CACHED_BYTES / CACHE_LINE;
+    // SAFETY: `keys` and the rows' scratch memory are valid, as the caller guarantees.
     unsafe {
-        let to = parts.scores.add(row * PAGE_POSITIONS);
-        let mut query = [parts.query.add(row * parts.query_stride + dims.start).cast_const(); R];
+        let to = scratch.scores.add(row * PAGE_POSITIONS);
+        let mut query = [scratch.query.add(row * scratch.query_stride + dims.start).cast_const(); R];
         let mut acc = [[F::splat(0.0); C]; R];
         for r in 0..R {
-            query[r] = query[r].add(r * parts.query_stride);
+            query[r] = query[r].add(r * scratch.query_stride);
             if dims.start > 0 {
                 for c in 0..C {
                     acc[r][c] = F::load(to.add(r * PAGE_POSITIONS + c * F::LANES));
                 }
             }
         }
-        let (mut keys, mut asked) = (keys, asked);
+        let (mut keys, mut ahead) = (keys, ahead);
         for pair in 0..dims.len() / 2 {
             for odd in [1, 0] {
                 let mut k = [F::splat(0.0); C];
@@ -118,12 +130,12 @@ unsafe fn score_rows<F: Floats, E: Element, const R: usize, const C: usize>(
                     }
                 }
             }
-            prefetch::<FAR>(asked, lines);
-            asked = asked.wrapping_add(lines * LINE);
+            prefetch::<INTO_L2>(ahead, lines);
+            ahead = ahead.wrapping_add(lines * CACHE_LINE);
             keys = keys.add(2 * PAGE_POSITIONS);
         }
         if dims.len() % 2 == 1 {
-            // The odd element of the last pair is a zero.
+            // The last pair is padded with a zero as its odd element.
             let zero = F::splat(0.0);
             for r in 0..R {
                 let q = F::splat(*query[r].add(dims.len() - 1));
@@ -142,56 +154,60 @@ unsafe fn score_rows<F: Floats, E: Element, const R: usize, const C: usize>(
     R
 }
 
-/// Turns the scores of the positions that row `row` sees into weights and adds them to its sums, the others into none. Returns the factor of the row's earlier sums.
+/// Replaces the scores of a row by softmax weights, and adds them to the row's sums of weights. Positions outside of `low
+/// .. high` get weight 0. Returns the factor by which the row's sums of values over earlier pages are to be multiplied.
+///
+/// # Safety
+/// As for [`score_page`]; the row has been scored.
 #[inline(always)]
-pub(super) unsafe fn weigh<F: Floats, const C: usize>(
-    parts: &BlockScratch,
+pub(super) unsafe fn softmax_weights<F: Floats, const C: usize>(
+    scratch: &BlockScratch,
     row: usize,
     (low, high): (usize, usize),
     scale: f32,
 ) -> f32 {
-    let apart = SUM_LANES / F::LANES;
-    // SAFETY: the caller's promise; LANES divides SUM_LANES, and `C * LANES` is PAGE_POSITIONS.
+    let sum_vectors = SUM_LANES / F::LANES;
+    // SAFETY: the row's scratch memory is valid, as the caller guarantees. LANES divides SUM_LANES, and `C * LANES` is PAGE_POSITIONS.
     unsafe {
-        let at = parts.scores.add(row * PAGE_POSITIONS);
-        let sums = parts.sums(row);
-        let largest = &mut *parts.largest(row);
+        let row_scores = scratch.scores.add(row * PAGE_POSITIONS);
+        let sums = scratch.weight_sums(row);
+        let largest = &mut *scratch.largest_score(row);
         let mut scores = [F::splat(0.0); C];
         for c in 0..C {
-            scores[c] = F::mul(F::load(at.add(c * F::LANES)), F::splat(scale));
+            scores[c] = F::mul(F::load(row_scores.add(c * F::LANES)), F::splat(scale));
         }
         if low > 0 || high < PAGE_POSITIONS {
             for c in 0..C {
-                F::store(at.add(c * F::LANES), scores[c]);
+                F::store(row_scores.add(c * F::LANES), scores[c]);
             }
-            let positions = std::slice::from_raw_parts_mut(at, PAGE_POSITIONS);
+            let positions = std::slice::from_raw_parts_mut(row_scores, PAGE_POSITIONS);
             positions[..low].fill(f32::NEG_INFINITY);
             positions[high..].fill(f32::NEG_INFINITY);
             for c in 0..C {
-                scores[c] = F::load(at.add(c * F::LANES));
+                scores[c] = F::load(row_scores.add(c * F::LANES));
             }
         }
-        let mut most = F::splat(*largest);
+        let mut maxima = F::splat(*largest);
         for c in 0..C {
-            most = F::at_least(scores[c], most);
+            maxima = F::at_least(scores[c], maxima);
         }
-        let best = F::largest(most);
+        let new_largest = F::largest(maxima);
         let mut factor = 1.0;
-        if best > *largest {
-            factor = first::<F>(exp::<F>(F::splat(*largest - best)));
-            for lane in 0..apart {
+        if new_largest > *largest {
+            factor = first_lane::<F>(exp::<F>(F::splat(*largest - new_largest)));
+            for lane in 0..sum_vectors {
                 let sums = sums.add(lane * F::LANES);
                 F::store(sums, F::mul(F::load(sums), F::splat(factor)));
             }
-            *largest = best;
+            *largest = new_largest;
         }
         let offset = F::splat(-*largest);
-        for lane in 0..apart {
+        for lane in 0..sum_vectors {
             let sums = sums.add(lane * F::LANES);
             let mut sum = F::load(sums);
-            for c in (lane..C).step_by(apart) {
+            for c in (lane..C).step_by(sum_vectors) {
                 let weight = exp::<F>(F::add(scores[c], offset));
-                F::store(at.add(c * F::LANES), weight);
+                F::store(row_scores.add(c * F::LANES), weight);
                 sum = F::add(sum, weight);
             }
             F::store(sums, sum);
@@ -200,11 +216,14 @@ pub(super) unsafe fn weigh<F: Floats, const C: usize>(
     }
 }
 
-/// The first lane.
+/// Returns the first lane of `v`.
+///
+/// # Safety
+/// The CPU has the features of `F`.
 #[inline(always)]
-unsafe fn first<F: Floats>(v: F::V) -> f32 {
+unsafe fn first_lane<F: Floats>(v: F::V) -> f32 {
     let mut lanes = [0.0; 16];
-    // SAFETY: LANES is at most 16.
+    // SAFETY: the CPU has the features, as the caller guarantees, and LANES is at most 16.
     unsafe { F::store(lanes.as_mut_ptr(), v) };
     lanes[0]
 }

@@ -1,15 +1,15 @@
 #![allow(dead_code, reason = "every test binary uses a part of it")]
-//! An expert written down naively from the crate's documentation, without panels, vectors or threads, and data to try
-//! it on.
+//! Reference implementation of an expert from the crate's documentation, without panels, vectors or threads, and test
+//! data.
 
 use remoe_kernels::activations::{activate, factor};
 use remoe_kernels::numerics::{add, flush, fma, from_bf16, mul, round_bf16, to_bf16};
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, InstructionPath, Job, Matrix, NumericsClass, PackedExpert,
+    Activation, Dtype, ExpertJob, ExpertMatrix, ExpertShape, InstructionPath, NumericsClass, PackedExpert,
     PackedExpertBuilder, Pool, PoolConfig, WeightFormat,
 };
 
-/// A small generator of numbers (SplitMix64), so that every failure can be repeated.
+/// Deterministic generator of random numbers (SplitMix64), so that failures are reproducible.
 pub(crate) struct SplitMix64(pub(crate) u64);
 
 impl SplitMix64 {
@@ -25,7 +25,7 @@ impl SplitMix64 {
         (self.bits() % n as u64) as usize
     }
 
-    /// Uniform in [-1, 1).
+    /// Draws a number that is uniform in [-1, 1).
     pub(crate) fn unit(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
@@ -38,7 +38,7 @@ pub(crate) enum Data {
     Ordinary,
     /// Products and sums around the smallest normal number, denormals among them.
     Tiny,
-    /// Any exponent, both zeros.
+    /// Numbers of any exponent, and both zeros.
     Wide,
     /// As `Wide`, with infinities and NaN.
     Special,
@@ -53,7 +53,7 @@ impl Data {
         let with_exponent = |e: usize| f32::from_bits(sign | (e as u32) << 23 | fraction);
         match self {
             Self::Ordinary => random.unit(),
-            // Products of two such are around 2^-126.
+            // Products of two such numbers are around 2^-126.
             Self::Tiny => match random.below(8) {
                 0 => with_exponent(0),
                 1 => with_exponent(1 + random.below(3)),
@@ -78,7 +78,7 @@ impl Data {
     }
 }
 
-/// The number itself, or its upper half: without rounding, so that denormals and NaN survive.
+/// Returns the number itself, or its upper half for bfloat16: truncated, so that denormals and NaN stay.
 fn representable(x: f32, dtype: Dtype) -> f32 {
     match dtype {
         Dtype::F32 => x,
@@ -97,13 +97,13 @@ pub(crate) fn to_bytes(numbers: &[f32], dtype: Dtype) -> Vec<u8> {
     }
 }
 
-/// An expert in both forms.
+/// Expert with its weights as numbers and packed.
 pub(crate) struct Expert {
     pub(crate) shape: ExpertShape,
     pub(crate) gate: Vec<f32>,
     pub(crate) up: Vec<f32>,
     pub(crate) down: Vec<f32>,
-    /// Biases of gate, up and down; empty where the shape has none.
+    /// Biases of gate, up and down; empty if the shape has none.
     pub(crate) biases: [Vec<f32>; 3],
     pub(crate) packed: PackedExpert,
 }
@@ -124,30 +124,30 @@ impl Expert {
 
     pub(crate) fn of_shape(random: &mut SplitMix64, data: Data, shape: ExpertShape) -> Self {
         let dtype = shape.dtype();
-        let biases = Matrix::ALL.map(|matrix| {
+        let biases = ExpertMatrix::ALL.map(|matrix| {
             let count = if shape.has_biases(matrix) { shape.matrix(matrix).0 } else { 0 };
             data.vector(random, count, dtype)
         });
-        let [gate, up, down] = Matrix::ALL.map(|matrix| {
+        let [gate, up, down] = ExpertMatrix::ALL.map(|matrix| {
             let (rows, columns) = shape.matrix(matrix);
             data.vector(random, rows * columns, dtype)
         });
         let bytes = |matrix: &[f32]| to_bytes(matrix, dtype);
         let mut builder = PackedExpertBuilder::new(shape, dtype.into()).unwrap();
-        for (matrix, weights) in Matrix::ALL.into_iter().zip([&gate, &up, &down]) {
-            builder.rows(matrix, 0, &bytes(weights)).unwrap();
-            builder.biases(matrix, &biases[matrix as usize]).unwrap();
+        for (matrix, weights) in ExpertMatrix::ALL.into_iter().zip([&gate, &up, &down]) {
+            builder.set_rows(matrix, 0, &bytes(weights)).unwrap();
+            builder.set_biases(matrix, &biases[matrix as usize]).unwrap();
         }
         let packed = builder.finish().unwrap();
         Self { shape, gate, up, down, biases, packed }
     }
 
-    /// One row, by the rules, in the scalar functions that define them.
+    /// Computes a row with the scalar functions that define the results.
     pub(crate) fn row(&self, x: &[f32]) -> Vec<f32> {
         let bf16 = self.shape.dtype() == Dtype::Bf16;
         let (hidden, width) = (self.shape.hidden(), self.shape.width());
         let round = |x: f32| if bf16 { round_bf16(x) } else { x };
-        let biased = |matrix: Matrix, n: usize, sum: f32| match self.biases[matrix as usize].get(n) {
+        let biased = |matrix: ExpertMatrix, n: usize, sum: f32| match self.biases[matrix as usize].get(n) {
             None => sum,
             Some(bias) => round(add(sum, round(*bias))),
         };
@@ -155,21 +155,21 @@ impl Expert {
         let dot = |x: &[f32], w: &[f32]| dot_in(self.shape.class().weights, x, w);
         let h: Vec<f32> = (0..width)
             .map(|n| {
-                let up = biased(Matrix::Up, n, round(dot(x, &self.up[n * hidden..][..hidden])));
-                if !self.shape.gated() {
+                let up = biased(ExpertMatrix::Up, n, round(dot(x, &self.up[n * hidden..][..hidden])));
+                if !self.shape.has_gate() {
                     return round(activate(activation, up));
                 }
-                let gate = biased(Matrix::Gate, n, round(dot(x, &self.gate[n * hidden..][..hidden])));
+                let gate = biased(ExpertMatrix::Gate, n, round(dot(x, &self.gate[n * hidden..][..hidden])));
                 round(mul(round(activate(activation, gate)), round(factor(activation, up))))
             })
             .collect();
         (0..hidden)
-            .map(|n| biased(Matrix::Down, n, round(dot(&h, &self.down[n * width..][..width]))))
+            .map(|n| biased(ExpertMatrix::Down, n, round(dot(&h, &self.down[n * width..][..width]))))
             .collect()
     }
 }
 
-/// From zero, K ascending in pairs, the odd element first.
+/// Computes a dot product from zero, in ascending pairs of elements, the odd element of a pair first.
 pub(crate) fn dot(x: &[f32], w: &[f32]) -> f32 {
     let at = |v: &[f32], k: usize| v.get(k).map_or(0.0, |&x| flush(x));
     (0..x.len().div_ceil(2)).fold(0.0, |acc, p| {
@@ -178,12 +178,12 @@ pub(crate) fn dot(x: &[f32], w: &[f32]) -> f32 {
     })
 }
 
-/// The sum of products in a form of weights.
+/// Computes a dot product with weights in the format `weights`.
 pub(crate) fn dot_in(weights: WeightFormat, x: &[f32], w: &[f32]) -> f32 {
     if weights == WeightFormat::Plain {
         return dot(x, w);
     }
-    // Groups ascending: an exact sum of integers times both scales, added with one rounding.
+    // In ascending groups: an exact sum of integers times both scales, added with one rounding.
     x.chunks(32).zip(w.chunks(32)).fold(0.0, |acc, (x, w)| {
         let (x, x_scale) = integers(x, WeightFormat::Int8, false);
         let (w, w_scale) = integers(w, weights, true);
@@ -192,7 +192,7 @@ pub(crate) fn dot_in(weights: WeightFormat, x: &[f32], w: &[f32]) -> f32 {
     })
 }
 
-/// A group as integers and their scale, as the crate documentation says: of a weight, or of a row.
+/// Quantises a group of weights or of a row's elements to integers and their scale, as the crate's documentation says.
 pub(crate) fn integers(group: &[f32], format: WeightFormat, weight: bool) -> (Vec<i32>, f32) {
     if group.iter().any(|x| !x.is_finite()) {
         return (vec![0; group.len()], f32::NAN);
@@ -230,7 +230,7 @@ pub(crate) fn integers(group: &[f32], format: WeightFormat, weight: bool) -> (Ve
             let nearest = |x: &f32| {
                 let x = f64::from(*x) / power;
                 let distance = |code: usize| (magnitudes[code] - x.abs()).abs();
-                // Of equals the even code.
+                // Ties go to the even code.
                 let better =
                     |a: &usize, b: &usize| distance(*a).total_cmp(&distance(*b)).then((a % 2).cmp(&(b % 2)));
                 let code = (0..8).min_by(better).unwrap();
@@ -245,19 +245,19 @@ pub(crate) fn integers(group: &[f32], format: WeightFormat, weight: bool) -> (Ve
     }
 }
 
-/// A pool with a path, or with those that are measured fastest.
+/// Creates a pool with the given path, or with the paths that are measured to be the fastest.
 pub(crate) fn pool(threads: usize, path: impl Into<Option<InstructionPath>>) -> Pool {
     Pool::new(PoolConfig { threads, path: path.into(), ..PoolConfig::default() }).unwrap()
 }
 
-/// One of each instruction path with one thread, and of the usual one with two and three.
+/// Creates a pool of one thread for each instruction path, and pools of two and three threads with the usual paths.
 pub(crate) fn pools() -> Vec<Pool> {
     let mut pools: Vec<Pool> = InstructionPath::available().into_iter().map(|path| pool(1, path)).collect();
     pools.extend([2, 3].map(|threads| pool(threads, None)));
     pools
 }
 
-/// Computes `rows` rows of one expert on all pools and compares with the naive form.
+/// Computes `rows` rows of an expert on all pools and compares them with the reference.
 pub(crate) fn check(pools: &[Pool], random: &mut SplitMix64, data: Data, expert: &Expert, rows: usize) {
     let (class, dtype, hidden) = (expert.shape.class(), expert.shape.dtype(), expert.shape.hidden());
     let inputs: Vec<Vec<f32>> = (0..rows).map(|_| data.vector(random, hidden, dtype)).collect();
@@ -283,11 +283,11 @@ pub(crate) fn check(pools: &[Pool], random: &mut SplitMix64, data: Data, expert:
 
 pub(crate) fn forward(pool: &Pool, expert: &PackedExpert, inputs: &[u8], row_index: &[u32]) -> Vec<u8> {
     let mut output = vec![0xaa; row_index.len() * expert.shape().row_bytes()];
-    pool.forward(&mut [Job { expert, inputs, row_index, output: &mut output }]).unwrap();
+    pool.forward(&mut [ExpertJob { expert, inputs, row_index, output: &mut output }]).unwrap();
     output
 }
 
-/// The bits that must come out for a number: every NaN is the same one.
+/// Returns the bits that a result with this value has; all NaNs have the same bits.
 pub(crate) fn stored_bits(x: f32, dtype: Dtype) -> u32 {
     match dtype {
         Dtype::F32 if x.is_nan() => 0x7fc0_0000,

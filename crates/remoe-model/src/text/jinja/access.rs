@@ -1,29 +1,29 @@
-//! Attributes, items and slices, as Jinja2's sandbox gives them.
+//! Attributes, items, slices and iteration, with the restrictions of Jinja2's sandbox.
 
 use std::rc::Rc;
 use std::sync::Arc;
 
 use super::error::{Error, fail};
-use super::machine::Machine;
 use super::methods;
 use super::objects::Object;
-use super::operators::defined;
-use super::print;
+use super::operators::expect_defined;
+use super::python_text;
+use super::renderer::Renderer;
 use super::value::{Items, Value};
 
-/// Bytes of a name in the message of an undefined value.
-const NAME: usize = 100;
+/// Longest name in the message of an undefined value, in bytes.
+const MAX_NAME_BYTES: usize = 100;
 
-/// Attributes that the sandbox does not give: they change a list or an object.
-const CHANGING: [(&str, &[&str]); 2] = [
+/// Methods that the sandbox withholds because they modify their object, by Python's type.
+const MUTATING_METHODS: [(&str, &[&str]); 2] = [
     ("list", &["append", "clear", "pop", "reverse", "insert", "sort", "extend", "remove"]),
     ("dict", &["clear", "pop", "popitem", "setdefault", "update"]),
 ];
 
-impl Machine<'_> {
-    /// `value.name`: an attribute of Python's, else an item.
+impl Renderer<'_> {
+    /// Evaluates `value.name`: an attribute of the Python object, or else an item.
     pub(super) fn attribute(&mut self, value: &Value, name: &Arc<str>) -> Result<Value, Error> {
-        defined(value)?;
+        expect_defined(value)?;
         if let Some(attribute) = python_attribute(value, name) {
             return Ok(attribute);
         }
@@ -34,27 +34,27 @@ impl Machine<'_> {
         Ok(item.unwrap_or_else(|| no_attribute(value, name)))
     }
 
-    /// `value[key]`: an item, else an attribute of Python's.
+    /// Evaluates `value[key]`: an item, or else an attribute of the Python object.
     pub(super) fn item(&mut self, value: &Value, key: &Value) -> Result<Value, Error> {
-        defined(value)?;
+        expect_defined(value)?;
         let item = match value {
             Value::Map(map) => key.key(&mut self.limits).ok().and_then(|key| map.get(&key).cloned()),
             Value::List(items) | Value::Tuple(items) => {
-                place(key, items.len()).and_then(|place| items.get(place).cloned())
+                absolute_index(key, items.len()).and_then(|index| items.get(index).cloned())
             }
             Value::Text(text) => match key.as_int() {
                 Some(_) => {
-                    self.limits.read(text.len())?;
+                    self.limits.charge_read(text.len())?;
                     let length = text.chars().count();
-                    let character = place(key, length).and_then(|place| text.chars().nth(place));
+                    let character = absolute_index(key, length).and_then(|index| text.chars().nth(index));
                     character.map(|character| Value::text(character.encode_utf8(&mut [0; 4])))
                 }
                 None => None,
             },
             Value::Object(object) => match &**object {
                 Object::Range(range) => {
-                    let place = place(key, range.length).filter(|place| *place < range.length);
-                    place.map(|place| range.get(place))
+                    let index = absolute_index(key, range.length).filter(|index| *index < range.length);
+                    index.map(|index| range.get(index))
                 }
                 Object::Namespace(values) => {
                     key.as_text().and_then(|name| values.borrow().get_text(name).cloned())
@@ -71,16 +71,16 @@ impl Machine<'_> {
                 Ok(python_attribute(value, name).unwrap_or_else(|| no_attribute(value, name)))
             }
             other => {
-                let key =
-                    print::repr(&mut self.limits, other).unwrap_or_else(|_| other.type_name().to_owned());
-                Ok(Value::undefined(format!("{} has no element {}", described(value), cut(&key))))
+                let key = python_text::repr(&mut self.limits, other)
+                    .unwrap_or_else(|_| other.type_name().to_owned());
+                Ok(Value::undefined(format!("{} has no element {}", described(value), abbreviated(&key))))
             }
         }
     }
 
-    /// `value[start:stop:step]`.
+    /// Evaluates `value[start:stop:step]`.
     pub(super) fn slice(&mut self, value: &Value, parts: [Option<Value>; 3]) -> Result<Value, Error> {
-        defined(value)?;
+        expect_defined(value)?;
         let mut numbers = [None; 3];
         for (number, part) in numbers.iter_mut().zip(&parts) {
             *number = match part {
@@ -99,8 +99,8 @@ impl Machine<'_> {
         }
         match value {
             Value::Text(text) => {
-                self.limits.read(text.len())?;
-                self.limits.build(text.len())?;
+                self.limits.charge_read(text.len())?;
+                self.limits.charge_text(text.len())?;
                 let sliced: String = match (start.unwrap_or(0), stop, step.unwrap_or(1)) {
                     (start, None, 1) if start >= 0 => {
                         text.chars().skip(usize::try_from(start).unwrap_or(usize::MAX)).collect()
@@ -112,23 +112,23 @@ impl Machine<'_> {
                     }
                     _ => {
                         let characters: Vec<char> = text.chars().collect();
-                        let places = places(characters.len(), [start, stop, step]);
-                        places.filter_map(|place| characters.get(place)).collect()
+                        let indices = slice_indices(characters.len(), [start, stop, step]);
+                        indices.filter_map(|index| characters.get(index)).collect()
                     }
                 };
                 Ok(Value::Text(sliced.into()))
             }
             Value::List(items) | Value::Tuple(items) => {
-                self.limits.build_list(items.len())?;
-                let places = places(items.len(), [start, stop, step]);
-                let sliced = places.filter_map(|place| items.get(place).cloned()).collect();
+                self.limits.charge_list(items.len())?;
+                let indices = slice_indices(items.len(), [start, stop, step]);
+                let sliced = indices.filter_map(|index| items.get(index).cloned()).collect();
                 Ok(if matches!(value, Value::List(_)) { Value::list(sliced) } else { Value::tuple(sliced) })
             }
             Value::Object(object) => match &**object {
                 Object::Range(range) => {
-                    self.limits.build_list(range.length)?;
-                    let places = places(range.length, [start, stop, step]);
-                    Ok(Value::list(places.map(|place| range.get(place)).collect()))
+                    self.limits.charge_list(range.length)?;
+                    let indices = slice_indices(range.length, [start, stop, step]);
+                    Ok(Value::list(indices.map(|index| range.get(index)).collect()))
                 }
                 other => fail(format!("'{}' object is not subscriptable", other.type_name())),
             },
@@ -137,18 +137,18 @@ impl Machine<'_> {
         }
     }
 
-    /// The items that a loop goes over.
+    /// Returns the items that a loop over `value` visits. A generator is empty afterwards.
     pub(super) fn iterate(&mut self, value: &Value) -> Result<Rc<Items>, Error> {
         let items = match value {
             Value::Undefined(_) => Vec::new(),
             Value::List(items) | Value::Tuple(items) => return Ok(items.clone()),
             Value::Text(text) => {
-                self.limits.read(text.len())?;
-                self.limits.build_list(text.chars().count())?;
+                self.limits.charge_read(text.len())?;
+                self.limits.charge_list(text.chars().count())?;
                 text.chars().map(|character| Value::text(character.encode_utf8(&mut [0; 4]))).collect()
             }
             Value::Map(map) => {
-                self.limits.build_list(map.len())?;
+                self.limits.charge_list(map.len())?;
                 map.entries().iter().map(|(key, _)| key.clone()).collect()
             }
             Value::Object(object) => match &**object {
@@ -158,11 +158,11 @@ impl Machine<'_> {
                     items
                 }
                 Object::View(view, map) => {
-                    self.limits.build_list(map.len())?;
+                    self.limits.charge_list(map.len())?;
                     view.items(map)
                 }
                 Object::Range(range) => {
-                    self.limits.build_list(range.length)?;
+                    self.limits.charge_list(range.length)?;
                     range.items()
                 }
                 other => return fail(format!("'{}' object is not iterable", other.type_name())),
@@ -172,12 +172,12 @@ impl Machine<'_> {
         Ok(Rc::new(Items::new(items)))
     }
 
-    /// `len(value)`.
+    /// Evaluates `len(value)`; an undefined value has length 0.
     pub(super) fn length(&mut self, value: &Value) -> Result<usize, Error> {
         match value {
             Value::Undefined(_) => Ok(0),
             Value::Text(text) => {
-                self.limits.read(text.len())?;
+                self.limits.charge_read(text.len())?;
                 Ok(text.chars().count())
             }
             Value::List(items) | Value::Tuple(items) => Ok(items.len()),
@@ -191,7 +191,7 @@ impl Machine<'_> {
     }
 }
 
-/// Names a value as messages of Jinja2 do.
+/// Describes a value as Jinja2's messages do.
 fn described(value: &Value) -> String {
     match value {
         Value::None => "None".to_owned(),
@@ -199,13 +199,14 @@ fn described(value: &Value) -> String {
     }
 }
 
+/// Returns the undefined value of a missing attribute.
 fn no_attribute(value: &Value, name: &str) -> Value {
-    Value::undefined(format!("{} has no attribute '{}'", described(value), cut(name)))
+    Value::undefined(format!("{} has no attribute '{}'", described(value), abbreviated(name)))
 }
 
-/// Shortens a name for the message of an undefined value, which a template can keep.
-pub(super) fn cut(name: &str) -> String {
-    let mut end = name.len().min(NAME);
+/// Shortens a name for the message of an undefined value, as a template can store many such values.
+pub(super) fn abbreviated(name: &str) -> String {
+    let mut end = name.len().min(MAX_NAME_BYTES);
     while !name.is_char_boundary(end) {
         end -= 1;
     }
@@ -213,23 +214,24 @@ pub(super) fn cut(name: &str) -> String {
     if end < name.len() { format!("{kept}…") } else { kept.to_owned() }
 }
 
-/// An attribute that Python's object itself has.
+/// Returns an attribute that the Python object itself has, undefined if the sandbox withholds it.
 fn python_attribute(value: &Value, name: &Arc<str>) -> Option<Value> {
     let type_name = value.type_name();
-    let changing = CHANGING.iter().find(|(of, _)| *of == type_name);
+    let mutating = MUTATING_METHODS.iter().find(|(of, _)| *of == type_name);
     if name.starts_with("__") && name.ends_with("__")
-        || changing.is_some_and(|(_, all)| all.contains(&&**name))
+        || mutating.is_some_and(|(_, all)| all.contains(&&**name))
     {
-        let message = format!("access to attribute '{}' of '{type_name}' object is unsafe.", cut(name));
+        let message =
+            format!("access to attribute '{}' of '{type_name}' object is unsafe.", abbreviated(name));
         return Some(Value::undefined(message));
     }
     let method = || Some(Value::object(Object::Method(value.clone(), name.clone())));
     match value {
-        Value::Text(_) if methods::TEXT.contains(&&**name) => method(),
+        Value::Text(_) if methods::TEXT_METHODS.contains(&&**name) => method(),
         Value::List(_) if ["index", "count", "copy"].contains(&&**name) => method(),
         Value::Tuple(items) => match (&**name, items.as_slice()) {
             ("index" | "count", _) => method(),
-            // The groups of `groupby` are named tuples.
+            // `groupby` returns named tuples.
             ("grouper", [grouper, Value::List(_)]) => Some(grouper.clone()),
             ("list", [_, list @ Value::List(_)]) => Some(list.clone()),
             _ => None,
@@ -241,7 +243,7 @@ fn python_attribute(value: &Value, name: &Arc<str>) -> Option<Value> {
             "denominator" => value.as_int().map(|_| Value::Int(1)),
             _ => None,
         },
-        Value::Map(_) if methods::MAP.contains(&&**name) => method(),
+        Value::Map(_) if methods::DICT_METHODS.contains(&&**name) => method(),
         Value::Object(object) => match &**object {
             Object::Namespace(values) => values.borrow().get_text(name).cloned(),
             Object::Loop(_) if ["cycle", "changed"].contains(&&**name) => method(),
@@ -259,16 +261,16 @@ fn python_attribute(value: &Value, name: &Arc<str>) -> Option<Value> {
     }
 }
 
-/// The place of an index, counted from the end where it is negative.
-fn place(key: &Value, length: usize) -> Option<usize> {
+/// Resolves an index; a negative one counts from the end.
+fn absolute_index(key: &Value, length: usize) -> Option<usize> {
     let index = key.as_int()?;
     let length = i128::try_from(length).ok()?;
     let index = if index < 0 { index + length } else { index };
     usize::try_from(index).ok()
 }
 
-/// The places that a slice takes, as Python's `slice.indices`.
-fn places(length: usize, [start, stop, step]: [Option<i128>; 3]) -> impl Iterator<Item = usize> {
+/// Returns the indices that a slice selects, as Python's `slice.indices`.
+fn slice_indices(length: usize, [start, stop, step]: [Option<i128>; 3]) -> impl Iterator<Item = usize> {
     let length = i128::try_from(length).unwrap_or(i128::MAX);
     let step = step.unwrap_or(1);
     let (low, high) = if step < 0 { (-1, length - 1) } else { (0, length) };
@@ -281,8 +283,8 @@ fn places(length: usize, [start, stop, step]: [Option<i128>; 3]) -> impl Iterato
     let (start, stop) = (bound(start, first), bound(stop, last));
     let mut next = Some(start);
     std::iter::from_fn(move || {
-        let place = next.filter(|place| if step < 0 { *place > stop } else { *place < stop })?;
-        next = place.checked_add(step);
-        usize::try_from(place).ok()
+        let index = next.filter(|index| if step < 0 { *index > stop } else { *index < stop })?;
+        next = index.checked_add(step);
+        usize::try_from(index).ok()
     })
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-/// An expression and the line where it begins.
+/// Expression and the line where it begins.
 #[derive(Debug)]
 pub(super) struct Expr {
     pub(super) line: u32,
@@ -38,7 +38,7 @@ pub(super) enum ExprKind {
     Item(Box<Expr>, Box<Expr>),
     Slice(Box<Expr>, [Option<Box<Expr>>; 3]),
     Call(Box<Expr>, Arguments),
-    /// A filter; without a value in `{% filter %}` and `{% set x | f %}`.
+    /// Filter; its value is absent in `{% filter %}` and `{% set x | f %}`, which apply it to a body.
     Filter(Option<Box<Expr>>, Arc<str>, Arguments),
     Test(Box<Expr>, Arc<str>, Arguments),
 }
@@ -66,7 +66,7 @@ pub(super) enum Operator {
     Pow,
 }
 
-/// Arguments of a call.
+/// Argument expressions of a call.
 #[derive(Debug, Default)]
 pub(super) struct Arguments {
     pub(super) positional: Vec<Expr>,
@@ -75,7 +75,7 @@ pub(super) struct Arguments {
     pub(super) double_star: Option<Box<Expr>>,
 }
 
-/// Where a value is put.
+/// Target of an assignment.
 #[derive(Debug)]
 pub(super) enum Target {
     Name(Arc<str>),
@@ -85,11 +85,11 @@ pub(super) enum Target {
 }
 
 impl Target {
-    /// Returns whether it sets the variable `name`.
-    pub(super) fn names(&self, name: &str) -> bool {
+    /// Reports if an assignment to this target sets the variable `name`.
+    pub(super) fn sets(&self, name: &str) -> bool {
         match self {
             Self::Name(own) => **own == *name,
-            Self::Tuple(targets) => targets.iter().any(|target| target.names(name)),
+            Self::Tuple(targets) => targets.iter().any(|target| target.sets(name)),
             Self::Attribute(..) => false,
         }
     }
@@ -100,54 +100,54 @@ pub(super) enum Stmt {
     Text(String),
     Output(Expr),
     If(Vec<(Expr, Vec<Stmt>)>, Vec<Stmt>),
-    For(Box<For>),
+    For(Box<ForLoop>),
     Set(Target, Expr),
     /// `{% set x | filter %}..{% endset %}`.
     SetBlock(Target, Option<Expr>, Vec<Stmt>),
-    /// The number of the macro in [`Template::macros`].
+    /// Definition of a macro, by its index in [`Template::macros`].
     Macro(usize),
-    /// A call, and the number of its body.
+    /// Call and the index of its body in [`Template::macros`].
     CallBlock(Expr, usize),
     Filter(Expr, Vec<Stmt>),
     With(Vec<(Target, Expr)>, Vec<Stmt>),
-    /// `{% block %}`, which sees what the template's outermost level has.
+    /// `{% block %}`, which sees only variables of the template's outermost scope.
     Block(Vec<Stmt>),
-    /// `{% generation %}`, whose variables are its own.
+    /// `{% generation %}`, with a scope of its own.
     Generation(Vec<Stmt>),
     Break,
     Continue,
-    /// A statement that needs other templates, of which there are none.
+    /// Statement that needs other templates, which a chat template does not have; its tag and line.
     Unavailable(&'static str, u32),
 }
 
 #[derive(Debug)]
-pub(super) struct For {
+pub(super) struct ForLoop {
     pub(super) target: Target,
     pub(super) iter: Expr,
     pub(super) test: Option<Expr>,
     pub(super) recursive: bool,
-    /// The body reads `loop`, or may.
-    pub(super) names_loop: bool,
+    /// Reports if the body may read `loop`.
+    pub(super) reads_loop: bool,
     pub(super) body: Vec<Stmt>,
     pub(super) otherwise: Vec<Stmt>,
 }
 
-/// A parameter and its default.
+/// Name of a parameter and its default.
 pub(super) type Parameter = (Arc<str>, Option<Expr>);
 
-/// A macro, or the body of a call block.
+/// Macro, or body of a call block.
 #[derive(Debug)]
 pub(super) struct Macro {
     pub(super) name: Arc<str>,
     pub(super) parameters: Vec<Parameter>,
     pub(super) body: Vec<Stmt>,
-    /// The body reads `varargs`, `kwargs`, `caller`.
+    /// Reports if the body reads `varargs`, and likewise for the next two.
     pub(super) varargs: bool,
     pub(super) kwargs: bool,
     pub(super) caller: bool,
 }
 
-/// A parsed template.
+/// Parsed template.
 #[derive(Debug)]
 pub(in crate::text) struct Template {
     pub(super) body: Vec<Stmt>,

@@ -4,26 +4,26 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use super::error::{Error, fail};
-use super::machine::{Machine, set_attribute};
-use super::objects::{Object, Range};
-use super::print;
+use super::objects::{Object, RangeObject};
+use super::python_text;
+use super::renderer::{Renderer, set_attribute};
 use super::value::{Items, Map, Value};
 
-/// Items of a range, as Jinja2's sandbox allows.
-const RANGE: usize = 100_000;
+/// Most items of a range, as in Jinja2's sandbox.
+const MAX_RANGE_ITEMS: usize = 100_000;
 
-/// Bytes of the format of a date: each directive can write hundreds of bytes.
-const DATE_FORMAT: usize = 1 << 10;
+/// Longest format of a date in bytes; each directive can expand to hundreds of bytes.
+const MAX_DATE_FORMAT_BYTES: usize = 1 << 10;
 
-/// Arguments that a call was given.
+/// Evaluated arguments of a call.
 #[derive(Debug, Default)]
-pub(super) struct Given {
+pub(super) struct CallArguments {
     pub(super) positional: Vec<Value>,
     pub(super) named: Vec<(Arc<str>, Value)>,
 }
 
-impl Given {
-    /// The arguments by the names of the parameters, of which the first `required` must be there.
+impl CallArguments {
+    /// Assigns the arguments to the parameters `names`, of which the first `required` must be present.
     pub(super) fn bind<const N: usize>(
         self,
         function: &str,
@@ -37,13 +37,13 @@ impl Given {
                 self.positional.len()
             ));
         }
-        for (place, value) in bound.iter_mut().zip(self.positional) {
-            *place = Some(value);
+        for (slot, value) in bound.iter_mut().zip(self.positional) {
+            *slot = Some(value);
         }
         for (name, value) in self.named {
-            let place = names.iter().zip(&mut bound).find(|(wanted, _)| **wanted == &*name);
-            match place {
-                Some((_, place @ None)) => *place = Some(value),
+            let slot = names.iter().zip(&mut bound).find(|(wanted, _)| **wanted == &*name);
+            match slot {
+                Some((_, slot @ None)) => *slot = Some(value),
                 Some(_) => return fail(format!("{function}() got multiple values for argument '{name}'")),
                 None => return fail(format!("{function}() got an unexpected keyword argument '{name}'")),
             }
@@ -54,15 +54,15 @@ impl Given {
         Ok(bound)
     }
 
-    /// Refuses any arguments.
-    pub(super) fn none(self, function: &str) -> Result<(), Error> {
+    /// Fails if there are any arguments.
+    pub(super) fn expect_none(self, function: &str) -> Result<(), Error> {
         let [] = self.bind(function, [], 0)?;
         Ok(())
     }
 }
 
-/// A function of the environment.
-pub(super) fn global(name: &str) -> Option<Value> {
+/// Returns the function of the environment with this name.
+pub(super) fn global_function(name: &str) -> Option<Value> {
     const FUNCTIONS: [&str; 9] = [
         "range",
         "dict",
@@ -78,16 +78,16 @@ pub(super) fn global(name: &str) -> Option<Value> {
     Some(Value::object(Object::Function(name)))
 }
 
-impl Machine<'_> {
-    pub(super) fn call_function(&mut self, name: &str, given: Given) -> Result<Value, Error> {
+impl Renderer<'_> {
+    pub(super) fn call_function(&mut self, name: &str, args: CallArguments) -> Result<Value, Error> {
         match name {
-            "range" => self.range(given),
-            "dict" => Ok(Value::map(self.dictionary("dict", given)?)),
+            "range" => self.range(args),
+            "dict" => Ok(Value::map(self.build_dict("dict", args)?)),
             "namespace" => {
-                let map = self.dictionary("namespace", given)?;
+                let map = self.build_dict("namespace", args)?;
                 let mut values = Map::default();
                 for (name, value) in map.entries() {
-                    self.limits.keep(value, 1)?;
+                    self.limits.check_stored(value, 1)?;
                     if let Value::Text(name) = name {
                         set_attribute(&mut values, name, value.clone())?;
                     }
@@ -95,44 +95,46 @@ impl Machine<'_> {
                 Ok(Value::object(Object::Namespace(RefCell::new(values))))
             }
             "cycler" => {
-                if given.positional.is_empty() || !given.named.is_empty() {
+                if args.positional.is_empty() || !args.named.is_empty() {
                     return fail("at least one item has to be provided");
                 }
-                Ok(Value::object(Object::Cycler(Items::new(given.positional), Cell::new(0))))
+                Ok(Value::object(Object::Cycler(Items::new(args.positional), Cell::new(0))))
             }
             "joiner" => {
-                let [separator] = given.bind("joiner", ["sep"], 0)?;
+                let [separator] = args.bind("joiner", ["sep"], 0)?;
                 let separator = separator.unwrap_or_else(|| Value::text(", "));
                 Ok(Value::object(Object::Joiner(separator, Cell::new(false))))
             }
             "raise_exception" => {
-                let [message] = given.bind("raise_exception", ["message"], 1)?;
-                let message = print::text(&mut self.limits, &message.unwrap_or(Value::None))?;
+                let [message] = args.bind("raise_exception", ["message"], 1)?;
+                let message = python_text::to_str(&mut self.limits, &message.unwrap_or(Value::None))?;
                 Err(Error::raised(message))
             }
             "strftime_now" => {
-                let [format] = given.bind("strftime_now", ["format"], 1)?;
+                let [format] = args.bind("strftime_now", ["format"], 1)?;
                 let Some(Value::Text(format)) = format else {
                     return fail("strftime() argument 1 must be str");
                 };
-                if format.len() > DATE_FORMAT {
-                    return fail(format!("strftime_now: the format is longer than {DATE_FORMAT} bytes"));
+                if format.len() > MAX_DATE_FORMAT_BYTES {
+                    return fail(format!(
+                        "strftime_now: the format is longer than {MAX_DATE_FORMAT_BYTES} bytes"
+                    ));
                 }
                 let date = jiff::fmt::strtime::format(&*format, &jiff::Zoned::now())
                     .map_err(|error| Error::new(format!("strftime_now({format:?}): {error}")))?;
-                self.limits.build(date.len())?;
+                self.limits.charge_text(date.len())?;
                 Ok(Value::Text(date.into()))
             }
             other => fail(format!("'{other}' writes text by chance, which a prompt must not have")),
         }
     }
 
-    fn range(&mut self, given: Given) -> Result<Value, Error> {
-        if !given.named.is_empty() {
+    fn range(&mut self, args: CallArguments) -> Result<Value, Error> {
+        if !args.named.is_empty() {
             return fail("range() takes no keyword arguments");
         }
         let mut numbers = Vec::new();
-        for argument in &given.positional {
+        for argument in &args.positional {
             match argument.as_int() {
                 Some(number) => numbers.push(number),
                 None => {
@@ -153,18 +155,19 @@ impl Machine<'_> {
             let size = step.checked_abs()?;
             distance.max(0).checked_add(size - 1)?.checked_div(size)
         });
-        match steps.and_then(|steps| usize::try_from(steps).ok()).filter(|length| *length <= RANGE) {
-            Some(length) => Ok(Value::object(Object::Range(Range { start, stop, step, length }))),
-            None => {
-                fail(format!("Range too big. The sandbox blocks ranges larger than MAX_RANGE ({RANGE})."))
-            }
+        match steps.and_then(|steps| usize::try_from(steps).ok()).filter(|length| *length <= MAX_RANGE_ITEMS)
+        {
+            Some(length) => Ok(Value::object(Object::Range(RangeObject { start, stop, step, length }))),
+            None => fail(format!(
+                "Range too big. The sandbox blocks ranges larger than MAX_RANGE ({MAX_RANGE_ITEMS})."
+            )),
         }
     }
 
-    /// `dict(..)` of a dictionary, of pairs and of named values.
-    fn dictionary(&mut self, function: &str, given: Given) -> Result<Map, Error> {
+    /// Builds the dictionary of `dict(..)`: from a dictionary or pairs, and from keyword arguments.
+    fn build_dict(&mut self, function: &str, args: CallArguments) -> Result<Map, Error> {
         let mut map = Map::default();
-        let mut positional = given.positional.into_iter();
+        let mut positional = args.positional.into_iter();
         match positional.next() {
             None => (),
             Some(Value::Map(of)) => {
@@ -184,22 +187,22 @@ impl Machine<'_> {
         if positional.next().is_some() {
             return fail(format!("{function} expected at most 1 argument"));
         }
-        for (name, value) in given.named {
+        for (name, value) in args.named {
             map.insert_text(&name, value);
         }
-        self.limits.build_list(map.len())?;
+        self.limits.charge_list(map.len())?;
         Ok(map)
     }
 
-    /// `dict.fromkeys(keys, value)`.
-    pub(super) fn keyed(&mut self, given: Given) -> Result<Value, Error> {
-        let [keys, value] = given.bind("fromkeys", ["iterable", "value"], 1)?;
+    /// Evaluates `dict.fromkeys(keys, value)`.
+    pub(super) fn dict_from_keys(&mut self, args: CallArguments) -> Result<Value, Error> {
+        let [keys, value] = args.bind("fromkeys", ["iterable", "value"], 1)?;
         let value = value.unwrap_or(Value::None);
         let mut map = Map::default();
         for key in &*self.iterate(&keys.unwrap_or(Value::None))? {
             map.insert(&mut self.limits, key.clone(), value.clone())?;
         }
-        self.limits.build_list(map.len())?;
+        self.limits.charge_list(map.len())?;
         Ok(Value::map(map))
     }
 }

@@ -1,13 +1,13 @@
 //! Errors of a rendering.
 
-/// A failure of a template.
+/// Failure to parse or render a template.
 #[derive(Debug)]
 pub(in crate::text) struct Error {
-    /// The cause.
+    /// Cause of the failure.
     pub(in crate::text) message: String,
-    /// The line of the template, where it is known.
+    /// Line of the template, if known.
     pub(in crate::text) line: Option<u32>,
-    /// The template called `raise_exception`.
+    /// Reports if the template called `raise_exception`.
     pub(in crate::text) raised: bool,
 }
 
@@ -24,7 +24,7 @@ impl Error {
         Self { message: message.into(), line: None, raised: true }
     }
 
-    /// Adds a line unless there is one.
+    /// Sets the line unless it is already known.
     pub(super) fn in_line(mut self, line: u32) -> Self {
         self.line = self.line.or(Some(line));
         self

@@ -1,28 +1,29 @@
-//! Evaluates expressions.
+//! Evaluation of expressions.
 
 use std::sync::Arc;
 
 use super::ast::{Arguments, Expr, ExprKind};
-use super::calls::Given;
+use super::calls::CallArguments;
 use super::error::{Error, fail};
 use super::filters;
-use super::machine::Machine;
 use super::objects::Object;
-use super::operators::defined;
-use super::print;
-use super::tests;
+use super::operators::expect_defined;
+use super::predicates;
+use super::python_text;
+use super::renderer::Renderer;
 use super::value::{Map, Value};
 
-impl Machine<'_> {
+impl Renderer<'_> {
+    /// Evaluates an expression; a text loses its mark as markup.
     pub(super) fn evaluate(&mut self, expr: &Expr) -> Result<Value, Error> {
-        self.evaluate_marked(expr).map(Value::plain)
+        self.evaluate_with_markup(expr).map(Value::without_markup)
     }
 
-    /// The value of an expression, a text with its mark.
-    pub(super) fn evaluate_marked(&mut self, expr: &Expr) -> Result<Value, Error> {
-        self.limits.step()?;
+    /// Evaluates an expression; a text that `safe` or `escape` marked stays markup.
+    pub(super) fn evaluate_with_markup(&mut self, expr: &Expr) -> Result<Value, Error> {
+        self.limits.charge_step()?;
         let value = self.evaluate_kind(expr).map_err(|error| error.in_line(expr.line))?;
-        self.limits.nest(value.depth()).map_err(|error| error.in_line(expr.line))?;
+        self.limits.check_depth(value.depth()).map_err(|error| error.in_line(expr.line))?;
         Ok(value)
     }
 
@@ -43,29 +44,29 @@ impl Machine<'_> {
                     let value = self.evaluate(value)?;
                     map.insert(&mut self.limits, key, value)?;
                 }
-                self.limits.build_list(entries.len())?;
+                self.limits.charge_list(entries.len())?;
                 Value::map(map)
             }
             ExprKind::Condition { test, then, otherwise } => {
-                if self.evaluate(test)?.truth() {
-                    return self.evaluate_marked(then);
+                if self.evaluate(test)?.is_truthy() {
+                    return self.evaluate_with_markup(then);
                 }
                 match otherwise {
-                    Some(otherwise) => self.evaluate_marked(otherwise)?,
+                    Some(otherwise) => self.evaluate_with_markup(otherwise)?,
                     None => Value::undefined(
                         "the inline if-expression evaluated to false and no else section was defined.",
                     ),
                 }
             }
             ExprKind::And(left, right) => {
-                let left = self.evaluate_marked(left)?;
-                if left.truth() { self.evaluate_marked(right)? } else { left }
+                let left = self.evaluate_with_markup(left)?;
+                if left.is_truthy() { self.evaluate_with_markup(right)? } else { left }
             }
             ExprKind::Or(left, right) => {
-                let left = self.evaluate_marked(left)?;
-                if left.truth() { left } else { self.evaluate_marked(right)? }
+                let left = self.evaluate_with_markup(left)?;
+                if left.is_truthy() { left } else { self.evaluate_with_markup(right)? }
             }
-            ExprKind::Not(inner) => Value::Bool(!self.evaluate(inner)?.truth()),
+            ExprKind::Not(inner) => Value::Bool(!self.evaluate(inner)?.is_truthy()),
             ExprKind::Compare(first, comparisons) => {
                 let mut left = self.evaluate(first)?;
                 for (comparison, right) in comparisons {
@@ -78,7 +79,7 @@ impl Machine<'_> {
                 Value::Bool(true)
             }
             ExprKind::Binary(operator, left, right) => {
-                let (left, right) = (self.evaluate_marked(left)?, self.evaluate_marked(right)?);
+                let (left, right) = (self.evaluate_with_markup(left)?, self.evaluate_with_markup(right)?);
                 self.binary(*operator, &left, &right)?
             }
             ExprKind::Concat(parts) => {
@@ -87,12 +88,12 @@ impl Machine<'_> {
                     let part = self.evaluate(part)?;
                     match part.as_text() {
                         Some(text) => {
-                            self.limits.build(whole.len() + text.len())?;
+                            self.limits.charge_text(whole.len() + text.len())?;
                             whole.push_str(text);
                         }
                         None => {
-                            let text = print::text(&mut self.limits, &part)?;
-                            self.limits.build(whole.len() + text.len())?;
+                            let text = python_text::to_str(&mut self.limits, &part)?;
+                            self.limits.charge_text(whole.len() + text.len())?;
                             whole.push_str(&text);
                         }
                     }
@@ -105,7 +106,7 @@ impl Machine<'_> {
             }
             ExprKind::Positive(inner) => {
                 let inner = self.evaluate(inner)?;
-                defined(&inner)?;
+                expect_defined(&inner)?;
                 match (inner.as_int(), &inner) {
                     (Some(number), _) => Value::Int(number),
                     (None, Value::Float(_)) => inner,
@@ -133,24 +134,24 @@ impl Machine<'_> {
             ExprKind::Call(..) => self.evaluate_call(expr, None)?,
             ExprKind::Filter(Some(value), name, arguments) => {
                 let value = self.evaluate(value)?;
-                let given = self.evaluate_arguments(arguments)?;
-                filters::apply(self, name, value, given)?
+                let args = self.evaluate_arguments(arguments)?;
+                filters::apply(self, name, value, args)?
             }
             ExprKind::Filter(None, ..) => return fail("a filter without a value"),
             ExprKind::Test(value, name, arguments) => {
                 let value = self.evaluate(value)?;
-                let given = self.evaluate_arguments(arguments)?;
-                Value::Bool(tests::apply(self, name, &value, given)?)
+                let args = self.evaluate_arguments(arguments)?;
+                Value::Bool(predicates::apply(self, name, &value, args)?)
             }
         })
     }
 
     fn evaluate_all(&mut self, items: &[Expr]) -> Result<Vec<Value>, Error> {
-        self.limits.build_list(items.len())?;
+        self.limits.charge_list(items.len())?;
         items.iter().map(|item| self.evaluate(item)).collect()
     }
 
-    /// Filters that have no value of their own, applied to `value`.
+    /// Applies the filters of `{% filter %}` or `{% set %}` to `value`.
     pub(super) fn evaluate_filters(&mut self, expr: &Expr, value: Value) -> Result<Value, Error> {
         let ExprKind::Filter(inner, name, arguments) = &expr.kind else {
             return fail("expected a filter");
@@ -159,39 +160,39 @@ impl Machine<'_> {
             Some(inner) => self.evaluate_filters(inner, value)?,
             None => value,
         };
-        let given = self.evaluate_arguments(arguments)?;
-        let value = filters::apply(self, name, value, given).map_err(|error| error.in_line(expr.line))?;
-        self.limits.nest(value.depth()).map_err(|error| error.in_line(expr.line))?;
+        let args = self.evaluate_arguments(arguments)?;
+        let value = filters::apply(self, name, value, args).map_err(|error| error.in_line(expr.line))?;
+        self.limits.check_depth(value.depth()).map_err(|error| error.in_line(expr.line))?;
         Ok(value)
     }
 
-    fn evaluate_arguments(&mut self, arguments: &Arguments) -> Result<Given, Error> {
-        let mut given = Given::default();
+    fn evaluate_arguments(&mut self, arguments: &Arguments) -> Result<CallArguments, Error> {
+        let mut args = CallArguments::default();
         for argument in &arguments.positional {
-            given.positional.push(self.evaluate(argument)?);
+            args.positional.push(self.evaluate(argument)?);
         }
         if let Some(star) = &arguments.star {
             let star = self.evaluate(star)?;
             let items = self.iterate(&star)?;
-            self.limits.arguments(given.positional.len() + items.len())?;
-            given.positional.extend(items.iter().cloned());
+            self.limits.charge_arguments(args.positional.len() + items.len())?;
+            args.positional.extend(items.iter().cloned());
         }
         for (name, argument) in &arguments.named {
-            given.named.push((name.clone(), self.evaluate(argument)?));
+            args.named.push((name.clone(), self.evaluate(argument)?));
         }
         if let Some(double_star) = &arguments.double_star {
-            let explicit = given.named.len();
+            let explicit = args.named.len();
             match self.evaluate(double_star)? {
                 Value::Map(map) => {
-                    self.limits.arguments(given.named.len() + map.len())?;
+                    self.limits.charge_arguments(args.named.len() + map.len())?;
                     for (key, value) in map.entries() {
                         let Value::Text(name) = key else {
                             return fail("keywords must be strings");
                         };
-                        if given.named.iter().take(explicit).any(|(other, _)| other == name) {
+                        if args.named.iter().take(explicit).any(|(other, _)| other == name) {
                             return fail(format!("got multiple values for keyword argument '{name}'"));
                         }
-                        given.named.push((name.clone(), value.clone()));
+                        args.named.push((name.clone(), value.clone()));
                     }
                 }
                 other => {
@@ -199,37 +200,37 @@ impl Machine<'_> {
                 }
             }
         }
-        Ok(given)
+        Ok(args)
     }
 
-    /// A call, with the body of its block where it is one.
+    /// Evaluates a call; `caller` is the body of a call block.
     pub(super) fn evaluate_call(&mut self, expr: &Expr, caller: Option<Value>) -> Result<Value, Error> {
         let ExprKind::Call(callee, arguments) = &expr.kind else {
             return fail("expected a call");
         };
         let callee = self.evaluate(callee)?;
-        let mut given = self.evaluate_arguments(arguments)?;
+        let mut args = self.evaluate_arguments(arguments)?;
         if let Some(caller) = caller {
-            given.named.push((Arc::from("caller"), caller));
+            args.named.push((Arc::from("caller"), caller));
         }
-        self.call(&callee, given).map_err(|error| error.in_line(expr.line))
+        self.call(&callee, args).map_err(|error| error.in_line(expr.line))
     }
 
-    pub(super) fn call(&mut self, callee: &Value, given: Given) -> Result<Value, Error> {
-        defined(callee)?;
+    pub(super) fn call(&mut self, callee: &Value, args: CallArguments) -> Result<Value, Error> {
+        expect_defined(callee)?;
         let Value::Object(object) = callee else {
             return fail(format!("'{}' object is not callable", callee.type_name()));
         };
         match &**object {
-            Object::Macro(number, scope, _) => self.call_macro(*number, *scope, given),
-            Object::Function(name) => self.call_function(name, given),
-            Object::Method(owner, name) => self.call_method(owner, name, given),
+            Object::Macro(number, scope, _) => self.call_macro(*number, *scope, args),
+            Object::Function(name) => self.call_function(name, args),
+            Object::Method(owner, name) => self.call_method(owner, name, args),
             Object::Joiner(separator, used) => {
-                given.none("joiner")?;
+                args.expect_none("joiner")?;
                 Ok(if used.replace(true) { separator.clone() } else { Value::text("") })
             }
             Object::Loop(state) => {
-                let [items] = given.bind("loop", ["iterable"], 1)?;
+                let [items] = args.bind("loop", ["iterable"], 1)?;
                 self.call_loop(state, &items.unwrap_or(Value::None))
             }
             other => fail(format!("'{}' object is not callable", other.type_name())),

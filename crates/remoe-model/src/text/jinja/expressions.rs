@@ -1,4 +1,4 @@
-//! Parses expressions, with Jinja2's precedences.
+//! Parser of expressions, with Jinja2's precedences.
 
 use std::sync::Arc;
 
@@ -67,7 +67,7 @@ impl Parser {
                 Some(Token::Operator(">")) => Comparison::Gt,
                 Some(Token::Operator(">=")) => Comparison::Ge,
                 Some(Token::Name(name)) if &**name == "in" => Comparison::In,
-                Some(Token::Name(name)) if &**name == "not" && self.then_name("in") => {
+                Some(Token::Name(name)) if &**name == "not" && self.next_is_name("in") => {
                     self.next();
                     Comparison::NotIn
                 }
@@ -82,7 +82,7 @@ impl Parser {
         Ok(Expr { line, kind: ExprKind::Compare(Box::new(first), comparisons) })
     }
 
-    /// Operands with operators of one precedence between them, from the left.
+    /// Parses left-associative operators of one precedence.
     fn operators(
         &mut self,
         operators: &[(&str, Operator)],
@@ -150,7 +150,7 @@ impl Parser {
                     "false" | "False" => ExprKind::Bool(false),
                     "none" | "None" => ExprKind::None,
                     _ => {
-                        self.reads(&name);
+                        self.record_read(&name);
                         ExprKind::Name(name)
                     }
                 }
@@ -196,7 +196,7 @@ impl Parser {
         Ok(Expr { line, kind })
     }
 
-    /// Items with commas between them up to `end`.
+    /// Parses items separated by commas up to `end`.
     fn items<T>(&mut self, end: &str, item: impl Fn(&mut Self) -> Result<T, Error>) -> Result<Vec<T>, Error> {
         let mut items = Vec::new();
         while !self.at(end) {
@@ -212,7 +212,8 @@ impl Parser {
         Ok(items)
     }
 
-    /// An expression, or several with commas between them as a tuple.
+    /// Parses an expression, or a tuple of expressions separated by commas. Names in `ends` end it; only in
+    /// `parentheses` it may be empty.
     pub(super) fn tuple(
         &mut self,
         conditional: bool,
@@ -314,7 +315,7 @@ impl Parser {
         }
     }
 
-    /// Filters one after the other; the first without its sign where `begun`.
+    /// Parses a chain of filters; the first has no `|` before it if `begun`.
     pub(super) fn filters(&mut self, mut expr: Option<Expr>, begun: bool) -> Result<Expr, Error> {
         let mut begun = begun;
         loop {
@@ -386,7 +387,7 @@ impl Parser {
                     return self.fail("invalid syntax for function call expression");
                 }
                 arguments.double_star = Some(Box::new(self.expression()?));
-            } else if matches!(self.current(), Some(Token::Name(_))) && self.then("=") {
+            } else if matches!(self.current(), Some(Token::Name(_))) && self.next_is("=") {
                 let name = self.name()?;
                 self.expect("=")?;
                 if arguments.double_star.is_some() || arguments.named.iter().any(|(other, _)| *other == name)

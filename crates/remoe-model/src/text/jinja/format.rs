@@ -1,23 +1,23 @@
-//! Python's two ways to format: `text % values` and `text.format(..)`.
+//! Python's string formatting: `text % values` and `text.format(..)`.
 
 use std::sync::Arc;
 
-use super::calls::Given;
+use super::calls::CallArguments;
 use super::error::{Error, fail};
-use super::machine::Machine;
-use super::number_format::{Spec, float_digits, grouped, padded};
-use super::print;
+use super::number_format::{FormatSpec, float_digits, grouped, padded};
+use super::python_text;
+use super::renderer::Renderer;
 use super::value::Value;
 
-/// Digits of a width or a precision.
-const WIDTH: usize = 9;
-/// Precision of a number.
-const PRECISION: usize = 4096;
+/// Most digits of a width or a precision.
+const MAX_WIDTH_DIGITS: usize = 9;
+/// Largest precision of a number.
+const MAX_PRECISION: usize = 4096;
 
-impl Machine<'_> {
-    /// `format % values`.
-    pub(super) fn percent(&mut self, format: &str, values: &Value) -> Result<Value, Error> {
-        self.limits.read(format.len())?;
+impl Renderer<'_> {
+    /// Evaluates `format % values`.
+    pub(super) fn format_percent(&mut self, format: &str, values: &Value) -> Result<Value, Error> {
+        self.limits.charge_read(format.len())?;
         let single = [values.clone()];
         let mut positional = match values {
             Value::Tuple(items) => items.iter(),
@@ -26,8 +26,8 @@ impl Machine<'_> {
         let mut out = String::new();
         let mut rest = format;
         let mut named = false;
-        while let Some(place) = rest.find('%') {
-            let (before, after) = rest.split_at(place);
+        while let Some(position) = rest.find('%') {
+            let (before, after) = rest.split_at(position);
             out.push_str(before);
             rest = after.get(1..).unwrap_or_default();
             let mut value = None;
@@ -45,7 +45,7 @@ impl Machine<'_> {
                 named = true;
                 rest = after;
             }
-            let mut spec = Spec { align: '>', ..Spec::default() };
+            let mut spec = FormatSpec { align: '>', ..FormatSpec::default() };
             rest = rest.trim_start_matches(|flag| {
                 match flag {
                     '-' => spec.align = '<',
@@ -68,7 +68,7 @@ impl Machine<'_> {
                 spec.width = usize::try_from(width.unsigned_abs()).unwrap_or(usize::MAX);
                 rest = after;
             } else {
-                spec.width = digits(&mut rest)?.unwrap_or(0);
+                spec.width = take_digits(&mut rest)?.unwrap_or(0);
             }
             if let Some(after) = rest.strip_prefix('.') {
                 rest = after;
@@ -76,7 +76,7 @@ impl Machine<'_> {
                     rest = after;
                     Some(next()?.as_int().and_then(|number| usize::try_from(number).ok()).unwrap_or(0))
                 } else {
-                    Some(digits(&mut rest)?.unwrap_or(0))
+                    Some(take_digits(&mut rest)?.unwrap_or(0))
                 };
             }
             rest = rest.trim_start_matches(['h', 'l', 'L']);
@@ -94,7 +94,7 @@ impl Machine<'_> {
                 None => next()?,
             };
             let text = self.percent_value(kind, &value, spec)?;
-            self.limits.build(out.len().saturating_add(text.len()))?;
+            self.limits.charge_text(out.len().saturating_add(text.len()))?;
             out.push_str(&text);
         }
         out.push_str(rest);
@@ -102,12 +102,12 @@ impl Machine<'_> {
         if positional.next().is_some() && !plain {
             return fail("not all arguments converted during string formatting");
         }
-        self.limits.build(out.len())?;
+        self.limits.charge_text(out.len())?;
         Ok(Value::Text(out.into()))
     }
 
-    fn percent_value(&mut self, kind: char, value: &Value, mut spec: Spec) -> Result<String, Error> {
-        self.limits.build(spec.width.saturating_add(spec.precision.unwrap_or(0)))?;
+    fn percent_value(&mut self, kind: char, value: &Value, mut spec: FormatSpec) -> Result<String, Error> {
+        self.limits.charge_text(spec.width.saturating_add(spec.precision.unwrap_or(0)))?;
         if "sra".contains(kind) {
             spec.zero = false;
             spec.sign = '-';
@@ -124,7 +124,7 @@ impl Machine<'_> {
                 (_, Some(code)) => char::from_u32(code).map(String::from).unwrap_or_default(),
                 _ => return fail("%c requires int or char"),
             };
-            return Ok(padded(&text, Spec { zero: false, ..spec }, ' '));
+            return Ok(padded(&text, FormatSpec { zero: false, ..spec }, ' '));
         }
         if spec.align == '<' {
             spec.zero = false;
@@ -142,20 +142,22 @@ impl Machine<'_> {
                 };
                 let least = spec.precision.take().unwrap_or(0);
                 let kind = if "iu".contains(kind) { 'd' } else { kind };
-                let mut digits = whole_digits(whole.unsigned_abs(), kind);
+                let mut digits = int_digits(whole.unsigned_abs(), kind);
                 if digits.len() < least {
                     digits = format!("{}{digits}", "0".repeat(least - digits.len()));
                 }
-                Ok(signed(whole < 0, &prefix(kind, spec.alternate), &digits, spec))
+                Ok(with_sign(whole < 0, &prefix(kind, spec.alternate), &digits, spec))
             }
-            'e' | 'E' | 'f' | 'F' | 'g' | 'G' if spec.precision.is_some_and(|digits| digits > PRECISION) => {
-                fail(format!("expected a precision of at most {PRECISION}"))
+            'e' | 'E' | 'f' | 'F' | 'g' | 'G'
+                if spec.precision.is_some_and(|digits| digits > MAX_PRECISION) =>
+            {
+                fail(format!("expected a precision of at most {MAX_PRECISION}"))
             }
             'e' | 'E' | 'f' | 'F' | 'g' | 'G' => match value.as_float() {
                 Some(number) => {
                     let digits = float_digits(number.abs(), kind, spec.precision, spec.alternate);
-                    let spec = if number.is_finite() { spec } else { Spec { zero: false, ..spec } };
-                    Ok(signed(number.is_sign_negative() && !number.is_nan(), "", &digits, spec))
+                    let spec = if number.is_finite() { spec } else { FormatSpec { zero: false, ..spec } };
+                    Ok(with_sign(number.is_sign_negative() && !number.is_nan(), "", &digits, spec))
                 }
                 None => fail(format!("must be real number, not {}", value.type_name())),
             },
@@ -163,32 +165,34 @@ impl Machine<'_> {
         }
     }
 
-    /// `str`, `repr` or `ascii` of a value.
+    /// Converts a value by `str`, `repr` or `ascii`; `kind` is `s`, `r` or `a`.
     fn converted(&mut self, value: &Value, kind: char) -> Result<String, Error> {
         match (kind, value) {
-            ('s', _) => print::text(&mut self.limits, value),
+            ('s', _) => python_text::to_str(&mut self.limits, value),
             ('a', Value::Text(text)) => {
                 let mut out = String::new();
-                print::quote(&mut out, text, true);
+                python_text::push_quoted(&mut out, text, true);
                 Ok(out)
             }
-            _ => print::repr(&mut self.limits, value),
+            _ => python_text::repr(&mut self.limits, value),
         }
     }
 
-    /// `format.format(..)`.
-    pub(super) fn format_text(&mut self, format: &Arc<str>, given: Given) -> Result<Value, Error> {
-        self.limits.read(format.len())?;
+    /// Evaluates `format.format(..)`.
+    pub(super) fn format_text(&mut self, format: &Arc<str>, args: CallArguments) -> Result<Value, Error> {
+        self.limits.charge_read(format.len())?;
         let mut counter = Some(0);
-        let text = self.format_fields(format, &given, &mut counter, 3)?;
-        self.limits.build(text.len())?;
+        let text = self.format_fields(format, &args, &mut counter, 3)?;
+        self.limits.charge_text(text.len())?;
         Ok(Value::Text(text.into()))
     }
 
+    /// Formats the replacement fields of `format`. `counter` numbers fields without a name, `levels` bounds the
+    /// nesting of fields in specifications.
     fn format_fields(
         &mut self,
         format: &str,
-        given: &Given,
+        args: &CallArguments,
         counter: &mut Option<usize>,
         levels: usize,
     ) -> Result<String, Error> {
@@ -197,8 +201,8 @@ impl Machine<'_> {
         }
         let mut out = String::new();
         let mut rest = format;
-        while let Some(place) = rest.find(['{', '}']) {
-            let (before, after) = rest.split_at(place);
+        while let Some(position) = rest.find(['{', '}']) {
+            let (before, after) = rest.split_at(position);
             out.push_str(before);
             if after.starts_with("{{") || after.starts_with("}}") {
                 out.push_str(after.get(..1).unwrap_or_default());
@@ -208,7 +212,7 @@ impl Machine<'_> {
             if after.starts_with('}') {
                 return fail("Single '}' encountered in format string");
             }
-            let Some(end) = closing(after) else {
+            let Some(end) = closing_brace(after) else {
                 return fail("expected '}' before end of string");
             };
             let field = after.get(1..end).unwrap_or_default();
@@ -222,7 +226,7 @@ impl Machine<'_> {
                 }
                 None => (None, more.strip_prefix(':').unwrap_or_default()),
             };
-            let mut value = self.field(name, given, counter)?;
+            let mut value = self.field(name, args, counter)?;
             match conversion {
                 None => (),
                 Some("s") => value = Value::text(&self.converted(&value, 's')?),
@@ -230,17 +234,22 @@ impl Machine<'_> {
                 Some("a") => value = Value::text(&self.converted(&value, 'a')?),
                 Some(other) => return fail(format!("Unknown conversion specifier {other}")),
             }
-            let spec = self.format_fields(spec, given, counter, levels - 1)?;
+            let spec = self.format_fields(spec, args, counter, levels - 1)?;
             let text = self.format_value(&value, &spec)?;
-            self.limits.build(out.len().saturating_add(text.len()))?;
+            self.limits.charge_text(out.len().saturating_add(text.len()))?;
             out.push_str(&text);
         }
         out.push_str(rest);
         Ok(out)
     }
 
-    /// The value of a field: an argument, its attributes and items.
-    fn field(&mut self, path: &str, given: &Given, counter: &mut Option<usize>) -> Result<Value, Error> {
+    /// Returns the value of a replacement field: an argument, followed by attributes and items.
+    fn field(
+        &mut self,
+        path: &str,
+        args: &CallArguments,
+        counter: &mut Option<usize>,
+    ) -> Result<Value, Error> {
         let end = path.find(['.', '[']).unwrap_or(path.len());
         let (first, mut rest) = path.split_at(end);
         let index = if first.is_empty() {
@@ -262,8 +271,8 @@ impl Machine<'_> {
             number
         };
         let found = match index {
-            Some(index) => given.positional.get(index).cloned(),
-            None => given.named.iter().find(|(name, _)| **name == *first).map(|(_, value)| value.clone()),
+            Some(index) => args.positional.get(index).cloned(),
+            None => args.named.iter().find(|(name, _)| **name == *first).map(|(_, value)| value.clone()),
         };
         let Some(mut value) = found else {
             return fail(format!("Replacement field '{first}' has no argument"));
@@ -286,13 +295,13 @@ impl Machine<'_> {
         Ok(value)
     }
 
-    /// `format(value, spec)`.
+    /// Evaluates `format(value, spec)`.
     fn format_value(&mut self, value: &Value, spec: &str) -> Result<String, Error> {
         if spec.is_empty() {
-            return print::text(&mut self.limits, value);
+            return python_text::to_str(&mut self.limits, value);
         }
         let (mut spec, kind) = parse_spec(spec)?;
-        self.limits.build(spec.width.saturating_add(spec.precision.unwrap_or(0)).saturating_mul(4))?;
+        self.limits.charge_text(spec.width.saturating_add(spec.precision.unwrap_or(0)).saturating_mul(4))?;
         let unknown = |kind: char, value: &Value| {
             fail(format!("Unknown format code '{kind}' for object of type '{}'", value.type_name()))
         };
@@ -309,21 +318,21 @@ impl Machine<'_> {
                     spec.align = '<';
                     spec.fill = '0';
                 }
-                Ok(padded(&text, Spec { zero: false, ..spec }, '<'))
+                Ok(padded(&text, FormatSpec { zero: false, ..spec }, '<'))
             }
             Value::Bool(_) | Value::Int(_) => {
                 let whole = value.as_int().unwrap_or_default();
                 match kind {
                     None | Some('d' | 'n' | 'b' | 'o' | 'x' | 'X') => {
                         let kind = kind.filter(|kind| *kind != 'n').unwrap_or('d');
-                        let digits = whole_digits(whole.unsigned_abs(), kind);
+                        let digits = int_digits(whole.unsigned_abs(), kind);
                         let digits = grouped(&digits, spec.grouping, if kind == 'd' { 3 } else { 4 });
                         let prefix = if kind == 'b' && spec.alternate {
                             "0b".to_owned()
                         } else {
                             prefix(kind, spec.alternate)
                         };
-                        Ok(signed(whole < 0, &prefix, &digits, spec))
+                        Ok(with_sign(whole < 0, &prefix, &digits, spec))
                     }
                     Some('c') => match u32::try_from(whole).ok().and_then(char::from_u32) {
                         Some(character) => Ok(padded(&character.to_string(), spec, '<')),
@@ -337,9 +346,9 @@ impl Machine<'_> {
         }
     }
 
-    fn format_float(&mut self, value: &Value, kind: Option<char>, spec: Spec) -> Result<String, Error> {
-        if spec.precision.is_some_and(|digits| digits > PRECISION) {
-            return fail(format!("expected a precision of at most {PRECISION}"));
+    fn format_float(&mut self, value: &Value, kind: Option<char>, spec: FormatSpec) -> Result<String, Error> {
+        if spec.precision.is_some_and(|digits| digits > MAX_PRECISION) {
+            return fail(format!("expected a precision of at most {MAX_PRECISION}"));
         }
         let number = value.as_float().unwrap_or_default();
         let size = number.abs();
@@ -349,7 +358,7 @@ impl Machine<'_> {
                 float_digits(size, kind, spec.precision, spec.alternate)
             }
             None | Some('n') => match spec.precision {
-                None if kind.is_none() => print::float(size),
+                None if kind.is_none() => python_text::float_repr(size),
                 precision => {
                     let digits = float_digits(size, 'g', precision, spec.alternate);
                     let whole = kind.is_none() && size.is_finite() && !digits.contains(['.', 'e']);
@@ -363,17 +372,17 @@ impl Machine<'_> {
         };
         let (whole, fraction) = digits.split_at(digits.find(['.', 'e', '%']).unwrap_or(digits.len()));
         let digits = format!("{}{fraction}", grouped(whole, spec.grouping, 3));
-        Ok(signed(number.is_sign_negative() && !number.is_nan(), "", &digits, spec))
+        Ok(with_sign(number.is_sign_negative() && !number.is_nan(), "", &digits, spec))
     }
 }
 
-/// The end of a field that begins with a brace.
-fn closing(text: &str) -> Option<usize> {
+/// Finds the brace that closes the field at the start of `text`.
+fn closing_brace(text: &str) -> Option<usize> {
     let mut depth = 0_usize;
-    for (place, character) in text.char_indices() {
+    for (position, character) in text.char_indices() {
         match character {
             '{' => depth += 1,
-            '}' if depth == 1 => return Some(place),
+            '}' if depth == 1 => return Some(position),
             '}' => depth -= 1,
             _ => (),
         }
@@ -381,19 +390,20 @@ fn closing(text: &str) -> Option<usize> {
     None
 }
 
-/// Digits at the start of `rest`, which are taken off.
-fn digits(rest: &mut &str) -> Result<Option<usize>, Error> {
+/// Takes the digits at the start of `rest` as a number.
+fn take_digits(rest: &mut &str) -> Result<Option<usize>, Error> {
     let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
-    if end > WIDTH {
-        return fail(format!("expected format widths of at most {WIDTH} digits"));
+    if end > MAX_WIDTH_DIGITS {
+        return fail(format!("expected format widths of at most {MAX_WIDTH_DIGITS} digits"));
     }
     let (digits, after) = rest.split_at(end);
     *rest = after;
     Ok(digits.parse().ok())
 }
 
-fn parse_spec(text: &str) -> Result<(Spec, Option<char>), Error> {
-    let mut spec = Spec::default();
+/// Parses a format specification and its type.
+fn parse_spec(text: &str) -> Result<(FormatSpec, Option<char>), Error> {
+    let mut spec = FormatSpec::default();
     let mut rest = text;
     let mut characters = text.chars();
     let (first, second) = (characters.next(), characters.next());
@@ -416,14 +426,14 @@ fn parse_spec(text: &str) -> Result<(Spec, Option<char>), Error> {
         spec.zero = true;
         rest = after;
     }
-    spec.width = digits(&mut rest)?.unwrap_or(0);
+    spec.width = take_digits(&mut rest)?.unwrap_or(0);
     if let Some(grouping @ (',' | '_')) = rest.chars().next() {
         spec.grouping = Some(grouping);
         rest = rest.get(1..).unwrap_or_default();
     }
     if let Some(after) = rest.strip_prefix('.') {
         rest = after;
-        spec.precision = digits(&mut rest)?;
+        spec.precision = take_digits(&mut rest)?;
         if spec.precision.is_none() {
             return fail("Format specifier missing precision");
         }
@@ -436,7 +446,7 @@ fn parse_spec(text: &str) -> Result<(Spec, Option<char>), Error> {
     Ok((spec, kind))
 }
 
-fn whole_digits(number: u128, kind: char) -> String {
+fn int_digits(number: u128, kind: char) -> String {
     match kind {
         'x' => format!("{number:x}"),
         'X' => format!("{number:X}"),
@@ -450,8 +460,8 @@ fn prefix(kind: char, alternate: bool) -> String {
     if alternate && "xXo".contains(kind) { format!("0{kind}") } else { String::new() }
 }
 
-/// Digits with their sign and prefix, as wide as they have to be.
-fn signed(negative: bool, prefix: &str, digits: &str, spec: Spec) -> String {
+/// Adds sign, prefix and padding to digits.
+fn with_sign(negative: bool, prefix: &str, digits: &str, spec: FormatSpec) -> String {
     let sign = match (negative, spec.sign) {
         (true, _) => "-",
         (false, '+') => "+",

@@ -1,92 +1,105 @@
-//! JSON as Python's `json.dumps` writes it, with the arguments of transformers' `tojson`.
+//! Filter `tojson` of transformers, which writes JSON as Python's `json.dumps`.
 
-use super::calls::Given;
+use super::calls::CallArguments;
 use super::error::{Error, fail};
-use super::limits::OUTPUT;
-use super::machine::Machine;
-use super::print::float;
+use super::limits::MAX_TEXT_BYTES;
+use super::python_text::float_repr;
+use super::renderer::Renderer;
 use super::value::{Map, Value};
 
-/// Bytes of what stands between the parts of JSON.
-const SEPARATOR: usize = 64;
+/// Longest indent or separator in bytes.
+const MAX_SEPARATOR_BYTES: usize = 64;
 
-struct Style {
+/// Layout of the text.
+struct JsonStyle {
     ascii: bool,
-    /// Indent of one level of nesting; everything on one line without.
+    /// Indent of one level of nesting; without it, the text is a single line.
     indent: Option<String>,
     between_items: String,
     after_key: String,
     sort_keys: bool,
 }
 
-/// `tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`: no escaping of
-/// HTML, unlike Jinja2's own.
-pub(super) fn to_json(machine: &mut Machine<'_>, value: &Value, given: Given) -> Result<Value, Error> {
+/// Evaluates `tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`, which does
+/// not escape HTML, unlike Jinja2's own filter.
+pub(super) fn to_json(
+    renderer: &mut Renderer<'_>,
+    value: &Value,
+    args: CallArguments,
+) -> Result<Value, Error> {
     let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
-    let [ascii, indent, separators, sort_keys] = given.bind("tojson", names, 0)?;
+    let [ascii, indent, separators, sort_keys] = args.bind("tojson", names, 0)?;
     let indent = match indent {
         None | Some(Value::None) => None,
         Some(Value::Text(indent)) => Some(indent.to_string()),
         Some(indent) => match indent.as_int() {
-            Some(width) => {
-                Some(" ".repeat(usize::try_from(width.max(0)).unwrap_or(usize::MAX).min(SEPARATOR + 1)))
-            }
+            Some(width) => Some(
+                " ".repeat(usize::try_from(width.max(0)).unwrap_or(usize::MAX).min(MAX_SEPARATOR_BYTES + 1)),
+            ),
             None => return fail("tojson: expected an indent that is a number or a text"),
         },
     };
     let (between_items, after_key) = match separators {
         None | Some(Value::None) if indent.is_some() => (",".into(), ": ".into()),
         None | Some(Value::None) => (", ".into(), ": ".into()),
-        Some(separators) => match machine.iterate(&separators)?.as_slice() {
+        Some(separators) => match renderer.iterate(&separators)?.as_slice() {
             [Value::Text(items), Value::Text(key)] => (items.to_string(), key.to_string()),
             _ => return fail("tojson: expected two separators"),
         },
     };
-    let truth = |value: Option<Value>| value.is_some_and(|value| value.truth());
-    let style = Style { ascii: truth(ascii), indent, between_items, after_key, sort_keys: truth(sort_keys) };
+    let is_truthy = |value: Option<Value>| value.is_some_and(|value| value.is_truthy());
+    let style = JsonStyle {
+        ascii: is_truthy(ascii),
+        indent,
+        between_items,
+        after_key,
+        sort_keys: is_truthy(sort_keys),
+    };
     let texts = [style.indent.as_deref().unwrap_or_default(), &style.between_items, &style.after_key];
-    if texts.iter().any(|text| text.len() > SEPARATOR) {
-        return fail(format!("tojson: expected indent and separators of at most {SEPARATOR} bytes"));
+    if texts.iter().any(|text| text.len() > MAX_SEPARATOR_BYTES) {
+        return fail(format!(
+            "tojson: expected indent and separators of at most {MAX_SEPARATOR_BYTES} bytes"
+        ));
     }
     let mut out = String::new();
-    put(machine, &mut out, value, &style, 0)?;
-    machine.limits.build(out.len())?;
+    write_json(renderer, &mut out, value, &style, 0)?;
+    renderer.limits.charge_text(out.len())?;
     Ok(Value::Text(out.into()))
 }
 
-fn put(
-    machine: &mut Machine<'_>,
+fn write_json(
+    renderer: &mut Renderer<'_>,
     out: &mut String,
     value: &Value,
-    style: &Style,
+    style: &JsonStyle,
     level: usize,
 ) -> Result<(), Error> {
-    machine.limits.look(level)?;
-    if out.len() > OUTPUT {
-        return fail(format!("a text would be longer than {OUTPUT} bytes"));
+    renderer.limits.charge_visit(level)?;
+    if out.len() > MAX_TEXT_BYTES {
+        return fail(format!("a text would be longer than {MAX_TEXT_BYTES} bytes"));
     }
     match value {
         Value::None => out.push_str("null"),
         Value::Bool(flag) => out.push_str(if *flag { "true" } else { "false" }),
         Value::Int(number) => out.push_str(&number.to_string()),
         Value::Float(number) => out.push_str(&number_text(*number)),
-        Value::Text(text) => put_text(out, text, style.ascii),
+        Value::Text(text) => write_text(out, text, style.ascii),
         Value::List(items) | Value::Tuple(items) => {
             out.push('[');
             for (number, item) in items.iter().enumerate() {
                 begin_item(out, style, level, number);
-                put(machine, out, item, style, level + 1)?;
+                write_json(renderer, out, item, style, level + 1)?;
             }
             end_items(out, style, level, items.len());
             out.push(']');
         }
         Value::Map(map) => {
             out.push('{');
-            for (number, (key, item)) in ordered(map, style.sort_keys)?.into_iter().enumerate() {
+            for (number, (key, item)) in sorted_entries(map, style.sort_keys)?.into_iter().enumerate() {
                 begin_item(out, style, level, number);
-                put_text(out, &key, style.ascii);
+                write_text(out, &key, style.ascii);
                 out.push_str(&style.after_key);
-                put(machine, out, item, style, level + 1)?;
+                write_json(renderer, out, item, style, level + 1)?;
             }
             end_items(out, style, level, map.len());
             out.push('}');
@@ -98,21 +111,21 @@ fn put(
     Ok(())
 }
 
-fn new_line(out: &mut String, style: &Style, level: usize) {
+fn new_line(out: &mut String, style: &JsonStyle, level: usize) {
     if let Some(indent) = &style.indent {
         out.push('\n');
         out.push_str(&indent.repeat(level));
     }
 }
 
-fn begin_item(out: &mut String, style: &Style, level: usize, number: usize) {
+fn begin_item(out: &mut String, style: &JsonStyle, level: usize, number: usize) {
     if number > 0 {
         out.push_str(&style.between_items);
     }
     new_line(out, style, level + 1);
 }
 
-fn end_items(out: &mut String, style: &Style, level: usize, count: usize) {
+fn end_items(out: &mut String, style: &JsonStyle, level: usize, count: usize) {
     if count > 0 {
         new_line(out, style, level);
     }
@@ -124,12 +137,12 @@ fn number_text(number: f64) -> String {
     } else if number.is_infinite() {
         if number > 0.0 { "Infinity" } else { "-Infinity" }.to_owned()
     } else {
-        float(number)
+        float_repr(number)
     }
 }
 
-/// Entries with their keys as texts, sorted on demand.
-fn ordered(map: &Map, sort: bool) -> Result<Vec<(String, &Value)>, Error> {
+/// Returns entries with their keys as texts, sorted by key if `sort`.
+fn sorted_entries(map: &Map, sort: bool) -> Result<Vec<(String, &Value)>, Error> {
     let mut entries = Vec::with_capacity(map.len());
     for (key, value) in map.entries() {
         let text = match key {
@@ -155,7 +168,7 @@ fn ordered(map: &Map, sort: bool) -> Result<Vec<(String, &Value)>, Error> {
     Ok(entries)
 }
 
-fn put_text(out: &mut String, text: &str, ascii: bool) {
+fn write_text(out: &mut String, text: &str, ascii: bool) {
     out.push('"');
     for character in text.chars() {
         match character {

@@ -1,4 +1,4 @@
-//! Splits a template into text and tokens, as Jinja2's `lexer.py` with `trim_blocks` and `lstrip_blocks`.
+//! Lexer of templates, as Jinja2's `lexer.py` with `trim_blocks` and `lstrip_blocks`.
 
 use std::sync::Arc;
 
@@ -18,12 +18,13 @@ pub(super) enum Token {
     Operator(&'static str),
 }
 
-/// Longest first.
+/// Operators, the longer ones first.
 const OPERATORS: [&str; 26] = [
     "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<",
     "=", ".", ":", "|", ",", ";",
 ];
 
+/// Reports if a character is white space in Python.
 pub(super) fn is_space(character: char) -> bool {
     character.is_whitespace() || ('\x1c'..='\x1f').contains(&character)
 }
@@ -31,31 +32,34 @@ pub(super) fn is_space(character: char) -> bool {
 struct Lexer<'a> {
     rest: &'a str,
     line: u32,
-    /// The text before ended a line.
-    line_starting: bool,
-    /// The character before is a dot.
-    behind_dot: bool,
+    /// Reports if the last skipped character ended a line.
+    at_line_start: bool,
+    /// Reports if the last skipped character is a dot.
+    after_dot: bool,
     tokens: Vec<(Token, u32)>,
 }
 
-/// The tokens of `source` with their lines.
-pub(super) fn tokens(source: &str) -> Result<Vec<(Token, u32)>, Error> {
+/// Splits `source` into tokens with their lines.
+///
+/// # Errors
+/// A tag, comment, text or number is malformed.
+pub(super) fn tokenize(source: &str) -> Result<Vec<(Token, u32)>, Error> {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let source = source.strip_suffix('\n').unwrap_or(&source);
     let mut lexer =
-        Lexer { rest: source, line: 1, line_starting: true, behind_dot: false, tokens: Vec::new() };
+        Lexer { rest: source, line: 1, at_line_start: true, after_dot: false, tokens: Vec::new() };
     lexer.template()?;
     Ok(lexer.tokens)
 }
 
 impl Lexer<'_> {
-    /// Goes on by `bytes`.
+    /// Skips `bytes` of the source and counts their lines.
     fn skip(&mut self, bytes: usize) {
         let (before, rest) = self.rest.split_at_checked(bytes).unwrap_or((self.rest, ""));
         self.line += u32::try_from(before.matches('\n').count()).unwrap_or(0);
         if let Some(last) = before.chars().last() {
-            self.line_starting = last == '\n';
-            self.behind_dot = last == '.';
+            self.at_line_start = last == '\n';
+            self.after_dot = last == '.';
         }
         self.rest = rest;
     }
@@ -68,16 +72,17 @@ impl Lexer<'_> {
         Err(Error::at(message, self.line))
     }
 
-    /// Text up to a tag that begins with `sign`.
-    fn data(&mut self, text: &str, sign: Option<char>, variable: bool) {
+    /// Adds the text before a tag, stripped as the tag's `sign` says. Tags of variables do not strip it by
+    /// themselves.
+    fn push_data(&mut self, text: &str, sign: Option<char>, variable: bool) {
         let kept = match sign {
             Some('-') => text.trim_end_matches(is_space),
             Some(_) => text,
             None if variable => text,
             None => {
-                let last_line = text.rfind('\n').map_or(0, |place| place + 1);
+                let last_line = text.rfind('\n').map_or(0, |position| position + 1);
                 let (before, line) = text.split_at(last_line);
-                if (last_line > 0 || self.line_starting) && line.chars().all(is_space) {
+                if (last_line > 0 || self.at_line_start) && line.chars().all(is_space) {
                     before
                 } else {
                     text
@@ -92,31 +97,31 @@ impl Lexer<'_> {
 
     fn template(&mut self) -> Result<(), Error> {
         loop {
-            let tag = self.rest.match_indices('{').find_map(|(place, _)| {
-                let kind = self.rest.get(place + 1..)?.chars().next()?;
-                "%#{".contains(kind).then_some((place, kind))
+            let tag = self.rest.match_indices('{').find_map(|(position, _)| {
+                let kind = self.rest.get(position + 1..)?.chars().next()?;
+                "%#{".contains(kind).then_some((position, kind))
             });
-            let Some((place, kind)) = tag else {
+            let Some((position, kind)) = tag else {
                 if !self.rest.is_empty() {
                     self.tokens.push((Token::Data(self.rest.to_owned()), self.line));
                 }
                 return Ok(());
             };
-            let (text, tag) = self.rest.split_at(place);
+            let (text, tag) = self.rest.split_at(position);
             let sign = tag.get(2..).and_then(|tag| tag.chars().next()).filter(|sign| "-+".contains(*sign));
-            self.data(text, sign, kind == '{');
+            self.push_data(text, sign, kind == '{');
             self.skip(2 + usize::from(sign.is_some()));
             match kind {
                 '#' => self.comment()?,
                 '{' => self.tag(Token::VariableBegin, Token::VariableEnd)?,
-                _ if self.raw_begins() => self.raw()?,
+                _ if self.starts_raw() => self.raw()?,
                 _ => self.tag(Token::BlockBegin, Token::BlockEnd)?,
             }
         }
     }
 
-    /// Goes on behind the end of a block's tag, where it is here.
-    fn block_end(&mut self, end: &str) -> bool {
+    /// Skips the end of a block's tag with the white space that it strips; returns false if it is not here.
+    fn skip_block_end(&mut self, end: &str) -> bool {
         if let Some(rest) = self.rest.strip_prefix('-').and_then(|rest| rest.strip_prefix(end)) {
             self.skip(self.rest.len() - rest.len());
             self.skip_space();
@@ -134,14 +139,14 @@ impl Lexer<'_> {
         let Some(end) = self.rest.find("#}") else {
             return self.fail("missing end of comment tag");
         };
-        // The sign belongs to the end.
+        // A sign before the end is a part of the end.
         let sign = self.rest.get(..end).is_some_and(|comment| comment.ends_with(['-', '+']));
         self.skip(end - usize::from(sign));
-        self.block_end("#}");
+        self.skip_block_end("#}");
         Ok(())
     }
 
-    fn raw_begins(&self) -> bool {
+    fn starts_raw(&self) -> bool {
         let Some(rest) = self.rest.trim_start_matches(is_space).strip_prefix("raw") else {
             return false;
         };
@@ -156,8 +161,8 @@ impl Lexer<'_> {
         if strips {
             self.skip_space();
         }
-        for (place, _) in self.rest.match_indices("{%") {
-            let (text, tag) = self.rest.split_at(place);
+        for (position, _) in self.rest.match_indices("{%") {
+            let (text, tag) = self.rest.split_at(position);
             let tag = tag.get(2..).unwrap_or_default();
             let sign = tag.chars().next().filter(|sign| "-+".contains(*sign));
             let inner = tag.strip_prefix(['-', '+']).unwrap_or(tag).trim_start_matches(is_space);
@@ -167,9 +172,9 @@ impl Lexer<'_> {
             let inner = inner.trim_start_matches(is_space);
             if ["%}", "-%}", "+%}"].iter().any(|end| inner.starts_with(end)) {
                 let left = inner.len();
-                self.data(text, sign, false);
+                self.push_data(text, sign, false);
                 self.skip(self.rest.len() - left);
-                self.block_end("%}");
+                self.skip_block_end("%}");
                 return Ok(());
             }
         }
@@ -180,11 +185,11 @@ impl Lexer<'_> {
         self.tokens.push((begin, self.line));
         let mut open: Vec<&'static str> = Vec::new();
         loop {
-            if open.is_empty() && self.tag_end(&end) {
+            if open.is_empty() && self.take_tag_end(&end) {
                 return Ok(());
             }
             self.skip_space();
-            if open.is_empty() && self.tag_end(&end) {
+            if open.is_empty() && self.take_tag_end(&end) {
                 return Ok(());
             }
             let line = self.line;
@@ -221,10 +226,10 @@ impl Lexer<'_> {
         }
     }
 
-    fn tag_end(&mut self, end: &Token) -> bool {
+    fn take_tag_end(&mut self, end: &Token) -> bool {
         let line = self.line;
         let ends = if *end == Token::BlockEnd {
-            self.block_end("%}")
+            self.skip_block_end("%}")
         } else if self.rest.starts_with("-}}") {
             self.skip(3);
             self.skip_space();
@@ -241,8 +246,8 @@ impl Lexer<'_> {
         ends
     }
 
-    /// Digits of a base, with single underscores between them.
-    fn digits(text: &str, base: u32) -> usize {
+    /// Counts the characters of a number: digits of a base with single underscores between them.
+    fn count_digits(text: &str, base: u32) -> usize {
         let mut length = 0;
         let mut characters = text.chars().peekable();
         while let Some(character) = characters.next() {
@@ -265,18 +270,18 @@ impl Lexer<'_> {
             _ => 10,
         };
         let start = if base == 10 { 0 } else { 2 };
-        let from = |place: usize| self.rest.get(place..).unwrap_or_default();
-        let whole = start + Self::digits(from(start), base);
-        // In `x.0.1`, two items are named.
-        if base == 10 && !self.behind_dot {
+        let from = |position: usize| self.rest.get(position..).unwrap_or_default();
+        let whole = start + Self::count_digits(from(start), base);
+        // `x.0.1` has two items, not the number 0.1.
+        if base == 10 && !self.after_dot {
             let mut end = whole;
             if let Some(fraction) = from(whole).strip_prefix('.') {
-                let digits = Self::digits(fraction, 10);
+                let digits = Self::count_digits(fraction, 10);
                 end += if digits > 0 { digits + 1 } else { 0 };
             }
             if let Some(exponent) = from(end).strip_prefix(['e', 'E']) {
                 let sign = usize::from(exponent.starts_with(['+', '-']));
-                let digits = Self::digits(exponent.get(sign..).unwrap_or_default(), 10);
+                let digits = Self::count_digits(exponent.get(sign..).unwrap_or_default(), 10);
                 end += if digits > 0 { 1 + sign + digits } else { 0 };
             }
             if end > whole {
@@ -307,7 +312,7 @@ impl Lexer<'_> {
             return self.fail("unexpected end of template in a string");
         };
         let inner = self.rest.get(1..end).unwrap_or_default();
-        let text = match unescaped(inner) {
+        let text = match unescape(inner) {
             Some(text) => text,
             None => return self.fail("invalid escape in a string"),
         };
@@ -316,13 +321,13 @@ impl Lexer<'_> {
     }
 }
 
-/// Python's escapes; what is none stays as it is.
-fn unescaped(inner: &str) -> Option<String> {
+/// Resolves Python's escapes; an unknown escape stays as it is, a malformed one gives `None`.
+fn unescape(inner: &str) -> Option<String> {
     let mut out = String::with_capacity(inner.len());
     let mut rest = inner;
-    while let Some(place) = rest.find('\\') {
-        out.push_str(rest.get(..place)?);
-        let mut after = rest.get(place + 1..)?.chars();
+    while let Some(position) = rest.find('\\') {
+        out.push_str(rest.get(..position)?);
+        let mut after = rest.get(position + 1..)?.chars();
         let kind = after.next()?;
         rest = after.as_str();
         let mut code = |digits: usize| {

@@ -1,12 +1,12 @@
-//! Digits of numbers as Python's formats write them.
+//! Digits and padding of Python's formats.
 
-use super::print::exponent;
+use super::python_text::python_exponent;
 
-/// How a value is formatted.
+/// Format specification of a value.
 #[derive(Clone, Copy)]
-pub(super) struct Spec {
+pub(super) struct FormatSpec {
     pub(super) fill: char,
-    /// `<`, `>`, `^` or `=`; zero where it is not said.
+    /// Alignment `<`, `>`, `^` or `=`; the character zero if the specification has none.
     pub(super) align: char,
     pub(super) sign: char,
     pub(super) alternate: bool,
@@ -16,7 +16,7 @@ pub(super) struct Spec {
     pub(super) precision: Option<usize>,
 }
 
-impl Default for Spec {
+impl Default for FormatSpec {
     fn default() -> Self {
         Self {
             fill: ' ',
@@ -31,8 +31,8 @@ impl Default for Spec {
     }
 }
 
-/// `text`, filled up to its width.
-pub(super) fn padded(text: &str, spec: Spec, default: char) -> String {
+/// Pads `text` to the width of `spec`; `default` is the alignment if `spec` has none.
+pub(super) fn padded(text: &str, spec: FormatSpec, default: char) -> String {
     let missing = spec.width.saturating_sub(text.chars().count());
     let fill = |count: usize| String::from(spec.fill).repeat(count);
     match if spec.align == '\0' { default } else { spec.align } {
@@ -42,15 +42,15 @@ pub(super) fn padded(text: &str, spec: Spec, default: char) -> String {
     }
 }
 
-/// Digits in groups.
+/// Separates digits into groups of `size`, counted from the end.
 pub(super) fn grouped(digits: &str, separator: Option<char>, size: usize) -> String {
     let Some(separator) = separator else {
         return digits.to_owned();
     };
     let count = digits.chars().count();
     let mut out = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (count - place).is_multiple_of(size) {
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (count - index).is_multiple_of(size) {
             out.push(separator);
         }
         out.push(digit);
@@ -58,7 +58,7 @@ pub(super) fn grouped(digits: &str, separator: Option<char>, size: usize) -> Str
     out
 }
 
-/// The digits of a number that is not negative, in one of C's formats.
+/// Formats a number that is not negative by one of C's formats: `e`, `f` or `g`, or upper case.
 pub(super) fn float_digits(number: f64, kind: char, precision: Option<usize>, alternate: bool) -> String {
     let upper = kind.is_ascii_uppercase();
     let letter = if upper { 'E' } else { 'e' };
@@ -70,7 +70,7 @@ pub(super) fn float_digits(number: f64, kind: char, precision: Option<usize>, al
     let with_point = |text: String| if alternate && precision == 0 { format!("{text}.") } else { text };
     match kind.to_ascii_lowercase() {
         'f' => with_point(format!("{number:.precision$}")),
-        'e' => exponent(&format!("{number:.precision$e}"), letter),
+        'e' => python_exponent(&format!("{number:.precision$e}"), letter),
         _ => {
             let significant = precision.max(1);
             let text = format!("{number:.*e}", significant - 1);
@@ -85,7 +85,7 @@ pub(super) fn float_digits(number: f64, kind: char, precision: Option<usize>, al
             };
             if power < -4 || power >= most {
                 let (digits, power) = text.split_once('e').unwrap_or((&text, "0"));
-                return exponent(&format!("{}e{power}", trimmed(digits)), letter);
+                return python_exponent(&format!("{}e{power}", trimmed(digits)), letter);
             }
             let decimals = usize::try_from(most - 1 - power).unwrap_or(0);
             trimmed(&format!("{number:.decimals$}"))

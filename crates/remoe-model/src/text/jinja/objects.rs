@@ -1,4 +1,4 @@
-//! Values beyond Python's plain ones: what Jinja2 and its filters hand to templates.
+//! Objects of Jinja2 and of its functions and filters, beyond plain Python values.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -7,55 +7,55 @@ use std::sync::Arc;
 use super::error::{Error, fail};
 use super::value::{Items, Map, Value};
 
-/// An object of a template.
+/// Object that a template can use but not write as a literal.
 #[derive(Debug)]
 pub(super) enum Object {
-    /// Items that can be gone over once.
+    /// Items that can be iterated once, in reverse order.
     Generator(RefCell<Items>),
     /// `dict.keys()`, `.values()` and `.items()`.
-    View(View, Rc<Map>),
-    Range(Range),
+    View(DictView, Rc<Map>),
+    Range(RangeObject),
     Namespace(RefCell<Map>),
     Cycler(Items, Cell<usize>),
     Joiner(Value, Cell<bool>),
-    /// A macro by its number, and the scope that it was made in.
+    /// Macro by its index, the scope of its definition, and its name.
     Macro(usize, usize, Arc<str>),
-    /// A function of the environment.
+    /// Function of the environment.
     Function(&'static str),
-    /// A text that `safe` or `escape` has marked: what is added to it is escaped.
+    /// Text that `safe` or `escape` has marked; text that is added to it is escaped.
     Markup(Arc<str>),
-    /// A method of a value.
+    /// Method of a value, by its name.
     Method(Value, Arc<str>),
-    Loop(Loop),
+    Loop(LoopState),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum View {
+pub(super) enum DictView {
     Keys,
     Values,
     Items,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Range {
+pub(super) struct RangeObject {
     pub(super) start: i128,
     pub(super) stop: i128,
     pub(super) step: i128,
     pub(super) length: usize,
 }
 
-/// The variable `loop`.
+/// State behind the variable `loop`.
 #[derive(Debug)]
-pub(super) struct Loop {
+pub(super) struct LoopState {
     pub(super) items: Rc<Items>,
     pub(super) index: Cell<usize>,
     pub(super) depth: usize,
-    /// The number of the recursive loop that calls go to.
+    /// Index of the recursive loop that a call of `loop` runs again.
     pub(super) recursive: Option<usize>,
     pub(super) changed: RefCell<Option<Vec<Value>>>,
 }
 
-impl View {
+impl DictView {
     pub(super) fn type_name(self) -> &'static str {
         match self {
             Self::Keys => "dict_keys",
@@ -74,7 +74,7 @@ impl View {
     }
 }
 
-impl Range {
+impl RangeObject {
     pub(super) fn get(&self, index: usize) -> Value {
         Value::Int(self.start + self.step * i128::try_from(index).unwrap_or(0))
     }
@@ -84,20 +84,20 @@ impl Range {
     }
 }
 
-impl Loop {
-    /// An attribute of `loop`.
+impl LoopState {
+    /// Returns an attribute of `loop`.
     pub(super) fn attribute(&self, name: &str) -> Option<Value> {
         let (index, length) = (self.index.get(), self.items.len());
         Some(match name {
-            "index" => Value::count(index + 1),
-            "index0" => Value::count(index),
-            "revindex" => Value::count(length.saturating_sub(index)),
-            "revindex0" => Value::count(length.saturating_sub(index + 1)),
+            "index" => Value::from_count(index + 1),
+            "index0" => Value::from_count(index),
+            "revindex" => Value::from_count(length.saturating_sub(index)),
+            "revindex0" => Value::from_count(length.saturating_sub(index + 1)),
             "first" => Value::Bool(index == 0),
             "last" => Value::Bool(index + 1 >= length),
-            "length" => Value::count(length),
-            "depth" => Value::count(self.depth + 1),
-            "depth0" => Value::count(self.depth),
+            "length" => Value::from_count(length),
+            "depth" => Value::from_count(self.depth + 1),
+            "depth0" => Value::from_count(self.depth),
             "previtem" => match index.checked_sub(1).and_then(|previous| self.items.get(previous)) {
                 Some(item) => item.clone(),
                 None => Value::undefined("there is no previous item"),
@@ -112,8 +112,9 @@ impl Loop {
 }
 
 impl Object {
+    /// Creates a generator of `items`.
     pub(super) fn generator(mut items: Vec<Value>) -> Value {
-        // The next one is the last.
+        // Reversed, so that the next item is the last one.
         items.reverse();
         Value::object(Self::Generator(RefCell::new(Items::new(items))))
     }
@@ -134,7 +135,7 @@ impl Object {
         }
     }
 
-    /// Length, where Python has one.
+    /// Returns the length, if the Python object has one.
     pub(super) fn length(&self) -> Option<usize> {
         match self {
             Self::View(_, map) => Some(map.len()),
@@ -145,7 +146,7 @@ impl Object {
         }
     }
 
-    /// Levels of containers. A namespace counts as none: [`Limits::keep`](super::limits::Limits::keep) bounds
+    /// Returns the levels of containers. A namespace counts as none: [`Limits::check_stored`](super::limits::Limits::check_stored) bounds
     /// what it holds.
     pub(super) fn depth(&self) -> usize {
         match self {
@@ -170,8 +171,14 @@ impl Object {
         }
     }
 
-    /// Shows `look` the values that it holds, where it may be kept in a namespace.
-    pub(super) fn kept(&self, look: &mut dyn FnMut(&Value) -> Result<(), Error>) -> Result<(), Error> {
+    /// Passes the values that the object holds to `look`.
+    ///
+    /// # Errors
+    /// The object must not be stored in a namespace, or `look` fails.
+    pub(super) fn visit_stored(
+        &self,
+        look: &mut dyn FnMut(&Value) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         match self {
             Self::Namespace(_) => fail("a namespace cannot be put into a namespace"),
             Self::Loop(_) => fail("a loop cannot be put into a namespace, or into `loop.changed`"),

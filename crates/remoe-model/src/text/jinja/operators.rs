@@ -4,40 +4,40 @@ use std::cmp::Ordering;
 
 use super::ast::{Comparison, Operator};
 use super::error::{Error, fail};
-use super::filters::texts::escaped;
+use super::filters::texts::html_escaped;
 use super::limits::Limits;
-use super::machine::Machine;
 use super::objects::Object;
+use super::renderer::Renderer;
 use super::value::Value;
 
-impl Machine<'_> {
+impl Renderer<'_> {
     pub(super) fn binary(&mut self, operator: Operator, a: &Value, b: &Value) -> Result<Value, Error> {
-        defined(a)?;
-        if let Some(value) = self.with_marks(operator, a, b)? {
+        expect_defined(a)?;
+        if let Some(value) = self.operate_on_markup(operator, a, b)? {
             return Ok(value);
         }
-        let (a, b) = (&a.clone().plain(), &b.clone().plain());
+        let (a, b) = (&a.clone().without_markup(), &b.clone().without_markup());
         if let (Operator::Mod, Value::Text(format)) = (operator, a) {
-            return self.percent(format, b);
+            return self.format_percent(format, b);
         }
-        defined(b)?;
+        expect_defined(b)?;
         if let (Some(a), Some(b)) = (a.as_int(), b.as_int()) {
-            return whole(operator, a, b);
+            return int_operation(operator, a, b);
         }
         if let (Some(a), Some(b)) = (a.as_float(), b.as_float()) {
-            return floating(operator, a, b);
+            return float_operation(operator, a, b);
         }
         match (operator, a, b) {
             (Operator::Add, Value::Text(left), Value::Text(right)) => {
-                self.limits.build(left.len() + right.len())?;
+                self.limits.charge_text(left.len() + right.len())?;
                 Ok(Value::Text(format!("{left}{right}").into()))
             }
             (Operator::Add, Value::List(left), Value::List(right)) => {
-                self.limits.build_list(left.len() + right.len())?;
+                self.limits.charge_list(left.len() + right.len())?;
                 Ok(Value::list(left.iter().chain(&**right).cloned().collect()))
             }
             (Operator::Add, Value::Tuple(left), Value::Tuple(right)) => {
-                self.limits.build_list(left.len() + right.len())?;
+                self.limits.charge_list(left.len() + right.len())?;
                 Ok(Value::tuple(left.iter().chain(&**right).cloned().collect()))
             }
             (Operator::Mul, value, times) | (Operator::Mul, times, value)
@@ -49,28 +49,35 @@ impl Machine<'_> {
         }
     }
 
-    /// An operation on a text that `safe` or `escape` has marked: the result is marked, other texts are escaped.
-    fn with_marks(&mut self, operator: Operator, a: &Value, b: &Value) -> Result<Option<Value>, Error> {
-        let marks = |value| marked(value).is_some_and(|(_, safe)| safe);
-        if !marks(a) && !marks(b) {
+    /// Evaluates an operator with a marked text: the result is marked, unmarked texts are escaped. `None` if no operand
+    /// is marked.
+    fn operate_on_markup(
+        &mut self,
+        operator: Operator,
+        a: &Value,
+        b: &Value,
+    ) -> Result<Option<Value>, Error> {
+        let is_marked = |value| text_and_mark(value).is_some_and(|(_, safe)| safe);
+        if !is_marked(a) && !is_marked(b) {
             return Ok(None);
         }
-        match (operator, marked(a), marked(b)) {
+        match (operator, text_and_mark(a), text_and_mark(b)) {
             (Operator::Add, Some(left), Some(right)) => {
                 let mut escape = |(text, safe): (&str, bool)| {
-                    if safe { Ok(text.to_owned()) } else { escaped(&mut self.limits, text) }
+                    if safe { Ok(text.to_owned()) } else { html_escaped(&mut self.limits, text) }
                 };
                 let (left, right) = (escape(left)?, escape(right)?);
-                self.limits.build(left.len() + right.len())?;
+                self.limits.charge_text(left.len() + right.len())?;
                 Ok(Some(Value::markup(left + &right)))
             }
             (Operator::Mul, ..) => {
-                let repeated = self.binary(operator, &a.clone().plain(), &b.clone().plain())?;
+                let repeated =
+                    self.binary(operator, &a.clone().without_markup(), &b.clone().without_markup())?;
                 Ok(repeated.as_text().map(Value::markup))
             }
             (Operator::Mod, Some((format, true)), _) => {
                 let mut escape = |value: &Value| match value {
-                    Value::Text(text) => Ok(Value::Text(escaped(&mut self.limits, text)?.into())),
+                    Value::Text(text) => Ok(Value::Text(html_escaped(&mut self.limits, text)?.into())),
                     other => Ok(other.clone()),
                 };
                 let values = match b {
@@ -79,7 +86,7 @@ impl Machine<'_> {
                     }
                     other => escape(other)?,
                 };
-                let text = self.percent(format, &values.plain())?;
+                let text = self.format_percent(format, &values.without_markup())?;
                 Ok(text.as_text().map(Value::markup))
             }
             _ => Ok(None),
@@ -90,11 +97,11 @@ impl Machine<'_> {
         let times = usize::try_from(times.max(0)).unwrap_or(usize::MAX);
         match value {
             Value::Text(text) => {
-                self.limits.build(text.len().saturating_mul(times))?;
+                self.limits.charge_text(text.len().saturating_mul(times))?;
                 Ok(Value::Text(text.repeat(times).into()))
             }
             Value::List(items) | Value::Tuple(items) => {
-                self.limits.build_list(items.len().saturating_mul(times))?;
+                self.limits.charge_list(items.len().saturating_mul(times))?;
                 let times = if items.is_empty() { 0 } else { times };
                 let repeated = (0..times).flat_map(|_| items.iter().cloned()).collect();
                 Ok(if matches!(value, Value::List(_)) {
@@ -108,9 +115,9 @@ impl Machine<'_> {
     }
 
     pub(super) fn negative(&mut self, value: &Value) -> Result<Value, Error> {
-        defined(value)?;
+        expect_defined(value)?;
         match (value.as_int(), value.as_float()) {
-            (Some(number), _) => number.checked_neg().map(Value::Int).ok_or_else(too_large),
+            (Some(number), _) => number.checked_neg().map(Value::Int).ok_or_else(int_overflow),
             (None, Some(number)) => Ok(Value::Float(-number)),
             _ => fail(format!("bad operand type for unary -: '{}'", value.type_name())),
         }
@@ -122,23 +129,23 @@ impl Machine<'_> {
             Comparison::Ne => !equal(&mut self.limits, a, b, 0)?,
             Comparison::In => self.contains(b, a)?,
             Comparison::NotIn => !self.contains(b, a)?,
-            Comparison::Lt => order(&mut self.limits, a, b, "<", 0)? == Some(Ordering::Less),
-            Comparison::Gt => order(&mut self.limits, a, b, ">", 0)? == Some(Ordering::Greater),
-            Comparison::Le => order(&mut self.limits, a, b, "<=", 0)?.is_some_and(Ordering::is_le),
-            Comparison::Ge => order(&mut self.limits, a, b, ">=", 0)?.is_some_and(Ordering::is_ge),
+            Comparison::Lt => ordering(&mut self.limits, a, b, "<", 0)? == Some(Ordering::Less),
+            Comparison::Gt => ordering(&mut self.limits, a, b, ">", 0)? == Some(Ordering::Greater),
+            Comparison::Le => ordering(&mut self.limits, a, b, "<=", 0)?.is_some_and(Ordering::is_le),
+            Comparison::Ge => ordering(&mut self.limits, a, b, ">=", 0)?.is_some_and(Ordering::is_ge),
         })
     }
 
-    /// `item in container`.
+    /// Evaluates `item in container`.
     pub(super) fn contains(&mut self, container: &Value, item: &Value) -> Result<bool, Error> {
         match (container, item) {
             (Value::Text(text), Value::Text(part)) => {
-                self.limits.read(text.len())?;
-                self.limits.search(part)?;
+                self.limits.charge_read(text.len())?;
+                self.limits.charge_search(part)?;
                 Ok(text.contains(&**part))
             }
             (Value::Text(_), other) => {
-                defined(other)?;
+                expect_defined(other)?;
                 let name = other.type_name();
                 fail(format!("'in <string>' requires string as left operand, not {name}"))
             }
@@ -161,8 +168,8 @@ impl Machine<'_> {
     }
 }
 
-/// A text, and whether `safe` or `escape` has marked it.
-fn marked(value: &Value) -> Option<(&str, bool)> {
+/// Returns a text, and true if `safe` or `escape` has marked it.
+fn text_and_mark(value: &Value) -> Option<(&str, bool)> {
     match value {
         Value::Text(text) => Some((text, false)),
         Value::Object(object) => match &**object {
@@ -173,12 +180,12 @@ fn marked(value: &Value) -> Option<(&str, bool)> {
     }
 }
 
-/// Refuses what is undefined, as Python's operators do.
-pub(super) fn defined(value: &Value) -> Result<(), Error> {
+/// Fails for an undefined value, as Python's operators do.
+pub(super) fn expect_defined(value: &Value) -> Result<(), Error> {
     if let Value::Undefined(message) = value { fail(&**message) } else { Ok(()) }
 }
 
-pub(super) fn too_large() -> Error {
+pub(super) fn int_overflow() -> Error {
     Error::new("a whole number would have more than 127 bits")
 }
 
@@ -205,8 +212,8 @@ fn unsupported<T>(operator: Operator, a: &Value, b: &Value) -> Result<T, Error> 
 }
 
 #[allow(clippy::cast_precision_loss)]
-fn whole(operator: Operator, a: i128, b: i128) -> Result<Value, Error> {
-    let checked = |number: Option<i128>| number.map(Value::Int).ok_or_else(too_large);
+fn int_operation(operator: Operator, a: i128, b: i128) -> Result<Value, Error> {
+    let checked = |number: Option<i128>| number.map(Value::Int).ok_or_else(int_overflow);
     match operator {
         Operator::Add => checked(a.checked_add(b)),
         Operator::Sub => checked(a.checked_sub(b)),
@@ -222,17 +229,17 @@ fn whole(operator: Operator, a: i128, b: i128) -> Result<Value, Error> {
             let rest = a.checked_rem(b);
             checked(rest.map(|rest| if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest }))
         }
-        Operator::Pow if b < 0 => floating(operator, a as f64, b as f64),
+        Operator::Pow if b < 0 => float_operation(operator, a as f64, b as f64),
         Operator::Pow => match (a, u32::try_from(b)) {
             (0 | 1, _) => Ok(Value::Int(if b == 0 { 1 } else { a })),
             (-1, _) => Ok(Value::Int(if b % 2 == 0 { 1 } else { -1 })),
             (_, Ok(exponent)) => checked(a.checked_pow(exponent)),
-            _ => Err(too_large()),
+            _ => Err(int_overflow()),
         },
     }
 }
 
-fn floating(operator: Operator, a: f64, b: f64) -> Result<Value, Error> {
+fn float_operation(operator: Operator, a: f64, b: f64) -> Result<Value, Error> {
     let zero = b == 0.0;
     Ok(Value::Float(match operator {
         Operator::Add => a + b,
@@ -242,8 +249,8 @@ fn floating(operator: Operator, a: f64, b: f64) -> Result<Value, Error> {
         Operator::FloorDiv if zero => return fail("float floor division by zero"),
         Operator::Mod if zero => return fail("float modulo"),
         Operator::Div => a / b,
-        Operator::FloorDiv => ((a - modulo(a, b)) / b).round(),
-        Operator::Mod => modulo(a, b),
+        Operator::FloorDiv => ((a - python_modulo(a, b)) / b).round(),
+        Operator::Mod => python_modulo(a, b),
         Operator::Pow if a == 0.0 && b < 0.0 => return fail("0.0 cannot be raised to a negative power"),
         Operator::Pow if a < 0.0 && b.fract() != 0.0 => return fail("complex numbers are not supported"),
         Operator::Pow => {
@@ -256,20 +263,21 @@ fn floating(operator: Operator, a: f64, b: f64) -> Result<Value, Error> {
     }))
 }
 
-fn modulo(a: f64, b: f64) -> f64 {
+/// Evaluates Python's `a % b`, whose result has the sign of `b`.
+fn python_modulo(a: f64, b: f64) -> f64 {
     let rest = a % b;
     if rest != 0.0 && (rest < 0.0) != (b < 0.0) { rest + b } else { rest }
 }
 
-/// `a == b`.
+/// Evaluates `a == b`; `depth` is the nesting of the operands.
 #[allow(clippy::float_cmp)]
 pub(super) fn equal(limits: &mut Limits, a: &Value, b: &Value, depth: usize) -> Result<bool, Error> {
-    limits.look(depth)?;
+    limits.charge_visit(depth)?;
     Ok(match (a, b) {
         (Value::Undefined(_), Value::Undefined(_)) | (Value::None, Value::None) => true,
         (Value::Text(a), Value::Text(b)) => {
             if a.len() == b.len() {
-                limits.read(a.len())?;
+                limits.charge_read(a.len())?;
             }
             a == b
         }
@@ -311,26 +319,26 @@ pub(super) fn equal(limits: &mut Limits, a: &Value, b: &Value, depth: usize) -> 
     })
 }
 
-/// The order of two values; none of numbers that are not comparable.
-pub(super) fn order(
+/// Compares two values, for the operator `sign` in errors; `None` for a NaN.
+pub(super) fn ordering(
     limits: &mut Limits,
     a: &Value,
     b: &Value,
     sign: &str,
     depth: usize,
 ) -> Result<Option<Ordering>, Error> {
-    limits.look(depth)?;
-    defined(a)?;
-    defined(b)?;
+    limits.charge_visit(depth)?;
+    expect_defined(a)?;
+    expect_defined(b)?;
     match (a, b) {
         (Value::Text(a), Value::Text(b)) => {
-            limits.read(a.len().min(b.len()))?;
+            limits.charge_read(a.len().min(b.len()))?;
             Ok(Some(a.cmp(b)))
         }
         (Value::List(left), Value::List(right)) | (Value::Tuple(left), Value::Tuple(right)) => {
             for (a, b) in left.iter().zip(&**right) {
                 if !equal(limits, a, b, depth + 1)? {
-                    return order(limits, a, b, sign, depth + 1);
+                    return ordering(limits, a, b, sign, depth + 1);
                 }
             }
             Ok(Some(left.len().cmp(&right.len())))

@@ -1,31 +1,31 @@
-//! Parses a template as Jinja2's `parser.py`: statements here, expressions in `expressions.rs`.
+//! Parser of templates as Jinja2's `parser.py`: statements here, expressions in `expressions.rs`.
 
 use std::sync::Arc;
 
-use super::ast::{Expr, ExprKind, For, Macro, Parameter, Stmt, Target, Template};
+use super::ast::{Expr, ExprKind, ForLoop, Macro, Parameter, Stmt, Target, Template};
 use super::error::Error;
-use super::lexer::{Token, tokens};
+use super::lexer::{Token, tokenize};
 
-/// Tokens of one tag: a chain of operators is gone down by recursion.
-const TAG: usize = 1024;
-/// Nesting of statements and expressions.
-const NESTING: usize = 100;
+/// Most tokens of a tag, as a chain of operators is evaluated by recursion.
+const MAX_TAG_TOKENS: usize = 1024;
+/// Deepest nesting of statements and expressions.
+const MAX_NESTING: usize = 100;
 
 pub(super) struct Parser {
     tokens: Vec<(Token, u32)>,
-    place: usize,
+    position: usize,
     pub(super) nesting: usize,
     macros: Vec<Macro>,
-    /// Names that the macros which are being parsed read.
-    read: Vec<Vec<Arc<str>>>,
+    /// Implicit variables that each macro being parsed reads, innermost last.
+    macro_reads: Vec<Vec<Arc<str>>>,
 }
 
 /// Parses a template.
 ///
 /// # Errors
-/// It is none, or its tags are too long or nested too deeply.
+/// The syntax is invalid, or a tag is too long or nested too deeply.
 pub(in crate::text) fn parse(source: &str) -> Result<Template, Error> {
-    let tokens = tokens(source)?;
+    let tokens = tokenize(source)?;
     let mut length = 0;
     for (token, line) in &tokens {
         length = if matches!(token, Token::Data(_) | Token::VariableBegin | Token::BlockBegin) {
@@ -33,11 +33,11 @@ pub(in crate::text) fn parse(source: &str) -> Result<Template, Error> {
         } else {
             length + 1
         };
-        if length > TAG {
-            return Err(Error::at(format!("a tag with more than {TAG} tokens"), *line));
+        if length > MAX_TAG_TOKENS {
+            return Err(Error::at(format!("a tag with more than {MAX_TAG_TOKENS} tokens"), *line));
         }
     }
-    let mut parser = Parser { tokens, place: 0, nesting: 0, macros: Vec::new(), read: Vec::new() };
+    let mut parser = Parser { tokens, position: 0, nesting: 0, macros: Vec::new(), macro_reads: Vec::new() };
     let body = parser.statements(&[])?;
     match parser.current() {
         None => Ok(Template { body, macros: parser.macros }),
@@ -47,11 +47,11 @@ pub(in crate::text) fn parse(source: &str) -> Result<Template, Error> {
 
 impl Parser {
     pub(super) fn current(&self) -> Option<&Token> {
-        self.tokens.get(self.place).map(|(token, _)| token)
+        self.tokens.get(self.position).map(|(token, _)| token)
     }
 
     pub(super) fn line(&self) -> u32 {
-        self.tokens.get(self.place).or(self.tokens.last()).map_or(1, |(_, line)| *line)
+        self.tokens.get(self.position).or(self.tokens.last()).map_or(1, |(_, line)| *line)
     }
 
     pub(super) fn fail<T>(&self, message: impl Into<String>) -> Result<T, Error> {
@@ -60,7 +60,7 @@ impl Parser {
 
     pub(super) fn next(&mut self) -> Option<Token> {
         let token = self.current().cloned();
-        self.place += 1;
+        self.position += 1;
         token
     }
 
@@ -72,24 +72,24 @@ impl Parser {
         matches!(self.current(), Some(Token::Name(found)) if **found == *name)
     }
 
-    /// The token after the current one is this name.
-    pub(super) fn then_name(&self, name: &str) -> bool {
-        matches!(self.tokens.get(self.place + 1), Some((Token::Name(found), _)) if **found == *name)
+    /// Reports if the token after the current one is this name.
+    pub(super) fn next_is_name(&self, name: &str) -> bool {
+        matches!(self.tokens.get(self.position + 1), Some((Token::Name(found), _)) if **found == *name)
     }
 
-    pub(super) fn then(&self, operator: &str) -> bool {
-        matches!(self.tokens.get(self.place + 1), Some((Token::Operator(found), _)) if *found == operator)
+    pub(super) fn next_is(&self, operator: &str) -> bool {
+        matches!(self.tokens.get(self.position + 1), Some((Token::Operator(found), _)) if *found == operator)
     }
 
     pub(super) fn skip(&mut self, operator: &str) -> bool {
         let is = self.at(operator);
-        self.place += usize::from(is);
+        self.position += usize::from(is);
         is
     }
 
     pub(super) fn skip_name(&mut self, name: &str) -> bool {
         let is = self.at_name(name);
-        self.place += usize::from(is);
+        self.position += usize::from(is);
         is
     }
 
@@ -99,7 +99,7 @@ impl Parser {
 
     fn expect_token(&mut self, token: &Token, described: &str) -> Result<(), Error> {
         if self.current() == Some(token) {
-            self.place += 1;
+            self.position += 1;
             Ok(())
         } else {
             self.fail(format!("expected {described}"))
@@ -110,29 +110,33 @@ impl Parser {
         match self.current() {
             Some(Token::Name(name)) => {
                 let name = name.clone();
-                self.place += 1;
+                self.position += 1;
                 Ok(name)
             }
             _ => self.fail("expected a name"),
         }
     }
 
-    /// Remembers that `name` is read.
-    pub(super) fn reads(&mut self, name: &Arc<str>) {
-        for names in &mut self.read {
+    /// Records that the enclosing macros read `name`, if it is an implicit variable.
+    pub(super) fn record_read(&mut self, name: &Arc<str>) {
+        for names in &mut self.macro_reads {
             if matches!(&**name, "varargs" | "kwargs" | "caller") {
                 names.push(name.clone());
             }
         }
     }
 
-    /// Goes one level deeper.
+    /// Parses one level deeper.
+    ///
+    /// # Errors
+    /// The nesting is too deep, or `parse` fails.
     pub(super) fn nested<T>(
         &mut self,
         parse: impl FnOnce(&mut Self) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        if self.nesting == NESTING {
-            return self.fail(format!("statements or expressions are nested deeper than {NESTING} levels"));
+        if self.nesting == MAX_NESTING {
+            return self
+                .fail(format!("statements or expressions are nested deeper than {MAX_NESTING} levels"));
         }
         self.nesting += 1;
         let parsed = parse(self);
@@ -140,7 +144,7 @@ impl Parser {
         parsed
     }
 
-    /// Statements up to a tag that begins with one of `ends`, where the parser then stands.
+    /// Parses statements up to a tag that begins with one of `ends`, and stops at that name.
     fn statements(&mut self, ends: &[&str]) -> Result<Vec<Stmt>, Error> {
         let mut body = Vec::new();
         loop {
@@ -149,15 +153,15 @@ impl Parser {
                 None => return self.fail(format!("expected a tag '{}'", ends.join("' or '"))),
                 Some(Token::Data(text)) => {
                     body.push(Stmt::Text(text.clone()));
-                    self.place += 1;
+                    self.position += 1;
                 }
                 Some(Token::VariableBegin) => {
-                    self.place += 1;
+                    self.position += 1;
                     body.push(Stmt::Output(self.tuple(true, &[], false)?));
                     self.expect_token(&Token::VariableEnd, "end of print statement")?;
                 }
                 Some(Token::BlockBegin) => {
-                    self.place += 1;
+                    self.position += 1;
                     if ends.iter().any(|end| self.at_name(end)) {
                         return Ok(body);
                     }
@@ -170,9 +174,10 @@ impl Parser {
         }
     }
 
-    /// The rest of a tag's end, then statements up to one of `ends`, whose name is taken.
+    /// Parses the end of a tag, then statements up to a tag that begins with one of `ends`; returns the
+    /// statements and that name.
     fn body(&mut self, ends: &[&str]) -> Result<(Vec<Stmt>, Arc<str>), Error> {
-        // A colon before the end is allowed.
+        // Jinja2 allows a colon before the end of a tag.
         self.skip(":");
         self.expect_token(&Token::BlockEnd, "end of statement block")?;
         let body = self.statements(ends)?;
@@ -238,14 +243,14 @@ impl Parser {
 
     fn unavailable(&mut self, tag: &'static str, line: u32) -> Result<Stmt, Error> {
         while !matches!(self.current(), None | Some(Token::BlockEnd)) {
-            self.place += 1;
+            self.position += 1;
         }
         Ok(Stmt::Unavailable(tag, line))
     }
 
     fn for_loop(&mut self) -> Result<Stmt, Error> {
         let target = self.target(&["in"], false)?;
-        if target.names("loop") {
+        if target.sets("loop") {
             return self.fail("can't assign to special loop variable in for-loop target");
         }
         if !self.skip_name("in") {
@@ -254,13 +259,13 @@ impl Parser {
         let iter = self.tuple(false, &["recursive"], false)?;
         let test = if self.skip_name("if") { Some(self.expression()?) } else { None };
         let recursive = self.skip_name("recursive");
-        let start = self.place;
+        let start = self.position;
         let (body, end) = self.body(&["endfor", "else"])?;
-        let tokens = self.tokens.get(start..self.place).unwrap_or_default();
-        let names_loop = recursive
+        let tokens = self.tokens.get(start..self.position).unwrap_or_default();
+        let reads_loop = recursive
             || tokens.iter().any(|(token, _)| matches!(token, Token::Name(name) if **name == *"loop"));
         let otherwise = if &*end == "else" { self.body(&["endfor"])?.0 } else { Vec::new() };
-        Ok(Stmt::For(Box::new(For { target, iter, test, recursive, names_loop, body, otherwise })))
+        Ok(Stmt::For(Box::new(ForLoop { target, iter, test, recursive, reads_loop, body, otherwise })))
     }
 
     fn condition(&mut self) -> Result<Stmt, Error> {
@@ -301,7 +306,8 @@ impl Parser {
         Ok(Stmt::With(values, body))
     }
 
-    /// Names that something is assigned to: one, several with commas, or an attribute of a namespace.
+    /// Parses the target of an assignment: a name, several with commas, or an attribute of a namespace if
+    /// `namespace`.
     fn target(&mut self, ends: &[&str], namespace: bool) -> Result<Target, Error> {
         let mut targets = Vec::new();
         let mut tuple = false;
@@ -361,9 +367,9 @@ impl Parser {
     }
 
     fn macro_body(&mut self, name: Arc<str>, parameters: Vec<Parameter>, end: &str) -> Result<usize, Error> {
-        self.read.push(Vec::new());
+        self.macro_reads.push(Vec::new());
         let (body, _) = self.body(&[end])?;
-        let read = self.read.pop().unwrap_or_default();
+        let read = self.macro_reads.pop().unwrap_or_default();
         let reads = |name: &str| {
             read.iter().any(|read| **read == *name)
                 && !parameters.iter().any(|(parameter, _)| **parameter == *name)

@@ -1,4 +1,5 @@
-//! Values of a rendering, as Python has them. Lists and objects never change: the sandbox of transformers forbids it.
+//! Values of a rendering, with the semantics of Python. Lists and dictionaries are immutable, as the sandbox of
+//! transformers forbids modifying them.
 
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -11,10 +12,10 @@ use super::error::{Error, fail};
 use super::limits::Limits;
 use super::objects::Object;
 
-/// A value of a template.
+/// Value of an expression.
 #[derive(Clone, Debug)]
 pub(super) enum Value {
-    /// Jinja2's `Undefined`, with the message of the error that using it is.
+    /// Jinja2's `Undefined`, with the message of the error that its use raises.
     Undefined(Rc<str>),
     None,
     Bool(bool),
@@ -27,7 +28,7 @@ pub(super) enum Value {
     Object(Rc<Object>),
 }
 
-/// Elements of a list or tuple, with the depth of the deepest one.
+/// Elements of a list or tuple, and the depth of the deepest one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Items {
     values: Vec<Value>,
@@ -44,7 +45,7 @@ impl Items {
         self.values
     }
 
-    /// Levels of containers in the deepest element.
+    /// Returns the levels of containers in the deepest element.
     pub(super) fn depth(&self) -> usize {
         self.depth
     }
@@ -67,15 +68,15 @@ impl<'a> IntoIterator for &'a Items {
     }
 }
 
-/// A dictionary in the order in which it was written.
+/// Dictionary with its entries in order of insertion.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Map {
     depth: usize,
     entries: Vec<(Value, Value)>,
-    places: HashMap<Key, usize>,
+    indices: HashMap<Key, usize>,
 }
 
-/// A value as a key of a dictionary: what is equal in Python is equal here.
+/// Hashable form of a dictionary's key: values that are equal in Python have equal keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Key {
     Undefined,
@@ -90,10 +91,10 @@ impl Map {
     pub(super) fn insert(&mut self, limits: &mut Limits, key: Value, value: Value) -> Result<(), Error> {
         let hashed = key.key(limits)?;
         self.depth = self.depth.max(key.depth()).max(value.depth());
-        match self.places.get(&hashed).and_then(|place| self.entries.get_mut(*place)) {
+        match self.indices.get(&hashed).and_then(|index| self.entries.get_mut(*index)) {
             Some(entry) => entry.1 = value,
             None => {
-                self.places.insert(hashed, self.entries.len());
+                self.indices.insert(hashed, self.entries.len());
                 self.entries.push((key, value));
             }
         }
@@ -103,24 +104,24 @@ impl Map {
     pub(super) fn insert_text(&mut self, name: &str, value: Value) {
         let name: Arc<str> = name.into();
         self.depth = self.depth.max(value.depth());
-        match self.places.get(&Key::Text(name.clone())).and_then(|place| self.entries.get_mut(*place)) {
+        match self.indices.get(&Key::Text(name.clone())).and_then(|index| self.entries.get_mut(*index)) {
             Some(entry) => entry.1 = value,
             None => {
-                self.places.insert(Key::Text(name.clone()), self.entries.len());
+                self.indices.insert(Key::Text(name.clone()), self.entries.len());
                 self.entries.push((Value::Text(name), value));
             }
         }
     }
 
     pub(super) fn get(&self, key: &Key) -> Option<&Value> {
-        self.places.get(key).and_then(|place| self.entries.get(*place)).map(|(_, value)| value)
+        self.indices.get(key).and_then(|index| self.entries.get(*index)).map(|(_, value)| value)
     }
 
     pub(super) fn get_text(&self, name: &str) -> Option<&Value> {
         self.get(&Key::Text(name.into()))
     }
 
-    /// Levels of containers in the deepest key or value.
+    /// Returns the levels of containers in the deepest key or value.
     pub(super) fn depth(&self) -> usize {
         self.depth
     }
@@ -159,8 +160,8 @@ impl Value {
         Self::object(Object::Markup(text.into()))
     }
 
-    /// Takes the mark off a text.
-    pub(super) fn plain(self) -> Self {
+    /// Returns the plain text of markup, and any other value unchanged.
+    pub(super) fn without_markup(self) -> Self {
         match &self {
             Self::Object(object) => match &**object {
                 Object::Markup(text) => Self::Text(text.clone()),
@@ -170,11 +171,11 @@ impl Value {
         }
     }
 
-    pub(super) fn count(number: usize) -> Self {
+    pub(super) fn from_count(number: usize) -> Self {
         Self::Int(i128::try_from(number).unwrap_or(i128::MAX))
     }
 
-    /// Levels of containers: 0 for a plain value, 1 for a list of plain values.
+    /// Returns the levels of containers: 0 for a plain value, 1 for a list of plain values.
     pub(super) fn depth(&self) -> usize {
         match self {
             Self::List(items) | Self::Tuple(items) => items.depth() + 1,
@@ -184,7 +185,7 @@ impl Value {
         }
     }
 
-    /// Undefined, because of `message`.
+    /// Creates an undefined value, whose use raises `message`.
     pub(super) fn undefined(message: impl AsRef<str>) -> Self {
         Self::Undefined(message.as_ref().into())
     }
@@ -197,7 +198,7 @@ impl Value {
         if let Self::Text(text) = self { Some(text) } else { None }
     }
 
-    /// A whole number; booleans are numbers in Python.
+    /// Returns the whole number; booleans are numbers in Python.
     pub(super) fn as_int(&self) -> Option<i128> {
         match self {
             Self::Bool(flag) => Some(i128::from(*flag)),
@@ -214,7 +215,7 @@ impl Value {
         }
     }
 
-    /// The name of its type in Python.
+    /// Returns the name of the value's type in Python.
     pub(super) fn type_name(&self) -> &'static str {
         match self {
             Self::Undefined(_) => "Undefined",
@@ -230,8 +231,8 @@ impl Value {
         }
     }
 
-    /// Truth as Python has it.
-    pub(super) fn truth(&self) -> bool {
+    /// Evaluates Python's `bool(value)`.
+    pub(super) fn is_truthy(&self) -> bool {
         match self {
             Self::Undefined(_) | Self::None => false,
             Self::Bool(flag) => *flag,
@@ -244,13 +245,13 @@ impl Value {
         }
     }
 
-    /// Returns the value as a key of a dictionary, and counts all that is hashed.
+    /// Returns the value as a key of a dictionary, and charges the elements that are hashed.
     pub(super) fn key(&self, limits: &mut Limits) -> Result<Key, Error> {
-        self.key_within(limits, 0)
+        self.key_at_depth(limits, 0)
     }
 
-    fn key_within(&self, limits: &mut Limits, depth: usize) -> Result<Key, Error> {
-        limits.look(depth)?;
+    fn key_at_depth(&self, limits: &mut Limits, depth: usize) -> Result<Key, Error> {
+        limits.charge_visit(depth)?;
         Ok(match self {
             Self::Undefined(_) => Key::Undefined,
             Self::None => Key::None,
@@ -262,19 +263,19 @@ impl Value {
                 if whole as f64 == *number { Key::Int(whole) } else { Key::Float(number.to_bits()) }
             }
             Self::Text(text) => {
-                limits.read(text.len())?;
+                limits.charge_read(text.len())?;
                 Key::Text(text.clone())
             }
             Self::Tuple(items) if depth < 16 => {
-                limits.build_list(items.len())?;
-                let keys = items.iter().map(|item| item.key_within(limits, depth + 1));
+                limits.charge_list(items.len())?;
+                let keys = items.iter().map(|item| item.key_at_depth(limits, depth + 1));
                 Key::Tuple(keys.collect::<Result<_, _>>()?)
             }
             other => return fail(format!("unhashable type: '{}'", other.type_name())),
         })
     }
 
-    /// A JSON value.
+    /// Converts a JSON value.
     pub(super) fn from_json(json: &Json) -> Self {
         match json {
             Json::Null => Self::None,

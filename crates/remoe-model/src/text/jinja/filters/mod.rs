@@ -1,4 +1,4 @@
-//! Filters as Jinja2's `filters.py`, and `tojson` as transformers'.
+//! Filters as Jinja2's `filters.py`, and `tojson` as in transformers.
 
 mod lists;
 mod numbers;
@@ -7,18 +7,18 @@ pub(super) mod texts;
 
 use std::sync::Arc;
 
-use super::access::cut;
-use super::calls::Given;
+use super::access::abbreviated;
+use super::calls::CallArguments;
 use super::error::{Error, fail};
 use super::json;
-use super::machine::Machine;
-use super::print;
+use super::python_text;
+use super::renderer::Renderer;
 use super::value::Value;
 
-/// Bytes of the path of an attribute.
-const PATH: usize = 4 << 10;
+/// Longest path of an attribute in bytes.
+const MAX_PATH_BYTES: usize = 4 << 10;
 
-/// Filters that there are.
+/// Names of all filters, including the unavailable ones.
 pub(super) const NAMES: [&str; 54] = [
     "abs",
     "attr",
@@ -81,71 +81,73 @@ pub(super) const NAMES: [&str; 54] = [
 /// # Errors
 /// There is no such filter, or it fails.
 pub(super) fn apply(
-    machine: &mut Machine<'_>,
+    renderer: &mut Renderer<'_>,
     name: &str,
     value: Value,
-    given: Given,
+    args: CallArguments,
 ) -> Result<Value, Error> {
     match name {
         "default" | "d" => {
-            let [default, boolean] = given.bind(name, ["default_value", "boolean"], 0)?;
+            let [default, boolean] = args.bind(name, ["default_value", "boolean"], 0)?;
             let replaced =
-                value.is_undefined() || (boolean.is_some_and(|flag| flag.truth()) && !value.truth());
+                value.is_undefined() || (boolean.is_some_and(|flag| flag.is_truthy()) && !value.is_truthy());
             Ok(if replaced { default.unwrap_or_else(|| Value::text("")) } else { value })
         }
         "attr" => {
-            let [attribute] = given.bind(name, ["name"], 1)?;
+            let [attribute] = args.bind(name, ["name"], 1)?;
             match attribute {
-                // Only attributes of Python's: an item of an object is none.
+                // Attributes of the Python object only, not items of a dictionary.
                 Some(Value::Text(attribute))
-                    if !matches!(value, Value::Map(_)) || super::methods::MAP.contains(&&*attribute) =>
+                    if !matches!(value, Value::Map(_))
+                        || super::methods::DICT_METHODS.contains(&&*attribute) =>
                 {
-                    machine.attribute(&value, &attribute)
+                    renderer.attribute(&value, &attribute)
                 }
-                Some(Value::Text(attribute)) => {
-                    Ok(Value::undefined(format!("'dict object' has no attribute '{}'", cut(&attribute))))
-                }
+                Some(Value::Text(attribute)) => Ok(Value::undefined(format!(
+                    "'dict object' has no attribute '{}'",
+                    abbreviated(&attribute)
+                ))),
                 _ => fail("attribute name must be string"),
             }
         }
         "length" | "count" => {
-            given.none(name)?;
-            Ok(Value::count(machine.length(&value)?))
+            args.expect_none(name)?;
+            Ok(Value::from_count(renderer.length(&value)?))
         }
-        "tojson" => json::to_json(machine, &value, given),
+        "tojson" => json::to_json(renderer, &value, args),
         "abs" | "round" | "int" | "float" | "sum" | "filesizeformat" => {
-            numbers::apply(machine, name, value, given)
+            numbers::apply(renderer, name, value, args)
         }
         "sort" | "unique" | "min" | "max" | "groupby" | "dictsort" => {
-            sorting::apply(machine, name, &value, given)
+            sorting::apply(renderer, name, &value, args)
         }
         "batch" | "slice" | "first" | "last" | "items" | "list" | "map" | "reject" | "rejectattr"
-        | "reverse" | "select" | "selectattr" | "join" => lists::apply(machine, name, value, given),
+        | "reverse" | "select" | "selectattr" | "join" => lists::apply(renderer, name, value, args),
         "random" | "striptags" | "urlize" | "wordwrap" | "xmlattr" => {
             fail(format!("the filter '{name}' is not available"))
         }
-        _ if NAMES.contains(&name) => texts::apply(machine, name, &value, given),
+        _ if NAMES.contains(&name) => texts::apply(renderer, name, &value, args),
         other => fail(format!("No filter named '{other}'.")),
     }
 }
 
-impl Machine<'_> {
-    /// `str(value)`, which is the value itself where it is a text.
-    pub(super) fn soft_text(&mut self, value: &Value) -> Result<Arc<str>, Error> {
+impl Renderer<'_> {
+    /// Evaluates `str(value)`, as `soft_str` of Jinja2; a text is returned as it is.
+    pub(super) fn soft_str(&mut self, value: &Value) -> Result<Arc<str>, Error> {
         match value {
             Value::Text(text) => Ok(text.clone()),
-            other => Ok(print::text(&mut self.limits, other)?.into()),
+            other => Ok(python_text::to_str(&mut self.limits, other)?.into()),
         }
     }
 
-    /// Splits the path of an attribute, as filters have it: names with dots between them, or a number.
-    pub(super) fn path_parts(&mut self, path: Option<&Value>) -> Result<Vec<Value>, Error> {
+    /// Splits the path of an attribute that a filter takes: names and numbers separated by dots, or a number.
+    pub(super) fn parse_path(&mut self, path: Option<&Value>) -> Result<Vec<Value>, Error> {
         Ok(match path {
             None | Some(Value::None) => Vec::new(),
             Some(Value::Text(path)) => {
-                self.limits.read(path.len())?;
-                if path.len() > PATH {
-                    return fail(format!("the path of an attribute is longer than {PATH} bytes"));
+                self.limits.charge_read(path.len())?;
+                if path.len() > MAX_PATH_BYTES {
+                    return fail(format!("the path of an attribute is longer than {MAX_PATH_BYTES} bytes"));
                 }
                 let number =
                     |part: &str| part.parse().ok().filter(|_| part.chars().all(|c| c.is_ascii_digit()));
@@ -157,8 +159,8 @@ impl Machine<'_> {
         })
     }
 
-    /// Returns the attribute at the end of a path.
-    pub(super) fn path(
+    /// Follows a path of attributes from `value`; `default` replaces an undefined attribute.
+    pub(super) fn resolve_path(
         &mut self,
         value: &Value,
         parts: &[Value],
@@ -166,7 +168,7 @@ impl Machine<'_> {
     ) -> Result<Value, Error> {
         let mut value = value.clone();
         for part in parts {
-            self.limits.step()?;
+            self.limits.charge_step()?;
             value = self.item(&value, part)?;
             if let Some(default) = default.filter(|_| value.is_undefined()) {
                 value = default.clone();

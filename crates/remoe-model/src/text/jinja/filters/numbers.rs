@@ -1,51 +1,51 @@
 //! Filters of numbers.
 
 use super::super::ast::Operator;
-use super::super::calls::Given;
+use super::super::calls::CallArguments;
 use super::super::error::{Error, fail};
-use super::super::machine::Machine;
-use super::super::operators::{defined, too_large};
+use super::super::operators::{expect_defined, int_overflow};
+use super::super::renderer::Renderer;
 use super::super::value::Value;
 
 pub(super) fn apply(
-    machine: &mut Machine<'_>,
+    renderer: &mut Renderer<'_>,
     name: &str,
     value: Value,
-    given: Given,
+    args: CallArguments,
 ) -> Result<Value, Error> {
     if let Value::Text(text) = &value {
-        machine.limits.read(text.len())?;
+        renderer.limits.charge_read(text.len())?;
     }
     match name {
         "abs" => {
-            given.none(name)?;
-            defined(&value)?;
+            args.expect_none(name)?;
+            expect_defined(&value)?;
             match (value.as_int(), value.as_float()) {
                 (Some(number), _) if number >= 0 => Ok(Value::Int(number)),
-                (Some(_), _) => machine.negative(&value),
+                (Some(_), _) => renderer.negative(&value),
                 (None, Some(number)) => Ok(Value::Float(number.abs())),
                 _ => fail(format!("bad operand type for abs(): '{}'", value.type_name())),
             }
         }
-        "round" => round(machine, &value, given),
+        "round" => round(renderer, &value, args),
         "int" => {
-            let [default, base] = given.bind(name, ["default", "base"], 0)?;
-            defined(&value)?;
+            let [default, base] = args.bind(name, ["default", "base"], 0)?;
+            expect_defined(&value)?;
             let base = base.and_then(|base| base.as_int()).unwrap_or(10);
             let whole = match &value {
-                Value::Text(text) => parse_whole(text, base),
-                Value::Float(number) => truncated(*number),
+                Value::Text(text) => parse_int(text, base),
+                Value::Float(number) => truncate_to_int(*number),
                 other => other.as_int(),
             };
             let whole = whole.or_else(|| match &value {
-                Value::Text(text) => parse_float(text).and_then(truncated),
+                Value::Text(text) => parse_float(text).and_then(truncate_to_int),
                 _ => None,
             });
             Ok(whole.map(Value::Int).or(default).unwrap_or(Value::Int(0)))
         }
         "float" => {
-            let [default] = given.bind(name, ["default"], 0)?;
-            defined(&value)?;
+            let [default] = args.bind(name, ["default"], 0)?;
+            expect_defined(&value)?;
             let number = match &value {
                 Value::Text(text) => parse_float(text),
                 other => other.as_float(),
@@ -53,40 +53,43 @@ pub(super) fn apply(
             Ok(number.map(Value::Float).or(default).unwrap_or(Value::Float(0.0)))
         }
         "sum" => {
-            let [attribute, start] = given.bind(name, ["attribute", "start"], 0)?;
+            let [attribute, start] = args.bind(name, ["attribute", "start"], 0)?;
             let mut sum = start.unwrap_or(Value::Int(0));
             if matches!(sum, Value::Text(_)) {
                 return fail("sum() can't sum strings [use ''.join(seq) instead]");
             }
-            let path = machine.path_parts(attribute.as_ref())?;
-            for item in &*machine.iterate(&value)? {
-                machine.limits.step()?;
-                let item = machine.path(item, &path, None)?;
-                sum = machine.binary(Operator::Add, &sum, &item)?;
+            let path = renderer.parse_path(attribute.as_ref())?;
+            for item in &*renderer.iterate(&value)? {
+                renderer.limits.charge_step()?;
+                let item = renderer.resolve_path(item, &path, None)?;
+                sum = renderer.binary(Operator::Add, &sum, &item)?;
             }
             Ok(sum)
         }
         _ => {
-            let [binary] = given.bind(name, ["binary"], 0)?;
+            let [binary] = args.bind(name, ["binary"], 0)?;
             let number = match &value {
                 Value::Text(text) => parse_float(text),
                 other => other.as_float(),
             };
             match number {
-                Some(number) => Ok(Value::text(&size(number, binary.is_some_and(|binary| binary.truth())))),
+                Some(number) => {
+                    Ok(Value::text(&file_size(number, binary.is_some_and(|binary| binary.is_truthy()))))
+                }
                 None => fail("expected a number of bytes"),
             }
         }
     }
 }
 
+/// Truncates a number; `None` if it is not finite or too large.
 #[allow(clippy::cast_possible_truncation)]
-fn truncated(number: f64) -> Option<i128> {
+fn truncate_to_int(number: f64) -> Option<i128> {
     (number.is_finite() && number.abs() < 1e38).then_some(number as i128)
 }
 
-/// `int(text, base)`.
-pub(in super::super) fn parse_whole(text: &str, base: i128) -> Option<i128> {
+/// Evaluates Python's `int(text, base)`; `None` if the text is not such a number.
+pub(in super::super) fn parse_int(text: &str, base: i128) -> Option<i128> {
     let text = text.trim_matches(super::super::lexer::is_space);
     let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
     let lower = digits.get(..2).unwrap_or_default().to_ascii_lowercase();
@@ -106,7 +109,7 @@ pub(in super::super) fn parse_whole(text: &str, base: i128) -> Option<i128> {
     Some(if text.starts_with('-') { -number } else { number })
 }
 
-/// Digits without the underscores between them.
+/// Removes single underscores between digits; `None` if others are present.
 fn without_underscores(text: &str) -> Option<String> {
     if text.starts_with('_') || text.ends_with('_') || text.contains("__") {
         return None;
@@ -114,7 +117,7 @@ fn without_underscores(text: &str) -> Option<String> {
     Some(text.replace('_', ""))
 }
 
-/// `float(text)`.
+/// Evaluates Python's `float(text)`; `None` if the text is not a number.
 pub(in super::super) fn parse_float(text: &str) -> Option<f64> {
     let text = text.trim_matches(super::super::lexer::is_space);
     let plain = without_underscores(text)?;
@@ -125,8 +128,8 @@ pub(in super::super) fn parse_float(text: &str) -> Option<f64> {
 }
 
 #[allow(clippy::cast_precision_loss)]
-fn round(machine: &mut Machine<'_>, value: &Value, given: Given) -> Result<Value, Error> {
-    let [precision, method] = given.bind("round", ["precision", "method"], 0)?;
+fn round(renderer: &mut Renderer<'_>, value: &Value, args: CallArguments) -> Result<Value, Error> {
+    let [precision, method] = args.bind("round", ["precision", "method"], 0)?;
     let method = method.unwrap_or_else(|| Value::text("common"));
     let precision = match precision {
         None => 0,
@@ -135,7 +138,7 @@ fn round(machine: &mut Machine<'_>, value: &Value, given: Given) -> Result<Value
             _ => return fail("expected a precision from -400 to 400"),
         },
     };
-    defined(value)?;
+    expect_defined(value)?;
     match method.as_text() {
         Some("common") => match (value.as_int(), value) {
             (Some(number), _) if precision >= 0 => Ok(Value::Int(number)),
@@ -150,7 +153,7 @@ fn round(machine: &mut Machine<'_>, value: &Value, given: Given) -> Result<Value
                     .checked_add(i128::from(up))
                     .and_then(|quotient| quotient.checked_mul(unit))
                     .map(Value::Int)
-                    .ok_or_else(too_large)
+                    .ok_or_else(int_overflow)
             }
             (None, Value::Float(number)) => Ok(Value::Float(rounded(*number, precision))),
             _ => fail(format!("type {} doesn't define __round__ method", value.type_name())),
@@ -160,7 +163,7 @@ fn round(machine: &mut Machine<'_>, value: &Value, given: Given) -> Result<Value
                 return fail(format!("can't multiply sequence by non-int of type '{}'", value.type_name()));
             };
             let unit = 10_f64.powi(precision);
-            let scaled = machine.binary(Operator::Mul, &Value::Float(number), &Value::Float(unit))?;
+            let scaled = renderer.binary(Operator::Mul, &Value::Float(number), &Value::Float(unit))?;
             let scaled = scaled.as_float().unwrap_or_default();
             let scaled = if method == "ceil" { scaled.ceil() } else { scaled.floor() };
             Ok(Value::Float(scaled / unit))
@@ -169,7 +172,7 @@ fn round(machine: &mut Machine<'_>, value: &Value, given: Given) -> Result<Value
     }
 }
 
-/// `round(number, precision)`: correctly rounded, exact ties to even.
+/// Evaluates Python's `round(number, precision)`, which is correctly rounded with ties to even.
 fn rounded(number: f64, precision: i32) -> f64 {
     if !number.is_finite() {
         return number;
@@ -183,8 +186,9 @@ fn rounded(number: f64, precision: i32) -> f64 {
     }
 }
 
+/// Formats a number of bytes as Jinja2's `filesizeformat`.
 #[allow(clippy::cast_precision_loss)]
-fn size(number: f64, binary: bool) -> String {
+fn file_size(number: f64, binary: bool) -> String {
     let base: f64 = if binary { 1024.0 } else { 1000.0 };
     let prefixes = if binary {
         ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB"]

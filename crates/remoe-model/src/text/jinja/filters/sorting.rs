@@ -3,46 +3,46 @@
 use std::cmp::Ordering;
 
 use super::super::ast::Comparison;
-use super::super::calls::Given;
+use super::super::calls::CallArguments;
 use super::super::error::{Error, fail};
-use super::super::machine::Machine;
 use super::super::objects::Object;
-use super::super::operators::order;
+use super::super::operators::ordering;
+use super::super::renderer::Renderer;
 use super::super::value::Value;
 
 pub(super) fn apply(
-    machine: &mut Machine<'_>,
+    renderer: &mut Renderer<'_>,
     name: &str,
     value: &Value,
-    given: Given,
+    args: CallArguments,
 ) -> Result<Value, Error> {
     match name {
         "sort" => {
             let [reverse, case, attribute] =
-                given.bind(name, ["reverse", "case_sensitive", "attribute"], 0)?;
+                args.bind(name, ["reverse", "case_sensitive", "attribute"], 0)?;
             let paths: Vec<Vec<Value>> = match attribute {
                 Some(Value::Text(paths)) => {
-                    // Refuses a text that is too long before it is split.
-                    machine.path_parts(Some(&Value::Text(paths.clone())))?;
+                    // Checks the length of the text before splitting it.
+                    renderer.parse_path(Some(&Value::Text(paths.clone())))?;
                     let split = paths.split(',').map(Value::text);
-                    split.map(|path| machine.path_parts(Some(&path))).collect::<Result<_, _>>()?
+                    split.map(|path| renderer.parse_path(Some(&path))).collect::<Result<_, _>>()?
                 }
-                other => vec![machine.path_parts(other.as_ref())?],
+                other => vec![renderer.parse_path(other.as_ref())?],
             };
             let mut keyed = Vec::new();
-            for item in &*machine.iterate(value)? {
+            for item in &*renderer.iterate(value)? {
                 let mut keys = Vec::new();
                 for path in &paths {
-                    let key = machine.path(item, path, None)?;
-                    keys.push(folded(machine, key, truth(case.as_ref()))?);
+                    let key = renderer.resolve_path(item, path, None)?;
+                    keys.push(sort_key(renderer, key, is_set(case.as_ref()))?);
                 }
                 let key = if keys.len() == 1 { keys.pop().unwrap_or(Value::None) } else { Value::list(keys) };
                 keyed.push((key, item.clone()));
             }
-            Ok(Value::list(sorted(machine, keyed, truth(reverse.as_ref()))?))
+            Ok(Value::list(sort_by_keys(renderer, keyed, is_set(reverse.as_ref()))?))
         }
         "dictsort" => {
-            let [case, by, reverse] = given.bind(name, ["case_sensitive", "by", "reverse"], 0)?;
+            let [case, by, reverse] = args.bind(name, ["case_sensitive", "by", "reverse"], 0)?;
             let by_value = match by.as_ref().map_or(Some("key"), Value::as_text) {
                 Some("key") => false,
                 Some("value") => true,
@@ -57,41 +57,41 @@ pub(super) fn apply(
             let mut keyed = Vec::new();
             for (key, item) in map.entries() {
                 let by = if by_value { item } else { key };
-                let by = folded(machine, by.clone(), truth(case.as_ref()))?;
+                let by = sort_key(renderer, by.clone(), is_set(case.as_ref()))?;
                 keyed.push((by, Value::tuple(vec![key.clone(), item.clone()])));
             }
-            Ok(Value::list(sorted(machine, keyed, truth(reverse.as_ref()))?))
+            Ok(Value::list(sort_by_keys(renderer, keyed, is_set(reverse.as_ref()))?))
         }
-        "groupby" => group(machine, value, given),
+        "groupby" => group(renderer, value, args),
         "unique" => {
-            let [case, attribute] = given.bind(name, ["case_sensitive", "attribute"], 0)?;
-            let path = machine.path_parts(attribute.as_ref())?;
-            let items = machine.iterate(value)?;
-            // Of keys and of items.
-            machine.limits.build_list(items.len())?;
-            machine.limits.build_list(items.len())?;
+            let [case, attribute] = args.bind(name, ["case_sensitive", "attribute"], 0)?;
+            let path = renderer.parse_path(attribute.as_ref())?;
+            let items = renderer.iterate(value)?;
+            // One list for the keys, one for the items.
+            renderer.limits.charge_list(items.len())?;
+            renderer.limits.charge_list(items.len())?;
             let mut seen = std::collections::HashSet::new();
             let mut kept = Vec::new();
             for item in &*items {
-                let key = machine.path(item, &path, None)?;
-                let key = folded(machine, key, truth(case.as_ref()))?;
-                if seen.insert(key.key(&mut machine.limits)?) {
+                let key = renderer.resolve_path(item, &path, None)?;
+                let key = sort_key(renderer, key, is_set(case.as_ref()))?;
+                if seen.insert(key.key(&mut renderer.limits)?) {
                     kept.push(item.clone());
                 }
             }
             Ok(Object::generator(kept))
         }
         _ => {
-            let [case, attribute] = given.bind(name, ["case_sensitive", "attribute"], 0)?;
-            let path = machine.path_parts(attribute.as_ref())?;
+            let [case, attribute] = args.bind(name, ["case_sensitive", "attribute"], 0)?;
+            let path = renderer.parse_path(attribute.as_ref())?;
             let mut best: Option<(Value, Value)> = None;
-            for item in &*machine.iterate(value)? {
-                let key = machine.path(item, &path, None)?;
-                let key = folded(machine, key, truth(case.as_ref()))?;
+            for item in &*renderer.iterate(value)? {
+                let key = renderer.resolve_path(item, &path, None)?;
+                let key = sort_key(renderer, key, is_set(case.as_ref()))?;
                 let better = match &best {
                     None => true,
-                    Some((found, _)) if name == "max" => machine.compare(Comparison::Gt, &key, found)?,
-                    Some((found, _)) => machine.compare(Comparison::Lt, &key, found)?,
+                    Some((found, _)) if name == "max" => renderer.compare(Comparison::Gt, &key, found)?,
+                    Some((found, _)) => renderer.compare(Comparison::Lt, &key, found)?,
                 };
                 if better {
                     best = Some((key, item.clone()));
@@ -105,28 +105,28 @@ pub(super) fn apply(
     }
 }
 
-fn truth(value: Option<&Value>) -> bool {
-    value.is_some_and(Value::truth)
+fn is_set(value: Option<&Value>) -> bool {
+    value.is_some_and(Value::is_truthy)
 }
 
-/// A text in lower case unless cases differ.
-fn folded(machine: &mut Machine<'_>, value: Value, case_sensitive: bool) -> Result<Value, Error> {
+/// Returns the key of a comparison: a text in lower case, unless `case_sensitive`.
+fn sort_key(renderer: &mut Renderer<'_>, value: Value, case_sensitive: bool) -> Result<Value, Error> {
     match value {
         Value::Text(text) if !case_sensitive => {
-            machine.limits.build(text.len())?;
+            renderer.limits.charge_text(text.len())?;
             Ok(Value::Text(text.to_lowercase().into()))
         }
         other => Ok(other),
     }
 }
 
-/// The items in the order of their keys; equal ones stay as they are.
-fn sorted(
-    machine: &mut Machine<'_>,
+/// Sorts items by their keys. The sort is stable, also if `reverse`.
+fn sort_by_keys(
+    renderer: &mut Renderer<'_>,
     mut keyed: Vec<(Value, Value)>,
     reverse: bool,
 ) -> Result<Vec<Value>, Error> {
-    machine.limits.build_list(keyed.len())?;
+    renderer.limits.charge_list(keyed.len())?;
     if reverse {
         keyed.reverse();
     }
@@ -137,7 +137,7 @@ fn sorted(
             let (left, right) = pair.split_at(width.min(pair.len()));
             let (mut left, mut right) = (left.iter().peekable(), right.iter().peekable());
             while let (Some((a, _)), Some((b, _))) = (left.peek(), right.peek()) {
-                let first = order(&mut machine.limits, b, a, "<", 0)? == Some(Ordering::Less);
+                let first = ordering(&mut renderer.limits, b, a, "<", 0)? == Some(Ordering::Less);
                 merged.extend(if first { right.next() } else { left.next() }.cloned());
             }
             merged.extend(left.cloned());
@@ -153,22 +153,22 @@ fn sorted(
     Ok(items)
 }
 
-fn group(machine: &mut Machine<'_>, value: &Value, given: Given) -> Result<Value, Error> {
-    let [attribute, default, case] = given.bind("groupby", ["attribute", "default", "case_sensitive"], 1)?;
+fn group(renderer: &mut Renderer<'_>, value: &Value, args: CallArguments) -> Result<Value, Error> {
+    let [attribute, default, case] = args.bind("groupby", ["attribute", "default", "case_sensitive"], 1)?;
     let (attribute, default) =
         (attribute.unwrap_or(Value::None), default.filter(|d| !matches!(d, Value::None)));
-    let path = machine.path_parts(Some(&attribute))?;
+    let path = renderer.parse_path(Some(&attribute))?;
     let mut keyed = Vec::new();
-    for item in &*machine.iterate(value)? {
-        let key = machine.path(item, &path, default.as_ref())?;
-        keyed.push((folded(machine, key, truth(case.as_ref()))?, item.clone()));
+    for item in &*renderer.iterate(value)? {
+        let key = renderer.resolve_path(item, &path, default.as_ref())?;
+        keyed.push((sort_key(renderer, key, is_set(case.as_ref()))?, item.clone()));
     }
     let mut groups: Vec<(Value, Value, Vec<Value>)> = Vec::new();
-    for item in sorted(machine, keyed, false)? {
-        let grouper = machine.path(&item, &path, default.as_ref())?;
-        let key = folded(machine, grouper.clone(), truth(case.as_ref()))?;
+    for item in sort_by_keys(renderer, keyed, false)? {
+        let grouper = renderer.resolve_path(&item, &path, default.as_ref())?;
+        let key = sort_key(renderer, grouper.clone(), is_set(case.as_ref()))?;
         match groups.last_mut() {
-            Some((last, _, items)) if machine.compare(Comparison::Eq, last, &key)? => items.push(item),
+            Some((last, _, items)) if renderer.compare(Comparison::Eq, last, &key)? => items.push(item),
             _ => groups.push((key, grouper, vec![item])),
         }
     }

@@ -1,50 +1,50 @@
 //! Filters of texts.
 
-use super::super::calls::Given;
+use super::super::calls::CallArguments;
 use super::super::error::{Error, fail};
 use super::super::lexer::is_space;
 use super::super::limits::Limits;
-use super::super::machine::Machine;
 use super::super::methods::text::{capitalize, line_count, lines, strip};
-use super::super::operators::defined;
-use super::super::print;
+use super::super::operators::expect_defined;
+use super::super::python_text;
+use super::super::renderer::Renderer;
 use super::super::value::Value;
 
 pub(super) fn apply(
-    machine: &mut Machine<'_>,
+    renderer: &mut Renderer<'_>,
     name: &str,
     value: &Value,
-    given: Given,
+    args: CallArguments,
 ) -> Result<Value, Error> {
     if name == "indent" {
-        return indent(machine, value, given);
+        return indent(renderer, value, args);
     }
-    let text = machine.soft_text(value)?;
-    machine.limits.read(text.len())?;
+    let text = renderer.soft_str(value)?;
+    renderer.limits.charge_read(text.len())?;
     let result = match name {
         "string" => {
-            given.none(name)?;
+            args.expect_none(name)?;
             return Ok(Value::Text(text));
         }
         "safe" => {
-            given.none(name)?;
+            args.expect_none(name)?;
             return Ok(Value::markup(text));
         }
         "trim" => {
-            let [set] = given.bind(name, ["chars"], 0)?;
+            let [set] = args.bind(name, ["chars"], 0)?;
             match set {
                 None | Some(Value::None) => strip(&text, None, true, true).to_owned(),
                 Some(Value::Text(set)) => {
-                    machine.limits.search(&set)?;
+                    renderer.limits.charge_search(&set)?;
                     strip(&text, Some(&set), true, true).to_owned()
                 }
                 Some(_) => return fail("strip arg must be None or str"),
             }
         }
         "replace" => {
-            let [old, new, count] = given.bind(name, ["old", "new", "count"], 2)?;
-            let old = machine.soft_text(&old.unwrap_or(Value::None))?;
-            let new = machine.soft_text(&new.unwrap_or(Value::None))?;
+            let [old, new, count] = args.bind(name, ["old", "new", "count"], 2)?;
+            let old = renderer.soft_str(&old.unwrap_or(Value::None))?;
+            let new = renderer.soft_str(&new.unwrap_or(Value::None))?;
             let count = match count {
                 None | Some(Value::None) => -1,
                 Some(count) => match count.as_int() {
@@ -52,42 +52,42 @@ pub(super) fn apply(
                     None => return fail("replace() argument 3 must be a whole number"),
                 },
             };
-            return machine.replace(&text, &old, &new, count);
+            return renderer.replace(&text, &old, &new, count);
         }
         "format" => {
-            return if given.named.is_empty() {
-                machine.percent(&text, &Value::tuple(given.positional))
-            } else if given.positional.is_empty() {
+            return if args.named.is_empty() {
+                renderer.format_percent(&text, &Value::tuple(args.positional))
+            } else if args.positional.is_empty() {
                 let mut map = super::super::value::Map::default();
-                for (name, value) in given.named {
+                for (name, value) in args.named {
                     map.insert_text(&name, value);
                 }
-                machine.percent(&text, &Value::map(map))
+                renderer.format_percent(&text, &Value::map(map))
             } else {
                 fail("can't handle positional and keyword arguments at the same time")
             };
         }
         "center" => {
-            let [width] = given.bind(name, ["width"], 0)?;
+            let [width] = args.bind(name, ["width"], 0)?;
             let width = width.unwrap_or(Value::Int(80));
-            return machine.pad(&text, name, Given { positional: vec![width], named: Vec::new() });
+            return renderer.pad(&text, name, CallArguments { positional: vec![width], named: Vec::new() });
         }
-        "truncate" => truncate(machine, &text, given)?,
+        "truncate" => truncate(renderer, &text, args)?,
         "pprint" => {
-            given.none(name)?;
-            let text = print::repr(&mut machine.limits, value)?;
+            args.expect_none(name)?;
+            let text = python_text::repr(&mut renderer.limits, value)?;
             if text.chars().count() > 80 {
                 return fail("pprint: expected a value of at most 80 characters");
             }
             text
         }
         "wordcount" => {
-            given.none(name)?;
+            args.expect_none(name)?;
             let word = |c: char| c == '_' || c.is_alphanumeric();
-            return Ok(Value::count(text.split(|c| !word(c)).filter(|word| !word.is_empty()).count()));
+            return Ok(Value::from_count(text.split(|c| !word(c)).filter(|word| !word.is_empty()).count()));
         }
         _ => {
-            given.none(name)?;
+            args.expect_none(name)?;
             match name {
                 "upper" => text.to_uppercase(),
                 "lower" => text.to_lowercase(),
@@ -100,24 +100,24 @@ pub(super) fn apply(
                     _ => url_encoded(&text),
                 },
                 _ => {
-                    return Ok(Value::markup(escaped(&mut machine.limits, &text)?));
+                    return Ok(Value::markup(html_escaped(&mut renderer.limits, &text)?));
                 }
             }
         }
     };
-    machine.limits.build(result.len())?;
+    renderer.limits.charge_text(result.len())?;
     Ok(Value::Text(result.into()))
 }
 
-fn indent(machine: &mut Machine<'_>, value: &Value, given: Given) -> Result<Value, Error> {
-    let [width, first, blank] = given.bind("indent", ["width", "first", "blank"], 0)?;
-    defined(value)?;
+fn indent(renderer: &mut Renderer<'_>, value: &Value, args: CallArguments) -> Result<Value, Error> {
+    let [width, first, blank] = args.bind("indent", ["width", "first", "blank"], 0)?;
+    expect_defined(value)?;
     let Value::Text(text) = value else {
         return fail(format!("unsupported operand type(s) for +=: '{}' and 'str'", value.type_name()));
     };
     let text = format!("{text}\n");
-    machine.limits.build(text.len())?;
-    machine.limits.read(text.len())?;
+    renderer.limits.charge_text(text.len())?;
+    renderer.limits.charge_read(text.len())?;
     let count = line_count(&text);
     let width = match width {
         None => " ".repeat(4),
@@ -125,21 +125,24 @@ fn indent(machine: &mut Machine<'_>, value: &Value, given: Given) -> Result<Valu
         Some(width) => match width.as_int() {
             Some(width) => {
                 let width = usize::try_from(width.max(0)).unwrap_or(usize::MAX);
-                machine.limits.build(width.saturating_mul(count).saturating_add(text.len()))?;
+                renderer.limits.charge_text(width.saturating_mul(count).saturating_add(text.len()))?;
                 " ".repeat(width)
             }
             None => return fail("indent: expected a number of spaces, or a text"),
         },
     };
-    machine.limits.build(width.len().saturating_mul(count).saturating_add(text.len()))?;
-    let blank = blank.is_some_and(|blank| blank.truth());
+    renderer.limits.charge_text(width.len().saturating_mul(count).saturating_add(text.len()))?;
+    let blank = blank.is_some_and(|blank| blank.is_truthy());
     let mut out = String::new();
     for (number, line) in lines(&text, false).enumerate() {
         if number > 0 {
             out.push('\n');
         }
-        let indented =
-            if number == 0 { first.as_ref().is_some_and(Value::truth) } else { blank || !line.is_empty() };
+        let indented = if number == 0 {
+            first.as_ref().is_some_and(Value::is_truthy)
+        } else {
+            blank || !line.is_empty()
+        };
         if indented {
             out.push_str(&width);
         }
@@ -148,8 +151,8 @@ fn indent(machine: &mut Machine<'_>, value: &Value, given: Given) -> Result<Valu
     Ok(Value::Text(out.into()))
 }
 
-fn truncate(machine: &mut Machine<'_>, text: &str, given: Given) -> Result<String, Error> {
-    let [length, kill, end, leeway] = given.bind("truncate", ["length", "killwords", "end", "leeway"], 0)?;
+fn truncate(renderer: &mut Renderer<'_>, text: &str, args: CallArguments) -> Result<String, Error> {
+    let [length, kill, end, leeway] = args.bind("truncate", ["length", "killwords", "end", "leeway"], 0)?;
     let number = |value: Option<Value>, default: usize| match value {
         None | Some(Value::None) => Ok(default),
         Some(value) => match value.as_int().map(usize::try_from) {
@@ -159,7 +162,7 @@ fn truncate(machine: &mut Machine<'_>, text: &str, given: Given) -> Result<Strin
     };
     let (length, leeway) = (number(length, 255)?, number(leeway, 5)?);
     let end = match end {
-        Some(end) => machine.soft_text(&end)?,
+        Some(end) => renderer.soft_str(&end)?,
         None => "...".into(),
     };
     let ending = end.chars().count();
@@ -170,7 +173,7 @@ fn truncate(machine: &mut Machine<'_>, text: &str, given: Given) -> Result<Strin
         return Ok(text.to_owned());
     }
     let cut: String = text.chars().take(length - ending).collect();
-    let kept = if kill.is_some_and(|kill| kill.truth()) {
+    let kept = if kill.is_some_and(|kill| kill.is_truthy()) {
         cut.as_str()
     } else {
         cut.rsplit_once(' ').map_or(cut.as_str(), |(before, _)| before)
@@ -178,7 +181,7 @@ fn truncate(machine: &mut Machine<'_>, text: &str, given: Given) -> Result<Strin
     Ok(format!("{kept}{end}"))
 }
 
-/// Capital letters behind white space, hyphens and brackets.
+/// Capitalises words, which begin after white space, hyphens and opening brackets.
 fn title(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut begins = true;
@@ -209,16 +212,16 @@ fn url_encoded(text: &str) -> String {
     out
 }
 
-/// Escapes a text for HTML. Its length is counted before it is built.
-pub(in super::super) fn escaped(limits: &mut Limits, text: &str) -> Result<String, Error> {
-    limits.read(text.len())?;
+/// Escapes a text for HTML, charging its length before it is built.
+pub(in super::super) fn html_escaped(limits: &mut Limits, text: &str) -> Result<String, Error> {
+    limits.charge_read(text.len())?;
     let longer = text.bytes().map(|byte| match byte {
         b'&' | b'\'' | b'"' => 4,
         b'<' | b'>' => 3,
         _ => 0,
     });
     let length = longer.sum::<usize>().saturating_add(text.len());
-    limits.build(length)?;
+    limits.charge_text(length)?;
     let mut out = String::with_capacity(length);
     for character in text.chars() {
         match character {

@@ -3,14 +3,14 @@
 mod containers;
 pub(super) mod text;
 
-use super::calls::Given;
+use super::calls::CallArguments;
 use super::error::{Error, fail};
-use super::machine::Machine;
 use super::objects::Object;
+use super::renderer::Renderer;
 use super::value::Value;
 
-/// Methods of texts.
-pub(super) const TEXT: [&str; 47] = [
+/// Names of the methods of texts.
+pub(super) const TEXT_METHODS: [&str; 47] = [
     "capitalize",
     "casefold",
     "center",
@@ -60,28 +60,33 @@ pub(super) const TEXT: [&str; 47] = [
     "zfill",
 ];
 
-/// Methods of objects.
-pub(super) const MAP: [&str; 6] = ["copy", "fromkeys", "get", "items", "keys", "values"];
+/// Names of the methods of dictionaries.
+pub(super) const DICT_METHODS: [&str; 6] = ["copy", "fromkeys", "get", "items", "keys", "values"];
 
-impl Machine<'_> {
-    pub(super) fn call_method(&mut self, owner: &Value, name: &str, given: Given) -> Result<Value, Error> {
+impl Renderer<'_> {
+    pub(super) fn call_method(
+        &mut self,
+        owner: &Value,
+        name: &str,
+        args: CallArguments,
+    ) -> Result<Value, Error> {
         match owner {
-            Value::Text(text) => self.text_method(text, name, given),
-            Value::List(items) | Value::Tuple(items) => self.list_method(owner, items, name, given),
-            Value::Map(map) => self.map_method(map, name, given),
+            Value::Text(text) => self.text_method(text, name, args),
+            Value::List(items) | Value::Tuple(items) => self.list_method(owner, items, name, args),
+            Value::Map(map) => self.map_method(map, name, args),
             Value::Object(object) => match &**object {
                 Object::Loop(state) if name == "cycle" => {
-                    if given.positional.is_empty() || !given.named.is_empty() {
+                    if args.positional.is_empty() || !args.named.is_empty() {
                         return fail("no items for cycling given");
                     }
-                    let place = state.index.get() % given.positional.len();
-                    Ok(given.positional.into_iter().nth(place).unwrap_or(Value::None))
+                    let index = state.index.get() % args.positional.len();
+                    Ok(args.positional.into_iter().nth(index).unwrap_or(Value::None))
                 }
                 Object::Loop(state) => {
-                    // A loop that held itself would never be dropped.
-                    given.positional.iter().try_for_each(|value| self.limits.keep(value, 1))?;
-                    let now = Value::tuple(given.positional.clone());
-                    let before = state.changed.replace(Some(given.positional)).map(Value::tuple);
+                    // A loop that contained itself would never be dropped.
+                    args.positional.iter().try_for_each(|value| self.limits.check_stored(value, 1))?;
+                    let now = Value::tuple(args.positional.clone());
+                    let before = state.changed.replace(Some(args.positional)).map(Value::tuple);
                     let same = match before {
                         Some(before) => self.compare(super::ast::Comparison::Eq, &before, &now)?,
                         None => false,
@@ -89,12 +94,12 @@ impl Machine<'_> {
                     Ok(Value::Bool(!same))
                 }
                 Object::Cycler(items, position) => {
-                    given.none(name)?;
+                    args.expect_none(name)?;
                     let current = position.get();
                     position.set(if name == "reset" { 0 } else { (current + 1) % items.len().max(1) });
                     Ok(items.get(current).filter(|_| name == "next").cloned().unwrap_or(Value::None))
                 }
-                Object::Function("dict") => self.keyed(given),
+                Object::Function("dict") => self.dict_from_keys(args),
                 other => fail(format!("'{}' object has no method '{name}'", other.type_name())),
             },
             other => fail(format!("'{}' object has no method '{name}'", other.type_name())),

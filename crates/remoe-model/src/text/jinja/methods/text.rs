@@ -4,25 +4,25 @@ use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::super::calls::Given;
+use super::super::calls::CallArguments;
 use super::super::error::{Error, fail};
 use super::super::lexer::is_space;
-use super::super::machine::Machine;
-use super::super::print::is_printable;
+use super::super::python_text::is_printable;
+use super::super::renderer::Renderer;
 use super::super::value::{Items, Value};
-use super::containers::bounds;
+use super::containers::slice_bounds;
 
-/// Bytes that a piece of a text takes in a list.
-const PIECE: usize = 32;
-/// Bytes of a set of characters that is searched for each character.
-const SHORT_SET: usize = 32;
+/// Bytes charged for each piece of a split text.
+const PIECE_BYTES: usize = 32;
+/// Longest set of characters in bytes that is scanned for each character; a longer one is hashed.
+const MAX_SCANNED_SET_BYTES: usize = 32;
 
-fn string(text: impl Into<Arc<str>>) -> Value {
+fn text_value(text: impl Into<Arc<str>>) -> Value {
     Value::Text(text.into())
 }
 
-/// A text that a method needs.
-fn text_of(value: Option<&Value>, method: &str) -> Result<Arc<str>, Error> {
+/// Returns an argument of `method` that must be a text.
+fn expect_text(value: Option<&Value>, method: &str) -> Result<Arc<str>, Error> {
     match value {
         Some(Value::Text(text)) => Ok(text.clone()),
         Some(Value::Undefined(message)) => fail(&**message),
@@ -33,8 +33,8 @@ fn text_of(value: Option<&Value>, method: &str) -> Result<Arc<str>, Error> {
     }
 }
 
-/// A whole number that a method needs.
-fn number_of(value: Option<&Value>, default: i128) -> Result<i128, Error> {
+/// Returns an argument that must be a whole number, or `default` if it is absent.
+fn expect_int(value: Option<&Value>, default: i128) -> Result<i128, Error> {
     match value {
         None => Ok(default),
         Some(value) => value.as_int().ok_or_else(|| {
@@ -43,13 +43,18 @@ fn number_of(value: Option<&Value>, default: i128) -> Result<i128, Error> {
     }
 }
 
-impl Machine<'_> {
-    pub(super) fn text_method(&mut self, text: &Arc<str>, name: &str, given: Given) -> Result<Value, Error> {
-        self.limits.read(text.len())?;
+impl Renderer<'_> {
+    pub(super) fn text_method(
+        &mut self,
+        text: &Arc<str>,
+        name: &str,
+        args: CallArguments,
+    ) -> Result<Value, Error> {
+        self.limits.charge_read(text.len())?;
         let value = match name {
-            "format" => return self.format_text(text, given),
+            "format" => return self.format_text(text, args),
             "format_map" => {
-                let [map] = given.bind(name, ["mapping"], 1)?;
+                let [map] = args.bind(name, ["mapping"], 1)?;
                 let Some(Value::Map(map)) = map else {
                     return fail("format_map() argument must be a mapping");
                 };
@@ -58,70 +63,73 @@ impl Machine<'_> {
                     Value::Text(name) => Some((name.clone(), value.clone())),
                     _ => None,
                 });
-                return self.format_text(text, Given { positional: Vec::new(), named: named.collect() });
+                return self
+                    .format_text(text, CallArguments { positional: Vec::new(), named: named.collect() });
             }
-            "split" | "rsplit" => self.split(text, name == "rsplit", given)?,
+            "split" | "rsplit" => self.split(text, name == "rsplit", args)?,
             "splitlines" => {
-                let [keep] = given.bind(name, ["keepends"], 0)?;
+                let [keep] = args.bind(name, ["keepends"], 0)?;
                 let count = line_count(text);
-                self.limits.build_list(count)?;
-                self.limits.build(count.saturating_mul(PIECE).saturating_add(text.len()))?;
-                Value::list(lines(text, keep.is_some_and(|keep| keep.truth())).map(Value::text).collect())
+                self.limits.charge_list(count)?;
+                self.limits.charge_text(count.saturating_mul(PIECE_BYTES).saturating_add(text.len()))?;
+                Value::list(lines(text, keep.is_some_and(|keep| keep.is_truthy())).map(Value::text).collect())
             }
             "strip" | "lstrip" | "rstrip" => {
-                let [set] = given.bind(name, ["chars"], 0)?;
+                let [set] = args.bind(name, ["chars"], 0)?;
                 let set = match set {
                     None | Some(Value::None) => None,
-                    set => Some(text_of(set.as_ref(), name)?),
+                    set => Some(expect_text(set.as_ref(), name)?),
                 };
-                self.limits.search(set.as_deref().unwrap_or_default())?;
+                self.limits.charge_search(set.as_deref().unwrap_or_default())?;
                 let (start, end) = (name != "rstrip", name != "lstrip");
-                string(strip(text, set.as_deref(), start, end))
+                text_value(strip(text, set.as_deref(), start, end))
             }
-            "startswith" | "endswith" => self.affix(text, name, given)?,
-            "find" | "rfind" | "index" | "rindex" | "count" => self.find(text, name, given)?,
+            "startswith" | "endswith" => self.affix(text, name, args)?,
+            "find" | "rfind" | "index" | "rindex" | "count" => self.find(text, name, args)?,
             "partition" | "rpartition" => {
-                let [separator] = given.bind(name, ["sep"], 1)?;
-                let separator = text_of(separator.as_ref(), name)?;
+                let [separator] = args.bind(name, ["sep"], 1)?;
+                let separator = expect_text(separator.as_ref(), name)?;
                 if separator.is_empty() {
                     return fail("empty separator");
                 }
-                self.limits.search(&separator)?;
-                self.limits.build(text.len())?;
+                self.limits.charge_search(&separator)?;
+                self.limits.charge_text(text.len())?;
                 let found = if name == "partition" {
                     text.split_once(&*separator)
                 } else {
                     text.rsplit_once(&*separator)
                 };
                 Value::tuple(match (found, name) {
-                    (Some((before, after)), _) => vec![string(before), string(separator), string(after)],
-                    (None, "partition") => vec![string(text.clone()), string(""), string("")],
-                    (None, _) => vec![string(""), string(""), string(text.clone())],
+                    (Some((before, after)), _) => {
+                        vec![text_value(before), text_value(separator), text_value(after)]
+                    }
+                    (None, "partition") => vec![text_value(text.clone()), text_value(""), text_value("")],
+                    (None, _) => vec![text_value(""), text_value(""), text_value(text.clone())],
                 })
             }
             "removeprefix" | "removesuffix" => {
-                let [affix] = given.bind(name, ["affix"], 1)?;
-                let affix = text_of(affix.as_ref(), name)?;
+                let [affix] = args.bind(name, ["affix"], 1)?;
+                let affix = expect_text(affix.as_ref(), name)?;
                 let rest = if name == "removeprefix" {
                     text.strip_prefix(&*affix)
                 } else {
                     text.strip_suffix(&*affix)
                 };
-                string(rest.unwrap_or(text))
+                text_value(rest.unwrap_or(text))
             }
             "replace" => {
-                let [old, new, count] = given.bind(name, ["old", "new", "count"], 2)?;
-                let (old, new) = (text_of(old.as_ref(), name)?, text_of(new.as_ref(), name)?);
-                let count = number_of(count.as_ref(), -1)?;
+                let [old, new, count] = args.bind(name, ["old", "new", "count"], 2)?;
+                let (old, new) = (expect_text(old.as_ref(), name)?, expect_text(new.as_ref(), name)?);
+                let count = expect_int(count.as_ref(), -1)?;
                 return self.replace(text, &old, &new, count);
             }
             "join" => {
-                let [items] = given.bind(name, ["iterable"], 1)?;
+                let [items] = args.bind(name, ["iterable"], 1)?;
                 let items = self.iterate(&items.unwrap_or(Value::None))?;
-                self.limits.build_list(items.len())?;
+                self.limits.charge_list(items.len())?;
                 let mut texts = Vec::with_capacity(items.len());
                 for (index, item) in items.iter().enumerate() {
-                    self.limits.look(0)?;
+                    self.limits.charge_visit(0)?;
                     match item {
                         Value::Text(text) => texts.push(text.clone()),
                         other => {
@@ -134,32 +142,33 @@ impl Machine<'_> {
                 }
                 return self.join_texts(text, &texts);
             }
-            "center" | "ljust" | "rjust" | "zfill" => return self.pad(text, name, given),
+            "center" | "ljust" | "rjust" | "zfill" => return self.pad(text, name, args),
             "expandtabs" => {
-                let [size] = given.bind(name, ["tabsize"], 0)?;
-                let size = usize::try_from(number_of(size.as_ref(), 8)?.max(0)).unwrap_or(usize::MAX);
-                self.limits
-                    .build(text.matches('\t').count().saturating_mul(size).saturating_add(text.len()))?;
-                string(expand_tabs(text, size))
+                let [size] = args.bind(name, ["tabsize"], 0)?;
+                let size = usize::try_from(expect_int(size.as_ref(), 8)?.max(0)).unwrap_or(usize::MAX);
+                self.limits.charge_text(
+                    text.matches('\t').count().saturating_mul(size).saturating_add(text.len()),
+                )?;
+                text_value(expand_tabs(text, size))
             }
             "encode" | "translate" | "maketrans" => {
                 return fail(format!("the method '{name}' of texts is not available"));
             }
             _ => {
-                given.none(name)?;
-                match cases(text, name) {
-                    Some(text) => string(text),
-                    None => Value::Bool(holds(text, name)),
+                args.expect_none(name)?;
+                match change_case(text, name) {
+                    Some(text) => text_value(text),
+                    None => Value::Bool(has_property(text, name)),
                 }
             }
         };
         if let Value::Text(text) = &value {
-            self.limits.build(text.len())?;
+            self.limits.charge_text(text.len())?;
         }
         Ok(value)
     }
 
-    /// `text.replace(old, new, count)`.
+    /// Evaluates `text.replace(old, new, count)`; a negative count replaces all.
     pub(in super::super) fn replace(
         &mut self,
         text: &str,
@@ -167,31 +176,36 @@ impl Machine<'_> {
         new: &str,
         count: i128,
     ) -> Result<Value, Error> {
-        self.limits.read(text.len())?;
+        self.limits.charge_read(text.len())?;
         let most = usize::try_from(count).unwrap_or(usize::MAX);
-        self.limits.search(old)?;
+        self.limits.charge_search(old)?;
         let found = text.matches(old).take(most).count();
-        self.limits.found(found)?;
-        self.limits.build(found.saturating_mul(new.len()).saturating_add(text.len()))?;
-        Ok(string(text.replacen(old, new, most)))
+        self.limits.charge_matches(found)?;
+        self.limits.charge_text(found.saturating_mul(new.len()).saturating_add(text.len()))?;
+        Ok(text_value(text.replacen(old, new, most)))
     }
 
     pub(in super::super) fn join_texts(&mut self, between: &str, texts: &[Arc<str>]) -> Result<Value, Error> {
         let bytes: usize = texts.iter().map(|text| text.len()).fold(0, usize::saturating_add);
-        self.limits.build(between.len().saturating_mul(texts.len()).saturating_add(bytes))?;
+        self.limits.charge_text(between.len().saturating_mul(texts.len()).saturating_add(bytes))?;
         let texts: Vec<&str> = texts.iter().map(|text| &**text).collect();
-        Ok(string(texts.join(between)))
+        Ok(text_value(texts.join(between)))
     }
 
-    /// Text that is at least `width` characters long.
-    pub(in super::super) fn pad(&mut self, text: &str, name: &str, given: Given) -> Result<Value, Error> {
-        let [width, fill] = given.bind(name, ["width", "fillchar"], 1)?;
-        let width = usize::try_from(number_of(width.as_ref(), 0)?.max(0)).unwrap_or(usize::MAX);
+    /// Pads a text to the width in `args`, by the method `name`: `center`, `ljust`, `rjust` or `zfill`.
+    pub(in super::super) fn pad(
+        &mut self,
+        text: &str,
+        name: &str,
+        args: CallArguments,
+    ) -> Result<Value, Error> {
+        let [width, fill] = args.bind(name, ["width", "fillchar"], 1)?;
+        let width = usize::try_from(expect_int(width.as_ref(), 0)?.max(0)).unwrap_or(usize::MAX);
         let fill = match fill {
             None if name == "zfill" => '0',
             None => ' ',
             fill => {
-                let fill = text_of(fill.as_ref(), name)?;
+                let fill = expect_text(fill.as_ref(), name)?;
                 let mut characters = fill.chars();
                 match (characters.next(), characters.next()) {
                     (Some(fill), None) => fill,
@@ -200,9 +214,9 @@ impl Machine<'_> {
             }
         };
         let missing = width.saturating_sub(text.chars().count());
-        self.limits.build(missing.saturating_mul(fill.len_utf8()).saturating_add(text.len()))?;
+        self.limits.charge_text(missing.saturating_mul(fill.len_utf8()).saturating_add(text.len()))?;
         let fill = |count: usize| String::from(fill).repeat(count);
-        Ok(string(match name {
+        Ok(text_value(match name {
             "ljust" => format!("{text}{}", fill(missing)),
             "rjust" => format!("{}{text}", fill(missing)),
             "zfill" => {
@@ -217,20 +231,20 @@ impl Machine<'_> {
         }))
     }
 
-    fn split(&mut self, text: &str, from_end: bool, given: Given) -> Result<Value, Error> {
-        let [separator, most] = given.bind("split", ["sep", "maxsplit"], 0)?;
-        let most = usize::try_from(number_of(most.as_ref(), -1)?).unwrap_or(usize::MAX);
+    fn split(&mut self, text: &str, from_end: bool, args: CallArguments) -> Result<Value, Error> {
+        let [separator, most] = args.bind("split", ["sep", "maxsplit"], 0)?;
+        let most = usize::try_from(expect_int(most.as_ref(), -1)?).unwrap_or(usize::MAX);
         let pieces: Vec<&str> = match separator {
             None | Some(Value::None) => split_spaces(text, most, from_end),
             separator => {
-                let separator = text_of(separator.as_ref(), "split")?;
+                let separator = expect_text(separator.as_ref(), "split")?;
                 if separator.is_empty() {
                     return fail("empty separator");
                 }
-                self.limits.search(&separator)?;
+                self.limits.charge_search(&separator)?;
                 let count = text.matches(&*separator).take(most).count() + 1;
-                self.limits.found(count)?;
-                self.limits.build_list(count)?;
+                self.limits.charge_matches(count)?;
+                self.limits.charge_list(count)?;
                 if from_end {
                     let mut pieces: Vec<&str> = text.rsplitn(most.saturating_add(1), &*separator).collect();
                     pieces.reverse();
@@ -240,13 +254,13 @@ impl Machine<'_> {
                 }
             }
         };
-        self.limits.build_list(pieces.len())?;
-        self.limits.build(pieces.len().saturating_mul(PIECE).saturating_add(text.len()))?;
+        self.limits.charge_list(pieces.len())?;
+        self.limits.charge_text(pieces.len().saturating_mul(PIECE_BYTES).saturating_add(text.len()))?;
         Ok(Value::list(pieces.into_iter().map(Value::text).collect()))
     }
 
-    fn affix(&mut self, text: &str, name: &str, given: Given) -> Result<Value, Error> {
-        let [affixes, start, stop] = given.bind(name, ["affix", "start", "end"], 1)?;
+    fn affix(&mut self, text: &str, name: &str, args: CallArguments) -> Result<Value, Error> {
+        let [affixes, start, stop] = args.bind(name, ["affix", "start", "end"], 1)?;
         let affixes = match affixes {
             Some(Value::Tuple(affixes)) => affixes,
             other => Rc::new(Items::new(vec![other.unwrap_or(Value::None)])),
@@ -254,16 +268,16 @@ impl Machine<'_> {
         let part = if start.is_none() && stop.is_none() {
             text
         } else {
-            let (start, stop) = bounds(text.chars().count(), start.as_ref(), stop.as_ref())?;
+            let (start, stop) = slice_bounds(text.chars().count(), start.as_ref(), stop.as_ref())?;
             if start > stop {
                 return Ok(Value::Bool(false));
             }
             characters(text, start, stop)
         };
         for affix in &*affixes {
-            let affix = text_of(Some(affix), name)?;
-            self.limits.look(0)?;
-            self.limits.read(affix.len().min(part.len()))?;
+            let affix = expect_text(Some(affix), name)?;
+            self.limits.charge_visit(0)?;
+            self.limits.charge_read(affix.len().min(part.len()))?;
             let is = if name == "startswith" { part.starts_with(&*affix) } else { part.ends_with(&*affix) };
             if is {
                 return Ok(Value::Bool(true));
@@ -272,14 +286,14 @@ impl Machine<'_> {
         Ok(Value::Bool(false))
     }
 
-    fn find(&mut self, text: &str, name: &str, given: Given) -> Result<Value, Error> {
-        let [part, start, stop] = given.bind(name, ["sub", "start", "end"], 1)?;
-        let wanted = text_of(part.as_ref(), name)?;
-        self.limits.search(&wanted)?;
+    fn find(&mut self, text: &str, name: &str, args: CallArguments) -> Result<Value, Error> {
+        let [part, start, stop] = args.bind(name, ["sub", "start", "end"], 1)?;
+        let wanted = expect_text(part.as_ref(), name)?;
+        self.limits.charge_search(&wanted)?;
         let (start, part) = if start.is_none() && stop.is_none() {
             (0, Some(text))
         } else {
-            let (start, stop) = bounds(text.chars().count(), start.as_ref(), stop.as_ref())?;
+            let (start, stop) = slice_bounds(text.chars().count(), start.as_ref(), stop.as_ref())?;
             (start, (start <= stop).then(|| characters(text, start, stop)))
         };
         if name == "count" {
@@ -288,32 +302,33 @@ impl Machine<'_> {
                 Some(part) => part.matches(&*wanted).count(),
                 None => 0,
             };
-            self.limits.found(count)?;
-            return Ok(Value::count(count));
+            self.limits.charge_matches(count)?;
+            return Ok(Value::from_count(count));
         }
         let found = part.and_then(|part| {
-            let place = if name.starts_with('r') { part.rfind(&*wanted) } else { part.find(&*wanted) };
-            place.map(|place| part.get(..place).unwrap_or_default().chars().count() + start)
+            let position = if name.starts_with('r') { part.rfind(&*wanted) } else { part.find(&*wanted) };
+            position.map(|position| part.get(..position).unwrap_or_default().chars().count() + start)
         });
         match found {
-            Some(place) => Ok(Value::count(place)),
+            Some(position) => Ok(Value::from_count(position)),
             None if name.ends_with("index") => fail("substring not found"),
             None => Ok(Value::Int(-1)),
         }
     }
 }
 
-/// Characters from `start` to `stop`.
+/// Returns the characters from `start` to `stop`, counted in characters.
 fn characters(text: &str, start: usize, stop: usize) -> &str {
-    let place = |number: usize| text.char_indices().nth(number).map_or(text.len(), |(place, _)| place);
-    text.get(place(start)..place(stop)).unwrap_or_default()
+    let position =
+        |number: usize| text.char_indices().nth(number).map_or(text.len(), |(position, _)| position);
+    text.get(position(start)..position(stop)).unwrap_or_default()
 }
 
-/// `text.strip(set)`, at the start, at the end or at both.
+/// Evaluates `text.strip(set)` at the start, at the end or at both; without a set, white space is stripped.
 pub(in super::super) fn strip<'a>(text: &'a str, set: Option<&str>, start: bool, end: bool) -> &'a str {
-    // A short set is searched, a long one is hashed: the time is not the product of the lengths.
+    // A short set is scanned, a long one is hashed, so that the time is not the product of the lengths.
     let (mut ascii, mut others) = ([false; 128], HashSet::new());
-    let long = set.is_some_and(|set| set.len() > SHORT_SET);
+    let long = set.is_some_and(|set| set.len() > MAX_SCANNED_SET_BYTES);
     for character in set.filter(|_| long).unwrap_or_default().chars() {
         match ascii.get_mut(character as usize) {
             Some(listed) => *listed = true,
@@ -333,16 +348,16 @@ pub(in super::super) fn strip<'a>(text: &'a str, set: Option<&str>, start: bool,
     if end { text.trim_end_matches(strips) } else { text }
 }
 
-/// Words between white space, `most` of them cut off.
+/// Splits a text at white space, at most `most` times, from the start or from the end.
 fn split_spaces(text: &str, most: usize, from_end: bool) -> Vec<&str> {
     let mut pieces = Vec::new();
     let mut rest = text.trim_matches(is_space);
     while !rest.is_empty() {
         let cut = if from_end { rest.rfind(is_space) } else { rest.find(is_space) };
-        let Some(place) = cut.filter(|_| pieces.len() < most) else {
+        let Some(position) = cut.filter(|_| pieces.len() < most) else {
             break;
         };
-        let (before, after) = rest.split_at(place);
+        let (before, after) = rest.split_at(position);
         if from_end {
             pieces.push(after.trim_start_matches(is_space));
             rest = before.trim_end_matches(is_space);
@@ -352,15 +367,15 @@ fn split_spaces(text: &str, most: usize, from_end: bool) -> Vec<&str> {
         }
     }
     if !rest.is_empty() {
-        // What is left keeps the white space at its other end.
+        // The unsplit rest keeps the white space at its far end.
         let kept = if pieces.is_empty() && most == 0 {
             if from_end { text.trim_end_matches(is_space) } else { text.trim_start_matches(is_space) }
         } else {
             rest
         };
         let whole = if pieces.len() == most && !from_end && most > 0 {
-            let place = rest.as_ptr() as usize - text.as_ptr() as usize;
-            text.get(place..).unwrap_or(kept)
+            let position = rest.as_ptr() as usize - text.as_ptr() as usize;
+            text.get(position..).unwrap_or(kept)
         } else if pieces.len() == most && from_end && most > 0 {
             let end = rest.as_ptr() as usize - text.as_ptr() as usize + rest.len();
             text.get(..end).unwrap_or(kept)
@@ -379,27 +394,27 @@ fn ends_line(character: char) -> bool {
     matches!(character, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
 
-/// Number of [`lines`].
+/// Counts the [`lines`].
 pub(in super::super) fn line_count(text: &str) -> usize {
     let ends = text.chars().filter(|character| ends_line(*character)).count();
     let unfinished = text.chars().next_back().is_some_and(|last| !ends_line(last));
     ends - text.matches("\r\n").count() + usize::from(unfinished)
 }
 
-/// Lines as Python's `str.splitlines` cuts them.
+/// Splits a text as Python's `str.splitlines`; line ends stay if `keep`.
 pub(in super::super) fn lines(text: &str, keep: bool) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
         if rest.is_empty() {
             return None;
         }
-        let Some(place) = rest.find(ends_line) else {
+        let Some(position) = rest.find(ends_line) else {
             return Some(std::mem::take(&mut rest));
         };
-        let (line, after) = rest.split_at(place);
+        let (line, after) = rest.split_at(position);
         let width =
             if after.starts_with("\r\n") { 2 } else { after.chars().next().map_or(0, char::len_utf8) };
-        let line = if keep { rest.get(..place + width).unwrap_or(line) } else { line };
+        let line = if keep { rest.get(..position + width).unwrap_or(line) } else { line };
         rest = after.get(width..).unwrap_or_default();
         Some(line)
     })
@@ -425,8 +440,8 @@ fn expand_tabs(text: &str, size: usize) -> String {
     out
 }
 
-/// All letters that have a case have this one, and there is one.
-pub(in super::super) fn cased(text: &str, upper: bool) -> bool {
+/// Reports if all cased letters have this case, and at least one is cased.
+pub(in super::super) fn has_only_case(text: &str, upper: bool) -> bool {
     let right = |c: char| if upper { c.is_uppercase() } else { c.is_lowercase() };
     let wrong = |c: char| if upper { c.is_lowercase() } else { c.is_uppercase() };
     text.chars().any(right) && !text.chars().any(wrong)
@@ -438,7 +453,7 @@ pub(in super::super) fn capitalize(text: &str) -> String {
     first + &characters.as_str().to_lowercase()
 }
 
-/// One letter as a word's first: what becomes several letters has one capital among them.
+/// Returns a letter in title case; of several resulting letters only the first is a capital.
 fn title_case(letter: char) -> String {
     let mut upper = letter.to_uppercase();
     let mut title = String::from(upper.next().unwrap_or(letter));
@@ -446,8 +461,8 @@ fn title_case(letter: char) -> String {
     title
 }
 
-/// The text in another case.
-fn cases(text: &str, name: &str) -> Option<String> {
+/// Changes the case of a text by the method `name`; `None` if it is not such a method.
+fn change_case(text: &str, name: &str) -> Option<String> {
     Some(match name {
         "upper" => text.to_uppercase(),
         "lower" => text.to_lowercase(),
@@ -481,8 +496,8 @@ fn cases(text: &str, name: &str) -> Option<String> {
     })
 }
 
-/// Questions about all characters.
-fn holds(text: &str, name: &str) -> bool {
+/// Evaluates the methods `is..`, which test all characters.
+fn has_property(text: &str, name: &str) -> bool {
     let all = |holds: fn(char) -> bool| !text.is_empty() && text.chars().all(holds);
     match name {
         "isalnum" => all(char::is_alphanumeric),
@@ -491,12 +506,12 @@ fn holds(text: &str, name: &str) -> bool {
         "isdecimal" | "isdigit" | "isnumeric" => all(char::is_numeric),
         "isspace" => all(is_space),
         "isprintable" => text.chars().all(is_printable),
-        "islower" => cased(text, false),
-        "isupper" => cased(text, true),
+        "islower" => has_only_case(text, false),
+        "isupper" => has_only_case(text, true),
         "isidentifier" => {
             all(|c| c == '_' || c.is_alphanumeric()) && !text.starts_with(|c: char| c.is_numeric())
         }
-        // Each word begins with a capital letter and has no other.
-        _ => cases(text, "title").as_deref() == Some(text) && text.chars().any(char::is_uppercase),
+        // `istitle`: each word begins with its only capital letter.
+        _ => change_case(text, "title").as_deref() == Some(text) && text.chars().any(char::is_uppercase),
     }
 }

@@ -1,42 +1,43 @@
-//! Renders a parsed template: statements, scopes and calls of macros.
+//! Rendering of a parsed template: statements, scopes and calls of macros.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::access::cut;
-use super::ast::{Expr, For, Macro, Stmt, Target, Template};
-use super::calls::Given;
+use super::access::abbreviated;
+use super::ast::{Expr, ForLoop, Macro, Stmt, Target, Template};
+use super::calls::CallArguments;
 use super::error::{Error, fail};
 use super::limits::Limits;
-use super::objects::{Loop, Object};
-use super::print;
+use super::objects::{LoopState, Object};
+use super::python_text;
 use super::value::{Items, Map, Value};
 
-/// One rendering.
-pub(super) struct Machine<'t> {
+/// State of a rendering.
+pub(super) struct Renderer<'t> {
     template: &'t Template,
     pub(super) limits: Limits,
     scopes: Vec<Scope>,
     scope: usize,
-    /// Macros that were made: their scopes have to stay.
-    captures: usize,
-    /// Texts that are being written, innermost last.
+    /// Number of macros that were created. A scope stays alive if a macro was created in it.
+    macros_created: usize,
+    /// Outputs that are being written: the rendering's own and those of captured blocks, innermost last.
     out: Vec<String>,
-    /// Recursive loops that have begun, with the scopes around them.
-    recursive: Vec<(&'t For, usize)>,
+    /// Running recursive loops and the scopes that enclose them.
+    recursive: Vec<(&'t ForLoop, usize)>,
 }
 
+/// Variables of a scope and the index of the enclosing scope.
 #[derive(Default)]
 struct Scope {
     names: HashMap<Arc<str>, Value>,
     parent: Option<usize>,
 }
 
-/// How a statement ends.
+/// Continuation after a statement.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Flow {
+enum ControlFlow {
     Next,
     Break,
     Continue,
@@ -45,22 +46,23 @@ enum Flow {
 /// Renders `template` with the variables of `context`.
 ///
 /// # Errors
-/// It fails, raises, or takes more than a rendering may.
+/// The template fails, raises an exception, or exceeds the limits.
 pub(super) fn render(template: &Template, context: HashMap<Arc<str>, Value>) -> Result<String, Error> {
-    let mut machine = Machine {
+    let mut renderer = Renderer {
         template,
         limits: Limits::default(),
         scopes: vec![Scope { names: context, parent: None }],
         scope: 0,
-        captures: 0,
+        macros_created: 0,
         out: vec![String::new()],
         recursive: Vec::new(),
     };
-    machine.statements(&template.body)?;
-    Ok(machine.out.pop().unwrap_or_default())
+    renderer.statements(&template.body)?;
+    Ok(renderer.out.pop().unwrap_or_default())
 }
 
-impl<'t> Machine<'t> {
+impl<'t> Renderer<'t> {
+    /// Returns the value of a variable or function; undefined if there is none.
     pub(super) fn lookup(&self, name: &Arc<str>) -> Value {
         let mut scope = Some(self.scope);
         while let Some(found) = scope.and_then(|number| self.scopes.get(number)) {
@@ -69,8 +71,8 @@ impl<'t> Machine<'t> {
             }
             scope = found.parent;
         }
-        super::calls::global(name)
-            .unwrap_or_else(|| Value::undefined(format!("'{}' is undefined", cut(name))))
+        super::calls::global_function(name)
+            .unwrap_or_else(|| Value::undefined(format!("'{}' is undefined", abbreviated(name))))
     }
 
     fn store(&mut self, name: &Arc<str>, value: Value) {
@@ -85,19 +87,22 @@ impl<'t> Machine<'t> {
         parent: usize,
         evaluate: impl FnOnce(&mut Self) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let (before, length, captures) = (self.scope, self.scopes.len(), self.captures);
+        let (before, length, macros_created) = (self.scope, self.scopes.len(), self.macros_created);
         self.scopes.push(Scope { names: HashMap::new(), parent: Some(parent) });
         self.scope = length;
         let result = evaluate(self);
         self.scope = before;
-        if self.captures == captures {
+        if self.macros_created == macros_created {
             self.scopes.truncate(length);
         }
         result
     }
 
-    /// The text that `evaluate` writes.
-    fn captured(&mut self, evaluate: impl FnOnce(&mut Self) -> Result<Flow, Error>) -> Result<String, Error> {
+    /// Returns the text that `evaluate` writes.
+    fn capture_output(
+        &mut self,
+        evaluate: impl FnOnce(&mut Self) -> Result<ControlFlow, Error>,
+    ) -> Result<String, Error> {
         self.out.push(String::new());
         let result = evaluate(self);
         let text = self.out.pop().unwrap_or_default();
@@ -105,7 +110,7 @@ impl<'t> Machine<'t> {
     }
 
     fn write(&mut self, text: &str) -> Result<(), Error> {
-        self.limits.write(text.len())?;
+        self.limits.charge_output(text.len())?;
         if let Some(out) = self.out.last_mut() {
             out.push_str(text);
         }
@@ -116,24 +121,24 @@ impl<'t> Machine<'t> {
         match value {
             Value::Text(text) => self.write(text),
             other => {
-                let text = print::text(&mut self.limits, other)?;
+                let text = python_text::to_str(&mut self.limits, other)?;
                 self.write(&text)
             }
         }
     }
 
-    fn statements(&mut self, body: &'t [Stmt]) -> Result<Flow, Error> {
+    fn statements(&mut self, body: &'t [Stmt]) -> Result<ControlFlow, Error> {
         for statement in body {
             let flow = self.statement(statement)?;
-            if flow != Flow::Next {
+            if flow != ControlFlow::Next {
                 return Ok(flow);
             }
         }
-        Ok(Flow::Next)
+        Ok(ControlFlow::Next)
     }
 
-    fn statement(&mut self, statement: &'t Stmt) -> Result<Flow, Error> {
-        self.limits.step()?;
+    fn statement(&mut self, statement: &'t Stmt) -> Result<ControlFlow, Error> {
+        self.limits.charge_step()?;
         match statement {
             Stmt::Text(text) => self.write(text)?,
             Stmt::Output(expr) => {
@@ -142,7 +147,7 @@ impl<'t> Machine<'t> {
             }
             Stmt::If(branches, otherwise) => {
                 for (test, body) in branches {
-                    if self.evaluate(test)?.truth() {
+                    if self.evaluate(test)?.is_truthy() {
                         return self.statements(body);
                     }
                 }
@@ -154,14 +159,15 @@ impl<'t> Machine<'t> {
                 return self.run_loop(statement, &items, scope, 0);
             }
             Stmt::Set(target, expr) => {
-                let value = self.evaluate_marked(expr)?;
+                let value = self.evaluate_with_markup(expr)?;
                 self.assign(target, value).map_err(|error| error.in_line(expr.line))?;
             }
             Stmt::SetBlock(target, filter, body) => {
                 let scope = self.scope;
-                let text =
-                    self.captured(|machine| machine.scoped(scope, |machine| machine.statements(body)))?;
-                self.limits.build(text.len())?;
+                let text = self.capture_output(|renderer| {
+                    renderer.scoped(scope, |renderer| renderer.statements(body))
+                })?;
+                self.limits.charge_text(text.len())?;
                 let mut value = Value::Text(text.into());
                 if let Some(filter) = filter {
                     value = self.evaluate_filters(filter, value)?;
@@ -181,9 +187,10 @@ impl<'t> Machine<'t> {
             }
             Stmt::Filter(filter, body) => {
                 let scope = self.scope;
-                let text =
-                    self.captured(|machine| machine.scoped(scope, |machine| machine.statements(body)))?;
-                self.limits.build(text.len())?;
+                let text = self.capture_output(|renderer| {
+                    renderer.scoped(scope, |renderer| renderer.statements(body))
+                })?;
+                self.limits.charge_text(text.len())?;
                 let value = self.evaluate_filters(filter, Value::Text(text.into()))?;
                 self.write_value(&value).map_err(|error| error.in_line(filter.line))?;
             }
@@ -192,17 +199,17 @@ impl<'t> Machine<'t> {
                 for (target, expr) in values {
                     evaluated.push((target, self.evaluate(expr)?));
                 }
-                return self.scoped(self.scope, |machine| {
+                return self.scoped(self.scope, |renderer| {
                     for (target, value) in evaluated {
-                        machine.assign(target, value)?;
+                        renderer.assign(target, value)?;
                     }
-                    machine.statements(body)
+                    renderer.statements(body)
                 });
             }
-            Stmt::Block(body) => return self.scoped(0, |machine| machine.statements(body)),
-            Stmt::Generation(body) => return self.scoped(self.scope, |machine| machine.statements(body)),
-            Stmt::Break => return Ok(Flow::Break),
-            Stmt::Continue => return Ok(Flow::Continue),
+            Stmt::Block(body) => return self.scoped(0, |renderer| renderer.statements(body)),
+            Stmt::Generation(body) => return self.scoped(self.scope, |renderer| renderer.statements(body)),
+            Stmt::Break => return Ok(ControlFlow::Break),
+            Stmt::Continue => return Ok(ControlFlow::Continue),
             Stmt::Unavailable(tag, line) => {
                 return Err(Error::at(
                     format!("'{tag}' needs other templates, of which there are none"),
@@ -210,7 +217,7 @@ impl<'t> Machine<'t> {
                 ));
             }
         }
-        Ok(Flow::Next)
+        Ok(ControlFlow::Next)
     }
 
     fn assign(&mut self, target: &Target, value: Value) -> Result<(), Error> {
@@ -228,7 +235,7 @@ impl<'t> Machine<'t> {
                 }
             }
             Target::Attribute(name, attribute) => {
-                self.limits.keep(&value, 1)?;
+                self.limits.check_stored(&value, 1)?;
                 match self.lookup(name) {
                     Value::Object(object) => match &*object {
                         Object::Namespace(values) => {
@@ -243,34 +250,36 @@ impl<'t> Machine<'t> {
         Ok(())
     }
 
-    /// Runs a loop over the items of a value, in scopes below `parent`.
+    /// Runs a loop over the items of a value. Each pass has a scope below `parent`; `depth` is the level of a
+    /// recursive loop.
     fn run_loop(
         &mut self,
-        statement: &'t For,
+        statement: &'t ForLoop,
         value: &Value,
         parent: usize,
         depth: usize,
-    ) -> Result<Flow, Error> {
+    ) -> Result<ControlFlow, Error> {
         let mut items = self.iterate(value).map_err(|error| error.in_line(statement.iter.line))?;
-        // Jinja2 tests an item when its turn comes. `loop` knows how many items there are.
-        let mut late = None;
+        // Jinja2 tests an item just before its pass, unless the body reads `loop`, whose length counts only items
+        // that pass the test.
+        let mut deferred_test = None;
         match &statement.test {
-            Some(test) if statement.names_loop => {
+            Some(test) if statement.reads_loop => {
                 let mut kept = Vec::new();
                 for item in &*items {
-                    if self.passes(statement, test, item, parent)? {
+                    if self.passes_test(statement, test, item, parent)? {
                         kept.push(item.clone());
                     }
                 }
                 items = Rc::new(Items::new(kept));
             }
-            test => late = test.as_ref(),
+            test => deferred_test = test.as_ref(),
         }
         let recursive = statement.recursive.then(|| {
             self.recursive.push((statement, parent));
             self.recursive.len() - 1
         });
-        let state = Object::Loop(Loop {
+        let state = Object::Loop(LoopState {
             items: items.clone(),
             index: Cell::new(0),
             depth,
@@ -281,68 +290,70 @@ impl<'t> Machine<'t> {
         let name: Arc<str> = "loop".into();
         let mut completed = false;
         for (index, item) in items.iter().enumerate() {
-            if let Some(test) = late
-                && !self.passes(statement, test, item, parent)?
+            if let Some(test) = deferred_test
+                && !self.passes_test(statement, test, item, parent)?
             {
                 continue;
             }
-            self.limits.step()?;
+            self.limits.charge_step()?;
             if let Object::Loop(state) = &*state {
                 state.index.set(index);
             }
-            let flow = self.scoped(parent, |machine| {
-                machine.store(&name, Value::Object(state.clone()));
-                machine
+            let flow = self.scoped(parent, |renderer| {
+                renderer.store(&name, Value::Object(state.clone()));
+                renderer
                     .assign(&statement.target, item.clone())
                     .map_err(|error| error.in_line(statement.iter.line))?;
-                machine.statements(&statement.body)
+                renderer.statements(&statement.body)
             })?;
             match flow {
-                Flow::Next => completed = true,
-                Flow::Continue => (),
-                Flow::Break => break,
+                ControlFlow::Next => completed = true,
+                ControlFlow::Continue => (),
+                ControlFlow::Break => break,
             }
         }
         if let Some(number) = recursive {
             self.recursive.truncate(number);
         }
         if !completed {
-            // Jinja2 runs `else` unless one body came to its end, also after `break` and `continue`. As the body, it has variables of its own.
-            return self.scoped(parent, |machine| machine.statements(&statement.otherwise));
+            // Jinja2 runs `else` unless a pass reached the end of the body, so also after `break` and `continue`. Like
+            // the body, it has a scope of its own.
+            return self.scoped(parent, |renderer| renderer.statements(&statement.otherwise));
         }
-        Ok(Flow::Next)
+        Ok(ControlFlow::Next)
     }
 
-    /// Evaluates the `if` of a loop for one item.
-    fn passes(
+    /// Reports if an item passes the `if` of a loop.
+    fn passes_test(
         &mut self,
-        statement: &'t For,
+        statement: &'t ForLoop,
         test: &'t Expr,
         item: &Value,
         parent: usize,
     ) -> Result<bool, Error> {
-        self.limits.step()?;
-        let passes = self.scoped(parent, |machine| {
-            machine.assign(&statement.target, item.clone())?;
-            machine.evaluate(test)
+        self.limits.charge_step()?;
+        let passes = self.scoped(parent, |renderer| {
+            renderer.assign(&statement.target, item.clone())?;
+            renderer.evaluate(test)
         })?;
-        Ok(passes.truth())
+        Ok(passes.is_truthy())
     }
 
-    /// `loop(items)` of a recursive loop.
-    pub(super) fn call_loop(&mut self, state: &Loop, items: &Value) -> Result<Value, Error> {
+    /// Evaluates `loop(items)` of a recursive loop.
+    pub(super) fn call_loop(&mut self, state: &LoopState, items: &Value) -> Result<Value, Error> {
         let Some((statement, parent)) =
             state.recursive.and_then(|number| self.recursive.get(number).copied())
         else {
             return fail("The loop must have the 'recursive' marker to be called recursively.");
         };
-        self.limits.enter()?;
+        self.limits.enter_call()?;
         let before = std::mem::replace(&mut self.scope, parent);
-        let text = self.captured(|machine| machine.run_loop(statement, items, parent, state.depth + 1));
+        let text =
+            self.capture_output(|renderer| renderer.run_loop(statement, items, parent, state.depth + 1));
         self.scope = before;
-        self.limits.leave();
+        self.limits.leave_call();
         let text = text?;
-        self.limits.build(text.len())?;
+        self.limits.charge_text(text.len())?;
         Ok(Value::Text(text.into()))
     }
 
@@ -350,40 +361,45 @@ impl<'t> Machine<'t> {
         let Some(definition) = self.template.macros.get(number) else {
             return fail("unknown macro");
         };
-        self.captures += 1;
+        self.macros_created += 1;
         Ok(Value::object(Object::Macro(number, self.scope, definition.name.clone())))
     }
 
-    /// Calls a macro.
-    pub(super) fn call_macro(&mut self, number: usize, scope: usize, given: Given) -> Result<Value, Error> {
+    /// Calls the macro `number` in the scope of its definition and returns its output.
+    pub(super) fn call_macro(
+        &mut self,
+        number: usize,
+        scope: usize,
+        args: CallArguments,
+    ) -> Result<Value, Error> {
         let Some(definition) = self.template.macros.get(number) else {
             return fail("unknown macro");
         };
-        self.limits.enter()?;
+        self.limits.enter_call()?;
         let before = std::mem::replace(&mut self.scope, scope);
-        let text = self.captured(|machine| {
-            machine.scoped(scope, |machine| {
-                machine.bind(definition, given)?;
-                machine.statements(&definition.body)
+        let text = self.capture_output(|renderer| {
+            renderer.scoped(scope, |renderer| {
+                renderer.bind_parameters(definition, args)?;
+                renderer.statements(&definition.body)
             })
         });
         self.scope = before;
-        self.limits.leave();
+        self.limits.leave_call();
         let text = text?;
-        self.limits.build(text.len())?;
+        self.limits.charge_text(text.len())?;
         Ok(Value::Text(text.into()))
     }
 
-    /// Puts arguments where a macro's body finds them.
-    fn bind(&mut self, definition: &'t Macro, given: Given) -> Result<(), Error> {
-        let Given { positional, mut named } = given;
+    /// Sets the parameters of a macro to the arguments of a call, in the current scope.
+    fn bind_parameters(&mut self, definition: &'t Macro, args: CallArguments) -> Result<(), Error> {
+        let CallArguments { positional, mut named } = args;
         let name = &definition.name;
-        self.limits.build_list(positional.len() + named.len() + definition.parameters.len())?;
+        self.limits.charge_list(positional.len() + named.len() + definition.parameters.len())?;
         let mut take = |wanted: &str| {
-            let place = named.iter().position(|(name, _)| **name == *wanted)?;
-            Some(named.remove(place).1)
+            let index = named.iter().position(|(name, _)| **name == *wanted)?;
+            Some(named.remove(index).1)
         };
-        let more = positional.get(definition.parameters.len()..).unwrap_or_default().to_vec();
+        let extra = positional.get(definition.parameters.len()..).unwrap_or_default().to_vec();
         let mut missing: Vec<(&Arc<str>, Option<&Expr>)> = Vec::new();
         let mut values = positional.into_iter();
         let mut bound = Vec::new();
@@ -407,19 +423,19 @@ impl<'t> Machine<'t> {
             return fail(format!("macro '{name}' takes no keyword argument '{unknown}'"));
         }
         if definition.varargs {
-            self.store(&"varargs".into(), Value::tuple(more));
-        } else if !more.is_empty() {
+            self.store(&"varargs".into(), Value::tuple(extra));
+        } else if !extra.is_empty() {
             let most = definition.parameters.len();
             return fail(format!("macro '{name}' takes not more than {most} argument(s)"));
         }
         for (parameter, value) in bound {
             self.store(parameter, value);
         }
-        // A default can read the parameters before it.
+        // A default may read the parameters before it, which are set by now.
         for (parameter, default) in missing {
             let value = match default {
                 Some(default) => self.evaluate(default)?,
-                None => Value::undefined(format!("parameter '{}' was not provided", cut(parameter))),
+                None => Value::undefined(format!("parameter '{}' was not provided", abbreviated(parameter))),
             };
             self.store(parameter, value);
         }

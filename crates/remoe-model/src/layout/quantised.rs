@@ -1,35 +1,35 @@
-//! Finds tensors that are stored in a shorter form than the dtype.
+//! Finds quantised tensors and their scales.
 
-use super::{ExpertsLayout, Finder, LayerMlp, Layout};
+use super::{ExpertsLayout, LayerMlp, Layout, TensorFinder};
 use crate::decode::{MXFP4_BYTES, MXFP4_GROUP};
 use crate::error::CheckpointError;
 use crate::facts::StoredDtype;
+use crate::quantised_form::{FP8, QuantisedForm};
 use crate::shards::RawTensor;
-use crate::stored_form::{FP8, ShortForm};
 use crate::tensors::{MlpTensors, Scales, StoredAs, TensorRef};
 
-impl Finder<'_> {
-    /// A matrix that is multiplied with, which may be stored as fp8.
+impl TensorFinder<'_> {
+    /// Finds the weight of a projection, which may be stored as fp8.
     pub(super) fn find_weight(&self, name: &str, shape: &[usize]) -> Result<TensorRef, CheckpointError> {
         let scales_name = format!("{name}_scale_inv");
-        let fp8 = self.shards.tensors.get(name).is_some_and(|raw| raw.dtype == FP8);
-        if !fp8 {
+        let is_fp8 = self.shards.tensors.get(name).is_some_and(|raw| raw.dtype == FP8);
+        if !is_fp8 {
             let tensor = self.find(name, shape)?;
             return match self.shards.tensors.get(&*scales_name) {
                 None => Ok(tensor),
                 Some(scales) => {
-                    let what = tensor.dtype.name();
+                    let dtype = tensor.dtype.name();
                     Err(self
-                        .wrong(scales, format!("unexpected scales of `{name}`, which is stored as {what}")))
+                        .wrong(scales, format!("unexpected scales of `{name}`, which is stored as {dtype}")))
                 }
             };
         }
         let raw = self.raw(name, shape)?;
         let Some(quantisation) = self.quantisation else {
-            return Err(self.wrong(raw, self.unannounced("fp8")));
+            return Err(self.wrong(raw, self.undeclared("fp8")));
         };
-        let (ShortForm::Fp8 { block }, &[rows, columns]) = (quantisation.form, shape) else {
-            return Err(self.wrong(raw, self.unannounced("fp8")));
+        let (QuantisedForm::Fp8 { block }, &[rows, columns]) = (quantisation.form, shape) else {
+            return Err(self.wrong(raw, self.undeclared("fp8")));
         };
         if quantisation.excepts(name) {
             let message = "is stored as fp8, but listed in modules_to_not_convert of config.json";
@@ -44,11 +44,11 @@ impl Finder<'_> {
                 return Err(self.wrong(scales, message));
             }
         };
-        let stored = StoredAs::Fp8 { block, scales: Box::new(range_of(scales)), scale_dtype };
-        Ok(self.in_short_form(raw, shape, stored))
+        let stored = StoredAs::Fp8 { block, scales: Box::new(scales_range(scales)), scale_dtype };
+        Ok(self.quantised_tensor(raw, shape, stored))
     }
 
-    /// A stack of matrices [experts, outputs, inputs] that is stored as MXFP4 under `name`_blocks.
+    /// Finds a stack of matrices `[experts, outputs, inputs]` that is stored as MXFP4 under `name`_blocks.
     pub(super) fn find_mxfp4(
         &self,
         name: &str,
@@ -66,12 +66,12 @@ impl Finder<'_> {
             let message = format!("has rows of {inputs} elements, expected a multiple of {MXFP4_GROUP}");
             return Err(self.wrong(raw, message));
         }
-        let stored = StoredAs::Mxfp4 { scales: Box::new(range_of(scales)) };
-        Ok(self.in_short_form(raw, &[experts, outputs, inputs], stored))
+        let stored = StoredAs::Mxfp4 { scales: Box::new(scales_range(scales)) };
+        Ok(self.quantised_tensor(raw, &[experts, outputs, inputs], stored))
     }
 
-    /// Refuses experts of which some are stored in another form than others: sizes are stated for one.
-    pub(super) fn experts_of_one_size(&self, layout: &Layout) -> Result<(), CheckpointError> {
+    /// Refuses experts that are stored in different formats, because only one size is reported for all.
+    pub(super) fn check_equal_expert_sizes(&self, layout: &Layout) -> Result<(), CheckpointError> {
         let mut experts = layout.layers.iter().filter_map(|layer| match &layer.mlp {
             LayerMlp::Moe { experts: ExpertsLayout::Separate(experts), .. } => Some(experts),
             _ => None,
@@ -94,7 +94,7 @@ impl Finder<'_> {
         ))
     }
 
-    fn in_short_form(&self, raw: &RawTensor, shape: &[usize], stored: StoredAs) -> TensorRef {
+    fn quantised_tensor(&self, raw: &RawTensor, shape: &[usize], stored: StoredAs) -> TensorRef {
         TensorRef {
             file: raw.file,
             name: raw.name.clone(),
@@ -107,15 +107,17 @@ impl Finder<'_> {
         }
     }
 
-    pub(super) fn unannounced(&self, form: &str) -> String {
-        let found = self.quantisation.map_or("none", |quantisation| quantisation.form.name());
+    /// Returns the message for a quantised tensor that the config does not declare.
+    pub(super) fn undeclared(&self, form: &str) -> String {
+        let declared = self.quantisation.map_or("none", |quantisation| quantisation.form.name());
         format!(
-            "is stored as {form}, but quantization_config of config.json says {found}; check that both files belong to \
+            "is stored as {form}, but quantization_config of config.json says {declared}; check that both files belong to \
              one checkpoint"
         )
     }
 }
 
-fn range_of(raw: &RawTensor) -> Scales {
+/// Returns the byte range of a tensor of scales.
+fn scales_range(raw: &RawTensor) -> Scales {
     Scales { file: raw.file, name: raw.name.clone(), offset: raw.offset, bytes: raw.bytes }
 }

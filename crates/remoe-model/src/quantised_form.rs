@@ -1,4 +1,4 @@
-//! Forms of weights that are shorter than the dtype, as `quantization_config` says.
+//! Quantisation of a checkpoint's weights, as declared by `quantization_config`.
 
 use crate::error::CheckpointError;
 use crate::facts::StoredDtype;
@@ -8,26 +8,26 @@ use crate::shards::Shards;
 
 const CONFIG: &str = "quantization_config";
 const BLOCK: &str = "weight_block_size";
-const EXCEPT: &str = "modules_to_not_convert";
-/// Element type of fp8 weights in a header.
+const EXCEPTED_MODULES: &str = "modules_to_not_convert";
+/// Element type of fp8 weights in a safetensors header.
 pub(crate) const FP8: &str = "F8_E4M3";
-/// Remedy for a form that is not supported.
+/// Remedy for an unsupported quantisation.
 pub(crate) const SUPPORTED: &str = "supported are fp8 (e4m3 with block scales) and mxfp4, otherwise use a float32, bfloat16 or \
                                     float16 checkpoint";
-/// Longest side of a block.
-const LONGEST: u64 = 65_535;
+/// Upper bound of the rows and columns of a block.
+const MAX_BLOCK_SIDE: u64 = 65_535;
 
-/// How a checkpoint stores those weights that are not in its dtype.
+/// Format of a checkpoint's quantised weights. Its `Debug` output is hashed into the fingerprint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ShortForm {
-    /// Projections in one byte an element, `F8_E4M3`, with a scale for every block of [rows, columns].
+pub(crate) enum QuantisedForm {
+    /// Projections have one byte per element, `F8_E4M3`, and a scale for each block of `[rows, columns]`.
     Fp8 { block: [usize; 2] },
-    /// Routed experts in 4 bits an element, with a scale for every 32 of a row.
+    /// Routed experts have 4 bits per element, and a scale for every 32 of a row.
     Mxfp4,
 }
 
-impl ShortForm {
-    /// `quant_method` of the config, and the name in `remoe inspect`.
+impl QuantisedForm {
+    /// Returns `quant_method` of the config, which is also the name in `remoe inspect`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Fp8 { .. } => "fp8",
@@ -36,16 +36,16 @@ impl ShortForm {
     }
 }
 
-/// A `quantization_config`.
+/// A parsed `quantization_config`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Quantisation {
-    pub(crate) form: ShortForm,
-    /// Names of modules that are in the dtype; a part may be `*`.
-    except: Vec<String>,
+    pub(crate) form: QuantisedForm,
+    /// Patterns of the names of modules that are not quantised. A component may be `*`.
+    excepted_modules: Vec<String>,
 }
 
 impl Quantisation {
-    /// Reads the quantisation of the config; `None` where all weights are in its dtype.
+    /// Reads `quantization_config`, or returns `None` if weights are not quantised.
     pub(crate) fn read(fields: Fields<'_>) -> Result<Option<Self>, CheckpointError> {
         let Some(quantisation) = fields.object(CONFIG)? else {
             return match fields.get(CONFIG) {
@@ -55,9 +55,9 @@ impl Quantisation {
         };
         let (form, known) = match quantisation.text("quant_method")? {
             Some("fp8") => (fp8(quantisation)?, FP8_FIELDS),
-            Some("mxfp4") => (ShortForm::Mxfp4, MXFP4_FIELDS),
+            Some("mxfp4") => (QuantisedForm::Mxfp4, MXFP4_FIELDS),
             other => {
-                // ModelOpt has one method for several algorithms.
+                // ModelOpt uses one method for several algorithms.
                 let algorithm = quantisation.text("quant_algo")?.map(|name| format!(" ({name})"));
                 let (method, algorithm) = (other.unwrap_or("null"), algorithm.unwrap_or_default());
                 let message = format!("`{method}`{algorithm}; {SUPPORTED}");
@@ -69,17 +69,17 @@ impl Quantisation {
         {
             return Err(quantisation.unsupported(name, "unknown quantisation setting"));
         }
-        Ok(Some(Self { form, except: except(quantisation)? }))
+        Ok(Some(Self { form, excepted_modules: excepted_modules(quantisation)? }))
     }
 
-    /// Refuses a form that models of this family and dtype are not stored in.
+    /// Checks that the format is supported for a family and dtype.
     pub(crate) fn check(
         &self,
         fields: Fields<'_>,
         family: Family,
         dtype: StoredDtype,
     ) -> Result<(), CheckpointError> {
-        if self.form == ShortForm::Mxfp4 && family != Family::GptOss {
+        if self.form == QuantisedForm::Mxfp4 && family != Family::GptOss {
             let message = format!("mxfp4 in family {}; supported in gpt_oss only", family.name());
             return Err(fields.unsupported(CONFIG, message));
         }
@@ -91,56 +91,59 @@ impl Quantisation {
         Ok(())
     }
 
-    /// Refuses fp8 where no tensor is stored as that: weights that were decoded already, or of another checkpoint.
+    /// Refuses a config that declares fp8 if no tensor is stored as fp8. The weights may be decoded, or belong to another checkpoint.
     pub(crate) fn check_stored(&self, fields: Fields<'_>, shards: &Shards) -> Result<(), CheckpointError> {
-        let fp8 = || shards.tensors.values().any(|tensor| tensor.dtype == FP8);
-        if matches!(self.form, ShortForm::Fp8 { .. }) && !fp8() {
+        let has_fp8 = || shards.tensors.values().any(|tensor| tensor.dtype == FP8);
+        if matches!(self.form, QuantisedForm::Fp8 { .. }) && !has_fp8() {
             let message = format!("says fp8, but no tensor is stored as {FP8}; omit it if none should be");
             return Err(fields.error(CONFIG, message));
         }
         Ok(())
     }
 
-    /// Reports if the module that has the tensor `name` is to be in the dtype.
+    /// Reports if the module of the tensor `name` is declared as not quantised.
     pub(crate) fn excepts(&self, name: &str) -> bool {
         let parts: Vec<&str> = name.split('.').collect();
-        self.except.iter().any(|pattern| {
+        self.excepted_modules.iter().any(|pattern| {
             let pattern: Vec<&str> = pattern.split('.').collect();
-            let fits = |(wanted, part): (&&str, &&str)| *wanted == "*" || wanted == part;
-            parts.windows(pattern.len()).any(|parts| pattern.iter().zip(parts).all(fits))
+            let matches = |(wanted, part): (&&str, &&str)| *wanted == "*" || wanted == part;
+            parts.windows(pattern.len()).any(|parts| pattern.iter().zip(parts).all(matches))
         })
     }
 }
 
-/// Known fields, including fields that do not affect the weights: rows that are multiplied with are not quantised here,
-/// `scale_fmt` is the precision of their scales.
+/// Known fields. Some do not affect weights: `activation_scheme` and `scale_fmt` concern the quantisation of activations,
+/// which are not quantised here.
 const FP8_FIELDS: &[&str] =
-    &["quant_method", "fmt", "activation_scheme", BLOCK, EXCEPT, "scale_fmt", "dequantize"];
-const MXFP4_FIELDS: &[&str] = &["quant_method", EXCEPT, "dequantize"];
+    &["quant_method", "fmt", "activation_scheme", BLOCK, EXCEPTED_MODULES, "scale_fmt", "dequantize"];
+const MXFP4_FIELDS: &[&str] = &["quant_method", EXCEPTED_MODULES, "dequantize"];
 
-fn fp8(quantisation: Fields<'_>) -> Result<ShortForm, CheckpointError> {
-    for (name, only) in [("fmt", "e4m3"), ("activation_scheme", "dynamic")] {
-        if let Some(other) = quantisation.text(name)?.filter(|text| *text != only) {
-            return Err(quantisation.unsupported(name, format!("`{other}`; expected {only} for fp8 weights")));
+/// Reads the settings of fp8 weights.
+fn fp8(quantisation: Fields<'_>) -> Result<QuantisedForm, CheckpointError> {
+    for (name, supported) in [("fmt", "e4m3"), ("activation_scheme", "dynamic")] {
+        if let Some(other) = quantisation.text(name)?.filter(|text| *text != supported) {
+            return Err(
+                quantisation.unsupported(name, format!("`{other}`; expected {supported} for fp8 weights"))
+            );
         }
     }
     let Some(sides) = quantisation.list(BLOCK)? else {
         return Err(quantisation.unsupported(BLOCK, "it is missing; fp8 weights need block scales"));
     };
     let side = |side: &serde_json::Value| {
-        usize::try_from(side.as_u64().filter(|side| (1..=LONGEST).contains(side))?).ok()
+        usize::try_from(side.as_u64().filter(|side| (1..=MAX_BLOCK_SIDE).contains(side))?).ok()
     };
     match sides.iter().map(side).collect::<Option<Vec<_>>>().as_deref() {
-        Some(&[rows, columns]) => Ok(ShortForm::Fp8 { block: [rows, columns] }),
-        _ => {
-            Err(quantisation.error(BLOCK, format!("expected two sides of a block, each from 1 to {LONGEST}")))
-        }
+        Some(&[rows, columns]) => Ok(QuantisedForm::Fp8 { block: [rows, columns] }),
+        _ => Err(quantisation
+            .error(BLOCK, format!("expected two sides of a block, each from 1 to {MAX_BLOCK_SIDE}"))),
     }
 }
 
-fn except(quantisation: Fields<'_>) -> Result<Vec<String>, CheckpointError> {
-    let names = quantisation.list(EXCEPT)?.unwrap_or_default();
+/// Reads the names of modules that are not quantised.
+fn excepted_modules(quantisation: Fields<'_>) -> Result<Vec<String>, CheckpointError> {
+    let names = quantisation.list(EXCEPTED_MODULES)?.unwrap_or_default();
     let name = |name: &serde_json::Value| name.as_str().map(str::to_owned);
     let names = names.iter().map(name).collect::<Option<Vec<_>>>();
-    names.ok_or_else(|| quantisation.error(EXCEPT, "expected a list of names of modules"))
+    names.ok_or_else(|| quantisation.error(EXCEPTED_MODULES, "expected a list of names of modules"))
 }

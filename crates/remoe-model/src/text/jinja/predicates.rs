@@ -1,16 +1,17 @@
-//! Tests (`is ..`) as Jinja2's `tests.py`.
+//! Tests of the `is` operator, as Jinja2's `tests.py`.
 
 use super::ast::{Comparison, Operator};
-use super::calls::Given;
+use super::calls::CallArguments;
 use super::error::{Error, fail};
 use super::filters;
-use super::machine::Machine;
-use super::methods::text::cased;
+use super::methods::text::has_only_case;
 use super::objects::Object;
-use super::operators::defined;
-use super::print;
+use super::operators::expect_defined;
+use super::python_text;
+use super::renderer::Renderer;
 use super::value::Value;
 
+/// Names of all tests.
 const NAMES: [&str; 39] = [
     "odd",
     "even",
@@ -53,12 +54,15 @@ const NAMES: [&str; 39] = [
     "le",
 ];
 
-/// Returns whether `value` passes the test `name`.
+/// Reports if `value` passes the test `name`.
+///
+/// # Errors
+/// There is no such test, or it fails.
 pub(super) fn apply(
-    machine: &mut Machine<'_>,
+    renderer: &mut Renderer<'_>,
     name: &str,
     value: &Value,
-    given: Given,
+    args: CallArguments,
 ) -> Result<bool, Error> {
     let comparison = match name {
         "==" | "eq" | "equalto" => Some(Comparison::Eq),
@@ -71,23 +75,23 @@ pub(super) fn apply(
         _ => None,
     };
     if let Some(comparison) = comparison {
-        let [other] = given.bind(name, ["other"], 1)?;
-        return machine.compare(comparison, value, &other.unwrap_or(Value::None));
+        let [other] = args.bind(name, ["other"], 1)?;
+        return renderer.compare(comparison, value, &other.unwrap_or(Value::None));
     }
     match name {
         "divisibleby" => {
-            let [by] = given.bind(name, ["num"], 1)?;
-            return remainder(machine, value, by.unwrap_or(Value::None), 0);
+            let [by] = args.bind(name, ["num"], 1)?;
+            return remainder(renderer, value, by.unwrap_or(Value::None), 0);
         }
         "sameas" => {
-            let [other] = given.bind(name, ["other"], 1)?;
-            return Ok(same(value, &other.unwrap_or(Value::None)));
+            let [other] = args.bind(name, ["other"], 1)?;
+            return Ok(is_identical(value, &other.unwrap_or(Value::None)));
         }
-        _ => given.none(name)?,
+        _ => args.expect_none(name)?,
     }
     Ok(match name {
-        "odd" => return remainder(machine, value, Value::Int(2), 1),
-        "even" => return remainder(machine, value, Value::Int(2), 0),
+        "odd" => return remainder(renderer, value, Value::Int(2), 1),
+        "even" => return remainder(renderer, value, Value::Int(2), 0),
         "defined" => !value.is_undefined(),
         "undefined" => value.is_undefined(),
         "filter" => value.as_text().is_some_and(|name| filters::NAMES.contains(&name)),
@@ -102,9 +106,9 @@ pub(super) fn apply(
         "string" => matches!(value, Value::Text(_)),
         "mapping" => matches!(value, Value::Map(_)),
         "lower" | "upper" => {
-            let text = print::text(&mut machine.limits, value)?;
-            machine.limits.read(text.len())?;
-            cased(&text, name == "upper")
+            let text = python_text::to_str(&mut renderer.limits, value)?;
+            renderer.limits.charge_read(text.len())?;
+            has_only_case(&text, name == "upper")
         }
         "sequence" => match value {
             Value::Undefined(_) | Value::Text(_) | Value::List(_) | Value::Tuple(_) | Value::Map(_) => true,
@@ -132,15 +136,16 @@ pub(super) fn apply(
     })
 }
 
-fn remainder(machine: &mut Machine<'_>, value: &Value, by: Value, expected: i128) -> Result<bool, Error> {
-    let rest = machine.binary(Operator::Mod, value, &by)?;
-    machine.compare(Comparison::Eq, &rest, &Value::Int(expected))
+/// Reports if `value % by` equals `expected`.
+fn remainder(renderer: &mut Renderer<'_>, value: &Value, by: Value, expected: i128) -> Result<bool, Error> {
+    let rest = renderer.binary(Operator::Mod, value, &by)?;
+    renderer.compare(Comparison::Eq, &rest, &Value::Int(expected))
 }
 
-/// Python's `is`, as far as values here have an identity: small whole numbers, and texts, are one object each.
+/// Evaluates Python's `is`. Equal whole numbers are one object, and so are equal texts.
 #[allow(clippy::float_cmp)]
-fn same(a: &Value, b: &Value) -> bool {
-    if defined(a).is_err() || defined(b).is_err() {
+fn is_identical(a: &Value, b: &Value) -> bool {
+    if expect_defined(a).is_err() || expect_defined(b).is_err() {
         return false;
     }
     match (a, b) {

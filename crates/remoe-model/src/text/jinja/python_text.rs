@@ -1,42 +1,42 @@
-//! Values as text: Python's `str` and `repr`.
+//! Texts of values: Python's `str` and `repr`.
 
 use super::error::{Error, fail};
-use super::limits::{Limits, OUTPUT};
+use super::limits::{Limits, MAX_TEXT_BYTES};
 use super::objects::Object;
 use super::value::{Map, Value};
 
-/// `str(value)`.
-pub(super) fn text(limits: &mut Limits, value: &Value) -> Result<String, Error> {
+/// Evaluates `str(value)`.
+pub(super) fn to_str(limits: &mut Limits, value: &Value) -> Result<String, Error> {
     let mut out = String::new();
     match value {
         Value::Undefined(_) => (),
         Value::Text(text) => {
-            limits.build(text.len())?;
+            limits.charge_text(text.len())?;
             out.push_str(text);
         }
         other => {
-            match other.clone().plain() {
+            match other.clone().without_markup() {
                 Value::Text(text) => out.push_str(&text),
                 other => write_repr(limits, &mut out, &other, 0)?,
             }
-            limits.build(out.len())?;
+            limits.charge_text(out.len())?;
         }
     }
     Ok(out)
 }
 
-/// `repr(value)`.
+/// Evaluates `repr(value)`.
 pub(super) fn repr(limits: &mut Limits, value: &Value) -> Result<String, Error> {
     let mut out = String::new();
     write_repr(limits, &mut out, value, 0)?;
-    limits.build(out.len())?;
+    limits.charge_text(out.len())?;
     Ok(out)
 }
 
 fn write_repr(limits: &mut Limits, out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
-    limits.look(depth)?;
-    if out.len() > OUTPUT {
-        return fail(format!("a text would be longer than {OUTPUT} bytes"));
+    limits.charge_visit(depth)?;
+    if out.len() > MAX_TEXT_BYTES {
+        return fail(format!("a text would be longer than {MAX_TEXT_BYTES} bytes"));
     }
     match value {
         Value::Undefined(_) => out.push_str("Undefined"),
@@ -44,8 +44,8 @@ fn write_repr(limits: &mut Limits, out: &mut String, value: &Value, depth: usize
         Value::Bool(true) => out.push_str("True"),
         Value::Bool(false) => out.push_str("False"),
         Value::Int(number) => out.push_str(&number.to_string()),
-        Value::Float(number) => out.push_str(&float(*number)),
-        Value::Text(text) => quote(out, text, false),
+        Value::Float(number) => out.push_str(&float_repr(*number)),
+        Value::Text(text) => push_quoted(out, text, false),
         Value::List(items) => write_items(limits, out, ("[", "]"), items, depth)?,
         Value::Tuple(items) => {
             let end = if items.len() == 1 { ",)" } else { ")" };
@@ -71,7 +71,7 @@ fn write_repr(limits: &mut Limits, out: &mut String, value: &Value, depth: usize
             }
             Object::Macro(_, _, name) => {
                 out.push_str("<Macro ");
-                quote(out, name, false);
+                push_quoted(out, name, false);
                 out.push('>');
             }
             Object::Loop(state) => {
@@ -118,8 +118,8 @@ fn write_map(limits: &mut Limits, out: &mut String, map: &Map, depth: usize) -> 
     Ok(())
 }
 
-/// `repr` of a float: an exponent from 1e16 on and below 1e-4, with a sign and two digits.
-pub(super) fn float(number: f64) -> String {
+/// Returns `repr` of a float: from 1e16 on and below 1e-4 with an exponent of a sign and at least two digits.
+pub(super) fn float_repr(number: f64) -> String {
     if number.is_nan() {
         return "nan".to_owned();
     }
@@ -127,13 +127,13 @@ pub(super) fn float(number: f64) -> String {
         return if number > 0.0 { "inf" } else { "-inf" }.to_owned();
     }
     if number != 0.0 && !(1e-4..1e16).contains(&number.abs()) {
-        return exponent(&format!("{number:e}"), 'e');
+        return python_exponent(&format!("{number:e}"), 'e');
     }
     format!("{number:?}")
 }
 
-/// Rust's exponent as Python and C write it.
-pub(super) fn exponent(text: &str, letter: char) -> String {
+/// Rewrites a number with Rust's exponent as Python and C write it: with a sign and at least two digits.
+pub(super) fn python_exponent(text: &str, letter: char) -> String {
     let (digits, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
     let (sign, exponent) = match exponent.strip_prefix('-') {
         Some(exponent) => ('-', exponent),
@@ -142,8 +142,8 @@ pub(super) fn exponent(text: &str, letter: char) -> String {
     format!("{digits}{letter}{sign}{exponent:0>2}")
 }
 
-/// A text in quotes, with escapes for what cannot be printed.
-pub(super) fn quote(out: &mut String, text: &str, ascii: bool) {
+/// Appends a text in quotes, with escapes for characters that are not printable, or not ASCII if `ascii`.
+pub(super) fn push_quoted(out: &mut String, text: &str, ascii: bool) {
     let mark = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(mark);
     for character in text.chars() {
@@ -169,7 +169,7 @@ pub(super) fn quote(out: &mut String, text: &str, ascii: bool) {
     out.push(mark);
 }
 
-/// Python's `str.isprintable` for one character, but for code points that are not assigned.
+/// Evaluates Python's `str.isprintable` for one character, except that unassigned code points count as printable.
 pub(super) fn is_printable(character: char) -> bool {
     let format = matches!(u32::from(character),
         0xad | 0x600..=0x605 | 0x61c | 0x6dd | 0x70f | 0x890..=0x891 | 0x8e2 | 0x180e | 0x200b..=0x200f

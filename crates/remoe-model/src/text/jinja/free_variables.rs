@@ -1,54 +1,60 @@
-//! Names of variables that a template reads before it sets them.
+//! Free variables of a template: those that it reads without having set them.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::ast::{Arguments, Expr, ExprKind, Macro, Stmt, Target, Template};
 
-struct Reads<'t> {
+/// Traversal of a template that collects its free variables.
+struct FreeVariableFinder<'t> {
     template: &'t Template,
-    read: HashSet<Arc<str>>,
-    /// Names that the template has set, where it stands, in their order.
-    set: Vec<Arc<str>>,
-    /// How often each of them is among those.
-    counts: HashMap<Arc<str>, usize>,
+    free: HashSet<Arc<str>>,
+    /// Names that are set at the current position, in order of assignment.
+    bound: Vec<Arc<str>>,
+    /// Number of times that each name occurs in them.
+    bound_counts: HashMap<Arc<str>, usize>,
 }
 
-/// The variables that `template` takes from outside.
-pub(in crate::text) fn variables(template: &Template) -> HashSet<Arc<str>> {
-    let mut reads = Reads { template, read: HashSet::new(), set: Vec::new(), counts: HashMap::new() };
-    reads.statements(&template.body);
-    reads.read
+/// Returns the variables that `template` expects from its context.
+pub(in crate::text) fn free_variables(template: &Template) -> HashSet<Arc<str>> {
+    let mut finder = FreeVariableFinder {
+        template,
+        free: HashSet::new(),
+        bound: Vec::new(),
+        bound_counts: HashMap::new(),
+    };
+    finder.statements(&template.body);
+    finder.free
 }
 
-impl Reads<'_> {
-    /// Goes through what may not happen, or has variables of its own.
-    fn apart(&mut self, go: impl FnOnce(&mut Self)) {
-        let before = self.set.len();
+impl FreeVariableFinder<'_> {
+    /// Visits a part that may be skipped or has a scope of its own, and forgets the names that it sets.
+    fn in_own_scope(&mut self, go: impl FnOnce(&mut Self)) {
+        let before = self.bound.len();
         go(self);
-        for name in self.set.drain(before..) {
-            if let Some(count) = self.counts.get_mut(&name) {
+        for name in self.bound.drain(before..) {
+            if let Some(count) = self.bound_counts.get_mut(&name) {
                 *count = count.saturating_sub(1);
             }
         }
     }
 
-    fn sets(&mut self, name: Arc<str>) {
-        *self.counts.entry(name.clone()).or_default() += 1;
-        self.set.push(name);
+    fn bind(&mut self, name: Arc<str>) {
+        *self.bound_counts.entry(name.clone()).or_default() += 1;
+        self.bound.push(name);
     }
 
     fn target(&mut self, target: &Target) {
         match target {
-            Target::Name(name) => self.sets(name.clone()),
+            Target::Name(name) => self.bind(name.clone()),
             Target::Tuple(targets) => targets.iter().for_each(|target| self.target(target)),
             Target::Attribute(name, _) => self.name(name),
         }
     }
 
     fn name(&mut self, name: &Arc<str>) {
-        if self.counts.get(name).is_none_or(|count| *count == 0) {
-            self.read.insert(name.clone());
+        if self.bound_counts.get(name).is_none_or(|count| *count == 0) {
+            self.free.insert(name.clone());
         }
     }
 
@@ -63,32 +69,32 @@ impl Reads<'_> {
             Stmt::If(branches, otherwise) => {
                 for (test, body) in branches {
                     self.expr(test);
-                    self.apart(|reads| reads.statements(body));
+                    self.in_own_scope(|finder| finder.statements(body));
                 }
-                self.apart(|reads| reads.statements(otherwise));
+                self.in_own_scope(|finder| finder.statements(otherwise));
             }
             Stmt::For(statement) => {
                 self.expr(&statement.iter);
-                self.apart(|reads| {
-                    reads.target(&statement.target);
-                    reads.sets("loop".into());
-                    statement.test.iter().for_each(|test| reads.expr(test));
-                    reads.statements(&statement.body);
+                self.in_own_scope(|finder| {
+                    finder.target(&statement.target);
+                    finder.bind("loop".into());
+                    statement.test.iter().for_each(|test| finder.expr(test));
+                    finder.statements(&statement.body);
                 });
-                self.apart(|reads| reads.statements(&statement.otherwise));
+                self.in_own_scope(|finder| finder.statements(&statement.otherwise));
             }
             Stmt::Set(target, expr) => {
                 self.expr(expr);
                 self.target(target);
             }
             Stmt::SetBlock(target, filter, body) => {
-                self.apart(|reads| reads.statements(body));
+                self.in_own_scope(|finder| finder.statements(body));
                 filter.iter().for_each(|filter| self.expr(filter));
                 self.target(target);
             }
             Stmt::Macro(number) => {
                 if let Some(definition) = self.template.macros.get(*number) {
-                    self.sets(definition.name.clone());
+                    self.bind(definition.name.clone());
                     self.definition(definition);
                 }
             }
@@ -99,17 +105,17 @@ impl Reads<'_> {
                 }
             }
             Stmt::Filter(filter, body) => {
-                self.apart(|reads| reads.statements(body));
+                self.in_own_scope(|finder| finder.statements(body));
                 self.expr(filter);
             }
             Stmt::With(values, body) => {
                 values.iter().for_each(|(_, value)| self.expr(value));
-                self.apart(|reads| {
-                    values.iter().for_each(|(target, _)| reads.target(target));
-                    reads.statements(body);
+                self.in_own_scope(|finder| {
+                    values.iter().for_each(|(target, _)| finder.target(target));
+                    finder.statements(body);
                 });
             }
-            Stmt::Block(body) | Stmt::Generation(body) => self.apart(|reads| reads.statements(body)),
+            Stmt::Block(body) | Stmt::Generation(body) => self.in_own_scope(|finder| finder.statements(body)),
         }
     }
 
@@ -117,12 +123,12 @@ impl Reads<'_> {
         for (_, default) in &definition.parameters {
             default.iter().for_each(|default| self.expr(default));
         }
-        self.apart(|reads| {
+        self.in_own_scope(|finder| {
             for name in ["caller", "varargs", "kwargs"] {
-                reads.sets(name.into());
+                finder.bind(name.into());
             }
-            definition.parameters.iter().for_each(|(name, _)| reads.sets(name.clone()));
-            reads.statements(&definition.body);
+            definition.parameters.iter().for_each(|(name, _)| finder.bind(name.clone()));
+            finder.statements(&definition.body);
         });
     }
 
