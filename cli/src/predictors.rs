@@ -40,7 +40,7 @@ impl PredictorModel {
     }
 
     /// Reads the predictor of this model that `remoe predictor build` saved in `folder`.
-    pub(crate) fn saved_predictor(&self, folder: &Path) -> Result<Trained, CliError> {
+    pub(crate) fn saved_predictor(&self, folder: &Path) -> Result<TrainedPredictor, CliError> {
         let path = folder.join(PREDICTOR_FILE);
         let failed = |message: String| CliError {
             path: Some(path.clone()),
@@ -64,7 +64,7 @@ impl PredictorModel {
     }
 
     /// Reads the predictor in `folder`, else the one in the model's folder, if any.
-    pub(crate) fn predictor(&self, folder: Option<&Path>) -> Result<Option<Trained>, CliError> {
+    pub(crate) fn predictor(&self, folder: Option<&Path>) -> Result<Option<TrainedPredictor>, CliError> {
         let folder = predictor_folder(&self.checkpoint, folder);
         folder.map(|folder| self.saved_predictor(&folder)).transpose()
     }
@@ -100,7 +100,7 @@ impl PredictorModel {
     ) -> Result<(RecordHeader, Vec<ActivationRecord>), CliError> {
         let file_error = |error: RecordError| CliError::record_file(flag, path, &error);
         let file = File::open(path).map_err(|error| file_error(error.into()))?;
-        let mut reader = Reader::new(BufReader::new(file)).map_err(file_error)?;
+        let mut reader = RecordReader::new(BufReader::new(file)).map_err(file_error)?;
         let mut header = reader.header().clone();
         self.expected_header(&header).require_same(&header).map_err(file_error)?;
         let without_tokens = |record: Result<ActivationRecord, _>| {

@@ -98,10 +98,10 @@ async fn serve(
     let (key_file, keys) = settings.keys.clone().map(KeyFile::open).transpose()?.unzip();
     let keys = check_budgets_enforceable(keys.unwrap_or_default()).map_err(RunError::Budget)?;
     let predictions = PredictionMetrics::register(metrics.registry())?;
-    let keyring = settings.identity_dir.as_deref().map(Keyring::of_folder).transpose()?;
+    let keyring = settings.identity_dir.as_deref().map(Keyring::from_folder).transpose()?;
     warn_of_open_access(&settings);
     let handshake =
-        settings.tls_dir.as_deref().map(PublicCertificate::of_folder).transpose().map_err(RunError::Tls)?;
+        settings.tls_dir.as_deref().map(PublicCertificate::from_folder).transpose().map_err(RunError::Tls)?;
     let memory_limits = (settings.prediction_bytes, settings.experience_bytes);
     let prediction_resources =
         SharedResources::new(memory_limits, HISTORY_READ_INTERVAL, predictions, keyring.clone());

@@ -132,7 +132,7 @@ impl UsageFollower {
     fn replace_service(&self, service: Option<(PredictionService, PredictionOrder)>) {
         let (prediction_service, order) = service.unzip();
         let mut known = self.order.write().unwrap_or_else(PoisonError::into_inner);
-        self.learner.follow(prediction_service);
+        self.learner.set_service(prediction_service);
         *known = order;
     }
 
@@ -255,10 +255,10 @@ impl UsageFollower {
         let peers = self.folder.clone().map(|folder| {
             let (own_folder, own_model) = (folder.clone(), order.model.clone());
             let model = order.model.clone();
-            Peers {
+            PeerGateways {
                 every: self.resources.history_read_interval,
                 files: Box::new(move || other_usage_files(&folder, &model)),
-                ended: Box::new(move |each| {
+                for_each_ended: Box::new(move |each| {
                     if let Err(error) = for_each_ended_usage_file(&own_folder, &own_model, each) {
                         tracing::warn!(%error, "cannot read the training history of ended gateways");
                     }
@@ -272,7 +272,7 @@ impl UsageFollower {
             let service = match loader.into_opener().filter(|_| is_cached) {
                 Some(opener) => {
                     drop(opened);
-                    PredictionService::start_closed(opener, UNLOAD_AFTER, peers, learned)
+                    PredictionService::start_unloaded(opener, UNLOAD_AFTER, peers, learned)
                 }
                 None => PredictionService::start_loaded(opened, peers, learned),
             };
@@ -292,13 +292,13 @@ impl UsageFollower {
         let model = self.order()?.model;
         let is_cold = matches!(phase, DemandPhase::Asleep | DemandPhase::Waking);
         // The last report may be one of a previous model.
-        let latest_mix = self.learner.answered();
+        let latest_mix = self.learner.answered_usage();
         let answered = || {
             let last = latest_mix.borrow().clone();
-            last.filter(|last| last.model == model).map(|last| last.mix)
+            last.filter(|last| last.model == model).map(|last| last.usage)
         };
         let service =
-            self.learner.watch().filter(|_| present_requests > 0 && (is_cold || answered().is_some()));
+            self.learner.service().filter(|_| present_requests > 0 && (is_cold || answered().is_some()));
         let (expected, took) = match service {
             Some(service) => {
                 if is_cold {
@@ -306,7 +306,7 @@ impl UsageFollower {
                 }
                 let limit = if service.is_open() { PREDICTION_TIMEOUT } else { FIRST_PREDICTION_TIMEOUT };
                 let started = Instant::now();
-                (self.learner.predicted(limit).await, started.elapsed())
+                (self.learner.predict_joint_usage(limit).await, started.elapsed())
             }
             None => (None, Duration::ZERO),
         };
@@ -336,8 +336,8 @@ struct PredictorLoader {
 
 impl PredictorLoader {
     /// Reserves memory for the predictor of `summary`, and opens it.
-    fn open(&self, summary: ModelSummary) -> Result<Opened, SummaryError> {
-        let history_bytes = self.folder.as_ref().map_or(MEMORY, |_| self.experience_bytes);
+    fn open(&self, summary: ModelSummary) -> Result<LoadedPredictor, SummaryError> {
+        let history_bytes = self.folder.as_ref().map_or(IN_MEMORY_HISTORY_BYTES, |_| self.experience_bytes);
         let bytes = summary.memory_bytes() + history_bytes;
         let wanted = usize::try_from(bytes.div_ceil(1 << 20)).unwrap_or(usize::MAX);
         let permits = u32::try_from(wanted).unwrap_or(u32::MAX);
@@ -355,7 +355,7 @@ impl PredictorLoader {
 
     /// Returns a function that loads the predictor from the folder whenever it is needed. Returns `None` if there is
     /// no folder. After failures it retries ever more rarely.
-    fn into_opener(self) -> Option<PredictorOpener> {
+    fn into_opener(self) -> Option<PredictorLoader> {
         let folder = self.folder.clone()?;
         let (mut next_try, mut pause) = (Instant::now(), FIRST_RETRY_PAUSE);
         Some(Box::new(move || {

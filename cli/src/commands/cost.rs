@@ -118,11 +118,11 @@ pub(crate) fn run(args: &CostArgs, as_json: bool) -> Result<ExitCode, CliError> 
         .collect::<Result<_, _>>()
         .map_err(|error| ledger_error(&error))?;
     let account = match entries.as_mut_slice() {
-        [single] => LedgerTotals::of(single),
-        several => LedgerTotals::of_several(several.iter_mut()),
+        [single] => LedgerTotals::from_records(single),
+        several => LedgerTotals::from_ledgers(several.iter_mut()),
     };
     let account = account.map_err(|error| ledger_error(&error))?;
-    let damaged = entries.iter().map(Entries::damaged).sum();
+    let damaged = entries.iter().map(LedgerRecords::damaged).sum();
     let reconciled = args.reconcile.then(|| account.residual_share() <= RESIDUAL_LIMIT);
     if as_json {
         json::print(&report(&account, damaged, reconciled))?;
@@ -138,12 +138,12 @@ fn ledgers(folder: &Path) -> Result<Vec<PathBuf>, LedgerError> {
     let mut ledgers = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
-        if path.is_dir() && path.join(LOCK).is_file() {
+        if path.is_dir() && path.join(LOCK_FILE).is_file() {
             ledgers.push(path);
         }
     }
     ledgers.sort();
-    let is_ledger = ledgers.is_empty() || folder.join(LOCK).is_file();
+    let is_ledger = ledgers.is_empty() || folder.join(LOCK_FILE).is_file();
     Ok(if is_ledger { vec![folder.to_owned()] } else { ledgers })
 }
 
@@ -288,7 +288,7 @@ fn parts_table(account: &LedgerTotals) -> String {
     table::with_header(&["part", "cost", "share", ""], rows.into())
 }
 
-fn amounts_table(name: &str, amounts: &BTreeMap<String, Amounts>, label: impl Fn(&str) -> String) -> String {
+fn amounts_table(name: &str, amounts: &BTreeMap<String, RequestTotals>, label: impl Fn(&str) -> String) -> String {
     let total: u64 = amounts.values().map(|amounts| amounts.cost).sum();
     let rows = amounts.iter().map(|(name, amounts)| {
         let tokens = amounts.prompt_tokens + amounts.completion_tokens;
@@ -305,9 +305,9 @@ fn amounts_table(name: &str, amounts: &BTreeMap<String, Amounts>, label: impl Fn
     table::with_header(&[name, "requests", "tokens", "cost", "per million tokens", ""], rows.collect())
 }
 
-fn functions_table(functions: &BTreeMap<String, Functions>) -> String {
+fn functions_table(functions: &BTreeMap<String, FunctionTotals>) -> String {
     let total: u64 = functions.values().map(|functions| functions.paid).sum();
-    let rows = functions.iter().map(|(name, Functions { paid, idle, alive, per_hour })| {
+    let rows = functions.iter().map(|(name, FunctionTotals { paid, idle, alive, per_hour })| {
         let per_hour = dollars(*per_hour);
         vec![name.clone(), dollars(*paid), dollars(*idle), alive.to_string(), per_hour, bar(*paid, total)]
     });
@@ -315,7 +315,7 @@ fn functions_table(functions: &BTreeMap<String, Functions>) -> String {
     table::with_header(&header, rows.collect())
 }
 
-fn tiers_table(tiers: &BTreeMap<String, Tier>) -> String {
+fn tiers_table(tiers: &BTreeMap<String, TierTotals>) -> String {
     let rows = tiers.iter().map(|(name, tier)| {
         vec![name.clone(), dollars(tier.prefill), dollars(tier.decode), dollars(tier.idle)]
     });

@@ -258,6 +258,6 @@ fn model_usage(
         trained,
     };
     let usage = ModelUsage::open(wanted, history, files, tokens, &gateway.prediction_metrics)?;
-    model.tell(usage.observer());
+    model.set_usage_observer(usage.observer());
     Ok(Some((usage, pause)))
 }

@@ -31,7 +31,7 @@ pub fn run(data: &[u8]) {
     let Some((format, rest)) = data.split_first() else { return };
     let text = String::from_utf8_lossy(rest);
     memory::with_limit(BASE_BYTES + BYTES_PER_INPUT_BYTE * data.len(), || match format % 3 {
-        0 => match Shares::from_text(&text, LAYERS, EXPERTS) {
+        0 => match UsageShares::from_text(&text, LAYERS, EXPERTS) {
             Ok(shares) => check_shares(&shares),
             Err(error) => check_error(&error.to_string()),
         },

@@ -57,7 +57,7 @@ fn read(file: &[u8]) {
     assert_eq!(resumed.records, (records.len() + records.len().min(1)) as u64);
     let mut whole = Vec::new();
     let merged = merge([file], &mut whole, DEFAULT_FILE_BYTES).expect("it is of one model");
-    let merged_reader = Reader::new(&*whole).expect("it was written");
+    let merged_reader = RecordReader::new(&*whole).expect("it was written");
     assert_eq!(merged.bytes, whole.len() as u64);
     assert!(merged_reader.map(|record| record.expect("a slice does not fail")).eq(records));
 }

@@ -20,13 +20,13 @@ pub fn run(data: &[u8]) {
             let Ok(value) = HeaderValue::from_bytes(value) else { continue };
             headers.append(if *name == b's' { TRACESTATE } else { TRACEPARENT }, value);
         }
-        let forwarded = said_again(&headers);
+        let forwarded = forwarded_headers(&headers);
         assert_eq!(is_valid(&headers), forwarded.contains_key(TRACEPARENT));
         assert!(forwarded.contains_key(TRACEPARENT) || forwarded.is_empty());
         assert!(forwarded.get_all(TRACEPARENT).iter().all(|parent| parent.len() == 55));
         assert!(forwarded.get_all(TRACESTATE).iter().all(|state| state.len() <= 512));
         assert!(forwarded.keys_len() == forwarded.len(), "each of them once");
-        assert_eq!(said_again(&forwarded), forwarded);
+        assert_eq!(forwarded_headers(&forwarded), forwarded);
     });
 }
 

@@ -27,15 +27,15 @@ impl UsageObserver for UsageLearner {
             Privacy::CountsOnly => Retention::Counts,
             Privacy::LeftOut => Retention::Nothing,
         };
-        self.came(id, tenant, retention, body)
+        self.begin_request(id, tenant, retention, body)
     }
 
     fn usage_reported(&self, id: u64, activations: &str) {
-        self.told(id, activations);
+        self.record_usage(id, activations);
     }
 
     fn request_ended(&self, id: u64) {
-        self.left(id);
+        self.end_request(id);
     }
 }
 

@@ -118,7 +118,7 @@ fn activations(main: &TestMainFunction) -> String {
 
 /// Returns the share of the used experts in `mix`, averaged over layers.
 fn used_share(main: &TestMainFunction, mix: &RequestMix) -> f64 {
-    let shares = Shares::from_text(&mix.shares, main.header.layers.len(), main.header.experts as usize);
+    let shares = UsageShares::from_text(&mix.shares, main.header.layers.len(), main.header.experts as usize);
     let rows = shares.unwrap().to_rows();
     rows.iter().map(|row| row[3] + row[5]).sum::<f64>() / rows.len() as f64
 }
@@ -148,8 +148,8 @@ async fn usage_is_reported_and_survives_a_restart() {
     let mut answered = first.learner.answered_usage();
     for id in 1..=6 {
         assert!(start_request(&first, id, "", Privacy::None));
-        first.learner.told(id, &activations(&main));
-        first.learner.left(id);
+        first.learner.record_usage(id, &activations(&main));
+        first.learner.end_request(id);
     }
     let used_share = |mix: &RequestMix| used_share(&main, mix);
     answered
@@ -169,7 +169,7 @@ async fn usage_is_reported_and_survives_a_restart() {
     let more = first.mix(DemandPhase::Active, 1).await.unwrap();
     assert_eq!((more.of, more.requests), (MixOf::Answered, 7));
     assert!(more.tokens > mix.tokens && used_share(&more) > 0.9, "{} {}", more.tokens, used_share(&more));
-    first.learner.left(20);
+    first.learner.end_request(20);
     assert_eq!(report_interval(&sender.borrow()), Some(Duration::from_secs(15)));
     task.abort();
     assert!(task.await.unwrap_err().is_cancelled());
@@ -215,12 +215,12 @@ async fn model_without_requests_takes_no_memory() {
     let (_sender, demands) = watch::channel(demand(&main, DemandPhase::Active, &main.header.model));
     let _task = tokio::spawn(learner.clone().follow_orders(demands));
     until("a model summary", || learner.order().is_some()).await;
-    assert_eq!((free_memory(), learner.learner.watch().unwrap().is_open()), (128, false));
+    assert_eq!((free_memory(), learner.learner.service().unwrap().is_loaded()), (128, false));
     assert!(start_request(&learner, 1, "t", Privacy::None));
-    until("the predictor", || learner.learner.watch().unwrap().is_open()).await;
+    until("the predictor", || learner.learner.service().unwrap().is_loaded()).await;
     assert!(free_memory() < 128);
-    learner.learner.told(1, &activations(&main));
-    learner.learner.left(1);
+    learner.learner.record_usage(1, &activations(&main));
+    learner.learner.end_request(1);
     assert!(start_request(&learner, 2, "t", Privacy::None));
     assert!(learner.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
 }
@@ -235,13 +235,13 @@ async fn new_tenant_is_predicted_by_tenants_that_share() {
     for (privacy, is_known) in [(Privacy::None, false), (Privacy::Shared, true), (Privacy::None, false)] {
         for id in 1..=6 {
             assert!(start_request(&learner, id, "t", privacy));
-            learner.learner.told(id, &activations(&main));
-            learner.learner.left(id);
+            learner.learner.record_usage(id, &activations(&main));
+            learner.learner.end_request(id);
         }
         assert!(start_request(&learner, 7, "new", Privacy::None));
         let mix = learner.mix(DemandPhase::Asleep, 1).await.unwrap();
         assert_eq!(mix.of == MixOf::Waiting, is_known, "{privacy:?}");
-        learner.learner.left(7);
+        learner.learner.end_request(7);
     }
 }
 
@@ -268,18 +268,18 @@ async fn gateway_predicts_by_usage_that_another_one_served() {
     until("a model summary", || one.order().is_some() && other.order().is_some()).await;
     assert!(start_request(&other, 1, "t", Privacy::None));
     assert_eq!(other.mix(DemandPhase::Asleep, 1).await, None, "it has no history");
-    other.learner.left(1);
+    other.learner.end_request(1);
     for id in 1..=6 {
         assert!(start_request(&one, id, "t", Privacy::None));
-        one.learner.told(id, &activations(&main));
+        one.learner.record_usage(id, &activations(&main));
     }
     let metrics = other.resources.metrics.of_model("ns/demo");
-    until("the usage that the other gateway learned", || metrics.shared() == 6).await;
+    until("the usage that the other gateway learned", || metrics.shared_requests() == 6).await;
     assert!(start_request(&other, 2, "t", Privacy::None));
     let mix = other.mix(DemandPhase::Asleep, 1).await.unwrap();
     assert_eq!((mix.of, mix.requests), (MixOf::Waiting, 1));
     assert!(used_share(&main, &mix) > 0.5, "{}", used_share(&main, &mix));
-    other.learner.left(2);
+    other.learner.end_request(2);
     // This gateway has answered no request itself: the operator adds up the reports of all gateways.
     assert_eq!(other.mix(DemandPhase::Active, 0).await, None);
     // There is no history of another tenant.
@@ -298,10 +298,10 @@ async fn opted_out_tenant_is_erased_from_ended_gateway_records() {
         until("a model summary", || learner.order().is_some()).await;
         for (id, tenant) in [(1, "t"), (2, "u"), (3, "t")] {
             assert!(start_request(&learner, id, tenant, Privacy::None));
-            learner.learner.told(id, &activations(&main));
+            learner.learner.record_usage(id, &activations(&main));
         }
-        let file = Store::file_in(&ended.of_deployment(UID).join(&main.header.model));
-        let mut answered = learner.learner.answered();
+        let file = HistoryStore::file_in(&ended.of_deployment(UID).join(&main.header.model));
+        let mut answered = learner.learner.answered_usage();
         answered
             .wait_for(|report| report.as_ref().is_some_and(|report| report.mix.requests > 2.5))
             .await
@@ -326,13 +326,13 @@ async fn opted_out_tenant_is_erased_from_ended_gateway_records() {
     assert_eq!(bytes(), before);
     drop(inherited);
     until("the file without the tenant", || bytes() < before).await;
-    let own_file = Store::file_in(&other.of_deployment(UID).join(&main.header.model));
+    let own_file = HistoryStore::file_in(&other.of_deployment(UID).join(&main.header.model));
     assert_eq!(
         bytes(),
         std::fs::metadata(own_file).unwrap().len(),
         "as in its own part, with the other tenant's history"
     );
-    learner.learner.left(1);
+    learner.learner.end_request(1);
     assert!(start_request(&learner, 2, "u", Privacy::None));
     assert!(learner.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
 }
@@ -344,13 +344,13 @@ async fn usage_of_opted_out_tenant_is_not_reported() {
     let (_sender, demands) = watch::channel(demand(&main, DemandPhase::Active, &main.header.model));
     let _task = tokio::spawn(learner.clone().follow_orders(demands));
     until("a model summary", || learner.order().is_some()).await;
-    let mut answered = learner.learner.answered();
+    let mut answered = learner.learner.answered_usage();
     assert!(start_request(&learner, 1, "t", Privacy::None));
-    learner.learner.told(1, &activations(&main));
+    learner.learner.record_usage(1, &activations(&main));
     answered.wait_for(Option::is_some).await.unwrap();
     assert!(start_request(&learner, 2, "t", Privacy::None));
     assert!(learner.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
-    learner.learner.left(2);
+    learner.learner.end_request(2);
     // The opted-out request waits, and the report has no prediction for it.
     assert!(!start_request(&learner, 3, "t", Privacy::LeftOut));
     let mix = learner.mix(DemandPhase::Asleep, 1).await.unwrap();

@@ -83,7 +83,7 @@ async fn gateway_beside_hostile_function_stays_small_and_bills_right() {
         .for_each_concurrent(CLIENTS, |number| {
             let gateway = &gateway;
             async move {
-                let mut choices = cases.dice(number);
+                let mut choices = cases.choices(number);
                 let path =
                     *choices.one_of(&["/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"]);
                 let stream = choices.once_in(2);
@@ -161,7 +161,7 @@ async fn deleted_deployments_leave_no_series_and_no_memory() {
     let (resident, _) = gateway.process.memory();
     let mut alive: Vec<String> = Vec::new();
     for number in 0..cases.count() {
-        let mut choices = cases.dice(number);
+        let mut choices = cases.choices(number);
         // Some have the name of an earlier one.
         let name = format!("tenant/{}", choices.below(cases.count()));
         if !alive.contains(&name) {

@@ -101,10 +101,10 @@ impl HostHeads {
         let output_bytes = rows as usize * matrices.first().map_or(0, PackedMatrix::output_bytes);
         let mut output = vec![0; matrices.len() * output_bytes];
         let heads = bytes.chunks_exact(input_bytes).zip(output.chunks_exact_mut(output_bytes));
-        let mut products: Vec<Product<'_>> = matrices
+        let mut products: Vec<MatrixProduct<'_>> = matrices
             .iter()
             .zip(heads)
-            .map(|(matrix, (inputs, output))| Product { matrix, inputs, output })
+            .map(|(matrix, (inputs, output))| MatrixProduct { matrix, inputs, output })
             .collect();
         // A call of the kernels takes at most `MAX_ROWS` rows, and a long prompt has its rows once for each head.
         for products in products.chunks_mut((MAX_ROWS / rows as usize).max(1)) {

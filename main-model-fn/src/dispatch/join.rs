@@ -15,7 +15,7 @@ use super::split::remote_slots;
 use super::tally::{ExpertTally, ExpertTime};
 use crate::routing::Routed;
 use remoe_billing::PairCounts;
-use remoe_kernels::{Dtype, Job, NumericsClass, PackedExpert, Pool};
+use remoe_kernels::{Dtype, ExpertJob, NumericsClass, PackedExpert, Pool};
 use remoe_model::Checkpoint;
 use std::collections::BTreeMap;
 use std::io;

@@ -20,7 +20,7 @@ pub(crate) struct ProblemStatement {
     pub(crate) idle: Option<Duration>,
     pub(crate) remote_idle: Option<Duration>,
     /// Expert usage of earlier requests to this service, if any is stored.
-    pub(crate) remembered: Option<Shares>,
+    pub(crate) remembered: Option<UsageShares>,
 }
 
 impl ProblemStatement {

@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 /// Starts a main function of `deployment` that only serves gateways. Returns its address.
-async fn main_function(realm: &Realm, deployment: &str) -> SocketAddr {
+async fn main_function(realm: &TestAuthority, deployment: &str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let handshake = TlsHandshake::new(realm.trust(&main_of(deployment), &gateway()), |_| {});
@@ -30,7 +30,7 @@ async fn main_function(realm: &Realm, deployment: &str) -> SocketAddr {
 /// A pooled connection to a function is never used for another function at the same address, nor for a plaintext one.
 #[tokio::test(flavor = "multi_thread")]
 async fn request_reaches_only_the_function_of_its_identity() {
-    let realm = Realm::default();
+    let realm = TestAuthority::default();
     let keyring = realm.trust(&gateway(), &main_of("one")).keyring;
     let options = GatewayOptions { keyring: Some(keyring), ..GatewayOptions::default() };
     let mut stage = Stage::new(options, |_| {}, 8, None).await;

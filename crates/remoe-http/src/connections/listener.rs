@@ -112,7 +112,7 @@ impl ConnectionStream {
     fn new(stream: TcpStream, handshake: Option<TlsHandshake>) -> Self {
         match handshake {
             None => Self::Open(identity::MaybeTlsStream::Plain(stream)),
-            Some(handshake) => Self::Handshaking(Box::pin(handshake.enter(Protocol::Http, stream))),
+            Some(handshake) => Self::Handshaking(Box::pin(handshake.accept(Protocol::Http, stream))),
         }
     }
 

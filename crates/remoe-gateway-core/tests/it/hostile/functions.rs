@@ -113,7 +113,7 @@ impl HostileFixture {
     /// Sends a request of case `number` to the model `bad`, or fetches a page with its function's metrics or
     /// placement.
     pub(super) async fn attack(&self, cases: Cases, number: usize) {
-        let mut choices = cases.dice(number);
+        let mut choices = cases.choices(number);
         let path = *choices.one_of(&["/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"]);
         let stream = choices.once_in(2);
         let body = format!(r#"{{"model":"bad","stream":{stream},"max_tokens":7,"include_figures":true}}"#);
@@ -230,7 +230,7 @@ async fn series_of_created_and_deleted_models_are_removed() {
     let gateway = Gateway::new(options, Vec::new(), metrics.clone());
     let before = resident();
     for number in 0..cases.count() {
-        let mut choices = cases.dice(number);
+        let mut choices = cases.choices(number);
         // Some have the name of an earlier one.
         let name = format!("tenant/{}", choices.below(cases.count()));
         let model = model(&name, SocketAddr::from(([127, 0, 0, 1], 1)), &metrics);
