@@ -155,7 +155,7 @@ pub(crate) fn grouped(
 ) -> Result<Tensor, BackendError> {
     let (placed, slab, [keys, values]) = pages.slab(layer)?;
     let shape = placed.paged.shape;
-    let view = spans.view(&shape, placed.paged.table)?;
+    let view = spans.view(&shape, placed.paged.page_table)?;
     slab.narrow(1, 0, keys)?.index_copy_(0, &view.written, key)?;
     slab.narrow(1, keys, values)?.index_copy_(0, &view.written, value)?;
     let sizes = AttentionSizes {
@@ -224,7 +224,7 @@ impl LatentHeads {
     ) -> Result<Tensor, BackendError> {
         let (placed, slab, _) = pages.slab(layer)?;
         let shape = placed.paged.shape;
-        let view = spans.view(&shape, placed.paged.table)?;
+        let view = spans.view(&shape, placed.paged.page_table)?;
         let rows = query.size()[0];
         slab.narrow(1, 0, self.latent_dim)?.index_copy_(0, &view.written, latent)?;
         slab.narrow(1, self.latent_dim, self.rope_dim)?.index_copy_(0, &view.written, key)?;

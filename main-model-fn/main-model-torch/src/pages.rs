@@ -40,7 +40,7 @@ impl TorchPages {
     pub(crate) fn new(layers: &[PagedLayer], kind: Kind, device: Arc<TorchDevice>) -> Self {
         let mut places = BTreeMap::new();
         let layers = layers.iter().map(|&paged| {
-            let next = places.entry(paged.table).or_insert(0);
+            let next = places.entry(paged.page_table).or_insert(0);
             *next += 1;
             PlacedLayer { paged, place: *next - 1 }
         });
@@ -65,7 +65,7 @@ impl TorchPages {
 
     /// Layers of a page: pages of all tables have the same.
     fn shapes(&self) -> impl Iterator<Item = &AttentionShape> {
-        self.layers.iter().filter(|layer| layer.paged.table == 0).map(|layer| &layer.paged.shape)
+        self.layers.iter().filter(|layer| layer.paged.page_table == 0).map(|layer| &layer.paged.shape)
     }
 
     /// Allocates the slabs of `count` pages, or of as many as the device has room for beside its workspace. Returns how

@@ -20,7 +20,7 @@ pub(crate) fn route(
         // Few experts, chosen one after the other: the host does that.
         Score::SparseMixer { .. } => {
             let (rows, [logits]) = together(x, [logits])?;
-            return Ok((rows, rule.routed(&floats(&logits))));
+            return Ok((rows, rule.route(&floats(&logits))));
         }
         Score::Softmax => logits.softmax_last(Kind::Float)?,
         Score::Sigmoid => logits.to_kind(Kind::Float)?.sigmoid()?,
@@ -34,7 +34,7 @@ pub(crate) fn route(
     let weights =
         if correction.is_some() || grouped.is_some() { scores.gather_last(&experts)? } else { best };
     let (rows, [weights, experts]) = together(x, [&weights, &experts])?;
-    Ok((rows, rule.weighed(&ids(&experts), &floats(&weights))))
+    Ok((rows, rule.weigh_selected(&ids(&experts), &floats(&weights))))
 }
 
 /// The `count` largest of each row of `logits` and where they are, row by row. Those of a row with an element that is not

@@ -8,7 +8,7 @@
 use crate::library::Tensor;
 use crate::pages::TorchPages;
 use crate::rows::Rows;
-use main_model_fn::backend::{BackendError, RELEASED, Span};
+use main_model_fn::backend::{BackendError, RELEASED_PAGE, RowSpan};
 use remoe_kernels::{AttentionShape, PAGE_POSITIONS};
 
 /// Most bytes that are gathered of the cache for a chunk of several spans.
@@ -72,7 +72,7 @@ pub(crate) struct Chunk {
 
 /// A span and the first position that any of its rows sees.
 struct Seen<'a> {
-    span: &'a Span,
+    span: &'a RowSpan,
     from: usize,
 }
 
@@ -83,10 +83,10 @@ impl Seen<'_> {
 }
 
 impl TorchSpans {
-    pub(crate) fn new(pages: &TorchPages, spans: &[Span]) -> Result<Self, BackendError> {
+    pub(crate) fn new(pages: &TorchPages, spans: &[RowSpan]) -> Result<Self, BackendError> {
         let mut views: Vec<(Sight, View)> = Vec::new();
         for layer in pages.layers() {
-            let sight = Sight::of(&layer.paged.shape, layer.paged.table);
+            let sight = Sight::of(&layer.paged.shape, layer.paged.page_table);
             if !views.iter().any(|(known, _)| *known == sight) {
                 views.push((sight, View::new(pages, sight, spans)?));
             }
@@ -107,9 +107,9 @@ impl TorchSpans {
 }
 
 impl View {
-    fn new(pages: &TorchPages, sight: Sight, spans: &[Span]) -> Result<Self, BackendError> {
+    fn new(pages: &TorchPages, sight: Sight, spans: &[RowSpan]) -> Result<Self, BackendError> {
         let first_seen =
-            |span: &Span| sight.window.map_or(0, |window| (span.past + 1).saturating_sub(window));
+            |span: &RowSpan| sight.window.map_or(0, |window| (span.past + 1).saturating_sub(window));
         let seen: Vec<Seen<'_>> = spans.iter().map(|span| Seen { span, from: first_seen(span) }).collect();
         let mut written = Vec::new();
         for Seen { span, .. } in &seen {
@@ -123,7 +123,7 @@ impl View {
         let (mut chunks, mut next) = (Vec::with_capacity(groups.len()), 0);
         for group in &groups {
             for Seen { span, .. } in group {
-                for place in places.iter_mut().skip(span.first).take(span.rows) {
+                for place in places.iter_mut().skip(span.first_row).take(span.rows) {
                     *place = next;
                     next += 1;
                 }
@@ -137,11 +137,11 @@ impl View {
 }
 
 /// The entry of a position of `span`.
-fn entry(pages: &TorchPages, sight: Sight, span: &Span, position: usize) -> Result<i64, BackendError> {
-    let ids = span.table(sight.table);
+fn entry(pages: &TorchPages, sight: Sight, span: &RowSpan, position: usize) -> Result<i64, BackendError> {
+    let ids = span.page_table(sight.table);
     let (page, at) = (position / PAGE_POSITIONS, position % PAGE_POSITIONS);
     match ids.get(page) {
-        Some(&id) if id != RELEASED && id < pages.count() => Ok(TorchPages::entry(id, at)),
+        Some(&id) if id != RELEASED_PAGE && id < pages.count() => Ok(TorchPages::entry(id, at)),
         _ => Err(BackendError::Shape { what: "page", actual: page, expected: ids.len() }),
     }
 }
@@ -203,7 +203,7 @@ impl Chunk {
                 }
                 // A row that does not exist computes what nothing reads.
                 let row = row.min(span.rows - 1);
-                queries.push((span.first + row) as i64);
+                queries.push((span.first_row + row) as i64);
                 last.push((span.past + row - from) as i32);
             }
             for position in *from..span.past + span.rows {

@@ -7,7 +7,7 @@ use super::{
     EngineHandle, EngineParts, EngineSettings, EngineStop, Events, RequestLimits, Switch, Vocabulary, start,
 };
 use crate::backend::{Backend, PAGE_POSITIONS};
-use crate::dispatch::{Arrivals, ExpertMetrics, LocalExperts, RemoteRequirements};
+use crate::dispatch::{BackgroundLoads, ExpertMetrics, LocalExperts, RemoteRequirements};
 use crate::grammar::{Compiler, Grammar, Source, Tokens};
 use crate::metrics::EngineMetrics;
 use crate::pages::CacheScope;
@@ -56,8 +56,8 @@ impl Engine {
         threads: usize,
         change: impl FnOnce(&mut EngineSettings),
     ) -> Self {
-        let (engine, arrivals, checkpoint) = Self::early(fixture, dtype, threads, change);
-        arrivals.read(&checkpoint, dtype.into(), 1).unwrap();
+        let (engine, loads, checkpoint) = Self::early(fixture, dtype, threads, change);
+        loads.load_all(&checkpoint, dtype.into(), 1).unwrap();
         engine
     }
 
@@ -82,7 +82,7 @@ impl Engine {
         dtype: Dtype,
         threads: usize,
         change: impl FnOnce(&mut EngineSettings),
-    ) -> (Self, Arc<Arrivals>, Arc<Checkpoint>) {
+    ) -> (Self, Arc<BackgroundLoads>, Arc<Checkpoint>) {
         let (fixture, format) = match fixture.strip_suffix(INT8_CACHE) {
             Some(fixture) => (fixture, CacheFormat::Int8),
             None => (fixture, CacheFormat::Plain),
@@ -100,7 +100,7 @@ impl Engine {
         let experts = |layer| 0..config.moe(layer).unwrap().experts as u32;
         let all = config.moe_layers().into_iter().flat_map(|layer| experts(layer).map(move |it| (layer, it)));
         let expert_metrics = ExpertMetrics::new(&registry).unwrap();
-        let arrivals = local.expect(&Vec::from_iter(all), expert_metrics.arriving.clone());
+        let loads = local.add_loading(&Vec::from_iter(all), expert_metrics.loading.clone());
         let mut settings = EngineSettings {
             limits: RequestLimits {
                 vocab_size: config.vocab_size,
@@ -139,11 +139,7 @@ impl Engine {
         };
         let (handle, switches, thread) = start(settings, parts, EngineStop::default()).unwrap();
         let (vocab, norm_eps) = (config.vocab_size as u32, config.norm_eps);
-        (
-            Self { handle, metrics, thread, switches, generation: 0, local, vocab, norm_eps },
-            arrivals,
-            checkpoint,
-        )
+        (Self { handle, metrics, thread, switches, generation: 0, local, vocab, norm_eps }, loads, checkpoint)
     }
 
     fn end(self) -> EngineMetrics {
@@ -402,7 +398,7 @@ async fn schedules_change_no_bit_of_latent_attention() {
 /// drawn afterwards.
 #[tokio::test]
 async fn answers_wait_for_experts_that_are_still_being_read() {
-    let (mut engine, arrivals, checkpoint) = Engine::early("dsv2-group", Dtype::Bf16, 2, |settings| {
+    let (mut engine, loads, checkpoint) = Engine::early("dsv2-group", Dtype::Bf16, 2, |settings| {
         settings.limits.cache_pages = 64;
     });
     engine.place().await;
@@ -410,10 +406,10 @@ async fn answers_wait_for_experts_that_are_still_being_read() {
     let asked: Vec<_> =
         prompts.iter().map(|prompt| engine.handle.submit(request(prompt.clone(), 1, 5)).unwrap()).collect();
     // All of them are in the engine, which waits.
-    while engine.metrics.iterations.get() == 0 && arrivals.waited_for() == 0 {
+    while engine.metrics.iterations.get() == 0 && loads.demanded_count() == 0 {
         tokio::task::yield_now().await;
     }
-    let read = tokio::task::spawn_blocking(move || arrivals.read(&checkpoint, Dtype::Bf16.into(), 2));
+    let read = tokio::task::spawn_blocking(move || loads.load_all(&checkpoint, Dtype::Bf16.into(), 2));
     let mut early = Vec::new();
     for events in asked {
         early.push(finish(events, 1).await.0);
@@ -432,7 +428,7 @@ async fn answers_wait_for_experts_that_are_still_being_read() {
 async fn embeddings_are_means_of_normed_states() {
     let alone = Engine::start("mixtral-basic", Dtype::F32, 1, 1000).await;
     let prompts = prompts(alone.vocab);
-    let embed = |prompt: &[u32]| Request { embeds: true, ..Request::of_prompt(prompt.to_vec()) };
+    let embed = |prompt: &[u32]| Request { embeds: true, ..Request::prompt_only(prompt.to_vec()) };
     let mean = async |mut events: Events| loop {
         match events.recv().await.unwrap() {
             Event::Embedding(mean) => return mean,
@@ -442,7 +438,7 @@ async fn embeddings_are_means_of_normed_states() {
     };
     let inspected = |prompt: &[u32]| Request {
         inspect: Some(InspectLevel::Hidden),
-        ..Request::of_prompt(prompt.to_vec())
+        ..Request::prompt_only(prompt.to_vec())
     };
     // Rows before the norm, by their root mean square.
     let scaled = async |prompt: &[u32]| -> Vec<Vec<f64>> {

@@ -58,7 +58,7 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Prepared
     let prompt = text_frontend::encode(text.as_ref(), context, "messages", &prompt, special)?;
     let max_tokens = max_tokens.unwrap_or_else(|| {
         let usual = state.options.defaults.max_new_tokens.unwrap_or(usize::MAX);
-        shared.room(&prompt).min(usual.max(1))
+        shared.max_completion(&prompt).min(usual.max(1))
     });
     let mut request = shared.request(prompt, max_tokens, logprobs)?;
     let mut options = AnswerOptions::new(state, &body, logprobs.is_some());

@@ -25,8 +25,8 @@ pub(super) async fn respond(
     };
     pieces.opening().into_iter().for_each(&mut join);
     while let Some((prompt, event)) = running.next().await? {
-        pieces.of(state, prompt, event)?.into_iter().for_each(&mut join);
+        pieces.from_event(state, prompt, event)?.into_iter().for_each(&mut join);
     }
     running.reasoning_tokens = pieces.reasoning_tokens();
-    Ok((running.told(), shape.whole(state, whole, &running)?).into_response())
+    Ok((running.gateway_headers(), shape.whole(state, whole, &running)?).into_response())
 }

@@ -68,7 +68,7 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Prepared
         };
         let ids = ids_of(state, &field, prompt, body.add_special_tokens.unwrap_or(true))?;
         let usual = MAX_TOKENS.min(state.options.defaults.max_new_tokens.unwrap_or(MAX_TOKENS)).max(1);
-        let max_tokens = max_tokens.unwrap_or_else(|| shared.room(&ids).min(usual));
+        let max_tokens = max_tokens.unwrap_or_else(|| shared.max_completion(&ids).min(usual));
         let mut request = shared.request(ids, max_tokens, logprobs)?;
         request.prompt_logprobs = logprobs.filter(|_| echo);
         if let Some((fill_in, _)) = fill_in.as_ref().filter(|_| !request.stop.ignore_eos) {

@@ -93,7 +93,7 @@ pub(super) async fn handle(
         model: state.options.model.clone(),
         usage: EmbeddingUsage { prompt_tokens, total_tokens: prompt_tokens },
     };
-    Ok((running.told(), Json(embeddings)).into_response())
+    Ok((running.gateway_headers(), Json(embeddings)).into_response())
 }
 
 fn check(state: &HttpState, body: EmbeddingsBody) -> Result<EmbeddingRequests, ServiceError> {
@@ -127,7 +127,7 @@ fn check(state: &HttpState, body: EmbeddingsBody) -> Result<EmbeddingRequests, S
     let request = |(index, input)| {
         let field = if many { format!("input[{index}]") } else { "input".to_owned() };
         let ids = ids_of(state, &field, input, special)?;
-        Ok(Request { embeds: true, priority, queue_deadline, ..Request::of_prompt(ids) })
+        Ok(Request { embeds: true, priority, queue_deadline, ..Request::prompt_only(ids) })
     };
     let requests = inputs.into_iter().enumerate().map(request).collect::<Result<_, ServiceError>>()?;
     Ok(EmbeddingRequests { requests, base64 })

@@ -407,8 +407,8 @@ impl<'de> Deserialize<'de> for LogitBias {
                     let id =
                         key.parse().map_err(|_| A::Error::custom(format!("invalid token id {key:?}")))?;
                     biases.insert(id, map.next_value()?);
-                    if biases.len() > Sampling::BIASES {
-                        let most = Sampling::BIASES;
+                    if biases.len() > Sampling::MAX_BIASES {
+                        let most = Sampling::MAX_BIASES;
                         return Err(A::Error::custom(format!("expected at most {most} tokens")));
                     }
                 }

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 /// Placement in force, and facts known of it.
 #[derive(Clone)]
 pub(crate) struct PlacementView {
-    pub(crate) in_force: watch::Receiver<Arc<ActiveGeneration>>,
+    pub(crate) in_force: watch::Receiver<Arc<PublishedGeneration>>,
     pub(crate) activity: Arc<Activity>,
     pub(crate) card: Option<Arc<ModelCard>>,
     pub(super) means: Arc<Mutex<RequestMeans>>,
@@ -37,7 +37,7 @@ impl Default for PlacementView {
 
 /// A generation in force.
 #[derive(Debug, Default)]
-pub(crate) struct ActiveGeneration {
+pub(crate) struct PublishedGeneration {
     /// 0 before the first.
     pub(crate) generation: u64,
     /// Experts beside the engine.
@@ -193,7 +193,7 @@ struct LayerUse {
 
 impl PlacementView {
     pub(crate) fn new(
-        in_force: watch::Receiver<Arc<ActiveGeneration>>,
+        in_force: watch::Receiver<Arc<PublishedGeneration>>,
         activity: Arc<Activity>,
         card: ModelCard,
     ) -> Self {
@@ -293,7 +293,7 @@ pub(super) async fn handle(
         generation: in_force.generation,
         plan,
         planned: account.is_some(),
-        main: MainLine { experts: format_listing(&in_force.local), busy: view.activity.busy_here() },
+        main: MainLine { experts: format_listing(&in_force.local), busy: view.activity.local_busy_share() },
         experts: uses(view),
         groups,
         expected: account.as_ref().map(|account| account.expect_typical()),
@@ -314,11 +314,11 @@ fn uses(view: &PlacementView) -> Vec<LayerUse> {
 }
 
 /// Endpoints that host the same, together; in the order of the placement.
-fn groups(in_force: &ActiveGeneration, activity: &Activity) -> Vec<GroupLine> {
+fn groups(in_force: &PublishedGeneration, activity: &Activity) -> Vec<GroupLine> {
     let mut groups: Vec<GroupLine> = Vec::new();
     for (address, hosted) in in_force.endpoints.iter().filter(|(_, hosted)| !hosted.is_empty()) {
         let experts = format_listing(hosted);
-        let function = FunctionLine { address: address.clone(), busy: activity.busy(address) };
+        let function = FunctionLine { address: address.clone(), busy: activity.remote_busy_share(address) };
         match groups.iter_mut().find(|group| group.experts == experts) {
             Some(group) => group.functions.push(function),
             None => groups.push(GroupLine {
@@ -381,7 +381,7 @@ mod tests {
     #[test]
     fn endpoints_that_host_the_same_are_one_group() {
         let hosted = |experts: &[u32]| vec![LayerExperts { layer: 1, experts: experts.to_vec() }];
-        let in_force = ActiveGeneration {
+        let in_force = PublishedGeneration {
             generation: 1,
             local: Vec::new(),
             endpoints: vec![

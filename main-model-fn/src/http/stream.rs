@@ -47,7 +47,7 @@ pub(super) fn respond(
 ) -> Response {
     let (chunks, stream) = mpsc::channel(CHUNKS);
     let (tell, told) = oneshot::channel();
-    let is_asked = running.timeline().is_asked();
+    let is_from_gateway = running.timeline().is_from_gateway();
     let filling = async move {
         tokio::select! {
             // Dropping it ends the engine's work.
@@ -63,7 +63,7 @@ pub(super) fn respond(
         .keep_alive(KeepAlive::new().interval(KEEP_ALIVE).text("keep-alive"));
     let unbuffered = (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     let response = ([unbuffered], events).into_response();
-    if !is_asked {
+    if !is_from_gateway {
         return response;
     }
     let trailers = async { Some(Ok(told.await.ok()?)) };
@@ -111,7 +111,7 @@ async fn deliver(
         send(chunks, shape.piece(state, piece)?).await?;
     }
     while let Some((prompt, event)) = running.next().await? {
-        for piece in pieces.of(state, prompt, event)? {
+        for piece in pieces.from_event(state, prompt, event)? {
             let slow = chunks.capacity() == 0;
             send(chunks, shape.piece(state, piece)?).await?;
             if slow {
@@ -121,7 +121,7 @@ async fn deliver(
     }
     running.reasoning_tokens = pieces.reasoning_tokens();
     send(chunks, shape.end(state, &running)?).await?;
-    Ok(running.told())
+    Ok(running.gateway_headers())
 }
 
 /// Waits for room: as long as the client's connection is not given up.

@@ -74,7 +74,7 @@ fn tokenize(state: &HttpState, body: TokenizeBody) -> Result<Tokenized, ServiceE
                 thinking_token_budget: None,
                 chat_template_kwargs: body.chat_template_kwargs,
             };
-            let reasoning = ReasoningOptions::of(reasoning, text.as_ref(), &state.dialect, variables)?;
+            let reasoning = ReasoningOptions::new(reasoning, text.as_ref(), &state.dialect, variables)?;
             let rendering = Rendering {
                 tools: asked.as_ref().map(|asked| asked.tools.as_slice()),
                 reasoning_effort: reasoning.effort,

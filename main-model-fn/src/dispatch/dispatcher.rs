@@ -1,7 +1,6 @@
-//! A layer call from its inputs to the reduction: the remote half and the local half at the same
-//! time.
+//! Dispatch of one layer call, from its inputs to the reduction.
 
-use super::calls::{Calls, TracedRequest};
+use super::calls::{CallTotals, TracedRequest};
 use super::error::ExpertError;
 use super::exchange::{Exchange, RemoteCall};
 use super::fallback::FallbackExperts;
@@ -26,28 +25,33 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
-/// Connections are driven so often while local experts are computed.
-pub(super) const DRIVEN_EVERY: Duration = Duration::from_micros(200);
-/// As [`DRIVEN_EVERY`], if no more is expected than sockets hold: peers that connect or close meanwhile have time.
-const DRIVEN_SELDOM: Duration = Duration::from_millis(20);
-/// Answers of so many bytes together fit into the sockets that they come through, even through one.
-const HELD_BY_SOCKETS: usize = 32 << 10;
+/// Interval at which connections are driven while local experts are computed.
+pub(super) const DRIVE_INTERVAL: Duration = Duration::from_micros(200);
+/// Interval if all expected answers fit into the sockets' buffers: new connections and closed ones can wait.
+const IDLE_DRIVE_INTERVAL: Duration = Duration::from_millis(20);
+/// Bytes of answers that fit into the sockets' buffers, even if all come through one socket.
+const SOCKET_BUFFER_BYTES: usize = 32 << 10;
 
-/// Slots, and the row of each, one after the other.
-pub(super) type Computed = (Vec<u32>, Vec<u8>);
+/// Output rows that were computed by this process.
+pub(super) struct ComputedRows {
+    /// Slot of each row: index of its (token, expert) pair in [`Routed`].
+    pub(super) slots: Vec<u32>,
+    /// Rows, one after the other: compute dtype, little endian.
+    pub(super) rows: Vec<u8>,
+}
 
-/// One call of a layer.
+/// Inputs and routing of one layer.
 pub(crate) struct LayerCall<'a> {
-    /// The model's layer id.
+    /// The layer's index in the model.
     pub(crate) layer: usize,
     /// tokens x hidden elements, compute dtype, little endian.
     pub(crate) inputs: &'a [u8],
-    /// Which experts for which token.
+    /// Experts of each token.
     pub(crate) routed: &'a Routed,
 }
 
-/// The experts of the model, local and remote.
-pub(crate) struct Experts {
+/// Computes the routed experts of the model, local and remote.
+pub(crate) struct ExpertDispatcher {
     pub(super) pool: Arc<Pool>,
     dtype: Dtype,
     hidden: usize,
@@ -58,33 +62,36 @@ pub(crate) struct Experts {
     tally: Vec<ExpertTally>,
     pub(super) time: ExpertTime,
     pairs: Pairs,
-    /// Calls to each link, while a request is followed.
-    calls: Vec<Calls>,
+    /// Totals of the calls to each link, in an iteration with traced requests.
+    call_totals: Vec<CallTotals>,
+    /// Buffer of the local kernels' output, kept for the next call.
     pub(super) local_rows: Vec<u8>,
 }
 
-/// Parts of the experts' half of the engine.
-pub(crate) struct ExpertParts {
-    /// Drives the links; the engine's own.
+/// Parts of an [`ExpertDispatcher`].
+pub(crate) struct DispatcherParts {
+    /// The engine's runtime, which drives the links.
     pub(crate) runtime: Rc<Runtime>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) class: NumericsClass,
     /// Elements of a hidden state.
     pub(crate) hidden: usize,
     pub(crate) checkpoint: Arc<Checkpoint>,
-    /// Where links report.
+    /// Events of all links.
     pub(crate) link_events: mpsc::UnboundedReceiver<LinkEvent>,
-    /// Bytes of experts held because no replica answered.
+    /// Limit of the memory for fallback experts.
     pub(crate) fallback_bytes: usize,
-    /// How long the engine polls for answers before it sleeps.
+    /// Time for which the engine polls for answers before it sleeps.
     pub(crate) poll: Duration,
     pub(crate) metrics: ExpertMetrics,
 }
 
-impl Experts {
+impl ExpertDispatcher {
+    /// Creates a dispatcher without experts.
+    ///
     /// # Errors
-    /// A loading thread cannot be started.
-    pub(crate) fn new(parts: ExpertParts) -> io::Result<Self> {
+    /// Fails if a loading thread cannot be started.
+    pub(crate) fn new(parts: DispatcherParts) -> io::Result<Self> {
         let dtype = parts.class.dtype;
         let row_bytes = parts.hidden * dtype.bytes();
         Ok(Self {
@@ -111,14 +118,14 @@ impl Experts {
             tally: Vec::new(),
             time: ExpertTime::default(),
             pairs: Pairs::default(),
-            calls: Vec::new(),
+            call_totals: Vec::new(),
             local_rows: Vec::new(),
         })
     }
 
-    /// Puts a routing generation in force; the old one's links close.
+    /// Puts a routing generation in force and closes the previous one's links.
     pub(crate) fn switch(&mut self, placement: Placement) {
-        self.exchange.switched(&placement.links);
+        self.exchange.set_links(&placement.links);
         self.placement = placement;
     }
 
@@ -126,40 +133,40 @@ impl Experts {
         &self.placement
     }
 
-    /// The traced requests of the iteration to come.
-    pub(crate) fn follow(&mut self, followed: Vec<TracedRequest>) {
-        self.exchange.followed = followed;
+    /// Sets the traced requests of the next iteration.
+    pub(crate) fn set_traced_requests(&mut self, traced: Vec<TracedRequest>) {
+        self.exchange.traced_requests = traced;
     }
 
-    /// The traced requests of the iteration that is over, with whom messages told of them.
-    pub(crate) fn take_followed(&mut self) -> Vec<TracedRequest> {
-        std::mem::take(&mut self.exchange.followed)
+    /// Returns the traced requests of the last iteration, with the times at which messages first named them.
+    pub(crate) fn take_traced_requests(&mut self) -> Vec<TracedRequest> {
+        std::mem::take(&mut self.exchange.traced_requests)
     }
 
-    /// Returns the totals of the calls to each remote function in the iteration, all layers together, in the order of
-    /// the placement's links; empty if no request is [followed](Self::follow).
-    pub(crate) fn calls(&self) -> &[Calls] {
-        &self.calls
+    /// Returns the totals of the calls over each link in the iteration, all layers together, in the order of the
+    /// placement's links. Empty if no request is [traced](Self::set_traced_requests).
+    pub(crate) fn call_totals(&self) -> &[CallTotals] {
+        &self.call_totals
     }
 
-    /// Starts counting for an iteration of `rows` rows.
+    /// Resets the counts for an iteration of `rows` rows.
     pub(crate) fn begin_iteration(&mut self, rows: usize) {
         self.tally.clear();
         self.tally.resize(rows, ExpertTally::default());
         self.time = ExpertTime::default();
         self.pairs.begin(rows, self.placement.links.len());
-        self.calls.clear();
-        if !self.exchange.followed.is_empty() {
-            self.calls.resize(self.placement.links.len(), Calls::default());
+        self.call_totals.clear();
+        if !self.exchange.traced_requests.is_empty() {
+            self.call_totals.resize(self.placement.links.len(), CallTotals::default());
         }
     }
 
-    /// Where the experts of each row of the iteration were computed, all layers together.
+    /// Returns where each row's experts were computed in the iteration, all layers together.
     pub(crate) fn take_tally(&mut self) -> Vec<ExpertTally> {
         std::mem::take(&mut self.tally)
     }
 
-    /// Which remote functions answered for which rows of the iteration, all layers together.
+    /// Returns which links answered for which rows in the iteration, all layers together.
     pub(crate) fn pairs(&self) -> &Pairs {
         &self.pairs
     }
@@ -169,20 +176,21 @@ impl Experts {
         self.time
     }
 
-    /// Sends the remote pairs of `call` off; [`finish`](Self::finish) takes the rest from there.
-    pub(crate) fn send_off(&mut self, call: &LayerCall<'_>) -> Outstanding {
+    /// Sends the messages for the remote pairs of `call`. [`finish`](Self::finish) completes the call.
+    pub(crate) fn dispatch(&mut self, call: &LayerCall<'_>) -> Outstanding {
         let slots = match self.placement.hosts(call.layer) {
             Some(hosts) => remote_slots(call.routed, hosts),
             None => Vec::new(),
         };
-        self.exchange.send_off(&self.placement, call, &slots, &mut self.fallback)
+        self.exchange.dispatch(&self.placement, call, &slots, &mut self.fallback)
     }
 
-    /// Computes the local experts of a layer, joins them with what is `outstanding` and with `shared`, the shared
-    /// experts' rows, where the layer has some. Writes tokens x hidden elements to `output`.
+    /// Computes the local experts of a layer, collects the `outstanding` rows, and reduces all rows.
+    ///
+    /// `shared` is the shared contribution: tokens x hidden. Writes tokens x hidden elements to `output`.
     ///
     /// # Errors
-    /// No replica and no local load delivered in time, or the kernels refuse.
+    /// Fails if neither a replica nor the local fallback delivered in time, or if a kernel fails.
     pub(crate) fn finish(
         &mut self,
         call: &LayerCall<'_>,
@@ -191,26 +199,27 @@ impl Experts {
         output: &mut [u8],
     ) -> Result<(), ExpertError> {
         let local = local_slots(call.routed, self.placement.hosts(call.layer));
-        let mut computed = self.compute_all(call, &mut outstanding, local)?;
+        let mut computed = self.compute_and_collect(call, &mut outstanding, local)?;
         let tokens = 0..call.routed.tokens();
-        self.reduce(call, (&computed, &outstanding.answers), tokens, shared, output)?;
-        self.metrics.activity.routed(call.layer, call.routed.experts.iter().copied());
-        // The first rows are those of the local kernels: their memory is used again.
-        self.local_rows = computed.swap_remove(0).1;
+        self.reduce(call, (&computed, &outstanding.replies), tokens, shared, output)?;
+        self.metrics.activity.count_pairs(call.layer, call.routed.experts.iter().copied());
+        // The first entry is the local kernels' output; its buffer is reused.
+        self.local_rows = computed.swap_remove(0).rows;
         Ok(())
     }
 
-    /// Computes the pairs `local`, by expert, and takes in what is `outstanding`, whose answers stay there. Returns
-    /// what was computed here, the rows of the local kernels first.
+    /// Computes the `local` slots, by expert, and collects the `outstanding` rows. Replies stay in `outstanding`.
+    ///
+    /// Returns the rows that this process computed; the first entry is the local kernels' output.
     ///
     /// # Errors
     /// As [`finish`](Self::finish).
-    pub(super) fn compute_all(
+    pub(super) fn compute_and_collect(
         &mut self,
         call: &LayerCall<'_>,
         outstanding: &mut Outstanding,
         local: BTreeMap<u32, Vec<u32>>,
-    ) -> Result<Vec<Computed>, ExpertError> {
+    ) -> Result<Vec<ComputedRows>, ExpertError> {
         let layer = call.layer;
         let mut local_rows = std::mem::take(&mut self.local_rows);
         let has_local = !local.is_empty();
@@ -222,52 +231,57 @@ impl Experts {
         if has_local {
             tracing::trace!(layer, "local kernels done");
         }
-        // Local work is not waiting: the clock of the remote half starts when the engine begins to listen.
+        // Local work is no waiting: the time of the remote part starts when the engine begins to listen.
         let remote_start = Instant::now();
         let collected = self.collect(call, outstanding);
-        for call in &outstanding.calls {
-            self.calls[call.link].add(call);
+        for call in &outstanding.completed_calls {
+            self.call_totals[call.link].add(call);
         }
-        let later = collected?;
+        let computed_later = collected?;
         self.time += ExpertTime {
             local: remote_start - local_start,
             waited: remote_start.elapsed(),
-            remote: outstanding.computed,
-            calls: outstanding.replies,
+            remote: outstanding.remote_compute_time,
+            calls: outstanding.answered_messages,
         };
-        for answer in &outstanding.answers {
-            self.count(call, &answer.slots, "remote", |tally| &mut tally.remote);
-            self.pairs.count(answer.link, &answer.slots, call.routed.top_k);
+        for reply in &outstanding.replies {
+            self.count(call, &reply.slots, "remote", |tally| &mut tally.remote);
+            self.pairs.count(reply.link, &reply.slots, call.routed.top_k);
         }
         for &slot in &outstanding.retried {
-            // One message may carry rows of several requests: its first row stands for it.
+            // A message may carry rows of several requests; the retry counts for its first row.
             self.tally[slot as usize / call.routed.top_k].retries += 1;
         }
-        self.metrics.activity.computed_here(remote_start - local_start);
-        let mut computed = vec![(slots, local_rows)];
-        computed.extend(later);
-        if !outstanding.accused.is_empty() {
-            let rows = rows_of(call, &computed, &outstanding.answers, self.row_bytes());
-            self.exchange.convict(&self.placement.links, layer, &outstanding.accused, &rows);
+        self.metrics.activity.record_local(remote_start - local_start);
+        let mut computed = vec![ComputedRows { slots, rows: local_rows }];
+        computed.extend(computed_later);
+        if !outstanding.non_finite_rows.is_empty() {
+            let rows = rows_by_slot(call, &computed, &outstanding.replies, self.row_bytes());
+            self.exchange.drop_faulty_links(
+                &self.placement.links,
+                layer,
+                &outstanding.non_finite_rows,
+                &rows,
+            );
         }
         Ok(computed)
     }
 
-    /// Sums the rows of the pairs of `tokens`, and those of `shared` experts, into `output`.
+    /// Sums the rows of the pairs of `tokens`, and the `shared` contribution, into `output`.
     ///
     /// # Errors
-    /// A pair has no row.
+    /// Fails if a pair has no row.
     pub(super) fn reduce(
         &self,
         call: &LayerCall<'_>,
-        (computed, answers): (&[Computed], &[ReplicaReply]),
+        (computed, replies): (&[ComputedRows], &[ReplicaReply]),
         tokens: Range<usize>,
         shared: Option<&[u8]>,
         output: &mut [u8],
     ) -> Result<(), ExpertError> {
         let layer = call.layer;
         let slots = tokens.start * call.routed.top_k..tokens.end * call.routed.top_k;
-        let rows = rows_of(call, computed, answers, self.row_bytes());
+        let rows = rows_by_slot(call, computed, replies, self.row_bytes());
         let rows = &rows[slots.clone()];
         if let Some(slot) = rows.iter().position(|row| row.is_empty()) {
             let expert = call.routed.experts[slots.start + slot];
@@ -278,7 +292,7 @@ impl Experts {
         let routed = if tokens == (0..call.routed.tokens()) {
             call.routed
         } else {
-            part = call.routed.part(tokens);
+            part = call.routed.slice(tokens);
             &part
         };
         reduce(routed, &rows, shared, output, &self.pool)
@@ -289,17 +303,16 @@ impl Experts {
         self.hidden * self.dtype.bytes()
     }
 
-    /// Returns when a connection has changed or an answer has come that no call waits for. For the time between
-    /// requests.
+    /// Waits until a connection changed or an answer arrived that no call waits for. For use between iterations.
     pub(crate) async fn connections_changed(&mut self) {
-        // The sending halves live as long as the links and this end of the engine.
-        if !self.exchange.event().await {
+        // Links and this dispatcher hold senders, so events end only when the engine stops.
+        if !self.exchange.next_idle_event().await {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Runs the local kernels for the slots of `by_expert`. Returns the slots of the rows written to `rows`, in
-    /// order. Slots whose expert is still being read are awaited.
+    /// Runs the local kernels for the slots of `by_expert`. Writes the output to `rows` and returns the slot of each row.
+    /// Slots of experts that are still being loaded are added to `outstanding`.
     fn compute_local(
         &mut self,
         call: &LayerCall<'_>,
@@ -313,10 +326,10 @@ impl Experts {
             match local.get(call.layer, expert) {
                 Some(packed) => work.push((packed.clone(), slots)),
                 None if local.has(call.layer, expert) => {
-                    if let Some(arrivals) = local.arrivals() {
-                        arrivals.hurry(call.layer, expert);
+                    if let Some(loads) = local.background_loads() {
+                        loads.prioritise(call.layer, expert);
                     }
-                    outstanding.awaited.insert(expert, slots);
+                    outstanding.loading_slots.insert(expert, slots);
                 }
                 None => {
                     let generation = self.placement.generation;
@@ -324,25 +337,24 @@ impl Experts {
                 }
             }
         }
-        // A prompt's answers are larger than sockets hold: the replicas that send them must not wait for the local
-        // kernels, nor must a message that has yet to leave. Small answers are in the sockets when these are done,
-        // however seldom connections are driven.
-        let owed = outstanding.pairs() * self.row_bytes();
-        let often = owed > HELD_BY_SOCKETS || !outstanding.have_left(&self.placement.links);
-        let driven_every = if often { DRIVEN_EVERY } else { DRIVEN_SELDOM };
-        let slots = self.compute(call, &work, rows, driven_every)?;
+        // Answers to a prompt are larger than the sockets' buffers: to keep replicas from waiting for the local kernels,
+        // connections are driven often, also while a message has not left. Small answers fit into the buffers.
+        let expected_bytes = outstanding.pairs() * self.row_bytes();
+        let is_busy = expected_bytes > SOCKET_BUFFER_BYTES || !outstanding.have_left(&self.placement.links);
+        let drive_interval = if is_busy { DRIVE_INTERVAL } else { IDLE_DRIVE_INTERVAL };
+        let slots = self.compute(call, &work, rows, drive_interval)?;
         self.count(call, &slots, "local", |tally| &mut tally.local);
         Ok(slots)
     }
 
-    /// Computes each packed expert for its slots; rows land in `rows` in the order that is returned. Connections are
-    /// driven `driven_every` so long meanwhile.
+    /// Computes each packed expert for its slots. Writes the output to `rows` and returns the slot of each row.
+    /// Connections are driven every `drive_interval` meanwhile.
     fn compute(
         &mut self,
         call: &LayerCall<'_>,
         work: &[(Arc<PackedExpert>, Vec<u32>)],
         rows: &mut Vec<u8>,
-        driven_every: Duration,
+        drive_interval: Duration,
     ) -> Result<Vec<u32>, ExpertError> {
         let row_bytes = self.row_bytes();
         let slots: Vec<u32> = work.iter().flat_map(|(_, slots)| slots.iter().copied()).collect();
@@ -351,29 +363,29 @@ impl Experts {
         let mut jobs = Vec::with_capacity(work.len());
         let (mut tokens, mut output) = (tokens.as_slice(), rows.as_mut_slice());
         for (expert, slots) in work {
-            let (these, others) = tokens.split_at(slots.len());
-            let (this, other) = output.split_at_mut(slots.len() * row_bytes);
-            jobs.push(Job { expert, inputs: call.inputs, row_index: these, output: this });
-            (tokens, output) = (others, other);
+            let (expert_tokens, other_tokens) = tokens.split_at(slots.len());
+            let (expert_output, other_output) = output.split_at_mut(slots.len() * row_bytes);
+            jobs.push(Job { expert, inputs: call.inputs, row_index: expert_tokens, output: expert_output });
+            (tokens, output) = (other_tokens, other_output);
         }
         self.metrics.reads.inc_by(jobs.len() as u64);
         if jobs.is_empty() {
             return Ok(slots);
         }
-        let (exchange, drives, mut driven) =
+        let (exchange, has_links, mut last_driven) =
             (&self.exchange, !self.placement.links.is_empty(), Instant::now());
-        let mut between = || {
-            if drives && driven.elapsed() >= driven_every {
+        let mut drive = || {
+            if has_links && last_driven.elapsed() >= drive_interval {
                 exchange.drive();
-                driven = Instant::now();
+                last_driven = Instant::now();
             }
         };
-        let computed = self.pool.forward_beside(&mut jobs, &mut between);
+        let computed = self.pool.forward_beside(&mut jobs, &mut drive);
         computed.map_err(|source| ExpertError::Kernel { layer: call.layer, source })?;
         Ok(slots)
     }
 
-    /// Counts the pairs `slots` for their rows and in the metrics.
+    /// Counts the pairs `slots`, per row and in the metrics.
     pub(super) fn count(
         &mut self,
         call: &LayerCall<'_>,
@@ -387,92 +399,94 @@ impl Experts {
         self.metrics.pairs.with_label_values(&[placement]).inc_by(slots.len() as u64);
     }
 
-    /// Waits until every remote pair has its row: from a replica, or from an expert that was loaded for it, whichever
-    /// comes first; and every local pair whose expert was still being read. Returns what was computed here.
+    /// Waits until every remote pair has its row, from a replica or the local fallback, whichever is first, and every
+    /// local pair whose expert was still being loaded. Returns the rows that this process computed.
     fn collect(
         &mut self,
         call: &LayerCall<'_>,
         outstanding: &mut Outstanding,
-    ) -> Result<Vec<Computed>, ExpertError> {
+    ) -> Result<Vec<ComputedRows>, ExpertError> {
         let started = Instant::now();
         self.exchange.listen(&self.placement.links, outstanding);
         let mut computed = Vec::new();
         loop {
-            let ready = self.fallback.ready(call.layer, outstanding.orphans.keys().copied());
+            let ready = self.fallback.loaded(call.layer, outstanding.fallback_slots.keys().copied());
             if !ready.is_empty() {
-                computed.push(self.compute_orphans(call, ready, outstanding)?);
+                computed.push(self.compute_fallback(call, ready, outstanding)?);
                 continue;
             }
-            let arrived = self.arrived(call.layer, outstanding);
-            if !arrived.is_empty() {
-                computed.push(self.compute_arrived(call, &arrived)?);
+            let loaded = self.take_loaded(call.layer, outstanding);
+            if !loaded.is_empty() {
+                computed.push(self.compute_loaded(call, &loaded)?);
                 continue;
             }
-            if outstanding.is_settled() {
+            if outstanding.is_complete() {
                 self.metrics.wait.observe(started.elapsed().as_secs_f64());
                 return Ok(computed);
             }
             let Self { exchange, placement, fallback, .. } = self;
-            exchange.step(&mut RemoteCall { placement, call, outstanding, fallback })?;
+            exchange.process_event(&mut RemoteCall { placement, call, outstanding, fallback })?;
         }
     }
 
-    /// Takes those awaited pairs whose experts are there by now.
-    fn arrived(&self, layer: usize, outstanding: &mut Outstanding) -> Vec<(Arc<PackedExpert>, Vec<u32>)> {
+    /// Takes the slots of `outstanding` whose local experts have been loaded by now.
+    fn take_loaded(&self, layer: usize, outstanding: &mut Outstanding) -> Vec<(Arc<PackedExpert>, Vec<u32>)> {
         let local = &self.placement.local;
-        let awaited = outstanding.awaited.keys();
-        let there = awaited.filter_map(|&expert| Some((expert, local.get(layer, expert)?.clone())));
-        let there: Vec<_> = there.collect();
-        let work = there.into_iter();
-        work.filter_map(|(expert, packed)| Some((packed, outstanding.awaited.remove(&expert)?))).collect()
+        let experts = outstanding.loading_slots.keys();
+        let loaded = experts.filter_map(|&expert| Some((expert, local.get(layer, expert)?.clone())));
+        let loaded: Vec<_> = loaded.collect();
+        let work = loaded.into_iter();
+        work.filter_map(|(expert, packed)| Some((packed, outstanding.loading_slots.remove(&expert)?)))
+            .collect()
     }
 
-    /// Computes awaited pairs whose experts have been read.
-    fn compute_arrived(
+    /// Computes local experts that were loaded during the call.
+    fn compute_loaded(
         &mut self,
         call: &LayerCall<'_>,
         work: &[(Arc<PackedExpert>, Vec<u32>)],
-    ) -> Result<Computed, ExpertError> {
+    ) -> Result<ComputedRows, ExpertError> {
         let mut rows = Vec::new();
-        let slots = self.compute(call, work, &mut rows, DRIVEN_EVERY)?;
+        let slots = self.compute(call, work, &mut rows, DRIVE_INTERVAL)?;
         self.count(call, &slots, "local", |tally| &mut tally.local);
-        Ok((slots, rows))
+        Ok(ComputedRows { slots, rows })
     }
 
-    /// Computes the orphans of the experts `ready`.
-    fn compute_orphans(
+    /// Computes remote experts that were loaded as fallback.
+    fn compute_fallback(
         &mut self,
         call: &LayerCall<'_>,
         ready: Vec<(u32, Arc<PackedExpert>)>,
         outstanding: &mut Outstanding,
-    ) -> Result<Computed, ExpertError> {
+    ) -> Result<ComputedRows, ExpertError> {
         let experts: Vec<u32> = ready.iter().map(|&(expert, _)| expert).collect();
         let work = ready.into_iter();
-        let work = work.filter_map(|(expert, packed)| Some((packed, outstanding.orphans.remove(&expert)?)));
+        let work =
+            work.filter_map(|(expert, packed)| Some((packed, outstanding.fallback_slots.remove(&expert)?)));
         let work: Vec<_> = work.collect();
         let mut rows = Vec::new();
-        let slots = self.compute(call, &work, &mut rows, DRIVEN_EVERY)?;
+        let slots = self.compute(call, &work, &mut rows, DRIVE_INTERVAL)?;
         self.count(call, &slots, "fallback", |tally| &mut tally.fallback);
         if let Some(hosts) = self.placement.hosts(call.layer) {
             let is_unhosted = |slot: &&u32| {
                 let expert = call.routed.experts.get(**slot as usize);
                 expert
                     .and_then(|expert| hosts.class_of(*expert))
-                    .is_some_and(|class| hosts.of(class).is_empty())
+                    .is_some_and(|class| hosts.hosts_of_class(class).is_empty())
             };
             self.metrics.unhosted.inc_by(slots.iter().filter(is_unhosted).count() as u64);
         }
-        // The experts leave before others take their place.
+        // Drop these experts before others are loaded in their place.
         drop(work);
         for expert in experts {
             self.fallback.release(call.layer, expert);
         }
-        self.exchange.computed_here(&self.placement.links, outstanding, &slots);
-        Ok((slots, rows))
+        self.exchange.cancel_computed(&self.placement.links, outstanding, &slots);
+        Ok(ComputedRows { slots, rows })
     }
 }
 
-/// (token, expert) pairs of local experts, by expert: slots of [`Routed`], ascending.
+/// Returns the slots of local experts, by expert; ascending.
 pub(super) fn local_slots(routed: &Routed, hosts: Option<&LayerHosts>) -> BTreeMap<u32, Vec<u32>> {
     let mut by_expert: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     let is_remote = |expert| hosts.is_some_and(|hosts| hosts.class_of(expert).is_some());
@@ -484,27 +498,27 @@ pub(super) fn local_slots(routed: &Routed, hosts: Option<&LayerHosts>) -> BTreeM
     by_expert
 }
 
-/// The row of every slot, wherever it lies; empty where there is none.
-fn rows_of<'a>(
+/// Returns the row of every slot; empty if there is none.
+fn rows_by_slot<'a>(
     call: &LayerCall<'_>,
-    computed: &'a [Computed],
-    answers: &'a [ReplicaReply],
+    computed: &'a [ComputedRows],
+    replies: &'a [ReplicaReply],
     row_bytes: usize,
 ) -> Vec<&'a [u8]> {
     let empty: &[u8] = &[];
-    let mut rows = vec![empty; call.routed.experts.len()];
-    for (slots, bytes) in computed {
-        place(&mut rows, slots, bytes, row_bytes);
+    let mut by_slot = vec![empty; call.routed.experts.len()];
+    for ComputedRows { slots, rows } in computed {
+        assign_rows(&mut by_slot, slots, rows, row_bytes);
     }
-    for answer in answers {
-        place(&mut rows, &answer.slots, &answer.rows, row_bytes);
+    for reply in replies {
+        assign_rows(&mut by_slot, &reply.slots, &reply.rows, row_bytes);
     }
-    rows
+    by_slot
 }
 
-/// Points the slots at their rows in `bytes`.
-fn place<'a>(rows: &mut [&'a [u8]], slots: &[u32], bytes: &'a [u8], row_bytes: usize) {
-    for (&slot, row) in slots.iter().zip(bytes.chunks_exact(row_bytes)) {
-        rows[slot as usize] = row;
+/// Points each of `slots` to its row in `rows`.
+fn assign_rows<'a>(by_slot: &mut [&'a [u8]], slots: &[u32], rows: &'a [u8], row_bytes: usize) {
+    for (&slot, row) in slots.iter().zip(rows.chunks_exact(row_bytes)) {
+        by_slot[slot as usize] = row;
     }
 }
