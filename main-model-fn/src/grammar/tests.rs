@@ -360,9 +360,9 @@ async fn what_takes_too_long_takes_a_bounded_number_of_threads() {
     let mut compiler = compiler();
     let kept = compile(&compiler, Source::regex("a+")).await.unwrap();
     let open = Arc::new(OnceLock::new());
-    let (gate, busy, work) = (open.clone(), late(BUSY).unwrap().key(), compiler.work.clone());
+    let (gate, busy, work) = (open.clone(), late(BUSY).unwrap().cache_key(), compiler.work.clone());
     compiler.work = Arc::new(move |factory, source| {
-        while source.key() == busy && computed() <= TIME {
+        while source.cache_key() == busy && computed() <= TIME {
             std::hint::spin_loop();
         }
         gate.wait();

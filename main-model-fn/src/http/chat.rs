@@ -52,7 +52,7 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Prepared
     };
     let prompt = prompt(state, text.as_ref(), messages, rendering)?;
     let thinking = reasoning.thinking(dialect, &prompt);
-    // The template has written the special tokens.
+    // The template contains the special tokens already.
     let special = body.add_special_tokens.unwrap_or(false);
     let context = state.engine.limits().context_length;
     let prompt = text_frontend::encode(text.as_ref(), context, "messages", &prompt, special)?;
@@ -78,10 +78,10 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Prepared
     })
 }
 
-/// The prompt of a chat: `messages`, and what `rendering` has beside them, as the model's template writes them.
+/// Renders the prompt of a chat by the model's template.
 ///
 /// # Errors
-/// A message cannot be used, or the template refuses.
+/// Fails if a message is invalid, or if the template refuses it.
 pub(super) fn prompt(
     state: &HttpState,
     text: &dyn TextFrontend,

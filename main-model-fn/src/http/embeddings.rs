@@ -1,4 +1,4 @@
-//! `/v1/embeddings`: the mean of a text's last hidden states.
+//! `/v1/embeddings`: mean of the last hidden states of a text.
 
 use super::completions::ids_of;
 use super::fields::{Given, Prompts};
@@ -57,7 +57,7 @@ struct Embedding {
 #[serde(untagged)]
 enum Vector {
     Floats(Vec<f32>),
-    /// Little-endian float32, as base64.
+    /// Base64 of little-endian float32.
     Base64(String),
 }
 
@@ -135,7 +135,7 @@ fn check(state: &HttpState, body: EmbeddingsBody) -> Result<EmbeddingRequests, S
 
 fn vector(mean: Vec<f32>, base64: bool) -> Result<Vector, ServiceError> {
     if !mean.iter().all(|element| element.is_finite()) {
-        // JSON has no way to write it.
+        // JSON cannot express it.
         let message = "cannot embed the input: its hidden states are not finite";
         return Err(ServiceError::new(ErrorCode::Internal, message));
     }

@@ -135,7 +135,7 @@ fn calls_that_a_template_writes_are_read_back() {
             let (text, tools) = rendered(&front, &dialect, calls);
             let text = answer(family, &text);
             let tools: Tools = serde_json::from_value(tools).unwrap();
-            let asked = CallableTools::of(Some(tools), None, None).unwrap().unwrap();
+            let asked = CallableTools::new(Some(tools), None, None).unwrap().unwrap();
             let form = AnswerForm { format: dialect.format, asked, thinking: None };
             let mut reader = form.readers(1).next().unwrap();
             let mut at: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
