@@ -3,11 +3,11 @@
 //! A task works on each placement, independently of the caller. A caller that timed out asks again and joins the attempt,
 //! or gets its outcome. Reports always state the generation that the engine has in force.
 //!
-//! The first placement comes into force before its local experts are loaded, which shortens cold starts: the experts that
+//! The first placement becomes active before its local experts are loaded, which shortens cold starts: the experts that
 //! a request uses are loaded first, and the next placement waits for all of them. Later placements are loaded before they
 //! come into force, and requests continue meanwhile.
 //!
-//! Experts that two successive placements have in common are shared. If the new experts do not fit into memory beside the
+//! Experts that two successive placements have in common are shared. If the new experts do not fit into memory next to the
 //! old ones, layers change one after the other, each served by one of the two placements. Until the last layer, the
 //! earlier generation counts as the one in force.
 //! have, the earlier generation counts as the one in force.
@@ -49,7 +49,7 @@ pub(crate) struct PlacerParts {
     pub(crate) account: watch::Sender<Option<Arc<PlanAccount>>>,
     /// Generation in force, for the placement page.
     pub(crate) published: watch::Sender<Arc<PublishedGeneration>>,
-    /// Cancelled at shutdown: then no placement comes into force.
+    /// Cancelled at shutdown: then no placement becomes active.
     pub(crate) shutdown: CancellationToken,
     /// Metric: local experts, and tables after them, that are still to be loaded.
     pub(crate) loading: IntGauge,
@@ -229,7 +229,7 @@ impl Placer {
         self.parts.deferred_weights.iter().filter(|part| part.missing_bytes() > 0).cloned().collect()
     }
 
-    /// Returns the number of local experts, and tables beside them, that are not loaded yet.
+    /// Returns the number of local experts and tables that are not loaded yet.
     pub(crate) fn loading_count(&self) -> usize {
         self.local().loading_count() + self.missing_deferred_weights().len()
     }

@@ -113,7 +113,7 @@ impl Exchange {
         has_event
     }
 
-    /// Sets the links of the routing generation that comes into force.
+    /// Sets the links of the routing generation that becomes active.
     pub(super) fn set_links(&mut self, links: &[Link]) {
         self.replicas.retain_links(links);
         self.metrics.activity.retain_addresses(links.iter().map(Link::address));

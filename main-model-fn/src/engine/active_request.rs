@@ -137,7 +137,7 @@ impl ActiveRequest {
         self.started.is_none() && self.queued.is_overdue(now)
     }
 
-    /// Reports if the request has batch priority and so gives way to interactive ones.
+    /// Reports if the request has batch priority so interactive requests may preempt it.
     pub(super) fn is_batch(&self) -> bool {
         self.request().priority == Priority::Batch
     }

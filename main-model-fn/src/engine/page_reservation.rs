@@ -18,7 +18,7 @@ impl ActiveRequest {
         prompt.into_iter().chain(choices.iter().map(|choice| &choice.cache))
     }
 
-    /// Returns the pages that the request will soon need beside those it holds, for `headroom` positions beyond its known
+    /// Returns the pages that the request will soon need in addition to those it holds, for `headroom` positions beyond its known
     /// tokens.
     pub(crate) fn expected_growth(&self, headroom: usize, limits: &RequestLimits) -> usize {
         let prompt = &self.request().prompt;

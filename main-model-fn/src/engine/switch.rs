@@ -16,7 +16,7 @@ const MAX_PROBLEMS: usize = 1024;
 /// Longest reported text of a problem, in characters.
 const MAX_PROBLEM_CHARS: usize = 200;
 
-/// Routing generation that comes into force next.
+/// Routing generation that becomes active next.
 pub(crate) struct Switch {
     pub(crate) generation: u64,
     /// Local experts, loaded or loading.

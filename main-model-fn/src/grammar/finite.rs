@@ -40,7 +40,9 @@ pub(super) fn endless(schema: &Value, places: &HashSet<String>) -> BTreeSet<Stri
 /// Returns the schemas that a finite value of `object`, at the pointer `place`, depends on.
 fn needs(object: &Map<String, Value>, place: &str) -> Vec<OneOf> {
     let mut needs: Vec<OneOf> = Vec::new();
-    if let Some(pointer) = object.get("$ref").and_then(Value::as_str).and_then(|it| it.strip_prefix('#')) {
+    if let Some(pointer) =
+        object.get("$ref").and_then(Value::as_str).and_then(|reference| reference.strip_prefix('#'))
+    {
         needs.push(vec![unescaped(pointer)]);
     }
     let list = |name: &str| -> OneOf {

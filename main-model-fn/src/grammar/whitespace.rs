@@ -84,7 +84,7 @@ fn is_white(hir: &Hir) -> bool {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::super::tests::{compiler, takes};
+    use super::super::tests::{accepts, compiler};
     use super::super::{Compiler, Grammar, Source, Tokens, inline_schema};
     use super::Whitespace;
     use serde_json::{Value, json};
@@ -236,7 +236,7 @@ mod tests {
         }
     }
 
-    /// Whatever a model prefers, white space takes a bounded part of an answer.
+    /// Whitespace is a bounded part of an answer, whichever tokens the model prefers.
     #[tokio::test]
     async fn model_that_prefers_white_space_completes_the_answer() {
         let pieces = Pieces::new();
@@ -274,13 +274,13 @@ mod tests {
             .await
             .unwrap();
         for text in texts {
-            assert!(takes(&grammar, &text), "{text}");
+            assert!(accepts(&grammar, &text), "{text}");
         }
         for refused in ["  ", "\n\n", " \n", "\r\n", "\n \n", &format!("\n{}", " ".repeat(21))] {
             let text = compact.replace(':', &format!(":{refused}"));
-            assert!(!takes(&grammar, &text), "{refused:?}");
+            assert!(!accepts(&grammar, &text), "{refused:?}");
         }
-        assert!(!takes(&grammar, &format!(" {compact}")) && !takes(&grammar, &format!("{compact} ")));
+        assert!(!accepts(&grammar, &format!(" {compact}")) && !accepts(&grammar, &format!("{compact} ")));
     }
 
     #[tokio::test]
@@ -302,10 +302,10 @@ mod tests {
                     if name == "a schema" { text } else { format!("call: {text}\n") }
                 };
                 assert!(
-                    takes(&grammar, &answer(taken)) && takes(&grammar, &answer("")),
+                    accepts(&grammar, &answer(taken)) && accepts(&grammar, &answer("")),
                     "{name}: {pattern:?}"
                 );
-                assert!(!takes(&grammar, &answer(refused)), "{name}: {pattern:?}");
+                assert!(!accepts(&grammar, &answer(refused)), "{name}: {pattern:?}");
             }
         }
         for (pattern, words) in [

@@ -41,11 +41,11 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Prepared
     })?;
     let whitespace = structured::whitespace(&body)?;
     let mut structure = structured::take(&mut body)?;
-    let asked = CallableTools::take(&mut body)?;
+    let tools = CallableTools::take(&mut body)?;
     let messages =
         body.messages.take().ok_or_else(|| ServiceError::invalid("messages", "missing `messages`"))?;
     let rendering = Rendering {
-        tools: asked.as_ref().map(|asked| asked.tools.as_slice()),
+        tools: tools.as_ref().map(|tools| tools.tools.as_slice()),
         reasoning_effort: reasoning.effort,
         kwargs: Some(&reasoning.variables),
         add_generation_prompt: body.add_generation_prompt.unwrap_or(true),
@@ -62,7 +62,7 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Prepared
     });
     let mut request = shared.request(prompt, max_tokens, logprobs)?;
     let mut options = AnswerOptions::new(state, &body, logprobs.is_some());
-    let form = AnswerForm { format: dialect.format, asked: asked.unwrap_or_default(), thinking };
+    let form = AnswerForm { format: dialect.format, tools: tools.unwrap_or_default(), thinking };
     options.may_lack_content = form.may_lack_content();
     request.thought_budget = reasoning.thought_budget(dialect, thinking, text.as_ref())?;
     let special = |marker: &str| text.token_id(marker).filter(|&id| text.is_special(id));
@@ -91,7 +91,7 @@ pub(super) fn prompt(
     let messages = messages::for_template(messages)?;
     let dialect = &state.dialect;
     let tools = rendering.tools.unwrap_or_default();
-    let messages = tools::in_messages(dialect, messages, tools);
+    let messages = tools::adapt_messages(dialect, messages, tools);
     let tools = rendering.tools.filter(|_| dialect.shows_tools);
     text.render_chat(&messages, Rendering { tools, ..rendering })
 }

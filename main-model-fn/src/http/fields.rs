@@ -30,23 +30,23 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// A list of at most `MOST` elements, because an empty element takes more memory than its text.
+/// A list of at most `MAX` elements, because an empty element takes more memory than its text.
 #[derive(Debug)]
-pub(super) struct BoundedList<T, const MOST: usize>(pub(super) Vec<T>);
+pub(super) struct BoundedList<T, const MAX: usize>(pub(super) Vec<T>);
 
-impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for BoundedList<T, MOST> {
+impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for BoundedList<T, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct BoundedListVisitor<T, const MOST: usize>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for BoundedListVisitor<T, MOST> {
-            type Value = BoundedList<T, MOST>;
+        struct BoundedListVisitor<T, const MAX: usize>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for BoundedListVisitor<T, MAX> {
+            type Value = BoundedList<T, MAX>;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a list")
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
                 let mut few = Vec::new();
                 while let Some(element) = list.next_element()? {
-                    if few.len() == MOST {
-                        return Err(A::Error::custom(format!("expected at most {MOST} elements")));
+                    if few.len() == MAX {
+                        return Err(A::Error::custom(format!("expected at most {MAX} elements")));
                     }
                     few.push(element);
                 }

@@ -168,7 +168,7 @@ fn one(index: usize, message: Message) -> Result<Value, ServiceError> {
     }
     let reasoning = message.reasoning_content.or(message.reasoning);
     if let Some(reasoning) = reasoning.filter(|_| role == "assistant") {
-        // gpt-oss names this field differently, and its calls have no content beside it.
+        // gpt-oss names this field differently, and its messages with calls have no content.
         if calls.is_empty() || ready["content"] == "" {
             ready.insert("thinking".to_owned(), reasoning.clone().into());
         }

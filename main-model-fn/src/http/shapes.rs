@@ -50,7 +50,7 @@ struct ChatChoice {
 #[derive(Debug, Serialize)]
 struct ChatMessage {
     role: &'static str,
-    /// Null beside calls without content.
+    /// Null for calls without content.
     content: Option<String>,
     /// Thoughts, under both names that clients know.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -267,7 +267,7 @@ impl ResponseIdentity {
                 index,
                 delta: DeltaMessage {
                     role: first.then_some("assistant"),
-                    // It is not known yet if an answer that may call says anything else.
+                    // An answer that may have calls may lack content.
                     content: (first && !self.options.may_lack_content || !added.is_empty()).then_some(added),
                     reasoning_content,
                     reasoning,

@@ -123,7 +123,7 @@ impl Timeline {
         if let Some(cost) = cost.and_then(|cost| HeaderValue::from_str(&cost).ok()) {
             headers.insert(TOLD, cost);
         }
-        // The counts of the largest models are too long, also those beside the costs of many functions.
+        // The counts of the largest models are too long, also with the costs of many functions.
         let text = activations.and_then(Activations::to_text);
         let text = text.and_then(|text| HeaderValue::from_str(&text).ok());
         let used: usize = headers.iter().map(|(name, value)| line_bytes(name, value.len())).sum();

@@ -63,7 +63,7 @@ impl<B: Backend> Attention<B> {
     }
 }
 
-/// State of an iteration that attention needs beside the rows.
+/// State of an iteration that attention needs in addition to the rows.
 pub(super) struct AttentionContext<'a, B: Backend> {
     pub(super) ops: &'a B,
     pub(super) pages: &'a mut B::Pages,

@@ -18,7 +18,7 @@ pub(super) struct Moe<B: Backend> {
     pub(super) shared: SharedContribution<B>,
 }
 
-/// Contribution to every token beside its routed experts.
+/// Contribution to every token in addition to its routed experts.
 pub(super) enum SharedContribution<B: Backend> {
     Nothing,
     Experts(SharedExperts<B>),

@@ -148,7 +148,7 @@ impl Engine {
         self.running.push(next);
     }
 
-    /// Returns the capacity beside the running requests that `stays` keeps.
+    /// Returns the capacity in addition to the running requests that `stays` keeps.
     fn free_capacity(&self, stays: impl Fn(&ActiveRequest) -> bool) -> FreeCapacity {
         let (headroom, limits) = (self.settings.headroom, &self.settings.limits);
         let (staying, leaving): (Vec<&ActiveRequest>, Vec<&ActiveRequest>) =

@@ -89,7 +89,7 @@ fn add(transcript: &mut Transcript, at: &str, message: Message) -> Result<(), Se
             return Err(ServiceError::invalid(field, message));
         }
     };
-    let say = |transcript: &mut Transcript, texts: &mut Vec<String>| {
+    let push_texts = |transcript: &mut Transcript, texts: &mut Vec<String>| {
         if !texts.is_empty() {
             let text = std::mem::take(texts).join("\n");
             if is_assistant { transcript.assistant_text(text) } else { transcript.user(text) }
@@ -105,7 +105,7 @@ fn add(transcript: &mut Transcript, at: &str, message: Message) -> Result<(), Se
             texts.push(required(block.text, &at, "text")?);
             continue;
         }
-        say(transcript, &mut texts);
+        push_texts(transcript, &mut texts);
         match (kind.as_str(), is_assistant) {
             ("tool_result", false) => {
                 // A function without a result has no content.
@@ -138,7 +138,7 @@ fn add(transcript: &mut Transcript, at: &str, message: Message) -> Result<(), Se
     if is_empty {
         texts.push(String::new());
     }
-    say(transcript, &mut texts);
+    push_texts(transcript, &mut texts);
     Ok(())
 }
 

@@ -15,14 +15,14 @@ use std::fmt::Write;
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::http) struct AnswerForm {
     pub(in crate::http) format: &'static Format,
-    pub(in crate::http) asked: CallableTools,
+    pub(in crate::http) tools: CallableTools,
     pub(in crate::http) thinking: Thinking,
 }
 
 impl AnswerForm {
     /// Creates one reader per choice.
     pub(in crate::http) fn readers(&self, choices: usize) -> impl Iterator<Item = ChoiceReader> {
-        (0..choices).map(|_| ChoiceReader::new(self.format, self.asked.clone(), self.thinking))
+        (0..choices).map(|_| ChoiceReader::new(self.format, self.tools.clone(), self.thinking))
     }
 
     /// Reports if an answer may begin with a thought, in a format where thoughts are not messages.
@@ -32,13 +32,13 @@ impl AnswerForm {
 
     /// Reports if an answer may have no content.
     pub(in crate::http) fn may_lack_content(&self) -> bool {
-        !self.asked.is_empty() || self.may_think() || self.format.is_harmony()
+        !self.tools.is_empty() || self.may_think() || self.format.is_harmony()
     }
 
     /// Returns the markers, which the text must contain although they may be special tokens.
     pub(in crate::http) fn markers(&self) -> impl Iterator<Item = &'static str> {
         let calls =
-            if self.asked.is_empty() && !self.format.is_harmony() { &[] } else { self.format.markers };
+            if self.tools.is_empty() && !self.format.is_harmony() { &[] } else { self.format.markers };
         let thoughts = self.thinking.map(|(thoughts, _)| thoughts.markers());
         calls.iter().copied().chain(thoughts.into_iter().flatten())
     }
@@ -57,7 +57,7 @@ impl AnswerForm {
         whitespace: &Whitespace,
         special: impl Fn(&str) -> Option<u32>,
     ) -> Result<Option<Structure>, ServiceError> {
-        let CallableTools { functions, mode, parallel, .. } = &self.asked;
+        let CallableTools { functions, mode, parallel, .. } = &self.tools;
         let is_free = *mode == Mode::Auto;
         if let Some(answer) = answer.as_ref().filter(|_| !is_free) {
             let message = format!("cannot combine `{}` with these `tools`", answer.field);
@@ -73,7 +73,7 @@ impl AnswerForm {
             return Ok(None);
         }
         let rule = answer.as_ref().map(|answer| answer.source.rule());
-        let rules = Rules::new(self.format, &self.asked, self.thinking, is_free, &special);
+        let rules = Rules::new(self.format, &self.tools, self.thinking, is_free, &special);
         let (mut text, schemas) = rules.write(rule.as_deref());
         let mut fields = Vec::new();
         let mut warnings = answer.as_ref().map(|answer| answer.warnings.clone()).unwrap_or_default();

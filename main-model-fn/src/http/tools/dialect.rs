@@ -197,11 +197,11 @@ fn reads_call(format: &'static Format, text: &str, opened: &str) -> bool {
         _ => text,
     };
     let mut reader = ChoiceReader::new(format, tools, None);
-    let mut said = reader.push(text);
+    let mut parsed = reader.push(text);
     let rest = reader.finish(false);
-    said.calls.extend(rest.calls);
-    let names = said.calls.iter().filter_map(|call| call.start.as_ref()).map(|(_, name)| name.as_str());
-    let arguments: String = said.calls.iter().map(|call| call.arguments.as_str()).collect();
+    parsed.calls.extend(rest.calls);
+    let names = parsed.calls.iter().filter_map(|call| call.start.as_ref()).map(|(_, name)| name.as_str());
+    let arguments: String = parsed.calls.iter().map(|call| call.arguments.as_str()).collect();
     let arguments: Option<Value> = serde_json::from_str(&arguments).ok();
     names.eq([FUNCTION]) && arguments == Some(json!({KEY: VALUE}))
 }

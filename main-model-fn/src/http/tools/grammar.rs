@@ -308,9 +308,9 @@ impl<'a> Rules<'a> {
         let [open, message, start] =
             ["<|channel|>", "<|message|>", "<|start|>"].map(|text| self.literal(text));
         let thought = self.thought("<|end|>");
-        let said =
+        let thought_message =
             format!("{open} (\"analysis\" | \"commentary\") {message} {thought} {start} \"assistant\"");
-        self.rule("message", &said);
+        self.rule("message", &thought_message);
         let may_call = !self.tools.is_empty();
         if may_call {
             let constrain = self.literal("<|constrain|>");
@@ -324,8 +324,8 @@ impl<'a> Rules<'a> {
             self.rule("calls", &format!("{open} ({})", calls.join(" | ")));
         }
         if self.is_free {
-            let said = if has_answer { "answer".to_owned() } else { self.any_text() };
-            self.rule("final", &format!("{open} \"final\" {message} {said}"));
+            let text = if has_answer { "answer".to_owned() } else { self.any_text() };
+            self.rule("final", &format!("{open} \"final\" {message} {text}"));
         }
         let last = match (self.is_free, may_call) {
             (false, _) => "calls",

@@ -31,6 +31,6 @@ pub(super) use answer_form::AnswerForm;
 pub(super) use callable_tools::{CallableTools, ToolChoice, Tools};
 pub(super) use dialect::Dialect;
 pub(super) use parsed_delta::{CallDelta, ParsedDelta};
-pub(super) use prompt::in_messages;
+pub(super) use prompt::adapt_messages;
 pub(super) use reader::ChoiceReader;
 pub(super) use thoughts::{Opening, Thinking};

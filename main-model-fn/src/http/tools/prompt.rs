@@ -9,30 +9,36 @@ use std::collections::HashMap;
 use std::fmt::Write;
 
 /// Adds to `messages` what the template of `dialect` does not write. `tools` are the request's tools.
-pub(in crate::http) fn in_messages(dialect: &Dialect, messages: Vec<Value>, tools: &[Value]) -> Vec<Value> {
+pub(in crate::http) fn adapt_messages(
+    dialect: &Dialect,
+    messages: Vec<Value>,
+    tools: &[Value],
+) -> Vec<Value> {
     let mut messages = without_tools(dialect, dialect.written(!tools.is_empty()), messages);
     if tools.is_empty() || dialect.shows_tools {
         return messages;
     }
-    let mut told = String::from(
+    let mut description = String::from(
         "You may call functions to help the user. These are the functions, with their parameters as JSON Schema:\n<tools>\n",
     );
     for tool in tools {
         // Writing to a String cannot fail.
-        let _written = writeln!(told, "{tool}");
+        let _written = writeln!(description, "{tool}");
     }
     let example = [("function_name".to_owned(), json!({"parameter": "value"}))];
     let example = written(dialect.format, &example, 0);
     // Writing to a String cannot fail.
-    let _written = write!(told, "</tools>\nTo call one, write its name and arguments like this:\n{example}");
+    let _written =
+        write!(description, "</tools>\nTo call one, write its name and arguments like this:\n{example}");
     let place = if dialect.takes_system { "system" } else { "user" };
     match messages.first_mut() {
         Some(first) if first["role"] == place => {
             let content = first["content"].as_str().unwrap_or_default();
-            let (before, after) = if dialect.takes_system { (content, &*told) } else { (&*told, content) };
+            let (before, after) =
+                if dialect.takes_system { (content, &*description) } else { (&*description, content) };
             first["content"] = format!("{before}\n\n{after}").trim_start().into();
         }
-        _ => messages.insert(0, message(place, told)),
+        _ => messages.insert(0, message(place, description)),
     }
     messages
 }
