@@ -25,7 +25,7 @@ pub(super) async fn respond(
     };
     pieces.opening().into_iter().for_each(&mut join);
     while let Some((prompt, event)) = running.next().await? {
-        pieces.from_event(state, prompt, event)?.into_iter().for_each(&mut join);
+        pieces.convert_event(state, prompt, event)?.into_iter().for_each(&mut join);
     }
     running.reasoning_tokens = pieces.reasoning_tokens();
     Ok((running.gateway_headers(), shape.whole(state, whole, &running)?).into_response())

@@ -128,7 +128,7 @@ impl Pieces {
     ///
     /// # Errors
     /// Fails if the bytes of a token are unknown.
-    pub(super) fn from_event(
+    pub(super) fn convert_event(
         &mut self,
         state: &HttpState,
         prompt: usize,

@@ -112,7 +112,7 @@ async fn deliver(
         send(chunks, shape.piece(state, piece)?).await?;
     }
     while let Some((prompt, event)) = running.next().await? {
-        for piece in pieces.from_event(state, prompt, event)? {
+        for piece in pieces.convert_event(state, prompt, event)? {
             let is_client_slow = chunks.capacity() == 0;
             send(chunks, shape.piece(state, piece)?).await?;
             if is_client_slow {
