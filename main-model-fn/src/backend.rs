@@ -1,9 +1,9 @@
-//! The seam between a model and what computes it.
+//! Interface between the model's code and the library that computes its tensors.
 //!
-//! Blocks and families are written once, above a [`Backend`]: one set of operations on one device. Two stand below
-//! it: [`crate::Native`], the kernels' own operations on the CPU, and LibTorch's, a crate and a program of their own.
-//! Each rounds in its own places, so that answers are the same bits within a set of operations and close between
-//! them.
+//! The layers of every model family are written once, in [`crate::transformer`], against the trait [`Backend`]: a set of
+//! tensor operations on one device. Two backends implement it: [`crate::Native`], which calls `remoe_kernels` on the
+//! CPU, and LibTorch's, a separate crate and program. One backend gives the same bits for the same request. Two
+//! backends round in different places, so that their results are only close.
 
 use crate::DeviceName;
 use crate::routing::{Routed, RoutingRule};
@@ -15,19 +15,19 @@ use remoe_weights::LoadError;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// Positions whose keys and values lie together; what sequences hold and share.
+/// Token positions of one KV cache page.
 pub use remoe_kernels::PAGE_POSITIONS;
 
-/// Why an operation was not computed.
+/// Failure of one operation of a [`Backend`].
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
-    /// The kernels refused.
+    /// A kernel rejected its operands.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// Weights that are read when they are needed cannot be read.
+    /// Weights that are read on first use cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The library that drives the device did.
+    /// The device's library reported an error.
     #[error("{library}: {message}")]
     Library {
         /// Name of the library.
@@ -35,31 +35,31 @@ pub enum BackendError {
         /// Message of the library.
         message: String,
     },
-    /// The device has no room for a result.
+    /// The device's memory cannot hold a result.
     #[error("out of device memory: {message}")]
     OutOfMemory {
         /// Message of the library.
         message: String,
     },
-    /// The device does not answer any more: every further operation fails.
+    /// The device stopped answering; every further operation fails.
     #[error("device lost: {message}")]
     DeviceLost {
         /// Message of the library.
         message: String,
     },
-    /// Operands do not fit each other: a fault of this program.
+    /// The sizes of two operands do not match: a bug of this program.
     #[error("{what}: expected {expected}, got {actual}")]
     Shape {
-        /// Operation or operand that does not fit.
+        /// Operation or operand with the wrong size.
         what: &'static str,
-        /// Size or index that was given.
+        /// Given size or index.
         actual: usize,
-        /// Size that the other operands call for.
+        /// Size that the other operands require.
         expected: usize,
     },
 }
 
-/// Why the weights could not be brought to the device.
+/// Failure to load the model's weights onto the device.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadModelError {
     /// The checkpoint cannot be read.
@@ -71,156 +71,169 @@ pub enum LoadModelError {
     /// Dense layers or shared experts cannot be read or packed.
     #[error(transparent)]
     Gated(#[from] LoadError),
-    /// The device does not take them.
+    /// The device rejected the weights.
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// A thread that loads layers ended abnormally.
     #[error("a thread that loads layers panicked")]
     Panicked,
-    /// The checkpoint's facts contradict each other: a fault of this program.
+    /// The checkpoint's facts contradict each other: a bug of this program.
     #[error("inconsistent checkpoint facts: {0}")]
     Inconsistent(&'static str),
 }
 
-/// Weights that answers can do without for a while.
+/// Weights that are loaded in the background, while the first requests are already answered from the checkpoint.
 pub trait DeferredWeights: Send + Sync {
-    /// Bytes of memory that it is going to take; 0 once it is there.
+    /// Bytes of memory that loading will take; 0 once the weights are in memory.
     fn missing_bytes(&self) -> usize;
 
-    /// Reads it, unless it is there.
+    /// Loads the weights, unless they are in memory already.
     ///
     /// # Errors
-    /// The checkpoint cannot be read.
-    fn read(&self) -> Result<(), CheckpointError>;
+    /// Fails if the checkpoint cannot be read.
+    fn load(&self) -> Result<(), CheckpointError>;
 }
 
-/// Place of a page in a page table that a sequence has let go of: no row sees its positions any more.
-pub const RELEASED: usize = usize::MAX;
+/// Entry of a page table for a released page: every later row's attention window begins behind its positions.
+pub const RELEASED_PAGE: usize = usize::MAX;
 
-/// A layer and where its keys and values are.
+/// One layer's attention and the page table of its KV cache.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PagedLayer {
-    /// How it attends.
+    /// Heads, dimensions, window and cache format of the attention.
     pub shape: AttentionShape,
-    /// Page table of a sequence whose pages hold the layer, beside others with the same table.
-    pub table: usize,
+    /// Index of the page table, shared by all layers whose pages lie in it.
+    pub page_table: usize,
 }
 
-/// The rows of one sequence in an iteration.
+/// The rows of one sequence within the batch of an iteration.
 #[derive(Debug, Clone)]
-pub struct Span {
-    /// The first of them among all rows.
-    pub first: usize,
-    /// How many they are.
+pub struct RowSpan {
+    /// Index of the span's first row in the batch.
+    pub first_row: usize,
+    /// Number of rows.
     pub rows: usize,
-    /// Positions of the sequence before them.
+    /// Positions of the sequence that are in the KV cache already.
     pub past: usize,
-    /// The page tables of its positions, those of the rows included ([`PagedLayer::table`]).
-    pub tables: Vec<Vec<usize>>,
+    /// Page ids by page table ([`PagedLayer::page_table`]) and block of positions; they cover past and new positions.
+    pub page_tables: Vec<Vec<usize>>,
 }
 
-impl Span {
-    /// Pages of the table `table` in the order of their positions.
-    pub fn table(&self, table: usize) -> &[usize] {
-        self.tables.get(table).map_or(&[], Vec::as_slice)
+impl RowSpan {
+    /// Index behind the span's last row in the batch.
+    pub fn end_row(&self) -> usize {
+        self.first_row + self.rows
+    }
+
+    /// Returns the page ids of page table `index`, in the order of positions.
+    pub fn page_table(&self, index: usize) -> &[usize] {
+        self.page_tables.get(index).map_or(&[], Vec::as_slice)
     }
 }
 
-/// A matrix product's weights, outputs x inputs, or a norm's, and what is added to the results.
+/// Weights and optional bias of a matrix product (weights: outputs x inputs) or of a norm.
 #[derive(Clone, Copy, Debug)]
 pub struct Affine<'a> {
-    /// The weights.
+    /// Tensor that inputs are multiplied with.
     pub weight: &'a TensorRef,
-    /// One element per output.
+    /// Tensor that is added to the results: one element per output.
     pub bias: Option<&'a TensorRef>,
 }
 
-/// The router of one layer.
+/// Router of one MoE layer.
 pub struct Router<B: Backend> {
-    /// From rows to a logit for each expert.
+    /// Product that maps hidden states to one logit per expert.
     pub linear: B::Linear,
-    /// How experts are selected by them.
+    /// Rule that selects experts by these logits.
     pub rule: RoutingRule,
-    /// The rule's correction on the device.
+    /// [`RoutingRule::correction`] on the device.
     pub correction: Option<B::Vector>,
 }
 
 impl<B: Backend> Router<B> {
-    /// Bytes of its weights.
+    /// Returns the bytes of the router's weights.
     pub(crate) fn bytes(&self) -> usize {
         self.linear.bytes() + size_of_val(&self.rule.correction[..])
     }
 }
 
-/// Part of the model that stays in memory as long as the model does.
+/// Weights that stay in memory as long as the model is loaded.
 pub trait ResidentPart {
-    /// Bytes of it, on whatever device.
+    /// Returns their size in bytes, wherever they are stored.
     fn bytes(&self) -> usize;
 }
 
-/// A set of operations on a device. Tensors are matrices of rows in the compute dtype unless said otherwise.
+/// A set of tensor operations on one device.
+///
+/// A [`Tensor`](Self::Tensor) is a matrix, rows x columns, in the compute dtype unless a method says otherwise.
 pub trait Backend: Sized + Send + Sync + 'static {
-    /// Name of the backend in functions and descriptions.
+    /// Name of the backend in flags, logs and errors.
     const NAME: &'static str;
-    /// Rows on the device.
+    /// Matrix on the device.
     type Tensor: Send;
-    /// A table of rows.
+    /// Embedding table: one row per token or position.
     type Embedding: Send + ResidentPart;
-    /// Weights of a product.
+    /// Weights of a matrix product.
     type Linear: Send + ResidentPart;
     /// Weights of a norm.
     type Norm: Send + ResidentPart;
-    /// Weights of a gated network.
-    type Gated: Send + ResidentPart;
-    /// The up-projections of latent attention.
-    type Heads: Send + ResidentPart;
-    /// Frequencies of a rotary embedding.
+    /// Weights of a gated MLP.
+    type GatedMlp: Send + ResidentPart;
+    /// Weights that expand the latent of latent attention (MLA) to keys and values.
+    type UpProjections: Send + ResidentPart;
+    /// Inverse frequencies of a rotary embedding (RoPE).
     type Rope: Send;
-    /// Cosines and sines of an iteration's rows.
+    /// Cosines and sines of the rotary embedding, one row per row of a batch.
     type Angles: Send;
-    /// A few numbers that operations take, in float32.
+    /// Short float32 vector on the device.
     type Vector: Send;
-    /// Keys and values of every layer, page by page.
+    /// KV cache: keys and values of every layer, stored in pages.
     type Pages: Send;
-    /// The spans of an iteration, and what attention of every layer needs to know of them.
-    type Spans: Send;
+    /// Row spans of an iteration, prepared for the attention of all layers.
+    type PreparedSpans: Send;
 
-    /// True if what shared experts add stays on the device: it is added there, rounded once more, and the host waits for
-    /// routed experts alone.
+    /// True if the output of shared experts stays on the device and is added there.
+    ///
+    /// The host then waits for the routed experts only. The sum is rounded once more.
     const ADDS_SHARED: bool = false;
 
-    /// True if the largest logits are selected on the device, so that the others need not come to the host.
+    /// True if the device selects the largest logits, so that the others are not copied to the host.
     const SELECTS_LOGITS: bool = false;
+    /// Bytes of device memory that KV cache pages must leave free for the tensors of iterations.
+    const WORKSPACE_BYTES: usize = 0;
 
-    /// The set of operations on `device`, or on the best one there is.
+    /// Opens `device`, or the best available device if `None`.
     ///
     /// # Errors
-    /// The device is not there.
+    /// Fails if the device does not exist or belongs to another backend.
     fn open(device: Option<DeviceName>, dtype: Dtype, pool: &Arc<Pool>) -> Result<Self, crate::DeviceError>;
 
-    /// The device that computes.
+    /// Returns the device that computes.
     fn device(&self) -> DeviceName;
 
-    /// Sets the form of keys and values in pages that are made later. False where only the compute dtype is supported.
+    /// Sets the format of keys and values in pages that are created later.
+    ///
+    /// Returns false if the backend supports only the compute dtype ([`CacheFormat::Plain`]) and `format` differs.
     fn set_cache_format(&mut self, format: CacheFormat) -> bool {
         format == CacheFormat::Plain
     }
 
-    /// Form of keys and values in pages.
+    /// Returns the format of keys and values in pages.
     fn cache_format(&self) -> CacheFormat {
         CacheFormat::Plain
     }
 
-    /// Called on the thread that computes, before everything else.
+    /// Prepares the calling thread. The engine's thread calls this before any other operation.
     fn enter_thread(&self) {}
 
-    /// Tells which layer the operations that follow are for, if any. For counts.
+    /// Attributes the following operations to `layer`, or to none, in the backend's operation counts.
     fn enter_layer(&self, _layer: Option<usize>) {}
 
-    /// A table of rows, kept in the compute dtype or as `class` says. What is looked up is in the compute dtype.
+    /// Loads an embedding table, stored in the compute dtype or in the format of `class`.
     ///
+    /// [`embed`](Self::embed) returns rows in the compute dtype either way.
     /// # Errors
-    /// The checkpoint cannot be read, or the device has no room; the same for everything that is loaded.
+    /// Fails if the checkpoint cannot be read or if the device has no memory left. All `load_*` methods fail so.
     fn load_embedding(
         &self,
         checkpoint: &Arc<Checkpoint>,
@@ -228,15 +241,19 @@ pub trait Backend: Sized + Send + Sync + 'static {
         class: NumericsClass,
     ) -> Result<Self::Embedding, LoadModelError>;
 
-    /// Returns the part of `table` that is still to be read; until then its rows are looked up in the checkpoint.
-    fn rest_of(&self, _table: &Self::Embedding) -> Option<Arc<dyn DeferredWeights>> {
+    /// Returns the part of `table` that is not loaded yet. Until it is, [`embed`](Self::embed) reads rows from the checkpoint.
+    fn deferred_weights(&self, _table: &Self::Embedding) -> Option<Arc<dyn DeferredWeights>> {
         None
     }
 
-    /// The rows of a product's weights as a table, without a copy of them: for a head that is tied to the embedding.
-    fn table_of(&self, weight: &Self::Linear) -> Option<Self::Embedding>;
+    /// Returns the weights of a product as an embedding table, without a copy, for an output head tied to the embedding.
+    ///
+    /// Returns `None` if the backend needs two copies.
+    fn tied_embedding(&self, weight: &Self::Linear) -> Option<Self::Embedding>;
 
-    /// Matrices of the same inputs, one below the other, computed in `dtype`; a large one is read by `threads` threads.
+    /// Loads matrices with the same inputs, stacked into one, for products computed with numerics `class`.
+    ///
+    /// A large matrix is read by `threads` threads.
     ///
     /// # Errors
     /// As [`load_embedding`](Self::load_embedding).
@@ -248,7 +265,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
         threads: usize,
     ) -> Result<Self::Linear, LoadModelError>;
 
-    /// A norm's weights.
+    /// Loads a norm's weights. `epsilon` is added to the variance.
     ///
     /// # Errors
     /// As [`load_embedding`](Self::load_embedding).
@@ -260,7 +277,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
         epsilon: f64,
     ) -> Result<Self::Norm, LoadModelError>;
 
-    /// A gated network.
+    /// Loads a gated MLP.
     ///
     /// # Errors
     /// As [`load_embedding`](Self::load_embedding).
@@ -270,89 +287,81 @@ pub trait Backend: Sized + Send + Sync + 'static {
         tensors: &MlpTensors,
         activation: Activation,
         class: NumericsClass,
-    ) -> Result<Self::Gated, LoadModelError>;
+    ) -> Result<Self::GatedMlp, LoadModelError>;
 
-    /// The up-projections `expand`, heads x (nope and value elements) x latent.
+    /// Loads the up-projections of latent attention. `expand`: heads x (nope and value elements) x latent elements.
     ///
     /// # Errors
     /// As [`load_embedding`](Self::load_embedding).
-    fn load_heads(
+    fn load_up_projections(
         &self,
         checkpoint: &Checkpoint,
         expand: &TensorRef,
         facts: &MlaFacts,
         class: NumericsClass,
-    ) -> Result<Self::Heads, LoadModelError>;
+    ) -> Result<Self::UpProjections, LoadModelError>;
 
-    /// A rotary embedding.
+    /// Creates a rotary embedding.
     ///
     /// # Errors
-    /// The device has no room.
+    /// Fails if the device has no memory left.
     fn rope(&self, facts: &RopeFacts) -> Result<Self::Rope, BackendError>;
 
-    /// No pages yet, for these layers. All page tables have pages of one size.
-    fn pages(&self, layers: &[PagedLayer]) -> Self::Pages;
+    /// Creates the KV cache of `layers`, without pages. Pages of all page tables have the same size.
+    fn new_pages(&self, layers: &[PagedLayer]) -> Self::Pages;
 
-    /// Bytes of one page, all layers of a page table together.
+    /// Returns the bytes of one page: the layers of one page table together.
     fn page_bytes(pages: &Self::Pages) -> usize;
 
-    /// Brings numbers to the device.
+    /// Copies `values` to the device.
     ///
     /// # Errors
-    /// The device has no room.
-    fn vector(&self, values: &[f32]) -> Result<Self::Vector, BackendError>;
+    /// Fails if the device has no memory left.
+    fn upload_vector(&self, values: &[f32]) -> Result<Self::Vector, BackendError>;
 
-    /// Makes room for `count` pages, or for as many as the device has memory for beside its workspace. Sequences have up to
-    /// `positions` positions. Returns how many.
+    /// Reserves memory for `count` pages, or for fewer if the device has no memory for all. Returns the number reserved.
     ///
     /// # Errors
-    /// The device has no room for one.
-    fn reserve_pages(
-        &self,
-        _pages: &mut Self::Pages,
-        count: usize,
-        _positions: usize,
-    ) -> Result<usize, BackendError> {
+    /// Fails if the device cannot hold a single page.
+    fn reserve_pages(&self, _pages: &mut Self::Pages, count: usize) -> Result<usize, BackendError> {
         Ok(count)
     }
 
-    /// Returns the bytes of the device's memory that `pages` leave to iterations.
-    fn workspace_bytes(_pages: &Self::Pages) -> usize {
-        0
-    }
-
-    /// Prepares the attention of `spans` in all layers of `pages`.
+    /// Prepares `spans` for the attention of all layers of `pages`.
     ///
     /// # Errors
-    /// As [`embed`](Self::embed).
-    fn spans(&self, pages: &Self::Pages, spans: Vec<Span>) -> Result<Self::Spans, BackendError>;
+    /// Fails if an operation cannot be computed, as [`embed`](Self::embed) does.
+    fn prepare_spans(
+        &self,
+        pages: &Self::Pages,
+        spans: Vec<RowSpan>,
+    ) -> Result<Self::PreparedSpans, BackendError>;
 
-    /// Copies page `from` to page `to`.
+    /// Copies the keys and values of page `from` to page `to`.
     ///
     /// # Errors
-    /// The device has no room for `to`; the same for all operations.
+    /// Fails if the device has no memory for `to`.
     fn copy_page(&self, pages: &mut Self::Pages, from: usize, to: usize) -> Result<(), BackendError>;
 
-    /// The rows of `table` at `tokens`, which are below its length.
+    /// Looks up `tokens` in `table`: tokens x hidden. Each token must be below the table's row count.
     ///
     /// # Errors
-    /// The operation cannot be computed; the same for all of them.
+    /// Fails if the operation cannot be computed. All operations of this trait fail so.
     fn embed(&self, table: &Self::Embedding, tokens: &[u32]) -> Result<Self::Tensor, BackendError>;
 
-    /// `x weight' + bias` in the dtype of the weights.
+    /// Computes `x weight' + bias` in the dtype of the weights.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
     fn linear(&self, weight: &Self::Linear, x: &Self::Tensor) -> Result<Self::Tensor, BackendError>;
 
-    /// Normalisation of every run of as many elements as there are weights, rounded as its kind says, computed in
-    /// float32.
+    /// Normalises each group of as many elements as the norm has weights, in float32; [`NormKind`] says where it rounds.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
     fn norm(&self, norm: &Self::Norm, x: &Self::Tensor) -> Result<Self::Tensor, BackendError>;
 
-    /// Splits the columns of `x` into parts of these widths.
+    /// Splits the columns of `x` into matrices with these widths.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
@@ -362,25 +371,25 @@ pub trait Backend: Sized + Send + Sync + 'static {
         widths: [usize; N],
     ) -> Result<[Self::Tensor; N], BackendError>;
 
-    /// Every element between -`bound` and `bound`.
+    /// Clamps every element to the range from -`bound` to `bound`.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
     fn clamp(&self, x: Self::Tensor, bound: f64) -> Result<Self::Tensor, BackendError>;
 
-    /// Cosines and sines at `positions`, one for each row.
+    /// Computes cosines and sines for `positions`, one per row.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
     fn angles(&self, rope: &Self::Rope, positions: &[usize]) -> Result<Self::Angles, BackendError>;
 
-    /// The angles of the rows at `rows`.
+    /// Selects the angles of `rows`, in that order.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
-    fn angles_of(&self, angles: &Self::Angles, rows: &[usize]) -> Result<Self::Angles, BackendError>;
+    fn select_angles(&self, angles: &Self::Angles, rows: &[usize]) -> Result<Self::Angles, BackendError>;
 
-    /// Rotates the last elements of every head of `head_dim`, as many as the embedding has.
+    /// Rotates the last elements of every head. Heads have `head_dim` elements; the rotary embedding says how many rotate.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
@@ -391,11 +400,11 @@ pub trait Backend: Sized + Send + Sync + 'static {
         head_dim: usize,
     ) -> Result<Self::Tensor, BackendError>;
 
-    /// As [`rotate`](Self::rotate), of two tensors with the same rows.
+    /// Rotates two tensors with the same rows, each as [`rotate`](Self::rotate) does.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
-    fn rotate_both(
+    fn rotate_pair(
         &self,
         angles: &Self::Angles,
         [first, second]: [Self::Tensor; 2],
@@ -404,8 +413,9 @@ pub trait Backend: Sized + Send + Sync + 'static {
         Ok([self.rotate(angles, first, head_dims[0])?, self.rotate(angles, second, head_dims[1])?])
     }
 
-    /// Writes the keys and values of the spans to their pages and attends: rows x (heads x value elements). `sinks`
-    /// has one element for each head.
+    /// Appends the spans' keys and values to their pages, then computes attention: rows x (heads x value elements).
+    ///
+    /// `sinks`: one attention sink logit per head.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
@@ -415,11 +425,12 @@ pub trait Backend: Sized + Send + Sync + 'static {
         layer: usize,
         query_key_value: [Self::Tensor; 3],
         sinks: Option<&Self::Vector>,
-        spans: &Self::Spans,
+        spans: &Self::PreparedSpans,
     ) -> Result<Self::Tensor, BackendError>;
 
-    /// As [`attend`](Self::attend), for latent attention. Query: rows x heads x (nope and rotated elements); latent:
-    /// rows x latent; key: rows x rotated elements.
+    /// Computes latent attention (MLA), as [`attend`](Self::attend) does otherwise.
+    ///
+    /// Query: rows x heads x (nope and rotated elements); latent: rows x latent elements; key: rows x rotated elements.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
@@ -427,60 +438,60 @@ pub trait Backend: Sized + Send + Sync + 'static {
         &self,
         pages: &mut Self::Pages,
         layer: usize,
-        heads: &Self::Heads,
+        projections: &Self::UpProjections,
         query_latent_key: [Self::Tensor; 3],
-        spans: &Self::Spans,
+        spans: &Self::PreparedSpans,
     ) -> Result<Self::Tensor, BackendError>;
 
-    /// `x + y`.
+    /// Computes `x + y`.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
     fn add(&self, x: Self::Tensor, y: &Self::Tensor) -> Result<Self::Tensor, BackendError>;
 
-    /// Adds `y` to as many rows of `x`, from row `first` on.
+    /// Adds `y` to the rows of `x` from row `first` on.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
     fn add_rows(&self, x: &mut Self::Tensor, first: usize, y: &Self::Tensor) -> Result<(), BackendError>;
 
-    /// down(act(gate(x)) * up(x)).
+    /// Computes the gated MLP `down(act(gate(x)) * up(x))`.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
-    fn gated(&self, network: &Self::Gated, x: &Self::Tensor) -> Result<Self::Tensor, BackendError>;
+    fn gated(&self, network: &Self::GatedMlp, x: &Self::Tensor) -> Result<Self::Tensor, BackendError>;
 
-    /// `x` times `factor`.
+    /// Multiplies `x` by `factor`.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
     fn scale(&self, x: Self::Tensor, factor: f64) -> Result<Self::Tensor, BackendError>;
 
-    /// Each row of `x` times the sigmoid of `gate`'s only element.
+    /// Multiplies each row of `x` by the sigmoid of the row's only element in `gate` (rows x 1).
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
     fn scale_by_sigmoid(&self, x: Self::Tensor, gate: &Self::Tensor) -> Result<Self::Tensor, BackendError>;
 
-    /// The rows at `rows`.
+    /// Selects `rows` of `x`, in that order.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
-    fn rows(&self, x: &Self::Tensor, rows: &[usize]) -> Result<Self::Tensor, BackendError>;
+    fn select_rows(&self, x: &Self::Tensor, rows: &[usize]) -> Result<Self::Tensor, BackendError>;
 
-    /// Returns the elements of `x`, little endian, on the host.
+    /// Returns the elements of `x` on the host, little endian.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
-    fn bytes<'a>(&self, x: &'a Self::Tensor) -> Result<Cow<'a, [u8]>, BackendError>;
+    fn host_bytes<'a>(&self, x: &'a Self::Tensor) -> Result<Cow<'a, [u8]>, BackendError>;
 
-    /// Returns the elements of `x` as float32 on the host.
+    /// Returns the elements of `x` on the host as float32.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
-    fn floats(&self, x: &Self::Tensor) -> Result<Vec<f32>, BackendError>;
+    fn host_floats(&self, x: &Self::Tensor) -> Result<Vec<f32>, BackendError>;
 
-    /// Routes the rows of `x`: their elements, little endian, and the experts of each, on the host.
+    /// Routes the rows of `x`. Returns their elements on the host, little endian, and the experts of each row.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
@@ -489,24 +500,26 @@ pub trait Backend: Sized + Send + Sync + 'static {
         router: &Router<Self>,
         x: &'a Self::Tensor,
     ) -> Result<(Cow<'a, [u8]>, Routed), BackendError> {
-        let logits = self.floats(&self.linear(&router.linear, x)?)?;
-        Ok((self.bytes(x)?, router.rule.routed(&logits)))
+        let logits = self.host_floats(&self.linear(&router.linear, x)?)?;
+        Ok((self.host_bytes(x)?, router.rule.route(&logits)))
     }
 
-    /// Returns where the `count` largest elements of each row are, and these, row by row. Those of a row that has one that
-    /// is not finite are not finite. For backends with [`SELECTS_LOGITS`](Self::SELECTS_LOGITS) alone.
+    /// Returns the column indices and values of the `count` largest elements of each row, row by row.
+    ///
+    /// If an element of a row is not finite, its returned values are not finite either. The engine calls this only for
+    /// backends with [`SELECTS_LOGITS`](Self::SELECTS_LOGITS).
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
-    fn likeliest(&self, _x: &Self::Tensor, _count: usize) -> Result<(Vec<u32>, Vec<f32>), BackendError> {
+    fn largest_logits(&self, _x: &Self::Tensor, _count: usize) -> Result<(Vec<u32>, Vec<f32>), BackendError> {
         Err(BackendError::Shape { what: "selection of logits by this backend", actual: 0, expected: 1 })
     }
 
-    /// A tensor of `rows` x `width` that `fill` writes on the host, every byte of it.
+    /// Creates a tensor, `rows` x `width`, from bytes on the host: `fill` writes every byte, little endian.
     ///
     /// # Errors
-    /// As [`embed`](Self::embed), and those of `fill`.
-    fn filled<E: From<BackendError>>(
+    /// As [`embed`](Self::embed); also returns errors of `fill`.
+    fn tensor_from_host<E: From<BackendError>>(
         &self,
         rows: usize,
         width: usize,

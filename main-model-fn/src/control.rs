@@ -1,4 +1,4 @@
-//! The control service: placements from launchers, inspections from the command line.
+//! gRPC control service: placements from launchers, generation and inspection for the command line.
 
 use crate::dispatch::Activity;
 use crate::engine::request::{Delta, Event, FinishReason, InspectLevel, Request, Sampling, StopRules};
@@ -21,14 +21,14 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status};
 
-/// Everything the control service needs to know.
+/// Implementation of the control service.
 pub(crate) struct Control {
     pub(crate) engine: EngineHandle,
     pub(crate) placer: Arc<Placer>,
     pub(crate) text: Option<Arc<ModelText>>,
     pub(crate) description: MainDescription,
     pub(crate) activity: Arc<Activity>,
-    /// When the process started.
+    /// Start of the process.
     pub(crate) started: Instant,
 }
 
@@ -43,18 +43,18 @@ impl MainModel for Control {
         request: tonic::Request<DescribeMainRequest>,
     ) -> Result<Response<MainDescription>, Status> {
         let mut description = self.description.clone();
-        (description.generation, description.placement) = self.placer.named();
+        (description.generation, description.placement) = self.placer.generation_and_digest();
         let local = self.placer.local();
         description.local = local.listing();
-        description.arriving = u32::try_from(self.placer.arriving()).unwrap_or(u32::MAX);
+        description.arriving = u32::try_from(self.placer.loading_count()).unwrap_or(u32::MAX);
         description.in_flight = u32::try_from(self.engine.in_flight()).unwrap_or(u32::MAX);
-        let work = self.activity.remote().into_iter();
+        let work = self.activity.remote_compute_times().into_iter();
         description.work = work
             .map(|(address, computed)| EndpointWork { address, computed_us: microseconds(computed) })
             .collect();
         description.age_us = microseconds(self.started.elapsed());
         if request.get_ref().pairs {
-            description.pairs = pairs(&self.activity, &self.placer.remote());
+            description.pairs = remote_pairs(&self.activity, &self.placer.remote());
         }
         Ok(Response::new(description))
     }
@@ -65,8 +65,8 @@ impl MainModel for Control {
         &self,
         request: tonic::Request<GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
-        let wanted = request.into_inner();
-        let prompt = match wanted.prompt {
+        let body = request.into_inner();
+        let prompt = match body.prompt {
             Some(generate_request::Prompt::Ids(TokenIds { ids })) => ids,
             Some(generate_request::Prompt::Text(text)) => self.text()?.encode(&text, true)?,
             Some(generate_request::Prompt::Chat(text)) => self.chat(&text)?,
@@ -78,35 +78,34 @@ impl MainModel for Control {
                 .into());
             }
         };
-        if !wanted.stop.is_empty() {
-            // Stop strings are text; without a tokenizer they could never be found.
+        if !body.stop.is_empty() {
+            // Stop strings need a tokenizer.
             self.text()?;
         }
         let request = Request {
-            max_tokens: wanted.max_tokens as usize,
+            max_tokens: body.max_tokens as usize,
             sampling: Sampling {
-                temperature: wanted.temperature.unwrap_or(0.0),
-                top_p: wanted.top_p.unwrap_or(1.0),
-                top_k: wanted.top_k.unwrap_or(0) as usize,
-                seed: wanted.seed,
-                min_p: wanted.min_p.unwrap_or(0.0),
-                repetition_penalty: wanted.repetition_penalty.unwrap_or(1.0),
+                temperature: body.temperature.unwrap_or(0.0),
+                top_p: body.top_p.unwrap_or(1.0),
+                top_k: body.top_k.unwrap_or(0) as usize,
+                seed: body.seed,
+                min_p: body.min_p.unwrap_or(0.0),
+                repetition_penalty: body.repetition_penalty.unwrap_or(1.0),
                 ..Sampling::default()
             },
-            stop: StopRules { strings: wanted.stop, ignore_eos: wanted.ignore_eos, ..StopRules::default() },
-            ..Request::of_prompt(prompt.clone())
+            stop: StopRules { strings: body.stop, ignore_eos: body.ignore_eos, ..StopRules::default() },
+            ..Request::prompt_only(prompt.clone())
         };
         let events = self.engine.submit(request)?;
         let load_s = self.placer.load_seconds();
         let has_text = self.text.is_some();
-        // As deep as the engine's own channel is long would do; a reader that stops only stops this
-        // task.
+        // Of any depth, since the engine's own channel holds all events: a slow reader blocks only this task.
         let (sender, stream) = mpsc::channel(64);
         tokio::spawn(async move {
             let started = Started { prompt_ids: prompt };
             let first = generate_event::Event::Started(started);
             if sender.send(Ok(event(first))).await.is_ok() {
-                relay(events, &sender, load_s, has_text).await;
+                forward_events(events, &sender, load_s, has_text).await;
             }
         });
         Ok(Response::new(ReceiverStream::new(stream)))
@@ -116,8 +115,8 @@ impl MainModel for Control {
         &self,
         request: tonic::Request<InspectRequest>,
     ) -> Result<Response<InspectReply>, Status> {
-        let wanted = request.into_inner();
-        let prompt = match wanted.prompt {
+        let body = request.into_inner();
+        let prompt = match body.prompt {
             Some(inspect_request::Prompt::Ids(TokenIds { ids })) => ids,
             Some(inspect_request::Prompt::Text(text)) => self.text()?.encode(&text, true)?,
             Some(inspect_request::Prompt::Chat(text)) => self.chat(&text)?,
@@ -129,11 +128,11 @@ impl MainModel for Control {
                 .into());
             }
         };
-        let level = if wanted.hidden { InspectLevel::Hidden } else { InspectLevel::Routing };
+        let level = if body.hidden { InspectLevel::Hidden } else { InspectLevel::Routing };
         let mut events = self.engine.submit(Request {
             inspect: Some(level),
-            prompt_logprobs: wanted.scores.then_some(0),
-            ..Request::of_prompt(prompt.clone())
+            prompt_logprobs: body.scores.then_some(0),
+            ..Request::prompt_only(prompt.clone())
         })?;
         let mut reply = InspectReply { prompt_ids: prompt, ..InspectReply::default() };
         while let Some(event) = events.recv().await {
@@ -158,15 +157,15 @@ impl MainModel for Control {
     }
 }
 
-/// How often the experts of `remote` were used, those left out that never were.
-fn pairs(activity: &Activity, remote: &RemoteSets) -> Vec<LayerPairs> {
-    let of_layer = |(&layer, experts): (&usize, &BTreeSet<u32>)| {
+/// Returns the numbers of pairs of the `remote` experts that were used.
+fn remote_pairs(activity: &Activity, remote: &RemoteSets) -> Vec<LayerPairs> {
+    let layer_pairs = |(&layer, experts): (&usize, &BTreeSet<u32>)| {
         let counted = activity.pairs(layer);
         let used = experts.iter().filter_map(|&expert| Some((expert, *counted.get(expert as usize)?)));
         let (experts, pairs) = used.filter(|(_, pairs)| *pairs > 0).unzip();
         LayerPairs { layer: u32::try_from(layer).unwrap_or(u32::MAX), experts, pairs }
     };
-    remote.iter().map(of_layer).filter(|layer| !layer.experts.is_empty()).collect()
+    remote.iter().map(layer_pairs).filter(|layer| !layer.experts.is_empty()).collect()
 }
 
 fn microseconds(time: Duration) -> u64 {
@@ -174,6 +173,10 @@ fn microseconds(time: Duration) -> u64 {
 }
 
 impl Control {
+    /// Returns the tokenizer.
+    ///
+    /// # Errors
+    /// Fails if the checkpoint has none.
     fn text(&self) -> Result<&ModelText, ServiceError> {
         self.text.as_deref().ok_or_else(|| {
             ServiceError::invalid(
@@ -183,18 +186,19 @@ impl Control {
         })
     }
 
+    /// Renders `text` as a user message, and encodes it.
     fn chat(&self, text: &str) -> Result<Vec<u32>, ServiceError> {
-        let front = self.text()?;
+        let model_text = self.text()?;
         let messages = [serde_json::json!({"role": "user", "content": text})];
         let rendering = Rendering { add_generation_prompt: true, ..Rendering::default() };
-        let prompt = front.render_chat(&messages, rendering)?;
-        // The template writes special tokens itself.
-        front.encode(&prompt, false)
+        let prompt = model_text.render_chat(&messages, rendering)?;
+        // The template contains the special tokens already.
+        model_text.encode(&prompt, false)
     }
 }
 
-/// Passes a request's events on until it ends or the receiver is closed.
-async fn relay(
+/// Forwards a request's events until it ends or the receiver is closed.
+async fn forward_events(
     mut events: Events,
     sender: &mpsc::Sender<Result<GenerateEvent, Status>>,
     load_s: f64,
@@ -206,7 +210,7 @@ async fn relay(
     loop {
         let next = tokio::select! {
             next = events.recv() => next,
-            // Dropping the events ends the request's work.
+            // Dropping the events cancels the request.
             () = sender.closed() => return,
         };
         let Some(next) = next else {
@@ -214,18 +218,18 @@ async fn relay(
             let _client_gone = sender.send(Err(stopped.into())).await;
             return;
         };
-        let ends = matches!(next, Event::Done(_) | Event::Failed(_));
+        let is_last = matches!(next, Event::Done(_) | Event::Failed(_));
         let message = match next {
-            Event::Delta(Delta { token, text: piece, .. }) => {
+            Event::Delta(Delta { token, text: new_text, .. }) => {
                 tokens.extend(token);
-                text.push_str(&piece);
+                text.push_str(&new_text);
                 Ok(event(generate_event::Event::Piece(Piece {
                     ids: token.into_iter().collect(),
-                    text: piece,
+                    text: new_text,
                 })))
             }
-            Event::Finished { reason: why, .. } => {
-                reason = why;
+            Event::Finished { reason: finish_reason, .. } => {
+                reason = finish_reason;
                 continue;
             }
             Event::Done(figures) => Ok(event(generate_event::Event::Finished(Finished {
@@ -245,7 +249,7 @@ async fn relay(
             Event::Failed(error) => Err(error.into()),
             Event::Prompt(_) | Event::Inspection(_) | Event::Embedding(_) => continue,
         };
-        if sender.send(message).await.is_err() || ends {
+        if sender.send(message).await.is_err() || is_last {
             return;
         }
     }

@@ -1,41 +1,43 @@
+//! Names of compute devices.
+
 use std::fmt;
 use std::str::FromStr;
 
-/// A device by the name that users write.
+/// A compute device by the name that users write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceName {
-    /// The processor.
+    /// The CPU.
     Cpu,
-    /// A CUDA device by index.
+    /// A CUDA device, by index.
     Cuda(usize),
 }
 
-/// A device that is unknown or not there.
+/// An unknown or missing device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// Not of the form.
+    /// The name has an invalid form.
     #[error("expected cpu, cuda or cuda:INDEX, got {0:?}")]
     Unknown(String),
-    /// LibTorch does not see it.
+    /// LibTorch does not find the device.
     #[error(
         "cannot use device cuda:{index}: LibTorch lacks it (CUDA devices found: {found}); use a LibTorch with CUDA \
          (image remoe-main-cuda, or LIBTORCH at build time) and the NVIDIA driver, and request a GPU in a pod"
     )]
     Missing {
-        /// The index asked for.
+        /// Requested index.
         index: usize,
-        /// How many there are.
+        /// Number of CUDA devices found.
         found: usize,
     },
-    /// The program's set of operations does not run there.
+    /// The program's backend does not support the device.
     #[error(
         "backend {backend} does not support {device}; use LibTorch (main-model-fn-torch, --backend torch, image \
          remoe-main-cuda)"
     )]
     Foreign {
-        /// The device asked for.
+        /// Requested device.
         device: DeviceName,
-        /// The set of operations.
+        /// Name of the backend.
         backend: &'static str,
     },
 }
@@ -68,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names() {
+    fn device_names_are_parsed() {
         assert_eq!("cpu".parse(), Ok(DeviceName::Cpu));
         assert_eq!("cuda".parse(), Ok(DeviceName::Cuda(0)));
         assert_eq!("cuda:3".parse(), Ok(DeviceName::Cuda(3)));

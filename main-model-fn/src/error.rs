@@ -1,3 +1,5 @@
+//! Errors of the function, and the exit codes that launchers read.
+
 use crate::backend::LoadModelError;
 use crate::device::DeviceError;
 use crate::records::RecordFileError;
@@ -9,7 +11,7 @@ use remoe_proto::identity::IdentityError;
 use remoe_weights::LoadError;
 use std::io;
 
-/// Why the function cannot start or go on.
+/// Failure that prevents the function from starting or continuing.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The checkpoint is unusable.
@@ -18,36 +20,36 @@ pub enum Error {
     /// The tokenizer or chat template is unusable.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// The weights cannot be brought to the device.
+    /// The weights cannot be loaded onto the device.
     #[error(transparent)]
     Load(#[from] LoadModelError),
-    /// An expert cannot be brought into memory.
+    /// An expert cannot be loaded.
     #[error(transparent)]
     Expert(#[from] LoadError),
-    /// The device is not there.
+    /// The device cannot be used.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Weights outside of experts cannot be kept as they should.
+    /// Weights outside of experts cannot have the requested dtype.
     #[error("invalid --dense-dtype {asked}: {why}")]
     DenseDtype {
-        /// Dtype that was asked for.
+        /// Requested dtype.
         asked: String,
-        /// Reason against it.
+        /// Reason.
         why: String,
     },
-    /// The operations do not have the form of the KV cache.
+    /// The backend does not support the requested format of the KV cache.
     #[error(
         "cannot keep the KV cache as --kv-cache-dtype says: {operations} operations have keys and values in the compute \
          dtype only; omit the flag, or use --backend native on CPUs"
     )]
     KvCacheDtype {
-        /// Operations that compute.
+        /// Name of the backend.
         operations: &'static str,
     },
     /// The chat template does not read a variable that is set.
     #[error("invalid --chat-template-kwargs: the model's chat template does not read `{0}`; omit it")]
     TemplateVariable(String),
-    /// The kernels cannot be used.
+    /// The kernels cannot run.
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// Activations cannot be recorded.
@@ -59,32 +61,32 @@ pub enum Error {
     /// A metric is registered twice.
     #[error(transparent)]
     Metrics(#[from] prometheus::Error),
-    /// Traces are asked for in a way that there is not.
+    /// The tracing settings in the environment are invalid.
     #[error(transparent)]
     Traces(#[from] TracesError),
-    /// A socket or thread cannot be had.
+    /// A socket or thread cannot be created.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The gRPC server failed.
     #[error("gRPC server: {0}")]
     Server(#[from] tonic::transport::Error),
-    /// The device does not answer any more; a new process may find it again.
+    /// The device stopped answering; a new process may be able to use it again.
     #[error("the device is lost; see the log lines above, and nvidia-smi for its state")]
     DeviceLost,
-    /// The engine's thread ended on its own.
+    /// The engine's thread ended by itself.
     #[error("the engine crashed; see the log lines above")]
     Engine,
 }
 
-/// Exit code that tells launchers of a failure that may not recur at another start.
+/// Exit code for failures that may not recur at the next start.
 const EXIT_RUNTIME: u8 = 1;
-/// This machine has no such device.
+/// Exit code if the machine lacks the device.
 const EXIT_DEVICE: u8 = 3;
-/// The checkpoint is at fault: starting again does not help.
+/// Exit code if the checkpoint is at fault: a restart does not help.
 const EXIT_CHECKPOINT: u8 = 4;
 
 impl Error {
-    /// The exit code of a function that ends for it.
+    /// Returns the exit code of a function that ends with this error.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Device(DeviceError::Missing { .. }) => EXIT_DEVICE,
@@ -93,7 +95,7 @@ impl Error {
         }
     }
 
-    /// Reports if the checkpoint is at fault, so that starting again does not help.
+    /// Reports if the checkpoint is at fault, so that a restart does not help.
     pub fn is_checkpoint(&self) -> bool {
         match self {
             Self::Checkpoint(error)
@@ -123,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn launchers_read_what_failed_from_the_exit_code() {
+    fn exit_code_tells_the_kind_of_failure() {
         let missing = DeviceError::Missing { index: 0, found: 0 };
         assert_eq!(Error::from(missing).exit_code(), 3);
         assert_eq!(Error::from(DeviceError::Unknown("gpu".to_owned())).exit_code(), 1);

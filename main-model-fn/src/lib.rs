@@ -1,16 +1,16 @@
-//! The main function: the model's non-expert modules, its experts beside them and in remote functions, an
-//! OpenAI-compatible HTTP front and a gRPC control interface.
+//! The main function: computes the model outside of its experts and the frequently used experts, calls remote-expert
+//! functions for the others, and serves an OpenAI-compatible HTTP API and a gRPC control interface.
 //!
 //! ```text
-//! http ─┐                  ┌─ transformer ── backend (native, or LibTorch in a crate of its own)
-//!       ├─ engine (1 thread)┤
-//! control ┘                └─ experts ─┬─ kernels (local)
-//!                                      └─ links (remote functions)
+//! http ───┐                        ┌─ transformer ── backend (native, or LibTorch in its own crate)
+//!         ├─ engine (one thread) ──┤
+//! control ┘                        └─ dispatch ─┬─ kernels (local experts)
+//!                                               └─ links (remote-expert functions)
 //! ```
 //!
-//! HTTP and control hand requests to the engine's bounded queue and hear events back. The engine's
-//! thread owns everything that computes; it forwards the rows of all requests together, token by
-//! token, and its own runtime drives the connections to remote functions.
+//! HTTP and control submit requests to the engine's bounded queue and receive events. The engine's thread owns the model
+//! and the KV cache. Each of its iterations forwards the rows of all decoding requests together (continuous batching). Its
+//! own single-threaded runtime drives the connections to remote functions.
 
 pub mod backend;
 mod control;

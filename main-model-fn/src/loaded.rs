@@ -1,4 +1,4 @@
-//! The parts that take time to load, and their descriptions for others.
+//! Parts of the function that take time to load, and their descriptions.
 
 use crate::backend::DeferredWeights;
 use crate::dispatch::RemoteRequirements;
@@ -19,30 +19,30 @@ use std::sync::Arc;
 /// Most choices of one request.
 const MAX_CHOICES: usize = 16;
 
-/// The model in memory with what computes it.
+/// The loaded model and its compute resources.
 pub(crate) struct Loaded {
     pub(crate) checkpoint: Arc<Checkpoint>,
-    /// Numerics of experts; everything else has its dtype.
+    /// Numerics of the experts. Everything else is computed in its dtype.
     pub(crate) class: NumericsClass,
     pub(crate) threads: usize,
     pub(crate) device: DeviceName,
-    /// [`Backend::NAME`] of what computes the model.
+    /// [`Backend::NAME`] of the model's backend.
     pub(crate) operations: &'static str,
-    /// Form of the KV cache, where it is not the dtype.
+    /// Format of the KV cache, if it is not the compute dtype.
     pub(crate) kv_cache_dtype: Option<KvCacheDtype>,
     pub(crate) text: Option<Arc<ModelText>>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) model: Box<dyn Model>,
-    /// Bytes of device memory: weights, KV cache and workspace; none on the CPU.
+    /// Bytes of device memory by use: weights, KV cache and workspace; empty on the CPU.
     pub(crate) device_memory: Vec<(&'static str, usize)>,
-    /// Pages of keys and values that the device has room for, of those asked for.
+    /// Number of KV cache pages that the device has memory for, at most as many as requested.
     cache_pages: usize,
-    pub(crate) rest: Vec<Arc<dyn DeferredWeights>>,
+    pub(crate) deferred_weights: Vec<Arc<dyn DeferredWeights>>,
     pub(crate) fingerprint: String,
 }
 
 impl Loaded {
-    /// Reads what `settings` name.
+    /// Loads the model of `settings`.
     pub(crate) fn new<B: Backend>(settings: &Settings) -> Result<Self, Error> {
         let mut checkpoint = settings.source.open()?.checkpoint;
         if let Some(positions) = settings.max_model_len {
@@ -69,18 +69,17 @@ impl Loaded {
             tracing::warn!(%path, %class, "instruction path disabled: wrong results on this CPU");
         }
         for class in classes {
-            // Asked for now, they are measured now and not within the first request.
+            // The first query measures the paths; otherwise the first request would.
             let paths = pool.paths(class);
             tracing::debug!(%class, %paths, "instruction paths");
         }
         let mut model = Transformer::load(&checkpoint, dense, ops, threads)?;
         tracing::info!(bytes = model.weight_bytes(), class = %dense, "non-expert weights loaded");
-        // Rounded up: where so many positions have room, a request of so many has.
-        let asked = settings.kv_cache_bytes.div_ceil(model.page_bytes().max(1) as u64);
-        let asked = usize::try_from(asked).unwrap_or(usize::MAX);
-        let cache_pages =
-            model.reserve_pages(asked, checkpoint.config().served_context()).map_err(LoadModelError::from)?;
-        if cache_pages < asked {
+        // Rounded up, so that a request of exactly the configured size fits.
+        let wanted_pages = settings.kv_cache_bytes.div_ceil(model.page_bytes().max(1) as u64);
+        let wanted_pages = usize::try_from(wanted_pages).unwrap_or(usize::MAX);
+        let cache_pages = model.reserve_pages(wanted_pages).map_err(LoadModelError::from)?;
+        if cache_pages < wanted_pages {
             let bytes = cache_pages.saturating_mul(model.page_bytes());
             tracing::warn!(bytes, "KV cache limited by device memory");
         }
@@ -92,7 +91,7 @@ impl Loaded {
                 ("workspace", model.workspace_bytes()),
             ],
         };
-        let (rest, model) = (model.rest(), Box::new(model));
+        let (deferred_weights, model) = (model.deferred_weights(), Box::new(model));
         let fingerprint = checkpoint.fingerprint()?.to_string();
         Ok(Self {
             checkpoint,
@@ -106,17 +105,17 @@ impl Loaded {
             model,
             device_memory,
             cache_pages,
-            rest,
+            deferred_weights,
             fingerprint,
         })
     }
 
-    /// Bytes of a page of keys and values.
+    /// Returns the bytes of one KV cache page.
     pub(crate) fn page_bytes(&self) -> usize {
         self.model.page_bytes().max(1)
     }
 
-    /// Returns the limits of one request. At most `prefill_rows` of a prompt go through the layers together.
+    /// Returns the limits of one request. `prefill_rows` limits the rows of a layered prefill.
     pub(crate) fn limits(&self, settings: &Settings, prefill_rows: usize) -> RequestLimits {
         let config = self.checkpoint.config();
         RequestLimits {
@@ -131,7 +130,7 @@ impl Loaded {
         }
     }
 
-    /// Tokens that end an answer.
+    /// Returns the tokens that end an answer.
     pub(crate) fn end_ids(&self) -> Vec<u32> {
         match self.checkpoint.generation().eos_token_ids.as_slice() {
             [] => self.checkpoint.config().eos_ids.clone(),
@@ -145,8 +144,8 @@ impl Loaded {
         Vocabulary { tokenizer, end_ids: self.end_ids() }
     }
 
-    /// Returns the properties that remote functions must agree on, sets left empty.
-    pub(crate) fn expected(&self, trust: Option<&Trust>) -> RemoteRequirements {
+    /// Returns the properties that remote functions must have; the sets of experts are empty.
+    pub(crate) fn remote_requirements(&self, trust: Option<&Trust>) -> RemoteRequirements {
         RemoteRequirements {
             checkpoint: self.fingerprint.clone(),
             dtype: self.class.dtype.to_string(),
@@ -172,7 +171,7 @@ impl Loaded {
         }
     }
 
-    /// Returns the facts of the model for people.
+    /// Returns the facts of the model for the placement page.
     pub(crate) fn card(&self) -> Result<ModelCard, Error> {
         Ok(ModelCard {
             facts: self.checkpoint.inspect()?,
@@ -183,7 +182,7 @@ impl Loaded {
         })
     }
 
-    /// Returns the description for launchers, which does not change, after a start of `start_us` microseconds.
+    /// Returns the constant part of the description for launchers. The start took `start_us` microseconds.
     pub(crate) fn description(&self, start_us: u64) -> MainDescription {
         MainDescription {
             wire_version: WIRE_VERSION,
@@ -212,12 +211,12 @@ fn dense_class(settings: &Settings, dtype: Dtype, device: DeviceName) -> Result<
             why: format!("the compute dtype is {dtype}"),
         });
     }
-    let on_cpu = device == DeviceName::Cpu;
-    let name = if on_cpu { "cpu" } else { "cuda" };
+    let is_cpu = device == DeviceName::Cpu;
+    let name = if is_cpu { "cpu" } else { "cuda" };
     let Some(quantised) = DenseDtype::quantised(settings.dense_dtype, settings.experts_dtype, name) else {
         return Ok(dtype.into());
     };
-    if !on_cpu {
+    if !is_cpu {
         return Err(Error::DenseDtype {
             asked: quantised.name().to_owned(),
             why: format!("not supported on {device}"),

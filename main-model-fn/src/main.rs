@@ -1,4 +1,4 @@
-//! The `main-model-fn` program: the native operations, no LibTorch.
+//! The `main-model-fn` program, with the native backend.
 
 use std::process::ExitCode;
 

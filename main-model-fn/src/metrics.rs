@@ -1,9 +1,11 @@
+//! Metrics of the engine.
+
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntGauge, IntGaugeVec, Opts, Registry};
 
 /// Metrics of the engine.
 #[derive(Clone)]
 pub(crate) struct EngineMetrics {
-    /// Requests that wait for room.
+    /// Requests in the queue.
     pub(crate) waiting: IntGauge,
     /// Requests in the batch.
     pub(crate) running: IntGauge,
@@ -11,32 +13,32 @@ pub(crate) struct EngineMetrics {
     pub(crate) iterations: IntCounter,
     /// Rows forwarded, all requests together.
     pub(crate) rows: IntCounter,
-    /// Forwards that failed and were done again.
+    /// Forwards that failed and were repeated.
     pub(crate) repeated: IntCounter,
     /// Seconds per iteration.
     pub(crate) iteration_seconds: Histogram,
-    /// The routing generation in force.
+    /// Routing generation in force.
     pub(crate) generation: IntGauge,
-    /// Experts by where the generation in force has them.
+    /// Experts by their location in the generation in force.
     pub(crate) experts: IntGaugeVec,
-    /// Bytes of keys and values that running requests hold, room that is not used yet included.
+    /// Bytes of the KV cache that running requests hold, including unused space of their pages.
     pub(crate) cache_bytes: IntGauge,
-    /// The limit on them.
+    /// Limit of the KV cache in bytes.
     pub(crate) cache_limit: IntGauge,
-    /// Requests that had to give their keys and values back.
+    /// Preemptions of requests.
     pub(crate) preemptions: IntCounter,
-    /// Forwards that device memory had no room for.
+    /// Forwards that ran out of device memory.
     pub(crate) out_of_memory: IntCounter,
     pub(crate) batch_limit: IntGauge,
     /// Bytes of device memory by use.
     pub(crate) device_memory: IntGaugeVec,
-    /// Requests that waited for longer than they may.
+    /// Requests that missed their queue deadline.
     pub(crate) overdue: IntCounter,
-    /// Requests that ended because their logits were not finite.
+    /// Requests that failed because their logits were not finite.
     pub(crate) not_finite: IntCounter,
-    /// Prompt tokens that were looked for among what is kept.
+    /// Prompt tokens looked up in the prefix cache.
     pub(crate) prefix_tokens: IntCounter,
-    /// Prompt tokens that were found there.
+    /// Prompt tokens found in the prefix cache.
     pub(crate) prefix_tokens_found: IntCounter,
 }
 

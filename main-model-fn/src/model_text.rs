@@ -1,4 +1,4 @@
-//! Text in and out of token ids: tokenizer and chat template of the checkpoint.
+//! Tokenizer and chat template of the checkpoint.
 
 use remoe_model::Checkpoint;
 use remoe_model::text::{ChatTemplate, Rendering, TextError, Tokenizer, tools_for_template};
@@ -6,7 +6,7 @@ use remoe_proto::{ErrorCode, ServiceError};
 use serde_json::Value;
 use std::sync::Arc;
 
-/// The checkpoint's tokenizer, and its chat template where it has one.
+/// The checkpoint's tokenizer, with its chat template if it has one.
 pub struct ModelText {
     tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
@@ -16,7 +16,7 @@ impl ModelText {
     /// Opens the tokenizer and chat template of the checkpoint; `None` without a tokenizer.
     ///
     /// # Errors
-    /// A file is unreadable or broken.
+    /// Fails if a file is unreadable or invalid.
     pub fn open(checkpoint: &Checkpoint) -> Result<Option<Self>, TextError> {
         let store = checkpoint.store();
         let vocab_size = checkpoint.config().vocab_size;
@@ -26,12 +26,12 @@ impl ModelText {
         Ok(Some(Self { tokenizer: Arc::new(tokenizer), template: ChatTemplate::open_in(store)? }))
     }
 
-    /// The tokenizer.
+    /// Returns the tokenizer.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
     }
 
-    /// The chat template's text.
+    /// Returns the source of the chat template.
     pub fn template(&self) -> Option<&str> {
         self.template.as_ref().map(ChatTemplate::source)
     }
@@ -41,18 +41,18 @@ impl ModelText {
         self.template.as_ref().is_some_and(|template| template.reads(name))
     }
 
-    /// Ids of `text`; `special` adds what the tokenizer's post-processor adds.
+    /// Encodes `text` to token ids. If `special`, adds the tokens of the tokenizer's post-processor.
     ///
     /// # Errors
-    /// The tokenizer refuses, or gives ids that the model does not have.
+    /// Fails if the tokenizer does, or if it gives ids that the model lacks.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, ServiceError> {
-        self.tokenizer.encode(text, special).map_err(refused)
+        self.tokenizer.encode(text, special).map_err(text_error)
     }
 
-    /// `messages` as a prompt.
+    /// Renders `messages` as a prompt.
     ///
     /// # Errors
-    /// There is no template, it refuses the messages, or it is broken.
+    /// Fails if there is no template, or if the template refuses the messages or is invalid.
     pub fn render_chat(&self, messages: &[Value], rendering: Rendering<'_>) -> Result<String, ServiceError> {
         let template = self.template.as_ref().ok_or_else(|| {
             ServiceError::invalid(
@@ -62,13 +62,13 @@ impl ModelText {
         })?;
         let tools = rendering.tools.map(tools_for_template);
         let rendering = Rendering { tools: tools.as_deref(), ..rendering };
-        template.render_with(messages, rendering).map_err(refused)
+        template.render_with(messages, rendering).map_err(text_error)
     }
 }
 
-/// Converts a text error for the client: messages that the template refuses or fails on are the client's fault,
-/// broken files are ours.
-fn refused(error: TextError) -> ServiceError {
+/// Converts a text error for the client. If the template refuses or fails on messages, the client is at fault; invalid
+/// files are internal errors.
+fn text_error(error: TextError) -> ServiceError {
     match error {
         TextError::TemplateVariable { .. } => {
             ServiceError::invalid("chat_template_kwargs", error.to_string())

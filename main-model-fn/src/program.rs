@@ -1,4 +1,4 @@
-//! The process, whatever its set of operations.
+//! Entry point of the process, for any backend.
 
 use crate::{Backend, Error, Listeners, Settings, run};
 use clap::Parser;
@@ -9,7 +9,7 @@ use remoe_weights::spread_over_nodes;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Serves what the arguments name with the operations of `B`.
+/// Runs the function with the backend `B`, as the command line says. Returns the exit code.
 pub fn main<B: Backend>() -> ExitCode {
     let started = process_start();
     let settings = Settings::parse();
@@ -29,14 +29,14 @@ fn serve<B: Backend>(settings: Settings, started: Instant) -> Result<(), Error> 
     }
     descriptors_for_runtime()?;
     spread_over_nodes();
-    // HTTP and control need little; the engine has a thread and a runtime of its own.
+    // HTTP and control need few threads; the engine has its own thread and runtime.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let outcome = runtime.block_on(async {
         let shutdown = shutdown_on_signal()?;
         let listeners = Listeners::bind(&settings)?;
         run::<B>(settings, listeners, started, shutdown, announce).await
     });
-    // Blocking work left behind must not hold up the exit.
+    // Blocking work that is left must not delay the exit.
     runtime.shutdown_background();
     outcome
 }

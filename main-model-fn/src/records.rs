@@ -1,7 +1,7 @@
-//! Activation records: which experts each request used, written as requests end.
+//! Activation records: the experts that each request used, written when requests end.
 //!
-//! The engine counts and hands finished records over; a thread of its own writes them. Where the disk
-//! does not keep up, records are dropped and counted: requests never wait for it.
+//! The engine counts, and a separate thread writes finished records. If the disk is too slow, records are dropped and
+//! counted, so requests never wait for it.
 
 use crate::transformer::LayerRouting;
 use prometheus::{IntCounterVec, Opts, Registry};
@@ -15,26 +15,26 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-/// Records that wait to be written.
-const QUEUE: usize = 256;
+/// Most records that wait to be written.
+const QUEUE_LENGTH: usize = 256;
 
-/// Why a record file cannot be written to.
+/// Failure to write to a record file.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordFileError {
-    /// It cannot be opened or cut.
+    /// The file cannot be opened or truncated.
     #[error("cannot write {path}: {source}")]
     File {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// Error of the operation.
         source: io::Error,
     },
-    /// It is no record file of this model.
+    /// The file holds no records of this model.
     #[error("{path}: {source}")]
     Form {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// Error of the format.
         source: RecordError,
     },
     /// A metric is registered twice.
@@ -42,7 +42,7 @@ pub enum RecordFileError {
     Metrics(#[from] prometheus::Error),
 }
 
-/// Takes the records of finished requests. Dropping it writes what was taken and ends the thread.
+/// Accepts the records of finished requests. Dropping it writes the accepted records and ends the thread.
 pub(crate) struct Recorder {
     header: RecordHeader,
     queue: Option<SyncSender<ActivationRecord>>,
@@ -50,15 +50,15 @@ pub(crate) struct Recorder {
     outcomes: IntCounterVec,
 }
 
-/// The record of a request that runs.
+/// Record of a running request.
 pub(crate) struct Recording {
     record: ActivationRecord,
-    /// Where the header asks for them: ids per layer, token after token.
+    /// Expert ids per layer, token by token, if the header asks for them.
     experts: Vec<Vec<u16>>,
     experts_per_layer: usize,
 }
 
-/// Which half of a request a row belongs to.
+/// Phase of a request that a row belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     Prefill,
@@ -66,7 +66,7 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    /// As predictions call it.
+    /// Returns the phase as the predictor names it.
     pub(crate) fn phase(self) -> Phase {
         match self {
             Self::Prefill => Phase::Prefill,
@@ -76,30 +76,30 @@ impl Step {
 }
 
 impl Recorder {
-    /// Opens or creates the file at `path`. What a crash left half written at its end is cut off.
+    /// Opens or creates the file at `path`. Cuts off an incomplete record at its end, which a crash may leave.
     ///
     /// # Errors
-    /// The file cannot be written, or holds something else than records of this model.
+    /// Fails if the file cannot be written, or holds something other than records of this model.
     pub(crate) fn open(
         path: &Path,
         header: RecordHeader,
         registry: &Registry,
     ) -> Result<Self, RecordFileError> {
         let name = || path.display().to_string();
-        let of_file = |source| RecordFileError::File { path: name(), source };
-        let of_form = |source| RecordFileError::Form { path: name(), source };
+        let file_error = |source| RecordFileError::File { path: name(), source };
+        let format_error = |source| RecordFileError::Form { path: name(), source };
         let mut file = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
             .open(path)
-            .map_err(of_file)?;
-        let position = resume_position(BufReader::new(&file), &header).map_err(of_form)?;
-        file.set_len(position).map_err(of_file)?;
-        file.seek(SeekFrom::Start(position)).map_err(of_file)?;
+            .map_err(file_error)?;
+        let position = resume_position(BufReader::new(&file), &header).map_err(format_error)?;
+        file.set_len(position).map_err(file_error)?;
+        file.seek(SeekFrom::Start(position)).map_err(file_error)?;
         let writer =
-            RecordWriter::new(file, header.clone(), position, DEFAULT_FILE_BYTES).map_err(of_form)?;
+            RecordWriter::new(file, header.clone(), position, DEFAULT_FILE_BYTES).map_err(format_error)?;
         let outcomes = IntCounterVec::new(
             Opts::new(
                 "remoe_activation_records_total",
@@ -108,16 +108,16 @@ impl Recorder {
             &["outcome"],
         )?;
         registry.register(Box::new(outcomes.clone()))?;
-        let (queue, records) = sync_channel(QUEUE);
-        let counted = outcomes.clone();
+        let (queue, records) = sync_channel(QUEUE_LENGTH);
+        let thread_outcomes = outcomes.clone();
         let thread = std::thread::Builder::new()
             .name("recorder".to_owned())
-            .spawn(move || write_all(writer, &records, &counted))
-            .map_err(of_file)?;
+            .spawn(move || write_all(writer, &records, &thread_outcomes))
+            .map_err(file_error)?;
         Ok(Self { header, queue: Some(queue), thread: Some(thread), outcomes })
     }
 
-    /// Begins the record of a request with this prompt.
+    /// Begins the record of a request with this `prompt`.
     pub(crate) fn begin(&self, prompt: &[u32]) -> Recording {
         let layers = match self.header.tokens {
             true => self.header.layers.len(),
@@ -136,7 +136,7 @@ impl Recorder {
         }
     }
 
-    /// Hands the record of a request that has ended to the writer.
+    /// Sends the record of a finished request to the writer.
     pub(crate) fn finish(&self, recording: Recording) {
         let Some(queue) = &self.queue else {
             return;
@@ -149,7 +149,7 @@ impl Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        // Closes the queue; the thread writes what is in it.
+        // Closes the queue; the thread writes the remaining records.
         self.queue = None;
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -160,7 +160,7 @@ impl Drop for Recorder {
 }
 
 impl Recording {
-    /// Counts row `row` of an iteration whose routing is `routing`, one entry per layer with experts.
+    /// Counts row `row` of an iteration. `routing` has one entry per MoE layer.
     pub(crate) fn count(&mut self, routing: &[LayerRouting], row: usize, step: Step) {
         let counts = match step {
             Step::Prefill => &mut self.record.prefill,
@@ -175,7 +175,7 @@ impl Recording {
                 cells[expert as usize] += 1;
             }
             if let Some(ids) = self.experts.get_mut(position) {
-                // A layer has fewer than 65,536 experts: the header was checked.
+                // Ids fit: the header limits layers to fewer than 65,536 experts.
                 ids.extend(selected.iter().map(|&(expert, _)| expert as u16));
             }
         }
@@ -184,7 +184,7 @@ impl Recording {
         }
     }
 
-    /// Forgets what was counted: the request starts over.
+    /// Resets the counts, because the request starts over.
     pub(crate) fn restart(&mut self) {
         self.record.prefill.fill(0);
         self.record.decode.fill(0);
@@ -200,14 +200,15 @@ impl Recording {
     }
 }
 
+/// Writes records until the queue is closed.
 fn write_all(mut writer: RecordWriter<File>, records: &Receiver<ActivationRecord>, outcomes: &IntCounterVec) {
-    let mut failing = false;
+    let mut has_failed = false;
     for record in records {
         let outcome = match writer.append(&record) {
             Ok(()) => "written",
             Err(error) => {
-                // Once: a full disk fails every record.
-                if !std::mem::replace(&mut failing, true) {
+                // Logged once: a full disk fails every record.
+                if !std::mem::replace(&mut has_failed, true) {
                     tracing::error!(%error, "cannot write activation records");
                 }
                 "failed"

@@ -1,71 +1,68 @@
-//! Selection of the experts of each token by a router's logits, in float32.
-//!
-//! On the CPU the host selects ([`RoutingRule::routed`]). Devices select by operations of their own, and the host weighs what
-//! they selected ([`RoutingRule::weighed`]).
+//! Routing: selects each token's experts by the router's logits. Runs on the host in float32.
 
 use half::bf16;
 use remoe_kernels::Dtype;
 use remoe_model::{GroupFacts, RoutingFacts, Score};
 use std::ops::Range;
 
-/// The experts of every token of one layer.
+/// Experts of every token in one layer.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Routed {
     /// Experts per token.
     pub top_k: usize,
-    /// tokens x top_k expert ids, ascending within a token.
+    /// Expert ids: tokens x top_k, ascending within a token.
     pub experts: Vec<u32>,
-    /// The weights in the same order, as they multiply the experts' outputs.
+    /// Weights of the experts' outputs, in the same order.
     pub weights: Vec<f32>,
 }
 
 impl Routed {
-    /// Number of tokens.
+    /// Returns the number of tokens.
     pub(crate) fn tokens(&self) -> usize {
         self.experts.len() / self.top_k.max(1)
     }
 
-    /// The experts and weights of `tokens` alone.
-    pub(crate) fn part(&self, tokens: Range<usize>) -> Self {
+    /// Returns the experts and weights of the tokens in the range `tokens`.
+    pub(crate) fn slice(&self, tokens: Range<usize>) -> Self {
         let slots = tokens.start * self.top_k..tokens.end * self.top_k;
         let (experts, weights) = (self.experts[slots.clone()].to_vec(), self.weights[slots].to_vec());
         Self { top_k: self.top_k, experts, weights }
     }
 
-    /// Adds the tokens of `next`, which has as many experts per token.
+    /// Appends the tokens of `next`, which has the same number of experts per token.
     pub(crate) fn append(&mut self, next: Self) {
         self.top_k = next.top_k;
         self.experts.extend(next.experts);
         self.weights.extend(next.weights);
     }
 
-    /// (expert, weight) of `token`, experts ascending.
-    pub(crate) fn of(&self, token: usize) -> impl Iterator<Item = (u32, f32)> + '_ {
+    /// Returns (expert, weight) of each expert of `token`, experts ascending.
+    pub(crate) fn token_experts(&self, token: usize) -> impl Iterator<Item = (u32, f32)> + '_ {
         let range = token * self.top_k..(token + 1) * self.top_k;
         self.experts[range.clone()].iter().copied().zip(self.weights[range].iter().copied())
     }
 }
 
-/// Rule by which a layer's router selects experts. On the host, equal scores go to the lower id; a device may select either.
+/// Rule by which one layer's router selects experts. Of equal scores, the lower expert id wins.
 #[derive(Debug, Clone)]
 pub struct RoutingRule {
-    /// Experts of the layer.
+    /// Number of experts of the layer.
     pub experts: usize,
-    /// Experts per token.
+    /// Number of experts that each token uses.
     pub top_k: usize,
-    /// The family's rule.
+    /// Scoring and weighting of the model family.
     pub facts: RoutingFacts,
-    /// Terms that are added to the scores for the choice alone: one per expert, or none.
+    /// Terms added to the scores for selection only: one per expert, or none.
     pub correction: Vec<f32>,
-    /// Compute dtype, to which some families round their weights.
+    /// Compute dtype, to which some families round the weights.
     pub dtype: Dtype,
 }
 
 impl RoutingRule {
-    /// Selects experts for each row of `logits`, tokens x experts.
-    pub fn routed(&self, logits: &[f32]) -> Routed {
+    /// Routes tokens by their `logits`: tokens x experts.
+    pub fn route(&self, logits: &[f32]) -> Routed {
         let Self { experts, top_k, facts, .. } = self;
-        let mut routed = self.none_of(logits.len() / experts.max(&1));
+        let mut routed = self.empty_result(logits.len() / experts.max(&1));
         let mut scores = vec![0.0_f32; *experts];
         let mut ranks = vec![0.0_f32; *experts];
         let mut chosen: Vec<(u32, f32)> = Vec::with_capacity(*experts);
@@ -89,9 +86,9 @@ impl RoutingRule {
         routed
     }
 
-    /// Weighs experts that were selected elsewhere: of each row `top_k` ids and their scores.
-    pub fn weighed(&self, experts: &[u32], scores: &[f32]) -> Routed {
-        let mut routed = self.none_of(experts.len() / self.top_k.max(1));
+    /// Weighs experts that the device selected. `experts` and `scores`: tokens x top_k.
+    pub fn weigh_selected(&self, experts: &[u32], scores: &[f32]) -> Routed {
+        let mut routed = self.empty_result(experts.len() / self.top_k.max(1));
         let mut chosen = Vec::with_capacity(self.top_k);
         for (experts, scores) in experts.chunks_exact(self.top_k).zip(scores.chunks_exact(self.top_k)) {
             chosen.clear();
@@ -101,7 +98,8 @@ impl RoutingRule {
         routed
     }
 
-    fn none_of(&self, tokens: usize) -> Routed {
+    /// Returns an empty result with capacity for `tokens` tokens.
+    fn empty_result(&self, tokens: usize) -> Routed {
         Routed {
             top_k: self.top_k,
             experts: Vec::with_capacity(tokens * self.top_k),
@@ -109,7 +107,7 @@ impl RoutingRule {
         }
     }
 
-    /// Adds a token with the `chosen` experts and their scores.
+    /// Appends a token with the `chosen` experts, after turning their scores into weights.
     fn weigh(&self, chosen: &mut [(u32, f32)], routed: &mut Routed) {
         let facts = &self.facts;
         match facts.score {
@@ -118,7 +116,7 @@ impl RoutingRule {
             Score::Softmax | Score::Sigmoid | Score::SparseMixer { .. } => {}
         }
         if facts.normalise {
-            // Only where all of them are 0 does the small number show.
+            // The small term matters only if all weights are 0; the sum then stays above 0.
             let sum = chosen.iter().map(|&(_, weight)| weight).sum::<f32>() + 1e-20;
             chosen.iter_mut().for_each(|(_, weight)| *weight /= sum);
         }
@@ -138,6 +136,7 @@ impl RoutingRule {
     }
 }
 
+/// Writes the softmax of `logits` to `scores`.
 fn softmax(logits: &[f32], scores: &mut [f32]) {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut sum = 0.0;
@@ -148,6 +147,7 @@ fn softmax(logits: &[f32], scores: &mut [f32]) {
     scores.iter_mut().for_each(|score| *score /= sum);
 }
 
+/// Replaces the logits in `chosen` by their softmax.
 fn softmax_in_place(chosen: &mut [(u32, f32)]) {
     let max = chosen.iter().map(|&(_, logit)| logit).fold(f32::NEG_INFINITY, f32::max);
     chosen.iter_mut().for_each(|(_, weight)| *weight = (*weight - max).exp());
@@ -155,19 +155,21 @@ fn softmax_in_place(chosen: &mut [(u32, f32)]) {
     chosen.iter_mut().for_each(|(_, weight)| *weight /= sum);
 }
 
-/// One expert after the other: the best of those that are left, weighed among those that are near it.
+/// Selects experts by SparseMixer (Phi-3.5-MoE): `top_k` times the best of the remaining ones.
+///
+/// The weight of each is its softmax among the remaining logits that are near it.
 fn sparsemixer(logits: &[f32], jitter: f64, top_k: usize, chosen: &mut Vec<(u32, f32)>) {
     let threshold = (2.0 * jitter) as f32;
     chosen.clear();
     for _ in 0..top_k {
-        let left = || {
-            let taken = |expert: u32| chosen.iter().any(|&(taken, _)| taken == expert);
-            (0..).zip(logits.iter().copied()).filter(move |&(expert, _)| !taken(expert))
+        let remaining = || {
+            let is_chosen = |expert: u32| chosen.iter().any(|&(other, _)| other == expert);
+            (0..).zip(logits.iter().copied()).filter(move |&(expert, _)| !is_chosen(expert))
         };
-        let Some((best, most)) = left().min_by(descending) else { return };
-        let beyond = |logit: f32| (most - logit) / logit.abs().max(most) > threshold;
-        let sum: f32 =
-            left().filter(|&(_, logit)| !beyond(logit)).map(|(_, logit)| (logit - most).exp()).sum();
+        let Some((best, largest)) = remaining().min_by(descending) else { return };
+        let is_far = |logit: f32| (largest - logit) / logit.abs().max(largest) > threshold;
+        let near = remaining().filter(|&(_, logit)| !is_far(logit));
+        let sum: f32 = near.map(|(_, logit)| (logit - largest).exp()).sum();
         chosen.push((best, 1.0 / sum));
     }
 }
@@ -178,7 +180,7 @@ fn sigmoid(logits: &[f32], scores: &mut [f32]) {
     }
 }
 
-/// The `top_k` best (expert, score) in descending order of score.
+/// Selects the `top_k` largest scores: (expert, score) in descending order of score.
 fn select(scores: &[f32], top_k: usize, groups: Option<GroupFacts>, chosen: &mut Vec<(u32, f32)>) {
     chosen.clear();
     match groups {
@@ -205,7 +207,7 @@ fn select(scores: &[f32], top_k: usize, groups: Option<GroupFacts>, chosen: &mut
             }
         }
     }
-    // Partial selection: only the best top_k need an order.
+    // Only the best top_k need an order.
     if top_k < chosen.len() {
         chosen.select_nth_unstable_by(top_k, descending);
         chosen.truncate(top_k);
@@ -213,6 +215,7 @@ fn select(scores: &[f32], top_k: usize, groups: Option<GroupFacts>, chosen: &mut
     chosen.sort_unstable_by(descending);
 }
 
+/// Orders by descending score, then by ascending expert id.
 fn descending(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
@@ -245,11 +248,11 @@ mod tests {
         dtype: Dtype,
     ) -> Routed {
         let (facts, correction) = (facts.clone(), correction.to_vec());
-        RoutingRule { experts, top_k, facts, correction, dtype }.routed(logits)
+        RoutingRule { experts, top_k, facts, correction, dtype }.route(logits)
     }
 
     fn chosen(logits: &[f32], top_k: usize, facts: &RoutingFacts) -> Vec<(u32, f32)> {
-        route(logits, logits.len(), top_k, facts, &[], Dtype::F32).of(0).collect()
+        route(logits, logits.len(), top_k, facts, &[], Dtype::F32).token_experts(0).collect()
     }
 
     #[test]

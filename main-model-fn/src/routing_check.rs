@@ -1,29 +1,27 @@
-//! Routing, checked against the model: the remote sets, and which of them each endpoint hosts. Pure.
+//! Checks a routing against the model: its remote experts, and those that each endpoint hosts.
 
 use remoe_model::ModelConfig;
 use remoe_proto::v1::{Endpoint, LayerExperts, Routing};
 use remoe_proto::{MAX_ENDPOINTS, ServiceError};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The remote experts of each layer.
+/// Remote experts of each layer.
 pub(crate) type RemoteSets = BTreeMap<usize, BTreeSet<u32>>;
 
-/// Every endpoint's address and what it is to serve: layers and experts ascending, no set empty.
+/// Address of each endpoint and the experts that it must serve; layers and experts ascending, without empty sets.
 pub(crate) type EndpointSets = Vec<(String, Vec<LayerExperts>)>;
 
-/// More (endpoint, expert) pairs than any deployment has: a placement is kept per endpoint, and a short
-/// message can name many endpoints and many experts.
+/// Most (endpoint, expert) pairs, more than any deployment has. A placement is stored per endpoint, and a short message
+/// can name many endpoints and many experts.
 const MAX_HOSTED: usize = 1 << 22;
 
-/// The remote sets of a placement and what each endpoint hosts of them, checked against the model.
+/// Returns the remote experts of a placement, and those that each endpoint hosts, checked against the model.
 ///
-/// An endpoint that names experts hosts those of them that are remote; what it has beside them does not
-/// matter, and one that is left with nothing is never asked. A remote expert that no endpoint hosts is
-/// computed from local loads.
+/// If an endpoint names experts, it hosts those of them that are remote; others do not matter. An endpoint without
+/// experts is never asked. A remote expert that no endpoint hosts is computed by the local fallback.
 ///
 /// # Errors
-/// A layer or an expert that the model does not have, too many endpoints, or endpoints that host too much
-/// together.
+/// Fails if the model lacks a layer or an expert, if there are too many endpoints, or if they host too many experts.
 #[doc(hidden)]
 pub fn check_routing(
     config: &ModelConfig,
@@ -36,11 +34,11 @@ pub fn check_routing(
         let message = format!("expected at most {MAX_ENDPOINTS} endpoints, got {given}");
         return Err(ServiceError::invalid("endpoints", message));
     }
-    let mut room = MAX_HOSTED;
+    let mut capacity = MAX_HOSTED;
     let endpoints = routing.endpoints.iter().map(|endpoint| {
         let hosted = match endpoint.experts.is_empty() {
-            true => whole_layers(endpoint, &remote, &mut room)?,
-            false => named_experts(config, endpoint, &remote, &mut room)?,
+            true => whole_layers(endpoint, &remote, &mut capacity)?,
+            false => named_experts(config, endpoint, &remote, &mut capacity)?,
         };
         Ok((endpoint.address.clone(), hosted))
     });
@@ -48,7 +46,7 @@ pub fn check_routing(
     Ok((remote, endpoints))
 }
 
-/// The sets of `listed`, layer by layer; the field `field` is wrong where they are not in the model.
+/// Groups `listed` experts by layer. Fails with an error of `field` if the model lacks a layer or an expert.
 fn sets(config: &ModelConfig, field: &str, listed: &[LayerExperts]) -> Result<RemoteSets, ServiceError> {
     let mut sets = RemoteSets::new();
     for set in listed {
@@ -66,35 +64,35 @@ fn sets(config: &ModelConfig, field: &str, listed: &[LayerExperts]) -> Result<Re
     Ok(sets)
 }
 
-/// The remote sets of the layers that `endpoint` serves.
+/// Returns the remote experts of the layers that `endpoint` serves.
 fn whole_layers(
     endpoint: &Endpoint,
     remote: &RemoteSets,
-    room: &mut usize,
+    capacity: &mut usize,
 ) -> Result<Vec<LayerExperts>, ServiceError> {
     let layers: BTreeSet<usize> = endpoint.layers.iter().map(|&layer| layer as usize).collect();
     let served = remote.iter().filter(|(layer, _)| layers.is_empty() || layers.contains(layer));
-    served.map(|(&layer, experts)| hosted(layer, experts, room)).collect()
+    served.map(|(&layer, experts)| hosted(layer, experts, capacity)).collect()
 }
 
-/// The experts that `endpoint` names, as far as they are remote.
+/// Returns the experts that `endpoint` names and that are remote.
 fn named_experts(
     config: &ModelConfig,
     endpoint: &Endpoint,
     remote: &RemoteSets,
-    room: &mut usize,
+    capacity: &mut usize,
 ) -> Result<Vec<LayerExperts>, ServiceError> {
     let mut named = sets(config, "endpoints", &endpoint.experts)?;
     named.retain(|layer, experts| {
         experts.retain(|expert| remote.get(layer).is_some_and(|set| set.contains(expert)));
         !experts.is_empty()
     });
-    named.iter().map(|(&layer, experts)| hosted(layer, experts, room)).collect()
+    named.iter().map(|(&layer, experts)| hosted(layer, experts, capacity)).collect()
 }
 
-/// The set, which takes its part of the `room` that there is for what endpoints host.
-fn hosted(layer: usize, experts: &BTreeSet<u32>, room: &mut usize) -> Result<LayerExperts, ServiceError> {
-    *room = room.checked_sub(experts.len()).ok_or_else(|| {
+/// Returns the experts of one layer as a message, and subtracts their number from `capacity`.
+fn hosted(layer: usize, experts: &BTreeSet<u32>, capacity: &mut usize) -> Result<LayerExperts, ServiceError> {
+    *capacity = capacity.checked_sub(experts.len()).ok_or_else(|| {
         let message = format!("expected at most {MAX_HOSTED} hosted experts of all endpoints together");
         ServiceError::invalid("endpoints", message)
     })?;
@@ -124,9 +122,9 @@ mod tests {
         Endpoint { address: "a:1".to_owned(), layers: vec![], experts }
     }
 
-    /// A few kilobytes that name many endpoints and many experts are not gigabytes of sets.
+    /// A message of a few kilobytes with many endpoints and experts must not create gigabytes of sets.
     #[test]
-    fn endpoints_and_experts_do_not_multiply_without_bound() {
+    fn endpoints_times_experts_are_bounded() {
         let remote: Vec<LayerExperts> = (0..8).map(|layer| set(layer, 0..1024)).collect();
         let check = |endpoint: Endpoint, count: usize, remote: &[LayerExperts]| {
             check_routing(&model(1024), &routing(remote.to_vec(), vec![endpoint; count]))
@@ -144,13 +142,13 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_hosts_what_it_names_as_far_as_that_is_remote() {
+    fn endpoint_hosts_the_named_experts_that_are_remote() {
         let hosted = |experts: Vec<LayerExperts>| {
             let remote = vec![set(1, [2, 3, 5]), set(2, [0]), set(3, [])];
             let (_, endpoints) = check_routing(&model(8), &routing(remote, vec![hosting(experts)])).unwrap();
             endpoints.into_iter().next().unwrap().1
         };
-        assert_eq!(hosted(vec![]), [set(1, [2, 3, 5]), set(2, [0])], "the whole remote sets");
+        assert_eq!(hosted(vec![]), [set(1, [2, 3, 5]), set(2, [0])], "all remote experts");
         assert_eq!(hosted(vec![set(1, [3])]), [set(1, [3])]);
         assert_eq!(hosted(vec![set(2, [0]), set(1, [5, 2]), set(1, [5])]), [set(1, [2, 5]), set(2, [0])]);
         assert_eq!(hosted(vec![set(1, 0..8), set(4, 0..8)]), [set(1, [2, 3, 5])], "others are local");
@@ -158,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_count_for_nothing_beside_experts() {
+    fn named_experts_override_layers_of_an_endpoint() {
         let endpoint = Endpoint { layers: vec![2], ..hosting(vec![set(1, [3])]) };
         let remote = vec![set(1, [3, 4]), set(2, [0])];
         let (_, endpoints) = check_routing(&model(8), &routing(remote, vec![endpoint])).unwrap();
@@ -166,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_model_does_not_have_is_refused() {
+    fn experts_that_the_model_lacks_are_refused() {
         let refused = |experts: LayerExperts| {
             let asked = routing(vec![set(1, [3])], vec![hosting(vec![experts])]);
             let error = check_routing(&model(8), &asked).unwrap_err();

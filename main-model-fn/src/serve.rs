@@ -1,4 +1,4 @@
-//! The life of the function: load, listen, serve, drain.
+//! Life cycle of the function: load, listen, serve, drain.
 
 use crate::control::Control;
 use crate::dispatch::ExpertMetrics;
@@ -36,10 +36,10 @@ use tonic::server::NamedService;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-/// After the drain or the end of the engine, for errors to reach clients and for the engine to end.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Time after the drain or the end of the engine, in which clients receive errors and the engine ends.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Limits on what the control interface takes in before a request is complete.
+/// Limits on data that the control interface buffers before a request is complete.
 const CONTROL_INTAKE: IntakeLimits = IntakeLimits {
     connections: 128,
     streams: 1024,
@@ -48,26 +48,26 @@ const CONTROL_INTAKE: IntakeLimits = IntakeLimits {
     unfinished_bytes: 2 * MAX_CONTROL_REQUEST,
 };
 
-/// Positions that a sequence is thought to come to soon, when another one asks for room.
+/// Positions beyond its known tokens that admission expects a sequence to need soon.
 const HEADROOM: usize = 128;
 
-/// The sockets of the function.
+/// Sockets of the function.
 pub struct Listeners {
-    /// For users; none when only the control interface is served.
+    /// Socket of the HTTP API; `None` if only the control interface is served.
     pub http: Option<TcpListener>,
-    /// For probes; `None` if there are none.
+    /// Socket of the health probes; `None` if there are none.
     pub health: Option<TcpListener>,
-    /// For scrapers; none where they ask at the address for users.
+    /// Socket of the metrics; `None` if they are served with the HTTP API.
     pub metrics: Option<TcpListener>,
-    /// For launchers and the command line.
+    /// Socket of the gRPC control interface, for launchers and the command line.
     pub control: TcpListener,
 }
 
 impl Listeners {
-    /// Binds what `settings` name, within a runtime.
+    /// Binds the addresses of `settings`. Must be called within a runtime.
     ///
     /// # Errors
-    /// An address is taken or not ours.
+    /// Fails if an address is in use or not local.
     pub fn bind(settings: &Settings) -> io::Result<Self> {
         Ok(Self {
             http: match settings.no_http {
@@ -81,9 +81,9 @@ impl Listeners {
     }
 }
 
-/// Loads what `settings` name, serves on `listeners` and drains when `shutdown` is cancelled.
-/// `ready` is called once, when connections are accepted; requests are taken once a routing
-/// generation is in force.
+/// Loads the model of `settings`, serves on `listeners`, and drains when `shutdown` is cancelled.
+///
+/// Calls `ready` once, when connections are accepted. Requests are accepted once a routing generation is in force.
 ///
 /// # Errors
 /// See [`Error`].
@@ -109,13 +109,13 @@ async fn serve<B: Backend>(
     ready: impl FnOnce(&Announcement) -> io::Result<()>,
 ) -> Result<(), Error> {
     let trust = settings.identity_dir.as_deref().zip(settings.operator_identity.clone());
-    let trust = trust.map(|(folder, operator)| Trust::for_control(folder, operator)).transpose()?;
-    let placed = watch::Sender::new(false);
-    let probes = Probes::start(listeners.health.take(), placed.subscribe())?;
-    let process = Process { settings, trust, traces, started, shutdown, placed, probes };
+    let trust = trust.map(|(folder, operator)| Trust::of_control(folder, operator)).transpose()?;
+    let is_placed = watch::Sender::new(false);
+    let probes = Probes::start(listeners.health.take(), is_placed.subscribe())?;
+    let process = Process { settings, trust, traces, started, shutdown, is_placed, probes };
     tracing::info!(model = %process.settings.source.model, "loading");
-    let wanted = process.settings.clone();
-    let loading = load_unless_stopped(&process.shutdown, move || Loaded::new::<B>(&wanted));
+    let load_settings = process.settings.clone();
+    let loading = load_unless_stopped(&process.shutdown, move || Loaded::new::<B>(&load_settings));
     let Some(model) = loading.await? else { return Ok(()) };
     let announcement = Announcement {
         role: Role::Main,
@@ -133,20 +133,20 @@ async fn serve<B: Backend>(
     process.run(servers).await
 }
 
-/// State of the process that is there before the model is.
+/// State of the process before the model is loaded.
 struct Process {
     settings: Settings,
-    /// Trust in launchers; absent without identities.
+    /// Identities of launchers to trust; `None` without identities.
     trust: Option<Trust>,
     traces: Traces,
     started: Instant,
     shutdown: CancellationToken,
-    /// True while requests are taken.
-    placed: watch::Sender<bool>,
+    /// True while requests are accepted.
+    is_placed: watch::Sender<bool>,
     probes: Probes,
 }
 
-/// A function that has loaded, and has no connections yet.
+/// A function that has loaded its model and does not accept connections yet.
 struct Function {
     http: HttpState,
     control: Control,
@@ -154,15 +154,15 @@ struct Function {
     engine: RunningEngine,
 }
 
-/// The engine's thread, and how to end it.
+/// The engine's thread and its stop signals.
 struct RunningEngine {
     handle: EngineHandle,
     thread: JoinHandle<()>,
     stop: EngineStop,
-    lost_experts: mpsc::UnboundedReceiver<LoadError>,
+    failed_loads: mpsc::UnboundedReceiver<LoadError>,
 }
 
-/// A function that takes requests.
+/// A function that accepts requests.
 struct Servers {
     control: TaskHandle<Result<(), tonic::transport::Error>>,
     http: TaskHandle<io::Result<()>>,
@@ -171,10 +171,10 @@ struct Servers {
 }
 
 impl Process {
-    /// Starts the engine of `model`, which was loaded `start_us` microseconds after the process began.
+    /// Starts the engine of `model`, which was loaded `start_us` microseconds after the start of the process.
     fn start(&self, model: Loaded, start_us: u64) -> Result<Function, Error> {
         let settings = &self.settings;
-        let registry = registry_of(&model)?;
+        let registry = process_registry(&model)?;
         self.traces.register(&registry)?;
         let prefill_rows = prefill_rows(&model, settings.iteration_rows);
         let limits = model.limits(settings, prefill_rows);
@@ -190,11 +190,11 @@ impl Process {
             Some(path) => Some(Recorder::open(path, model.record_header(settings), &registry)?),
         };
         let expert_metrics = ExpertMetrics::new(&registry)?;
-        let (activity, arriving) = (expert_metrics.activity.clone(), expert_metrics.arriving.clone());
+        let (activity, loading) = (expert_metrics.activity.clone(), expert_metrics.loading.clone());
         let (card, description) = (model.card()?, model.description(start_us));
-        let (expected, vocabulary) = (model.expected(self.trust.as_ref()), model.vocabulary());
+        let (expected, vocabulary) = (model.remote_requirements(self.trust.as_ref()), model.vocabulary());
         let http_options = http_options(settings, &model, self.traces.clone());
-        let Loaded { checkpoint, class, threads, text, pool, model, rest, .. } = model;
+        let Loaded { checkpoint, class, threads, text, pool, model, deferred_weights, .. } = model;
         if let Some(name) = http_options
             .template_variables
             .keys()
@@ -213,19 +213,19 @@ impl Process {
             metrics,
             recorder,
         };
-        // The engine stops after the servers: they finish what they have accepted.
+        // The engine stops after the servers, so that accepted requests finish.
         let stop = EngineStop::default();
         let (engine, switches, thread) =
             engine::start(engine_settings(settings, limits), parts, stop.clone())?;
-        let (account, shown) = (watch::Sender::new(None), watch::Sender::default());
-        let (lost, lost_experts) = mpsc::unbounded_channel();
+        let (account, published) = (watch::Sender::new(None), watch::Sender::default());
+        let (failed_loads, received_failures) = mpsc::unbounded_channel();
         let http = HttpState::new(
             engine.clone(),
             text.clone().map(|text| text as Arc<dyn TextFrontend>),
             http_options,
-            self.placed.subscribe(),
+            self.is_placed.subscribe(),
             account.subscribe(),
-            PlacementView::new(shown.subscribe(), activity.clone(), card),
+            PlacementView::new(published.subscribe(), activity.clone(), card),
             registry.clone(),
         )?;
         let control = Control {
@@ -236,13 +236,13 @@ impl Process {
                 class,
                 threads,
                 memory_bytes: memory::limit(settings.memory_bytes),
-                placed: self.placed.clone(),
+                is_placed: self.is_placed.clone(),
                 account,
-                shown,
+                published,
                 shutdown: self.shutdown.clone(),
-                arriving,
-                rest,
-                lost,
+                loading,
+                deferred_weights,
+                failed_loads,
                 started: self.started,
             }),
             text,
@@ -250,11 +250,11 @@ impl Process {
             activity,
             started: self.started,
         };
-        let engine = RunningEngine { handle: engine, thread, stop, lost_experts };
+        let engine = RunningEngine { handle: engine, thread, stop, failed_loads: received_failures };
         Ok(Function { http, control, registry, engine })
     }
 
-    /// Accepts launchers, users and scrapers.
+    /// Starts the control, HTTP and metrics servers.
     async fn listen(&self, function: Function, listeners: Listeners) -> Result<Servers, Error> {
         let Function { http, control, registry, engine } = function;
         let refused = refused_connections(&registry, ConnectionRefusal::ALL.map(ConnectionRefusal::name))?;
@@ -295,10 +295,10 @@ impl Process {
         Ok(Servers { control, http, health, engine })
     }
 
-    /// Serves until the shutdown, drains, and ends the engine.
+    /// Serves until shutdown, drains, and stops the engine.
     async fn run(self, servers: Servers) -> Result<(), Error> {
         let Servers { control, http, mut health, engine } = servers;
-        let RunningEngine { handle: engine, thread, stop, mut lost_experts } = engine;
+        let RunningEngine { handle: engine, thread, stop, mut failed_loads } = engine;
         let limit_s = self.settings.drain_seconds;
         let served = async {
             control.await.map_err(io::Error::other)??;
@@ -307,9 +307,9 @@ impl Process {
         };
         let drain = async {
             self.shutdown.cancelled().await;
-            // `/health` and new requests on open connections answer 503 from here on.
-            self.placed.send_replace(false);
-            // A client that watches the health would hold the server open.
+            // From here on, `/health` and new requests on open connections answer 503.
+            self.is_placed.send_replace(false);
+            // A client that watches the health service would keep the server open.
             for service in ["", MainModelServer::<Control>::NAME] {
                 health.set_service_status(service, ServingStatus::NotServing).await;
                 health.clear_service_status(service).await;
@@ -318,43 +318,43 @@ impl Process {
             tokio::time::sleep(Duration::from_secs(limit_s)).await;
         };
         tokio::pin!(served);
-        let in_time = tokio::select! {
+        let served_in_time = tokio::select! {
             served = &mut served => Some(served),
             () = drain => None,
-            // Cancelled from inside: the engine's thread has ended without being asked to.
-            () = stop.finish.cancelled() => {
-                // Probes and gateways turn away, and clients are told, before the process ends and is started again.
-                self.placed.send_replace(false);
-                tokio::time::sleep(LAST_WORDS).await;
-                let lost = stop.device_lost.is_cancelled();
-                return Err(if lost { Error::DeviceLost } else { Error::Engine });
+            // The engine's thread has ended by itself.
+                        () = stop.finish.cancelled() => {
+                            // Probes, gateways and clients get an answer before the process ends and is restarted.
+                            self.is_placed.send_replace(false);
+                            tokio::time::sleep(SHUTDOWN_TIMEOUT).await;
+                            let is_device_lost = stop.device_lost.is_cancelled();
+                            return Err(if is_device_lost { Error::DeviceLost } else { Error::Engine });
             }
-            Some(error) = lost_experts.recv() => return Err(Error::Expert(error)),
+            Some(error) = failed_loads.recv() => return Err(Error::Expert(error)),
         };
-        match in_time {
+        match served_in_time {
             Some(served) => served?,
             None => {
                 tracing::warn!(limit_s, in_flight = engine.in_flight(), "drain timeout: requests in flight");
-                // Their clients are told, between two iterations.
+                // Their clients receive an error after the current iteration.
                 stop.halt.cancel();
-                if let Ok(served) = tokio::time::timeout(LAST_WORDS, &mut served).await {
+                if let Ok(served) = tokio::time::timeout(SHUTDOWN_TIMEOUT, &mut served).await {
                     served?;
                 }
             }
         }
         stop.finish.cancel();
-        joined(thread).await
+        join_engine(thread).await
     }
 }
 
-/// The registry of the process, with what it says of how `model` is computed.
-fn registry_of(model: &Loaded) -> Result<Registry, Error> {
+/// Creates the registry of the process, with the instruction paths of the kernels.
+fn process_registry(model: &Loaded) -> Result<Registry, Error> {
     let (pool, class) = (model.pool.clone(), model.class);
     let paths = pool.paths(class).to_string();
     Ok(function_registry(class.name(), &paths, move || pool.paths(class).of_rows(1).name())?)
 }
 
-/// Rows of a prefill of `model`, at most `iteration_rows`.
+/// Returns the most rows of a layered prefill of `model`, at most `iteration_rows`.
 fn prefill_rows(model: &Loaded, iteration_rows: usize) -> usize {
     let config = model.checkpoint.config();
     let moe = config.moe_layers().into_iter().filter_map(|layer| config.moe(layer));
@@ -362,7 +362,7 @@ fn prefill_rows(model: &Loaded, iteration_rows: usize) -> usize {
     kv_pages::prefill_rows(config.hidden_size, model.class.dtype.bytes(), top_k, iteration_rows)
 }
 
-/// How much the engine takes on.
+/// Returns the settings of the engine.
 fn engine_settings(settings: &Settings, limits: RequestLimits) -> EngineSettings {
     EngineSettings {
         limits,
@@ -374,11 +374,11 @@ fn engine_settings(settings: &Settings, limits: RequestLimits) -> EngineSettings
     }
 }
 
-/// How the API answers for `model`.
+/// Returns the options of the HTTP API for `model`.
 fn http_options(settings: &Settings, model: &Loaded, traces: Traces) -> HttpOptions {
     let name = settings.served_model_name.first().cloned().unwrap_or_else(|| settings.source.model.name());
     HttpOptions {
-        // An empty variable in the environment is no key.
+        // An empty environment variable counts as no key.
         api_key: settings.api_key.clone().filter(|key| !key.is_empty()),
         gateway_key: settings.gateway_key.clone().filter(|key| !key.is_empty()),
         is_only_for_gateways: settings.identity_dir.is_some() && settings.gateway_identity.is_some(),
@@ -396,10 +396,10 @@ fn http_options(settings: &Settings, model: &Loaded, traces: Traces) -> HttpOpti
     }
 }
 
-/// Waits for the end of the engine, which has been asked to finish.
-async fn joined(engine: JoinHandle<()>) -> Result<(), Error> {
+/// Waits for the engine, which was told to finish, to end.
+async fn join_engine(engine: JoinHandle<()>) -> Result<(), Error> {
     let joined = tokio::task::spawn_blocking(move || engine.join());
-    match tokio::time::timeout(LAST_WORDS, joined).await {
+    match tokio::time::timeout(SHUTDOWN_TIMEOUT, joined).await {
         Ok(joined) => joined.map_err(io::Error::other)?.map_err(|_| Error::Engine),
         Err(_) => {
             tracing::warn!("engine did not stop in time");

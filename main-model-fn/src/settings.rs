@@ -162,8 +162,8 @@ mod tests {
     fn durations_may_have_units() {
         let taken = |drain: &str, poll: &str| {
             let arguments = ["main-model-fn", "model", "--drain-seconds", drain, "--poll-us", poll];
-            let it = Settings::try_parse_from(arguments).map_err(|error| error.to_string())?;
-            Ok::<_, String>((it.drain_seconds, it.poll_us))
+            let settings = Settings::try_parse_from(arguments).map_err(|error| error.to_string())?;
+            Ok::<_, String>((settings.drain_seconds, settings.poll_us))
         };
         assert_eq!(taken("30", "100"), Ok((30, 100)));
         assert_eq!(taken("1m", "1ms"), Ok((60, 1000)));

@@ -11,7 +11,7 @@ use crate::rope::{Angles, Rope};
 use crate::rows::RowSelection;
 use crate::selection;
 use crate::spans::TorchSpans;
-use main_model_fn::backend::{Affine, Backend, BackendError, PagedLayer, Router, Span};
+use main_model_fn::backend::{Affine, Backend, BackendError, PagedLayer, Router, RowSpan};
 use main_model_fn::{DeviceError, DeviceName, LoadModelError, Routed};
 use remoe_kernels::{Dtype, NumericsClass, Pool, WeightFormat};
 use remoe_model::{
@@ -89,13 +89,13 @@ impl<D: DeviceOpener> Backend for TorchOn<D> {
     type Embedding = Embedding;
     type Linear = Linear;
     type Norm = Norm;
-    type Gated = Gated;
-    type Heads = LatentHeads;
+    type GatedMlp = Gated;
+    type UpProjections = LatentHeads;
     type Rope = Rope;
     type Angles = Angles;
     type Vector = Tensor;
     type Pages = TorchPages;
-    type Spans = TorchSpans;
+    type PreparedSpans = TorchSpans;
     const ADDS_SHARED: bool = true;
     const SELECTS_LOGITS: bool = true;
 
@@ -128,7 +128,7 @@ impl<D: DeviceOpener> Backend for TorchOn<D> {
         })
     }
 
-    fn table_of(&self, weight: &Linear) -> Option<Embedding> {
+    fn tied_embedding(&self, weight: &Linear) -> Option<Embedding> {
         Some(match &weight.weight {
             Weight::Host(host) => Embedding::Packed(host.matrix.clone()),
             Weight::Device(weight) => Embedding::Rows(weight.alias()),
@@ -195,7 +195,7 @@ impl<D: DeviceOpener> Backend for TorchOn<D> {
         Ok(Gated::Host(HostMlp { packed, pool: self.pool.clone() }))
     }
 
-    fn load_heads(
+    fn load_up_projections(
         &self,
         checkpoint: &Checkpoint,
         expand: &TensorRef,
@@ -224,7 +224,7 @@ impl<D: DeviceOpener> Backend for TorchOn<D> {
         Rope::new(facts, &self.device)
     }
 
-    fn pages(&self, layers: &[PagedLayer]) -> TorchPages {
+    fn new_pages(&self, layers: &[PagedLayer]) -> TorchPages {
         TorchPages::new(layers, self.kind(), self.device.clone())
     }
 
@@ -232,7 +232,7 @@ impl<D: DeviceOpener> Backend for TorchOn<D> {
         pages.page_bytes()
     }
 
-    fn vector(&self, values: &[f32]) -> Result<Tensor, BackendError> {
+    fn upload_vector(&self, values: &[f32]) -> Result<Tensor, BackendError> {
         Tensor::from_slice(&self.device, values)
     }
 
@@ -249,7 +249,7 @@ impl<D: DeviceOpener> Backend for TorchOn<D> {
         pages.workspace_bytes()
     }
 
-    fn spans(&self, pages: &TorchPages, spans: Vec<Span>) -> Result<TorchSpans, BackendError> {
+    fn prepare_spans(&self, pages: &TorchPages, spans: Vec<RowSpan>) -> Result<TorchSpans, BackendError> {
         TorchSpans::new(pages, &spans)
     }
 
@@ -263,7 +263,7 @@ impl<D: DeviceOpener> Backend for TorchOn<D> {
         Ok((Cow::Owned(rows), routed))
     }
 
-    fn likeliest(&self, x: &Tensor, count: usize) -> Result<(Vec<u32>, Vec<f32>), BackendError> {
+    fn largest_logits(&self, x: &Tensor, count: usize) -> Result<(Vec<u32>, Vec<f32>), BackendError> {
         selection::likeliest(x, count)
     }
 
@@ -310,7 +310,7 @@ impl<D: DeviceOpener> Backend for TorchOn<D> {
         rope.angles(positions, self.kind())
     }
 
-    fn angles_of(&self, angles: &Angles, rows: &[usize]) -> Result<Angles, BackendError> {
+    fn select_angles(&self, angles: &Angles, rows: &[usize]) -> Result<Angles, BackendError> {
         let rows = rows_of(&self.device, rows)?;
         angles.select_rows(|all| rows.select(all))
     }
@@ -320,7 +320,7 @@ impl<D: DeviceOpener> Backend for TorchOn<D> {
         angles.rotate(&in_heads(&x, head_dim)?)?.reshape(&size)
     }
 
-    fn rotate_both(
+    fn rotate_pair(
         &self,
         angles: &Angles,
         [first, second]: [Tensor; 2],
@@ -379,15 +379,15 @@ impl<D: DeviceOpener> Backend for TorchOn<D> {
         rows_of(&self.device, rows)?.select(x)
     }
 
-    fn bytes<'a>(&self, x: &'a Tensor) -> Result<Cow<'a, [u8]>, BackendError> {
+    fn host_bytes<'a>(&self, x: &'a Tensor) -> Result<Cow<'a, [u8]>, BackendError> {
         x.bytes().map(Cow::Owned)
     }
 
-    fn floats(&self, x: &Tensor) -> Result<Vec<f32>, BackendError> {
+    fn host_floats(&self, x: &Tensor) -> Result<Vec<f32>, BackendError> {
         x.floats()
     }
 
-    fn filled<E: From<BackendError>>(
+    fn tensor_from_host<E: From<BackendError>>(
         &self,
         rows: usize,
         width: usize,

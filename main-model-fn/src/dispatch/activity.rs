@@ -1,61 +1,69 @@
-//! How much every expert is used, and how busy who computes experts is: for people who look, not for Prometheus,
-//! which would have a series per expert.
+//! Usage of each expert and load of each function, for the admin pages. Prometheus would need a series per expert.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Work counts less by a factor of e after so long.
-const MEMORY: Duration = Duration::from_secs(5);
+/// Time constant after which past work counts less by a factor of e.
+const TIME_CONSTANT: Duration = Duration::from_secs(5);
 
-/// Work that experts and functions have done.
+/// Usage of experts, and busy time of local kernels and remote functions.
 #[derive(Default)]
 pub(crate) struct Activity(Mutex<ActivityState>);
 
 #[derive(Default)]
 struct ActivityState {
-    /// (token, expert) pairs of each layer, by expert, since the process started.
+    /// (token, expert) pairs by layer and expert, since the process started.
     pairs: BTreeMap<usize, Vec<u64>>,
-    /// The kernels beside the engine.
-    here: RecentBusyTime,
-    /// Remote functions by their addresses, with how long they have computed so far.
-    remote: BTreeMap<String, (RecentBusyTime, Duration)>,
+    /// Busy time of this process's kernels.
+    local: RecentBusyTime,
+    /// Remote functions by address.
+    remote: BTreeMap<String, RemoteActivity>,
 }
 
-/// Time in which something worked, the latest most.
+/// Work of one remote function.
+#[derive(Default)]
+struct RemoteActivity {
+    recent: RecentBusyTime,
+    /// Compute time since the function was first named.
+    total: Duration,
+}
+
+/// Busy time with exponential decay.
 #[derive(Clone, Copy, Default)]
 struct RecentBusyTime {
     seconds: f64,
-    at: Option<Instant>,
+    /// Time of the last update.
+    updated: Option<Instant>,
 }
 
 impl RecentBusyTime {
-    fn faded(self, now: Instant) -> f64 {
-        let age = self.at.map_or(0.0, |at| now.saturating_duration_since(at).as_secs_f64());
-        self.seconds * (-age / MEMORY.as_secs_f64()).exp()
+    fn decayed_seconds(self, now: Instant) -> f64 {
+        let age = self.updated.map_or(0.0, |updated| now.saturating_duration_since(updated).as_secs_f64());
+        self.seconds * (-age / TIME_CONSTANT.as_secs_f64()).exp()
     }
 
     fn add(&mut self, took: Duration, now: Instant) {
-        *self = Self { seconds: self.faded(now) + took.as_secs_f64(), at: Some(now) };
+        *self = Self { seconds: self.decayed_seconds(now) + took.as_secs_f64(), updated: Some(now) };
     }
 
-    /// The share of the latest time in which it worked, from 0 to 1.
+    /// Returns the busy share of recent time, from 0 to 1.
     fn share(self, now: Instant) -> f64 {
-        (self.faded(now) / MEMORY.as_secs_f64()).min(1.0)
+        (self.decayed_seconds(now) / TIME_CONSTANT.as_secs_f64()).min(1.0)
     }
 }
 
 impl Activity {
     fn state(&self) -> MutexGuard<'_, ActivityState> {
-        // Numbers that are right after every step.
+        // Updates are single assignments, so a panic elsewhere leaves consistent numbers.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A layer was computed: `routed` has the expert of every pair.
-    pub(super) fn routed(&self, layer: usize, routed: impl Iterator<Item = u32>) {
+    /// Counts the pairs of one layer; `experts` has the expert of each pair.
+    pub(super) fn count_pairs(&self, layer: usize, experts: impl Iterator<Item = u32>) {
         let mut state = self.state();
         let pairs = state.pairs.entry(layer).or_default();
-        for expert in routed {
+        for expert in experts {
             let expert = expert as usize;
             if pairs.len() <= expert {
                 pairs.resize(expert + 1, 0);
@@ -64,48 +72,48 @@ impl Activity {
         }
     }
 
-    /// The local kernels have computed for so long.
-    pub(super) fn computed_here(&self, took: Duration) {
-        self.state().here.add(took, Instant::now());
+    /// Records `took` as compute time of this process's kernels.
+    pub(super) fn record_local(&self, took: Duration) {
+        self.state().local.add(took, Instant::now());
     }
 
-    /// The remote function at `address` has computed for so long.
-    pub(super) fn answered(&self, address: &str, took: Duration) {
+    /// Records `took` as compute time of the remote function at `address`.
+    pub(super) fn record_remote(&self, address: &str, took: Duration) {
         let mut state = self.state();
         let now = Instant::now();
         if !state.remote.contains_key(address) {
-            state.remote.insert(address.to_owned(), <(RecentBusyTime, Duration)>::default());
+            state.remote.insert(address.to_owned(), RemoteActivity::default());
         }
-        if let Some((load, computed)) = state.remote.get_mut(address) {
-            load.add(took, now);
-            *computed += took;
+        if let Some(function) = state.remote.get_mut(address) {
+            function.recent.add(took, now);
+            function.total += took;
         }
     }
 
-    /// Only these remote functions are left.
-    pub(super) fn keep<'a>(&self, addresses: impl Iterator<Item = &'a str> + Clone) {
+    /// Drops all remote functions except those at `addresses`.
+    pub(super) fn retain_addresses<'a>(&self, addresses: impl Iterator<Item = &'a str> + Clone) {
         self.state().remote.retain(|known, _| addresses.clone().any(|address| address == known));
     }
 
-    /// Pairs of the layer since the process started, by expert; shorter where the last ones were never used.
+    /// Returns the pairs of `layer` by expert since the process started; shorter if the last experts were never used.
     pub(crate) fn pairs(&self, layer: usize) -> Vec<u64> {
         self.state().pairs.get(&layer).cloned().unwrap_or_default()
     }
 
-    /// The share of the last seconds in which the local kernels computed, from 0 to 1.
-    pub(crate) fn busy_here(&self) -> f64 {
-        self.state().here.share(Instant::now())
+    /// Returns the share of recent time in which the local kernels computed, from 0 to 1.
+    pub(crate) fn local_busy_share(&self) -> f64 {
+        self.state().local.share(Instant::now())
     }
 
-    /// Returns the share of the last seconds in which the remote function at `address` computed, from 0 to 1.
-    pub(crate) fn busy(&self, address: &str) -> f64 {
-        self.state().remote.get(address).map_or(0.0, |(load, _)| load.share(Instant::now()))
+    /// Returns the share of recent time in which the remote function at `address` computed, from 0 to 1.
+    pub(crate) fn remote_busy_share(&self, address: &str) -> f64 {
+        self.state().remote.get(address).map_or(0.0, |function| function.recent.share(Instant::now()))
     }
 
-    /// How long remote functions have computed since they were first named, by their addresses.
-    pub(crate) fn remote(&self) -> Vec<(String, Duration)> {
+    /// Returns the compute time of each remote function since it was first named, by address.
+    pub(crate) fn remote_compute_times(&self) -> Vec<(String, Duration)> {
         let state = self.state();
-        state.remote.iter().map(|(address, (_, computed))| (address.clone(), *computed)).collect()
+        state.remote.iter().map(|(address, function)| (address.clone(), function.total)).collect()
     }
 }
 
@@ -116,14 +124,14 @@ mod tests {
     #[test]
     fn pairs_are_counted_by_expert() {
         let activity = Activity::default();
-        activity.routed(3, [0, 2, 2].into_iter());
-        activity.routed(3, [4].into_iter());
+        activity.count_pairs(3, [0, 2, 2].into_iter());
+        activity.count_pairs(3, [4].into_iter());
         assert_eq!(activity.pairs(3), [1, 0, 2, 0, 1]);
         assert!(activity.pairs(0).is_empty());
     }
 
     #[test]
-    fn what_works_all_the_time_is_busy_and_what_has_worked_is_not() {
+    fn busy_share_decays_when_work_stops() {
         let start = Instant::now();
         let mut load = RecentBusyTime::default();
         assert_eq!(load.share(start), 0.0);
@@ -137,14 +145,14 @@ mod tests {
     }
 
     #[test]
-    fn functions_that_are_gone_are_forgotten() {
+    fn removed_functions_are_forgotten() {
         let activity = Activity::default();
-        activity.answered("a:1", Duration::from_secs(1));
-        activity.answered("b:1", Duration::from_secs(1));
-        activity.keep(["b:1"].into_iter());
-        assert_eq!(activity.busy("a:1"), 0.0);
-        assert!(activity.busy("b:1") > 0.1);
-        activity.answered("b:1", Duration::from_secs(2));
-        assert_eq!(activity.remote(), [("b:1".to_owned(), Duration::from_secs(3))]);
+        activity.record_remote("a:1", Duration::from_secs(1));
+        activity.record_remote("b:1", Duration::from_secs(1));
+        activity.retain_addresses(["b:1"].into_iter());
+        assert_eq!(activity.remote_busy_share("a:1"), 0.0);
+        assert!(activity.remote_busy_share("b:1") > 0.1);
+        activity.record_remote("b:1", Duration::from_secs(2));
+        assert_eq!(activity.remote_compute_times(), [("b:1".to_owned(), Duration::from_secs(3))]);
     }
 }

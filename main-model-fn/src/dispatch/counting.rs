@@ -1,7 +1,7 @@
-//! A TCP connector that counts what has been handed to the operating system.
+//! TCP connector that counts the bytes handed to the operating system.
 //!
-//! The engine starts its local kernels only when the remote messages have left; gRPC libraries do
-//! not say when that is, the socket does.
+//! The engine starts its local kernels when the remote messages have left. gRPC libraries do not report that; the socket
+//! does.
 
 use hyper_util::rt::TokioIo;
 use remoe_proto::identity::{MaybeTlsStream, Trust};
@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tonic::transport::Uri;
 
-/// Connects by TCP, without delay for small messages, and by TLS where there is a [`Trust`].
+/// Connects by TCP without delaying small messages, and by TLS if there is a [`Trust`].
 #[derive(Clone)]
 pub(crate) struct CountingConnector {
     written: Arc<AtomicU64>,
@@ -23,7 +23,7 @@ pub(crate) struct CountingConnector {
 }
 
 impl CountingConnector {
-    /// Adds to `written` every byte that a connection writes, what TLS adds included.
+    /// Creates a connector that adds every byte that a connection writes to `written`, including TLS overhead.
     pub(crate) fn new(written: Arc<AtomicU64>, trust: Option<Trust>) -> Self {
         Self { written, trust }
     }
@@ -47,16 +47,16 @@ impl tower_service::Service<Uri> for CountingConnector {
             let stream = TcpStream::connect(authority).await?;
             stream.set_nodelay(true)?;
             let stream = CountingStream { stream, written };
-            let line = match trust {
+            let connection = match trust {
                 None => MaybeTlsStream::Plain(stream),
                 Some(trust) => trust.connect(stream).await?,
             };
-            Ok(TokioIo::new(line))
+            Ok(TokioIo::new(connection))
         })
     }
 }
 
-/// A TCP stream that counts its writes.
+/// TCP stream that counts its writes.
 pub(crate) struct CountingStream {
     stream: TcpStream,
     written: Arc<AtomicU64>,

@@ -1,60 +1,62 @@
+//! Errors of expert dispatch.
+
 use remoe_kernels::KernelError;
 use remoe_proto::{ErrorCode, ServiceError};
 use std::time::Duration;
 
-/// Why a layer's experts could not be computed.
+/// Failure to compute a layer's experts.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExpertError {
-    /// Neither a replica nor a local load delivered in time.
+    /// Neither a replica nor the local fallback delivered in time.
     #[error(
         "cannot finish layer {layer}: {missing} expert rows missing after {limit:?} without progress of remote \
          functions or local loads"
     )]
     Deadline {
-        /// The layer.
+        /// The layer's index in the model.
         layer: usize,
-        /// (token, expert) pairs without a result.
+        /// Number of (token, expert) pairs without a row.
         missing: usize,
-        /// How long nothing came.
+        /// Time without any progress.
         limit: Duration,
-        /// Rows of the iteration that these pairs belong to, ascending.
+        /// Rows of the iteration with such pairs, ascending.
         rows: Vec<usize>,
     },
-    /// The kernels refused.
+    /// A kernel failed.
     #[error("layer {layer}: {source}")]
     Kernel {
-        /// The layer.
+        /// The layer's index in the model.
         layer: usize,
-        /// Why.
+        /// Error of the kernel.
         source: KernelError,
     },
     /// An expert's weights could not be read.
     #[error("cannot load expert {expert} of layer {layer}: {message}")]
     Load {
-        /// The layer.
+        /// The layer's index in the model.
         layer: usize,
-        /// The expert.
+        /// Id of the expert.
         expert: u32,
-        /// Why.
+        /// Error of the load.
         message: String,
-        /// Rows of the iteration that need what cannot be loaded, ascending.
+        /// Rows of the iteration that need experts which cannot be loaded, ascending.
         rows: Vec<usize>,
     },
-    /// The placement lacks an expert that routing selected: a fault of this program.
+    /// The placement lacks an expert that routing selected: a bug of this program.
     #[error("expert {expert} of layer {layer} is neither local nor remote in generation {generation}")]
     Unplaced {
-        /// The layer.
+        /// The layer's index in the model.
         layer: usize,
-        /// The expert.
+        /// Id of the expert.
         expert: u32,
-        /// The routing generation.
+        /// Routing generation in force.
         generation: u64,
     },
 }
 
 impl ExpertError {
-    /// The rows whose experts were out of reach, where that is what failed: others could go on, and
-    /// these may when they are tried again.
+    /// Returns the rows whose experts were out of reach, if that is the failure. Other rows can be computed without them;
+    /// these rows can be retried.
     pub(crate) fn out_of_reach(&self) -> Option<&[usize]> {
         match self {
             Self::Deadline { rows, .. } | Self::Load { rows, .. } => Some(rows),

@@ -1,8 +1,8 @@
-//! Experts that must be computed here although they are placed remotely.
+//! Local fallback: loads experts that are placed remotely but that no replica computes.
 //!
-//! Threads of their own load them, so that the engine's never waits for a disk; each expert is ordered
-//! once however many rows wait for it. What is held and what is on its way stay within one limit: a
-//! call that needs more gets its experts in portions, the next when one has been computed.
+//! Separate threads load them, so that the engine's thread never waits for a disk. Each expert is loaded once for all
+//! rows that need it. Experts in memory and in loading stay within one limit. A call that needs more gets its experts in
+//! portions, each after the previous one was computed.
 
 use super::metrics::ExpertMetrics;
 use super::pace::ReplicaPace;
@@ -15,19 +15,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Threads that load: while one packs, another reads. More than a few only share the same cores.
+/// Number of loading threads: while one packs, another reads. More threads would only share the same cores.
 const LOADERS: std::ops::RangeInclusive<usize> = 2..=4;
 
-/// A load may take so long in any case.
-const LEAST_LOAD_LIMIT: Duration = Duration::from_secs(10);
+/// Shortest timeout of a load.
+const MIN_LOAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Layer and expert.
 type ExpertKey = (usize, u32);
 
-/// Loaded experts, those that were used longest ago first to leave.
+/// Loaded experts; the least recently used is evicted first.
 struct ExpertCache {
     bytes: usize,
+    /// Logical time: number of uses so far.
     clock: u64,
+    /// Time of the last use, and the expert.
     experts: HashMap<ExpertKey, (u64, Arc<PackedExpert>)>,
 }
 
@@ -38,8 +40,8 @@ impl ExpertCache {
 
     fn get(&mut self, key: ExpertKey) -> Option<Arc<PackedExpert>> {
         self.clock += 1;
-        let (used, packed) = self.experts.get_mut(&key)?;
-        *used = self.clock;
+        let (last_use, packed) = self.experts.get_mut(&key)?;
+        *last_use = self.clock;
         Some(packed.clone())
     }
 
@@ -56,12 +58,12 @@ impl ExpertCache {
         }
     }
 
-    /// Lets experts go that are not among `wanted`, those used longest ago first, until there are
-    /// `most` bytes at most. False when what is wanted alone is more.
-    fn shrink(&mut self, most: usize, wanted: &BTreeSet<ExpertKey>) -> bool {
-        while self.bytes > most {
-            let idle = self.experts.iter().filter(|(key, _)| !wanted.contains(key));
-            let Some(key) = idle.min_by_key(|(_, (used, _))| *used).map(|(&key, _)| key) else {
+    /// Evicts experts that are not in `needed` until at most `max_bytes` remain. Returns false if the needed experts alone
+    /// take more.
+    fn evict_to(&mut self, max_bytes: usize, needed: &BTreeSet<ExpertKey>) -> bool {
+        while self.bytes > max_bytes {
+            let evictable = self.experts.iter().filter(|(key, _)| !needed.contains(key));
+            let Some(key) = evictable.min_by_key(|(_, (last_use, _))| *last_use).map(|(&key, _)| key) else {
                 return false;
             };
             self.remove(key);
@@ -70,26 +72,27 @@ impl ExpertCache {
     }
 }
 
-/// Outcome of one load.
-pub(super) struct Loaded {
+/// A load that has ended.
+pub(super) struct EndedLoad {
     key: ExpertKey,
     outcome: Result<Arc<PackedExpert>, LoadError>,
     took: Duration,
 }
 
-/// Loads experts for the engine and holds them.
+/// Loads fallback experts and keeps them in memory.
 pub(super) struct FallbackExperts {
-    limit: usize,
-    held: ExpertCache,
-    /// Experts that the layer call in progress needs.
-    wanted: BTreeSet<ExpertKey>,
-    /// Needed experts that have no room yet, in the order in which they were ordered.
+    /// Most bytes of experts in memory and in loading.
+    limit_bytes: usize,
+    cache: ExpertCache,
+    /// Experts that the current layer call needs.
+    needed: BTreeSet<ExpertKey>,
+    /// Needed experts for which there is no memory yet, in order of request.
     queue: VecDeque<ExpertKey>,
-    /// Experts that are being loaded, with their sizes in bytes.
+    /// Experts in loading, with their sizes in bytes.
     loading: HashMap<ExpertKey, usize>,
-    orders: blocking::Sender<ExpertKey>,
-    loaded: mpsc::UnboundedReceiver<Loaded>,
-    /// Per byte.
+    load_requests: blocking::Sender<ExpertKey>,
+    ended_loads: mpsc::UnboundedReceiver<EndedLoad>,
+    /// Seconds per byte.
     pace: ReplicaPace,
     checkpoint: Arc<Checkpoint>,
     class: NumericsClass,
@@ -97,46 +100,45 @@ pub(super) struct FallbackExperts {
 }
 
 impl FallbackExperts {
-    /// Starts the loading threads, which end with this value. `threads` are those that compute; `limit`
-    /// is in bytes.
+    /// Starts the loading threads, which end when this value is dropped. `compute_threads` bounds their number.
     ///
     /// # Errors
-    /// A thread cannot be started.
+    /// Fails if a thread cannot be started.
     pub(super) fn start(
         checkpoint: Arc<Checkpoint>,
         class: NumericsClass,
-        limit: usize,
-        threads: usize,
+        limit_bytes: usize,
+        compute_threads: usize,
         metrics: ExpertMetrics,
     ) -> std::io::Result<Self> {
-        let (orders, queue) = blocking::channel::<ExpertKey>();
+        let (load_requests, queue) = blocking::channel::<ExpertKey>();
         let queue = Arc::new(Mutex::new(queue));
-        let (results, loaded) = mpsc::unbounded_channel();
-        for loader in 0..threads.clamp(*LOADERS.start(), *LOADERS.end()) {
+        let (results, ended_loads) = mpsc::unbounded_channel();
+        for loader in 0..compute_threads.clamp(*LOADERS.start(), *LOADERS.end()) {
             let (queue, results, checkpoint) = (queue.clone(), results.clone(), checkpoint.clone());
             std::thread::Builder::new().name(format!("expert-loader-{loader}")).spawn(move || {
                 loop {
-                    // The lock is held while waiting: the others wait for the lock instead.
-                    let order = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                    let Ok((layer, expert)) = order else { return };
+                    // The thread that waits for a request holds the lock; the others wait for the lock.
+                    let request = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    let Ok((layer, expert)) = request else { return };
                     let started = Instant::now();
                     tracing::trace!(layer, expert, "load starts");
                     let outcome = load_expert(&checkpoint, layer, expert, class).map(Arc::new);
-                    let loaded = Loaded { key: (layer, expert), outcome, took: started.elapsed() };
-                    if results.send(loaded).is_err() {
+                    let ended = EndedLoad { key: (layer, expert), outcome, took: started.elapsed() };
+                    if results.send(ended).is_err() {
                         return;
                     }
                 }
             })?;
         }
         Ok(Self {
-            limit,
-            held: ExpertCache::new(),
-            wanted: BTreeSet::new(),
+            limit_bytes,
+            cache: ExpertCache::new(),
+            needed: BTreeSet::new(),
             queue: VecDeque::new(),
             loading: HashMap::new(),
-            orders,
-            loaded,
+            load_requests,
+            ended_loads,
             pace: ReplicaPace::default(),
             checkpoint,
             class,
@@ -144,115 +146,113 @@ impl FallbackExperts {
         })
     }
 
-    /// A layer call begins: it needs nothing yet. Loads that are on their way go on.
-    pub(super) fn begin(&mut self) {
-        self.wanted.clear();
+    /// Begins a layer call, which needs no experts yet. Loads in progress continue.
+    pub(super) fn begin_call(&mut self) {
+        self.needed.clear();
         self.queue.clear();
-        while let Ok(loaded) = self.loaded.try_recv() {
-            // Whether a load failed that an earlier call ordered is no longer of interest.
-            let _earlier = self.arrive(loaded);
+        while let Ok(ended) = self.ended_loads.try_recv() {
+            // A failed load of an earlier call does not matter any more.
+            let _earlier_call = self.finish_load(ended);
         }
-        self.tidy();
+        self.evict_unneeded();
     }
 
-    /// The call needs `expert` of `layer`: it is loaded when there is room, unless it is there or on
-    /// its way.
-    pub(super) fn order(&mut self, layer: usize, expert: u32) {
+    /// Requests `expert` of `layer` for the call. It is loaded when there is memory, unless it is in memory or in loading.
+    pub(super) fn request(&mut self, layer: usize, expert: u32) {
         let key = (layer, expert);
-        if self.wanted.insert(key) && self.held.get(key).is_none() && !self.loading.contains_key(&key) {
+        if self.needed.insert(key) && self.cache.get(key).is_none() && !self.loading.contains_key(&key) {
             self.queue.push_back(key);
-            self.load();
+            self.start_loads();
         }
     }
 
-    /// The call does not need `expert` of `layer` any more: it was computed, here or elsewhere.
+    /// Releases `expert` of `layer`, which the call does not need any more.
     pub(super) fn release(&mut self, layer: usize, expert: u32) {
-        self.wanted.remove(&(layer, expert));
+        self.needed.remove(&(layer, expert));
         self.queue.retain(|&key| key != (layer, expert));
-        self.tidy();
-        self.load();
+        self.evict_unneeded();
+        self.start_loads();
     }
 
-    /// Returns those of `experts` of `layer` that are here.
-    pub(super) fn ready(
+    /// Returns those of `experts` of `layer` that are in memory.
+    pub(super) fn loaded(
         &mut self,
         layer: usize,
         experts: impl Iterator<Item = u32>,
     ) -> Vec<(u32, Arc<PackedExpert>)> {
-        experts.filter_map(|expert| Some((expert, self.held.get((layer, expert))?))).collect()
+        experts.filter_map(|expert| Some((expert, self.cache.get((layer, expert))?))).collect()
     }
 
-    /// The next load that has ended, if one has.
-    pub(super) fn try_next(&mut self) -> Option<Loaded> {
-        self.loaded.try_recv().ok()
+    /// Returns the next load that has ended, if any.
+    pub(super) fn try_next(&mut self) -> Option<EndedLoad> {
+        self.ended_loads.try_recv().ok()
     }
 
-    /// Waits for the end of the next load.
-    pub(super) async fn next(&mut self) -> Option<Loaded> {
-        self.loaded.recv().await
+    /// Waits for the next load to end.
+    pub(super) async fn next(&mut self) -> Option<EndedLoad> {
+        self.ended_loads.recv().await
     }
 
-    /// Takes note of a load that has ended. What the call needs is kept for it, anything else while
-    /// there is room.
+    /// Records a load that has ended. An expert that the call does not need is kept only while there is memory.
     ///
     /// # Errors
-    /// It failed: layer, expert and why.
-    pub(super) fn arrive(&mut self, loaded: Loaded) -> Result<(), (usize, u32, LoadError)> {
-        let key = loaded.key;
+    /// Returns layer, expert and error of a failed load.
+    pub(super) fn finish_load(&mut self, ended: EndedLoad) -> Result<(), (usize, u32, LoadError)> {
+        let key = ended.key;
         self.loading.remove(&key);
-        let arrived = match loaded.outcome {
+        let outcome = match ended.outcome {
             Ok(packed) => {
-                self.pace.observe(packed.bytes() as u64, loaded.took);
-                self.held.insert(key, packed);
+                self.pace.observe(packed.bytes() as u64, ended.took);
+                self.cache.insert(key, packed);
                 Ok(())
             }
             Err(error) => {
-                self.wanted.remove(&key);
+                self.needed.remove(&key);
                 Err((key.0, key.1, error))
             }
         };
-        self.tidy();
-        self.load();
-        arrived
+        self.evict_unneeded();
+        self.start_loads();
+        outcome
     }
 
-    /// How long to wait for a load, once nothing else can be waited for.
-    pub(super) fn patience(&self) -> Duration {
+    /// Returns how long to wait for the loads in progress.
+    pub(super) fn load_timeout(&self) -> Duration {
         let bytes: usize = self.loading.values().sum();
-        self.pace.patience(bytes as u64, LEAST_LOAD_LIMIT)
+        self.pace.timeout(bytes as u64, MIN_LOAD_TIMEOUT)
     }
 
-    /// Starts loads while there is room. One expert is loaded even if it alone is beyond the limit:
-    /// without it there is no answer.
-    fn load(&mut self) {
+    /// Starts queued loads while there is memory. A single expert is loaded even if it exceeds the limit: the call cannot
+    /// finish without it.
+    fn start_loads(&mut self) {
         while let Some(&key) = self.queue.front() {
-            // A size that cannot be computed fails the load, which says why.
+            // If the size cannot be computed, the load fails and reports why.
             let bytes = expert_shape(&self.checkpoint, key.0, key.1, self.class)
                 .map_or(0, |shape| shape.packed_bytes());
-            let taken = self.loading.values().sum::<usize>().saturating_add(bytes);
-            let room = self.limit.checked_sub(taken);
-            let fits = room.is_some_and(|room| self.held.shrink(room, &self.wanted));
-            if !fits && !self.is_alone() {
+            let loading_bytes = self.loading.values().sum::<usize>().saturating_add(bytes);
+            let cache_bytes = self.limit_bytes.checked_sub(loading_bytes);
+            let fits = cache_bytes.is_some_and(|bytes| self.cache.evict_to(bytes, &self.needed));
+            if !fits && !self.is_stuck() {
                 return;
             }
             self.queue.pop_front();
             self.loading.insert(key, bytes);
             self.metrics.loads.inc();
-            // The threads outlive every sender, so this cannot fail while this value exists.
-            let _threads_gone = self.orders.send(key);
+            // The threads end only after this sender is dropped, so sending cannot fail.
+            let _threads_ended = self.load_requests.send(key);
         }
     }
 
-    /// Reports if the call has no expert here and none on its way, so that it would wait for ever.
-    fn is_alone(&mut self) -> bool {
-        self.loading.is_empty() && self.held.shrink(0, &self.wanted)
+    /// Reports if the call has no expert in memory and none in loading, so that it would wait for ever.
+    fn is_stuck(&mut self) -> bool {
+        self.loading.is_empty() && self.cache.evict_to(0, &self.needed)
     }
 
-    /// Keeps within the limit what the call does not need.
-    fn tidy(&mut self) {
-        let room = self.limit.saturating_sub(self.loading.values().sum());
-        self.held.shrink(room, &self.wanted);
-        self.metrics.fallback_bytes.set(i64::try_from(self.held.bytes).unwrap_or(i64::MAX));
+    /// Evicts experts that the call does not need, down to the limit.
+    fn evict_unneeded(&mut self) {
+        let cache_bytes = self.limit_bytes.saturating_sub(self.loading.values().sum());
+        self.cache.evict_to(cache_bytes, &self.needed);
+        self.metrics.fallback_bytes.set(i64::try_from(self.cache.bytes).unwrap_or(i64::MAX));
     }
 }
 
@@ -270,26 +270,26 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_leaves_unless_it_is_wanted() {
+    fn least_recently_used_expert_is_evicted_unless_needed() {
         let one = packed().bytes();
         let none = BTreeSet::new();
         let mut held = ExpertCache::new();
         (0..3).for_each(|expert| held.insert((0, expert), packed()));
         assert!(held.get((0, 0)).is_some());
-        assert!(held.shrink(2 * one, &none));
+        assert!(held.evict_to(2 * one, &none));
         assert_eq!(held.bytes, 2 * one);
-        assert!(held.get((0, 1)).is_none(), "used longest ago");
+        assert!(held.get((0, 1)).is_none(), "least recently used");
         held.insert((0, 2), packed());
-        assert_eq!(held.bytes, 2 * one, "the same expert again takes no more room");
-        assert!(!held.shrink(0, &BTreeSet::from([(0, 0)])));
+        assert_eq!(held.bytes, 2 * one, "inserting the same expert again takes no more memory");
+        assert!(!held.evict_to(0, &BTreeSet::from([(0, 0)])));
         assert!(held.get((0, 0)).is_some() && held.get((0, 2)).is_none());
-        assert!(held.shrink(0, &none));
+        assert!(held.evict_to(0, &none));
         assert_eq!(held.bytes, 0);
     }
 
-    /// Experts of a layer as a call takes them, with room for `room` experts; after each step `check`
-    /// gets what is held and on its way, in experts.
-    fn portions(room: f64, check: impl Fn(usize)) {
+    /// Runs two calls that need all experts of a layer, with memory for `room` experts. After each step, `check` gets the
+    /// number of experts in memory and in loading.
+    fn run_in_portions(room: f64, check: impl Fn(usize)) {
         const LAYER: usize = 0;
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/mixtral-basic");
         let checkpoint = Arc::new(Checkpoint::open(&folder).unwrap());
@@ -300,17 +300,17 @@ mod tests {
         let metrics = ExpertMetrics::new(&Registry::new()).unwrap();
         let mut fallback = FallbackExperts::start(checkpoint, Dtype::F32.into(), limit, 2, metrics).unwrap();
         for round in 0..2 {
-            fallback.begin();
-            (0..experts).for_each(|expert| fallback.order(LAYER, expert));
+            fallback.begin_call();
+            (0..experts).for_each(|expert| fallback.request(LAYER, expert));
             let mut left: BTreeSet<u32> = (0..experts).collect();
             while !left.is_empty() {
-                let ready = fallback.ready(LAYER, left.iter().copied());
+                let ready = fallback.loaded(LAYER, left.iter().copied());
                 check(
-                    ready.len().max((fallback.held.bytes + fallback.loading.values().sum::<usize>()) / one),
+                    ready.len().max((fallback.cache.bytes + fallback.loading.values().sum::<usize>()) / one),
                 );
                 if ready.is_empty() {
-                    let loaded = fallback.loaded.blocking_recv().unwrap();
-                    fallback.arrive(loaded).map_err(|(_, _, error)| error).unwrap();
+                    let ended = fallback.ended_loads.blocking_recv().unwrap();
+                    fallback.finish_load(ended).map_err(|(_, _, error)| error).unwrap();
                 }
                 for (expert, packed) in ready {
                     assert_eq!(packed.bytes(), one);
@@ -320,16 +320,16 @@ mod tests {
                 }
             }
             assert!(fallback.queue.is_empty() && fallback.loading.is_empty(), "round {round}");
-            assert!(fallback.held.bytes <= limit, "{} bytes stay, {limit} may", fallback.held.bytes);
+            assert!(fallback.cache.bytes <= limit, "{} bytes stay, limit {limit}", fallback.cache.bytes);
         }
     }
 
     #[test]
     fn call_over_memory_limit_loads_experts_in_portions() {
-        portions(2.5, |experts| assert!(experts <= 2, "{experts} experts at the same time"));
-        // Less than one expert's room: one after the other, and none stays.
-        portions(0.5, |experts| assert!(experts <= 1, "{experts} experts at the same time"));
-        portions(0.0, |experts| assert!(experts <= 1, "{experts} experts at the same time"));
-        portions(1000.0, |_| ());
+        run_in_portions(2.5, |experts| assert!(experts <= 2, "{experts} experts at the same time"));
+        // If not even one expert fits, experts are loaded one by one, and none stays.
+        run_in_portions(0.5, |experts| assert!(experts <= 1, "{experts} experts at the same time"));
+        run_in_portions(0.0, |experts| assert!(experts <= 1, "{experts} experts at the same time"));
+        run_in_portions(1000.0, |_| ());
     }
 }

@@ -1,11 +1,10 @@
-//! Numbers that are none. Pure.
+//! Checks for infinities and NaNs.
 
 use remoe_kernels::Dtype;
 
-/// The first of the rows of `row_bytes` in `rows` (little endian elements of `dtype`) that has an
-/// infinity or a NaN.
-pub(super) fn first_strange(rows: &[u8], row_bytes: usize, dtype: Dtype) -> Option<usize> {
-    // One pass over all of it, which the compiler vectorises, is the usual case.
+/// Returns the index of the first row with an infinity or a NaN. `rows`: elements of `dtype`, little endian.
+pub(super) fn first_non_finite(rows: &[u8], row_bytes: usize, dtype: Dtype) -> Option<usize> {
+    // The usual case is one pass over all bytes, which the compiler vectorises.
     if is_finite(rows, dtype) {
         return None;
     }
@@ -14,7 +13,7 @@ pub(super) fn first_strange(rows: &[u8], row_bytes: usize, dtype: Dtype) -> Opti
 
 /// Reports if every element of `bytes` is finite.
 pub(super) fn is_finite(bytes: &[u8], dtype: Dtype) -> bool {
-    // Infinities and NaNs are the patterns whose exponent is all ones: the largest without the sign.
+    // Infinities and NaNs have an exponent of all ones: without the sign, they are the largest bit patterns.
     match dtype {
         Dtype::Bf16 => {
             let elements = bytes.as_chunks::<2>().0.iter();
@@ -43,17 +42,17 @@ mod tests {
                 values[position] = strange;
                 let row = position / 3;
                 let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-                assert_eq!(first_strange(&bytes, 12, Dtype::F32), Some(row));
+                assert_eq!(first_non_finite(&bytes, 12, Dtype::F32), Some(row));
                 let tame = |value: f32| if value.is_finite() { value.clamp(-1.0, 1.0) } else { value };
                 let values = values.map(|value| bf16::from_f32(tame(value)));
                 let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-                assert_eq!(first_strange(&bytes, 6, Dtype::Bf16), Some(row));
+                assert_eq!(first_non_finite(&bytes, 6, Dtype::Bf16), Some(row));
             }
         }
         let bytes: Vec<u8> = fine.iter().flat_map(|value| value.to_le_bytes()).collect();
-        assert_eq!(first_strange(&bytes, 12, Dtype::F32), None);
+        assert_eq!(first_non_finite(&bytes, 12, Dtype::F32), None);
         let bytes: Vec<u8> =
             [bf16::MAX, bf16::MIN, bf16::ZERO].iter().flat_map(|it| it.to_le_bytes()).collect();
-        assert_eq!(first_strange(&bytes, 6, Dtype::Bf16), None);
+        assert_eq!(first_non_finite(&bytes, 6, Dtype::Bf16), None);
     }
 }

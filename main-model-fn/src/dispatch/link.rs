@@ -1,7 +1,7 @@
-//! The connection to one remote function: connect, check, stream, and come back after a failure.
+//! Connection to one remote function: connects, checks the function, runs the stream, and reconnects after a failure.
 //!
-//! A link's tasks run on the engine's own current-thread runtime, so that a message leaves and an
-//! answer arrives without waking another thread.
+//! A link's tasks run on the engine's own single-threaded runtime, so that sending a message or receiving an answer wakes
+//! no other thread.
 
 use super::counting::CountingConnector;
 use remoe_proto::identity::Trust;
@@ -18,111 +18,113 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 
-/// How long one step of connecting (TCP, `Describe`, `Forward`) may take; links stand still while
-/// LibTorch computes a layer.
-const STEP_LIMIT: Duration = Duration::from_secs(3);
+/// Timeout of each step of connecting (TCP, `Describe`, `Forward`). It covers the time in which LibTorch computes a layer
+/// and no link makes progress.
+const STEP_TIMEOUT: Duration = Duration::from_secs(3);
 /// Largest HTTP/2 frame of an answer.
 const FRAME_BYTES: u32 = 64 << 10;
-/// Messages of a link that need no answer any more and may get one nevertheless: as many as a function has in flight.
-const MOST_CANCELLED: usize = 1024;
+/// Most cancelled messages per link whose answers are still accepted: as many as a function has in flight.
+const MAX_CANCELLED: usize = 1024;
 /// Longest text of a refusal in bytes.
-const LONGEST_REFUSAL: usize = 4096;
-/// A replica that drains is done by then, or hangs.
-const DRAIN_LIMIT: Duration = Duration::from_secs(30);
-/// A sick replica is out for at least this long ..
+const MAX_REFUSAL_BYTES: usize = 4096;
+/// Time that a draining replica has to finish.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+/// First time for which the circuit of a failed replica stays open.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// .. and, failing again and again, for at most this long.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Longest time for which it stays open: it doubles with each failure.
+const MAX_PAUSE: Duration = Duration::from_secs(30);
 
-/// Properties that a remote function must agree on before it is trusted.
+/// Properties that a remote function must have before it gets work.
 #[derive(Debug, Clone)]
 pub(crate) struct RemoteRequirements {
     pub(crate) checkpoint: String,
     pub(crate) dtype: String,
     pub(crate) numerics_class: String,
     pub(crate) hidden_size: usize,
-    /// Part of the remote sets that this endpoint is to serve.
+    /// Experts that this endpoint must serve.
     pub(crate) sets: Vec<LayerExperts>,
-    /// Identity that the function must have; any if absent.
+    /// Identity that the function must have; `None` accepts any.
     pub(crate) trust: Option<Trust>,
 }
 
 /// Event that a link reports to the engine.
 #[derive(Debug)]
 pub(crate) enum LinkEvent {
-    /// An answer from link `link`; its id may be long forgotten.
+    /// Answer over link `link`. The message may have been cancelled.
     Reply { link: u64, reply: ForwardReply },
-    /// The stream of link `link` broke: nothing that was sent on it will be answered.
+    /// The stream of link `link` broke; no message sent on it will be answered.
     Broken { link: u64, message: String },
-    /// The first attempt to connect has ended, one way or the other.
+    /// The first attempt to connect has succeeded or failed.
     Settled,
 }
 
-/// Readiness of a link for work.
+/// State of a link.
 #[derive(Debug, Clone)]
 pub(crate) enum LinkState {
     Connecting,
     Ready(OpenStream),
-    /// Takes no work; answers to come still count.
-    Resting,
-    Sick {
+    /// The replica gets no new work but still answers messages in flight.
+    Draining,
+    /// The replica failed and gets no work until the link has reconnected.
+    CircuitOpen {
         message: String,
     },
 }
 
-/// An open stream.
+/// Sending half of an open stream.
 #[derive(Debug, Clone)]
 pub(crate) struct OpenStream {
     outbound: mpsc::UnboundedSender<ForwardRequest>,
-    asked: Arc<Mutex<InFlightMessages>>,
-    /// The engine has lost its patience with this replica, or leaves it alone.
-    changed: Arc<Notify>,
+    in_flight: Arc<Mutex<InFlightMessages>>,
+    /// Notified when the engine opens the circuit or lets the replica drain.
+    state_changed: Arc<Notify>,
 }
 
-/// Messages that were sent over a stream and not answered: nothing else is taken from it.
+/// Messages sent over a stream and not answered. Answers to anything else are rejected.
 #[derive(Debug, Default)]
 struct InFlightMessages {
-    /// Largest answer in bytes by id.
+    /// Largest valid answer in bytes, by message id.
     open: HashMap<u64, usize>,
-    /// Largest answer in bytes of each cancelled id, the oldest first.
+    /// Id and largest valid answer in bytes of cancelled messages, the oldest first.
     cancelled: VecDeque<(u64, usize)>,
 }
 
 impl InFlightMessages {
-    /// Takes note of what leaves.
-    fn send(&mut self, request: &ForwardRequest) {
+    /// Records a message that is sent.
+    fn record_sent(&mut self, request: &ForwardRequest) {
         match &request.body {
             Some(Body::Work(work)) => {
-                let row = work.rows.len().checked_div(work.counts.len()).unwrap_or(0);
-                self.open.insert(work.id, row.saturating_mul(work.experts.len()));
+                let row_bytes = work.rows.len().checked_div(work.counts.len()).unwrap_or(0);
+                self.open.insert(work.id, row_bytes.saturating_mul(work.experts.len()));
             }
             Some(Body::Cancel(cancel)) => {
-                let Some(most) = self.open.remove(&cancel.id) else { return };
-                if self.cancelled.len() == MOST_CANCELLED {
+                let Some(max_bytes) = self.open.remove(&cancel.id) else { return };
+                if self.cancelled.len() == MAX_CANCELLED {
                     self.cancelled.pop_front();
                 }
-                self.cancelled.push_back((cancel.id, most));
+                self.cancelled.push_back((cancel.id, max_bytes));
             }
             None => (),
         }
     }
 
-    /// Takes an answer.
+    /// Checks a reply and removes its message.
     ///
     /// # Errors
-    /// Nothing was asked for that, or not so much: why the function is not to be trusted.
-    fn take(&mut self, reply: &ForwardReply) -> Result<(), String> {
-        let most = self.open.remove(&reply.id).or_else(|| {
-            let at = self.cancelled.iter().position(|(id, _)| *id == reply.id)?;
-            self.cancelled.remove(at).map(|(_, most)| most)
+    /// Fails if the reply belongs to no message or is too large.
+    fn check_reply(&mut self, reply: &ForwardReply) -> Result<(), String> {
+        let max_bytes = self.open.remove(&reply.id).or_else(|| {
+            let index = self.cancelled.iter().position(|(id, _)| *id == reply.id)?;
+            self.cancelled.remove(index).map(|(_, max_bytes)| max_bytes)
         });
-        let most = most.ok_or_else(|| format!("reply to a message that was not sent: id {}", reply.id))?;
+        let max_bytes =
+            max_bytes.ok_or_else(|| format!("reply to a message that was not sent: id {}", reply.id))?;
         match &reply.outcome {
-            Some(Outcome::Rows(rows)) if rows.rows.len() > most => {
-                Err(format!("wrong answer size: expected at most {most} bytes, got {}", rows.rows.len()))
+            Some(Outcome::Rows(rows)) if rows.rows.len() > max_bytes => {
+                Err(format!("wrong answer size: expected at most {max_bytes} bytes, got {}", rows.rows.len()))
             }
-            Some(Outcome::Failure(failure)) if failure.message.len() > LONGEST_REFUSAL => Err(format!(
-                "refusal too long: expected at most {LONGEST_REFUSAL} bytes, got {}",
+            Some(Outcome::Failure(failure)) if failure.message.len() > MAX_REFUSAL_BYTES => Err(format!(
+                "refusal too long: expected at most {MAX_REFUSAL_BYTES} bytes, got {}",
                 failure.message.len()
             )),
             _ => Ok(()),
@@ -130,24 +132,25 @@ impl InFlightMessages {
     }
 }
 
+/// State shared by a link and its task.
 struct LinkShared {
     id: u64,
     address: String,
     expected: RemoteRequirements,
     state: Mutex<LinkState>,
-    /// Bytes handed to the operating system on this link's connections.
+    /// Bytes handed to the operating system on the link's connections.
     written: Arc<AtomicU64>,
     events: mpsc::UnboundedSender<LinkEvent>,
 }
 
-/// The engine's end of a link. Dropping it closes the connection.
+/// Engine's end of a link. Dropping it closes the connection.
 pub(crate) struct Link {
     shared: Arc<LinkShared>,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl Link {
-    /// Starts connecting to `address` on `runtime`. `id` names the link in events.
+    /// Opens a link and starts connecting to `address` on `runtime`. Events carry `id`.
     pub(crate) fn open(
         runtime: &tokio::runtime::Runtime,
         id: u64,
@@ -183,42 +186,42 @@ impl Link {
         matches!(*self.shared.state(), LinkState::Ready(_))
     }
 
-    /// Returns the part of the remote sets that this endpoint is to serve.
+    /// Returns the experts that this endpoint must serve.
     pub(crate) fn sets(&self) -> &[LayerExperts] {
         &self.shared.expected.sets
     }
 
-    /// Queues `request`; false when the link is not ready.
+    /// Queues `request`. Returns false if the link is not ready.
     pub(crate) fn send(&self, request: ForwardRequest) -> bool {
         match &*self.shared.state() {
-            LinkState::Ready(conversation) => {
-                locked(&conversation.asked).send(&request);
-                conversation.outbound.send(request).is_ok()
+            LinkState::Ready(stream) => {
+                lock(&stream.in_flight).record_sent(&request);
+                stream.outbound.send(request).is_ok()
             }
             _ => false,
         }
     }
 
-    /// Bytes written to the connection so far.
+    /// Returns the bytes written to the connection so far.
     pub(crate) fn written(&self) -> u64 {
         self.shared.written.load(Ordering::Relaxed)
     }
 
-    /// Takes the replica out and ends its stream: it hangs, or does not answer well.
-    pub(crate) fn give_up(&self, message: &str) {
-        self.leave(LinkState::Sick { message: message.to_owned() });
+    /// Opens the circuit: ends the stream of a replica that hangs or answers wrongly.
+    pub(crate) fn open_circuit(&self, message: &str) {
+        self.leave_ready(LinkState::CircuitOpen { message: message.to_owned() });
     }
 
-    /// Takes the replica out without calling it sick: it drains, its answers to come still count.
-    pub(crate) fn rest(&self) {
-        self.leave(LinkState::Resting);
+    /// Stops sending work to a replica that drains; answers to messages in flight are still accepted.
+    pub(crate) fn drain(&self) {
+        self.leave_ready(LinkState::Draining);
     }
 
-    /// From ready to `next`; any other state stays.
-    fn leave(&self, next: LinkState) {
+    /// Changes from ready to `next`; keeps any other state.
+    fn leave_ready(&self, next: LinkState) {
         let mut state = self.shared.state();
-        if let LinkState::Ready(conversation) = &*state {
-            conversation.changed.notify_one();
+        if let LinkState::Ready(stream) = &*state {
+            stream.state_changed.notify_one();
             *state = next;
         }
     }
@@ -232,43 +235,44 @@ impl Drop for Link {
 
 impl LinkShared {
     fn state(&self) -> MutexGuard<'_, LinkState> {
-        locked(&self.state)
+        lock(&self.state)
     }
 
-    fn set(&self, state: LinkState) {
+    fn set_state(&self, state: LinkState) {
         *self.state() = state;
     }
 }
 
-/// Way in which a stream ended.
+/// End of a stream.
 enum StreamEnd {
-    /// The function closed it, as one does that drains.
+    /// The function closed it, as a draining function does.
     Closed,
-    /// It broke, or never began.
+    /// It broke, or could not be opened.
     Failed(String),
 }
 
+/// Connects and reconnects until the link is dropped.
 async fn run(shared: Arc<LinkShared>) {
     let mut pause = FIRST_PAUSE;
-    let mut settled = false;
+    let mut is_settled = false;
     loop {
         let outcome = connect(&shared).await;
         let connected = outcome.is_ok();
         let ended = match outcome {
             Ok(client) => {
                 let mut answered = false;
-                let since = Instant::now();
-                let ended = converse(&shared, client, &mut settled, &mut answered).await;
-                // A function that only connects and never answers must not be tried every second.
-                if answered || since.elapsed() > LONGEST_PAUSE {
+                let started = Instant::now();
+                let end = run_stream(&shared, client, &mut is_settled, &mut answered).await;
+                // A function that connects but never answers must not be retried every second.
+                if answered || started.elapsed() > MAX_PAUSE {
                     pause = FIRST_PAUSE;
                 }
-                ended
+                end
             }
             Err(message) => StreamEnd::Failed(message),
         };
         let message = match ended {
-            // It falls asleep, or is replaced. Where it should still be there, the next attempt to connect fails.
+            // The function scales to zero or is replaced. If it should still run, the next attempt to connect fails.
             StreamEnd::Closed => {
                 tracing::info!(address = %shared.address, "remote function ended");
                 "the function closed the stream".to_owned()
@@ -278,43 +282,44 @@ async fn run(shared: Arc<LinkShared>) {
                 message
             }
         };
-        shared.set(LinkState::Sick { message: message.clone() });
-        settle(&shared, &mut settled);
+        shared.set_state(LinkState::CircuitOpen { message: message.clone() });
+        report_settled(&shared, &mut is_settled);
         let _engine_gone = shared.events.send(LinkEvent::Broken { link: shared.id, message });
         sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pause = (pause * 2).min(MAX_PAUSE);
     }
 }
 
-/// Every change of what is locked is whole: a panic elsewhere cannot have left it half-done.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Locks `mutex`. Every change under these locks is a single step, so a panic elsewhere leaves consistent data.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn settle(shared: &LinkShared, settled: &mut bool) {
-    if !std::mem::replace(settled, true) {
+/// Reports the end of the first attempt to connect, once.
+fn report_settled(shared: &LinkShared, is_settled: &mut bool) {
+    if !std::mem::replace(is_settled, true) {
         let _engine_gone = shared.events.send(LinkEvent::Settled);
     }
 }
 
-/// Connects and makes sure that the function at the other end is the one that the placement means.
+/// Connects and checks that the remote function is the one that the placement requires.
 async fn connect(shared: &LinkShared) -> Result<ExpertFunctionClient<Channel>, String> {
     let endpoint = Endpoint::from_shared(format!("http://{}", shared.address))
         .map_err(|error| format!("invalid address {}: {error}", shared.address))?
-        .connect_timeout(STEP_LIMIT)
-        // An answer of one token is one frame, not several that are read one after the other.
+        .connect_timeout(STEP_TIMEOUT)
+        // The answer for one token then fits into a single frame.
         .max_frame_size(FRAME_BYTES)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(STREAM_WINDOW);
     let connector = CountingConnector::new(shared.written.clone(), shared.expected.trust.clone());
-    let channel = timeout(STEP_LIMIT, endpoint.connect_with_connector(connector))
+    let channel = timeout(STEP_TIMEOUT, endpoint.connect_with_connector(connector))
         .await
         .map_err(|_| "connect timeout".to_owned())?
         .map_err(|error| with_sources(&error))?;
     let mut client = ExpertFunctionClient::new(channel)
         .max_decoding_message_size(MAX_MESSAGE)
         .max_encoding_message_size(MAX_MESSAGE);
-    let description = timeout(STEP_LIMIT, client.describe(DescribeRequest {}))
+    let description = timeout(STEP_TIMEOUT, client.describe(DescribeRequest {}))
         .await
         .map_err(|_| "Describe timeout".to_owned())?
         .map_err(|status| format!("Describe failed: {}", status.message()))?
@@ -323,8 +328,8 @@ async fn connect(shared: &LinkShared) -> Result<ExpertFunctionClient<Channel>, S
     Ok(client)
 }
 
-/// Refuses a function of another checkpoint, dtype or numerics class, one that lacks an expert which it is
-/// to serve, and one that drains. What it hosts beside those does not matter.
+/// Rejects a function with another checkpoint, dtype or numerics class, one that lacks a required expert, and one that
+/// drains. Additional experts do not matter.
 fn check(expected: &RemoteRequirements, found: &FunctionDescription) -> Result<(), String> {
     let same = |what: &str, expected: &str, found: &str| match expected == found {
         true => Ok(()),
@@ -352,49 +357,49 @@ fn check(expected: &RemoteRequirements, found: &FunctionDescription) -> Result<(
     Ok(())
 }
 
-/// Opens the stream and passes messages until it ends; returns how it did, and through `answered`
-/// whether any answer came.
-async fn converse(
+/// Opens the stream and passes messages until it ends. Sets `answered` to true if the function answered correctly.
+async fn run_stream(
     shared: &LinkShared,
     mut client: ExpertFunctionClient<Channel>,
-    settled: &mut bool,
+    is_settled: &mut bool,
     answered: &mut bool,
 ) -> StreamEnd {
-    // Unbounded in type only: the engine has one layer's messages in flight at most, and nothing is taken but answers
-    // to them.
+    // Unbounded in type only: the engine has the messages of one layer in flight at most, and answers to anything else
+    // are rejected.
     let (outbound, requests) = mpsc::unbounded_channel();
     let requests = tokio_stream::wrappers::UnboundedReceiverStream::new(requests);
-    let mut replies = match timeout(STEP_LIMIT, client.forward(requests)).await {
+    let mut replies = match timeout(STEP_TIMEOUT, client.forward(requests)).await {
         Ok(Ok(response)) => response.into_inner(),
         Ok(Err(status)) => return StreamEnd::Failed(format!("Forward failed: {}", status.message())),
         Err(_) => return StreamEnd::Failed("Forward timeout".to_owned()),
     };
-    let (changed, asked) = (Arc::new(Notify::new()), Arc::new(Mutex::new(InFlightMessages::default())));
-    let open = OpenStream { outbound, asked: asked.clone(), changed: changed.clone() };
-    shared.set(LinkState::Ready(open));
-    settle(shared, settled);
-    let drained = sleep(Duration::MAX);
-    tokio::pin!(drained);
+    let (state_changed, in_flight) =
+        (Arc::new(Notify::new()), Arc::new(Mutex::new(InFlightMessages::default())));
+    let stream = OpenStream { outbound, in_flight: in_flight.clone(), state_changed: state_changed.clone() };
+    shared.set_state(LinkState::Ready(stream));
+    report_settled(shared, is_settled);
+    let drain_timeout = sleep(Duration::MAX);
+    tokio::pin!(drain_timeout);
     loop {
         let reply = tokio::select! {
             reply = replies.message() => reply,
-            () = changed.notified() => match &*shared.state() {
-                LinkState::Sick { message } => {
-                    // It answers, but not well: each time it is left alone for longer.
-                    *answered = false;
-                    return StreamEnd::Failed(message.clone());
+            () = state_changed.notified() => match &*shared.state() {
+                            LinkState::CircuitOpen { message } => {
+                                // The function answers wrongly or too late: the next pause is longer.
+                                *answered = false;
+                                return StreamEnd::Failed(message.clone());
                 }
                 _ => {
-                    drained.as_mut().reset(tokio::time::Instant::now() + DRAIN_LIMIT);
+                    drain_timeout.as_mut().reset(tokio::time::Instant::now() + DRAIN_TIMEOUT);
                     continue;
                 }
             },
-            () = &mut drained => return StreamEnd::Failed("drain timeout".to_owned()),
+            () = &mut drain_timeout => return StreamEnd::Failed("drain timeout".to_owned()),
         };
         match reply {
             Ok(Some(reply)) => {
-                if let Err(message) = locked(&asked).take(&reply) {
-                    // Left alone for longer each time.
+                if let Err(message) = lock(&in_flight).check_reply(&reply) {
+                    // An invalid answer: the next pause is longer.
                     *answered = false;
                     return StreamEnd::Failed(message);
                 }
@@ -409,7 +414,7 @@ async fn converse(
     }
 }
 
-/// An error with its causes: tonic's own text is only "transport error".
+/// Formats an error with its causes, as tonic's own text is only "transport error".
 fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

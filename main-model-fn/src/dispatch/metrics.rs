@@ -1,15 +1,17 @@
+//! Metrics of expert dispatch.
+
 use super::activity::Activity;
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 use std::sync::Arc;
 
-/// Metrics of the expert dispatch. No series per expert: there can be thousands.
+/// Metrics of expert dispatch. There is no series per expert, as there can be thousands.
 #[derive(Clone)]
 pub(crate) struct ExpertMetrics {
     /// (token, expert) pairs by `placement`: local, remote, fallback.
     pub(crate) pairs: IntCounterVec,
-    /// Experts whose weights were read here, once for each layer of an iteration however many rows they had.
+    /// Experts whose weights the local kernels read: once per layer of an iteration, for any number of rows.
     pub(crate) reads: IntCounter,
-    /// Pairs computed here because the placement names no function for their expert.
+    /// Fallback pairs whose expert has no function in the placement.
     pub(crate) unhosted: IntCounter,
     /// Messages sent to remote functions.
     pub(crate) messages: IntCounter,
@@ -19,11 +21,11 @@ pub(crate) struct ExpertMetrics {
     pub(crate) loads: IntCounter,
     /// Bytes of experts held in the fallback cache.
     pub(crate) fallback_bytes: IntGauge,
-    /// Local experts of the placement in force that are still being read.
-    pub(crate) arriving: IntGauge,
-    /// Seconds that the engine waited for remote answers after its local work, per layer call.
+    /// Local experts of the placement in force that are still being loaded.
+    pub(crate) loading: IntGauge,
+    /// Seconds per layer call that the engine waited for remote answers after its local work.
     pub(crate) wait: Histogram,
-    /// Work of single experts and functions.
+    /// Usage of single experts and load of single functions.
     pub(crate) activity: Arc<Activity>,
 }
 
@@ -65,7 +67,7 @@ impl ExpertMetrics {
                 "remoe_expert_fallback_bytes",
                 "Bytes of experts held in the fallback cache.",
             )?,
-            arriving: IntGauge::new(
+            loading: IntGauge::new(
                 "remoe_experts_arriving",
                 "Local experts that are still to be read, and the embedding after them.",
             )?,
@@ -85,7 +87,7 @@ impl ExpertMetrics {
         registry.register(Box::new(metrics.retries.clone()))?;
         registry.register(Box::new(metrics.loads.clone()))?;
         registry.register(Box::new(metrics.fallback_bytes.clone()))?;
-        registry.register(Box::new(metrics.arriving.clone()))?;
+        registry.register(Box::new(metrics.loading.clone()))?;
         registry.register(Box::new(metrics.wait.clone()))?;
         Ok(metrics)
     }

@@ -1,7 +1,7 @@
-//! State of a layer call that waits: messages and the attempts at them (hedged requests, retries), answers, and pairs
-//! that are to be computed here. Bookkeeping only; [`super::exchange`] acts.
+//! State of a layer call in progress: messages and their attempts (hedged requests, retries), answers, and pairs for the
+//! local fallback. Bookkeeping only; [`super::exchange`] acts on it.
 
-use super::calls::Call;
+use super::calls::CompletedCall;
 use super::error::ExpertError;
 use super::fallback::FallbackExperts;
 use super::link::Link;
@@ -10,93 +10,93 @@ use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-/// A layer in which nothing has moved for this long, and nothing is left to try, has failed.
-pub(super) const LAYER_LIMIT: Duration = Duration::from_secs(10);
-/// How long a message rests after every replica was too busy for it, the first time.
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
+/// Time without progress, and without anything left to try, after which a layer call fails.
+pub(super) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(10);
+/// First pause of a message for which every replica was too busy.
+const FIRST_BUSY_PAUSE: Duration = Duration::from_millis(5);
 
-/// The remote half of one layer call.
+/// Remote part of one layer call.
 pub(crate) struct Outstanding {
-    /// Messages without an answer, by a number of their own.
-    pub(super) open: HashMap<u64, OutstandingMessage>,
-    /// The message of each attempt, by the attempt's id.
+    /// Messages without an answer, by message key.
+    pub(super) messages: HashMap<u64, OutstandingMessage>,
+    /// Message key of each attempt, by the attempt's id.
     attempts: HashMap<u64, u64>,
-    /// Answers that have come.
-    pub(super) answers: Vec<ReplicaReply>,
-    /// How many messages were answered.
-    pub(super) replies: u64,
-    /// Slots to compute here once their expert is loaded, by expert.
-    pub(super) orphans: BTreeMap<u32, Vec<u32>>,
-    /// Slots to compute here once their expert, which is local, has been read, by expert.
-    pub(super) awaited: BTreeMap<u32, Vec<u32>>,
-    /// Slots that have been computed here.
-    here: BTreeSet<u32>,
+    /// Answers that have arrived.
+    pub(super) replies: Vec<ReplicaReply>,
+    /// Number of messages that were answered.
+    pub(super) answered_messages: u64,
+    /// Slots to compute in this process once their remote expert is loaded, by expert.
+    pub(super) fallback_slots: BTreeMap<u32, Vec<u32>>,
+    /// Slots to compute in this process once their local expert is loaded, by expert.
+    pub(super) loading_slots: BTreeMap<u32, Vec<u32>>,
+    /// Slots of remote experts that this process has computed.
+    computed_slots: BTreeSet<u32>,
     /// One slot of every message that was sent again.
     pub(super) retried: Vec<u32>,
-    /// Time that the functions behind the answers report to have computed.
-    pub(super) computed: Duration,
-    /// Messages that are over, while that is followed.
-    pub(super) calls: Vec<Call>,
-    /// Links (by index) whose row for a slot was not finite, although its input was.
-    pub(super) accused: Vec<(usize, u32)>,
-    /// Experts that cannot be loaded, and why.
+    /// Compute time that the answers report.
+    pub(super) remote_compute_time: Duration,
+    /// Calls that are over, in an iteration with traced requests.
+    pub(super) completed_calls: Vec<CompletedCall>,
+    /// (link index, slot) of rows that were not finite although their input was.
+    pub(super) non_finite_rows: Vec<(usize, u32)>,
+    /// Error of each expert that cannot be loaded.
     pub(super) unloadable: BTreeMap<u32, String>,
-    /// Bytes that each link has to have written when the messages have left.
-    pub(super) left: Vec<u64>,
+    /// Bytes that each link will have written when the messages have left.
+    pub(super) write_targets: Vec<u64>,
     pub(super) started: Instant,
-    /// When the engine began to listen for answers.
-    pub(super) listening: Instant,
-    /// When something last came or was tried.
-    pub(super) moved: Instant,
+    /// Time at which the engine began to listen for answers.
+    pub(super) listening_since: Instant,
+    /// Time of the last event or attempt.
+    pub(super) last_progress: Instant,
 }
 
-/// Rows that a function computed.
+/// Rows that a remote function computed.
 pub(super) struct ReplicaReply {
-    /// Index of its link in the placement.
+    /// Index of the link in the placement.
     pub(super) link: usize,
     pub(super) rows: Bytes,
-    /// The slot of each row.
+    /// Slot of each row.
     pub(super) slots: Vec<u32>,
 }
 
 /// A message without an answer.
 pub(super) struct OutstandingMessage {
     pub(super) message: Message,
-    /// The class of the layer's remote experts that all of its experts are of.
+    /// Host class of its experts.
     pub(super) class: usize,
-    /// On their way, the newest last.
+    /// Attempts in flight, the newest last.
     pub(super) attempts: Vec<Attempt>,
-    /// Indices of links in the placement that it was sent to since it rested.
+    /// Indices of the links that it was sent to since its last pause.
     pub(super) tried: BTreeSet<usize>,
-    /// It has been sent, or no replica could take it.
-    pub(super) sent: bool,
-    /// How long to rest when every replica is too busy.
-    pub(super) pause: Duration,
-    /// Action to take if no answer comes, and when.
+    /// True once it was sent, or no replica could take it.
+    pub(super) was_dispatched: bool,
+    /// Next pause if every replica is too busy.
+    pub(super) busy_pause: Duration,
+    /// Time and kind of the next action if no answer arrives.
     pub(super) due: Option<(Instant, MessageAction)>,
-    /// Set if its experts are being loaded: the first to come, replica or load, gives the rows.
-    pub(super) ordered: bool,
+    /// True if its experts are being loaded as fallback: the first to deliver, replica or load, provides the rows.
+    pub(super) has_fallback: bool,
 }
 
-/// A message that was sent to a replica.
+/// A message that was sent to one replica.
 pub(super) struct Attempt {
     pub(super) id: u64,
     /// Index of the link in the placement.
     pub(super) link: usize,
     pub(super) sent: Instant,
-    /// Another way was looked for meanwhile.
-    pub(super) late: bool,
+    /// True if its timeout has passed.
+    pub(super) is_late: bool,
 }
 
-/// Action that is possible for a message without an answer.
+/// Next action for a message without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MessageAction {
-    /// Ask another replica as well.
+    /// Send it to another replica as well (hedged request).
     Hedge,
-    /// Load its experts as well.
+    /// Load its experts as well (local fallback).
     Load,
-    /// Ask replicas that were too busy once more.
-    Again,
+    /// Ask the replicas that were too busy again.
+    RetryBusy,
 }
 
 impl OutstandingMessage {
@@ -106,71 +106,72 @@ impl OutstandingMessage {
             class,
             attempts: Vec::new(),
             tried: BTreeSet::new(),
-            sent: false,
-            pause: FIRST_PAUSE,
+            was_dispatched: false,
+            busy_pause: FIRST_BUSY_PAUSE,
             due: None,
-            ordered: false,
+            has_fallback: false,
         }
     }
 
-    /// Reports if the newest attempt at the message is over the link with this index.
+    /// Reports if the newest attempt was sent over the link with this index.
     pub(super) fn waits_for(&self, link: usize) -> bool {
         self.attempts.last().is_some_and(|attempt| attempt.link == link)
     }
 }
 
 impl Outstanding {
-    /// Nothing, for a call that begins `now` over `links` links.
+    /// Creates the state of a call that begins `now` over `links` links.
     pub(super) fn new(links: usize, now: Instant) -> Self {
         Self {
-            open: HashMap::new(),
+            messages: HashMap::new(),
             attempts: HashMap::new(),
-            answers: Vec::new(),
-            replies: 0,
-            orphans: BTreeMap::new(),
-            awaited: BTreeMap::new(),
-            here: BTreeSet::new(),
+            replies: Vec::new(),
+            answered_messages: 0,
+            fallback_slots: BTreeMap::new(),
+            loading_slots: BTreeMap::new(),
+            computed_slots: BTreeSet::new(),
             retried: Vec::new(),
-            computed: Duration::ZERO,
-            calls: Vec::new(),
-            accused: Vec::new(),
+            remote_compute_time: Duration::ZERO,
+            completed_calls: Vec::new(),
+            non_finite_rows: Vec::new(),
             unloadable: BTreeMap::new(),
-            left: vec![0; links],
+            write_targets: vec![0; links],
             started: now,
-            listening: now,
-            moved: now,
+            listening_since: now,
+            last_progress: now,
         }
     }
 
-    /// (token, expert) pairs whose rows are on their way here.
+    /// Returns the number of (token, expert) pairs in unanswered messages.
     pub(super) fn pairs(&self) -> usize {
-        self.open.values().map(|open| open.message.slots.len()).sum()
+        self.messages.values().map(|open| open.message.slots.len()).sum()
     }
 
-    /// Reports if each of `links` that is ready has written what was sent over it.
+    /// Reports if each ready link has written the messages that were sent over it.
     pub(super) fn have_left(&self, links: &[Link]) -> bool {
-        links.iter().zip(&self.left).all(|(link, &left)| link.written() >= left || !link.is_ready())
+        let targets = links.iter().zip(&self.write_targets);
+        targets.into_iter().all(|(link, &target)| link.written() >= target || !link.is_ready())
     }
 
     /// Reports if every pair has its row.
-    pub(super) fn is_settled(&self) -> bool {
-        self.open.is_empty() && self.orphans.is_empty() && self.awaited.is_empty()
+    pub(super) fn is_complete(&self) -> bool {
+        self.messages.is_empty() && self.fallback_slots.is_empty() && self.loading_slots.is_empty()
     }
 
-    /// Notes an attempt at the message `key`.
-    pub(super) fn note(&mut self, key: u64, id: u64) {
+    /// Records the attempt `id` at the message `key`.
+    pub(super) fn record_attempt(&mut self, key: u64, id: u64) {
         self.attempts.insert(id, key);
     }
 
-    /// The message that `id` is an attempt at, if its answer is still wanted from link `link`.
-    pub(super) fn message_of(&self, id: u64, link: usize) -> Option<u64> {
+    /// Returns the key of the message that `id` is an attempt at, if an answer from link `link` is still wanted.
+    pub(super) fn message_key(&self, id: u64, link: usize) -> Option<u64> {
         let key = *self.attempts.get(&id)?;
-        let attempts = &self.open.get(&key)?.attempts;
+        let attempts = &self.messages.get(&key)?.attempts;
         attempts.iter().any(|attempt| attempt.id == id && attempt.link == link).then_some(key)
     }
 
-    /// Nothing is expected any more from the attempts of `message`, which are returned.
-    pub(super) fn forget(&mut self, message: &mut OutstandingMessage) -> Vec<Attempt> {
+    /// Takes the attempts out of `message`: their answers are not wanted any more.
+    pub(super) fn take_attempts(&mut self, message: &mut OutstandingMessage) -> Vec<Attempt> {
         let attempts = std::mem::take(&mut message.attempts);
         for attempt in &attempts {
             self.attempts.remove(&attempt.id);
@@ -178,26 +179,26 @@ impl Outstanding {
         attempts
     }
 
-    /// As [`Self::forget`], for one attempt.
-    pub(super) fn forget_one(&mut self, message: &mut OutstandingMessage, id: u64) -> Option<Attempt> {
+    /// Takes the attempt `id` out of `message`.
+    pub(super) fn take_attempt(&mut self, message: &mut OutstandingMessage, id: u64) -> Option<Attempt> {
         self.attempts.remove(&id);
         let position = message.attempts.iter().position(|attempt| attempt.id == id)?;
         Some(message.attempts.remove(position))
     }
 
-    /// The pairs of `message` are to be computed here as soon as their experts, which are ordered, are
-    /// there.
-    pub(super) fn orphan(&mut self, layer: usize, message: &Message, fallback: &mut FallbackExperts) {
+    /// Requests the experts of `message` as local fallback.
+    pub(super) fn fall_back(&mut self, layer: usize, message: &Message, fallback: &mut FallbackExperts) {
         for (&slot, &expert) in message.slots.iter().zip(&message.experts) {
-            self.orphans.entry(expert).or_default().push(slot);
+            self.fallback_slots.entry(expert).or_default().push(slot);
             if !self.unloadable.contains_key(&expert) {
-                fallback.order(layer, expert);
+                fallback.request(layer, expert);
             }
         }
     }
 
-    /// The rows of `message` have come over link `link`. What was computed here meanwhile stays: the bits are the same.
-    pub(super) fn answer(
+    /// Records the rows that answer `message` over link `link`. Rows that this process has computed meanwhile stay: they
+    /// have the same bits.
+    pub(super) fn record_answer(
         &mut self,
         layer: usize,
         message: Message,
@@ -205,83 +206,86 @@ impl Outstanding {
         row_bytes: usize,
         fallback: &mut FallbackExperts,
     ) {
-        self.replies += 1;
+        self.answered_messages += 1;
         for (&slot, expert) in message.slots.iter().zip(&message.experts) {
-            if let Some(slots) = self.orphans.get_mut(expert) {
-                slots.retain(|&orphan| orphan != slot);
+            if let Some(slots) = self.fallback_slots.get_mut(expert) {
+                slots.retain(|&other| other != slot);
                 if slots.is_empty() {
-                    self.orphans.remove(expert);
+                    self.fallback_slots.remove(expert);
                     fallback.release(layer, *expert);
                 }
             }
         }
-        if message.slots.iter().any(|slot| self.here.contains(slot)) {
+        if message.slots.iter().any(|slot| self.computed_slots.contains(slot)) {
             for (row, slot) in message.slots.into_iter().enumerate() {
-                if !self.here.contains(&slot) {
+                if !self.computed_slots.contains(&slot) {
                     let rows = rows.slice(row * row_bytes..(row + 1) * row_bytes);
-                    self.answers.push(ReplicaReply { link, rows, slots: vec![slot] });
+                    self.replies.push(ReplicaReply { link, rows, slots: vec![slot] });
                 }
             }
         } else {
-            self.answers.push(ReplicaReply { link, rows: rows.clone(), slots: message.slots });
+            self.replies.push(ReplicaReply { link, rows: rows.clone(), slots: message.slots });
         }
     }
 
-    /// `slots`, all that were orphans of their experts, have been computed here. Returns the messages
-    /// that need no answer any more.
-    pub(super) fn computed_here(&mut self, slots: &[u32]) -> Vec<u64> {
-        self.here.extend(slots);
-        let orphans = &self.orphans;
-        let done = |open: &OutstandingMessage| {
-            open.ordered && !open.message.experts.iter().any(|expert| orphans.contains_key(expert))
+    /// Records that this process has computed `slots`, all fallback slots of their experts. Returns the keys of the
+    /// messages that need no answer any more.
+    pub(super) fn record_computed(&mut self, slots: &[u32]) -> Vec<u64> {
+        self.computed_slots.extend(slots);
+        let fallback_slots = &self.fallback_slots;
+        let is_done = |open: &OutstandingMessage| {
+            open.has_fallback
+                && !open.message.experts.iter().any(|expert| fallback_slots.contains_key(expert))
         };
-        self.open.iter().filter(|(_, open)| done(open)).map(|(&key, _)| key).collect()
+        self.messages.iter().filter(|(_, open)| is_done(open)).map(|(&key, _)| key).collect()
     }
 
-    /// When the next thing is to be done.
+    /// Returns the time of the next due action.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        self.open.values().filter_map(|open| open.due).map(|(due, _)| due).min()
+        self.messages.values().filter_map(|open| open.due).map(|(due, _)| due).min()
     }
 
-    /// When the call has failed: nothing has moved, nothing is left to try, and a load may take
-    /// `load` at least.
-    pub(super) fn deadline(&self, load: Duration) -> Instant {
-        let last = self.next_due().map_or(self.moved, |due| due.max(self.moved));
-        last + LAYER_LIMIT.max(load)
+    /// Returns the time at which the call fails without further progress. A load may take `load_timeout`.
+    pub(super) fn deadline(&self, load_timeout: Duration) -> Instant {
+        let last = self.next_due().map_or(self.last_progress, |due| due.max(self.last_progress));
+        last + PROGRESS_TIMEOUT.max(load_timeout)
     }
 
-    /// Slots without a row.
+    /// Returns the slots without a row.
     fn missing(&self) -> BTreeSet<u32> {
-        let open = self.open.values().flat_map(|open| open.message.slots.iter());
-        let missing = open.chain(self.orphans.values().chain(self.awaited.values()).flatten()).copied();
-        missing.filter(|slot| !self.here.contains(slot)).collect()
+        let open = self.messages.values().flat_map(|open| open.message.slots.iter());
+        let waiting = self.fallback_slots.values().chain(self.loading_slots.values()).flatten();
+        open.chain(waiting).copied().filter(|slot| !self.computed_slots.contains(slot)).collect()
     }
 
-    /// Slots of experts that cannot be loaded and that no replica is asked for any more.
+    /// Returns the slots of experts that cannot be loaded and that no replica is asked for any more.
     fn lost(&self) -> BTreeSet<u32> {
-        let asked = self.open.values().flat_map(|open| open.message.slots.iter().copied());
+        let asked = self.messages.values().flat_map(|open| open.message.slots.iter().copied());
         let asked: BTreeSet<u32> = asked.collect();
-        let unloadable = self.orphans.iter().filter(|(expert, _)| self.unloadable.contains_key(expert));
+        let unloadable =
+            self.fallback_slots.iter().filter(|(expert, _)| self.unloadable.contains_key(expert));
         unloadable.flat_map(|(_, slots)| slots.iter().copied()).filter(|slot| !asked.contains(slot)).collect()
     }
 
-    /// The failure of a call in which pairs are lost, or of one whose `deadline` has passed.
-    pub(super) fn failure(&self, layer: usize, top_k: usize, deadline: bool) -> Option<ExpertError> {
+    /// Returns the error of the call, if slots are lost or its deadline has passed.
+    pub(super) fn failure(&self, layer: usize, top_k: usize, deadline_passed: bool) -> Option<ExpertError> {
         let lost = if self.unloadable.is_empty() { BTreeSet::new() } else { self.lost() };
         let rows = |slots: &BTreeSet<u32>| {
             let rows: BTreeSet<usize> = slots.iter().map(|&slot| slot as usize / top_k).collect();
             rows.into_iter().collect()
         };
         if !lost.is_empty() {
-            let experts =
-                || self.orphans.iter().filter(|(_, slots)| slots.iter().any(|it| lost.contains(it)));
-            let expert = experts().map(|(&expert, _)| expert).find(|it| self.unloadable.contains_key(it))?;
+            let experts = || {
+                self.fallback_slots.iter().filter(|(_, slots)| slots.iter().any(|slot| lost.contains(slot)))
+            };
+            let expert =
+                experts().map(|(&expert, _)| expert).find(|expert| self.unloadable.contains_key(expert))?;
             let message = self.unloadable.get(&expert)?.clone();
             return Some(ExpertError::Load { layer, expert, message, rows: rows(&lost) });
         }
-        deadline.then(|| {
+        deadline_passed.then(|| {
             let missing = self.missing();
-            let limit = self.moved.elapsed();
+            let limit = self.last_progress.elapsed();
             ExpertError::Deadline { layer, missing: missing.len(), limit, rows: rows(&missing) }
         })
     }

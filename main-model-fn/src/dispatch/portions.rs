@@ -1,14 +1,14 @@
-//! A layer call in portions, between which other work can be done: a prompt's layer may take seconds.
+//! A layer call in portions, between which the engine can decode: one layer of a prompt may take seconds.
 //!
-//! Local pairs are computed expert by expert, each suspended where a portion ends, so that no weight is read twice;
-//! remote pairs are taken token by token. A portion's messages are answered before it ends, and the sum is made when
-//! all rows are there, so that portions change no answer.
+//! Local pairs are computed expert by expert. A portion that ends within an expert suspends it, so that no weights are
+//! read twice. Remote pairs are taken token by token, and a portion ends when its messages are answered. The sum is
+//! computed when all rows are there, so portions cannot change an answer.
 
+use super::dispatcher::{ComputedRows, DRIVE_INTERVAL, ExpertDispatcher, LayerCall, local_slots};
 use super::error::ExpertError;
 use super::hosts::LayerHosts;
-use super::join::{Computed, DRIVEN_EVERY, Experts, LayerCall, local_slots};
 use super::outstanding::ReplicaReply;
-use super::split::{remote_slots, units};
+use super::split::{remote_slots, work_units};
 use crate::routing::Routed;
 use remoe_kernels::{PackedExpert, SuspendedRows};
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,111 +16,115 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A layer call in portions: the pairs that are left, and the rows of those that are computed.
+/// Progress of a layer call: the remaining pairs, and the rows that are computed.
 pub(crate) struct Portions {
-    /// The placement that the rest is split by.
+    /// Generation of the placement by which the remaining pairs are split.
     generation: u64,
-    /// Slots by expert.
+    /// Remaining slots of local experts, by expert.
     local: BTreeMap<u32, Vec<u32>>,
-    /// The slots of local experts whose computation has begun.
-    begun: Option<(Vec<u32>, SuspendedRows)>,
+    /// Slots of local experts whose computation is suspended.
+    suspended: Option<(Vec<u32>, SuspendedRows)>,
     inputs: Arc<[u8]>,
-    /// Slots by class of the layer's hosts, ascending.
+    /// Remaining slots of remote experts by host class; ascending.
     remote: Vec<Vec<u32>>,
-    computed: Vec<Computed>,
-    answers: Vec<ReplicaReply>,
+    computed: Vec<ComputedRows>,
+    replies: Vec<ReplicaReply>,
 }
 
 impl Portions {
-    /// True once every pair has been computed.
+    /// Reports if every pair has its row.
     pub(crate) fn is_done(&self) -> bool {
-        self.local.is_empty() && self.begun.is_none() && !self.has_remote()
+        self.local.is_empty() && self.suspended.is_none() && !self.has_remote()
     }
 
-    /// True while pairs are left for remote functions.
+    /// Reports if pairs for remote functions remain.
     pub(crate) fn has_remote(&self) -> bool {
         self.remote.iter().any(|slots| !slots.is_empty())
     }
 
-    /// Splits the pairs that are left by who computes them under the placement of `generation`.
-    fn split_again(&mut self, routed: &Routed, hosts: Option<&LayerHosts>, generation: u64) {
-        let left: BTreeSet<u32> =
+    /// Splits the remaining pairs into local and remote ones by the placement of `generation`.
+    fn resplit(&mut self, routed: &Routed, hosts: Option<&LayerHosts>, generation: u64) {
+        let remaining: BTreeSet<u32> =
             self.local.values().chain(&self.remote).flat_map(|slots| slots.iter().copied()).collect();
         *self = Self {
-            begun: self.begun.take(),
+            suspended: self.suspended.take(),
             computed: std::mem::take(&mut self.computed),
-            answers: std::mem::take(&mut self.answers),
+            replies: std::mem::take(&mut self.replies),
             ..Self::new(routed, hosts, generation, self.inputs.clone())
         };
         self.local
             .values_mut()
             .chain(&mut self.remote)
-            .for_each(|slots| slots.retain(|it| left.contains(it)));
+            .for_each(|slots| slots.retain(|slot| remaining.contains(slot)));
         self.local.retain(|_, slots| !slots.is_empty());
     }
 
     fn new(routed: &Routed, hosts: Option<&LayerHosts>, generation: u64, inputs: Arc<[u8]>) -> Self {
         let remote = hosts.map(|hosts| remote_slots(routed, hosts)).unwrap_or_default();
         let local = local_slots(routed, hosts);
-        Self { generation, local, begun: None, inputs, remote, computed: Vec::new(), answers: Vec::new() }
+        let (computed, replies) = (Vec::new(), Vec::new());
+        Self { generation, local, suspended: None, inputs, remote, computed, replies }
     }
 
-    /// Takes the remote pairs of the next tokens, of at most `most` units, but of [`LEAST_TOKENS`] at least.
-    fn take_remote(&mut self, routed: &Routed, most: u64) -> (Vec<Vec<u32>>, u64) {
+    /// Takes the remote pairs of the next tokens: at most `max_units` units of work, but at least
+    /// [`MIN_PORTION_TOKENS`] tokens. Returns the slots by host class, and their units.
+    fn take_remote(&mut self, routed: &Routed, max_units: u64) -> (Vec<Vec<u32>>, u64) {
         let token = |slot: u32| slot as usize / routed.top_k;
         let mut next: Vec<u32> = self.remote.concat();
         next.sort_unstable();
-        let (mut experts, mut sum, mut bound) = (BTreeSet::new(), 0, 0);
+        let (mut experts, mut sum, mut end_token) = (BTreeSet::new(), 0, 0);
         for (taken, pairs) in next.chunk_by(|a, b| token(*a) == token(*b)).enumerate() {
-            let of = |slot: &u32| routed.experts[*slot as usize];
-            let unread = pairs.iter().filter(|slot| !experts.contains(&of(slot))).count() as u64;
-            let more = pairs.len() as u64 + unread * units(0);
-            if taken >= LEAST_TOKENS && sum + more > most {
+            let expert = |slot: &u32| routed.experts[*slot as usize];
+            let unread = pairs.iter().filter(|slot| !experts.contains(&expert(slot))).count() as u64;
+            let more = pairs.len() as u64 + unread * work_units(0);
+            if taken >= MIN_PORTION_TOKENS && sum + more > max_units {
                 break;
             }
             sum += more;
-            experts.extend(pairs.iter().map(of));
-            bound = token(pairs[0]) + 1;
+            experts.extend(pairs.iter().map(expert));
+            end_token = token(pairs[0]) + 1;
         }
-        let cut = |slots: &mut Vec<u32>| {
-            let rest = slots.split_off(slots.partition_point(|&slot| token(slot) < bound));
+        let take = |slots: &mut Vec<u32>| {
+            let rest = slots.split_off(slots.partition_point(|&slot| token(slot) < end_token));
             std::mem::replace(slots, rest)
         };
-        (self.remote.iter_mut().map(cut).collect(), sum)
+        (self.remote.iter_mut().map(take).collect(), sum)
     }
 }
 
-/// Tokens that a portion's messages have at least: remote functions read their experts again for every message.
-const LEAST_TOKENS: usize = 32;
+/// Fewest tokens of a portion's messages: remote functions read the weights again for every message.
+const MIN_PORTION_TOKENS: usize = 32;
 
-/// Rows that are worth a call of the kernels: experts with fewer are computed together.
-const WORTH_A_CALL: usize = 512;
+/// Rows of one call of the kernels: experts with fewer rows are computed together.
+const MIN_KERNEL_ROWS: usize = 512;
 
-/// The remote pairs of a portion.
+/// Remote work of one portion.
 pub(crate) struct RemoteUnits {
+    /// Units of work ([`work_units`]).
     pub(crate) units: u64,
-    /// Their answers had come before the local experts were done: how long they took is not known.
-    pub(crate) hidden: bool,
+    /// True if the answers arrived before the local experts were done, so that their time is unknown.
+    pub(crate) is_hidden: bool,
 }
 
-impl Experts {
-    /// Splits what is left of `portions` again if another placement is in force.
+impl ExpertDispatcher {
+    /// Splits the remaining pairs again if another placement is in force.
     pub(crate) fn follow_placement(&self, call: &LayerCall<'_>, portions: &mut Portions) {
         let placement = &self.placement;
         if portions.generation != placement.generation {
-            portions.split_again(call.routed, placement.hosts(call.layer), placement.generation);
+            portions.resplit(call.routed, placement.hosts(call.layer), placement.generation);
         }
     }
 
     /// Begins `call`, whose inputs are `inputs`, in portions.
-    pub(crate) fn portions(&self, call: &LayerCall<'_>, inputs: Arc<[u8]>) -> Portions {
+    pub(crate) fn begin_portions(&self, call: &LayerCall<'_>, inputs: Arc<[u8]>) -> Portions {
         let placement = &self.placement;
         Portions::new(call.routed, placement.hosts(call.layer), placement.generation, inputs)
     }
 
-    /// Computes a portion under the placement that [`portions`](Self::portions) or
-    /// [`follow_placement`](Self::follow_placement) have split by: remote pairs of at most about `most_remote` units,
-    /// and local ones until `until` is true, which is asked about once a millisecond.
+    /// Computes one portion: about `max_remote_units` units of remote pairs, and local pairs until `is_over` returns true.
+    ///
+    /// The kernels call `is_over` about once a millisecond. The portions must be split by the placement in force, by
+    /// [`begin_portions`](Self::begin_portions) or [`follow_placement`](Self::follow_placement).
     ///
     /// # Errors
     /// As [`finish`](Self::finish).
@@ -128,105 +132,107 @@ impl Experts {
         &mut self,
         call: &LayerCall<'_>,
         portions: &mut Portions,
-        most_remote: u64,
-        until: &mut dyn FnMut() -> bool,
+        max_remote_units: u64,
+        is_over: &mut dyn FnMut() -> bool,
     ) -> Result<RemoteUnits, ExpertError> {
         let (remote, remote_units) = match portions.has_remote() {
-            true => portions.take_remote(call.routed, most_remote),
+            true => portions.take_remote(call.routed, max_remote_units),
             false => (Vec::new(), 0),
         };
         let slots = remote.iter().flatten();
-        self.metrics.activity.routed(call.layer, slots.map(|&slot| call.routed.experts[slot as usize]));
-        let mut outstanding = self.exchange.send_off(&self.placement, call, &remote, &mut self.fallback);
-        let (started, before) = (Instant::now(), self.time.waited);
-        let awaited = self.advance_local(call, portions, until)?;
-        for (&expert, slots) in &awaited {
-            self.metrics.activity.routed(call.layer, slots.iter().map(|_| expert));
+        self.metrics.activity.count_pairs(call.layer, slots.map(|&slot| call.routed.experts[slot as usize]));
+        let mut outstanding = self.exchange.dispatch(&self.placement, call, &remote, &mut self.fallback);
+        let (started, waited_before) = (Instant::now(), self.time.waited);
+        let still_loading = self.advance_local(call, portions, is_over)?;
+        for (&expert, slots) in &still_loading {
+            self.metrics.activity.count_pairs(call.layer, slots.iter().map(|_| expert));
         }
-        let mut computed = self.compute_all(call, &mut outstanding, awaited)?;
-        let hidden = 10 * (self.time.waited - before) < started.elapsed();
-        if computed[0].0.is_empty() {
-            // The next iteration uses the memory again.
-            self.local_rows = computed.swap_remove(0).1;
+        let mut computed = self.compute_and_collect(call, &mut outstanding, still_loading)?;
+        let is_hidden = 10 * (self.time.waited - waited_before) < started.elapsed();
+        if computed[0].slots.is_empty() {
+            // The next call reuses the buffer.
+            self.local_rows = computed.swap_remove(0).rows;
         }
         portions.computed.extend(computed);
-        portions.answers.append(&mut outstanding.answers);
-        Ok(RemoteUnits { units: remote_units, hidden })
+        portions.replies.append(&mut outstanding.replies);
+        Ok(RemoteUnits { units: remote_units, is_hidden })
     }
 
-    /// Computes local experts that are there until `until` is true or none is left. Where none is there although some
-    /// are left, returns the slots of one of them, which has to be waited for.
+    /// Computes local experts that are loaded, until `must_stop` returns true or none remains.
+    ///
+    /// If experts remain but none of them is loaded, returns the slots of one, for which the caller has to wait.
     fn advance_local(
         &mut self,
         call: &LayerCall<'_>,
         portions: &mut Portions,
-        until: &mut dyn FnMut() -> bool,
+        must_stop: &mut dyn FnMut() -> bool,
     ) -> Result<BTreeMap<u32, Vec<u32>>, ExpertError> {
         let (layer, started, mut is_over) = (call.layer, Instant::now(), false);
-        let had_local = !portions.local.is_empty() || portions.begun.is_some();
-        if had_local && portions.begun.is_none() && portions.computed.is_empty() {
+        let had_local = !portions.local.is_empty() || portions.suspended.is_some();
+        if had_local && portions.suspended.is_none() && portions.computed.is_empty() {
             tracing::trace!(layer, "local kernels start");
         }
-        let mut driven = started;
+        let mut last_driven = started;
         while !is_over {
-            if portions.begun.is_none() {
-                let there = |expert: u32| self.placement.local.get(layer, expert).cloned();
-                let next = portions.local.keys().filter_map(|&expert| Some((expert, there(expert)?)));
-                let mut left = WORTH_A_CALL;
-                let enough = |(expert, _): &(u32, Arc<PackedExpert>)| {
-                    let before = left;
-                    left = left.saturating_sub(portions.local[expert].len());
+            if portions.suspended.is_none() {
+                let loaded = |expert: u32| self.placement.local.get(layer, expert).cloned();
+                let next = portions.local.keys().filter_map(|&expert| Some((expert, loaded(expert)?)));
+                let mut missing_rows = MIN_KERNEL_ROWS;
+                let is_needed = |(expert, _): &(u32, Arc<PackedExpert>)| {
+                    let before = missing_rows;
+                    missing_rows = missing_rows.saturating_sub(portions.local[expert].len());
                     before > 0
                 };
-                let next: Vec<_> = next.take_while(enough).collect();
+                let next: Vec<_> = next.take_while(is_needed).collect();
                 if next.is_empty() {
                     break;
                 }
                 let (mut slots, mut jobs) = (Vec::new(), Vec::with_capacity(next.len()));
                 for (expert, packed) in next {
-                    let these = portions.local.remove(&expert).unwrap_or_default();
-                    jobs.push((packed, these.iter().map(|&slot| slot / call.routed.top_k as u32).collect()));
+                    let expert_slots = portions.local.remove(&expert).unwrap_or_default();
+                    let tokens = expert_slots.iter().map(|&slot| slot / call.routed.top_k as u32);
+                    jobs.push((packed, tokens.collect()));
                     self.metrics.reads.inc();
-                    self.metrics.activity.routed(layer, these.iter().map(|_| expert));
-                    slots.extend(these);
+                    self.metrics.activity.count_pairs(layer, expert_slots.iter().map(|_| expert));
+                    slots.extend(expert_slots);
                 }
-                portions.begun = Some((slots, SuspendedRows::new(jobs, portions.inputs.clone())));
+                portions.suspended = Some((slots, SuspendedRows::new(jobs, portions.inputs.clone())));
             }
-            let Some((slots, mut rows)) = portions.begun.take() else { break };
-            let mut is_late = || {
-                if driven.elapsed() >= DRIVEN_EVERY && !self.placement.links.is_empty() {
+            let Some((slots, mut rows)) = portions.suspended.take() else { break };
+            let mut must_suspend = || {
+                if last_driven.elapsed() >= DRIVE_INTERVAL && !self.placement.links.is_empty() {
                     self.exchange.drive();
-                    driven = Instant::now();
+                    last_driven = Instant::now();
                 }
-                is_over = is_over || until();
+                is_over = is_over || must_stop();
                 is_over
             };
-            let done = self.pool.advance(&mut rows, &mut is_late);
+            let done = self.pool.advance(&mut rows, &mut must_suspend);
             if done.map_err(|source| ExpertError::Kernel { layer, source })? {
                 self.count(call, &slots, "local", |tally| &mut tally.local);
-                portions.computed.push((slots, rows.into_output()));
+                portions.computed.push(ComputedRows { slots, rows: rows.into_output() });
             } else {
-                portions.begun = Some((slots, rows));
+                portions.suspended = Some((slots, rows));
             }
         }
-        if had_local && portions.local.is_empty() && portions.begun.is_none() {
+        if had_local && portions.local.is_empty() && portions.suspended.is_none() {
             tracing::trace!(layer, "local kernels done");
         }
         let took = started.elapsed();
         self.time.local += took;
-        self.metrics.activity.computed_here(took);
-        match portions.begun.is_none() && !is_over {
+        self.metrics.activity.record_local(took);
+        match portions.suspended.is_none() && !is_over {
             true => Ok(portions.local.pop_first().into_iter().collect()),
             false => Ok(BTreeMap::new()),
         }
     }
 
-    /// Sums what all portions of `call` have computed for the tokens `tokens`, and `shared`, their shared experts'
-    /// rows, where the layer has some. Writes tokens x hidden elements to `output`.
+    /// Sums the rows that all portions of `call` have computed for `tokens`, and the `shared` contribution. Writes tokens x
+    /// hidden elements to `output`.
     ///
     /// # Errors
     /// As [`finish`](Self::finish).
-    pub(crate) fn join_portions(
+    pub(crate) fn reduce_portions(
         &self,
         call: &LayerCall<'_>,
         portions: &Portions,
@@ -234,6 +240,6 @@ impl Experts {
         shared: Option<&[u8]>,
         output: &mut [u8],
     ) -> Result<(), ExpertError> {
-        self.reduce(call, (&portions.computed, &portions.answers), tokens, shared, output)
+        self.reduce(call, (&portions.computed, &portions.replies), tokens, shared, output)
     }
 }

@@ -1,28 +1,28 @@
-//! The one place where experts' outputs are summed.
+//! Reduction: the only place where experts' outputs are summed.
 //!
-//! The order is part of the project's promise that placement never changes the answer: float32,
-//! expert ids ascending, `acc + (w x row)` with two roundings (no fused multiply-add), then the
-//! shared experts, then one rounding to the compute dtype.
+//! The order of operations is fixed, so that the placement of experts never changes an answer: in float32, expert ids
+//! ascending, `sum + (weight x row)` with two roundings (no fused multiply-add), then the shared experts, then one
+//! rounding to the compute dtype.
 
 use crate::routing::Routed;
 use remoe_kernels::{Dtype, KernelError, Pool, VectorisedWork, run_vectorised};
 use std::marker::PhantomData;
 
-/// Rows of experts' outputs, wherever they lie.
+/// Output rows of experts.
 pub(super) struct ExpertRows<'a> {
-    /// One row per (token, expert) in the order of [`Routed`]: `hidden` elements, little endian.
+    /// One row per slot of [`Routed`]: `hidden` elements, little endian.
     pub(super) rows: &'a [&'a [u8]],
-    /// Their dtype.
+
     pub(super) dtype: Dtype,
     /// Elements per row.
     pub(super) hidden: usize,
 }
 
-/// Writes the weighted sums of `rows`, plus `shared` (tokens x hidden, compute dtype) where there
-/// is one, to `output` (tokens x hidden, compute dtype). Tokens are spread over the threads of `pool`.
+/// Writes the weighted sums of `rows`, plus the `shared` contribution (tokens x hidden, compute dtype), to `output`
+/// (tokens x hidden, compute dtype). Tokens are distributed over the threads of `pool`.
 ///
 /// # Errors
-/// A thread panicked.
+/// Fails if a thread panicked.
 pub(super) fn reduce(
     routed: &Routed,
     rows: &ExpertRows<'_>,
@@ -30,7 +30,7 @@ pub(super) fn reduce(
     output: &mut [u8],
     pool: &Pool,
 ) -> Result<(), KernelError> {
-    let tokens = (PART / (routed.top_k * rows.hidden)).max(1);
+    let tokens = (JOB_ELEMENTS / (routed.top_k * rows.hidden)).max(1);
     let part_bytes = tokens * rows.hidden * rows.dtype.bytes();
     let mut parts: Vec<TokenRange<'_>> = output
         .chunks_mut(part_bytes)
@@ -50,16 +50,16 @@ pub(super) fn reduce(
     }
 }
 
-/// Elements of experts' rows that are worth handing to another thread.
-const PART: usize = 1 << 18;
+/// Elements of experts' rows that one job of the pool sums.
+const JOB_ELEMENTS: usize = 1 << 18;
 
-/// Some tokens.
+/// Consecutive tokens and their part of the output.
 struct TokenRange<'a> {
     first: usize,
     output: &'a mut [u8],
 }
 
-/// An element at rest.
+/// Stored form of an element.
 trait Element {
     const BYTES: usize;
     fn read(bytes: &[u8]) -> f32;
@@ -85,13 +85,12 @@ impl Element for Bf16 {
     const BYTES: usize = 2;
     #[inline(always)]
     fn read(bytes: &[u8]) -> f32 {
-        // As `half` does it, but for the NaNs that the sum makes quiet anyway: without a branch.
+        // As `half` does, except for NaNs, which the sum makes quiet anyway. Branch-free, so that the compiler vectorises it.
         f32::from_bits(u32::from(u16::from_le_bytes([bytes[0], bytes[1]])) << 16)
     }
     #[inline(always)]
     fn write(value: f32, bytes: &mut [u8]) {
-        // As `half` does it: denormals stay, NaN becomes quiet. Without a branch and checks, so that the compiler can
-        // use vectors.
+        // As `half` does: denormals stay, NaNs become quiet. Branch-free, so that the compiler vectorises it.
         let bits = value.to_bits();
         let nearest = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
         let rounded = if value.is_nan() { bits | 0x0040_0000 } else { nearest };
@@ -99,7 +98,7 @@ impl Element for Bf16 {
     }
 }
 
-/// The sums of a part.
+/// Sums of the tokens of one job.
 struct Reduction<'a, 'part, E> {
     routed: &'a Routed,
     rows: &'a ExpertRows<'a>,
@@ -119,7 +118,7 @@ impl<E: Element> VectorisedWork for Reduction<'_, '_, E> {
         let token_rows = rows.rows.chunks_exact(routed.top_k).enumerate().skip(part.first);
         for ((token, rows), output) in token_rows.zip(part.output.chunks_exact_mut(row_bytes)) {
             sum.fill(0.0);
-            for ((_, weight), row) in routed.of(token).zip(rows) {
+            for ((_, weight), row) in routed.token_experts(token).zip(rows) {
                 for (sum, element) in sum.iter_mut().zip(row.chunks_exact(E::BYTES)) {
                     let product = weight * E::read(element);
                     *sum += product;
@@ -149,9 +148,9 @@ mod tests {
         Pool::new(PoolConfig { threads: 2, ..PoolConfig::default() }).unwrap()
     }
 
-    /// Many tokens on several threads give what each gives alone, denormals included.
+    /// Several threads give the same bits as each token alone, denormals included.
     #[test]
-    fn threads_change_nothing() {
+    fn threads_do_not_change_the_sums() {
         const HIDDEN: usize = 3000;
         const TOKENS: usize = 200;
         let value = |index: usize| ((index * 7919) % 4096) as f32 / 1000.0 - 2.0;
@@ -181,9 +180,9 @@ mod tests {
         values.iter().flat_map(|value| value.to_le_bytes()).collect()
     }
 
-    /// Values for which a fused multiply-add or another order gives other bits.
+    /// Uses values for which a fused multiply-add or another order gives other bits.
     #[test]
-    fn order_and_roundings_are_as_promised() {
+    fn order_and_roundings_are_fixed() {
         const HIDDEN: usize = 64;
         let routed = Routed { top_k: 3, experts: vec![1, 4, 6], weights: vec![0.1, 0.7, 0.2] };
         let value = |row: usize, column: usize| ((row * 37 + column * 11) % 64) as f32 / 7.0 - 4.3;
@@ -199,8 +198,8 @@ mod tests {
             (0..HIDDEN).map(|column| order.iter().fold(0.0, |sum, &index| add(sum, index, column))).collect()
         };
         let expected = sum([0, 1, 2], false);
-        assert_ne!(expected, sum([0, 1, 2], true), "the values must tell fused sums apart");
-        assert_ne!(expected, sum([2, 1, 0], false), "the values must tell orders apart");
+        assert_ne!(expected, sum([0, 1, 2], true), "the values must distinguish fused sums");
+        assert_ne!(expected, sum([2, 1, 0], false), "the values must distinguish orders");
         let mut output = vec![0; 4 * HIDDEN];
         reduce(&routed, &rows, None, &mut output, &pool()).unwrap();
         assert_eq!(output, bytes(&expected));
@@ -212,7 +211,7 @@ mod tests {
     #[test]
     fn bfloat16_rounds_once() {
         let routed = Routed { top_k: 2, experts: vec![0, 1], weights: vec![1.0, 1.0] };
-        // 1 + 2^-8 + 2^-8: each partial sum rounded to bfloat16 would stay at 1.
+        // 1 + 2^-8 + 2^-8: if each partial sum were rounded to bfloat16, the sum would stay at 1.
         let small = bf16::from_f32(1.0 / 256.0).to_le_bytes();
         let one = bf16::ONE.to_le_bytes();
         let mut output = [0; 2];

@@ -1,23 +1,22 @@
-//! Where experts were computed, and what that took.
+//! Counts and times of computed experts.
 
 use std::time::Duration;
 
-/// Time that iterations spent on routed experts. Requests that share an iteration share its time: each
-/// counts it whole.
+/// Time that iterations spent on routed experts. Each request of an iteration counts the iteration's whole time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExpertTime {
-    /// In the kernels beside the engine.
+    /// Time in this process's kernels.
     pub local: Duration,
-    /// Waiting for remote functions, after local kernels and shared experts were done.
+    /// Time spent waiting for remote functions after the local work was done.
     pub waited: Duration,
-    /// Time that remote functions report to have computed, all of them together.
+    /// Compute time that remote functions report, summed over functions.
     pub remote: Duration,
-    /// Answers of remote functions.
+    /// Number of answers of remote functions.
     pub calls: u64,
 }
 
 impl ExpertTime {
-    /// The longer of both times each.
+    /// Returns the maximum of each field.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         Self {
@@ -38,14 +37,14 @@ impl std::ops::AddAssign for ExpertTime {
     }
 }
 
-/// (token, expert) pairs by where they were computed.
+/// Numbers of (token, expert) pairs by where they were computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExpertTally {
-    /// By the kernels beside the engine.
+    /// Computed by this process, as placed.
     pub local: u64,
-    /// By remote functions.
+    /// Computed by remote functions.
     pub remote: u64,
-    /// Placed remotely, computed locally because no replica answered.
+    /// Computed by this process as fallback, although placed remotely.
     pub fallback: u64,
     /// Messages that were sent again, to another replica.
     pub retries: u64,

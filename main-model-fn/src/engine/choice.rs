@@ -1,4 +1,4 @@
-//! One continuation of a prompt.
+//! One choice (continuation) of a prompt.
 
 use super::text_stream::TextStream;
 use super::thought::Thought;
@@ -6,54 +6,54 @@ use crate::grammar::GrammarProgress;
 use crate::pages::SequenceCache;
 use std::collections::HashMap;
 
-/// A continuation that has not ended.
+/// A choice that has not ended.
 pub(super) struct OpenChoice {
     pub(super) index: usize,
     pub(super) cache: SequenceCache,
-    /// Drawn tokens. The last is not forwarded yet; after a pause the prompt and the others are not
-    /// either.
+    /// Generated tokens. The last is not forwarded yet; after a preemption, the others and the prompt are not either.
     pub(super) output: Vec<u32>,
+    /// Number of occurrences of each generated token.
     pub(super) counts: HashMap<u32, u32>,
     pub(super) text: Option<TextStream>,
     pub(super) progress: Option<GrammarProgress>,
-    /// Where thoughts have a budget.
+    /// Set if the request has a thought budget.
     pub(super) thought: Option<Thought>,
-    /// Rows in the iteration that goes on.
-    pub(super) taken: usize,
+    /// Rows of the choice in the current iteration.
+    pub(super) iteration_rows: usize,
 }
 
 impl OpenChoice {
-    /// Known tokens, the prompt's included.
-    pub(super) fn known(&self, prompt: &[u32]) -> usize {
+    /// Returns the number of known tokens: the prompt and the output.
+    pub(super) fn known_tokens(&self, prompt: &[u32]) -> usize {
         prompt.len() + self.output.len()
     }
 
-    /// How many tokens can be forwarded next.
-    pub(super) fn pending(&self, prompt: &[u32]) -> usize {
+    /// Returns how many tokens can be forwarded next.
+    pub(super) fn pending_rows(&self, prompt: &[u32]) -> usize {
         next_tokens(prompt, &self.output, self.cache.length()).len()
     }
 
-    /// Takes `rows` tokens for the next iteration: the tokens, their cache, and whether every known
-    /// token has been forwarded then, so that another can be drawn.
-    pub(super) fn take<'a>(
+    /// Takes `rows` tokens for the next iteration. Returns the tokens, the cache, and true if every known token is
+    /// forwarded then, so that another can be sampled.
+    pub(super) fn take_rows<'a>(
         &'a mut self,
         prompt: &'a [u32],
         rows: usize,
     ) -> (&'a [u32], &'a mut SequenceCache, bool) {
-        self.taken = rows;
+        self.iteration_rows = rows;
         let done = self.cache.length();
-        let complete = done + rows == self.known(prompt);
-        (&next_tokens(prompt, &self.output, done)[..rows], &mut self.cache, complete)
+        let is_complete = done + rows == self.known_tokens(prompt);
+        (&next_tokens(prompt, &self.output, done)[..rows], &mut self.cache, is_complete)
     }
 
-    /// Reports if the iteration's rows were its last known tokens, so that its next token can be drawn. A choice that
-    /// forwards again what it had before a preemption is not due yet.
+    /// Reports if a token can be sampled from the current iteration: its rows were the last known tokens. A preempted
+    /// choice that forwards its tokens again may have more to come.
     pub(super) fn is_due(&self, prompt: &[u32]) -> bool {
-        self.taken > 0 && self.cache.length() == self.known(prompt)
+        self.iteration_rows > 0 && self.cache.length() == self.known_tokens(prompt)
     }
 }
 
-/// Token `position` of a prompt and its output.
+/// Returns the token at `position` of a prompt and its output.
 pub(super) fn token_at(prompt: &[u32], output: &[u32], position: usize) -> u32 {
     match position.checked_sub(prompt.len()) {
         Some(position) => output[position],
@@ -61,7 +61,7 @@ pub(super) fn token_at(prompt: &[u32], output: &[u32], position: usize) -> u32 {
     }
 }
 
-/// The tokens after the first `done` ones, as far as they lie together.
+/// Returns the tokens behind the first `done`: the rest of the prompt, or else the rest of the output.
 fn next_tokens<'a>(prompt: &'a [u32], output: &'a [u32], done: usize) -> &'a [u32] {
     match done.checked_sub(prompt.len()) {
         Some(done) => &output[done..],

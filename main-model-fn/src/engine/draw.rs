@@ -1,16 +1,16 @@
-//! Which token a random number between 0 and 1 means, and which tokens it can mean. Pure.
+//! Sampling of one token from logits, by a random number from 0 to 1.
 
 use super::request::Sampling;
 use super::softmax::{BLOCK, Weights, largest, maxima};
 
-/// The index of the largest logit; equal ones go to the lower id, NaN never wins.
+/// Returns the index of the largest logit. The lower id wins ties; NaN is never the largest.
 pub(super) fn argmax(logits: &[f32]) -> u32 {
     let best = largest(logits);
     (0..).zip(logits).find(|&(_, &logit)| logit == best).map_or(0, |(token, _)| token)
 }
 
-/// Draws from the tokens that `top_k`, `top_p` and `min_p` leave: the one at which the sum of their weights,
-/// in the order of their ids, passes `number` (0 to 1) times the whole.
+/// Samples one of the tokens that `top_k`, `top_p` and `min_p` keep, by inversion of the cumulative weights: the first
+/// token, in order of ids, at which their sum exceeds `number` (0 to 1) times the total.
 pub(super) fn draw(logits: &[f32], sampling: &Sampling, number: f64) -> u32 {
     let maxima = maxima(logits);
     let best = largest(&maxima);
@@ -21,11 +21,11 @@ pub(super) fn draw(logits: &[f32], sampling: &Sampling, number: f64) -> u32 {
     if sampling.top_k == 0 && sampling.top_p >= 1.0 {
         let sums = weights.sums(logits, &maxima);
         let mut left = number * sums.iter().sum::<f64>();
-        // The last block that weighs anything keeps what rounding leaves of it: `pick` ends with its last token.
-        let (mut chosen, mut passed) = (0, 0.0);
+        // If rounding leaves a remainder, the last block with a weight gets it, and `pick` ends with its last token.
+        let (mut chosen, mut block_weight) = (0, 0.0);
         for (block, &sum) in sums.iter().enumerate().filter(|(_, sum)| **sum > 0.0) {
-            left -= passed;
-            (chosen, passed) = (block, sum);
+            left -= block_weight;
+            (chosen, block_weight) = (block, sum);
             if left < sum {
                 break;
             }
@@ -34,16 +34,16 @@ pub(super) fn draw(logits: &[f32], sampling: &Sampling, number: f64) -> u32 {
         return pick(tokens, &weights, left);
     }
     let tokens = candidates(logits, &maxima, best, sampling);
-    let mass: f64 = tokens.iter().map(|&(_, logit)| f64::from(weights.of(logit))).sum();
+    let mass: f64 = tokens.iter().map(|&(_, logit)| f64::from(weights.weight(logit))).sum();
     pick(tokens.into_iter(), &weights, number * mass)
 }
 
-/// The first of `tokens` at which the sum of the weights passes `left`, else the last that weighs anything:
-/// rounding can leave a remainder.
+/// Returns the first of `tokens` at which the sum of weights exceeds `left`. If rounding leaves a remainder, returns the
+/// last token with a weight.
 fn pick(tokens: impl Iterator<Item = (u32, f32)>, weights: &Weights, mut left: f64) -> u32 {
     let mut last = 0;
     for (token, logit) in tokens {
-        let weight = weights.of(logit);
+        let weight = weights.weight(logit);
         if weight > 0.0 {
             last = token;
             left -= f64::from(weight);
@@ -55,8 +55,8 @@ fn pick(tokens: impl Iterator<Item = (u32, f32)>, weights: &Weights, mut left: f
     last
 }
 
-/// Returns the tokens that `top_k` and `top_p` leave, in the order of their ids. `maxima` are the largest logits of
-/// the blocks, `best` is that of all.
+/// Returns the tokens that `top_k` and `top_p` keep, in order of ids. `maxima`: largest logit of each block; `best`:
+/// largest logit.
 fn candidates(logits: &[f32], maxima: &[f32], best: f32, sampling: &Sampling) -> Vec<(u32, f32)> {
     let weights = Weights::new(best, sampling.temperature, 0.0);
     let top_p = f64::from(sampling.top_p);
@@ -64,8 +64,8 @@ fn candidates(logits: &[f32], maxima: &[f32], best: f32, sampling: &Sampling) ->
     let total: f64;
     if sampling.top_k == 0 {
         total = weights.sums(logits, maxima).iter().sum();
-        // Tokens that weigh less than this together weigh less than what `top_p` leaves out. The logit
-        // that belongs to it is a little lower than it needs to be, for roundings.
+        // Tokens below `least` weigh together less than what `top_p` leaves out. The corresponding logit is lowered a
+        // little for rounding.
         let least = (1.0 - top_p) * total / logits.len() as f64;
         let least = f64::from(best) + f64::from(sampling.temperature) * (least.ln() - 1e-3);
         let least = (least as f32).next_down();
@@ -82,7 +82,7 @@ fn candidates(logits: &[f32], maxima: &[f32], best: f32, sampling: &Sampling) ->
             tokens.truncate(sampling.top_k);
             tokens.sort_unstable_by_key(|&(token, _)| token);
         }
-        total = tokens.iter().map(|&(_, logit)| f64::from(weights.of(logit))).sum();
+        total = tokens.iter().map(|&(_, logit)| f64::from(weights.weight(logit))).sum();
     }
     if top_p < 1.0 {
         let mut descending = Descending::new(tokens);
@@ -91,7 +91,7 @@ fn candidates(logits: &[f32], maxima: &[f32], best: f32, sampling: &Sampling) ->
         while let Some((_, logit)) = descending.get(kept)
             && (kept == 0 || mass < top_p * total)
         {
-            mass += f64::from(weights.of(logit));
+            mass += f64::from(weights.weight(logit));
             kept += 1;
         }
         tokens = descending.into_first(kept);
@@ -100,8 +100,7 @@ fn candidates(logits: &[f32], maxima: &[f32], best: f32, sampling: &Sampling) ->
     tokens
 }
 
-/// Tokens from the likeliest on, sorted only as far as they are asked for: of a vocabulary, sampling
-/// looks at few.
+/// Tokens in descending order, sorted only as far as needed: sampling needs few tokens of a vocabulary.
 struct Descending {
     tokens: Vec<(u32, f32)>,
     sorted: usize,
@@ -125,14 +124,14 @@ impl Descending {
         self.tokens.get(index).copied()
     }
 
-    /// The first `count`, which have been asked for.
+    /// Returns the first `count` tokens, which [`get`](Self::get) must have returned before.
     fn into_first(mut self, count: usize) -> Vec<(u32, f32)> {
         self.tokens.truncate(count);
         self.tokens
     }
 }
 
-/// Compares tokens: the one with the higher logit goes first, of equal ones the one with the lower id.
+/// Compares tokens: higher logits first, then lower ids.
 pub(super) fn likelier(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
@@ -144,7 +143,7 @@ pub(super) mod tests {
 
     #[test]
     fn largest_random_number_draws_last_token_despite_rounding() {
-        // Summed block by block, what goes before the last block and its own sum are a little less than the whole.
+        // The sums of the blocks, added up, are slightly below the sum of all weights.
         let mut logits = [0.0; 514];
         for (token, logit) in [(105, 9.96358), (256, 9.5), (409, 9.75), (512, 9.75), (513, 9.88698)] {
             logits[token] = logit;
@@ -153,8 +152,8 @@ pub(super) mod tests {
         assert_eq!(draw(&logits, &sampling, 1.0 - f64::EPSILON), 513);
     }
 
-    /// The tokens that can be drawn with their probabilities, in the order of their ids, with libm's
-    /// exponential and everything sorted. None where rounding decides about a token.
+    /// Computes the probability of each token that can be sampled, in order of ids, with libm's exponential and full sorting.
+    /// Returns `None` if rounding decides whether a token is kept.
     fn distribution(logits: &[f32], sampling: &Sampling) -> Option<Vec<(u32, f64)>> {
         const CLOSE: f64 = 1e-4;
         let mut tokens: Vec<(u32, f32)> =
@@ -193,7 +192,7 @@ pub(super) mod tests {
         Some(kept.into_iter().map(|(token, weight)| (token, weight / mass)).collect())
     }
 
-    /// Logits with many ties and some that cannot be drawn; longer than what is sorted at first.
+    /// Generates logits with ties and with infinities; some are longer than what [`Descending`] sorts first.
     pub(in super::super) fn logits() -> impl Strategy<Value = Vec<f32>> {
         let logit = prop_oneof![
             8 => (-40_i32..40).prop_map(|quarter| quarter as f32 / 4.0),
@@ -206,7 +205,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn every_way_to_draw_follows_the_same_distribution(
+        fn sampling_follows_the_distribution(
             logits in logits(),
             temperature in prop_oneof![Just(0.01_f32), 0.1_f32..3.0, Just(1e6_f32)],
             top_k in prop_oneof![Just(0_usize), 1_usize..800],
@@ -217,7 +216,7 @@ pub(super) mod tests {
             let sampling = Sampling { temperature, top_k, top_p, min_p, ..Sampling::default() };
             let Some(expected) = distribution(&logits, &sampling) else { return Ok(()) };
             let token = draw(&logits, &sampling, number);
-            // The number lies in the token's part of the whole, but for rounding.
+            // The number must lie in the token's interval of the cumulative distribution, up to rounding.
             let before: f64 = expected.iter().filter(|(other, _)| *other < token).map(|(_, part)| part).sum();
             let own = expected.iter().find(|(other, _)| *other == token).map(|(_, part)| part);
             let Some(own) = own else { return Err(TestCaseError::fail(format!("{token} is not kept"))) };

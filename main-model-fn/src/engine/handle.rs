@@ -1,4 +1,5 @@
-//! The engine as its callers see it: a bounded queue in, a stream of events out. A full queue sheds load.
+//! Interface of the engine for its callers: submits requests to a bounded queue and returns a stream of events. If the
+//! queue is full, requests are refused (load shedding).
 
 use super::request::{Event, Request};
 use crate::backend::PAGE_POSITIONS;
@@ -8,74 +9,74 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-/// Limits of a request, known before the engine sees it.
+/// Limits that a request is checked against before it enters the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestLimits {
-    /// Ids at or above this are no tokens.
+    /// Number of token ids; valid ids are below it.
     pub vocab_size: usize,
-    /// Prompt and output together.
+    /// Most tokens of prompt and output together.
     pub context_length: usize,
-    /// Pages of keys and values that there are.
+    /// Number of pages in the KV cache.
     pub cache_pages: usize,
-    /// Pages that a sequence needs.
+    /// Pages that a sequence needs, by its length.
     pub page_needs: PageNeeds,
-    /// Rows of prompts that go through the layers together.
+    /// Most rows of a layered prefill.
     pub prefill_rows: usize,
     /// Most choices of one request.
     pub max_choices: usize,
-    /// Requests that run or wait at most; the next is refused.
+    /// Most requests that run or wait; load shedding refuses further ones.
     pub max_requests: usize,
-    /// How long a request that states nothing may wait for its first row; `None`: as long as it takes.
+    /// Queue deadline of requests that state none; `None`: no limit.
     pub queue_deadline: Option<Duration>,
 }
 
 impl RequestLimits {
-    /// Positions of each of `choices` sequences that the KV cache has room for.
+    /// Returns the positions that each of `choices` sequences can have in the KV cache.
     pub(crate) fn cached_positions(&self, choices: usize) -> usize {
         self.page_needs.positions(self.cache_pages / choices.max(1), self.prefill_rows)
     }
 }
 
-/// A request on its way to the engine.
-pub(crate) struct Job {
+/// A request in the engine's queue.
+pub(crate) struct QueuedRequest {
     pub(crate) request: Request,
     pub(crate) events: mpsc::Sender<Event>,
     pub(crate) submitted: Instant,
-    /// Held until the request has left the engine: the queue's bound.
-    pub(crate) _slot: OwnedSemaphorePermit,
+    /// Permit of the bounded queue, held until the request has left the engine.
+    pub(crate) _permit: OwnedSemaphorePermit,
 }
 
-impl Job {
-    /// Reports if its queue deadline has passed.
+impl QueuedRequest {
+    /// Reports if the queue deadline has passed.
     pub(crate) fn is_overdue(&self, now: Instant) -> bool {
         let limit = self.request.queue_deadline;
         limit.is_some_and(|limit| now.saturating_duration_since(self.submitted) >= limit)
     }
 
-    /// The error for its client then.
-    pub(crate) fn overdue(&self) -> ServiceError {
+    /// Returns the error for a client whose request missed its queue deadline.
+    pub(crate) fn deadline_error(&self) -> ServiceError {
         let message = "queue deadline exceeded: other requests are computed first; retry later";
         ServiceError::new(ErrorCode::QueueDeadlineExceeded, message)
     }
 }
 
-/// The caller's end of the engine. Clones share the queue.
+/// Handle to submit requests. Clones share the queue.
 #[derive(Clone)]
 pub struct EngineHandle {
-    jobs: mpsc::UnboundedSender<Job>,
-    slots: Arc<Semaphore>,
+    queue: mpsc::UnboundedSender<QueuedRequest>,
+    permits: Arc<Semaphore>,
     limits: RequestLimits,
 }
 
-/// The events of one request. Dropping it ends the request's work at the next iteration.
+/// Events of one request. Dropping the receiver cancels the request at the next iteration.
 pub type Events = mpsc::Receiver<Event>;
 
 impl EngineHandle {
-    pub(crate) fn new(limits: RequestLimits) -> (Self, mpsc::UnboundedReceiver<Job>) {
-        // Unbounded in type only: every job holds one of `max_requests` slots.
-        let (jobs, receiver) = mpsc::unbounded_channel();
-        let slots = Arc::new(Semaphore::new(limits.max_requests));
-        (Self { jobs, slots, limits }, receiver)
+    pub(crate) fn new(limits: RequestLimits) -> (Self, mpsc::UnboundedReceiver<QueuedRequest>) {
+        // Unbounded in type only: every request holds one of `max_requests` permits.
+        let (queue, receiver) = mpsc::unbounded_channel();
+        let permits = Arc::new(Semaphore::new(limits.max_requests));
+        (Self { queue, permits, limits }, receiver)
     }
 
     /// Returns the limits of requests.
@@ -83,26 +84,25 @@ impl EngineHandle {
         self.limits
     }
 
-    /// Hands `request` to the engine.
+    /// Submits `request` to the engine.
     ///
     /// # Errors
-    /// `InvalidArgument` and `ContextLengthExceeded` for what can never run, `ResourceExhausted`
-    /// when the queue is full, `Unavailable` when the engine has stopped.
+    /// Fails with `InvalidArgument` or `ContextLengthExceeded` if the request can never run, with `ResourceExhausted` if
+    /// the queue is full, with `Unavailable` if the engine has stopped.
     pub fn submit(&self, request: Request) -> Result<Events, ServiceError> {
         self.check(&request)?;
-        let slot = self.slots.clone().try_acquire_owned().map_err(|_| {
+        let permit = self.permits.clone().try_acquire_owned().map_err(|_| {
             ServiceError::new(
                 ErrorCode::ResourceExhausted,
                 format!("queue full: {} requests run or wait; retry later", self.limits.max_requests),
             )
         })?;
-        // Room for every event that the request can cause, so that the engine never waits for a
-        // client that reads slowly.
-        let room = request.choices * (request.max_tokens + 2) + 4;
-        let (events, receiver) = mpsc::channel(room);
-        let job = Job { request, events, submitted: Instant::now(), _slot: slot };
-        self.jobs
-            .send(job)
+        // The channel holds every event of the request, so that the engine never waits for a client that reads slowly.
+        let capacity = request.choices * (request.max_tokens + 2) + 4;
+        let (events, receiver) = mpsc::channel(capacity);
+        let queued = QueuedRequest { request, events, submitted: Instant::now(), _permit: permit };
+        self.queue
+            .send(queued)
             .map_err(|_| ServiceError::new(ErrorCode::Unavailable, "the engine has stopped"))?;
         Ok(receiver)
     }
@@ -154,8 +154,8 @@ impl EngineHandle {
         Ok(())
     }
 
-    /// Requests that run or wait.
+    /// Returns the number of requests that run or wait.
     pub fn in_flight(&self) -> usize {
-        self.limits.max_requests - self.slots.available_permits()
+        self.limits.max_requests - self.permits.available_permits()
     }
 }

@@ -1,36 +1,36 @@
-//! The pages that a request holds, lacks and gives back.
+//! KV cache pages of a request: reservation, prefix cache lookup, and release.
 
+use super::active_request::{ActiveRequest, RequestStage};
 use super::choice::{OpenChoice, token_at};
 use super::handle::RequestLimits;
 use super::request::{ExpertTally, ExpertTime, Inspection, Request};
-use super::sequence::{ActiveRequest, Stage};
 use crate::backend::PAGE_POSITIONS;
-use crate::pages::{Pages, SequenceCache};
+use crate::pages::{KvPagePool, SequenceCache};
 use std::cmp::Reverse;
 
 impl ActiveRequest {
-    /// Returns the KV caches of its sequences.
+    /// Returns the KV caches of the request's sequences.
     pub(crate) fn caches(&self) -> impl Iterator<Item = &SequenceCache> {
         let (prompt, choices) = match &self.stage {
-            Stage::Prompt(cache) => (Some(cache), [].as_slice()),
-            Stage::Choices(choices) => (None, choices.as_slice()),
+            RequestStage::Prompt(cache) => (Some(cache), [].as_slice()),
+            RequestStage::Choices(choices) => (None, choices.as_slice()),
         };
         prompt.into_iter().chain(choices.iter().map(|choice| &choice.cache))
     }
 
-    /// Pages that the request will need soon beside those that it holds, `headroom` positions beyond its known
+    /// Returns the pages that the request will soon need in addition to those it holds, for `headroom` positions beyond its known
     /// tokens.
-    pub(crate) fn growth(&self, headroom: usize, limits: &RequestLimits) -> usize {
+    pub(crate) fn expected_growth(&self, headroom: usize, limits: &RequestLimits) -> usize {
         let prompt = &self.request().prompt;
-        let soon = |known: usize| (known + headroom).min(most_positions(self.request()));
+        let soon = |known: usize| (known + headroom).min(max_positions(self.request()));
         match &self.stage {
-            Stage::Prompt(cache) => {
+            RequestStage::Prompt(cache) => {
                 expected_pages(self.request(), headroom, limits).saturating_sub(cache.pages())
             }
-            Stage::Choices(choices) => {
+            RequestStage::Choices(choices) => {
                 let needs = |choice: &OpenChoice| {
-                    let known = choice.known(prompt);
-                    // All of them after a pause, else the last.
+                    let known = choice.known_tokens(prompt);
+                    // After a preemption all known tokens are forwarded again, otherwise the last.
                     let rows = (known - choice.cache.length()).min(limits.prefill_rows);
                     limits.page_needs.pages(soon(known), rows).saturating_sub(choice.cache.pages())
                 };
@@ -39,17 +39,17 @@ impl ActiveRequest {
         }
     }
 
-    /// Blocks whose pages it lacks for `rows`, one for each of its sequences, and for the copies of the prompt's last
-    /// page that further choices need.
-    pub(crate) fn lacking(&self, rows: &[usize]) -> usize {
-        let caches = self.caches().zip(rows).map(|(cache, rows)| cache.lacking(cache.length() + rows));
-        caches.sum::<usize>() + self.lacking_copies(rows)
+    /// Returns the blocks to allocate for `rows`, which has the rows of each sequence, and for the copies of the prompt's
+    /// last page that further choices need.
+    pub(crate) fn missing_blocks(&self, rows: &[usize]) -> usize {
+        let caches = self.caches().zip(rows).map(|(cache, rows)| cache.missing_blocks(cache.length() + rows));
+        caches.sum::<usize>() + self.missing_copies(rows)
     }
 
-    fn lacking_copies(&self, rows: &[usize]) -> usize {
+    fn missing_copies(&self, rows: &[usize]) -> usize {
         let prompt = self.request().prompt.len();
         match &self.stage {
-            Stage::Prompt(cache)
+            RequestStage::Prompt(cache)
                 if rows.first().is_some_and(|rows| cache.length() + rows == prompt)
                     && !prompt.is_multiple_of(PAGE_POSITIONS) =>
             {
@@ -59,34 +59,35 @@ impl ActiveRequest {
         }
     }
 
-    /// Takes the pages that it lacks for `rows`. False where there are not enough.
-    pub(crate) fn reserve(&mut self, rows: &[usize], pages: &mut Pages) -> bool {
-        for _ in 0..self.lacking_copies(rows) {
-            match pages.take() {
-                Some(page) => self.copies.push(page),
+    /// Allocates the blocks that are missing for `rows`. Returns false if the pool cannot free enough.
+    pub(crate) fn reserve(&mut self, rows: &[usize], pages: &mut KvPagePool) -> bool {
+        for _ in 0..self.missing_copies(rows) {
+            match pages.allocate_block() {
+                Some(block) => self.copies.push(block),
                 None => return false,
             }
         }
         let mut reserve =
             |cache: &mut SequenceCache, rows: usize| cache.reserve(cache.length() + rows, pages);
         match &mut self.stage {
-            Stage::Prompt(cache) => reserve(cache, rows.first().copied().unwrap_or(0)),
-            Stage::Choices(choices) => {
+            RequestStage::Prompt(cache) => reserve(cache, rows.first().copied().unwrap_or(0)),
+            RequestStage::Choices(choices) => {
                 choices.iter_mut().zip(rows).all(|(choice, &rows)| reserve(&mut choice.cache, rows))
             }
         }
     }
 
-    /// Looks its prompt up again, before its next rows: others may have computed more of it meanwhile. Returns the
-    /// tokens that were found now and not before.
-    pub(crate) fn look_up(&mut self, pages: &mut Pages) -> usize {
-        let (wants_rows, tenant) = (self.wants_prompt_rows(), self.job.request.tenant);
-        let prompt = &self.job.request.prompt;
-        let Stage::Prompt(cache) = &mut self.stage else { return 0 };
+    /// Looks up the prompt in the prefix cache again, because other requests may have computed more of it meanwhile.
+    ///
+    /// Returns the number of tokens that were found now and not before.
+    pub(crate) fn extend_cached_prefix(&mut self, pages: &mut KvPagePool) -> usize {
+        let (wants_rows, scope) = (self.wants_prompt_rows(), self.queued.request.tenant);
+        let prompt = &self.queued.request.prompt;
+        let RequestStage::Prompt(cache) = &mut self.stage else { return 0 };
         if wants_rows {
             return 0;
         }
-        let found = pages.begin(tenant, |at| prompt[at], prompt.len());
+        let found = pages.begin_sequence(scope, |position| prompt[position], prompt.len());
         let more = found.length().saturating_sub(cache.length());
         if more > 0 {
             *cache = found;
@@ -95,91 +96,96 @@ impl ActiveRequest {
         more
     }
 
-    /// Reports if it is worth waiting for `leader`, which is ahead of it with a prompt that begins alike and takes
-    /// `rows` of it through the layers next: the request is then spared at least half as many rows.
-    pub(crate) fn follows(&self, leader: &Self, rows: usize) -> bool {
-        let (Stage::Prompt(cache), Stage::Prompt(ahead)) = (&self.stage, &leader.stage) else { return false };
+    /// Reports if the prompt should wait for `leader`, a request that is ahead with a common prefix.
+    ///
+    /// `rows` is the size of the leader's next prefill. Waiting is worth it if the request is then spared at least half as
+    /// many rows.
+    pub(crate) fn should_follow(&self, leader: &Self, rows: usize) -> bool {
+        let (RequestStage::Prompt(cache), RequestStage::Prompt(leader_cache)) = (&self.stage, &leader.stage)
+        else {
+            return false;
+        };
         let (own, other) = (self.request(), leader.request());
         if own.tenant != other.tenant || own.priority < other.priority || self.wants_prompt_rows() {
             return false;
         }
-        let pages = own.prompt.len().saturating_sub(1) / PAGE_POSITIONS;
-        let mut page = cache.length() / PAGE_POSITIONS;
-        let is_alike = |page: usize| {
-            let page = page * PAGE_POSITIONS..(page + 1) * PAGE_POSITIONS;
-            other.prompt.get(page.clone()).is_some_and(|others| own.prompt.get(page) == Some(others))
+        let blocks = own.prompt.len().saturating_sub(1) / PAGE_POSITIONS;
+        let mut common = cache.length() / PAGE_POSITIONS;
+        let is_common = |block: usize| {
+            let block = block * PAGE_POSITIONS..(block + 1) * PAGE_POSITIONS;
+            other.prompt.get(block.clone()).is_some_and(|tokens| own.prompt.get(block) == Some(tokens))
         };
-        // What comes before is compared first: pages that differ there have nothing in common.
+        // If the cached parts differ, no later block can be shared.
         if own.prompt.get(..cache.length()) != other.prompt.get(..cache.length()) {
             return false;
         }
-        while page < pages && is_alike(page) {
-            page += 1;
+        while common < blocks && is_common(common) {
+            common += 1;
         }
-        // The pages that the leader has filled are found already.
-        let there = cache.length().max(ahead.length() / PAGE_POSITIONS * PAGE_POSITIONS);
-        let gain = (page * PAGE_POSITIONS).saturating_sub(there);
+        // Full pages of the leader are in the prefix cache already.
+        let available = cache.length().max(leader_cache.length() / PAGE_POSITIONS * PAGE_POSITIONS);
+        let gain = (common * PAGE_POSITIONS).saturating_sub(available);
         gain > 0 && 2 * gain >= rows
     }
 
-    /// Reports if its prompt is further than that of `other`: computed further, or, if both are as far, under way or
-    /// older.
+    /// Reports if the prompt is further than that of `other`: more positions computed, then prefill under way, then older.
     pub(crate) fn is_ahead_of(&self, other: &Self) -> bool {
-        let done = |running: &Self| match &running.stage {
-            Stage::Prompt(cache) => (cache.length(), running.pass.is_some(), Reverse(running.id)),
-            Stage::Choices(_) => (0, false, Reverse(running.id)),
+        let progress = |request: &Self| match &request.stage {
+            RequestStage::Prompt(cache) => (cache.length(), request.prefill.is_some(), Reverse(request.id)),
+            RequestStage::Choices(_) => (0, false, Reverse(request.id)),
         };
-        done(self) > done(other)
+        progress(self) > progress(other)
     }
 
-    /// Takes what is kept of its known tokens: of the prompt, unless every row of it is wanted for something else
-    /// than what follows; of choices that go on, all. To be called before it runs, for the first time and after
-    /// every pause.
-    pub(crate) fn begin(&mut self, pages: &mut Pages) {
+    /// Starts the request's sequences from the prefix cache, for the first time and after every preemption.
+    ///
+    /// A prompt starts without cached positions if [every row](Self::wants_prompt_rows) of it is needed.
+    pub(crate) fn begin_sequences(&mut self, pages: &mut KvPagePool) {
         let wants_rows = self.wants_prompt_rows();
-        let prompt = &self.job.request.prompt;
-        let tenant = self.job.request.tenant;
+        let prompt = &self.queued.request.prompt;
+        let scope = self.queued.request.tenant;
         match &mut self.stage {
-            Stage::Prompt(cache) => {
+            RequestStage::Prompt(cache) => {
                 let tokens = if wants_rows { 0 } else { prompt.len() };
-                *cache = pages.begin(tenant, |at| prompt[at], tokens);
+                *cache = pages.begin_sequence(scope, |position| prompt[position], tokens);
                 self.figures.cached_tokens = cache.length();
             }
-            Stage::Choices(choices) => {
+            RequestStage::Choices(choices) => {
                 for choice in choices {
-                    let known = choice.known(prompt);
+                    let known = choice.known_tokens(prompt);
                     let output = &choice.output;
-                    choice.cache = pages.begin(tenant, |at| token_at(prompt, output, at), known);
+                    choice.cache =
+                        pages.begin_sequence(scope, |position| token_at(prompt, output, position), known);
                 }
             }
         }
     }
 
-    /// Keeps what has become full of its pages, for itself after a pause and for others.
-    pub(crate) fn keep(&mut self, pages: &mut Pages) {
-        let prompt = &self.job.request.prompt;
+    /// Adds the request's full pages to the prefix cache, for other requests and for itself after a preemption.
+    pub(crate) fn cache_full_pages(&mut self, pages: &mut KvPagePool) {
+        let prompt = &self.queued.request.prompt;
         match &mut self.stage {
-            Stage::Prompt(cache) => pages.keep(cache, |at| prompt[at]),
-            Stage::Choices(choices) => {
+            RequestStage::Prompt(cache) => pages.cache_full_pages(cache, |position| prompt[position]),
+            RequestStage::Choices(choices) => {
                 for choice in choices {
                     let output = &choice.output;
-                    pages.keep(&mut choice.cache, |at| token_at(prompt, output, at));
+                    pages.cache_full_pages(&mut choice.cache, |position| token_at(prompt, output, position));
                 }
             }
         }
     }
 
-    /// Lets go of all pages. Known tokens that are not kept until then are forwarded again when the request goes on.
-    pub(crate) fn pause(&mut self) {
+    /// Releases all pages. When the request continues, known tokens that left the prefix cache are forwarded again.
+    pub(crate) fn release_pages(&mut self) {
         self.copies.clear();
         if let Some(spans) = &self.spans {
             spans.event("preempted: KV cache full");
         }
-        let tenant = self.job.request.tenant;
+        let scope = self.queued.request.tenant;
         match &mut self.stage {
-            Stage::Prompt(cache) => {
-                *cache = SequenceCache::new(tenant);
-                // Nothing of the prompt has been reported yet: it starts over.
+            RequestStage::Prompt(cache) => {
+                *cache = SequenceCache::new(scope);
+                // No result of the prompt has been reported yet: its records start over.
                 self.prompt_logprobs.clear();
                 self.states.clear();
                 self.inspection = Inspection::default();
@@ -193,22 +199,22 @@ impl ActiveRequest {
                     activations.restart();
                 }
             }
-            Stage::Choices(choices) => {
+            RequestStage::Choices(choices) => {
                 for choice in choices {
-                    choice.cache = SequenceCache::new(tenant);
+                    choice.cache = SequenceCache::new(scope);
                 }
             }
         }
     }
 }
 
-/// Positions that one sequence of `request` comes to at most: the last token is not forwarded.
-fn most_positions(request: &Request) -> usize {
+/// Returns the most positions that one sequence of `request` can have: the last token is not forwarded.
+fn max_positions(request: &Request) -> usize {
     request.prompt.len() + request.max_tokens.saturating_sub(1)
 }
 
-/// Pages that `request` needs soon after its start, `headroom` positions beyond its prompt.
+/// Returns the pages that `request` needs soon after its start, for `headroom` positions beyond its prompt.
 pub(crate) fn expected_pages(request: &Request, headroom: usize, limits: &RequestLimits) -> usize {
-    let soon = (request.prompt.len() + headroom).min(most_positions(request));
+    let soon = (request.prompt.len() + headroom).min(max_positions(request));
     limits.page_needs.pages(soon, limits.prefill_rows.min(request.prompt.len())) * request.choices
 }

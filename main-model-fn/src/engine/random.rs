@@ -1,7 +1,7 @@
-//! Random numbers without a state: each is a function of (seed, choice, position), so that a seed
-//! means the same whatever else is in the batch.
+//! Stateless random numbers: each is a function of (seed, choice, position), so that a seed gives the same tokens in
+//! every batch.
 
-/// A number in [0, 1) with 53 random bits for one draw.
+/// Returns a number in [0, 1) with 53 random bits.
 pub(crate) fn uniform(seed: u64, choice: usize, position: usize) -> f64 {
     let mut state = mix(seed.wrapping_add(GOLDEN));
     state = mix(state ^ (choice as u64).wrapping_add(GOLDEN));
@@ -9,6 +9,7 @@ pub(crate) fn uniform(seed: u64, choice: usize, position: usize) -> f64 {
     (state >> 11) as f64 / (1_u64 << 53) as f64
 }
 
+/// Increment of SplitMix64: 2^64 divided by the golden ratio.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
@@ -24,7 +25,7 @@ mod tests {
     use super::uniform;
 
     #[test]
-    fn uniform_and_distinct() {
+    fn numbers_are_uniform_and_depend_on_every_argument() {
         let mut buckets = [0_u32; 16];
         for seed in 0..16 {
             for choice in 0..4 {

@@ -1,4 +1,4 @@
-//! Requests to the engine, and the events that it answers with.
+//! Requests to the engine and the events of their answers.
 
 pub use super::thought::ThoughtBudget;
 pub use crate::dispatch::{ExpertTally, ExpertTime};
@@ -14,54 +14,54 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One request: a prompt and how to continue it.
+/// A prompt and how to continue it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
     /// Token ids, at least one.
     pub prompt: Vec<u32>,
-    /// How many independent continuations; the prompt is computed once for all of them.
+    /// Number of independent continuations; the prompt is computed once for all of them.
     pub choices: usize,
     /// Most tokens per choice; 0 computes the prompt only.
     pub max_tokens: usize,
-    /// How a token is drawn.
+    /// Parameters of token sampling.
     pub sampling: Sampling,
-    /// When a choice ends before `max_tokens`.
+    /// Conditions that end a choice before `max_tokens`.
     pub stop: StopRules,
-    /// Grammar that every choice must match. It allows the end of a sequence only where it is complete, and ends a
+    /// Grammar that every choice must match. It allows the end of a sequence only where the match is complete, and ends a
     /// choice where nothing can follow.
     pub grammar: Option<Grammar>,
-    /// Special tokens are written out in the text; else they give none.
+    /// True if the text includes special tokens; otherwise they give no text.
     pub special_text: bool,
-    /// Special tokens that are written out in any case.
+    /// Special tokens that the text includes in any case.
     pub shown: Vec<u32>,
-    /// Alternatives reported with each generated token (0: only the token's own log-probability).
+    /// Number of alternatives reported with each generated token (0: only the token's own log-probability).
     pub logprobs: Option<usize>,
-    /// As [`Self::logprobs`], for the prompt's tokens.
+    /// Number of alternatives reported with each prompt token.
     pub prompt_logprobs: Option<usize>,
-    /// Record the routing, and the hidden states too, of the prompt.
+    /// Level of the prompt's records: routing, or hidden states as well.
     pub inspect: Option<InspectLevel>,
-    /// Give the mean of the prompt's hidden states.
+    /// True if the answer is the mean of the prompt's hidden states.
     pub embeds: bool,
-    /// With whose requests it shares keys and values of equal beginnings.
+    /// Scope within which cached prefixes are shared.
     pub tenant: CacheScope,
-    /// Where its experts are counted; comes back with its figures.
+    /// Counter of the experts that the request uses; returned with its [`Figures`].
     pub activations: Option<Box<Activations>>,
-    /// The span that its own are parts of.
+    /// Parent of the request's tracing spans.
     pub span: SpanRef,
     /// Priority class: interactive requests go first.
     pub priority: Priority,
-    /// How long it may wait before its first row is computed; none: as long as it takes.
+    /// Longest wait until the first row is computed; `None`: no limit.
     pub queue_deadline: Option<Duration>,
-    /// Most tokens of the thought that an answer begins with.
+    /// Budget of the thought (reasoning) at the beginning of the answer.
     pub thought_budget: Option<ThoughtBudget>,
 }
 
-/// Most of the likeliest tokens that are worth selecting on a device.
-const MOST_LIKELIEST: usize = 64;
+/// Largest number of logits for which selection on a device pays off.
+const MAX_SELECTED_LOGITS: usize = 64;
 
 impl Request {
-    /// Returns how many of the likeliest tokens are enough to draw from; `None` if every logit is wanted.
-    pub(crate) fn likeliest(&self) -> Option<usize> {
+    /// Returns how many of the largest logits are enough for sampling; `None` if every logit is needed.
+    pub(crate) fn largest_logits(&self) -> Option<usize> {
         let sampling = &self.sampling;
         let is_plain = sampling.repetition_penalty == 1.0
             && sampling.presence_penalty == 0.0
@@ -72,24 +72,23 @@ impl Request {
             && self.thought_budget.is_none();
         let is_reported = self.logprobs.is_some() || self.prompt_logprobs.is_some() || self.inspect.is_some();
         let count = if sampling.temperature == 0.0 { 1 } else { sampling.top_k };
-        (is_plain && !is_reported && (1..=MOST_LIKELIEST).contains(&count)).then_some(count)
+        (is_plain && !is_reported && (1..=MAX_SELECTED_LOGITS).contains(&count)).then_some(count)
     }
 }
 
-/// The class of a request.
+/// Priority class of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Priority {
     /// A client waits for the answer.
     #[default]
     Interactive,
-    /// The prompt is computed while no interactive prompt waits, from layer to layer; the request never fails for
-    /// that.
+    /// The prompt is computed only while no interactive prompt waits. The request does not fail because of this.
     Batch,
 }
 
 impl Request {
-    /// Computes `prompt` and generates nothing.
-    pub(crate) fn of_prompt(prompt: Vec<u32>) -> Self {
+    /// Creates a request that computes `prompt` and generates nothing.
+    pub(crate) fn prompt_only(prompt: Vec<u32>) -> Self {
         Self {
             prompt,
             choices: 1,
@@ -113,31 +112,31 @@ impl Request {
     }
 }
 
-/// How one token is drawn from the logits. Steps apply in the order of the fields.
+/// Parameters of token sampling, applied in the order of the fields.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampling {
-    /// Divides (positive) or multiplies (negative) the logits of tokens seen in prompt or output.
+    /// Divides positive and multiplies negative logits of tokens that prompt or output contain.
     pub repetition_penalty: f32,
-    /// Subtracted once for a token that the output contains.
+    /// Subtracted once from the logits of tokens that the output contains.
     pub presence_penalty: f32,
-    /// Subtracted for every time that the output contains a token.
+    /// Subtracted from the logits of a token once for each of its occurrences in the output.
     pub frequency_penalty: f32,
-    /// Added to the logits of single tokens. The prompts of one body share it.
+    /// Added to the logits of single tokens. The prompts of one HTTP body share it.
     pub logit_bias: Arc<[(u32, f32)]>,
-    /// 0: the most likely token, ties to the lower id.
+    /// Divisor of the logits. 0: the most likely token, ties to the lower id.
     pub temperature: f32,
-    /// Keep the k most likely tokens; 0: all.
+    /// Number of most likely tokens to sample from; 0: all.
     pub top_k: usize,
-    /// Keep the smallest set of most likely tokens with at least this probability; 1: all.
+    /// Smallest total probability of the most likely tokens to sample from; 1: all tokens.
     pub top_p: f32,
-    /// Keep tokens with at least this share of the most likely token's probability; 0: all.
+    /// Smallest probability of tokens to sample from, relative to the most likely token; 0: all.
     pub min_p: f32,
-    /// With choice and position, all that a random number depends on.
+    /// Seed. A random number depends on seed, choice and position only.
     pub seed: u64,
 }
 
 impl Default for Sampling {
-    /// Greedy, no penalties.
+    /// Greedy decoding without penalties.
     fn default() -> Self {
         Self {
             repetition_penalty: 1.0,
@@ -154,11 +153,13 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Most tokens of a logit bias: each is looked at for every token that is drawn.
-    pub(crate) const BIASES: usize = 1024;
+    /// Most tokens of a logit bias, because each is processed for every sampled token.
+    pub(crate) const MAX_BIASES: usize = 1024;
 
+    /// Checks the ranges of all values.
+    ///
     /// # Errors
-    /// The first value that is no number or out of its range.
+    /// Fails with the first value that is out of range or not a number.
     pub(crate) fn check(&self) -> Result<(), ServiceError> {
         let check = |field: String, value: f32, range: RangeInclusive<f32>| {
             if range.contains(&value) {
@@ -174,8 +175,8 @@ impl Sampling {
         check("repetition_penalty".to_owned(), self.repetition_penalty, 0.01..=100.0)?;
         check("presence_penalty".to_owned(), self.presence_penalty, -2.0..=2.0)?;
         check("frequency_penalty".to_owned(), self.frequency_penalty, -2.0..=2.0)?;
-        if self.logit_bias.len() > Self::BIASES {
-            let (most, tokens) = (Self::BIASES, self.logit_bias.len());
+        if self.logit_bias.len() > Self::MAX_BIASES {
+            let (most, tokens) = (Self::MAX_BIASES, self.logit_bias.len());
             let message = format!("invalid `logit_bias`: expected at most {most} tokens, got {tokens}");
             return Err(ServiceError::invalid("logit_bias", message));
         }
@@ -186,31 +187,34 @@ impl Sampling {
     }
 }
 
-/// When a choice ends.
+/// Conditions that end a choice.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StopRules {
-    /// The output ends before the first of these; needs a tokenizer.
+    /// Strings before which the output ends; these need a tokenizer.
     pub strings: Vec<String>,
-    /// Ends like an end-of-sequence token.
+    /// Tokens that end the output like an end-of-sequence token.
     pub token_ids: Vec<u32>,
-    /// Generate on past end-of-sequence tokens.
+    /// True if end-of-sequence tokens do not end the output.
     pub ignore_eos: bool,
-    /// Nothing ends a choice before so many tokens: no end-of-sequence or stop token is drawn, and a
-    /// stop string that is complete by then is text like any other.
+    /// Fewest tokens of a choice. Until then, end-of-sequence and stop tokens are not sampled, and stop strings count as
+    /// ordinary text.
     pub min_tokens: usize,
 }
 
 impl StopRules {
-    /// Most stop strings, and the length of each in bytes: all of them are looked for at every token.
-    const STRINGS: usize = 32;
-    const STRING_BYTES: usize = 1024;
+    /// Most stop strings: each is searched for after every token.
+    const MAX_STRINGS: usize = 32;
+    /// Longest stop string in bytes.
+    const MAX_STRING_BYTES: usize = 1024;
 
+    /// Checks the number and length of stop strings.
+    ///
     /// # Errors
-    /// Too many stop strings, or one that is too long.
+    /// Fails if there are too many stop strings, or if one is empty or too long.
     pub(crate) fn check(&self) -> Result<(), ServiceError> {
-        let long = |stop: &String| stop.is_empty() || stop.len() > Self::STRING_BYTES;
-        if self.strings.len() > Self::STRINGS || self.strings.iter().any(long) {
-            let (most, bytes) = (Self::STRINGS, Self::STRING_BYTES);
+        let is_invalid = |stop: &String| stop.is_empty() || stop.len() > Self::MAX_STRING_BYTES;
+        if self.strings.len() > Self::MAX_STRINGS || self.strings.iter().any(is_invalid) {
+            let (most, bytes) = (Self::MAX_STRINGS, Self::MAX_STRING_BYTES);
             let message = format!("invalid `stop`: expected at most {most} strings of 1 to {bytes} bytes");
             return Err(ServiceError::invalid("stop", message));
         }
@@ -218,70 +222,69 @@ impl StopRules {
     }
 }
 
-/// One step of a request's answer. A request ends with exactly one [`Event::Done`] or
-/// [`Event::Failed`].
+/// Event of a request's answer. A request ends with exactly one [`Event::Done`] or [`Event::Failed`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// Log-probabilities of the prompt's tokens, the first without; only when asked for, once.
+    /// Log-probabilities of the prompt's tokens; the first token has none. Sent once, if requested.
     Prompt(Vec<Option<TokenLogprobs>>),
-    /// Records of an inspection; only when asked for, once.
+    /// Records of the prompt. Sent once, if requested.
     Inspection(Box<Inspection>),
-    /// The mean over the prompt of the hidden states behind the final norm; only when asked for, once.
+    /// Mean of the prompt's hidden states behind the final norm. Sent once, if requested.
     Embedding(Vec<f32>),
-    /// One step of one choice. Text held back (partial characters, possible beginnings of a stop
-    /// string) comes with a later delta, its tokens with the step that they were drawn in.
+    /// Next token or text of one choice. Text that is held back (partial characters, possible beginnings of a stop
+    /// string) comes with a later delta than its tokens.
     Delta(Delta),
     /// One choice has ended.
     Finished {
-        /// Which choice.
+        /// Index of the choice.
         choice: usize,
-        /// Why.
+        /// Reason for the end.
         reason: FinishReason,
     },
     /// All choices have ended.
     Done(Figures),
-    /// The request failed; nothing follows.
+    /// The request failed. This is the last event.
     Failed(ServiceError),
 }
 
 /// New output of one choice.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Delta {
-    /// Which choice.
+    /// Index of the choice.
     pub choice: usize,
-    /// The token drawn in this step; none when only held-back text is released. A token that ends
-    /// the choice (end of sequence, stop token) is not reported.
+    /// Sampled token; `None` if only held-back text is released. A token that ends the choice (end of sequence, stop
+    /// token) is not reported.
     pub token: Option<u32>,
-    /// Text that became certain in this step; empty without a tokenizer.
+    /// Text that no later token can change; empty without a tokenizer.
     pub text: String,
-    /// The token's log-probabilities, when asked for.
+    /// Log-probabilities of the token, if requested.
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// The log-probability of one token, and its most likely rivals.
+/// Log-probability of one token and of the most likely alternatives.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
-    /// The token that was drawn (or stands in the prompt).
+    /// Token of the output or prompt.
     pub token: u32,
-    /// Natural log-probability of the token under the unmodified logits.
+    /// Natural logarithm of the token's probability under the unmodified logits.
     pub logprob: f32,
-    /// The most likely tokens, most likely first, ties to the lower id.
+    /// Most likely tokens with their log-probabilities, in descending order; ties to the lower id.
     pub top: Vec<(u32, f32)>,
 }
 
-/// Why a choice ended.
+/// Reason why a choice ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FinishReason {
     /// An end-of-sequence token, a stop token or the end of the grammar.
     Stop,
-    /// A stop string, by its place in the request.
+    /// Stop string, by its index in the request.
     StopString(usize),
-    /// `max_tokens` or the context's end.
+    /// `max_tokens`, or the end of the context.
     Length,
 }
 
 impl FinishReason {
-    /// The name in JSON answers.
+    /// Returns the name in JSON answers.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Stop | Self::StopString(_) => "stop",
@@ -290,47 +293,46 @@ impl FinishReason {
     }
 }
 
-/// The figures of a finished request.
+/// Counts and times of a finished request.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Figures {
-    /// Tokens of the prompt.
+    /// Number of prompt tokens.
     pub prompt_tokens: usize,
-    /// Tokens drawn, closing end-of-sequence tokens included, all choices together.
+    /// Number of sampled tokens of all choices, including end-of-sequence tokens.
     pub completion_tokens: usize,
-    /// Tokens of the prompt whose keys and values were kept from earlier requests; they do not go through the
-    /// model.
+    /// Number of prompt tokens found in the prefix cache, which are not computed again.
     pub cached_tokens: usize,
-    /// Positions that went through the model: prompt - cached + generated - 1 for one choice.
+    /// Number of positions that went through the model: prompt - cached + generated - 1 for one choice.
     pub forwarded_positions: u64,
-    /// Where its experts were computed.
+    /// Numbers of (token, expert) pairs by where they were computed.
     pub experts: ExpertTally,
-    /// From submission to the start of its first iteration.
+    /// Time from submission to the start of the first iteration.
     pub queued: Duration,
-    /// From submission to the first token.
+    /// Time to first token (TTFT): from submission to the first token.
     pub ttft: Duration,
-    /// From the start of its first iteration to the first token.
+    /// Time from the start of the first iteration to the first token.
     pub prefill: Duration,
-    /// From the first token to the last.
+    /// Time from the first token to the last.
     pub decode: Duration,
-    /// Time of the experts in the iterations of the prefill.
+    /// Expert time of the iterations of prefill.
     pub prefill_experts: ExpertTime,
-    /// Time of the experts in the iterations of decoding.
+    /// Expert time of the iterations of decoding.
     pub decode_experts: ExpertTime,
-    /// Share of the time of functions. Unlike the other times, shares of requests add up.
+    /// Share of the functions' time. Shares of all requests add up to the whole, unlike the times above.
     pub work: Box<RequestWork>,
-    /// Which experts its positions used, where the request asks.
+    /// Experts that the positions used, if requested.
     pub activations: Option<Box<Activations>>,
 }
 
-/// A prompt's way through the model.
+/// Records of a prompt's way through the model.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Inspection {
-    /// `vocab_size` logits of the last position.
+    /// Logits of the last position, `vocab_size` elements.
     pub last_logits: Vec<f32>,
-    /// Per MoE layer, per prompt token: the selected experts, ascending, and their weights.
+    /// Selected experts and weights, per MoE layer and prompt token; experts ascending.
     pub routing: Vec<LayerRouting>,
-    /// prompt x hidden elements before the final norm, compute dtype, little endian; empty unless
-    /// asked for.
+    /// prompt x hidden elements before the final norm, compute dtype, little endian; empty below
+    /// [`InspectLevel::Hidden`].
     pub hidden: Vec<u8>,
 }
 
@@ -343,13 +345,13 @@ mod tests {
         assert_eq!(Sampling::default().check(), Ok(()));
         type SamplingChange = fn(&mut Sampling, f32);
         let fields: [(&str, SamplingChange, f32, f32); 7] = [
-            ("temperature", |it, value| it.temperature = value, 0.0, 2.0),
-            ("top_p", |it, value| it.top_p = value, 0.0, 1.0),
-            ("min_p", |it, value| it.min_p = value, 0.0, 1.0),
-            ("repetition_penalty", |it, value| it.repetition_penalty = value, 0.01, 100.0),
-            ("presence_penalty", |it, value| it.presence_penalty = value, -2.0, 2.0),
-            ("frequency_penalty", |it, value| it.frequency_penalty = value, -2.0, 2.0),
-            ("logit_bias.7", |it, value| it.logit_bias = [(7, value)].into(), -100.0, 100.0),
+            ("temperature", |sampling, value| sampling.temperature = value, 0.0, 2.0),
+            ("top_p", |sampling, value| sampling.top_p = value, 0.0, 1.0),
+            ("min_p", |sampling, value| sampling.min_p = value, 0.0, 1.0),
+            ("repetition_penalty", |sampling, value| sampling.repetition_penalty = value, 0.01, 100.0),
+            ("presence_penalty", |sampling, value| sampling.presence_penalty = value, -2.0, 2.0),
+            ("frequency_penalty", |sampling, value| sampling.frequency_penalty = value, -2.0, 2.0),
+            ("logit_bias.7", |sampling, value| sampling.logit_bias = [(7, value)].into(), -100.0, 100.0),
         ];
         for (field, change, low, high) in fields {
             let checked = |value| {

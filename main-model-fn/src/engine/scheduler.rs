@@ -1,51 +1,50 @@
-//! Scheduler of continuous batching: the prompt whose prefill goes on next. Pure.
+//! Scheduler of prefill: selects the prompt that advances next, between two decode iterations.
 //!
-//! All that decode take part in every iteration; the time between two of them belongs to prompts. It goes to the
-//! shortest prompt (shortest remaining processing time first), but where an older one waits behind it, half of the time
-//! goes to the oldest: a prompt takes at most twice as long as alone with those that came before it, and no longer
-//! prompt starves. Batch requests get time while no interactive prompt can use it.
+//! The shortest prompt goes first (shortest remaining processing time). If an older prompt waits behind it, the oldest
+//! gets half of the time. So no prompt starves: a prompt takes at most twice as long as it would with only the earlier
+//! ones. Batch prompts get time while no interactive prompt can use it.
 
 use super::request::Priority;
 use std::time::Duration;
 
-/// Something to compute of a request: its prompt, or known tokens after a preemption.
+/// Prefill of one request or group: a prompt, or known tokens after a preemption.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PrefillWork {
-    /// Rows that are left of it.
+    /// Rows that remain.
     pub(crate) rows: usize,
     pub(crate) priority: Priority,
 }
 
-/// Whose turn it is, the oldest prompt's or the shortest's.
+/// Balance between the oldest and the shortest prompt.
 #[derive(Debug, Default)]
 pub(crate) struct PrefillOrder {
-    /// Seconds that the shortest had and the oldest is owed; below 0 the other way round.
-    owed: f64,
+    /// Seconds by which shorter prompts had more time than the oldest; negative if they had less.
+    oldest_deficit: f64,
 }
 
-/// The most that either is owed, in seconds.
-const MOST_OWED: f64 = 1.0;
+/// Largest absolute deficit, in seconds.
+const MAX_DEFICIT: f64 = 1.0;
 
 impl PrefillOrder {
-    /// Index of the prompt that goes on next, of `prompts` in the order of arrival.
+    /// Returns the index of the prompt that advances next. `prompts` are in the order of arrival.
     pub(crate) fn next(&self, prompts: &[PrefillWork]) -> Option<usize> {
         let (oldest, shortest) = candidates(prompts)?;
-        Some(if self.owed > 0.0 { oldest } else { shortest })
+        Some(if self.oldest_deficit > 0.0 { oldest } else { shortest })
     }
 
-    /// Prompt `index` of `prompts` has had `time`.
-    pub(crate) fn had(&mut self, prompts: &[PrefillWork], index: usize, time: Duration) {
+    /// Records that prompt `index` of `prompts` advanced for `time`.
+    pub(crate) fn record(&mut self, prompts: &[PrefillWork], index: usize, time: Duration) {
         let Some((oldest, shortest)) = candidates(prompts) else { return };
         let time = time.as_secs_f64();
-        self.owed = match index {
+        self.oldest_deficit = match index {
             _ if oldest == shortest => 0.0,
-            _ if index == oldest => (self.owed - time).max(-MOST_OWED),
-            _ => (self.owed + time).min(MOST_OWED),
+            _ if index == oldest => (self.oldest_deficit - time).max(-MAX_DEFICIT),
+            _ => (self.oldest_deficit + time).min(MAX_DEFICIT),
         };
     }
 }
 
-/// The oldest and the shortest of the prompts of the highest priority that there is.
+/// Returns the oldest and the shortest prompt of the highest priority.
 fn candidates(prompts: &[PrefillWork]) -> Option<(usize, usize)> {
     let highest = prompts.iter().map(|prompt| prompt.priority).min()?;
     let these = || prompts.iter().enumerate().filter(|(_, prompt)| prompt.priority == highest);
@@ -54,10 +53,9 @@ fn candidates(prompts: &[PrefillWork]) -> Option<(usize, usize)> {
     Some((oldest, shortest))
 }
 
-/// Rows of each of a request's sequences in a pass of at most `most` rows, given what each could forward and its
-/// largest chunk. One at least.
-pub(crate) fn rows_of(pending: &[Pending], most: usize) -> Vec<usize> {
-    let mut left = most.max(1);
+/// Distributes at most `max_rows` rows, at least one, over the sequences of a request.
+pub(crate) fn rows_per_sequence(pending: &[PendingRows], max_rows: usize) -> Vec<usize> {
+    let mut left = max_rows.max(1);
     pending
         .iter()
         .map(|pending| {
@@ -68,12 +66,12 @@ pub(crate) fn rows_of(pending: &[Pending], most: usize) -> Vec<usize> {
         .collect()
 }
 
-/// Rows that a sequence could forward now.
+/// Rows of one sequence that can be forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Pending {
+pub(crate) struct PendingRows {
     /// Known tokens that are not forwarded yet.
     pub(crate) rows: usize,
-    /// Most rows of it in one pass.
+    /// Most rows in one forward or prefill.
     pub(crate) chunk: usize,
 }
 
@@ -90,63 +88,66 @@ mod tests {
     }
 
     #[test]
-    fn short_ones_pass_long_ones_which_get_half_of_the_time() {
-        let mut turns = PrefillOrder::default();
+    fn short_prompts_overtake_but_the_oldest_gets_half_the_time() {
+        let mut order = PrefillOrder::default();
         let prompts = [prompt(8000), prompt(20)];
-        let order: Vec<usize> = (0..6)
+        let sequence: Vec<usize> = (0..6)
             .map(|_| {
-                let next = turns.next(&prompts).unwrap();
-                turns.had(&prompts, next, SLICE);
+                let next = order.next(&prompts).unwrap();
+                order.record(&prompts, next, SLICE);
                 next
             })
             .collect();
-        assert_eq!(order, [1, 0, 1, 0, 1, 0]);
-        // Nothing is owed by who was alone.
-        turns.had(&prompts[..1], 0, 100 * SLICE);
-        assert_eq!(turns.next(&prompts), Some(1));
-        assert_eq!(turns.next(&[]), None);
+        assert_eq!(sequence, [1, 0, 1, 0, 1, 0]);
+        // A prompt that was alone leaves no deficit.
+        order.record(&prompts[..1], 0, 100 * SLICE);
+        assert_eq!(order.next(&prompts), Some(1));
+        assert_eq!(order.next(&[]), None);
     }
 
     #[test]
     fn batch_prompts_wait_for_interactive_ones() {
         let batch = PrefillWork { priority: Priority::Batch, ..prompt(5) };
-        let mut turns = PrefillOrder::default();
+        let mut order = PrefillOrder::default();
         for _ in 0..3 {
-            assert_eq!(turns.next(&[batch, prompt(100)]), Some(1));
-            turns.had(&[batch, prompt(100)], 1, SLICE);
+            assert_eq!(order.next(&[batch, prompt(100)]), Some(1));
+            order.record(&[batch, prompt(100)], 1, SLICE);
         }
-        assert_eq!(turns.next(&[batch]), Some(0));
+        assert_eq!(order.next(&[batch]), Some(0));
     }
 
     proptest! {
-        /// Whatever shorter prompts come and go, the oldest gets half of the time, but for a second.
-        #[test]
-        fn the_oldest_never_starves(
+        /// Whatever shorter prompts arrive, the oldest gets half of the time, up to a second.
+                #[test]
+                fn oldest_prompt_never_starves(
             others in prop::collection::vec((1_usize..500, 1_u64..200), 1..200),
         ) {
-            let (mut turns, mut all, mut its) = (PrefillOrder::default(), Duration::ZERO, Duration::ZERO);
-            for (rows, ms) in others {
-                let prompts = [prompt(1000), prompt(rows)];
-                let next = turns.next(&prompts).unwrap();
-                let time = Duration::from_millis(ms);
-                turns.had(&prompts, next, time);
-                all += time;
-                its += if next == 0 { time } else { Duration::ZERO };
+            let mut order = PrefillOrder::default();
+                        let (mut all, mut oldest) = (Duration::ZERO, Duration::ZERO);
+                        for (rows, ms) in others {
+                            let prompts = [prompt(1000), prompt(rows)];
+                            let next = order.next(&prompts).unwrap();
+                            let time = Duration::from_millis(ms);
+                            order.record(&prompts, next, time);
+                            all += time;
+                            oldest += if next == 0 { time } else { Duration::ZERO };
             }
-            prop_assert!(2 * its + Duration::from_millis(2400) >= all, "{its:?} of {all:?}");
+            prop_assert!(2 * oldest + Duration::from_millis(2400) >= all, "{oldest:?} of {all:?}");
         }
 
         #[test]
-        fn a_pass_takes_what_fits(
-            pending in prop::collection::vec((0_usize..300, 1_usize..100), 1..6),
-            most in 0_usize..400,
-        ) {
-            let pending: Vec<_> = pending.into_iter().map(|(rows, chunk)| Pending { rows, chunk }).collect();
-            let rows = rows_of(&pending, most);
-            prop_assert!(rows.iter().sum::<usize>() <= most.max(1));
-            prop_assert!(rows.iter().zip(&pending).all(|(rows, it)| *rows <= it.rows.min(it.chunk)));
-            let waits = pending.iter().any(|pending| pending.rows > 0);
-            prop_assert_eq!(rows.iter().any(|rows| *rows > 0), waits);
+        fn rows_per_sequence_stay_within_chunks_and_limit(
+                    pending in prop::collection::vec((0_usize..300, 1_usize..100), 1..6),
+                    max_rows in 0_usize..400,
+                ) {
+                    let pending: Vec<_> =
+                        pending.into_iter().map(|(rows, chunk)| PendingRows { rows, chunk }).collect();
+                    let rows = rows_per_sequence(&pending, max_rows);
+                    prop_assert!(rows.iter().sum::<usize>() <= max_rows.max(1));
+                    let fits = |(rows, pending): (&usize, &PendingRows)| *rows <= pending.rows.min(pending.chunk);
+                    prop_assert!(rows.iter().zip(&pending).all(fits));
+                    let has_pending = pending.iter().any(|pending| pending.rows > 0);
+                    prop_assert_eq!(rows.iter().any(|rows| *rows > 0), has_pending);
         }
     }
 }

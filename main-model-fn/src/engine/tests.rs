@@ -1,4 +1,4 @@
-//! The engine's loop with the native operations, in this process.
+//! Tests of the engine's loop with the native backend, in this process.
 
 use super::request::{
     Delta, Event, Figures, FinishReason, InspectLevel, Priority, Request, Sampling, StopRules, ThoughtBudget,
@@ -7,7 +7,7 @@ use super::{
     EngineHandle, EngineParts, EngineSettings, EngineStop, Events, RequestLimits, Switch, Vocabulary, start,
 };
 use crate::backend::{Backend, PAGE_POSITIONS};
-use crate::dispatch::{Arrivals, ExpertMetrics, LocalExperts, RemoteRequirements};
+use crate::dispatch::{BackgroundLoads, ExpertMetrics, LocalExperts, RemoteRequirements};
 use crate::grammar::{Compiler, Grammar, Source, Tokens};
 use crate::metrics::EngineMetrics;
 use crate::pages::CacheScope;
@@ -25,10 +25,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
-/// Ends the name of a fixture that is served with a KV cache of int8.
-const INT8_CACHE: &str = " with int8 KV cache";
+/// Suffix of the name of a fixture that is served with an int8 KV cache.
+const INT8_SUFFIX: &str = " with int8 KV cache";
 
-/// An engine that holds all experts of a fixture.
+/// Engine with all experts of a fixture.
 struct Engine {
     handle: EngineHandle,
     metrics: EngineMetrics,
@@ -49,22 +49,22 @@ impl Engine {
         engine
     }
 
-    /// As [`Self::start`], without a placement: requests wait. `change` has the last word on its settings.
+    /// Like [`Self::start`], but without a placement, so requests wait. `change` adapts the settings.
     fn unplaced(
         fixture: &str,
         dtype: Dtype,
         threads: usize,
         change: impl FnOnce(&mut EngineSettings),
     ) -> Self {
-        let (engine, arrivals, checkpoint) = Self::early(fixture, dtype, threads, change);
-        arrivals.read(&checkpoint, dtype.into(), 1).unwrap();
+        let (engine, loads, checkpoint) = Self::unloaded(fixture, dtype, threads, change);
+        loads.load_all(&checkpoint, dtype.into(), 1).unwrap();
         engine
     }
 
-    /// Puts another routing generation in force, with all experts local.
+    /// Activates another routing generation, with all experts local.
     async fn place(&mut self) {
         self.generation += 1;
-        let (done, in_force) = oneshot::channel();
+        let (done, is_active) = oneshot::channel();
         let switch = Switch {
             generation: self.generation,
             local: self.local.clone(),
@@ -73,17 +73,17 @@ impl Engine {
             done,
         };
         self.switches.send(switch).ok().unwrap();
-        in_force.await.unwrap();
+        is_active.await.unwrap();
     }
 
-    /// As [`Self::unplaced`], before its experts have been read.
-    fn early(
+    /// Like [`Self::unplaced`], but before the experts are loaded.
+    fn unloaded(
         fixture: &str,
         dtype: Dtype,
         threads: usize,
         change: impl FnOnce(&mut EngineSettings),
-    ) -> (Self, Arc<Arrivals>, Arc<Checkpoint>) {
-        let (fixture, format) = match fixture.strip_suffix(INT8_CACHE) {
+    ) -> (Self, Arc<BackgroundLoads>, Arc<Checkpoint>) {
+        let (fixture, format) = match fixture.strip_suffix(INT8_SUFFIX) {
             Some(fixture) => (fixture, CacheFormat::Int8),
             None => (fixture, CacheFormat::Plain),
         };
@@ -98,9 +98,12 @@ impl Engine {
         let metrics = EngineMetrics::new(&registry).unwrap();
         let mut local = LocalExperts::default();
         let experts = |layer| 0..config.moe(layer).unwrap().experts as u32;
-        let all = config.moe_layers().into_iter().flat_map(|layer| experts(layer).map(move |it| (layer, it)));
+        let all_experts = config
+            .moe_layers()
+            .into_iter()
+            .flat_map(|layer| experts(layer).map(move |expert| (layer, expert)));
         let expert_metrics = ExpertMetrics::new(&registry).unwrap();
-        let arrivals = local.expect(&Vec::from_iter(all), expert_metrics.arriving.clone());
+        let loads = local.add_loading(&Vec::from_iter(all_experts), expert_metrics.loading.clone());
         let mut settings = EngineSettings {
             limits: RequestLimits {
                 vocab_size: config.vocab_size,
@@ -139,11 +142,7 @@ impl Engine {
         };
         let (handle, switches, thread) = start(settings, parts, EngineStop::default()).unwrap();
         let (vocab, norm_eps) = (config.vocab_size as u32, config.norm_eps);
-        (
-            Self { handle, metrics, thread, switches, generation: 0, local, vocab, norm_eps },
-            arrivals,
-            checkpoint,
-        )
+        (Self { handle, metrics, thread, switches, generation: 0, local, vocab, norm_eps }, loads, checkpoint)
     }
 
     fn end(self) -> EngineMetrics {
@@ -153,8 +152,8 @@ impl Engine {
     }
 }
 
-/// A generated token and the bits of its log-probability, which tell the bits of the logits.
-type Drawn = (u32, u32);
+/// A generated token, and the bits of its log-probability, which differ if the logits do.
+type SampledToken = (u32, u32);
 
 fn request(prompt: Vec<u32>, choices: usize, max_tokens: usize) -> Request {
     Request {
@@ -179,23 +178,23 @@ fn request(prompt: Vec<u32>, choices: usize, max_tokens: usize) -> Request {
     }
 }
 
-/// Returns the tokens that each choice drew, and how many tokens of the prompt came from the prefix cache.
-async fn finish(mut events: Events, choices: usize) -> (Vec<Vec<Drawn>>, usize) {
-    let mut drawn = vec![Vec::new(); choices];
+/// Returns the tokens of each choice, and the number of prompt tokens found in the prefix cache.
+async fn finish(mut events: Events, choices: usize) -> (Vec<Vec<SampledToken>>, usize) {
+    let mut sampled = vec![Vec::new(); choices];
     loop {
         match events.recv().await.unwrap() {
             Event::Delta(Delta { choice, token: Some(token), logprobs: Some(logprobs), .. }) => {
-                drawn[choice].push((token, logprobs.logprob.to_bits()));
+                sampled[choice].push((token, logprobs.logprob.to_bits()));
             }
             Event::Finished { reason, .. } => assert_eq!(reason, FinishReason::Length),
-            Event::Done(figures) => return (drawn, figures.cached_tokens),
+            Event::Done(figures) => return (sampled, figures.cached_tokens),
             Event::Prompt(_) => (),
             other => panic!("{other:?}"),
         }
     }
 }
 
-/// A small generator of numbers (SplitMix64).
+/// Random number generator SplitMix64.
 struct SplitMix64(u64);
 
 impl SplitMix64 {
@@ -207,12 +206,13 @@ impl SplitMix64 {
     }
 }
 
-const LONGEST: usize = 30;
+/// Most tokens of a generated answer.
+const MAX_ANSWER: usize = 30;
 
-/// A target that no iteration keeps.
-const LEAST: Duration = Duration::from_nanos(1);
+/// Target that no iteration meets.
+const TINY_TARGET: Duration = Duration::from_nanos(1);
 
-/// Prompts of several lengths, which begin alike in threes.
+/// Returns prompts of several lengths; groups of three begin with the same tokens.
 fn prompts(vocab: u32) -> Vec<Vec<u32>> {
     let token = |kind: usize, at: usize| 3 + (kind * 37 + at * at * 7 + at * 11) as u32 % (vocab - 3);
     let prompt = |length: usize, kind: usize, own: usize| -> Vec<u32> {
@@ -221,7 +221,7 @@ fn prompts(vocab: u32) -> Vec<Vec<u32>> {
     (0..9).map(|index| prompt([5, 40, 70][index % 3] + index, index / 3, 10 + index)).collect()
 }
 
-/// Tokens are single letters.
+/// Tokenizer whose tokens are single letters.
 struct LetterTokenizer;
 
 impl Tokens for LetterTokenizer {
@@ -238,43 +238,43 @@ fn letter(id: u32) -> u8 {
     b'a' + (id % 26) as u8
 }
 
-/// Returns a grammar of the alphabet's first half and its second, in turns, longer than any request gets.
-async fn in_turns(vocab: u32) -> Grammar {
+/// Returns a grammar that alternates between letters of the alphabet's first and second half, longer than any answer.
+async fn alternating_grammar(vocab: u32) -> Grammar {
     let compiler = Compiler::new(Arc::new(LetterTokenizer), vocab as usize, Vec::new());
     compiler.compile(Source::regex("([a-m][n-z]){100}").unwrap(), "regex").await.unwrap()
 }
 
-/// Schedules, a thousand in all, in which requests of both classes come, go, are abandoned and give way to each
-/// other, on few pages that keep what earlier ones computed, while placements change: every request draws what it
-/// draws alone, with the same bits, whatever ran beside it. A third of them are bound by a grammar. With the least
-/// `target` prompts go on by single steps, each a part of a layer, between two decode iterations.
-async fn schedules_change_nothing(fixture: &str, dtype: Dtype, schedules: usize, target: Option<Duration>) {
+/// Runs random schedules in which requests of both priorities arrive, finish, are abandoned and preempt each other, with
+/// few KV pages, a prefix cache and changing placements. Each request must get the same tokens and bits as alone. A
+/// third of the requests have a grammar. With [`TINY_TARGET`], prefills advance by parts of a layer between two decode
+/// iterations.
+async fn check_schedules(fixture: &str, dtype: Dtype, schedules: usize, target: Option<Duration>) {
     let alone = Engine::start(fixture, dtype, 1, 1000).await;
     let prompts = prompts(alone.vocab);
-    let grammar = in_turns(alone.vocab).await;
+    let grammar = alternating_grammar(alone.vocab).await;
     let bound = |index: usize, choices: usize, tokens: usize| Request {
         grammar: (index % 3 == 1).then(|| grammar.clone()),
         ..request(prompts[index].clone(), choices, tokens)
     };
     let mut expected = HashMap::new();
     for index in 0..prompts.len() {
-        // Scored prompts are computed whole.
-        let whole = Request { prompt_logprobs: Some(0), ..bound(index, 3, LONGEST) };
-        let is_bound = whole.grammar.is_some();
-        let (drawn, cached) = finish(alone.handle.submit(whole).unwrap(), 3).await;
+        // Prompts with log-probabilities do not use the prefix cache.
+        let uncached = Request { prompt_logprobs: Some(0), ..bound(index, 3, MAX_ANSWER) };
+        let is_bound = uncached.grammar.is_some();
+        let (sampled, cached) = finish(alone.handle.submit(uncached).unwrap(), 3).await;
         assert_eq!(cached, 0);
-        let obeys = |drawn: &Vec<Drawn>| {
-            drawn.iter().enumerate().all(|(at, &(token, _))| (letter(token) <= b'm') == (at % 2 == 0))
+        let obeys = |sampled: &Vec<SampledToken>| {
+            sampled.iter().enumerate().all(|(at, &(token, _))| (letter(token) <= b'm') == (at % 2 == 0))
         };
-        assert_eq!(drawn.iter().all(obeys), is_bound);
-        expected.insert(index, drawn);
+        assert_eq!(sampled.iter().all(obeys), is_bound);
+        expected.insert(index, sampled);
     }
     alone.end();
     let mut engine = Engine::unplaced(fixture, dtype, 2, |settings| {
         let limits = &mut settings.limits;
         limits.prefill_rows = if target.is_some() { 50 } else { 24 };
-        // Hardly more than the largest request alone.
-        let longest = prompts.iter().map(Vec::len).max().unwrap() + LONGEST;
+        // Little more than the largest request needs alone.
+        let longest = prompts.iter().map(Vec::len).max().unwrap() + MAX_ANSWER;
         limits.cache_pages = 3 * limits.page_needs.pages(longest, limits.prefill_rows) + 2;
         settings.target_itl = target;
     });
@@ -285,7 +285,7 @@ async fn schedules_change_nothing(fixture: &str, dtype: Dtype, schedules: usize,
         let mut running = Vec::new();
         for _ in 0..=random.below(4) {
             let (index, choices) = (random.below(prompts.len()), 1 + random.below(3));
-            let tokens = 1 + random.below(LONGEST);
+            let tokens = 1 + random.below(MAX_ANSWER);
             let priority = if random.below(3) == 0 { Priority::Batch } else { Priority::Interactive };
             let request = Request { priority, ..bound(index, choices, tokens) };
             let events = engine.handle.submit(request).unwrap();
@@ -302,67 +302,70 @@ async fn schedules_change_nothing(fixture: &str, dtype: Dtype, schedules: usize,
                 let _first = events.recv().await;
                 continue;
             }
-            let (drawn, kept) = finish(events, choices).await;
-            cached += kept;
-            for (choice, drawn) in drawn.iter().enumerate() {
-                assert_eq!(drawn, &expected[&index][choice][..tokens], "schedule {schedule}, prompt {index}");
+            let (sampled, found) = finish(events, choices).await;
+            cached += found;
+            for (choice, sampled) in sampled.iter().enumerate() {
+                assert_eq!(
+                    sampled,
+                    &expected[&index][choice][..tokens],
+                    "schedule {schedule}, prompt {index}"
+                );
             }
         }
     }
     let needs = engine.handle.limits().page_needs;
     let metrics = engine.end();
     assert!(cached > schedules && metrics.prefix_tokens_found.get() as usize >= cached);
-    // Sequences with windows in most layers hardly grow.
+    // With windows in most layers, sequences need few further pages.
     let grows = needs.windowed <= needs.whole;
-    assert!(metrics.preemptions.get() > 0 || !grows, "{fixture}: nothing had to give way");
+    assert!(metrics.preemptions.get() > 0 || !grows, "{fixture}: nothing was preempted");
     let slices = metrics.iteration_seconds.get_sample_count();
     let whole = metrics.iterations.get();
-    // How many parts there are depends on how busy the machine is.
+    // The number of parts depends on the load of the machine.
     assert!(target.is_none() || slices > whole, "{slices} parts of {whole} forwards");
 }
 
 #[tokio::test]
-async fn schedules_change_no_bit_of_grouped_attention() {
-    schedules_change_nothing("mixtral-basic", Dtype::F32, 200, None).await;
-    schedules_change_nothing("mixtral-basic", Dtype::F32, 300, Some(LEAST)).await;
-    schedules_change_nothing("qwen2moe-window", Dtype::Bf16, 200, Some(LEAST)).await;
+async fn schedules_keep_bits_of_grouped_attention() {
+    check_schedules("mixtral-basic", Dtype::F32, 200, None).await;
+    check_schedules("mixtral-basic", Dtype::F32, 300, Some(TINY_TARGET)).await;
+    check_schedules("qwen2moe-window", Dtype::Bf16, 200, Some(TINY_TARGET)).await;
 }
 
-/// Layers of both kinds, each kind with pages of its own: prompts begin behind windows of others and give way.
+/// Models with full and windowed layers, which have separate pages.
 #[tokio::test]
-async fn schedules_change_no_bit_of_windowed_attention() {
-    schedules_change_nothing("gptoss-mxfp4", Dtype::Bf16, 200, Some(LEAST)).await;
-    schedules_change_nothing("gptoss-basic", Dtype::F32, 100, None).await;
-    schedules_change_nothing("mixtral-window", Dtype::F32, 100, Some(LEAST)).await;
+async fn schedules_keep_bits_of_windowed_attention() {
+    check_schedules("gptoss-mxfp4", Dtype::Bf16, 200, Some(TINY_TARGET)).await;
+    check_schedules("gptoss-basic", Dtype::F32, 100, None).await;
+    check_schedules("mixtral-window", Dtype::F32, 100, Some(TINY_TARGET)).await;
 }
 
 #[tokio::test]
-async fn schedules_change_no_bit_of_int8_kv_cache() {
+async fn schedules_keep_bits_of_int8_kv_cache() {
     for (fixture, dtype) in [("mixtral-basic", Dtype::F32), ("dsv2-basic", Dtype::Bf16)] {
-        schedules_change_nothing(&format!("{fixture}{INT8_CACHE}"), dtype, 200, Some(LEAST)).await;
+        check_schedules(&format!("{fixture}{INT8_SUFFIX}"), dtype, 200, Some(TINY_TARGET)).await;
     }
 }
 
-/// A KV cache of int8 is used: it changes bits and little else.
 #[tokio::test]
-async fn int8_kv_cache_changes_bits_and_little_else() {
+async fn int8_kv_cache_changes_logits_slightly() {
     let scores = async |fixture: &str| {
         let engine = Engine::start(fixture, Dtype::F32, 2, 1000).await;
         let prompt = prompt_of(80, 1, engine.vocab);
-        let (drawn, _) = finish(engine.handle.submit(request(prompt, 1, 1)).unwrap(), 1).await;
+        let (sampled, _) = finish(engine.handle.submit(request(prompt, 1, 1)).unwrap(), 1).await;
         engine.end();
-        f32::from_bits(drawn[0][0].1)
+        f32::from_bits(sampled[0][0].1)
     };
     for fixture in ["mixtral-basic", "dsv2-basic"] {
-        let (plain, int8) = (scores(fixture).await, scores(&format!("{fixture}{INT8_CACHE}")).await);
+        let (plain, int8) = (scores(fixture).await, scores(&format!("{fixture}{INT8_SUFFIX}")).await);
         assert!(plain != int8 && (plain - int8).abs() < 0.01, "{fixture}: {plain} {int8}");
     }
 }
 
-/// Half of the layers attend to 8 positions: behind a prompt of 4,000 tokens they hold a page or two, and what is
-/// drawn are the bits of an engine whose cache is large. Another request with that prompt begins behind it.
+/// Half of the layers have a window of 8 positions. After a prompt of 4,000 tokens they hold one or two pages, and the
+/// answer has the same bits as with a large cache. A second request finds the prompt in the prefix cache.
 #[tokio::test]
-async fn windows_that_have_passed_are_released() {
+async fn pages_before_the_window_are_released() {
     const POSITIONS: usize = 4000;
     let start = async |pages: usize| {
         let mut engine = Engine::unplaced("gptoss-mxfp4", Dtype::Bf16, 2, |settings| {
@@ -393,32 +396,32 @@ async fn windows_that_have_passed_are_released() {
 }
 
 #[tokio::test]
-async fn schedules_change_no_bit_of_latent_attention() {
-    schedules_change_nothing("dsv2-basic", Dtype::Bf16, 200, None).await;
-    schedules_change_nothing("dsv2-basic", Dtype::Bf16, 200, Some(LEAST)).await;
+async fn schedules_keep_bits_of_latent_attention() {
+    check_schedules("dsv2-basic", Dtype::Bf16, 200, None).await;
+    check_schedules("dsv2-basic", Dtype::Bf16, 200, Some(TINY_TARGET)).await;
 }
 
-/// A request that comes before the experts have been read waits for those that its answer uses, and draws what is
-/// drawn afterwards.
+/// A request that arrives before the experts are loaded waits for those that it needs, and gets the same answer as
+/// afterwards.
 #[tokio::test]
-async fn answers_wait_for_experts_that_are_still_being_read() {
-    let (mut engine, arrivals, checkpoint) = Engine::early("dsv2-group", Dtype::Bf16, 2, |settings| {
+async fn answers_wait_for_experts_that_are_being_loaded() {
+    let (mut engine, loads, checkpoint) = Engine::unloaded("dsv2-group", Dtype::Bf16, 2, |settings| {
         settings.limits.cache_pages = 64;
     });
     engine.place().await;
     let prompts = prompts(engine.vocab);
-    let asked: Vec<_> =
+    let pending: Vec<_> =
         prompts.iter().map(|prompt| engine.handle.submit(request(prompt.clone(), 1, 5)).unwrap()).collect();
-    // All of them are in the engine, which waits.
-    while engine.metrics.iterations.get() == 0 && arrivals.waited_for() == 0 {
+    // Waits until the engine waits for experts.
+    while engine.metrics.iterations.get() == 0 && loads.demanded_count() == 0 {
         tokio::task::yield_now().await;
     }
-    let read = tokio::task::spawn_blocking(move || arrivals.read(&checkpoint, Dtype::Bf16.into(), 2));
+    let loading = tokio::task::spawn_blocking(move || loads.load_all(&checkpoint, Dtype::Bf16.into(), 2));
     let mut early = Vec::new();
-    for events in asked {
+    for events in pending {
         early.push(finish(events, 1).await.0);
     }
-    read.await.unwrap().unwrap();
+    loading.await.unwrap().unwrap();
     for (prompt, early) in prompts.iter().zip(early) {
         let events = engine.handle.submit(request(prompt.clone(), 1, 5)).unwrap();
         assert_eq!(finish(events, 1).await.0, early);
@@ -426,13 +429,12 @@ async fn answers_wait_for_experts_that_are_still_being_read() {
     engine.end();
 }
 
-/// An embedding is the mean of the hidden states behind the final norm, whatever runs beside it and however often it
-/// gives way.
+/// An embedding is the mean of the hidden states after the final norm, even with other requests and preemptions.
 #[tokio::test]
 async fn embeddings_are_means_of_normed_states() {
     let alone = Engine::start("mixtral-basic", Dtype::F32, 1, 1000).await;
     let prompts = prompts(alone.vocab);
-    let embed = |prompt: &[u32]| Request { embeds: true, ..Request::of_prompt(prompt.to_vec()) };
+    let embed = |prompt: &[u32]| Request { embeds: true, ..Request::prompt_only(prompt.to_vec()) };
     let mean = async |mut events: Events| loop {
         match events.recv().await.unwrap() {
             Event::Embedding(mean) => return mean,
@@ -442,9 +444,9 @@ async fn embeddings_are_means_of_normed_states() {
     };
     let inspected = |prompt: &[u32]| Request {
         inspect: Some(InspectLevel::Hidden),
-        ..Request::of_prompt(prompt.to_vec())
+        ..Request::prompt_only(prompt.to_vec())
     };
-    // Rows before the norm, by their root mean square.
+    // Hidden states before the norm, divided by their root mean square.
     let scaled = async |prompt: &[u32]| -> Vec<Vec<f64>> {
         let mut events = alone.handle.submit(inspected(prompt)).unwrap();
         let hidden = loop {
@@ -458,15 +460,15 @@ async fn embeddings_are_means_of_normed_states() {
             .collect();
         let rows = elements.chunks_exact(elements.len() / prompt.len());
         rows.map(|row| {
-            let square = row.iter().map(|it| it * it).sum::<f64>() / row.len() as f64;
-            row.iter().map(|it| it / (square + alone.norm_eps).sqrt()).collect()
+            let square = row.iter().map(|element| element * element).sum::<f64>() / row.len() as f64;
+            row.iter().map(|element| element / (square + alone.norm_eps).sqrt()).collect()
         })
         .collect()
     };
-    // The norm's weights are what a single row is multiplied by.
+    // A prompt of one token shows the norm's weights.
     let one = mean(alone.handle.submit(embed(&prompts[0][..1])).unwrap()).await;
     let row = scaled(&prompts[0][..1]).await.remove(0);
-    let weights: Vec<f64> = one.iter().zip(&row).map(|(mean, it)| f64::from(*mean) / it).collect();
+    let weights: Vec<f64> = one.iter().zip(&row).map(|(mean, element)| f64::from(*mean) / element).collect();
     let mut expected = Vec::new();
     for prompt in &prompts {
         let got = mean(alone.handle.submit(embed(prompt)).unwrap()).await;
@@ -482,7 +484,7 @@ async fn embeddings_are_means_of_normed_states() {
     let running: Vec<_> = prompts
         .iter()
         .map(|prompt| {
-            let other = crowded.handle.submit(request(prompt.clone(), 2, LONGEST)).unwrap();
+            let other = crowded.handle.submit(request(prompt.clone(), 2, MAX_ANSWER)).unwrap();
             (crowded.handle.submit(embed(prompt)).unwrap(), other)
         })
         .collect();
@@ -493,23 +495,24 @@ async fn embeddings_are_means_of_normed_states() {
     crowded.end();
 }
 
-/// Which requests take what is kept: not those of which every row of the prompt is wanted.
+/// Requests for every row of the prompt do not use the prefix cache.
 #[tokio::test]
-async fn scored_and_inspected_prompts_are_computed_whole() {
+async fn scored_and_inspected_prompts_skip_the_prefix_cache() {
     let engine = Engine::start("mixtral-basic", Dtype::F32, 1, 100).await;
     let prompt: Vec<u32> = (3..3 + 3 * pages::pages_of(1) as u32 * 32).map(|id| id % engine.vocab).collect();
     let plain = request(prompt.clone(), 1, 1);
-    let kept = async |request: Request| figures(engine.handle.submit(request).unwrap()).await.cached_tokens;
-    assert_eq!(kept(plain.clone()).await, 0);
-    assert_eq!(kept(plain.clone()).await, 64, "the last page has the last token");
-    assert_eq!(kept(Request { prompt_logprobs: Some(0), ..plain.clone() }).await, 0);
+    let cached_tokens =
+        async |request: Request| figures(engine.handle.submit(request).unwrap()).await.cached_tokens;
+    assert_eq!(cached_tokens(plain.clone()).await, 0);
+    assert_eq!(cached_tokens(plain.clone()).await, 64, "the last page has the last token");
+    assert_eq!(cached_tokens(Request { prompt_logprobs: Some(0), ..plain.clone() }).await, 0);
     let inspected = Request { inspect: Some(InspectLevel::Routing), max_tokens: 0, ..plain.clone() };
-    assert_eq!(kept(inspected).await, 0);
-    assert_eq!(kept(plain).await, 64);
+    assert_eq!(cached_tokens(inspected).await, 0);
+    assert_eq!(cached_tokens(plain).await, 64);
     engine.end();
 }
 
-/// The figures of a request once it has ended.
+/// Waits for the end of a request and returns its figures.
 async fn figures(mut events: Events) -> Figures {
     loop {
         match events.recv().await.unwrap() {
@@ -520,18 +523,18 @@ async fn figures(mut events: Events) -> Figures {
     }
 }
 
-/// A prompt of so many tokens, unlike others of another `kind`.
+/// Returns a prompt of `tokens` tokens; each `kind` has different ones.
 fn prompt_of(tokens: usize, kind: u32, vocab: u32) -> Vec<u32> {
     (0..tokens as u32).map(|at| 3 + (at * at * 7 + at * 11 + kind * 37) % (vocab - 3)).collect()
 }
 
-/// If requests that begin alike come at once, one computes the beginning; the others wait for its pages.
+/// If requests with a common prefix arrive together, one computes the prefix and the others wait for its pages.
 #[tokio::test]
 async fn a_prefix_of_simultaneous_requests_is_computed_once() {
     let mut engine = Engine::unplaced("mixtral-basic", Dtype::F32, 2, |settings| settings.max_batch = 16);
     let beginning = prompt_of(64, 1, engine.vocab);
     let tail = |kind: u32| prompt_of(6, 100 + kind, engine.vocab);
-    let asked: Vec<_> = (0..16)
+    let pending: Vec<_> = (0..16)
         .map(|kind| {
             let prompt = [beginning.clone(), tail(kind)].concat();
             engine.handle.submit(request(prompt, 1, 1)).unwrap()
@@ -539,7 +542,7 @@ async fn a_prefix_of_simultaneous_requests_is_computed_once() {
         .collect();
     engine.place().await;
     let mut cached = Vec::new();
-    for events in asked {
+    for events in pending {
         cached.push(figures(events).await.cached_tokens);
     }
     cached.sort_unstable();
@@ -547,9 +550,9 @@ async fn a_prefix_of_simultaneous_requests_is_computed_once() {
     assert_eq!(engine.end().rows.get(), 64 + 16 * 6);
 }
 
-/// A leader that is abandoned leaves its followers with what it had computed, and one of them goes on.
+/// If the request that computes a common prefix is abandoned, one of the waiting requests continues.
 #[tokio::test]
-async fn followers_outlive_their_leader() {
+async fn common_prefix_survives_abandoned_request() {
     let mut engine =
         Engine::unplaced("mixtral-basic", Dtype::F32, 2, |settings| settings.limits.prefill_rows = 32);
     let (vocab, handle) = (engine.vocab, engine.handle.clone());
@@ -559,10 +562,10 @@ async fn followers_outlive_their_leader() {
         handle.submit(request(prompt, 1, 3)).unwrap()
     };
     for abandoned in 0..4 {
-        let mut asked: Vec<_> = (0..4).map(|kind| ask(10 * abandoned + kind)).collect();
+        let mut pending: Vec<_> = (0..4).map(|kind| ask(10 * abandoned + kind)).collect();
         engine.place().await;
-        drop(asked.remove(0));
-        for events in asked {
+        drop(pending.remove(0));
+        for events in pending {
             assert_eq!(figures(events).await.completion_tokens, 3);
         }
     }
@@ -570,8 +573,8 @@ async fn followers_outlive_their_leader() {
     engine.end();
 }
 
-/// Requests that wait when a placement comes into force: a short prompt before a long one that came earlier, an
-/// interactive one before a batch request.
+/// Among requests that wait for a placement, short prompts precede long ones, and interactive requests precede batch
+/// requests.
 #[tokio::test]
 async fn short_and_interactive_prompts_go_first() {
     let mut engine = Engine::unplaced("mixtral-basic", Dtype::F32, 1, |settings| {
@@ -593,10 +596,8 @@ async fn short_and_interactive_prompts_go_first() {
     engine.end();
 }
 
-/// A request whose time is over before its first row fails with an error of its own; one that is being computed does
-/// not.
 #[tokio::test]
-async fn end_of_a_thought_is_put_in_at_its_budget() {
+async fn thought_is_closed_at_its_budget() {
     let engine = Engine::start("qwen3moe-basic", Dtype::F32, 1, 100).await;
     let budget = ThoughtBudget { tokens: 3, open: None, close: "</think>", close_ids: [5, 6].into() };
     let free = request(vec![3, 4], 2, 8);
@@ -604,12 +605,13 @@ async fn end_of_a_thought_is_put_in_at_its_budget() {
     let (free, _) = finish(engine.handle.submit(free).unwrap(), 2).await;
     let (bound, _) = finish(engine.handle.submit(bound).unwrap(), 2).await;
     for (free, bound) in free.iter().zip(&bound) {
-        assert_eq!(free[..3], bound[..3], "until then it changes nothing");
+        assert_eq!(free[..3], bound[..3], "same tokens within the budget");
         assert_eq!((bound.len(), bound[3].0, bound[4].0), (8, 5, 6));
     }
     engine.end();
 }
 
+/// A request whose queue deadline passes before its first row fails; one that is being computed does not.
 #[tokio::test]
 async fn requests_leave_the_queue_at_their_deadline() {
     let mut engine = Engine::unplaced("mixtral-basic", Dtype::F32, 1, |settings| settings.max_batch = 1);
@@ -630,25 +632,24 @@ async fn requests_leave_the_queue_at_their_deadline() {
     assert_eq!(engine.end().overdue.get(), 1);
 }
 
-/// Many cannot fit beside a large request that waits; small ones that came later do not wait for it.
+/// Small requests pass an earlier one that has too many choices for the running batch.
 #[tokio::test]
-async fn what_does_not_fit_lets_others_pass() {
+async fn requests_that_do_not_fit_let_others_pass() {
     let mut engine = Engine::unplaced("mixtral-basic", Dtype::F32, 1, |settings| settings.max_batch = 4);
     let vocab = engine.vocab;
     let running = engine.handle.submit(request(prompt_of(5, 1, vocab), 2, 120)).unwrap();
     let large = engine.handle.submit(request(prompt_of(5, 2, vocab), 4, 1)).unwrap();
     let small = engine.handle.submit(request(prompt_of(5, 3, vocab), 1, 1)).unwrap();
     engine.place().await;
-    let [running, large, small] =
-        [figures(running).await, figures(large).await, figures(small).await].map(|it| it.queued + it.decode);
+    let [running, large, small] = [figures(running).await, figures(large).await, figures(small).await]
+        .map(|figures| figures.queued + figures.decode);
     assert!(small < large && small < running, "{small:?} {large:?} {running:?}");
     engine.end();
 }
 
-/// A batch request that takes the only place gives it to an interactive request, and goes on later with what it had
-/// drawn.
+/// An interactive request preempts a batch request, which continues later after its previous tokens.
 #[tokio::test]
-async fn batch_requests_give_way_and_go_on() {
+async fn batch_requests_are_preempted_and_continue() {
     let mut engine = Engine::unplaced("mixtral-basic", Dtype::F32, 1, |settings| {
         settings.max_batch = 1;
         settings.limits.context_length = 100_000;

@@ -1,25 +1,25 @@
-//! Budget of a thought: after so many tokens the text that ends it is put in place of what the model draws.
+//! Budget of a thought (reasoning): after so many tokens, the text that ends it is forced.
 
 use std::sync::Arc;
 
-/// Most tokens of the thought that an answer begins with.
+/// Limit of the thought at the beginning of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ThoughtBudget {
-    /// Tokens of the answer before the end of its thought is put in.
+    /// Most tokens of the answer before the end of the thought is forced.
     pub tokens: usize,
-    /// Text that opens a thought; `None`: the prompt has opened it.
+    /// Text that opens a thought; `None` if the prompt has opened it.
     pub open: Option<&'static str>,
-    /// Text that ends a thought.
+    /// Text that closes a thought.
     pub close: &'static str,
-    /// The tokens of [`close`](Self::close), at least one.
+    /// Tokens of [`close`](Self::close), at least one.
     pub close_ids: Arc<[u32]>,
 }
 
-/// How far the thought of one choice has come.
+/// State of one choice's thought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ThoughtState {
-    /// The answer has begun; whether with a thought is not known yet.
-    Beginning,
+    /// The answer may still open a thought.
+    Undecided,
     Thinking,
     Over,
 }
@@ -29,34 +29,35 @@ enum ThoughtState {
 pub(super) struct Thought {
     budget: ThoughtBudget,
     state: ThoughtState,
-    drawn: usize,
-    /// Text of the answer, as far as it may still be part of what opens or ends a thought.
+    /// Number of tokens so far.
+    tokens: usize,
+    /// End of the text, as far as it may be part of the opening or closing text.
     text: String,
-    /// Tokens of the end that have been put in.
-    ending: usize,
+    /// Number of closing tokens that were forced.
+    forced_tokens: usize,
 }
 
 impl Thought {
     pub(super) fn new(budget: &ThoughtBudget) -> Self {
-        let state = if budget.open.is_some() { ThoughtState::Beginning } else { ThoughtState::Thinking };
-        Self { budget: budget.clone(), state, drawn: 0, text: String::new(), ending: 0 }
+        let state = if budget.open.is_some() { ThoughtState::Undecided } else { ThoughtState::Thinking };
+        Self { budget: budget.clone(), state, tokens: 0, text: String::new(), forced_tokens: 0 }
     }
 
-    /// Token that has to come next, if any.
-    pub(super) fn next(&self) -> Option<u32> {
-        let is_over = self.state != ThoughtState::Thinking || self.drawn < self.budget.tokens;
-        (!is_over).then(|| self.budget.close_ids.get(self.ending).copied()).flatten()
+    /// Returns the token that must come next, if the budget is spent.
+    pub(super) fn forced_token(&self) -> Option<u32> {
+        let is_over = self.state != ThoughtState::Thinking || self.tokens < self.budget.tokens;
+        (!is_over).then(|| self.budget.close_ids.get(self.forced_tokens).copied()).flatten()
     }
 
-    /// Takes the next `token` of the answer and the `text` that it adds.
-    pub(super) fn take(&mut self, token: u32, text: &str) {
+    /// Adds the next `token` of the answer and its `text`.
+    pub(super) fn push(&mut self, token: u32, text: &str) {
         if self.state == ThoughtState::Over {
             return;
         }
-        self.ending += usize::from(self.next() == Some(token));
-        self.drawn += 1;
+        self.forced_tokens += usize::from(self.forced_token() == Some(token));
+        self.tokens += 1;
         self.text.push_str(text);
-        if let Some(open) = self.budget.open.filter(|_| self.state == ThoughtState::Beginning) {
+        if let Some(open) = self.budget.open.filter(|_| self.state == ThoughtState::Undecided) {
             let begun = self.text.trim_start();
             if let Some(rest) = begun.strip_prefix(open) {
                 self.state = ThoughtState::Thinking;
@@ -66,17 +67,18 @@ impl Thought {
             }
         }
         let close = self.budget.close;
-        // A single token is known by its id: a special token may have no text.
+        // A single closing token is recognised by its id, as a special token may have no text.
         let is_closed = self.text.contains(close) || *self.budget.close_ids == [token];
-        if self.state == ThoughtState::Thinking && (is_closed || self.ending == self.budget.close_ids.len()) {
+        let is_forced = self.forced_tokens == self.budget.close_ids.len();
+        if self.state == ThoughtState::Thinking && (is_closed || is_forced) {
             self.state = ThoughtState::Over;
         }
-        // The end may be cut anywhere; before its last characters nothing of it can begin.
+        // The closing text may be cut anywhere; it cannot begin before its own length from the end.
         let mut from = self.text.len().saturating_sub(close.len());
         while !self.text.is_char_boundary(from) {
             from -= 1;
         }
-        if self.state != ThoughtState::Beginning {
+        if self.state != ThoughtState::Undecided {
             self.text.drain(..from);
         }
     }
@@ -90,37 +92,37 @@ mod tests {
         ThoughtBudget { tokens, open, close: "</t>", close_ids: close_ids.into() }
     }
 
-    /// Tokens that are put in while `texts` are drawn, each as token 7.
-    fn put_in(budget: &ThoughtBudget, texts: &[&str]) -> Vec<u32> {
+    /// Returns the tokens that are forced while `texts` are sampled, each as token 7.
+    fn forced_tokens(budget: &ThoughtBudget, texts: &[&str]) -> Vec<u32> {
         let mut thought = Thought::new(budget);
-        let mut put_in = Vec::new();
+        let mut forced = Vec::new();
         for text in texts {
-            match thought.next() {
+            match thought.forced_token() {
                 Some(token) => {
-                    put_in.push(token);
-                    thought.take(token, "?");
+                    forced.push(token);
+                    thought.push(token, "?");
                 }
-                None => thought.take(7, text),
+                None => thought.push(7, text),
             }
         }
-        put_in
+        forced
     }
 
     #[test]
-    fn a_thought_ends_at_its_budget() {
+    fn thought_ends_at_its_budget() {
         let long = ["a"; 9];
-        assert_eq!(put_in(&budget(3, None, &[1]), &long), [1]);
-        assert_eq!(put_in(&budget(3, None, &[1, 2, 3]), &long), [1, 2, 3]);
-        assert_eq!(put_in(&budget(9, None, &[1]), &long), [0_u32; 0]);
-        assert_eq!(put_in(&budget(3, Some("<t>"), &[1]), &["\n<", "t>", "a", "a", "a"]), [1]);
+        assert_eq!(forced_tokens(&budget(3, None, &[1]), &long), [1]);
+        assert_eq!(forced_tokens(&budget(3, None, &[1, 2, 3]), &long), [1, 2, 3]);
+        assert_eq!(forced_tokens(&budget(9, None, &[1]), &long), [0_u32; 0]);
+        assert_eq!(forced_tokens(&budget(3, Some("<t>"), &[1]), &["\n<", "t>", "a", "a", "a"]), [1]);
     }
 
     #[test]
-    fn an_answer_that_does_not_think_goes_on() {
+    fn answer_without_a_thought_continues() {
         let none: [u32; 0] = [];
-        assert_eq!(put_in(&budget(3, None, &[1]), &["a", "</", "t>b", "c", "d", "e"]), none);
-        assert_eq!(put_in(&budget(2, Some("<t>"), &[1]), &["<", "b", "c", "d"]), none);
-        // Known by its id.
-        assert_eq!(put_in(&budget(3, None, &[7]), &["", "a", "b", "c", "d"]), none);
+        assert_eq!(forced_tokens(&budget(3, None, &[1]), &["a", "</", "t>b", "c", "d", "e"]), none);
+        assert_eq!(forced_tokens(&budget(2, Some("<t>"), &[1]), &["<", "b", "c", "d"]), none);
+        // A closing token that is recognised by its id.
+        assert_eq!(forced_tokens(&budget(3, None, &[7]), &["", "a", "b", "c", "d"]), none);
     }
 }

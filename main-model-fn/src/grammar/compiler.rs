@@ -1,5 +1,4 @@
-//! Grammars compiled beside everything else: on threads of their own, within bounds, once for all who ask
-//! for the same.
+//! Compiles grammars on separate threads, within bounds, and once for all requests with the same grammar.
 
 use super::Source;
 use super::progress::{Grammar, first_line, has_no_token};
@@ -14,28 +13,29 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, oneshot};
 
-/// Compiled grammars that are kept.
-const KEPT: u64 = 64;
+/// Most compiled grammars that are cached.
+const MAX_CACHED: u64 = 64;
 /// Grammars that are compiled at the same time.
 pub(super) const THREADS: usize = 2;
-/// Late compilations beside them, which have taken too long: a thread ends only by itself. A further one keeps its
-/// turn.
+/// Late compilations that may run in addition, because a thread cannot be stopped. A further late compilation keeps its
+/// permit.
 pub(super) const LATE: usize = 4;
-/// How long one may take, and how much it may compute to be kept if it took longer. Milliseconds are usual.
+/// Time after which a compilation is late, and CPU time up to which its result is still cached. Milliseconds are usual.
 pub(super) const TIME: Duration = Duration::from_millis(800);
-/// How long a request waits for its turn, and where turns may not come because of those that are late.
-const TURN: Duration = Duration::from_secs(10);
-const TURN_BESIDE_LATE: Duration = TIME;
-/// For so long one that took too much time is not begun again, of so many.
-const REFUSED_FOR: Duration = Duration::from_secs(60);
-const REFUSED: u64 = 1024;
-/// The nice value of threads that are late (setpriority(2)): the least.
-const LAST: i32 = 19;
-/// The library reads schemas and grammars by recursion; their depth is bounded (`source`, `schema`).
-const STACK: usize = 64 << 20;
+/// Longest wait for a permit.
+const PERMIT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest wait for a permit while all permits are held by late compilations.
+const LATE_PERMIT_TIMEOUT: Duration = TIME;
+/// Time for which a grammar that took too long is refused.
+const REFUSAL_TIME: Duration = Duration::from_secs(60);
+/// Most grammars that are refused at a time.
+const MAX_REFUSED: u64 = 1024;
+/// Nice value of late threads (setpriority(2)): the lowest priority.
+const LOWEST_PRIORITY: i32 = 19;
+/// Stack of a compiling thread in bytes. The library parses recursively; `source` and `schema` bound the depth.
+const STACK_BYTES: usize = 64 << 20;
 
-/// The library's bounds: work while compiling, work for a mask, and what a lexer may come to hold
-/// (1 to 2 kB a state).
+/// Bounds of the library: work of compiling, work per mask, and states of a lexer (1 to 2 kB each).
 const LIMITS: ParserLimits = ParserLimits {
     max_items_in_row: 2000,
     initial_lexer_fuel: 500_000,
@@ -47,11 +47,11 @@ const LIMITS: ParserLimits = ParserLimits {
     verbose_errors: false,
 };
 
-/// Ways to read a text that clients' own rules may leave open at any place: all of them are followed with
-/// every token, on the engine's thread.
-const FOREIGN_ITEMS: usize = 300;
+/// Most items of the parser at one position for clients' own rules. The parser follows all of them with every token, on
+/// the engine's thread.
+const MAX_CLIENT_ITEMS: usize = 300;
 
-/// Work of a thread: [`compile`].
+/// Work of a compiling thread: [`compile`].
 type CompileFn = dyn Fn(&ParserFactory, &Source) -> Result<Grammar, String> + Send + Sync;
 
 /// Compiles grammars over one vocabulary.
@@ -59,41 +59,41 @@ pub(crate) struct Compiler {
     tokens: Arc<dyn Tokens>,
     vocab_size: usize,
     end_ids: Vec<u32>,
-    /// Made when the first grammar is asked for.
+    /// Created with the first grammar.
     pub(super) factory: OnceCell<Arc<ParserFactory>>,
     turns: Arc<Semaphore>,
     late: Arc<Semaphore>,
     kept: Cache<String, Grammar>,
-    /// Digests of what took too much time.
+    /// Digests of grammars that took too long.
     refused: Cache<u64, ()>,
     digests: RandomState,
     pub(super) work: Arc<CompileFn>,
 }
 
-/// A compilation on its way.
+/// A compilation in progress.
 struct Compilation {
     factory: Arc<ParserFactory>,
     source: Source,
     work: Arc<CompileFn>,
-    /// Permit for its turn, or for its room among late compilations.
+    /// Permit of a regular or of a late compilation.
     place: Arc<Mutex<OwnedSemaphorePermit>>,
 }
 
-/// Result of a thread.
+/// Result of a compiling thread.
 struct CompileResult {
     compiled: Result<Grammar, String>,
-    /// CPU time that it took.
+    /// CPU time that the compilation took.
     computed: Duration,
 }
 
 enum CompileOutcome {
     InTime(Result<Grammar, ServiceError>),
-    /// It takes too long; what it comes to is still told.
+    /// The compilation is late; its result is sent later.
     Late(oneshot::Receiver<CompileResult>),
 }
 
 impl Compiler {
-    /// Over `vocab_size` tokens, of which `end_ids` end an answer.
+    /// Creates a compiler for a vocabulary of `vocab_size` tokens, of which `end_ids` end an answer.
     pub(crate) fn new(tokens: Arc<dyn Tokens>, vocab_size: usize, end_ids: Vec<u32>) -> Self {
         Self {
             tokens,
@@ -102,20 +102,20 @@ impl Compiler {
             factory: OnceCell::new(),
             turns: Arc::new(Semaphore::new(THREADS)),
             late: Arc::new(Semaphore::new(LATE)),
-            kept: Cache::new(KEPT),
-            refused: Cache::builder().max_capacity(REFUSED).time_to_live(REFUSED_FOR).build(),
+            kept: Cache::new(MAX_CACHED),
+            refused: Cache::builder().max_capacity(MAX_REFUSED).time_to_live(REFUSAL_TIME).build(),
             digests: RandomState::new(),
             work: Arc::new(compile),
         }
     }
 
-    /// Compiles `source`; `field` is where the request states it.
+    /// Compiles `source`, or returns the cached grammar. `field` is the request field with the source.
     ///
     /// # Errors
-    /// It is no grammar, nothing matches it, or it is too much: named by `field`. Too many others are being
-    /// compiled.
+    /// Fails with an error of `field` if the grammar is invalid, matches nothing or exceeds the limits. Fails if too many other
+    /// grammars are being compiled.
     pub(crate) async fn compile(&self, source: Source, field: &str) -> Result<Grammar, ServiceError> {
-        let key = source.key();
+        let key = source.cache_key();
         if self.kept.get(&key).await.is_some_and(|grammar| grammar.has_failed()) {
             self.kept.invalidate(&key).await;
         }
@@ -125,7 +125,7 @@ impl Compiler {
                 format!("invalid `{field}`: {token} ends the answer; complete grammars end it themselves");
             return Err(ServiceError::invalid(field, message));
         }
-        let compiled = self.kept.try_get_with(key, self.compile_anew(source.clone())).await;
+        let compiled = self.kept.try_get_with(key, self.compile_uncached(source.clone())).await;
         compiled.map_err(|error| match error.code {
             ErrorCode::InvalidArgument => {
                 let (field, message) =
@@ -136,24 +136,24 @@ impl Compiler {
         })
     }
 
-    async fn compile_anew(&self, source: Source) -> Result<Grammar, ServiceError> {
-        let key = source.key();
+    async fn compile_uncached(&self, source: Source) -> Result<Grammar, ServiceError> {
+        let key = source.cache_key();
         let digest = self.digests.hash_one(&key);
         if self.refused.contains_key(&digest) {
             return Err(takes_too_long());
         }
-        let place = Arc::new(Mutex::new(self.turn().await?));
+        let place = Arc::new(Mutex::new(self.acquire_permit().await?));
         let factory = self.factory.get_or_try_init(|| self.open()).await?.clone();
         let compilation = Compilation { factory, source, work: self.work.clone(), place };
         let (late, kept, refused) = (self.late.clone(), self.kept.clone(), self.refused.clone());
-        // Goes on if the client has gone: a thread that is late must make room.
+        // Continues if the client is gone, because a late thread must release its permit.
         let compiled = tokio::spawn(async move {
             match compilation.run(late).await {
                 CompileOutcome::InTime(compiled) => compiled,
                 CompileOutcome::Late(done) => {
                     refused.insert(digest, ()).await;
                     tokio::spawn(async move {
-                        // What computes for long may do so for every token. Others only had no core.
+                        // A grammar with much CPU time may be as slow for every token; others only lacked a core.
                         if let Ok(CompileResult { compiled, computed }) = done.await
                             && computed <= TIME
                         {
@@ -170,8 +170,8 @@ impl Compiler {
         compiled.await.map_err(|error| internal(&error.to_string()))?
     }
 
-    async fn turn(&self) -> Result<OwnedSemaphorePermit, ServiceError> {
-        let wait = if self.late.available_permits() > 0 { TURN } else { TURN_BESIDE_LATE };
+    async fn acquire_permit(&self) -> Result<OwnedSemaphorePermit, ServiceError> {
+        let wait = if self.late.available_permits() > 0 { PERMIT_TIMEOUT } else { LATE_PERMIT_TIMEOUT };
         match tokio::time::timeout(wait, self.turns.clone().acquire_owned()).await {
             Ok(Ok(turn)) => Ok(turn),
             _ => Err(ServiceError::new(
@@ -190,8 +190,8 @@ impl Compiler {
 }
 
 impl Compilation {
-    /// Compiles its source. If that takes too long, gives its turn back, as far as there is room in `late`, and
-    /// lowers its thread's priority below all others: a compilation that keeps its turn must be done with it soon.
+    /// Runs the compilation. If it is late, moves it to the permits of `late`, if one is free, and lowers its thread's priority,
+    /// so that a regular compilation gets the permit.
     async fn run(self, late: Arc<Semaphore>) -> CompileOutcome {
         let (send, mut done) = oneshot::channel();
         let (begin, begun) = oneshot::channel();
@@ -201,10 +201,11 @@ impl Compilation {
             let _gone = begin.send(rustix::thread::gettid());
             let compiled = work(&factory, &source);
             drop(until_done);
-            // The client may have given up.
+            // The client may be gone.
             let _given_up = send.send(CompileResult { compiled, computed: computed() });
         };
-        let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(STACK).spawn(thread);
+        let thread =
+            std::thread::Builder::new().name("grammar".to_owned()).stack_size(STACK_BYTES).spawn(thread);
         if let Err(error) = thread {
             return CompileOutcome::InTime(Err(internal(&error.to_string())));
         }
@@ -217,8 +218,8 @@ impl Compilation {
                 if let Ok(room) = late.try_acquire_owned() {
                     *place.lock().unwrap_or_else(PoisonError::into_inner) = room;
                     if let Ok(thread) = begun.await {
-                        // Where it is refused, the thread is as it was.
-                        let _refused = rustix::process::setpriority_process(Some(thread), LAST);
+                        // If the kernel refuses, the priority stays.
+                        let _refused = rustix::process::setpriority_process(Some(thread), LOWEST_PRIORITY);
                     }
                 }
                 CompileOutcome::Late(done)
@@ -227,7 +228,7 @@ impl Compilation {
     }
 }
 
-/// CPU time that this thread has taken; the most where the kernel does not tell.
+/// Returns the CPU time of this thread; the largest duration if the kernel does not report it.
 pub(super) fn computed() -> Duration {
     let counts = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let nanoseconds = counts.split_ascii_whitespace().next().and_then(|first| first.parse().ok());
@@ -243,11 +244,11 @@ fn internal(message: &str) -> ServiceError {
     ServiceError::new(ErrorCode::Internal, format!("cannot compile grammars: {message}"))
 }
 
-/// Compiles `source` and finds its first tokens, which is most of the work of all masks.
+/// Compiles `source`, and computes the first mask, which is most of the work of all masks.
 fn compile(factory: &ParserFactory, source: &Source) -> Result<Grammar, String> {
     let mut limits = LIMITS;
     if source.has_client_rules() {
-        limits.max_items_in_row = FOREIGN_ITEMS;
+        limits.max_items_in_row = MAX_CLIENT_ITEMS;
     }
     let parser = factory.create_parser_from_init_ext(
         GrammarInit::Serialized(source.grammar()),
@@ -261,11 +262,11 @@ fn compile(factory: &ParserFactory, source: &Source) -> Result<Grammar, String> 
         Err(error) if has_no_token(&beginning, &error.to_string()) => {
             Err("no answer can match this grammar".to_owned())
         }
-        Err(error) => Err(said(&error.to_string())),
+        Err(error) => Err(translate_message(&error.to_string())),
     }
 }
 
-/// Reports if `named`, in the syntax of rules, may be the token `id` of this text.
+/// Reports if `named`, a token in the syntax of rules, may be the token `id` with this text.
 fn names(named: &str, id: u32, text: &[u8]) -> bool {
     let Some(list) = named.strip_prefix("<[").and_then(|rest| rest.strip_suffix("]>")) else {
         return named.as_bytes() == text;
@@ -280,10 +281,10 @@ fn names(named: &str, id: u32, text: &[u8]) -> bool {
     has != is_negated
 }
 
-/// The library's message, in the words of a request; where it names a place in rules, behind that.
-fn said(message: &str) -> String {
+/// Translates a message of the library to the terms of a request. Keeps the position in the rules, if it has one.
+fn translate_message(message: &str) -> String {
     if let Some((place, message)) = message.split_once(": failed to compile JSON schema: ") {
-        return format!("{}: {}", first_line(place), said(message));
+        return format!("{}: {}", first_line(place), translate_message(message));
     }
     if message.contains("coerce_one_of") {
         return "unsupported `oneOf`: options must exclude each other by type, or by a constant of a required property"
@@ -305,7 +306,7 @@ fn said(message: &str) -> String {
     first_line(message)
 }
 
-/// The beginning of a text.
+/// Returns the beginning of a text, for messages.
 pub(super) fn short(text: &str) -> String {
     const CHARACTERS: usize = 150;
     let begun: String = text.chars().take(CHARACTERS).collect();

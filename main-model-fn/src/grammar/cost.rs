@@ -1,15 +1,15 @@
-//! Cost of masks: `cargo test --release -p main-model-fn --lib grammar::cost -- --ignored --nocapture`.
+//! Measures the cost of masks: `cargo test --release -p main-model-fn --lib grammar::cost -- --ignored --nocapture`.
 
 use super::{Compiler, Source, Tokens, Whitespace};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Tokens of a vocabulary of usual size.
+/// Tokens of a typical vocabulary.
 const TOKENS: usize = 50_000;
 
-/// All bytes, then words of letters with a space before most of them, marks and digits: lengths as in vocabularies
-/// of byte-level BPE.
+/// Vocabulary of all bytes, then words of letters with a leading space in most cases, punctuation and digits; lengths as in
+/// vocabularies of byte-level BPE.
 struct Words(Vec<Vec<u8>>);
 
 impl Words {

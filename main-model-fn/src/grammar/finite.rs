@@ -1,14 +1,14 @@
-//! Schemas that no finite value satisfies: whatever did would have another such value within it, without end.
+//! Finds schemas that no finite value satisfies, because each value would contain another such value.
 
 use super::schema::{step, unescaped};
 use serde_json::{Map, Value};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// Schemas of which one must have a finite value, by their pointers.
+/// Pointers to schemas of which at least one must have a finite value.
 type OneOf = Vec<String>;
 
-/// Returns the pointers of those schemas in `schema` that no finite value satisfies; `places` are the pointers of all
-/// schemas. Schemas without a value for another reason are the library's to find.
+/// Returns the pointers of the schemas in `schema` that no finite value satisfies. `places` has the pointers of all schemas.
+/// The library finds schemas that are unsatisfiable for other reasons.
 pub(super) fn endless(schema: &Value, places: &HashSet<String>) -> BTreeSet<String> {
     let index: HashMap<&str, usize> = places.iter().map(String::as_str).zip(0..).collect();
     let needs: Vec<Vec<Vec<usize>>> = places
@@ -16,11 +16,12 @@ pub(super) fn endless(schema: &Value, places: &HashSet<String>) -> BTreeSet<Stri
         .map(|place| {
             let object = schema.pointer(place).and_then(Value::as_object);
             let needs = object.map(|object| needs(object, place)).unwrap_or_default();
-            let known = |one_of: OneOf| one_of.iter().filter_map(|it| index.get(&**it).copied()).collect();
+            let known =
+                |one_of: OneOf| one_of.iter().filter_map(|pointer| index.get(&**pointer).copied()).collect();
             needs.into_iter().map(known).filter(|known: &Vec<usize>| !known.is_empty()).collect()
         })
         .collect();
-    // From what has no such needs on, until nothing is added.
+    // Starts with schemas without needs, and repeats until nothing is added.
     let mut is_finite = vec![false; needs.len()];
     loop {
         let mut is_more = false;
@@ -36,10 +37,12 @@ pub(super) fn endless(schema: &Value, places: &HashSet<String>) -> BTreeSet<Stri
     places.iter().zip(is_finite).filter(|(_, is_finite)| !is_finite).map(|(place, _)| place.clone()).collect()
 }
 
-/// Returns the schemas that a finite value of `object`, which stands at `place`, depends on.
+/// Returns the schemas that a finite value of `object`, at the pointer `place`, depends on.
 fn needs(object: &Map<String, Value>, place: &str) -> Vec<OneOf> {
     let mut needs: Vec<OneOf> = Vec::new();
-    if let Some(pointer) = object.get("$ref").and_then(Value::as_str).and_then(|it| it.strip_prefix('#')) {
+    if let Some(pointer) =
+        object.get("$ref").and_then(Value::as_str).and_then(|reference| reference.strip_prefix('#'))
+    {
         needs.push(vec![unescaped(pointer)]);
     }
     let list = |name: &str| -> OneOf {
@@ -53,7 +56,7 @@ fn needs(object: &Map<String, Value>, place: &str) -> Vec<OneOf> {
         Some(one) => std::slice::from_ref(one),
         None => &[],
     };
-    // All other values are finite, and so is one of several types for most.
+    // All other values are finite, and most schemas allow one of several types.
     match types {
         [only] if only == "object" => properties(object, place, &mut needs),
         [only] if only == "array" => items(object, place, &mut needs),
@@ -76,7 +79,7 @@ fn properties(object: &Map<String, Value>, place: &str, needs: &mut Vec<OneOf>) 
             needs.push(vec![format!("{place}/properties/{}", step(name))]);
         }
     }
-    // A name that no pattern has a schema for.
+    // A name that matches no pattern.
     if let Some(others) = others.filter(|_| !has_patterns) {
         let least = object.get("minProperties").and_then(Value::as_u64).unwrap_or_default();
         if is_other || properties.is_none_or(Map::is_empty) && least > 0 {

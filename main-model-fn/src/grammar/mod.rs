@@ -1,12 +1,12 @@
-//! Structured output: what an answer must match, as a mask over the vocabulary at every draw.
+//! Structured output: computes a mask over the vocabulary before each token is sampled.
 //!
 //! ```text
-//! a request's schema, regex, choices or Lark grammar -> source (checked, keywords refused by name)
-//!   -> compiler (its own threads, bounded in time, cached) -> Grammar -> Progress, one per choice:
-//!      mask before a draw, step after it
+//! a request's schema, regex, choices or Lark grammar -> source (checked; keywords refused by name)
+//!   -> compiler (separate threads, time limit, cache) -> Grammar -> GrammarProgress, one per choice:
+//!      a mask before each token, a step after it
 //! ```
 //!
-//! Grammars are llguidance's; nothing outside of this folder names it.
+//! The grammars are llguidance's; only this module uses that library.
 
 mod compiler;
 mod finite;

@@ -1,8 +1,8 @@
-//! Values of `multipleOf`, whose least common multiple is bounded.
+//! Values of `multipleOf`, with a bounded least common multiple.
 
-use super::schema::DIVISOR;
+use super::schema::MAX_DIVISOR;
 
-/// A number with decimal places.
+/// A decimal number.
 #[derive(Clone, Copy)]
 pub(super) struct Multiple {
     pub(super) digits: u64,
@@ -16,16 +16,16 @@ impl Default for Multiple {
 }
 
 impl Multiple {
-    /// Reads a `multipleOf`; `None` where it has more digits than those of [`DIVISOR`].
+    /// Converts a `multipleOf`; `None` if it has more digits than [`MAX_DIVISOR`].
     pub(super) fn of(number: f64) -> Option<Self> {
         let (mut digits, mut places) = (number.abs(), 0);
         while digits.fract() != 0.0 && places < 20 {
             (digits, places) = (digits * 10.0, places + 1);
         }
-        (digits <= DIVISOR).then_some(Self { digits: (digits as u64).max(1), places })
+        (digits <= MAX_DIVISOR).then_some(Self { digits: (digits as u64).max(1), places })
     }
 
-    /// Returns the least common multiple, as far as it can be counted.
+    /// Returns the least common multiple; saturates.
     pub(super) fn with(self, other: Self) -> Self {
         let places = self.places.max(other.places);
         let scaled = |one: Self| one.digits.saturating_mul(10_u64.saturating_pow(places - one.places));

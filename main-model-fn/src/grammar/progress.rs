@@ -1,4 +1,4 @@
-//! A compiled grammar, and how far one choice has come in it.
+//! A compiled grammar, and the progress of one choice in it.
 
 use llguidance::Matcher;
 use llguidance::api::StopReason;
@@ -7,24 +7,24 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Grammar that an answer must match. Clones share what was compiled.
+/// Grammar that an answer must match. Clones share the compiled state.
 #[derive(Clone)]
 pub struct Grammar(Arc<Compiled>);
 
 struct Compiled {
-    /// At its beginning. What its lexer has learnt is shared with all that is cloned from it.
+    /// Matcher before the first token. Clones share the states of its lexer.
     beginning: Mutex<Matcher>,
-    /// The library has given up on it; it must not serve again.
+    /// True once the library failed on it; it must not be used again.
     has_failed: AtomicBool,
 }
 
-/// The library cannot go on with a grammar.
+/// Failure of the library on a grammar.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum GrammarError {
-    /// A token takes more than is allowed for one.
+    /// A token takes more work than allowed.
     #[error("grammar too complex for this answer: {0}")]
     Work(String),
-    /// The answer so far has no end in the grammar.
+    /// The grammar has no end for the answer so far.
     #[error("the grammar allows no next token")]
     NoToken,
 }
@@ -38,7 +38,7 @@ impl Grammar {
         self.0.has_failed.load(Ordering::Relaxed)
     }
 
-    /// The beginning of an answer.
+    /// Returns the progress before the first token.
     pub(crate) fn begin(&self) -> GrammarProgress {
         let beginning = self.0.beginning.lock().unwrap_or_else(PoisonError::into_inner);
         GrammarProgress { matcher: beginning.clone(), grammar: self.clone() }
@@ -58,7 +58,7 @@ impl PartialEq for Grammar {
     }
 }
 
-/// Which tokens may come next.
+/// Set of tokens that may come next.
 pub(crate) struct Mask(SimpleVob);
 
 impl Mask {
@@ -68,7 +68,7 @@ impl Mask {
         self.0.is_allowed(token)
     }
 
-    /// Makes all others impossible.
+    /// Sets the logits of all other tokens to minus infinity.
     pub(crate) fn apply(&self, logits: &mut [f32]) {
         let words = self.0.as_slice();
         for (chunk, word) in logits.chunks_mut(32).zip(words.iter().copied().chain(std::iter::repeat(0))) {
@@ -87,26 +87,26 @@ impl Mask {
     }
 }
 
-/// How far a choice has come in its grammar.
+/// Progress of one choice in its grammar.
 pub(crate) struct GrammarProgress {
     matcher: Matcher,
     grammar: Grammar,
 }
 
 impl GrammarProgress {
-    /// Which tokens may come next: at least one, tokens that end the answer only where it may end.
+    /// Returns the tokens that may come next, at least one. Tokens that end the answer are included only where it may end.
     ///
     /// # Errors
-    /// Finding them takes more work than is allowed for a token.
+    /// Fails if the computation takes more work than allowed for a token.
     pub(crate) fn mask(&mut self) -> Result<Mask, GrammarError> {
         let mask = self.matcher.compute_mask();
         mask.map(Mask).map_err(|error| self.failed(&error.to_string()))
     }
 
-    /// Goes on by `token`, which the last mask allowed. True when nothing can follow it.
+    /// Advances by `token`, which the last mask allowed. Returns true if nothing can follow it.
     ///
     /// # Errors
-    /// The library cannot go on.
+    /// Fails if the library does.
     pub(crate) fn step(&mut self, token: u32) -> Result<bool, GrammarError> {
         self.matcher.consume_token(token).map_err(|error| self.failed(&error.to_string()))?;
         Ok(self.matcher.is_stopped())
@@ -121,12 +121,12 @@ impl GrammarProgress {
     }
 }
 
-/// Reports if `matcher` gave up with `message` because no token can come next.
+/// Reports if `matcher` failed with `message` because no token can come next.
 pub(super) fn has_no_token(matcher: &Matcher, message: &str) -> bool {
     matcher.stop_reason() == StopReason::NoExtensionBias || message.contains("NoExtensionBias")
 }
 
-/// Returns the part of the library's message that is for people: its state follows on further lines.
+/// Returns the first line of the library's message; the others contain its state.
 pub(super) fn first_line(message: &str) -> String {
     const CHARACTERS: usize = 300;
     message.lines().next().unwrap_or_default().chars().take(CHARACTERS).collect()

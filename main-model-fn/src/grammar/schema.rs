@@ -1,4 +1,4 @@
-//! JSON Schemas: what is claimed of them, and what is refused by name.
+//! JSON Schemas of requests: which keywords are enforced, and which are refused by name.
 
 use super::compiler::short;
 use super::multiple::Multiple;
@@ -9,48 +9,51 @@ use regex_syntax::ast::parse::Parser;
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 
-/// Where the library's own options stand; a request must not set them.
+/// Key of the library's own options; a request must not set them.
 pub(super) const OPTIONS: &str = "x-guidance";
 
-/// Longest schema as text.
-const BYTES: usize = 256 << 10;
-/// How deep schemas lie in each other.
-const DEPTH: usize = 48;
-/// Most schemas within a schema, values of `enum` and `const`, and options of `allOf`, `anyOf` and `oneOf`, all
-/// together.
-const SCHEMAS: usize = 2000;
-const VALUES: usize = 5000;
-const OPTIONS_OF_ALL: usize = 150;
-/// Most options of all `allOf` that have several: an answer is followed through all of them at once.
-const TOGETHER: usize = 16;
-/// Longest pointer to a schema: names above it are kept with each.
-const POINTER_BYTES: usize = 4 << 10;
-/// Most properties of an object that may be left out: any of them may come next, and the library follows all.
-const OPTIONAL: usize = 300;
-/// Most patterns of names: the library looks whether any two of them meet.
-const NAME_PATTERNS: usize = 24;
+/// Longest schema as text, in bytes.
+const MAX_BYTES: usize = 256 << 10;
+/// Deepest nesting of schemas.
+const MAX_DEPTH: usize = 48;
+/// Most schemas within a schema.
+const MAX_SCHEMAS: usize = 2000;
+/// Most values of `enum` and `const`, all together.
+const MAX_VALUES: usize = 5000;
+/// Most options of `allOf`, `anyOf` and `oneOf`, all together.
+const MAX_OPTIONS: usize = 150;
+/// Most options of all `allOf` with several options: the parser follows all of them at once.
+const MAX_ALL_OF_OPTIONS: usize = 16;
+/// Longest pointer to a schema in bytes: the names above each schema are stored with it.
+const MAX_POINTER_BYTES: usize = 4 << 10;
+/// Most optional properties of an object: any of them may come next, and the library follows all.
+const MAX_OPTIONAL: usize = 300;
+/// Most patterns of names: the library checks each pair for overlap.
+const MAX_NAME_PATTERNS: usize = 24;
 /// Characters of a pointer that messages show.
-const SHOWN: usize = 200;
-/// Longest pattern, and longest text of `const` and `enum`.
-const PATTERN_BYTES: usize = 2 << 10;
-const LITERAL_BYTES: usize = 4 << 10;
-/// Keywords that count something, and their largest value.
+const MAX_SHOWN_CHARS: usize = 200;
+/// Longest pattern in bytes.
+const MAX_PATTERN_BYTES: usize = 2 << 10;
+/// Longest text of `const` and `enum` in bytes.
+const MAX_LITERAL_BYTES: usize = 4 << 10;
+/// Keywords of counts.
 const COUNTS: [&str; 6] =
     ["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
-const MOST: u64 = 10_000;
-/// Largest `multipleOf`, and the largest sum of all of them, decimal places apart: the library has a state for every
-/// remainder.
-pub(super) const DIVISOR: f64 = 10_000.0;
-const DIVISORS: u64 = 20_000;
-/// Most patterns and formats in options of one `allOf`: a text is followed through all of them at once.
-const PATTERNS_TOGETHER: usize = 4;
-/// From here on floating-point numbers, which the library works with, skip whole numbers.
-const WHOLE: u64 = 1 << 53;
+/// Largest value of a count.
+const MAX_COUNT: u64 = 10_000;
+/// Largest `multipleOf`: the library has a state for every remainder.
+pub(super) const MAX_DIVISOR: f64 = 10_000.0;
+/// Largest sum of all `multipleOf`, not counting decimal places.
+const MAX_DIVISOR_SUM: u64 = 20_000;
+/// Most patterns and formats in the options of one `allOf`: the parser follows all of them at once.
+const MAX_COMBINED_PATTERNS: usize = 4;
+/// First integer from which on float64, the library's type, cannot represent every integer.
+const MAX_EXACT_INTEGER: u64 = 1 << 53;
 
-/// Least distance of bounds from 0: the library has brackets in brackets for every decimal place.
-const LEAST: f64 = 1e-50;
+/// Smallest absolute value of bounds other than 0: the library nests brackets for every decimal place.
+const MIN_BOUND: f64 = 1e-50;
 
-/// Keywords that answers obey.
+/// Keywords that are enforced.
 const CLAIMED: [&str; 27] = [
     "type",
     "enum",
@@ -81,7 +84,7 @@ const CLAIMED: [&str; 27] = [
     "multipleOf",
 ];
 
-/// Keywords that ask for something, of any draft, and are not claimed. All others ask for nothing.
+/// Keywords of any draft that demand something and are not enforced: they are refused. All others demand nothing.
 const REFUSED: [&str; 20] = [
     "not",
     "if",
@@ -105,11 +108,11 @@ const REFUSED: [&str; 20] = [
     "disallow",
 ];
 
-/// Values of `format` that ask for nothing: they tell programs what to make of a text.
+/// Values of `format` that demand nothing: they tell programs how to interpret a text.
 const NOTES: [&str; 3] = ["binary", "byte", "password"];
-/// Longest host name: the library knows only how long its labels are.
+/// Longest host name: the library bounds only its labels.
 const HOSTNAME: u64 = 253;
-/// Characters that a pointer must escape to be the fragment of a URI, beside those that are not ASCII.
+/// ASCII characters that a pointer must escape in the fragment of a URI.
 const NO_FRAGMENT: &AsciiSet = &CONTROLS
     .add(b' ')
     .add(b'"')
@@ -126,32 +129,32 @@ const NO_FRAGMENT: &AsciiSet = &CONTROLS
     .add(b'|')
     .add(b'}');
 
-/// Values of `format` that answers obey.
+/// Values of `format` that are enforced.
 const FORMATS: [&str; 10] =
     ["date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
 /// A schema that the library can compile.
 pub(super) struct Checked {
     pub(super) schema: Value,
-    /// Keywords of it that are not enforced, and are taken out.
+    /// Keywords that are not enforced and were removed.
     pub(super) warnings: Warnings,
 }
 
-/// `schema`, once everything in it is claimed or only an annotation, and within bounds.
+/// Checks that every keyword of `schema` is enforced or an annotation, and that it is within the limits.
 ///
 /// # Errors
-/// The first place and keyword that is not.
+/// Fails with the first position and keyword that is not.
 pub(super) fn checked(mut schema: Value) -> Result<Checked, String> {
     let bytes = schema.to_string().len();
-    if bytes > BYTES {
-        return Err(format!("schema too large: expected at most {BYTES} bytes, got {bytes}"));
+    if bytes > MAX_BYTES {
+        return Err(format!("schema too large: expected at most {MAX_BYTES} bytes, got {bytes}"));
     }
     let mut walk = SchemaWalk::default();
     walk.schema(&mut schema, "", 0)?;
-    if walk.meet && walk.multiple.digits as f64 > DIVISOR {
+    if walk.meet && walk.multiple.digits as f64 > MAX_DIVISOR {
         return Err(format!(
             "the schema: unsupported `multipleOf`: without decimal point, the least common multiple of all exceeds \
-             {DIVISOR}; `allOf`, `patternProperties` and keywords beside `$ref` may combine them"
+             {MAX_DIVISOR}; `allOf`, `patternProperties` and keywords beside `$ref` may combine them"
         ));
     }
     for (path, target) in &walk.references {
@@ -161,14 +164,14 @@ pub(super) fn checked(mut schema: Value) -> Result<Checked, String> {
     }
     let endless = finite::endless(&schema, &walk.places);
     if endless.contains("") {
-        // Nothing lies within itself but by a reference.
+        // A schema can contain itself only through a reference.
         let through = walk.references.iter().find(|(_, target)| endless.contains(target));
         let path = through.map_or("", |(path, _)| path);
         return Err(at(path, "unsatisfiable `$ref`: the schema requires itself"));
     }
     for place in &endless {
         if let Some(Value::Object(object)) = schema.pointer_mut(place) {
-            // The library would begin it and never come to its end.
+            // The library would recurse without end.
             object.shift_remove("$ref");
             object.insert("enum".to_owned(), json!([]));
         }
@@ -176,46 +179,46 @@ pub(super) fn checked(mut schema: Value) -> Result<Checked, String> {
     Ok(Checked { schema, warnings: walk.warnings })
 }
 
-/// Findings on the way through a schema.
+/// Counts and findings of a walk through a schema.
 #[derive(Default)]
 struct SchemaWalk {
-    /// Pointers of all schemas.
+    /// Pointers to all schemas.
     places: HashSet<String>,
-    /// Where references are, and what they point to.
+    /// Positions and targets of references.
     references: Vec<(String, String)>,
     values: usize,
     options: usize,
-    /// Options of `allOf`.
+    /// Number of options of `allOf`.
     together: usize,
     name_patterns: usize,
-    /// The sum of all `multipleOf`.
+    /// Sum of all `multipleOf`.
     divisors: u64,
-    /// The least common multiple of all `multipleOf`, times ten to the power of its decimal places.
+    /// Least common multiple of all `multipleOf`, times ten to the power of its decimal places.
     multiple: Multiple,
-    /// Set if two `multipleOf` may hold for the same number.
+    /// True if two `multipleOf` may apply to the same number.
     meet: bool,
     warnings: Warnings,
 }
 
 impl SchemaWalk {
     fn schema(&mut self, schema: &mut Value, path: &str, depth: usize) -> Result<(), String> {
-        if path.len() > POINTER_BYTES {
-            let message = format!("path too long: more than {POINTER_BYTES} bytes");
+        if path.len() > MAX_POINTER_BYTES {
+            let message = format!("path too long: more than {MAX_POINTER_BYTES} bytes");
             return Err(at(path, &message));
         }
         self.places.insert(path.to_owned());
-        if self.places.len() > SCHEMAS {
-            return Err(format!("schema too large: more than {SCHEMAS} subschemas"));
+        if self.places.len() > MAX_SCHEMAS {
+            return Err(format!("schema too large: more than {MAX_SCHEMAS} subschemas"));
         }
-        if depth > DEPTH {
-            return Err(at(path, &format!("schema nested deeper than {DEPTH} levels")));
+        if depth > MAX_DEPTH {
+            return Err(at(path, &format!("schema nested deeper than {MAX_DEPTH} levels")));
         }
         let object = match schema {
             Value::Bool(_) => return Ok(()),
             Value::Object(object) => object,
             _ => return Err(at(path, "invalid schema: expected an object or a boolean")),
         };
-        spell_plainly(object);
+        rewrite_for_library(object);
         self.annotations(object, path);
         self.keywords(object, path)?;
         for (name, value) in object.iter_mut() {
@@ -241,7 +244,7 @@ impl SchemaWalk {
         Ok(())
     }
 
-    /// Takes out what JSON Schema lets validators treat as annotations, with a warning.
+    /// Removes keywords that JSON Schema lets validators treat as annotations, with a warning.
     fn annotations(&mut self, object: &mut Map<String, Value>, path: &str) {
         if let Some(format) = object.get("format").and_then(Value::as_str)
             && !FORMATS.contains(&format)
@@ -273,8 +276,8 @@ impl SchemaWalk {
         let properties = object.get("properties").and_then(Value::as_object);
         let optional =
             properties.into_iter().flat_map(Map::keys).filter(|name| !required.contains(name.as_str()));
-        if optional.count() > OPTIONAL {
-            let message = format!("too many optional `properties`: expected at most {OPTIONAL}");
+        if optional.count() > MAX_OPTIONAL {
+            let message = format!("too many optional `properties`: expected at most {MAX_OPTIONAL}");
             return Err(at(path, &message));
         }
         let required = required.len() as u64;
@@ -299,22 +302,24 @@ impl SchemaWalk {
                 self.options += list.len();
                 if name == "allOf" && list.len() > 1 {
                     self.together += list.len();
-                    if self.together > TOGETHER {
-                        return refuse(format!("too many options of `allOf`: expected at most {TOGETHER}"));
+                    if self.together > MAX_ALL_OF_OPTIONS {
+                        return refuse(format!(
+                            "too many options of `allOf`: expected at most {MAX_ALL_OF_OPTIONS}"
+                        ));
                     }
                     let has_format = |option: &Value| {
                         option.get("format").is_some_and(|format| FORMATS.iter().any(|known| format == known))
                     };
                     let is_pattern = |option: &&Value| option.get("pattern").is_some() || has_format(option);
-                    if list.iter().filter(is_pattern).count() > PATTERNS_TOGETHER {
+                    if list.iter().filter(is_pattern).count() > MAX_COMBINED_PATTERNS {
                         return refuse(format!(
-                            "too many options of `allOf` with a pattern: expected at most {PATTERNS_TOGETHER}"
+                            "too many options of `allOf` with a pattern: expected at most {MAX_COMBINED_PATTERNS}"
                         ));
                     }
                 }
-                if self.options > OPTIONS_OF_ALL {
+                if self.options > MAX_OPTIONS {
                     return refuse(format!(
-                        "too many options of `allOf`, `anyOf` and `oneOf`: expected at most {OPTIONS_OF_ALL}"
+                        "too many options of `allOf`, `anyOf` and `oneOf`: expected at most {MAX_OPTIONS}"
                     ));
                 }
                 Ok(())
@@ -328,21 +333,23 @@ impl SchemaWalk {
             },
             ("patternProperties", Value::Object(patterns)) => {
                 self.name_patterns += patterns.len();
-                if self.name_patterns > NAME_PATTERNS {
+                if self.name_patterns > MAX_NAME_PATTERNS {
                     return refuse(format!(
-                        "too many names of `patternProperties`: expected at most {NAME_PATTERNS}"
+                        "too many names of `patternProperties`: expected at most {MAX_NAME_PATTERNS}"
                     ));
                 }
                 patterns.keys().try_for_each(|pattern| check_pattern(name, pattern, path))
             }
             ("pattern", Value::String(pattern)) => check_pattern(name, pattern, path),
-            (name, count) if COUNTS.contains(&name) && count.as_u64().is_some_and(|count| count > MOST) => {
-                refuse(format!("invalid `{name}`: expected at most {MOST}, got {count}"))
+            (name, count)
+                if COUNTS.contains(&name) && count.as_u64().is_some_and(|count| count > MAX_COUNT) =>
+            {
+                refuse(format!("invalid `{name}`: expected at most {MAX_COUNT}, got {count}"))
             }
             ("minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum", number) => {
-                if number.as_f64().is_some_and(|number| number != 0.0 && number.abs() < LEAST) {
+                if number.as_f64().is_some_and(|number| number != 0.0 && number.abs() < MIN_BOUND) {
                     return refuse(format!(
-                        "unsupported `{name}`: expected 0 or a magnitude of at least {LEAST:e}, got {number}"
+                        "unsupported `{name}`: expected 0 or a magnitude of at least {MIN_BOUND:e}, got {number}"
                     ));
                 }
                 check_number(number, path)
@@ -350,32 +357,35 @@ impl SchemaWalk {
             ("multipleOf", number) => match Multiple::of(number.as_f64().unwrap_or_default()) {
                 Some(multiple) => {
                     self.divisors += multiple.digits;
-                    if self.divisors > DIVISORS {
+                    if self.divisors > MAX_DIVISOR_SUM {
                         return refuse(format!(
-                            "unsupported `multipleOf`: the sum of all exceeds {DIVISORS}"
+                            "unsupported `multipleOf`: the sum of all exceeds {MAX_DIVISOR_SUM}"
                         ));
                     }
                     self.multiple = self.multiple.with(multiple);
                     Ok(())
                 }
                 None => refuse(format!(
-                    "unsupported `multipleOf` {number}: without decimal point it exceeds {DIVISOR}"
+                    "unsupported `multipleOf` {number}: without decimal point it exceeds {MAX_DIVISOR}"
                 )),
             },
             _ => Ok(()),
         }
     }
 
-    /// A value that an answer must have as it stands.
+    /// Checks a value that an answer must contain literally.
     fn literal(&mut self, value: &Value, path: &str, depth: usize) -> Result<(), String> {
         match value {
-            Value::String(text) if text.len() > LITERAL_BYTES => {
+            Value::String(text) if text.len() > MAX_LITERAL_BYTES => {
                 let bytes = text.len();
-                Err(at(path, &format!("text too long: expected at most {LITERAL_BYTES} bytes, got {bytes}")))
+                Err(at(
+                    path,
+                    &format!("text too long: expected at most {MAX_LITERAL_BYTES} bytes, got {bytes}"),
+                ))
             }
             Value::Number(_) => check_number(value, path),
-            Value::Array(_) | Value::Object(_) if depth > DEPTH => {
-                Err(at(path, &format!("value nested deeper than {DEPTH} levels")))
+            Value::Array(_) | Value::Object(_) if depth > MAX_DEPTH => {
+                Err(at(path, &format!("value nested deeper than {MAX_DEPTH} levels")))
             }
             Value::Array(list) => {
                 self.count_values(list.len(), path)?;
@@ -391,11 +401,11 @@ impl SchemaWalk {
 
     fn count_values(&mut self, more: usize, path: &str) -> Result<(), String> {
         self.values += more;
-        if self.values > VALUES {
+        if self.values > MAX_VALUES {
             return Err(at(
                 path,
                 &format!(
-                    "too many values of `enum` and `const`: expected at most {VALUES}, nested ones included"
+                    "too many values of `enum` and `const`: expected at most {MAX_VALUES}, nested ones included"
                 ),
             ));
         }
@@ -403,9 +413,9 @@ impl SchemaWalk {
     }
 }
 
-/// Writes what the library cannot read in the way that it can: numbers like 2.0 as whole ones, pointers as URIs,
-/// and what asks for nothing not at all.
-fn spell_plainly(object: &mut Map<String, Value>) {
+/// Rewrites constructs that the library cannot read: numbers like 2.0 become integers, pointers become URIs, and annotations
+/// are removed.
+fn rewrite_for_library(object: &mut Map<String, Value>) {
     if object.get("uniqueItems") == Some(&Value::Bool(false)) {
         object.shift_remove("uniqueItems");
     }
@@ -440,7 +450,7 @@ fn spell_plainly(object: &mut Map<String, Value>) {
 }
 
 fn at(path: &str, what: &str) -> String {
-    let shown: String = path.chars().take(SHOWN).collect();
+    let shown: String = path.chars().take(MAX_SHOWN_CHARS).collect();
     let more = if shown.len() < path.len() { ".." } else { "" };
     let place =
         if path.is_empty() { "the schema".to_owned() } else { format!("the schema at {shown}{more}") };
@@ -450,8 +460,8 @@ fn at(path: &str, what: &str) -> String {
 fn check_number(number: &Value, path: &str) -> Result<(), String> {
     let whole = number.as_u64().or_else(|| number.as_i64().map(i64::unsigned_abs));
     let is_large = match whole {
-        Some(whole) => whole > WHOLE,
-        None => number.as_f64().is_some_and(|number| number.abs() > WHOLE as f64),
+        Some(whole) => whole > MAX_EXACT_INTEGER,
+        None => number.as_f64().is_some_and(|number| number.abs() > MAX_EXACT_INTEGER as f64),
     };
     if !is_large {
         return Ok(());
@@ -460,25 +470,25 @@ fn check_number(number: &Value, path: &str) -> Result<(), String> {
 }
 
 fn check_pattern(keyword: &str, pattern: &str, path: &str) -> Result<(), String> {
-    if pattern.len() > PATTERN_BYTES {
+    if pattern.len() > MAX_PATTERN_BYTES {
         let bytes = pattern.len();
         return Err(at(
             path,
-            &format!("pattern too long: expected at most {PATTERN_BYTES} bytes, got {bytes}"),
+            &format!("pattern too long: expected at most {MAX_PATTERN_BYTES} bytes, got {bytes}"),
         ));
     }
-    // As the library reads it, which does not say where it stands.
+    // Parsed here, because the library's error does not say where the pattern is.
     let read = Parser::new().parse(&regex_to_lark(pattern, "dw"));
     read.map(drop)
         .map_err(|error| at(path, &format!("invalid `{keyword}` {}: {}", short(pattern), error.kind())))
 }
 
-/// A name as it stands in pointers.
+/// Escapes a name for a pointer.
 pub(super) fn step(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
 
-/// A pointer as it stands behind `#`, its `%..` being characters.
+/// Decodes the `%..` of a pointer behind `#`.
 pub(super) fn unescaped(pointer: &str) -> String {
     percent_encoding::percent_decode_str(pointer).decode_utf8_lossy().into_owned()
 }

@@ -1,115 +1,123 @@
-//! Form that a request asks of its answer, checked before anything is compiled.
+//! Structure that a request demands of its answer, checked before a grammar is compiled.
 
 use super::schema::{self, Checked};
 use super::{Warnings, Whitespace};
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Value, json};
 
-/// Longest regular expression and Lark grammar in bytes.
-const REGEX_BYTES: usize = 16 << 10;
-const LARK_BYTES: usize = 64 << 10;
-/// Most bytes of an answer's form: of the parameters of all functions that may be called, and of an answer's schema.
-const FORM_BYTES: usize = 256 << 10;
-/// How deep brackets lie in each other: the library reads them by recursion.
-const NESTING: usize = 100;
-/// Most choices, and bytes of all of them.
-const CHOICES: usize = 5000;
-const CHOICE_BYTES: usize = 256 << 10;
+/// Longest regular expression in bytes.
+const MAX_REGEX_BYTES: usize = 16 << 10;
+/// Longest Lark grammar in bytes.
+const MAX_LARK_BYTES: usize = 64 << 10;
+/// Most bytes of an answer's form: parameters of all callable functions, and the answer's schema.
+const MAX_FORM_BYTES: usize = 256 << 10;
+/// Deepest nesting of brackets, because the library parses them recursively.
+const MAX_NESTING: usize = 100;
+/// Most choices.
+const MAX_CHOICES: usize = 5000;
+/// Most bytes of all choices.
+const MAX_CHOICE_BYTES: usize = 256 << 10;
 
-/// Form that an answer must match.
+/// Structure that an answer must match.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Source {
-    /// JSON that a schema takes.
+    /// JSON that matches a schema.
     Json {
-        /// The schema, checked.
+        /// The checked schema.
         schema: Value,
-        /// White space between the parts of the JSON.
+        /// White space between parts of the JSON.
         whitespace: Whitespace,
         /// Keywords of the schema that are not enforced.
         warnings: Warnings,
     },
-    /// All of it matches a regular expression.
+    /// Text that matches a regular expression as a whole.
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
-    /// A grammar in Lark's syntax, as llguidance reads it.
+    /// Grammar in llguidance's dialect of Lark.
     Lark(String),
-    /// Rules of ours, with schemas that are checked, and with a client's rules in one of them or not.
+    /// Rules that this program generated, with checked schemas, and with a client's rules if there are any.
     Form {
         /// The grammar.
         rules: String,
-        /// Lines of it, the first being 1, and the fields of the request that say them.
+        /// Line numbers of the grammar, from 1, and the request fields that they come from.
         fields: Vec<(usize, String)>,
-        /// A client's rules are among them.
+        /// True if a client's rules are among the rules.
         has_client_rules: bool,
     },
 }
 
 impl Source {
-    /// JSON that `schema` takes; any object without one.
+    /// Creates the structure of JSON that matches `schema`, or of any object without a schema.
     ///
     /// # Errors
-    /// A part of the schema is not supported, or it is no schema.
+    /// Fails if the schema is invalid, or if a part of it is unsupported.
     pub(crate) fn json(schema: Option<Value>, whitespace: Whitespace) -> Result<Self, String> {
         let schema = schema.unwrap_or_else(|| json!({"type": "object"}));
         let Checked { schema, warnings } = schema::checked(schema)?;
         Ok(Self::Json { schema, whitespace, warnings })
     }
 
+    /// Creates the structure of text that matches `regex`.
+    ///
     /// # Errors
-    /// It is empty, too long or too deep.
+    /// Fails if it is empty, too long or nested too deeply.
     pub(crate) fn regex(regex: &str) -> Result<Self, String> {
         let regex = unanchored(regex);
-        check_text(regex, REGEX_BYTES)?;
+        check_text(regex, MAX_REGEX_BYTES)?;
         Ok(Self::Regex(regex.to_owned()))
     }
 
+    /// Creates the structure of one of several texts.
+    ///
     /// # Errors
-    /// There are none or too many, or one is empty.
+    /// Fails if there are none or too many, or if one is empty.
     pub(crate) fn choice(choices: Vec<String>) -> Result<Self, String> {
-        if choices.is_empty() || choices.len() > CHOICES {
-            return Err(format!("expected 1 to {CHOICES} choices, got {}", choices.len()));
+        if choices.is_empty() || choices.len() > MAX_CHOICES {
+            return Err(format!("expected 1 to {MAX_CHOICES} choices, got {}", choices.len()));
         }
         if choices.iter().any(String::is_empty) {
             return Err("expected non-empty choices".to_owned());
         }
         let bytes: usize = choices.iter().map(String::len).sum();
-        if bytes > CHOICE_BYTES {
-            return Err(format!("choices too long: expected at most {CHOICE_BYTES} bytes, got {bytes}"));
+        if bytes > MAX_CHOICE_BYTES {
+            return Err(format!("choices too long: expected at most {MAX_CHOICE_BYTES} bytes, got {bytes}"));
         }
         Ok(Self::Choice(choices))
     }
 
+    /// Creates the structure of a Lark grammar.
+    ///
     /// # Errors
-    /// It is empty, too long or too deep, or asks for what takes unbounded work: intersections, complements and
-    /// schemas within rules.
+    /// Fails if it is empty, too long or nested too deeply, or if it has constructs with unbounded work: intersections,
+    /// complements, and schemas within rules.
     pub(crate) fn lark(grammar: String) -> Result<Self, String> {
-        check_text(&grammar, LARK_BYTES)?;
+        check_text(&grammar, MAX_LARK_BYTES)?;
         if let Some(unbounded) = unbounded(&grammar) {
             return Err(format!("unsupported in grammars: `{unbounded}`"));
         }
         Ok(Self::Lark(grammar))
     }
 
-    /// Makes the form of an answer with thoughts or calls; `fields` of the request say these lines, the first being 1.
+    /// Creates the form of an answer with thoughts or calls. `fields` maps lines of the grammar, from 1, to request fields.
     ///
     /// # Errors
-    /// It is too long.
+    /// Fails if it is too long.
     pub(crate) fn form(
         rules: String,
         fields: Vec<(usize, String)>,
         has_client_rules: bool,
     ) -> Result<Self, String> {
         match rules.len() {
-            bytes if bytes > FORM_BYTES => {
-                Err(format!("parameters too long: expected at most {FORM_BYTES} bytes, got {bytes}"))
+            bytes if bytes > MAX_FORM_BYTES => {
+                Err(format!("parameters too long: expected at most {MAX_FORM_BYTES} bytes, got {bytes}"))
             }
             _ => Ok(Self::Form { rules, fields, has_client_rules }),
         }
     }
 
-    /// Returns the key that tells it from all others.
-    pub(super) fn key(&self) -> String {
+    /// Returns a text that differs for different structures.
+    pub(super) fn cache_key(&self) -> String {
         match self {
             Self::Json { schema, whitespace, .. } => format!("json {whitespace:?} {schema}"),
             Self::Regex(regex) => format!("regex {regex}"),
@@ -119,8 +127,7 @@ impl Source {
         }
     }
 
-    /// Returns the field that caused the fault in `message`, and the fault; `None` if it stands in no field of its
-    /// own.
+    /// Splits `message` of the library into the request field at fault and the fault; `None` if no single field is at fault.
     pub(super) fn blamed<'a>(&self, message: &'a str) -> Option<(String, &'a str)> {
         let Self::Form { fields, .. } = self else { return None };
         let (place, what) = message.strip_prefix("at ")?.split_once("): ")?;
@@ -129,7 +136,7 @@ impl Source {
         Some((field.clone(), what))
     }
 
-    /// Tokens that a client's rules name by their texts or ids: `<|end|>`, `<[7,9-12]>`.
+    /// Returns the tokens that a client's rules name by text or id: `<|end|>`, `<[7,9-12]>`.
     pub(super) fn named_tokens(&self) -> Vec<&str> {
         let Self::Lark(grammar) = self else { return Vec::new() };
         let named = |rest: &'_ str| {
@@ -140,7 +147,7 @@ impl Source {
         outside_literals(grammar).filter_map(|rest| named(rest).map(|length| &rest[..length])).collect()
     }
 
-    /// The right side of a rule that stands for it within other rules.
+    /// Returns the right-hand side of a rule with this structure.
     pub(crate) fn rule(&self) -> String {
         match self {
             Self::Json { schema, whitespace, .. } => format!("%json {}", spaced(schema, whitespace)),
@@ -153,20 +160,20 @@ impl Source {
         }
     }
 
-    /// Sentences about what of the schema in `field` is not enforced.
+    /// Returns sentences about the parts of the schema in `field` that are not enforced.
     pub(crate) fn warnings(&self, field: &str) -> Vec<String> {
         match self {
-            Self::Json { warnings, .. } => warnings.of(field),
+            Self::Json { warnings, .. } => warnings.sentences(field),
             _ => Vec::new(),
         }
     }
 
-    /// Reports if a client's rules are among its rules, which may be ambiguous in any way.
+    /// Reports if a client's rules are among the rules. These may be ambiguous.
     pub(crate) fn has_client_rules(&self) -> bool {
         matches!(self, Self::Lark(_) | Self::Form { has_client_rules: true, .. })
     }
 
-    /// As the library takes it.
+    /// Returns the grammar in the form of the library.
     pub(super) fn grammar(&self) -> TopLevelGrammar {
         match self {
             Self::Json { schema, whitespace, .. } => {
@@ -175,7 +182,7 @@ impl Source {
             Self::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Self::Choice(choices) => {
                 let choices: Vec<String> = choices.iter().map(|text| quoted(text)).collect();
-                // In capitals: one lexeme, whose alternatives take no room in the parser.
+                // An upper-case name makes it a single lexeme, whose alternatives take no space in the parser.
                 TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}", choices.join(" | ")))
             }
             Self::Lark(rules) | Self::Form { rules, .. } => TopLevelGrammar::from_lark(rules.clone()),
@@ -183,18 +190,18 @@ impl Source {
     }
 }
 
-/// The arguments of a function as they stand in rules.
+/// Arguments of a function in the form of rules.
 pub(crate) struct Inlined {
-    /// Their schema.
+    /// Right-hand side of a rule that matches the schema.
     pub(crate) schema: String,
     /// Keywords of the schema that are not enforced.
     pub(crate) warnings: Warnings,
 }
 
-/// The arguments of a function whose parameters are `schema`, as they stand in rules; any object without one.
+/// Converts the `schema` of a function's parameters to rules; without a schema, any object matches.
 ///
 /// # Errors
-/// A part of the schema that is not supported.
+/// Fails if a part of the schema is unsupported.
 pub(crate) fn inline_schema(schema: Option<Value>, whitespace: &Whitespace) -> Result<Inlined, String> {
     let mut schema = schema.unwrap_or_else(|| json!({}));
     if let Some(object) = schema.as_object_mut() {
@@ -203,16 +210,16 @@ pub(crate) fn inline_schema(schema: Option<Value>, whitespace: &Whitespace) -> R
     inline_value_schema(schema, whitespace)
 }
 
-/// JSON of `schema`, as it stands in rules.
+/// Converts the `schema` of a value to rules.
 ///
 /// # Errors
-/// A part of the schema that is not supported.
+/// Fails if a part of the schema is unsupported.
 pub(crate) fn inline_value_schema(schema: Value, whitespace: &Whitespace) -> Result<Inlined, String> {
     let Checked { schema, warnings } = schema::checked(schema)?;
     Ok(Inlined { schema: spaced(&schema, whitespace).to_string(), warnings })
 }
 
-/// `schema` with what the library must know about white space.
+/// Adds the library's options of white space to `schema`.
 fn spaced(schema: &Value, whitespace: &Whitespace) -> Value {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
@@ -225,13 +232,13 @@ fn spaced(schema: &Value, whitespace: &Whitespace) -> Value {
     schema
 }
 
-/// A text as Lark writes it.
+/// Quotes a text for Lark.
 pub(crate) fn quoted(text: &str) -> String {
-    // JSON leaves this character as it is, Lark does not take it.
+    // JSON does not escape this character, but Lark needs it escaped.
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
-/// A regular expression between slashes.
+/// Writes a regular expression between slashes.
 fn regex_literal(regex: &str) -> String {
     let mut literal = String::with_capacity(regex.len());
     let mut is_escaped = false;
@@ -246,18 +253,18 @@ fn regex_literal(regex: &str) -> String {
     literal
 }
 
-/// Returns a construct of a Lark grammar that no bound of the library holds for, if it has one.
+/// Returns a construct of a Lark grammar whose work the library does not bound, if there is one.
 fn unbounded(grammar: &str) -> Option<&'static str> {
     outside_literals(grammar).find_map(|rest| match rest.as_bytes() {
         [b'&', ..] => Some("&"),
-        // Before a number it says how often.
+        // Before a number, it is a repetition count.
         [b'~', ..] if !rest[1..].trim_start().starts_with(|next: char| next.is_ascii_digit()) => Some("~"),
         [b'%', ..] => ["%json", "%regex", "%lark"].into_iter().find(|name| rest.starts_with(name)),
         _ => None,
     })
 }
 
-/// A Lark grammar from each of its characters on that is not within a literal or a comment.
+/// Returns the rests of a Lark grammar from each character that is outside of literals and comments.
 fn outside_literals(grammar: &str) -> impl Iterator<Item = &str> {
     let mut rest = grammar;
     std::iter::from_fn(move || {
@@ -287,6 +294,7 @@ fn past_literal(text: &str, quote: char) -> &str {
     ""
 }
 
+/// Checks the length and nesting of a text.
 fn check_text(text: &str, most: usize) -> Result<(), String> {
     if text.trim().is_empty() {
         return Err("expected a non-empty text".to_owned());
@@ -294,7 +302,7 @@ fn check_text(text: &str, most: usize) -> Result<(), String> {
     if text.len() > most {
         return Err(format!("too long: expected at most {most} bytes, got {}", text.len()));
     }
-    // Brackets in literals count too: that makes the bound narrower, never wider.
+    // Brackets within literals count as well, which only makes the bound stricter.
     let mut depth = 0_usize;
     for byte in text.bytes() {
         match byte {
@@ -302,14 +310,14 @@ fn check_text(text: &str, most: usize) -> Result<(), String> {
             b')' | b']' | b'}' => depth = depth.saturating_sub(1),
             _ => (),
         }
-        if depth > NESTING {
-            return Err(format!("brackets nested deeper than {NESTING} levels"));
+        if depth > MAX_NESTING {
+            return Err(format!("brackets nested deeper than {MAX_NESTING} levels"));
         }
     }
     Ok(())
 }
 
-/// `regex` without the anchors that say again that all of the answer must match.
+/// Removes anchors from `regex`, because the whole answer must match anyway.
 fn unanchored(regex: &str) -> &str {
     let regex = regex.strip_prefix('^').unwrap_or(regex);
     match regex.strip_suffix('$') {

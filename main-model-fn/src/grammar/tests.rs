@@ -1,4 +1,4 @@
-//! Grammars over a vocabulary of bytes.
+//! Tests of grammars over a vocabulary of bytes.
 
 use super::compiler::{LATE, THREADS, TIME, computed};
 use super::{Compiler, Grammar, GrammarError, Source, Tokens, Whitespace};
@@ -9,16 +9,16 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Less than what is refused is refused for.
+/// Shorter than the period for which a grammar stays refused.
 const LONG: Duration = Duration::from_secs(50);
 
-/// Ends an answer.
+/// Token that ends an answer.
 pub(crate) const END: u32 = 256;
 
-/// Tokens 0 to 255 are bytes.
-struct Bytes;
+/// Tokenizer whose tokens 0 to 255 are bytes.
+struct ByteTokenizer;
 
-impl Tokens for Bytes {
+impl Tokens for ByteTokenizer {
     fn bytes(&self, id: u32) -> Vec<u8> {
         u8::try_from(id).map_or_else(|_| b"<end>".to_vec(), |byte| vec![byte])
     }
@@ -29,7 +29,7 @@ impl Tokens for Bytes {
 }
 
 pub(super) fn compiler() -> Compiler {
-    Compiler::new(Arc::new(Bytes), 257, vec![END])
+    Compiler::new(Arc::new(ByteTokenizer), 257, vec![END])
 }
 
 async fn compile(compiler: &Compiler, source: Result<Source, String>) -> Result<Grammar, ServiceError> {
@@ -40,14 +40,14 @@ fn schema(schema: Value) -> Result<Source, String> {
     Source::json(Some(schema), Whitespace::default())
 }
 
-/// Reports if an answer may be `text`, and end there.
-pub(crate) fn takes(grammar: &Grammar, text: &str) -> bool {
+/// Reports if `text` is a complete answer.
+pub(crate) fn accepts(grammar: &Grammar, text: &str) -> bool {
     let tokens: Vec<u32> = text.bytes().map(u32::from).collect();
-    takes_tokens(grammar, &tokens)
+    accepts_tokens(grammar, &tokens)
 }
 
-/// Reports if an answer may be `tokens`, and end there.
-pub(crate) fn takes_tokens(grammar: &Grammar, tokens: &[u32]) -> bool {
+/// Reports if `tokens` are a complete answer.
+pub(crate) fn accepts_tokens(grammar: &Grammar, tokens: &[u32]) -> bool {
     let mut progress = grammar.begin();
     for (index, &token) in tokens.iter().enumerate() {
         if !progress.mask().unwrap().allows(token) {
@@ -60,22 +60,21 @@ pub(crate) fn takes_tokens(grammar: &Grammar, tokens: &[u32]) -> bool {
     progress.mask().unwrap().allows(END)
 }
 
-/// Number of the suite's groups that are refused, and of valid instances that are not written that way, by keyword;
-/// keywords without any are absent.
-const KNOWN: [(&str, usize, usize); 27] = [
-    // `false`: there is no answer.
+/// Keywords of the suite with the number of refused groups, and of valid instances that the grammar does not allow.
+const KNOWN_GAPS: [(&str, usize, usize); 27] = [
+    // `false` allows no answer.
     ("boolean_schema", 1, 0),
     ("anyOf", 1, 0),
     ("allOf", 2, 2),
     ("enum", 1, 4),
-    // Properties come in the order of the schema, whole numbers without a point.
+    // Properties must be in the order of the schema, and integers have no decimal point.
     ("const", 0, 5),
     ("type", 0, 1),
-    // Options that may meet.
+    // Alternatives that overlap.
     ("oneOf", 9, 0),
-    // Patterns that may meet.
+    // Patterns that overlap.
     ("patternProperties", 3, 0),
-    // Keywords that are refused beside it.
+    // Combined with refused keywords.
     ("additionalProperties", 2, 0),
     ("multipleOf", 1, 0),
     // Other documents, anchors.
@@ -98,8 +97,8 @@ const KNOWN: [(&str, usize, usize); 27] = [
     ("infinite-loop-detection", 0, 0),
 ];
 
-/// Keywords that are refused, whatever they say.
-const REFUSED: [&str; 7] = [
+/// Keywords that are always refused.
+const REFUSED_KEYWORDS: [&str; 7] = [
     "contains",
     "dependentRequired",
     "if-then-else",
@@ -109,16 +108,16 @@ const REFUSED: [&str; 7] = [
     "dependentSchemas",
 ];
 
-/// The official test suite: no instance that a schema refuses can be an answer.
+/// In the official test suite, no invalid instance is allowed as an answer.
 #[tokio::test]
-async fn nothing_that_a_schema_refuses_is_an_answer() {
+async fn invalid_instances_are_no_answers() {
     let compiler = compiler();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/json_schema_suite");
-    let mut found = BTreeMap::new();
-    for (keyword, ..) in KNOWN {
+    let mut gaps = BTreeMap::new();
+    for (keyword, ..) in KNOWN_GAPS {
         let file = std::fs::read(folder.join(format!("{keyword}.json"))).unwrap();
         let groups: Value = serde_json::from_slice(&file).unwrap();
-        let (mut refused, mut otherwise) = (0, 0);
+        let (mut refused, mut not_allowed) = (0, 0);
         for group in groups.as_array().unwrap() {
             let grammar = match compile(&compiler, schema(group["schema"].clone())).await {
                 Ok(grammar) => grammar,
@@ -130,23 +129,23 @@ async fn nothing_that_a_schema_refuses_is_an_answer() {
             };
             for test in group["tests"].as_array().unwrap() {
                 let text = test["data"].to_string();
-                match (takes(&grammar, &text), test["valid"].as_bool().unwrap()) {
+                match (accepts(&grammar, &text), test["valid"].as_bool().unwrap()) {
                     (true, false) => panic!("{keyword}: {}: {text} is an answer", group["description"]),
-                    (false, true) => otherwise += 1,
+                    (false, true) => not_allowed += 1,
                     _ => (),
                 }
             }
         }
-        found.insert(keyword, (refused, otherwise));
+        gaps.insert(keyword, (refused, not_allowed));
     }
-    let known: BTreeMap<_, _> =
-        KNOWN.iter().map(|&(keyword, refused, otherwise)| (keyword, (refused, otherwise))).collect();
-    assert_eq!(found, known);
+    let known_gaps: BTreeMap<_, _> =
+        KNOWN_GAPS.iter().map(|&(keyword, refused, not_allowed)| (keyword, (refused, not_allowed))).collect();
+    assert_eq!(gaps, known_gaps);
 }
 
 #[tokio::test]
-async fn keywords_that_are_not_claimed_are_named_with_their_place() {
-    for keyword in REFUSED.iter().flat_map(|keyword| keyword.split('-')) {
+async fn unsupported_keywords_are_named_with_their_pointer() {
+    for keyword in REFUSED_KEYWORDS.iter().flat_map(|keyword| keyword.split('-')) {
         let refused = schema(json!({"properties": {"a/b": {"items": {keyword: {"type": "string"}}}}}));
         let message = refused.unwrap_err();
         assert!(
@@ -171,13 +170,13 @@ async fn keywords_that_are_not_claimed_are_named_with_their_place() {
         let message = schema(refused).unwrap_err();
         assert!(message.contains(word), "{message}");
     }
-    // What cannot meet, or has a small common multiple, is taken.
+    // Disjoint alternatives and small common multiples are accepted.
     let apart = json!({"properties": {"a": {"multipleOf": 997}, "b": {"multipleOf": 991}}});
     compile(&compiler(), schema(apart)).await.unwrap();
     let small = json!({"allOf": [{"type": "number", "multipleOf": 0.25}, {"multipleOf": 1.5}]});
     let small = compile(&compiler(), schema(small)).await.unwrap();
-    assert!(takes(&small, "4.5") && !takes(&small, "0.5"));
-    // Names of properties, values and notes are no keywords.
+    assert!(accepts(&small, "4.5") && !accepts(&small, "0.5"));
+    // Property names, values and annotations are no keywords.
     let free = json!({
         "properties": {"not": {"default": {"not": 1}}}, "title": "t", "discriminator": {"propertyName": "x"},
         "enum": [{"not": 1}], "uniqueItems": false, "examples": [{"if": 1}],
@@ -185,9 +184,9 @@ async fn keywords_that_are_not_claimed_are_named_with_their_place() {
     compile(&compiler(), schema(free)).await.unwrap();
 }
 
-/// Schemas that no finite value satisfies are refused if everything is such, and are never begun otherwise.
+/// Schemas that no finite value satisfies are refused; as one of several alternatives they are never begun.
 #[tokio::test]
-async fn schemas_that_need_themselves_are_no_answers() {
+async fn schemas_without_finite_values_are_refused() {
     let node = |needed: Value| json!({"type": "object", "properties": {"n": needed}, "required": ["n"]});
     let list = |item: Value| json!({"type": "array", "items": item, "minItems": 1});
     let this = || json!({"$ref": "#"});
@@ -226,7 +225,7 @@ async fn schemas_that_need_themselves_are_no_answers() {
         (node(null()), "{\"n\": {\"n\": null}}", "{}"),
         (list(null()), "[[null]]", "[]"),
         (json!({"properties": {"n": this()}, "required": ["n"]}), "{\"n\": 3}", "{}"),
-        // Beside what can end.
+        // With a finite alternative.
         (with(json!({"anyOf": [{"$ref": "#/$defs/d"}, {"type": "null"}]})), "null", "{\"n\""),
         (
             with(
@@ -238,7 +237,7 @@ async fn schemas_that_need_themselves_are_no_answers() {
         (with(json!({"type": "array", "items": {"$ref": "#/$defs/d"}})), "[]", "[{"),
     ] {
         let grammar = compile(&compiler, schema(taken.clone())).await.unwrap();
-        assert!(takes(&grammar, text) && !takes(&grammar, not), "{taken}");
+        assert!(accepts(&grammar, text) && !accepts(&grammar, not), "{taken}");
         let mut progress = grammar.begin();
         let begun = not.bytes().all(|byte| {
             let allows = progress.mask().unwrap().allows(byte.into());
@@ -249,7 +248,7 @@ async fn schemas_that_need_themselves_are_no_answers() {
 }
 
 #[tokio::test]
-async fn formats_and_references_as_programs_write_them() {
+async fn formats_and_references_of_common_programs_are_accepted() {
     let compiler = compiler();
     let ask = async |asked: Value| compile(&compiler, schema(asked)).await.unwrap();
     let host = |labels: usize| format!("\"{}a.de\"", "abcdefghi.".repeat(labels));
@@ -259,28 +258,28 @@ async fn formats_and_references_as_programs_write_them() {
         json!({"format": "hostname"}),
     ] {
         let grammar = ask(asked.clone()).await;
-        assert!(takes(&grammar, &host(24)) && !takes(&grammar, &host(25)), "{asked}");
+        assert!(accepts(&grammar, &host(24)) && !accepts(&grammar, &host(25)), "{asked}");
     }
     let short = ask(json!({"type": "string", "format": "hostname", "maxLength": 6})).await;
-    assert!(takes(&short, "\"a.de\"") && !takes(&short, "\"abcd.de\""));
+    assert!(accepts(&short, "\"a.de\"") && !accepts(&short, "\"abcd.de\""));
     for format in ["int32", "int64", "uint32", "float", "double", "date"] {
-        assert!(takes(&ask(json!({"type": "integer", "format": format})).await, "12"));
+        assert!(accepts(&ask(json!({"type": "integer", "format": format})).await, "12"));
     }
     for format in ["binary", "byte", "password"] {
-        assert!(takes(&ask(json!({"type": "string", "format": format})).await, "\"x y\""));
+        assert!(accepts(&ask(json!({"type": "string", "format": format})).await, "\"x y\""));
     }
     for name in ["Größe", "A B", "Box[int]", "a/b~c", "50%", "\"q\"", "<T>|{}^`\\#?"] {
         let pointer = name.replace('~', "~0").replace('/', "~1");
         let written = percent_encoding::utf8_percent_encode(&pointer, percent_encoding::NON_ALPHANUMERIC);
         for reference in [pointer.clone(), written.to_string()] {
             let asked = json!({"$ref": format!("#/$defs/{reference}"), "$defs": {name: {"type": "null"}}});
-            assert!(takes(&ask(asked).await, "null"), "{reference}");
+            assert!(accepts(&ask(asked).await, "null"), "{reference}");
         }
     }
 }
 
 #[tokio::test]
-async fn what_the_library_finds_is_said_in_words() {
+async fn faults_that_the_library_finds_are_readable() {
     let compiler = compiler();
     for (refused, word) in [
         (schema(json!({"type": "string", "pattern": "foo", "minLength": 100})), "/foo/"),
@@ -290,8 +289,8 @@ async fn what_the_library_finds_is_said_in_words() {
         assert!(message.contains(word), "{message}");
     }
     let small = json!({"type": "number", "exclusiveMaximum": -1.234_567_890_123_456_7e-50});
-    assert!(takes(&compile(&compiler, schema(small)).await.unwrap(), "-1"));
-    // Where nothing can follow it is no matter of work.
+    assert!(accepts(&compile(&compiler, schema(small)).await.unwrap(), "-1"));
+    // A dead end is no excess of work.
     let stuck = Source::lark("start: \"ab\" more\nmore: more".to_owned());
     let mut progress = compile(&compiler, stuck).await.unwrap().begin();
     let stuck = "ab".bytes().find_map(|byte| progress.step(byte.into()).and_then(|_| progress.mask()).err());
@@ -299,7 +298,7 @@ async fn what_the_library_finds_is_said_in_words() {
 }
 
 #[tokio::test]
-async fn no_grammar_names_a_token_that_ends_answers() {
+async fn grammars_cannot_name_end_tokens() {
     let compiler = compiler();
     let ask = async |token: &str| {
         let grammar = format!("// <end>\nstart: \"<end>x\" {token} \"abc\"");
@@ -309,60 +308,59 @@ async fn no_grammar_names_a_token_that_ends_answers() {
         let message = ask(token).await.unwrap_err().message;
         assert!(message.contains(token) && message.contains("ends the answer"), "{message}");
     }
-    assert!(takes(&ask("<[97,98]>").await.unwrap(), "<end>xaabc"));
+    assert!(accepts(&ask("<[97,98]>").await.unwrap(), "<end>xaabc"));
 }
 
 #[tokio::test]
-async fn regexes_choices_and_lark_mean_what_they_say() {
+async fn regexes_choices_and_lark_are_enforced() {
     let compiler = compiler();
     let date = compile(&compiler, Source::regex(r"^\d{4}-\d\d$")).await.unwrap();
-    assert!(takes(&date, "2024-02") && !takes(&date, "2024-2") && !takes(&date, "2024-022"));
+    assert!(accepts(&date, "2024-02") && !accepts(&date, "2024-2") && !accepts(&date, "2024-022"));
     let money = compile(&compiler, Source::regex(r"a/b\$")).await.unwrap();
-    assert!(takes(&money, "a/b$") && !takes(&money, "a/b"));
+    assert!(accepts(&money, "a/b$") && !accepts(&money, "a/b"));
     let choices = ["yes", "yes, \"sir\"\n", "nö"].map(str::to_owned).to_vec();
     let choice = compile(&compiler, Source::choice(choices.clone())).await.unwrap();
-    assert!(choices.iter().all(|text| takes(&choice, text)));
-    assert!(!takes(&choice, "no") && !takes(&choice, "yes,"));
+    assert!(choices.iter().all(|text| accepts(&choice, text)));
+    assert!(!accepts(&choice, "no") && !accepts(&choice, "yes,"));
     let sums = "start: sum\nsum: /[0-9]+/ | sum \"+\" sum";
     let sums = compile(&compiler, Source::lark(sums.to_owned())).await.unwrap();
-    assert!(takes(&sums, "1+22+3") && !takes(&sums, "1+"));
-    // In literals, comments and repetitions the characters of operators are none.
+    assert!(accepts(&sums, "1+22+3") && !accepts(&sums, "1+"));
+    // In literals, comments and repetitions, operator characters are no operators.
     let literals = "start: A B ~ 2 // a & b\nA: \"&~%json\" | /[&~]\\/&/\nB: \"b\"";
     let literals = compile(&compiler, Source::lark(literals.to_owned())).await;
-    assert!(literals.is_ok_and(|grammar| takes(&grammar, "&~%jsonbb") && takes(&grammar, "~/&bb")));
+    assert!(literals.is_ok_and(|grammar| accepts(&grammar, "&~%jsonbb") && accepts(&grammar, "~/&bb")));
     let deleted = compile(&compiler, Source::choice(vec!["a\u{7f}".to_owned()])).await.unwrap();
-    assert!(takes(&deleted, "a\u{7f}"));
+    assert!(accepts(&deleted, "a\u{7f}"));
     let compact =
         compile(&compiler, Source::json(Some(json!({"type": "array"})), Whitespace::Compact)).await.unwrap();
-    assert!(takes(&compact, "[1,2]") && !takes(&compact, "[1, 2]"));
+    assert!(accepts(&compact, "[1,2]") && !accepts(&compact, "[1, 2]"));
 }
 
 #[tokio::test]
-async fn a_grammar_is_compiled_once_until_it_fails() {
+async fn grammar_is_cached_until_it_fails() {
     let compiler = compiler();
     let ask = async || compile(&compiler, Source::regex("a+")).await.unwrap();
     let first = ask().await;
     assert_eq!(first, ask().await);
-    // A token that the mask did not allow.
+    // A token that the mask does not allow.
     first.begin().step(u32::from(b'b')).unwrap_err();
     assert_ne!(first, ask().await);
-    assert!(takes(&ask().await, "aa"));
+    assert!(accepts(&ask().await, "aa"));
 }
 
-/// Grammars that are worked on long after they were given up: however many are asked for, their threads are bounded,
-/// the same one has no second, and what is kept is served meanwhile. What was late for want of a core is kept at
-/// last.
+/// Grammars that are still computed after their time limit: the number of threads is bounded, equal grammars share one,
+/// and cached grammars are served. A grammar that is late because the machine is busy is cached in the end.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_takes_too_long_takes_a_bounded_number_of_threads() {
-    /// One of the grammars, `a{1}`, computes for long itself.
+async fn slow_grammars_use_a_bounded_number_of_threads() {
+    /// Index of the one grammar, `a{1}`, that itself computes for a long time.
     const BUSY: usize = 1;
     let late = |number: usize| Source::regex(&format!("a{{{number}}}"));
     let mut compiler = compiler();
     let kept = compile(&compiler, Source::regex("a+")).await.unwrap();
     let open = Arc::new(OnceLock::new());
-    let (gate, busy, work) = (open.clone(), late(BUSY).unwrap().key(), compiler.work.clone());
+    let (gate, busy, work) = (open.clone(), late(BUSY).unwrap().cache_key(), compiler.work.clone());
     compiler.work = Arc::new(move |factory, source| {
-        while source.key() == busy && computed() <= TIME {
+        while source.cache_key() == busy && computed() <= TIME {
             std::hint::spin_loop();
         }
         gate.wait();
@@ -383,7 +381,7 @@ async fn what_takes_too_long_takes_a_bounded_number_of_threads() {
     assert_eq!(compile(&compiler, Source::regex("a+")).await, Ok(kept));
     let error = compile(&compiler, Source::regex("b")).await.unwrap_err();
     assert_eq!(error.code, ErrorCode::ResourceExhausted, "{error}");
-    // Without waiting for a turn.
+    // Does not wait for a thread.
     assert_eq!(compile(&compiler, late(BUSY)).await.unwrap_err().code, ErrorCode::InvalidArgument);
     assert_eq!(working(), THREADS + LATE);
     open.set(()).unwrap();
@@ -396,10 +394,10 @@ async fn what_takes_too_long_takes_a_bounded_number_of_threads() {
         tokio::time::timeout(LONG, served).await.unwrap();
     }
     let error = compile(&compiler, late(BUSY)).await.unwrap_err();
-    assert_eq!(error.code, ErrorCode::InvalidArgument, "it would compute for as long again");
+    assert_eq!(error.code, ErrorCode::InvalidArgument, "would take as long again");
 }
 
-/// Everything is refused as the client's fault, or is answered with a bound on the work of every token.
+/// Each grammar is refused as invalid, or the work for each token is bounded.
 #[tokio::test]
 async fn hostile_grammars_are_refused_or_bounded() {
     let compiler = compiler();
@@ -437,7 +435,7 @@ async fn hostile_grammars_are_refused_or_bounded() {
         ("no regex", Source::regex("(")),
         ("brackets", Source::regex(&("(".repeat(200) + &")".repeat(200)))),
         ("long regex", Source::regex(&"a".repeat(1 << 20))),
-        // Work that no bound of the library holds for.
+        // Work that the library does not bound.
         ("meet in allOf", schema(json!({"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}))),
         (
             "meet beside a reference",
@@ -488,7 +486,7 @@ async fn hostile_grammars_are_refused_or_bounded() {
     ] {
         let mut progress = compile(&compiler, source).await.unwrap().begin();
         for byte in text.bytes() {
-            // It may give up on the way, and must not panic.
+            // It may fail, but must not panic.
             let Ok(mask) = progress.mask() else { break };
             assert!(mask.allows(byte.into()), "{name}");
             if progress.step(byte.into()).is_err() {

@@ -1,27 +1,27 @@
-//! The model's tokens as bytes, in the form that grammars are matched against.
+//! Vocabulary of the model as bytes, in the form of the grammar library.
 
 use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, InferenceCapabilities, TokRxInfo, TokTrie};
 use llguidance::{ParserFactory, panic_utils};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-/// Longer tokens are never drawn under a grammar: the library's trie has no room for them.
-const TOKEN_BYTES: usize = 1000;
+/// Longest token in bytes. Longer ones are never allowed under a grammar, because the library's trie cannot hold them.
+const MAX_TOKEN_BYTES: usize = 1000;
 
-/// Meaning of a model's tokens.
+/// Texts of a model's tokens.
 pub(crate) trait Tokens: Send + Sync {
-    /// The bytes of a token's text; none for ids without a token.
+    /// Returns the bytes of a token's text; empty for ids without a token.
     fn bytes(&self, id: u32) -> Vec<u8>;
 
-    /// Reports if a token stands for something else than its text: no grammar of text allows it.
+    /// Reports if a token is special: a grammar of text never allows it.
     fn is_special(&self, id: u32) -> bool;
 }
 
-/// Creates the factory that compiles grammars over `tokens`, of which there are `vocab_size`; `end_ids` end an answer
-/// where its grammar is complete. Takes a moment: the tokens are sorted into a tree.
+/// Creates the factory that compiles grammars over a vocabulary of `vocab_size` tokens, of which `end_ids` end an answer. Takes
+/// a moment, because the tokens are sorted into a trie.
 ///
 /// # Errors
-/// The library cannot hold the vocabulary.
+/// Fails if the library cannot hold the vocabulary.
 pub(super) fn factory(
     tokens: &dyn Tokens,
     vocab_size: usize,
@@ -35,7 +35,7 @@ pub(super) fn factory(
         let info = TokRxInfo::new(count, ends.first().copied().unwrap_or(INVALID_TOKEN));
         let trie = TokTrie::from(&info, &words);
         let trie = if ends.is_empty() { trie } else { trie.with_eos_tokens(&ends) };
-        // Not canonical: no token is forced where the model may cut a text otherwise.
+        // Not canonical: no token is forced where the model may split a text differently.
         let environment = Arc::new(ApproximateTokEnv::new(trie));
         ParserFactory::new(
             &(environment as _),
@@ -51,5 +51,5 @@ fn word(tokens: &dyn Tokens, id: u32) -> Vec<u8> {
     if tokens.is_special(id) {
         bytes.insert(0, TokTrie::SPECIAL_TOKEN_MARKER);
     }
-    if bytes.len() > TOKEN_BYTES { Vec::new() } else { bytes }
+    if bytes.len() > MAX_TOKEN_BYTES { Vec::new() } else { bytes }
 }

@@ -1,29 +1,29 @@
-//! Keywords of a schema that are accepted and not enforced.
+//! Warnings about keywords of a schema that are accepted but not enforced.
 
-/// Warnings of one schema that are kept; the others are counted.
-const KEPT: usize = 8;
+/// Most warnings of one schema; further ones are counted.
+const MAX_KEPT: usize = 8;
 
-/// Keywords of a schema that are not enforced, each once, where it is found first.
+/// Keywords of a schema that are not enforced, each with its first position.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Warnings {
-    /// Pointers to schemas, and what is not enforced there.
+    /// Pointers to schemas, and the keyword that is not enforced there.
     first: Vec<(String, String)>,
-    /// Warnings beyond those.
+    /// Number of further warnings.
     more: usize,
 }
 
 impl Warnings {
-    /// Adds `what` of the schema at the pointer `path`, if it is not known from elsewhere.
+    /// Adds `what` of the schema at the pointer `path`, unless it was added before.
     pub(super) fn add(&mut self, path: &str, what: String) {
         match &self.first {
             first if first.iter().any(|(_, known)| *known == what) => (),
-            first if first.len() < KEPT => self.first.push((path.to_owned(), what)),
+            first if first.len() < MAX_KEPT => self.first.push((path.to_owned(), what)),
             _ => self.more += 1,
         }
     }
 
-    /// Sentences about the schema in `field` of the request.
-    pub(crate) fn of(&self, field: &str) -> Vec<String> {
+    /// Returns sentences about the schema in the request field `field`.
+    pub(crate) fn sentences(&self, field: &str) -> Vec<String> {
         let placed = self.first.iter().map(|(path, what)| match path.is_empty() {
             true => format!("{field}: {what}"),
             false => format!("{field} at {path}: {what}"),
@@ -36,7 +36,7 @@ impl Warnings {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::super::tests::{compiler, takes};
+    use super::super::tests::{accepts, compiler};
     use super::super::{Source, Whitespace};
     use serde_json::{Value, json};
 
@@ -67,8 +67,10 @@ mod tests {
         let answer = |text: &str, date: &str| {
             format!(r#"{{"a/b": "{text}", "c": "", "d": [null, null], "e": "{date}", "f": 1}}"#)
         };
-        assert!(takes(&grammar, &answer("xyz", "2026-01-31")));
-        assert!(!takes(&grammar, &answer("wxyz", "2026-01-31")) && !takes(&grammar, &answer("xyz", "today")));
+        assert!(accepts(&grammar, &answer("xyz", "2026-01-31")));
+        assert!(
+            !accepts(&grammar, &answer("wxyz", "2026-01-31")) && !accepts(&grammar, &answer("xyz", "today"))
+        );
     }
 
     #[test]

@@ -1,15 +1,15 @@
-//! White space between the parts of JSON: bounded by default, else as the request says.
+//! White space between parts of JSON: bounded by default, or as the request demands.
 
 use super::compiler::short;
 use regex_syntax::hir::{Class, Hir, HirKind};
 use serde_json::{Value, json};
 
-/// A space, or a line break with indentation. A place between two parts has it once at most, so that no model gets
-/// lost in white space, and what models write is possible: compact JSON, spaces behind `,` and `:`, indented JSON.
+/// A space, or a line break with indentation, at most once between two parts. So a model cannot get stuck in white space,
+/// but can write JSON as models do: compact, with spaces behind `,` and `:`, or indented.
 const BOUNDED: &str = r"\x20|\n(\x20{0,20}|\x09{0,8})";
 
-/// Longest pattern of a request.
-const PATTERN_BYTES: usize = 256;
+/// Longest pattern of a request in bytes.
+const MAX_PATTERN_BYTES: usize = 256;
 
 /// White space of JSON (RFC 8259, section 2).
 const CHARACTERS: [char; 4] = [' ', '\t', '\n', '\r'];
@@ -27,14 +27,14 @@ pub(crate) enum Whitespace {
 }
 
 impl Whitespace {
-    /// Reads the pattern of a request.
+    /// Parses the pattern of a request.
     ///
     /// # Errors
-    /// The pattern is too long, is no regular expression, or matches other text than white space.
+    /// Fails if the pattern is too long or invalid, or if it matches other text than white space.
     pub(crate) fn pattern(pattern: &str) -> Result<Self, String> {
-        if pattern.len() > PATTERN_BYTES {
+        if pattern.len() > MAX_PATTERN_BYTES {
             let bytes = pattern.len();
-            return Err(format!("too long: expected at most {PATTERN_BYTES} bytes, got {bytes}"));
+            return Err(format!("too long: expected at most {MAX_PATTERN_BYTES} bytes, got {bytes}"));
         }
         let hir = regex_syntax::parse(pattern).map_err(|error| {
             let why = error.to_string();
@@ -53,7 +53,7 @@ impl Whitespace {
         }
     }
 
-    /// The library's options.
+    /// Returns the library's options.
     pub(super) fn options(&self) -> Value {
         match self {
             Self::Bounded => json!({ "whitespace_pattern": BOUNDED }),
@@ -63,7 +63,7 @@ impl Whitespace {
     }
 }
 
-/// Returns true if `hir` matches nothing but white space of JSON.
+/// Reports if `hir` matches only white space of JSON.
 fn is_white(hir: &Hir) -> bool {
     match hir.kind() {
         HirKind::Empty => true,
@@ -84,7 +84,7 @@ fn is_white(hir: &Hir) -> bool {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::super::tests::{compiler, takes};
+    use super::super::tests::{accepts, compiler};
     use super::super::{Compiler, Grammar, Source, Tokens, inline_schema};
     use super::Whitespace;
     use serde_json::{Value, json};
@@ -95,7 +95,7 @@ mod tests {
     /// Tokens of an answer.
     const ANSWER: usize = 160;
 
-    /// All bytes, then runs of white space and parts of JSON as vocabularies have them.
+    /// Vocabulary of all single bytes, runs of white space, and parts of JSON.
     struct Pieces(Vec<Vec<u8>>);
 
     impl Pieces {
@@ -147,7 +147,7 @@ mod tests {
         Source::form(rules, Vec::new(), false).unwrap()
     }
 
-    /// Forms that hold JSON.
+    /// Structures that contain JSON.
     fn forms(whitespace: &Whitespace) -> Vec<(&'static str, Source)> {
         vec![
             ("any object", Source::json(None, whitespace.clone()).unwrap()),
@@ -156,7 +156,7 @@ mod tests {
         ]
     }
 
-    /// An answer of a model that takes `choose` of the allowed tokens; true where it has come to its end.
+    /// Generates an answer with a model that selects by `choose` from the allowed tokens. Returns true if it is complete.
     fn answer(pieces: &Pieces, grammar: &Grammar, mut choose: impl FnMut(&[u32]) -> u32) -> (Vec<u32>, bool) {
         let end = pieces.0.len() as u32;
         let (mut progress, mut tokens) = (grammar.begin(), Vec::new());
@@ -180,7 +180,7 @@ mod tests {
         Compiler::new(Arc::new(pieces), end + 1, vec![end as u32])
     }
 
-    /// Runs of white space outside of the texts of JSON.
+    /// Returns the lengths of runs of white space outside of JSON strings.
     fn runs(text: &[u8]) -> Vec<usize> {
         let (mut runs, mut run) = (Vec::new(), 0);
         let (mut in_text, mut is_escaped) = (false, false);
@@ -230,13 +230,13 @@ mod tests {
                     (white, all) = (white + usize::from(is_white(&piece) && outside), all + 1);
                 }
             }
-            // Half of the tokens that may follow a part are white space: without a bound it takes all of some answers.
+            // Half of the tokens behind a part are white space: without a bound, some answers would be all white space.
             assert!(white * 3 < all, "{name}: {white} of {all} tokens are white space");
             assert!(complete == 20 || name == "any object", "{name}: {complete} of 20 answers are complete");
         }
     }
 
-    /// Whatever a model prefers: white space takes a bounded part of an answer.
+    /// Whitespace is a bounded part of an answer, whichever tokens the model prefers.
     #[tokio::test]
     async fn model_that_prefers_white_space_completes_the_answer() {
         let pieces = Pieces::new();
@@ -274,13 +274,13 @@ mod tests {
             .await
             .unwrap();
         for text in texts {
-            assert!(takes(&grammar, &text), "{text}");
+            assert!(accepts(&grammar, &text), "{text}");
         }
         for refused in ["  ", "\n\n", " \n", "\r\n", "\n \n", &format!("\n{}", " ".repeat(21))] {
             let text = compact.replace(':', &format!(":{refused}"));
-            assert!(!takes(&grammar, &text), "{refused:?}");
+            assert!(!accepts(&grammar, &text), "{refused:?}");
         }
-        assert!(!takes(&grammar, &format!(" {compact}")) && !takes(&grammar, &format!("{compact} ")));
+        assert!(!accepts(&grammar, &format!(" {compact}")) && !accepts(&grammar, &format!("{compact} ")));
     }
 
     #[tokio::test]
@@ -302,10 +302,10 @@ mod tests {
                     if name == "a schema" { text } else { format!("call: {text}\n") }
                 };
                 assert!(
-                    takes(&grammar, &answer(taken)) && takes(&grammar, &answer("")),
+                    accepts(&grammar, &answer(taken)) && accepts(&grammar, &answer("")),
                     "{name}: {pattern:?}"
                 );
-                assert!(!takes(&grammar, &answer(refused)), "{name}: {pattern:?}");
+                assert!(!accepts(&grammar, &answer(refused)), "{name}: {pattern:?}");
             }
         }
         for (pattern, words) in [

@@ -1,4 +1,4 @@
-//! Shapes of answers: every API makes its own of the same pieces.
+//! Shapes of answers: each API formats the same pieces in its own way.
 
 use super::pieces::ChoicePiece;
 use super::running::RunningGeneration;
@@ -8,12 +8,12 @@ use axum::response::sse::Event;
 use remoe_proto::{ErrorCode, ServiceError};
 use serde::Serialize;
 
-/// Shape of one answer, as a whole or as a stream of server-sent events.
+/// Format of one answer, as a whole or as a stream of server-sent events.
 pub(super) trait AnswerShape: Send + Sync {
-    /// Field of requests that holds the prompt.
+    /// Returns the request field that holds the prompt.
     fn prompt_field(&self) -> &'static str;
 
-    /// Operation in the words of the semantic conventions.
+    /// Returns the operation name of OpenTelemetry's semantic conventions.
     fn operation(&self) -> &'static str {
         "chat"
     }
@@ -21,7 +21,7 @@ pub(super) trait AnswerShape: Send + Sync {
     /// Returns the events before the first piece.
     ///
     /// # Errors
-    /// An event cannot be written as JSON.
+    /// Fails if an event cannot be written as JSON.
     fn begin(&mut self, _state: &HttpState) -> Result<Vec<Event>, ServiceError> {
         Ok(Vec::new())
     }
@@ -29,25 +29,25 @@ pub(super) trait AnswerShape: Send + Sync {
     /// Returns the events of one piece.
     ///
     /// # Errors
-    /// A token's bytes cannot be told, or an event cannot be written as JSON.
+    /// Fails if the bytes of a token are unknown, or if an event cannot be written as JSON.
     fn piece(&mut self, state: &HttpState, piece: ChoicePiece) -> Result<Vec<Event>, ServiceError>;
 
     /// Returns the events after all choices have ended.
     ///
     /// # Errors
-    /// An event cannot be written as JSON.
+    /// Fails if an event cannot be written as JSON.
     fn end(&mut self, state: &HttpState, running: &RunningGeneration) -> Result<Vec<Event>, ServiceError>;
 
-    /// Returns the last event of a stream that failed.
+    /// Returns the last event of a failed stream.
     ///
     /// # Errors
-    /// The event cannot be written as JSON.
+    /// Fails if the event cannot be written as JSON.
     fn failed(&mut self, state: &HttpState, error: ServiceError) -> Result<Event, ServiceError>;
 
-    /// Returns the whole answer of `pieces`, one of each choice.
+    /// Returns the whole answer. `pieces` has one joined piece per choice.
     ///
     /// # Errors
-    /// A token's bytes cannot be told.
+    /// Fails if the bytes of a token are unknown.
     fn whole(
         &mut self,
         state: &HttpState,
@@ -56,10 +56,10 @@ pub(super) trait AnswerShape: Send + Sync {
     ) -> Result<Response, ServiceError>;
 }
 
-/// Writes `data` as an event, with a name where there is one.
+/// Writes `data` as a server-sent event, with `name` if given.
 ///
 /// # Errors
-/// The data cannot be written as JSON.
+/// Fails if the data cannot be written as JSON.
 pub(super) fn event(name: Option<&str>, data: &impl Serialize) -> Result<Event, ServiceError> {
     let event = name.map_or_else(Event::default, |name| Event::default().event(name));
     event.json_data(data).map_err(|error| {

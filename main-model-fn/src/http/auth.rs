@@ -1,4 +1,4 @@
-//! Sender of a request: keys of clients, the key of a gateway, and headers that gateways alone may send.
+//! Authentication of requests: API keys of clients, the key of a gateway, and headers that only gateways may send.
 
 use super::state::HttpState;
 use axum::extract::{Request, State};
@@ -10,8 +10,9 @@ use remoe_http::{ApiError, constant_time_eq, presented_key, random_id};
 use remoe_proto::{ErrorCode, ServiceError};
 use std::sync::Arc;
 
-/// Lets requests with a key pass, and all that ask for health. A tenant that is not named by a gateway is one of its
-/// own, for this request alone: it finds nothing in the prefix cache that others left there.
+/// Accepts requests with a valid key, and health requests.
+///
+/// A request whose tenant no gateway names gets a prefix cache scope of its own, so it finds no one else's prefixes.
 pub(super) async fn guard(
     State(state): State<Arc<HttpState>>,
     mut request: Request,

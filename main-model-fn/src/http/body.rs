@@ -1,4 +1,4 @@
-//! From a request's bytes to a typed body.
+//! Reads and parses request bodies.
 
 use super::state::HttpState;
 use axum::extract::Request;
@@ -7,7 +7,7 @@ use remoe_proto::{ErrorCode, ServiceError};
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 
-/// The body of `request` as a `T`, checked by `then` on a blocking thread.
+/// Parses the body of `request` as a `T`, and checks it with `then` on a blocking thread.
 pub(super) async fn read<T, U>(
     state: &Arc<HttpState>,
     request: Request,

@@ -41,28 +41,28 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Prepared
     })?;
     let whitespace = structured::whitespace(&body)?;
     let mut structure = structured::take(&mut body)?;
-    let asked = CallableTools::take(&mut body)?;
+    let tools = CallableTools::take(&mut body)?;
     let messages =
         body.messages.take().ok_or_else(|| ServiceError::invalid("messages", "missing `messages`"))?;
     let rendering = Rendering {
-        tools: asked.as_ref().map(|asked| asked.tools.as_slice()),
+        tools: tools.as_ref().map(|tools| tools.tools.as_slice()),
         reasoning_effort: reasoning.effort,
         kwargs: Some(&reasoning.variables),
         add_generation_prompt: body.add_generation_prompt.unwrap_or(true),
     };
     let prompt = prompt(state, text.as_ref(), messages, rendering)?;
     let thinking = reasoning.thinking(dialect, &prompt);
-    // The template has written the special tokens.
+    // The template contains the special tokens already.
     let special = body.add_special_tokens.unwrap_or(false);
     let context = state.engine.limits().context_length;
     let prompt = text_frontend::encode(text.as_ref(), context, "messages", &prompt, special)?;
     let max_tokens = max_tokens.unwrap_or_else(|| {
         let usual = state.options.defaults.max_new_tokens.unwrap_or(usize::MAX);
-        shared.room(&prompt).min(usual.max(1))
+        shared.max_completion(&prompt).min(usual.max(1))
     });
     let mut request = shared.request(prompt, max_tokens, logprobs)?;
     let mut options = AnswerOptions::new(state, &body, logprobs.is_some());
-    let form = AnswerForm { format: dialect.format, asked: asked.unwrap_or_default(), thinking };
+    let form = AnswerForm { format: dialect.format, tools: tools.unwrap_or_default(), thinking };
     options.may_lack_content = form.may_lack_content();
     request.thought_budget = reasoning.thought_budget(dialect, thinking, text.as_ref())?;
     let special = |marker: &str| text.token_id(marker).filter(|&id| text.is_special(id));
@@ -78,10 +78,10 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Prepared
     })
 }
 
-/// The prompt of a chat: `messages`, and what `rendering` has beside them, as the model's template writes them.
+/// Renders the prompt of a chat by the model's template.
 ///
 /// # Errors
-/// A message cannot be used, or the template refuses.
+/// Fails if a message is invalid, or if the template refuses it.
 pub(super) fn prompt(
     state: &HttpState,
     text: &dyn TextFrontend,
@@ -91,7 +91,7 @@ pub(super) fn prompt(
     let messages = messages::for_template(messages)?;
     let dialect = &state.dialect;
     let tools = rendering.tools.unwrap_or_default();
-    let messages = tools::in_messages(dialect, messages, tools);
+    let messages = tools::adapt_messages(dialect, messages, tools);
     let tools = rendering.tools.filter(|_| dialect.shows_tools);
     text.render_chat(&messages, Rendering { tools, ..rendering })
 }

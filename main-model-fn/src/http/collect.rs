@@ -1,4 +1,4 @@
-//! The answer in one piece.
+//! Answers in one piece.
 
 use super::answer_shape::AnswerShape;
 use super::pieces::{ChoicePiece, Pieces};
@@ -7,10 +7,10 @@ use super::state::HttpState;
 use axum::response::{IntoResponse, Response};
 use remoe_proto::ServiceError;
 
-/// Joins what comes until all choices have ended. What it holds is bounded by `max_tokens`.
+/// Joins the pieces until all choices have ended. Memory is bounded by `max_tokens`.
 ///
 /// # Errors
-/// The engine failed.
+/// Fails if the engine does.
 pub(super) async fn respond(
     state: &HttpState,
     shape: &mut dyn AnswerShape,
@@ -25,8 +25,8 @@ pub(super) async fn respond(
     };
     pieces.opening().into_iter().for_each(&mut join);
     while let Some((prompt, event)) = running.next().await? {
-        pieces.of(state, prompt, event)?.into_iter().for_each(&mut join);
+        pieces.convert_event(state, prompt, event)?.into_iter().for_each(&mut join);
     }
     running.reasoning_tokens = pieces.reasoning_tokens();
-    Ok((running.told(), shape.whole(state, whole, &running)?).into_response())
+    Ok((running.gateway_headers(), shape.whole(state, whole, &running)?).into_response())
 }

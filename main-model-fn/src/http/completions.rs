@@ -14,7 +14,7 @@ use remoe_http::ApiError;
 use remoe_proto::ServiceError;
 use std::sync::Arc;
 
-/// Tokens of an answer to a request that does not say.
+/// Default of `max_tokens`, as in OpenAI's API.
 const MAX_TOKENS: usize = 16;
 
 pub(super) async fn handle(
@@ -68,7 +68,7 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Prepared
         };
         let ids = ids_of(state, &field, prompt, body.add_special_tokens.unwrap_or(true))?;
         let usual = MAX_TOKENS.min(state.options.defaults.max_new_tokens.unwrap_or(MAX_TOKENS)).max(1);
-        let max_tokens = max_tokens.unwrap_or_else(|| shared.room(&ids).min(usual));
+        let max_tokens = max_tokens.unwrap_or_else(|| shared.max_completion(&ids).min(usual));
         let mut request = shared.request(ids, max_tokens, logprobs)?;
         request.prompt_logprobs = logprobs.filter(|_| echo);
         if let Some((fill_in, _)) = fill_in.as_ref().filter(|_| !request.stop.ignore_eos) {
@@ -86,10 +86,10 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Prepared
     })
 }
 
-/// Takes `suffix`, with the model's format for it.
+/// Takes `suffix`. Returns it with the model's format of fill-in-the-middle prompts.
 ///
 /// # Errors
-/// It is no text, or the model has no such format.
+/// Fails if it is no text, or if the model has no such format.
 fn fill_in(state: &HttpState, body: &mut RequestBody) -> Result<Option<(FillIn, String)>, ServiceError> {
     match std::mem::take(&mut body.suffix) {
         Given::Nothing => Ok(None),
@@ -101,10 +101,10 @@ fn fill_in(state: &HttpState, body: &mut RequestBody) -> Result<Option<(FillIn, 
     }
 }
 
-/// The ids of `prompt`, which stands in `field`; `special` adds what the tokenizer's post-processor adds.
+/// Encodes `prompt`, the value of `field`. If `special`, adds the tokens of the tokenizer's post-processor.
 ///
 /// # Errors
-/// There is no tokenizer, it refuses, or the text cannot fit.
+/// Fails if there is no tokenizer, if it fails, or if the text is too long.
 pub(super) fn ids_of(
     state: &HttpState,
     field: &str,
@@ -130,7 +130,7 @@ pub(super) fn ids_of(
 fn echo_of(state: &HttpState, prompt: &PromptInput, special: bool) -> Result<String, ServiceError> {
     match (prompt, &state.text) {
         (PromptInput::Text(prompt), _) => Ok(prompt.clone()),
-        // An id of a few digits may stand for a long text: what the engine refuses for its length is not made into any.
+        // An id of a few digits may stand for a long text, so a prompt that the engine refuses as too long is not decoded.
         (PromptInput::Ids(ids), Some(_)) if ids.len() > state.engine.limits().context_length => {
             Ok(String::new())
         }

@@ -1,4 +1,4 @@
-//! `/v1/embeddings`: the mean of a text's last hidden states.
+//! `/v1/embeddings`: mean of the last hidden states of a text.
 
 use super::completions::ids_of;
 use super::fields::{Given, Prompts};
@@ -57,7 +57,7 @@ struct Embedding {
 #[serde(untagged)]
 enum Vector {
     Floats(Vec<f32>),
-    /// Little-endian float32, as base64.
+    /// Base64 of little-endian float32.
     Base64(String),
 }
 
@@ -93,7 +93,7 @@ pub(super) async fn handle(
         model: state.options.model.clone(),
         usage: EmbeddingUsage { prompt_tokens, total_tokens: prompt_tokens },
     };
-    Ok((running.told(), Json(embeddings)).into_response())
+    Ok((running.gateway_headers(), Json(embeddings)).into_response())
 }
 
 fn check(state: &HttpState, body: EmbeddingsBody) -> Result<EmbeddingRequests, ServiceError> {
@@ -127,7 +127,7 @@ fn check(state: &HttpState, body: EmbeddingsBody) -> Result<EmbeddingRequests, S
     let request = |(index, input)| {
         let field = if many { format!("input[{index}]") } else { "input".to_owned() };
         let ids = ids_of(state, &field, input, special)?;
-        Ok(Request { embeds: true, priority, queue_deadline, ..Request::of_prompt(ids) })
+        Ok(Request { embeds: true, priority, queue_deadline, ..Request::prompt_only(ids) })
     };
     let requests = inputs.into_iter().enumerate().map(request).collect::<Result<_, ServiceError>>()?;
     Ok(EmbeddingRequests { requests, base64 })
@@ -135,7 +135,7 @@ fn check(state: &HttpState, body: EmbeddingsBody) -> Result<EmbeddingRequests, S
 
 fn vector(mean: Vec<f32>, base64: bool) -> Result<Vector, ServiceError> {
     if !mean.iter().all(|element| element.is_finite()) {
-        // JSON has no way to write it.
+        // JSON cannot express it.
         let message = "cannot embed the input: its hidden states are not finite";
         return Err(ServiceError::new(ErrorCode::Internal, message));
     }

@@ -1,5 +1,5 @@
-//! Types of single fields that JSON writes in more than one way. None of them buffers what it does
-//! not keep, so that a small body cannot become a large one in memory.
+//! Types of request fields that JSON can express in several ways. They buffer only what they keep, so that a small body
+//! cannot become large in memory.
 
 use crate::engine::request::Sampling;
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
-/// A `T` that is written as an object; serde by itself takes lists too.
+/// A `T` that must be an object; serde's derived types accept lists as well.
 #[derive(Debug)]
 pub(super) struct Object<T>(pub(super) T);
 
@@ -30,23 +30,23 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// A list of at most `MOST`: an empty element takes more memory than its text.
+/// A list of at most `MAX` elements, because an empty element takes more memory than its text.
 #[derive(Debug)]
-pub(super) struct BoundedList<T, const MOST: usize>(pub(super) Vec<T>);
+pub(super) struct BoundedList<T, const MAX: usize>(pub(super) Vec<T>);
 
-impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for BoundedList<T, MOST> {
+impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for BoundedList<T, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct BoundedListVisitor<T, const MOST: usize>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for BoundedListVisitor<T, MOST> {
-            type Value = BoundedList<T, MOST>;
+        struct BoundedListVisitor<T, const MAX: usize>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for BoundedListVisitor<T, MAX> {
+            type Value = BoundedList<T, MAX>;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a list")
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
                 let mut few = Vec::new();
                 while let Some(element) = list.next_element()? {
-                    if few.len() == MOST {
-                        return Err(A::Error::custom(format!("expected at most {MOST} elements")));
+                    if few.len() == MAX {
+                        return Err(A::Error::custom(format!("expected at most {MAX} elements")));
                     }
                     few.push(element);
                 }
@@ -58,14 +58,14 @@ impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for BoundedLi
 }
 
 /// Most elements of a [`TextOr`].
-const ELEMENTS: usize = 16384;
+const MAX_ELEMENTS: usize = 16384;
 
 /// A text, or a list of objects.
 #[derive(Debug)]
 pub(super) enum TextOr<T> {
-    /// A string.
+    /// A text.
     Text(String),
-    /// At most [`ELEMENTS`] objects.
+    /// At most [`MAX_ELEMENTS`] objects.
     List(Vec<Object<T>>),
 }
 
@@ -82,7 +82,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOr<T> {
             }
             fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Self::Value, A::Error> {
                 let BoundedList(list) =
-                    BoundedList::<Object<T>, ELEMENTS>::deserialize(SeqAccessDeserializer::new(list))?;
+                    BoundedList::<Object<T>, MAX_ELEMENTS>::deserialize(SeqAccessDeserializer::new(list))?;
                 Ok(TextOr::List(list))
             }
         }
@@ -90,15 +90,15 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOr<T> {
     }
 }
 
-/// Content of a field that is refused: if it asks for anything.
+/// Value of a field that is refused if it demands anything.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) enum Given {
     /// Absent, null, false or empty.
     #[default]
     Nothing,
-    /// A string.
+    /// A text.
     Text(String),
-    /// Anything else.
+    /// Any other value.
     Something,
 }
 
@@ -152,16 +152,16 @@ impl<'de> Visitor<'de> for GivenVisitor {
     }
 }
 
-/// JSON that is kept as it is, of at most [`VALUES`] values: they take more memory than their text.
+/// JSON that is kept as it is: at most [`MAX_VALUES`] values, because values take more memory than their text.
 #[derive(Debug, Default)]
 pub(super) struct Json(pub(super) Value);
 
 /// Most values of a [`Json`].
-const VALUES: usize = 1 << 16;
+const MAX_VALUES: usize = 1 << 16;
 
 impl<'de> Deserialize<'de> for Json {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        JsonSeed { left: &mut { VALUES } }.deserialize(deserializer).map(Json)
+        JsonSeed { left: &mut { MAX_VALUES } }.deserialize(deserializer).map(Json)
     }
 }
 
@@ -175,7 +175,7 @@ impl<'de> DeserializeSeed<'de> for JsonSeed<'_> {
         *self.left = self
             .left
             .checked_sub(1)
-            .ok_or_else(|| D::Error::custom(format!("expected at most {VALUES} values")))?;
+            .ok_or_else(|| D::Error::custom(format!("expected at most {MAX_VALUES} values")))?;
         deserializer.deserialize_any(self)
     }
 }
@@ -219,19 +219,19 @@ impl<'de> Visitor<'de> for JsonSeed<'_> {
     }
 }
 
-/// One prompt.
+/// One prompt of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PromptInput {
     /// Text for the tokenizer.
     Text(String),
-    /// Exactly these tokens.
+    /// Token ids.
     Ids(Vec<u32>),
 }
 
-/// Most prompts that are looked at; the engine takes far fewer.
-const PROMPTS: usize = 1 << 16;
+/// Most prompts that are parsed; the engine accepts far fewer.
+const MAX_PROMPTS: usize = 1 << 16;
 
-/// `prompt`: a string, ids, or a list of either.
+/// Field `prompt`: a text, token ids, or a list of either.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Prompts(pub(super) Vec<PromptInput>);
 
@@ -254,8 +254,8 @@ impl<'de> Deserialize<'de> for Prompts {
                         Element::Id(id) => ids.push(id),
                         Element::Prompt(prompt) => prompts.push(prompt),
                     }
-                    if prompts.len() > PROMPTS {
-                        return Err(A::Error::custom(format!("expected at most {PROMPTS} prompts")));
+                    if prompts.len() > MAX_PROMPTS {
+                        return Err(A::Error::custom(format!("expected at most {MAX_PROMPTS} prompts")));
                     }
                     if !ids.is_empty() && !prompts.is_empty() {
                         return Err(A::Error::custom(
@@ -308,7 +308,7 @@ impl<'de> Deserialize<'de> for Element {
     }
 }
 
-/// A string or a list of strings.
+/// A text or a list of texts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Strings(pub(super) Vec<String>);
 
@@ -335,12 +335,12 @@ impl<'de> Deserialize<'de> for Strings {
     }
 }
 
-/// `logprobs`: a flag in chats, a number in completions.
+/// Field `logprobs`: a flag in chats, a number in completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Logprobs {
-    /// As chats say it.
+    /// Flag, as in chats.
     Flag(bool),
-    /// As completions say it.
+    /// Number of alternatives, as in completions.
     Count(i64),
 }
 
@@ -366,7 +366,7 @@ impl<'de> Deserialize<'de> for Logprobs {
     }
 }
 
-/// `seed`: 64 bits, written with a sign or without.
+/// Field `seed`: 64 bits, as a signed or unsigned number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Seed(pub(super) u64);
 
@@ -389,7 +389,7 @@ impl<'de> Deserialize<'de> for Seed {
     }
 }
 
-/// `logit_bias`: token ids, written as strings, and what is added to their logits.
+/// Field `logit_bias`: terms added to logits, by token id (a text in JSON).
 #[derive(Debug, Default)]
 pub(super) struct LogitBias(pub(super) BTreeMap<u32, f64>);
 
@@ -407,8 +407,8 @@ impl<'de> Deserialize<'de> for LogitBias {
                     let id =
                         key.parse().map_err(|_| A::Error::custom(format!("invalid token id {key:?}")))?;
                     biases.insert(id, map.next_value()?);
-                    if biases.len() > Sampling::BIASES {
-                        let most = Sampling::BIASES;
+                    if biases.len() > Sampling::MAX_BIASES {
+                        let most = Sampling::MAX_BIASES;
                         return Err(A::Error::custom(format!("expected at most {most} tokens")));
                     }
                 }

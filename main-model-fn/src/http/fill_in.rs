@@ -1,8 +1,8 @@
-//! Fill in the middle: `prompt` and `suffix` as the prompt that a model was trained on.
+//! Fill-in-the-middle: converts `prompt` and `suffix` to the prompt format that a model was trained on.
 
 use remoe_proto::ServiceError;
 
-/// Format of such prompts: its tokens in their places, and tokens that a middle ends with.
+/// Prompt format: its tokens by position, and tokens that end a middle.
 struct Format {
     prefix: &'static str,
     suffix: &'static str,
@@ -42,15 +42,15 @@ const FORMATS: [Format; 4] = [
 /// Fill-in-the-middle format of a model.
 pub(super) struct FillIn {
     format: &'static Format,
-    /// Tokens that end a middle, as far as the tokenizer has them.
+    /// Ids of the tokens that end a middle and that the tokenizer has.
     pub(super) ends: Vec<u32>,
 }
 
 impl FillIn {
-    /// Returns the format whose tokens `id_of` knows.
+    /// Finds the format whose tokens `id_of` knows.
     ///
     /// # Errors
-    /// It knows none of them: the model was not trained to fill in the middle.
+    /// Fails if there is none: the model was not trained to fill in the middle.
     pub(super) fn of(id_of: impl Fn(&str) -> Option<u32>) -> Result<Self, ServiceError> {
         let own = |format: &Format| [format.prefix, format.suffix, format.middle];
         let has = |format: &&Format| own(format).into_iter().all(|token| id_of(token).is_some());
@@ -79,7 +79,7 @@ mod tests {
     use serde_json::{Value, json};
     use std::path::Path;
 
-    /// A byte-level tokenizer with `added` as further special tokens, and the id of the first.
+    /// Creates a byte-level tokenizer with the special tokens `added`. Returns it with the id of the first.
     fn tokenizer(added: &[&str]) -> (Tokenizer, u32) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../tests/fixtures/tokenizers/tok-bytelevel/tokenizer.json");

@@ -1,4 +1,4 @@
-//! Bodies of requests, checked without a socket and without an engine: the entry for `fuzz/`.
+//! Checks of request bodies without a socket and an engine: entry point for `fuzz/`.
 
 use super::state::{HttpOptions, HttpState};
 use super::{PlacementView, TextFrontend, chat, completions};
@@ -9,7 +9,7 @@ use prometheus::Registry;
 use remoe_proto::ServiceError;
 use std::sync::Arc;
 
-/// The checks of a front with these texts and limits, its model being called `m`.
+/// Returns the checks of an HTTP API with these texts and limits. The model's name is `m`.
 pub fn checks(text: Option<ModelText>, limits: RequestLimits) -> impl Fn(bool, &[u8]) -> Checked {
     let text = text.map(|text| Arc::new(text) as Arc<dyn TextFrontend>);
     let (_, ready) = tokio::sync::watch::channel(true);
@@ -37,5 +37,5 @@ pub fn checks(text: Option<ModelText>, limits: RequestLimits) -> impl Fn(bool, &
     }
 }
 
-/// Requests that the engine has taken, or the error that the client would get.
+/// Requests that the engine would accept, or the error for the client.
 pub type Checked = Result<Vec<Request>, ServiceError>;

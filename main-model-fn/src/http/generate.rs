@@ -1,4 +1,4 @@
-//! From a checked request to its answer, for all generation routes.
+//! Generation: from a checked request to its answer, for all routes.
 
 use super::answer_shape::AnswerShape;
 use super::pieces::Pieces;
@@ -24,46 +24,46 @@ use remoe_proto::ServiceError;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 
-/// Which route answers, and so in which shape.
+/// OpenAI route that answers, which determines the shape of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Route {
     Chat,
     Completions,
 }
 
-/// A generation that may start.
+/// A checked generation that can start.
 pub(super) struct PreparedGeneration {
     pub(super) route: Route,
-    /// One per prompt, all with the same number of choices.
+    /// Engine requests, one per prompt, all with the same number of choices.
     pub(super) requests: Vec<Request>,
-    /// Form that their answers must match, to be compiled.
+    /// Structure that the answers must match; its grammar is not compiled yet.
     pub(super) structure: Option<Structure>,
-    /// Thoughts and calls that their answers may have.
+    /// Thoughts and tool calls that the answers may have.
     pub(super) form: Option<AnswerForm>,
-    /// The text that the answer repeats, one per prompt, when asked for.
+    /// Text of each prompt, if the answer must repeat it.
     pub(super) echoes: Option<Vec<String>>,
     pub(super) options: AnswerOptions,
 }
 
-/// Parts of the answer that the client wants to see.
+/// Parts that the client wants in the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct AnswerOptions {
     pub(super) stream: bool,
-    /// A usage chunk at the end of a stream.
+    /// True if a stream ends with a usage chunk.
     pub(super) include_usage: bool,
-    /// Remoe's figures beside the usage.
+    /// True if the usage includes Remoe's figures.
     pub(super) include_figures: bool,
     pub(super) logprobs: bool,
     pub(super) token_ids: bool,
-    /// Special tokens are written out in the text.
+    /// True if the text includes special tokens.
     pub(super) special_text: bool,
-    /// There is a tokenizer, so that answers have text.
+    /// True if answers have text, because there is a tokenizer.
     pub(super) text: bool,
-    /// The answer may have thoughts or calls and no content.
+    /// True if the answer may have thoughts or calls and no content.
     pub(super) may_lack_content: bool,
 }
 
-/// Settings that all prompts of a body share.
+/// Settings that all prompts of a request body share.
 pub(super) struct PromptSettings {
     pub(super) choices: usize,
     sampling: Sampling,
@@ -75,8 +75,10 @@ pub(super) struct PromptSettings {
 }
 
 impl PromptSettings {
+    /// Checks the settings of `body`.
+    ///
     /// # Errors
-    /// The first field that cannot be honoured.
+    /// Fails with the first field that is invalid or unsupported.
     pub(super) fn new(state: &HttpState, body: &RequestBody) -> Result<Self, ServiceError> {
         state.check_model(body.model.as_deref())?;
         unsupported::refuse(body)?;
@@ -92,15 +94,17 @@ impl PromptSettings {
         })
     }
 
-    /// Tokens that context and cache leave after a prompt, at least one: a prompt that leaves none
-    /// is refused by the engine with the numbers.
-    pub(super) fn room(&self, prompt: &[u32]) -> usize {
+    /// Returns the tokens that context and KV cache leave for the answer to `prompt`, at least one. The engine refuses a
+    /// prompt that leaves none, with the numbers.
+    pub(super) fn max_completion(&self, prompt: &[u32]) -> usize {
         let positions = self.limits.context_length.min(self.limits.cached_positions(self.choices));
         positions.saturating_sub(prompt.len()).max(1)
     }
 
+    /// Creates the engine request of one prompt.
+    ///
     /// # Errors
-    /// `min_tokens` exceeds `max_tokens`.
+    /// Fails if `min_tokens` exceeds `max_tokens`.
     pub(super) fn request(
         &self,
         prompt: Vec<u32>,
@@ -110,7 +114,7 @@ impl PromptSettings {
         sampling::check_min_tokens(&self.stop, max_tokens)?;
         let mut sampling = self.sampling.clone();
         if !self.has_seed {
-            // Equal prompts in one body must not get equal answers.
+            // Equal prompts of one body must get different answers.
             sampling.seed = remoe_http::random_u64();
         }
         Ok(Request {
@@ -122,7 +126,7 @@ impl PromptSettings {
             priority: self.urgency.priority,
             queue_deadline: self.urgency.queue_deadline,
             logprobs,
-            ..Request::of_prompt(prompt)
+            ..Request::prompt_only(prompt)
         })
     }
 }
@@ -130,10 +134,10 @@ impl PromptSettings {
 impl AnswerOptions {
     pub(super) fn new(state: &HttpState, body: &RequestBody, logprobs: bool) -> Self {
         let include_figures = body.include_figures.unwrap_or(false);
-        let asked = body.stream_options.as_ref().and_then(|options| options.0.include_usage);
+        let include_usage = body.stream_options.as_ref().and_then(|options| options.0.include_usage);
         Self {
             stream: body.stream.unwrap_or(false),
-            include_usage: asked.unwrap_or(false) || include_figures,
+            include_usage: include_usage.unwrap_or(false) || include_figures,
             include_figures,
             logprobs,
             token_ids: body.return_token_ids.unwrap_or(false) || state.text.is_none(),
@@ -144,17 +148,17 @@ impl AnswerOptions {
     }
 }
 
-/// Reports if the text has special tokens: `skip_special_tokens` is true unless the body sets it to false.
+/// Reports if the text includes special tokens: if the body sets `skip_special_tokens` to false.
 pub(super) fn special_text(body: &RequestBody) -> bool {
     !body.skip_special_tokens.unwrap_or(true)
 }
 
-/// With whose requests one with these headers shares keys and values.
+/// Returns the prefix cache scope of the tenant that the headers name.
 pub(super) fn tenant(headers: &HeaderMap) -> CacheScope {
     headers.get(TENANT).map(|name| CacheScope::named(name.as_bytes())).unwrap_or_default()
 }
 
-/// The span of `request`, which is one for the model.
+/// Returns the tracing span of `request`, with the attributes of a model call.
 pub(super) fn span(state: &HttpState, request: &extract::Request) -> SpanRef {
     let span = request.extensions().get::<SpanRef>().cloned().unwrap_or_default();
     if span.is_recording() {
@@ -164,7 +168,7 @@ pub(super) fn span(state: &HttpState, request: &extract::Request) -> SpanRef {
     span
 }
 
-/// Answers in OpenAI's shape of chats and completions.
+/// Answers a chat or completion in OpenAI's shape.
 pub(super) async fn answer(
     state: Arc<HttpState>,
     request: extract::Request,
@@ -178,7 +182,7 @@ pub(super) async fn answer(
     answer_shaped(state, request, shaped).await
 }
 
-/// Reads and checks the body with `check`, hands the generation to the engine and answers in its shape.
+/// Reads and checks the body with `check`, starts the generation, and answers in the shape that `check` returned.
 pub(super) async fn answer_shaped<T, C>(
     state: Arc<HttpState>,
     request: extract::Request,

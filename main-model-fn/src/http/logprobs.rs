@@ -1,34 +1,34 @@
-//! Log-probabilities in the two shapes of the API.
+//! Log-probabilities in the formats of chats and completions.
 
 use super::text_frontend::TextFrontend;
 use crate::engine::request::TokenLogprobs;
 use remoe_proto::ServiceError;
 use serde::{Serialize, Serializer};
 
-/// Stand-in for minus infinity, which JSON cannot write.
-const LEAST: f32 = -9999.0;
+/// Stands for minus infinity, which JSON cannot express.
+const MIN_LOGPROB: f32 = -9999.0;
 
-/// A token of an answer, or of the prompt that it repeats.
+/// A token of an answer, or of a prompt that the answer repeats.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct LoggedToken {
     pub(super) token: u32,
-    /// Characters of the answer before it.
+    /// Characters of the answer before the token.
     pub(super) offset: usize,
-    /// Absent for the first token of a prompt.
+    /// `None` for the first token of a prompt.
     pub(super) scored: Option<TokenLogprobs>,
 }
 
-/// `logprobs` of a completion's choice.
+/// Field `logprobs` of a completion's choice.
 #[derive(Debug, Serialize)]
 pub(super) struct CompletionLogprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<Option<f32>>,
     top_logprobs: Vec<Option<TopTokens>>,
-    /// Without a tokenizer there is no text to count in.
+    /// `None` without a tokenizer, as there is no text.
     text_offset: Option<Vec<usize>>,
 }
 
-/// Tokens and their log-probabilities, most likely first, each name once.
+/// Tokens with their log-probabilities, most likely first, without duplicate texts.
 #[derive(Debug)]
 struct TopTokens(Vec<(String, f32)>);
 
@@ -38,7 +38,7 @@ impl Serialize for TopTokens {
     }
 }
 
-/// `logprobs` of a chat's choice.
+/// Field `logprobs` of a chat's choice.
 #[derive(Debug, Serialize)]
 pub(super) struct ChatLogprobs {
     content: Vec<ChatToken>,
@@ -59,8 +59,10 @@ struct ChatAlternative {
     bytes: Option<Vec<u8>>,
 }
 
+/// Formats `logged` tokens for a completion.
+///
 /// # Errors
-/// A token's bytes cannot be told.
+/// Fails if the bytes of a token are unknown.
 pub(super) fn for_completion(
     text: Option<&dyn TextFrontend>,
     logged: &[LoggedToken],
@@ -80,7 +82,7 @@ pub(super) fn for_completion(
     Ok(logprobs)
 }
 
-/// The alternatives and the token itself.
+/// Returns the alternatives and the token itself.
 fn top_tokens(text: Option<&dyn TextFrontend>, scored: &TokenLogprobs) -> Result<TopTokens, ServiceError> {
     let mut top: Vec<(String, f32)> = Vec::with_capacity(scored.top.len() + 1);
     for &(token, logprob) in scored.top.iter().chain([&(scored.token, scored.logprob)]) {
@@ -92,8 +94,10 @@ fn top_tokens(text: Option<&dyn TextFrontend>, scored: &TokenLogprobs) -> Result
     Ok(TopTokens(top))
 }
 
+/// Formats `logged` tokens for a chat.
+///
 /// # Errors
-/// A token's bytes cannot be told.
+/// Fails if the bytes of a token are unknown.
 pub(super) fn for_chat(
     text: Option<&dyn TextFrontend>,
     logged: &[LoggedToken],
@@ -116,7 +120,7 @@ pub(super) fn for_chat(
     Ok(ChatLogprobs { content, refusal: None })
 }
 
-/// A token as text; parts of a character as `bytes:\xe2\x82`, without a tokenizer `token_id:7`.
+/// Returns a token as text: incomplete characters as `bytes:\xe2\x82`, or `token_id:7` without a tokenizer.
 fn name(text: Option<&dyn TextFrontend>, token: u32) -> Result<String, ServiceError> {
     let Some(text) = text else {
         return Ok(format!("token_id:{token}"));
@@ -127,12 +131,12 @@ fn name(text: Option<&dyn TextFrontend>, token: u32) -> Result<String, ServiceEr
     }))
 }
 
-/// Characters that begin in `bytes`.
+/// Returns the number of characters that begin in `bytes`.
 pub(super) fn characters(bytes: &[u8]) -> usize {
     bytes.iter().filter(|&&byte| byte & 0xc0 != 0x80).count()
 }
 
-/// Neither minus infinity nor NaN.
+/// Replaces minus infinity and NaN by [`MIN_LOGPROB`].
 fn finite(logprob: f32) -> f32 {
-    logprob.max(LEAST)
+    logprob.max(MIN_LOGPROB)
 }

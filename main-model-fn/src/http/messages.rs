@@ -1,4 +1,4 @@
-//! Messages of a chat, made ready for the template.
+//! Converts the messages of a chat to the form that templates expect.
 
 use super::fields::{BoundedList, Given, Object};
 use remoe_proto::ServiceError;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 use std::fmt;
 
-/// Messages of a chat, most of them.
+/// Messages of a chat, up to a maximum.
 pub(super) type Messages = BoundedList<Object<Message>, 16384>;
 
 #[derive(Debug, Default, Deserialize)]
@@ -24,14 +24,14 @@ pub(super) struct Message {
     audio: Given,
 }
 
-/// The text of a message, or the first of its parts that gives none.
+/// Text of a message, or the reason why its first part without text has none.
 #[derive(Debug)]
 enum Content {
     Text(String),
     Refused(usize, NoText),
 }
 
-/// Why a part of a message gives no text.
+/// Reason why a part of a message has no text.
 #[derive(Debug)]
 enum NoText {
     Kind(String),
@@ -106,10 +106,10 @@ impl<'de> Deserialize<'de> for Content {
     }
 }
 
-/// `messages` as the template takes them: one text each, `developer` as `system`.
+/// Converts `messages` for the template: one text each, `developer` as `system`.
 ///
 /// # Errors
-/// The message and the field that cannot be used.
+/// Fails with the message and the field that is invalid.
 pub(super) fn for_template(BoundedList(messages): Messages) -> Result<Vec<Value>, ServiceError> {
     if messages.is_empty() {
         return Err(ServiceError::invalid("messages", "invalid `messages`: expected at least one message"));
@@ -120,7 +120,7 @@ pub(super) fn for_template(BoundedList(messages): Messages) -> Result<Vec<Value>
 fn one(index: usize, message: Message) -> Result<Value, ServiceError> {
     let at = |field: &str| format!("messages[{index}].{field}");
     let role = match message.role.as_deref() {
-        // Instructions of the application, whichever name a model's template has for them.
+        // Instructions of the application are system messages for templates.
         Some("system" | "developer") => "system",
         Some("user") => "user",
         Some("assistant") => "assistant",
@@ -168,7 +168,7 @@ fn one(index: usize, message: Message) -> Result<Value, ServiceError> {
     }
     let reasoning = message.reasoning_content.or(message.reasoning);
     if let Some(reasoning) = reasoning.filter(|_| role == "assistant") {
-        // gpt-oss has another name for it, beside which its calls have no content.
+        // gpt-oss names this field differently, and its messages with calls have no content.
         if calls.is_empty() || ready["content"] == "" {
             ready.insert("thinking".to_owned(), reasoning.clone().into());
         }
@@ -198,7 +198,7 @@ fn text(at: &str, content: Content) -> Result<String, ServiceError> {
     }
 }
 
-/// Templates expect arguments as an object where clients send its text.
+/// Converts a call: templates expect arguments as an object, clients send text.
 fn tool_call(at: &str, call: ToolCall) -> Result<Value, ServiceError> {
     if let Some(other) = call.kind.filter(|kind| kind != "function") {
         let field = format!("{at}.type");

@@ -1,4 +1,4 @@
-//! Counts and measurements of the HTTP front.
+//! Metrics of the HTTP API.
 
 use super::plan_metrics::PlanMetrics;
 use super::state::HttpState;
@@ -11,15 +11,15 @@ use remoe_http::{ConnectionMetrics, RequestId, route_name};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Seconds to the first token, and between tokens.
+/// Buckets in seconds for the time to first token and between tokens.
 const TOKEN_BUCKETS: [f64; 16] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 40.0, 160.0, 640.0];
 
-/// Seconds of whole requests.
+/// Buckets in seconds for whole requests.
 const REQUEST_BUCKETS: [f64; 14] =
     [0.01, 0.05, 0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 240.0, 960.0, 1920.0];
 
-/// The front's metrics. Clones share their values.
+/// Metrics of the HTTP API. Clones share their values.
 #[derive(Clone)]
 pub(super) struct HttpMetrics {
     pub(super) connections: ConnectionMetrics,
@@ -38,7 +38,7 @@ impl HttpMetrics {
     /// Registers the metrics.
     ///
     /// # Errors
-    /// A name is taken in `registry`.
+    /// Fails if the name of a metric is taken in `registry`.
     pub(super) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let seconds = |name: &str, help: &str, buckets: &[f64]| {
             Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec()))
@@ -90,7 +90,7 @@ impl HttpMetrics {
 pub(super) struct Stopwatch {
     state: Arc<HttpState>,
     arrived: Instant,
-    /// Per choice, when its last token came.
+    /// Time of the last token, per choice.
     last: Vec<Option<Instant>>,
 }
 
@@ -104,7 +104,7 @@ impl Stopwatch {
         &self.state
     }
 
-    /// A token of choice `index` has come.
+    /// Records a token of choice `index`.
     pub(super) fn token(&mut self, index: usize) {
         let now = Instant::now();
         if let Some(last) = self.last.get_mut(index)
@@ -114,7 +114,7 @@ impl Stopwatch {
         }
     }
 
-    /// The client was slow: the next tokens' distances say nothing about the engine.
+    /// Ignores the time until the next token, because the client was slow, not the engine.
     pub(super) fn forget_pace(&mut self) {
         self.last.fill(None);
     }
@@ -129,8 +129,8 @@ impl Stopwatch {
         metrics.generation_tokens.inc_by(figures.completion_tokens as u64);
         if figures.completion_tokens > 0 {
             metrics.first_token.observe(figures.ttft.as_secs_f64());
-            if let Some(comparison) = self.state.placement.note(figures, self.state.account().as_deref()) {
-                metrics.plan.compared(&comparison);
+            if let Some(comparison) = self.state.placement.record(figures, self.state.account().as_deref()) {
+                metrics.plan.add(&comparison);
             }
         }
     }

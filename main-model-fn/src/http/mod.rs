@@ -1,17 +1,16 @@
-//! The HTTP front, compatible with OpenAI's APIs and Anthropic's.
+//! HTTP API, compatible with OpenAI's and Anthropic's.
 //!
 //! ```text
-//! body -> request_body (types) -> unsupported, sampling, structured, messages (rules) -> chat | completions
-//!         responses, anthropic (a chat of the same meaning) -> chat
-//!      -> generate: the grammar compiled, engine requests, one per prompt -> running: their events, merged
-//!      -> pieces: what each choice gains, calls of tools told apart -> collect (one answer) | stream (SSE)
+//! body -> request_body (types) -> unsupported, sampling, structured, messages (checks) -> chat | completions
+//!         responses, anthropic (converted to a chat) -> chat
+//!      -> generate: compiles the grammar, creates one engine request per prompt -> running: merges their events
+//!      -> pieces: additions to each choice, with tool calls parsed -> collect (one answer) | stream (SSE)
 //!      -> answer_shape: shapes | responses | anthropic (JSON)
 //! ```
 //!
-//! Reading and tokenising happen on blocking threads, a bounded number at a time, small bodies apart
-//! from large ones (`lanes`). An answer that is
-//! dropped drops its events, which ends the work in the engine; `connections` drops the answers of
-//! clients that do not take them.
+//! Bodies are read and tokenised on blocking threads, a bounded number at a time, small bodies apart from large ones
+//! (`remoe_http::Lanes`). A dropped answer drops its events, which cancels its requests in the engine. The connection
+//! limits drop the answers of clients that do not read them.
 
 mod answer_shape;
 mod anthropic;
@@ -57,7 +56,7 @@ mod urgency;
 mod usage;
 mod warning;
 
-pub(crate) use placement::{ActiveGeneration, ModelCard, PlacementView};
+pub(crate) use placement::{ModelCard, PlacementView, PublishedGeneration};
 pub(crate) use primer::SummarySource;
 pub(crate) use reasoning::check_variables;
 pub(crate) use router::serve;

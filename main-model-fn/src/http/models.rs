@@ -1,4 +1,4 @@
-//! `/v1/models`: the one model.
+//! `/v1/models`: the served model.
 
 use super::state::HttpState;
 use axum::Json;
@@ -31,7 +31,7 @@ pub(super) async fn one(
     State(state): State<Arc<HttpState>>,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<ModelObject>, ApiError> {
-    // What is no text names no model.
+    // A path that is not UTF-8 names no model.
     let Path(id) = id.unwrap_or_else(|_| Path(char::REPLACEMENT_CHARACTER.to_string()));
     state.check_model(Some(&id))?;
     Ok(Json(describe(&state)))

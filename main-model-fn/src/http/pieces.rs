@@ -1,4 +1,4 @@
-//! Additions to a choice by an event.
+//! Pieces of an answer: what an engine event adds to a choice.
 
 use super::generate::{AnswerOptions, PreparedGeneration, Route};
 use super::logprobs::{LoggedToken, characters};
@@ -7,26 +7,27 @@ use super::tools::{CallDelta, ChoiceReader, ParsedDelta};
 use crate::engine::request::{Delta, Event, FinishReason, Request, TokenLogprobs};
 use remoe_proto::ServiceError;
 
-/// An addition to one choice; in a stream each is a chunk, else they are joined.
+/// Addition to one choice. A stream sends each as a chunk; otherwise the pieces are joined.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ChoicePiece {
-    /// The choice's index in the answer.
+    /// Index of the choice in the answer.
     pub(super) index: usize,
-    /// The first piece of this choice.
+    /// True for the first piece of the choice.
     pub(super) first: bool,
     pub(super) text: String,
-    /// Thoughts of the model.
+    /// Thoughts (reasoning) of the model.
     pub(super) reasoning: String,
     pub(super) calls: Vec<CallDelta>,
     pub(super) logprobs: Vec<LoggedToken>,
     pub(super) token_ids: Vec<u32>,
-    /// Why the choice has ended, as answers say it.
+    /// Reason for the end of the choice, as answers name it.
     pub(super) finish: Option<&'static str>,
-    /// The stop string that ended it, by its place in the request.
+    /// Stop string that ended the choice, by its index in the request.
     pub(super) stopped_by: Option<usize>,
 }
 
 impl ChoicePiece {
+    /// Creates a piece that adds nothing.
     pub(super) fn empty(index: usize) -> Self {
         Self {
             index,
@@ -41,13 +42,13 @@ impl ChoicePiece {
         }
     }
 
-    /// Adds what came later.
+    /// Appends a later piece of the same choice.
     pub(super) fn join(&mut self, later: Self) {
         self.text.push_str(&later.text);
         self.reasoning.push_str(&later.reasoning);
         for call in later.calls {
-            match self.calls.iter_mut().find(|begun| begun.index == call.index) {
-                Some(begun) => begun.arguments.push_str(&call.arguments),
+            match self.calls.iter_mut().find(|known| known.index == call.index) {
+                Some(known) => known.arguments.push_str(&call.arguments),
                 None => self.calls.push(call),
             }
         }
@@ -57,7 +58,7 @@ impl ChoicePiece {
         self.stopped_by = later.stopped_by.or(self.stopped_by);
     }
 
-    fn says_nothing(&self) -> bool {
+    fn is_empty(&self) -> bool {
         !self.first
             && self.text.is_empty()
             && self.reasoning.is_empty()
@@ -68,22 +69,22 @@ impl ChoicePiece {
     }
 }
 
-/// Turns events into pieces.
+/// Converts engine events to pieces.
 pub(super) struct Pieces {
     route: Route,
     options: AnswerOptions,
     choices: usize,
     echoes: Option<Vec<String>>,
-    /// Per choice, where it may say anything else than content.
+    /// Reader of each choice, if answers may have more than content.
     readers: Vec<ChoiceReader>,
-    /// Per choice, the characters of the text that its logged tokens gave so far.
+    /// Characters of text so far, per choice.
     offsets: Vec<usize>,
-    /// Per prompt, its first token, which no log-probability exists for.
+    /// First token of each prompt, which has no log-probability.
     first_tokens: Vec<u32>,
 }
 
 impl Pieces {
-    /// Returns the state to keep of a generation, and its requests for the engine.
+    /// Splits a generation into the state to keep and the requests for the engine.
     pub(super) fn new(generation: PreparedGeneration) -> (Self, Vec<Request>) {
         let requests = generation.requests;
         let choices = requests.first().map_or(1, |request| request.choices);
@@ -100,18 +101,17 @@ impl Pieces {
         (pieces, requests)
     }
 
-    /// Choices of the answer.
+    /// Returns the number of choices in the answer.
     pub(super) fn total(&self) -> usize {
         self.offsets.len()
     }
 
-    /// Tokens of the thoughts so far.
+    /// Returns the number of tokens in thoughts so far.
     pub(super) fn reasoning_tokens(&self) -> usize {
         self.readers.iter().map(ChoiceReader::reasoning_tokens).sum()
     }
 
-    /// Returns the pieces that come before the engine's first event: roles, and the repeated prompts unless their
-    /// log-probabilities are to come with them.
+    /// Returns the pieces before the first event: roles, and repeated prompts unless they come with log-probabilities.
     pub(super) fn opening(&self) -> Vec<ChoicePiece> {
         let echoes = self.echoes.as_ref().filter(|_| !self.options.logprobs);
         (0..self.total())
@@ -120,15 +120,15 @@ impl Pieces {
                 text: echoes.and_then(|echoes| echoes.get(index / self.choices)).cloned().unwrap_or_default(),
                 ..ChoicePiece::empty(index)
             })
-            .filter(|piece| !piece.says_nothing())
+            .filter(|piece| !piece.is_empty())
             .collect()
     }
 
-    /// The pieces of an event of prompt `prompt`, none that says nothing.
+    /// Returns the pieces of an event of prompt `prompt`, without empty ones.
     ///
     /// # Errors
-    /// A token's bytes cannot be told.
-    pub(super) fn of(
+    /// Fails if the bytes of a token are unknown.
+    pub(super) fn convert_event(
         &mut self,
         state: &HttpState,
         prompt: usize,
@@ -143,16 +143,16 @@ impl Pieces {
                 return Ok(Vec::new());
             }
         };
-        Ok(pieces.into_iter().filter(|piece| !piece.says_nothing()).collect())
+        Ok(pieces.into_iter().filter(|piece| !piece.is_empty()).collect())
     }
 
-    /// The end of a choice, after what was held back of its text.
+    /// Returns the pieces at the end of a choice: the text that was held back, then the finish reason.
     fn finished(&mut self, index: usize, reason: FinishReason) -> Vec<ChoicePiece> {
         let mut rest = ChoicePiece::empty(index);
         let mut has_called = false;
         if let Some(reader) = self.readers.get_mut(index) {
-            let said = reader.finish(reason == FinishReason::Length);
-            (rest.text, rest.reasoning) = (said.content, said.reasoning);
+            let parsed = reader.finish(reason == FinishReason::Length);
+            (rest.text, rest.reasoning) = (parsed.content, parsed.reasoning);
             has_called = reader.has_called();
         }
         let finish = match reason {
@@ -160,31 +160,32 @@ impl Pieces {
             reason => reason.as_str(),
         };
         let stopped_by = match reason {
-            FinishReason::StopString(place) => Some(place),
+            FinishReason::StopString(index) => Some(index),
             FinishReason::Stop | FinishReason::Length => None,
         };
         vec![rest, ChoicePiece { finish: Some(finish), stopped_by, ..ChoicePiece::empty(index) }]
     }
 
+    /// Returns the piece of a delta.
     fn delta(&mut self, state: &HttpState, index: usize, delta: Delta) -> Result<ChoicePiece, ServiceError> {
-        let wanted = delta.logprobs.filter(|_| self.options.logprobs);
-        let logprobs = wanted.map(|scored| self.log(state, index, scored.token, Some(scored)));
-        let said = match self.readers.get_mut(index) {
+        let scored = delta.logprobs.filter(|_| self.options.logprobs);
+        let logprobs = scored.map(|scored| self.logged_token(state, index, scored.token, Some(scored)));
+        let parsed = match self.readers.get_mut(index) {
             Some(reader) if delta.token.is_some() => reader.push_token(&delta.text),
             Some(reader) => reader.push(&delta.text),
             None => ParsedDelta { content: delta.text, ..ParsedDelta::default() },
         };
         Ok(ChoicePiece {
-            text: said.content,
-            reasoning: said.reasoning,
-            calls: said.calls,
+            text: parsed.content,
+            reasoning: parsed.reasoning,
+            calls: parsed.calls,
             logprobs: logprobs.transpose()?.into_iter().collect(),
             token_ids: delta.token.into_iter().filter(|_| self.options.token_ids).collect(),
             ..ChoicePiece::empty(index)
         })
     }
 
-    /// The repeated prompt with its log-probabilities, for each of its choices.
+    /// Returns the repeated prompt with its log-probabilities, once per choice.
     fn prompt(
         &mut self,
         state: &HttpState,
@@ -201,14 +202,15 @@ impl Pieces {
             let mut logprobs = Vec::with_capacity(scored.len());
             for scored in &scored {
                 let token = scored.as_ref().map_or(first_token, |scored| scored.token);
-                logprobs.push(self.log(state, index, token, scored.clone())?);
+                logprobs.push(self.logged_token(state, index, token, scored.clone())?);
             }
             pieces.push(ChoicePiece { text: echo.clone(), logprobs, ..ChoicePiece::empty(index) });
         }
         Ok(pieces)
     }
 
-    fn log(
+    /// Creates a logged token, and advances the choice's text offset by it.
+    fn logged_token(
         &mut self,
         state: &HttpState,
         index: usize,
@@ -216,10 +218,10 @@ impl Pieces {
         scored: Option<TokenLogprobs>,
     ) -> Result<LoggedToken, ServiceError> {
         let mut offset = 0;
-        if let (Some(text), Some(so_far)) = (&state.text, self.offsets.get_mut(index)) {
-            offset = *so_far;
+        if let (Some(text), Some(characters_so_far)) = (&state.text, self.offsets.get_mut(index)) {
+            offset = *characters_so_far;
             if self.options.special_text || !text.is_special(token) {
-                *so_far += characters(&text.token_bytes(token)?);
+                *characters_so_far += characters(&text.token_bytes(token)?);
             }
         }
         Ok(LoggedToken { token, offset, scored })

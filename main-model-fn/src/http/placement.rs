@@ -1,4 +1,4 @@
-//! `/v1/placement`: where every expert lives, how busy it is, what the plan expected and what was measured.
+//! `/v1/placement`: location and load of every expert, expectations of the plan, and measured figures.
 
 use super::state::HttpState;
 use crate::dispatch::Activity;
@@ -17,10 +17,10 @@ use serde::{Serialize, Serializer};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
-/// Placement in force, and facts known of it.
+/// Placement in force with its measured figures.
 #[derive(Clone)]
 pub(crate) struct PlacementView {
-    pub(crate) in_force: watch::Receiver<Arc<ActiveGeneration>>,
+    pub(crate) in_force: watch::Receiver<Arc<PublishedGeneration>>,
     pub(crate) activity: Arc<Activity>,
     pub(crate) card: Option<Arc<ModelCard>>,
     pub(super) means: Arc<Mutex<RequestMeans>>,
@@ -28,24 +28,24 @@ pub(crate) struct PlacementView {
 }
 
 impl Default for PlacementView {
-    /// Before the first generation, of a model that nothing is known of.
+    /// Creates the view before the first generation, without facts about the model.
     fn default() -> Self {
         let (_, in_force) = watch::channel(Arc::default());
         Self { in_force, activity: Arc::default(), card: None, means: Arc::default(), rivals: Arc::default() }
     }
 }
 
-/// A generation in force.
+/// A routing generation in force, as the placement page shows it.
 #[derive(Debug, Default)]
-pub(crate) struct ActiveGeneration {
-    /// 0 before the first.
+pub(crate) struct PublishedGeneration {
+    /// 0 before the first placement.
     pub(crate) generation: u64,
-    /// Experts beside the engine.
+    /// Experts computed by this process.
     pub(crate) local: Vec<LayerExperts>,
     pub(crate) endpoints: EndpointSets,
 }
 
-/// Facts of the model, and of what computes it.
+/// Facts about the model, its device and its numerics.
 #[derive(Debug, Serialize)]
 pub(crate) struct ModelCard {
     #[serde(flatten)]
@@ -56,30 +56,32 @@ pub(crate) struct ModelCard {
     pub(crate) numerics_class: String,
 }
 
-/// Means over requests.
+/// Means over the requests of one generation.
 #[derive(Debug, Default)]
 pub(super) struct RequestMeans {
-    /// Number of requests of generation `of`.
+    /// Number of requests.
     requests: u64,
-    of: u64,
+    /// Generation of the requests.
+    generation: u64,
     ttft_seconds: f64,
-    /// Decode steps, and what they took.
+    /// Number of decode steps.
     steps: u64,
     decode_seconds: f64,
-    /// Number of requests that a plan says something about.
+    /// Number of requests that a plan's expectation was compared with.
     compared: u64,
-    expected: Sum,
-    measured: Sum,
+    expected: OutcomeSum,
+    measured: OutcomeSum,
 }
 
+/// Sum of outcomes.
 #[derive(Debug, Default, Clone, Copy)]
-struct Sum {
+struct OutcomeSum {
     ttft: f64,
     tpot: f64,
     cost: f64,
 }
 
-impl Sum {
+impl OutcomeSum {
     fn add(&mut self, outcome: &Outcome) {
         self.ttft += outcome.ttft_seconds;
         self.tpot += outcome.tpot_seconds;
@@ -97,39 +99,40 @@ impl Sum {
 struct MeasuredMeans {
     requests: u64,
     ttft_s: f64,
-    /// Null before there was a second token.
+    /// Seconds per output token; null before the first request with a second token.
     tpot_s: Option<f64>,
     /// Dollars per request; null if the placement was not planned.
     cost: Option<f64>,
-    /// Figures that the plan expected of the same requests.
+    /// Outcome that the plan expected of the same requests.
     expected: Option<Outcome>,
 }
 
-/// Another way of serving the model.
+/// An alternative way of serving the model (baseline).
 #[derive(Debug, Clone, Serialize)]
 struct RivalLine {
     name: &'static str,
-    /// Dollars of a typical request.
+    /// Dollars per typical request.
     cost: f64,
     ttft_s: f64,
     tpot_s: f64,
-    /// Limits that it does not keep.
+    /// Constraints that the alternative violates.
     violations: Vec<String>,
 }
 
-/// Rivals of an account that was asked about.
+/// Alternatives to an account's plan, computed once.
 struct AccountRivals {
     account: Arc<PlanAccount>,
     rivals: Arc<[RivalLine]>,
 }
 
+/// Body of `/v1/placement`.
 #[derive(Serialize)]
 pub(super) struct PlacementPage {
     model: String,
     generation: u64,
-    /// The planner's plan, else the placement as plan files have it; null before the first generation.
+    /// The planner's plan, or else the placement in the form of plan files; null before the first generation.
     plan: Option<PlanForm>,
-    /// Set if the planner made it.
+    /// True if the planner made the plan.
     planned: bool,
     main: MainLine,
     groups: Vec<GroupLine>,
@@ -158,22 +161,22 @@ struct PlacedGroup {
     replicas: usize,
 }
 
-/// The experts beside the engine.
+/// Experts computed by this process, and its load.
 #[derive(Serialize)]
 struct MainLine {
     experts: String,
     busy: f64,
 }
 
-/// Remote functions that host the same experts.
+/// Remote functions that host the same experts (replicas).
 #[derive(Debug, Serialize)]
 struct GroupLine {
-    /// `LAYER:FIRST-LAST,..` by the model's layer ids.
+    /// `LAYER:FIRST-LAST,..`, by layer indices of the model.
     experts: String,
     replicas: usize,
-    /// Address of the first of them.
+    /// Address of the first function.
     address: String,
-    /// The share of the last seconds in which they computed, from 0 to 1, in the mean.
+    /// Mean share of recent time in which the functions computed, from 0 to 1.
     busy: f64,
     functions: Vec<FunctionLine>,
 }
@@ -184,7 +187,7 @@ struct FunctionLine {
     busy: f64,
 }
 
-/// (token, expert) pairs since the function started, by expert.
+/// (token, expert) pairs since the start of the process, by expert.
 #[derive(Serialize)]
 struct LayerUse {
     layer: u32,
@@ -193,25 +196,24 @@ struct LayerUse {
 
 impl PlacementView {
     pub(crate) fn new(
-        in_force: watch::Receiver<Arc<ActiveGeneration>>,
+        in_force: watch::Receiver<Arc<PublishedGeneration>>,
         activity: Arc<Activity>,
         card: ModelCard,
     ) -> Self {
         Self { in_force, activity, card: Some(Arc::new(card)), ..Self::default() }
     }
 
-    /// Where a request's experts are counted; none where nothing is known of the model.
+    /// Creates a counter of a request's used experts; `None` without facts about the model.
     pub(super) fn activations(&self) -> Option<Box<Activations>> {
         let facts = &self.card.as_ref()?.facts;
         Some(Box::new(Activations::new(facts.moe_layers.len(), facts.experts)))
     }
 
-    /// Records a request that is over. Compares its figures with the plan's expectation, if the placement was
-    /// planned.
-    pub(super) fn note(&self, figures: &Figures, account: Option<&PlanAccount>) -> Option<Comparison> {
+    /// Records a finished request. Compares its figures with the plan's expectation, if the placement was planned.
+    pub(super) fn record(&self, figures: &Figures, account: Option<&PlanAccount>) -> Option<Comparison> {
         let generation = self.in_force.borrow().generation;
         let comparison = account.map(|account| account.compare(&measured(figures)));
-        self.means.lock().unwrap_or_else(PoisonError::into_inner).note(
+        self.means.lock().unwrap_or_else(PoisonError::into_inner).record(
             generation,
             figures,
             comparison.as_ref(),
@@ -221,9 +223,9 @@ impl PlacementView {
 }
 
 impl RequestMeans {
-    fn note(&mut self, generation: u64, figures: &Figures, comparison: Option<&Comparison>) {
-        if self.of != generation {
-            *self = Self { of: generation, ..Self::default() };
+    fn record(&mut self, generation: u64, figures: &Figures, comparison: Option<&Comparison>) {
+        if self.generation != generation {
+            *self = Self { generation, ..Self::default() };
         }
         self.requests += 1;
         self.ttft_seconds += figures.ttft.as_secs_f64();
@@ -236,8 +238,9 @@ impl RequestMeans {
         }
     }
 
-    fn shown(&self, generation: u64) -> Option<MeasuredMeans> {
-        let has_some = self.of == generation && self.requests > 0;
+    /// Returns the means of `generation`; `None` without requests.
+    fn means(&self, generation: u64) -> Option<MeasuredMeans> {
+        let has_some = self.generation == generation && self.requests > 0;
         let is_compared = self.compared > 0;
         has_some.then(|| MeasuredMeans {
             requests: self.requests,
@@ -249,7 +252,7 @@ impl RequestMeans {
     }
 }
 
-/// The figures of a request, for the plan's account.
+/// Converts a request's figures for the plan's account.
 pub(super) fn measured(figures: &Figures) -> Measured {
     let mut experts = figures.prefill_experts;
     experts += figures.decode_experts;
@@ -264,7 +267,7 @@ pub(super) fn measured(figures: &Figures) -> Measured {
     }
 }
 
-/// Returns the placement in force. Wakes nothing and computes nothing for the model.
+/// Returns the placement in force, without waking a function or computing for the model.
 pub(super) async fn handle(
     State(state): State<Arc<HttpState>>,
     uri: Uri,
@@ -293,16 +296,17 @@ pub(super) async fn handle(
         generation: in_force.generation,
         plan,
         planned: account.is_some(),
-        main: MainLine { experts: format_listing(&in_force.local), busy: view.activity.busy_here() },
+        main: MainLine { experts: format_listing(&in_force.local), busy: view.activity.local_busy_share() },
         experts: uses(view),
         groups,
         expected: account.as_ref().map(|account| account.expect_typical()),
-        measured: view.means.lock().unwrap_or_else(PoisonError::into_inner).shown(in_force.generation),
+        measured: view.means.lock().unwrap_or_else(PoisonError::into_inner).means(in_force.generation),
         rivals,
         card: view.card.clone(),
     }))
 }
 
+/// Returns the usage of every expert.
 fn uses(view: &PlacementView) -> Vec<LayerUse> {
     let Some(card) = &view.card else { return Vec::new() };
     let layers = card.facts.moe_layers.iter().map(|&layer| {
@@ -313,12 +317,12 @@ fn uses(view: &PlacementView) -> Vec<LayerUse> {
     layers.collect()
 }
 
-/// Endpoints that host the same, together; in the order of the placement.
-fn groups(in_force: &ActiveGeneration, activity: &Activity) -> Vec<GroupLine> {
+/// Groups endpoints that host the same experts, in the order of the placement.
+fn groups(in_force: &PublishedGeneration, activity: &Activity) -> Vec<GroupLine> {
     let mut groups: Vec<GroupLine> = Vec::new();
     for (address, hosted) in in_force.endpoints.iter().filter(|(_, hosted)| !hosted.is_empty()) {
         let experts = format_listing(hosted);
-        let function = FunctionLine { address: address.clone(), busy: activity.busy(address) };
+        let function = FunctionLine { address: address.clone(), busy: activity.remote_busy_share(address) };
         match groups.iter_mut().find(|group| group.experts == experts) {
             Some(group) => group.functions.push(function),
             None => groups.push(GroupLine {
@@ -338,21 +342,21 @@ fn groups(in_force: &ActiveGeneration, activity: &Activity) -> Vec<GroupLine> {
     groups
 }
 
-/// Other ways of serving what `account` is about. They are worked out once, by a thread that may take its time.
+/// Returns the alternatives to the plan of `account`. They are computed once, on a blocking thread.
 async fn rivals(view: &PlacementView, account: &Arc<PlanAccount>) -> Arc<[RivalLine]> {
     let known = || view.rivals.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(known) = known().as_ref().filter(|known| Arc::ptr_eq(&known.account, account)) {
         return known.rivals.clone();
     }
-    let of = account.clone();
+    let task_account = account.clone();
     let rivals: Arc<[RivalLine]> =
-        tokio::task::spawn_blocking(move || rivals_of(&of)).await.unwrap_or_default().into();
+        tokio::task::spawn_blocking(move || rivals_of(&task_account)).await.unwrap_or_default().into();
     *known() = Some(AccountRivals { account: account.clone(), rivals: rivals.clone() });
     rivals
 }
 
 fn rivals_of(account: &PlanAccount) -> Vec<RivalLine> {
-    // What runs has been planned from the same problem.
+    // The running plan was made from the same problem, so an error is not expected.
     let Ok(baselines) = baselines(account.problem()) else { return Vec::new() };
     let named = [
         (Way::Cpu, baselines.cpu),
@@ -379,9 +383,9 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn endpoints_that_host_the_same_are_one_group() {
+    fn endpoints_with_the_same_experts_form_one_group() {
         let hosted = |experts: &[u32]| vec![LayerExperts { layer: 1, experts: experts.to_vec() }];
-        let in_force = ActiveGeneration {
+        let in_force = PublishedGeneration {
             generation: 1,
             local: Vec::new(),
             endpoints: vec![
@@ -400,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn means_are_of_the_generation_in_force() {
+    fn means_cover_the_generation_in_force_only() {
         let figures = |tokens: usize, ttft: u64, decode: u64| Figures {
             completion_tokens: tokens,
             ttft: Duration::from_millis(ttft),
@@ -408,12 +412,12 @@ mod tests {
             ..Figures::default()
         };
         let mut means = RequestMeans::default();
-        means.note(1, &figures(5, 9000, 9000), None);
-        means.note(2, &figures(1, 100, 0), None);
-        assert_eq!(means.shown(2).and_then(|shown| shown.tpot_s), None);
-        means.note(2, &figures(11, 300, 500), None);
-        let shown = means.shown(2).map(|shown| (shown.requests, shown.ttft_s, shown.tpot_s, shown.cost));
+        means.record(1, &figures(5, 9000, 9000), None);
+        means.record(2, &figures(1, 100, 0), None);
+        assert_eq!(means.means(2).and_then(|shown| shown.tpot_s), None);
+        means.record(2, &figures(11, 300, 500), None);
+        let shown = means.means(2).map(|shown| (shown.requests, shown.ttft_s, shown.tpot_s, shown.cost));
         assert_eq!(shown, Some((2, 0.2, Some(0.05), None)));
-        assert!(means.shown(3).is_none());
+        assert!(means.means(3).is_none());
     }
 }

@@ -1,10 +1,9 @@
-//! Figures that the plan expected of requests and their measurements, for Prometheus: sums, of which a dashboard
-//! shows means.
+//! Prometheus metrics of the plan's expectations and of measurements: sums, of which dashboards show means.
 
 use prometheus::{CounterVec, IntCounter, Opts, Registry};
 use remoe_plan::Comparison;
 
-/// Sums over all requests that ran under a placement that the planner made.
+/// Sums over all requests that ran under a planned placement.
 #[derive(Clone)]
 pub(super) struct PlanMetrics {
     requests: IntCounter,
@@ -17,7 +16,7 @@ impl PlanMetrics {
     /// Registers the metrics.
     ///
     /// # Errors
-    /// A name is taken in `registry`.
+    /// Fails if the name of a metric is taken in `registry`.
     pub(super) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let sums = |name: &str, help: &str| {
             let sums = CounterVec::new(Opts::new(name, help), &["of"])?;
@@ -45,8 +44,8 @@ impl PlanMetrics {
         })
     }
 
-    /// A request is over.
-    pub(super) fn compared(&self, comparison: &Comparison) {
+    /// Adds the comparison of a finished request.
+    pub(super) fn add(&self, comparison: &Comparison) {
         self.requests.inc();
         for (of, outcome) in [("expected", &comparison.expected), ("measured", &comparison.measured)] {
             let figures = [
@@ -55,7 +54,7 @@ impl PlanMetrics {
                 (&self.cost, outcome.cost),
             ];
             for (sum, figure) in figures {
-                // A counter takes nothing below 0, and what is no number would spoil it for ever.
+                // A counter rejects negative numbers, and a NaN would make it NaN for ever.
                 if figure.is_finite() && figure > 0.0 {
                     sum.with_label_values(&[of]).inc_by(figure);
                 }
@@ -71,13 +70,13 @@ mod tests {
     use remoe_plan::Outcome;
 
     #[test]
-    fn sums_are_of_both() {
+    fn expected_and_measured_values_are_summed() {
         let registry = Registry::new();
         let metrics = PlanMetrics::new(&registry).unwrap();
         let outcome = |ttft_seconds, cost| Outcome { ttft_seconds, tpot_seconds: 0.0, cost };
         for _ in 0..2 {
             let comparison = Comparison { expected: outcome(0.5, 0.25), measured: outcome(2.0, f64::NAN) };
-            metrics.compared(&comparison);
+            metrics.add(&comparison);
         }
         let page = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
         let shown = |line: &str| page.lines().any(|shown| shown == line);

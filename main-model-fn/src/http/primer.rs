@@ -1,4 +1,4 @@
-//! `/v1/primer`: what gateways predict from, told where `--primer` says so.
+//! `/v1/primer`: model summary from which gateways predict expert usage. Disabled without `--primer`.
 
 use super::state::HttpState;
 use axum::body::{Body, Bytes};
@@ -18,45 +18,46 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Longest time until a client takes a part of it; a slower one gets no more.
-const STALL: Duration = Duration::from_secs(10);
+/// Longest time until a client reads a part; a slower client is disconnected.
+const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where the primer comes from.
+/// Source of the model summary.
 #[derive(Debug, Clone)]
 pub(crate) struct SummarySource {
     checkpoint: Arc<Checkpoint>,
     header: RecordHeader,
-    /// One at a time: it is read from disk.
-    turn: Arc<Semaphore>,
+    /// Permit of the only download at a time, because the summary is read from disk.
+    permit: Arc<Semaphore>,
 }
 
 impl SummarySource {
-    /// Creates the source of `checkpoint`, whose requests' activations are those of `header`.
+    /// Creates the source for `checkpoint`. `header` describes the activations of its requests.
     pub(crate) fn new(checkpoint: Arc<Checkpoint>, header: RecordHeader) -> Self {
-        Self { checkpoint, header, turn: Arc::new(Semaphore::new(1)) }
+        Self { checkpoint, header, permit: Arc::new(Semaphore::new(1)) }
     }
 }
 
-/// The primer, in parts as they are read.
+/// Sends the summary in parts, as they are read.
 pub(super) async fn handle(State(state): State<Arc<HttpState>>) -> Result<Response, ApiError> {
     let source = state.options.primer.clone().ok_or_else(|| {
         ServiceError::new(ErrorCode::NotFound, "/v1/primer is disabled; start the function with --primer")
     })?;
-    let turn = source.turn.clone().try_acquire_owned().map_err(|_| {
+    let permit = source.permit.clone().try_acquire_owned().map_err(|_| {
         ServiceError::new(ErrorCode::Unavailable, "/v1/primer is serving another client; retry later")
     })?;
-    let (parts, told) = mpsc::channel::<io::Result<Bytes>>(2);
+    let (parts, received_parts) = mpsc::channel::<io::Result<Bytes>>(2);
     let runtime = Handle::current();
     tokio::task::spawn_blocking(move || {
-        let _until_told = turn;
-        let tell = |part| runtime.block_on(timeout(STALL, parts.send(part))).is_ok_and(|told| told.is_ok());
-        let written = write_model_summary(&source.checkpoint, &source.header, |part| tell(Ok(part.into())));
+        let _held_until_sent = permit;
+        let send =
+            |part| runtime.block_on(timeout(STALL_TIMEOUT, parts.send(part))).is_ok_and(|sent| sent.is_ok());
+        let written = write_model_summary(&source.checkpoint, &source.header, |part| send(Ok(part.into())));
         if let Err(error) = written {
             tracing::warn!(%error, "/v1/primer failed");
-            // What was sent so far must not look like all of it.
-            tell(Err(io::Error::other(error)));
+            // An error tells the client that the parts so far are not the whole summary.
+            send(Err(io::Error::other(error)));
         }
     });
-    let body = Body::from_stream(ReceiverStream::new(told));
+    let body = Body::from_stream(ReceiverStream::new(received_parts));
     Ok(([(CONTENT_TYPE, "application/octet-stream")], body).into_response())
 }

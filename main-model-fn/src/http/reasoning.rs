@@ -1,4 +1,4 @@
-//! Request fields about thoughts: how much the model is to think, and variables of its chat template.
+//! Request fields about thoughts (reasoning): effort, budget, and variables of the chat template.
 
 use super::fields::{Given, Json, Object};
 use super::request_body::RequestBody;
@@ -11,18 +11,19 @@ use serde_json::{Map, Value};
 
 /// Efforts that OpenAI's clients send.
 const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
-/// Variables by which templates switch thoughts.
+/// Template variables that switch thoughts on and off.
 const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
-/// Variable for the effort.
+/// Template variable of the effort.
 const EFFORT: &str = "reasoning_effort";
 
-/// Most variables of a request, and most bytes of them as JSON.
-const VARIABLES: usize = 64;
-const VARIABLE_BYTES: usize = 64 << 10;
+/// Most variables of a request.
+const MAX_VARIABLES: usize = 64;
+/// Most bytes of all variables as JSON.
+const MAX_VARIABLE_BYTES: usize = 64 << 10;
 /// Largest budget in tokens.
-const BUDGET: i64 = 1 << 20;
+const MAX_BUDGET: i64 = 1 << 20;
 
-/// `reasoning` of a request.
+/// Field `reasoning` of a request.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Reasoning {
@@ -31,7 +32,7 @@ pub(super) struct Reasoning {
     max_tokens: Option<i64>,
 }
 
-/// Fields of a request about thoughts, as they come.
+/// Unchecked fields about thoughts.
 #[derive(Debug, Default)]
 pub(super) struct ReasoningFields {
     pub(super) reasoning_effort: Given,
@@ -41,7 +42,7 @@ pub(super) struct ReasoningFields {
     pub(super) chat_template_kwargs: Option<Json>,
 }
 
-/// Checked fields of a request about thoughts.
+/// Checked fields about thoughts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct ReasoningOptions {
     /// Variables of the chat template.
@@ -52,10 +53,11 @@ pub(super) struct ReasoningOptions {
 }
 
 impl ReasoningOptions {
-    /// Takes those of a chat's `body`, for the template of `text`, over the deployment's `defaults` for its variables.
+    /// Takes the fields of a chat's `body`, and checks them against the template of `text`. `defaults` are the deployment's
+    /// variables.
     ///
     /// # Errors
-    /// A field that is invalid, or that the template does not read.
+    /// Fails if a field is invalid, or if the template does not read it.
     pub(super) fn take(
         body: &mut RequestBody,
         text: &dyn TextFrontend,
@@ -69,14 +71,14 @@ impl ReasoningOptions {
             thinking_token_budget: body.thinking_token_budget.take(),
             chat_template_kwargs: body.chat_template_kwargs.take(),
         };
-        Self::of(fields, text, dialect, defaults)
+        Self::new(fields, text, dialect, defaults)
     }
 
     /// Checks `fields` as [`take`](Self::take) does.
     ///
     /// # Errors
     /// As [`take`](Self::take).
-    pub(super) fn of(
+    pub(super) fn new(
         fields: ReasoningFields,
         text: &dyn TextFrontend,
         dialect: &Dialect,
@@ -117,7 +119,7 @@ impl ReasoningOptions {
         Ok(options)
     }
 
-    /// Thoughts that an answer to `prompt` may begin with.
+    /// Returns the thoughts that an answer to `prompt` may begin with.
     pub(super) fn thinking(&self, dialect: &Dialect, prompt: &str) -> Thinking {
         let thoughts = dialect.thoughts?;
         let opening = match thoughts.opening(prompt) {
@@ -127,10 +129,10 @@ impl ReasoningOptions {
         Some((thoughts, opening))
     }
 
-    /// Budget of the thought that an answer begins with, where there is one.
+    /// Returns the budget of the answer's thought, if the request sets one and the answer may think.
     ///
     /// # Errors
-    /// The tokenizer cannot write the end of a thought.
+    /// Fails if the tokenizer cannot encode the end of a thought.
     pub(super) fn thought_budget(
         &self,
         dialect: &Dialect,
@@ -152,12 +154,12 @@ impl ReasoningOptions {
         Ok(Some(ThoughtBudget { tokens, open, close, close_ids: close_ids.into() }))
     }
 
-    /// Returns true if the template is told not to open thoughts.
+    /// Reports if the template variables switch thoughts off.
     fn is_off(&self) -> bool {
         SWITCHES.iter().any(|name| self.variables.get(*name) == Some(&Value::Bool(false)))
     }
 
-    /// Says `effort` in the words of the template.
+    /// Sets the effort by the variables that the template reads.
     fn set_effort(
         &mut self,
         field: &str,
@@ -167,14 +169,14 @@ impl ReasoningOptions {
     ) -> Result<(), ServiceError> {
         let has_switch = SWITCHES.iter().any(|name| text.reads(name));
         if text.reads(EFFORT) {
-            // The request goes before the deployment's default.
+            // The request overrides the deployment's default.
             self.variables.shift_remove(EFFORT);
             self.effort = Some(effort);
             if !has_switch {
                 return Ok(());
             }
         } else if effort != "none" && !has_switch {
-            // Without a switch there are no degrees either.
+            // Without a switch, the template has no degrees of effort either.
             return Err(not_read(field));
         }
         self.switch(field, effort != "none", text, dialect)
@@ -188,19 +190,20 @@ impl ReasoningOptions {
         text: &dyn TextFrontend,
         dialect: &Dialect,
     ) -> Result<(), ServiceError> {
-        // A template may read one where the other is absent: they have to agree.
+        // A template may read one variable if the other is absent, so both get the same value.
         let mut has_switch = false;
         for name in SWITCHES.into_iter().filter(|name| text.reads(name)) {
             self.variables.insert(name.to_owned(), is_on.into());
             has_switch = true;
         }
-        // A model without thoughts does not think already, and one whose template has no switch always does.
+        // Without a switch, a model with thoughts always thinks, and others never do.
         if has_switch || is_on == dialect.may_think() {
             return Ok(());
         }
         Err(not_read(field))
     }
 
+    /// Sets the budget of the thought.
     fn set_budget(&mut self, field: &str, budget: i64, dialect: &Dialect) -> Result<(), ServiceError> {
         if !dialect.may_think() {
             let message =
@@ -208,18 +211,19 @@ impl ReasoningOptions {
             return Err(ServiceError::invalid(field, message));
         }
         match usize::try_from(budget) {
-            Ok(tokens) if (1..=BUDGET).contains(&budget) => {
+            Ok(tokens) if (1..=MAX_BUDGET).contains(&budget) => {
                 self.budget = Some(tokens);
                 Ok(())
             }
             _ => {
-                let message = format!("invalid `{field}`: expected 1 to {BUDGET} tokens, got {budget}");
+                let message = format!("invalid `{field}`: expected 1 to {MAX_BUDGET} tokens, got {budget}");
                 Err(ServiceError::invalid(field, message))
             }
         }
     }
 }
 
+/// Returns the error for a field that the template does not read.
 fn not_read(field: &str) -> ServiceError {
     let [first, second] = SWITCHES;
     let message = format!(
@@ -228,6 +232,7 @@ fn not_read(field: &str) -> ServiceError {
     ServiceError::invalid(field, message)
 }
 
+/// Parses an effort.
 fn effort(field: &str, given: &Given) -> Result<Option<&'static str>, ServiceError> {
     let found = match given {
         Given::Nothing => return Ok(None),
@@ -240,7 +245,7 @@ fn effort(field: &str, given: &Given) -> Result<Option<&'static str>, ServiceErr
     })
 }
 
-/// `chat_template_kwargs`, checked.
+/// Checks the field `chat_template_kwargs`.
 fn variables(given: Option<Json>) -> Result<Map<String, Value>, ServiceError> {
     const FIELD: &str = "chat_template_kwargs";
     let Some(Json(value)) = given else { return Ok(Map::new()) };
@@ -248,18 +253,18 @@ fn variables(given: Option<Json>) -> Result<Map<String, Value>, ServiceError> {
         .map_err(|message| ServiceError::invalid(FIELD, format!("invalid `{FIELD}`: {message}")))
 }
 
-/// Variables of a chat template, from `value`.
+/// Checks variables of a chat template.
 ///
 /// # Errors
-/// It is no object, too large, or names what a request says elsewhere.
+/// Fails if `value` is no object, is too large, or names a variable that other fields set.
 pub(crate) fn check_variables(value: Value) -> Result<Map<String, Value>, String> {
     let variables = match value {
         Value::Null => return Ok(Map::new()),
         Value::Object(variables) => variables,
         _ => return Err("expected an object".to_owned()),
     };
-    if variables.len() > VARIABLES {
-        return Err(format!("expected at most {VARIABLES} variables, got {}", variables.len()));
+    if variables.len() > MAX_VARIABLES {
+        return Err(format!("expected at most {MAX_VARIABLES} variables, got {}", variables.len()));
     }
     for name in ["messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize"] {
         if variables.contains_key(name) {
@@ -267,8 +272,8 @@ pub(crate) fn check_variables(value: Value) -> Result<Map<String, Value>, String
         }
     }
     let bytes = Value::Object(variables.clone()).to_string().len();
-    if bytes > VARIABLE_BYTES {
-        return Err(format!("expected at most {VARIABLE_BYTES} bytes, got {bytes}"));
+    if bytes > MAX_VARIABLE_BYTES {
+        return Err(format!("expected at most {MAX_VARIABLE_BYTES} bytes, got {bytes}"));
     }
     Ok(variables)
 }

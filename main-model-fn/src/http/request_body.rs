@@ -1,5 +1,4 @@
-//! The body of a generation: every field that is known, whichever route it belongs to. Fields that
-//! are not named here are ignored.
+//! Body of a generation: all known fields of all routes. Unknown fields are ignored.
 
 use super::fields::{Given, Json, LogitBias, Logprobs, Object, Prompts, Seed, Strings};
 use super::messages::Messages;
@@ -12,20 +11,20 @@ use serde::Deserialize;
 #[serde(default)]
 pub(super) struct RequestBody {
     pub(super) model: Option<String>,
-    /// Completions.
+    /// Prompt of a completion.
     pub(super) prompt: Option<Prompts>,
-    /// Text behind the completion.
+    /// Text behind a completion.
     pub(super) suffix: Given,
-    /// Chats.
+    /// Messages of a chat.
     pub(super) messages: Option<Messages>,
 
-    // How much.
+    // Amount of output.
     pub(super) max_tokens: Option<i64>,
     pub(super) max_completion_tokens: Option<i64>,
     pub(super) n: Option<i64>,
     pub(super) best_of: Option<i64>,
 
-    // How tokens are drawn.
+    // Sampling.
     pub(super) temperature: Option<f64>,
     pub(super) top_p: Option<f64>,
     pub(super) top_k: Option<i64>,
@@ -36,17 +35,17 @@ pub(super) struct RequestBody {
     pub(super) repetition_penalty: Option<f64>,
     pub(super) logit_bias: Option<LogitBias>,
 
-    // When a choice ends.
+    // End of a choice.
     pub(super) stop: Option<Strings>,
     pub(super) stop_token_ids: Option<Vec<u32>>,
     pub(super) min_tokens: Option<i64>,
     pub(super) ignore_eos: Option<bool>,
 
-    // How the prompt is made.
+    // Construction of the prompt.
     pub(super) add_special_tokens: Option<bool>,
     pub(super) add_generation_prompt: Option<bool>,
 
-    // What is answered.
+    // Content of the answer.
     pub(super) echo: Option<bool>,
     pub(super) logprobs: Option<Logprobs>,
     pub(super) top_logprobs: Option<i64>,
@@ -54,26 +53,26 @@ pub(super) struct RequestBody {
     pub(super) stream_options: Option<Object<StreamOptions>>,
     pub(super) return_token_ids: Option<bool>,
     pub(super) skip_special_tokens: Option<bool>,
-    /// Remoe's own: the request's figures beside its usage.
+    /// Remoe's own field: adds the request's figures to the usage.
     pub(super) include_figures: Option<bool>,
 
-    // When it is computed.
+    // Scheduling.
     pub(super) priority: Option<String>,
     pub(super) queue_deadline: Option<String>,
 
-    // What may be called.
+    // Tools.
     pub(super) tools: Option<Tools>,
     pub(super) tool_choice: Option<ToolChoice>,
     pub(super) parallel_tool_calls: Option<bool>,
 
-    // How much the model thinks, and variables of its chat template.
+    // Thoughts, and variables of the chat template.
     pub(super) reasoning_effort: Given,
     pub(super) reasoning: Option<Object<Reasoning>>,
     pub(super) enable_thinking: Option<bool>,
     pub(super) thinking_token_budget: Option<i64>,
     pub(super) chat_template_kwargs: Option<Json>,
 
-    // What the answer must match.
+    // Structure of the answer.
     pub(super) response_format: Option<Object<ResponseFormat>>,
     pub(super) structured_outputs: Option<Object<StructuredOutputs>>,
     pub(super) guided_json: Option<Json>,
@@ -82,7 +81,7 @@ pub(super) struct RequestBody {
     pub(super) guided_grammar: Option<String>,
     pub(super) guided_whitespace_pattern: Option<String>,
 
-    // Refused unless they ask for nothing.
+    // Fields that are refused if they demand anything.
     pub(super) functions: Given,
     pub(super) function_call: Given,
     pub(super) modalities: Option<Vec<String>>,

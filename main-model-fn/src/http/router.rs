@@ -1,4 +1,4 @@
-//! Which path leads where.
+//! Routes of the HTTP API.
 
 use super::state::HttpState;
 use super::{
@@ -18,10 +18,10 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// Serves all routes over `state` on `listener` until `stop`, to those whom the `handshake` lets in.
+/// Serves all routes on `listener` until `stop`. `handshake` authenticates connections if set.
 ///
 /// # Errors
-/// The server fails.
+/// Fails if the server does.
 pub(crate) async fn serve(
     listener: TcpListener,
     handshake: Option<TlsHandshake>,
@@ -32,7 +32,7 @@ pub(crate) async fn serve(
     remoe_http::serve(listener, handshake, routes(Arc::new(state)), limits, metrics, stop).await
 }
 
-/// All routes over `state`.
+/// Returns the router of all routes.
 pub(super) fn routes(state: Arc<HttpState>) -> Router {
     let traces = state.options.traces.clone();
     let routes = Router::new()
@@ -53,13 +53,13 @@ pub(super) fn routes(state: Arc<HttpState>) -> Router {
         .route("/version", get(service::version))
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
-        // The last layer is the outermost: every answer has a request id and is counted.
+        // The last layer is the outermost: every answer gets a request id and is counted.
         .layer(from_fn_with_state(state.clone(), auth::guard))
         .layer(from_fn(check_host))
         .layer(from_fn_with_state(state.options.cors_origins.clone(), allow_origins))
         .layer(from_fn(shape_messages_errors))
         .layer(from_fn_with_state(state.clone(), metrics::observe));
-    // Where there are none they cost nothing.
+    // Without allowed origins, the layer has no cost.
     let routes = match traces.is_on() {
         true => routes.layer(from_fn_with_state(traces, trace_request)),
         false => routes,

@@ -1,4 +1,4 @@
-//! The engine's events for all prompts of a generation, merged.
+//! Merged engine events of all prompts of a generation.
 
 use super::metrics::Stopwatch;
 use super::state::HttpState;
@@ -13,31 +13,31 @@ use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{StreamExt, StreamMap};
 
-/// A running generation. Dropping it ends the engine's work on it.
+/// A running generation. Dropping it cancels its requests in the engine.
 pub(super) struct RunningGeneration {
     events: StreamMap<usize, ReceiverStream<Event>>,
-    /// Prompts whose end has not come.
+    /// Number of prompts that have not ended.
     open: usize,
-    /// Choices of each prompt.
+    /// Number of choices per prompt.
     choices: usize,
     figures: Figures,
-    /// Counterfactual cost of its prompts, in nanodollars by alternative.
+    /// Counterfactual costs of the ended prompts, in nanodollars by alternative.
     rivals: BTreeMap<String, u64>,
-    /// Known at the end, where a gateway says what functions cost.
+    /// Cost of the request; `None` before the end, or if no gateway sent rates.
     cost: Option<ReportedCost>,
     timeline: Timeline,
-    /// Span of the HTTP request.
+    /// Tracing span of the HTTP request.
     pub(super) span: SpanRef,
     pub(super) stopwatch: Stopwatch,
-    /// Tokens of thoughts, known at the end.
+    /// Number of tokens in thoughts; 0 before the end.
     pub(super) reasoning_tokens: usize,
 }
 
 impl RunningGeneration {
-    /// Hands `requests` to the engine: all or none. Their prompts stand in `field`.
+    /// Submits `requests` to the engine, all or none. `field` is the field of the prompts.
     ///
     /// # Errors
-    /// The engine refuses one of them.
+    /// Fails if the engine refuses one of them.
     pub(super) fn start(
         state: &Arc<HttpState>,
         requests: Vec<Request>,
@@ -52,7 +52,7 @@ impl RunningGeneration {
         for (index, mut request) in requests.into_iter().enumerate() {
             request.span.clone_from(&span);
             let deadline = request.queue_deadline.or(state.engine.limits().queue_deadline);
-            request.queue_deadline = deadline.map(|limit| limit.saturating_sub(timeline.waited()));
+            request.queue_deadline = deadline.map(|limit| limit.saturating_sub(timeline.waited_in_gateway()));
             let receiver = state.engine.submit(request).map_err(|mut error| {
                 if error.field.as_deref() == Some("prompt") {
                     error.field = Some(if many { format!("{field}[{index}]") } else { field.to_owned() });
@@ -75,10 +75,10 @@ impl RunningGeneration {
         })
     }
 
-    /// The next event and the prompt it belongs to; `None` once all prompts are done.
+    /// Returns the next event and the index of its prompt; `None` once all prompts have ended.
     ///
     /// # Errors
-    /// The engine failed; nothing follows.
+    /// Fails if the engine does. No event follows.
     pub(super) async fn next(&mut self) -> Result<Option<(usize, Event)>, ServiceError> {
         while self.open > 0 {
             let Some((prompt, event)) = self.events.next().await else {
@@ -91,52 +91,52 @@ impl RunningGeneration {
                 Event::Done(figures) => {
                     self.open -= 1;
                     self.stopwatch.prompt_done(&figures);
-                    self.add(figures);
+                    self.add_figures(figures);
                 }
                 Event::Failed(error) => return Err(error),
                 event => {
-                    self.measure(prompt, &event);
+                    self.record_event(prompt, &event);
                     return Ok(Some((prompt, event)));
                 }
             }
         }
         self.stopwatch.done();
-        let count = |tokens: usize| i64::try_from(tokens).unwrap_or(i64::MAX);
-        self.span.set("gen_ai.usage.input_tokens", count(self.figures.prompt_tokens));
-        self.span.set("gen_ai.usage.output_tokens", count(self.figures.completion_tokens));
-        self.span.set("gen_ai.usage.cache_read.input_tokens", count(self.figures.cached_tokens));
-        let tell = |rates| self.stopwatch.state().meter.report(&self.figures.work, rates);
+        let attribute = |tokens: usize| i64::try_from(tokens).unwrap_or(i64::MAX);
+        self.span.set("gen_ai.usage.input_tokens", attribute(self.figures.prompt_tokens));
+        self.span.set("gen_ai.usage.output_tokens", attribute(self.figures.completion_tokens));
+        self.span.set("gen_ai.usage.cache_read.input_tokens", attribute(self.figures.cached_tokens));
+        let report = |rates| self.stopwatch.state().meter.tell(&self.figures.work, rates);
         let rivals = std::mem::take(&mut self.rivals);
-        self.cost = self.timeline.rates().map(tell).map(|told| ReportedCost { rivals, ..told });
+        self.cost = self.timeline.rates().map(report).map(|cost| ReportedCost { rivals, ..cost });
         Ok(None)
     }
 
-    /// The figures of the prompts that are done: counts are summed, times are the slowest prompt's.
+    /// Returns the figures of the ended prompts: sums of counts, and times of the slowest prompt.
     pub(super) fn figures(&self) -> &Figures {
         &self.figures
     }
 
-    /// Returns whether a gateway is told what the request cost, once all prompts are done.
+    /// Reports if the gateway gets the cost. Valid once all prompts have ended.
     pub(super) fn has_cost(&self) -> bool {
         self.cost.is_some()
     }
 
-    /// Where the time to the first token went.
+    /// Returns the measurements of the time to first token.
     pub(super) fn timeline(&self) -> &Timeline {
         &self.timeline
     }
 
-    /// Returns the headers for a gateway when all prompts are done.
-    pub(super) fn told(&self) -> HeaderMap {
+    /// Returns the headers or trailers for the gateway. Valid once all prompts have ended.
+    pub(super) fn gateway_headers(&self) -> HeaderMap {
         let Figures { prompt_tokens, completion_tokens, activations, .. } = &self.figures;
         let cost = self.cost.as_ref();
-        self.timeline.headers(*prompt_tokens, *completion_tokens, cost, activations.as_deref())
+        self.timeline.gateway_headers(*prompt_tokens, *completion_tokens, cost, activations.as_deref())
     }
 
-    fn measure(&mut self, prompt: usize, event: &Event) {
+    fn record_event(&mut self, prompt: usize, event: &Event) {
         match event {
             Event::Delta(delta) if delta.token.is_some() => {
-                self.timeline.token();
+                self.timeline.record_token();
                 self.stopwatch.token(prompt * self.choices + delta.choice);
             }
             Event::Finished { reason, .. } => self.stopwatch.choice_finished(*reason),
@@ -144,13 +144,13 @@ impl RunningGeneration {
         }
     }
 
-    fn add(&mut self, one: Figures) {
+    fn add_figures(&mut self, one: Figures) {
         if self.timeline.rates().is_some()
             && let Some(account) = self.stopwatch.state().account()
         {
             let steps = one.completion_tokens.saturating_sub(self.choices);
             for (rival, dollars) in account.rivals(one.prompt_tokens, steps) {
-                // Dollars that no price list reaches saturate.
+                // The conversion saturates for costs that no price list reaches.
                 *self.rivals.entry(rival.to_owned()).or_default() += (dollars * 1e9).round() as u64;
             }
         }

@@ -1,4 +1,4 @@
-//! Sampling and ends of choices: ranges checked, defaults filled in.
+//! Request fields of sampling and stop rules: checks ranges and applies defaults.
 
 use super::request_body::RequestBody;
 use crate::engine::RequestLimits;
@@ -8,16 +8,17 @@ use remoe_model::GenerationDefaults;
 use remoe_proto::ServiceError;
 use std::ops::RangeInclusive;
 
-/// Most stop strings, and the length of each in bytes: all of them are looked for at every token.
-const STOPS: usize = 32;
-const STOP_BYTES: usize = 1024;
+/// Most stop strings: each is searched for after every token.
+const MAX_STOPS: usize = 32;
+/// Longest stop string in bytes.
+const MAX_STOP_BYTES: usize = 1024;
 /// Most stop tokens.
-const STOP_IDS: usize = 1024;
+const MAX_STOP_IDS: usize = 1024;
 
-/// Reads how tokens are drawn. Without a seed, the draws cannot be foreseen.
+/// Reads the sampling parameters. Without a seed, uses a random one.
 ///
 /// # Errors
-/// The first field out of its range.
+/// Fails with the first field that is out of range.
 pub(super) fn sampling(
     body: &RequestBody,
     defaults: &GenerationDefaults,
@@ -29,7 +30,7 @@ pub(super) fn sampling(
     let repetition = number("repetition_penalty", body.repetition_penalty, 0.01..=100.0)?;
     let presence = number("presence_penalty", body.presence_penalty, -2.0..=2.0)?;
     let frequency = number("frequency_penalty", body.frequency_penalty, -2.0..=2.0)?;
-    let top_k = match whole("top_k", body.top_k, -1..=i64::MAX)? {
+    let top_k = match integer("top_k", body.top_k, -1..=i64::MAX)? {
         None => defaults.top_k.unwrap_or(0),
         Some(top_k) => usize::try_from(top_k).unwrap_or(0),
     };
@@ -40,35 +41,36 @@ pub(super) fn sampling(
         let bias = number(&name, Some(bias), -100.0..=100.0)?;
         logit_bias.extend(bias.map(|bias| (token, bias as f32)));
     }
-    let or =
+    let first_of =
         |value: Option<f64>, default: Option<f64>, neutral: f64| value.or(default).unwrap_or(neutral) as f32;
     Ok(Sampling {
-        repetition_penalty: or(repetition, defaults.repetition_penalty, 1.0),
-        presence_penalty: or(presence, None, 0.0),
-        frequency_penalty: or(frequency, None, 0.0),
+        repetition_penalty: first_of(repetition, defaults.repetition_penalty, 1.0),
+        presence_penalty: first_of(presence, None, 0.0),
+        frequency_penalty: first_of(frequency, None, 0.0),
         logit_bias: logit_bias.into(),
-        temperature: or(temperature, Some(defaults.temperature), 0.0),
+        temperature: first_of(temperature, Some(defaults.temperature), 0.0),
         top_k,
-        top_p: or(top_p, defaults.top_p, 1.0),
-        min_p: or(min_p, defaults.min_p, 0.0),
+        top_p: first_of(top_p, defaults.top_p, 1.0),
+        min_p: first_of(min_p, defaults.min_p, 0.0),
         seed: body.seed.map_or_else(random_u64, |seed| seed.0),
     })
 }
 
-/// When choices end.
+/// Reads the stop rules.
 ///
 /// # Errors
-/// The first field out of its range, or stop strings where there is no tokenizer.
+/// Fails with the first field that is out of range, or if there are stop strings but no tokenizer.
 pub(super) fn stop_rules(
     body: &RequestBody,
     has_text: bool,
     vocab_size: usize,
 ) -> Result<StopRules, ServiceError> {
     let strings: Vec<String> = body.stop.iter().flat_map(|stop| &stop.0).cloned().collect();
-    if strings.len() > STOPS || strings.iter().any(|stop| stop.is_empty() || stop.len() > STOP_BYTES) {
+    if strings.len() > MAX_STOPS || strings.iter().any(|stop| stop.is_empty() || stop.len() > MAX_STOP_BYTES)
+    {
         return Err(ServiceError::invalid(
             "stop",
-            format!("invalid `stop`: expected at most {STOPS} strings of 1 to {STOP_BYTES} bytes"),
+            format!("invalid `stop`: expected at most {MAX_STOPS} strings of 1 to {MAX_STOP_BYTES} bytes"),
         ));
     }
     if !strings.is_empty() && !has_text {
@@ -76,16 +78,16 @@ pub(super) fn stop_rules(
         return Err(ServiceError::invalid("stop", message));
     }
     let token_ids = body.stop_token_ids.clone().unwrap_or_default();
-    if token_ids.len() > STOP_IDS {
+    if token_ids.len() > MAX_STOP_IDS {
         return Err(ServiceError::invalid(
             "stop_token_ids",
-            format!("invalid `stop_token_ids`: expected at most {STOP_IDS} ids, got {}", token_ids.len()),
+            format!("invalid `stop_token_ids`: expected at most {MAX_STOP_IDS} ids, got {}", token_ids.len()),
         ));
     }
     for &token in &token_ids {
         check_token("stop_token_ids", token, vocab_size)?;
     }
-    let min_tokens = whole("min_tokens", body.min_tokens, 0..=i64::MAX)?.unwrap_or(0);
+    let min_tokens = integer("min_tokens", body.min_tokens, 0..=i64::MAX)?.unwrap_or(0);
     Ok(StopRules {
         strings,
         token_ids,
@@ -94,28 +96,30 @@ pub(super) fn stop_rules(
     })
 }
 
-/// How many choices each prompt gets.
+/// Reads the number of choices per prompt.
 ///
 /// # Errors
-/// More than the engine gives, or fewer than one.
+/// Fails if it is below one or above the engine's limit.
 pub(super) fn choices(body: &RequestBody, limits: &RequestLimits) -> Result<usize, ServiceError> {
     let most = i64::try_from(limits.max_choices).unwrap_or(i64::MAX);
-    let choices = whole("n", body.n, 1..=most)?.unwrap_or(1);
+    let choices = integer("n", body.n, 1..=most)?.unwrap_or(1);
     Ok(usize::try_from(choices).unwrap_or(1))
 }
 
-/// `max_completion_tokens`, else `max_tokens`.
+/// Reads `max_completion_tokens`, or else `max_tokens`.
 ///
 /// # Errors
-/// One of them is below `least`.
+/// Fails if one of them is below `least`.
 pub(super) fn max_tokens(body: &RequestBody, least: i64) -> Result<Option<usize>, ServiceError> {
-    let older = whole("max_tokens", body.max_tokens, least..=i64::MAX)?;
-    let newer = whole("max_completion_tokens", body.max_completion_tokens, least..=i64::MAX)?;
+    let older = integer("max_tokens", body.max_tokens, least..=i64::MAX)?;
+    let newer = integer("max_completion_tokens", body.max_completion_tokens, least..=i64::MAX)?;
     Ok(newer.or(older).map(|tokens| usize::try_from(tokens).unwrap_or(usize::MAX)))
 }
 
+/// Checks that `min_tokens` does not exceed `max_tokens`.
+///
 /// # Errors
-/// `min_tokens` that `max_tokens` does not leave room for.
+/// Fails if it does.
 pub(super) fn check_min_tokens(stop: &StopRules, max_tokens: usize) -> Result<(), ServiceError> {
     if stop.min_tokens <= max_tokens {
         return Ok(());
@@ -126,14 +130,15 @@ pub(super) fn check_min_tokens(stop: &StopRules, max_tokens: usize) -> Result<()
     ))
 }
 
-/// A number of alternatives.
+/// Reads a number of alternatives per token.
 ///
 /// # Errors
-/// Out of range.
+/// Fails if it is not between 0 and 20.
 pub(super) fn alternatives(name: &str, value: Option<i64>) -> Result<Option<usize>, ServiceError> {
-    Ok(whole(name, value, 0..=20)?.and_then(|count| usize::try_from(count).ok()))
+    Ok(integer(name, value, 0..=20)?.and_then(|count| usize::try_from(count).ok()))
 }
 
+/// Checks that `token` is in the vocabulary.
 fn check_token(name: &str, token: u32, vocab_size: usize) -> Result<(), ServiceError> {
     if (token as usize) < vocab_size {
         return Ok(());
@@ -145,6 +150,7 @@ fn check_token(name: &str, token: u32, vocab_size: usize) -> Result<(), ServiceE
     ))
 }
 
+/// Checks that a number is within `range`.
 fn number(name: &str, value: Option<f64>, range: RangeInclusive<f64>) -> Result<Option<f64>, ServiceError> {
     match value {
         Some(value) if !range.contains(&value) => Err(ServiceError::invalid(
@@ -155,7 +161,8 @@ fn number(name: &str, value: Option<f64>, range: RangeInclusive<f64>) -> Result<
     }
 }
 
-fn whole(name: &str, value: Option<i64>, range: RangeInclusive<i64>) -> Result<Option<i64>, ServiceError> {
+/// Checks that an integer is within `range`.
+fn integer(name: &str, value: Option<i64>, range: RangeInclusive<i64>) -> Result<Option<i64>, ServiceError> {
     match value {
         Some(value) if !range.contains(&value) => {
             let message = match *range.end() {

@@ -18,13 +18,13 @@ pub(super) struct Version {
     version: &'static str,
 }
 
-/// 200 when requests are taken, 503 before and after.
+/// Returns 200 while requests are accepted, otherwise 503.
 pub(super) async fn health(State(state): State<Arc<HttpState>>) -> Result<Json<Health>, ApiError> {
     state.check_ready()?;
     Ok(Json(Health { status: "ok" }))
 }
 
-/// All metrics of the process in the Prometheus text format.
+/// Returns all metrics of the process in Prometheus' text format.
 pub(super) async fn metrics(State(state): State<Arc<HttpState>>) -> Response {
     remoe_process::render_metrics(&state.registry)
 }

@@ -1,4 +1,4 @@
-//! Answers and chunks of chats and completions as JSON.
+//! JSON answers and chunks of chats and completions in OpenAI's format.
 
 use super::answer_shape::{AnswerShape, event};
 use super::generate::{AnswerOptions, Route};
@@ -16,7 +16,7 @@ use remoe_http::{ErrorBody, random_id};
 use remoe_proto::ServiceError;
 use serde::Serialize;
 
-/// An answer or a chunk of one.
+/// An answer, or a chunk of one.
 #[derive(Debug, Serialize)]
 pub(super) struct CompletionBody {
     id: String,
@@ -24,7 +24,7 @@ pub(super) struct CompletionBody {
     created: u64,
     model: String,
     choices: Vec<ChoiceBody>,
-    /// Left out, null, or there: streams with a usage chunk have null in all others.
+    /// Absent, null or present: in streams with a usage chunk, it is null in all other chunks.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
 }
@@ -50,10 +50,9 @@ struct ChatChoice {
 #[derive(Debug, Serialize)]
 struct ChatMessage {
     role: &'static str,
-    /// Null beside calls where nothing else is said.
+    /// Null for calls without content.
     content: Option<String>,
-    /// As vLLM has it.
-    /// Thoughts, by both names that clients know.
+    /// Thoughts, under both names that clients know.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -65,10 +64,10 @@ struct ChatMessage {
 
 #[derive(Debug, Serialize)]
 struct ToolCall {
-    /// In streams.
+    /// Only in streams.
     #[serde(skip_serializing_if = "Option::is_none")]
     index: Option<usize>,
-    /// With the first part of a call.
+    /// Only in the first part of a call.
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<String>,
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
@@ -108,7 +107,7 @@ struct DeltaMessage {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<String>,
-    /// Thoughts, by both names that clients know.
+    /// Thoughts, under both names that clients know.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -128,7 +127,7 @@ struct CompletionChoice {
     token_ids: Option<Vec<u32>>,
 }
 
-/// Gives all parts of one answer the same id, time and model.
+/// Shape of one answer: all of its parts have the same id, time and model.
 pub(super) struct ResponseIdentity {
     route: Route,
     options: AnswerOptions,
@@ -157,7 +156,7 @@ impl AnswerShape for ResponseIdentity {
         Ok(vec![event(None, &chunk)?])
     }
 
-    /// The chunk with the usage, if asked for, and the mark of the end.
+    /// Writes the usage chunk, if requested, and the end mark.
     fn end(&mut self, state: &HttpState, running: &RunningGeneration) -> Result<Vec<Event>, ServiceError> {
         let mut events = Vec::with_capacity(2);
         if self.options.include_usage {
@@ -240,7 +239,7 @@ impl ResponseIdentity {
         let has_called = !calls.is_empty();
         let tool_calls = calls.into_iter().map(|call| ToolCall::new(call, is_part)).collect();
         let token_ids = self.options.token_ids.then_some(token_ids);
-        // In a stream only the chunks that bring tokens have them.
+        // In a stream, only chunks with tokens have log-probabilities.
         let logged = self.options.logprobs && (!self.options.stream || !logprobs.is_empty());
         Ok(match (self.route, self.options.stream) {
             (Route::Completions, _) => ChoiceBody::Completion(CompletionChoice {
@@ -268,7 +267,7 @@ impl ResponseIdentity {
                 index,
                 delta: DeltaMessage {
                     role: first.then_some("assistant"),
-                    // It is not known yet if an answer that may call says anything else.
+                    // An answer that may have calls may lack content.
                     content: (first && !self.options.may_lack_content || !added.is_empty()).then_some(added),
                     reasoning_content,
                     reasoning,

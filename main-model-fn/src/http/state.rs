@@ -1,4 +1,4 @@
-//! State that all handlers share.
+//! State that all HTTP handlers share.
 
 use super::metrics::HttpMetrics;
 use super::placement::PlacementView;
@@ -19,41 +19,41 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 
-/// Settings of a deployment for its HTTP front.
+/// Settings of the HTTP API.
 #[derive(Debug, Clone)]
 pub(crate) struct HttpOptions {
-    /// The model's name in requests and answers.
+    /// Name of the model in requests and answers.
     pub(crate) model: String,
-    /// Names that requests may use as well.
+    /// Further names of the model that requests may use.
     pub(crate) further_names: Vec<String>,
-    /// Clients must send it as a bearer token, when there is one.
+    /// API key that clients must send as a bearer token; `None` if there is none.
     pub(crate) api_key: Option<String>,
-    /// Key by which a gateway is known where connections have no identity.
+    /// Key that identifies a gateway if connections have no identity.
     pub(crate) gateway_key: Option<String>,
-    /// All clients have shown the identity of a gateway.
+    /// True if all clients are gateways, as mutual TLS ensures.
     pub(crate) is_only_for_gateways: bool,
-    /// Origins that browsers may call from; `*` is all of them.
+    /// Origins that browsers may call from; `*` allows all.
     pub(crate) cors_origins: Origins,
     /// Largest request body in bytes.
     pub(crate) body_limit: usize,
-    /// A request body must be there within this time.
+    /// Longest time until a request body is complete.
     pub(crate) body_timeout: Duration,
     pub(crate) connections: ConnectionLimits,
-    /// Sampling of requests that do not say.
+    /// Sampling defaults for requests.
     pub(crate) defaults: GenerationDefaults,
-    /// Variables of the chat template, where a request does not set them.
+    /// Variables of the chat template for requests that do not set them.
     pub(crate) template_variables: Map<String, Value>,
     /// Tokens that end an answer.
     pub(crate) end_ids: Vec<u32>,
-    /// Source of what gateways predict from; absent if they are not told.
+    /// Model summary from which gateways predict expert usage; `None` if it is not served.
     pub(crate) primer: Option<SummarySource>,
-    /// Where spans of requests go.
+    /// Tracing of requests.
     pub(crate) traces: Traces,
 }
 
 impl HttpOptions {
-    /// No key, no origins, 4 MiB bodies within 60 s, connections as the
-    /// environment says, no traces.
+    /// Creates the default settings: no keys, no origins, bodies of up to 4 MiB within 60 s, connection limits of the
+    /// environment, no traces.
     pub(crate) fn new(model: impl Into<String>) -> Self {
         Self {
             model: model.into(),
@@ -73,39 +73,40 @@ impl HttpOptions {
         }
     }
 
-    fn is_called(&self, name: &str) -> bool {
+    fn has_name(&self, name: &str) -> bool {
         name == self.model || self.further_names.iter().any(|further| further == name)
     }
 }
 
-/// The engine, the text and the options behind the routes.
+/// State that all HTTP handlers share.
 pub(crate) struct HttpState {
     pub(super) engine: EngineHandle,
     pub(super) text: Option<Arc<dyn TextFrontend>>,
-    /// How the model's chat template shows tools, writes calls and opens thoughts.
+    /// How the model's chat template shows tools, writes calls and marks thoughts.
     pub(super) dialect: Dialect,
-    /// Where there is text.
+    /// Compiler of grammars; `None` without a tokenizer.
     grammars: Option<Compiler>,
     pub(super) options: HttpOptions,
     pub(super) metrics: HttpMetrics,
     pub(super) placement: PlacementView,
     pub(super) registry: Registry,
     pub(super) created: u64,
-    /// Bodies that are parsed and tokenised at the same time: bounds memory and threads.
-    pub(super) preparing: BodyLanes,
-    /// Tells requests what they cost.
+    /// Limits the bodies that are parsed and tokenised at the same time, and so memory and threads.
+    pub(super) preparing: Lanes,
+    /// Computes the costs of requests.
     pub(super) meter: Meter,
     ready: watch::Receiver<bool>,
     account: watch::Receiver<Option<Arc<PlanAccount>>>,
 }
 
 impl HttpState {
-    /// Without `text` only prompts of ids work and no answer has text. Requests are taken while
-    /// `ready` is true. `account` is the plan that figures are compared with. `placement` is what is in force.
-    /// `registry` is what `/metrics` shows.
+    /// Creates the state. Without `text`, only prompts of token ids work, and answers have no text.
+    ///
+    /// Requests are accepted while `ready` is true. `account` is the plan that measured figures are compared with.
+    /// `registry` holds the metrics of `/metrics`.
     ///
     /// # Errors
-    /// A metric's name is taken in `registry`.
+    /// Fails if the name of a metric is taken in `registry`.
     pub(crate) fn new(
         engine: EngineHandle,
         text: Option<Arc<dyn TextFrontend>>,
@@ -137,23 +138,25 @@ impl HttpState {
         })
     }
 
-    /// Compiles `source`, which stands in `field`.
+    /// Compiles the grammar of `source`, which is the value of `field`.
     ///
     /// # Errors
-    /// As [`Compiler::compile`], or there is no tokenizer.
+    /// Fails as [`Compiler::compile`] does, or if there is no tokenizer.
     pub(super) async fn compile(&self, source: Source, field: &str) -> Result<Grammar, ServiceError> {
         let no_text =
             || ServiceError::invalid(field, "structured output needs a tokenizer, which this model lacks");
         self.grammars.as_ref().ok_or_else(no_text)?.compile(source, field).await
     }
 
-    /// The plan behind the generation in force, where there is one.
+    /// Returns the plan of the generation in force; `None` if it was not planned.
     pub(super) fn account(&self) -> Option<Arc<PlanAccount>> {
         self.account.borrow().clone()
     }
 
+    /// Checks that the function accepts requests.
+    ///
     /// # Errors
-    /// The model is loading or the function is draining.
+    /// Fails while the model loads and while the function drains.
     pub(super) fn check_ready(&self) -> Result<(), ServiceError> {
         if *self.ready.borrow() {
             return Ok(());
@@ -164,11 +167,13 @@ impl HttpState {
         ))
     }
 
+    /// Checks that `model` is absent or names the served model.
+    ///
     /// # Errors
-    /// `model` names another model than the one served; naming none is fine.
+    /// Fails if it names another model.
     pub(super) fn check_model(&self, model: Option<&str>) -> Result<(), ServiceError> {
         match model {
-            Some(model) if !self.options.is_called(model) => {
+            Some(model) if !self.options.has_name(model) => {
                 let served = &self.options.model;
                 let message = format!("The model `{model}` does not exist; available: `{served}`");
                 Err(ServiceError::new(ErrorCode::NotFound, message).about("model"))
@@ -178,7 +183,7 @@ impl HttpState {
     }
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970-01-01 UTC.
 pub(super) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -1,4 +1,4 @@
-//! Form that a request asks of its answer, in OpenAI's terms and in vLLM's.
+//! Structure that a request demands of its answer, in OpenAI's fields and in vLLM's.
 
 use super::fields::{Json, Object};
 use super::request_body::RequestBody;
@@ -7,16 +7,16 @@ use remoe_proto::ServiceError;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// A wish for an answer of some form, and the field that it was found in.
+/// Demanded structure, and the field that demands it.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Structure {
     pub(super) source: Source,
     pub(super) field: String,
-    /// Sentences about what of the request the answer need not match.
+    /// Sentences about parts of the request that the answer need not match.
     pub(super) warnings: Vec<String>,
 }
 
-/// `response_format`.
+/// Field `response_format`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ResponseFormat {
@@ -25,14 +25,14 @@ pub(super) struct ResponseFormat {
     json_schema: Option<Object<NamedSchema>>,
 }
 
-/// A schema under a name; `strict` changes nothing, answers always obey.
+/// A named schema. `strict` has no effect, because answers always match.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct NamedSchema {
     schema: Option<Json>,
 }
 
-/// vLLM's `structured_outputs`.
+/// vLLM's field `structured_outputs`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct StructuredOutputs {
@@ -47,10 +47,10 @@ pub(super) struct StructuredOutputs {
     structural_tag: Option<Json>,
 }
 
-/// Takes the form that `body` asks for, if any.
+/// Takes the structure that `body` demands, if any.
 ///
 /// # Errors
-/// It asks for two things at once, or for something that is not supported, by name.
+/// Fails if two fields demand a structure, or if one is unsupported.
 pub(super) fn take(body: &mut RequestBody) -> Result<Option<Structure>, ServiceError> {
     let whitespace = whitespace(body)?;
     let mut found = StructureFields { structure: None, whitespace };
@@ -61,7 +61,7 @@ pub(super) fn take(body: &mut RequestBody) -> Result<Option<Structure>, ServiceE
         found.structured_outputs(outputs)?;
     }
     if let Some(Json(schema)) = body.guided_json.take() {
-        found.json("guided_json", Some(written_out("guided_json", schema)?))?;
+        found.json("guided_json", Some(parse_schema_text("guided_json", schema)?))?;
     }
     if let Some(regex) = body.guided_regex.take() {
         found.add("guided_regex", Source::regex(&regex))?;
@@ -75,10 +75,10 @@ pub(super) fn take(body: &mut RequestBody) -> Result<Option<Structure>, ServiceE
     Ok(found.structure)
 }
 
-/// White space between the parts of JSON, of answers and of functions' arguments alike.
+/// Reads the white space between parts of JSON, for answers and for arguments of functions.
 ///
 /// # Errors
-/// The pattern cannot be used, or there is another option beside it.
+/// Fails if the pattern is invalid or combined with another option.
 pub(super) fn whitespace(body: &RequestBody) -> Result<Whitespace, ServiceError> {
     let outputs = body.structured_outputs.as_ref().map(|Object(outputs)| outputs);
     let is_compact = outputs.is_some_and(|outputs| outputs.disable_any_whitespace == Some(true));
@@ -102,6 +102,7 @@ pub(super) fn whitespace(body: &RequestBody) -> Result<Whitespace, ServiceError>
     }
 }
 
+/// Structure found so far.
 struct StructureFields {
     structure: Option<Structure>,
     whitespace: Whitespace,
@@ -158,7 +159,7 @@ impl StructureFields {
         }
         if let Some(Json(schema)) = outputs.json {
             const FIELD: &str = "structured_outputs.json";
-            self.json(FIELD, Some(written_out(FIELD, schema)?))?;
+            self.json(FIELD, Some(parse_schema_text(FIELD, schema)?))?;
         }
         if outputs.json_object == Some(true) {
             self.json("structured_outputs.json_object", None)?;
@@ -176,8 +177,8 @@ impl StructureFields {
     }
 }
 
-/// A schema that may be sent as the text of one.
-fn written_out(field: &str, schema: Value) -> Result<Value, ServiceError> {
+/// Parses a schema that is given as JSON text; returns any other value as it is.
+fn parse_schema_text(field: &str, schema: Value) -> Result<Value, ServiceError> {
     match schema {
         Value::String(text) => serde_json::from_str(&text).map_err(|error| {
             ServiceError::invalid(field, format!("invalid `{field}`: expected JSON: {error}"))

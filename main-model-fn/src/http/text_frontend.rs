@@ -1,4 +1,4 @@
-//! Text as the HTTP front needs it.
+//! Text interface of the HTTP API: tokenizer and chat template.
 
 use crate::grammar::Tokens;
 use crate::model_text::ModelText;
@@ -7,46 +7,45 @@ use remoe_proto::{ErrorCode, ServiceError};
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Turns text into token ids and back. Its calls may take long; the front makes them off its
-/// asynchronous threads.
+/// Converts text to token ids and back. Calls may take long, so the API makes them on blocking threads.
 pub(crate) trait TextFrontend: Send + Sync {
-    /// Ids of `text`; `special` adds what the tokenizer's post-processor adds.
+    /// Encodes `text`. If `special`, adds the tokens of the tokenizer's post-processor.
     ///
     /// # Errors
-    /// The tokenizer refuses.
+    /// Fails if the tokenizer does.
     fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, ServiceError>;
 
-    /// Most bytes of a text per token that it becomes, where there is such a bound.
+    /// Returns the most bytes of text per token; `None` if there is no bound.
     fn bytes_per_token(&self) -> Option<usize>;
 
-    /// Text of `ids`, special tokens written out (`special`) or left out.
+    /// Decodes `ids`, with special tokens if `special`.
     ///
     /// # Errors
-    /// An id is no token.
+    /// Fails if an id is not in the vocabulary.
     fn decode(&self, ids: &[u32], special: bool) -> Result<String, ServiceError>;
 
-    /// The bytes that a token stands for, alone; parts of a character are no UTF-8.
+    /// Returns the bytes of a single token; they may be a part of a UTF-8 character.
     ///
     /// # Errors
-    /// The id is no token.
+    /// Fails if the id is not in the vocabulary.
     fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ServiceError>;
 
-    /// Reports if the token gives no text unless special tokens are asked for.
+    /// Reports if the token is special: it gives no text unless special tokens are requested.
     fn is_special(&self, id: u32) -> bool;
 
-    /// The id of a token as the tokenizer writes it.
+    /// Returns the id of a token by its text in the tokenizer.
     fn token_id(&self, token: &str) -> Option<u32>;
 
-    /// The chat template's text.
+    /// Returns the source of the chat template.
     fn template(&self) -> Option<&str>;
 
     /// Reports if the chat template reads the variable `name`.
     fn reads(&self, name: &str) -> bool;
 
-    /// `messages` as a prompt.
+    /// Renders `messages` as a prompt.
     ///
     /// # Errors
-    /// There is no template, it refuses the messages, or it is broken.
+    /// Fails if there is no template, or if it refuses the messages or is invalid.
     fn render_chat(&self, messages: &[Value], rendering: Rendering<'_>) -> Result<String, ServiceError>;
 }
 
@@ -62,11 +61,11 @@ impl TextFrontend for ModelText {
     fn decode(&self, ids: &[u32], special: bool) -> Result<String, ServiceError> {
         let tokenizer = self.tokenizer();
         let text = if special { tokenizer.decode_with_special(ids) } else { tokenizer.decode(ids) };
-        text.map_err(outside)
+        text.map_err(decode_error)
     }
 
     fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ServiceError> {
-        self.tokenizer().token_bytes(id).map_err(outside)
+        self.tokenizer().token_bytes(id).map_err(decode_error)
     }
 
     fn is_special(&self, id: u32) -> bool {
@@ -90,7 +89,7 @@ impl TextFrontend for ModelText {
     }
 }
 
-/// The tokens of a text front, for grammars.
+/// Tokens of a [`TextFrontend`] for grammars.
 pub(super) struct TextTokens(pub(super) Arc<dyn TextFrontend>);
 
 impl Tokens for TextTokens {
@@ -103,11 +102,10 @@ impl Tokens for TextTokens {
     }
 }
 
-/// Ids of `content`, which stands in `field`. What is too long for `context` tokens whatever it says is
-/// refused before it is read.
+/// Encodes `content`, the value of `field`. Refuses it without encoding if it cannot fit into `context` tokens.
 ///
 /// # Errors
-/// It does not fit, or the tokenizer refuses.
+/// Fails if it does not fit, or if the tokenizer does.
 pub(super) fn encode(
     text: &dyn TextFrontend,
     context: usize,
@@ -115,8 +113,8 @@ pub(super) fn encode(
     content: &str,
     special: bool,
 ) -> Result<Vec<u32>, ServiceError> {
-    if let Some(most) = text.bytes_per_token() {
-        let least = content.len().div_ceil(most.max(1));
+    if let Some(bytes_per_token) = text.bytes_per_token() {
+        let least = content.len().div_ceil(bytes_per_token.max(1));
         if least > context {
             return Err(ServiceError {
                 code: ErrorCode::ContextLengthExceeded,
@@ -132,7 +130,8 @@ pub(super) fn encode(
         .map_err(|error| if error.field.is_some() { error.about(field) } else { error })
 }
 
-fn outside(error: TextError) -> ServiceError {
+/// Converts an error of decoding for the client.
+fn decode_error(error: TextError) -> ServiceError {
     match error {
         TextError::TokenId { .. } => ServiceError::invalid("prompt", error.to_string()),
         _ => ServiceError::new(ErrorCode::Internal, error.to_string()),

@@ -1,4 +1,4 @@
-//! `/tokenize`: the ids of a text or of a chat. `/detokenize`: the text of ids.
+//! `/tokenize` and `/detokenize`: token ids of a text or chat, and the text of token ids.
 
 use super::fields::{Given, Json as JsonField, Object};
 use super::messages::Messages;
@@ -65,7 +65,7 @@ fn tokenize(state: &HttpState, body: TokenizeBody) -> Result<Tokenized, ServiceE
     let tokens = match (body.prompt, body.messages) {
         (Some(prompt), None) => encode(&prompt, body.add_special_tokens.unwrap_or(true))?,
         (None, Some(messages)) => {
-            let asked = CallableTools::of(body.tools, None, None)?;
+            let tools = CallableTools::new(body.tools, None, None)?;
             let variables = &state.options.template_variables;
             let reasoning = ReasoningFields {
                 reasoning_effort: body.reasoning_effort,
@@ -74,9 +74,9 @@ fn tokenize(state: &HttpState, body: TokenizeBody) -> Result<Tokenized, ServiceE
                 thinking_token_budget: None,
                 chat_template_kwargs: body.chat_template_kwargs,
             };
-            let reasoning = ReasoningOptions::of(reasoning, text.as_ref(), &state.dialect, variables)?;
+            let reasoning = ReasoningOptions::new(reasoning, text.as_ref(), &state.dialect, variables)?;
             let rendering = Rendering {
-                tools: asked.as_ref().map(|asked| asked.tools.as_slice()),
+                tools: tools.as_ref().map(|tools| tools.tools.as_slice()),
                 reasoning_effort: reasoning.effort,
                 kwargs: Some(&reasoning.variables),
                 add_generation_prompt: body.add_generation_prompt.unwrap_or(true),
@@ -102,13 +102,13 @@ pub(super) async fn handle_back(
     body::read(&state, request, detokenize).await.map(Json)
 }
 
-/// Special tokens are written out, as `/tokenize` reads them.
+/// Includes special tokens, as `/tokenize` accepts them.
 fn detokenize(state: &HttpState, body: DetokenizeBody) -> Result<Detokenized, ServiceError> {
     const FIELD: &str = "tokens";
     state.check_model(body.model.as_deref())?;
     let text = state.text.as_ref().ok_or_else(|| no_tokenizer(FIELD))?;
     let tokens = body.tokens.ok_or_else(|| ServiceError::invalid(FIELD, "missing `tokens`"))?;
-    // An id of a few digits may stand for a long text.
+    // Bounds the text: an id of a few digits may stand for a long text.
     let context = state.engine.limits().context_length;
     if tokens.len() > context {
         let message = format!(

@@ -1,11 +1,11 @@
-//! Messages of a chat, made of what other APIs write in items and blocks.
+//! Converts the items and blocks of other APIs to messages of a chat.
 
 use serde_json::{Map, Value, json};
 
-/// Messages so far, and the assistant's that is not complete.
+/// Messages so far, with an incomplete message of the assistant.
 #[derive(Debug, Default)]
 pub(super) struct Transcript {
-    /// Texts of the system before anything else: templates take one message of them.
+    /// System texts before all other messages; templates accept one system message.
     system: Vec<String>,
     messages: Vec<Value>,
     assistant: Option<Assistant>,
@@ -31,26 +31,26 @@ impl Transcript {
         self.push(json!({"role": "user", "content": text}));
     }
 
-    /// Adds the result of a function for the call `id`.
-    pub(super) fn returned(&mut self, id: String, text: String) {
+    /// Adds the result of the call `id`.
+    pub(super) fn tool_result(&mut self, id: String, text: String) {
         self.push(json!({"role": "tool", "tool_call_id": id, "content": text}));
     }
 
-    /// Adds what the model says to itself; a message begins with it.
+    /// Adds a thought of the model; a message begins with it.
     pub(super) fn reasoning(&mut self, text: String) {
         self.begin_unless(|assistant| assistant.text.is_none() && assistant.calls.is_empty())
             .reasoning
             .push(text);
     }
 
-    /// Adds what the model says, before its calls.
-    pub(super) fn said(&mut self, text: String) {
+    /// Adds text of the model, before its calls.
+    pub(super) fn assistant_text(&mut self, text: String) {
         self.begin_unless(|assistant| assistant.text.is_none() && assistant.calls.is_empty()).text =
             Some(text);
     }
 
     /// Adds a call of the model.
-    pub(super) fn called(&mut self, id: String, name: String, arguments: String) {
+    pub(super) fn tool_call(&mut self, id: String, name: String, arguments: String) {
         let function = json!({"name": name, "arguments": arguments});
         self.begin_unless(|_| true).calls.push(json!({"id": id, "type": "function", "function": function}));
     }
@@ -63,7 +63,7 @@ impl Transcript {
         system.into_iter().chain(self.messages).collect()
     }
 
-    /// The assistant's message, if `goes_on` with it, else a new one.
+    /// Returns the assistant's message if `goes_on` accepts it, or else a new one.
     fn begin_unless(&mut self, goes_on: impl Fn(&Assistant) -> bool) -> &mut Assistant {
         if self.assistant.as_ref().is_some_and(|assistant| !goes_on(assistant)) {
             self.complete();
@@ -78,7 +78,7 @@ impl Transcript {
 
     fn complete(&mut self) {
         let Some(Assistant { reasoning, text, calls }) = self.assistant.take() else { return };
-        // Reasoning that led to nothing is no message.
+        // Thoughts without text or calls form no message.
         if text.is_none() && calls.is_empty() {
             return;
         }
@@ -101,23 +101,23 @@ mod tests {
 
     #[test]
     fn assistant_items_become_one_message_each_turn() {
-        let mut turns = Transcript::default();
-        turns.system("a".to_owned());
-        turns.system("b".to_owned());
-        turns.user("u".to_owned());
-        turns.reasoning("r1".to_owned());
-        turns.reasoning("r2".to_owned());
-        turns.said("s".to_owned());
-        turns.called("1".to_owned(), "f".to_owned(), "{}".to_owned());
-        turns.called("2".to_owned(), "g".to_owned(), "{}".to_owned());
-        turns.returned("1".to_owned(), "one".to_owned());
-        turns.system("late".to_owned());
-        turns.said("x".to_owned());
-        turns.said("y".to_owned());
-        turns.reasoning("led to nothing".to_owned());
+        let mut transcript = Transcript::default();
+        transcript.system("a".to_owned());
+        transcript.system("b".to_owned());
+        transcript.user("u".to_owned());
+        transcript.reasoning("r1".to_owned());
+        transcript.reasoning("r2".to_owned());
+        transcript.assistant_text("s".to_owned());
+        transcript.tool_call("1".to_owned(), "f".to_owned(), "{}".to_owned());
+        transcript.tool_call("2".to_owned(), "g".to_owned(), "{}".to_owned());
+        transcript.tool_result("1".to_owned(), "one".to_owned());
+        transcript.system("late".to_owned());
+        transcript.assistant_text("x".to_owned());
+        transcript.assistant_text("y".to_owned());
+        transcript.reasoning("led to nothing".to_owned());
         let call = |id: &str, name: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}});
         assert_eq!(
-            turns.finish(),
+            transcript.finish(),
             [
                 json!({"role": "system", "content": "a\n\nb"}),
                 json!({"role": "user", "content": "u"}),

@@ -1,4 +1,4 @@
-//! Requests of other APIs as chats: checked by the same rules, refused by the names of their own fields.
+//! Requests of other APIs that were translated to chats: the same checks, with errors in the terms of their own fields.
 
 use super::chat;
 use super::generate::PreparedGeneration;
@@ -8,10 +8,10 @@ use remoe_proto::{ErrorCode, ServiceError};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// Checks `chat`, a request of another API as a chat. `names` has fields of chats and what they are called there.
+/// Checks `chat`, a translated request. `names` maps fields of chats to fields of the other API.
 ///
 /// # Errors
-/// As [`chat::check`], about the fields of the other API.
+/// Fails as [`chat::check`] does, with errors of the other API's fields.
 pub(super) fn checked(
     state: &HttpState,
     chat: Map<String, Value>,
@@ -20,17 +20,17 @@ pub(super) fn checked(
     chat::check(state, request_body(chat)?).map_err(|error| renamed(error, names))
 }
 
-/// Reads `chat` as the body of a chat.
+/// Parses `chat` as the body of a chat.
 ///
 /// # Errors
-/// It is not one: a fault of the translation.
+/// Fails if it is none, which is a bug of the translation.
 fn request_body(chat: Map<String, Value>) -> Result<RequestBody, ServiceError> {
     RequestBody::deserialize(Value::Object(chat)).map_err(|error| {
         ServiceError::new(ErrorCode::InvalidArgument, format!("invalid request body: {error}"))
     })
 }
 
-/// Replaces names of chats by those of another API, in the field and where the message quotes them.
+/// Replaces field names of chats by those of another API, in the error's field and in its message.
 pub(super) fn renamed(mut error: ServiceError, names: &[(&str, &str)]) -> ServiceError {
     let Some(field) = error.field.take() else { return error };
     let new = names.iter().fold(field.clone(), |field, (from, to)| field.replace(from, to));

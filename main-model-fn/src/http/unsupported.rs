@@ -1,11 +1,13 @@
-//! Refusal, by name, of fields that would change the answer and are not supported.
+//! Refuses fields by name that would change the answer and are unsupported.
 
 use super::fields::Given;
 use super::request_body::RequestBody;
 use remoe_proto::ServiceError;
 
+/// Refuses fields that no route supports.
+///
 /// # Errors
-/// The first field that asks for something that no route can do.
+/// Fails with the first such field.
 pub(super) fn refuse(body: &RequestBody) -> Result<(), ServiceError> {
     let fields = [
         ("functions", &body.functions),
@@ -26,7 +28,7 @@ pub(super) fn refuse(body: &RequestBody) -> Result<(), ServiceError> {
             return Err(unsupported(name));
         }
     }
-    // Completions have taken theirs.
+    // Completions have taken their own fields before.
     if body.suffix != Given::Nothing {
         let message = "`suffix` is supported by /v1/completions only";
         return Err(ServiceError::invalid("suffix", message));
@@ -36,7 +38,7 @@ pub(super) fn refuse(body: &RequestBody) -> Result<(), ServiceError> {
         Given::Text(choice) if choice == "none" => (),
         _ => return Err(unsupported("function_call")),
     }
-    // Chats have taken theirs.
+    // Chats have taken their own fields before.
     let is_none = matches!(&body.reasoning_effort, Given::Text(effort) if effort == "none");
     for (name, is_given) in [
         ("reasoning_effort", body.reasoning_effort != Given::Nothing && !is_none),

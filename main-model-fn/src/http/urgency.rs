@@ -1,11 +1,11 @@
-//! How urgent a request is: its class, and how long it may wait. Fields of all generation routes.
+//! Priority class and queue deadline: fields of all generation routes.
 
 use crate::engine::request::Priority;
 use remoe_process::parse_duration;
 use remoe_proto::ServiceError;
 use std::time::Duration;
 
-/// Class and queue deadline.
+/// Priority class and queue deadline of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Urgency {
     pub(super) priority: Priority,
@@ -16,7 +16,7 @@ impl Urgency {
     /// Reads the fields `priority` and `queue_deadline`.
     ///
     /// # Errors
-    /// An unknown class, or a text that is no duration.
+    /// Fails if the class is unknown or the deadline is no duration.
     pub(super) fn read(priority: Option<&str>, queue_deadline: Option<&str>) -> Result<Self, ServiceError> {
         let priority = match priority {
             None => Priority::default(),

@@ -7,35 +7,35 @@ use crate::engine::request::ExpertTime;
 use remoe_plan::{Comparison, PlanAccount};
 use serde::Serialize;
 
-/// `usage` of an answer.
+/// Field `usage` of an answer.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Usage {
     prompt_tokens: usize,
     completion_tokens: usize,
     total_tokens: usize,
     prompt_tokens_details: PromptTokensDetails,
-    /// Details of a chat; completions have none.
+    /// Only in chats.
     #[serde(skip_serializing_if = "Option::is_none")]
     completion_tokens_details: Option<CompletionTokensDetails>,
     #[serde(skip_serializing_if = "Option::is_none")]
     remoe: Option<RemoeFigures>,
 }
 
-/// As OpenAI names it.
+/// Named as in OpenAI's API.
 #[derive(Debug, Clone, Serialize)]
 struct PromptTokensDetails {
-    /// Tokens whose keys and values were kept from earlier requests.
+    /// Tokens found in the prefix cache.
     cached_tokens: usize,
 }
 
-/// As OpenAI names it.
+/// Named as in OpenAI's API.
 #[derive(Debug, Clone, Serialize)]
 struct CompletionTokensDetails {
-    /// Tokens of thoughts.
+    /// Tokens in thoughts.
     reasoning_tokens: usize,
 }
 
-/// Remoe's extension, for requests with `include_figures`.
+/// Remoe's extension, in requests with `include_figures`.
 #[derive(Debug, Clone, Serialize)]
 struct RemoeFigures {
     experts: ExpertCounts,
@@ -48,23 +48,23 @@ struct RemoeFigures {
     /// Comparison with the plan's expectation; absent if the placement was not planned.
     #[serde(skip_serializing_if = "Option::is_none")]
     plan: Option<Comparison>,
-    /// Where the time to the first token went; absent where no gateway says what was before.
+    /// Parts of the time to first token; absent without a gateway's parts.
     #[serde(skip_serializing_if = "Option::is_none")]
     timing: Option<Timing>,
-    /// Placeholder of the cost, which the gateway replaces when it has booked the request. Last: it finds the comma
-    /// too.
+    /// Placeholder of the cost, which the gateway replaces once it has recorded the request. Last field, because the gateway
+    /// searches for the comma before it.
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<String>,
 }
 
-/// Time that the experts of the request's iterations took.
+/// Expert time of the request's iterations.
 #[derive(Debug, Clone, Serialize)]
 struct ExpertSeconds {
     prefill: Seconds,
     decode: Seconds,
 }
 
-/// In local kernels, then waiting for remote functions, and what those say that they computed.
+/// Seconds in local kernels, waiting for remote functions, and reported by remote functions.
 #[derive(Debug, Clone, Serialize)]
 struct Seconds {
     local: f64,
@@ -82,7 +82,7 @@ impl From<ExpertTime> for Seconds {
     }
 }
 
-/// (token, expert) pairs by where they were computed, and messages sent again.
+/// (token, expert) pairs by where they were computed, and retried messages.
 #[derive(Debug, Clone, Serialize)]
 struct ExpertCounts {
     local: u64,
@@ -92,7 +92,7 @@ struct ExpertCounts {
 }
 
 impl Usage {
-    /// With Remoe's own figures where the request asks for them, compared with the plan of `account`.
+    /// Creates the usage, with Remoe's figures if the request asks for them. `account` is the plan to compare with.
     pub(super) fn new(
         running: &RunningGeneration,
         reasoning_tokens: Option<usize>,

@@ -1,15 +1,15 @@
-//! The header that tells a client what of its request is accepted and not enforced.
+//! Header that tells a client which parts of its request are accepted but not enforced.
 
 use axum::http::{HeaderName, HeaderValue};
 
 pub(super) const WARNING: HeaderName = HeaderName::from_static("x-remoe-warning");
 
-/// Longest value: proxies bound the headers of an answer, often to 4 KiB together.
-const BYTES: usize = 1000;
-/// Stands for what is cut off.
-const CUT: &str = "..";
+/// Longest value in bytes: proxies limit the headers of an answer, often to 4 KiB in all.
+const MAX_BYTES: usize = 1000;
+/// Marks the end of a value that was cut off.
+const ELLIPSIS: &str = "..";
 
-/// Writes `sentences` in visible ASCII, other characters escaped as in Rust. Without a sentence there is no header.
+/// Formats `sentences` in visible ASCII; other characters are escaped as in Rust. Returns `None` without sentences.
 pub(super) fn header(sentences: &[String]) -> Option<HeaderValue> {
     if sentences.is_empty() {
         return None;
@@ -21,9 +21,9 @@ pub(super) fn header(sentences: &[String]) -> Option<HeaderValue> {
             ' '..='~' => text.push(character),
             other => text.extend(other.escape_default()),
         }
-        if text.len() > BYTES - CUT.len() {
+        if text.len() > MAX_BYTES - ELLIPSIS.len() {
             text.truncate(length);
-            text.push_str(CUT);
+            text.push_str(ELLIPSIS);
             break;
         }
     }
@@ -32,7 +32,7 @@ pub(super) fn header(sentences: &[String]) -> Option<HeaderValue> {
 
 #[cfg(test)]
 mod tests {
-    use super::{BYTES, header};
+    use super::{MAX_BYTES, header};
 
     #[test]
     fn sentences_become_one_line_of_bounded_ascii() {
@@ -43,6 +43,9 @@ mod tests {
         assert_eq!(text(&[]), None);
         assert_eq!(text(&["a: \"b\"", "c\nd é"]).as_deref(), Some("a: \"b\"; c\\nd \\u{e9}"));
         let long = text(&[&"\u{1f30a}".repeat(1000)]).unwrap_or_default();
-        assert!(long.len() <= BYTES && long.len() > BYTES - 20 && long.ends_with("\\u{1f30a}.."), "{long}");
+        assert!(
+            long.len() <= MAX_BYTES && long.len() > MAX_BYTES - 20 && long.ends_with("\\u{1f30a}.."),
+            "{long}"
+        );
     }
 }

@@ -1,5 +1,7 @@
-//! Tables of which an answer uses a few rows of many. One that is kept as it is stored is looked up in the checkpoint
-//! until all of it is in memory, so that the first answer does not wait for the rest.
+//! Embedding tables on the CPU.
+//!
+//! A table that is stored in the compute dtype is not loaded before the first request: its rows are read from the
+//! checkpoint until the whole table is in memory. This shortens cold starts.
 
 use super::Native;
 use crate::backend::{BackendError, DeferredWeights, LoadModelError, ResidentPart};
@@ -8,14 +10,14 @@ use remoe_model::{Checkpoint, CheckpointError, StoredAs, TensorRef};
 use remoe_weights::{load_matrix, stored_dtype};
 use std::sync::{Arc, OnceLock};
 
-/// Rows that a thread looks up at a time where that is more than copying.
-const LOOKED_UP: usize = 8;
+/// Rows that one thread looks up at a time, if a lookup is more than a copy.
+const ROWS_PER_JOB: usize = 8;
 
-/// A table of rows.
+/// An embedding table.
 pub enum NativeEmbedding {
     /// Elements in the compute dtype, row after row.
-    Rows(Arc<Table>),
-    /// A matrix in the kernels' order: one that is quantised, or that products are made with as well.
+    Rows(Arc<EmbeddingRows>),
+    /// Matrix packed for the kernels: quantised, or shared with the output head.
     Packed(Arc<PackedMatrix>),
 }
 
@@ -38,22 +40,22 @@ impl NativeEmbedding {
         if class.weights != WeightFormat::Plain {
             return Ok(Self::Packed(Arc::new(load_matrix(checkpoint, &[table], class, ops.pool.threads())?)));
         }
-        let whole = match stored_dtype(table.dtype) == ops.dtype.into() && Table::can_look_up(table) {
+        let whole = match stored_dtype(table.dtype) == ops.dtype.into() && EmbeddingRows::can_look_up(table) {
             true => OnceLock::new(),
             false => OnceLock::from(ops.load_bytes(checkpoint, table)?),
         };
-        Ok(Self::Rows(Arc::new(Table::new(checkpoint, table, ops.dtype, whole))))
+        Ok(Self::Rows(Arc::new(EmbeddingRows::new(checkpoint, table, ops.dtype, whole))))
     }
 
-    /// Returns what is left to read.
-    pub(super) fn rest(&self) -> Option<Arc<dyn DeferredWeights>> {
+    /// Returns the table if its rows may still have to be loaded.
+    pub(super) fn deferred_weights(&self) -> Option<Arc<dyn DeferredWeights>> {
         match self {
             Self::Rows(table) => Some(table.clone()),
             Self::Packed(_) => None,
         }
     }
 
-    /// Rows, and elements of one in the compute dtype.
+    /// Returns the number of rows, and of elements per row in the compute dtype.
     pub(super) fn shape(&self, dtype: Dtype) -> (usize, usize) {
         match self {
             Self::Rows(table) => (table.rows, table.row_bytes / dtype.bytes()),
@@ -61,10 +63,10 @@ impl NativeEmbedding {
         }
     }
 
-    /// Writes the rows `tokens`, each of which there is, to `to`, rows of `row_bytes` bytes.
+    /// Copies the rows of `tokens` to `to`, `row_bytes` bytes each. Each token must be below the number of rows.
     ///
     /// # Errors
-    /// The checkpoint cannot be read, or a thread of the pool panicked.
+    /// Fails if the checkpoint cannot be read or a thread of the pool panicked.
     pub(super) fn look_up(
         &self,
         pool: &Pool,
@@ -86,33 +88,33 @@ impl NativeEmbedding {
             Self::Rows(table) => table.missing_bytes() == 0,
             Self::Packed(_) => false,
         };
-        if copies || tokens.len() <= LOOKED_UP {
+        if copies || tokens.len() <= ROWS_PER_JOB {
             return look_up(tokens, to);
         }
-        let parts = tokens.chunks(LOOKED_UP).zip(to.chunks_mut(LOOKED_UP * row_bytes));
+        let parts = tokens.chunks(ROWS_PER_JOB).zip(to.chunks_mut(ROWS_PER_JOB * row_bytes));
         let mut parts: Vec<_> = parts.map(|(tokens, to)| (tokens, to, Ok(()))).collect();
         pool.each(&mut parts, |(tokens, to, outcome)| *outcome = look_up(tokens, to))?;
         parts.into_iter().try_for_each(|(_, _, outcome)| outcome)
     }
 }
 
-/// The rows of a tensor in the compute dtype.
-pub struct Table {
+/// Rows of a tensor in the compute dtype, in memory or in the checkpoint.
+pub struct EmbeddingRows {
     checkpoint: Arc<Checkpoint>,
     tensor: TensorRef,
     rows: usize,
     row_bytes: usize,
+    /// All rows, once they are in memory.
     whole: OnceLock<Vec<u8>>,
 }
 
-impl Table {
-    /// Reports if the rows of `tensor` lie in the checkpoint one after the other, as elements of its type.
+impl EmbeddingRows {
+    /// Reports if rows of `tensor` can be read one by one: stored contiguously, as elements of its dtype.
     fn can_look_up(tensor: &TensorRef) -> bool {
         tensor.stored == StoredAs::Plain && tensor.strides.is_none()
     }
 
-    /// Creates the table of the rows of `tensor`: those of `whole`, or, where that is still to be read, those of the
-    /// checkpoint, which are of `dtype` then.
+    /// Creates the table. If `whole` is empty, rows are read from the checkpoint, which must store them as `dtype`.
     fn new(checkpoint: &Arc<Checkpoint>, tensor: &TensorRef, dtype: Dtype, whole: OnceLock<Vec<u8>>) -> Self {
         Self {
             rows: tensor.shape.first().copied().unwrap_or(0),
@@ -123,15 +125,15 @@ impl Table {
         }
     }
 
-    /// Bytes of memory that it takes when it is there.
+    /// Returns the bytes of memory that the loaded table takes.
     fn bytes(&self) -> usize {
         self.rows * self.row_bytes
     }
 
-    /// Writes the rows `tokens`, each of which there is, to `to`.
+    /// Copies the rows of `tokens` to `to`. Each token must be below the number of rows.
     ///
     /// # Errors
-    /// The checkpoint cannot be read.
+    /// Fails if the checkpoint cannot be read.
     fn look_up(&self, tokens: &[u32], to: &mut [u8]) -> Result<(), CheckpointError> {
         let whole = self.whole.get();
         tokens.iter().zip(to.chunks_exact_mut(self.row_bytes)).try_for_each(|(&token, to)| match whole {
@@ -147,15 +149,15 @@ impl Table {
     }
 }
 
-impl DeferredWeights for Table {
+impl DeferredWeights for EmbeddingRows {
     fn missing_bytes(&self) -> usize {
         if self.whole.get().is_some() { 0 } else { self.bytes() }
     }
 
-    fn read(&self) -> Result<(), CheckpointError> {
+    fn load(&self) -> Result<(), CheckpointError> {
         if self.whole.get().is_none() {
-            // A thread that has read it meanwhile has read the same.
-            let _first = self.whole.set(self.checkpoint.read(&self.tensor)?);
+            // If another thread was faster, it has read the same bytes.
+            let _set_by_this_thread = self.whole.set(self.checkpoint.read(&self.tensor)?);
         }
         Ok(())
     }
@@ -171,7 +173,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn rows_are_the_same_before_and_after_the_table_is_read() {
+    fn rows_are_equal_before_and_after_the_table_is_loaded() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/mixtral-basic");
         let checkpoint = Arc::new(Checkpoint::open(folder).unwrap());
         let pool = Arc::new(Pool::new(PoolConfig { threads: 2, ..PoolConfig::default() }).unwrap());
@@ -189,27 +191,28 @@ mod tests {
             }
         };
         let check = || {
-            // One, and so many that threads share them.
+            // A single row, and enough rows for several threads.
             look_up(&[rows as u32 - 1]);
             look_up(&(0..rows as u32).rev().step_by(3).collect::<Vec<_>>());
         };
-        let rest = table.rest().unwrap();
+        let rest = table.deferred_weights().unwrap();
         check();
         assert_eq!(rest.missing_bytes(), whole.len());
-        rest.read().unwrap();
-        rest.read().unwrap();
+        rest.load().unwrap();
+        rest.load().unwrap();
         assert_eq!(rest.missing_bytes(), 0);
         check();
     }
+
     #[test]
-    fn rows_of_another_type_are_there_from_the_start() {
+    fn rows_of_another_dtype_are_loaded_at_once() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/mixtral-bf16");
         let checkpoint = Arc::new(Checkpoint::open(folder).unwrap());
         let pool = Arc::new(Pool::new(PoolConfig { threads: 1, ..PoolConfig::default() }).unwrap());
         let ops = Native::open(None, Dtype::F32, &pool).unwrap();
         let table =
             NativeEmbedding::load(&ops, &checkpoint, checkpoint.embedding(), Dtype::F32.into()).unwrap();
-        assert_eq!(table.rest().map(|rest| rest.missing_bytes()), Some(0));
+        assert_eq!(table.deferred_weights().map(|rest| rest.missing_bytes()), Some(0));
         let floats = remoe_weights::load_floats(&checkpoint, checkpoint.embedding()).unwrap();
         let (rows, width) = table.shape(Dtype::F32);
         assert_eq!((rows * width, table.bytes()), (floats.len(), 4 * floats.len()));

@@ -1,22 +1,21 @@
-//! The kernels' own operations on the CPU, without any library below them: the same bits for one row and for many,
-//! for every number of threads, batch and instruction path.
+//! CPU backend: tensor operations of [`remoe_kernels`], without another library.
 //!
-//! Products and attention are the kernels' ([`remoe_kernels`], where the order of their sums is written down); what
-//! goes element by element is theirs too ([`remoe_kernels::elementwise`]). bfloat16 is rounded where the reference
-//! rounds: results of products, a norm before its weights, cosines and sines, each product of a rotation, every sum.
+//! A row's result has the same bits for every batch size, number of threads and instruction set. The order of sums in
+//! products and attention is documented in [`remoe_kernels`], element-wise operations in
+//! [`remoe_kernels::elementwise`]. bfloat16 rounds where the reference implementation (Transformers) does: results of
+//! products, a norm before its weights, cosines and sines, each product of a rotation, every sum.
 
 mod embedding;
-mod heads;
 mod pages;
 mod rows;
+mod up_projections;
 
 use crate::backend::{
-    Affine, Backend, BackendError, DeferredWeights, LoadModelError, PAGE_POSITIONS, PagedLayer, RELEASED,
-    ResidentPart, Span,
+    Affine, Backend, BackendError, DeferredWeights, LoadModelError, PAGE_POSITIONS, PagedLayer,
+    RELEASED_PAGE, ResidentPart, RowSpan,
 };
 use crate::device::{DeviceError, DeviceName};
 use embedding::NativeEmbedding;
-use heads::NativeHeads;
 use pages::{NativePages, PagePart};
 use remoe_kernels::activations::exp;
 use remoe_kernels::elementwise::{self, Norm, NormForm, Rotation, RowOperation};
@@ -30,26 +29,27 @@ use remoe_weights::{load_floats, load_gated, load_matrix, stored_dtype};
 use rows::{BufferPool, Rows};
 use std::borrow::Cow;
 use std::sync::Arc;
+use up_projections::NativeUpProjections;
 
-/// Operations on the CPU.
+/// The CPU backend.
 pub struct Native {
     pool: Arc<Pool>,
     dtype: Dtype,
     cache_format: CacheFormat,
-    spare: BufferPool,
+    buffers: BufferPool,
 }
 
-/// A product's weights in the kernels' order.
+/// Weights of a product, packed for the kernels, with an optional bias.
 pub struct NativeLinear {
     matrix: Arc<PackedMatrix>,
     bias: Option<Vec<f32>>,
 }
 
-/// A norm's weights.
+/// Weights of a norm.
 pub struct NativeNorm {
     kind: NormKind,
     weight: Vec<f32>,
-    /// Empty where it has none.
+    /// Empty if the norm has no bias.
     bias: Vec<f32>,
     epsilon: f32,
 }
@@ -72,7 +72,7 @@ impl ResidentPart for PackedExpert {
     }
 }
 
-/// Inverse frequencies and the factor on cosines and sines.
+/// Inverse frequencies of a rotary embedding and the factor on its cosines and sines.
 pub struct NativeRope {
     frequencies: Vec<f32>,
     factor: f32,
@@ -81,7 +81,7 @@ pub struct NativeRope {
     dtype: Dtype,
 }
 
-/// Cosines and sines, rows x half of the rotated elements.
+/// Cosines and sines of the rotary embedding: rows x half of the rotated elements.
 pub struct NativeAngles {
     cos: Vec<f32>,
     sin: Vec<f32>,
@@ -92,7 +92,7 @@ pub struct NativeAngles {
 
 impl Native {
     fn tensor(&self, rows: usize, width: usize) -> Rows {
-        Rows::new(&self.spare, self.dtype, rows, width)
+        Rows::new(&self.buffers, self.dtype, rows, width)
     }
 
     /// Applies an operation to every row of `x`.
@@ -101,7 +101,7 @@ impl Native {
         self.pool.apply(operation, dtype, width, x.bytes_mut())
     }
 
-    /// A tensor's elements as float32, rounded to the compute dtype.
+    /// Reads a tensor's elements, rounded to the compute dtype, as float32.
     fn load_rounded(&self, checkpoint: &Checkpoint, tensor: &TensorRef) -> Result<Vec<f32>, LoadModelError> {
         let bytes = self.load_bytes(checkpoint, tensor)?;
         let mut values = vec![0.0; bytes.len() / self.dtype.bytes()];
@@ -109,7 +109,7 @@ impl Native {
         Ok(values)
     }
 
-    /// A tensor's elements in the compute dtype.
+    /// Reads a tensor's elements in the compute dtype, little endian.
     fn load_bytes(&self, checkpoint: &Checkpoint, tensor: &TensorRef) -> Result<Vec<u8>, LoadModelError> {
         if stored_dtype(tensor.dtype) == self.dtype.into() {
             return Ok(checkpoint.read(tensor)?);
@@ -120,38 +120,40 @@ impl Native {
         Ok(converted)
     }
 
-    /// Attends with what the spans' pages hold, after `write` has written each of their positions.
+    /// Writes the spans' positions to their pages with `write(shape, page, position in page, row)`, then attends.
     fn attend_pages(
         &self,
         pages: &mut NativePages,
         layer: usize,
         query: &Rows,
         sinks: Option<&[f32]>,
-        spans: &[Span],
+        spans: &[RowSpan],
         write: impl Fn(&AttentionShape, &mut [u8], usize, usize) -> Result<(), KernelError>,
     ) -> Result<Rows, BackendError> {
-        let PagePart { shape, table, bytes: part } = pages.layer(layer)?;
+        let PagePart { shape, page_table, bytes: part } = pages.layer(layer)?;
         for span in spans {
-            let ids = span.table(table);
+            let page_ids = span.page_table(page_table);
             for row in 0..span.rows {
-                let (page, at) = ((span.past + row) / PAGE_POSITIONS, (span.past + row) % PAGE_POSITIONS);
-                let Some(&id) = ids.get(page).filter(|id| **id != RELEASED) else {
-                    return Err(BackendError::Shape { what: "page", actual: page, expected: ids.len() });
+                let position = span.past + row;
+                let (page, offset) = (position / PAGE_POSITIONS, position % PAGE_POSITIONS);
+                let Some(&id) = page_ids.get(page).filter(|id| **id != RELEASED_PAGE) else {
+                    return Err(BackendError::Shape { what: "page", actual: page, expected: page_ids.len() });
                 };
-                write(&shape, &mut pages.page_mut(id)?[part.clone()], at, span.first + row)?;
+                write(&shape, &mut pages.page_mut(id)?[part.clone()], offset, span.first_row + row)?;
             }
         }
-        let held: Vec<Vec<&[u8]>> = spans.iter().map(|span| pages.parts(span.table(table), &part)).collect();
-        let spans: Vec<AttentionSpan<'_>> = (spans.iter().zip(&held))
+        let layer_pages: Vec<Vec<&[u8]>> =
+            spans.iter().map(|span| pages.parts(span.page_table(page_table), &part)).collect();
+        let spans: Vec<AttentionSpan<'_>> = (spans.iter().zip(&layer_pages))
             .map(|(span, pages)| AttentionSpan { pages, past: span.past, rows: span.rows })
             .collect();
-        let mut mixed = self.tensor(query.rows, shape.heads() * shape.value_dim);
-        self.pool.attend(&shape, query.bytes(), sinks, &spans, mixed.bytes_mut())?;
-        Ok(mixed)
+        let mut attended = self.tensor(query.rows, shape.heads() * shape.value_dim);
+        self.pool.attend(&shape, query.bytes(), sinks, &spans, attended.bytes_mut())?;
+        Ok(attended)
     }
 }
 
-/// Row `row` of `x`.
+/// Returns the bytes of row `row` of `x`.
 fn row(x: &Rows, row: usize) -> &[u8] {
     &x.bytes()[row * x.row_bytes()..][..x.row_bytes()]
 }
@@ -162,19 +164,19 @@ impl Backend for Native {
     type Embedding = NativeEmbedding;
     type Linear = NativeLinear;
     type Norm = NativeNorm;
-    type Gated = PackedExpert;
-    type Heads = NativeHeads;
+    type GatedMlp = PackedExpert;
+    type UpProjections = NativeUpProjections;
     type Rope = NativeRope;
     type Angles = NativeAngles;
     type Vector = Vec<f32>;
     type Pages = NativePages;
-    type Spans = Vec<Span>;
+    type PreparedSpans = Vec<RowSpan>;
 
     fn open(device: Option<DeviceName>, dtype: Dtype, pool: &Arc<Pool>) -> Result<Self, DeviceError> {
         match device {
             None | Some(DeviceName::Cpu) => {
                 let (pool, cache_format) = (pool.clone(), CacheFormat::default());
-                Ok(Self { pool, dtype, cache_format, spare: BufferPool::default() })
+                Ok(Self { pool, dtype, cache_format, buffers: BufferPool::default() })
             }
             Some(device) => Err(DeviceError::Foreign { device, backend: Self::NAME }),
         }
@@ -202,11 +204,11 @@ impl Backend for Native {
         NativeEmbedding::load(self, checkpoint, table, class)
     }
 
-    fn rest_of(&self, table: &NativeEmbedding) -> Option<Arc<dyn DeferredWeights>> {
-        table.rest()
+    fn deferred_weights(&self, table: &NativeEmbedding) -> Option<Arc<dyn DeferredWeights>> {
+        table.deferred_weights()
     }
 
-    fn table_of(&self, weight: &NativeLinear) -> Option<NativeEmbedding> {
+    fn tied_embedding(&self, weight: &NativeLinear) -> Option<NativeEmbedding> {
         Some(NativeEmbedding::Packed(weight.matrix.clone()))
     }
 
@@ -257,14 +259,14 @@ impl Backend for Native {
         Ok(load_gated(checkpoint, tensors, class)?)
     }
 
-    fn load_heads(
+    fn load_up_projections(
         &self,
         checkpoint: &Checkpoint,
         expand: &TensorRef,
         facts: &MlaFacts,
         class: NumericsClass,
-    ) -> Result<NativeHeads, LoadModelError> {
-        NativeHeads::load(checkpoint, expand, facts, class)
+    ) -> Result<NativeUpProjections, LoadModelError> {
+        NativeUpProjections::load(checkpoint, expand, facts, class)
     }
 
     fn rope(&self, facts: &RopeFacts) -> Result<NativeRope, BackendError> {
@@ -276,7 +278,7 @@ impl Backend for Native {
         })
     }
 
-    fn pages(&self, layers: &[PagedLayer]) -> NativePages {
+    fn new_pages(&self, layers: &[PagedLayer]) -> NativePages {
         NativePages::new(layers)
     }
 
@@ -284,11 +286,11 @@ impl Backend for Native {
         pages.page_bytes
     }
 
-    fn vector(&self, values: &[f32]) -> Result<Vec<f32>, BackendError> {
+    fn upload_vector(&self, values: &[f32]) -> Result<Vec<f32>, BackendError> {
         Ok(values.to_vec())
     }
 
-    fn spans(&self, _pages: &NativePages, spans: Vec<Span>) -> Result<Vec<Span>, BackendError> {
+    fn prepare_spans(&self, _pages: &NativePages, spans: Vec<RowSpan>) -> Result<Vec<RowSpan>, BackendError> {
         Ok(spans)
     }
 
@@ -310,7 +312,7 @@ impl Backend for Native {
     fn linear(&self, weight: &NativeLinear, x: &Rows) -> Result<Rows, BackendError> {
         let matrix = &*weight.matrix;
         x.expect("inputs of a product", x.rows, matrix.inputs())?;
-        let mut out = Rows::new(&self.spare, matrix.dtype(), x.rows, matrix.outputs());
+        let mut out = Rows::new(&self.buffers, matrix.dtype(), x.rows, matrix.outputs());
         let converted;
         let inputs = if matrix.dtype() == x.dtype {
             x.bytes()
@@ -347,11 +349,11 @@ impl Backend for Native {
 
     fn split<const N: usize>(&self, x: Rows, widths: [usize; N]) -> Result<[Rows; N], BackendError> {
         x.expect("parts of a row", x.rows, widths.iter().sum())?;
-        let mut first = 0;
+        let mut first_column = 0;
         Ok(widths.map(|width| {
             let mut part = self.tensor(x.rows, width);
-            let (from, bytes) = (first * x.dtype.bytes(), part.row_bytes());
-            first += width;
+            let (from, bytes) = (first_column * x.dtype.bytes(), part.row_bytes());
+            first_column += width;
             for (to, row) in
                 part.bytes_mut().chunks_exact_mut(bytes).zip(x.bytes().chunks_exact(x.row_bytes()))
             {
@@ -368,28 +370,28 @@ impl Backend for Native {
 
     fn angles(&self, rope: &NativeRope, positions: &[usize]) -> Result<NativeAngles, BackendError> {
         let half = rope.frequencies.len();
-        // By float64, whose functions agree to the last bit of float32 whatever library computes them.
-        let of = |function: fn(f64) -> f64| -> Vec<f32> {
+        // In float64: platforms' cosines and sines then agree to the last bit of float32.
+        let evaluate = |function: fn(f64) -> f64| -> Vec<f32> {
             let all = positions.iter().flat_map(|&position| {
                 rope.frequencies.iter().map(move |frequency| f64::from(position as f32 * frequency))
             });
             all.map(|angle| function(angle) as f32 * rope.factor).collect()
         };
-        let (mut cos, mut sin) = (of(f64::cos), of(f64::sin));
+        let (mut cos, mut sin) = (evaluate(f64::cos), evaluate(f64::sin));
         if rope.dtype == Dtype::Bf16 {
             cos.iter_mut().chain(&mut sin).for_each(|x| *x = round_bf16(*x));
         }
         Ok(NativeAngles { cos, sin, half, layout: rope.layout, dtype: rope.dtype })
     }
 
-    fn angles_of(&self, angles: &NativeAngles, rows: &[usize]) -> Result<NativeAngles, BackendError> {
+    fn select_angles(&self, angles: &NativeAngles, rows: &[usize]) -> Result<NativeAngles, BackendError> {
         let half = angles.half;
         let count = angles.cos.len() / half.max(1);
         if let Some(&row) = rows.iter().find(|row| **row >= count) {
             return Err(BackendError::Shape { what: "row of angles", actual: row, expected: count });
         }
-        let of = |all: &[f32]| rows.iter().flat_map(|row| &all[row * half..][..half]).copied().collect();
-        Ok(NativeAngles { cos: of(&angles.cos), sin: of(&angles.sin), ..*angles })
+        let select = |all: &[f32]| rows.iter().flat_map(|row| &all[row * half..][..half]).copied().collect();
+        Ok(NativeAngles { cos: select(&angles.cos), sin: select(&angles.sin), ..*angles })
     }
 
     fn rotate(&self, angles: &NativeAngles, mut x: Rows, head_dim: usize) -> Result<Rows, BackendError> {
@@ -415,26 +417,32 @@ impl Backend for Native {
         layer: usize,
         [query, key, value]: [Rows; 3],
         sinks: Option<&Vec<f32>>,
-        spans: &Vec<Span>,
+        spans: &Vec<RowSpan>,
     ) -> Result<Rows, BackendError> {
-        self.attend_pages(pages, layer, &query, sinks.map(Vec::as_slice), spans, |shape, page, at, index| {
-            shape.write(page, at, row(&key, index), row(&value, index))
-        })
+        self.attend_pages(
+            pages,
+            layer,
+            &query,
+            sinks.map(Vec::as_slice),
+            spans,
+            |shape, page, offset, index| shape.write(page, offset, row(&key, index), row(&value, index)),
+        )
     }
 
     fn attend_latent(
         &self,
         pages: &mut NativePages,
         layer: usize,
-        heads: &NativeHeads,
+        projections: &NativeUpProjections,
         [query, latent, key]: [Rows; 3],
-        spans: &Vec<Span>,
+        spans: &Vec<RowSpan>,
     ) -> Result<Rows, BackendError> {
-        let query = heads.absorb(&self.pool, &self.spare, &query)?;
-        let mixed = self.attend_pages(pages, layer, &query, None, spans, |shape, page, at, index| {
-            shape.write(page, at, &[row(&latent, index), row(&key, index)].concat(), &[])
-        })?;
-        heads.release(&self.pool, &self.spare, &mixed)
+        let query = projections.absorb_query(&self.pool, &self.buffers, &query)?;
+        let attended =
+            self.attend_pages(pages, layer, &query, None, spans, |shape, page, offset, index| {
+                shape.write(page, offset, &[row(&latent, index), row(&key, index)].concat(), &[])
+            })?;
+        projections.expand_values(&self.pool, &self.buffers, &attended)
     }
 
     fn add(&self, mut x: Rows, y: &Rows) -> Result<Rows, BackendError> {
@@ -473,7 +481,7 @@ impl Backend for Native {
 
     fn scale_by_sigmoid(&self, mut x: Rows, gate: &Rows) -> Result<Rows, BackendError> {
         gate.expect("gates of rows", x.rows, 1)?;
-        let mut factors = self.floats(gate)?;
+        let mut factors = self.host_floats(gate)?;
         for factor in &mut factors {
             *factor = 1.0 / (1.0 + exp(-*factor));
             if x.dtype == Dtype::Bf16 {
@@ -484,7 +492,7 @@ impl Backend for Native {
         Ok(x)
     }
 
-    fn rows(&self, x: &Rows, rows: &[usize]) -> Result<Rows, BackendError> {
+    fn select_rows(&self, x: &Rows, rows: &[usize]) -> Result<Rows, BackendError> {
         let mut out = self.tensor(rows.len(), x.width);
         for (&index, to) in rows.iter().zip(out.bytes_mut().chunks_exact_mut(x.row_bytes())) {
             if index >= x.rows {
@@ -495,17 +503,17 @@ impl Backend for Native {
         Ok(out)
     }
 
-    fn bytes<'a>(&self, x: &'a Rows) -> Result<Cow<'a, [u8]>, BackendError> {
+    fn host_bytes<'a>(&self, x: &'a Rows) -> Result<Cow<'a, [u8]>, BackendError> {
         Ok(Cow::Borrowed(x.bytes()))
     }
 
-    fn floats(&self, x: &Rows) -> Result<Vec<f32>, BackendError> {
+    fn host_floats(&self, x: &Rows) -> Result<Vec<f32>, BackendError> {
         let mut values = vec![0.0; x.rows * x.width];
         elementwise::widen(x.dtype, x.bytes(), &mut values);
         Ok(values)
     }
 
-    fn filled<E: From<BackendError>>(
+    fn tensor_from_host<E: From<BackendError>>(
         &self,
         rows: usize,
         width: usize,

@@ -1,59 +1,60 @@
-//! Rows of elements on the host, in memory that is used again.
+//! Tensors of the CPU backend, in buffers that are reused.
 
 use crate::backend::BackendError;
 use remoe_kernels::Dtype;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Buffers that are kept for the next tensor at most.
-const SPARE: usize = 16;
+/// Most unused buffers that are kept.
+const MAX_UNUSED_BUFFERS: usize = 16;
 
-/// Memory of tensors that are gone. A fresh buffer costs the kernel's zeroes and its page faults, which for a prompt
-/// is as much as some of the operations.
+/// Unused buffers of dropped tensors.
+///
+/// A fresh buffer costs zeroing and page faults. For a prompt these take as long as some of the operations.
 #[derive(Clone, Default)]
 pub(super) struct BufferPool(Arc<Mutex<Vec<Vec<u8>>>>);
 
 impl BufferPool {
-    /// At least `bytes` of any content: the smallest that is long enough, but none that is far too long.
+    /// Returns at least `bytes` bytes of any content: the smallest buffer that fits, but none of over eight times the size.
     fn take(&self, bytes: usize) -> Vec<u8> {
-        let mut spare = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |buffer: &Vec<u8>| buffer.len() >= bytes && buffer.len() / 8 <= bytes;
-        let fitting = spare.iter().enumerate().filter(|(_, buffer)| fits(buffer));
+        let fitting = unused.iter().enumerate().filter(|(_, buffer)| fits(buffer));
         let best = fitting.min_by_key(|(_, buffer)| buffer.len()).map(|(index, _)| index);
         match best {
-            Some(index) => spare.swap_remove(index),
+            Some(index) => unused.swap_remove(index),
             None => vec![0; bytes],
         }
     }
 
-    /// Keeps `buffer`, or the larger ones where there are many.
-    fn give(&self, buffer: Vec<u8>) {
-        let mut spare = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        spare.push(buffer);
-        if spare.len() > SPARE
-            && let Some((least, _)) = spare.iter().enumerate().min_by_key(|(_, buffer)| buffer.len())
+    /// Puts `buffer` back. If there are too many, drops the smallest.
+    fn put(&self, buffer: Vec<u8>) {
+        let mut unused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        unused.push(buffer);
+        if unused.len() > MAX_UNUSED_BUFFERS
+            && let Some((smallest, _)) = unused.iter().enumerate().min_by_key(|(_, buffer)| buffer.len())
         {
-            spare.swap_remove(least);
+            unused.swap_remove(smallest);
         }
     }
 }
 
-/// A matrix of rows.
+/// A matrix on the host: `rows` x `width` elements of `dtype`, little endian.
 pub struct Rows {
     pub(super) dtype: Dtype,
     pub(super) rows: usize,
     pub(super) width: usize,
     buffer: Vec<u8>,
-    home: BufferPool,
+    buffers: BufferPool,
 }
 
 impl Rows {
-    /// Rows of any content.
-    pub(super) fn new(home: &BufferPool, dtype: Dtype, rows: usize, width: usize) -> Self {
-        let buffer = home.take(rows * width * dtype.bytes());
-        Self { dtype, rows, width, buffer, home: home.clone() }
+    /// Creates a matrix with arbitrary content.
+    pub(super) fn new(buffers: &BufferPool, dtype: Dtype, rows: usize, width: usize) -> Self {
+        let buffer = buffers.take(rows * width * dtype.bytes());
+        Self { dtype, rows, width, buffer, buffers: buffers.clone() }
     }
 
-    /// Bytes of a row.
+    /// Returns the bytes of one row.
     pub(super) fn row_bytes(&self) -> usize {
         self.width * self.dtype.bytes()
     }
@@ -67,8 +68,10 @@ impl Rows {
         &mut self.buffer[..bytes]
     }
 
+    /// Checks that the matrix has `rows` x `width` elements. `what` names it in the error.
+    ///
     /// # Errors
-    /// Rows of another size than `rows` x `width`.
+    /// Fails if it has another size.
     pub(super) fn expect(&self, what: &'static str, rows: usize, width: usize) -> Result<(), BackendError> {
         for (actual, expected) in [(self.rows, rows), (self.width, width)] {
             if actual != expected {
@@ -81,6 +84,6 @@ impl Rows {
 
 impl Drop for Rows {
     fn drop(&mut self) {
-        self.home.give(std::mem::take(&mut self.buffer));
+        self.buffers.put(std::mem::take(&mut self.buffer));
     }
 }

@@ -1,189 +1,191 @@
 //! KV cache: pages of keys and values, the sequences that hold them, and the prefix cache of full pages.
 //!
-//! All pages come from one budget. A sequence holds the pages of its positions; those that are full are never
-//! written again, so that sequences with the same beginning hold the same ones. A full page stays after the last
-//! sequence has let go of it, under the tokens that it holds and all before them ([`prefixes`]), until its place is
-//! needed: the page that was used longest ago goes first. Pages are only numbers here; a [`crate::Backend`] keeps
-//! what is in them.
+//! All pages come from one pool of fixed size. A sequence holds the pages of its positions. A full page is never written
+//! again, so sequences with the same prefix share it. When the last sequence releases a full page, it stays in the
+//! prefix cache ([`prefix_cache`]), found by its tokens and all tokens before them. If the pool runs out of free pages,
+//! the least recently used cached page is evicted. This module handles page ids only; a [`crate::Backend`] stores the
+//! keys and values.
 //!
-//! Layers that attend to a window have pages of their own ([`PageNeeds`]). A sequence lets go of them once no later
-//! position sees them. They stay kept like others, but may be evicted alone: a sequence can begin behind kept pages
-//! only where the whole window before it is still kept.
+//! Layers with sliding-window attention have pages of their own ([`PageNeeds`]). A sequence releases such a page when
+//! no later position can attend to it. Windowed pages can be evicted separately from the others: a sequence can reuse
+//! a cached prefix only if the pages of the window before its end are still cached.
 
 mod needs;
-mod prefixes;
+mod page_sets;
+mod prefix_cache;
 mod sequence;
-mod table;
 
-pub(crate) use needs::paged;
-pub use prefixes::CacheScope;
+pub(crate) use needs::assign_page_tables;
+pub use prefix_cache::CacheScope;
 pub use remoe_model::kv_pages::PageNeeds;
 pub(crate) use remoe_model::kv_pages::pages_of;
-pub(crate) use sequence::{BlockPages, SequenceCache};
+pub(crate) use sequence::{BlockPages, PageCopy, SequenceCache};
 
 use crate::backend::PAGE_POSITIONS;
-use prefixes::Prefixes;
+use page_sets::{PageSet, PageSetTable};
+use prefix_cache::PrefixCache;
 use std::cell::RefCell;
 use std::rc::Rc;
-use table::{PageSet, Table};
 
-/// All pages.
-pub(crate) struct Pages {
-    table: Rc<RefCell<Table>>,
-    prefixes: Prefixes,
+/// Page pool of the KV cache, with the prefix cache.
+pub(crate) struct KvPagePool {
+    table: Rc<RefCell<PageSetTable>>,
+    prefixes: PrefixCache,
     needs: PageNeeds,
 }
 
-impl Pages {
-    /// `limit` pages, none of which is held, for sequences with such `needs`.
+impl KvPagePool {
+    /// Creates a pool of `limit` free pages for sequences with these `needs`.
     pub(crate) fn new(limit: usize, needs: PageNeeds) -> Self {
-        let table = Rc::new(RefCell::new(Table::new(limit)));
-        Self { prefixes: Prefixes::new(table.clone()), table, needs }
+        let table = Rc::new(RefCell::new(PageSetTable::new(limit)));
+        Self { prefixes: PrefixCache::new(table.clone()), table, needs }
     }
 
-    /// How many there are.
+    /// Returns the number of pages, free or not.
     pub(crate) fn limit(&self) -> usize {
         self.table.borrow().limit()
     }
 
-    /// Pages that sequences hold, each counted once.
-    pub(crate) fn held(&self) -> usize {
+    /// Returns the number of pages that sequences hold; a shared page counts once.
+    pub(crate) fn held_pages(&self) -> usize {
         self.table.borrow().held()
     }
 
-    /// Evicts as many idle pages from the prefix cache as the pages of `blocks` blocks of positions need, least
-    /// recently used first. Reports if so many are free then.
-    pub(crate) fn make_free(&mut self, blocks: usize) -> bool {
+    /// Evicts least recently used pages from the prefix cache until `blocks` blocks of positions fit. Returns false if
+    /// they do not fit even then.
+    pub(crate) fn free_blocks(&mut self, blocks: usize) -> bool {
         let count = blocks.saturating_mul(self.needs.of_block());
         loop {
             let table = self.table.borrow();
             if table.free() >= count {
                 return true;
             }
-            let Some(oldest) = table.oldest() else { return false };
+            let Some(oldest) = table.least_recently_used() else { return false };
             drop(table);
-            self.prefixes.forget(oldest);
+            self.prefixes.evict(oldest);
         }
     }
 
-    /// Pages of a block of positions for a sequence to hold; none where not so many can be freed.
-    pub(crate) fn take(&mut self) -> Option<BlockPages> {
-        if !self.make_free(1) {
+    /// Takes the pages of one block of positions from the pool. Returns `None` if they cannot be freed.
+    pub(crate) fn allocate_block(&mut self) -> Option<BlockPages> {
+        if !self.free_blocks(1) {
             return None;
         }
-        let whole = Table::take(&self.table, self.needs.whole)?;
+        let whole = PageSetTable::allocate(&self.table, self.needs.whole)?;
         let windowed = match self.needs.windowed {
             0 => None,
-            count => Some(Table::take(&self.table, count)?),
+            count => Some(PageSetTable::allocate(&self.table, count)?),
         };
         Some(BlockPages { whole, windowed })
     }
 
-    /// A sequence of `tenant` that begins with the kept pages of `tokens`, as many as there are and leave a token to
-    /// forward.
-    pub(crate) fn begin(
+    /// Creates the cache of a sequence of `count` tokens in `scope`, with the pages of its longest cached prefix.
+    ///
+    /// At least one token is left to forward.
+    pub(crate) fn begin_sequence(
         &mut self,
-        tenant: CacheScope,
+        scope: CacheScope,
         tokens: impl Fn(usize) -> u32,
         count: usize,
     ) -> SequenceCache {
-        let mut cache = SequenceCache::new(tenant);
-        let mut chain = self.prefixes.begin(tenant);
-        let (mut found, mut usable, mut unbroken) = (Vec::new(), 0, 0);
+        let mut cache = SequenceCache::new(scope);
+        let mut chain = self.prefixes.begin(scope);
+        // From block `windowed_from` on, all found blocks have their windowed pages.
+        let (mut found, mut usable, mut windowed_from) = (Vec::new(), 0, 0);
         for index in 0..count.saturating_sub(1) / PAGE_POSITIONS {
-            let Some((kept, longer)) = self.prefixes.find(chain, &block(&tokens, index)) else {
+            let Some((cached, longer)) = self.prefixes.find(chain, &block_tokens(&tokens, index)) else {
                 break;
             };
-            if self.needs.windowed > 0 && !kept.has_windowed() {
-                unbroken = index + 1;
+            if self.needs.windowed > 0 && !cached.has_windowed() {
+                windowed_from = index + 1;
             }
-            found.push((chain, kept));
+            found.push((chain, cached));
             chain = longer;
-            if unbroken <= self.first_seen_behind(index + 1) {
+            if windowed_from <= self.first_visible_block(index + 1) {
                 usable = index + 1;
             }
         }
-        let first_seen = self.first_seen_behind(usable);
-        for (index, (chain, kept)) in found.into_iter().take(usable).enumerate() {
-            cache.blocks.push(self.prefixes.hold(chain, kept, index >= first_seen));
+        let first_visible = self.first_visible_block(usable);
+        for (index, (chain, cached)) in found.into_iter().take(usable).enumerate() {
+            cache.blocks.push(self.prefixes.hold(chain, cached, index >= first_visible));
         }
-        cache.kept = usable;
-        cache.released = first_seen.min(usable);
+        cache.cached_blocks = usable;
+        cache.released_blocks = first_visible.min(usable);
         cache.length = usable * PAGE_POSITIONS;
         cache
     }
 
-    /// The first block whose windowed pages a sequence needs that goes on behind `blocks`.
-    fn first_seen_behind(&self, blocks: usize) -> usize {
+    /// Returns the first block whose windowed pages the positions behind the first `blocks` blocks attend to.
+    fn first_visible_block(&self, blocks: usize) -> usize {
         self.needs.first_seen(blocks * PAGE_POSITIONS)
     }
 
-    /// Keeps the pages of `cache`, a sequence of `tokens`, once another one has become full. Lets go of windowed
-    /// pages that no later position sees.
-    pub(crate) fn keep(&mut self, cache: &mut SequenceCache, tokens: impl Fn(usize) -> u32) {
+    /// Adds the full pages of `cache`, a sequence of `tokens`, to the prefix cache. Releases windowed pages that no later
+    /// position attends to.
+    pub(crate) fn cache_full_pages(&mut self, cache: &mut SequenceCache, tokens: impl Fn(usize) -> u32) {
         let full = cache.length / PAGE_POSITIONS;
-        if cache.kept != full {
-            let mut chain = self.prefixes.begin(cache.tenant);
+        if cache.cached_blocks != full {
+            let mut chain = self.prefixes.begin(cache.scope);
             for (index, pages) in cache.blocks[..full].iter().enumerate() {
-                chain = self.prefixes.keep(chain, block(&tokens, index), pages);
+                chain = self.prefixes.insert(chain, block_tokens(&tokens, index), pages);
             }
-            cache.kept = full;
+            cache.cached_blocks = full;
         }
         cache.release_before(self.needs.first_seen(cache.length));
     }
 }
 
-/// The tokens of page `page` of a sequence.
-fn block(tokens: &impl Fn(usize) -> u32, page: usize) -> Block {
-    std::array::from_fn(|at| tokens(page * PAGE_POSITIONS + at))
+/// Returns the tokens of block `index` of a sequence.
+fn block_tokens(tokens: &impl Fn(usize) -> u32, index: usize) -> BlockTokens {
+    std::array::from_fn(|offset| tokens(index * PAGE_POSITIONS + offset))
 }
 
-/// The tokens of a full page.
-type Block = [u32; PAGE_POSITIONS];
+/// Tokens of a full block of positions.
+type BlockTokens = [u32; PAGE_POSITIONS];
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::backend::RELEASED;
+    use crate::backend::RELEASED_PAGE;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
     const PAGE: usize = PAGE_POSITIONS;
 
     #[test]
-    fn plans_leave_room_for_pages_of_this_size() {
+    fn page_size_is_the_same_in_plans_and_models() {
         assert_eq!(PAGE, remoe_plan::PAGE_POSITIONS as usize);
         assert_eq!(PAGE, remoe_model::kv_pages::PAGE_POSITIONS);
     }
 
-    /// Forwards the sequence `tokens` from wherever `cache` is.
-    fn forward(pages: &mut Pages, cache: &mut SequenceCache, tokens: &[u32]) -> bool {
+    /// Forwards the sequence `tokens` from the end of `cache` on.
+    fn forward(pages: &mut KvPagePool, cache: &mut SequenceCache, tokens: &[u32]) -> bool {
         if !cache.reserve(tokens.len(), pages) {
             return false;
         }
         cache.advance(tokens.len() - cache.length());
-        pages.keep(cache, |at| tokens[at]);
+        pages.cache_full_pages(cache, |at| tokens[at]);
         true
     }
 
-    fn begin(pages: &mut Pages, tenant: CacheScope, tokens: &[u32]) -> SequenceCache {
-        pages.begin(tenant, |at| tokens[at], tokens.len())
+    fn begin(pages: &mut KvPagePool, scope: CacheScope, tokens: &[u32]) -> SequenceCache {
+        pages.begin_sequence(scope, |at| tokens[at], tokens.len())
     }
 
-    /// Ids of a sequence's pages where there is one page table.
+    /// Returns the ids of a sequence's pages in its only page table.
     fn ids(cache: &SequenceCache) -> Vec<usize> {
         cache.page_tables().into_iter().next().unwrap_or_default()
     }
 
     #[test]
-    fn what_was_computed_is_found_again_within_a_tenant() {
-        let mut pages = Pages::new(10, PageNeeds::default());
+    fn cached_prefix_is_found_within_its_tenant_only() {
+        let mut pages = KvPagePool::new(10, PageNeeds::default());
         let tokens: Vec<u32> = (0..3 * PAGE as u32).collect();
         let mut first = begin(&mut pages, CacheScope::default(), &tokens);
         assert_eq!(first.length(), 0);
         assert!(forward(&mut pages, &mut first, &tokens));
-        // A token is left to forward.
+        // One token is left to forward.
         let again = begin(&mut pages, CacheScope::default(), &tokens);
         assert_eq!((again.length(), &ids(&again)[..]), (2 * PAGE, &ids(&first)[..2]));
         let mut longer = tokens.clone();
@@ -198,13 +200,13 @@ mod tests {
         assert_eq!(
             begin(&mut pages, CacheScope::default(), &tokens).length(),
             2 * PAGE,
-            "kept although no sequence holds it"
+            "cached although no sequence holds it"
         );
     }
 
     #[test]
-    fn the_oldest_goes_first_and_nothing_that_is_held() {
-        let mut pages = Pages::new(4, PageNeeds::default());
+    fn eviction_takes_oldest_unheld_pages_first() {
+        let mut pages = KvPagePool::new(4, PageNeeds::default());
         let tokens = |first: u32| -> Vec<u32> { (first..first + 2 * PAGE as u32).collect() };
         for first in [0, 1000] {
             let mut cache = begin(&mut pages, CacheScope::default(), &tokens(first));
@@ -218,10 +220,10 @@ mod tests {
         assert_eq!(
             begin(&mut pages, CacheScope::default(), &longer).length(),
             PAGE,
-            "ends go before beginnings"
+            "later blocks are evicted before earlier ones"
         );
         let mut fourth = begin(&mut pages, CacheScope::default(), &tokens(3000));
-        assert!(!fourth.reserve(2 * PAGE, &mut pages), "one is held by each of two others, two by a third");
+        assert!(!fourth.reserve(2 * PAGE, &mut pages), "two others hold one page each, a third holds two");
         drop(held);
         assert!(fourth.reserve(2 * PAGE, &mut pages));
     }
@@ -229,7 +231,7 @@ mod tests {
     /// Contents of each page: tokens as they were forwarded.
     type Contents = Vec<Vec<u32>>;
 
-    /// Checks that a sequence of `tokens` finds in its pages what it sees: all in whole pages, the window in others.
+    /// Checks that the pages of a sequence of `tokens` hold what it attends to: all positions, or those of the window.
     fn check(needs: PageNeeds, contents: &Contents, cache: &SequenceCache, tokens: &[u32]) {
         let tables = cache.page_tables();
         assert!(tables.len() == needs.of_block() || cache.length().is_multiple_of(PAGE));
@@ -242,8 +244,7 @@ mod tests {
     }
 
     proptest! {
-        /// However sequences begin, grow, fork and end, a page is held by those whose tokens it has, and by no
-        /// others.
+        /// Sequences begin, grow, fork and end in any order. A page always holds the tokens of the sequences that hold it.
         #[test]
         fn pages_hold_what_their_holders_forwarded(
             steps in prop::collection::vec((0_usize..6, 0_u32..2, 1_usize..50, 0_usize..3), 1..100),
@@ -253,7 +254,7 @@ mod tests {
             ),
         ) {
             let needs = PageNeeds { whole, windowed, window };
-            let mut pages = Pages::new(limit, needs);
+            let mut pages = KvPagePool::new(limit, needs);
             let mut contents: Contents = vec![Vec::new(); limit];
             let mut running: Vec<Option<(Vec<u32>, SequenceCache)>> = (0..6).map(|_| None).collect();
             for (slot, kind, grow, end) in steps {
@@ -271,9 +272,9 @@ mod tests {
                 if !cache.reserve(tokens.len(), &mut pages) {
                     continue;
                 }
-                for ids in cache.page_tables() {
+                for page_ids in cache.page_tables() {
                     for at in done..tokens.len() {
-                        let page = &mut contents[ids[at / PAGE]];
+                        let page = &mut contents[page_ids[at / PAGE]];
                         page.truncate(at % PAGE);
                         page.push(tokens[at]);
                     }
@@ -283,10 +284,10 @@ mod tests {
                 prop_assert!(cache.pages() <= most, "{} pages, not {most}", cache.pages());
                 check(needs, &contents, &cache, &tokens);
                 if end == 1 {
-                    let copy = if cache.length().is_multiple_of(PAGE) { None } else { pages.take() };
+                    let copy = if cache.length().is_multiple_of(PAGE) { None } else { pages.allocate_block() };
                     if cache.length().is_multiple_of(PAGE) || copy.is_some() {
-                        let (fork, copied) = cache.fork(copy);
-                        for (from, to) in copied {
+                        let (fork, copies) = cache.fork(copy);
+                        for PageCopy { from, to } in copies {
                             contents[to] = contents[from].clone();
                         }
                         running[(slot + 1) % 6] = Some((tokens.clone(), fork));
@@ -294,36 +295,41 @@ mod tests {
                 }
                 running[slot] = (end != 0).then_some((tokens, cache));
                 let caches = running.iter().flatten().flat_map(|(_, cache)| cache.page_tables());
-                let held: BTreeSet<usize> = caches.flatten().filter(|id| *id != RELEASED).collect();
-                prop_assert_eq!(pages.held(), held.len());
+                let held: BTreeSet<usize> = caches.flatten().filter(|id| *id != RELEASED_PAGE).collect();
+                prop_assert_eq!(pages.held_pages(), held.len());
                 for (tokens, cache) in running.iter().flatten() {
                     check(needs, &contents, cache, tokens);
                 }
             }
             running.clear();
-            prop_assert_eq!(pages.held(), 0);
-            prop_assert!(pages.make_free(limit / needs.of_block()), "a page without a holder does not become free");
+            prop_assert_eq!(pages.held_pages(), 0);
+            prop_assert!(pages.free_blocks(limit / needs.of_block()), "pages that no sequence holds can be freed");
         }
     }
 
-    /// Windowed pages that were evicted: what was found before them is found no more, until it is computed again.
+    /// If windowed pages are evicted, the prefix before them is not reused until it is computed again.
     #[test]
-    fn prefixes_without_their_window_are_computed_again() {
+    fn prefix_without_window_pages_is_not_reused() {
         let needs = PageNeeds { whole: 1, windowed: 1, window: 40 };
-        let mut pages = Pages::new(12, needs);
+        let mut pages = KvPagePool::new(12, needs);
         let tokens: Vec<u32> = (0..6 * PAGE as u32 + 1).collect();
         let mut first = begin(&mut pages, CacheScope::default(), &tokens);
         for block in 1..=6 {
             assert!(forward(&mut pages, &mut first, &tokens[..block * PAGE]));
         }
-        assert_eq!((first.pages(), pages.held()), (6 + 2, 8), "six whole pages, two within the window");
+        assert_eq!((first.pages(), pages.held_pages()), (6 + 2, 8), "six whole pages, two within the window");
         drop(first);
-        let found = |pages: &mut Pages, count: usize| begin(pages, CacheScope::default(), &tokens[..count]);
+        let found =
+            |pages: &mut KvPagePool, count: usize| begin(pages, CacheScope::default(), &tokens[..count]);
         assert_eq!(found(&mut pages, tokens.len()).length(), 6 * PAGE);
-        assert!(pages.make_free(2), "which takes the windowed pages that were used longest ago");
-        assert_eq!(found(&mut pages, 5 * PAGE + 1).length(), 0, "the window of none of them is complete");
+        assert!(pages.free_blocks(2), "evicts the least recently used windowed pages");
+        assert_eq!(
+            found(&mut pages, 5 * PAGE + 1).length(),
+            0,
+            "no prefix of this length has all window pages"
+        );
         let again = found(&mut pages, tokens.len());
-        assert_eq!((again.length(), again.pages()), (6 * PAGE, 8), "but that of the last");
+        assert_eq!((again.length(), again.pages()), (6 * PAGE, 8), "the whole sequence has");
         drop(again);
         let mut whole = SequenceCache::new(CacheScope::default());
         for block in 1..=5 {

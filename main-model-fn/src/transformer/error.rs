@@ -1,11 +1,13 @@
+//! Errors of a forward.
+
 use crate::backend::BackendError;
 use crate::dispatch::ExpertError;
 use remoe_proto::{ErrorCode, ServiceError};
 
-/// Why an iteration failed.
+/// Failure of a forward.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ForwardError {
-    /// An operation was not computed.
+    /// An operation failed.
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// Experts could not be computed.
@@ -14,17 +16,17 @@ pub(crate) enum ForwardError {
 }
 
 impl ForwardError {
-    /// Reports if the device had no room for the iteration.
+    /// Reports if the device's memory could not hold the tensors of the iteration.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Backend(BackendError::OutOfMemory { .. }))
     }
 
-    /// Reports if the device does not answer any more.
+    /// Reports if the device stopped answering.
     pub(crate) fn is_device_lost(&self) -> bool {
         matches!(self, Self::Backend(BackendError::DeviceLost { .. }))
     }
 
-    /// Which of the iteration's `rows` rows lacked weights that were out of reach, if that is why it failed.
+    /// Returns which of the iteration's `rows` rows need weights that are out of reach for now; `None` for other failures.
     pub(crate) fn out_of_reach(&self, rows: usize) -> Option<Vec<usize>> {
         match self {
             Self::Experts(error) => error.out_of_reach().map(<[usize]>::to_vec),

@@ -1,10 +1,10 @@
-//! Non-expert weights from the checkpoint to the device.
+//! Loads the weights outside of routed experts from the checkpoint to the device.
 
 use super::attention::{Attention, GroupedQueryAttention, LatentAttention};
 use super::mlp::{Mlp, Moe, SharedContribution, SharedExperts};
 use super::{Layer, Positions, Transformer};
 use crate::backend::{Affine, Backend, DeferredWeights, LoadModelError, Router};
-use crate::pages::paged;
+use crate::pages::assign_page_tables;
 use crate::routing::RoutingRule;
 use remoe_kernels::numerics::to_bf16;
 use remoe_kernels::{AttentionShape, Dtype, NumericsClass};
@@ -17,10 +17,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 impl<B: Backend> Transformer<B> {
-    /// Reads every tensor outside of the routed experts with `threads` threads.
+    /// Loads every tensor outside of the routed experts, with `threads` threads.
     ///
     /// # Errors
-    /// The checkpoint cannot be read, or the device has no room.
+    /// Fails if the checkpoint cannot be read or the device has no memory left.
     pub(crate) fn load(
         checkpoint: &Arc<Checkpoint>,
         class: impl Into<NumericsClass>,
@@ -32,9 +32,9 @@ impl<B: Backend> Transformer<B> {
         let config = checkpoint.config();
         let loader = Loader { checkpoint, dtype: class.dtype, class, ops: &ops };
         let (table, weight) = (checkpoint.embedding(), checkpoint.head());
-        // One matrix for both, wherever products and rows can be had of the same form.
+        // A tied embedding shares the head's matrix if the backend can use one format for both.
         let is_tied = table.name == weight.name;
-        // The largest parts first: a thread that is done earlier goes on with layers.
+        // The largest parts go first; a thread that finishes early continues with layers.
         let parts = in_parallel(2 + config.layers.len(), threads, LoadModelError::Panicked, |part| {
             Ok(match part.checked_sub(2) {
                 Some(id) => ModelPart::Layer(Box::new(loader.layer(id)?)),
@@ -56,9 +56,9 @@ impl<B: Backend> Transformer<B> {
             }
         }
         let (layers, shapes): (_, Vec<_>) = layers.into_iter().unzip();
-        let (page_needs, paged) = paged(&shapes);
+        let (page_needs, paged_layers) = assign_page_tables(&shapes);
         let head = heads.pop().ok_or(LoadModelError::Inconsistent("the model has no head"))?;
-        let tied = if is_tied { ops.table_of(&head) } else { None };
+        let tied = if is_tied { ops.tied_embedding(&head) } else { None };
         Ok(Self {
             hidden: config.hidden_size,
             vocab: weight.shape.first().copied().unwrap_or(0),
@@ -77,40 +77,41 @@ impl<B: Backend> Transformer<B> {
             },
             head,
             multipliers: config.multipliers,
-            passes: BTreeMap::new(),
+            prefills: BTreeMap::new(),
             layers,
-            pages: ops.pages(&paged),
+            pages: ops.new_pages(&paged_layers),
             page_needs,
-            ops,
+            backend: ops,
         })
     }
 
-    /// Returns what is left to read of the weights when answers are given already.
-    pub(crate) fn rest(&self) -> Vec<Arc<dyn DeferredWeights>> {
+    /// Returns the weights that may still have to be loaded while requests are answered.
+    pub(crate) fn deferred_weights(&self) -> Vec<Arc<dyn DeferredWeights>> {
         let positions = match &self.positions {
             Positions::Rotary(_) => None,
             Positions::Learned(table) => Some(table),
         };
         std::iter::once(&self.embedding)
             .chain(positions)
-            .filter_map(|table| self.ops.rest_of(table))
+            .filter_map(|table| self.backend.deferred_weights(table))
             .collect()
     }
 }
 
-/// Part of the model that one thread loads at a time.
+/// Part of the model that one thread loads.
 enum ModelPart<B: Backend> {
     Head(B::Linear),
     Embedding(B::Embedding),
-    /// The head's matrix is the embedding as well.
+    /// The head's matrix serves as embedding.
     Tied,
     Layer(Box<(Layer<B>, AttentionShape)>),
 }
 
+/// Loads single layers.
 struct Loader<'a, B> {
     checkpoint: &'a Checkpoint,
     dtype: Dtype,
-    /// Numerics of the weights that may be quantised.
+    /// Numerics of weights that may be quantised.
     class: NumericsClass,
     ops: &'a B,
 }
@@ -144,8 +145,8 @@ impl<B: Backend> Loader<'_, B> {
         Ok((layer, shape))
     }
 
-    /// Matrices without biases, one below the other.
-    fn product(
+    /// Loads matrices without biases, stacked.
+    fn linear_without_bias(
         &self,
         weights: &[&TensorRef],
         class: impl Into<NumericsClass>,
@@ -154,24 +155,26 @@ impl<B: Backend> Loader<'_, B> {
         self.ops.load_linear(self.checkpoint, &parts, class.into(), 1)
     }
 
-    /// As [`Self::product`], with biases.
+    /// Loads matrices with their biases, stacked.
     fn linear(&self, parts: &[&remoe_model::Linear]) -> Result<B::Linear, LoadModelError> {
         let parts: Vec<_> =
             parts.iter().map(|part| Affine { weight: &part.weight, bias: part.bias.as_ref() }).collect();
         self.ops.load_linear(self.checkpoint, &parts, self.class, 1)
     }
 
+    /// Loads a layer's norm.
     fn norm(&self, norm: &remoe_model::Linear) -> Result<B::Norm, LoadModelError> {
         let config = self.checkpoint.config();
         let norm = Affine { weight: &norm.weight, bias: norm.bias.as_ref() };
         self.ops.load_norm(self.checkpoint, norm, config.norm, config.norm_eps)
     }
 
-    /// A norm inside of attention.
+    /// Loads an RMS norm inside of attention.
     fn rms_norm(&self, weight: &TensorRef, epsilon: f64) -> Result<B::Norm, LoadModelError> {
         self.ops.load_norm(self.checkpoint, Affine { weight, bias: None }, NormKind::Rms, epsilon)
     }
 
+    /// Loads grouped-query attention.
     fn gqa(
         &self,
         facts: &GqaFacts,
@@ -191,7 +194,7 @@ impl<B: Backend> Loader<'_, B> {
             clip: facts.clip,
             sinks: match &tensors.sinks {
                 None => None,
-                Some(sinks) => Some(self.ops.vector(&load_floats(self.checkpoint, sinks)?)?),
+                Some(sinks) => Some(self.ops.upload_vector(&load_floats(self.checkpoint, sinks)?)?),
             },
             heads: facts.heads,
             kv_heads: facts.kv_heads,
@@ -211,6 +214,7 @@ impl<B: Backend> Loader<'_, B> {
         Ok((Attention::Grouped(attention), shape))
     }
 
+    /// Loads latent attention.
     fn mla(
         &self,
         facts: &MlaFacts,
@@ -222,7 +226,7 @@ impl<B: Backend> Loader<'_, B> {
                 (remoe_model::Linear { weight: weight.clone(), bias: None }, None)
             }
             QueryTensors::Latent { a, a_norm, b } => {
-                (a.clone(), Some((latent_norm(a_norm)?, self.product(&[b], self.class)?)))
+                (a.clone(), Some((latent_norm(a_norm)?, self.linear_without_bias(&[b], self.class)?)))
             }
         };
         let attention = LatentAttention {
@@ -230,13 +234,18 @@ impl<B: Backend> Loader<'_, B> {
             query_dim: first.weight.shape.first().copied().unwrap_or(0),
             query,
             latent_norm: latent_norm(&tensors.kv_a_norm)?,
-            heads: self.ops.load_heads(self.checkpoint, &tensors.kv_b, facts, self.class)?,
+            up_projections: self.ops.load_up_projections(
+                self.checkpoint,
+                &tensors.kv_b,
+                facts,
+                self.class,
+            )?,
             output: self.linear(&[&tensors.o])?,
             latent_dim: facts.kv_rank,
             nope_dim: facts.nope_dim,
             rope_dim: facts.rope_dim,
         };
-        // Everything that a token leaves behind is one entry that serves all heads as key and as value.
+        // One entry of the KV cache serves all heads as key and as value.
         let shape = AttentionShape {
             dtype: self.dtype,
             kv_heads: 1,
@@ -251,11 +260,11 @@ impl<B: Backend> Loader<'_, B> {
         Ok((Attention::Latent(attention), shape))
     }
 
-    fn gated(&self, tensors: &MlpTensors) -> Result<B::Gated, LoadModelError> {
+    fn gated(&self, tensors: &MlpTensors) -> Result<B::GatedMlp, LoadModelError> {
         self.ops.load_gated(self.checkpoint, tensors, self.checkpoint.config().activation, self.class)
     }
 
-    /// A row on the host, in the compute dtype, little endian.
+    /// Reads a row to the host: compute dtype, little endian.
     fn row(&self, tensor: &TensorRef) -> Result<Vec<u8>, LoadModelError> {
         let values = load_floats(self.checkpoint, tensor)?;
         Ok(match self.dtype {
@@ -264,16 +273,21 @@ impl<B: Backend> Loader<'_, B> {
         })
     }
 
+    /// Loads the router and the shared contribution of a layer with routed experts.
     fn moe(&self, layer: usize, facts: &MoeFacts) -> Result<Moe<B>, LoadModelError> {
         let router = self
             .checkpoint
             .router(layer)?
             .ok_or(LoadModelError::Inconsistent("a layer of experts has no router"))?;
-        let besides = match (self.checkpoint.shared(layer)?, self.checkpoint.experts_bias(layer)?) {
+        let shared = match (self.checkpoint.shared(layer)?, self.checkpoint.experts_bias(layer)?) {
             (None, None) => SharedContribution::Nothing,
-            (Some(tensors), None) => SharedContribution::Shared(SharedExperts {
+            (Some(tensors), None) => SharedContribution::Experts(SharedExperts {
                 network: self.gated(&tensors.mlp)?,
-                gate: tensors.gate.as_ref().map(|gate| self.product(&[gate], self.dtype)).transpose()?,
+                gate: tensors
+                    .gate
+                    .as_ref()
+                    .map(|gate| self.linear_without_bias(&[gate], self.dtype))
+                    .transpose()?,
             }),
             (None, Some(bias)) => SharedContribution::Bias(self.row(bias)?),
             (Some(_), Some(_)) => {
@@ -293,7 +307,7 @@ impl<B: Backend> Loader<'_, B> {
                 linear: self.ops.load_linear(self.checkpoint, &[linear], router_dtype.into(), 1)?,
                 correction: match correction.as_slice() {
                     [] => None,
-                    correction => Some(self.ops.vector(correction)?),
+                    correction => Some(self.ops.upload_vector(correction)?),
                 },
                 rule: RoutingRule {
                     experts: facts.experts,
@@ -304,7 +318,7 @@ impl<B: Backend> Loader<'_, B> {
                 },
             },
             hidden: self.checkpoint.config().hidden_size,
-            besides,
+            shared,
         })
     }
 }
@@ -319,16 +333,16 @@ mod tests {
     use remoe_model::{DenseDtype, Inspection};
     use std::path::Path;
 
-    /// Weights outside of experts take what plans count for them, in the dtype, as int8 and as int4: the embedding as
-    /// much as the others, and once where it is the head. Beside that there are norms, which are held as float32, and
-    /// the columns that routers are padded with.
+    /// Weights outside of experts take the memory that plans count for them: plain, int8 and int4.
+    ///
+    /// Embedding and head count once if they are tied. Norms held as float32 and padding columns of routers come on top.
     #[test]
-    fn weights_take_what_is_counted_for_them() {
+    fn loaded_weights_take_the_planned_memory() {
         let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/model");
         let checkpoint = Arc::new(Checkpoint::open(demo).unwrap());
         let config = checkpoint.config();
         let (layers, hidden) = (config.layers.len(), config.hidden_size);
-        let beside =
+        let extra =
             layers * (64 - config.any_moe().unwrap().experts) * hidden * 2 + (2 * layers + 1) * hidden * 4;
         let pool = Arc::new(Pool::new(PoolConfig::default()).unwrap());
         for (dense_dtype, weights) in [
@@ -338,29 +352,29 @@ mod tests {
         ] {
             let class = NumericsClass { dtype: Dtype::Bf16, weights };
             let ops = Native::open(None, Dtype::Bf16, &pool).unwrap();
-            let taken = Transformer::load(&checkpoint, class, ops, 1).unwrap().weight_bytes();
+            let loaded = Transformer::load(&checkpoint, class, ops, 1).unwrap().weight_bytes();
             let inspection = Inspection { dense_dtype, ..checkpoint.inspect().unwrap() };
-            let counted = inspection.resident_non_expert_bytes("bfloat16") as usize;
+            let planned = inspection.resident_non_expert_bytes("bfloat16") as usize;
             assert!(
-                (counted..counted + beside).contains(&taken),
-                "{weights}: {taken}, not {counted} + {beside}"
+                (planned..planned + extra).contains(&loaded),
+                "{weights}: {loaded}, not {planned} + {extra}"
             );
         }
     }
 
-    /// An embedding that is kept as it is stored is read when answers are given already, and a table of positions;
-    /// what is quantised, or the head as well, is not left for later.
+    /// Embeddings of tokens and positions are deferred if they are stored in the compute dtype, but not if they are
+    /// quantised or tied to the head.
     #[test]
-    fn tables_are_the_rest_where_answers_can_do_without() {
+    fn only_plain_embedding_tables_are_deferred() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
         let pool = Arc::new(Pool::new(PoolConfig::default()).unwrap());
-        let rest = |name: &str, class: NumericsClass| -> Vec<usize> {
+        let deferred = |name: &str, class: NumericsClass| -> Vec<usize> {
             let checkpoint = Arc::new(Checkpoint::open(fixtures.join(name)).unwrap());
             let ops = Native::open(None, class.dtype, &pool).unwrap();
-            let rest = Transformer::load(&checkpoint, class, ops, 2).unwrap().rest();
-            let bytes = rest.iter().map(|part| part.missing_bytes()).collect();
-            rest.iter().for_each(|part| part.read().unwrap());
-            assert!(rest.iter().all(|part| part.missing_bytes() == 0));
+            let deferred = Transformer::load(&checkpoint, class, ops, 2).unwrap().deferred_weights();
+            let bytes = deferred.iter().map(|part| part.missing_bytes()).collect();
+            deferred.iter().for_each(|part| part.load().unwrap());
+            assert!(deferred.iter().all(|part| part.missing_bytes() == 0));
             bytes
         };
         let bytes = |name: &str, table: fn(&Checkpoint) -> Option<&TensorRef>| {
@@ -368,18 +382,18 @@ mod tests {
             table(&checkpoint).unwrap().bytes as usize
         };
         let embedding = bytes("mixtral-basic", |checkpoint| Some(checkpoint.embedding()));
-        assert_eq!(rest("mixtral-basic", Dtype::F32.into()), [embedding]);
+        assert_eq!(deferred("mixtral-basic", Dtype::F32.into()), [embedding]);
         let int8 = NumericsClass { dtype: Dtype::F32, weights: WeightFormat::Int8 };
-        assert!(rest("mixtral-basic", int8).is_empty());
-        // Its embedding is the head.
+        assert!(deferred("mixtral-basic", int8).is_empty());
+        // This model's embedding is tied to its head.
         let positions = bytes("gpt2moe-basic", Checkpoint::positions);
-        assert_eq!(rest("gpt2moe-basic", Dtype::F32.into()), [positions]);
+        assert_eq!(deferred("gpt2moe-basic", Dtype::F32.into()), [positions]);
     }
 
-    /// The cache holds per position what the checkpoint's facts promise: for latent attention the latent and the
-    /// rotated key part, not the expanded keys and values.
+    /// Per position, the KV cache holds the elements that the checkpoint's facts state. For latent attention these are the
+    /// latent and the rotated key, not expanded keys and values.
     #[test]
-    fn the_cache_holds_what_the_facts_say() {
+    fn cache_entry_has_the_size_of_the_facts() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
         let pool = Arc::new(Pool::new(PoolConfig::default()).unwrap());
         for name in ["dsv2-basic", "dsv2-group", "mixtral-basic", "gptoss-basic", "gptoss-mxfp4"] {

@@ -1,27 +1,27 @@
-//! Records of rows on their way through the model.
+//! Records of rows on their way through the layers, for inspection.
 
-/// Level of what an inspection records beside logits; each level holds what those before it do.
+/// Level of an inspection's records; each level includes the levels before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum InspectLevel {
-    /// Selected experts and their weights.
+    /// Selected experts and their weights, per layer and position.
     Routing,
-    /// Routing and the hidden states of every position before the final norm.
+    /// Routing, and hidden states of every position before the final norm.
     Hidden,
 }
 
 /// The routing of one MoE layer.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct LayerRouting {
-    /// The model's layer id.
+    /// The layer's index in the model.
     pub layer: usize,
     /// Per token: (expert, weight), experts ascending.
     pub tokens: Vec<Vec<(u32, f32)>>,
 }
 
-/// Records of an iteration's rows for an inspection.
+/// Records of an iteration's rows.
 #[derive(Default)]
 pub(crate) struct Trace {
     pub(crate) routing: Vec<LayerRouting>,
-    /// rows x hidden, before the final norm, compute dtype, little endian; empty unless asked for.
+    /// rows x hidden before the final norm, compute dtype, little endian; empty below [`InspectLevel::Hidden`].
     pub(crate) hidden: Vec<u8>,
 }

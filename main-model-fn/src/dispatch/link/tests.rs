@@ -27,7 +27,7 @@ fn found() -> FunctionDescription {
 }
 
 #[test]
-fn a_function_needs_no_more_than_it_is_to_serve() {
+fn function_needs_only_the_experts_it_must_serve() {
     let mut part = expected();
     part.sets[0].experts = vec![1];
     assert_eq!(check(&part, &found()), Ok(()));
@@ -38,7 +38,7 @@ fn a_function_needs_no_more_than_it_is_to_serve() {
 }
 
 #[test]
-fn a_function_must_agree_in_everything() {
+fn function_must_match_every_requirement() {
     assert_eq!(check(&expected(), &found()), Ok(()));
     type DescriptionChange = (fn(&mut FunctionDescription), &'static str);
     let changes: [DescriptionChange; 7] = [
@@ -79,51 +79,56 @@ fn rows(id: u64, bytes: usize) -> ForwardReply {
 }
 
 #[test]
-fn only_answers_to_messages_are_taken() {
-    let mut asked = InFlightMessages::default();
-    let refused = |asked: &mut InFlightMessages, reply| asked.take(&reply).err().unwrap_or_default();
-    assert!(refused(&mut asked, rows(1, 0)).contains("not sent: id 1"));
-    (1..=4).for_each(|id| asked.send(&work(id, 2, 3)));
-    assert_eq!(asked.take(&rows(2, 48)), Ok(()));
-    assert!(refused(&mut asked, rows(2, 48)).contains("not sent: id 2"), "a second one");
-    assert!(refused(&mut asked, rows(1, 49)).contains("expected at most 48 bytes, got 49"));
-    let failure = Failure { message: "x".repeat(LONGEST_REFUSAL + 1), ..Failure::default() };
+fn only_replies_to_sent_messages_are_accepted() {
+    let mut in_flight = InFlightMessages::default();
+    let refused =
+        |in_flight: &mut InFlightMessages, reply| in_flight.check_reply(&reply).err().unwrap_or_default();
+    assert!(refused(&mut in_flight, rows(1, 0)).contains("not sent: id 1"));
+    (1..=4).for_each(|id| in_flight.record_sent(&work(id, 2, 3)));
+    assert_eq!(in_flight.check_reply(&rows(2, 48)), Ok(()));
+    assert!(refused(&mut in_flight, rows(2, 48)).contains("not sent: id 2"), "a second answer");
+    assert!(refused(&mut in_flight, rows(1, 49)).contains("expected at most 48 bytes, got 49"));
+    let failure = Failure { message: "x".repeat(MAX_REFUSAL_BYTES + 1), ..Failure::default() };
     let failure = ForwardReply { id: 3, outcome: Some(Outcome::Failure(failure)) };
-    assert!(refused(&mut asked, failure).contains("refusal too long"));
-    asked.send(&cancel(4));
-    assert_eq!(asked.take(&rows(4, 48)), Ok(()), "it may have been computed by then");
-    assert!(refused(&mut asked, rows(4, 48)).contains("not sent: id 4"));
-    assert!(asked.open.is_empty() && asked.cancelled.is_empty());
+    assert!(refused(&mut in_flight, failure).contains("refusal too long"));
+    in_flight.record_sent(&cancel(4));
+    assert_eq!(
+        in_flight.check_reply(&rows(4, 48)),
+        Ok(()),
+        "it may have been computed before the cancellation"
+    );
+    assert!(refused(&mut in_flight, rows(4, 48)).contains("not sent: id 4"));
+    assert!(in_flight.open.is_empty() && in_flight.cancelled.is_empty());
 }
 
 #[test]
-fn cancelled_messages_are_kept_within_a_bound() {
-    let mut asked = InFlightMessages::default();
+fn cancelled_messages_are_bounded() {
+    let mut in_flight = InFlightMessages::default();
     for id in 0..10_000 {
-        asked.send(&work(id, 1, 1));
-        asked.send(&cancel(id));
-        asked.send(&cancel(id));
+        in_flight.record_sent(&work(id, 1, 1));
+        in_flight.record_sent(&cancel(id));
+        in_flight.record_sent(&cancel(id));
     }
-    assert_eq!((asked.open.len(), asked.cancelled.len()), (0, MOST_CANCELLED));
-    assert_eq!(asked.take(&rows(9_999, 16)), Ok(()));
-    assert!(asked.take(&rows(0, 16)).is_err());
+    assert_eq!((in_flight.open.len(), in_flight.cancelled.len()), (0, MAX_CANCELLED));
+    assert_eq!(in_flight.check_reply(&rows(9_999, 16)), Ok(()));
+    assert!(in_flight.check_reply(&rows(0, 16)).is_err());
 }
 
-/// A remote function answers anything: twice, what was not asked, too much, or bytes that are no reply.
+/// A remote function may answer anything: twice, without a message, too much, or bytes that are no reply.
 #[test]
-fn generated_replies_are_taken_once_and_in_size() {
+fn generated_replies_are_accepted_once_and_in_size() {
     let cases = Cases::new("replies of remote functions", 300);
     for number in 0..cases.count() {
-        let mut dice = cases.choices(number);
-        let mut asked = InFlightMessages::default();
+        let mut dice = cases.dice(number);
+        let mut in_flight = InFlightMessages::default();
         let mut waiting: HashMap<u64, usize> = HashMap::new();
         for id in 0..200 {
             let id = if dice.once_in(20) { u64::MAX - id } else { id };
             let count = dice.below(4);
-            asked.send(&work(id, count, count));
+            in_flight.record_sent(&work(id, count, count));
             waiting.insert(id, 16 * count);
             if dice.once_in(4) {
-                asked.send(&cancel(dice.below(200) as u64));
+                in_flight.record_sent(&cancel(dice.below(200) as u64));
             }
             let mut bytes = rows(dice.below(200) as u64, *dice.one_of(&[0, 16, 48, 49])).encode_to_vec();
             if dice.once_in(4) {
@@ -131,15 +136,15 @@ fn generated_replies_are_taken_once_and_in_size() {
             }
             let Ok(reply) = ForwardReply::decode(&*bytes) else { continue };
             let most = waiting.get(&reply.id).copied();
-            let is_taken = asked.take(&reply).is_ok();
+            let is_accepted = in_flight.check_reply(&reply).is_ok();
             let size = match &reply.outcome {
                 Some(Outcome::Rows(rows)) => rows.rows.len(),
                 _ => 0,
             };
-            assert!(!is_taken || most.is_some_and(|most| size <= most), "case {number}: {reply:?}");
-            // Taken or not, its message is answered.
+            assert!(!is_accepted || most.is_some_and(|most| size <= most), "case {number}: {reply:?}");
+            // Accepted or not, the message counts as answered.
             waiting.remove(&reply.id);
         }
-        assert!(asked.open.len() + asked.cancelled.len() <= waiting.len(), "case {number}");
+        assert!(in_flight.open.len() + in_flight.cancelled.len() <= waiting.len(), "case {number}");
     }
 }

@@ -1,6 +1,7 @@
 //! Shortage of device memory: one request gives way, fewer run together, and the limits rise again step by step.
 
-use super::super::sequence::{ActiveRequest, RowShare};
+use super::super::active_request::ActiveRequest;
+use super::super::iteration_rows::RowShare;
 use super::Engine;
 use crate::transformer::ForwardError;
 use remoe_proto::ServiceError;
@@ -97,7 +98,7 @@ impl Engine {
 
     /// The newest request without a token whose prefill is under way: it holds memory between its steps.
     fn newest_prefill(&self) -> Option<usize> {
-        let is_prefill = |running: &ActiveRequest| running.pass.is_some() && !running.has_answered();
+        let is_prefill = |running: &ActiveRequest| running.prefill.is_some() && !running.has_answered();
         self.running.iter().rposition(is_prefill)
     }
 }

@@ -1,4 +1,4 @@
-//! The answer: blocks, and the events that build them.
+//! Answer of `/v1/messages`: content blocks, and the events that build them.
 
 use crate::http::answer_shape::{AnswerShape, event};
 use crate::http::pieces::ChoicePiece;
@@ -10,19 +10,19 @@ use remoe_http::{messages_error, random_id};
 use remoe_proto::ServiceError;
 use serde_json::{Map, Value, json};
 
-/// One answer as it grows.
+/// One answer while it grows.
 pub(super) struct MessageShape {
     id: String,
     stops: Vec<String>,
     prompt_tokens: usize,
     blocks: Vec<Block>,
-    /// The last block goes on.
+    /// True while the last block is open.
     is_open: bool,
     stop_reason: Option<&'static str>,
     stop_sequence: Option<String>,
 }
 
-/// A block of the content: what it is, and its text or arguments so far.
+/// A content block: its kind, and its text or arguments so far.
 struct Block {
     kind: BlockKind,
     text: String,
@@ -32,7 +32,7 @@ struct Block {
 enum BlockKind {
     Thinking,
     Text,
-    /// A call with the index that pieces have for it.
+    /// A tool call, with its index in the pieces.
     ToolUse {
         index: usize,
         id: String,
@@ -51,7 +51,7 @@ impl Block {
         }
     }
 
-    /// The addition of `text` to it.
+    /// Returns the delta that adds `text`.
     fn delta(&self, text: &str) -> Value {
         match self.kind {
             BlockKind::Thinking => json!({"type": "thinking_delta", "thinking": text}),
@@ -61,8 +61,8 @@ impl Block {
     }
 }
 
-/// Arguments as an object. Those that are none, as where the answer was cut off, are its field `arguments`: an empty
-/// object might be taken for a call that means it.
+/// Returns arguments as an object. Invalid arguments, as of an answer that was cut off, become the field `arguments`: an
+/// empty object could be mistaken for a valid call.
 fn input(arguments: &str) -> Value {
     match serde_json::from_str::<Map<String, Value>>(arguments) {
         Ok(input) => input.into(),
@@ -97,7 +97,7 @@ impl MessageShape {
         })
     }
 
-    /// Adds what `piece` brings.
+    /// Adds a piece.
     fn add(&mut self, piece: ChoicePiece) -> Result<Vec<Event>, ServiceError> {
         let mut events = Vec::new();
         if !piece.reasoning.is_empty() {
@@ -115,7 +115,7 @@ impl MessageShape {
                 None => {
                     let is_it = |block: &Block| matches!(block.kind, BlockKind::ToolUse { index, .. } if index == call.index);
                     if let Some(place) = self.blocks.iter().position(is_it) {
-                        self.say(place, &call.arguments, &mut events)?;
+                        self.append_at(place, &call.arguments, &mut events)?;
                     }
                 }
             }
@@ -133,7 +133,7 @@ impl MessageShape {
         Ok(events)
     }
 
-    /// Adds `text` to the last block, or to a new one where that is of another kind.
+    /// Adds `text` to the last block, or to a new one if the last is of another kind.
     fn append(&mut self, kind: BlockKind, text: &str, events: &mut Vec<Event>) -> Result<(), ServiceError> {
         if !self.is_open || self.blocks.last().is_none_or(|block| block.kind != kind) {
             self.close(events)?;
@@ -143,11 +143,11 @@ impl MessageShape {
             self.blocks.push(block);
             self.is_open = true;
         }
-        self.say(self.blocks.len() - 1, text, events)
+        self.append_at(self.blocks.len() - 1, text, events)
     }
 
-    /// Adds `text` to the block at `place`.
-    fn say(&mut self, place: usize, text: &str, events: &mut Vec<Event>) -> Result<(), ServiceError> {
+    /// Adds `text` to the block at index `place`.
+    fn append_at(&mut self, place: usize, text: &str, events: &mut Vec<Event>) -> Result<(), ServiceError> {
         if let Some(block) = self.blocks.get_mut(place).filter(|_| !text.is_empty()) {
             block.text.push_str(text);
             let fields = json!({"index": place, "delta": block.delta(text)});
@@ -165,7 +165,7 @@ impl MessageShape {
     }
 }
 
-/// An event that says its name in its data too, as all do here.
+/// Creates an event whose data repeats its name, as in all events of this API.
 fn named(name: &'static str, fields: Value) -> Result<Event, ServiceError> {
     let mut data = Map::new();
     data.insert("type".to_owned(), name.into());
@@ -175,7 +175,7 @@ fn named(name: &'static str, fields: Value) -> Result<Event, ServiceError> {
     event(Some(name), &data)
 }
 
-/// Tokens from the prefix cache are not among `input_tokens`, as Anthropic counts.
+/// Formats the usage. Tokens from the prefix cache do not count as `input_tokens`, as in Anthropic's API.
 fn usage(input_tokens: usize, cached_tokens: usize, output_tokens: usize) -> Value {
     json!({
         "input_tokens": input_tokens.saturating_sub(cached_tokens),

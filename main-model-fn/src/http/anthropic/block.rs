@@ -1,4 +1,4 @@
-//! Messages and their blocks: types only.
+//! Messages and content blocks of `/v1/messages`: types only.
 
 use crate::http::fields::{BoundedList, Json, TextOr};
 use serde::Deserialize;
@@ -6,7 +6,7 @@ use serde::Deserialize;
 /// Text, or blocks.
 pub(super) type Content = TextOr<Block>;
 
-/// Messages, most of them.
+/// Messages, up to a maximum.
 pub(super) type Messages = BoundedList<crate::http::fields::Object<Message>, 16384>;
 
 #[derive(Debug, Default, Deserialize)]
@@ -16,7 +16,7 @@ pub(super) struct Message {
     pub(super) content: Option<Content>,
 }
 
-/// A block with the fields of all kinds.
+/// A block; it has the fields of all kinds.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Block {

@@ -1,4 +1,4 @@
-//! The body of `/v1/messages`, and what of it is refused.
+//! Body of `/v1/messages`, and refusal of unsupported fields.
 
 use super::block::{Content, Messages};
 use crate::http::fields::{Given, Json, Object, Seed};
@@ -8,7 +8,7 @@ use remoe_proto::ServiceError;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Fields of a request. Fields that are not named here are ignored.
+/// Fields of a request; unknown fields are ignored.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(in crate::http) struct MessagesBody {
@@ -26,18 +26,18 @@ pub(in crate::http) struct MessagesBody {
     pub(super) output_config: Option<Object<OutputConfig>>,
     pub(super) stream: Option<bool>,
 
-    // Remoe's own, as chats have them.
+    // Remoe's own fields, as in chats.
     pub(super) priority: Option<String>,
     pub(super) queue_deadline: Option<String>,
     pub(super) seed: Option<Seed>,
 
-    // Refused unless they ask for nothing.
+    // Fields that are refused if they demand anything.
     container: Given,
     mcp_servers: Given,
     context_management: Option<Json>,
 }
 
-/// `tool_choice`.
+/// Field `tool_choice`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ToolChoice {
@@ -47,7 +47,7 @@ pub(super) struct ToolChoice {
     pub(super) disable_parallel_tool_use: Option<bool>,
 }
 
-/// `thinking`.
+/// Field `thinking`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Thinking {
@@ -57,7 +57,7 @@ pub(super) struct Thinking {
     display: Option<String>,
 }
 
-/// `output_config`.
+/// Field `output_config`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct OutputConfig {
@@ -65,7 +65,7 @@ pub(super) struct OutputConfig {
     pub(super) format: Option<Object<OutputFormat>>,
 }
 
-/// `output_config.format`.
+/// Field `output_config.format`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct OutputFormat {
@@ -75,10 +75,10 @@ pub(super) struct OutputFormat {
 }
 
 impl MessagesBody {
-    /// Refuses what would change the answer and is not supported.
+    /// Refuses fields that would change the answer and are unsupported.
     ///
     /// # Errors
-    /// The first such field.
+    /// Fails with the first such field.
     pub(super) fn refuse(&self) -> Result<(), ServiceError> {
         for (name, given) in [("container", &self.container), ("mcp_servers", &self.mcp_servers)] {
             if *given != Given::Nothing {
@@ -95,7 +95,7 @@ impl MessagesBody {
     }
 }
 
-/// Returns whether `edits` take anything out of the context: clients also say that all of it is to stay.
+/// Reports if `edits` remove anything from the context. Clients also send edits that keep everything.
 fn changes_context(edits: &Value) -> bool {
     let keeps_all = |edit: &Value| edit.get("keep").is_some_and(|keep| keep == "all");
     match edits.get("edits") {

@@ -1,4 +1,4 @@
-//! A request as the chat that means the same.
+//! Translates a request of `/v1/messages` to a chat with the same meaning.
 
 use super::block::{Block, Content, Message};
 use super::body::{MessagesBody, OutputFormat, Thinking, ToolChoice};
@@ -8,14 +8,14 @@ use remoe_proto::ServiceError;
 use serde_json::{Map, Value, json};
 
 impl MessagesBody {
-    /// Returns the chat.
+    /// Translates the request.
     ///
     /// # Errors
-    /// The first field that has no counterpart.
+    /// Fails with the first field that has no counterpart in chats.
     pub(super) fn into_chat(self) -> Result<Map<String, Value>, ServiceError> {
-        let mut turns = Transcript::default();
+        let mut transcript = Transcript::default();
         if let Some(system) = self.system {
-            turns.system(text("system", system)?);
+            transcript.system(text("system", system)?);
         }
         let BoundedList(messages) =
             self.messages.ok_or_else(|| ServiceError::invalid("messages", "missing `messages`"))?;
@@ -29,14 +29,14 @@ impl MessagesBody {
                 );
                 return Err(ServiceError::invalid(field, message));
             }
-            add(&mut turns, &format!("messages[{index}]"), message)?;
+            add(&mut transcript, &format!("messages[{index}]"), message)?;
         }
         let (choice, parallel) = self.tool_choice.map(|choice| tool_choice(choice.0)).transpose()?.unzip();
         let config = self.output_config.map(|config| config.0).unwrap_or_default();
         let format = config.format.map(|format| response_format(format.0)).transpose()?;
         let fields = [
             ("model", self.model.map(Value::from)),
-            ("messages", Some(turns.finish().into())),
+            ("messages", Some(transcript.finish().into())),
             ("max_completion_tokens", self.max_tokens.map(Value::from)),
             ("stop", self.stop_sequences.map(Value::from)),
             ("temperature", self.temperature.map(Value::from)),
@@ -57,7 +57,7 @@ impl MessagesBody {
     }
 }
 
-/// Returns the field of a chat that means `thinking`.
+/// Translates `thinking` to the field of chats.
 fn thinking_field(thinking: &Thinking) -> Option<Value> {
     let is_on = match thinking.kind.as_deref() {
         Some("enabled") => true,
@@ -68,7 +68,7 @@ fn thinking_field(thinking: &Thinking) -> Option<Value> {
     Some(json!({"enabled": is_on, "max_tokens": thinking.budget_tokens.filter(|_| is_on)}))
 }
 
-fn add(turns: &mut Transcript, at: &str, message: Message) -> Result<(), ServiceError> {
+fn add(transcript: &mut Transcript, at: &str, message: Message) -> Result<(), ServiceError> {
     let content = match required(message.content, at, "content")? {
         TextOr::Text(text) => {
             let block = Block { kind: Some("text".to_owned()), text: Some(text), ..Block::default() };
@@ -80,7 +80,7 @@ fn add(turns: &mut Transcript, at: &str, message: Message) -> Result<(), Service
         "assistant" => true,
         "user" => false,
         "system" => {
-            turns.system(text(&format!("{at}.content"), TextOr::List(content))?);
+            transcript.system(text(&format!("{at}.content"), TextOr::List(content))?);
             return Ok(());
         }
         other => {
@@ -89,10 +89,10 @@ fn add(turns: &mut Transcript, at: &str, message: Message) -> Result<(), Service
             return Err(ServiceError::invalid(field, message));
         }
     };
-    let say = |turns: &mut Transcript, texts: &mut Vec<String>| {
+    let push_texts = |transcript: &mut Transcript, texts: &mut Vec<String>| {
         if !texts.is_empty() {
             let text = std::mem::take(texts).join("\n");
-            if is_assistant { turns.said(text) } else { turns.user(text) }
+            if is_assistant { transcript.assistant_text(text) } else { transcript.user(text) }
         }
     };
     let mut texts = Vec::new();
@@ -105,13 +105,13 @@ fn add(turns: &mut Transcript, at: &str, message: Message) -> Result<(), Service
             texts.push(required(block.text, &at, "text")?);
             continue;
         }
-        say(turns, &mut texts);
+        push_texts(transcript, &mut texts);
         match (kind.as_str(), is_assistant) {
             ("tool_result", false) => {
-                // A function that returns nothing has no content.
+                // A function without a result has no content.
                 let content = block.content.map_or_else(|| TextOr::Text(String::new()), |content| *content);
                 let text = text(&format!("{at}.content"), content)?;
-                turns.returned(required(block.tool_use_id, &at, "tool_use_id")?, text);
+                transcript.tool_result(required(block.tool_use_id, &at, "tool_use_id")?, text);
             }
             ("tool_use", true) => {
                 let Json(input) = block.input.unwrap_or_else(|| Json(json!({})));
@@ -121,10 +121,10 @@ fn add(turns: &mut Transcript, at: &str, message: Message) -> Result<(), Service
                     return Err(ServiceError::invalid(field, message));
                 }
                 let (id, name) = (required(block.id, &at, "id")?, required(block.name, &at, "name")?);
-                turns.called(id, name, input.to_string());
+                transcript.tool_call(id, name, input.to_string());
             }
-            ("thinking", true) => turns.reasoning(required(block.thinking, &at, "thinking")?),
-            // It says nothing to anyone but the server that wrote it.
+            ("thinking", true) => transcript.reasoning(required(block.thinking, &at, "thinking")?),
+            // Only the server that wrote it can read it.
             ("redacted_thinking", true) => (),
             (other, _) => {
                 let expected =
@@ -138,11 +138,11 @@ fn add(turns: &mut Transcript, at: &str, message: Message) -> Result<(), Service
     if is_empty {
         texts.push(String::new());
     }
-    say(turns, &mut texts);
+    push_texts(transcript, &mut texts);
     Ok(())
 }
 
-/// The text of a content whose blocks are all texts; blocks are lines of it.
+/// Returns the text of a content of text blocks; blocks are joined as lines.
 fn text(at: &str, content: Content) -> Result<String, ServiceError> {
     let blocks = match content {
         TextOr::Text(text) => return Ok(text),
@@ -195,7 +195,7 @@ fn tools(BoundedList(tools): BoundedList<Json, 128>) -> Result<Value, ServiceErr
     Ok(tools.into_iter().enumerate().map(tool).collect::<Result<Vec<_>, _>>()?.into())
 }
 
-/// `tool_choice` of chats, and whether calls may be parallel where it is said.
+/// Translates `tool_choice`. Also returns if calls may be parallel, if the client says so.
 fn tool_choice(choice: ToolChoice) -> Result<(Value, Option<bool>), ServiceError> {
     let parallel = choice.disable_parallel_tool_use.map(|is_disabled| !is_disabled);
     let choice = match choice.kind.as_deref() {

@@ -1,10 +1,10 @@
-//! `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's API of blocks.
+//! `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's API of content blocks.
 //!
 //! ```text
-//! body (types) -> chat (rules, a chat of the same meaning) -> chat::check -> answer (blocks and events of the pieces)
+//! body (types) -> chat (translated to a chat) -> chat::check -> answer (blocks and events of the pieces)
 //! ```
 //!
-//! Errors get Anthropic's shape on their way out (`remoe_http::shape_messages_errors`).
+//! Errors get Anthropic's format in `remoe_http::shape_messages_errors`.
 
 mod answer;
 mod block;
@@ -26,7 +26,7 @@ use remoe_proto::ServiceError;
 use serde::Serialize;
 use std::sync::Arc;
 
-/// Fields of chats by their names here.
+/// Fields of chats, and their names in this API.
 const NAMES: [(&str, &str); 10] = [
     ("].function.parameters", "].input_schema"),
     ("].function.", "]."),
@@ -40,7 +40,7 @@ const NAMES: [(&str, &str); 10] = [
     ("stop", "stop_sequences"),
 ];
 
-/// Answer of `/v1/messages/count_tokens`.
+/// Body of an answer of `/v1/messages/count_tokens`.
 #[derive(Debug, Serialize)]
 pub(super) struct TokenCount {
     input_tokens: usize,

@@ -1,4 +1,4 @@
-//! The answer: items, and the events that build them.
+//! Answer of `/v1/responses`: output items, and the events that build them.
 
 use super::body::ResponsesBody;
 use crate::http::answer_shape::{AnswerShape, event};
@@ -12,24 +12,24 @@ use remoe_http::random_id;
 use remoe_proto::ServiceError;
 use serde_json::{Map, Value, json};
 
-/// One answer as it grows.
+/// One answer while it grows.
 pub(super) struct ResponseShape {
     id: String,
     created: u64,
-    /// Fields of the request that the answer repeats.
+    /// Request fields that the answer repeats.
     repeated: Map<String, Value>,
     items: Vec<Item>,
-    /// Why the answer ended, once it has.
+    /// Finish reason, once the answer has ended.
     finish: Option<&'static str>,
-    /// Events so far.
+    /// Number of events so far.
     sequence: u64,
 }
 
-/// An item of the output.
+/// An output item.
 struct Item {
     id: String,
     kind: ItemKind,
-    /// Text, or arguments, so far.
+    /// Text or arguments so far.
     text: String,
     status: &'static str,
 }
@@ -38,7 +38,7 @@ struct Item {
 enum ItemKind {
     Reasoning,
     Message,
-    /// A call with the index that pieces have for it.
+    /// A tool call, with its index in the pieces.
     Call {
         index: usize,
         call_id: String,
@@ -60,7 +60,7 @@ impl Item {
         Self { id: format!("{prefix}_{}", random_id()), kind, text: String::new(), status: IN_PROGRESS }
     }
 
-    /// The only part of its content; calls have none.
+    /// Returns the only content part; calls have none.
     fn part(&self, text: &str) -> Option<Value> {
         match self.kind {
             ItemKind::Reasoning => Some(json!({"type": "reasoning_text", "text": text})),
@@ -71,7 +71,7 @@ impl Item {
         }
     }
 
-    /// The item; while it is in progress without what it says.
+    /// Returns the item as JSON; without its text while it is in progress.
     fn json(&self) -> Value {
         let is_open = self.status == IN_PROGRESS;
         let parts: Vec<Value> = self.part(&self.text).into_iter().filter(|_| !is_open).collect();
@@ -100,7 +100,7 @@ impl ResponseShape {
         Self { id, created, repeated, items: Vec::new(), finish: None, sequence: 0 }
     }
 
-    /// The response in `status`, with what is there of its output once it has ended.
+    /// Returns the response in `status`, with its output once it has ended.
     fn response(&self, state: &HttpState, status: &str, usage: Value, error: Value) -> Value {
         let incomplete = match status {
             INCOMPLETE => json!({"reason": "max_output_tokens"}),
@@ -143,7 +143,7 @@ impl ResponseShape {
         event(Some(name), &data)
     }
 
-    /// Adds what `piece` brings.
+    /// Adds a piece.
     fn add(&mut self, piece: ChoicePiece) -> Result<Vec<Event>, ServiceError> {
         let mut events = Vec::new();
         if !piece.reasoning.is_empty() {
@@ -161,7 +161,7 @@ impl ResponseShape {
                 None => {
                     let is_it = |item: &Item| matches!(item.kind, ItemKind::Call { index, .. } if index == call.index);
                     if let Some(place) = self.items.iter().position(is_it) {
-                        self.say(place, &call.arguments, &mut events)?;
+                        self.append_at(place, &call.arguments, &mut events)?;
                     }
                 }
             }
@@ -178,7 +178,7 @@ impl ResponseShape {
         Ok(events)
     }
 
-    /// Adds `text` to the last item, or to a new one where that is of another kind.
+    /// Adds `text` to the last item, or to a new one if the last is of another kind.
     fn append(&mut self, kind: ItemKind, text: &str, events: &mut Vec<Event>) -> Result<(), ServiceError> {
         let goes_on = |item: &Item| item.kind == kind && item.status == IN_PROGRESS;
         if !self.items.last().is_some_and(goes_on) {
@@ -199,11 +199,11 @@ impl ResponseShape {
             }
             self.items.push(item);
         }
-        self.say(self.items.len() - 1, text, events)
+        self.append_at(self.items.len() - 1, text, events)
     }
 
-    /// Adds `text` to the item at `place`.
-    fn say(&mut self, place: usize, text: &str, events: &mut Vec<Event>) -> Result<(), ServiceError> {
+    /// Adds `text` to the item at index `place`.
+    fn append_at(&mut self, place: usize, text: &str, events: &mut Vec<Event>) -> Result<(), ServiceError> {
         let Some(item) = self.items.get_mut(place).filter(|_| !text.is_empty()) else { return Ok(()) };
         item.text.push_str(text);
         let mut fields = json!({"item_id": item.id, "output_index": place, "delta": text});
@@ -248,7 +248,7 @@ impl ResponseShape {
     }
 }
 
-/// Adds the fields that events of parts have beside those of arguments.
+/// Adds the fields that events of content parts have in addition.
 fn of_content(kind: &ItemKind, fields: &mut Value) {
     if !matches!(kind, ItemKind::Call { .. }) {
         fields["content_index"] = 0.into();
@@ -281,7 +281,7 @@ impl AnswerShape for ResponseShape {
     }
 
     fn failed(&mut self, state: &HttpState, error: ServiceError) -> Result<Event, ServiceError> {
-        // The only code of OpenAI's for faults of a server.
+        // OpenAI's only code for server faults.
         let error = json!({"code": "server_error", "message": error.message});
         let response = self.response(state, "failed", Value::Null, error);
         self.event("response.failed", json!({"response": response}))
@@ -311,7 +311,7 @@ fn usage(running: &RunningGeneration) -> Value {
     })
 }
 
-/// Returns the fields of `body` that an answer repeats.
+/// Returns the fields of `body` that the answer repeats.
 fn repeated(body: &ResponsesBody) -> Map<String, Value> {
     let tools: Vec<&Value> = match &body.tools {
         Some(BoundedList(tools)) => tools.iter().map(|Json(tool)| tool).collect(),

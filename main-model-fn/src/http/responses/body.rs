@@ -1,4 +1,4 @@
-//! The body of `/v1/responses`, and what of it is refused.
+//! Body of `/v1/responses`, and refusal of unsupported fields.
 
 use super::item::Input;
 use crate::http::fields::{Given, Json, Object, Seed};
@@ -8,15 +8,15 @@ use remoe_proto::ServiceError;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Most entries of `metadata`, and the bytes of a name and of a value, as OpenAI has them.
+/// Most entries of `metadata`, and most bytes of a name and of a value, as in OpenAI's API.
 const METADATA: (usize, usize, usize) = (16, 64, 512);
 
-/// Value of `include` without effect: nothing is encrypted here, so that nothing is added.
+/// Value of `include` that has no effect: reasoning is not encrypted, so nothing is added.
 const INCLUDED: &str = "reasoning.encrypted_content";
-/// Longest of the texts that an answer repeats, in bytes.
-const REPEATED: usize = 512;
+/// Longest text that an answer repeats, in bytes.
+const MAX_REPEATED_BYTES: usize = 512;
 
-/// Fields of a request. Fields that are not named here are ignored.
+/// Fields of a request; unknown fields are ignored.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(in crate::http) struct ResponsesBody {
@@ -34,7 +34,7 @@ pub(in crate::http) struct ResponsesBody {
     pub(super) stream: Option<bool>,
     pub(super) previous_response_id: Option<String>,
 
-    // Remoe's own, as chats have them.
+    // Remoe's own fields, as in chats.
     pub(super) priority: Option<String>,
     pub(super) queue_deadline: Option<String>,
     pub(super) seed: Option<Seed>,
@@ -44,12 +44,12 @@ pub(in crate::http) struct ResponsesBody {
     pub(super) thinking_token_budget: Option<i64>,
     pub(super) chat_template_kwargs: Option<Json>,
 
-    // Repeated in the answer.
+    // Fields that the answer repeats.
     pub(super) metadata: Option<Json>,
     pub(super) store: Option<bool>,
     pub(super) user: Option<String>,
 
-    // Refused unless they ask for nothing.
+    // Fields that are refused if they demand anything.
     include: Option<Vec<String>>,
     truncation: Option<String>,
     service_tier: Option<String>,
@@ -61,7 +61,7 @@ pub(in crate::http) struct ResponsesBody {
     top_logprobs: Option<i64>,
 }
 
-/// `text`.
+/// Field `text`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct TextOptions {
@@ -69,7 +69,7 @@ pub(super) struct TextOptions {
     verbosity: Option<String>,
 }
 
-/// `text.format`.
+/// Field `text.format`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct TextFormat {
@@ -80,20 +80,20 @@ pub(super) struct TextFormat {
     pub(super) strict: Option<bool>,
 }
 
-/// `reasoning`.
+/// Field `reasoning`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ReasoningOptions {
     pub(super) effort: Option<String>,
-    /// Accepted without effect: answers have the reasoning itself.
+    /// No effect: answers contain the reasoning itself.
     pub(super) summary: Option<String>,
 }
 
 impl ResponsesBody {
-    /// Refuses what would change the answer and is not supported.
+    /// Refuses fields that would change the answer and are unsupported.
     ///
     /// # Errors
-    /// The first such field.
+    /// Fails with the first such field.
     pub(super) fn refuse(&mut self, is_resolved: bool) -> Result<(), ServiceError> {
         if self.previous_response_id.is_some() && !is_resolved {
             let message = "`previous_response_id` needs a gateway, which stores responses; send all items as \
@@ -128,8 +128,9 @@ impl ResponsesBody {
             ("reasoning.summary", summary),
             ("text.format.name", format.and_then(|format| format.0.name.as_ref())),
         ] {
-            if let Some(bytes) = repeated.map(String::len).filter(|bytes| *bytes > REPEATED) {
-                let message = format!("invalid `{name}`: expected at most {REPEATED} bytes, got {bytes}");
+            if let Some(bytes) = repeated.map(String::len).filter(|bytes| *bytes > MAX_REPEATED_BYTES) {
+                let message =
+                    format!("invalid `{name}`: expected at most {MAX_REPEATED_BYTES} bytes, got {bytes}");
                 return Err(ServiceError::invalid(name, message));
             }
         }
@@ -140,8 +141,10 @@ impl ResponsesBody {
     }
 }
 
+/// Checks that `value` is absent or one of `allowed`.
+///
 /// # Errors
-/// A value that is none of those `allowed`.
+/// Fails if it is another value.
 fn expect_one_of(name: &str, value: Option<&str>, allowed: &[&str]) -> Result<(), ServiceError> {
     match value {
         Some(value) if !allowed.contains(&value) => {

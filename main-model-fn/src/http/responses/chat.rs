@@ -1,4 +1,4 @@
-//! A request as the chat that means the same.
+//! Translates a request of `/v1/responses` to a chat with the same meaning.
 
 use super::body::{ResponsesBody, TextFormat};
 use super::item::{Content, ContentPart, Input, Item};
@@ -7,14 +7,14 @@ use crate::http::transcript::Transcript;
 use remoe_proto::ServiceError;
 use serde_json::{Map, Value, json};
 
-/// Fields of a tool here that belong to its function in chats.
-const OF_FUNCTION: [&str; 4] = ["name", "description", "parameters", "strict"];
+/// Fields of a tool that belong to its function in chats.
+const FUNCTION_FIELDS: [&str; 4] = ["name", "description", "parameters", "strict"];
 
 impl ResponsesBody {
-    /// Returns the chat.
+    /// Translates the request.
     ///
     /// # Errors
-    /// The first field that has no counterpart.
+    /// Fails with the first field that has no counterpart in chats.
     pub(super) fn into_chat(self) -> Result<Map<String, Value>, ServiceError> {
         let messages = messages(self.instructions, self.input)?;
         let format = self.text.and_then(|text| text.0.format).map(|format| response_format(format.0));
@@ -46,31 +46,31 @@ impl ResponsesBody {
 }
 
 fn messages(instructions: Option<String>, input: Option<Input>) -> Result<Vec<Value>, ServiceError> {
-    let mut turns = Transcript::default();
+    let mut transcript = Transcript::default();
     if let Some(instructions) = instructions {
-        turns.system(instructions);
+        transcript.system(instructions);
     }
     match input {
         None => return Err(ServiceError::invalid("input", "missing `input`")),
-        Some(TextOr::Text(text)) => turns.user(text),
+        Some(TextOr::Text(text)) => transcript.user(text),
         Some(TextOr::List(items)) => {
             for (index, Object(item)) in items.into_iter().enumerate() {
-                add(&mut turns, &format!("input[{index}]"), item)?;
+                add(&mut transcript, &format!("input[{index}]"), item)?;
             }
         }
     }
-    Ok(turns.finish())
+    Ok(transcript.finish())
 }
 
-fn add(turns: &mut Transcript, at: &str, item: Item) -> Result<(), ServiceError> {
+fn add(transcript: &mut Transcript, at: &str, item: Item) -> Result<(), ServiceError> {
     match item.kind.as_deref().unwrap_or("message") {
         "message" => {
             let content = required(item.content, at, "content")?;
             let text = text(&format!("{at}.content"), content)?;
             match required(item.role, at, "role")?.as_str() {
-                "user" => turns.user(text),
-                "system" | "developer" => turns.system(text),
-                "assistant" => turns.said(text),
+                "user" => transcript.user(text),
+                "system" | "developer" => transcript.system(text),
+                "assistant" => transcript.assistant_text(text),
                 other => {
                     let field = format!("{at}.role");
                     let message = format!(
@@ -80,24 +80,24 @@ fn add(turns: &mut Transcript, at: &str, item: Item) -> Result<(), ServiceError>
                 }
             }
         }
-        // Clients that drop the reasoning itself leave its summary.
+        // Clients may send only the summary of the reasoning.
         "reasoning" => {
             for (name, content) in [("content", item.content), ("summary", item.summary)] {
                 let text = content.map(|content| text(&format!("{at}.{name}"), content)).transpose()?;
                 if let Some(text) = text.filter(|text| !text.is_empty()) {
-                    turns.reasoning(text);
+                    transcript.reasoning(text);
                     break;
                 }
             }
         }
-        "function_call" => turns.called(
+        "function_call" => transcript.tool_call(
             required(item.call_id, at, "call_id")?,
             required(item.name, at, "name")?,
             required(item.arguments, at, "arguments")?,
         ),
         "function_call_output" => {
             let output = text(&format!("{at}.output"), required(item.output, at, "output")?)?;
-            turns.returned(required(item.call_id, at, "call_id")?, output);
+            transcript.tool_result(required(item.call_id, at, "call_id")?, output);
         }
         other => {
             let field = format!("{at}.type");
@@ -117,7 +117,7 @@ fn required<T>(value: Option<T>, at: &str, name: &str) -> Result<T, ServiceError
     value.ok_or_else(|| ServiceError::invalid(field, message))
 }
 
-/// The text of a content; parts are lines of it.
+/// Returns the text of a content; parts are joined as lines.
 fn text(at: &str, content: Content) -> Result<String, ServiceError> {
     let parts = match content {
         TextOr::Text(text) => return Ok(text),
@@ -147,7 +147,7 @@ fn tools(BoundedList(tools): BoundedList<Json, 128>) -> Result<Value, ServiceErr
     let tool = |(index, Json(tool)): (usize, Json)| match tool {
         Value::Object(mut tool) if tool.get("type").is_some_and(|kind| kind == "function") => {
             let fields =
-                OF_FUNCTION.into_iter().filter_map(|name| Some((name.to_owned(), tool.remove(name)?)));
+                FUNCTION_FIELDS.into_iter().filter_map(|name| Some((name.to_owned(), tool.remove(name)?)));
             Ok(json!({"type": "function", "function": fields.collect::<Map<_, _>>()}))
         }
         tool => {

@@ -1,15 +1,15 @@
-//! Items of the input: types only.
+//! Input items of `/v1/responses`: types only.
 
 use crate::http::fields::TextOr;
 use serde::Deserialize;
 
-/// `input`: a text of the user, or items.
+/// Field `input`: a text of the user, or items.
 pub(super) type Input = TextOr<Item>;
 
-/// Text, or parts that have text.
+/// Text, or parts with text.
 pub(super) type Content = TextOr<ContentPart>;
 
-/// An item with the fields of all kinds.
+/// An item; it has the fields of all kinds.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Item {

@@ -1,10 +1,10 @@
 //! `/v1/responses`: OpenAI's API of items.
 //!
 //! ```text
-//! body (types) -> chat (rules, a chat of the same meaning) -> chat::check -> answer (items and events of the pieces)
+//! body (types) -> chat (translated to a chat) -> chat::check -> answer (items and events of the pieces)
 //! ```
 //!
-//! Nothing is stored here: a gateway replaces `previous_response_id` by the items that it stands for.
+//! This function stores no responses: a gateway replaces `previous_response_id` by the items of that response.
 
 mod answer;
 mod body;
@@ -24,7 +24,7 @@ use remoe_http::internal_headers::RESOLVED;
 use remoe_proto::ServiceError;
 use std::sync::Arc;
 
-/// Fields of chats by their names here.
+/// Fields of chats, and their names in this API.
 const NAMES: [(&str, &str); 8] = [
     ("response_format.json_schema", "text.format"),
     ("response_format", "text.format"),
@@ -44,7 +44,7 @@ pub(super) async fn handle(
     answer_shaped(state, request, move |state, body| check(state, body, is_resolved)).await
 }
 
-/// Checks `body`; `is_resolved`: a gateway has put the items of an earlier response before its input.
+/// Checks `body`. `is_resolved`: a gateway has put the items of a previous response before the input.
 pub(super) fn check(
     state: &HttpState,
     mut body: ResponsesBody,

@@ -1,11 +1,11 @@
-//! `/v1/messages`: what is asked of the engine, blocks, events in their order, and refusals in Anthropic's shape.
+//! Tests of `/v1/messages`: requests to the engine, blocks, order of events, and errors in Anthropic's format.
 
 use super::families::{Templated, family};
 use super::responses::events;
-use super::tools::{front, front_with};
-use super::{Front, Reply, failure, say};
+use super::tools::{server, server_with};
+use super::{Reply, TestServer, failure, text_events};
 use crate::engine::request::{FinishReason, Request};
-use crate::grammar::tests::takes;
+use crate::grammar::tests::accepts;
 use axum::body::Body;
 use axum::http;
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 const MESSAGES: &str = "/v1/messages";
 const COUNT: &str = "/v1/messages/count_tokens";
 
-fn with(extra: Value) -> Value {
+fn body_with(extra: Value) -> Value {
     let body =
         json!({"model": "org/tiny", "max_tokens": 20, "messages": [{"role": "user", "content": "hi"}]});
     super::merged(body, extra)
@@ -24,18 +24,23 @@ fn tool(name: &str) -> Value {
     json!({"name": name, "description": "d", "input_schema": schema, "cache_control": {"type": "ephemeral"}})
 }
 
-async fn answered(front: &Front, body: Value, text: &str, reason: FinishReason) -> (Reply, Vec<Request>) {
-    front.answered(MESSAGES, body, |_| say(0, text, reason)).await
+async fn post_with_text(
+    server: &TestServer,
+    body: Value,
+    text: &str,
+    reason: FinishReason,
+) -> (Reply, Vec<Request>) {
+    server.post_with_script(MESSAGES, body, |_| text_events(0, text, reason)).await
 }
 
-async fn prompt(front: &Front, body: Value) -> String {
-    let (reply, asked) = answered(front, body, "ok", FinishReason::Stop).await;
+async fn prompt(server: &TestServer, body: Value) -> String {
+    let (reply, requests) = post_with_text(server, body, "ok", FinishReason::Stop).await;
     reply.ok();
-    let bytes: Vec<u8> = asked[0].prompt.iter().map(|&id| u8::try_from(id).unwrap()).collect();
+    let bytes: Vec<u8> = requests[0].prompt.iter().map(|&id| u8::try_from(id).unwrap()).collect();
     String::from_utf8(bytes).unwrap()
 }
 
-/// Asserts an error in Anthropic's shape and gives its message.
+/// Asserts an error in Anthropic's format and returns its message.
 fn refused(reply: &Reply, status: u16, kind: &str) -> String {
     assert_eq!(reply.status, status, "{}", reply.text);
     let error = reply.json();
@@ -47,12 +52,12 @@ fn refused(reply: &Reply, status: u16, kind: &str) -> String {
 
 #[tokio::test]
 async fn text_is_answered_with_one_block() {
-    let front = Front::new();
-    let body = with(json!({"top_k": 3, "metadata": {"user_id": "u"}, "anthropic-beta": "x"}));
-    let (reply, asked) = answered(&front, body, "ok", FinishReason::Stop).await;
-    assert_eq!((asked[0].max_tokens, asked[0].sampling.top_k), (20, 3));
+    let server = TestServer::new();
+    let body = body_with(json!({"top_k": 3, "metadata": {"user_id": "u"}, "anthropic-beta": "x"}));
+    let (reply, requests) = post_with_text(&server, body, "ok", FinishReason::Stop).await;
+    assert_eq!((requests[0].max_tokens, requests[0].sampling.top_k), (20, 3));
     let message = reply.ok();
-    let prompt = asked[0].prompt.len();
+    let prompt = requests[0].prompt.len();
     let id = message["id"].clone();
     assert!(id.as_str().unwrap().starts_with("msg_"));
     assert_eq!(
@@ -70,20 +75,20 @@ async fn text_is_answered_with_one_block() {
 
 #[tokio::test]
 async fn stop_reason_says_why_the_answer_ended() {
-    let front = Front::new();
-    let body = with(json!({"stop_sequences": ["A", "B"]}));
+    let server = TestServer::new();
+    let body = body_with(json!({"stop_sequences": ["A", "B"]}));
     for (reason, stop, sequence) in [
         (FinishReason::Length, "max_tokens", Value::Null),
         (FinishReason::StopString(1), "stop_sequence", json!("B")),
         (FinishReason::Stop, "end_turn", Value::Null),
     ] {
-        let (reply, asked) = answered(&front, body.clone(), "ok", reason).await;
-        assert_eq!(asked[0].stop.strings, ["A", "B"]);
+        let (reply, requests) = post_with_text(&server, body.clone(), "ok", reason).await;
+        assert_eq!(requests[0].stop.strings, ["A", "B"]);
         let message = reply.ok();
         assert_eq!((&message["stop_reason"], &message["stop_sequence"]), (&json!(stop), &sequence));
         let mut body = body.clone();
         body["stream"] = true.into();
-        let (reply, _) = answered(&front, body, "ok", reason).await;
+        let (reply, _) = post_with_text(&server, body, "ok", reason).await;
         let events = events(&reply);
         let delta = &events[events.len() - 2]["delta"];
         assert_eq!(delta, &json!({"stop_reason": stop, "stop_sequence": sequence}));
@@ -92,10 +97,11 @@ async fn stop_reason_says_why_the_answer_ended() {
 
 #[tokio::test]
 async fn stream_of_text_has_events_in_order() {
-    let front = Front::new();
-    let (reply, asked) = answered(&front, with(json!({"stream": true})), "ok", FinishReason::Stop).await;
+    let server = TestServer::new();
+    let (reply, requests) =
+        post_with_text(&server, body_with(json!({"stream": true})), "ok", FinishReason::Stop).await;
     let events = events(&reply);
-    let prompt = asked[0].prompt.len();
+    let prompt = requests[0].prompt.len();
     let message = &events[0]["message"];
     assert_eq!((&message["content"], &message["stop_reason"]), (&json!([]), &Value::Null));
     assert_eq!(message["usage"]["input_tokens"], prompt);
@@ -119,14 +125,14 @@ async fn stream_of_text_has_events_in_order() {
 }
 
 #[tokio::test]
-async fn thinking_and_tool_use_are_blocks_of_their_own() {
+async fn thinking_and_tool_use_are_separate_blocks() {
     let harmony = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary \
                    to=functions.f <|constrain|>json<|message|>{\"x\": 1}<|call|>";
-    let front = front_with(Templated::of(family("harmony"), true), family("harmony").special.len());
-    let body = with(
+    let server = server_with(Templated::of(family("harmony"), true), family("harmony").special.len());
+    let body = body_with(
         json!({"tools": [tool("f")], "max_tokens": 400, "thinking": {"type": "enabled", "budget_tokens": 1024}}),
     );
-    let (reply, _) = answered(&front, body.clone(), harmony, FinishReason::Stop).await;
+    let (reply, _) = post_with_text(&server, body.clone(), harmony, FinishReason::Stop).await;
     let message = reply.ok();
     assert_eq!(message["stop_reason"], "tool_use");
     let id = message["content"][1]["id"].clone();
@@ -139,7 +145,7 @@ async fn thinking_and_tool_use_are_blocks_of_their_own() {
     );
     let mut body = body;
     body["stream"] = true.into();
-    let (reply, _) = answered(&front, body, harmony, FinishReason::Stop).await;
+    let (reply, _) = post_with_text(&server, body, harmony, FinishReason::Stop).await;
     let events = events(&reply);
     let starts: Vec<&Value> = events.iter().filter(|event| event["type"] == "content_block_start").collect();
     assert_eq!(starts[0]["content_block"], json!({"type": "thinking", "thinking": "", "signature": ""}));
@@ -155,12 +161,16 @@ async fn thinking_and_tool_use_are_blocks_of_their_own() {
 }
 
 #[tokio::test]
-async fn arguments_that_were_cut_off_are_no_empty_object() {
-    let front = front(family("hermes"));
+async fn cut_off_arguments_are_no_empty_object() {
+    let server = server(family("hermes"));
     let text = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": ";
-    let (reply, _) =
-        answered(&front, with(json!({"tools": [tool("f")], "max_tokens": 400})), text, FinishReason::Length)
-            .await;
+    let (reply, _) = post_with_text(
+        &server,
+        body_with(json!({"tools": [tool("f")], "max_tokens": 400})),
+        text,
+        FinishReason::Length,
+    )
+    .await;
     let message = reply.ok();
     assert_eq!(
         (&message["stop_reason"], &message["content"][0]["input"]),
@@ -170,7 +180,7 @@ async fn arguments_that_were_cut_off_are_no_empty_object() {
 
 #[tokio::test]
 async fn blocks_become_messages_of_a_chat() {
-    let front = front(family("hermes"));
+    let server = server(family("hermes"));
     let messages = json!([
         {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "b"}]},
         {"role": "assistant", "content": [
@@ -187,7 +197,7 @@ async fn blocks_become_messages_of_a_chat() {
         ]},
     ]);
     let system = json!([{"type": "text", "text": "s1"}, {"type": "text", "text": "s2"}]);
-    let shown = prompt(&front, with(json!({"messages": messages, "system": system}))).await;
+    let shown = prompt(&server, body_with(json!({"messages": messages, "system": system}))).await;
     let call = "\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>";
     assert_eq!(
         shown,
@@ -195,44 +205,50 @@ async fn blocks_become_messages_of_a_chat() {
             "<|system|>s1\ns2\n<|user|>a\nb\n<|assistant|>t{call}<|stop|>\n<|observation|>one\n<|observation|>two\n<|observation|>\n<|user|>u\n<|assistant|>"
         )
     );
-    assert_eq!(prompt(&front, with(json!({"system": "s"}))).await, "<|system|>s\n<|user|>hi\n<|assistant|>");
+    assert_eq!(
+        prompt(&server, body_with(json!({"system": "s"}))).await,
+        "<|system|>s\n<|user|>hi\n<|assistant|>"
+    );
 }
 
 #[tokio::test]
-async fn tool_choice_and_format_bind_the_answer() {
-    let front = front(family("hermes"));
-    let asked =
-        async |extra: Value| answered(&front, with(extra), "x", FinishReason::Stop).await.1.remove(0).grammar;
+async fn tool_choice_and_format_constrain_the_answer() {
+    let server = server(family("hermes"));
+    let requests = async |extra: Value| {
+        post_with_text(&server, body_with(extra), "x", FinishReason::Stop).await.1.remove(0).grammar
+    };
     let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>";
     for choice in [json!({"type": "any"}), json!({"type": "tool", "name": "f"})] {
-        let grammar = asked(json!({"tools": [tool("f")], "tool_choice": choice})).await.unwrap();
-        assert!(takes(&grammar, call) && !takes(&grammar, "Hello"));
+        let grammar = requests(json!({"tools": [tool("f")], "tool_choice": choice})).await.unwrap();
+        assert!(accepts(&grammar, call) && !accepts(&grammar, "Hello"));
     }
     let single = json!({"type": "auto", "disable_parallel_tool_use": true});
-    let grammar = asked(json!({"tools": [tool("f")], "tool_choice": single})).await.unwrap();
+    let grammar = requests(json!({"tools": [tool("f")], "tool_choice": single})).await.unwrap();
     assert!(
-        takes(&grammar, call) && takes(&grammar, "Hello") && !takes(&grammar, &format!("{call}\n{call}"))
+        accepts(&grammar, call)
+            && accepts(&grammar, "Hello")
+            && !accepts(&grammar, &format!("{call}\n{call}"))
     );
-    assert!(asked(json!({"tools": [tool("f")], "tool_choice": {"type": "none"}})).await.is_none());
+    assert!(requests(json!({"tools": [tool("f")], "tool_choice": {"type": "none"}})).await.is_none());
     let schema = json!({"type": "object", "properties": {"y": {"type": "boolean"}}, "required": ["y"]});
     let format = json!({"output_config": {"format": {"type": "json_schema", "schema": schema}}});
-    let grammar = asked(format).await.unwrap();
-    assert!(takes(&grammar, "{\"y\": true}") && !takes(&grammar, "{\"y\": 1}"));
+    let grammar = requests(format).await.unwrap();
+    assert!(accepts(&grammar, "{\"y\": true}") && !accepts(&grammar, "{\"y\": 1}"));
 }
 
 #[tokio::test]
-async fn count_is_that_of_the_prompt() {
-    let front = front(family("hermes"));
-    let shown = prompt(&front, with(json!({"tools": [tool("f")], "system": "s"}))).await;
-    let mut body = with(json!({"tools": [tool("f")], "system": "s"}));
+async fn count_is_the_length_of_the_prompt() {
+    let server = server(family("hermes"));
+    let shown = prompt(&server, body_with(json!({"tools": [tool("f")], "system": "s"}))).await;
+    let mut body = body_with(json!({"tools": [tool("f")], "system": "s"}));
     body.as_object_mut().unwrap().remove("max_tokens");
-    assert_eq!(front.post(COUNT, body).await.ok(), json!({"input_tokens": shown.len()}));
-    refused(&front.post(COUNT, json!({})).await, 400, "invalid_request_error");
+    assert_eq!(server.post(COUNT, body).await.ok(), json!({"input_tokens": shown.len()}));
+    refused(&server.post(COUNT, json!({})).await, 400, "invalid_request_error");
 }
 
 #[tokio::test]
 async fn unsupported_and_wrong_fields_are_named() {
-    let front = Front::new();
+    let server = TestServer::new();
     let user = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
     for (extra, field) in [
         (json!({"max_tokens": null}), "max_tokens"),
@@ -276,27 +292,28 @@ async fn unsupported_and_wrong_fields_are_named() {
         (json!({"temperature": 3}), "temperature"),
         (json!({"messages": [{"role": "user", "content": "x".repeat(200)}]}), "context length"),
     ] {
-        let reply = front.post(MESSAGES, with(extra.clone())).await;
+        let reply = server.post(MESSAGES, body_with(extra.clone())).await;
         let message = refused(&reply, 400, "invalid_request_error");
         assert!(message.contains(field), "{extra}: {message}");
     }
     let keeps =
         json!({"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}});
-    answered(&front, with(keeps), "ok", FinishReason::Stop).await.0.ok();
+    post_with_text(&server, body_with(keeps), "ok", FinishReason::Stop).await.0.ok();
     let many = format!("{{\"messages\": [{}]}}", vec!["{}"; 16385].join(","));
-    refused(&front.post_raw(MESSAGES, many).await, 400, "invalid_request_error");
+    refused(&server.post_raw(MESSAGES, many).await, 400, "invalid_request_error");
 }
 
 #[tokio::test]
-async fn errors_have_the_shape_of_anthropic() {
-    let front = Front::with(|options| options.api_key = Some("secret".to_owned()));
+async fn errors_have_anthropics_format() {
+    let server = TestServer::with(|options| options.api_key = Some("secret".to_owned()));
     let ask = async |path: &str, key: Option<(&'static str, &'static str)>| {
-        let mut request =
-            http::Request::post(path).body(Body::from(with(json!({"model": "other"})).to_string())).unwrap();
+        let mut request = http::Request::post(path)
+            .body(Body::from(body_with(json!({"model": "other"})).to_string()))
+            .unwrap();
         if let Some((name, value)) = key {
             request.headers_mut().insert(name, http::HeaderValue::from_static(value));
         }
-        front.send(request).await
+        server.send(request).await
     };
     refused(&ask(MESSAGES, None).await, 401, "authentication_error");
     refused(&ask(MESSAGES, Some(("x-api-key", "wrong"))).await, 401, "authentication_error");
@@ -305,18 +322,19 @@ async fn errors_have_the_shape_of_anthropic() {
         assert!(message.contains("`other`"), "{message}");
         refused(&ask("/v1/messages/batches", Some(key)).await, 404, "not_found_error");
     }
-    front.ready.send(false).unwrap();
+    server.ready.send(false).unwrap();
     let busy = ask(MESSAGES, Some(("x-api-key", "secret"))).await;
     refused(&busy, 503, "overloaded_error");
     assert!(!busy.header("retry-after").is_empty());
-    // Other routes keep OpenAI's.
+    // Other routes use OpenAI's format.
     ask("/v1/chat/completions", None).await.error(401);
 }
 
 #[tokio::test]
 async fn failed_stream_ends_with_error_event() {
-    let front = Front::new();
-    let (reply, _) = front.answered(MESSAGES, with(json!({"stream": true})), |_| vec![failure()]).await;
+    let server = TestServer::new();
+    let (reply, _) =
+        server.post_with_script(MESSAGES, body_with(json!({"stream": true})), |_| vec![failure()]).await;
     let events = events(&reply);
     assert_eq!(
         events[1],
@@ -327,8 +345,8 @@ async fn failed_stream_ends_with_error_event() {
 
 #[tokio::test]
 async fn field_of_any_type_is_answered_or_refused() {
-    // Its model thinks.
-    let front = front_with(Templated::new(super::reasoning::SWITCHED, &[]), 0);
+    // A model with thoughts.
+    let server = server_with(Templated::new(super::reasoning::SWITCHED, &[]), 0);
     let body = json!({
         "model": "org/tiny", "max_tokens": 5, "stream": false, "system": [{"type": "text", "text": "s"}],
         "messages": [
@@ -344,6 +362,6 @@ async fn field_of_any_type_is_answered_or_refused() {
         "stop_sequences": ["a"], "temperature": 0, "top_p": 1, "top_k": 1, "seed": 1, "container": null,
         "context_management": {"edits": [{"keep": "all"}]}, "priority": "batch", "queue_deadline": "1s",
     });
-    answered(&front, body.clone(), "x", FinishReason::Stop).await.0.ok();
-    super::with_all_types(&front, MESSAGES, &body).await;
+    post_with_text(&server, body.clone(), "x", FinishReason::Stop).await.0.ok();
+    super::check_all_types(&server, MESSAGES, &body).await;
 }

@@ -1,6 +1,6 @@
-//! Bodies that are no request: each is a 4xx in the error form, none hurts.
+//! Tests of invalid bodies: each gets a 4xx answer in the error format.
 
-use super::{Bytes, Front, TextOverride, with};
+use super::{ByteTokenizer, TestServer, TextOverride, body_with};
 use crate::http::TextFrontend;
 use axum::body::Body;
 use axum::http::Request;
@@ -11,8 +11,8 @@ use std::sync::Arc;
 const PATH: &str = "/v1/completions";
 
 #[tokio::test]
-async fn what_is_no_json_object_is_refused() {
-    let front = Front::new();
+async fn only_json_objects_are_accepted() {
+    let server = TestServer::new();
     let bodies: [&[u8]; 16] = [
         b"{prompt: \"hi\"}",
         b"{1: \"hi\"}",
@@ -33,19 +33,19 @@ async fn what_is_no_json_object_is_refused() {
     ];
     for path in [PATH, "/v1/chat/completions", "/tokenize"] {
         for body in bodies {
-            let error = front.post_raw(path, body.to_vec()).await.error(400);
+            let error = server.post_raw(path, body.to_vec()).await.error(400);
             assert_eq!(error["type"], "invalid_request_error");
             assert!(error["param"].as_str().is_none_or(|param| !param.contains('?')), "{error}");
         }
     }
-    front.post_raw(PATH, r#"{"prompt": "a", "prompt": "b"}"#).await.refuses("prompt");
+    server.post_raw(PATH, r#"{"prompt": "a", "prompt": "b"}"#).await.refuses("prompt");
     let twice = r#"{"messages": [{"role": "user", "content": "a", "content": "b"}]}"#;
-    front.post_raw("/v1/chat/completions", twice).await.refuses("messages[0].content");
+    server.post_raw("/v1/chat/completions", twice).await.refuses("messages[0].content");
 }
 
 #[tokio::test]
-async fn deep_bodies_are_refused_wherever_the_depth_is() {
-    let front = Front::new();
+async fn deeply_nested_bodies_are_refused() {
+    let server = TestServer::new();
     for depth in [65, 200, 500_000] {
         let (open, close) = ("[".repeat(depth), "]".repeat(depth));
         for body in [
@@ -57,66 +57,66 @@ async fn deep_bodies_are_refused_wherever_the_depth_is() {
             format!(r#"{{"prompt": "hi", "tools": {open}{close}}}"#),
             format!(r#"{{"messages": [{{"role": "user", "content": {open}{close}}}]}}"#),
         ] {
-            front.post_raw(PATH, body).await.error(400);
+            server.post_raw(PATH, body).await.error(400);
         }
     }
-    // Brackets in strings are no depth.
-    let (reply, _) = front.complete(with(json!({"user": "[{\\\"".repeat(500)}))).await;
+    // Brackets in strings do not nest.
+    let (reply, _) = server.complete(body_with(json!({"user": "[{\\\"".repeat(500)}))).await;
     reply.ok();
 }
 
 #[tokio::test]
-async fn bodies_have_a_limit() {
-    let front = Front::with(|options| options.body_limit = 1000);
+async fn bodies_have_a_maximum_size() {
+    let server = TestServer::with(|options| options.body_limit = 1000);
     let body = |length: usize| {
-        let mut body = with(json!({"user": ""})).to_string();
+        let mut body = body_with(json!({"user": ""})).to_string();
         let padding = "x".repeat(length - body.len());
         body.insert_str(body.find(r#"user":""#).unwrap() + 7, &padding);
         body
     };
     let fits = body(1000);
     assert_eq!(fits.len(), 1000);
-    let (reply, _) = front.complete(serde_json::from_str(&fits).unwrap()).await;
+    let (reply, _) = server.complete(serde_json::from_str(&fits).unwrap()).await;
     reply.ok();
-    let error = front.post_raw(PATH, body(1001)).await.error(413);
+    let error = server.post_raw(PATH, body(1001)).await.error(413);
     assert_eq!(error["code"], "request_too_large");
-    // Without a length the limit holds too.
+    // The limit also applies without a content length.
     let chunks = body(5000)
         .into_bytes()
         .chunks(100)
         .map(|chunk| Ok::<_, std::io::Error>(chunk.to_vec()))
         .collect::<Vec<_>>();
-    front.post_raw(PATH, Body::from_stream(futures_util::stream::iter(chunks))).await.error(413);
+    server.post_raw(PATH, Body::from_stream(futures_util::stream::iter(chunks))).await.error(413);
     let endless = futures_util::stream::repeat_with(|| Ok::<_, std::io::Error>(vec![b'x'; 1 << 20]));
-    front.post_raw(PATH, Body::from_stream(endless)).await.error(413);
+    server.post_raw(PATH, Body::from_stream(endless)).await.error(413);
     assert_eq!(super::super::HttpOptions::new("m").body_limit, 4 * 1024 * 1024);
 }
 
 #[tokio::test]
 async fn bodies_have_a_deadline() {
-    let front = Front::with(|options| options.body_timeout = std::time::Duration::from_millis(50));
+    let server = TestServer::with(|options| options.body_timeout = std::time::Duration::from_millis(50));
     let stuck = futures_util::stream::pending::<Result<Vec<u8>, std::io::Error>>();
-    let error = front.post_raw(PATH, Body::from_stream(stuck)).await.error(408);
+    let error = server.post_raw(PATH, Body::from_stream(stuck)).await.error(408);
     assert_eq!(error["code"], "request_timeout");
 }
 
 #[tokio::test]
-async fn bodies_that_break_off_are_refused() {
-    let front = Front::new();
+async fn incomplete_bodies_are_refused() {
+    let server = TestServer::new();
     let broken =
         futures_util::stream::iter([Ok(b"{\"prompt\"".to_vec()), Err(std::io::Error::other("gone"))]);
-    front.post_raw(PATH, Body::from_stream(broken)).await.error(400);
+    server.post_raw(PATH, Body::from_stream(broken)).await.error(400);
 }
 
 #[tokio::test]
-async fn content_types() {
-    let front = Front::new();
+async fn json_content_types_are_accepted() {
+    let server = TestServer::new();
     let send = async |content_type: Option<&[u8]>| {
         let mut request = Request::post("/tokenize");
         if let Some(value) = content_type {
             request = request.header("content-type", value);
         }
-        front.send(request.body(Body::from(r#"{"prompt": "a"}"#)).unwrap()).await
+        server.send(request.body(Body::from(r#"{"prompt": "a"}"#)).unwrap()).await
     };
     let good: [Option<&[u8]>; 5] = [
         None,
@@ -135,10 +135,10 @@ async fn content_types() {
     }
 }
 
-/// Elements that are next to nothing as text and something in memory.
+/// Elements that are short as text but not in memory.
 #[tokio::test]
-async fn lists_of_empty_elements_are_refused_by_name() {
-    let front = Front::new();
+async fn long_lists_of_empty_elements_are_refused_by_name() {
+    let server = TestServer::new();
     let many = |element: &str| vec![element; 1_000_000].join(",");
     let chat = "/v1/chat/completions";
     let one = |field: &str, element: &str| {
@@ -152,13 +152,13 @@ async fn lists_of_empty_elements_are_refused_by_name() {
         (PATH, format!(r#"{{"prompt": [{}]}}"#, many("[]")), "prompt"),
         (PATH, format!(r#"{{"prompt": [{}]}}"#, many("\"\"")), "prompt"),
     ] {
-        front.post_raw(path, body).await.refuses(param);
+        server.post_raw(path, body).await.refuses(param);
     }
 }
 
 #[tokio::test]
-async fn errors_quote_no_more_than_one_can_read() {
-    let front = Front::new();
+async fn errors_quote_short_excerpts() {
+    let server = TestServer::new();
     let long = "long é".repeat(10_000);
     let message = |role: &str, kind: &str| json!([{"role": role, "content": [{"type": kind}]}]);
     for body in [
@@ -169,14 +169,13 @@ async fn errors_quote_no_more_than_one_can_read() {
         json!({"messages": message("user", &long)}),
     ] {
         let path = if body.get("prompt").is_some() { PATH } else { "/v1/chat/completions" };
-        let answer = front.post_raw(path, body.to_string()).await;
+        let answer = server.post_raw(path, body.to_string()).await;
         assert!(answer.text.len() < 1600, "{} bytes", answer.text.len());
         assert!(answer.status.is_client_error());
     }
 }
 
-/// Tokens are bytes, of which the context holds 100; text other than small letters takes until the test opens the
-/// gate.
+/// Byte tokenizer that blocks on characters other than lowercase letters until the test opens the gate.
 struct Slow {
     gate: std::sync::Mutex<std::sync::mpsc::Receiver<()>>,
     bound: Option<usize>,
@@ -185,10 +184,10 @@ struct Slow {
 impl TextOverride for Slow {
     fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, ServiceError> {
         if text.starts_with('X') {
-            // The gate opens for all when its other end goes.
+            // The gate opens for all when its sender is dropped.
             let _open = self.gate.lock().unwrap().recv();
         }
-        Bytes.encode(text, special)
+        ByteTokenizer.encode(text, special)
     }
 
     fn bytes_per_token(&self) -> Option<usize> {
@@ -196,26 +195,26 @@ impl TextOverride for Slow {
     }
 }
 
-fn slow(bound: Option<usize>) -> (Front, std::sync::mpsc::Sender<()>) {
+fn slow(bound: Option<usize>) -> (TestServer, std::sync::mpsc::Sender<()>) {
     let (open, gate) = std::sync::mpsc::channel();
     let text = Arc::new(Slow { gate: std::sync::Mutex::new(gate), bound });
-    (Front::build(Some(text), super::Engine::limits(), |_| ()), open)
+    (TestServer::build(Some(text), super::Engine::limits(), |_| ()), open)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn large_bodies_delay_small_ones_only_while_running() {
-    let (front, open) = slow(None);
-    let front = Arc::new(front);
+    let (server, open) = slow(None);
+    let server = Arc::new(server);
     let large = json!({"prompt": "X".repeat(1 << 20)});
     let waiting: Vec<_> = (0..12)
         .map(|_| {
-            let (front, large) = (front.clone(), large.clone());
-            tokio::spawn(async move { front.post("/tokenize", large).await })
+            let (server, large) = (server.clone(), large.clone());
+            tokio::spawn(async move { server.post("/tokenize", large).await })
         })
         .collect();
-    // They all wait before the small one comes.
+    // All large ones wait before the small one is sent.
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-    let small = front.post("/tokenize", json!({"prompt": "ab"})).await.ok();
+    let small = server.post("/tokenize", json!({"prompt": "ab"})).await.ok();
     assert_eq!(small["count"], 3);
     assert!(waiting.iter().all(|task| !task.is_finished()));
     drop(open);
@@ -225,25 +224,25 @@ async fn large_bodies_delay_small_ones_only_while_running() {
 }
 
 #[tokio::test]
-async fn what_cannot_fit_is_refused_before_it_is_tokenized() {
-    // The gate stays shut: reading an X would not end.
-    let (front, _shut) = slow(Some(4));
+async fn too_long_texts_are_refused_before_tokenization() {
+    // The gate stays closed, so tokenizing an X would not end.
+    let (server, _shut) = slow(Some(4));
     let long = "X".repeat(401);
     let message = json!([{"role": "user", "content": long}]);
     for (path, body, param) in [
         ("/tokenize", json!({ "prompt": long }), "prompt"),
         ("/tokenize", json!({ "messages": message }), "messages"),
-        (PATH, with(json!({ "prompt": long })), "prompt"),
-        (PATH, with(json!({ "prompt": ["a", long] })), "prompt[1]"),
+        (PATH, body_with(json!({ "prompt": long })), "prompt"),
+        (PATH, body_with(json!({ "prompt": ["a", long] })), "prompt[1]"),
         ("/v1/chat/completions", json!({ "messages": message }), "messages"),
     ] {
-        let error = front.post(path, body).await.error(400);
+        let error = server.post(path, body).await.error(400);
         assert_eq!(error["code"], "context_length_exceeded", "{path}: {error}");
         assert_eq!(error["param"], param, "{path}");
     }
-    // As many bytes as could fit are looked at.
-    let counted = front.post("/tokenize", json!({"prompt": "a".repeat(400)})).await.ok();
+    // Only as many bytes as could fit are examined.
+    let counted = server.post("/tokenize", json!({"prompt": "a".repeat(400)})).await.ok();
     assert_eq!(counted["count"], 401);
-    let error = front.post(PATH, with(json!({"prompt": "a".repeat(400)}))).await.error(400);
+    let error = server.post(PATH, body_with(json!({"prompt": "a".repeat(400)}))).await.error(400);
     assert_eq!(error["code"], "context_length_exceeded");
 }

@@ -1,15 +1,15 @@
-//! Chats: messages in, an answer out.
+//! Tests of chats: messages, prompts and answers.
 
-use super::{Engine, Front, TextOverride, chat_with, say};
+use super::{Engine, TestServer, TextOverride, chat_body_with, text_events};
 use crate::engine::request::FinishReason;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 async fn prompt_of(messages: Value) -> String {
-    let front = super::tools::front(super::families::family("hermes"));
-    let (reply, asked) = front.chat(json!({ "messages": messages })).await;
+    let server = super::tools::server(super::families::family("hermes"));
+    let (reply, requests) = server.chat(json!({ "messages": messages })).await;
     reply.ok();
-    let bytes: Vec<u8> = asked[0].prompt.iter().map(|&id| u8::try_from(id).unwrap()).collect();
+    let bytes: Vec<u8> = requests[0].prompt.iter().map(|&id| u8::try_from(id).unwrap()).collect();
     String::from_utf8(bytes).unwrap()
 }
 
@@ -40,7 +40,7 @@ async fn earlier_tool_call_arguments_reach_template_as_objects() {
     assert!(prompt.contains(r#""arguments": "{\"x\"""#), "{prompt}");
 }
 
-/// Bytes, beside a template that reads how much the model is to think.
+/// Byte tokenizer with a template that reads the reasoning effort.
 struct ThinkingTemplate;
 
 impl TextOverride for ThinkingTemplate {
@@ -50,37 +50,37 @@ impl TextOverride for ThinkingTemplate {
 }
 
 #[tokio::test]
-async fn the_effort_reaches_the_template_that_reads_it() {
-    let front = Front::build(Some(Arc::new(ThinkingTemplate)), Engine::limits(), |_| ());
+async fn effort_reaches_templates_that_read_it() {
+    let server = TestServer::build(Some(Arc::new(ThinkingTemplate)), Engine::limits(), |_| ());
     let length = async |effort: Value| {
-        let body = chat_with(json!({ "reasoning_effort": effort }));
-        let (reply, asked) = front.chat(body.clone()).await;
+        let body = chat_body_with(json!({ "reasoning_effort": effort }));
+        let (reply, requests) = server.chat(body.clone()).await;
         reply.ok();
-        let tokenized = front.post("/tokenize", body).await.ok();
-        assert_eq!(tokenized["tokens"], json!(asked[0].prompt), "{effort}");
-        asked[0].prompt.len()
+        let tokenized = server.post("/tokenize", body).await.ok();
+        assert_eq!(tokenized["tokens"], json!(requests[0].prompt), "{effort}");
+        requests[0].prompt.len()
     };
     let unsaid = length(json!(null)).await;
     for effort in ["none", "minimal", "low", "medium", "high"] {
         assert_eq!(length(json!(effort)).await, unsaid + effort.len() + 2, "{effort}");
     }
     for wrong in [json!("extreme"), json!("LOW"), json!(3), json!({"effort": "low"})] {
-        let body = chat_with(json!({ "reasoning_effort": wrong }));
-        front.post("/v1/chat/completions", body.clone()).await.refuses("reasoning_effort");
-        front.post("/tokenize", body).await.refuses("reasoning_effort");
+        let body = chat_body_with(json!({ "reasoning_effort": wrong }));
+        server.post("/v1/chat/completions", body.clone()).await.refuses("reasoning_effort");
+        server.post("/tokenize", body).await.refuses("reasoning_effort");
     }
 }
 
 #[tokio::test]
-async fn the_generation_prompt_can_be_left_out() {
-    let front = Front::new();
-    let (_, asked) = front.chat(chat_with(json!({"add_generation_prompt": false}))).await;
-    assert_eq!(asked[0].prompt.len(), "[user]hi".len(), "and no special token is added");
+async fn generation_prompt_can_be_omitted() {
+    let server = TestServer::new();
+    let (_, requests) = server.chat(chat_body_with(json!({"add_generation_prompt": false}))).await;
+    assert_eq!(requests[0].prompt.len(), "[user]hi".len(), "and no special token is added");
 }
 
 #[tokio::test]
-async fn messages_that_cannot_be_used_are_named() {
-    let front = Front::new();
+async fn invalid_messages_are_refused_by_name() {
+    let server = TestServer::new();
     let user =
         |content: Value| json!([{"role": "user", "content": "x"}, {"role": "user", "content": content}]);
     let called =
@@ -115,23 +115,23 @@ async fn messages_that_cannot_be_used_are_named() {
         ),
         (json!([{"role": "assistant", "content": "x", "audio": {"id": "f"}}]), "messages[0].audio"),
     ] {
-        front.post("/v1/chat/completions", json!({ "messages": messages })).await.refuses(param);
+        server.post("/v1/chat/completions", json!({ "messages": messages })).await.refuses(param);
     }
-    front.post("/v1/chat/completions", chat_with(json!({"echo": true}))).await.refuses("echo");
+    server.post("/v1/chat/completions", chat_body_with(json!({"echo": true}))).await.refuses("echo");
 }
 
 #[tokio::test]
-async fn the_image_is_named() {
-    let front = Front::new();
+async fn images_are_refused_by_name() {
+    let server = TestServer::new();
     let image = json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]);
-    let reply = front.post("/v1/chat/completions", json!({ "messages": image })).await;
+    let reply = server.post("/v1/chat/completions", json!({ "messages": image })).await;
     assert!(reply.error(400)["message"].as_str().unwrap().contains("image_url"));
 }
 
 #[tokio::test]
-async fn an_answer_has_openais_shape() {
-    let front = Front::new();
-    let (reply, _) = front.chat(chat_with(json!({}))).await;
+async fn answer_has_openais_format() {
+    let server = TestServer::new();
+    let (reply, _) = server.chat(chat_body_with(json!({}))).await;
     let answer = reply.ok();
     assert!(answer["id"].as_str().unwrap().starts_with("chatcmpl-"));
     assert!(answer["created"].as_u64().unwrap() > 1_600_000_000);
@@ -152,12 +152,12 @@ async fn an_answer_has_openais_shape() {
 }
 
 #[tokio::test]
-async fn choices_come_in_order() {
-    let front = Front::new();
-    let (reply, _) = front
-        .answered("/v1/chat/completions", chat_with(json!({"n": 2})), |_| {
-            let mut events = say(1, "second", FinishReason::Length);
-            events.extend(say(0, "first", FinishReason::Stop));
+async fn choices_are_in_order() {
+    let server = TestServer::new();
+    let (reply, _) = server
+        .post_with_script("/v1/chat/completions", chat_body_with(json!({"n": 2})), |_| {
+            let mut events = text_events(1, "second", FinishReason::Length);
+            events.extend(text_events(0, "first", FinishReason::Stop));
             events
         })
         .await;
@@ -169,17 +169,17 @@ async fn choices_come_in_order() {
 }
 
 #[tokio::test]
-async fn without_a_tokenizer_there_are_no_chats() {
-    let front = Front::build(None, super::Engine::limits(), |_| ());
-    front.post("/v1/chat/completions", chat_with(json!({}))).await.refuses("messages");
+async fn chats_need_a_tokenizer() {
+    let server = TestServer::build(None, super::Engine::limits(), |_| ());
+    server.post("/v1/chat/completions", chat_body_with(json!({}))).await.refuses("messages");
 }
 
 #[tokio::test]
-async fn a_role_that_is_none_is_quoted_as_it_was_sent() {
-    let front = Front::new();
+async fn unknown_role_is_quoted_as_sent() {
+    let server = TestServer::new();
     let refused = async |message: Value| {
         let body = json!({"model": "org/tiny", "messages": [message]});
-        let error = front.post("/v1/chat/completions", body).await.error(400);
+        let error = server.post("/v1/chat/completions", body).await.error(400);
         assert_eq!(error["param"], "messages[0].role");
         error["message"].as_str().unwrap().to_owned()
     };

@@ -1,16 +1,16 @@
-//! The receiving side of an engine handle, played by tests.
+//! Scripted engine: the receiving side of an engine handle.
 
 use crate::engine::request::{Event, Request};
 use crate::engine::{EngineHandle, RequestLimits};
 use crate::pages::PageNeeds;
 use tokio::sync::{Mutex, mpsc};
 
-/// Requests as they arrive.
+/// Receives requests.
 pub(in crate::http) struct Engine {
     jobs: Mutex<mpsc::UnboundedReceiver<ReceivedRequest>>,
 }
 
-/// One request and the way to answer it. Dropping it gives its slot back.
+/// A request and the sender of its events. Its slot is freed on drop.
 pub(in crate::http) struct ReceivedRequest {
     pub(in crate::http) request: Request,
     pub(in crate::http) events: mpsc::Sender<Event>,
@@ -18,7 +18,7 @@ pub(in crate::http) struct ReceivedRequest {
 }
 
 impl Engine {
-    /// Small enough to reach.
+    /// Returns limits that tests can reach.
     pub(in crate::http) fn limits() -> RequestLimits {
         RequestLimits {
             vocab_size: 257,
@@ -37,12 +37,12 @@ impl Engine {
         let (sender, receiver) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             while let Some(job) = jobs.recv().await {
-                let asked = ReceivedRequest {
+                let request = ReceivedRequest {
                     request: job.request.clone(),
                     events: job.events.clone(),
                     _slot: Box::new(job),
                 };
-                if sender.send(asked).is_err() {
+                if sender.send(request).is_err() {
                     return;
                 }
             }
@@ -51,18 +51,18 @@ impl Engine {
         (handle, Self { jobs })
     }
 
-    /// The next request.
+    /// Waits for the next request.
     pub(in crate::http) async fn next(&self) -> ReceivedRequest {
-        self.jobs.lock().await.recv().await.expect("the front holds a handle")
+        self.jobs.lock().await.recv().await.expect("the server holds a handle")
     }
 
-    /// Answers every request with the events of `script`, for ever.
+    /// Answers every request with the events of `script`; does not return.
     pub(in crate::http) async fn serve(&self, mut script: impl FnMut(&Request) -> Vec<Event>) {
         loop {
-            let asked = self.next().await;
-            for event in script(&asked.request) {
-                // Gone clients are what some tests are about.
-                let _client_gone = asked.events.try_send(event);
+            let request = self.next().await;
+            for event in script(&request.request) {
+                // Some tests drop their clients.
+                let _client_gone = request.events.try_send(event);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Families of models: templates in the manner of theirs, and calls as they write them.
+//! Model families: templates similar to theirs, and calls in their formats.
 
 use super::{BOS, TextOverride};
 use remoe_model::text::{ChatTemplate, Rendering, tools_for_template};
@@ -10,21 +10,21 @@ pub(super) struct ToolFamily {
     pub(super) name: &'static str,
     template: &'static str,
     pub(super) first: &'static str,
-    /// Empty where an answer has one call.
+    /// Empty if an answer has only one call.
     pub(super) second: &'static str,
-    /// Text behind the last call.
+    /// Text after the last call.
     pub(super) end: &'static str,
     /// Special tokens of real tokenizers.
     pub(super) special: &'static [&'static str],
 }
 
 impl ToolFamily {
-    /// An answer with the first call.
+    /// Returns an answer with the first call.
     pub(super) fn one(&self) -> String {
         format!("{}{}", self.first, self.end)
     }
 
-    /// An answer with both calls, if it may have two.
+    /// Returns an answer with both calls, if the format allows two.
     pub(super) fn two(&self) -> String {
         format!("{}{}{}", self.first, self.second, self.end)
     }
@@ -173,12 +173,12 @@ pub(super) const FAMILIES: [ToolFamily; 14] = [
     },
 ];
 
-/// The family `name`.
+/// Returns the family `name`.
 pub(super) fn family(name: &str) -> &'static ToolFamily {
     FAMILIES.iter().find(|family| family.name == name).unwrap()
 }
 
-/// Bytes and special tokens, beside a chat template.
+/// Byte tokenizer with special tokens and a chat template.
 pub(super) struct Templated {
     template: ChatTemplate,
     special: &'static [&'static str],
@@ -191,7 +191,7 @@ impl Templated {
         Self { template: ChatTemplate::open(folder.path()).unwrap().unwrap(), special }
     }
 
-    /// The template of `family`, its markers special tokens or not.
+    /// Creates the template of `family`. `has_special`: its markers are special tokens.
     pub(super) fn of(family: &ToolFamily, has_special: bool) -> Self {
         Self::new(family.template, if has_special { family.special } else { &[] })
     }
@@ -218,11 +218,11 @@ impl TextOverride for Templated {
     }
 }
 
-/// `text` as tokens of a front with these special ones.
+/// Returns the tokens of `text` in a server with these special tokens.
 pub(super) fn tokens(mut text: &str, special: &[&str]) -> Vec<u32> {
     let mut tokens = Vec::new();
     while !text.is_empty() {
-        let found = (BOS + 1..).zip(special).find_map(|(id, it)| Some((id, text.strip_prefix(it)?)));
+        let found = (BOS + 1..).zip(special).find_map(|(id, token)| Some((id, text.strip_prefix(token)?)));
         match found {
             Some((token, rest)) => {
                 tokens.push(token);

@@ -1,8 +1,8 @@
-//! Calls as templates write them, read back.
+//! Property tests: calls that templates write are parsed again.
 
 use super::families::{FAMILIES, Templated, ToolFamily};
 use super::{TextFrontend, TextOverride};
-use crate::http::tools::{AnswerForm, CallableTools, Dialect, Tools, in_messages};
+use crate::http::tools::{AnswerForm, CallableTools, Dialect, Tools, adapt_messages};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use remoe_model::text::Rendering;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 const CALLS_PER_FORMAT: u32 = 200;
 
-/// Strings that a model may write within arguments, among them markers of every format.
+/// Generates strings of arguments, including markers of every format.
 fn texts() -> impl Strategy<Value = String> {
     let marker = prop::sample::select(vec![
         "<tool_call>",
@@ -45,7 +45,7 @@ fn texts() -> impl Strategy<Value = String> {
     prop::collection::vec(marker, 0..6).prop_map(|parts| parts.concat())
 }
 
-/// A value and its schema.
+/// Generates a value and its schema.
 fn values() -> impl Strategy<Value = (Value, Value)> {
     let nested = prop_oneof![
         Just(json!({"a": {"b": [1, 2.5, null, true, "</tool_call>"]}})),
@@ -59,16 +59,16 @@ fn values() -> impl Strategy<Value = (Value, Value)> {
         Just((Value::Null, json!({"type": ["integer", "null"]}))),
         nested.clone().prop_map(|value| (value, json!({"type": "object"}))),
         nested.prop_map(|value| (json!([value]), json!({"type": "array"}))),
-        // A number as text where either is allowed stays what its schema prefers.
+        // A number as text becomes the type that its schema prefers.
         any::<u16>()
             .prop_map(|number| (json!(number.to_string()), json!({"enum": [number.to_string(), "no"]}))),
     ]
 }
 
-/// Name of a function, its arguments, and their schemas.
+/// Function name, arguments, and their schemas.
 type Call = (String, Map<String, Value>, Map<String, Value>);
 
-/// Up to three calls.
+/// Generates up to three calls.
 fn calls() -> impl Strategy<Value = Vec<Call>> {
     let arguments = prop::collection::btree_map("[a-z]{1,3}[_0-9]?", values(), 0..4);
     prop::collection::vec(arguments, 1..4).prop_map(|all| {
@@ -81,8 +81,8 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
     })
 }
 
-/// Text that the template of `front` writes for a message of the assistant with `calls`, and tools for them.
-fn rendered(front: &Templated, dialect: &Dialect, calls: &[Call]) -> (String, Value) {
+/// Returns the template's text of an assistant message with `calls`, and the tools for them.
+fn rendered(server: &Templated, dialect: &Dialect, calls: &[Call]) -> (String, Value) {
     let tools: Vec<Value> = calls
         .iter()
         .map(|(name, _, schemas)| {
@@ -106,13 +106,13 @@ fn rendered(front: &Templated, dialect: &Dialect, calls: &[Call]) -> (String, Va
         json!({"role": "user", "content": "QUESTION"}),
         json!({"role": "assistant", "content": "", "tool_calls": written}),
     ];
-    let messages = in_messages(dialect, messages, &tools);
+    let messages = adapt_messages(dialect, messages, &tools);
     let rendering = Rendering { tools: dialect.shows_tools.then_some(&tools), ..Rendering::default() };
-    let text = TextOverride::render_chat(front, &messages, rendering).unwrap();
+    let text = TextOverride::render_chat(server, &messages, rendering).unwrap();
     (text.rsplit_once("QUESTION").unwrap().1.to_owned(), json!(tools))
 }
 
-/// The part of a rendered conversation that the model would have written.
+/// Returns the part of a rendered conversation that the model would write.
 fn answer<'a>(family: &ToolFamily, text: &'a str) -> &'a str {
     match family.name {
         "harmony" => text.split_once("<|start|>assistant").unwrap().1,
@@ -122,21 +122,21 @@ fn answer<'a>(family: &ToolFamily, text: &'a str) -> &'a str {
 }
 
 #[test]
-fn calls_that_a_template_writes_are_read_back() {
+fn calls_in_templates_are_parsed() {
     for family in &FAMILIES {
-        let front = Templated::of(family, false);
-        let dialect = Dialect::of(&front);
+        let server = Templated::of(family, false);
+        let dialect = Dialect::of(&server);
         assert_eq!(dialect.format.name, family.name);
         let most = if matches!(family.name, "harmony" | "llama") { 1 } else { 3 };
         let mut runner = TestRunner::new(Config { cases: CALLS_PER_FORMAT, ..Config::default() });
         let cuts = prop::collection::vec(any::<prop::sample::Index>(), 0..12);
         let outcome = runner.run(&(calls(), cuts), |(calls, cuts)| {
             let calls = &calls[..calls.len().min(most)];
-            let (text, tools) = rendered(&front, &dialect, calls);
+            let (text, tools) = rendered(&server, &dialect, calls);
             let text = answer(family, &text);
             let tools: Tools = serde_json::from_value(tools).unwrap();
-            let asked = CallableTools::of(Some(tools), None, None).unwrap().unwrap();
-            let form = AnswerForm { format: dialect.format, asked, thinking: None };
+            let tools = CallableTools::new(Some(tools), None, None).unwrap().unwrap();
+            let form = AnswerForm { format: dialect.format, tools, thinking: None };
             let mut reader = form.readers(1).next().unwrap();
             let mut at: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
             at.extend([0, text.len()]);
@@ -144,11 +144,11 @@ fn calls_that_a_template_writes_are_read_back() {
             at.sort_unstable();
             let mut read: Vec<(String, String)> = Vec::new();
             let mut content = String::new();
-            let mut said: Vec<_> = at.windows(2).map(|cut| reader.push(&text[cut[0]..cut[1]])).collect();
-            said.push(reader.finish(false));
-            for said in said {
-                content += &said.content;
-                for delta in said.calls {
+            let mut deltas: Vec<_> = at.windows(2).map(|cut| reader.push(&text[cut[0]..cut[1]])).collect();
+            deltas.push(reader.finish(false));
+            for parsed in deltas {
+                content += &parsed.content;
+                for delta in parsed.calls {
                     if let Some((_, name)) = delta.start {
                         read.push((name, String::new()));
                     }
@@ -172,7 +172,7 @@ fn calls_that_a_template_writes_are_read_back() {
 }
 
 #[test]
-fn a_template_that_knows_no_tools_is_told_in_words() {
+fn tools_are_described_in_words_if_the_template_omits_them() {
     const TEMPLATE: &str =
         "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}";
     let dialect = Dialect::of(&Templated::new(TEMPLATE, &[]));

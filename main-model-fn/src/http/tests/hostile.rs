@@ -1,15 +1,15 @@
-//! Gateways, and clients that claim to be one, that send anything.
+//! Fuzz tests: random headers of gateways, and of clients that pretend to be one.
 
-use super::{Front, figures, say};
+use super::{TestServer, figures, text_events};
 use crate::engine::request::{Event, FinishReason};
 use axum::body::Body;
 use axum::http::{HeaderValue, Request};
 use remoe_test_support::hostile::{Cases, SeededChoices};
 
-/// Cases in every change.
-const FEW: usize = 600;
-/// Bytes of what is told after an answer: trailers of more than 16 KiB end it for clients.
-const TOLD: usize = 16 << 10;
+/// Cases of the default run.
+const DEFAULT_CASES: usize = 600;
+/// Most bytes of trailers: clients fail on more than 16 KiB.
+const MAX_TRAILER_BYTES: usize = 16 << 10;
 
 const HEADERS: [&str; 8] = [
     "x-remoe-tenant",
@@ -38,14 +38,14 @@ fn value(dice: &mut SeededChoices, name: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn generated_headers_of_gateways_do_no_harm() {
-    let cases = Cases::new("headers of gateways", FEW);
-    let front = Front::with(|options| {
+async fn random_gateway_headers_cause_no_failure() {
+    let cases = Cases::new("headers of gateways", DEFAULT_CASES);
+    let server = TestServer::with(|options| {
         options.api_key = Some("client".into());
         options.gateway_key = Some("gateway".into());
     });
-    let serve = front.engine.serve(|request| {
-        let mut events = say(0, "x", FinishReason::Stop);
+    let serve = server.engine.serve(|request| {
+        let mut events = text_events(0, "x", FinishReason::Stop);
         events.push(Event::Done(figures(request)));
         events
     });
@@ -73,10 +73,10 @@ async fn generated_headers_of_gateways_do_no_harm() {
                     format!(r#"{{"prompt":"a","max_tokens":1,"include_figures":true,"stream":{stream}}}"#)
                 }
             };
-            let reply = front.send(request.body(Body::from(body)).unwrap()).await;
+            let reply = server.send(request.body(Body::from(body)).unwrap()).await;
             let told: usize =
                 reply.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
-            assert!(reply.status.as_u16() < 500 && told <= TOLD, "case {number}: {reply:?}");
+            assert!(reply.status.as_u16() < 500 && told <= MAX_TRAILER_BYTES, "case {number}: {reply:?}");
         }
     };
     tokio::select! {

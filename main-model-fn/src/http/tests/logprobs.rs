@@ -1,6 +1,6 @@
-//! Log-probabilities in both shapes.
+//! Tests of log-probabilities in both formats.
 
-use super::{BOS, Engine, Front, chat_with, with};
+use super::{BOS, Engine, TestServer, body_with, chat_body_with};
 use crate::engine::request::{Delta, Event, FinishReason, Request, TokenLogprobs};
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ fn scored(token: u32, top: usize) -> TokenLogprobs {
     TokenLogprobs { token, logprob: -0.25, top: rivals.into_iter().take(top).collect() }
 }
 
-/// "a€" and an end, with as many alternatives as asked for.
+/// Returns the events of "a€" and its end, with as many alternatives as requested.
 fn script(request: &Request) -> Vec<Event> {
     let mut events = Vec::new();
     if let Some(top) = request.prompt_logprobs {
@@ -29,13 +29,13 @@ fn script(request: &Request) -> Vec<Event> {
 }
 
 async fn completion(extra: Value) -> Value {
-    let front = Front::new();
-    let (reply, _) = front.answered("/v1/completions", with(extra), script).await;
+    let server = TestServer::new();
+    let (reply, _) = server.post_with_script("/v1/completions", body_with(extra), script).await;
     reply.ok()["choices"][0].clone()
 }
 
 #[tokio::test]
-async fn of_completions() {
+async fn completions_have_logprobs() {
     let choice = completion(json!({"logprobs": 2})).await;
     assert_eq!(choice["text"], "a€");
     assert_eq!(
@@ -64,7 +64,7 @@ async fn of_completions() {
 }
 
 #[tokio::test]
-async fn of_repeated_prompts() {
+async fn echoed_prompts_have_logprobs() {
     let choice = completion(json!({"logprobs": 1, "echo": true})).await;
     assert_eq!(choice["text"], "hia€");
     let logprobs = &choice["logprobs"];
@@ -75,22 +75,22 @@ async fn of_repeated_prompts() {
     assert_eq!(logprobs["token_logprobs"], json!([null, -0.25, -0.25, -0.25, -0.25, -0.25, -0.25]));
     assert_eq!(logprobs["top_logprobs"][0], Value::Null);
     assert_eq!(logprobs["top_logprobs"][1], json!({"a": -0.5, "h": -0.25}));
-    // Special tokens are no part of the text.
+    // The text does not contain special tokens.
     assert_eq!(logprobs["text_offset"], json!([0, 0, 1, 2, 3, 4, 4]));
 }
 
 #[tokio::test]
-async fn of_repeated_prompts_for_every_choice() {
-    let front = Front::new();
-    let body = with(json!({"prompt": [1, 2], "logprobs": 0, "echo": true, "n": 2, "max_tokens": 0}));
-    let (reply, asked) = front
-        .answered("/v1/completions", body, |request| {
+async fn every_choice_has_logprobs_of_echoed_prompts() {
+    let server = TestServer::new();
+    let body = body_with(json!({"prompt": [1, 2], "logprobs": 0, "echo": true, "n": 2, "max_tokens": 0}));
+    let (reply, requests) = server
+        .post_with_script("/v1/completions", body, |request| {
             let mut events: Vec<Event> = script(request).drain(..1).collect();
             events.extend([0, 1].map(|choice| Event::Finished { choice, reason: FinishReason::Length }));
             events
         })
         .await;
-    assert_eq!((asked[0].prompt_logprobs, asked[0].max_tokens), (Some(0), 0));
+    assert_eq!((requests[0].prompt_logprobs, requests[0].max_tokens), (Some(0), 0));
     let choices = reply.ok()["choices"].clone();
     for choice in [&choices[0], &choices[1]] {
         assert_eq!(choice["logprobs"]["token_logprobs"], json!([null, -0.25]));
@@ -99,11 +99,11 @@ async fn of_repeated_prompts_for_every_choice() {
 }
 
 #[tokio::test]
-async fn of_chats() {
-    let front = Front::new();
-    let body = chat_with(json!({"logprobs": true, "top_logprobs": 1}));
-    let (reply, asked) = front.answered("/v1/chat/completions", body, script).await;
-    assert_eq!(asked[0].logprobs, Some(1));
+async fn chats_have_logprobs() {
+    let server = TestServer::new();
+    let body = chat_body_with(json!({"logprobs": true, "top_logprobs": 1}));
+    let (reply, requests) = server.post_with_script("/v1/chat/completions", body, script).await;
+    assert_eq!(requests[0].logprobs, Some(1));
     let logprobs = reply.ok()["choices"][0]["logprobs"].clone();
     assert_eq!(logprobs["refusal"], Value::Null);
     assert_eq!(logprobs["content"].as_array().unwrap().len(), 4);
@@ -114,29 +114,31 @@ async fn of_chats() {
             "top_logprobs": [{"token": "a", "logprob": -0.5, "bytes": [97]}],
         })
     );
-    let (reply, asked) =
-        front.answered("/v1/chat/completions", chat_with(json!({"logprobs": true})), script).await;
-    assert_eq!(asked[0].logprobs, Some(0));
+    let (reply, requests) = server
+        .post_with_script("/v1/chat/completions", chat_body_with(json!({"logprobs": true})), script)
+        .await;
+    assert_eq!(requests[0].logprobs, Some(0));
     assert_eq!(reply.ok()["choices"][0]["logprobs"]["content"][0]["top_logprobs"], json!([]));
-    let (reply, asked) =
-        front.answered("/v1/chat/completions", chat_with(json!({"logprobs": false})), script).await;
-    assert_eq!(asked[0].logprobs, None);
+    let (reply, requests) = server
+        .post_with_script("/v1/chat/completions", chat_body_with(json!({"logprobs": false})), script)
+        .await;
+    assert_eq!(requests[0].logprobs, None);
     assert_eq!(reply.ok()["choices"][0]["logprobs"], Value::Null);
 }
 
 #[tokio::test]
-async fn in_streams_they_come_with_their_tokens() {
-    let front = Front::new();
-    let body = chat_with(json!({"logprobs": true, "stream": true}));
-    let (reply, _) = front.answered("/v1/chat/completions", body, script).await;
+async fn stream_chunks_have_logprobs_of_their_tokens() {
+    let server = TestServer::new();
+    let body = chat_body_with(json!({"logprobs": true, "stream": true}));
+    let (reply, _) = server.post_with_script("/v1/chat/completions", body, script).await;
     let chunks = reply.chunks();
     let tokens: Vec<&Value> = chunks
         .iter()
         .filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"][0].get("token"))
         .collect();
     assert_eq!(tokens, ["a", r"bytes:\xe2", r"bytes:\x82", r"bytes:\xac"]);
-    let body = with(json!({"logprobs": 0, "stream": true, "echo": true}));
-    let (reply, _) = front.answered("/v1/completions", body, script).await;
+    let body = body_with(json!({"logprobs": 0, "stream": true, "echo": true}));
+    let (reply, _) = server.post_with_script("/v1/completions", body, script).await;
     let chunks = reply.chunks();
     assert_eq!(chunks[0]["choices"][0]["text"], "hi");
     assert_eq!(chunks[0]["choices"][0]["logprobs"]["tokens"], json!(["<s>", "h", "i"]));
@@ -146,10 +148,10 @@ async fn in_streams_they_come_with_their_tokens() {
 }
 
 #[tokio::test]
-async fn without_a_tokenizer_tokens_have_numbers() {
-    let front = Front::build(None, Engine::limits(), |_| ());
-    let body = with(json!({"prompt": [BOS, 7], "logprobs": 1, "echo": true}));
-    let (reply, _) = front.answered("/v1/completions", body, script).await;
+async fn without_a_tokenizer_tokens_are_numbers() {
+    let server = TestServer::build(None, Engine::limits(), |_| ());
+    let body = body_with(json!({"prompt": [BOS, 7], "logprobs": 1, "echo": true}));
+    let (reply, _) = server.post_with_script("/v1/completions", body, script).await;
     let logprobs = reply.ok()["choices"][0]["logprobs"].clone();
     assert_eq!(logprobs["tokens"][0], "token_id:256");
     assert_eq!(logprobs["top_logprobs"][1], json!({"token_id:97": -0.5, "token_id:7": -0.25}));
@@ -157,13 +159,16 @@ async fn without_a_tokenizer_tokens_have_numbers() {
 }
 
 #[tokio::test]
-async fn each_route_has_its_own_form() {
-    let front = Front::new();
+async fn each_route_has_its_own_field_type() {
+    let server = TestServer::new();
     for value in [json!(true), json!(-1), json!(21), json!("1"), json!(1.5)] {
-        front.post("/v1/completions", with(json!({ "logprobs": value }))).await.refuses("logprobs");
+        server.post("/v1/completions", body_with(json!({ "logprobs": value }))).await.refuses("logprobs");
     }
     for value in [json!(1), json!("true")] {
-        front.post("/v1/chat/completions", chat_with(json!({ "logprobs": value }))).await.refuses("logprobs");
+        server
+            .post("/v1/chat/completions", chat_body_with(json!({ "logprobs": value })))
+            .await
+            .refuses("logprobs");
     }
     for extra in [
         json!({"top_logprobs": 2}),
@@ -172,6 +177,6 @@ async fn each_route_has_its_own_form() {
         json!({"logprobs": true, "top_logprobs": -1}),
         json!({"logprobs": true, "top_logprobs": true}),
     ] {
-        front.post("/v1/chat/completions", chat_with(extra)).await.refuses("top_logprobs");
+        server.post("/v1/chat/completions", chat_body_with(extra)).await.refuses("top_logprobs");
     }
 }

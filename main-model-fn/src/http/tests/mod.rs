@@ -1,4 +1,4 @@
-//! The router over a scripted engine and a tokenizer whose tokens are bytes.
+//! Tests of the router with a scripted engine and a byte tokenizer.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod access;
@@ -41,13 +41,13 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tower_service::Service;
 
-/// Begins a text, when special tokens are asked for.
+/// Token at the beginning of texts with special tokens.
 pub(super) const BOS: u32 = 256;
 
-/// Tokens 0 to 255 are bytes.
-struct Bytes;
+/// Tokenizer whose tokens 0 to 255 are bytes.
+struct ByteTokenizer;
 
-impl TextFrontend for Bytes {
+impl TextFrontend for ByteTokenizer {
     fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, ServiceError> {
         Ok(special.then_some(BOS).into_iter().chain(text.bytes().map(u32::from)).collect())
     }
@@ -102,18 +102,18 @@ impl TextFrontend for Bytes {
     }
 }
 
-/// [`Bytes`] but for what a test changes.
+/// [`ByteTokenizer`] with methods that a test overrides.
 trait TextOverride: Send + Sync {
     fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, ServiceError> {
-        Bytes.encode(text, special)
+        ByteTokenizer.encode(text, special)
     }
 
     fn bytes_per_token(&self) -> Option<usize> {
-        Bytes.bytes_per_token()
+        ByteTokenizer.bytes_per_token()
     }
 
     fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ServiceError> {
-        Bytes.token_bytes(id)
+        ByteTokenizer.token_bytes(id)
     }
 
     fn template(&self) -> Option<&str> {
@@ -125,10 +125,10 @@ trait TextOverride: Send + Sync {
     }
 
     fn render_chat(&self, messages: &[Value], rendering: Rendering<'_>) -> Result<String, ServiceError> {
-        Bytes.render_chat(messages, rendering)
+        ByteTokenizer.render_chat(messages, rendering)
     }
 
-    /// Special tokens beside [`BOS`], whose ids follow it.
+    /// Special tokens besides [`BOS`], with the ids after it.
     fn special(&self) -> &[&str] {
         &[]
     }
@@ -144,7 +144,7 @@ impl<T: TextOverride> TextFrontend for T {
     }
 
     fn decode(&self, ids: &[u32], special: bool) -> Result<String, ServiceError> {
-        Bytes.decode(ids, special)
+        ByteTokenizer.decode(ids, special)
     }
 
     fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ServiceError> {
@@ -153,12 +153,12 @@ impl<T: TextOverride> TextFrontend for T {
     }
 
     fn is_special(&self, id: u32) -> bool {
-        Bytes.is_special(id)
+        ByteTokenizer.is_special(id)
     }
 
     fn token_id(&self, token: &str) -> Option<u32> {
         let special = (BOS + 1..).zip(self.special()).find(|(_, text)| **text == token);
-        special.map(|(id, _)| id).or_else(|| Bytes.token_id(token))
+        special.map(|(id, _)| id).or_else(|| ByteTokenizer.token_id(token))
     }
 
     fn template(&self) -> Option<&str> {
@@ -174,8 +174,8 @@ impl<T: TextOverride> TextFrontend for T {
     }
 }
 
-/// A front and the engine behind it.
-pub(super) struct Front {
+/// The HTTP API with a scripted engine.
+pub(super) struct TestServer {
     pub(super) router: Router,
     pub(super) engine: Engine,
     pub(super) ready: watch::Sender<bool>,
@@ -183,14 +183,14 @@ pub(super) struct Front {
     state: Arc<HttpState>,
 }
 
-impl Front {
-    /// A front with a tokenizer that is ready.
+impl TestServer {
+    /// Creates a server with a tokenizer that is ready.
     fn new() -> Self {
         Self::with(|_| ())
     }
 
     fn with(change: impl FnOnce(&mut HttpOptions)) -> Self {
-        Self::build(Some(Arc::new(Bytes)), Engine::limits(), change)
+        Self::build(Some(Arc::new(ByteTokenizer)), Engine::limits(), change)
     }
 
     fn build(
@@ -202,13 +202,13 @@ impl Front {
         change(&mut options);
         let (ready, is_ready) = watch::channel(true);
         let (handle, engine) = Engine::new(limits);
-        let (account, its_account) = watch::channel(None);
+        let (account, account_receiver) = watch::channel(None);
         let state = HttpState::new(
             handle,
             text,
             options,
             is_ready,
-            its_account,
+            account_receiver,
             PlacementView::default(),
             Registry::new(),
         )
@@ -217,14 +217,14 @@ impl Front {
         Self { router: routes(state.clone()), engine, ready, account, state }
     }
 
-    /// Serves the routes on `listener`, for ever.
+    /// Serves the routes on `listener` in the background.
     fn serve(&self, listener: TcpListener) {
         let (limits, metrics) = (self.state.options.connections, self.state.metrics.connections.clone());
         let routes = self.router.clone();
         tokio::spawn(remoe_http::serve(listener, None, routes, limits, metrics, CancellationToken::new()));
     }
 
-    /// Sends `request` to the router, with a host unless it names one.
+    /// Sends `request` to the router; adds a host if it has none.
     async fn send(&self, mut request: http::Request<Body>) -> Reply {
         request.headers_mut().entry(http::header::HOST).or_insert(http::HeaderValue::from_static("test"));
         let mut router = self.router.clone();
@@ -258,39 +258,40 @@ impl Front {
         self.send(request).await
     }
 
-    /// A completion that the engine answers by saying "ok".
+    /// Sends a completion that the engine answers with "ok".
     async fn complete(&self, body: Value) -> (Reply, Vec<Request>) {
-        self.answered("/v1/completions", body, |_| say(0, "ok", FinishReason::Stop)).await
+        self.post_with_script("/v1/completions", body, |_| text_events(0, "ok", FinishReason::Stop)).await
     }
 
-    /// A chat that the engine answers by saying "ok".
+    /// Sends a chat that the engine answers with "ok".
     async fn chat(&self, body: Value) -> (Reply, Vec<Request>) {
-        self.answered("/v1/chat/completions", body, |_| say(0, "ok", FinishReason::Stop)).await
+        self.post_with_script("/v1/chat/completions", body, |_| text_events(0, "ok", FinishReason::Stop))
+            .await
     }
 
-    /// Returns the reply, and the requests that the engine was asked. The engine adds figures after `script`.
-    async fn answered(
+    /// Sends `body`. Returns the reply and the engine's requests. The engine sends figures after the events of `script`.
+    async fn post_with_script(
         &self,
         path: &str,
         body: Value,
         script: impl Fn(&Request) -> Vec<Event>,
     ) -> (Reply, Vec<Request>) {
-        let mut asked = Vec::new();
+        let mut requests = Vec::new();
         let serve = self.engine.serve(|request| {
             let mut events = script(request);
             events.push(Event::Done(figures(request)));
-            asked.push(request.clone());
+            requests.push(request.clone());
             events
         });
         let reply = tokio::select! {
             reply = self.post(path, body) => reply,
             () = serve => unreachable!("the engine serves for ever"),
         };
-        (reply, asked)
+        (reply, requests)
     }
 }
 
-/// Reply of the front.
+/// Reply of the server.
 #[derive(Debug)]
 pub(super) struct Reply {
     pub(super) status: StatusCode,
@@ -312,7 +313,7 @@ impl Reply {
         self.headers.get(name).map_or("", |value| value.to_str().unwrap())
     }
 
-    /// Asserts an error in OpenAI's form and gives its fields.
+    /// Asserts an error in OpenAI's format and returns its fields.
     fn error(&self, status: u16) -> Value {
         assert_eq!(self.status, status, "{}", self.text);
         let error = self.json()["error"].clone();
@@ -323,14 +324,14 @@ impl Reply {
         error
     }
 
-    /// Asserts a 400 that names `param`.
+    /// Asserts that the status is 400 and the error names `param`.
     fn refuses(&self, param: &str) {
         let error = self.error(400);
         assert_eq!(error["param"], param, "{error}");
         assert_eq!(error["type"], "invalid_request_error");
     }
 
-    /// The chunks of a stream that ended as it should.
+    /// Asserts that a stream ended regularly and returns its chunks.
     fn chunks(&self) -> Vec<Value> {
         assert_eq!(self.status, 200, "{}", self.text);
         assert_eq!(self.header("content-type"), "text/event-stream");
@@ -342,8 +343,8 @@ impl Reply {
     }
 }
 
-/// Deltas of one byte each, then the end.
-pub(super) fn say(choice: usize, text: &str, reason: FinishReason) -> Vec<Event> {
+/// Returns deltas of one character each, then the end.
+pub(super) fn text_events(choice: usize, text: &str, reason: FinishReason) -> Vec<Event> {
     let delta = |character: char| {
         let token = u8::try_from(character).map_or(0, u32::from);
         Event::Delta(Delta { choice, token: Some(token), text: character.to_string(), logprobs: None })
@@ -352,7 +353,7 @@ pub(super) fn say(choice: usize, text: &str, reason: FinishReason) -> Vec<Event>
     text.chars().map(delta).chain([finished]).collect()
 }
 
-/// Figures that tell fields apart.
+/// Returns figures whose fields have different values.
 pub(super) fn figures(request: &Request) -> Figures {
     Figures {
         work: Default::default(),
@@ -380,18 +381,18 @@ fn expert_time(local: u64, waited: u64) -> ExpertTime {
     }
 }
 
-/// An error of the engine.
+/// Returns an error of the engine.
 pub(super) fn failure() -> Event {
     Event::Failed(ServiceError::new(ErrorCode::Unavailable, "no replica answered"))
 }
 
-/// The least body of a completion, with `extra` fields.
-pub(super) fn with(extra: Value) -> Value {
+/// Returns a minimal body of a completion with `extra` fields.
+pub(super) fn body_with(extra: Value) -> Value {
     merged(json!({"model": "org/tiny", "prompt": "hi"}), extra)
 }
 
-/// The least body of a chat, with `extra` fields.
-pub(super) fn chat_with(extra: Value) -> Value {
+/// Returns a minimal body of a chat with `extra` fields.
+pub(super) fn chat_body_with(extra: Value) -> Value {
     merged(json!({"model": "org/tiny", "messages": [{"role": "user", "content": "hi"}]}), extra)
 }
 
@@ -400,10 +401,9 @@ fn merged(mut body: Value, extra: Value) -> Value {
     body
 }
 
-/// Sends `body` with every value in it replaced by values of all types: each is answered or
-/// refused.
-async fn with_all_types(front: &Front, path: &str, body: &Value) {
-    let odd = [
+/// Replaces each value in `body` by values of all types; each request must be answered or refused.
+async fn check_all_types(server: &TestServer, path: &str, body: &Value) {
+    let replacements = [
         Value::Null,
         json!(true),
         json!(-1),
@@ -418,10 +418,11 @@ async fn with_all_types(front: &Front, path: &str, body: &Value) {
     let mut pointers = Vec::new();
     pointers_in(body, String::new(), &mut pointers);
     for pointer in pointers {
-        for value in &odd {
+        for value in &replacements {
             let mut body = body.clone();
             *body.pointer_mut(&pointer).unwrap() = value.clone();
-            let (reply, _) = front.answered(path, body, |_| say(0, "x", FinishReason::Stop)).await;
+            let (reply, _) =
+                server.post_with_script(path, body, |_| text_events(0, "x", FinishReason::Stop)).await;
             assert!([200, 400, 404].contains(&reply.status.as_u16()), "{pointer} {value}: {}", reply.text);
         }
     }

@@ -1,24 +1,24 @@
-//! Every parameter: what it does to the engine's request, and what is refused by name.
+//! Tests of all parameters: effect on the engine's request, and refusals by name.
 
-use super::{Front, chat_with, with};
+use super::{TestServer, body_with, chat_body_with};
 use crate::engine::request::{Priority, Request, Sampling};
 use remoe_model::GenerationDefaults;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-async fn request_of(front: &Front, body: Value) -> Request {
-    let (reply, mut asked) = front.complete(body).await;
+async fn request_of(server: &TestServer, body: Value) -> Request {
+    let (reply, mut requests) = server.complete(body).await;
     reply.ok();
-    assert_eq!(asked.len(), 1);
-    asked.remove(0)
+    assert_eq!(requests.len(), 1);
+    requests.remove(0)
 }
 
 #[tokio::test]
 async fn all_parameters_reach_the_engine() {
-    let front = Front::new();
+    let server = TestServer::new();
     let request = request_of(
-        &front,
-        with(json!({
+        &server,
+        body_with(json!({
             "max_tokens": 7, "temperature": 0.5, "top_p": 0.25, "top_k": 3, "min_p": 0.125, "n": 2,
             "seed": 11, "stop": ["x", "yz"], "stop_token_ids": [4, 5], "min_tokens": 2,
             "ignore_eos": true, "presence_penalty": -0.5, "frequency_penalty": 1.5,
@@ -55,25 +55,25 @@ async fn all_parameters_reach_the_engine() {
 }
 
 #[tokio::test]
-async fn chats_take_the_same_parameters() {
-    let front = Front::new();
-    let (reply, asked) = front
-        .chat(chat_with(
+async fn chats_accept_the_same_parameters() {
+    let server = TestServer::new();
+    let (reply, requests) = server
+        .chat(chat_body_with(
             json!({"max_completion_tokens": 9, "max_tokens": 5, "top_k": 2, "seed": -1, "stop": "x"}),
         ))
         .await;
     reply.ok();
-    assert_eq!(asked[0].max_tokens, 9, "the newer name wins");
-    assert_eq!(asked[0].sampling.top_k, 2);
-    assert_eq!(asked[0].sampling.seed, u64::MAX);
-    assert_eq!(asked[0].stop.strings, ["x"]);
-    let (_, asked) = front.chat(chat_with(json!({"max_tokens": 5}))).await;
-    assert_eq!(asked[0].max_tokens, 5);
+    assert_eq!(requests[0].max_tokens, 9, "the newer name wins");
+    assert_eq!(requests[0].sampling.top_k, 2);
+    assert_eq!(requests[0].sampling.seed, u64::MAX);
+    assert_eq!(requests[0].stop.strings, ["x"]);
+    let (_, requests) = server.chat(chat_body_with(json!({"max_tokens": 5}))).await;
+    assert_eq!(requests[0].max_tokens, 5);
 }
 
 #[tokio::test]
-async fn null_is_absent() {
-    let front = Front::new();
+async fn null_equals_absent() {
+    let server = TestServer::new();
     let mut nulls = json!({});
     for name in [
         "max_tokens",
@@ -107,15 +107,15 @@ async fn null_is_absent() {
     ] {
         nulls[name] = Value::Null;
     }
-    let request = request_of(&front, with(nulls)).await;
+    let request = request_of(&server, body_with(nulls)).await;
     assert_eq!(request.max_tokens, 16);
     let seed = request.sampling.seed;
     assert_eq!(request.sampling, Sampling { seed, ..Sampling::default() });
 }
 
 #[tokio::test]
-async fn defaults_are_the_checkpoints() {
-    let front = Front::with(|options| {
+async fn defaults_come_from_the_checkpoint() {
+    let server = TestServer::with(|options| {
         options.defaults = GenerationDefaults {
             temperature: 0.75,
             top_p: Some(0.5),
@@ -126,7 +126,7 @@ async fn defaults_are_the_checkpoints() {
             ..GenerationDefaults::default()
         };
     });
-    let request = request_of(&front, with(json!({}))).await;
+    let request = request_of(&server, body_with(json!({}))).await;
     assert_eq!(request.max_tokens, 12);
     assert_eq!(request.sampling.temperature, 0.75);
     assert_eq!(request.sampling.top_p, 0.5);
@@ -134,50 +134,50 @@ async fn defaults_are_the_checkpoints() {
     assert_eq!(request.sampling.min_p, 0.25);
     assert_eq!(request.sampling.repetition_penalty, 1.5);
     let said = json!({"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "max_tokens": 20});
-    let request = request_of(&front, with(said)).await;
+    let request = request_of(&server, body_with(said)).await;
     assert_eq!(request.max_tokens, 20);
     let seed = request.sampling.seed;
     assert_eq!(request.sampling, Sampling { seed, ..Sampling::default() });
-    let (_, asked) = front.chat(chat_with(json!({}))).await;
-    assert_eq!(asked[0].max_tokens, 12);
+    let (_, requests) = server.chat(chat_body_with(json!({}))).await;
+    assert_eq!(requests[0].max_tokens, 12);
 }
 
 #[tokio::test]
-async fn default_lengths_fit() {
-    let front = Front::new();
-    let (_, asked) = front.chat(chat_with(json!({}))).await;
-    assert_eq!(asked[0].max_tokens, 100 - asked[0].prompt.len());
+async fn default_length_fits_the_cache() {
+    let server = TestServer::new();
+    let (_, requests) = server.chat(chat_body_with(json!({}))).await;
+    assert_eq!(requests[0].max_tokens, 100 - requests[0].prompt.len());
     // 10 cache pages for 4 choices: 64 positions each.
-    let (_, asked) = front.chat(chat_with(json!({"n": 4}))).await;
-    assert_eq!(asked[0].max_tokens, 64 - asked[0].prompt.len());
-    let long = request_of(&front, with(json!({"prompt": "a".repeat(90)}))).await;
+    let (_, requests) = server.chat(chat_body_with(json!({"n": 4}))).await;
+    assert_eq!(requests[0].max_tokens, 64 - requests[0].prompt.len());
+    let long = request_of(&server, body_with(json!({"prompt": "a".repeat(90)}))).await;
     assert_eq!(long.max_tokens, 9);
 }
 
 #[tokio::test]
-async fn seeds() {
-    let front = Front::new();
-    let first = request_of(&front, with(json!({}))).await.sampling.seed;
-    let second = request_of(&front, with(json!({}))).await.sampling.seed;
+async fn seeds_have_64_bits() {
+    let server = TestServer::new();
+    let first = request_of(&server, body_with(json!({}))).await.sampling.seed;
+    let second = request_of(&server, body_with(json!({}))).await.sampling.seed;
     assert_ne!(first, second);
     for (seed, expected) in [(json!(u64::MAX), u64::MAX), (json!(i64::MIN), 1 << 63), (json!(0), 0)] {
-        assert_eq!(request_of(&front, with(json!({"seed": seed}))).await.sampling.seed, expected);
+        assert_eq!(request_of(&server, body_with(json!({"seed": seed}))).await.sampling.seed, expected);
     }
-    // A seed means the same for each prompt; without one equal prompts differ.
-    let two = |extra: Value| with(super::merged(json!({"prompt": ["a", "a"]}), extra));
-    let (_, asked) = front.complete(two(json!({"seed": 5}))).await;
-    assert_eq!((asked[0].sampling.seed, asked[1].sampling.seed), (5, 5));
-    let (_, asked) = front.complete(two(json!({}))).await;
-    assert_ne!(asked[0].sampling.seed, asked[1].sampling.seed);
-    front
+    // A seed applies to each prompt; without one, equal prompts differ.
+    let two = |extra: Value| body_with(super::merged(json!({"prompt": ["a", "a"]}), extra));
+    let (_, requests) = server.complete(two(json!({"seed": 5}))).await;
+    assert_eq!((requests[0].sampling.seed, requests[1].sampling.seed), (5, 5));
+    let (_, requests) = server.complete(two(json!({}))).await;
+    assert_ne!(requests[0].sampling.seed, requests[1].sampling.seed);
+    server
         .post_raw("/v1/completions", r#"{"prompt": "a", "seed": 18446744073709551616}"#)
         .await
         .refuses("seed");
 }
 
 #[tokio::test]
-async fn out_of_range_is_refused_by_name() {
-    let front = Front::new();
+async fn values_out_of_range_are_refused_by_name() {
+    let server = TestServer::new();
     for (name, values) in [
         ("temperature", json!([-0.1, 2.1, 1e300, "hot", true, [1], {}])),
         ("top_p", json!([-0.1, 1.1, "x"])),
@@ -207,9 +207,12 @@ async fn out_of_range_is_refused_by_name() {
         ("add_special_tokens", json!([1])),
     ] {
         for value in values.as_array().unwrap() {
-            front.post("/v1/completions", with(json!({ name: value }))).await.refuses(name);
+            server.post("/v1/completions", body_with(json!({ name: value }))).await.refuses(name);
             if name != "echo" && !(name == "min_tokens" && *value == 17) {
-                front.post("/v1/chat/completions", chat_with(json!({ name: value }))).await.refuses(name);
+                server
+                    .post("/v1/chat/completions", chat_body_with(json!({ name: value })))
+                    .await
+                    .refuses(name);
             }
         }
     }
@@ -229,41 +232,41 @@ async fn out_of_range_is_refused_by_name() {
         (json!({"stream_options": {"include_usage": true}}), "stream_options"),
         (json!({"stream": false, "stream_options": {}}), "stream_options"),
     ] {
-        front.post("/v1/completions", with(value)).await.refuses(param);
+        server.post("/v1/completions", body_with(value)).await.refuses(param);
     }
 }
 
 #[tokio::test]
-async fn special_tokens_are_text_where_they_are_asked_for() {
-    let front = Front::new();
+async fn special_tokens_are_text_on_request() {
+    let server = TestServer::new();
     for (extra, special) in [
         (json!({}), false),
         (json!({"skip_special_tokens": true}), false),
         (json!({"skip_special_tokens": null}), false),
         (json!({"skip_special_tokens": false}), true),
     ] {
-        assert_eq!(request_of(&front, with(extra.clone())).await.special_text, special, "{extra}");
-        let (_, asked) = front.chat(chat_with(extra)).await;
-        assert_eq!(asked[0].special_text, special);
+        assert_eq!(request_of(&server, body_with(extra.clone())).await.special_text, special, "{extra}");
+        let (_, requests) = server.chat(chat_body_with(extra)).await;
+        assert_eq!(requests[0].special_text, special);
     }
-    let body = with(json!({"prompt": [super::BOS, 104], "echo": true, "skip_special_tokens": false}));
-    assert_eq!(front.complete(body).await.0.ok()["choices"][0]["text"], "<s>hok");
+    let body = body_with(json!({"prompt": [super::BOS, 104], "echo": true, "skip_special_tokens": false}));
+    assert_eq!(server.complete(body).await.0.ok()["choices"][0]["text"], "<s>hok");
 }
 
 #[tokio::test]
-async fn numbers_that_are_none_are_refused_by_name() {
-    let front = Front::new();
+async fn infinite_numbers_are_refused_by_name() {
+    let server = TestServer::new();
     for number in ["NaN", "Infinity", "-Infinity", "1e999", "-", "01"] {
         for name in ["temperature", "top_p", "repetition_penalty", "n", "seed"] {
             let body = format!(r#"{{"model": "org/tiny", "prompt": "hi", "{name}": {number}}}"#);
-            front.post_raw("/v1/completions", body).await.refuses(name);
+            server.post_raw("/v1/completions", body).await.refuses(name);
         }
     }
 }
 
 #[tokio::test]
-async fn edges_of_ranges_are_taken() {
-    let front = Front::new();
+async fn bounds_of_ranges_are_accepted() {
+    let server = TestServer::new();
     for value in [
         json!({"temperature": 2}),
         json!({"temperature": 0}),
@@ -281,18 +284,18 @@ async fn edges_of_ranges_are_taken() {
         json!({"stop_token_ids": []}),
         json!({"n": 1, "best_of": 1}),
     ] {
-        front.complete(with(value)).await.0.ok();
+        server.complete(body_with(value)).await.0.ok();
     }
-    assert_eq!(request_of(&front, with(json!({"top_k": -1}))).await.sampling.top_k, 0);
+    assert_eq!(request_of(&server, body_with(json!({"top_k": -1}))).await.sampling.top_k, 0);
 }
 
 #[tokio::test]
-async fn what_is_not_supported_is_refused_by_name() {
-    let front = Front::new();
+async fn unsupported_fields_are_refused_by_name() {
+    let server = TestServer::new();
     let tool = json!([{"type": "function", "function": {"name": "f"}}]);
     for (name, value) in [("tools", tool), ("tool_choice", json!("auto")), ("tool_choice", json!("required"))]
     {
-        front.post("/v1/completions", with(json!({ name: value }))).await.refuses(name);
+        server.post("/v1/completions", body_with(json!({ name: value }))).await.refuses(name);
     }
     for (name, value) in [
         ("functions", json!([{"name": "f"}])),
@@ -315,20 +318,20 @@ async fn what_is_not_supported_is_refused_by_name() {
         ("reasoning_effort", json!("low")),
         ("reasoning_effort", json!("high")),
     ] {
-        front.post("/v1/chat/completions", chat_with(json!({ name: value }))).await.refuses(name);
-        front.post("/v1/completions", with(json!({ name: value }))).await.refuses(name);
+        server.post("/v1/chat/completions", chat_body_with(json!({ name: value }))).await.refuses(name);
+        server.post("/v1/completions", body_with(json!({ name: value }))).await.refuses(name);
     }
 }
 
 #[tokio::test]
-async fn asking_for_nothing_is_no_reason_to_refuse() {
-    let front = Front::new();
+async fn unsupported_fields_without_effect_are_accepted() {
+    let server = TestServer::new();
     let harmless = json!({
         "tools": [], "functions": [], "tool_choice": "none", "function_call": "none",
         "response_format": {"type": "text"}, "modalities": ["text"], "audio": null, "suffix": "",
         "use_beam_search": false, "parallel_tool_calls": true, "reasoning_effort": "none",
         "metadata": {"a": "b"}, "store": false, "service_tier": "auto", "user": "u",
     });
-    front.complete(with(harmless.clone())).await.0.ok();
-    front.chat(chat_with(harmless)).await.0.ok();
+    server.complete(body_with(harmless.clone())).await.0.ok();
+    server.chat(chat_body_with(harmless)).await.0.ok();
 }

@@ -1,7 +1,7 @@
-//! Which connections there are: deadlines of heads, places for new ones, probes, hosts.
+//! Tests of connections: timeouts of request heads, limits, probes, hosts.
 
 use super::sockets::{ends, limited, metric, post, read_until, serve};
-use super::{Front, say, with};
+use super::{TestServer, body_with, text_events};
 use crate::engine::request::{Event, FinishReason};
 use remoe_http::ConnectionLimits;
 use serde_json::json;
@@ -10,9 +10,9 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
 #[tokio::test]
-async fn a_head_has_less_time_than_a_kept_connection() {
-    let front = limited(|limits| limits.head = Duration::from_millis(300));
-    let address = serve(&front).await;
+async fn request_heads_have_a_shorter_timeout_than_idle_connections() {
+    let server = limited(|limits| limits.head = Duration::from_millis(300));
+    let address = serve(&server).await;
     let mut kept = TcpStream::connect(address).await.unwrap();
     let version = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n";
     kept.write_all(version).await.unwrap();
@@ -22,8 +22,8 @@ async fn a_head_has_less_time_than_a_kept_connection() {
         client.write_all(sent.as_bytes()).await.unwrap();
         assert!(ends(&mut client).await.is_empty(), "{sent:?}");
     }
-    metric(&front, r#"remoe_http_connections_ended_total{reason="idle"} 2"#).await;
-    // By now the kept one has waited longer than a head may take.
+    metric(&server, r#"remoe_http_connections_ended_total{reason="idle"} 2"#).await;
+    // The idle one has waited longer than a head may take.
     kept.write_all(version).await.unwrap();
     assert!(read_until(&mut kept, "}").await.starts_with("HTTP/1.1 200"));
     kept.write_all(b"GET /ver").await.unwrap();
@@ -32,46 +32,47 @@ async fn a_head_has_less_time_than_a_kept_connection() {
 
 #[tokio::test]
 async fn connections_beyond_the_limit_wait_while_all_have_requests() {
-    let front = limited(|limits| limits.count = 2);
-    let address = serve(&front).await;
+    let server = limited(|limits| limits.count = 2);
+    let address = serve(&server).await;
     let mut busy = Vec::new();
     for _ in 0..2 {
         let mut client = TcpStream::connect(address).await.unwrap();
-        client.write_all(post(&with(json!({})).to_string()).as_bytes()).await.unwrap();
-        busy.push((client, front.engine.next().await));
+        client.write_all(post(&body_with(json!({})).to_string()).as_bytes()).await.unwrap();
+        busy.push((client, server.engine.next().await));
     }
     let mut third = TcpStream::connect(address).await.unwrap();
     third.write_all(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     let early = tokio::time::timeout(Duration::from_millis(200), third.readable()).await;
     assert!(early.is_err(), "the third is served beside two others");
-    // One of them has its answer, whole, and then its place.
-    let (mut first, asked) = busy.remove(0);
-    for event in
-        say(0, "ok", FinishReason::Stop).into_iter().chain([Event::Done(super::figures(&asked.request))])
+    // One gets its complete answer, and then its place is free.
+    let (mut first, request) = busy.remove(0);
+    for event in text_events(0, "ok", FinishReason::Stop)
+        .into_iter()
+        .chain([Event::Done(super::figures(&request.request))])
     {
-        asked.events.try_send(event).unwrap();
+        request.events.try_send(event).unwrap();
     }
     assert!(read_until(&mut first, "total_tokens").await.contains("\"ok\""));
     assert!(read_until(&mut third, "version").await.starts_with("HTTP/1.1 200"));
     assert!(ends(&mut first).await.len() < 100, "nothing but the end of the answer follows");
     assert!(!busy[0].1.events.is_closed(), "what has a request stays");
     drop((third, busy));
-    metric(&front, "remoe_http_connections 0").await;
+    metric(&server, "remoe_http_connections 0").await;
 }
 
 #[tokio::test]
-async fn idle_connections_give_way_to_new_ones() {
+async fn new_connections_replace_idle_ones() {
     const COUNT: usize = 4;
-    let front = limited(|limits| limits.count = COUNT);
-    let address = serve(&front).await;
+    let server = limited(|limits| limits.count = COUNT);
+    let address = serve(&server).await;
     let version = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n";
     let mut busy = TcpStream::connect(address).await.unwrap();
-    busy.write_all(post(&with(json!({})).to_string()).as_bytes()).await.unwrap();
-    let asked = front.engine.next().await;
+    busy.write_all(post(&body_with(json!({})).to_string()).as_bytes()).await.unwrap();
+    let request = server.engine.next().await;
     let mut idle = Vec::new();
     for number in 0..10 * COUNT {
         let mut client = TcpStream::connect(address).await.unwrap();
-        // Silent ones, and ones that stop in the middle of a head.
+        // Connections that send nothing, or stop in the middle of a head.
         client.write_all(if number % 2 == 0 { b"" } else { b"GET" }).await.unwrap();
         idle.push(client);
     }
@@ -87,21 +88,21 @@ async fn idle_connections_give_way_to_new_ones() {
     }
     kept[0].write_all(version).await.unwrap();
     assert!(read_until(&mut kept[0], "version").await.starts_with("HTTP/1.1 200"), "the youngest is there");
-    asked.events.try_send(Event::Done(super::figures(&asked.request))).unwrap();
+    request.events.try_send(Event::Done(super::figures(&request.request))).unwrap();
     assert!(read_until(&mut busy, "total_tokens").await.starts_with("HTTP/1.1 200"));
-    let text = front.get("/metrics").await.text;
+    let text = server.get("/metrics").await.text;
     let displaced = r#"remoe_http_connections_ended_total{reason="displaced"}"#;
     assert!(text.lines().any(|line| line.starts_with(displaced)), "{text}");
 }
 
 #[tokio::test]
-async fn probes_are_answered_on_a_listener_of_their_own() {
+async fn probes_are_answered_on_a_separate_listener() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (ready, is_ready) = tokio::sync::watch::channel(false);
     let probes = remoe_http::Probes::start(Some(listener), is_ready).unwrap();
     assert_eq!(probes.address(), Some(address));
-    // More than there may be, all silent.
+    // More than the limit, all without a request.
     let mut silent = Vec::new();
     for _ in 0..100 {
         silent.push(TcpStream::connect(address).await.unwrap());
@@ -130,9 +131,9 @@ async fn probes_are_answered_on_a_listener_of_their_own() {
 }
 
 #[tokio::test]
-async fn a_request_has_one_host() {
-    let front = Front::new();
-    let address = serve(&front).await;
+async fn requests_have_exactly_one_host() {
+    let server = TestServer::new();
+    let address = serve(&server).await;
     for (head, status) in [
         ("HTTP/1.1\r\nhost: x\r\n", 200),
         ("HTTP/1.1\r\nHost: [::1]:8000\r\n", 200),

@@ -1,17 +1,17 @@
-//! `/v1/responses`: what is asked of the engine, items, events in their order, and refusals.
+//! Tests of `/v1/responses`: requests to the engine, items, order of events, and refusals.
 
 use super::families::{Templated, family};
-use super::tools::{front, front_with};
-use super::{Front, Reply, failure, say};
+use super::tools::{server, server_with};
+use super::{Reply, TestServer, failure, text_events};
 use crate::engine::request::{Event, FinishReason, Request};
-use crate::grammar::tests::takes;
+use crate::grammar::tests::accepts;
 use axum::body::Body;
 use axum::http;
 use serde_json::{Value, json};
 
 const RESPONSES: &str = "/v1/responses";
 
-fn with(extra: Value) -> Value {
+fn body_with(extra: Value) -> Value {
     super::merged(json!({"model": "org/tiny", "input": "hi"}), extra)
 }
 
@@ -20,18 +20,23 @@ fn function(name: &str) -> Value {
     json!({"type": "function", "name": name, "description": "d", "parameters": parameters})
 }
 
-async fn answered(front: &Front, body: Value, text: &str, reason: FinishReason) -> (Reply, Vec<Request>) {
-    front.answered(RESPONSES, body, |_| say(0, text, reason)).await
+async fn post_with_text(
+    server: &TestServer,
+    body: Value,
+    text: &str,
+    reason: FinishReason,
+) -> (Reply, Vec<Request>) {
+    server.post_with_script(RESPONSES, body, |_| text_events(0, text, reason)).await
 }
 
-async fn prompt(front: &Front, body: Value) -> String {
-    let (reply, asked) = answered(front, body, "ok", FinishReason::Stop).await;
+async fn prompt(server: &TestServer, body: Value) -> String {
+    let (reply, requests) = post_with_text(server, body, "ok", FinishReason::Stop).await;
     reply.ok();
-    let bytes: Vec<u8> = asked[0].prompt.iter().map(|&id| u8::try_from(id).unwrap()).collect();
+    let bytes: Vec<u8> = requests[0].prompt.iter().map(|&id| u8::try_from(id).unwrap()).collect();
     String::from_utf8(bytes).unwrap()
 }
 
-/// Events of a stream: each has a name, which its data repeats.
+/// Returns the events of a stream; asserts that the data of each repeats its name.
 pub(super) fn events(reply: &Reply) -> Vec<Value> {
     assert_eq!(reply.status, 200, "{}", reply.text);
     assert_eq!(reply.header("content-type"), "text/event-stream");
@@ -52,15 +57,15 @@ fn names(events: &[Value]) -> Vec<&str> {
 
 #[tokio::test]
 async fn text_input_answers_one_message() {
-    let front = Front::new();
-    let (reply, asked) = answered(
-        &front,
-        with(json!({"max_output_tokens": 7, "metadata": {"a": "b"}})),
+    let server = TestServer::new();
+    let (reply, requests) = post_with_text(
+        &server,
+        body_with(json!({"max_output_tokens": 7, "metadata": {"a": "b"}})),
         "ok",
         FinishReason::Stop,
     )
     .await;
-    assert_eq!(asked[0].max_tokens, 7);
+    assert_eq!(requests[0].max_tokens, 7);
     let response = reply.ok();
     assert!(response["id"].as_str().unwrap().starts_with("resp_"));
     assert_eq!((&response["object"], &response["status"]), (&json!("response"), &json!("completed")));
@@ -76,7 +81,7 @@ async fn text_input_answers_one_message() {
         item["content"],
         json!([{"type": "output_text", "text": "ok", "annotations": [], "logprobs": []}])
     );
-    let prompt = asked[0].prompt.len();
+    let prompt = requests[0].prompt.len();
     assert_eq!(
         response["usage"],
         json!({
@@ -90,14 +95,15 @@ async fn text_input_answers_one_message() {
 }
 
 #[tokio::test]
-async fn length_makes_response_incomplete() {
-    let front = Front::new();
-    let (reply, _) = answered(&front, with(json!({})), "ok", FinishReason::Length).await;
+async fn length_limit_makes_response_incomplete() {
+    let server = TestServer::new();
+    let (reply, _) = post_with_text(&server, body_with(json!({})), "ok", FinishReason::Length).await;
     let response = reply.ok();
     assert_eq!(response["status"], "incomplete");
     assert_eq!(response["incomplete_details"], json!({"reason": "max_output_tokens"}));
     assert_eq!(response["output"][0]["status"], "incomplete");
-    let (reply, _) = answered(&front, with(json!({"stream": true})), "ok", FinishReason::Length).await;
+    let (reply, _) =
+        post_with_text(&server, body_with(json!({"stream": true})), "ok", FinishReason::Length).await;
     let events = events(&reply);
     let last = events.last().unwrap();
     assert_eq!(
@@ -108,8 +114,9 @@ async fn length_makes_response_incomplete() {
 
 #[tokio::test]
 async fn stream_of_text_has_events_in_order() {
-    let front = Front::new();
-    let (reply, _) = answered(&front, with(json!({"stream": true})), "ok", FinishReason::Stop).await;
+    let server = TestServer::new();
+    let (reply, _) =
+        post_with_text(&server, body_with(json!({"stream": true})), "ok", FinishReason::Stop).await;
     let events = events(&reply);
     assert_eq!(
         names(&events),
@@ -152,9 +159,9 @@ async fn stream_of_text_has_events_in_order() {
 async fn stream_of_reasoning_and_calls_has_an_item_each() {
     let harmony = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary \
                    to=functions.f <|constrain|>json<|message|>{\"x\": 1}<|call|>";
-    let front = front_with(Templated::of(family("harmony"), true), family("harmony").special.len());
-    let body = with(json!({"tools": [function("f")], "stream": true, "max_output_tokens": 400}));
-    let (reply, _) = answered(&front, body.clone(), harmony, FinishReason::Stop).await;
+    let server = server_with(Templated::of(family("harmony"), true), family("harmony").special.len());
+    let body = body_with(json!({"tools": [function("f")], "stream": true, "max_output_tokens": 400}));
+    let (reply, _) = post_with_text(&server, body.clone(), harmony, FinishReason::Stop).await;
     let events = events(&reply);
     let mut names = names(&events);
     names.dedup();
@@ -201,40 +208,40 @@ async fn stream_of_reasoning_and_calls_has_an_item_each() {
 
     let mut body = body;
     body["stream"] = false.into();
-    let (reply, _) = answered(&front, body, harmony, FinishReason::Stop).await;
+    let (reply, _) = post_with_text(&server, body, harmony, FinishReason::Stop).await;
     let kinds: Vec<Value> =
         reply.ok()["output"].as_array().unwrap().iter().map(|item| item["type"].clone()).collect();
     assert_eq!(kinds, ["reasoning", "function_call"]);
 }
 
 #[tokio::test]
-async fn answer_without_a_word_has_an_empty_message() {
-    let front = Front::new();
-    let (reply, _) = answered(&front, with(json!({})), "", FinishReason::Stop).await;
+async fn empty_answer_has_an_empty_message() {
+    let server = TestServer::new();
+    let (reply, _) = post_with_text(&server, body_with(json!({})), "", FinishReason::Stop).await;
     assert_eq!(reply.ok()["output"][0]["content"][0]["text"], "");
 }
 
 #[tokio::test]
 async fn failed_stream_ends_with_failed_response() {
-    let front = Front::new();
+    let server = TestServer::new();
     let broken = |_: &Request| {
-        let mut events = say(0, "o", FinishReason::Stop);
+        let mut events = text_events(0, "o", FinishReason::Stop);
         events.pop();
         events.push(failure());
         events
     };
-    let (reply, _) = front.answered(RESPONSES, with(json!({"stream": true})), broken).await;
+    let (reply, _) = server.post_with_script(RESPONSES, body_with(json!({"stream": true})), broken).await;
     let events = events(&reply);
     let last = events.last().unwrap();
     assert_eq!((&last["type"], &last["response"]["status"]), (&json!("response.failed"), &json!("failed")));
     assert_eq!(last["response"]["error"], json!({"code": "server_error", "message": "no replica answered"}));
-    let (reply, _) = front.answered(RESPONSES, with(json!({})), |_| vec![failure()]).await;
+    let (reply, _) = server.post_with_script(RESPONSES, body_with(json!({})), |_| vec![failure()]).await;
     reply.error(503);
 }
 
 #[tokio::test]
 async fn items_become_messages_of_a_chat() {
-    let front = front(family("hermes"));
+    let server = server(family("hermes"));
     let input = json!([
         {"role": "developer", "content": "d"},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
@@ -246,7 +253,7 @@ async fn items_become_messages_of_a_chat() {
         {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
         {"role": "user", "content": "u"},
     ]);
-    let shown = prompt(&front, with(json!({"input": input, "instructions": "i"}))).await;
+    let shown = prompt(&server, body_with(json!({"input": input, "instructions": "i"}))).await;
     let call = "\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>";
     assert_eq!(
         shown,
@@ -257,34 +264,38 @@ async fn items_become_messages_of_a_chat() {
 }
 
 #[tokio::test]
-async fn tools_and_formats_bind_the_answer() {
-    let front = front(family("hermes"));
-    let asked =
-        async |extra: Value| answered(&front, with(extra), "x", FinishReason::Stop).await.1.remove(0).grammar;
+async fn tools_and_formats_constrain_the_answer() {
+    let server = server(family("hermes"));
+    let requests = async |extra: Value| {
+        post_with_text(&server, body_with(extra), "x", FinishReason::Stop).await.1.remove(0).grammar
+    };
     let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>";
     for choice in [json!("required"), json!({"type": "function", "name": "f"})] {
-        let grammar = asked(json!({"tools": [function("f")], "tool_choice": choice})).await.unwrap();
-        assert!(takes(&grammar, call) && !takes(&grammar, "Hello"));
+        let grammar = requests(json!({"tools": [function("f")], "tool_choice": choice})).await.unwrap();
+        assert!(accepts(&grammar, call) && !accepts(&grammar, "Hello"));
     }
-    assert!(asked(json!({"tools": [function("f")]})).await.is_none());
+    assert!(requests(json!({"tools": [function("f")]})).await.is_none());
     let schema = json!({"type": "object", "properties": {"y": {"type": "boolean"}}, "required": ["y"]});
     let format = json!({"type": "json_schema", "name": "n", "strict": true, "schema": schema});
-    let grammar = asked(json!({"text": {"format": format}})).await.unwrap();
-    assert!(takes(&grammar, "{\"y\": true}") && !takes(&grammar, "{\"y\": 1}"));
-    assert!(takes(&asked(json!({"text": {"format": {"type": "json_object"}}})).await.unwrap(), "{\"a\": 1}"));
-    assert!(asked(json!({"text": {"format": {"type": "text"}}})).await.is_none());
+    let grammar = requests(json!({"text": {"format": format}})).await.unwrap();
+    assert!(accepts(&grammar, "{\"y\": true}") && !accepts(&grammar, "{\"y\": 1}"));
+    assert!(accepts(
+        &requests(json!({"text": {"format": {"type": "json_object"}}})).await.unwrap(),
+        "{\"a\": 1}"
+    ));
+    assert!(requests(json!({"text": {"format": {"type": "text"}}})).await.is_none());
 }
 
 #[tokio::test]
-async fn answer_repeats_the_request() {
-    let front = front(family("hermes"));
+async fn answer_repeats_request_fields() {
+    let server = server(family("hermes"));
     let extra = json!({
         "instructions": "i", "temperature": 0.5, "top_p": 0.9, "parallel_tool_calls": false, "store": false,
         "tools": [function("f")], "tool_choice": "auto", "user": "u", "truncation": "disabled",
         "reasoning": {"effort": "none", "summary": "auto"}, "include": ["reasoning.encrypted_content"],
         "service_tier": "auto", "text": {"verbosity": "medium"}, "unknown": 1, "prompt_cache_key": "k",
     });
-    let (reply, asked) = answered(&front, with(extra.clone()), "x", FinishReason::Stop).await;
+    let (reply, requests) = post_with_text(&server, body_with(extra.clone()), "x", FinishReason::Stop).await;
     let response = reply.ok();
     for name in [
         "instructions",
@@ -301,12 +312,12 @@ async fn answer_repeats_the_request() {
         assert_eq!(response[name], extra[name], "{name}");
     }
     assert_eq!(response["text"], json!({"format": {"type": "text"}}));
-    assert_eq!((asked[0].sampling.temperature, asked[0].sampling.top_p), (0.5, 0.9));
+    assert_eq!((requests[0].sampling.temperature, requests[0].sampling.top_p), (0.5, 0.9));
 }
 
 #[tokio::test]
 async fn unsupported_and_wrong_fields_are_named() {
-    let front = Front::new();
+    let server = TestServer::new();
     let item = |item: Value| json!({"input": [item]});
     for (extra, param) in [
         (json!({"input": null}), "input"),
@@ -352,19 +363,19 @@ async fn unsupported_and_wrong_fields_are_named() {
         (json!({"tool_choice": "required"}), "tool_choice"),
         (json!({"input": "x".repeat(200)}), "input"),
     ] {
-        let reply = front.post(RESPONSES, with(extra.clone())).await;
+        let reply = server.post(RESPONSES, body_with(extra.clone())).await;
         assert_eq!(reply.error(400)["param"], param, "{extra}: {}", reply.text);
         assert!(!reply.text.contains("function.") && !reply.text.contains("messages"), "{}", reply.text);
     }
     assert_eq!(
-        front.post(RESPONSES, with(json!({"model": "other"}))).await.error(404)["code"],
+        server.post(RESPONSES, body_with(json!({"model": "other"}))).await.error(404)["code"],
         "model_not_found"
     );
 }
 
 #[tokio::test]
 async fn hostile_bodies_are_refused() {
-    let front = Front::new();
+    let server = TestServer::new();
     let many = format!("[{}]", vec!["{}"; 16385].join(","));
     for (body, param) in [
         (format!("{{\"input\": {many}}}"), json!("input")),
@@ -374,26 +385,26 @@ async fn hostile_bodies_are_refused() {
         ("{\"input\"".to_owned(), Value::Null),
         (format!("{{\"input\": {}", "[".repeat(100)), Value::Null),
     ] {
-        let reply = front.post_raw(RESPONSES, body).await;
+        let reply = server.post_raw(RESPONSES, body).await;
         assert_eq!(reply.error(400)["param"], param, "{}", reply.text);
     }
 }
 
-/// A gateway says so where it has put the items of an earlier response before the input.
+/// A gateway marks requests in which it has put the items of an earlier response before the input.
 #[tokio::test]
 async fn resolved_previous_response_is_repeated() {
-    let front = Front::new();
+    let server = TestServer::new();
     let request = http::Request::post(RESPONSES)
         .header("x-remoe-resolved", "1")
-        .body(Body::from(with(json!({"previous_response_id": "resp_1"})).to_string()))
+        .body(Body::from(body_with(json!({"previous_response_id": "resp_1"})).to_string()))
         .unwrap();
-    let serve = front.engine.serve(|request| {
-        let mut events = say(0, "x", FinishReason::Stop);
+    let serve = server.engine.serve(|request| {
+        let mut events = text_events(0, "x", FinishReason::Stop);
         events.push(Event::Done(super::figures(request)));
         events
     });
     let reply = tokio::select! {
-        reply = front.send(request) => reply,
+        reply = server.send(request) => reply,
         () = serve => unreachable!("the engine serves for ever"),
     };
     assert_eq!(reply.ok()["previous_response_id"], "resp_1");
@@ -401,8 +412,8 @@ async fn resolved_previous_response_is_repeated() {
 
 #[tokio::test]
 async fn field_of_any_type_is_answered_or_refused() {
-    // Its model thinks.
-    let front = front_with(Templated::new(super::reasoning::SWITCHED, &[]), 0);
+    // A model with thoughts.
+    let server = server_with(Templated::new(super::reasoning::SWITCHED, &[]), 0);
     let body = json!({
         "model": "org/tiny",
         "input": [
@@ -419,6 +430,6 @@ async fn field_of_any_type_is_answered_or_refused() {
         "include": ["reasoning.encrypted_content"], "truncation": "disabled", "service_tier": "auto", "user": "u",
         "background": false, "top_logprobs": 0, "priority": "batch", "queue_deadline": "1s",
     });
-    answered(&front, body.clone(), "x", FinishReason::Stop).await.0.ok();
-    super::with_all_types(&front, RESPONSES, &body).await;
+    post_with_text(&server, body.clone(), "x", FinishReason::Stop).await.0.ok();
+    super::check_all_types(&server, RESPONSES, &body).await;
 }

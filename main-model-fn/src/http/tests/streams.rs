@@ -1,6 +1,6 @@
-//! Server-sent events.
+//! Tests of server-sent events.
 
-use super::{Front, chat_with, failure, say, with};
+use super::{TestServer, body_with, chat_body_with, failure, text_events};
 use crate::engine::request::{Delta, Event, FinishReason, Request};
 use axum::body::Body;
 use serde_json::{Value, json};
@@ -10,9 +10,9 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
 #[tokio::test]
-async fn a_chat_streams_in_openais_shape() {
-    let front = Front::new();
-    let (reply, _) = front.chat(chat_with(json!({"stream": true}))).await;
+async fn chat_stream_has_openais_format() {
+    let server = TestServer::new();
+    let (reply, _) = server.chat(chat_body_with(json!({"stream": true}))).await;
     assert_eq!(reply.header("cache-control"), "no-cache");
     let chunks = reply.chunks();
     let common = |choice: Value| {
@@ -36,9 +36,9 @@ async fn a_chat_streams_in_openais_shape() {
 }
 
 #[tokio::test]
-async fn a_completion_streams_in_openais_shape() {
-    let front = Front::new();
-    let (reply, _) = front.complete(with(json!({"stream": true, "echo": true}))).await;
+async fn completion_stream_has_openais_format() {
+    let server = TestServer::new();
+    let (reply, _) = server.complete(body_with(json!({"stream": true, "echo": true}))).await;
     let chunks = reply.chunks();
     let choices: Vec<&Value> = chunks.iter().map(|chunk| &chunk["choices"][0]).collect();
     let choice = |text: &str, finish: Value| json!({"index": 0, "text": text, "logprobs": null, "finish_reason": finish});
@@ -55,12 +55,12 @@ async fn a_completion_streams_in_openais_shape() {
 }
 
 #[tokio::test]
-async fn every_choice_has_its_role_once_and_its_end_once() {
-    let front = Front::new();
-    let (reply, _) = front
-        .answered(CHAT, chat_with(json!({"stream": true, "n": 2})), |_| {
-            let mut events = say(1, "b", FinishReason::Length);
-            events.extend(say(0, "a", FinishReason::Stop));
+async fn every_choice_has_one_role_and_one_end() {
+    let server = TestServer::new();
+    let (reply, _) = server
+        .post_with_script(CHAT, chat_body_with(json!({"stream": true, "n": 2})), |_| {
+            let mut events = text_events(1, "b", FinishReason::Length);
+            events.extend(text_events(0, "a", FinishReason::Stop));
             events
         })
         .await;
@@ -78,49 +78,50 @@ async fn every_choice_has_its_role_once_and_its_end_once() {
 }
 
 #[tokio::test]
-async fn usage_comes_last_and_only_when_asked_for() {
-    let front = Front::new();
+async fn usage_is_last_and_only_on_request() {
+    let server = TestServer::new();
     let usage = json!({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "prompt_tokens_details": {"cached_tokens": 1}});
     let asking = json!({"stream": true, "stream_options": {"include_usage": true}});
-    let (reply, _) = front.complete(with(asking)).await;
+    let (reply, _) = server.complete(body_with(asking)).await;
     let mut chunks = reply.chunks();
     let last = chunks.pop().unwrap();
     assert_eq!(last["choices"], json!([]));
     assert_eq!(last["usage"], usage);
     assert!(chunks.iter().all(|chunk| chunk.get("usage") == Some(&Value::Null)));
     for options in [json!({}), json!({"include_usage": false}), json!(null)] {
-        let (reply, _) = front.complete(with(json!({"stream": true, "stream_options": options}))).await;
+        let (reply, _) = server.complete(body_with(json!({"stream": true, "stream_options": options}))).await;
         assert!(reply.chunks().iter().all(|chunk| chunk.get("usage").is_none()));
     }
-    // Figures stand in the usage chunk, so they bring it.
-    let (reply, _) = front.complete(with(json!({"stream": true, "include_figures": true}))).await;
+    // Figures are part of the usage chunk, so a request for them includes it.
+    let (reply, _) = server.complete(body_with(json!({"stream": true, "include_figures": true}))).await;
     let last = reply.chunks().pop().unwrap();
     assert_eq!(last["usage"]["total_tokens"], 5);
     assert_eq!(last["usage"]["remoe"]["experts"]["local"], 40);
 }
 
 #[tokio::test]
-async fn steps_that_say_nothing_send_nothing() {
-    let front = Front::new();
+async fn steps_without_text_send_nothing() {
+    let server = TestServer::new();
     let quiet = |_: &Request| {
         let mut events = vec![Event::Delta(Delta { choice: 0, token: Some(1), ..Delta::default() })];
-        events.extend(say(0, "x", FinishReason::Stop));
+        events.extend(text_events(0, "x", FinishReason::Stop));
         events
     };
-    let (reply, _) = front.answered(COMPLETIONS, with(json!({"stream": true})), quiet).await;
+    let (reply, _) = server.post_with_script(COMPLETIONS, body_with(json!({"stream": true})), quiet).await;
     assert_eq!(reply.chunks().len(), 2);
-    let ids = with(json!({"stream": true, "return_token_ids": true}));
-    let (reply, _) = front.answered(COMPLETIONS, ids, quiet).await;
+    let ids = body_with(json!({"stream": true, "return_token_ids": true}));
+    let (reply, _) = server.post_with_script(COMPLETIONS, ids, quiet).await;
     let chunks = reply.chunks();
     assert_eq!(chunks[0]["choices"][0]["token_ids"], json!([1]));
     assert_eq!(chunks[1]["choices"][0]["token_ids"], json!([120]));
 }
 
 #[tokio::test]
-async fn several_prompts_stream_side_by_side() {
-    let front = Front::new();
-    let body = with(json!({"prompt": [[1], [2]], "stream": true, "stream_options": {"include_usage": true}}));
-    let (reply, _) = front.complete(body).await;
+async fn several_prompts_are_streamed_concurrently() {
+    let server = TestServer::new();
+    let body =
+        body_with(json!({"prompt": [[1], [2]], "stream": true, "stream_options": {"include_usage": true}}));
+    let (reply, _) = server.complete(body).await;
     let chunks = reply.chunks();
     for index in 0..2 {
         let text: String = chunks
@@ -134,17 +135,17 @@ async fn several_prompts_stream_side_by_side() {
 }
 
 #[tokio::test]
-async fn a_failure_in_the_middle_is_an_error_event_and_no_done() {
-    let front = Front::new();
+async fn failure_ends_the_stream_with_an_error_event() {
+    let server = TestServer::new();
     for last in [Some(failure()), None] {
         let reply = tokio::select! {
-            reply = front.post(CHAT, chat_with(json!({"stream": true}))) => reply,
+            reply = server.post(CHAT, chat_body_with(json!({"stream": true}))) => reply,
             () = async {
-                let asked = front.engine.next().await;
-                for event in say(0, "x", FinishReason::Stop).into_iter().take(1).chain(last) {
-                    asked.events.try_send(event).unwrap();
+                let requests = server.engine.next().await;
+                for event in text_events(0, "x", FinishReason::Stop).into_iter().take(1).chain(last) {
+                    requests.events.try_send(event).unwrap();
                 }
-                drop(asked);
+                drop(requests);
                 std::future::pending().await
             } => unreachable!("pends"),
         };
@@ -159,33 +160,37 @@ async fn a_failure_in_the_middle_is_an_error_event_and_no_done() {
 }
 
 #[tokio::test]
-async fn refusals_come_before_the_stream() {
-    let front = Front::new();
-    front.post(CHAT, chat_with(json!({"stream": true, "temperature": -1}))).await.refuses("temperature");
-    let error = front.post(CHAT, chat_with(json!({"stream": true, "max_tokens": 1000}))).await.error(400);
+async fn refusals_are_no_streams() {
+    let server = TestServer::new();
+    server
+        .post(CHAT, chat_body_with(json!({"stream": true, "temperature": -1})))
+        .await
+        .refuses("temperature");
+    let error =
+        server.post(CHAT, chat_body_with(json!({"stream": true, "max_tokens": 1000}))).await.error(400);
     assert_eq!(error["code"], "context_length_exceeded");
 }
 
 #[tokio::test]
-async fn a_client_that_goes_ends_the_work() {
-    let front = Front::new();
+async fn disconnect_ends_the_request() {
+    let server = TestServer::new();
     for stream in [true, false] {
-        let body = with(json!({ "stream": stream })).to_string();
+        let body = body_with(json!({ "stream": stream })).to_string();
         let request = axum::http::Request::post(COMPLETIONS);
         let request = request.header("host", "x").body(Body::from(body)).unwrap();
-        let mut router = front.router.clone();
+        let mut router = server.router.clone();
         let mut call = Box::pin(tower_service::Service::call(&mut router, request));
         let mut response = None;
-        let asked = loop {
+        let requests = loop {
             tokio::select! {
                 answer = &mut call, if response.is_none() => response = Some(answer),
-                asked = front.engine.next() => break asked,
+                requests = server.engine.next() => break requests,
             }
         };
-        assert!(!asked.events.is_closed());
+        assert!(!requests.events.is_closed());
         drop(response);
         drop(call);
-        tokio::time::timeout(Duration::from_secs(10), asked.events.closed())
+        tokio::time::timeout(Duration::from_secs(10), requests.events.closed())
             .await
             .expect("the events are dropped");
     }

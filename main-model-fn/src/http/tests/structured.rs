@@ -1,9 +1,12 @@
-//! Forms that answers must match: read, compiled beside everything else, and given to the engine.
+//! Tests of structured output: fields, concurrent compilation, and the engine's grammar.
 
-use super::{BOS, Bytes, Front, TextFrontend, TextOverride, chat_with, figures, say, with};
+use super::{
+    BOS, ByteTokenizer, TestServer, TextFrontend, TextOverride, body_with, chat_body_with, figures,
+    text_events,
+};
 use crate::engine::RequestLimits;
 use crate::engine::request::{Event, FinishReason};
-use crate::grammar::tests::takes;
+use crate::grammar::tests::accepts;
 use remoe_proto::ServiceError;
 use serde_json::{Value, json};
 use std::sync::{Arc, Condvar, Mutex};
@@ -12,17 +15,17 @@ fn schema() -> Value {
     json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
 }
 
-/// A context that has room for tools.
-fn front() -> Front {
+/// Creates a server with a context that is long enough for tools.
+fn server() -> TestServer {
     let vocab_size = BOS as usize + 1;
     let limits =
         RequestLimits { context_length: 4000, cache_pages: 400, vocab_size, ..super::Engine::limits() };
-    Front::build(Some(Arc::new(Bytes)), limits, |options| options.end_ids = vec![BOS])
+    TestServer::build(Some(Arc::new(ByteTokenizer)), limits, |options| options.end_ids = vec![BOS])
 }
 
 #[tokio::test]
-async fn every_way_to_ask_reaches_the_engine() {
-    let front = Front::new();
+async fn every_structure_field_reaches_the_engine() {
+    let server = TestServer::new();
     let named = json!({"name": "s", "strict": true, "schema": schema()});
     for body in [
         json!({"response_format": {"type": "json_object"}}),
@@ -39,33 +42,33 @@ async fn every_way_to_ask_reaches_the_engine() {
         json!({"guided_choice": ["a", "b"]}),
         json!({"guided_grammar": "start: \"a\""}),
     ] {
-        for (reply, asked) in
-            [front.chat(chat_with(body.clone())).await, front.complete(with(body.clone())).await]
+        for (reply, requests) in
+            [server.chat(chat_body_with(body.clone())).await, server.complete(body_with(body.clone())).await]
         {
             reply.ok();
-            assert!(asked[0].grammar.is_some(), "{body}");
+            assert!(requests[0].grammar.is_some(), "{body}");
         }
     }
     for body in [json!({}), json!({"response_format": {"type": "text"}}), json!({"guided_json": null})] {
-        assert_eq!(front.chat(chat_with(body)).await.1[0].grammar, None);
+        assert_eq!(server.chat(chat_body_with(body)).await.1[0].grammar, None);
     }
 }
 
 #[tokio::test]
-async fn equal_schemas_are_compiled_once_and_all_prompts_share_one() {
-    let front = Front::new();
+async fn equal_schemas_are_compiled_once() {
+    let server = TestServer::new();
     let body = json!({"prompt": ["a", "b"], "guided_json": schema()});
-    let (_, first) = front.complete(with(body.clone())).await;
-    let (_, second) = front.complete(with(body)).await;
+    let (_, first) = server.complete(body_with(body.clone())).await;
+    let (_, second) = server.complete(body_with(body)).await;
     assert_eq!(first[0].grammar, first[1].grammar);
     assert_eq!(first[0].grammar, second[0].grammar);
-    let (_, other) = front.complete(with(json!({"guided_regex": "x"}))).await;
+    let (_, other) = server.complete(body_with(json!({"guided_regex": "x"}))).await;
     assert_ne!(first[0].grammar, other[0].grammar);
 }
 
 #[tokio::test]
-async fn what_cannot_be_done_is_refused_by_name() {
-    let front = Front::new();
+async fn unsupported_structures_are_refused_by_name() {
+    let server = TestServer::new();
     const SCHEMA: &str = "response_format.json_schema.schema";
     let format = |schema: Value| json!({"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}});
     for (body, param) in [
@@ -95,24 +98,24 @@ async fn what_cannot_be_done_is_refused_by_name() {
             "structured_outputs.whitespace_pattern",
         ),
     ] {
-        front.post("/v1/chat/completions", chat_with(body.clone())).await.refuses(param);
-        front.post("/v1/completions", with(body)).await.refuses(param);
+        server.post("/v1/chat/completions", chat_body_with(body.clone())).await.refuses(param);
+        server.post("/v1/completions", body_with(body)).await.refuses(param);
     }
-    let without_text = Front::build(None, super::Engine::limits(), |_| ());
+    let without_text = TestServer::build(None, super::Engine::limits(), |_| ());
     let ids = json!({"prompt": [1], "guided_regex": "a"});
     without_text.post("/v1/completions", ids).await.refuses("guided_regex");
 }
 
 #[tokio::test]
-async fn a_schema_cannot_become_large_in_memory() {
-    let front = Front::new();
+async fn schemas_stay_small_in_memory() {
+    let server = TestServer::new();
     let values = vec!["[]"; 70_000].join(",");
     let body = format!(r#"{{"prompt": "hi", "guided_json": {{"enum": [{values}]}}}}"#);
-    let error = front.post_raw("/v1/completions", body).await.error(400);
+    let error = server.post_raw("/v1/completions", body).await.error(400);
     assert!(error["message"].as_str().unwrap().contains("values"), "{error}");
 }
 
-/// Tokens of bytes that are withheld before `open` is true.
+/// Byte tokenizer that blocks until `open` is true.
 struct WithheldTokens {
     open: Mutex<bool>,
     opened: Condvar,
@@ -122,40 +125,41 @@ impl TextOverride for WithheldTokens {
     fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ServiceError> {
         let open = self.open.lock().unwrap();
         drop(self.opened.wait_while(open, |open| !*open).unwrap());
-        Bytes.token_bytes(id)
+        ByteTokenizer.token_bytes(id)
     }
 }
 
-/// While a grammar is being compiled, which does not end before this test says so, others are answered from
-/// their first token to their last, and the engine does not know of the request.
+/// While a grammar is compiled, other requests are answered completely, and the engine does not get the request.
 #[tokio::test]
-async fn request_waits_for_no_other_grammar() {
+async fn requests_do_not_wait_for_other_grammars() {
     let held = Arc::new(WithheldTokens { open: Mutex::new(false), opened: Condvar::new() });
-    let front = Front::build(Some(held.clone()), super::Engine::limits(), |_| ());
+    let server = TestServer::build(Some(held.clone()), super::Engine::limits(), |_| ());
     let others = async {
         for _ in 0..3 {
-            let body = chat_with(json!({"stream": true}));
-            let (reply, asked) =
-                front.answered("/v1/chat/completions", body, |_| say(0, "ok", FinishReason::Stop)).await;
+            let body = chat_body_with(json!({"stream": true}));
+            let (reply, requests) = server
+                .post_with_script("/v1/chat/completions", body, |_| text_events(0, "ok", FinishReason::Stop))
+                .await;
             assert_eq!(reply.chunks().len(), 4);
-            assert!(asked.iter().all(|request| request.grammar.is_none()));
+            assert!(requests.iter().all(|request| request.grammar.is_none()));
         }
         *held.open.lock().unwrap() = true;
         held.opened.notify_all();
-        let asked = front.engine.next().await;
-        assert!(asked.request.grammar.is_some());
-        for event in say(0, "a", FinishReason::Stop) {
-            asked.events.try_send(event).unwrap();
+        let requests = server.engine.next().await;
+        assert!(requests.request.grammar.is_some());
+        for event in text_events(0, "a", FinishReason::Stop) {
+            requests.events.try_send(event).unwrap();
         }
-        asked.events.try_send(Event::Done(figures(&asked.request))).unwrap();
+        requests.events.try_send(Event::Done(figures(&requests.request))).unwrap();
     };
-    let (reply, ()) = tokio::join!(front.post("/v1/completions", with(json!({"guided_regex": "a"}))), others);
+    let (reply, ()) =
+        tokio::join!(server.post("/v1/completions", body_with(json!({"guided_regex": "a"}))), others);
     assert_eq!(reply.ok()["choices"][0]["text"], "a");
 }
 
 #[tokio::test]
-async fn whitespace_options_reach_every_form_of_json() {
-    let front = front();
+async fn whitespace_options_apply_to_every_form_of_json() {
+    let server = server();
     let tool = json!({"type": "function", "function": {"name": "f", "parameters": schema()}});
     let named = json!({"type": "json_schema", "json_schema": {"schema": schema()}});
     for (body, before, after) in [
@@ -178,18 +182,18 @@ async fn whitespace_options_reach_every_form_of_json() {
             for (name, value) in options.as_object().unwrap() {
                 body["structured_outputs"][name] = value.clone();
             }
-            let (reply, asked) = front.chat(chat_with(body.clone())).await;
+            let (reply, requests) = server.chat(chat_body_with(body.clone())).await;
             reply.ok();
-            let grammar = asked[0].grammar.as_ref().unwrap();
-            assert!(takes(grammar, &format!("{before}{taken}{after}")), "{body}");
-            assert!(!takes(grammar, &format!("{before}{refused}{after}")), "{body}");
+            let grammar = requests[0].grammar.as_ref().unwrap();
+            assert!(accepts(grammar, &format!("{before}{taken}{after}")), "{body}");
+            assert!(!accepts(grammar, &format!("{before}{refused}{after}")), "{body}");
         }
     }
 }
 
 #[tokio::test]
-async fn answers_warn_of_what_is_not_enforced() {
-    let front = front();
+async fn answers_warn_about_keywords_that_are_not_enforced() {
+    let server = server();
     let loose = json!({"type": "object", "properties": {"a": {"type": "string", "format": "iban"}}});
     let format = json!({"type": "json_schema", "json_schema": {"schema": loose}});
     let tool = json!({"type": "function", "function": {"name": "f", "parameters": loose}});
@@ -206,10 +210,11 @@ async fn answers_warn_of_what_is_not_enforced() {
         ),
     ] {
         for stream in [false, true] {
-            let mut body = chat_with(body.clone());
+            let mut body = chat_body_with(body.clone());
             body["stream"] = json!(stream);
-            let (reply, _) =
-                front.answered("/v1/chat/completions", body, |_| say(0, "ok", FinishReason::Stop)).await;
+            let (reply, _) = server
+                .post_with_script("/v1/chat/completions", body, |_| text_events(0, "ok", FinishReason::Stop))
+                .await;
             let found = reply.headers.get("x-remoe-warning").map(|value| value.to_str().unwrap().to_owned());
             assert_eq!((found, reply.status.as_u16()), (warning.clone(), 200), "{}", reply.text);
         }

@@ -1,4 +1,4 @@
-//! Form of a chat's answer: the thoughts, calls and structure that it may have, as a grammar and as a reader.
+//! Form of a chat's answer: the thoughts, calls and structure that it may have, as grammar and as reader.
 
 use super::callable_tools::{CallableTools, Mode, ToolFunction};
 use super::format::Format;
@@ -11,51 +11,53 @@ use remoe_proto::ServiceError;
 use serde_json::json;
 use std::fmt::Write;
 
-/// Functions that may be called, if any, thoughts, and how the model writes both.
+/// Callable tools and thoughts of an answer, and the format of both.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::http) struct AnswerForm {
     pub(in crate::http) format: &'static Format,
-    pub(in crate::http) asked: CallableTools,
+    pub(in crate::http) tools: CallableTools,
     pub(in crate::http) thinking: Thinking,
 }
 
 impl AnswerForm {
-    /// Readers for each of `choices`.
+    /// Creates one reader per choice.
     pub(in crate::http) fn readers(&self, choices: usize) -> impl Iterator<Item = ChoiceReader> {
-        (0..choices).map(|_| ChoiceReader::new(self.format, self.asked.clone(), self.thinking))
+        (0..choices).map(|_| ChoiceReader::new(self.format, self.tools.clone(), self.thinking))
     }
 
-    /// Returns true if an answer may begin with a thought, in a format that does not tell thoughts apart by itself.
+    /// Reports if an answer may begin with a thought, in a format where thoughts are not messages.
     fn may_think(&self) -> bool {
         self.thinking.is_some_and(|(_, opening)| opening != Opening::Closed)
     }
 
-    /// Returns true if an answer may have no content.
+    /// Reports if an answer may have no content.
     pub(in crate::http) fn may_lack_content(&self) -> bool {
-        !self.asked.is_empty() || self.may_think() || self.format.is_harmony()
+        !self.tools.is_empty() || self.may_think() || self.format.is_harmony()
     }
 
-    /// Texts that are shown although the tokenizer may have them as special tokens.
+    /// Returns the markers, which the text must contain although they may be special tokens.
     pub(in crate::http) fn markers(&self) -> impl Iterator<Item = &'static str> {
         let calls =
-            if self.asked.is_empty() && !self.format.is_harmony() { &[] } else { self.format.markers };
+            if self.tools.is_empty() && !self.format.is_harmony() { &[] } else { self.format.markers };
         let thoughts = self.thinking.map(|(thoughts, _)| thoughts.markers());
         calls.iter().copied().chain(thoughts.into_iter().flatten())
     }
 
-    /// Structure that an answer must match, behind its thoughts: calls where they are required; where the model
-    /// decides, `answer` or calls, right ones of functions that are strict, and one where they may not be parallel.
-    /// `whitespace` is that of arguments. `special` gives the id of a text that is a special token.
+    /// Returns the structure behind the thoughts of an answer.
+    ///
+    /// Required calls must come. If the model decides, the answer matches `answer` or has calls: valid ones of strict
+    /// functions, and a single one unless calls may be parallel. `whitespace` applies to arguments. `special` returns the
+    /// id of a text that is a special token.
     ///
     /// # Errors
-    /// A function's parameters that are not supported, or an `answer` beside which there can be no calls, by name.
+    /// Fails with the function whose parameters are unsupported, or if `answer` cannot be combined with calls.
     pub(in crate::http) fn structure(
         &self,
         answer: Option<Structure>,
         whitespace: &Whitespace,
         special: impl Fn(&str) -> Option<u32>,
     ) -> Result<Option<Structure>, ServiceError> {
-        let CallableTools { functions, mode, parallel, .. } = &self.asked;
+        let CallableTools { functions, mode, parallel, .. } = &self.tools;
         let is_free = *mode == Mode::Auto;
         if let Some(answer) = answer.as_ref().filter(|_| !is_free) {
             let message = format!("cannot combine `{}` with these `tools`", answer.field);
@@ -71,7 +73,7 @@ impl AnswerForm {
             return Ok(None);
         }
         let rule = answer.as_ref().map(|answer| answer.source.rule());
-        let rules = Rules::new(self.format, &self.asked, self.thinking, is_free, &special);
+        let rules = Rules::new(self.format, &self.tools, self.thinking, is_free, &special);
         let (mut text, schemas) = rules.write(rule.as_deref());
         let mut fields = Vec::new();
         let mut warnings = answer.as_ref().map(|answer| answer.warnings.clone()).unwrap_or_default();
@@ -82,9 +84,9 @@ impl AnswerForm {
                 None => arguments(function, whitespace, is_free)?,
                 Some(key) => argument_of(function, whitespace, key)?,
             };
-            // Writing to memory cannot fail.
+            // Writing to a String cannot fail.
             let _written = writeln!(text, "{rule}: %json {}", inlined.schema);
-            warnings.extend(inlined.warnings.of(&parameters(function)));
+            warnings.extend(inlined.warnings.sentences(&parameters(function)));
         }
         let has_client_rules = answer.as_ref().is_some_and(|answer| answer.source.has_client_rules());
         let source = Source::form(text, fields, has_client_rules)
@@ -94,23 +96,23 @@ impl AnswerForm {
     }
 }
 
-/// Field of a request that holds the schema of a function's arguments.
+/// Returns the request field of a function's schema.
 fn parameters(function: &ToolFunction) -> String {
     format!("tools[{}].function.parameters", function.place)
 }
 
-/// The schema of a function's arguments.
+/// Returns the rules of a function's arguments.
 fn arguments(
     function: &ToolFunction,
     whitespace: &Whitespace,
     is_free: bool,
 ) -> Result<Inlined, ServiceError> {
-    // A function that is not strict may be called with anything.
+    // A function that is not strict accepts any arguments.
     let parameters = function.parameters.clone().filter(|_| !is_free || function.strict);
     inline_schema(parameters, whitespace).map_err(|message| unsupported(function, &message))
 }
 
-/// The schema of the argument `key` alone.
+/// Returns the rules of the argument `key` alone.
 fn argument_of(function: &ToolFunction, whitespace: &Whitespace, key: &str) -> Result<Inlined, ServiceError> {
     let schema = function.parameters.as_ref().map(|parameters| argument_schema(parameters, key));
     inline_value_schema(schema.unwrap_or_else(|| json!({})), whitespace)

@@ -1,6 +1,6 @@
-//! The JSON of a call while it is being written.
+//! JSON of a tool call while it is being written.
 
-/// How far a JSON object or array has come.
+/// Nesting of a JSON object or array that is read byte by byte.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Balance {
     depth: usize,
@@ -14,12 +14,12 @@ impl Balance {
         Self { depth: 1, ..Self::default() }
     }
 
-    /// Returns true within a string.
+    /// Reports if the last byte was within a string.
     pub(super) fn is_in_text(&self) -> bool {
         self.in_text
     }
 
-    /// How many bytes of `text` belong to the value, and whether it ends with them.
+    /// Returns the number of bytes of `text` that belong to the value, and true if the value ends with them.
     pub(super) fn take(&mut self, text: &str) -> (usize, bool) {
         for (index, byte) in text.bytes().enumerate() {
             match byte {
@@ -40,19 +40,19 @@ impl Balance {
     }
 }
 
-/// The beginning of a call up to its arguments, as models are taught to write it.
+/// Beginning of a call up to its arguments, in the order that models are taught.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Head {
-    /// More is needed.
+    /// More text is needed.
     Partial,
-    /// It is written in another way.
+    /// The call is written in another way.
     Other,
-    /// The name of the function, and where its arguments begin.
+    /// Name of the function, and offset of its arguments.
     Found(String, usize),
 }
 
 impl Head {
-    /// `{"name": "..", "arguments": ` at the beginning of `text`.
+    /// Parses `{"name": "..", "arguments": ` at the beginning of `text`.
     pub(super) fn of(text: &str) -> Self {
         let mut rest = text;
         for expected in ["{", "\"name\"", ":"] {
@@ -92,7 +92,7 @@ impl Head {
     }
 }
 
-/// Returns the text behind `expected`, before which white space may stand.
+/// Returns the text behind `expected`; white space may stand before it.
 fn literal<'a>(text: &'a str, expected: &str) -> Result<&'a str, Head> {
     let text = text.trim_start();
     match text.strip_prefix(expected) {
@@ -102,7 +102,7 @@ fn literal<'a>(text: &'a str, expected: &str) -> Result<&'a str, Head> {
     }
 }
 
-/// A text in quotes, and what follows it.
+/// Parses a string in quotes. Returns it with the text behind it.
 fn string(text: &str) -> Result<(String, &str), Head> {
     if text.is_empty() {
         return Err(Head::Partial);
@@ -119,8 +119,9 @@ fn string(text: &str) -> Result<(String, &str), Head> {
     serde_json::from_str(quoted).map(|name| (name, rest)).map_err(|_| Head::Other)
 }
 
-/// The name and the arguments of a call that is complete, its keys in any order; arguments may be a text
-/// that holds JSON. `is_strict`: it has arguments, and nothing that is not of a call.
+/// Parses a complete call with its keys in any order. Returns name and arguments; arguments may be a string of JSON.
+///
+/// If `is_strict`, the call must have arguments and no unknown keys.
 pub(super) fn whole(text: &str, is_strict: bool) -> Option<(String, String)> {
     let value: serde_json::Value = serde_json::from_str(text).ok()?;
     let name = value.get("name")?.as_str()?.to_owned();

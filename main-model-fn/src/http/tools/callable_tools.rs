@@ -1,4 +1,4 @@
-//! Fields of a chat that are about tools.
+//! Request fields of tools: `tools`, `tool_choice` and `parallel_tool_calls`.
 
 use crate::http::fields::{BoundedList, Json, Object};
 use crate::http::request_body::RequestBody;
@@ -10,16 +10,16 @@ use serde_json::Value;
 use std::collections::HashSet;
 use std::fmt;
 
-/// Tools of a chat, most of them.
+/// Tools of a chat, at most 128.
 pub(in crate::http) type Tools = BoundedList<Json, 128>;
 
-/// Longest name of a function, as OpenAI has it.
-const NAME: usize = 64;
+/// Longest name of a function in bytes, as in OpenAI's API.
+const MAX_NAME_BYTES: usize = 64;
 
-/// `tool_choice`.
+/// Field `tool_choice`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::http) enum ToolChoice {
-    /// `none`, `auto`, `required`, or what is none of them.
+    /// `none`, `auto`, `required`, or an invalid name.
     Named(String),
     /// `{"type": "function", "function": {"name": ..}}`
     Function(String),
@@ -70,50 +70,50 @@ impl<'de> Deserialize<'de> for ToolChoice {
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::http) struct ToolFunction {
     pub(super) name: String,
-    /// Schema of its arguments; any object if absent.
+    /// Schema of the arguments; `None` allows any object.
     pub(super) parameters: Option<Value>,
-    /// Set if its arguments must be right whenever it is called.
+    /// True if the arguments must match the schema in every call.
     pub(super) strict: bool,
-    /// Index in the request.
+    /// Index of the tool in the request.
     pub(super) place: usize,
 }
 
-/// Decision about calls.
+/// Decision about calling tools.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// Left to the model.
+    /// The model decides.
     #[default]
     Auto,
-    /// There is at least one.
+    /// The answer has at least one call.
     Required,
 }
 
-/// The tools of a chat that may be called; by default there are none.
+/// Tools of a chat that the model may call; none by default.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(in crate::http) struct CallableTools {
-    /// As the request has them, for the template.
+    /// Tools as in the request, for the template.
     pub(in crate::http) tools: Vec<Value>,
     /// Functions that may be called.
     pub(super) functions: Vec<ToolFunction>,
     pub(super) mode: Mode,
-    /// An answer may have several calls.
+    /// True if an answer may have several calls.
     pub(super) parallel: bool,
 }
 
 impl CallableTools {
-    /// Takes the tools that `body` asks for; `None` if no tool may be called.
+    /// Takes the tools of `body`; `None` if no tool may be called.
     ///
     /// # Errors
-    /// The first thing that is wrong or not supported, by name.
+    /// Fails with the first field that is invalid or unsupported.
     pub(in crate::http) fn take(body: &mut RequestBody) -> Result<Option<Self>, ServiceError> {
-        Self::of(body.tools.take(), body.tool_choice.take(), body.parallel_tool_calls)
+        Self::new(body.tools.take(), body.tool_choice.take(), body.parallel_tool_calls)
     }
 
     /// Combines `tools`, `tool_choice` and `parallel_tool_calls`.
     ///
     /// # Errors
     /// As [`take`](Self::take).
-    pub(in crate::http) fn of(
+    pub(in crate::http) fn new(
         tools: Option<Tools>,
         choice: Option<ToolChoice>,
         parallel: Option<bool>,
@@ -133,7 +133,7 @@ impl CallableTools {
         let (mode, only) = match choice {
             None => (Mode::Auto, None),
             Some(ToolChoice::Named(choice)) => match choice.as_str() {
-                // Not even shown: a model that sees tools calls them.
+                // Tools are not even shown: a model that sees tools may call them.
                 "none" => return Ok(None),
                 "auto" => (Mode::Auto, None),
                 "required" => (Mode::Required, None),
@@ -166,22 +166,23 @@ impl CallableTools {
         Ok(Some(Self { tools, functions, mode, parallel }))
     }
 
-    /// Reports if no function may be called.
+    /// Reports if no tool may be called.
     pub(super) fn is_empty(&self) -> bool {
         self.functions.is_empty()
     }
 
-    /// Schema of the arguments of the function `name`, where it has one.
+    /// Returns the schema of the arguments of function `name`, if it has one.
     pub(super) fn parameters(&self, name: &str) -> Option<&Value> {
         self.functions.iter().find(|function| function.name == name)?.parameters.as_ref()
     }
 
-    /// Reports if a function of this name may be called.
+    /// Reports if the function `name` may be called.
     pub(super) fn has(&self, name: &str) -> bool {
         self.functions.iter().any(|function| function.name == name)
     }
 }
 
+/// Checks the tool at index `place` of the request.
 fn function(place: usize, tool: &Value) -> Result<ToolFunction, ServiceError> {
     let invalid = |field: &str, what: &str| {
         let field = format!("tools[{place}]{field}");
@@ -196,12 +197,14 @@ fn function(place: usize, tool: &Value) -> Result<ToolFunction, ServiceError> {
     };
     let letter = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
     let name = match function.get("name").and_then(Value::as_str) {
-        Some(name) if (1..=NAME).contains(&name.len()) && name.bytes().all(letter) => name.to_owned(),
+        Some(name) if (1..=MAX_NAME_BYTES).contains(&name.len()) && name.bytes().all(letter) => {
+            name.to_owned()
+        }
         _ => return invalid(".function.name", "1 to 64 letters, digits, `_`, `-` and `.`"),
     };
     let parameters = match function.get("parameters") {
         None | Some(Value::Null) => None,
-        Some(Value::Object(schema)) if schema.get("type").is_some_and(|it| it != "object") => {
+        Some(Value::Object(schema)) if schema.get("type").is_some_and(|kind| kind != "object") => {
             return invalid(".function.parameters", "a schema whose type is \"object\"");
         }
         Some(parameters @ Value::Object(_)) => Some(parameters.clone()),

@@ -1,4 +1,4 @@
-//! How a model's chat template shows tools, writes calls and opens thoughts, found out by rendering.
+//! Dialect of a chat template: how it shows tools, writes calls and marks thoughts. Found by rendering probes.
 
 use super::callable_tools::{CallableTools, Mode, ToolFunction};
 use super::format::{FORMATS, Format, HERMES, Layout};
@@ -8,18 +8,19 @@ use crate::http::text_frontend::TextFrontend;
 use remoe_model::text::Rendering;
 use serde_json::{Value, json};
 
-/// Ways of a model's template with tools and thoughts.
+/// Dialect of a model's chat template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::http) struct Dialect {
     pub(in crate::http) format: &'static Format,
-    /// The template tells the model of tools. Where it does not, a system message has to.
+    /// True if the template shows tools to the model; otherwise a system message must.
     pub(in crate::http) shows_tools: bool,
-    /// Parts that it writes of chats with tools, and of those without.
+    /// Parts that the template writes in chats with tools.
     with_tools: TemplateSupport,
+    /// Parts that the template writes in chats without tools.
     without_tools: TemplateSupport,
-    /// The template joins arguments as text, which objects are not.
+    /// True if the template needs arguments as text, not as an object.
     pub(super) takes_text: bool,
-    /// The template takes messages of the system.
+    /// True if the template accepts system messages.
     pub(super) takes_system: bool,
     pub(in crate::http) thoughts: Option<&'static Thoughts>,
 }
@@ -27,38 +28,38 @@ pub(in crate::http) struct Dialect {
 /// Parts of earlier messages that a template writes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct TemplateSupport {
-    /// Calls. Where they are not written, they become content.
+    /// True for calls. Otherwise they become content.
     pub(super) calls: bool,
-    /// Results of calls. Where they are not written, they become messages of the user.
+    /// True for results of calls. Otherwise they become user messages.
     pub(super) results: bool,
 }
 
-// No template has these words by itself.
+// Texts of the probes, which no template contains itself.
 const QUESTION: &str = "probe question";
 const INSTRUCTION: &str = "probe instruction";
 const FUNCTION: &str = "probe_function";
 const KEY: &str = "probe_key";
 const VALUE: &str = "probe value";
 const RESULT: &str = "probe result";
-/// Ids of calls as Mistral's templates demand them, and as Kimi's write them.
+/// Call ids in the forms that Mistral's and Kimi's templates require.
 const IDS: [&str; 2] = ["probe0001", "functions.probe_function:0"];
 
-/// Chats that a template is tried with.
+/// Probes: chats that are rendered to examine a template.
 struct Probe<'a> {
     text: &'a dyn TextFrontend,
     tools: [Value; 1],
 }
 
 impl Probe<'_> {
-    /// Renders `messages`, with the tool or without; nothing where the template refuses them.
+    /// Renders `messages` with or without the probe's tool; `None` if the template refuses them.
     fn render(&self, messages: &[Value], has_tools: bool) -> Option<String> {
         let tools = has_tools.then_some(self.tools.as_slice());
         let rendering = Rendering { tools, add_generation_prompt: true, ..Rendering::default() };
         self.text.render_chat(messages, rendering).ok()
     }
 
-    /// Renders a question, a call and its result, or without the result where that is refused. Returns the text behind
-    /// the question.
+    /// Renders a question, a call and its result, or without the result if the template refuses it. Returns the text
+    /// behind the question.
     fn called(&self, id: &str, takes_text: bool, has_tools: bool) -> Option<String> {
         let arguments = json!({KEY: VALUE});
         let arguments = if takes_text { Value::from(arguments.to_string()) } else { arguments };
@@ -71,7 +72,7 @@ impl Probe<'_> {
         Some(behind_question(&rendered).to_owned())
     }
 
-    /// Returns true if the result of a call that is content is written.
+    /// Reports if the template writes the result of a call that is content.
     fn writes_results(&self, has_tools: bool) -> bool {
         let answer = json!({"role": "assistant", "content": "probe answer"});
         let rendered = self.render(&[question(), answer, result(IDS[0])], has_tools);
@@ -92,7 +93,7 @@ fn behind_question(rendered: &str) -> &str {
 }
 
 impl Dialect {
-    /// Dialect of a model without a template.
+    /// Dialect of a model without a chat template.
     pub(in crate::http) const PLAIN: Self = Self {
         format: &HERMES,
         shows_tools: false,
@@ -103,18 +104,18 @@ impl Dialect {
         thoughts: None,
     };
 
-    /// Returns true if the model has thoughts.
+    /// Reports if the model has thoughts.
     pub(in crate::http) fn may_think(&self) -> bool {
         self.thoughts.is_some() || self.format.is_harmony()
     }
 
-    /// Parts of earlier messages that the template writes, in a chat with tools or without.
+    /// Returns the parts of earlier messages that the template writes, in a chat with tools or without.
     pub(super) fn written(&self, has_tools: bool) -> TemplateSupport {
         if has_tools && self.shows_tools { self.with_tools } else { self.without_tools }
     }
 
-    /// Finds the dialect of the template of `text`: renders a chat with a tool, its call and its result, and looks for
-    /// the call in what comes out.
+    /// Finds the dialect of the template of `text`: renders a chat with a tool, its call and its result, and searches the
+    /// output for the call.
     pub(in crate::http) fn of(text: &dyn TextFrontend) -> Self {
         let Some(template) = text.template() else { return Self::PLAIN };
         let has_token = text.token_id(super::thoughts::THINK.open).is_some();
@@ -169,11 +170,11 @@ impl Dialect {
                 && shown.contains(format.marker())
         };
         let taught = FORMATS.into_iter().filter(|_| !writes_unknown).find(teaches);
-        // Of tools whose calls are not known, the template had better not tell.
+        // If the call format is unknown, the template must not show tools.
         dialect.shows_tools &= taught.is_some();
         let results = |has_tools: bool| TemplateSupport {
             calls: false,
-            // A template that knows nothing of tools may still write any role.
+            // A template without tools may still write messages of any role.
             results: dialect.shows_tools && probe.writes_results(has_tools),
         };
         Self {
@@ -185,22 +186,22 @@ impl Dialect {
     }
 }
 
-/// Returns true if `text`, behind a question, has the probe's call in `format`, and no other. An answer is `opened` so.
+/// Reports if `text`, behind a question, has the probe's call in `format`, and no other. `opened` begins each answer.
 fn reads_call(format: &'static Format, text: &str, opened: &str) -> bool {
     let function = ToolFunction { name: FUNCTION.to_owned(), parameters: None, strict: false, place: 0 };
-    let asked =
+    let tools =
         CallableTools { tools: Vec::new(), functions: vec![function], mode: Mode::Auto, parallel: true };
     let text = match format.layout {
-        // Alone, a call is the whole answer.
+        // Without sections, a call is the whole answer.
         Layout::Bare { .. } => text.strip_prefix(opened).map_or("", str::trim_start),
         _ => text,
     };
-    let mut reader = ChoiceReader::new(format, asked, None);
-    let mut said = reader.push(text);
+    let mut reader = ChoiceReader::new(format, tools, None);
+    let mut parsed = reader.push(text);
     let rest = reader.finish(false);
-    said.calls.extend(rest.calls);
-    let names = said.calls.iter().filter_map(|call| call.start.as_ref()).map(|(_, name)| name.as_str());
-    let arguments: String = said.calls.iter().map(|call| call.arguments.as_str()).collect();
+    parsed.calls.extend(rest.calls);
+    let names = parsed.calls.iter().filter_map(|call| call.start.as_ref()).map(|(_, name)| name.as_str());
+    let arguments: String = parsed.calls.iter().map(|call| call.arguments.as_str()).collect();
     let arguments: Option<Value> = serde_json::from_str(&arguments).ok();
     names.eq([FUNCTION]) && arguments == Some(json!({KEY: VALUE}))
 }

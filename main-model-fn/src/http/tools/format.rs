@@ -1,46 +1,46 @@
-//! Tool-call formats of model families, as data: reading, writing and grammars come from the same description.
+//! Tool-call formats of model families, as data: one description serves reading, writing and grammars.
 //!
 //! Sources: the chat templates that the families publish.
 
-/// How a family of models writes calls.
+/// Format in which a family of models writes calls.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::http) struct Format {
     /// Name in logs and tests.
     pub(in crate::http) name: &'static str,
     pub(super) layout: Layout,
-    /// Texts that tokenizers may have as special tokens.
+    /// Texts that may be special tokens of the tokenizer.
     pub(in crate::http) markers: &'static [&'static str],
     pub(super) ids: Ids,
 }
 
-/// Where calls stand in an answer.
+/// Position of calls in an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Layout {
-    /// In sections that a marker opens, with text before and behind them.
+    /// In sections that begin with a marker, with text before and after them.
     Sections(Section),
-    /// Alone, as JSON, perhaps behind a marker.
+    /// The whole answer is calls as JSON, possibly after a marker.
     Bare { marker: &'static str, between: &'static str, call: &'static [Element] },
-    /// In messages of their own, as gpt-oss writes them.
+    /// In separate messages, as gpt-oss writes them.
     Harmony,
 }
 
-/// A part of an answer that holds calls.
+/// A part of an answer that contains calls.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Section {
-    /// Text that tells a section from content.
+    /// Text that distinguishes a section from content.
     pub(super) marker: &'static str,
     /// Text between the marker and the first call.
     pub(super) before: &'static str,
     pub(super) call: &'static [Element],
     /// Text between calls. `None`: a section has one call.
     pub(super) between: Option<&'static str>,
-    /// Text behind the last call.
+    /// Text after the last call.
     pub(super) after: &'static str,
     /// Text between sections. `None`: an answer has one section.
     pub(super) next: Option<&'static str>,
 }
 
-/// Element of a call. White space between elements is written as stated and read in any amount.
+/// Element of a call. Whitespace between elements is written as given and read in any amount.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Element {
     Text(&'static str),
@@ -58,29 +58,29 @@ pub(super) enum Element {
     Parameters(Parameters),
 }
 
-/// How arguments are written one by one: strings as they are, other values as JSON.
+/// Syntax of arguments that are written one by one: strings as they are, other values as JSON.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Parameters {
     pub(super) open: &'static str,
-    /// Text behind the argument's name.
+    /// Text after the argument's name.
     pub(super) named: &'static str,
-    /// Text before the value, behind [`named`](Self::named) and white space.
+    /// Text before the value, after [`named`](Self::named) and whitespace.
     pub(super) value: &'static str,
-    /// Text on both sides of the value that is not part of it.
+    /// Text on both sides of the value that does not belong to it.
     pub(super) padding: &'static str,
     pub(super) close: &'static str,
-    /// Text behind each argument.
+    /// Text after each argument.
     pub(super) after: &'static str,
-    /// White space between [`named`](Self::named) and [`value`](Self::value).
+    /// Whitespace between [`named`](Self::named) and [`value`](Self::value).
     pub(super) gap: &'static str,
 }
 
-/// Form of the ids of calls.
+/// Form of call ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ids {
     /// `call_` and 24 random letters and digits.
     Random,
-    /// Nine letters and digits, as Mistral's templates demand.
+    /// Nine letters and digits, as Mistral's templates require.
     Nine,
     /// `functions.NAME:NUMBER`, as Kimi's templates write them.
     Numbered,
@@ -88,8 +88,8 @@ pub(super) enum Ids {
 
 use Element::{Arguments, Id, Name, Number, Object, Text};
 
-/// `<tool_call>{"name": .., "arguments": {..}}</tool_call>`: Hermes, Qwen, Granite 4, and models whose template
-/// shows no tools.
+/// `<tool_call>{"name": .., "arguments": {..}}</tool_call>`: Hermes, Qwen, Granite 4, and models whose template does not
+/// write tools.
 pub(in crate::http) static HERMES: Format = Format {
     name: "hermes",
     layout: one_call("<tool_call>", &[Object("arguments")], "\n</tool_call>"),
@@ -97,7 +97,7 @@ pub(in crate::http) static HERMES: Format = Format {
     ids: Ids::Random,
 };
 
-/// A call by tags of its function and its parameters, with `padding` around values.
+/// Returns a call with tags for its function and its parameters, with `padding` around values.
 const fn function_tags(padding: &'static str) -> [Element; 5] {
     let parameters = Parameters {
         open: "<parameter=",
@@ -114,7 +114,7 @@ const fn function_tags(padding: &'static str) -> [Element; 5] {
 static QWEN_CODER_CALL: [Element; 5] = function_tags("\n");
 static SEED_CALL: [Element; 5] = function_tags("");
 
-/// Sections of one call each, in lines of their own.
+/// Returns sections of one call each, on separate lines.
 const fn one_call(marker: &'static str, call: &'static [Element], after: &'static str) -> Layout {
     Layout::Sections(Section { marker, before: "\n", call, between: None, after, next: Some("\n") })
 }
@@ -136,7 +136,7 @@ pub(in crate::http) static SEED: Format = Format {
     ids: Ids::Random,
 };
 
-/// A JSON list of calls between two markers.
+/// Returns a JSON list of calls between two markers.
 const fn list(marker: &'static str, after: &'static str) -> Layout {
     Layout::Sections(Section {
         marker,
@@ -221,7 +221,7 @@ pub(in crate::http) static MINIMAX: Format = Format {
     ids: Ids::Random,
 };
 
-/// `<tool_calls>{"name": .., "arguments": {..}}</tool_calls>`, a line for each call: MiniMax-M1.
+/// `<tool_calls>{"name": .., "arguments": {..}}</tool_calls>`, one line per call: MiniMax-M1.
 pub(in crate::http) static MINIMAX_M1: Format = Format {
     name: "minimax-m1",
     layout: Layout::Sections(Section {
@@ -281,7 +281,7 @@ pub(in crate::http) static MISTRAL_NAMED: Format = Format {
     ids: Ids::Nine,
 };
 
-/// Sections of DeepSeek, which hold one or several calls.
+/// Returns DeepSeek's sections of one or more calls.
 const fn deepseek(call: &'static [Element], between: &'static str) -> Layout {
     Layout::Sections(Section {
         marker: "<｜tool▁calls▁begin｜>",
@@ -301,7 +301,7 @@ const DEEPSEEK_MARKERS: &[&str] = &[
     "<｜tool▁sep｜>",
 ];
 
-/// Calls by name and JSON between DeepSeek's markers: DeepSeek-V3.1.
+/// Calls as name and JSON between DeepSeek's markers: DeepSeek-V3.1.
 pub(in crate::http) static DEEPSEEK: Format = Format {
     name: "deepseek-v3.1",
     layout: deepseek(
@@ -318,7 +318,7 @@ pub(in crate::http) static DEEPSEEK: Format = Format {
     ids: Ids::Random,
 };
 
-/// Calls by name and JSON in a block of code between DeepSeek's markers: DeepSeek-V3, DeepSeek-R1.
+/// Calls as name and JSON in a code block between DeepSeek's markers: DeepSeek-V3, DeepSeek-R1.
 pub(in crate::http) static DEEPSEEK_FENCED: Format = Format {
     name: "deepseek-v3",
     layout: deepseek(
@@ -376,7 +376,7 @@ pub(in crate::http) static GRANITE: Format = Format {
     ids: Ids::Random,
 };
 
-/// `{"name": .., "parameters": {..}}` and nothing else, perhaps behind `<|python_tag|>`: Llama 3 and 4.
+/// `{"name": .., "parameters": {..}}` and nothing else, possibly after `<|python_tag|>`: Llama 3 and 4.
 pub(in crate::http) static LLAMA: Format = Format {
     name: "llama",
     layout: Layout::Bare { marker: "<|python_tag|>", between: "; ", call: &[Object("parameters")] },
@@ -400,7 +400,7 @@ pub(in crate::http) static HARMONY: Format = Format {
     ids: Ids::Random,
 };
 
-/// All formats. Where a text can be read by several, the first one is meant.
+/// All formats. If several can read a text, the first one does.
 pub(super) static FORMATS: [&Format; 17] = [
     &HARMONY,
     &MISTRAL_ID,
@@ -422,12 +422,12 @@ pub(super) static FORMATS: [&Format; 17] = [
 ];
 
 impl Format {
-    /// Returns true if answers consist of messages of several voices.
+    /// Reports if answers consist of messages in channels.
     pub(in crate::http) fn is_harmony(&self) -> bool {
         self.layout == Layout::Harmony
     }
 
-    /// Text that opens calls.
+    /// Returns the text that begins calls.
     pub(super) fn marker(&self) -> &'static str {
         match &self.layout {
             Layout::Sections(section) => section.marker,
@@ -436,7 +436,7 @@ impl Format {
         }
     }
 
-    /// Texts that stand in each call, beside white space.
+    /// Returns the texts that every call contains, without whitespace.
     pub(super) fn texts(&self) -> Vec<&'static str> {
         let (own, call): (Vec<&'static str>, &'static [Element]) = match &self.layout {
             Layout::Sections(section) => (vec![section.marker, section.before, section.after], section.call),

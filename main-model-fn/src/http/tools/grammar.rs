@@ -1,4 +1,4 @@
-//! Rules in Lark's syntax of answers that think, call functions or match a schema.
+//! Rules, in Lark's syntax, of answers that have thoughts, call functions or match a schema.
 
 use super::callable_tools::{CallableTools, ToolFunction};
 use super::format::{Element, Format, Layout, Parameters, Section};
@@ -9,46 +9,46 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 
 /// Most calls of an answer that must call.
-const CALLS: usize = 16;
+const MAX_CALLS: usize = 16;
 
-/// Rules of an answer. `%json` rules of arguments are added behind them, so that their lines are known.
+/// Rules of an answer. The `%json` rules of arguments are appended later, so that their line numbers are known.
 pub(super) struct Rules<'a> {
     pub(super) format: &'static Format,
-    pub(super) asked: &'a CallableTools,
-    /// How the model writes thoughts, if it does, and how they may begin.
+    pub(super) tools: &'a CallableTools,
+    /// Format of the model's thoughts, if it has any, and how they may begin.
     pub(super) thinking: Thinking,
-    /// The model decides whether it calls.
+    /// True if the model decides whether it calls.
     pub(super) is_free: bool,
     /// Id of a text that is a special token.
     pub(super) special: &'a dyn Fn(&str) -> Option<u32>,
-    /// Rules below `start`, a line each.
+    /// Rules below `start`, one per line.
     text: String,
-    /// Schemas: names of rules and what they are of.
+    /// Rules of JSON that `text` refers to.
     schemas: Vec<Schema>,
 }
 
 /// Rule of JSON that matches a schema.
 pub(super) struct Schema {
     pub(super) rule: String,
-    /// Index of the function among those asked for.
+    /// Index in the callable functions.
     pub(super) function: usize,
-    /// Name of an argument; `None`: all of them as one object.
+    /// Name of an argument; `None`: all arguments as one object.
     pub(super) argument: Option<String>,
 }
 
 impl<'a> Rules<'a> {
     pub(super) fn new(
         format: &'static Format,
-        asked: &'a CallableTools,
+        tools: &'a CallableTools,
         thinking: Thinking,
         is_free: bool,
         special: &'a dyn Fn(&str) -> Option<u32>,
     ) -> Self {
-        Self { format, asked, thinking, is_free, special, text: String::new(), schemas: Vec::new() }
+        Self { format, tools, thinking, is_free, special, text: String::new(), schemas: Vec::new() }
     }
 
-    /// Writes the rule `start` and those below it; `answer` is the right side of a rule of what the answer must match
-    /// where it does not call. Returns the rules, and the schemas that they name.
+    /// Writes the rule `start` and those below it. `answer` is the right side of the rule for answers without calls. Returns the
+    /// rules, and the schemas that they refer to.
     pub(super) fn write(mut self, answer: Option<&str>) -> (String, Vec<Schema>) {
         if let Some(answer) = answer {
             self.rule("answer", answer);
@@ -57,7 +57,7 @@ impl<'a> Rules<'a> {
             Layout::Harmony => self.messages(answer.is_some()),
             _ => {
                 let rest = self.rest(answer.is_some());
-                self.behind_thoughts(rest)
+                self.after_thoughts(rest)
             }
         };
         (format!("start: {start}\n{}", self.text), self.schemas)
@@ -68,27 +68,27 @@ impl<'a> Rules<'a> {
         let _written = writeln!(self.text, "{name}: {right}");
     }
 
-    /// An answer behind its thoughts, as the right side of a rule.
+    /// Returns the rule of an answer after its thoughts, as its right side.
     fn rest(&mut self, has_answer: bool) -> String {
-        if self.asked.is_empty() {
+        if self.tools.is_empty() {
             return if has_answer { "answer".to_owned() } else { self.first_text() };
         }
         let layout = &self.format.layout;
-        let several = self.asked.parallel;
+        let parallel = self.tools.parallel;
         match layout {
             Layout::Sections(section) => {
-                let body = self.section_body(section, several);
+                let body = self.section_body(section, parallel);
                 let marker = self.literal(section.marker);
                 self.rule("body", &body);
                 self.rule("section", &format!("{marker} body"));
-                let sections = match section.next.filter(|_| several) {
-                    Some(next) => format!("section ({} section){{0,{}}}", self.literal(next), CALLS - 1),
+                let sections = match section.next.filter(|_| parallel) {
+                    Some(next) => format!("section ({} section){{0,{}}}", self.literal(next), MAX_CALLS - 1),
                     None => "section".to_owned(),
                 };
                 if has_answer && self.is_free {
                     format!("{sections} | answer")
                 } else if self.is_free {
-                    self.with_text(section, several)
+                    self.calls_with_text(section, parallel)
                 } else {
                     sections
                 }
@@ -96,14 +96,14 @@ impl<'a> Rules<'a> {
             Layout::Bare { between, call, .. } => {
                 let call = self.call(call);
                 self.rule("call", &call);
-                let calls = match several {
-                    true => format!("call ({} call){{0,{}}}", self.literal(between), CALLS - 1),
+                let calls = match parallel {
+                    true => format!("call ({} call){{0,{}}}", self.literal(between), MAX_CALLS - 1),
                     false => "call".to_owned(),
                 };
                 if has_answer && self.is_free {
                     format!("{calls} | answer")
                 } else if self.is_free {
-                    // A text that begins otherwise has no calls.
+                    // A text that begins in another way has no calls.
                     self.rule("OTHER", "/\\s*[^\\s{](.|\\n)*/");
                     format!("({calls} | OTHER)?")
                 } else {
@@ -114,31 +114,31 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// Calls with text around them, or text alone.
-    fn with_text(&mut self, section: &Section, several: bool) -> String {
+    /// Returns the rule of calls with text around them, or text alone.
+    fn calls_with_text(&mut self, section: &Section, parallel: bool) -> String {
         let text = self.any_text();
         let marker = self.literal(section.marker);
-        // A special token ends a text, which has none; a text that is no token is looked for.
+        // A special token ends a text, which contains none; a text that is no token must be searched for.
         let is_special = marker.starts_with('<');
-        let several = several && section.next.is_some();
+        let parallel = parallel && section.next.is_some();
         if is_special {
             let first = self.first_text();
-            return match several {
+            return match parallel {
                 true => format!("{first} (section {text})*"),
                 false => format!("{first} section?"),
             };
         }
         if !self.may_open_by_text() {
             self.rule("head[lazy]", &format!("{text} {marker}"));
-            return match several {
+            return match parallel {
                 true => format!("(head body)* {text}"),
                 false => format!("head body | {text}"),
             };
         }
-        // The first text must not begin as a thought does, or the lexer would take the thought for it.
+        // The first text must not begin like a thought, or the lexer would read the thought as that text.
         let first = self.first_text();
         self.rule("first[lazy]", &format!("{first} {marker}"));
-        if several {
+        if parallel {
             self.rule("head[lazy]", &format!("{text} {marker}"));
             format!("first body (head body)* {text} | {first}")
         } else {
@@ -146,13 +146,13 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// Returns true if the model may open a thought by a text that is no special token.
+    /// Reports if the model may begin a thought by a text that is no special token.
     fn may_open_by_text(&self) -> bool {
         let opening = self.thinking.filter(|(_, opening)| *opening == Opening::Possible);
         opening.is_some_and(|(thoughts, _)| (self.special)(thoughts.open).is_none())
     }
 
-    /// Any text at the beginning of an answer.
+    /// Returns the rule of any text at the beginning of an answer.
     fn first_text(&mut self) -> String {
         if !self.may_open_by_text() {
             return self.any_text();
@@ -163,22 +163,22 @@ impl<'a> Rules<'a> {
         "FIRST".to_owned()
     }
 
-    /// Text and calls behind the marker of a section.
-    fn section_body(&mut self, section: &Section, several: bool) -> String {
+    /// Returns the rule of text and calls after the marker of a section.
+    fn section_body(&mut self, section: &Section, parallel: bool) -> String {
         let call = self.call(section.call);
         self.rule("call", &call);
-        let calls = match section.between.filter(|_| several) {
-            Some(between) => format!("call ({} call){{0,{}}}", self.literal(between), CALLS - 1),
+        let calls = match section.between.filter(|_| parallel) {
+            Some(between) => format!("call ({} call){{0,{}}}", self.literal(between), MAX_CALLS - 1),
             None => "call".to_owned(),
         };
         format!("{} {calls} {}", self.literal(section.before), self.literal(section.after))
     }
 
-    /// A call of one of the functions.
+    /// Returns the rule of a call of one of the functions.
     fn call(&mut self, elements: &'static [Element]) -> String {
-        let asked = self.asked;
+        let tools = self.tools;
         let mut calls = Vec::new();
-        for (index, function) in asked.functions.iter().enumerate() {
+        for (index, function) in tools.functions.iter().enumerate() {
             let parts: Vec<String> =
                 elements.iter().map(|element| self.element(element, index, function)).collect();
             calls.push(parts.join(" "));
@@ -201,7 +201,7 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// The rule of JSON that the arguments of a function, or one of them, must match.
+    /// Returns the name of the JSON rule that the arguments of a function, or one of them, must match.
     fn schema(&mut self, function: usize, argument: Option<&str>) -> String {
         let rule = match argument {
             None => format!("arguments_{function}"),
@@ -214,9 +214,10 @@ impl<'a> Rules<'a> {
         rule
     }
 
-    /// The arguments of a function one by one: in the order of its schema, those that may be absent in brackets.
+    /// Returns the rule of a function's arguments one by one, in the order of its schema; optional ones may be absent.
     fn parameters(&mut self, parameters: &Parameters, index: usize, function: &ToolFunction) -> String {
-        let properties = function.parameters.as_ref().and_then(|it| it.get("properties")?.as_object());
+        let properties =
+            function.parameters.as_ref().and_then(|schema| schema.get("properties")?.as_object());
         let is_bound = !self.is_free || function.strict;
         let Some(properties) = properties.filter(|properties| is_bound && !properties.is_empty()) else {
             let value = self.string_value(parameters);
@@ -228,7 +229,7 @@ impl<'a> Rules<'a> {
         let required: Vec<&str> = function
             .parameters
             .as_ref()
-            .and_then(|it| it.get("required")?.as_array())
+            .and_then(|schema| schema.get("required")?.as_array())
             .map(|names| names.iter().filter_map(Value::as_str).collect())
             .unwrap_or_default();
         let mut parts = Vec::new();
@@ -259,7 +260,7 @@ impl<'a> Rules<'a> {
         parts.join(" ")
     }
 
-    /// Any text up to what closes a value, and that.
+    /// Returns the rule of any text up to the end of a value, and that end.
     fn string_value(&mut self, parameters: &Parameters) -> String {
         let text = self.any_text();
         let close = self.literal(parameters.close);
@@ -274,8 +275,8 @@ impl<'a> Rules<'a> {
         format!("value {after}")
     }
 
-    /// `rest` behind the thoughts that the request has, or may have.
-    fn behind_thoughts(&mut self, rest: String) -> String {
+    /// Returns the rule of `rest` after the thoughts that the answer has or may have.
+    fn after_thoughts(&mut self, rest: String) -> String {
         let Some((thoughts, opening)) = self.thinking else { return rest };
         if opening == Opening::Closed {
             return rest;
@@ -291,7 +292,7 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// Text of a thought and what ends it.
+    /// Returns the rule of a thought's text and its end.
     fn thought(&mut self, close: &str) -> String {
         let text = self.any_text();
         let end = self.literal(close);
@@ -302,29 +303,29 @@ impl<'a> Rules<'a> {
         "spoken".to_owned()
     }
 
-    /// The messages of gpt-oss: thoughts and remarks, then a call or the answer.
+    /// Returns the rule of gpt-oss's messages: thoughts and remarks, then a call or the answer.
     fn messages(&mut self, has_answer: bool) -> String {
         let [open, message, start] =
             ["<|channel|>", "<|message|>", "<|start|>"].map(|text| self.literal(text));
         let thought = self.thought("<|end|>");
-        let said =
+        let thought_message =
             format!("{open} (\"analysis\" | \"commentary\") {message} {thought} {start} \"assistant\"");
-        self.rule("message", &said);
-        let may_call = !self.asked.is_empty();
+        self.rule("message", &thought_message);
+        let may_call = !self.tools.is_empty();
         if may_call {
             let constrain = self.literal("<|constrain|>");
             self.rule("json", &format!("{constrain} \"json\" {message}"));
-            let asked = self.asked;
+            let tools = self.tools;
             let mut calls = Vec::new();
-            for (index, function) in asked.functions.iter().enumerate() {
+            for (index, function) in tools.functions.iter().enumerate() {
                 let name = quoted(&format!("commentary to=functions.{} ", function.name));
                 calls.push(format!("{name} json {}", self.schema(index, None)));
             }
             self.rule("calls", &format!("{open} ({})", calls.join(" | ")));
         }
         if self.is_free {
-            let said = if has_answer { "answer".to_owned() } else { self.any_text() };
-            self.rule("final", &format!("{open} \"final\" {message} {said}"));
+            let text = if has_answer { "answer".to_owned() } else { self.any_text() };
+            self.rule("final", &format!("{open} \"final\" {message} {text}"));
         }
         let last = match (self.is_free, may_call) {
             (false, _) => "calls",
@@ -334,7 +335,7 @@ impl<'a> Rules<'a> {
         format!("message* {last}")
     }
 
-    /// Any text, as a lexeme.
+    /// Returns the rule of any text, as a lexeme.
     fn any_text(&mut self) -> String {
         if !self.text.contains("TEXT:") {
             self.rule("TEXT", "/(.|\\n)*/");
@@ -343,11 +344,11 @@ impl<'a> Rules<'a> {
     }
 
     fn literals(&self, texts: &[&str]) -> String {
-        // Texts side by side are one, unless a token is among them.
+        // Adjacent texts are one text, unless there is a token in it.
         self.literal(&texts.concat())
     }
 
-    /// A text that the format states, with the tokens in it that are special.
+    /// Returns the rule of a text of the format, with its special tokens.
     fn literal(&self, text: &str) -> String {
         let own = self.thinking.map(|(thoughts, _)| thoughts.markers());
         let markers = self.format.markers.iter().copied().chain(own.into_iter().flatten());
@@ -357,8 +358,8 @@ impl<'a> Rules<'a> {
                 let (before, after) = (&text[..at], &text[at + marker.len()..]);
                 vec![self.literal(before), format!("<[{id}]>"), self.literal(after)]
             }
-            // White space by itself: the lexer takes the longest text that may come, and two texts of a choice that
-            // begin with a line break would hide each other.
+            // Whitespace is separate: the lexer takes the longest text that may come, so two alternatives that begin with a
+            // line break would hide each other.
             None => {
                 let core = text.trim();
                 let (before, after) = text.split_once(core).unwrap_or((text, ""));
@@ -373,7 +374,7 @@ impl<'a> Rules<'a> {
     }
 }
 
-/// The schema of the argument `key` alone, of a function with these `parameters`.
+/// Returns the schema of the argument `key` alone, of a function with these `parameters`.
 pub(super) fn argument_schema(parameters: &Value, key: &str) -> Value {
     let mut schema = parameters["properties"][key].clone();
     for definitions in ["$defs", "definitions"] {

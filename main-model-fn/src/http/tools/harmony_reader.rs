@@ -1,6 +1,6 @@
 //! Reads the messages of gpt-oss: thoughts, calls and content by their channels.
 //!
-//! Source: OpenAI's harmony response format.
+//! Format: OpenAI's harmony response format.
 
 use super::arguments::Balance;
 use super::callable_tools::{CallableTools, Mode};
@@ -8,50 +8,51 @@ use super::format::HARMONY;
 use super::parsed_delta::{CallWriter, ParsedDelta};
 use super::reader::Step;
 
-/// Texts that end a message.
+/// Markers that end a message.
 const ENDS: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"];
 /// Longest head of a message in bytes.
-const HEAD: usize = 4096;
+const MAX_HEAD_BYTES: usize = 4096;
 
-/// Where in an answer the reader is.
+/// Position of the reader in an answer.
 #[derive(Debug, Clone, PartialEq)]
 enum HarmonyState {
-    /// Before it is known whether the answer has messages.
+    /// At the beginning, before it is known if the answer has messages.
     Beginning,
-    /// In a message's head.
+    /// In the head of a message.
     Channel,
-    /// In a message.
+    /// In the body of a message.
     Body(MessageChannel),
     /// In the arguments of a call.
     Arguments(Balance),
 }
 
-/// Recipient of a message.
+/// Destination of a message's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MessageChannel {
     Content,
     Reasoning,
-    /// Text behind the arguments of a call.
+    /// Discarded: text behind the arguments of a call.
     Dropped,
 }
 
-/// Reads one choice.
+/// Reader of one choice.
 #[derive(Debug)]
 pub(super) struct HarmonyReader {
-    asked: CallableTools,
+    tools: CallableTools,
     state: HarmonyState,
-    /// Text that is not decided yet.
+    /// Text whose meaning is not decided yet.
     held: String,
     calls: CallWriter,
-    /// Messages of either voice have begun: further ones begin on a new line.
+    /// True if content has begun: further content messages begin on a new line.
     has_content: bool,
+    /// True if thoughts have begun: further thoughts begin on a new line.
     has_reasoning: bool,
 }
 
 impl HarmonyReader {
-    pub(super) fn new(asked: CallableTools) -> Self {
+    pub(super) fn new(tools: CallableTools) -> Self {
         Self {
-            asked,
+            tools,
             state: HarmonyState::Beginning,
             held: String::new(),
             calls: CallWriter::new(HARMONY.ids),
@@ -60,46 +61,47 @@ impl HarmonyReader {
         }
     }
 
-    /// Returns true if the choice has called, and its last call is complete.
+    /// Reports if the choice has called a tool and its last call is complete.
     pub(super) fn has_called(&self) -> bool {
         self.calls.begun > 0 && !matches!(self.state, HarmonyState::Arguments(_))
     }
 
-    /// Returns true if the last text was a thought.
+    /// Reports if the last text was a thought.
     pub(super) fn is_thinking(&self) -> bool {
         self.state == HarmonyState::Body(MessageChannel::Reasoning)
     }
 
-    pub(super) fn push(&mut self, text: &str, said: &mut ParsedDelta) {
+    /// Adds text of the answer.
+    pub(super) fn push(&mut self, text: &str, parsed: &mut ParsedDelta) {
         self.held.push_str(text);
-        while let Step::Again = self.step(said) {}
+        while let Step::Again = self.step(parsed) {}
     }
 
-    /// The rest, once no text follows. Where the answer was cut off, what may be the beginning of a head is left out.
-    pub(super) fn finish(&mut self, is_cut: bool, said: &mut ParsedDelta) {
+    /// Adds the rest of the answer when no text follows. If the answer was cut off, leaves out a possible head.
+    pub(super) fn finish(&mut self, is_cut: bool, parsed: &mut ParsedDelta) {
         let held = std::mem::take(&mut self.held);
-        let is_cut = is_cut || self.asked.mode == Mode::Required;
+        let is_cut = is_cut || self.tools.mode == Mode::Required;
         let has_begun = self.has_content || self.has_reasoning || self.calls.begun > 0;
         match self.state {
             HarmonyState::Beginning | HarmonyState::Body(_) if is_cut => (),
             HarmonyState::Beginning | HarmonyState::Body(MessageChannel::Content) => {
-                said.content.push_str(&held)
+                parsed.content.push_str(&held)
             }
-            HarmonyState::Body(MessageChannel::Reasoning) => said.reasoning.push_str(&held),
-            HarmonyState::Arguments(_) if !is_cut => self.calls.argue(&held, said),
-            // A head without a message is none.
-            HarmonyState::Channel if !is_cut && !has_begun => said.content.push_str(&held),
+            HarmonyState::Body(MessageChannel::Reasoning) => parsed.reasoning.push_str(&held),
+            HarmonyState::Arguments(_) if !is_cut => self.calls.append_arguments(&held, parsed),
+            // A head without a message is content.
+            HarmonyState::Channel if !is_cut && !has_begun => parsed.content.push_str(&held),
             _ => (),
         }
     }
 
-    fn step(&mut self, said: &mut ParsedDelta) -> Step {
+    fn step(&mut self, parsed: &mut ParsedDelta) -> Step {
         match &mut self.state {
             HarmonyState::Beginning => self.beginning(),
-            HarmonyState::Channel => self.channel(said),
-            HarmonyState::Body(voice) => {
-                let voice = *voice;
-                self.body(voice, said)
+            HarmonyState::Channel => self.channel(parsed),
+            HarmonyState::Body(channel) => {
+                let channel = *channel;
+                self.body(channel, parsed)
             }
             HarmonyState::Arguments(balance) => {
                 // Text that is no JSON ends with its message.
@@ -117,7 +119,7 @@ impl HarmonyReader {
                     length
                 };
                 let more = self.take(length);
-                self.calls.argue(&more, said);
+                self.calls.append_arguments(&more, parsed);
                 if is_over {
                     self.state = HarmonyState::Body(MessageChannel::Dropped);
                     return Step::Again;
@@ -127,9 +129,9 @@ impl HarmonyReader {
         }
     }
 
-    /// An answer without any head is content.
+    /// Decides if the answer has messages; an answer without a head is content.
     fn beginning(&mut self) -> Step {
-        // The prompt ends where a role may be followed by a recipient.
+        // The prompt ends with a role, behind which a recipient may follow.
         const HEADS: [&str; 2] = ["<|", " to="];
         self.state =
             match HEADS.iter().find(|head| head.starts_with(&self.held) || self.held.starts_with(**head)) {
@@ -143,14 +145,14 @@ impl HarmonyReader {
         Step::Again
     }
 
-    /// `<|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>`, or the recipient
+    /// Reads a head: `<|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>`, or the recipient
     /// before the channel.
-    fn channel(&mut self, said: &mut ParsedDelta) -> Step {
+    fn channel(&mut self, parsed: &mut ParsedDelta) -> Step {
         const MESSAGE: &str = "<|message|>";
         const FUNCTIONS: &str = "functions.";
         let Some(at) = self.held.find(MESSAGE) else {
-            if self.held.len() > HEAD {
-                // No model writes such a head: it is text.
+            if self.held.len() > MAX_HEAD_BYTES {
+                // No model writes such a head: the text is content.
                 self.has_content = true;
                 self.state = HarmonyState::Body(MessageChannel::Content);
                 return Step::Again;
@@ -164,33 +166,33 @@ impl HarmonyReader {
             rest[..end].to_owned()
         });
         let function = recipient.as_deref().and_then(|recipient| recipient.strip_prefix(FUNCTIONS));
-        self.state = match function.filter(|name| !name.is_empty() && !self.asked.is_empty()) {
+        self.state = match function.filter(|name| !name.is_empty() && !self.tools.is_empty()) {
             Some(name) => {
-                self.calls.begin(name.to_owned(), None, None, said);
+                self.calls.begin(name.to_owned(), None, None, parsed);
                 HarmonyState::Arguments(Balance::default())
             }
-            // A call of a function that the request does not have is not for the client either.
+            // A call of an unknown function is not for the client; it counts as a thought.
             None if recipient.is_some() || head.contains("analysis") => {
                 let is_further = std::mem::replace(&mut self.has_reasoning, true);
-                said.reasoning.push_str(if is_further { "\n" } else { "" });
+                parsed.reasoning.push_str(if is_further { "\n" } else { "" });
                 HarmonyState::Body(MessageChannel::Reasoning)
             }
             None => {
                 let is_further = std::mem::replace(&mut self.has_content, true);
-                said.content.push_str(if is_further { "\n" } else { "" });
+                parsed.content.push_str(if is_further { "\n" } else { "" });
                 HarmonyState::Body(MessageChannel::Content)
             }
         };
         Step::Again
     }
 
-    /// A message up to the marker that ends it.
-    fn body(&mut self, voice: MessageChannel, said: &mut ParsedDelta) -> Step {
+    /// Reads a body up to the marker that ends it.
+    fn body(&mut self, channel: MessageChannel, parsed: &mut ParsedDelta) -> Step {
         let found = ENDS.iter().filter_map(|end| Some((self.held.find(end)?, end.len()))).min();
         let text = self.take(found.map_or_else(|| undecided(&self.held), |(at, _)| at));
-        match voice {
-            MessageChannel::Content => said.content.push_str(&text),
-            MessageChannel::Reasoning => said.reasoning.push_str(&text),
+        match channel {
+            MessageChannel::Content => parsed.content.push_str(&text),
+            MessageChannel::Reasoning => parsed.reasoning.push_str(&text),
             MessageChannel::Dropped => (),
         }
         match found {
@@ -209,7 +211,7 @@ impl HarmonyReader {
     }
 }
 
-/// Where in `text` what may end a message begins.
+/// Returns the offset in `text` of a possible beginning of an end marker.
 fn undecided(text: &str) -> usize {
     let begins = |at: &usize| ENDS.iter().any(|end| end.starts_with(&text[*at..]));
     text.char_indices().map(|(at, _)| at).find(begins).unwrap_or(text.len())

@@ -1,13 +1,13 @@
-//! Answers of chats: thoughts, calls of tools and structure, in the words of each family of models.
+//! Thoughts, tool calls and structure in answers of chats, for each family of models.
 //!
 //! ```text
-//! chat template -> dialect: the format that it writes, what it shows, how thoughts are marked
-//! tools, tool_choice -> asked (checked) -> template, or prompt (where it has no place for them)
-//!                                       -> answer form: the grammar of what must come
-//! text of an answer -> reader: reasoning, content and calls, as they come
+//! chat template -> dialect: the call format, shown tools, markers of thoughts
+//! tools, tool_choice -> callable_tools (checked) -> template, or prompt (if the template does not show tools)
+//!                                                -> answer_form: grammar of required calls
+//! text of an answer -> reader: reasoning, content and calls, as the text arrives
 //! ```
 //!
-//! Formats are data (`format.rs`): the readers, the grammar and the writer are made for the description.
+//! Formats are data ([`format`]): readers, grammars and writers interpret their descriptions.
 
 mod answer_form;
 mod arguments;
@@ -31,6 +31,6 @@ pub(super) use answer_form::AnswerForm;
 pub(super) use callable_tools::{CallableTools, ToolChoice, Tools};
 pub(super) use dialect::Dialect;
 pub(super) use parsed_delta::{CallDelta, ParsedDelta};
-pub(super) use prompt::in_messages;
+pub(super) use prompt::adapt_messages;
 pub(super) use reader::ChoiceReader;
 pub(super) use thoughts::{Opening, Thinking};

@@ -1,13 +1,13 @@
-//! Arguments that a model writes one by one: strings as they are, other values as JSON or as Python prints them.
+//! Arguments that a model writes one by one: strings as they are, other values as JSON or in Python's syntax.
 
 use serde_json::Value;
 
-/// JSON types that a schema allows.
+/// Set of JSON types that a schema allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Types(u8);
 
-/// Schemas that are looked at for the types of one argument.
-const SCHEMAS: usize = 64;
+/// Most schemas that are examined for the types of one argument.
+const MAX_SCHEMAS: usize = 64;
 
 impl Types {
     const STRING: Self = Self(1);
@@ -18,13 +18,13 @@ impl Types {
     const ARRAY: Self = Self(32);
     const ANY: Self = Self(63);
 
-    /// Types of the argument `key` of a function with these `parameters`; any where they do not say.
+    /// Returns the types of the argument `key` of a function with these `parameters`; all types if they do not say.
     pub(super) fn of(parameters: Option<&Value>, key: &str) -> Self {
         let found = parameters.and_then(|root| Some((root, root.get("properties")?.get(key)?)));
-        found.map_or(Self::ANY, |(root, schema)| Self::allowed(schema, root, &mut { SCHEMAS }))
+        found.map_or(Self::ANY, |(root, schema)| Self::allowed(schema, root, &mut { MAX_SCHEMAS }))
     }
 
-    /// Returns true if only strings are allowed.
+    /// Reports if only strings are allowed.
     pub(super) fn is_string(self) -> bool {
         self == Self::STRING
     }
@@ -60,9 +60,9 @@ impl Types {
         }
     }
 
-    /// Types that `schema` allows, whose references point into `root`.
+    /// Returns the types that `schema` allows; its references point into `root`. Examines at most `left` schemas.
     fn allowed(schema: &Value, root: &Value, left: &mut usize) -> Self {
-        // References may lead in circles, and each alternative to all the others.
+        // References may form cycles, and alternatives may refer to each other.
         if *left == 0 {
             return Self::ANY;
         }
@@ -97,7 +97,7 @@ impl Types {
         if types.0 == 0 { Self::ANY } else { types }
     }
 
-    /// The value that `text` stands for, as JSON.
+    /// Converts `text` to JSON by these types.
     pub(super) fn json(self, text: &str) -> String {
         let quoted = || Value::from(text).to_string();
         if self.is_string() {
@@ -112,7 +112,7 @@ impl Types {
         };
         let value: Option<Value> = serde_json::from_str(written).ok();
         match value {
-            // A string may as well be one with quotation marks.
+            // A string may be written with quotation marks.
             Some(Value::String(_)) if self.has(Self::STRING) => quoted(),
             Some(value) if self.has(Self::of_value(&value)) || !self.has(Self::STRING) => written.to_owned(),
             _ => quoted(),

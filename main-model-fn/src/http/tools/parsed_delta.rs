@@ -1,13 +1,13 @@
-//! Additions to an answer, by kind.
+//! Additions to an answer, separated into content, thoughts and calls.
 
 use super::format::Ids;
 use remoe_http::random_id;
 
-/// Addition to a choice.
+/// Addition to one choice.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(in crate::http) struct ParsedDelta {
     pub(in crate::http) content: String,
-    /// Thoughts, which the model writes before its answer.
+    /// Thoughts (reasoning).
     pub(in crate::http) reasoning: String,
     pub(in crate::http) calls: Vec<CallDelta>,
 }
@@ -15,19 +15,19 @@ pub(in crate::http) struct ParsedDelta {
 /// Addition to one call.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::http) struct CallDelta {
-    /// Index of the call within the choice.
+    /// Index of the call in the choice.
     pub(in crate::http) index: usize,
-    /// Id and function name, at the beginning of a call.
+    /// Id and function name, in the first addition of a call.
     pub(in crate::http) start: Option<(String, String)>,
-    /// More of its arguments, as JSON text.
+    /// Further arguments, as JSON text.
     pub(in crate::http) arguments: String,
 }
 
-/// Numbers the calls of a choice and adds to the last one.
+/// Numbers the calls of a choice, and writes to the last one.
 #[derive(Debug)]
 pub(super) struct CallWriter {
     ids: Ids,
-    /// Calls that have begun.
+    /// Number of calls that have begun.
     pub(super) begun: usize,
 }
 
@@ -36,13 +36,13 @@ impl CallWriter {
         Self { ids, begun: 0 }
     }
 
-    /// Begins a call of `name`; `id` and `number` as the model wrote them.
+    /// Begins a call of `name`. `id` and `number` are those that the model wrote.
     pub(super) fn begin(
         &mut self,
         name: String,
         id: Option<String>,
         number: Option<String>,
-        said: &mut ParsedDelta,
+        parsed: &mut ParsedDelta,
     ) {
         let random = random_id();
         let id = id.unwrap_or_else(|| match self.ids {
@@ -50,17 +50,17 @@ impl CallWriter {
             Ids::Nine => random.chars().take(9).collect(),
             Ids::Numbered => format!("functions.{name}:{}", number.unwrap_or_else(|| self.begun.to_string())),
         });
-        said.calls.push(CallDelta { index: self.begun, start: Some((id, name)), arguments: String::new() });
+        parsed.calls.push(CallDelta { index: self.begun, start: Some((id, name)), arguments: String::new() });
         self.begun += 1;
     }
 
-    /// Adds to the arguments of the last call.
-    pub(super) fn argue(&self, arguments: &str, said: &mut ParsedDelta) {
+    /// Appends to the arguments of the last call.
+    pub(super) fn append_arguments(&self, arguments: &str, parsed: &mut ParsedDelta) {
         let index = self.begun.saturating_sub(1);
-        match said.calls.last_mut().filter(|call| call.index == index) {
+        match parsed.calls.last_mut().filter(|call| call.index == index) {
             Some(call) => call.arguments.push_str(arguments),
             None if arguments.is_empty() => (),
-            None => said.calls.push(CallDelta { index, start: None, arguments: arguments.to_owned() }),
+            None => parsed.calls.push(CallDelta { index, start: None, arguments: arguments.to_owned() }),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Messages as a model's template takes them: with tools in words, calls as content and results as messages of the
-//! user where the template has no place for them.
+//! Adapts messages to a model's template: describes tools in words, writes calls as content and results as user messages, if
+//! the template does not.
 
 use super::dialect::{Dialect, TemplateSupport};
 use super::format::Ids;
@@ -8,36 +8,42 @@ use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fmt::Write;
 
-/// `messages` with what the template of `dialect` does not write itself; `tools` are those of the request.
-pub(in crate::http) fn in_messages(dialect: &Dialect, messages: Vec<Value>, tools: &[Value]) -> Vec<Value> {
+/// Adds to `messages` what the template of `dialect` does not write. `tools` are the request's tools.
+pub(in crate::http) fn adapt_messages(
+    dialect: &Dialect,
+    messages: Vec<Value>,
+    tools: &[Value],
+) -> Vec<Value> {
     let mut messages = without_tools(dialect, dialect.written(!tools.is_empty()), messages);
     if tools.is_empty() || dialect.shows_tools {
         return messages;
     }
-    let mut told = String::from(
+    let mut description = String::from(
         "You may call functions to help the user. These are the functions, with their parameters as JSON Schema:\n<tools>\n",
     );
     for tool in tools {
-        // Writing to memory cannot fail.
-        let _written = writeln!(told, "{tool}");
+        // Writing to a String cannot fail.
+        let _written = writeln!(description, "{tool}");
     }
     let example = [("function_name".to_owned(), json!({"parameter": "value"}))];
     let example = written(dialect.format, &example, 0);
-    // Writing to memory cannot fail.
-    let _written = write!(told, "</tools>\nTo call one, write its name and arguments like this:\n{example}");
+    // Writing to a String cannot fail.
+    let _written =
+        write!(description, "</tools>\nTo call one, write its name and arguments like this:\n{example}");
     let place = if dialect.takes_system { "system" } else { "user" };
     match messages.first_mut() {
         Some(first) if first["role"] == place => {
             let content = first["content"].as_str().unwrap_or_default();
-            let (before, after) = if dialect.takes_system { (content, &*told) } else { (&*told, content) };
+            let (before, after) =
+                if dialect.takes_system { (content, &*description) } else { (&*description, content) };
             first["content"] = format!("{before}\n\n{after}").trim_start().into();
         }
-        _ => messages.insert(0, message(place, told)),
+        _ => messages.insert(0, message(place, description)),
     }
     messages
 }
 
-/// `messages` with calls and results as the template writes them.
+/// Rewrites calls and results in `messages` that the template does not write.
 fn without_tools(dialect: &Dialect, kept: TemplateSupport, mut messages: Vec<Value>) -> Vec<Value> {
     if kept.calls {
         rewrite_ids(dialect.format.ids, &mut messages);
@@ -50,7 +56,7 @@ fn without_tools(dialect: &Dialect, kept: TemplateSupport, mut messages: Vec<Val
         if is_result {
             let content = message["content"].as_str().unwrap_or_default();
             let result = format!("<tool_response>\n{content}\n</tool_response>");
-            // Results of several calls are one turn.
+            // Results of several calls become one message.
             match out.last_mut().filter(|_| last_was_result) {
                 Some(last) => {
                     let before = last["content"].as_str().unwrap_or_default();
@@ -81,7 +87,7 @@ fn without_tools(dialect: &Dialect, kept: TemplateSupport, mut messages: Vec<Val
     out
 }
 
-/// Gives calls of other models, and their results, ids in the form that the template demands.
+/// Replaces call ids of other models by ids in the form that the template requires.
 fn rewrite_ids(ids: Ids, messages: &mut [Value]) {
     let mut new: HashMap<String, String> = HashMap::new();
     let mut number = 0;
@@ -107,9 +113,9 @@ fn rewrite_ids(ids: Ids, messages: &mut [Value]) {
     }
 }
 
-/// Arguments of a call as the text that some templates join.
+/// Converts the arguments of a call to text, for templates that need text.
 fn as_text(call: &mut Value) {
-    if let Some(arguments) = call.pointer_mut("/function/arguments").filter(|it| !it.is_string()) {
+    if let Some(arguments) = call.pointer_mut("/function/arguments").filter(|value| !value.is_string()) {
         *arguments = arguments.to_string().into();
     }
 }

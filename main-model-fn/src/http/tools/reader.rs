@@ -1,4 +1,4 @@
-//! Reads an answer as it comes: thoughts, content and calls.
+//! Reads an answer while it arrives: separates thoughts, content and calls.
 
 use super::callable_tools::CallableTools;
 use super::format::Format;
@@ -7,49 +7,50 @@ use super::parsed_delta::ParsedDelta;
 use super::section_reader::SectionReader;
 use super::thoughts::{Thinking, ThoughtReader};
 
-/// Reads one choice.
+/// Reader of one choice.
 #[derive(Debug)]
 pub(in crate::http) struct ChoiceReader {
-    /// `None`: the model has no thoughts, or their format tells them apart by itself.
+    /// `None` if the model has no thoughts, or if its format marks them as messages.
     thoughts: Option<ThoughtReader>,
     answer: AnswerReader,
-    /// Tokens of thoughts so far, and those that may turn out to be.
+    /// Number of tokens in thoughts so far.
     reasoning_tokens: usize,
+    /// Number of tokens that may turn out to belong to a thought.
     undecided_tokens: usize,
 }
 
-/// Outcome of a step of a reader.
+/// Outcome of one step of a reader.
 pub(super) enum Step {
-    /// There may be more to do.
+    /// The reader can take another step.
     Again,
-    /// More text is needed.
+    /// The reader needs more text.
     Wait,
 }
 
-/// Reads what follows thoughts.
+/// Reader of the text behind thoughts.
 #[derive(Debug)]
 enum AnswerReader {
     Harmony(HarmonyReader),
     Section(SectionReader),
-    /// No call may come.
+    /// Content only: no tool may be called.
     Content,
 }
 
 impl ChoiceReader {
-    /// Makes a reader of an answer in `format` that calls what is `asked`; `thinking` is how it may think before.
-    pub(in crate::http) fn new(format: &'static Format, asked: CallableTools, thinking: Thinking) -> Self {
+    /// Creates the reader of an answer in `format` that may call `tools`. `thinking` describes the thoughts before it.
+    pub(in crate::http) fn new(format: &'static Format, tools: CallableTools, thinking: Thinking) -> Self {
         let answer = if format.is_harmony() {
-            AnswerReader::Harmony(HarmonyReader::new(asked))
-        } else if asked.is_empty() {
+            AnswerReader::Harmony(HarmonyReader::new(tools))
+        } else if tools.is_empty() {
             AnswerReader::Content
         } else {
-            AnswerReader::Section(SectionReader::new(format, asked))
+            AnswerReader::Section(SectionReader::new(format, tools))
         };
         let thoughts = thinking.map(|(thoughts, opening)| ThoughtReader::new(thoughts, opening));
         Self { thoughts, answer, reasoning_tokens: 0, undecided_tokens: 0 }
     }
 
-    /// Returns true if the choice has called, and its last call is complete.
+    /// Reports if the choice has called a tool and its last call is complete.
     pub(in crate::http) fn has_called(&self) -> bool {
         match &self.answer {
             AnswerReader::Harmony(reader) => reader.has_called(),
@@ -58,26 +59,26 @@ impl ChoiceReader {
         }
     }
 
-    /// Tokens of the thoughts so far.
+    /// Returns the number of tokens in thoughts so far.
     pub(in crate::http) fn reasoning_tokens(&self) -> usize {
         self.reasoning_tokens
     }
 
-    /// Takes the text of a token, which may be empty.
+    /// Adds the text of one token; it may be empty.
     pub(in crate::http) fn push_token(&mut self, text: &str) -> ParsedDelta {
         let was_thinking = self.is_thinking();
-        let said = self.push(text);
-        if was_thinking || self.is_thinking() || !said.reasoning.is_empty() {
+        let parsed = self.push(text);
+        if was_thinking || self.is_thinking() || !parsed.reasoning.is_empty() {
             self.reasoning_tokens += 1 + std::mem::take(&mut self.undecided_tokens);
         } else if self.thoughts.as_ref().is_some_and(ThoughtReader::is_undecided) {
             self.undecided_tokens += 1;
         } else {
             self.undecided_tokens = 0;
         }
-        said
+        parsed
     }
 
-    /// Returns true if the last text ended within a thought.
+    /// Reports if the last text ended within a thought.
     fn is_thinking(&self) -> bool {
         match &self.answer {
             AnswerReader::Harmony(reader) => reader.is_thinking(),
@@ -85,42 +86,42 @@ impl ChoiceReader {
         }
     }
 
-    /// Takes more of the answer.
+    /// Adds text of the answer.
     pub(in crate::http) fn push(&mut self, text: &str) -> ParsedDelta {
-        let mut said = ParsedDelta::default();
+        let mut parsed = ParsedDelta::default();
         match &mut self.thoughts {
             Some(thoughts) => {
-                let rest = thoughts.push(text, &mut said.reasoning);
-                self.answer.push(&rest, &mut said);
+                let rest = thoughts.push(text, &mut parsed.reasoning);
+                self.answer.push(&rest, &mut parsed);
             }
-            None => self.answer.push(text, &mut said),
+            None => self.answer.push(text, &mut parsed),
         }
-        said
+        parsed
     }
 
-    /// The rest of the answer, once no text follows. Where it was cut off, what may be the beginning of a marker is
-    /// left out: what is said is a beginning of what would have been said.
+    /// Returns the rest of the answer when no text follows. If the answer was cut off, leaves out a possible beginning of a
+    /// marker, so that the output is a prefix of the complete output.
     pub(in crate::http) fn finish(&mut self, is_cut: bool) -> ParsedDelta {
-        let mut said = ParsedDelta::default();
+        let mut parsed = ParsedDelta::default();
         if let Some(thoughts) = &mut self.thoughts {
-            let rest = thoughts.finish(is_cut, &mut said.reasoning);
-            self.answer.push(&rest, &mut said);
+            let rest = thoughts.finish(is_cut, &mut parsed.reasoning);
+            self.answer.push(&rest, &mut parsed);
         }
         match &mut self.answer {
-            AnswerReader::Harmony(reader) => reader.finish(is_cut, &mut said),
-            AnswerReader::Section(reader) => reader.finish(is_cut, &mut said),
+            AnswerReader::Harmony(reader) => reader.finish(is_cut, &mut parsed),
+            AnswerReader::Section(reader) => reader.finish(is_cut, &mut parsed),
             AnswerReader::Content => (),
         }
-        said
+        parsed
     }
 }
 
 impl AnswerReader {
-    fn push(&mut self, text: &str, said: &mut ParsedDelta) {
+    fn push(&mut self, text: &str, parsed: &mut ParsedDelta) {
         match self {
-            Self::Harmony(reader) => reader.push(text, said),
-            Self::Section(reader) => reader.push(text, said),
-            Self::Content => said.content.push_str(text),
+            Self::Harmony(reader) => reader.push(text, parsed),
+            Self::Section(reader) => reader.push(text, parsed),
+            Self::Content => parsed.content.push_str(text),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Reads calls in sections, or alone, by the description of their format.
+//! Reads tool calls in marked sections, or unmarked ones, by the description of their format.
 
 mod one_by_one;
 
@@ -10,20 +10,20 @@ use super::parsed_delta::{CallWriter, ParsedDelta};
 use super::reader::Step;
 use super::thoughts::decided;
 
-/// Where in an answer the reader is. Numbers are indices of the call's elements.
+/// Position of the reader in an answer. Numbers are indices of the call's elements in the format.
 #[derive(Debug, Clone, PartialEq)]
 enum SectionState {
-    /// Text, in which a section may begin.
+    /// In text, where a section may begin.
     Text,
-    /// Text to the end.
+    /// In text up to the end of the answer.
     Plain,
-    /// Behind a section's marker.
+    /// Behind the marker of a section.
     Before,
     /// Before an element of a call.
     Element(usize),
     /// In the arguments.
     Arguments(usize, Balance),
-    /// In an object that is written in an order of its own, whose end is looked for from this byte on.
+    /// In an object with another order of keys. The search for its end continues at this byte.
     Whole(usize, Balance, usize),
     /// Behind the arguments, before the end of the call's object.
     Tail(usize),
@@ -37,7 +37,7 @@ enum SectionState {
     After,
 }
 
-/// Outcome of a comparison with a text that the format states.
+/// Outcome of a comparison with a fixed text of the format.
 #[derive(PartialEq)]
 enum Literal {
     Found,
@@ -45,38 +45,38 @@ enum Literal {
     Other,
 }
 
-/// Reads one choice.
+/// Reader of one choice.
 #[derive(Debug)]
 pub(super) struct SectionReader {
     format: &'static Format,
-    asked: CallableTools,
+    tools: CallableTools,
     state: SectionState,
-    /// Text that is not decided yet.
+    /// Text whose meaning is not decided yet.
     held: String,
-    /// Text of a call that has not begun yet, to be given back if it is none.
+    /// Text of a possible call that has not begun; it becomes content if it is no call.
     opened: String,
     name: String,
     number: Option<String>,
     id: Option<String>,
-    /// The call that is being read has begun.
+    /// True if the current call has begun.
     has_begun: bool,
-    /// An argument of it was read.
+    /// True if an argument of the current call was read.
     has_argument: bool,
-    /// Bytes of what is held in which the end of a value has been looked for.
-    looked_at: usize,
+    /// Bytes of `held` in which the end of a value was searched.
+    searched_bytes: usize,
     calls: CallWriter,
 }
 
 /// Longest name, number or id of a call in bytes.
-const WORD: usize = 64;
-/// Longest beginning of an object up to its arguments in bytes, where it is read as it comes.
-const HEAD: usize = 1024;
+const MAX_WORD_BYTES: usize = 64;
+/// Longest beginning of an object, up to its arguments, that is read incrementally; in bytes.
+const MAX_HEAD_BYTES: usize = 1024;
 
 impl SectionReader {
-    pub(super) fn new(format: &'static Format, asked: CallableTools) -> Self {
+    pub(super) fn new(format: &'static Format, tools: CallableTools) -> Self {
         Self {
             format,
-            asked,
+            tools,
             state: SectionState::Text,
             held: String::new(),
             opened: String::new(),
@@ -85,12 +85,12 @@ impl SectionReader {
             id: None,
             has_begun: false,
             has_argument: false,
-            looked_at: 0,
+            searched_bytes: 0,
             calls: CallWriter::new(format.ids),
         }
     }
 
-    /// Returns true if the choice has called, and its last call is complete.
+    /// Reports if the choice has called a tool and its last call is complete.
     pub(super) fn has_called(&self) -> bool {
         let is_open = match self.state {
             SectionState::Arguments(..)
@@ -105,28 +105,29 @@ impl SectionReader {
         self.calls.begun > 0 && !is_open
     }
 
-    pub(super) fn push(&mut self, text: &str, said: &mut ParsedDelta) {
+    /// Adds text of the answer.
+    pub(super) fn push(&mut self, text: &str, parsed: &mut ParsedDelta) {
         self.held.push_str(text);
-        while let Step::Again = self.step(said) {}
+        while let Step::Again = self.step(parsed) {}
     }
 
-    /// The rest, once no text follows. Where the answer was cut off, what may be the beginning of a call is left out.
-    pub(super) fn finish(&mut self, is_cut: bool, said: &mut ParsedDelta) {
-        let is_cut = is_cut || self.asked.mode == Mode::Required;
+    /// Adds the rest of the answer when no text follows. If the answer was cut off, leaves out a possible call.
+    pub(super) fn finish(&mut self, is_cut: bool, parsed: &mut ParsedDelta) {
+        let is_cut = is_cut || self.tools.mode == Mode::Required;
         if !is_cut && self.has_begun {
-            self.end_arguments(said);
+            self.end_arguments(parsed);
         }
         let held = std::mem::take(&mut self.held);
         match &self.state {
             SectionState::Text if is_cut => (),
             SectionState::Text if self.calls.begun > 0 && held.trim().is_empty() => (),
-            SectionState::Text | SectionState::Plain => said.content.push_str(&held),
-            // Behind a marker it is a call; an object without one may be anything.
+            SectionState::Text | SectionState::Plain => parsed.content.push_str(&held),
+            // Behind a marker, the text is a call; an object without a marker may be anything.
             SectionState::Before | SectionState::Element(_) | SectionState::Whole(..)
                 if is_cut && self.is_marked() => {}
             SectionState::Before | SectionState::Element(_) | SectionState::Whole(..) if !self.has_begun => {
-                said.content.push_str(&std::mem::take(&mut self.opened));
-                said.content.push_str(&held);
+                parsed.content.push_str(&std::mem::take(&mut self.opened));
+                parsed.content.push_str(&held);
             }
             _ => (),
         }
@@ -147,20 +148,20 @@ impl SectionReader {
         }
     }
 
-    /// Returns true if the text that was opened is a call, whatever follows.
+    /// Reports if the opened text is a call, whatever follows.
     fn is_marked(&self) -> bool {
-        // A list goes on with another call.
-        self.asked.mode == Mode::Required
+        // In a list of calls, another call follows.
+        self.tools.mode == Mode::Required
             || self.calls.begun > 0
             || self.opened.contains(self.format.marker())
     }
 
-    fn step(&mut self, said: &mut ParsedDelta) -> Step {
+    fn step(&mut self, parsed: &mut ParsedDelta) -> Step {
         match self.state.clone() {
             SectionState::Text if self.section().is_none() => self.bare_text(),
-            SectionState::Text => self.text(said),
+            SectionState::Text => self.text(parsed),
             SectionState::Plain => {
-                said.content.push_str(&std::mem::take(&mut self.held));
+                parsed.content.push_str(&std::mem::take(&mut self.held));
                 Step::Wait
             }
             SectionState::Before => {
@@ -168,11 +169,11 @@ impl SectionReader {
                 match self.literal(before) {
                     Literal::Found => self.go(SectionState::Element(0)),
                     Literal::Partial => Step::Wait,
-                    Literal::Other => self.give_back(said),
+                    Literal::Other => self.give_back(parsed),
                 }
             }
             SectionState::Element(index) => match self.elements().get(index) {
-                Some(element) => self.element(index, element, said),
+                Some(element) => self.element(index, element, parsed),
                 None => {
                     self.has_begun = false;
                     self.go(SectionState::After)
@@ -181,7 +182,7 @@ impl SectionReader {
             SectionState::Arguments(index, mut balance) => {
                 let (length, is_complete) = balance.take(&self.held);
                 let more = self.take(length);
-                self.calls.argue(&more, said);
+                self.calls.append_arguments(&more, parsed);
                 if !is_complete {
                     self.state = SectionState::Arguments(index, balance);
                     return Step::Wait;
@@ -191,11 +192,13 @@ impl SectionReader {
                     _ => self.go(SectionState::Element(index + 1)),
                 }
             }
-            SectionState::Whole(index, balance, looked_at) => self.whole(index, balance, looked_at, said),
+            SectionState::Whole(index, balance, searched_bytes) => {
+                self.whole(index, balance, searched_bytes, parsed)
+            }
             SectionState::Tail(index) => self.tail(index),
             SectionState::Key(index) | SectionState::Value(index, _) | SectionState::Within(index, _) => {
                 match self.elements().get(index) {
-                    Some(Element::Parameters(parameters)) => self.parameter(index, parameters, said),
+                    Some(Element::Parameters(parameters)) => self.parameter(index, parameters, parsed),
                     _ => self.go(SectionState::Element(index + 1)),
                 }
             }
@@ -208,22 +211,22 @@ impl SectionReader {
         Step::Again
     }
 
-    /// Text up to the marker that opens a section.
-    fn text(&mut self, said: &mut ParsedDelta) -> Step {
+    /// Reads text up to the marker of a section.
+    fn text(&mut self, parsed: &mut ParsedDelta) -> Step {
         let marker = self.format.marker();
         if let Some(at) = self.held.find(marker) {
             // White space between text and calls belongs to neither.
             let text = self.held[..at].trim_end().len();
-            said.content.push_str(&self.take(text));
+            parsed.content.push_str(&self.take(text));
             self.opened = self.take(at - text + marker.len());
             return self.go(SectionState::Before);
         }
         let keep = decided(&self.held, marker);
-        said.content.push_str(&self.take(keep));
+        parsed.content.push_str(&self.take(keep));
         Step::Wait
     }
 
-    /// Calls without a section begin the answer.
+    /// Reads the beginning of an answer in a format without sections: calls come first.
     fn bare_text(&mut self) -> Step {
         let marker = self.format.marker();
         let begun = self.held.trim_start();
@@ -235,24 +238,24 @@ impl SectionReader {
         } else if call.is_empty() || marker.starts_with(call) {
             Step::Wait
         } else {
-            // Code behind the marker is no call of these functions, and the marker no content.
+            // Code behind the marker is no call of these functions, and the marker is no content.
             let before = if begun.starts_with(marker) { self.held.len() - call.len() } else { 0 };
             self.take(before);
             self.go(SectionState::Plain)
         }
     }
 
-    fn element(&mut self, index: usize, element: &'static Element, said: &mut ParsedDelta) -> Step {
+    fn element(&mut self, index: usize, element: &'static Element, parsed: &mut ParsedDelta) -> Step {
         match element {
             Element::Text(text) => match self.literal(text) {
                 Literal::Found => self.go(SectionState::Element(index + 1)),
                 Literal::Partial => Step::Wait,
-                // The arguments are there: what closes them is missing.
+                // The arguments are complete, but the model left out what closes them.
                 Literal::Other if self.has_begun => {
                     self.has_begun = false;
                     self.go(SectionState::After)
                 }
-                Literal::Other => self.give_back(said),
+                Literal::Other => self.give_back(parsed),
             },
             Element::Name | Element::Number | Element::Id => {
                 let belongs = |c: char| match element {
@@ -262,9 +265,9 @@ impl SectionReader {
                 };
                 let word = self.held.trim_start();
                 match word.find(|c| !belongs(c)) {
-                    None if word.len() > WORD => self.give_back(said),
+                    None if word.len() > MAX_WORD_BYTES => self.give_back(parsed),
                     None => Step::Wait,
-                    Some(0) => self.give_back(said),
+                    Some(0) => self.give_back(parsed),
                     Some(end) => {
                         let word = word[..end].to_owned();
                         let blank = self.held.len() - self.held.trim_start().len();
@@ -283,34 +286,35 @@ impl SectionReader {
                 Some(b'{') => {
                     self.drop_blank();
                     let name = std::mem::take(&mut self.name);
-                    self.begin(name, said);
+                    self.begin(name, parsed);
                     self.go(SectionState::Arguments(index, Balance::default()))
                 }
-                Some(_) => self.give_back(said),
+                Some(_) => self.give_back(parsed),
             },
-            Element::Object(_) => self.object(index, said),
-            Element::Parameters(parameters) => self.next_parameter(index, parameters, said),
+            Element::Object(_) => self.object(index, parsed),
+            Element::Parameters(parameters) => self.next_parameter(index, parameters, parsed),
         }
     }
 
-    fn object(&mut self, index: usize, said: &mut ParsedDelta) -> Step {
+    /// Reads an object with name and arguments.
+    fn object(&mut self, index: usize, parsed: &mut ParsedDelta) -> Step {
         let blank = self.held.len() - self.held.trim_start().len();
         self.open(blank);
         match Head::of(&self.held) {
-            // An answer that is an object of another kind need not wait for its end.
-            Head::Other if self.section().is_none() && !begins_call(&self.held) => self.give_back(said),
-            Head::Partial if self.held.len() <= HEAD => Step::Wait,
+            // An object of another kind is content right away.
+            Head::Other if self.section().is_none() && !begins_call(&self.held) => self.give_back(parsed),
+            Head::Partial if self.held.len() <= MAX_HEAD_BYTES => Step::Wait,
             Head::Found(name, at) if self.may_call(&name) => {
                 self.take(at);
-                self.begin(name, said);
+                self.begin(name, parsed);
                 self.go(SectionState::Arguments(index, Balance::default()))
             }
             _ if self.held.starts_with('{') => self.go(SectionState::Whole(index, Balance::default(), 0)),
-            _ => self.give_back(said),
+            _ => self.give_back(parsed),
         }
     }
 
-    /// The rest of the object around arguments; where the model forgets to close it, there is none.
+    /// Reads the rest of the object around the arguments. Models sometimes forget to close it.
     fn tail(&mut self, index: usize) -> Step {
         let begun = self.held.trim_start();
         match begun.bytes().next() {
@@ -328,36 +332,37 @@ impl SectionReader {
         self.go(SectionState::Element(index + 1))
     }
 
+    /// Reads an object with another order of keys as a whole.
     fn whole(
         &mut self,
         index: usize,
         mut balance: Balance,
-        looked_at: usize,
-        said: &mut ParsedDelta,
+        searched_bytes: usize,
+        parsed: &mut ParsedDelta,
     ) -> Step {
-        let (more, is_complete) = balance.take(&self.held[looked_at..]);
-        let length = looked_at + more;
+        let (more, is_complete) = balance.take(&self.held[searched_bytes..]);
+        let length = searched_bytes + more;
         if !is_complete {
             self.state = SectionState::Whole(index, balance, length);
             return Step::Wait;
         }
-        // Without a marker, an object is a call only if it has nothing else.
+        // Without a marker, an object is a call only if it has no other keys.
         let is_strict = self.section().is_none();
         match whole(&self.held[..length], is_strict).filter(|(name, _)| self.may_call(name)) {
             Some((name, arguments)) => {
                 self.take(length);
-                self.begin(name, said);
-                self.calls.argue(&arguments, said);
+                self.begin(name, parsed);
+                self.calls.append_arguments(&arguments, parsed);
                 self.go(SectionState::Element(index + 1))
             }
             None => {
                 self.open(length);
-                self.give_back(said)
+                self.give_back(parsed)
             }
         }
     }
 
-    /// Behind a call: another one, the end of the section, or text.
+    /// Reads what follows a call: another call, the end of the section, or text.
     fn after(&mut self) -> Step {
         match &self.format.layout {
             Layout::Sections(section) => {
@@ -405,7 +410,7 @@ impl SectionReader {
         }
     }
 
-    /// Drops braces too many before `after`, the end of a section. Returns a step where more text decides.
+    /// Drops surplus braces before `after`, the end of a section. Returns a step if more text is needed to decide.
     fn drop_surplus(&mut self, after: &str) -> Option<Step> {
         let rest = self.held.trim_start_matches(|c: char| c.is_whitespace() || c == '}');
         let has_surplus = self.held[..self.held.len() - rest.len()].contains('}');
@@ -420,7 +425,7 @@ impl SectionReader {
         }
     }
 
-    /// Takes `text`, and white space before it, where what is held begins so.
+    /// Reads the fixed `text`, with leading white space, if the held text begins with it.
     fn literal(&mut self, text: &str) -> Literal {
         let text = text.trim();
         let begun = self.held.trim_start();
@@ -435,30 +440,30 @@ impl SectionReader {
         }
     }
 
-    /// Returns text to the content that was taken for a call.
-    fn give_back(&mut self, said: &mut ParsedDelta) -> Step {
+    /// Returns text that looked like a call to the content.
+    fn give_back(&mut self, parsed: &mut ParsedDelta) -> Step {
         let opened = std::mem::take(&mut self.opened);
         let text = opened.trim_end();
-        said.content.push_str(text);
-        // Another marker may follow, and white space before it is no text.
+        parsed.content.push_str(text);
+        // Keeps white space, because it is no content before another marker.
         self.held.insert_str(0, &opened[text.len()..]);
         self.go(if self.section().is_some() { SectionState::Text } else { SectionState::Plain })
     }
 
-    /// Returns true if a call of `name` is one. Behind a marker the name need not be right.
+    /// Reports if a call of `name` counts as a call. Behind a marker, unknown names count as well.
     fn may_call(&self, name: &str) -> bool {
-        self.section().is_some() || self.asked.has(name)
+        self.section().is_some() || self.tools.has(name)
     }
 
-    fn begin(&mut self, name: String, said: &mut ParsedDelta) {
+    fn begin(&mut self, name: String, parsed: &mut ParsedDelta) {
         self.opened.clear();
         self.has_begun = true;
         self.has_argument = false;
         self.name.clone_from(&name);
-        self.calls.begin(name, self.id.take(), self.number.take(), said);
+        self.calls.begin(name, self.id.take(), self.number.take(), parsed);
     }
 
-    /// Takes text of a call, kept as long as it may turn out to be none.
+    /// Takes `length` bytes of a call, and keeps them while they may turn out to be content.
     fn open(&mut self, length: usize) {
         let text = self.take(length);
         if !self.has_begun {
@@ -477,7 +482,7 @@ impl SectionReader {
     }
 }
 
-/// Returns true if the first key of the object that `text` begins may be one of a call, as far as it is there.
+/// Reports if the object that `text` begins may be a call, as far as its first key is complete.
 fn begins_call(text: &str) -> bool {
     let Some(key) = text.strip_prefix('{').map(str::trim_start) else { return false };
     let keys = ["\"name\"", "\"type\"", "\"id\"", "\"function\"", "\"arguments\"", "\"parameters\""];

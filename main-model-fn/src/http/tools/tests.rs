@@ -1,4 +1,4 @@
-//! Calls in texts, however they are cut into pieces.
+//! Tests of call parsing, with texts divided in all ways.
 
 use super::arguments::{Balance, Head};
 use super::callable_tools::{CallableTools, Mode, ToolFunction};
@@ -13,7 +13,7 @@ use super::writing::written;
 use proptest::prelude::*;
 use serde_json::json;
 
-fn asked(mode: Mode) -> CallableTools {
+fn tools_f_and_g(mode: Mode) -> CallableTools {
     let function =
         |name: &str| ToolFunction { name: name.to_owned(), parameters: None, strict: false, place: 0 };
     let functions = vec![function("f"), function("g")];
@@ -21,7 +21,7 @@ fn asked(mode: Mode) -> CallableTools {
 }
 
 fn reader(format: &'static Format) -> ChoiceReader {
-    ChoiceReader::new(format, asked(Mode::Auto), None)
+    ChoiceReader::new(format, tools_f_and_g(Mode::Auto), None)
 }
 
 /// Parts of an answer: content, reasoning, and the names and arguments of its calls.
@@ -33,36 +33,36 @@ struct ParsedAnswer {
 }
 
 impl ParsedAnswer {
-    fn add(&mut self, said: ParsedDelta) {
-        self.content += &said.content;
-        self.reasoning += &said.reasoning;
-        for delta in said.calls {
-            if let Some((id, name)) = delta.start {
-                assert!(!id.is_empty() && delta.index == self.calls.len());
+    fn add(&mut self, delta: ParsedDelta) {
+        self.content += &delta.content;
+        self.reasoning += &delta.reasoning;
+        for call in delta.calls {
+            if let Some((id, name)) = call.start {
+                assert!(!id.is_empty() && call.index == self.calls.len());
                 self.calls.push((name, String::new()));
             }
-            self.calls[delta.index].1 += &delta.arguments;
+            self.calls[call.index].1 += &call.arguments;
         }
     }
 }
 
-/// Returns what `reader` hears in `pieces`, after which the answer ends, or is cut off.
-fn hear(mut reader: ChoiceReader, pieces: &[&str], is_cut: bool) -> ParsedAnswer {
-    let mut heard = ParsedAnswer::default();
+/// Parses `pieces` with `reader`; then the answer ends or is cut off.
+fn parse(mut reader: ChoiceReader, pieces: &[&str], is_cut: bool) -> ParsedAnswer {
+    let mut answer = ParsedAnswer::default();
     for piece in pieces {
-        heard.add(reader.push(piece));
+        answer.add(reader.push(piece));
     }
-    heard.add(reader.finish(is_cut));
-    heard
+    answer.add(reader.finish(is_cut));
+    answer
 }
 
-/// The content of `pieces` and its calls: name and arguments.
+/// Returns the content of `pieces` and the names and arguments of its calls.
 fn read(format: &'static Format, pieces: &[&str]) -> (String, Vec<(String, String)>) {
-    let heard = hear(reader(format), pieces, false);
-    (heard.content, heard.calls)
+    let answer = parse(reader(format), pieces, false);
+    (answer.content, answer.calls)
 }
 
-/// A text, what it says, and the names and arguments of its calls.
+/// A text, its content, and the names and arguments of its calls.
 type ParsingCase = (&'static Format, &'static str, &'static str, Vec<(&'static str, &'static str)>);
 
 fn texts() -> Vec<ParsingCase> {
@@ -117,7 +117,7 @@ fn texts() -> Vec<ParsingCase> {
             "",
             vec![("f", r#"{"text": "\na </parameter> \"b\"\n", "x": 2}"#)],
         ),
-        // A brace short, one too many, and further keys.
+        // A missing brace, an extra one, and further keys.
         (
             &HERMES,
             "<tool_call>{\"name\":\"f\",\"arguments\":{\"x\": 1}</tool_call>\n<tool_call>{\"name\":\"g\",\"arguments\":{}}</tool_call>",
@@ -141,14 +141,14 @@ fn texts() -> Vec<ParsingCase> {
             "Hi {x}",
             vec![("f", "print(1)")],
         ),
-        // The model stops within a call.
+        // The model stops in a call.
         (
             &QWEN_CODER,
             "<tool_call>\n<function=f>\n<parameter=text>\nab",
             "",
             vec![("f", r#"{"text": "ab"}"#)],
         ),
-        // A marker that opens nothing, before one that does.
+        // A marker that begins no call, before one that does.
         (
             &QWEN_CODER,
             "<tool_call>\n<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>",
@@ -216,7 +216,7 @@ fn texts() -> Vec<ParsingCase> {
 }
 
 #[test]
-fn calls_are_told_from_text_however_it_is_cut() {
+fn calls_are_separated_from_text_in_any_pieces() {
     for (format, text, content, calls) in texts() {
         let calls: Vec<(String, String)> =
             calls.into_iter().map(|(name, arguments)| (name.to_owned(), arguments.to_owned())).collect();
@@ -236,14 +236,14 @@ fn calls_are_told_from_text_however_it_is_cut() {
     }
 }
 
-/// Wherever an answer is cut off, what is said is a beginning of what would have been said, and no marker.
+/// Wherever an answer is cut off, its parts are prefixes of the parts of the whole answer, without markers.
 #[test]
-fn a_cut_answer_says_a_beginning() {
+fn cut_off_answer_is_a_prefix() {
     for (format, text, ..) in texts() {
-        let whole = hear(reader(format), &[text], false);
+        let whole = parse(reader(format), &[text], false);
         for (at, _) in text.char_indices() {
-            let cut = hear(reader(format), &[&text[..at]], true);
-            // What Llama writes as a call may as well be its answer, until its function is known.
+            let cut = parse(reader(format), &[&text[..at]], true);
+            // Llama's calls may also be content until the function is known.
             let is_open = *format == LLAMA && !whole.calls.is_empty() && cut.calls.is_empty();
             assert!(is_open || whole.content.starts_with(&cut.content), "{}: {cut:?}", &text[..at]);
             assert!(whole.reasoning.starts_with(&cut.reasoning), "{}: {cut:?}", &text[..at]);
@@ -252,8 +252,11 @@ fn a_cut_answer_says_a_beginning() {
             }
             assert!(cut.calls.len() <= whole.calls.len());
             if !whole.calls.is_empty() && whole.content.is_empty() {
-                let required =
-                    hear(ChoiceReader::new(format, asked(Mode::Required), None), &[&text[..at]], true);
+                let required = parse(
+                    ChoiceReader::new(format, tools_f_and_g(Mode::Required), None),
+                    &[&text[..at]],
+                    true,
+                );
                 assert_eq!(required.content, "", "{}", &text[..at]);
             }
         }
@@ -261,7 +264,7 @@ fn a_cut_answer_says_a_beginning() {
 }
 
 #[test]
-fn gpt_oss_has_several_voices() {
+fn gpt_oss_has_several_channels() {
     let none = || ChoiceReader::new(&HARMONY, CallableTools::default(), None);
     for (text, content, reasoning, calls) in [
         (
@@ -285,7 +288,7 @@ fn gpt_oss_has_several_voices() {
         ),
         (" to=functions.f<|channel|>commentary <|constrain|>json<|message|>{}<|call|>", "", "", 1),
         ("<|channel|>commentary to=python<|message|>1+1<|call|>", "", "1+1", 0),
-        // What no template asks for is content.
+        // Channels that no template mentions are content.
         ("Yes", "Yes", "", 0),
         (" told", " told", "", 0),
         ("{\"a\": 1}", "{\"a\": 1}", "", 0),
@@ -296,14 +299,14 @@ fn gpt_oss_has_several_voices() {
     ] {
         let singly: Vec<&str> = text.split_inclusive(|_: char| true).collect();
         for pieces in [vec![text], singly] {
-            let heard = hear(reader(&HARMONY), &pieces, false);
+            let answer = parse(reader(&HARMONY), &pieces, false);
             assert_eq!(
-                (&*heard.content, &*heard.reasoning, heard.calls.len()),
+                (&*answer.content, &*answer.reasoning, answer.calls.len()),
                 (content, reasoning, calls),
                 "{text}"
             );
-            // Where no function is offered none is called.
-            let alone = hear(none(), &pieces, false);
+            // Without tools there are no calls.
+            let alone = parse(none(), &pieces, false);
             let told = if calls > 0 { "{}" } else { reasoning };
             assert_eq!((&*alone.content, &*alone.reasoning, alone.calls.len()), (content, told, 0), "{text}");
         }
@@ -311,7 +314,7 @@ fn gpt_oss_has_several_voices() {
 }
 
 #[test]
-fn arguments_come_as_they_are_written() {
+fn arguments_are_returned_as_they_are_written() {
     let mut reader = reader(&HERMES);
     assert!(reader.push("<tool_call>\n{\"name\": \"f\", \"argum").calls.is_empty());
     let begun = reader.push("ents\": {\"x\"").calls;
@@ -325,7 +328,7 @@ fn arguments_come_as_they_are_written() {
 }
 
 #[test]
-fn heads_and_ends_of_calls() {
+fn heads_and_ends_of_calls_are_found() {
     let found = |text: &str| Head::Found("f".to_owned(), text.len());
     for text in ["{\"name\":\"f\",\"arguments\":", "{ \"name\" : \"f\" , \"parameters\" : "] {
         assert_eq!(Head::of(&format!("{text}{{")), found(text));
@@ -340,7 +343,7 @@ fn heads_and_ends_of_calls() {
 }
 
 #[test]
-fn thoughts_are_told_from_answers_however_they_are_cut() {
+fn thoughts_are_separated_from_answers_in_any_pieces() {
     use Opening::{Closed, Open, Possible};
     let call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
     let within = format!("<think>\nNot {call} yet.\n</think>\n\nNow: {call}");
@@ -349,7 +352,7 @@ fn thoughts_are_told_from_answers_however_they_are_cut() {
     for (opening, text, content, reasoning, calls) in [
         (Possible, &*within, "Now:", &*thought, 1),
         (Open, within.trim_start_matches("<think>\n"), "Now:", &thought, 1),
-        // A model may repeat what the prompt has opened.
+        // A model may repeat the beginning of the thought from the prompt.
         (Open, &within, "Now:", &thought, 1),
         (Open, &unfinished, "", &unfinished, 0),
         (Possible, "\n<think>\n\n</think>\n\nYes", "Yes", "", 0),
@@ -359,19 +362,19 @@ fn thoughts_are_told_from_answers_however_they_are_cut() {
         (Closed, "  Yes <think>a</think>", "  Yes <think>a</think>", "", 0),
         (Open, "a </thin b", "", "a </thin b", 0),
     ] {
-        let reader = || ChoiceReader::new(&HERMES, asked(Mode::Auto), Some((&THINK, opening)));
+        let reader = || ChoiceReader::new(&HERMES, tools_f_and_g(Mode::Auto), Some((&THINK, opening)));
         let singly: Vec<&str> = text.split_inclusive(|_: char| true).collect();
         for pieces in [vec![text], singly] {
-            let heard = hear(reader(), &pieces, false);
+            let answer = parse(reader(), &pieces, false);
             assert_eq!(
-                (&*heard.content, &*heard.reasoning, heard.calls.len()),
+                (&*answer.content, &*answer.reasoning, answer.calls.len()),
                 (content, reasoning, calls),
                 "{opening:?}: {text}"
             );
         }
-        let whole = hear(reader(), &[text], false);
+        let whole = parse(reader(), &[text], false);
         for (at, _) in text.char_indices() {
-            let cut = hear(reader(), &[&text[..at]], true);
+            let cut = parse(reader(), &[&text[..at]], true);
             assert!(whole.content.starts_with(&cut.content), "{opening:?}: {}: {cut:?}", &text[..at]);
             assert!(whole.reasoning.starts_with(&cut.reasoning), "{opening:?}: {}: {cut:?}", &text[..at]);
             assert!(cut.calls.len() <= whole.calls.len());
@@ -380,7 +383,7 @@ fn thoughts_are_told_from_answers_however_they_are_cut() {
 }
 
 #[test]
-fn written_calls_are_read_back() {
+fn written_calls_are_parsed() {
     let calls = [("f".to_owned(), json!({"x": 1, "text": "a\nb"})), ("g".to_owned(), json!({}))];
     for format in FORMATS {
         let calls = if *format == HARMONY { &calls[..1] } else { &calls };
@@ -393,9 +396,9 @@ fn written_calls_are_read_back() {
 }
 
 proptest! {
-    /// Whatever a model writes, nothing panics and no text is made up.
+    /// No text causes a panic, and the content is part of the text.
     #[test]
-    fn any_text_can_be_read(
+    fn any_text_is_parsed(
         parts in prop::collection::vec(
             prop_oneof![
                 Just("<tool_call>"), Just("</tool_call>"), Just("[TOOL_CALLS]"), Just("[ARGS]"), Just("{"), Just("}"),

@@ -1,15 +1,15 @@
-//! Thoughts: what a model writes for itself before its answer.
+//! Thoughts (reasoning): text that a model writes for itself before its answer.
 
-/// Texts around a family's thoughts.
+/// Markers of a model family's thoughts.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::http) struct Thoughts {
     pub(in crate::http) open: &'static str,
     pub(in crate::http) close: &'static str,
-    /// Texts around the answer behind them, in families that mark it as well.
+    /// Markers of the answer behind thoughts, in families that have them.
     answer: Option<(&'static str, &'static str)>,
 }
 
-/// `<think>`: DeepSeek, Qwen, GLM, MiniMax, Kimi, Nemotron.
+/// DeepSeek, Qwen, GLM, MiniMax, Kimi, Nemotron.
 pub(in crate::http) static THINK: Thoughts = Thoughts { open: "<think>", close: "</think>", answer: None };
 
 /// Granite 3.3.
@@ -29,36 +29,37 @@ static MINIMAX_M3: Thoughts = Thoughts { open: "<mm:think>", close: "</mm:think>
 
 static FAMILIES: [&Thoughts; 7] = [&MISTRAL, &SEED, &MINIMAX_M3, &KIMI_VL, &COHERE, &GRANITE_WORDS, &THINK];
 
-/// How a thought may begin.
+/// Possible beginning of a thought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::http) enum Opening {
-    /// The prompt ends within one.
+    /// The prompt has opened a thought.
     Open,
-    /// The model may open one.
+    /// The model may open a thought.
     Possible,
-    /// The request, or the end of the prompt, rules them out.
+    /// The request or the end of the prompt excludes thoughts.
     Closed,
 }
 
-/// How a model writes thoughts, if it does, and how the thought of an answer may begin.
+/// Markers of a model's thoughts and the possible beginning of an answer's thought; `None` without thoughts.
 pub(in crate::http) type Thinking = Option<(&'static Thoughts, Opening)>;
 
 impl Thoughts {
-    /// Thoughts of the model with this chat `template`, whose tokenizer has the token `<think>` or not.
+    /// Finds the thoughts of a model by its chat `template`. `has_token`: the tokenizer has the token `<think>`.
     pub(in crate::http) fn of(template: &str, has_token: bool) -> Option<&'static Self> {
         if template.contains("<response></response>") && template.contains("<think>") {
             return Some(&GRANITE);
         }
-        let named = FAMILIES.iter().find(|it| template.contains(it.close) || template.contains(it.open));
+        let known = |family: &&&Thoughts| template.contains(family.close) || template.contains(family.open);
+        let named = FAMILIES.iter().find(known);
         named.copied().or_else(|| has_token.then_some(&THINK))
     }
 
-    /// Texts that tokenizers may have as special tokens.
+    /// Returns the markers, which may be special tokens of the tokenizer.
     pub(in crate::http) fn markers(&self) -> [&'static str; 2] {
         [self.open, self.close]
     }
 
-    /// Returns how an answer to `prompt` may think.
+    /// Returns the possible beginning of a thought in an answer to `prompt`.
     pub(in crate::http) fn opening(&self, prompt: &str) -> Opening {
         let end = prompt.trim_end();
         if end.ends_with(self.open) {
@@ -71,10 +72,10 @@ impl Thoughts {
     }
 }
 
-/// Where in an answer the reader is.
+/// Position of the reader in an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ThinkTagState {
-    /// Before what decides whether there are thoughts.
+    /// Before it is decided if there are thoughts.
     Beginning,
     /// At the beginning of a thought.
     Opened,
@@ -82,16 +83,16 @@ enum ThinkTagState {
     /// At the beginning of the answer behind a thought.
     Closed,
     Answer,
-    /// In an answer whose end is marked.
+    /// In an answer with an end marker.
     Marked,
 }
 
-/// Tells thoughts from the rest of an answer.
+/// Separates thoughts from the rest of an answer.
 #[derive(Debug)]
 pub(super) struct ThoughtReader {
     thoughts: &'static Thoughts,
     state: ThinkTagState,
-    /// Text that is not decided yet.
+    /// Text whose meaning is not decided yet.
     held: String,
 }
 
@@ -106,17 +107,17 @@ impl ThoughtReader {
         Self { thoughts, state, held: String::new() }
     }
 
-    /// Returns true until it is known that the answer has a thought, or has none.
+    /// Reports if it is still open whether the answer has a thought.
     pub(super) fn is_undecided(&self) -> bool {
         self.state == ThinkTagState::Beginning
     }
 
-    /// Returns true if the last text ended within a thought.
+    /// Reports if the last text ended within a thought.
     pub(super) fn is_thinking(&self) -> bool {
         matches!(self.state, ThinkTagState::Opened | ThinkTagState::Thought)
     }
 
-    /// Takes more of an answer, adds thoughts to `reasoning` and returns the rest.
+    /// Adds text of an answer. Appends thoughts to `reasoning`, and returns the rest.
     pub(super) fn push(&mut self, text: &str, reasoning: &mut String) -> String {
         if self.state == ThinkTagState::Answer {
             return text.to_owned();
@@ -127,7 +128,7 @@ impl ThoughtReader {
         answer
     }
 
-    /// The rest, once no text follows.
+    /// Returns the rest of the answer when no text follows. If the answer was cut off, leaves out undecided text.
     pub(super) fn finish(&mut self, is_cut: bool, reasoning: &mut String) -> String {
         let held = std::mem::take(&mut self.held);
         match self.state {
@@ -146,7 +147,7 @@ impl ThoughtReader {
         }
     }
 
-    /// Goes on with what is held; false where more text is needed.
+    /// Takes one step; returns false if more text is needed.
     fn step(&mut self, reasoning: &mut String, answer: &mut String) -> bool {
         let Thoughts { open, close, answer: marks } = *self.thoughts;
         let begun = self.held.trim_start();
@@ -158,7 +159,7 @@ impl ThoughtReader {
             ThinkTagState::Beginning if open.starts_with(begun) => return false,
             ThinkTagState::Beginning => self.state = ThinkTagState::Answer,
             ThinkTagState::Opened => {
-                // A model may repeat what the prompt has opened.
+                // A model may repeat the marker that the prompt has written.
                 if let Some(rest) = begun.strip_prefix(open) {
                     self.held = rest.to_owned();
                 } else if open.starts_with(begun) {
@@ -221,14 +222,14 @@ impl ThoughtReader {
     }
 }
 
-/// Most bytes of white space that wait for what follows.
-const BLANK: usize = 256;
+/// Longest white space that is held back until more text follows; in bytes.
+const MAX_HELD_BLANK: usize = 256;
 
-/// Length of the beginning of `text` that neither belongs to the beginning of `marker` nor is white space before it.
+/// Returns the length of the beginning of `text` that is neither part of a possible `marker` nor white space before it.
 pub(super) fn decided(text: &str, marker: &str) -> usize {
     let begins = |at: &usize| marker.starts_with(&text[*at..]);
     let keep = text.char_indices().map(|(at, _)| at).find(begins).unwrap_or(text.len());
     let blank = text[..keep].trim_end().len();
-    // A model may be stuck in white space, which then is text like any other.
-    if keep - blank > BLANK { keep } else { blank }
+    // If a model repeats white space without end, it counts as text.
+    if keep - blank > MAX_HELD_BLANK { keep } else { blank }
 }

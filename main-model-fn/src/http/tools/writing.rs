@@ -1,14 +1,13 @@
-//! Writes calls as a format has them, for templates that do not.
+//! Writes calls in a format, for templates that do not write calls.
 
 use super::format::{Element, Format, Layout};
 use serde_json::Value;
 
-/// `calls`, of functions by name with their arguments, as `format` has them. `number` is that of the first one in the
-/// conversation.
+/// Writes `calls` (function name, arguments) in `format`. `number` is the number of the first call in the conversation.
 pub(super) fn written(format: &Format, calls: &[(String, Value)], number: usize) -> String {
     let each: Vec<String> = match &format.layout {
         Layout::Sections(section) => (number..).zip(calls).map(|(number, it)| call(section.call, it, number)).collect(),
-        Layout::Bare { call: elements, .. } => calls.iter().map(|it| call(elements, it, 0)).collect(),
+        Layout::Bare { call: elements, .. } => calls.iter().map(|one| call(elements, one, 0)).collect(),
         Layout::Harmony => calls
             .iter()
             .map(|(name, arguments)| {
@@ -34,7 +33,7 @@ pub(super) fn written(format: &Format, calls: &[(String, Value)], number: usize)
     }
 }
 
-/// Arguments as JSON; text that is none stays as it is.
+/// Returns arguments as JSON; other text stays as it is.
 fn json(arguments: &Value) -> String {
     arguments.as_str().map_or_else(|| arguments.to_string(), str::to_owned)
 }
@@ -55,7 +54,7 @@ fn call(elements: &[Element], (name, arguments): &(String, Value), number: usize
             };
             match arguments.as_object() {
                 Some(arguments) => arguments.iter().map(one).collect(),
-                // Text that is no object, as a call that was cut off.
+                // Text that is no object, as of a call that was cut off.
                 None if json(arguments).is_empty() => String::new(),
                 None => one((&"arguments".to_owned(), arguments)),
             }
