@@ -109,7 +109,7 @@ async fn serve<B: Backend>(
     ready: impl FnOnce(&Announcement) -> io::Result<()>,
 ) -> Result<(), Error> {
     let trust = settings.identity_dir.as_deref().zip(settings.operator_identity.clone());
-    let trust = trust.map(|(folder, operator)| Trust::of_control(folder, operator)).transpose()?;
+    let trust = trust.map(|(folder, operator)| Trust::for_control(folder, operator)).transpose()?;
     let is_placed = watch::Sender::new(false);
     let probes = Probes::start(listeners.health.take(), is_placed.subscribe())?;
     let process = Process { settings, trust, traces, started, shutdown, is_placed, probes };

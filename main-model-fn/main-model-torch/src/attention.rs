@@ -169,7 +169,7 @@ pub(crate) fn attend_grouped(
 ) -> Result<Tensor, BackendError> {
     let (slab_layer, slab, [keys, values]) = pages.slab(layer)?;
     let shape = slab_layer.paged.shape;
-    let plan = spans.plan(&shape, slab_layer.paged.table)?;
+    let plan = spans.plan(&shape, slab_layer.paged.page_table)?;
     slab.narrow(1, 0, keys)?.index_copy_(0, &plan.written_entries, key)?;
     slab.narrow(1, keys, values)?.index_copy_(0, &plan.written_entries, value)?;
     let sizes = AttentionSizes {
@@ -275,7 +275,7 @@ impl LatentHeads {
     ) -> Result<Tensor, BackendError> {
         let (slab_layer, slab, _) = pages.slab(layer)?;
         let shape = slab_layer.paged.shape;
-        let plan = spans.plan(&shape, slab_layer.paged.table)?;
+        let plan = spans.plan(&shape, slab_layer.paged.page_table)?;
         let rows = query.size()[0];
         slab.narrow(1, 0, self.latent_dim)?.index_copy_(0, &plan.written_entries, latent)?;
         slab.narrow(1, self.latent_dim, self.rope_dim)?.index_copy_(0, &plan.written_entries, key)?;

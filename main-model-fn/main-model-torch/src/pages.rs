@@ -40,7 +40,7 @@ impl TorchPages {
     pub(crate) fn new(layers: &[PagedLayer], kind: Kind, device: Arc<TorchDevice>) -> Self {
         let mut layers_of_table = BTreeMap::new();
         let layers = layers.iter().map(|&paged| {
-            let slab: &mut usize = layers_of_table.entry(paged.table).or_insert(0);
+            let slab: &mut usize = layers_of_table.entry(paged.page_table).or_insert(0);
             *slab += 1;
             SlabLayer { paged, slab: *slab - 1 }
         });
@@ -65,7 +65,7 @@ impl TorchPages {
 
     /// Returns the attention shapes of a page's layers, which are the same for all page tables.
     fn page_shapes(&self) -> impl Iterator<Item = &AttentionShape> {
-        self.layers.iter().filter(|layer| layer.paged.table == 0).map(|layer| &layer.paged.shape)
+        self.layers.iter().filter(|layer| layer.paged.page_table == 0).map(|layer| &layer.paged.shape)
     }
 
     /// Allocates slabs of `count` pages, or of as many as fit on the device beside the workspace, and returns their number.

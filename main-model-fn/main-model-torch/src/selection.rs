@@ -20,7 +20,7 @@ pub(crate) fn route(
         // It selects few experts one after the other, which would take many launches.
         Score::SparseMixer { .. } => {
             let (rows, [logits]) = copy_together(x, [logits])?;
-            return Ok((rows, rule.routed(&decode_floats(&logits))));
+            return Ok((rows, rule.route(&decode_floats(&logits))));
         }
         Score::Softmax => logits.softmax_last(Kind::Float)?,
         Score::Sigmoid => logits.to_kind(Kind::Float)?.sigmoid()?,
@@ -34,7 +34,7 @@ pub(crate) fn route(
     let weights =
         if correction.is_some() || grouped.is_some() { scores.gather_last(&experts)? } else { best };
     let (rows, [weights, experts]) = copy_together(x, [&weights, &experts])?;
-    Ok((rows, rule.weighed(&decode_ids(&experts), &decode_floats(&weights))))
+    Ok((rows, rule.weigh_selected(&decode_ids(&experts), &decode_floats(&weights))))
 }
 
 /// Returns token ids and values of the `count` largest `logits` of each row, row by row. If a row has an element that is not

@@ -11,7 +11,7 @@ use crate::rows::RowSelection;
 use crate::workspace::{
     DECODE_MASKS_BYTES, GATHERED_BYTES, KERNEL_ROWS, MASK_BYTES, PREFILL_MASKS_BYTES, entry_bytes,
 };
-use main_model_fn::backend::{BackendError, RELEASED, Span};
+use main_model_fn::backend::{BackendError, RELEASED_PAGE, RowSpan};
 use remoe_kernels::{AttentionShape, PAGE_POSITIONS};
 
 /// Padded positions are a multiple of this. LibTorch's kernels take a mask with aligned rows without copying it.
@@ -70,13 +70,13 @@ pub(crate) struct AttentionCall {
 
 /// A span with the positions that its rows attend to.
 struct AttendedSpan<'a> {
-    span: &'a Span,
+    span: &'a RowSpan,
     /// First position that any row attends to.
     first_position: usize,
 }
 
 impl<'a> AttendedSpan<'a> {
-    fn new(span: &'a Span, window: Option<usize>) -> Self {
+    fn new(span: &'a RowSpan, window: Option<usize>) -> Self {
         let first_position = window.map_or(0, |window| (span.past + 1).saturating_sub(window));
         Self { span, first_position }
     }
@@ -88,12 +88,12 @@ impl<'a> AttendedSpan<'a> {
 }
 
 impl TorchSpans {
-    pub(crate) fn new(pages: &TorchPages, spans: &[Span]) -> Result<Self, BackendError> {
+    pub(crate) fn new(pages: &TorchPages, spans: &[RowSpan]) -> Result<Self, BackendError> {
         let mut plans: Vec<(PlanKey, AttentionPlan)> = Vec::new();
         let decodes = spans.iter().all(|span| span.rows == 1);
         let mut mask_bytes_left = if decodes { DECODE_MASKS_BYTES } else { PREFILL_MASKS_BYTES };
         for layer in pages.layers() {
-            let key = PlanKey::new(&layer.paged.shape, layer.paged.table);
+            let key = PlanKey::new(&layer.paged.shape, layer.paged.page_table);
             if !plans.iter().any(|(planned, _)| *planned == key) {
                 plans.push((key, AttentionPlan::new(pages, key, spans, &mut mask_bytes_left)?));
             }
@@ -122,7 +122,7 @@ impl AttentionPlan {
     fn new(
         pages: &TorchPages,
         key: PlanKey,
-        spans: &[Span],
+        spans: &[RowSpan],
         mask_bytes_left: &mut usize,
     ) -> Result<Self, BackendError> {
         let attended: Vec<AttendedSpan<'_>> =
@@ -139,7 +139,7 @@ impl AttentionPlan {
         let (mut calls, mut next_output) = (Vec::with_capacity(groups.len()), 0);
         for group in &groups {
             for AttendedSpan { span, .. } in group {
-                for output in output_order.iter_mut().skip(span.first).take(span.rows) {
+                for output in output_order.iter_mut().skip(span.first_row).take(span.rows) {
                     *output = next_output;
                     next_output += 1;
                 }
@@ -153,11 +153,11 @@ impl AttentionPlan {
 }
 
 /// Returns the KV cache entry of `position` of `span`.
-fn entry_index(pages: &TorchPages, key: PlanKey, span: &Span, position: usize) -> Result<i64, BackendError> {
-    let page_ids = span.table(key.page_table);
+fn entry_index(pages: &TorchPages, key: PlanKey, span: &RowSpan, position: usize) -> Result<i64, BackendError> {
+    let page_ids = span.page_table(key.page_table);
     let (page, offset) = (position / PAGE_POSITIONS, position % PAGE_POSITIONS);
     match page_ids.get(page) {
-        Some(&id) if id != RELEASED && id < pages.count() => Ok(TorchPages::entry_index(id, offset)),
+        Some(&id) if id != RELEASED_PAGE && id < pages.count() => Ok(TorchPages::entry_index(id, offset)),
         _ => Err(BackendError::Shape { what: "page", actual: page, expected: page_ids.len() }),
     }
 }
@@ -230,7 +230,7 @@ impl AttentionCall {
                 }
                 // Padding repeats the last row. Its output is dropped.
                 let row = row.min(span.rows - 1);
-                query_rows.push((span.first + row) as i64);
+                query_rows.push((span.first_row + row) as i64);
                 last_positions.push((span.past + row - first_position) as i32);
             }
             for position in *first_position..span.past + span.rows {

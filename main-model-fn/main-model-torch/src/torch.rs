@@ -375,7 +375,7 @@ impl<D: DeviceOpener> Backend for TorchOn<D> {
         gate.sigmoid()?.mul(&x)
     }
 
-    fn rows(&self, x: &Tensor, rows: &[usize]) -> Result<Tensor, BackendError> {
+    fn select_rows(&self, x: &Tensor, rows: &[usize]) -> Result<Tensor, BackendError> {
         rows_of(&self.device, rows)?.select(x)
     }
 

@@ -105,7 +105,7 @@ impl RunningGeneration {
         self.span.set("gen_ai.usage.input_tokens", attribute(self.figures.prompt_tokens));
         self.span.set("gen_ai.usage.output_tokens", attribute(self.figures.completion_tokens));
         self.span.set("gen_ai.usage.cache_read.input_tokens", attribute(self.figures.cached_tokens));
-        let report = |rates| self.stopwatch.state().meter.tell(&self.figures.work, rates);
+        let report = |rates| self.stopwatch.state().meter.report(&self.figures.work, rates);
         let rivals = std::mem::take(&mut self.rivals);
         self.cost = self.timeline.rates().map(report).map(|cost| ReportedCost { rivals, ..cost });
         Ok(None)

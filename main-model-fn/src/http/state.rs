@@ -92,7 +92,7 @@ pub(crate) struct HttpState {
     pub(super) registry: Registry,
     pub(super) created: u64,
     /// Limits the bodies that are parsed and tokenised at the same time, and so memory and threads.
-    pub(super) preparing: Lanes,
+    pub(super) preparing: BodyLanes,
     /// Computes the costs of requests.
     pub(super) meter: Meter,
     ready: watch::Receiver<bool>,

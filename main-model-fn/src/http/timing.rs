@@ -5,7 +5,7 @@
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use remoe_billing::{Rates, ReportedCost, Share};
-use remoe_http::internal_headers::{ACTIVATIONS, COST_PLACEHOLDER, RATES, TIMING, TOKENS, TOLD};
+use remoe_http::internal_headers::{ACTIVATIONS, COST_PLACEHOLDER, RATES, TIMING, TOKENS, REPORTED_COST};
 use remoe_predictor::Activations;
 use serde::Serialize;
 use std::time::{Duration, Instant};
@@ -118,10 +118,10 @@ impl Timeline {
             headers.insert(TOKENS, tokens);
         }
         let used: usize = headers.iter().map(|(name, value)| line_bytes(name, value.len())).sum();
-        let left = MAX_TRAILER_BYTES.saturating_sub(used + line_bytes(&TOLD, 0));
+        let left = MAX_TRAILER_BYTES.saturating_sub(used + line_bytes(&REPORTED_COST, 0));
         let cost = cost.and_then(|cost| cost_json_within(cost, left));
         if let Some(cost) = cost.and_then(|cost| HeaderValue::from_str(&cost).ok()) {
-            headers.insert(TOLD, cost);
+            headers.insert(REPORTED_COST, cost);
         }
         // The counts of the largest models are too long, also with the costs of many functions.
         let text = activations.and_then(Activations::to_text);
@@ -220,7 +220,7 @@ mod tests {
             headers.iter().map(|(name, value)| line_bytes(name, value.len())).sum()
         };
         let many = timeline.gateway_headers(1, 2, Some(&cost(64)), Some(&activations));
-        assert!(many.contains_key(TOLD) && !many.contains_key(ACTIVATIONS));
+        assert!(many.contains_key(REPORTED_COST) && !many.contains_key(ACTIVATIONS));
         assert!(bytes(&many) <= MAX_TRAILER_BYTES);
 
         // If not all functions fit, the most expensive ones are reported.
@@ -230,7 +230,7 @@ mod tests {
         }
         let most = timeline.gateway_headers(1, 2, Some(&all), Some(&activations));
         assert!(bytes(&most) <= MAX_TRAILER_BYTES && bytes(&most) > MAX_TRAILER_BYTES - 300);
-        let reported: ReportedCost = serde_json::from_slice(most[TOLD].as_bytes()).unwrap();
+        let reported: ReportedCost = serde_json::from_slice(most[REPORTED_COST].as_bytes()).unwrap();
         let least = reported.shares.values().map(|share| share.cost.decode).min().unwrap();
         assert_eq!(reported.shares.len() as u64, 400 - least);
     }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::library::{Kind, TorchDevice};
 use crate::workspace::{MASK_BYTES, workspace_bytes};
-use main_model_fn::backend::{PAGE_POSITIONS, PagedLayer, Span};
+use main_model_fn::backend::{PAGE_POSITIONS, PagedLayer, RowSpan};
 use remoe_kernels::{AttentionShape, CacheFormat, Dtype};
 use std::sync::Arc;
 
@@ -45,8 +45,8 @@ fn filled_pages(device: &Arc<TorchDevice>, shape: AttentionShape) -> TorchPages 
     pages
 }
 
-fn span(past: usize, rows: usize) -> Span {
-    Span { first: 0, rows, past, tables: vec![(0..CONTEXT / PAGE_POSITIONS).collect()] }
+fn span(past: usize, rows: usize) -> RowSpan {
+    RowSpan { first: 0, rows, past, tables: vec![(0..CONTEXT / PAGE_POSITIONS).collect()] }
 }
 
 /// Attention of the rows from `first` on that `spans` has.

@@ -119,7 +119,7 @@ fn cancelled_messages_are_bounded() {
 fn generated_replies_are_accepted_once_and_in_size() {
     let cases = Cases::new("replies of remote functions", 300);
     for number in 0..cases.count() {
-        let mut dice = cases.dice(number);
+        let mut dice = cases.choices(number);
         let mut in_flight = InFlightMessages::default();
         let mut waiting: HashMap<u64, usize> = HashMap::new();
         for id in 0..200 {
