@@ -2,7 +2,7 @@
 
 use crate::flags::{DeploymentArgs, RemoteArg};
 use remoe_hardware::Origin;
-use remoe_planner::{PlanningResult, Problem, Rival, dollars, seconds};
+use remoe_planner::{PlanningResult, Problem, StrategyEvaluation, dollars, seconds};
 
 /// Costs of single requests are too small to read.
 const MILLION: f64 = 1e6;
@@ -69,7 +69,7 @@ fn reason(answer: &PlanningResult, remote: RemoteArg, origin: Origin) -> String 
     let is_remote = answer.plan.layers.iter().any(|layer| !layer.remote.is_empty());
     let cost = answer.evaluation.total_cost;
     // Of the other kind: without remote experts where the plan has some, with some where it has none.
-    let other = |rival: &&Rival| rival.feasible && rival.name.has_remote_experts() != is_remote;
+    let other = |rival: &&StrategyEvaluation| rival.feasible && rival.name.has_remote_experts() != is_remote;
     let others = answer.verdict.rivals.iter().filter(other);
     let other = others.filter_map(|rival| rival.dollars_per_request).min_by(f64::total_cmp);
     let less = |dear: f64, cheap: f64| 100.0 * (1.0 - cheap / dear);

@@ -2,9 +2,10 @@
 
 use crate::output::table;
 use remoe_planner::{
-    Alternative, Baseline, Device, Evaluation, Explanation, Latency, Layer, LayerPlan, Life, Plan,
-    PlanChange, PlanningResult, Preallocation, Problem, Quantiles, Reason, Refusal, Selection, Sturdiness,
-    Verdict, Violation, Way, WrongCase, amount, dollars, limit_name,
+    Alternative, Baseline, Device, Evaluation, Explanation, Latency, Layer, LayerPlan, Life,
+    MisestimatedCase, PlacementComparison, Plan, PlanChange, PlanningResult, Preallocation, Problem,
+    Quantiles, Refusal, ReplacementReason, Selection, SensitivityAnalysis, ServingStrategy, Violation,
+    amount, dollars, limit_name,
 };
 
 /// A plan with everything behind it; with `verbose` also how it was found, in the terms of the Remoe paper.
@@ -199,8 +200,9 @@ fn life(life: &Life) -> String {
 }
 
 /// Formats what wrong figures do to a plan of groups.
-fn sturdiness(sturdy: &Sturdiness) -> String {
-    let Sturdiness { tried, broken, worst_above, broken_of_cheapest, above_cheapest, cases } = sturdy;
+fn sturdiness(sturdy: &SensitivityAnalysis) -> String {
+    let SensitivityAnalysis { tried, broken, worst_above, broken_of_cheapest, above_cheapest, cases } =
+        sturdy;
     let cheapest = match above_cheapest {
         none if *none <= 0.0 => "no other plan of its kind is cheaper".to_owned(),
         above => {
@@ -210,7 +212,7 @@ fn sturdiness(sturdy: &Sturdiness) -> String {
             )
         }
     };
-    let names = |chosen: &dyn Fn(&WrongCase) -> bool| {
+    let names = |chosen: &dyn Fn(&MisestimatedCase) -> bool| {
         let names: Vec<&str> =
             cases.iter().filter(|case| chosen(case)).map(|case| case.figure.name()).collect();
         names.join(", ")
@@ -233,7 +235,7 @@ fn sturdiness(sturdy: &Sturdiness) -> String {
 }
 
 /// All ways beside each other, and the answer in a sentence.
-pub(crate) fn verdict(verdict: &Verdict) -> String {
+pub(crate) fn verdict(verdict: &PlacementComparison) -> String {
     let rows = verdict.rivals.iter().map(|rival| {
         let shown = |value: Option<f64>, how: fn(f64) -> String| value.map_or_else(String::new, how);
         vec![
@@ -321,10 +323,10 @@ fn baselines(problem: &Problem, answer: &PlanningResult) -> String {
         (false, Device::Gpu) => "missing gpu_expert_seconds",
     };
     let all = [
-        (Way::Mix.baseline_name(), &baselines.mix, saving.mix, too_large),
-        (Way::Cpu.baseline_name(), &baselines.cpu, saving.cpu, without_cpu),
-        (Way::Gpu.baseline_name(), &baselines.gpu, saving.gpu, without_gpu),
-        (Way::Fetch.baseline_name(), &baselines.fetch, saving.fetch, without_gpu),
+        (ServingStrategy::Mix.baseline_name(), &baselines.mix, saving.mix, too_large),
+        (ServingStrategy::Cpu.baseline_name(), &baselines.cpu, saving.cpu, without_cpu),
+        (ServingStrategy::Gpu.baseline_name(), &baselines.gpu, saving.gpu, without_gpu),
+        (ServingStrategy::Fetch.baseline_name(), &baselines.fetch, saving.fetch, without_gpu),
     ];
     let header =
         ["baseline", "cost", "saving of the plan", "main function", "TTFT", "TPOT", "meets the limits"];
@@ -388,14 +390,16 @@ fn refused(refusal: Refusal) -> &'static str {
 
 fn change(change: &PlanChange) -> String {
     let verdict = match change.reason {
-        Reason::Unchanged => "Keeps the previous plan: it is optimal.",
-        Reason::WithinHysteresis => "Keeps the previous plan: the best one saves less than the hysteresis.",
-        Reason::MovesTooMuch => {
+        ReplacementReason::Unchanged => "Keeps the previous plan: it is optimal.",
+        ReplacementReason::WithinHysteresis => {
+            "Keeps the previous plan: the best one saves less than the hysteresis."
+        }
+        ReplacementReason::MovesTooMuch => {
             "Keeps the previous plan: loading the best one costs more than it saves over its expected lifetime."
         }
-        Reason::Cheaper => "Replaces the previous plan: the saving exceeds the hysteresis.",
-        Reason::PreviousFails => "Replaces the previous plan: it violates the limits.",
-        Reason::NoNewPlan => "Keeps the previous plan: it meets all limits, and no new plan does.",
+        ReplacementReason::Cheaper => "Replaces the previous plan: the saving exceeds the hysteresis.",
+        ReplacementReason::PreviousFails => "Replaces the previous plan: it violates the limits.",
+        ReplacementReason::NoNewPlan => "Keeps the previous plan: it meets all limits, and no new plan does.",
     };
     let mut lines = vec![verdict.to_owned()];
     lines.push(match change.new_cost {
@@ -410,7 +414,7 @@ fn change(change: &PlanChange) -> String {
         let functions = if starts == 1.0 { "function" } else { "functions" };
         lines.push(format!("{starts} {functions} would start, {} would be loaded", bytes(moved.0)));
     }
-    if let Some(toll) = change.toll.filter(|toll| toll.seconds > 0.0) {
+    if let Some(toll) = change.change_cost.filter(|cost| cost.seconds > 0.0) {
         lines.push(format!(
             "loading takes {} and costs {}; saves {} after that",
             seconds(toll.seconds),

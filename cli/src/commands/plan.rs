@@ -204,7 +204,7 @@ pub(crate) fn run(args: &PlanArgs, as_json: bool, verbose: bool) -> Result<ExitC
         hysteresis: args.hysteresis,
         stands_seconds: args.stands.as_secs_f64(),
         sturdy,
-        turns: true,
+        flips: true,
     };
     let solved = match args.deadline {
         None => solve(problem, previous.as_ref(), &options),

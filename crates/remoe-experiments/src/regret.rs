@@ -2,14 +2,14 @@
 //!
 //! A problem is planned twice, exactly (the cheapest plan of its figures) and sturdily (the plan that `remoe plan` and
 //! the operator take: within 2 % of the cheapest cost the one that breaks the fewest limits in wrong problems). Then
-//! one figure at a time turns out to be another ([`WrongFigure`], in both directions), and both plans are evaluated
+//! one figure at a time turns out to be another ([`MisestimatedInput`], in both directions), and both plans are evaluated
 //! under the true figures beside the plan that is made from those: a clairvoyant's.
 
 use crate::error::ExperimentError;
 use crate::map::{Subject, UnitRegime};
 use remoe_planner::{
-    Evaluation, Options, PlanDraft, PlanError, PlanningResult, Pricing, Problem, Slo, Truth, WrongFigure,
-    evaluate, solve,
+    ErrorDirection, Evaluation, MisestimatedInput, Options, PlanDraft, PlanError, PlanningResult, Pricing,
+    Problem, Slo, evaluate, solve,
 };
 use serde::Serialize;
 
@@ -49,9 +49,9 @@ pub struct RegretCase {
     /// Name of the subject that was planned for.
     pub subject: String,
     /// Which figure.
-    pub figure: WrongFigure,
+    pub figure: MisestimatedInput,
     /// In which direction.
-    pub truth: Truth,
+    pub truth: ErrorDirection,
     /// The plan that is taken.
     pub sturdy: Met,
     /// The cheapest plan of the wrong figures.
@@ -158,9 +158,9 @@ impl Regret {
             above_exact: sturdily.evaluation.total_cost / exactly.evaluation.total_cost - 1.0,
         });
         let plans = [&sturdily, &exactly].map(|answer| PlanDraft::from(&answer.plan));
-        for figure in WrongFigure::ALL {
-            for truth in Truth::ALL {
-                let Some(is) = figure.of(&subject.problem, truth) else { continue };
+        for figure in MisestimatedInput::ALL {
+            for truth in ErrorDirection::ALL {
+                let Some(is) = figure.apply(&subject.problem, truth) else { continue };
                 // The search proves no optimum: the clairvoyant may as well take one of the two plans.
                 let found =
                     answered(&is, &Options::default()).map_err(failed)?.map(|answer| answer.evaluation);
@@ -185,7 +185,11 @@ impl Regret {
 
     /// The cases of `figure` and `truth`, of all where none is named, for the plan that `of` takes.
     #[must_use]
-    pub fn summary(&self, which: Option<(WrongFigure, Truth)>, of: fn(&RegretCase) -> &Met) -> Summary {
+    pub fn summary(
+        &self,
+        which: Option<(MisestimatedInput, ErrorDirection)>,
+        of: fn(&RegretCase) -> &Met,
+    ) -> Summary {
         let chosen = self.cases.iter().filter(|case| {
             case.clairvoyant.is_some() && which.is_none_or(|which| which == (case.figure, case.truth))
         });

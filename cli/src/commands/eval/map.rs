@@ -12,7 +12,7 @@ use crate::plan_report::bytes;
 use remoe_experiments::ExperimentError;
 use remoe_experiments::map::{Cell, ListRegime, PER_DAY, Regime, Subject, UnitRegime, WAYS};
 use remoe_hardware::NodeList;
-use remoe_planner::Way;
+use remoe_planner::ServingStrategy;
 use serde::Serialize;
 use std::path::Path;
 
@@ -169,14 +169,14 @@ fn frequency(per_day: f64) -> String {
 }
 
 /// A way in one word.
-fn word(way: Way) -> &'static str {
+fn word(way: ServingStrategy) -> &'static str {
     match way {
-        Way::Sliced => "sliced",
-        Way::Layers => "layers",
-        Way::Mix => "mix",
-        Way::Cpu => "cpu",
-        Way::Gpu => "gpu",
-        Way::Fetch => "fetch",
+        ServingStrategy::Sliced => "sliced",
+        ServingStrategy::Layers => "layers",
+        ServingStrategy::Mix => "mix",
+        ServingStrategy::Cpu => "cpu",
+        ServingStrategy::Gpu => "gpu",
+        ServingStrategy::Fetch => "fetch",
     }
 }
 
@@ -255,13 +255,13 @@ fn picture(regime: &Regime) -> HeatMap<'_> {
     }
 }
 
-fn meaning(way: Way) -> &'static str {
+fn meaning(way: ServingStrategy) -> &'static str {
     match way {
-        Way::Sliced => "sliced: remote experts in groups",
-        Way::Layers => "layers: remote experts by layer",
-        Way::Mix => "mix: experts on the main function's CPUs",
-        Way::Cpu => "cpu: everything on CPUs",
-        Way::Gpu => "gpu: everything on GPUs",
-        Way::Fetch => "fetch: experts fetched to GPUs on use",
+        ServingStrategy::Sliced => "sliced: remote experts in groups",
+        ServingStrategy::Layers => "layers: remote experts by layer",
+        ServingStrategy::Mix => "mix: experts on the main function's CPUs",
+        ServingStrategy::Cpu => "cpu: everything on CPUs",
+        ServingStrategy::Gpu => "gpu: everything on GPUs",
+        ServingStrategy::Fetch => "fetch: experts fetched to GPUs on use",
     }
 }

@@ -3,7 +3,8 @@
 use super::nodes_model::{Forms, KnownModel};
 use remoe_hub::{ModelArgs, ModelLocation};
 use remoe_planner::{
-    Arrangement, Device, NodeShape, NodesAnswer, NodesLayout, Rental, RentedNodes, RivalNodes, dollars,
+    Arrangement, ArrangementEvaluation, Device, NodeShape, NodesAnswer, NodesLayout, Rental, RentedNodes,
+    dollars,
 };
 use remoe_process::format_duration;
 use std::fmt::Write;
@@ -40,10 +41,10 @@ pub(super) fn of(subject: &ManifestInputs<'_>) -> Option<String> {
 fn write_comments(
     text: &mut String,
     subject: &ManifestInputs<'_>,
-    best: Option<&RivalNodes>,
-    chosen: &RivalNodes,
+    best: Option<&ArrangementEvaluation>,
+    chosen: &ArrangementEvaluation,
 ) -> std::fmt::Result {
-    let cost = |rival: &RivalNodes| rival.dollars_per_hour.unwrap_or(0.0);
+    let cost = |rival: &ArrangementEvaluation| rival.dollars_per_hour.unwrap_or(0.0);
     writeln!(text, "# {}: {} per hour", capitalised(chosen.name.meaning()), dollars(cost(chosen)))?;
     if let Some(best) = best.filter(|best| best.name != chosen.name) {
         let message = "is cheaper, but not served by Remoe";
@@ -82,7 +83,7 @@ fn hosts(node: &RentedNodes) -> String {
 fn write_resource(
     text: &mut String,
     subject: &ManifestInputs<'_>,
-    chosen: &RivalNodes,
+    chosen: &ArrangementEvaluation,
     layout: &NodesLayout,
     rental: &Rental,
 ) -> std::fmt::Result {

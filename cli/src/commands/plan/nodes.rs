@@ -16,8 +16,8 @@ use remoe_hardware::{Commitment, NodeList, Profile, node_shapes};
 use remoe_hub::ModelArgs;
 use remoe_model::{ExpertsDtype, Inspection};
 use remoe_planner::{
-    BrokenLimit, FieldError, NodesAnswer, NodesVerdict, Rental, Reserve, RivalNodes, Slo, Spot,
-    cheapest_nodes, rent,
+    ArrangementEvaluation, BrokenLimit, FieldError, NodesAnswer, NodesComparison, Rental, Reserve, Slo,
+    SpotPolicy, cheapest_nodes, rent,
 };
 use remoe_predictor::Phase;
 use serde::Serialize;
@@ -129,7 +129,7 @@ struct Report<'a> {
 pub(super) struct Quantised {
     pub(super) experts_dtype: ExpertsDtype,
     /// Cheapest arrangement; absent where nothing keeps the limits.
-    pub(super) cheapest: Option<RivalNodes>,
+    pub(super) cheapest: Option<ArrangementEvaluation>,
 }
 
 /// That nothing keeps the limits, and what comes closest.
@@ -137,7 +137,7 @@ pub(super) struct Quantised {
 struct Infeasible<'a> {
     infeasible: Option<&'a BrokenLimit>,
     model: &'a KnownModel,
-    verdict: &'a NodesVerdict,
+    verdict: &'a NodesComparison,
 }
 
 /// Plans nodes and prints the answer. That nothing fits is an answer too, with an exit code of its own.
@@ -241,7 +241,7 @@ fn read_list(path: &Path) -> Result<NodeList, CliError> {
 }
 
 /// The broken limit that is missed by the smallest factor.
-fn closest(verdict: &NodesVerdict) -> Option<&BrokenLimit> {
+fn closest(verdict: &NodesComparison) -> Option<&BrokenLimit> {
     let missed = |broken: &BrokenLimit| broken.value / broken.allowed.max(f64::MIN_POSITIVE);
     let broken = verdict.rivals.iter().filter_map(|rival| rival.broken.as_ref());
     broken.min_by(|a, b| missed(a).total_cmp(&missed(b)))
@@ -340,9 +340,9 @@ impl Question<'_> {
             shapes: node_shapes(list, self.args.commitment.into(), &model.weights, profile),
             reserve: Reserve::default(),
             spot: match self.args.spot {
-                SpotArg::Never => Spot::Never,
-                SpotArg::Remote => Spot::Remote,
-                SpotArg::Everything => Spot::Everything,
+                SpotArg::Never => SpotPolicy::Never,
+                SpotArg::Remote => SpotPolicy::Remote,
+                SpotArg::Everything => SpotPolicy::Everything,
             },
             transport: known.transport.of_rows(token_bytes),
             runtime_bytes: known.memory.main_bytes,

@@ -5,8 +5,8 @@ use super::nodes_model::KnownModel;
 use super::nodes_prices::ApiCost;
 use crate::output::table;
 use remoe_planner::{
-    Device, ExpectedTimes, NodesAnswer, NodesLayout, NodesVerdict, Rental, RentedNodes, RivalNodes, amount,
-    dollars,
+    ArrangementEvaluation, Device, ExpectedTimes, NodesAnswer, NodesComparison, NodesLayout, Rental,
+    RentedNodes, amount, dollars,
 };
 
 /// Figures that stand beside an answer.
@@ -211,7 +211,7 @@ fn times(rental: &Rental, expected: ExpectedTimes) -> String {
     let row = |name: &str, value: f64, allowed: f64| {
         vec![name.to_owned(), amount("ttft", value), amount("ttft", allowed)]
     };
-    let (met, alone) = (expected.met, |value: f64| amount("tpot", value));
+    let (met, alone) = (expected.under_load, |value: f64| amount("tpot", value));
     let limited = rental.slo.quantile.map_or("mean", remoe_planner::Quantile::name);
     let (ttft, tpot) = met.latency.map_or((met.ttft_seconds, met.tpot_seconds), |latency| {
         (latency.ttft.at(rental.slo.quantile), latency.tpot.at(rental.slo.quantile))
@@ -251,11 +251,11 @@ fn rivals(rental: &Rental, answer: &NodesAnswer) -> String {
         Some(_) => "$ per million tokens, at this rate",
         None => "$ per million tokens, full batches",
     };
-    let per_million = |rival: &RivalNodes| match per_hour {
+    let per_million = |rival: &ArrangementEvaluation| match per_hour {
         Some(tokens) => rival.dollars_per_hour.map(|dollars| dollars / tokens * 1e6),
         None => rival.dollars_per_million_tokens,
     };
-    let row = |rival: &RivalNodes| {
+    let row = |rival: &ArrangementEvaluation| {
         let seconds = |of: fn(&ExpectedTimes) -> f64| {
             rival.expected.as_ref().map_or_else(|| "-".to_owned(), |expected| amount("ttft", of(expected)))
         };
@@ -264,8 +264,8 @@ fn rivals(rental: &Rental, answer: &NodesAnswer) -> String {
             format!("{best}{}", rival.name.meaning()),
             rival.dollars_per_hour.map_or_else(|| "-".to_owned(), dollars),
             per_million(rival).map_or_else(|| "-".to_owned(), dollars),
-            seconds(|expected| expected.met.ttft_seconds),
-            seconds(|expected| expected.met.tpot_seconds),
+            seconds(|expected| expected.under_load.ttft_seconds),
+            seconds(|expected| expected.under_load.tpot_seconds),
             if rival.feasible { rival.why.clone() } else { format!("no: {}", rival.why) },
         ]
     };
@@ -307,7 +307,7 @@ fn beside_api(api: ApiCost, answer: &NodesAnswer) -> String {
     format!("An API at the stated prices costs {hourly} per hour for {requests}.{even}")
 }
 
-fn changes(verdict: &NodesVerdict) -> String {
+fn changes(verdict: &NodesComparison) -> String {
     match verdict.flips.as_slice() {
         [] => "No change of TPOT limit, GPU price, model size or request rate within a factor of 10 changes whether remote experts pay."
             .to_owned(),

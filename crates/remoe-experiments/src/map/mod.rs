@@ -13,7 +13,7 @@ mod unit;
 
 use crate::error::ExperimentError;
 pub use nodes::{ListRegime, rental};
-use remoe_planner::{Request, Slo, Way};
+use remoe_planner::{Request, ServingStrategy, Slo};
 use serde::Serialize;
 pub use subject::Subject;
 pub use unit::{Platform, UnitRegime};
@@ -31,7 +31,14 @@ pub(crate) const SLOW_SECONDS: f64 = 1.0;
 pub(crate) const DAY: f64 = 86_400.0;
 
 /// Ways in the order of the map.
-pub const WAYS: [Way; 6] = [Way::Sliced, Way::Layers, Way::Mix, Way::Cpu, Way::Gpu, Way::Fetch];
+pub const WAYS: [ServingStrategy; 6] = [
+    ServingStrategy::Sliced,
+    ServingStrategy::Layers,
+    ServingStrategy::Mix,
+    ServingStrategy::Cpu,
+    ServingStrategy::Gpu,
+    ServingStrategy::Fetch,
+];
 
 /// Typical and largest requests of the map: eight at once.
 #[must_use]
@@ -55,7 +62,7 @@ pub fn slo() -> Slo {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Offer {
     /// Which.
-    pub way: Way,
+    pub way: ServingStrategy,
     /// Dollars in an hour; absent where it does not keep the limits.
     pub dollars_per_hour: Option<f64>,
     /// Hardware that it runs on, for people.
@@ -78,7 +85,7 @@ pub struct Cell {
     /// Requests per day, in the mean.
     pub per_day: f64,
     /// The cheapest way; absent where none keeps the limits.
-    pub best: Option<Way>,
+    pub best: Option<ServingStrategy>,
     /// Share of its cost that the best way with remote experts saves against the best without; below 0 where it is
     /// dearer, absent where one of both does not keep the limits.
     pub saving: Option<f64>,
@@ -133,14 +140,14 @@ impl Cell {
 
     /// One way's offer.
     #[must_use]
-    pub fn offer(&self, way: Way) -> Option<&Offer> {
+    pub fn offer(&self, way: ServingStrategy) -> Option<&Offer> {
         self.offers.iter().find(|offer| offer.way == way)
     }
 
     /// Reports if remote experts are the cheapest here.
     #[must_use]
     pub fn pays(&self) -> bool {
-        self.best.is_some_and(Way::has_remote_experts)
+        self.best.is_some_and(ServingStrategy::has_remote_experts)
     }
 }
 

@@ -5,7 +5,9 @@ use super::{
 };
 use crate::error::ExperimentError;
 use remoe_hardware::{Commitment, ListedNode, NodeList, Profile, node_shapes};
-use remoe_planner::{Arrivals, Rental, Reserve, ResidentModel, RivalNodes, Slo, Spot, Way, rent};
+use remoe_planner::{
+    ArrangementEvaluation, Arrivals, Rental, Reserve, ResidentModel, ServingStrategy, Slo, SpotPolicy, rent,
+};
 
 /// Nodes of modest size have no more vCPUs, memory in GB and GPUs.
 const MODEST: (f64, f64, u32) = (16.0, 69.0, 1);
@@ -101,14 +103,14 @@ impl ListRegime {
             error: remoe_planner::PlanError::Problem(error),
         })?;
         let offers = WAYS.into_iter().filter_map(|way| {
-            let rivals = answer.verdict.rivals.iter().filter(|rival| rival.name.way() == way);
+            let rivals = answer.verdict.rivals.iter().filter(|rival| rival.name.strategy() == way);
             Some(self.offer(way, rivals.min_by(|a, b| a.order(b))?))
         });
         Ok(Cell::new(subject, per_day, offers.collect()))
     }
 
-    fn offer(&self, way: Way, rival: &RivalNodes) -> Offer {
-        let met = rival.expected.map(|times| times.met);
+    fn offer(&self, way: ServingStrategy, rival: &ArrangementEvaluation) -> Offer {
+        let met = rival.expected.map(|times| times.under_load);
         Offer {
             way,
             dollars_per_hour: rival.dollars_per_hour,
@@ -164,7 +166,7 @@ pub fn rental(subject: &Subject, list: &NodeList, slo: Slo, arrivals: Option<Arr
         starts: Some(prior.starts),
         shapes: node_shapes(list, Commitment::OnDemand, &subject.weights, None),
         reserve: Reserve::default(),
-        spot: Spot::Remote,
+        spot: SpotPolicy::Remote,
         transport: prior.transport.of_rows(token_bytes),
         runtime_bytes: prior.memory.main_bytes,
         fallback_bytes: subject.fallback_bytes(),

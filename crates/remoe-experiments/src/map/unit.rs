@@ -9,8 +9,8 @@ use remoe_hardware::{
     Commitment, DeploymentRequirements, DeviceTimes, ListedNode, NodeTiming, Profile, node_shape, problem,
 };
 use remoe_planner::{
-    Affine, Arrivals, Device, Limits, PlanError, Pricing, Problem, SizeRange, Slo, Specs, Start, Starts,
-    VcpuRange, Way, compare,
+    Affine, Arrivals, Device, Limits, PlanError, Pricing, Problem, ServingStrategy, SizeRange, Slo, Specs,
+    Start, Starts, VcpuRange, compare,
 };
 
 const GB: f64 = 1e9;
@@ -213,13 +213,13 @@ impl UnitRegime {
                 for rival in rivals {
                     let way = match rival.name {
                         // Beside a main function on CPUs, experts are where everything else is.
-                        Way::Mix if problem.device == Device::Cpu => Way::Cpu,
+                        ServingStrategy::Mix if problem.device == Device::Cpu => ServingStrategy::Cpu,
                         way => way,
                     };
                     let offer = Offer {
                         way,
                         dollars_per_hour: rival.dollars_per_hour.filter(|_| rival.feasible),
-                        on: if way == Way::Cpu { place(0) } else { place(gpus) },
+                        on: if way == ServingStrategy::Cpu { place(0) } else { place(gpus) },
                         sleeps: window.is_some(),
                         ttft_seconds: rival.ttft_seconds,
                         tpot_seconds: rival.tpot_seconds,
@@ -333,7 +333,7 @@ fn place(gpus: u32) -> String {
     }
 }
 
-fn absent(way: Way, why: &str) -> Offer {
+fn absent(way: ServingStrategy, why: &str) -> Offer {
     Offer {
         way,
         dollars_per_hour: None,

@@ -3,7 +3,7 @@
 use remoe_experiments::map::{Cell, ListRegime, Subject, UnitRegime, WAYS, rental};
 use remoe_hardware::{NodeList, Prices};
 use remoe_model::{Folder, Outline};
-use remoe_planner::{Arrivals, Device, Options, Way, compare, rent, solve};
+use remoe_planner::{Arrivals, Device, Options, ServingStrategy, compare, rent, solve};
 use std::path::PathBuf;
 
 fn workspace(path: &str) -> PathBuf {
@@ -32,7 +32,7 @@ fn listed(name: &str) -> ListRegime {
 /// The winner is the cheapest of all that keep the limits, and savings are those of the offers.
 fn check(cell: &Cell) {
     assert_eq!(cell.offers.iter().map(|offer| offer.way).collect::<Vec<_>>(), WAYS);
-    let dollars = |way: Way| cell.offer(way).unwrap().dollars_per_hour;
+    let dollars = |way: ServingStrategy| cell.offer(way).unwrap().dollars_per_hour;
     let best = cell.best.and_then(dollars);
     for offer in &cell.offers {
         assert_eq!(offer.dollars_per_hour.is_none(), !offer.why.is_empty(), "{offer:?}");
@@ -86,8 +86,8 @@ fn cells_at_unit_prices_are_what_the_planner_answers() {
                 let problem = regime.problem(&subject, per_day, gpus, *window).unwrap();
                 let Ok(answer) = solve(&problem, None, &Options::default()) else { continue };
                 for rival in answer.verdict.rivals.iter().filter(|rival| rival.feasible) {
-                    let on_cpus = rival.name == Way::Mix && problem.device == Device::Cpu;
-                    let way = if on_cpus { Way::Cpu } else { rival.name };
+                    let on_cpus = rival.name == ServingStrategy::Mix && problem.device == Device::Cpu;
+                    let way = if on_cpus { ServingStrategy::Cpu } else { rival.name };
                     let known = &mut least.iter_mut().find(|(name, _)| *name == way).unwrap().1;
                     *known = known.min(rival.dollars_per_hour.unwrap());
                 }
@@ -118,7 +118,7 @@ fn cells_on_nodes_are_what_the_planner_answers() {
         let best = cell.best.and_then(|best| cell.offer(best)?.dollars_per_hour);
         assert_eq!(best, answer.dollars_per_hour, "{}", subject.name);
         for offer in &cell.offers {
-            let rivals = answer.verdict.rivals.iter().filter(|rival| rival.name.way() == offer.way);
+            let rivals = answer.verdict.rivals.iter().filter(|rival| rival.name.strategy() == offer.way);
             let least = rivals.filter_map(|rival| rival.dollars_per_hour).reduce(f64::min);
             assert_eq!(offer.dollars_per_hour, least, "{} {:?}", subject.name, offer.way);
         }

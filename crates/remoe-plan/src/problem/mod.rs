@@ -8,11 +8,11 @@ pub mod contention;
 pub mod curve;
 mod figures;
 mod layer;
+pub mod misestimated;
 mod rates;
 pub mod sizes;
 mod slo;
 pub mod stressed;
-pub mod wrong;
 
 pub use contention::Contention;
 pub use layer::{Affine, CpuProfile, GpuProfile, Layer, WindowedCache};

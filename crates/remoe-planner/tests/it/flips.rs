@@ -6,10 +6,10 @@ use generate::{
     BEYOND, ExtendedDecisions, MOST_TURN_WORK, Sample, Shape, SplitMix64, beyond, model_problem,
     small_problem,
 };
-use remoe_planner::{FlipFigure, Options, PlanError, PlanningResult, Problem, Verdict, solve};
+use remoe_planner::{FlipFigure, Options, PlacementComparison, PlanError, PlanningResult, Problem, solve};
 
 const TURNS: Options = Options {
-    turns: true,
+    flips: true,
     robust: false,
     hysteresis: 0.05,
     stands_seconds: 3600.0,
@@ -18,7 +18,7 @@ const TURNS: Options = Options {
 };
 
 /// The verdict, also where no plan keeps the limits.
-fn verdict(problem: &Problem, options: &Options) -> Option<Verdict> {
+fn verdict(problem: &Problem, options: &Options) -> Option<PlacementComparison> {
     match solve(problem, None, options) {
         Ok(answer) => Some(answer.verdict),
         Err(PlanError::Infeasible(why)) => why.verdict,
@@ -79,12 +79,12 @@ fn a_turn_turns_the_verdict_and_changes_nothing_else() {
     let (mut turned, mut back, mut undecided, mut asked) = (0, 0, 0, 0);
     for (seed, problem) in problems() {
         let Some(said) = verdict(&problem, &TURNS) else { continue };
-        let plain = verdict(&problem, &Options { turns: false, ..TURNS }).unwrap();
+        let plain = verdict(&problem, &Options { flips: false, ..TURNS }).unwrap();
         assert_eq!((plain.pays, plain.best, &plain.rivals), (said.pays, said.best, &said.rivals), "{seed}");
-        assert!(plain.turns.is_empty() && plain.undecided.is_empty());
+        assert!(plain.flips.is_empty() && plain.undecided.is_empty());
         undecided += said.undecided.len();
         asked += 1;
-        for turn in &said.turns {
+        for turn in &said.flips {
             let then = verdict(&with(&problem, turn.cause, turn.factor), &Options::default()).unwrap();
             assert_ne!(then.pays, said.pays, "{seed}: {turn:?}, {}", then.sentence);
             assert_eq!(then.pays, turn.best.has_remote_experts(), "{seed}: {turn:?}");
@@ -100,7 +100,7 @@ fn a_turn_turns_the_verdict_and_changes_nothing_else() {
 /// Terms that are summed for the turns of `problem` beyond those for its plan; none where it has no plan.
 fn work_of_turns(problem: &Problem) -> Option<usize> {
     let work = |options: &Options| Some(solve(problem, None, options).ok()?.search.work);
-    Some(work(&TURNS)? - work(&Options { turns: false, ..TURNS })?)
+    Some(work(&TURNS)? - work(&Options { flips: false, ..TURNS })?)
 }
 
 fn answer(problem: &Problem) -> PlanningResult {
@@ -147,7 +147,7 @@ fn the_same_answer_with_turns_on_every_run() {
     let problem = beyond(&model_problem(shape), BEYOND[3].1);
     let first = answer(&problem);
     assert_eq!(first, answer(&problem));
-    let plain = solve(&problem, None, &Options { turns: false, ..TURNS }).unwrap();
+    let plain = solve(&problem, None, &Options { flips: false, ..TURNS }).unwrap();
     assert_eq!((first.plan, first.evaluation), (plain.plan, plain.evaluation));
 }
 

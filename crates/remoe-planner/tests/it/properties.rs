@@ -5,9 +5,9 @@ use crate::generate;
 use generate::{Sample, Shape, SplitMix64, model_problem, small_problem};
 use proptest::prelude::*;
 use remoe_planner::{
-    Affine, CpuProfile, Device, ErrorFactor, Layer, LayerPlan, Measured, Options, PlanAccount, PlanDraft,
-    PlanError, PlanningResult, Pricing, Problem, Remote, SizeRange, WrongCase, assignments_bound, evaluate,
-    load_bound, longest_first, longest_first_beside, paper_bound, solve,
+    Affine, CpuProfile, Device, ErrorFactor, Layer, LayerPlan, Measured, MisestimatedCase, Options,
+    PlanAccount, PlanDraft, PlanError, PlanningResult, Pricing, Problem, Remote, SizeRange,
+    assignments_bound, evaluate, load_bound, longest_first, longest_first_beside, paper_bound, solve,
 };
 
 fn problems() -> impl Strategy<Value = Problem> {
@@ -556,7 +556,7 @@ fn sturdy_plans_stand_wrong_figures_no_worse() {
         sturdier += usize::from(figures.broken < figures.broken_of_cheapest);
         assert!(figures.broken <= figures.broken_of_cheapest, "{seed}");
         // The list of cases says the same, case by case.
-        let broken = |of: fn(&WrongCase) -> &Vec<String>| {
+        let broken = |of: fn(&MisestimatedCase) -> &Vec<String>| {
             figures.cases.iter().filter(|case| !of(case).is_empty()).count()
         };
         assert_eq!(broken(|case| &case.broken), figures.broken, "{seed}");

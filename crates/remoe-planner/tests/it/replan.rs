@@ -4,8 +4,8 @@ use crate::generate::{
     BEYOND, ExtendedDecisions, Sample, Shape, SplitMix64, beyond, model_problem, next_shares, small_problem,
 };
 use remoe_planner::{
-    Arrivals, Billing, Budget, Options, PlanDraft, PlanError, PlanningResult, Problem, Proceed, Reason,
-    compare, compare_within, evaluate, replan, solve, solve_within,
+    Arrivals, Billing, Budget, Options, PlanDraft, PlanError, PlanningResult, Problem, Proceed,
+    ReplacementReason, compare, compare_within, evaluate, replan, solve, solve_within,
 };
 use std::cell::Cell;
 
@@ -16,7 +16,7 @@ const EAGER: Options = Options {
     hysteresis: 0.0,
     stands_seconds: 1e12,
     sturdy: 0.0,
-    turns: false,
+    flips: false,
 };
 
 /// `problem` with shares that follow its own.
@@ -146,12 +146,12 @@ fn replan_keeps_the_previous_plan_within_hysteresis() {
                 kept += 1;
                 assert_eq!(new.plan, answer.plan, "{seed}");
             }
-            false if change.reason == Reason::Cheaper => {
+            false if change.reason == ReplacementReason::Cheaper => {
                 replaced += 1;
                 assert!(new.evaluation.total_cost < change.previous_cost * 0.9, "{seed}");
-                assert!(change.toll.is_none_or(|toll| toll.saves > toll.dollars), "{seed}");
+                assert!(change.change_cost.is_none_or(|toll| toll.saves > toll.dollars), "{seed}");
             }
-            false => assert_eq!(change.reason, Reason::PreviousFails, "{seed}"),
+            false => assert_eq!(change.reason, ReplacementReason::PreviousFails, "{seed}"),
         }
     }
     assert!(sample.is_enough(kept, 80) && sample.is_enough(replaced, 5), "{kept} {replaced}");
@@ -187,7 +187,7 @@ fn cancel_everywhere(name: &str, run: &dyn Fn(Budget<'_>) -> Result<(), PlanErro
 #[test]
 fn cancelled_search_ends_within_few_terms() {
     let problem = operator_problem(16, 64);
-    let options = Options { sturdy: 0.02, turns: true, ..EAGER };
+    let options = Options { sturdy: 0.02, flips: true, ..EAGER };
     let previous = PlanDraft::from(&solve(&problem, None, &EAGER).unwrap().plan);
     cancel_everywhere("solve", &|budget| solve_within(&problem, None, &options, budget).map(|_| ()));
     cancel_everywhere("replan", &|budget| replan(&problem, &previous, &options, budget).map(|_| ()));
@@ -223,7 +223,7 @@ fn finished_search_returns_a_plan_that_keeps_limits() {
     let first = operator_problem(16, 64);
     let previous = PlanDraft::from(&solve(&first, None, &EAGER).unwrap().plan);
     let problem = drifted(&first, random, 2);
-    let options = Options { sturdy: 0.02, turns: true, ..EAGER };
+    let options = Options { sturdy: 0.02, flips: true, ..EAGER };
     let unlimited = solve(&problem, Some(&previous), &options).unwrap();
     assert!(unlimited.complete && !unlimited.incremental);
     let all = asked(usize::MAX, Proceed::Continue, |budget| {

@@ -4,8 +4,8 @@ use crate::generate;
 
 use generate::{ExtendedDecisions, Sample, Shape, SplitMix64, beyond, model_problem, small_problem};
 use remoe_planner::{
-    Alone, Options, PlanDraft, PlanError, PlanningResult, Problem, Remote, Start, Starts, Way, evaluate,
-    solve,
+    Alone, Options, PlanDraft, PlanError, PlanningResult, Problem, Remote, ServingStrategy, Start, Starts,
+    evaluate, solve,
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -52,7 +52,7 @@ fn compared(seeds: impl Iterator<Item = u64>) -> (usize, usize) {
         let life = after.evaluation.life.unwrap();
         assert_eq!((life.sleeping_groups, life.alive_share), (sleeping, 1.0), "{seed}");
         // The verdict names the cheaper way.
-        let rival = after.verdict.rivals.iter().find(|rival| rival.name == Way::Sliced).unwrap();
+        let rival = after.verdict.rivals.iter().find(|rival| rival.name == ServingStrategy::Sliced).unwrap();
         assert!((rival.dollars_per_request.unwrap() / cost - 1.0).abs() < 1e-9, "{seed}");
         // Groups are paid for while they are alive, all else always.
         let per_second = may.arrivals.as_ref().unwrap().per_second;

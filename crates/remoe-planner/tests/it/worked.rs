@@ -1,8 +1,8 @@
 //! The worked problems: evaluation, bounds, walk, baselines and cheapest plan, to a relative 1e-9.
 
 use remoe_planner::{
-    Billing, Options, PlanDraft, PlanError, Problem, Reason, Selection, assignments_bound, evaluate,
-    preallocate, solve,
+    Billing, Options, PlanDraft, PlanError, Problem, ReplacementReason, Selection, assignments_bound,
+    evaluate, preallocate, solve,
 };
 use serde_json::Value;
 
@@ -148,7 +148,10 @@ fn failing_previous_plan_is_replaced_and_near_optimal_one_kept() {
     let mut small = best.plan.clone();
     small.main_bytes = 200_000_000.0;
     let answer = solve(&problem, Some(&PlanDraft::from(&small)), &Options::default()).unwrap();
-    assert_eq!((answer.change.unwrap().reason, answer.plan), (Reason::PreviousFails, best.plan.clone()));
+    assert_eq!(
+        (answer.change.unwrap().reason, answer.plan),
+        (ReplacementReason::PreviousFails, best.plan.clone())
+    );
     // Whole requests in the worst case are too slow, but a plan that keeps the limits on the prediction is found.
     problem.slo.ttft_seconds = 1.6;
     assert!(matches!(preallocate(&problem), Err(PlanError::Infeasible(_))));

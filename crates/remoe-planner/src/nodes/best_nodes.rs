@@ -1,13 +1,13 @@
-//! The cheapest nodes of an arrangement, or the limit that stands in its way.
+//! The cheapest nodes of an arrangement, or the limit that makes it infeasible.
 
-use super::compiled::{Compiled, Device};
-use super::load::{Excess, Unit};
-use crate::verdict::TIE;
-use remoe_plan::way::Way;
+use super::compiled::{CompiledRental, Device};
+use super::load::{Excess, ServingUnit};
+use crate::comparison::TIE;
+use remoe_plan::serving_strategy::ServingStrategy;
 use serde::Serialize;
 use std::cmp::Ordering;
 
-/// Where the parts of a model are.
+/// Places of a model's parts on nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Arrangement {
@@ -19,20 +19,20 @@ pub enum Arrangement {
     Cpu,
     /// Layers divided over the CPUs of several nodes (pipeline parallelism).
     Pipeline,
-    /// All experts on the CPUs of the node whose GPU has the rest.
+    /// All experts on the CPUs of a node, the non-expert part on its GPU.
     Mix,
-    /// The experts of as many layers on a node's GPUs as fit, those of the others on its CPUs.
+    /// Experts of as many layers as fit on a node's GPUs, those of the others on its CPUs.
     Offload,
     /// Experts in the memory of the node, moved to its GPUs when they are used.
     Fetch,
-    /// A remote function per layer with the less used experts of it.
+    /// A remote function for each layer, with its less used experts.
     Layers,
-    /// Groups of remote functions that each hold a slice of the less used experts of every layer.
+    /// Remote functions that each host a slice of the less used experts of every layer.
     Sliced,
 }
 
 impl Arrangement {
-    /// In the order in which equally cheap and equally quick ones are preferred.
+    /// All arrangements, in the order of preference between equal prices and times.
     pub const ALL: [Self; 9] = [
         Self::Gpu,
         Self::Cpu,
@@ -51,22 +51,22 @@ impl Arrangement {
         matches!(self, Self::Layers | Self::Sliced)
     }
 
-    /// Reports if this project serves that way: experts on CPUs, whole layers on one node.
+    /// Reports if Remoe can serve the arrangement: experts on CPUs, whole layers on one node.
     #[must_use]
     pub fn is_served_by_remoe(self) -> bool {
         matches!(self, Self::Cpu | Self::Mix | Self::Layers | Self::Sliced)
     }
 
-    /// Returns the way to serve that this is one form of.
+    /// Returns the strategy that this arrangement implements.
     #[must_use]
-    pub fn way(self) -> Way {
+    pub fn strategy(self) -> ServingStrategy {
         match self {
-            Self::Gpu | Self::Gpus => Way::Gpu,
-            Self::Cpu | Self::Pipeline => Way::Cpu,
-            Self::Mix | Self::Offload => Way::Mix,
-            Self::Fetch => Way::Fetch,
-            Self::Layers => Way::Layers,
-            Self::Sliced => Way::Sliced,
+            Self::Gpu | Self::Gpus => ServingStrategy::Gpu,
+            Self::Cpu | Self::Pipeline => ServingStrategy::Cpu,
+            Self::Mix | Self::Offload => ServingStrategy::Mix,
+            Self::Fetch => ServingStrategy::Fetch,
+            Self::Layers => ServingStrategy::Layers,
+            Self::Sliced => ServingStrategy::Sliced,
         }
     }
 
@@ -77,7 +77,7 @@ impl Arrangement {
             Self::Gpus => "layers divided over GPU nodes",
             Self::Pipeline => "layers divided over CPU nodes",
             Self::Offload => "some layers' experts on CPUs, the rest on GPUs",
-            other => other.way().name(),
+            other => other.strategy().name(),
         }
     }
 }
@@ -85,62 +85,62 @@ impl Arrangement {
 /// The cheapest nodes that hold an arrangement.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct FoundNodes {
-    /// Dollars per hour of all nodes while they are there.
+    /// Dollars per hour of all nodes while they are rented.
     pub(super) per_hour: f64,
-    /// That, times the share of time in which they are.
+    /// Mean dollars per hour: `per_hour` times the share of time in which the nodes are rented.
     pub(super) dollars: f64,
-    pub(super) unit: Unit,
-    /// Units, each on nodes of its own.
+    pub(super) unit: ServingUnit,
+    /// Number of units, each on its own nodes.
     pub(super) units: u32,
-    /// Shape of the main function's node.
+    /// Index of the shape of the main function's node.
     pub(super) main: usize,
-    /// Nodes of that shape in a unit: more than one divide the layers.
+    /// Nodes of that shape in a unit, which divide the layers.
     pub(super) stages: u32,
     pub(super) device: Device,
     /// GPUs of each copy on a node.
     pub(super) gpus: u32,
-    /// Bytes of a copy on its GPUs, on each node; 0 without.
+    /// Bytes of a copy on the GPUs of each node; 0 without GPUs.
     pub(super) on_gpu: f64,
     /// Bytes of the main function on each host, without the non-expert part.
     pub(super) on_host: f64,
-    /// Bytes of weights that a main function, or each of its nodes, loads at its start.
+    /// Bytes of weights that each node of a main function loads in a cold start.
     pub(super) loaded: f64,
-    /// Experts of every layer beside the main function.
+    /// Local experts of every layer.
     pub(super) local: usize,
-    /// Layers with their experts on CPUs where others have them on GPUs.
+    /// Layers with their experts on CPUs, if other layers have them on GPUs.
     pub(super) hosted_layers: usize,
-    /// Remote functions.
+    /// Number of remote functions.
     pub(super) functions: usize,
     /// Experts of a layer in the largest remote function.
     pub(super) experts_each: usize,
     /// Memory of the largest remote function, in bytes.
     pub(super) function_bytes: f64,
-    /// Nodes of remote functions: shape, count, functions that one has room for.
+    /// Nodes of remote functions: index of the shape, number of nodes, functions that fit on one.
     pub(super) hosts: Vec<(usize, u32, usize)>,
 }
 
 impl FoundNodes {
-    /// Returns the same with `units` units.
+    /// Returns the nodes with `units` units.
     pub(super) fn with(&self, units: u32) -> Self {
         let per_hour = self.per_hour * f64::from(units) / f64::from(self.units);
         Self { per_hour, units, ..self.clone() }
     }
 }
 
-/// Why an arrangement is not possible, at the shape that comes closest.
+/// Reason that an arrangement is infeasible, at the shape that comes closest.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Miss {
-    /// No shape is of the kind that is needed.
+pub(super) enum Infeasibility {
+    /// No shape is of the required kind.
     Absent(&'static str),
-    /// It does not fit.
+    /// The memory is too small.
     Memory { shape: usize, what: &'static str, needed: f64, usable: f64 },
-    /// There are not enough nodes.
+    /// The list allows too few nodes.
     Count,
-    /// It fits and is too slow, for a request or for all that come.
+    /// It breaks a latency limit, or cannot serve the load.
     Slow { shape: usize, limit: &'static str, value: f64, allowed: f64 },
 }
 
-impl Miss {
+impl Infeasibility {
     pub(super) fn slow(shape: usize, excess: Excess) -> Self {
         let Excess { limit, value, allowed } = excess;
         Self::Slow { shape, limit, value, allowed }
@@ -150,7 +150,7 @@ impl Miss {
         self.rank() < other.rank()
     }
 
-    /// Too slow before too large, and then by the factor that is missing.
+    /// Orders reasons by kind, then by the missing factor: too slow is closer to feasible than too large.
     fn rank(&self) -> (u8, f64) {
         match self {
             Self::Slow { value, allowed, .. } => (0, value / allowed),
@@ -161,14 +161,14 @@ impl Miss {
     }
 }
 
-/// The best of an arrangement so far, and the closest miss.
+/// The best nodes of an arrangement so far, and the reason that is closest to feasible.
 #[derive(Debug, Clone)]
 pub(super) struct BestNodes {
     pub(super) found: Option<FoundNodes>,
-    pub(super) miss: Miss,
+    pub(super) infeasibility: Infeasibility,
 }
 
-/// Compares by price, and of equal prices by the time per output token, then to the first: `(dollars, tpot, ttft)`.
+/// Compares `(dollars, tpot, ttft)` by price, and equal prices by the time per output token, then to first token.
 pub(super) fn cheaper_then_faster(a: (f64, f64, f64), b: (f64, f64, f64)) -> Ordering {
     // Infinite prices are equal, too.
     if a.0 == b.0 || (a.0 - b.0).abs() <= TIE * a.0.max(b.0) {
@@ -186,41 +186,41 @@ impl FoundNodes {
 
 impl BestNodes {
     pub(super) fn none(missing: &'static str) -> Self {
-        Self { found: None, miss: Miss::Absent(missing) }
+        Self { found: None, infeasibility: Infeasibility::Absent(missing) }
     }
 
-    /// Dollars per hour that another one has to be below, in the mean over all time.
+    /// Returns the mean dollars per hour of the best nodes; infinite without any.
     pub(super) fn bound(&self) -> f64 {
         self.found.as_ref().map_or(f64::INFINITY, |found| found.dollars)
     }
 
-    pub(super) fn missed(&mut self, miss: Miss) {
-        if miss.is_closer_than(&self.miss) {
-            self.miss = miss;
+    pub(super) fn record_infeasible(&mut self, infeasibility: Infeasibility) {
+        if infeasibility.is_closer_than(&self.infeasibility) {
+            self.infeasibility = infeasibility;
         }
     }
 
-    /// Returns true if `found` is better than what is known.
-    pub(super) fn is_worse_than(&self, found: &FoundNodes) -> bool {
+    /// Reports if `found` is better than the best nodes so far.
+    pub(super) fn is_beaten_by(&self, found: &FoundNodes) -> bool {
         let found = found.price_and_times();
         self.found.as_ref().is_none_or(|known| cheaper_then_faster(found, known.price_and_times()).is_lt())
     }
 
-    /// Keeps the better one.
+    /// Keeps `found` if it is better.
     pub(super) fn offer(&mut self, found: FoundNodes) {
-        if self.is_worse_than(&found) {
+        if self.is_beaten_by(&found) {
             self.found = Some(found);
         }
     }
 }
 
-impl Compiled<'_> {
-    /// Seconds from nothing to ready of the functions of `found`, on nodes that are there.
+impl CompiledRental<'_> {
+    /// Returns the seconds of a cold start of `found` on running nodes.
     pub(super) fn start_seconds(&self, found: &FoundNodes) -> f64 {
         self.rental.starts.map_or(0.0, |starts| starts.seconds(found.loaded, found.function_bytes))
     }
 
-    /// `found` with its mean cost over all time.
+    /// Returns `found` with its mean dollars per hour.
     pub(super) fn priced(&self, found: FoundNodes) -> FoundNodes {
         let load = self.stated_load(&found.unit, found.units, self.start_seconds(&found));
         FoundNodes { dollars: found.per_hour * load.map_or(1.0, |load| load.share), ..found }

@@ -1,23 +1,22 @@
 //! The cheapest nodes that hold a number of equal functions.
 
-/// Capacity and price of a node shape, for packing functions.
+/// Capacity and price of a node shape.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Offer {
-    /// Functions that one node holds.
+pub(super) struct NodeOffer {
+    /// Functions that fit on one node.
     pub(super) capacity: usize,
     /// Dollars per hour of one node.
     pub(super) per_hour: f64,
-    /// Never more of them.
+    /// Maximum number of nodes.
     pub(super) max: Option<u32>,
 }
 
-/// The cheapest numbers of nodes of each offer that hold `functions` together, with their price; of equally
-/// cheap ones the fewest nodes. `None` where all offers together do not hold them.
+/// Returns the price and the cheapest numbers of nodes of each offer that together hold `functions`.
 ///
-/// Functions of a model are equal, so that packing them is a covering problem in one dimension, which dynamic
-/// programming over the functions that are left solves exactly.
-pub(super) fn cheapest(functions: usize, offers: &[Offer]) -> Option<(f64, Vec<u32>)> {
-    // Price and nodes of the best way to hold so many functions with the offers so far.
+/// Ties go to the fewest nodes. Returns `None` if all offers together do not hold them. All functions are equal, so this is
+/// a one-dimensional covering problem, which dynamic programming over the remaining functions solves exactly.
+pub(super) fn cheapest(functions: usize, offers: &[NodeOffer]) -> Option<(f64, Vec<u32>)> {
+    // `[functions]`: price and number of nodes of the best cover with the offers so far.
     let mut best = vec![(f64::INFINITY, 0_u32); functions + 1];
     best[0] = (0.0, 0);
     let useful: Vec<usize> = (0..offers.len()).filter(|index| is_useful(offers, *index)).collect();
@@ -54,11 +53,11 @@ pub(super) fn cheapest(functions: usize, offers: &[Offer]) -> Option<(f64, Vec<u
     if !price.is_finite() {
         return None;
     }
-    let mut left = functions;
+    let mut remaining = functions;
     let mut nodes = vec![0; offers.len()];
     for (counts, index) in taken.iter().zip(&useful).rev() {
-        nodes[*index] = counts[left];
-        left = left.saturating_sub(nodes[*index] as usize * offers[*index].capacity);
+        nodes[*index] = counts[remaining];
+        remaining = remaining.saturating_sub(nodes[*index] as usize * offers[*index].capacity);
     }
     Some((price, nodes))
 }
@@ -67,10 +66,10 @@ fn is_cheaper(one: (f64, u32), other: (f64, u32)) -> bool {
     one.0 < other.0 || (one.0 == other.0 && one.1 < other.1)
 }
 
-/// Reports if no other offer without a limit of nodes holds as many functions for no more.
-fn is_useful(offers: &[Offer], index: usize) -> bool {
+/// Reports if no other unlimited offer holds as many functions for at most the price.
+fn is_useful(offers: &[NodeOffer], index: usize) -> bool {
     let one = &offers[index];
-    let replaces = |(other_index, other): (usize, &Offer)| {
+    let replaces = |(other_index, other): (usize, &NodeOffer)| {
         let no_worse = other.capacity >= one.capacity && other.per_hour <= one.per_hour;
         let same = other.capacity == one.capacity && other.per_hour == one.per_hour;
         let unlimited = other.max.is_none();
@@ -87,7 +86,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// Tries every number of nodes of every offer.
-    fn exhaustive(functions: usize, offers: &[Offer]) -> Option<f64> {
+    fn exhaustive(functions: usize, offers: &[NodeOffer]) -> Option<f64> {
         let Some((offer, others)) = offers.split_first() else {
             return (functions == 0).then_some(0.0);
         };
@@ -107,9 +106,9 @@ mod tests {
             functions in 0_usize..9,
             offers in prop::collection::vec((0_usize..5, 1_u32..40, prop::option::of(1_u32..4)), 0..5),
         ) {
-            let offers: Vec<Offer> = offers
+            let offers: Vec<NodeOffer> = offers
                 .into_iter()
-                .map(|(capacity, price, max)| Offer { capacity, per_hour: f64::from(price) / 8.0, max })
+                .map(|(capacity, price, max)| NodeOffer { capacity, per_hour: f64::from(price) / 8.0, max })
                 .collect();
             let found = cheapest(functions, &offers);
             prop_assert_eq!(found.as_ref().map(|(price, _)| *price), exhaustive(functions, &offers));
@@ -126,8 +125,8 @@ mod tests {
     }
 
     #[test]
-    fn the_fewest_of_equally_cheap_nodes() {
-        let offer = |capacity, per_hour| Offer { capacity, per_hour, max: None };
+    fn equally_cheap_covers_use_fewest_nodes() {
+        let offer = |capacity, per_hour| NodeOffer { capacity, per_hour, max: None };
         assert_eq!(cheapest(4, &[offer(1, 1.0), offer(4, 4.0)]).unwrap(), (4.0, vec![0, 1]));
         assert_eq!(cheapest(1, &[]), None);
         assert_eq!(cheapest(0, &[]).unwrap(), (0.0, vec![]));

@@ -1,79 +1,85 @@
-//! Times of layers that are kept while single experts, sizes and groups are moved: a move changes few layers.
+//! Cache of the times of single layers for a local search: a move of an expert, size or group changes few layers.
 
-use super::{FeasiblePlan, Slicing};
-use remoe_plan::cost::running::{Detail, ServingFunctions, Times};
+use super::{FeasiblePlan, GroupSearch};
+use remoe_plan::cost::running::{Detail, PhaseTimes, ServingFunctions};
 use remoe_plan::model::Model;
 use remoe_plan::plan::{Group, Plan};
 use std::collections::HashMap;
 
-/// Layers that are kept, at most; beyond, all are dropped.
-const MOST_KEPT: usize = 40_000;
+/// Maximum number of cached layers. Beyond it the cache is cleared.
+const MAX_LAYERS: usize = 40_000;
 
-/// Times of layers by what they depend on.
+/// Times of layers, by everything that they depend on.
 #[derive(Debug, Default)]
-pub(super) struct KnownLayers {
-    of: HashMap<Vec<u32>, KnownLayer>,
-    /// The key that is asked for.
+pub(super) struct LayerTimesCache {
+    layers: HashMap<Vec<u32>, CachedLayer>,
+    /// Buffer for the key of the current look-up.
     key: Vec<u32>,
     batches: Vec<f64>,
 }
 
-/// One layer of a plan with groups, as an evaluation has it.
+/// Times of one layer of a plan with groups, as in an evaluation.
 #[derive(Debug)]
-struct KnownLayer {
+struct CachedLayer {
     prefill: f64,
     decode: f64,
     /// Decode step at each batch but the first.
     steps: Vec<f64>,
-    /// Per group with experts of the layer, in order: seconds that are billed in the prefill and in a decode step,
-    /// where groups are paid for what they work.
-    billed: Vec<(f64, f64)>,
+    /// Billed seconds of each group that hosts experts of the layer, in order. Empty under reserved billing.
+    billed: Vec<BilledSeconds>,
 }
 
-impl Slicing<'_, '_> {
-    /// Reports if `plan` may keep the times and beat `other`: false only where its evaluation would say so too.
-    pub(super) fn may_beat(&self, plan: &Plan, other: &FeasiblePlan, known: &mut KnownLayers) -> bool {
+/// Busy seconds of a group in a request, which are billed under invocation billing.
+#[derive(Debug, Clone, Copy, Default)]
+struct BilledSeconds {
+    prefill: f64,
+    step: f64,
+}
+
+impl GroupSearch<'_, '_> {
+    /// Reports if `plan` may keep the latency limits and beat `other`. Returns false only if an evaluation would, too.
+    pub(super) fn may_beat(&self, plan: &Plan, other: &FeasiblePlan, cache: &mut LayerTimesCache) -> bool {
         if plan.groups.is_empty() {
             return true;
         }
-        let running = known.running(self.model, plan);
+        let running = cache.serving_functions(self.model, plan);
         let bill = self.model.bill(&running, Detail::Bound);
         // Sums in another order may differ in their last bits.
-        bill.total() <= other.cost() * (1.0 + 1e-11) && !self.is_late(&bill)
+        bill.total() <= other.cost() * (1.0 + 1e-11) && !self.breaks_latency_limit(&bill)
     }
 }
 
-impl KnownLayers {
-    /// Returns the figures that the cost of `plan` follows from, without what quotas add to its times: more time
-    /// never costs less.
-    fn running(&mut self, model: &Model<'_>, plan: &Plan) -> ServingFunctions {
+impl LayerTimesCache {
+    /// Returns the serving functions of `plan`, without the time that CPU quotas add: a lower bound of the cost.
+    fn serving_functions(&mut self, model: &Model<'_>, plan: &Plan) -> ServingFunctions {
         if self.batches.is_empty() {
             self.batches = model.batches();
         }
-        if self.of.len() > MOST_KEPT {
-            self.of.clear();
+        if self.layers.len() > MAX_LAYERS {
+            self.layers.clear();
         }
         model.add_work(3 * plan.layers.len());
-        let mut times = Times::none(self.batches.len());
-        let mut billed = vec![(0.0, 0.0); plan.groups.len()];
+        let mut times = PhaseTimes::none(self.batches.len());
+        let mut billed = vec![BilledSeconds::default(); plan.groups.len()];
         for layer in 0..plan.layers.len() {
             self.write_key(model, layer, plan);
-            if !self.of.contains_key(&self.key) {
-                let found = KnownLayer::new(model, layer, plan, &self.batches);
-                self.of.insert(self.key.clone(), found);
+            if !self.layers.contains_key(&self.key) {
+                let found = CachedLayer::new(model, layer, plan, &self.batches);
+                self.layers.insert(self.key.clone(), found);
             }
-            let Some(known) = self.of.get(&self.key) else { continue };
-            times.add(known.prefill, std::iter::once(known.decode).chain(known.steps.iter().copied()));
+            let Some(cached) = self.layers.get(&self.key) else { continue };
+            times.add(cached.prefill, std::iter::once(cached.decode).chain(cached.steps.iter().copied()));
             let hosts = billed.iter_mut().zip(&plan.groups);
             let hosts = hosts.filter(|(_, group)| !group.experts[layer].is_empty());
-            for ((sums, _), own) in hosts.zip(&known.billed) {
-                (sums.0, sums.1) = (sums.0 + own.0, sums.1 + own.1);
+            for ((sum, _), own) in hosts.zip(&cached.billed) {
+                sum.prefill += own.prefill;
+                sum.step += own.step;
             }
         }
         let rate = |group: &Group| model.remote_rate(group.memory_bytes, group.vcpus);
         let (mut remote_rate, mut remote_bill) = (0.0, 0.0);
         let mut sleepers = Vec::new();
-        for (group, (prefill, step)) in plan.groups.iter().zip(&billed) {
+        for (group, billed) in plan.groups.iter().zip(&billed) {
             let sleeper = model.sleeper(group, plan, rate(group) * f64::from(group.replicas));
             if let Some(sleeper) = sleeper {
                 model.add_work(group.experts.iter().map(Vec::len).sum());
@@ -82,7 +88,7 @@ impl KnownLayers {
             }
             match model.is_reserved() {
                 true => remote_rate += rate(group) * f64::from(group.replicas),
-                false => remote_bill += rate(group) * (prefill + model.output * step),
+                false => remote_bill += rate(group) * (billed.prefill + model.output * billed.step),
             }
         }
         let largest = plan.groups.iter().map(|group| model.weight_bytes(&group.experts)).fold(0.0, f64::max);
@@ -97,31 +103,31 @@ impl KnownLayers {
         }
     }
 
-    /// Writes everything that the times of `layer` depend on.
+    /// Writes everything that the times of `layer` depend on into the key buffer.
     fn write_key(&mut self, model: &Model<'_>, layer: usize, plan: &Plan) {
         let key = &mut self.key;
         key.clear();
         let halves = |value: f64| [(value.to_bits() >> 32) as u32, value.to_bits() as u32];
         key.push(layer as u32);
-        key.extend(halves(model.main_pace(plan).vcpus));
+        key.extend(halves(model.main_cpu_speed(plan).vcpus));
         for group in plan.groups.iter().filter(|group| !group.experts[layer].is_empty()) {
-            key.extend(halves(model.group_pace(group).vcpus));
+            key.extend(halves(model.group_cpu_speed(group).vcpus));
             key.extend([group.replicas, group.experts[layer].len() as u32]);
             key.extend(&group.experts[layer]);
         }
     }
 }
 
-impl KnownLayer {
+impl CachedLayer {
     fn new(model: &Model<'_>, layer: usize, plan: &Plan, batches: &[f64]) -> Self {
         model.add_work(model.layers[layer].experts * (2 + batches.len() / 2) + 40);
         let evaluation = model.layer_in_groups(layer, plan);
         let hosts = plan.groups.iter().filter(|group| !group.experts[layer].is_empty());
-        let prefill = model.slowed_prefill(layer, plan);
-        let step = model.slowed_step(layer, 1.0, plan);
-        let bill = |group: &Group| {
-            let prefill = model.replicas(layer, group, prefill).seconds.iter().sum();
-            (prefill, model.group_step(layer, group, step))
+        let prefill_slowdown = model.prefill_contention(layer, plan);
+        let step_slowdown = model.step_contention(layer, 1.0, plan);
+        let bill = |group: &Group| BilledSeconds {
+            prefill: model.replicas(layer, group, prefill_slowdown).seconds.iter().sum(),
+            step: model.group_step(layer, group, step_slowdown),
         };
         Self {
             prefill: evaluation.prefill,
@@ -140,9 +146,9 @@ mod tests {
     use remoe_plan::plan::LayerPlan;
     use remoe_plan::problem::{Billing, Contention};
 
-    /// Two groups that hold every other expert each, but for the first of every layer.
+    /// Returns a plan whose first expert of every layer is local, and whose two groups share the others.
     fn plan(model: &Model<'_>) -> Plan {
-        let of = |parity: usize| Group {
+        let group = |parity: usize| Group {
             experts: model
                 .layers
                 .iter()
@@ -154,7 +160,7 @@ mod tests {
             idle_seconds: None,
         };
         let groups: Vec<Group> =
-            (0..2).map(of).filter(|group| group.experts.iter().any(|ids| !ids.is_empty())).collect();
+            (0..2).map(group).filter(|group| group.experts.iter().any(|ids| !ids.is_empty())).collect();
         let layers = model
             .layers
             .iter()
@@ -168,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn they_cost_what_an_evaluation_says() {
+    fn cached_cost_equals_evaluated_cost() {
         let mut compared = 0;
         for seed in 0..200 {
             let (_, form) = BEYOND[seed as usize % BEYOND.len()];
@@ -182,17 +188,17 @@ mod tests {
                 problem.contention = Some(Contention { functions: 5, step: 1.6, prefill: 1.3 });
             }
             let model = Model::new(&problem);
-            let mut known = KnownLayers::default();
+            let mut cache = LayerTimesCache::default();
             let mut plan = plan(&model);
-            // As it is, then with everything changed once that times depend on.
+            // Changes everything once that times depend on.
             for round in 0..5 {
                 if plan.groups.is_empty() {
                     break;
                 }
                 compared += 1;
                 let evaluation = model.evaluate(&plan);
-                let bill = model.bill(&known.running(&model, &plan), Detail::Search);
-                let same = |one: f64, other: f64| (one - other).abs() <= 1e-12 * other.abs();
+                let bill = model.bill(&cache.serving_functions(&model, &plan), Detail::Search);
+                let same = |found: f64, expected: f64| (found - expected).abs() <= 1e-12 * expected.abs();
                 assert!(same(bill.total(), evaluation.total_cost), "{seed}: {bill:?} {evaluation:?}");
                 assert!(same(bill.ttft_seconds, evaluation.ttft_seconds), "{seed}");
                 assert!(same(bill.tpot_seconds, evaluation.tpot_seconds), "{seed}");

@@ -1,13 +1,13 @@
-//! Tables against evaluations of the same plans.
+//! Times of arrangements, compared with evaluations of the same plans.
 
 use super::*;
 use crate::generate::{SplitMix64, small_problem};
 use remoe_plan::plan::{Group, LayerPlan};
 use remoe_plan::problem::{Arrivals, Contention, VcpuRange};
 
-/// Every expert but the first ones in groups, dealt as cards are.
+/// Returns a plan whose first `local` experts are local; the others go to the groups in turns.
 fn plan(model: &Model<'_>, groups: u32, local: u32, replicas: u32) -> Plan {
-    let of = |index: u32| Group {
+    let group = |index: u32| Group {
         experts: model
             .layers
             .iter()
@@ -19,7 +19,7 @@ fn plan(model: &Model<'_>, groups: u32, local: u32, replicas: u32) -> Plan {
         idle_seconds: None,
     };
     let remote = |layer: &LayerModel| (local..layer.experts as u32).collect();
-    let groups = (0..groups).map(of);
+    let groups = (0..groups).map(group);
     Plan {
         main_bytes: model.main_sizes[0],
         main_vcpus: Some(1.0),
@@ -33,7 +33,7 @@ fn plan(model: &Model<'_>, groups: u32, local: u32, replicas: u32) -> Plan {
 }
 
 #[test]
-fn times_are_those_of_an_evaluation() {
+fn arrangement_times_equal_evaluated_times() {
     let random = &mut SplitMix64::new(3);
     let mut compared = 0;
     for seed in 0..300 {
@@ -61,21 +61,21 @@ fn times_are_those_of_an_evaluation() {
         if plan.groups.is_empty() {
             continue;
         }
-        // With one vCPU each, or with less where that is a quota: replicas are dealt what they take with one.
+        // At most one vCPU each: experts are assigned to replicas by their times on one vCPU.
         let vcpus = if problem.cpu_quotas { [0.5, 1.0][random.whole(0, 1) as usize] } else { 1.0 };
         plan.main_vcpus = Some(vcpus);
         plan.groups.iter_mut().for_each(|group| group.vcpus = Some(vcpus));
-        let rest = RestOfLayers::new(&model);
-        let table = Table::new(&model, &rest, None, &plan, replicas).unwrap();
+        let nonexpert = NonExpertTimes::new(&model);
+        let arrangement = ArrangementTimes::new(&model, &nonexpert, None, &plan, replicas).unwrap();
         let sizing = Sizing { bytes: 0.0, stated: Some(vcpus), vcpus, rate: 1.0 };
         let remote = vec![sizing; plan.groups.len()];
         let pair = SizePair { main: sizing, remote: &remote };
-        let times = table.running(&pair, &pair, false).times;
+        let times = arrangement.serving_functions(&pair, &pair, false).times;
         let evaluation = model.evaluate(&plan);
         let steps = evaluation.steps.iter().map(|step| step.seconds);
         let all = std::iter::once(evaluation.prefill_seconds).chain(steps);
-        for (one, other) in std::iter::once(times.prefill).chain(times.steps).zip(all) {
-            assert!((one - other).abs() <= 1e-9 * other, "{seed}: {one} {other} {plan:?}");
+        for (found, expected) in std::iter::once(times.prefill).chain(times.steps).zip(all) {
+            assert!((found - expected).abs() <= 1e-9 * expected, "{seed}: {found} {expected} {plan:?}");
         }
         assert_eq!(evaluation.steps.len(), 3);
         compared += 1;

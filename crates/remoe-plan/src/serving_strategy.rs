@@ -1,33 +1,33 @@
-//! Ways to serve a model.
+//! Strategies to serve a model.
 
 use serde::Serialize;
 
-/// A way to serve a model.
+/// Strategy to serve a model: where experts and the non-expert part are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Way {
-    /// Remote experts in groups that each hold a part of every layer.
+pub enum ServingStrategy {
+    /// Remote experts in groups that each host a slice of every layer.
     Sliced,
-    /// Remote experts in a function per layer (the Remoe paper's form).
+    /// Remote experts in one function for each layer (the Remoe paper's form).
     Layers,
-    /// All experts on the CPUs of the main function, everything else on the device.
+    /// All experts on the CPUs of the main function, the rest on the GPU.
     Mix,
     /// Everything on CPUs.
     Cpu,
-    /// Everything on the device.
+    /// Everything on the GPU.
     Gpu,
-    /// Experts in host memory, moved to the device when they are used; moves take their time.
+    /// Offloading: experts in host memory, moved to the GPU when they are used, with the time of the moves.
     Fetch,
 }
 
-impl Way {
-    /// Reports if experts are in functions of their own.
+impl ServingStrategy {
+    /// Reports if experts are in remote functions.
     #[must_use]
     pub fn has_remote_experts(self) -> bool {
         matches!(self, Self::Sliced | Self::Layers)
     }
 
-    /// Returns the name that every report, page and error prints.
+    /// Returns the name that reports, pages and errors print.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -40,7 +40,7 @@ impl Way {
         }
     }
 
-    /// Returns the name as one of [`Baselines`], where fetching takes no time.
+    /// Returns the name of the strategy among [`Baselines`](crate::Baselines), where moves take no time.
     #[must_use]
     pub fn baseline_name(self) -> &'static str {
         match self {

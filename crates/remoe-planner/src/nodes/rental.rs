@@ -1,15 +1,15 @@
-//! The form: a model, requests, limits, and node shapes with what each takes.
+//! Input of the choice of nodes: a model, requests, limits, and node shapes with their times.
 
-use super::slowest::MOST_TOP_K;
+use super::slowest::MAX_TOP_K;
 use remoe_plan::error::FieldError;
 use remoe_plan::problem::check::{check_arrivals, check_request, check_start};
 use remoe_plan::problem::{
     Affine, Arrivals, CpuProfile, GpuProfile, Request, Slo, Starts, Transport, WindowedCache,
 };
 
-const MOST_SHAPES: usize = 1024;
-const MOST_LAYERS: usize = 4096;
-const MOST_EXPERTS: usize = 4096;
+const MAX_SHAPES: usize = 1024;
+const MAX_LAYERS: usize = 4096;
+const MAX_EXPERTS: usize = 4096;
 const LARGEST: f64 = 1e18;
 
 /// Requirements, prices and times from which nodes to rent are chosen. Units: seconds, bytes, dollars.
@@ -17,37 +17,34 @@ const LARGEST: f64 = 1e18;
 pub struct Rental {
     /// Model to serve.
     pub model: ResidentModel,
-    /// Typical and largest requests. Without arrivals `concurrency` of them are in flight all the time; with arrivals
-    /// their rate says how many are, and `concurrency` has no effect.
+    /// Typical and largest requests. `concurrency` is used only without arrivals.
     pub request: Request,
-    /// Promised limits.
+    /// Latency limits.
     pub slo: Slo,
-    /// When requests come: limits hold under that load. Where absent, `request.concurrency` requests are in flight all
-    /// the time, and nodes are there all the time.
+    /// Arrivals under which the limits must hold. If absent, `request.concurrency` requests are always in flight, and nodes
+    /// are always rented.
     pub arrivals: Option<Arrivals>,
-    /// How long functions take to start on a node that is there, which is paid for; needed beside
-    /// [`Arrivals::idle_seconds`].
+    /// Cold starts of functions on a running node, which are billed. Required with [`Arrivals::idle_seconds`].
     pub starts: Option<Starts>,
     /// Node shapes that can be rented.
     pub shapes: Vec<NodeShape>,
-    /// Resources of a node that are not there for functions.
+    /// Resources of a node that functions cannot use.
     pub reserve: Reserve,
-    /// Which functions may live on spot nodes.
-    pub spot: Spot,
-    /// Between nodes.
+    /// Functions that may run on spot nodes.
+    pub spot: SpotPolicy,
+    /// Transport between nodes.
     pub transport: Transport,
-    /// Resident bytes of the main function besides weights, keys and values.
+    /// Resident bytes of the main function besides weights and KV cache.
     pub runtime_bytes: f64,
-    /// Memory of a main function with remote experts, for experts that no remote function answers for.
+    /// Memory of a main function for the local fallback of remote experts.
     pub fallback_bytes: f64,
     /// Resident bytes of a remote function besides experts.
     pub function_bytes: f64,
-    /// Share of a layer's assignments that goes to each expert, in any order, mean over layers; all alike
-    /// where absent.
+    /// Share of a layer's assignments that goes to each expert, in any order, in the mean over layers. Uniform if absent.
     pub usage: Option<Vec<f64>>,
 }
 
-/// A model in the memory of its functions.
+/// Sizes of a model in the memory of its functions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ResidentModel {
     /// Layers with routed experts.
@@ -58,21 +55,21 @@ pub struct ResidentModel {
     pub top_k: usize,
     /// Bytes of one routed expert.
     pub expert_bytes: f64,
-    /// Bytes of everything but routed experts.
+    /// Bytes of the non-expert part in other engines.
     pub rest_bytes: f64,
-    /// Bytes of everything but routed experts as main functions of this project hold it on CPUs.
+    /// Bytes of the non-expert part in Remoe's main function on CPUs.
     pub main_rest_bytes: f64,
-    /// Bytes of everything but routed experts as main functions of this project hold it on a GPU.
+    /// Bytes of the non-expert part in Remoe's main function on a GPU.
     pub device_rest_bytes: f64,
-    /// Bytes of keys and values per token in the layers that keep all tokens.
+    /// KV cache bytes per token in the layers that keep all tokens.
     pub kv_bytes_per_token: f64,
-    /// Keys and values in the layers that release tokens behind a window, if any.
+    /// KV cache in the layers that release tokens behind a window, if any.
     pub kv_windowed: Option<WindowedCache>,
     /// Bytes of one token's hidden state.
     pub token_bytes: f64,
 }
 
-/// A node as it is sold, with what it takes to run the model.
+/// Kind of node that can be rented, with the times of the model on it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeShape {
     /// Name of the shape.
@@ -83,25 +80,24 @@ pub struct NodeShape {
     pub memory_bytes: f64,
     /// Number of GPUs.
     pub gpus: u32,
-    /// Memory of each of them.
+    /// Memory of each GPU.
     pub gpu_bytes: f64,
     /// Dollars per hour.
     pub per_hour: f64,
-    /// Set if it may be taken back at any time.
+    /// Set if the cloud may reclaim it at any time.
     pub spot: bool,
-    /// Never more of them.
+    /// Maximum number of such nodes.
     pub max: Option<u32>,
-    /// One routed expert on its CPUs.
+    /// Seconds of one routed expert on its CPUs.
     pub expert_seconds: CpuProfile,
-    /// Everything but routed experts, all layers, on its CPUs.
+    /// Seconds of the non-expert part of all layers on its CPUs.
     pub rest_seconds: CpuProfile,
-    /// Seconds that attention to the context adds to a decode step for each request in it, on its CPUs, over tokens
-    /// of context; absent where `rest_seconds` includes it.
+    /// Seconds that attention to the context adds to a decode step for each request, on its CPUs, over tokens of context.
+    /// Absent if `rest_seconds` includes them.
     pub context_seconds: Option<CpuProfile>,
-    /// Times of one of its GPUs in a main function of this project; absent without any.
+    /// Times of one of its GPUs in Remoe's main function; absent without GPUs.
     pub gpu: Option<GpuTimes>,
-    /// Times of its GPUs with other engines, which divide every layer over groups of them (tensor parallelism): one
-    /// entry for each size of a group.
+    /// Times of its GPUs in other engines with tensor parallelism: one entry for each size of a group of GPUs.
     pub gpu_groups: Vec<GpuGroup>,
 }
 
@@ -110,76 +106,76 @@ pub struct NodeShape {
 pub struct GpuGroup {
     /// GPUs in the group.
     pub gpus: u32,
-    /// Times of all of them together.
+    /// Times of all GPUs of the group together.
     pub times: GpuTimes,
 }
 
 /// Times of a model on GPUs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuTimes {
-    /// Prefill of everything but routed experts, over tokens.
+    /// Prefill of the non-expert part, over tokens.
     pub rest_prefill_seconds: Affine,
-    /// Decode step of one request for everything but routed experts, without context.
+    /// Decode step of one request for the non-expert part, without context.
     pub rest_decode_seconds: f64,
-    /// Seconds that each further request adds to it, without context.
+    /// Seconds that each additional request adds to the step, without context.
     pub rest_row_seconds: f64,
-    /// Seconds that every token of context adds to it for each request in it.
+    /// Seconds that every token of context adds to the step for each request.
     pub context_seconds_per_token: f64,
-    /// Hidden states of one layer to the host, or back, over tokens.
+    /// Move of the hidden states of one layer to the host, or back, over tokens.
     pub swap_seconds: Affine,
-    /// One routed expert. What a layer takes once, whatever the number of experts, is in the rest.
+    /// Seconds of one routed expert. Fixed costs of a layer's experts are in the non-expert part.
     pub expert_seconds: GpuProfile,
-    /// Bytes per second from the host's memory.
+    /// Bytes per second of copies from the host's memory.
     pub host_bytes_per_second: f64,
 }
 
-/// Resources of a node for its system, Kubernetes and working memory, and not for functions.
+/// Resources of a node that its operating system, Kubernetes and working memory use.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Reserve {
     /// Main memory of every node, in bytes.
     pub memory_bytes: f64,
-    /// Share of main memory on top.
+    /// Share of main memory, in addition to `memory_bytes`.
     pub memory_share: f64,
     /// Share of GPU memory.
     pub gpu_memory_share: f64,
     /// vCPUs of every node.
     pub vcpus: f64,
-    /// Share of vCPUs on top.
+    /// Share of vCPUs, in addition to `vcpus`.
     pub vcpu_share: f64,
 }
 
 impl Default for Reserve {
-    /// 1 GB and 5 % of main memory, 8 % of GPU memory, 0.1 and 1 % of vCPUs: what managed Kubernetes keeps for
-    /// itself on large nodes, and some for daemons.
+    /// Returns 1 GB and 5 % of main memory, 8 % of GPU memory, and 0.1 vCPUs and 1 % of vCPUs: what managed Kubernetes
+    /// reserves on large nodes, and some for daemons.
     fn default() -> Self {
         Self { memory_bytes: 1e9, memory_share: 0.05, gpu_memory_share: 0.08, vcpus: 0.1, vcpu_share: 0.01 }
     }
 }
 
-/// Which functions may live on nodes that can be taken back.
+/// Functions that may run on spot nodes, which the cloud may reclaim.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Spot {
+pub enum SpotPolicy {
     /// No functions.
     Never,
-    /// Functions with remote experts: while one is gone, the main function loads its experts.
+    /// Remote functions: while one is gone, the main function's local fallback computes its experts.
     #[default]
     Remote,
-    /// All, also main functions, whose requests end with the node.
+    /// All functions, also main functions, whose requests are lost with the node.
     Everything,
 }
 
 impl NodeShape {
-    /// Main memory for functions.
+    /// Returns the main memory that functions can use.
     pub(super) fn usable_bytes(&self, reserve: &Reserve) -> f64 {
         (self.memory_bytes * (1.0 - reserve.memory_share) - reserve.memory_bytes).max(0.0)
     }
 
-    /// Memory of one GPU for functions; 0 without any.
+    /// Returns the memory of one GPU that functions can use; 0 without GPUs.
     pub(super) fn usable_gpu_bytes(&self, reserve: &Reserve) -> f64 {
         f64::from(self.gpus.min(1)) * self.gpu_bytes * (1.0 - reserve.gpu_memory_share)
     }
 
-    /// vCPUs for functions, in thousandths as Kubernetes counts them.
+    /// Returns the vCPUs that functions can use, in thousandths as Kubernetes counts them.
     pub(super) fn usable_vcpus(&self, reserve: &Reserve) -> f64 {
         let vcpus = self.vcpus * (1.0 - reserve.vcpu_share) - reserve.vcpus;
         (vcpus.max(self.vcpus / 2.0) * 1000.0).floor() / 1000.0
@@ -187,23 +183,23 @@ impl NodeShape {
 }
 
 impl Rental {
-    /// Checks what the search relies on.
+    /// Checks all fields.
     ///
     /// # Errors
     /// The first field with an invalid value.
     pub fn check(&self) -> Result<(), FieldError> {
         let model = &self.model;
         for (field, value, most) in [
-            ("layers", model.layers, MOST_LAYERS),
-            ("experts", model.experts, MOST_EXPERTS),
-            ("top_k", model.top_k, MOST_TOP_K.min(model.experts)),
+            ("layers", model.layers, MAX_LAYERS),
+            ("experts", model.experts, MAX_EXPERTS),
+            ("top_k", model.top_k, MAX_TOP_K.min(model.experts)),
         ] {
             if !(1..=most).contains(&value) {
                 return Err(FieldError::new(field, format!("is {value}, expected 1 to {most}")));
             }
         }
-        if !(1..=MOST_SHAPES).contains(&self.shapes.len()) {
-            let message = format!("lists {} shapes, expected 1 to {MOST_SHAPES}", self.shapes.len());
+        if !(1..=MAX_SHAPES).contains(&self.shapes.len()) {
+            let message = format!("lists {} shapes, expected 1 to {MAX_SHAPES}", self.shapes.len());
             return Err(FieldError::new("nodes", message));
         }
         let positive = |field: &str, value: f64| match value > 0.0 && value <= LARGEST {

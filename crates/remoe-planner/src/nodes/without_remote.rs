@@ -1,42 +1,43 @@
-//! Arrangements without remote functions: on one node, or with the layers divided over several.
+//! Search over arrangements without remote functions: on one node, or with the layers divided over several nodes.
 
-use super::batches::{BATCHES, Times, by_batch, position};
-use super::compiled::{Compiled, Device, GpuReplica};
-use super::found::{Arrangement, BestNodes, FoundNodes, Miss};
-use super::load::{MOST_UNITS, Unit};
-use super::remote::MOST_SLOTS;
+use super::batches::{BATCHES, BatchTimes, by_batch, position};
+use super::best_nodes::{Arrangement, BestNodes, FoundNodes, Infeasibility};
+use super::compiled::{CompiledRental, Device, GpuReplica};
+use super::load::{MAX_UNITS, ServingUnit};
+use super::with_remote::MAX_SLOTS;
 
-/// Nodes that divide the layers of a model, at most: what engines are run with.
-const MOST_STAGES: u32 = 4;
-/// The most that prefetching reads ahead: experts of the layer that computes, and of the next.
-const LAYERS_IN_MOTION: f64 = 2.0;
+/// Maximum number of nodes that divide the layers of a model, as common with other engines.
+const MAX_STAGES: u32 = 4;
+/// Layers whose experts are on the GPU besides the cache: the computing layer, and the next one, which is prefetched.
+const PREFETCHED_LAYERS: f64 = 2.0;
 
-/// A model on the nodes of one unit.
-struct Fitted {
+/// A model that fits on the nodes of one unit.
+struct FittedModel {
     device: Device,
     /// GPUs of each copy, on each node.
     gpus: u32,
     copies: u32,
     stages: u32,
     slots: u32,
+    /// Bytes on the GPUs of each node.
     on_gpu: f64,
-    /// Without the non-expert part.
+    /// Bytes on each host, without the non-expert part.
     on_host: f64,
     /// Bytes of weights on each node.
     loaded: f64,
     hosted_layers: usize,
-    times: Times,
+    times: BatchTimes,
 }
 
-/// Memory that something needs, and that there is.
-struct Need {
+/// Required and usable bytes of one kind of memory.
+struct MemoryNeed {
     what: &'static str,
     bytes: f64,
     usable: f64,
 }
 
-impl Compiled<'_> {
-    /// The cheapest nodes for `arrangement`, which has no remote functions.
+impl CompiledRental<'_> {
+    /// Searches the cheapest nodes for an `arrangement` without remote functions.
     pub(super) fn without_remote(&self, arrangement: Arrangement) -> BestNodes {
         let mut best = BestNodes::none(match arrangement {
             Arrangement::Cpu | Arrangement::Pipeline => {
@@ -45,12 +46,12 @@ impl Compiled<'_> {
             _ => "no shape that may host a main function has a GPU",
         });
         let stages = if matches!(arrangement, Arrangement::Gpus | Arrangement::Pipeline) {
-            2..=MOST_STAGES.min(self.model().layers as u32)
+            2..=MAX_STAGES.min(self.model().layers as u32)
         } else {
             1..=1
         };
         for shape in (0..self.shapes.len()).filter(|shape| self.may_host_main(*shape)) {
-            let mut all: Vec<Fitted> = Vec::new();
+            let mut all: Vec<FittedModel> = Vec::new();
             match arrangement {
                 Arrangement::Cpu => all.extend(self.on_cpus(shape, 1, &mut best)),
                 Arrangement::Pipeline => {
@@ -74,18 +75,17 @@ impl Compiled<'_> {
         best
     }
 
-    /// Offers as many of `fitted` as the load needs.
-    fn offer(&self, shape: usize, fitted: &Fitted, best: &mut BestNodes) {
-        let most =
-            self.shapes[shape].node.max.map_or(MOST_UNITS, |max| (max / fitted.stages).min(MOST_UNITS));
+    /// Offers the fewest units of `fitted` that serve the load.
+    fn offer(&self, shape: usize, fitted: &FittedModel, best: &mut BestNodes) {
+        let most = self.shapes[shape].node.max.map_or(MAX_UNITS, |max| (max / fitted.stages).min(MAX_UNITS));
         if most == 0 {
-            best.missed(Miss::Count);
+            best.record_infeasible(Infeasibility::Count);
             return;
         }
-        let unit = Unit { times: fitted.times, slots: fitted.slots, copies: fitted.copies };
+        let unit = ServingUnit { times: fitted.times, slots: fitted.slots, copies: fitted.copies };
         let (unit, units) = match self.fewest(unit, most) {
             Ok(fewest) => fewest,
-            Err(excess) => return best.missed(Miss::slow(shape, excess)),
+            Err(excess) => return best.record_infeasible(Infeasibility::slow(shape, excess)),
         };
         let found = FoundNodes {
             per_hour: f64::from(units) * f64::from(fitted.stages) * self.per_hour(shape),
@@ -109,19 +109,19 @@ impl Compiled<'_> {
         self.confirm(found, most, best);
     }
 
-    /// The largest batch for which all of `needs` fit; nothing where none does.
+    /// Returns the largest batch, up to `most`, for which all of `needs` fit, or `None` if no batch does.
     fn largest_batch(
         &self,
         (shape, most): (usize, u32),
         best: &mut BestNodes,
-        needs: impl Fn(u32) -> [Need; 2],
+        needs: impl Fn(u32) -> [MemoryNeed; 2],
     ) -> Option<u32> {
         for index in (0..=position(self.most_slots().min(most))).rev() {
             let short = needs(BATCHES[index]).into_iter().find(|need| need.bytes > need.usable);
             match short {
                 None => return Some(BATCHES[index]),
-                Some(Need { what, bytes, usable }) if index == 0 => {
-                    best.missed(Miss::Memory { shape, what, needed: bytes, usable });
+                Some(MemoryNeed { what, bytes, usable }) if index == 0 => {
+                    best.record_infeasible(Infeasibility::Memory { shape, what, needed: bytes, usable });
                 }
                 Some(_) => {}
             }
@@ -129,11 +129,10 @@ impl Compiled<'_> {
         None
     }
 
-    /// Everything on the CPUs of `stages` nodes.
+    /// Fits the whole model on the CPUs of `stages` nodes.
     ///
-    /// A pipeline has as many batches as stages, each in another stage: the nodes compute for all of them in turn, as
-    /// if every batch had nodes of its own for its part of the time.
-    fn on_cpus(&self, shape: usize, stages: u32, best: &mut BestNodes) -> Option<Fitted> {
+    /// A pipeline has as many batches as stages, each in another stage. Every node computes for all batches in turn.
+    fn on_cpus(&self, shape: usize, stages: u32, best: &mut BestNodes) -> Option<FittedModel> {
         let node = &self.shapes[shape];
         let (parts, experts) = (f64::from(stages), self.expert_bytes(self.model().experts));
         let rest = |slots: u32| match stages {
@@ -141,13 +140,13 @@ impl Compiled<'_> {
             _ => self.rest_bytes(slots * stages),
         };
         let host = |slots: u32| experts / parts + self.host_bytes(slots);
-        // A pipeline is no way of this project.
-        let most = if stages == 1 { MOST_SLOTS } else { u32::MAX };
+        // Remoe does not serve pipelines: its limit applies to one stage only.
+        let most = if stages == 1 { MAX_SLOTS } else { u32::MAX };
         let slots = self.largest_batch((shape, most), best, |slots| {
             let bytes = rest(slots) / parts + host(slots);
-            [Need { what: "memory", bytes, usable: node.memory }, Need::nothing()]
+            [MemoryNeed { what: "memory", bytes, usable: node.memory }, MemoryNeed::none()]
         })?;
-        Some(Fitted {
+        Some(FittedModel {
             device: Device::Cpu,
             gpus: 0,
             copies: stages,
@@ -161,13 +160,13 @@ impl Compiled<'_> {
         })
     }
 
-    /// `times` with the way from stage to stage.
-    fn staged(&self, times: Times, stages: u32) -> Times {
+    /// Returns `times` plus the transfers from stage to stage.
+    fn staged(&self, times: BatchTimes, stages: u32) -> BatchTimes {
         if stages == 1 {
             return times;
         }
         let hops = f64::from(stages);
-        Times {
+        BatchTimes {
             prefill: times.prefill + hops * self.hop_seconds(self.rental.request.input_tokens),
             steps: by_batch(|index| match times.steps[index] {
                 0.0 => 0.0,
@@ -176,24 +175,24 @@ impl Compiled<'_> {
         }
     }
 
-    /// All experts on the CPUs of a node, the rest on one of its GPUs.
-    fn mixed(&self, shape: usize, best: &mut BestNodes) -> Option<Fitted> {
+    /// Fits all experts on the CPUs of a node, and the non-expert part on one of its GPUs.
+    fn mixed(&self, shape: usize, best: &mut BestNodes) -> Option<FittedModel> {
         let node = &self.shapes[shape];
         if node.node.gpus == 0 {
             return None;
         }
         let host = |slots: u32| self.expert_bytes(self.model().experts) + self.host_bytes(slots);
-        let slots = self.largest_batch((shape, MOST_SLOTS), best, |slots| {
+        let slots = self.largest_batch((shape, MAX_SLOTS), best, |slots| {
             [
-                Need {
+                MemoryNeed {
                     what: "GPU memory",
                     bytes: self.main_rest_bytes(Device::Gpu, slots),
                     usable: node.gpu_memory,
                 },
-                Need { what: "memory", bytes: host(slots), usable: node.memory },
+                MemoryNeed { what: "memory", bytes: host(slots), usable: node.memory },
             ]
         })?;
-        Some(Fitted {
+        Some(FittedModel {
             device: Device::Gpu,
             gpus: 1,
             copies: 1,
@@ -207,7 +206,7 @@ impl Compiled<'_> {
         })
     }
 
-    /// `arrangement` on groups of GPUs of `stages` nodes.
+    /// Fits `arrangement` on groups of GPUs of `stages` nodes.
     fn on_gpus(
         &self,
         shape: usize,
@@ -215,12 +214,12 @@ impl Compiled<'_> {
         stages: u32,
         arrangement: Arrangement,
         best: &mut BestNodes,
-    ) -> Vec<Fitted> {
+    ) -> Vec<FittedModel> {
         let node = &self.shapes[shape];
         let whole_node = group.form.gpus == node.node.gpus;
         let copies = node.node.gpus / group.form.gpus.max(1);
         let usable = f64::from(group.form.gpus) * node.gpu_memory;
-        // Experts on the host are for all GPUs of a node.
+        // Experts in host memory are used by all GPUs of a node.
         match arrangement {
             Arrangement::Gpu => {}
             _ if !whole_node => return Vec::new(),
@@ -234,11 +233,11 @@ impl Compiled<'_> {
         let host = |slots: u32| f64::from(copies) * self.host_bytes(slots);
         let slots = self.largest_batch((shape, u32::MAX), best, |slots| {
             [
-                Need { what: "GPU memory", bytes: on_gpu(slots), usable },
-                Need { what: "memory", bytes: host(slots), usable: node.memory },
+                MemoryNeed { what: "GPU memory", bytes: on_gpu(slots), usable },
+                MemoryNeed { what: "memory", bytes: host(slots), usable: node.memory },
             ]
         });
-        let fitted = |slots: u32| Fitted {
+        let fitted = |slots: u32| FittedModel {
             device: Device::Gpu,
             gpus: group.form.gpus,
             copies: copies * stages,
@@ -253,18 +252,19 @@ impl Compiled<'_> {
         slots.map(fitted).into_iter().collect()
     }
 
-    /// The experts of as many layers on the GPUs as fit beside the rest and the requests, those of the others on the
-    /// CPUs. Fewer requests at once leave room for more layers.
+    /// Fits the experts of as many layers as possible on the GPUs, and those of the others on the CPUs.
+    ///
+    /// Tries every batch: smaller ones leave memory for more layers.
     fn offloaded(
         &self,
         shape: usize,
         group: &GpuReplica<'_>,
         usable: f64,
         best: &mut BestNodes,
-    ) -> Vec<Fitted> {
+    ) -> Vec<FittedModel> {
         let (node, model) = (&self.shapes[shape], self.model());
         let layer = self.expert_bytes(model.experts) / model.layers as f64;
-        // With the experts of all layers it is the arrangement with everything on GPUs.
+        // At least one layer is on the CPUs: otherwise it is the arrangement with everything on GPUs.
         let on_gpus = |slots: u32| {
             let room = ((usable - self.rest_bytes(slots)) / layer).floor().max(0.0);
             (room as usize).min(model.layers - 1)
@@ -272,18 +272,18 @@ impl Compiled<'_> {
         let host = |slots: u32| (model.layers - on_gpus(slots)) as f64 * layer + self.host_bytes(slots);
         let largest = self.largest_batch((shape, u32::MAX), best, |slots| {
             [
-                Need { what: "GPU memory", bytes: self.rest_bytes(slots), usable },
-                Need { what: "memory", bytes: host(slots), usable: node.memory },
+                MemoryNeed { what: "GPU memory", bytes: self.rest_bytes(slots), usable },
+                MemoryNeed { what: "memory", bytes: host(slots), usable: node.memory },
             ]
         });
         let Some(largest) = largest else { return Vec::new() };
-        let mut all: Vec<Fitted> = Vec::new();
+        let mut all: Vec<FittedModel> = Vec::new();
         for &slots in BATCHES[..=position(largest)].iter().rev() {
             let hosted_layers = model.layers - on_gpus(slots);
             if all.last().is_some_and(|larger| larger.hosted_layers == hosted_layers) {
                 continue;
             }
-            all.push(Fitted {
+            all.push(FittedModel {
                 device: Device::Gpu,
                 gpus: group.form.gpus,
                 copies: 1,
@@ -299,55 +299,56 @@ impl Compiled<'_> {
         all
     }
 
-    /// Experts in main memory, moved to the GPUs when they are used; as many of the most used ones as fit stay there
-    /// (a cache that never misses what it could hold). Those of one layer compute while those of the next arrive, so
-    /// that moves hide behind computation as far as they can.
+    /// Fits experts in host memory, from which they are copied to the GPUs when they are used.
+    ///
+    /// As many of the most used experts as fit stay on the GPUs: an ideal cache. Copies of a layer's experts overlap with the
+    /// computation of the layer before.
     fn fetched(
         &self,
         shape: usize,
         group: &GpuReplica<'_>,
         usable: f64,
         best: &mut BestNodes,
-    ) -> Vec<Fitted> {
+    ) -> Vec<FittedModel> {
         let (node, model) = (&self.shapes[shape], self.model());
         let used = (self.rental.request.input_tokens * model.top_k as f64).min(model.experts as f64);
-        let in_motion = LAYERS_IN_MOTION * used * self.one_expert_bytes();
+        let prefetch_bytes = PREFETCHED_LAYERS * used * self.one_expert_bytes();
         let experts = self.expert_bytes(model.experts);
         let largest = self.largest_batch((shape, u32::MAX), best, |slots| {
             [
-                Need { what: "GPU memory", bytes: self.rest_bytes(slots) + in_motion, usable },
-                Need { what: "memory", bytes: experts + self.host_bytes(slots), usable: node.memory },
+                MemoryNeed { what: "GPU memory", bytes: self.rest_bytes(slots) + prefetch_bytes, usable },
+                MemoryNeed { what: "memory", bytes: experts + self.host_bytes(slots), usable: node.memory },
             ]
         });
         let Some(largest) = largest else { return Vec::new() };
         let (computed, gpu) = (self.on_group(shape, group, 0), &group.form.times);
-        let mut all: Vec<Fitted> = Vec::new();
+        let mut all: Vec<FittedModel> = Vec::new();
         let mut last = usize::MAX;
-        // Fewer requests at once leave room for a larger cache.
+        // Smaller batches leave memory for a larger cache.
         for &slots in BATCHES[..=position(largest)].iter().rev() {
-            let room = (usable - self.rest_bytes(slots) - in_motion) / self.expert_bytes(1);
+            let room = (usable - self.rest_bytes(slots) - prefetch_bytes) / self.expert_bytes(1);
             let cached = (room.max(0.0) as usize).min(model.experts);
             if cached == last {
                 continue;
             }
             last = cached;
-            let beside = self.used_beside(cached);
-            let missed = used * (1.0 - cached as f64 / model.experts as f64);
-            all.push(Fitted {
+            let misses_per_step = self.cache_misses(cached);
+            let prefill_misses = used * (1.0 - cached as f64 / model.experts as f64);
+            all.push(FittedModel {
                 device: Device::Gpu,
                 gpus: group.form.gpus,
                 copies: 1,
                 stages: 1,
                 slots,
-                on_gpu: self.rest_bytes(slots) + in_motion + self.expert_bytes(cached),
+                on_gpu: self.rest_bytes(slots) + prefetch_bytes + self.expert_bytes(cached),
                 on_host: experts + self.host_bytes(slots),
                 loaded: self.rest_weights() + experts,
                 hosted_layers: 0,
-                times: Times {
-                    prefill: computed.prefill.max(self.moving(missed, gpu)),
+                times: BatchTimes {
+                    prefill: computed.prefill.max(self.copy_seconds(prefill_misses, gpu)),
                     steps: by_batch(|index| match computed.steps[index] {
                         0.0 => 0.0,
-                        step => step.max(self.moving(beside[index], gpu)),
+                        step => step.max(self.copy_seconds(misses_per_step[index], gpu)),
                     }),
                 },
             });
@@ -356,8 +357,8 @@ impl Compiled<'_> {
     }
 }
 
-impl Need {
-    fn nothing() -> Self {
+impl MemoryNeed {
+    fn none() -> Self {
         Self { what: "memory", bytes: 0.0, usable: 0.0 }
     }
 }

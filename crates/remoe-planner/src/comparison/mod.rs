@@ -1,46 +1,47 @@
-//! Verdict on remote experts: every way to serve the model beside the others, in one sentence.
+//! Comparison of all strategies to serve a model, each at its cheapest, and whether remote experts pay.
 
 mod flip;
 
-use crate::plans::Plans;
+use crate::best_plans::BestPlans;
 use crate::slicing::FeasiblePlan;
 use crate::words::{amount, dollars, limit_name};
 use remoe_plan::cost::Evaluation;
 use remoe_plan::cost::baselines::{Baseline, WithoutRemote};
 use remoe_plan::model::Model;
 use remoe_plan::problem::Device;
-use remoe_plan::way::Way;
+use remoe_plan::serving_strategy::ServingStrategy;
 use serde::Serialize;
 
-pub(crate) use flip::VerdictFlips;
-pub use flip::{FlipFigure, VerdictFlip};
+pub(crate) use flip::ComparisonFlips;
+pub use flip::{ComparisonFlip, FlipFigure};
 
-/// The cheapest way to serve, and whether it has remote experts.
+/// All strategies to serve a model, the cheapest of them, and whether it has remote experts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Verdict {
-    /// Plans with remote experts are the cheapest that keep every limit.
+pub struct PlacementComparison {
+    /// Set if the cheapest strategy that keeps every limit has remote experts.
     pub pays: bool,
-    /// The answer in plain words.
+    /// Result in plain words.
     pub sentence: String,
-    /// The cheapest rival that keeps every limit; absent where none does.
-    pub best: Option<Way>,
-    /// All rivals.
-    pub rivals: Vec<Rival>,
-    /// Changes that would turn the verdict, where that was asked.
-    pub turns: Vec<VerdictFlip>,
-    /// Figures of which that is not known: finding out takes more work than it is worth.
+    /// The cheapest strategy that keeps every limit; absent if none does.
+    pub best: Option<ServingStrategy>,
+    /// Evaluations of all strategies.
+    pub rivals: Vec<StrategyEvaluation>,
+    /// Changes of one figure that would change [`Self::pays`], if [`Options::flips`](crate::Options) asks for them.
+    #[serde(rename = "turns")]
+    pub flips: Vec<ComparisonFlip>,
+    /// Figures for which that is unknown, because the search exceeds its work limit.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub undecided: Vec<FlipFigure>,
 }
 
-/// One way at its cheapest.
+/// Evaluation of one strategy at its cheapest.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Rival {
-    /// Which.
-    pub name: Way,
+pub struct StrategyEvaluation {
+    /// Strategy.
+    pub name: ServingStrategy,
     /// Set if it keeps every limit.
     pub feasible: bool,
-    /// Dollars in an hour: while requests come as the problem says, else of requests one after another.
+    /// Dollars in an hour: under the arrivals of the problem, or without arrivals, of requests one after another.
     pub dollars_per_hour: Option<f64>,
     /// Dollars of one request.
     pub dollars_per_request: Option<f64>,
@@ -48,18 +49,18 @@ pub struct Rival {
     pub ttft_seconds: Option<f64>,
     /// Time per output token in seconds.
     pub tpot_seconds: Option<f64>,
-    /// Reason that keeps it out, or share by which it is dearer than the best.
+    /// Reason that it is not feasible, or by which share it is dearer than the cheapest.
     pub why: String,
-    /// Set if costs are those of requests that come, not of one after another.
+    /// Set if costs are those under the arrivals of the problem.
     #[serde(skip)]
-    comes: bool,
+    has_arrivals: bool,
 }
 
-impl Rival {
-    /// Returns the price in words: of an hour while requests come as they do, else of a million of them one by one.
+impl StrategyEvaluation {
+    /// Returns the price in words: of an hour under arrivals, or without them of a million requests one after another.
     #[must_use]
     pub fn price(&self) -> String {
-        match (self.comes, self.dollars_per_hour, self.dollars_per_request) {
+        match (self.has_arrivals, self.dollars_per_hour, self.dollars_per_request) {
             (true, Some(hourly), _) => format!("{} per hour", dollars(hourly)),
             (false, _, Some(each)) => format!("{} per million requests", dollars(each * 1e6)),
             _ => String::new(),
@@ -67,47 +68,53 @@ impl Rival {
     }
 }
 
-/// The rivals of a problem, each at its cheapest.
-pub(crate) fn rivals(model: &Model<'_>, without: &WithoutRemote, plans: &Plans<'_>) -> Vec<Rival> {
-    let WithoutRemote { baselines, fetch } = without;
+/// Evaluates all strategies for a problem, each at its cheapest.
+pub(crate) fn evaluate_rivals(
+    model: &Model<'_>,
+    without_remote: &WithoutRemote,
+    plans: &BestPlans<'_>,
+) -> Vec<StrategyEvaluation> {
+    let WithoutRemote { baselines, fetch } = without_remote;
     let limits = &model.problem.limits;
-    let sliced = match limits.max_groups {
-        Some(_) => planned(Way::Sliced, plans.sliced.as_ref(), plans.is_near),
-        None => absent(Way::Sliced, "not evaluated: limits.max_groups is not set"),
+    let groups = match limits.max_groups {
+        Some(_) => planned(ServingStrategy::Sliced, plans.sliced.as_ref(), plans.is_near),
+        None => absent(ServingStrategy::Sliced, "not evaluated: limits.max_groups is not set"),
     };
     let experts = model.local_expert_bytes(&vec![0; model.layers.len()]);
-    let most = amount("main", model.problem.specs.main.largest());
+    let largest_main = amount("main", model.problem.specs.main.largest());
     let none_fits = |needed: f64| {
-        format!("no main function has {} of memory; the largest has {most}", amount("main", needed))
+        format!("no main function has {} of memory; the largest has {largest_main}", amount("main", needed))
     };
     let on_main = none_fits(experts + model.main_base());
     let no_gpu = "missing GPU times of experts (gpu_expert_seconds)".to_owned();
     let gpu_times = model.problem.layers.iter().all(|layer| layer.gpu_expert_seconds.is_some());
-    let of_gpu = |way, found: Option<&Baseline>, fits: String| {
-        baseline(way, found, model, if gpu_times { fits } else { no_gpu.clone() })
+    let gpu_baseline = |strategy, found: Option<&Baseline>, fits: String| {
+        baseline(strategy, found, model, if gpu_times { fits } else { no_gpu.clone() })
     };
     let cpu_times = model.problem.layers.iter().all(|layer| layer.cpu_nonexpert_seconds.is_some());
     let on_cpus = match cpu_times {
         true => none_fits(experts + model.gpu_bytes + model.problem.runtime_bytes),
         false => "missing CPU times of the non-expert part (cpu_nonexpert_seconds)".to_owned(),
     };
-    let of_cpus = match model.problem.device {
-        Device::Gpu => baseline(Way::Cpu, baselines.cpu.as_ref(), model, on_cpus),
-        Device::Cpu => absent(Way::Cpu, &format!("same as {}: no GPU", Way::Mix.name())),
+    let cpu_strategy = match model.problem.device {
+        Device::Gpu => baseline(ServingStrategy::Cpu, baselines.cpu.as_ref(), model, on_cpus),
+        Device::Cpu => {
+            absent(ServingStrategy::Cpu, &format!("same as {}: no GPU", ServingStrategy::Mix.name()))
+        }
     };
     let moves = match model.problem.swap_seconds.per_token > 0.0 {
         true => on_main.clone(),
         false => "missing bandwidth between host and GPU (swap_seconds.per_token)".to_owned(),
     };
     let mut all = vec![
-        sliced,
-        planned(Way::Layers, plans.per_layer.as_ref(), plans.is_near),
-        baseline(Way::Mix, baselines.mix.as_ref(), model, on_main),
-        of_cpus,
-        of_gpu(Way::Gpu, baselines.gpu.as_ref(), none_fits(model.main_base())),
-        of_gpu(Way::Fetch, fetch.as_ref(), moves),
+        groups,
+        planned(ServingStrategy::Layers, plans.per_layer.as_ref(), plans.is_near),
+        baseline(ServingStrategy::Mix, baselines.mix.as_ref(), model, on_main),
+        cpu_strategy,
+        gpu_baseline(ServingStrategy::Gpu, baselines.gpu.as_ref(), none_fits(model.main_base())),
+        gpu_baseline(ServingStrategy::Fetch, fetch.as_ref(), moves),
     ];
-    let Some((name, least)) = best(&all) else { return all };
+    let Some((name, least)) = cheapest_strategy(&all) else { return all };
     for rival in &mut all {
         if let Some(cost) = rival.dollars_per_request.filter(|_| rival.feasible) {
             rival.why = match (rival.name == name, is_tie(cost, least)) {
@@ -120,18 +127,18 @@ pub(crate) fn rivals(model: &Model<'_>, without: &WithoutRemote, plans: &Plans<'
     all
 }
 
-/// Costs within this share of each other are equal: sums of the same prices in another order differ by less.
+/// Relative difference up to which costs are equal: sums of the same prices in another order differ by less.
 pub(crate) const TIE: f64 = 1e-9;
 
 fn is_tie(cost: f64, least: f64) -> bool {
     cost <= least * (1.0 + TIE)
 }
 
-/// Returns the cheapest feasible rival and the dollars of a request there.
+/// Returns the cheapest feasible strategy and its dollars per request.
 ///
-/// Between equal costs the lower time per output token counts, then the lower time to first token, then the way
-/// without remote experts, which is the simpler one.
-pub(crate) fn best(rivals: &[Rival]) -> Option<(Way, f64)> {
+/// Ties go to the lower time per output token, then to the lower time to first token, then to the strategy without
+/// remote experts, which is simpler.
+pub(crate) fn cheapest_strategy(rivals: &[StrategyEvaluation]) -> Option<(ServingStrategy, f64)> {
     let costs = || {
         let feasible = rivals.iter().filter(|rival| rival.feasible);
         feasible.filter_map(|rival| Some((rival, rival.dollars_per_request?)))
@@ -139,7 +146,7 @@ pub(crate) fn best(rivals: &[Rival]) -> Option<(Way, f64)> {
     let least = costs().map(|(_, cost)| cost).min_by(f64::total_cmp)?;
     let sooner =
         |a: Option<f64>, b: Option<f64>| a.unwrap_or(f64::INFINITY).total_cmp(&b.unwrap_or(f64::INFINITY));
-    let faster = |a: &Rival, b: &Rival| {
+    let faster = |a: &StrategyEvaluation, b: &StrategyEvaluation| {
         sooner(a.tpot_seconds, b.tpot_seconds).then(sooner(a.ttft_seconds, b.ttft_seconds))
     };
     let ties = costs().filter(|(_, cost)| is_tie(*cost, least));
@@ -149,18 +156,21 @@ pub(crate) fn best(rivals: &[Rival]) -> Option<(Way, f64)> {
     first.map(|(rival, cost)| (rival.name, cost))
 }
 
-impl Verdict {
-    /// `turns`: what turns it, given whether remote experts pay; none where that was not asked.
-    pub(crate) fn new(rivals: Vec<Rival>, turns: Option<impl FnOnce(bool) -> VerdictFlips>) -> Self {
-        let found = best(&rivals);
-        let pays = found.is_some_and(|(way, _)| way.has_remote_experts());
-        let asked = turns.is_some();
-        let VerdictFlips { found: turns, undecided } =
-            turns.map_or_else(VerdictFlips::default, |turns| turns(pays));
-        let mut sentence = first_sentence(&rivals, found.map(|(way, _)| way));
-        let would: Vec<&str> = turns.iter().map(|turn| turn.words.as_str()).collect();
-        if !would.is_empty() {
-            sentence = format!("{sentence} This changes with {}.", would.join(", or with "));
+impl PlacementComparison {
+    /// Compares the evaluated strategies. `find_flips`: finds what would change whether remote experts pay.
+    pub(crate) fn new(
+        rivals: Vec<StrategyEvaluation>,
+        find_flips: Option<impl FnOnce(bool) -> ComparisonFlips>,
+    ) -> Self {
+        let found = cheapest_strategy(&rivals);
+        let pays = found.is_some_and(|(strategy, _)| strategy.has_remote_experts());
+        let asked = find_flips.is_some();
+        let ComparisonFlips { found: flips, undecided } =
+            find_flips.map_or_else(ComparisonFlips::default, |find_flips| find_flips(pays));
+        let mut sentence = first_sentence(&rivals, found.map(|(strategy, _)| strategy));
+        let changes: Vec<&str> = flips.iter().map(|flip| flip.words.as_str()).collect();
+        if !changes.is_empty() {
+            sentence = format!("{sentence} This changes with {}.", changes.join(", or with "));
         } else if asked && found.is_some() && undecided.is_empty() {
             sentence.push_str(
                 " No tried change of one figure (request rate, TPOT limit, expert size, GPU price), \
@@ -173,31 +183,30 @@ impl Verdict {
             sentence =
                 format!("{sentence} Unknown for changes of {names}: the search exceeds its work limit.");
         }
-        Self { pays, sentence, best: found.map(|(way, _)| way), rivals, turns, undecided }
+        Self { pays, sentence, best: found.map(|(strategy, _)| strategy), rivals, flips, undecided }
     }
 }
 
-fn first_sentence(rivals: &[Rival], best: Option<Way>) -> String {
-    // Where requests come as they do, an hour is what is paid for; else requests one after another, of which
-    // slower ways answer fewer in an hour.
-    let price = |way: Way| {
-        let rival = rivals.iter().find(|rival| rival.name == way);
+fn first_sentence(rivals: &[StrategyEvaluation], best: Option<ServingStrategy>) -> String {
+    let price = |strategy: ServingStrategy| {
+        let rival = rivals.iter().find(|rival| rival.name == strategy);
         let rival = rival.filter(|rival| rival.dollars_per_request.is_some());
-        rival.map_or_else(String::new, Rival::price)
+        rival.map_or_else(String::new, StrategyEvaluation::price)
     };
     let Some(best) = best else {
         return "No placement meets the limits, with or without remote experts.".to_owned();
     };
-    let of = |remote: bool| {
-        let others: Vec<Rival> =
+    let cheapest_with = |remote: bool| {
+        let others: Vec<StrategyEvaluation> =
             rivals.iter().filter(|rival| rival.name.has_remote_experts() == remote).cloned().collect();
-        self::best(&others)
+        self::cheapest_strategy(&others)
     };
-    let cost =
-        |way: Way| rivals.iter().find(|rival| rival.name == way).and_then(|rival| rival.dollars_per_request);
-    match (best.has_remote_experts(), of(!best.has_remote_experts())) {
-        (true, Some((other, theirs))) => {
-            let saved = 100.0 * (1.0 - cost(best).unwrap_or(theirs) / theirs);
+    let cost = |strategy: ServingStrategy| {
+        rivals.iter().find(|rival| rival.name == strategy).and_then(|rival| rival.dollars_per_request)
+    };
+    match (best.has_remote_experts(), cheapest_with(!best.has_remote_experts())) {
+        (true, Some((other, other_cost))) => {
+            let saved = 100.0 * (1.0 - cost(best).unwrap_or(other_cost) / other_cost);
             format!(
                 "Remote experts pay: {} at {}, {saved:.0} % less than {} at {}.",
                 best.name(),
@@ -211,8 +220,8 @@ fn first_sentence(rivals: &[Rival], best: Option<Way>) -> String {
             best.name(),
             price(best)
         ),
-        (false, Some((other, theirs))) => {
-            let more = 100.0 * (theirs / cost(best).unwrap_or(theirs) - 1.0);
+        (false, Some((other, other_cost))) => {
+            let more = 100.0 * (other_cost / cost(best).unwrap_or(other_cost) - 1.0);
             format!(
                 "Remote experts do not pay: {} at {}; with remote experts {more:.0} % more ({} at {}).",
                 best.name(),
@@ -229,8 +238,9 @@ fn first_sentence(rivals: &[Rival], best: Option<Way>) -> String {
     }
 }
 
-fn absent(name: Way, why: &str) -> Rival {
-    Rival {
+/// Returns the evaluation of a strategy that is not feasible.
+fn absent(name: ServingStrategy, why: &str) -> StrategyEvaluation {
+    StrategyEvaluation {
         name,
         feasible: false,
         dollars_per_hour: None,
@@ -238,11 +248,12 @@ fn absent(name: Way, why: &str) -> Rival {
         ttft_seconds: None,
         tpot_seconds: None,
         why: why.to_owned(),
-        comes: false,
+        has_arrivals: false,
     }
 }
 
-fn planned(name: Way, found: Option<&FeasiblePlan>, is_near: bool) -> Rival {
+/// Returns the evaluation of a strategy with remote experts.
+fn planned(name: ServingStrategy, found: Option<&FeasiblePlan>, is_near: bool) -> StrategyEvaluation {
     let Some(found) = found.filter(|found| found.plan.replicas() > 0) else {
         let why = if is_near {
             "not searched: plans near the previous one only"
@@ -252,21 +263,27 @@ fn planned(name: Way, found: Option<&FeasiblePlan>, is_near: bool) -> Rival {
         return absent(name, why);
     };
     let Evaluation { prefill_seconds, decode_seconds, total_cost, life, .. } = &found.evaluation;
-    Rival {
+    StrategyEvaluation {
         feasible: true,
         dollars_per_hour: Some(life.map_or_else(
             || 3600.0 * total_cost / (prefill_seconds + decode_seconds).max(f64::MIN_POSITIVE),
             |life| life.dollars_per_hour,
         )),
         dollars_per_request: Some(*total_cost),
-        comes: life.is_some(),
+        has_arrivals: life.is_some(),
         ttft_seconds: Some(found.evaluation.ttft_seconds),
         tpot_seconds: Some(found.evaluation.tpot_seconds),
         ..absent(name, "")
     }
 }
 
-fn baseline(name: Way, found: Option<&Baseline>, model: &Model<'_>, missing: String) -> Rival {
+/// Returns the evaluation of a baseline. `missing`: reason that `found` is absent.
+fn baseline(
+    name: ServingStrategy,
+    found: Option<&Baseline>,
+    model: &Model<'_>,
+    missing: String,
+) -> StrategyEvaluation {
     let Some(found) = found else { return absent(name, &missing) };
     let seconds = found.prefill_seconds + found.decode_seconds;
     let broken = found.violations.iter().map(|limit| {
@@ -277,14 +294,14 @@ fn baseline(name: Way, found: Option<&Baseline>, model: &Model<'_>, missing: Str
         };
         format!("{} {}, limit {}", limit_name(limit), amount(limit, value), amount(limit, allowed))
     });
-    Rival {
+    StrategyEvaluation {
         feasible: found.is_feasible(),
         dollars_per_hour: Some(found.life.map_or_else(
             || 3600.0 * found.total_cost / seconds.max(f64::MIN_POSITIVE),
             |life| life.dollars_per_hour,
         )),
         dollars_per_request: Some(found.total_cost),
-        comes: found.life.is_some(),
+        has_arrivals: found.life.is_some(),
         ttft_seconds: Some(found.ttft_seconds),
         tpot_seconds: Some(found.tpot_seconds),
         ..absent(name, &broken.collect::<Vec<_>>().join("; "))
@@ -295,8 +312,8 @@ fn baseline(name: Way, found: Option<&Baseline>, model: &Model<'_>, missing: Str
 mod tests {
     use super::*;
 
-    fn rival(name: Way, cost: f64, tpot: f64, ttft: f64) -> Rival {
-        Rival {
+    fn rival(name: ServingStrategy, cost: f64, tpot: f64, ttft: f64) -> StrategyEvaluation {
+        StrategyEvaluation {
             feasible: true,
             dollars_per_request: Some(cost),
             tpot_seconds: Some(tpot),
@@ -306,21 +323,23 @@ mod tests {
     }
 
     #[test]
-    fn equal_costs_go_to_the_faster_way() {
-        let mix = |cost: f64| rival(Way::Mix, cost, 0.137, 2.0);
-        let cheapest = |other: Rival, cost: f64| best(&[other, mix(cost)]).map(|(way, _)| way);
+    fn equal_costs_go_to_the_faster_strategy() {
+        let mix = |cost: f64| rival(ServingStrategy::Mix, cost, 0.137, 2.0);
+        let cheapest = |other: StrategyEvaluation, cost: f64| {
+            cheapest_strategy(&[other, mix(cost)]).map(|(strategy, _)| strategy)
+        };
         for (other, cost, wins) in [
-            // The slower way is listed first and cheaper by less than what sums of prices differ by.
-            (rival(Way::Cpu, 1.0, 0.171, 1.0), 1.0 + 1e-12, Way::Mix),
-            (rival(Way::Cpu, 1.0, 0.137, 2.5), 1.0, Way::Mix),
-            (rival(Way::Cpu, 1.0, 0.137, 1.5), 1.0, Way::Cpu),
-            (rival(Way::Sliced, 1.0, 0.137, 2.0), 1.0, Way::Mix),
-            (rival(Way::Sliced, 1.0, 0.136, 2.0), 1.0, Way::Sliced),
-            (rival(Way::Cpu, 1.0, 0.171, 1.0), 1.0 + 1e-8, Way::Cpu),
+            // The slower strategy comes first, and is cheaper by less than rounding.
+            (rival(ServingStrategy::Cpu, 1.0, 0.171, 1.0), 1.0 + 1e-12, ServingStrategy::Mix),
+            (rival(ServingStrategy::Cpu, 1.0, 0.137, 2.5), 1.0, ServingStrategy::Mix),
+            (rival(ServingStrategy::Cpu, 1.0, 0.137, 1.5), 1.0, ServingStrategy::Cpu),
+            (rival(ServingStrategy::Sliced, 1.0, 0.137, 2.0), 1.0, ServingStrategy::Mix),
+            (rival(ServingStrategy::Sliced, 1.0, 0.136, 2.0), 1.0, ServingStrategy::Sliced),
+            (rival(ServingStrategy::Cpu, 1.0, 0.171, 1.0), 1.0 + 1e-8, ServingStrategy::Cpu),
         ] {
             assert_eq!(cheapest(other.clone(), cost), Some(wins), "{other:?}");
         }
-        let slow = Rival { feasible: false, ..rival(Way::Gpu, 0.5, 0.01, 0.1) };
-        assert_eq!(best(&[slow]), None);
+        let slow = StrategyEvaluation { feasible: false, ..rival(ServingStrategy::Gpu, 0.5, 0.01, 0.1) };
+        assert_eq!(cheapest_strategy(&[slow]), None);
     }
 }

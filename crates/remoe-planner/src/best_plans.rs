@@ -1,4 +1,4 @@
-//! The cheapest plan of every form that a problem asks for.
+//! Search for the cheapest plan of every form: with a function for each layer, with groups, and all-local.
 
 use crate::preallocation::WalkStep;
 use crate::remote::Remote;
@@ -8,7 +8,8 @@ use crate::search::selection::{Candidate, Selection, across_layers, by_ratio, ot
 use crate::search::tables::LayerTable;
 use crate::search::{COST_TIE, Counters, EvaluatedPlan, Search};
 use crate::slicing::{
-    ArrangementFamily, FeasiblePlan, LayerTerms, Moves, RestOfLayers, Slicing, Sturdiness, most_moves,
+    ArrangementFamily, FeasiblePlan, GroupSearch, LayerExpertTimes, NonExpertTimes, SensitivityAnalysis,
+    SlicingEffort, max_evaluations,
 };
 use remoe_plan::cost::stress::all_violations;
 use remoe_plan::cost::{Evaluation, Violation};
@@ -17,60 +18,62 @@ use remoe_plan::plan::{LayerPlan, Plan};
 use remoe_plan::problem::ErrorFactor;
 use std::cell::OnceCell;
 
-/// How much is searched.
+/// Effort of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effort {
     /// Everything.
     Full,
-    /// A tenth of the ratios: for the question who is cheapest, asked of many problems.
+    /// A tenth of the ratios: for comparisons of many problems.
     Coarse,
 }
 
-/// Beyond so many experts in all, arrangements of groups that end by themselves are searched coarsely.
+/// Number of experts, over all layers, above which arrangements of groups that scale to zero are searched coarsely.
 const MANY_EXPERTS: usize = 1000;
-/// Ratios that a coarse search tries, at most.
+/// Maximum number of ratios that a coarse search tries.
 const COARSE_RATIOS: usize = 9;
 
-/// Pairs of candidate and main size that are solved to know what a way costs that is not chosen.
-const PAIRS_OF_A_RIVAL: usize = 12;
-/// Up to this many choices of how many experts of each layer are remote are all tried.
-const FEW_CHOICES: usize = 512;
+/// Solved pairs of candidate and main size for a strategy that is only evaluated for comparison.
+const COMPARISON_PAIRS: usize = 12;
+/// Largest number of combinations of remote counts that are all tried.
+const MAX_ENUMERATED_COUNTS: usize = 512;
 
 /// Inputs of a search.
-pub(crate) struct Inputs<'s, 'm> {
+pub(crate) struct SearchInputs<'s, 'm> {
     pub(crate) model: &'s Model<'m>,
     pub(crate) tables: &'s [LayerTable],
-    /// Terms of every expert, once they are worked out.
-    pub(crate) terms: &'s OnceCell<Option<Vec<LayerTerms>>>,
-    /// Layers by sets of their own, once a plan has such sets.
+    /// Times of every expert, once they are computed.
+    pub(crate) expert_times: &'s OnceCell<Option<Vec<LayerExpertTimes>>>,
+    /// Tables of a plan whose layers have other expert sets than the least used ones, once there is such a plan.
     pub(crate) own_sets: &'s OnceCell<Vec<LayerTable>>,
+    /// Prediction errors that plans must tolerate; absent unless plans must be robust.
     pub(crate) factors: Option<&'s [ErrorFactor]>,
+    /// Returns the limits that a plan breaks.
     pub(crate) violations: &'s dyn Fn(&Plan, &Evaluation) -> Vec<Violation>,
     pub(crate) remote: Remote,
-    /// Candidates whose worst case passes, for functions of single layers.
+    /// Candidates whose worst case passes, for plans with a function for each layer.
     pub(crate) candidates: &'s [Candidate],
 }
 
-/// The cheapest plans that keep every limit.
-pub(crate) struct Plans<'s> {
-    /// Best of the search over single layers, with or without remote experts: its neighbours are known.
+/// The cheapest feasible plan of every form.
+pub(crate) struct BestPlans<'s> {
+    /// Best plan of the search over single layers. It can be explained, since `search` knows its neighbours.
     pub(crate) found: Option<EvaluatedPlan>,
     pub(crate) search: Option<Search<'s>>,
-    /// With a function per layer.
+    /// With a function for each layer.
     pub(crate) per_layer: Option<FeasiblePlan>,
-    /// With groups; none where the problem does not allow them.
+    /// With groups, if the problem allows them.
     pub(crate) sliced: Option<FeasiblePlan>,
-    /// With nothing remote.
+    /// With all experts local.
     pub(crate) mix: Option<FeasiblePlan>,
     pub(crate) counters: Counters,
-    /// Only plans near the previous one were looked at.
+    /// Set if only plans near the previous one were searched.
     pub(crate) is_near: bool,
-    /// No plan of the arrangements that were looked at costs less, in dollars.
+    /// Lower bound in dollars of the cost of every plan of the considered arrangements.
     pub(crate) bound: Option<f64>,
 }
 
-impl Plans<'_> {
-    /// Nothing with remote experts.
+impl BestPlans<'_> {
+    /// Returns no plans.
     pub(crate) fn none() -> Self {
         Self {
             found: None,
@@ -84,56 +87,58 @@ impl Plans<'_> {
         }
     }
 
-    /// The cheapest of them; of equal ones the one with fewer functions, then with less memory.
+    /// Returns the cheapest plan; see [`FeasiblePlan::beats`] for ties.
     pub(crate) fn best(&self) -> Option<&FeasiblePlan> {
         let all = [&self.per_layer, &self.sliced, &self.mix].into_iter().flatten();
         all.reduce(|best, other| if other.beats(best) { other } else { best })
     }
 }
 
-/// Reports if a function per layer is searched in the paper's form, where sizes are memory and cost is that of
-/// one request.
+/// Reports if plans with a function for each layer are searched in the paper's form.
+///
+/// Then vCPUs come with memory, and the cost is that of one request.
 pub(super) fn is_paper_form(model: &Model<'_>) -> bool {
     let specs = &model.problem.specs;
     specs.main_vcpus.is_none() && specs.remote_vcpus.is_none() && model.problem.arrivals.is_none()
 }
 
-impl<'s, 'm: 's> Inputs<'s, 'm> {
-    pub(crate) fn plans(&'s self, effort: Effort) -> Plans<'s> {
-        let mut plans = Plans::none();
+impl<'s, 'm: 's> SearchInputs<'s, 'm> {
+    /// Searches the cheapest plan of every form.
+    pub(crate) fn plans(&'s self, effort: Effort) -> BestPlans<'s> {
+        let mut plans = BestPlans::none();
         if is_paper_form(self.model) {
             let mut search = self.new_search();
             let (local, remote): (Vec<Candidate>, Vec<Candidate>) =
                 self.candidates.iter().cloned().partition(is_local);
-            // Under reserved billing slices are cheaper than functions of which one works at a time; how
-            // much dearer those are need not be known to the last ratio.
-            if !self.has_rival_layers() || effort == Effort::Coarse {
-                search.most_solved = PAIRS_OF_A_RIVAL;
+            // Under reserved billing slices are cheaper than functions for single layers, of which one computes at a time.
+            // Then a rough cost of the latter is enough.
+            if !self.may_prefer_per_layer() || effort == Effort::Coarse {
+                search.most_solved = COMPARISON_PAIRS;
             }
             search.run(thinned(remote, effort));
             search.most_solved = usize::MAX;
-            if effort == Effort::Full && self.remote != Remote::Never && self.has_rival_layers() {
+            if effort == Effort::Full && self.remote != Remote::Never && self.may_prefer_per_layer() {
                 self.mixing().spread(&mut search, false);
                 search.close();
             }
-            let away = search.best.take();
+            let remote_best = search.best.take();
             search.run(local);
             let mix = search.best.take();
-            let mixed = (effort == Effort::Full).then(|| self.mixed(away.as_ref())).flatten();
-            let (away, of_away) = match mixed {
-                Some((found, of_mixed)) => (Some(found), Some(of_mixed)),
-                None => (away, None),
+            let mixed = (effort == Effort::Full).then(|| self.mixed(remote_best.as_ref())).flatten();
+            let (remote_best, mixed_search) = match mixed {
+                Some((found, search)) => (Some(found), Some(search)),
+                None => (remote_best, None),
             };
-            plans.per_layer = away.as_ref().map(FeasiblePlan::from);
+            plans.per_layer = remote_best.as_ref().map(FeasiblePlan::from);
             plans.mix = mix.as_ref().map(FeasiblePlan::from);
             plans.counters = search.counters;
             plans.search = Some(search);
-            plans.found = match (mix, away) {
-                (Some(mix), Some(away)) if !away.beats(&mix) => Some(mix),
+            plans.found = match (mix, remote_best) {
+                (Some(mix), Some(remote)) if !remote.beats(&mix) => Some(mix),
                 (mix, None) => mix,
-                (_, away) => {
-                    plans.search = of_away.or(plans.search);
-                    away
+                (_, remote) => {
+                    plans.search = mixed_search.or(plans.search);
+                    remote
                 }
             };
         } else {
@@ -142,23 +147,23 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         }
         if self.model.problem.limits.max_groups.is_some() {
             plans.sliced = self.sliced(ArrangementFamily::Sliced, effort, &mut plans.counters);
-            // A function per layer is a start as good as any.
+            // Moves also start from the plan with a function for each layer.
             let start = plans.per_layer.as_ref().filter(|_| effort == Effort::Full);
-            let moved = start.and_then(|planned| self.new_slicing().moved_on(planned));
-            // So is one expert away from nothing remote, which no arrangement of slices is.
+            let moved = start.and_then(|planned| self.new_group_search().improved_per_layer(planned));
+            // And from the all-local plan: no arrangement has a single remote expert.
             let start = plans.mix.as_ref().filter(|_| effort == Effort::Full && self.remote != Remote::Never);
-            let single = start.and_then(|planned| self.new_slicing().moved_on(planned));
+            let single = start.and_then(|planned| self.new_group_search().improved_per_layer(planned));
             let single = single.filter(|planned| planned.plan.replicas() > 0);
             let all = [plans.sliced.take(), moved, single].into_iter().flatten();
             plans.sliced = all.reduce(|best, other| if other.beats(&best) { other } else { best });
             let sliced = plans.sliced.take();
             let mut counters = Counters::default();
             let coarse = self.model.experts() > MANY_EXPERTS;
-            let paid_effort = if coarse { Effort::Coarse } else { effort };
-            let paid = |inputs: &Inputs<'_, '_>| {
-                inputs.arranged(ArrangementFamily::Sliced, paid_effort, &mut counters)
+            let groups_effort = if coarse { Effort::Coarse } else { effort };
+            let search_at_price = |inputs: &SearchInputs<'_, '_>| {
+                inputs.arranged(ArrangementFamily::Sliced, groups_effort, &mut counters)
             };
-            plans.sliced = self.with_sleepers(sliced, plans.mix.as_ref(), effort, paid);
+            plans.sliced = self.with_sleeping_groups(sliced, plans.mix.as_ref(), effort, search_at_price);
             plans.counters.add(counters);
         }
         plans
@@ -169,8 +174,9 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         Mixed { model, tables, remote, factors }
     }
 
-    /// The cheapest plan with a function per layer whose layers differ freely, if it is cheaper than `known`, and what
-    /// knows its neighbours.
+    /// Searches the cheapest plan with a function for each layer and any expert sets, if it beats `known`.
+    ///
+    /// Returns it with the search that knows its neighbours.
     fn mixed(&'s self, known: Option<&EvaluatedPlan>) -> Option<(EvaluatedPlan, Search<'s>)> {
         if self.remote == Remote::Never {
             return None;
@@ -179,8 +185,8 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         let cutoff = known.map_or(f64::INFINITY, |known| known.evaluation.total_cost * (1.0 - COST_TIE));
         let picked = self.mixing().cheapest(cutoff)?;
         let counts: Vec<usize> = picked.sets.iter().map(Vec::len).collect();
-        let led = |(layer, set): (usize, &Vec<u32>)| tables[layer].led_by(model, layer, set);
-        self.own_sets.set(picked.sets.iter().enumerate().map(led).collect()).ok()?;
+        let table = |(layer, set): (usize, &Vec<u32>)| tables[layer].led_by(model, layer, set);
+        self.own_sets.set(picked.sets.iter().enumerate().map(table).collect()).ok()?;
         let search = Search { tables: self.own_sets.get()?, ..self.new_search() };
         let i = counts.iter().copied().max().unwrap_or(0);
         let candidate = Candidate { selection: Selection::Mixed, i, counts };
@@ -189,23 +195,24 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         known.is_none_or(|known| found.beats(known)).then_some((found, search))
     }
 
-    /// The cheapest plan of `family` as far as `effort` finds it, in groups.
+    /// Searches the cheapest plan of `family`, in the form of groups.
     pub(super) fn arranged(
         &self,
         family: ArrangementFamily,
         effort: Effort,
         counters: &mut Counters,
     ) -> Option<FeasiblePlan> {
-        let mut choices = self.choices();
+        let mut choices = self.remote_counts();
         if effort == Effort::Full && self.remote == Remote::Auto {
             let known: std::collections::BTreeSet<Vec<usize>> =
                 choices.iter().map(|choice| choice.counts.clone()).collect();
             let whole = whole_layers(self.model).into_iter();
             choices.extend(whole.filter(|whole| !known.contains(&whole.counts)));
         }
-        self.slicing(choices, family, effort, counters)
+        self.group_search(choices, family, effort, counters)
     }
 
+    /// Searches the cheapest plan of `family`, in the form of layers if possible.
     fn sliced(
         &self,
         family: ArrangementFamily,
@@ -216,32 +223,34 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         Some(self.in_layers(&best).unwrap_or(best))
     }
 
-    /// Every choice of remote experts for plans in groups.
-    fn choices(&self) -> Vec<Candidate> {
+    /// Returns all candidates of remote counts for plans with groups.
+    fn remote_counts(&self) -> Vec<Candidate> {
         let mut all = by_ratio(self.model);
         if self.remote != Remote::Never {
             let across = across_layers(self.model, &all);
             all.extend(across);
-            let rest = others(self.model, &all, FEW_CHOICES);
+            let rest = others(self.model, &all, MAX_ENUMERATED_COUNTS);
             all.extend(rest);
         }
         all.retain(|candidate| self.remote.allows(self.model, &candidate.counts) && !is_local(candidate));
         all
     }
 
-    /// Candidates that a coarse search takes.
+    /// Returns the candidates of remote counts for a coarse search.
     pub(crate) fn coarse_choices(&self) -> Vec<Candidate> {
-        thinned(self.choices(), Effort::Coarse)
+        thinned(self.remote_counts(), Effort::Coarse)
     }
 
-    /// Reports if plans with a function per layer may be cheaper than those with groups. Under reserved billing they
-    /// are not: of functions that are paid for, one works at a time.
-    pub(crate) fn has_rival_layers(&self) -> bool {
+    /// Reports if plans with a function for each layer may be cheaper than plans with groups.
+    ///
+    /// Under reserved billing they are not: all functions are billed, but one computes at a time.
+    pub(crate) fn may_prefer_per_layer(&self) -> bool {
         !(self.model.is_reserved() && self.model.problem.limits.max_groups.is_some())
     }
 
-    /// A plan with remote experts that costs less than `cutoff`, as far as `choices` and the most promising
-    /// arrangements have one: the cheapest of those that were looked into.
+    /// Searches a plan with remote experts that costs less than `cutoff` among `choices` and the most promising arrangements.
+    ///
+    /// Returns the cheapest plan of the explored ones.
     pub(crate) fn below(
         &self,
         cutoff: f64,
@@ -257,35 +266,35 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
             }
         };
         let sliced = |family: ArrangementFamily| {
-            let mut slicing = self.new_slicing();
-            slicing.cutoff = cutoff;
-            slicing.run(choices, family, Moves::Few);
-            slicing.best
+            let mut group_search = self.new_group_search();
+            group_search.cutoff = cutoff;
+            group_search.run(choices, family, SlicingEffort::Probe);
+            group_search.best
         };
         if self.model.problem.limits.max_groups.is_some() {
             take(ArrangementFamily::Sliced, sliced(ArrangementFamily::Sliced));
         }
-        if self.has_rival_layers() && is_paper_form(self.model) {
+        if self.may_prefer_per_layer() && is_paper_form(self.model) {
             let mut search = self.new_search();
-            search.most_solved = PAIRS_OF_A_RIVAL;
+            search.most_solved = COMPARISON_PAIRS;
             search.cutoff = cutoff;
             let remote = self.candidates.iter().filter(|candidate| !is_local(candidate));
             search.run(thinned(remote.cloned().collect(), Effort::Coarse));
             take(ArrangementFamily::PerLayer, search.best.as_ref().map(FeasiblePlan::from));
-        } else if self.has_rival_layers() {
+        } else if self.may_prefer_per_layer() {
             take(ArrangementFamily::PerLayer, sliced(ArrangementFamily::PerLayer));
         }
         best
     }
 
-    /// `planned` on this model: in groups with sizes that hold what is there. None where it does not keep every limit.
+    /// Evaluates `planned` on this model, with sizes that hold its experts. Returns `None` if it breaks a limit.
     pub(crate) fn carried(&self, planned: &FeasiblePlan) -> Option<FeasiblePlan> {
-        let slicing = self.new_slicing();
+        let group_search = self.new_group_search();
         let plan = match planned.plan.groups.is_empty() {
             true => planned.plan.clone(),
-            false => slicing.sized(planned.plan.clone())?,
+            false => group_search.with_fitting_sizes(planned.plan.clone())?,
         };
-        slicing.judged(&planned.candidate, plan, None)
+        group_search.evaluate_if_better(&planned.candidate, plan, None)
     }
 
     pub(super) fn new_search(&self) -> Search<'_> {
@@ -303,63 +312,63 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         }
     }
 
-    /// Nothing remote, where that is allowed.
+    /// Searches the cheapest all-local plan, if it is allowed.
     pub(super) fn mix(&self, counters: &mut Counters) -> Option<FeasiblePlan> {
         let mut all = by_ratio(self.model);
         all.retain(|candidate| self.remote.allows(self.model, &candidate.counts) && is_local(candidate));
-        let best = self.slicing(all, ArrangementFamily::PerLayer, Effort::Coarse, counters)?;
+        let best = self.group_search(all, ArrangementFamily::PerLayer, Effort::Coarse, counters)?;
         Some(self.in_layers(&best).unwrap_or(best))
     }
 
-    /// The plan near `best` that stands wrong figures best, within `share` of its cost.
-    pub(crate) fn sturdier(
+    /// Searches the plan near `best` that is least sensitive to misestimated inputs, within the share `premium` of its cost.
+    pub(crate) fn least_sensitive(
         &self,
         best: &FeasiblePlan,
-        plans: &Plans<'_>,
-        share: f64,
-    ) -> (FeasiblePlan, Option<Sturdiness>) {
+        plans: &BestPlans<'_>,
+        premium: f64,
+    ) -> (FeasiblePlan, Option<SensitivityAnalysis>) {
         let others: Vec<&FeasiblePlan> =
             [&plans.per_layer, &plans.sliced, &plans.mix].into_iter().flatten().collect();
-        self.new_slicing().sturdier(best, &others, share)
+        self.new_group_search().least_sensitive(best, &others, premium)
     }
 
-    pub(super) fn new_slicing(&self) -> Slicing<'_, 'm> {
-        Slicing {
+    pub(super) fn new_group_search(&self) -> GroupSearch<'_, 'm> {
+        GroupSearch {
             model: self.model,
             tables: self.tables,
             factors: self.factors,
             violations: self.violations,
             remote: self.remote,
-            window: None,
+            idle_window: None,
             best: None,
-            late: Vec::new(),
+            infeasible: Vec::new(),
             cutoff: f64::INFINITY,
-            rest: RestOfLayers::new(self.model),
-            terms: self.terms,
+            nonexpert: NonExpertTimes::new(self.model),
+            expert_times: self.expert_times,
             counters: Counters::default(),
         }
     }
 
-    /// Evaluations of moves from a plan that is known already, at most.
-    pub(super) fn moves(&self) -> usize {
-        most_moves(self.model.experts())
+    /// Returns the maximum number of evaluations of moves from a known plan.
+    pub(super) fn max_evaluations(&self) -> usize {
+        max_evaluations(self.model.experts())
     }
 
-    fn slicing(
+    fn group_search(
         &self,
         candidates: Vec<Candidate>,
         family: ArrangementFamily,
         effort: Effort,
         counters: &mut Counters,
     ) -> Option<FeasiblePlan> {
-        let mut slicing = self.new_slicing();
-        let moves = if effort == Effort::Full { Moves::All } else { Moves::None };
-        slicing.run(&thinned(candidates, effort), family, moves);
-        counters.add(slicing.counters);
-        slicing.best
+        let mut group_search = self.new_group_search();
+        let slicing_effort = if effort == Effort::Full { SlicingEffort::Full } else { SlicingEffort::Coarse };
+        group_search.run(&thinned(candidates, effort), family, slicing_effort);
+        counters.add(group_search.counters);
+        group_search.best
     }
 
-    /// Rewrites the plan as a function per layer, where its groups are that.
+    /// Rewrites a plan whose groups each host a single layer in the form of layers. Returns `None` for other plans.
     pub(super) fn in_layers(&self, planned: &FeasiblePlan) -> Option<FeasiblePlan> {
         let mut layers = vec![LayerPlan::default(); self.model.layers.len()];
         if planned.plan.main_vcpus.is_some() {
@@ -380,16 +389,16 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         let plan = Plan::of_layers(planned.plan.main_bytes, layers);
         let evaluation = self.model.evaluate(&plan);
         let (cost, known) = (evaluation.total_cost, planned.cost());
-        // Functions per layer are taken to have the machine for themselves, groups are not: the same plan looks
-        // cheaper.
+        // The cost model shares the machine's cores among groups, but not among functions of layers: the same plan looks
+        // cheaper in the form of layers.
         let shared = self.model.problem.shared_cores.is_some();
-        let same = cost <= known * (1.0 + COST_TIE) && !(shared && cost < known * (1.0 - COST_TIE));
-        let stands = same && (self.violations)(&plan, &evaluation).is_empty();
-        stands.then(|| FeasiblePlan { candidate: planned.candidate.clone(), plan, evaluation })
+        let is_same_cost = cost <= known * (1.0 + COST_TIE) && !(shared && cost < known * (1.0 - COST_TIE));
+        let is_feasible = is_same_cost && (self.violations)(&plan, &evaluation).is_empty();
+        is_feasible.then(|| FeasiblePlan { candidate: planned.candidate.clone(), plan, evaluation })
     }
 }
 
-/// Reports if nothing is remote.
+/// Reports if all experts are local.
 fn is_local(candidate: &Candidate) -> bool {
     candidate.counts.iter().all(|count| *count == 0)
 }
@@ -404,7 +413,7 @@ impl From<&EvaluatedPlan> for FeasiblePlan {
     }
 }
 
-/// As many of `candidates` as `effort` allows, evenly; nothing remote is always among them where it was.
+/// Returns as many of `candidates` as `effort` allows, evenly spread. The all-local one stays.
 fn thinned(candidates: Vec<Candidate>, effort: Effort) -> Vec<Candidate> {
     if effort == Effort::Full || candidates.len() <= COARSE_RATIOS {
         return candidates;
@@ -414,7 +423,7 @@ fn thinned(candidates: Vec<Candidate>, effort: Effort) -> Vec<Candidate> {
     candidates.into_iter().filter(|candidate| candidate.i % step == 0 || candidate.i == most).collect()
 }
 
-/// The limits that a plan does not keep; with `factors` also when the prediction errs by them.
+/// Returns the limits that a plan breaks; with `factors` also if the prediction errs by these factors.
 pub(crate) fn violations_of(
     model: &Model<'_>,
     factors: Option<&[ErrorFactor]>,
@@ -427,8 +436,10 @@ pub(crate) fn violations_of(
     }
 }
 
-/// Every choice of remote counts that the search may take: ratios that pass the worst case, nothing
-/// remote, and the choices across layers, whose worst case is only checked where they are good.
+/// Returns all candidates of remote counts for plans with a function for each layer.
+///
+/// These are the ratios that pass the worst case, the all-local candidate, and the candidates across layers. The worst
+/// case of the latter is checked later, and only for good ones.
 pub(crate) fn candidates(model: &Model<'_>, remote: Remote, walk: &[WalkStep]) -> Vec<Candidate> {
     let mut all = by_ratio(model);
     let across = if remote == Remote::Never { Vec::new() } else { across_layers(model, &all) };
