@@ -3,7 +3,7 @@
 use crate::preallocation::WalkStep;
 use crate::remote::Remote;
 use crate::search::candidate::{CandidateSides, Multipliers};
-use crate::search::mixed::Mixed;
+use crate::search::mixed::MixedSearch;
 use crate::search::selection::{Candidate, Selection, across_layers, by_ratio, others, whole_layers};
 use crate::search::tables::LayerTable;
 use crate::search::{COST_TIE, Counters, EvaluatedPlan, Search};
@@ -113,13 +113,13 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
             // Under reserved billing slices are cheaper than functions for single layers, of which one computes at a time.
             // Then a rough cost of the latter is enough.
             if !self.may_prefer_per_layer() || effort == Effort::Coarse {
-                search.most_solved = COMPARISON_PAIRS;
+                search.max_solved = COMPARISON_PAIRS;
             }
             search.run(thinned(remote, effort));
-            search.most_solved = usize::MAX;
+            search.max_solved = usize::MAX;
             if effort == Effort::Full && self.remote != Remote::Never && self.may_prefer_per_layer() {
-                self.mixing().spread(&mut search, false);
-                search.close();
+                self.mixing().search_counts(&mut search, false);
+                search.solve_open_pairs();
             }
             let remote_best = search.best.take();
             search.run(local);
@@ -169,9 +169,9 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
         plans
     }
 
-    pub(super) fn mixing(&'s self) -> Mixed<'s, 's> {
+    pub(super) fn mixing(&'s self) -> MixedSearch<'s, 's> {
         let Self { model, tables, remote, factors, .. } = *self;
-        Mixed { model, tables, remote, factors }
+        MixedSearch { model, tables, remote, factors }
     }
 
     /// Searches the cheapest plan with a function for each layer and any expert sets, if it beats `known`.
@@ -185,7 +185,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
         let cutoff = known.map_or(f64::INFINITY, |known| known.evaluation.total_cost * (1.0 - COST_TIE));
         let picked = self.mixing().cheapest(cutoff)?;
         let counts: Vec<usize> = picked.sets.iter().map(Vec::len).collect();
-        let table = |(layer, set): (usize, &Vec<u32>)| tables[layer].led_by(model, layer, set);
+        let table = |(layer, set): (usize, &Vec<u32>)| tables[layer].with_first(model, layer, set);
         self.own_sets.set(picked.sets.iter().enumerate().map(table).collect()).ok()?;
         let search = Search { tables: self.own_sets.get()?, ..self.new_search() };
         let i = counts.iter().copied().max().unwrap_or(0);
@@ -276,7 +276,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
         }
         if self.may_prefer_per_layer() && is_paper_form(self.model) {
             let mut search = self.new_search();
-            search.most_solved = COMPARISON_PAIRS;
+            search.max_solved = COMPARISON_PAIRS;
             search.cutoff = cutoff;
             let remote = self.candidates.iter().filter(|candidate| !is_local(candidate));
             search.run(thinned(remote.cloned().collect(), Effort::Coarse));
@@ -306,7 +306,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
             best: None,
             multipliers: Multipliers::default(),
             open: Vec::new(),
-            most_solved: usize::MAX,
+            max_solved: usize::MAX,
             cutoff: f64::INFINITY,
             counters: Counters::default(),
         }

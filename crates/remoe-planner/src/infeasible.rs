@@ -119,7 +119,7 @@ pub(crate) fn worst_case(model: &Model<'_>, candidates: &[Candidate]) -> Option<
         if least_memory.is_none_or(|(least, _)| case.needed_bytes() < least) {
             least_memory = Some((case.needed_bytes(), candidate.i));
         }
-        let Some((main_bytes, strain)) = case.least_strain() else { continue };
+        let Some((main_bytes, strain)) = case.least_limit_ratio() else { continue };
         if best.as_ref().is_none_or(|(least, ..)| strain < *least) {
             best = Some((strain, RatioAndSize { i: candidate.i, main_bytes }, case.times(main_bytes)));
         }

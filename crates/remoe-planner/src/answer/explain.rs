@@ -4,7 +4,7 @@ use crate::preallocation::WorstCase;
 use crate::search::candidate::{CandidateSides, LayerSide};
 use crate::search::continuous::{Continuous, continuous};
 use crate::search::improve::locals;
-use crate::search::options::{OptionChoice, Terms};
+use crate::search::options::{CostTerms, OptionChoice};
 use crate::search::selection::{Candidate, Selection};
 use crate::search::{COST_TIE, EvaluatedPlan, Search};
 use crate::slicing::FeasiblePlan;
@@ -270,8 +270,8 @@ impl Neighbours<'_, '_> {
     fn other_options(&mut self) -> Vec<Binding> {
         let main = self.best.main;
         let locals = locals(self.sides, main);
-        let mut own: Vec<Option<Terms>> = Vec::new();
-        let mut totals = Terms::default();
+        let mut own: Vec<Option<CostTerms>> = Vec::new();
+        let mut totals = CostTerms::default();
         for (layer, local) in locals.iter().enumerate() {
             let local_terms = self.sides.local_terms(layer, *local);
             let terms = match (&mut self.sides.layers[layer], self.best.choices[layer]) {
@@ -286,7 +286,7 @@ impl Neighbours<'_, '_> {
         let mut found = Vec::new();
         for (layer, local) in locals.iter().enumerate() {
             let (Some(now), Some(choice)) = (own[layer], self.best.choices[layer]) else { continue };
-            for neighbour in steps_from(choice) {
+            for neighbour in option_neighbours(choice) {
                 let LayerSide::Remote(options) = &mut self.sides.layers[layer] else { continue };
                 let Some(terms) = options.terms(neighbour, *local) else { continue };
                 let other = totals.minus(&now).plus(&terms);
@@ -330,7 +330,7 @@ impl Neighbours<'_, '_> {
     }
 }
 
-fn steps_from(choice: OptionChoice) -> impl Iterator<Item = OptionChoice> {
+fn option_neighbours(choice: OptionChoice) -> impl Iterator<Item = OptionChoice> {
     let with_memory = |memory| OptionChoice { memory, ..choice };
     let with_replicas = |replicas| OptionChoice { replicas, ..choice };
     let smaller = choice.memory.checked_sub(1).map(with_memory);

@@ -112,9 +112,9 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
         let needed = model.main_needed(&counts);
         let fits = |main: &usize| model.main_sizes[*main] >= needed;
         if let Some(main) = main.filter(fits).filter(|_| counts.iter().any(|count| *count > 0)) {
-            search.try_one(&known, main);
+            search.solve_pair(&known, main);
         }
-        search.most_solved = MAX_PAIRS;
+        search.max_solved = MAX_PAIRS;
         let most = model.most_experts();
         let ratios = (1..=RATIOS).map(|part| (part * most).div_ceil(RATIOS));
         let mut candidates: Vec<Candidate> = vec![known];
@@ -125,9 +125,9 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
             candidate.counts.iter().any(|count| *count > 0) && self.remote.allows(model, &candidate.counts)
         });
         search.run(candidates);
-        search.most_solved = usize::MAX;
-        self.mixing().spread(&mut search, true);
-        self.mixing().spread(&mut search, false);
+        search.max_solved = usize::MAX;
+        self.mixing().search_counts(&mut search, true);
+        self.mixing().search_counts(&mut search, false);
         search.best.as_ref().map(FeasiblePlan::from)
     }
 }

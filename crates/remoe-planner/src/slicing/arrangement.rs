@@ -70,9 +70,9 @@ impl GroupSearch<'_, '_> {
             let (curve, remote_curve) = (&layer.curve, layer.remote_curve());
             let (main_column, remote_column) = (curve.column(most_vcpus), remote_curve.column(remote_vcpus));
             let share = table.share[*count].min(1.0);
-            let remote_cpu = remote_column.least_of(table.away_at(*count));
+            let remote_cpu = remote_column.least_of(table.remote_prefill_columns(*count));
             LayerBounds {
-                local_prefill: main_column.least_of(table.stay(*count)),
+                local_prefill: main_column.least_of(table.local_prefill_columns(*count)),
                 remote_prefill: remote_cpu + table.token_sum[*count] * model.down,
                 local_step: layer.per_token() * (1.0 - share) * curve.seconds(1.0, main_column),
                 remote_experts: layer.per_token() * share,
