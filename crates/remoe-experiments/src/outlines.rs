@@ -2,7 +2,7 @@
 
 use remoe_model::{AttentionOutline, ExpertsOutline, LayerOutline, MlpOutline, Outline, Weights};
 
-/// `count` layers, those before `first_moe_layer` with one MLP of `dense_width`.
+/// Returns `count` layers. Those before `first_moe_layer` have a dense MLP of `dense_width`.
 pub(crate) fn layers(
     count: usize,
     first_moe_layer: usize,
@@ -19,7 +19,7 @@ pub(crate) fn layers(
         .collect()
 }
 
-/// DeepSeek-V2-Lite; [`crate::Shape::deepseek_v2_lite`] says from where.
+/// Returns DeepSeek-V2-Lite; its source is at [`crate::Shape::deepseek_v2_lite`].
 pub(crate) fn deepseek_v2_lite() -> Outline {
     Outline {
         family: "deepseek_v2".to_owned(),
@@ -63,7 +63,7 @@ pub(crate) fn deepseek_v2_lite() -> Outline {
     }
 }
 
-/// Mixtral-8x7B; [`crate::Shape::mixtral_8x7b`] says from where.
+/// Returns Mixtral-8x7B; its source is at [`crate::Shape::mixtral_8x7b`].
 pub(crate) fn mixtral_8x7b() -> Outline {
     Outline {
         family: "mixtral".to_owned(),

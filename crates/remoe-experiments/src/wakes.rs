@@ -1,5 +1,5 @@
-//! Wakes from zero: what the Remoe paper's chain (predict, pre-allocate, plan, partition) is worth beside plans that
-//! know more or less of the waiting requests.
+//! Cold starts from zero: cost of the Remoe paper's chain (predict, pre-allocate, plan, partition), compared with plans that
+//! know more or less about the waiting requests.
 
 use crate::error::ExperimentError;
 use crate::routing::Routing;
@@ -14,26 +14,26 @@ use serde::Serialize;
 const TOPICS: usize = 8;
 /// Requests that wait at a wake.
 const WAITING: usize = 4;
-/// Wakes of one topic in the load that changes.
+/// Consecutive wakes with one topic in [`TopicMix::Changing`].
 const WAKES_PER_TOPIC: usize = 4;
 /// Spread of requests around their topic.
 const SPREAD: f64 = 2.0;
-/// Spread of predictions around what requests use.
+/// Spread of predictions around the true usage.
 const ERROR: f64 = 1.5;
 
 /// Topics of the requests that wake functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TopicMix {
-    /// Always the same one.
+    /// All requests have the same topic.
     OneTopic,
-    /// Each request has one of eight, at random.
+    /// Each request has one of eight topics at random.
     Mixed,
-    /// Another one after every few wakes.
+    /// The topic changes after every few wakes.
     Changing,
 }
 
-/// Dollars of 1,000 requests that find no function, by what their plan knows.
+/// Dollars of 1,000 requests that wake a deployment, for plans with different knowledge.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct WakeCosts {
     /// Topics of the requests.
@@ -46,14 +46,14 @@ pub struct WakeCosts {
     pub last: f64,
     /// The full search with uniform usage.
     pub uniform: f64,
-    /// Share of wakes of the chain whose main function has the size of the oracle's.
+    /// Share of wakes in which the chain's main function has the size of the oracle's.
     pub same_main: f64,
-    /// Wakes by which a limit is missed: by oracle, chain, last plan and uniform.
+    /// Number of wakes that break a limit: of oracle, chain, last plan and uniform.
     pub missed: [usize; 4],
 }
 
 impl Scenario {
-    /// Plans `wakes` wakes of each load. Functions sleep between them, as `arrivals` says.
+    /// Plans `wakes` wakes of each load. Functions scale to zero between them, as in `arrivals`.
     ///
     /// # Errors
     /// The scenario is invalid, or no plan keeps its limits.
@@ -111,7 +111,7 @@ impl Scenario {
         Ok(WakeCosts { load, oracle, chain, last, uniform, same_main: same_main as f64 / count, missed })
     }
 
-    /// The problem of requests that use experts by `shares` and find no function.
+    /// Returns the problem of requests with `shares` that wake a deployment.
     fn waking(&self, arrivals: &Arrivals, shares: ExpertShares) -> Result<Problem, ExperimentError> {
         let tokens = self.class_problem()?.request.input_tokens;
         let problem = self.problem(tokens, self.setting.decode_steps, shares)?;
@@ -123,11 +123,11 @@ impl Scenario {
         Ok(answer.plan)
     }
 
-    /// The plan of the chain after the plan `before`.
+    /// Returns the plan of the chain after the plan `before`.
     fn chained(&self, predicted: &Problem, before: &Plan) -> Result<Plan, ExperimentError> {
         let main = match preallocate_for(predicted, &PlanDraft::from(before)) {
             Ok(answer) => answer.plan,
-            // No size is safe: that of the last plan is as good as any.
+            // If no size keeps the limits in the worst case, the size of the last plan is kept.
             Err(_) => before.clone(),
         };
         let problem = predicted.with_main(main.main_bytes, main.main_vcpus);
@@ -138,7 +138,7 @@ impl Scenario {
     }
 }
 
-/// Usage around `mean`: each share times a factor from 1/spread to spread.
+/// Draws usage around `mean`: each share times a random factor from 1/spread to spread.
 fn around(mean: &ExpertShares, spread: f64, random: &mut Rng) -> ExpertShares {
     let routing = Routing { spread, ..Routing::default() };
     mean.iter().map(|row| routing.drawn(row, random)).collect()

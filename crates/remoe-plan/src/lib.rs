@@ -18,7 +18,7 @@ pub mod problem;
 pub mod read;
 pub mod serving_strategy;
 
-pub use alive::{Alive, Alone, AloneTime, Latency, Quantiles, Service, alive, latency};
+pub use alive::{Alive, Latency, Quantiles, ScalingGroup, ScalingGroupTime, Service, alive, latency};
 pub use budget::{Budget, Proceed};
 pub use cost::account::{AccountError, Comparison, Measured, Outcome, PlanAccount};
 pub use cost::baselines::baselines;

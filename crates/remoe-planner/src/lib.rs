@@ -46,13 +46,13 @@ pub use plan_error::PlanError;
 pub use preallocation::WalkStep;
 pub use preallocation::hoeffding::{assignments_bound, paper_bound};
 pub use remoe_plan::{
-    AccountError, Affine, Alive, Alone, AloneTime, Arrivals, Baseline, Baselines, BatchStep, Billing, Budget,
-    Comparison, Contention, CpuProfile, Device, ErrorDirection, ErrorFactor, Evaluation, FieldError,
-    GpuProfile, Group, GroupEvaluation, GroupLife, Latency, Layer, LayerEvaluation, LayerPlan, Life, Limits,
-    MainSize, Measured, MisestimatedInput, Outcome, PAGE_POSITIONS, Plan, PlanAccount, PlanDraft, Pricing,
-    Problem, Proceed, Quantile, Quantiles, Replica, Request, Service, ServingStrategy, SizeRange, Slo, Specs,
-    Start, Starts, Transport, VcpuRange, Violation, WindowedCache, alive, baselines, latency, load_bound,
-    longest_first, longest_first_beside, of_any_version, plan_file_schema, useful_vcpus,
+    AccountError, Affine, Alive, Arrivals, Baseline, Baselines, BatchStep, Billing, Budget, Comparison,
+    Contention, CpuProfile, Device, ErrorDirection, ErrorFactor, Evaluation, FieldError, GpuProfile, Group,
+    GroupEvaluation, GroupLife, Latency, Layer, LayerEvaluation, LayerPlan, Life, Limits, MainSize, Measured,
+    MisestimatedInput, Outcome, PAGE_POSITIONS, Plan, PlanAccount, PlanDraft, Pricing, Problem, Proceed,
+    Quantile, Quantiles, Replica, Request, ScalingGroup, ScalingGroupTime, Service, ServingStrategy,
+    SizeRange, Slo, Specs, Start, Starts, Transport, VcpuRange, Violation, WindowedCache, alive, baselines,
+    latency, load_bound, longest_first, longest_first_beside, of_any_version, plan_file_schema, useful_vcpus,
 };
 pub use remote::Remote;
 pub use search::Counters;

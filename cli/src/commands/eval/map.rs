@@ -10,7 +10,7 @@ use crate::output::progress::bar;
 use crate::output::table;
 use crate::plan_report::bytes;
 use remoe_experiments::ExperimentError;
-use remoe_experiments::map::{Cell, ListRegime, PER_DAY, Regime, Subject, UnitRegime, WAYS};
+use remoe_experiments::map::{Cell, ListRegime, PER_DAY, Regime, STRATEGIES, Subject, UnitRegime};
 use remoe_hardware::NodeList;
 use remoe_planner::ServingStrategy;
 use serde::Serialize;
@@ -232,7 +232,7 @@ fn rows(regime: &Regime) -> Vec<Vec<String>> {
 
 fn picture(regime: &Regime) -> HeatMap<'_> {
     let tile = |cell: &Cell| Tile {
-        series: cell.best.and_then(|best| WAYS.iter().position(|way| *way == best)),
+        series: cell.best.and_then(|best| STRATEGIES.iter().position(|way| *way == best)),
         lines: match cell.best {
             Some(best) => [word(best).to_owned(), against(cell)],
             None => ["nothing".to_owned(), "meets the limits".to_owned()],
@@ -250,7 +250,7 @@ fn picture(regime: &Regime) -> HeatMap<'_> {
             .chunks(PER_DAY.len())
             .filter_map(|cells| Some(cells.first()?.model.clone()))
             .collect(),
-        series: WAYS.map(meaning).to_vec(),
+        series: STRATEGIES.map(meaning).to_vec(),
         tiles: regime.cells.iter().map(tile).collect(),
     }
 }

@@ -9,13 +9,13 @@ use crate::output::plot::{Bar, Bars, Segment};
 use crate::output::progress::bar;
 use crate::output::table;
 use crate::plan_report::percent;
-use remoe_experiments::{Met, Regret, RegretCase, RegretSubject, Summary};
+use remoe_experiments::{PlanOutcome, Regret, RegretCase, RegretSubject, Summary};
 use remoe_hardware::Prices;
 use remoe_planner::{ErrorDirection, MisestimatedInput, Problem};
 use std::path::Path;
 
 /// A plan's name, and where a case has what it comes to.
-type NamedPlan = (&'static str, fn(&RegretCase) -> &Met);
+type NamedPlan = (&'static str, fn(&RegretCase) -> &PlanOutcome);
 
 /// The two plans.
 const PLANS: [NamedPlan; 2] = [("cheapest", |case| &case.exact), ("sturdy", |case| &case.sturdy)];
@@ -101,7 +101,7 @@ fn figures() -> impl Iterator<Item = (MisestimatedInput, ErrorDirection)> {
 }
 
 /// In how many cases of `subject` a plan breaks a limit, of those in which some plan does not.
-fn broken(regret: &Regret, subject: &str, of: fn(&RegretCase) -> &Met) -> String {
+fn broken(regret: &Regret, subject: &str, of: fn(&RegretCase) -> &PlanOutcome) -> String {
     let cases = regret.cases.iter().filter(|case| case.subject == subject && case.clairvoyant.is_some());
     let (mut all, mut broken) = (0, 0);
     for case in cases {

@@ -1,6 +1,6 @@
 //! The map of regimes against the planner's own answers.
 
-use remoe_experiments::map::{Cell, ListRegime, Subject, UnitRegime, WAYS, rental};
+use remoe_experiments::map::{Cell, ListRegime, STRATEGIES, Subject, UnitRegime, rental};
 use remoe_hardware::{NodeList, Prices};
 use remoe_model::{Folder, Outline};
 use remoe_planner::{Arrivals, Device, Options, ServingStrategy, compare, rent, solve};
@@ -31,7 +31,7 @@ fn listed(name: &str) -> ListRegime {
 
 /// The winner is the cheapest of all that keep the limits, and savings are those of the offers.
 fn check(cell: &Cell) {
-    assert_eq!(cell.offers.iter().map(|offer| offer.way).collect::<Vec<_>>(), WAYS);
+    assert_eq!(cell.offers.iter().map(|offer| offer.way).collect::<Vec<_>>(), STRATEGIES);
     let dollars = |way: ServingStrategy| cell.offer(way).unwrap().dollars_per_hour;
     let best = cell.best.and_then(dollars);
     for offer in &cell.offers {
@@ -40,7 +40,7 @@ fn check(cell: &Cell) {
         assert!(best.unwrap() <= other, "{cell:?}");
     }
     let least = |remote: bool| {
-        let ways = WAYS.into_iter().filter(|way| way.has_remote_experts() == remote);
+        let ways = STRATEGIES.into_iter().filter(|way| way.has_remote_experts() == remote);
         ways.filter_map(dollars).reduce(f64::min)
     };
     match (least(true), least(false)) {
@@ -80,7 +80,7 @@ fn cells_at_unit_prices_are_what_the_planner_answers() {
         let cell = regime.cell(&subject, per_day).unwrap();
         check(&cell);
         // Each way at its cheapest over places and windows, by the planner's full answer.
-        let mut least = WAYS.map(|way| (way, f64::INFINITY));
+        let mut least = STRATEGIES.map(|way| (way, f64::INFINITY));
         for gpus in regime.gpus() {
             for window in regime.windows {
                 let problem = regime.problem(&subject, per_day, gpus, *window).unwrap();

@@ -61,7 +61,7 @@ fn every_case_is_what_the_planner_says_of_the_true_figures() {
         }
     }
     // Summaries count what is there.
-    let exact: fn(&RegretCase) -> &remoe_experiments::Met = |case| &case.exact;
+    let exact: fn(&RegretCase) -> &remoe_experiments::PlanOutcome = |case| &case.exact;
     let all = regret.summary(None, exact);
     let parts = ErrorDirection::ALL
         .into_iter()

@@ -3,12 +3,12 @@
 //!
 //! A request uses a group unless none of its tokens chooses any of the group's experts. With r_l the share of layer l's
 //! assignments that go to the group, k_l the layer's top-k, and n tokens that choose independently, it uses the group with
-//! probability 1 - prod over l of (1 - r_l)^(k_l n). These requests keep the group alive ([`Alone`]).
+//! probability 1 - prod over l of (1 - r_l)^(k_l n). These requests keep the group alive ([`ScalingGroup`]).
 //!
 //! While a group starts, the main function's local fallback loads and computes its experts. In a prefill it loads every
 //! used expert once, in a decode step every expert that the token uses.
 
-use crate::alive::{Alive, Alone, mean_per_second};
+use crate::alive::{Alive, ScalingGroup, mean_per_second};
 use crate::model::Model;
 use crate::plan::{Group, Plan};
 use crate::problem::Arrivals;
@@ -151,7 +151,7 @@ impl SleepingGroup {
         let unused = 1.0 - self.used_share;
         let bursts = per_second / size * (1.0 - (1.0 - continues) * unused / (1.0 - continues * unused));
         let fallback_steps = self.fallback_share(load, steps) * steps;
-        let alone = Alone {
+        let alone = ScalingGroup {
             per_second: bursts,
             idle_seconds: self.idle_seconds,
             start_seconds: self.start_seconds,

@@ -5,7 +5,7 @@
 
 use crate::best_plans::{Effort, SearchInputs};
 use crate::slicing::{FeasiblePlan, MoveDepth, in_groups};
-use remoe_plan::alive::{Alone, mean_per_second};
+use remoe_plan::alive::{ScalingGroup, mean_per_second};
 use remoe_plan::model::Model;
 use remoe_plan::plan::{Group, LayerPlan, Plan};
 
@@ -59,7 +59,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
         let service_seconds = known.evaluation.life?.service_seconds;
         let all = self.model.local_expert_bytes(&vec![0; self.model.layers.len()]);
         let groups = known.plan.groups.len().max(1) as f64;
-        let alone = Alone {
+        let alone = ScalingGroup {
             per_second: mean_per_second(arrivals),
             idle_seconds: window,
             start_seconds: starts.remote.seconds(all / groups),

@@ -1,10 +1,10 @@
 //! Groups that end by themselves, beside a simulation of their lives.
 
 use crate::generate::SplitMix64;
-use remoe_planner::{Alone, AloneTime};
+use remoe_planner::{ScalingGroup, ScalingGroupTime};
 
 /// A group as it lives, request by request.
-fn observed(alone: &Alone, wakes: usize, seed: u64) -> AloneTime {
+fn observed(alone: &ScalingGroup, wakes: usize, seed: u64) -> ScalingGroupTime {
     let random = &mut SplitMix64::new(seed);
     let (mut now, mut ready, mut ends) = (0.0, 0.0, 0.0);
     let (mut alive, mut woken, mut requests, mut cold) = (0.0, 0, 0.0, 0.0);
@@ -26,7 +26,11 @@ fn observed(alone: &Alone, wakes: usize, seed: u64) -> AloneTime {
         };
         ends = f64::max(ends, now + takes + alone.idle_seconds);
     }
-    AloneTime { share: alive / began, wakes_per_second: woken as f64 / began, cold_share: cold / requests }
+    ScalingGroupTime {
+        share: alive / began,
+        wakes_per_second: woken as f64 / began,
+        cold_share: cold / requests,
+    }
 }
 
 #[test]
@@ -35,7 +39,7 @@ fn the_closed_form_is_what_groups_do() {
     let (mut worst, mut compared) = (0.0_f64, 0);
     for seed in 0..200 {
         let service = random.between(0.1, 20.0);
-        let alone = Alone {
+        let alone = ScalingGroup {
             per_second: 10f64.powf(random.between(-3.0, -0.5)),
             idle_seconds: random.between(0.5, 120.0),
             start_seconds: 10f64.powf(random.between(-1.0, 2.0)),

@@ -4,8 +4,8 @@ use crate::generate;
 
 use generate::{ExtendedDecisions, Sample, Shape, SplitMix64, beyond, model_problem, small_problem};
 use remoe_planner::{
-    Alone, Options, PlanDraft, PlanError, PlanningResult, Problem, Remote, ServingStrategy, Start, Starts,
-    evaluate, solve,
+    Options, PlanDraft, PlanError, PlanningResult, Problem, Remote, ScalingGroup, ServingStrategy, Start,
+    Starts, evaluate, solve,
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -110,7 +110,7 @@ fn a_group_is_alive_as_long_as_requests_that_use_it_keep_it() {
     assert!((found.used_share - (1.0 - (1.0 - share).powf(choices))).abs() < 1e-9);
     assert_eq!(found.start_seconds, 2.0 + problem.layers[0].expert_bytes / 1e8);
     // Where requests are short beside windows, their length hardly counts.
-    let alone = Alone {
+    let alone = ScalingGroup {
         per_second: 1e-3 * found.used_share,
         idle_seconds: 30.0,
         start_seconds: found.start_seconds,

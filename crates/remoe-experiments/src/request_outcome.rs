@@ -1,4 +1,4 @@
-//! Cost of a plan for a request whose routing is known.
+//! Cost and times of a request with known routing under a plan.
 
 use crate::error::ExperimentError;
 use crate::scenario::{Scenario, SimulatedRequest};
@@ -17,7 +17,7 @@ pub struct RequestOutcome {
 }
 
 impl RequestOutcome {
-    /// Reports if the times are within the limits of `scenario`.
+    /// Reports if the times keep the limits of `scenario`.
     #[must_use]
     pub fn is_in_time(&self, scenario: &Scenario) -> bool {
         let slo = scenario.setting.slo;
@@ -26,9 +26,9 @@ impl RequestOutcome {
 }
 
 impl Scenario {
-    /// Returns the outcome of `plan` for `request` with the shares that it truly had: the shares of its prefill for
-    /// the prefill, of its decode steps for the decode steps. Within a phase the planner's model holds: experts of a
-    /// token are drawn by these shares.
+    /// Returns the outcome of `plan` for `request` with its true shares: those of its prefill, and those of its decode steps.
+    ///
+    /// Within a phase the cost model applies: experts of a token are drawn by these shares.
     ///
     /// # Errors
     /// The plan is invalid for this model.
@@ -38,12 +38,12 @@ impl Scenario {
         request: &SimulatedRequest,
     ) -> Result<RequestOutcome, ExperimentError> {
         let steps = self.setting.decode_steps;
-        let of = |shares: &Vec<Vec<f64>>, steps: f64| {
+        let evaluate = |shares: &Vec<Vec<f64>>, steps: f64| {
             self.evaluate(&self.problem(request.input_tokens, steps, shares.clone())?, plan)
         };
-        // Costs of both phases add up, under either kind of billing.
-        let prefill = of(&request.prefill, 0.0)?;
-        let (with, without) = (of(&request.decode, steps)?, of(&request.decode, 0.0)?);
+        // The costs of both phases add up under either kind of billing.
+        let prefill = evaluate(&request.prefill, 0.0)?;
+        let (with, without) = (evaluate(&request.decode, steps)?, evaluate(&request.decode, 0.0)?);
         Ok(RequestOutcome {
             cost: prefill.total_cost + with.total_cost - without.total_cost,
             ttft_seconds: prefill.ttft_seconds,
