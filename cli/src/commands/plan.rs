@@ -21,7 +21,7 @@ use crate::workload::ConcurrencyArgs;
 use clap::Args;
 use nodes::{NodesArgs, Question};
 use nodes_model::Forms;
-use remoe_hardware::{Factors, ModelId, Origin, TimeRatios};
+use remoe_hardware::{ModelId, Origin, TimeFactors, TimeRatios};
 use remoe_hub::ModelArgs;
 use remoe_model::{DenseDtype, ExpertsDtype, KvCacheDtype};
 use remoe_planner::{
@@ -128,7 +128,7 @@ struct WithProblem<'a, T> {
     problem: &'a Problem,
     /// By how much times differ from the profile's, as answers say.
     #[serde(skip_serializing_if = "Option::is_none")]
-    factors: Option<Factors>,
+    factors: Option<TimeFactors>,
     #[serde(flatten)]
     answer: Timed<T>,
 }
@@ -246,7 +246,7 @@ fn planned_within(
 
 impl PlanArgs {
     /// The problem; for a model with times that differ from its profile's by `factors`.
-    fn read_problem(&self, factors: Option<Factors>) -> Result<Problem, CliError> {
+    fn read_problem(&self, factors: Option<TimeFactors>) -> Result<Problem, CliError> {
         if let Some(path) = &self.problem {
             let text = files::read("--problem", path)?;
             return Problem::from_json(&text).map_err(|error| in_file(error, Some(path)));
@@ -293,7 +293,7 @@ impl PlanArgs {
 struct Command<'a> {
     args: &'a PlanArgs,
     problem: Problem,
-    factors: Option<Factors>,
+    factors: Option<TimeFactors>,
     as_json: bool,
     /// Seconds of planning, where it had a deadline.
     elapsed_seconds: Option<f64>,
@@ -317,7 +317,7 @@ impl Command<'_> {
                     (true, None) => json::print(&Timed { elapsed_seconds, answer })?,
                     (false, _) => {
                         let mut out = anstream::stdout().lock();
-                        if let Some(Factors { prefill, decode }) = &self.factors {
+                        if let Some(TimeFactors { prefill, decode }) = &self.factors {
                             writeln!(out, "prefills take {}", prefill.in_words())?;
                             writeln!(out, "decode steps take {}\n", decode.in_words())?;
                         }
@@ -357,9 +357,9 @@ fn in_file(error: FieldError, path: Option<&Path>) -> CliError {
     CliError { path: path.map(Path::to_owned), field, ..CliError::arguments("", message) }
 }
 
-fn read_factors(path: &Path) -> Result<Factors, CliError> {
+fn read_factors(path: &Path) -> Result<TimeFactors, CliError> {
     let pairs = TimeRatios::read(&files::read("--measured", path)?);
-    Ok(Factors::of(&pairs.map_err(|error| files::in_file("--measured", path, &error))?))
+    Ok(TimeFactors::of(&pairs.map_err(|error| files::in_file("--measured", path, &error))?))
 }
 
 fn read_plan(flag: &str, path: &Path) -> Result<PlanDraft, CliError> {

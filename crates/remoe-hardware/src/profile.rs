@@ -1,4 +1,4 @@
-//! The form of a profile.
+//! Profiles: measured times and memory of a model on a machine, with their checks.
 
 use crate::error::{ProblemError, ProfileError, unreadable};
 use remoe_model::{DenseDtype, ExpertsDtype, Inspection};
@@ -7,18 +7,18 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 
-/// Version of the form that is written and read.
+/// Version of the file format.
 pub(crate) const VERSION: u32 = 1;
-/// Version of what is measured and of how: raised by every change of kernels, numerics class, transport or
-/// measurements after which plans should not stand on older figures.
+/// Version of the measurements. It is raised by each change of kernels, numerics class, transport or measurements after
+/// which older profiles should not be used for plans.
 pub const MEASUREMENTS: u32 = 3;
-/// Tokens of `nonexpert_seconds` up to which they are requests of one decode step; more are those of a prompt.
+/// Number of tokens up to which a row of `nonexpert_seconds` is a decode step of as many requests; above, it is a prefill.
 pub const STEP_ROWS: usize = 8;
-/// Token counts or vCPUs of a table, at most.
+/// Most rows or columns of a table.
 const MAX_POINTS: usize = 1024;
-/// Points of a table, as in a problem.
+/// Valid token counts and vCPUs of a table, as in a planning problem.
 const POINTS: RangeInclusive<f64> = 1e-15..=1e12;
-/// No time is longer, in seconds, and no size or rate larger, in bytes.
+/// Upper bound of times in seconds, and of sizes and rates in bytes.
 const LARGEST: f64 = 1e15;
 
 /// Times and memory of one machine for one model in one dtype. Units: seconds and bytes.
@@ -156,7 +156,7 @@ pub struct ModelId {
 }
 
 impl ModelId {
-    /// `model` in `dtype`.
+    /// Identifies `model` in `dtype`.
     #[must_use]
     pub fn of(model: &Inspection, dtype: &str) -> Self {
         Self {
@@ -167,7 +167,7 @@ impl ModelId {
         }
     }
 
-    /// Names the dtypes of the computation, in a word that file names can have.
+    /// Returns the names of the dtypes, joined for use in file names.
     #[must_use]
     pub fn precision(&self) -> String {
         let experts = self.experts_dtype.map_or_else(String::new, |experts| format!("-{}", experts.name()));
@@ -232,7 +232,7 @@ pub struct Transport {
 }
 
 impl Transport {
-    /// Returns the problem's transport for rows of `token_bytes`, there and back.
+    /// Returns the transport of a planning problem whose rows have `token_bytes` in both directions.
     #[must_use]
     pub fn of_rows(&self, token_bytes: f64) -> remoe_planner::Transport {
         remoe_planner::Transport {
@@ -260,7 +260,7 @@ pub struct Memory {
 }
 
 impl Profile {
-    /// Reads a profile and checks that it can be one.
+    /// Reads and checks a profile.
     ///
     /// # Errors
     /// The first field that is missing, unknown, stated twice, of the wrong type or out of range.
@@ -272,10 +272,10 @@ impl Profile {
         Ok(profile)
     }
 
-    /// Checks that it can be one: what [`Self::from_json`] does with what it reads.
+    /// Checks all fields, as [`Self::from_json`] does.
     ///
     /// # Errors
-    /// The first figure that is out of range.
+    /// The first field that is out of range.
     pub fn check(&self) -> Result<(), ProfileError> {
         if self.version != VERSION {
             let message = format!("is {}, expected {VERSION}; measure again", self.version);
@@ -337,7 +337,8 @@ impl Profile {
         Ok(())
     }
 
-    /// Origin of the least certain figures that plans stand on: those of the device may be assumed beside measured ones.
+    /// Returns [`Origin::Prior`] if any times that plans use are assumed; those of the device may be while others are
+    /// measured.
     #[must_use]
     pub fn certainty(&self) -> Origin {
         match self.device {
@@ -346,11 +347,11 @@ impl Profile {
         }
     }
 
-    /// Checks that this profile is of main functions on `device`: `cpu`, or `cuda` with its index. Even the figures of
-    /// CPUs differ between the two, since other operations compute what is no expert.
+    /// Checks that the profile is of main functions on the kind of `device`: `cpu`, or `cuda` with its index. Even the CPU
+    /// times differ between the two, since different code computes the non-expert part.
     ///
     /// # Errors
-    /// It is of another kind of device.
+    /// The profile is of the other kind.
     pub fn check_device(&self, device: &str) -> Result<(), ProblemError> {
         let kind = |on_cpus: bool| if on_cpus { "cpu" } else { "cuda" };
         let (profile, wanted) = (kind(self.device.is_none()), kind(device == "cpu"));
@@ -360,11 +361,10 @@ impl Profile {
         Err(ProblemError::ForeignDevice { profile: profile.to_owned(), wanted: wanted.to_owned() })
     }
 
-    /// Checks that this profile is of that model in that dtype, its experts quantised or not as it says. A prior fits
-    /// every model.
+    /// Checks that the profile is of `model` in `dtype`, with the same quantisation. A prior passes for each model.
     ///
     /// # Errors
-    /// It is of another.
+    /// The profile is of another checkpoint or dtype.
     pub fn check_model(&self, model: &Inspection, dtype: &str) -> Result<(), ProblemError> {
         if self.origin == Origin::Prior {
             return Ok(());

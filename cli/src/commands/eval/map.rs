@@ -42,7 +42,7 @@ impl MapReport {
         let failed = |error: ExperimentError| CliError::runtime(error.to_string());
         let mut prices = None;
         if let Some((path, stated)) = &inputs.prices {
-            let pricing = stated.pricing_apart().map_err(|error| wrong("--pricing", path, &error))?;
+            let pricing = stated.separate_pricing().map_err(|error| wrong("--pricing", path, &error))?;
             let all = UnitRegime::all(pricing);
             let bar = bar(all.len(), "maps");
             for regime in all {

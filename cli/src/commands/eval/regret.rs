@@ -37,7 +37,7 @@ pub(super) fn measured(args: &EvalArgs, inputs: &Inputs) -> Result<Regret, CliEr
     let default = Prices::default();
     let prices = inputs.prices.as_ref().map_or(&default, |(_, prices)| prices);
     let pricing =
-        prices.pricing_apart().map_err(|error| CliError::arguments("--pricing", error.to_string()))?;
+        prices.separate_pricing().map_err(|error| CliError::arguments("--pricing", error.to_string()))?;
     subjects.extend(RegretSubject::published(pricing)?);
     let bar = bar(subjects.len(), "plans");
     let regret = Regret::of(&subjects, |name| {

@@ -20,7 +20,7 @@ fn subject(name: &str) -> Subject {
 
 fn unit(name: &str) -> UnitRegime {
     let prices = Prices::from_yaml(&read("examples/pricing/gke-autopilot.yaml")).unwrap();
-    let regimes = UnitRegime::all(prices.pricing_apart().unwrap());
+    let regimes = UnitRegime::all(prices.separate_pricing().unwrap());
     regimes.into_iter().find(|regime| regime.name == name).unwrap()
 }
 

@@ -217,7 +217,7 @@ pub fn replan(
 fn check(problem: &Problem, options: &Options) -> Result<(), PlanError> {
     problem.check().map_err(PlanError::Problem)?;
     if options.remote == Remote::Always {
-        problem.check_room().map_err(PlanError::Problem)?;
+        problem.check_remote_capacity().map_err(PlanError::Problem)?;
     }
     Ok(())
 }

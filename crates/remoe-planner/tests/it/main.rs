@@ -2,7 +2,6 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::print_stderr, clippy::unwrap_used)]
 
 mod alive;
-mod alone;
 mod bad_input;
 mod concurrency;
 mod context;
@@ -17,6 +16,7 @@ mod one_machine;
 mod properties;
 mod quota;
 mod replan;
+mod scaling_group;
 mod sleepers;
 mod unknown_fields;
 mod worked;

@@ -1,9 +1,9 @@
-//! Groups that end by themselves, beside a simulation of their lives.
+//! Comparison of groups that scale to zero with a simulation.
 
 use crate::generate::SplitMix64;
 use remoe_planner::{ScalingGroup, ScalingGroupTime};
 
-/// A group as it lives, request by request.
+/// Simulates a group request by request.
 fn observed(alone: &ScalingGroup, wakes: usize, seed: u64) -> ScalingGroupTime {
     let random = &mut SplitMix64::new(seed);
     let (mut now, mut ready, mut ends) = (0.0, 0.0, 0.0);
@@ -34,7 +34,7 @@ fn observed(alone: &ScalingGroup, wakes: usize, seed: u64) -> ScalingGroupTime {
 }
 
 #[test]
-fn the_closed_form_is_what_groups_do() {
+fn closed_form_matches_simulated_scaling_groups() {
     let random = &mut SplitMix64::new(11);
     let (mut worst, mut compared) = (0.0_f64, 0);
     for seed in 0..200 {

@@ -1,48 +1,51 @@
-//! How a plan is looked for while figures are assumed.
+//! The search for a plan with a profile that may be a prior instead of measurements.
 
 use crate::profile::Origin;
 use remoe_planner::{Infeasible, PlanError, PlanningResult, Problem, Remote, Slo};
 
-/// A limit that is meant not to bind, in seconds.
+/// A latency limit that every plan keeps, in seconds.
 const NO_LIMIT: f64 = 1e6;
 
-/// Returns the plan that `search` finds for `problem`, whose figures are of `origin`, and which limits it may miss.
+/// Returns the plan that `search` finds for `problem`, whose times are of `origin`, and the latency limits that the plan
+/// is expected to miss.
 ///
-/// Under a prior all experts are local if they fit, and a limit that seems to be missed is no refusal: the prior errs
-/// on the slow side, and serving is what brings measurements.
+/// With measured times, this is one search within the limits. With a prior, plans whose experts are all local come first,
+/// and if no plan keeps the latency limits, one is returned that ignores them: the times of a prior are overestimates, and
+/// measured ones are only available from a deployment that runs.
 ///
 /// # Errors
-/// No plan keeps every limit, or `search` fails.
-pub fn attempted(
+/// No plan keeps the limits that must be kept, or `search` fails.
+pub fn search_by_origin(
     problem: &Problem,
     origin: Origin,
-    wanted: Remote,
+    allowed: Remote,
     search: impl Fn(&Problem, Remote) -> Result<PlanningResult, PlanError>,
 ) -> Result<(PlanningResult, Option<Box<Infeasible>>), PlanError> {
     let mut refusal = None;
-    for (remote, relaxed) in attempts(origin, wanted) {
-        let found = match relaxed {
+    for (remote, without_slo) in attempts(origin, allowed) {
+        let found = match without_slo {
             true => search(&Problem { slo: Slo::new(NO_LIMIT, NO_LIMIT), ..problem.clone() }, remote),
             false => search(problem, remote),
         };
         match found {
-            Ok(answer) => return Ok((answer, refusal.filter(|_| relaxed))),
+            Ok(answer) => return Ok((answer, refusal.filter(|_| without_slo))),
             Err(PlanError::Infeasible(why)) => refusal = Some(why),
             Err(error) => return Err(error),
         }
     }
     match refusal {
         Some(why) => Err(PlanError::Infeasible(why)),
-        None => search(problem, wanted).map(|answer| (answer, None)),
+        None => search(problem, allowed).map(|answer| (answer, None)),
     }
 }
 
-/// Uses of remote experts to try, in order, and whether latencies are left out of account.
-fn attempts(origin: Origin, wanted: Remote) -> Vec<(Remote, bool)> {
+/// Lists the searches to try, in order: the use of remote experts, and true if the latency limits are ignored.
+fn attempts(origin: Origin, allowed: Remote) -> Vec<(Remote, bool)> {
     if origin != Origin::Prior {
-        return vec![(wanted, false)];
+        return vec![(allowed, false)];
     }
-    let remotes: &[Remote] = if wanted == Remote::Auto { &[Remote::Never, Remote::Auto] } else { &[wanted] };
+    let remotes: &[Remote] =
+        if allowed == Remote::Auto { &[Remote::Never, Remote::Auto] } else { &[allowed] };
     remotes.iter().flat_map(|remote| [(*remote, false), (*remote, true)]).collect()
 }
 
@@ -51,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn under_a_prior_local_plans_and_missed_limits_come_first() {
+    fn a_prior_tries_local_plans_first_and_ignores_limits_next() {
         let auto = attempts(Origin::Prior, Remote::Auto);
         let expected =
             [(Remote::Never, false), (Remote::Never, true), (Remote::Auto, false), (Remote::Auto, true)];
