@@ -223,18 +223,19 @@ pub fn costs(scenario: &Scenario, plans: &ClassPlans) -> Result<Costs, Experimen
         let outcomes = match strategy {
             Strategy::Cpu | Strategy::Gpu | Strategy::Fetch | Strategy::FetchWithoutMoves => {
                 plans.baseline(strategy).map(|baseline| {
-                    each(scenario, |request| baseline_outcome(scenario, strategy, baseline, request))
+                    outcomes(scenario, |request| baseline_outcome(scenario, strategy, baseline, request))
                 })
             }
             Strategy::Mix => plans.baseline(strategy).map(|baseline| {
                 let plan = scenario.all_local(baseline.main_bytes);
-                each(scenario, |request| scenario.outcome(&plan, request))
+                outcomes(scenario, |request| scenario.outcome(&plan, request))
             }),
-            Strategy::Remoe => Some(each(scenario, |request| scenario.outcome(&plans.remoe, request))),
-            Strategy::RemoeAlways => {
-                plans.always.as_ref().map(|plan| each(scenario, |request| scenario.outcome(plan, request)))
-            }
-            Strategy::RemoePerRequest => Some(each(scenario, |request| {
+            Strategy::Remoe => Some(outcomes(scenario, |request| scenario.outcome(&plans.remoe, request))),
+            Strategy::RemoeAlways => plans
+                .always
+                .as_ref()
+                .map(|plan| outcomes(scenario, |request| scenario.outcome(plan, request))),
+            Strategy::RemoePerRequest => Some(outcomes(scenario, |request| {
                 let steps = scenario.setting.decode_steps;
                 let problem = scenario.problem(request.input_tokens, steps, request.predicted.clone())?;
                 scenario.outcome(&scenario.solve(&problem, Remote::Auto)?.plan, request)
@@ -272,7 +273,7 @@ impl Scenario {
     }
 }
 
-fn each(
+fn outcomes(
     scenario: &Scenario,
     outcome: impl Fn(&SimulatedRequest) -> Result<RequestOutcome, ExperimentError>,
 ) -> Result<Vec<RequestOutcome>, ExperimentError> {

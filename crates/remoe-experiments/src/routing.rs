@@ -36,7 +36,7 @@ impl Routing {
         let mean: ExpertShares =
             (0..shape.moe_layers()).map(|_| self.mean(shape.facts.experts, &mut random)).collect();
         let requests = (0..count).map(|_| {
-            let shares: ExpertShares = mean.iter().map(|row| self.drawn(row, &mut random)).collect();
+            let shares: ExpertShares = mean.iter().map(|row| self.draw(row, &mut random)).collect();
             SimulatedRequest {
                 input_tokens,
                 predicted: mean.clone(),
@@ -55,7 +55,7 @@ impl Routing {
     }
 
     /// Draws the shares of one request around `mean`.
-    pub(crate) fn drawn(&self, mean: &[f64], random: &mut Rng) -> Vec<f64> {
+    pub(crate) fn draw(&self, mean: &[f64], random: &mut Rng) -> Vec<f64> {
         let factor = |random: &mut Rng| self.spread.powf(2.0 * random.f64() - 1.0);
         normalised(mean.iter().map(|share| share * factor(random)).collect())
     }

@@ -112,7 +112,7 @@ impl Scenario {
     ) -> Self {
         let scaling = machine.cpu.scaling;
         let profile = machine.profile(&shape);
-        Self::on(scaling.name(), scaling.meaning(), shape, profile, machine, setting, requests)
+        Self::with_profile(scaling.name(), scaling.meaning(), shape, profile, machine, setting, requests)
     }
 
     /// Creates the scenario of `shape` on the machine of `profile`.
@@ -131,10 +131,18 @@ impl Scenario {
         let assumed = || DeviceTimes { context_seconds_per_token: read, ..machine.device(&shape) };
         let device = profile.device.or_else(|| Some(assumed()));
         let profile = Profile { device, ..profile };
-        Self::on("measured", "times as measured, an assumed GPU", shape, profile, machine, setting, requests)
+        Self::with_profile(
+            "measured",
+            "times as measured, an assumed GPU",
+            shape,
+            profile,
+            machine,
+            setting,
+            requests,
+        )
     }
 
-    fn on(
+    fn with_profile(
         times: &str,
         meaning: &str,
         shape: Shape,

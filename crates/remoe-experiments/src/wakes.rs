@@ -79,7 +79,7 @@ impl Scenario {
         let topics: Vec<ExpertShares> =
             (0..TOPICS).map(|_| (0..layers).map(|_| usage.mean(experts, &mut random)).collect()).collect();
         let uniform =
-            self.solved(&self.waking(arrivals, vec![vec![1.0 / experts as f64; experts]; layers])?)?;
+            self.solved(&self.wake_problem(arrivals, vec![vec![1.0 / experts as f64; experts]; layers])?)?;
         let (mut before, mut last) = (uniform.clone(), uniform.clone());
         let mut sums = [0.0; 4];
         let (mut missed, mut same_main) = ([0; 4], 0_usize);
@@ -91,12 +91,12 @@ impl Scenario {
                     TopicMix::Mixed => random.usize(..TOPICS),
                     TopicMix::Changing => wake / WAKES_PER_TOPIC % TOPICS,
                 };
-                add(&mut truth, &around(&topics[topic], SPREAD, &mut random), 1.0 / WAITING as f64);
+                add(&mut truth, &draw_around(&topics[topic], SPREAD, &mut random), 1.0 / WAITING as f64);
             }
-            let predicted = around(&truth, ERROR, &mut random);
-            let truth = self.waking(arrivals, truth)?;
+            let predicted = draw_around(&truth, ERROR, &mut random);
+            let truth = self.wake_problem(arrivals, truth)?;
             let oracle = self.solved(&truth)?;
-            let chain = self.chained(&self.waking(arrivals, predicted)?, &before)?;
+            let chain = self.next_chained_plan(&self.wake_problem(arrivals, predicted)?, &before)?;
             for (index, plan) in [&oracle, &chain, &last, &uniform].into_iter().enumerate() {
                 let evaluation = evaluate(&truth, &PlanDraft::from(plan), false)
                     .map_err(|error| self.plan_error(error))?;
@@ -112,7 +112,7 @@ impl Scenario {
     }
 
     /// Returns the problem of requests with `shares` that wake a deployment.
-    fn waking(&self, arrivals: &Arrivals, shares: ExpertShares) -> Result<Problem, ExperimentError> {
+    fn wake_problem(&self, arrivals: &Arrivals, shares: ExpertShares) -> Result<Problem, ExperimentError> {
         let tokens = self.class_problem()?.request.input_tokens;
         let problem = self.problem(tokens, self.setting.decode_steps, shares)?;
         Ok(Problem { arrivals: Some(arrivals.clone()), ..problem })
@@ -124,7 +124,7 @@ impl Scenario {
     }
 
     /// Returns the plan of the chain after the plan `before`.
-    fn chained(&self, predicted: &Problem, before: &Plan) -> Result<Plan, ExperimentError> {
+    fn next_chained_plan(&self, predicted: &Problem, before: &Plan) -> Result<Plan, ExperimentError> {
         let main = match preallocate_for(predicted, &PlanDraft::from(before)) {
             Ok(answer) => answer.plan,
             // If no size keeps the limits in the worst case, the size of the last plan is kept.
@@ -139,9 +139,9 @@ impl Scenario {
 }
 
 /// Draws usage around `mean`: each share times a random factor from 1/spread to spread.
-fn around(mean: &ExpertShares, spread: f64, random: &mut Rng) -> ExpertShares {
+fn draw_around(mean: &ExpertShares, spread: f64, random: &mut Rng) -> ExpertShares {
     let routing = Routing { spread, ..Routing::default() };
-    mean.iter().map(|row| routing.drawn(row, random)).collect()
+    mean.iter().map(|row| routing.draw(row, random)).collect()
 }
 
 fn add(sum: &mut ExpertShares, rows: &ExpertShares, weight: f64) {

@@ -240,8 +240,8 @@ impl ListedNode {
             let message = format!("is invalid: expected 1 to {LONGEST_NAME} printable characters");
             return Err(invalid_field("name", message));
         }
-        within("vcpus", self.vcpus, MAX_VCPUS, "vCPUs")?;
-        within("memoryGB", self.memory_gb, MAX_MEMORY_GB, "GB")?;
+        check_range("vcpus", self.vcpus, MAX_VCPUS, "vCPUs")?;
+        check_range("memoryGB", self.memory_gb, MAX_MEMORY_GB, "GB")?;
         self.check_prices()?;
         if let Some(sockets) = self.sockets.filter(|sockets| !(1..=MAX_SOCKETS).contains(sockets)) {
             return Err(invalid_field("sockets", format!("is {sockets}, expected 1 to {MAX_SOCKETS}")));
@@ -259,7 +259,7 @@ impl ListedNode {
                     "is required with gpus; add the GB of each GPU".to_owned(),
                 ));
             }
-            (1.., Some(memory)) => within("gpuMemoryGB", memory, MAX_GPU_MEMORY_GB, "GB of each GPU")?,
+            (1.., Some(memory)) => check_range("gpuMemoryGB", memory, MAX_GPU_MEMORY_GB, "GB of each GPU")?,
             (0, _) => {}
         }
         if let Some(max) = self.max
@@ -275,7 +275,7 @@ impl ListedNode {
             ("gpuTeraflops", self.gpu_teraflops, MAX_TERAFLOPS, "10^12 operations per second"),
         ] {
             let Some(value) = stated else { continue };
-            within(field, value, most, unit)?;
+            check_range(field, value, most, unit)?;
             if field.starts_with("gpu") && self.gpus == 0 {
                 return Err(invalid_field(field, "is set for a node without gpus; remove it".to_owned()));
             }
@@ -303,13 +303,13 @@ impl ListedNode {
             ("threeYearsPerHour", self.three_years_per_hour),
         ] {
             if let Some(price) = price {
-                within(field, price, MAX_PER_HOUR, "dollars per hour")?;
+                check_range(field, price, MAX_PER_HOUR, "dollars per hour")?;
             }
         }
         let Some(owned) = &self.owned else { return Ok(()) };
-        within("owned.price", owned.price, MAX_PRICE, "dollars")?;
-        within("owned.years", owned.years, MAX_YEARS, "years")?;
-        within("owned.watts", owned.watts, MAX_WATTS, "watts")?;
+        check_range("owned.price", owned.price, MAX_PRICE, "dollars")?;
+        check_range("owned.years", owned.years, MAX_YEARS, "years")?;
+        check_range("owned.watts", owned.watts, MAX_WATTS, "watts")?;
         match (0.0..=MAX_PER_KWH).contains(&owned.per_kwh) {
             true => Ok(()),
             false => {
@@ -359,7 +359,7 @@ fn invalid_field(field: &str, message: String) -> NodesError {
 }
 
 /// Checks that `value` is above 0 and up to `most`.
-fn within(field: &str, value: f64, most: f64, unit: &str) -> Result<(), NodesError> {
+fn check_range(field: &str, value: f64, most: f64, unit: &str) -> Result<(), NodesError> {
     match value > 0.0 && value <= most {
         true => Ok(()),
         false => Err(invalid_field(field, format!("is {value}, expected {unit} above 0 and up to {most}"))),

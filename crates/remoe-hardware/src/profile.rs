@@ -279,7 +279,7 @@ impl Profile {
     pub fn check(&self) -> Result<(), ProfileError> {
         if self.version != VERSION {
             let message = format!("is {}, expected {VERSION}; measure again", self.version);
-            return Err(wrong("version", message));
+            return Err(invalid_field("version", message));
         }
         from_one_token("expert_seconds", &self.expert_seconds)?;
         if let Some(profile) = &self.remote_expert_seconds {
@@ -308,7 +308,7 @@ impl Profile {
         }
         if let Some(share) = self.disturbed.filter(|share| !(0.0..=1.0).contains(share)) {
             let message = format!("is {share}, expected a share from 0 to 1; measure again");
-            return Err(wrong("disturbed", message));
+            return Err(invalid_field("disturbed", message));
         }
         seconds("transport.invoke_seconds", self.transport.invoke_seconds)?;
         seconds("transport.send_seconds", self.transport.send_seconds)?;
@@ -318,7 +318,7 @@ impl Profile {
         for (name, value, least, most, unit) in self.contention.iter().flat_map(Contention::figures) {
             if !(least..=most).contains(&value) {
                 let message = format!("is {value}, expected {unit} from {least} to {most}; measure again");
-                return Err(wrong(format!("contention.{name}"), message));
+                return Err(invalid_field(format!("contention.{name}"), message));
             }
         }
         for (name, start) in [("main", self.starts.main), ("remote", self.starts.remote)] {
@@ -331,7 +331,7 @@ impl Profile {
         ] {
             if !(0.0..=LARGEST).contains(&bytes) {
                 let message = format!("is {bytes}, expected bytes from 0 to {LARGEST:e}; measure again");
-                return Err(wrong(name, message));
+                return Err(invalid_field(name, message));
             }
         }
         Ok(())
@@ -386,7 +386,7 @@ impl Profile {
     }
 }
 
-fn wrong(field: impl Into<String>, message: impl Into<String>) -> ProfileError {
+fn invalid_field(field: impl Into<String>, message: impl Into<String>) -> ProfileError {
     ProfileError { field: field.into(), message: message.into() }
 }
 
@@ -394,14 +394,17 @@ fn seconds(field: &str, value: f64) -> Result<(), ProfileError> {
     if (0.0..=LARGEST).contains(&value) {
         return Ok(());
     }
-    Err(wrong(field, format!("is {value}, expected seconds from 0 to {LARGEST:e}; measure again")))
+    Err(invalid_field(field, format!("is {value}, expected seconds from 0 to {LARGEST:e}; measure again")))
 }
 
 fn rate(field: &str, value: f64) -> Result<(), ProfileError> {
     if (1.0..=LARGEST).contains(&value) {
         return Ok(());
     }
-    Err(wrong(field, format!("is {value}, expected bytes per second from 1 to {LARGEST:e}; measure again")))
+    Err(invalid_field(
+        field,
+        format!("is {value}, expected bytes per second from 1 to {LARGEST:e}; measure again"),
+    ))
 }
 
 fn from_one_token(name: &str, profile: &CpuProfile) -> Result<(), ProfileError> {
@@ -409,7 +412,7 @@ fn from_one_token(name: &str, profile: &CpuProfile) -> Result<(), ProfileError> 
     if profile.tokens.first() != Some(&1.0) {
         let first = profile.tokens.first().copied().unwrap_or_default();
         let message = format!("starts at {first}, expected 1: a decode step has one token");
-        return Err(wrong(format!("{name}.tokens"), message));
+        return Err(invalid_field(format!("{name}.tokens"), message));
     }
     Ok(())
 }
@@ -418,23 +421,26 @@ fn table(name: &str, table: &CpuProfile) -> Result<(), ProfileError> {
     for (axis, points) in [("vcpus", &table.vcpus), ("tokens", &table.tokens)] {
         let field = format!("{name}.{axis}");
         if points.is_empty() || points.len() > MAX_POINTS {
-            return Err(wrong(field, format!("has {} points, expected 1 to {MAX_POINTS}", points.len())));
+            return Err(invalid_field(
+                field,
+                format!("has {} points, expected 1 to {MAX_POINTS}", points.len()),
+            ));
         }
         let ascending = points.is_sorted_by(|a, b| a < b);
         if !ascending || points.iter().any(|point| !POINTS.contains(point)) {
             let (least, most) = POINTS.into_inner();
             let message = format!("is {points:?}, expected ascending numbers from {least:e} to {most:e}");
-            return Err(wrong(field, message));
+            return Err(invalid_field(field, message));
         }
     }
     if table.seconds.len() != table.tokens.len() {
         let message = format!("has {} rows, expected {} as tokens", table.seconds.len(), table.tokens.len());
-        return Err(wrong(format!("{name}.seconds"), message));
+        return Err(invalid_field(format!("{name}.seconds"), message));
     }
     for (row, values) in table.seconds.iter().enumerate() {
         if values.len() != table.vcpus.len() {
             let message = format!("has {} columns, expected {} as vcpus", values.len(), table.vcpus.len());
-            return Err(wrong(format!("{name}.seconds[{row}]"), message));
+            return Err(invalid_field(format!("{name}.seconds[{row}]"), message));
         }
         for (column, value) in values.iter().enumerate() {
             seconds(&format!("{name}.seconds[{row}][{column}]"), *value)?;

@@ -22,7 +22,7 @@ pub fn search_by_origin(
     search: impl Fn(&Problem, Remote) -> Result<PlanningResult, PlanError>,
 ) -> Result<(PlanningResult, Option<Box<Infeasible>>), PlanError> {
     let mut refusal = None;
-    for (remote, without_slo) in attempts(origin, allowed) {
+    for (remote, without_slo) in searches_to_try(origin, allowed) {
         let found = match without_slo {
             true => search(&Problem { slo: Slo::new(NO_LIMIT, NO_LIMIT), ..problem.clone() }, remote),
             false => search(problem, remote),
@@ -40,7 +40,7 @@ pub fn search_by_origin(
 }
 
 /// Lists the searches to try, in order: the use of remote experts, and true if the latency limits are ignored.
-fn attempts(origin: Origin, allowed: Remote) -> Vec<(Remote, bool)> {
+fn searches_to_try(origin: Origin, allowed: Remote) -> Vec<(Remote, bool)> {
     if origin != Origin::Prior {
         return vec![(allowed, false)];
     }
@@ -55,14 +55,14 @@ mod tests {
 
     #[test]
     fn a_prior_tries_local_plans_first_and_ignores_limits_next() {
-        let auto = attempts(Origin::Prior, Remote::Auto);
+        let auto = searches_to_try(Origin::Prior, Remote::Auto);
         let expected =
             [(Remote::Never, false), (Remote::Never, true), (Remote::Auto, false), (Remote::Auto, true)];
         assert_eq!(auto, expected);
         assert_eq!(
-            attempts(Origin::Prior, Remote::Always),
+            searches_to_try(Origin::Prior, Remote::Always),
             [(Remote::Always, false), (Remote::Always, true)]
         );
-        assert_eq!(attempts(Origin::Measured, Remote::Auto), [(Remote::Auto, false)]);
+        assert_eq!(searches_to_try(Origin::Measured, Remote::Auto), [(Remote::Auto, false)]);
     }
 }

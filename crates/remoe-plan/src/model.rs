@@ -251,7 +251,7 @@ impl LayerModel {
     }
 
     /// Returns the probability that a function with `share` of the assignments is called in a step of `rows` tokens.
-    pub fn called(&self, share: f64, rows: f64) -> f64 {
+    pub fn call_probability(&self, share: f64, rows: f64) -> f64 {
         1.0 - (1.0 - share.min(1.0)).powf(rows * self.per_token())
     }
 }

@@ -4,7 +4,9 @@ use crate::preallocation::WalkStep;
 use crate::remote::Remote;
 use crate::search::candidate::{CandidateSides, Multipliers};
 use crate::search::mixed::MixedSearch;
-use crate::search::selection::{Candidate, Selection, across_layers, by_ratio, others, whole_layers};
+use crate::search::selection::{
+    Candidate, Selection, across_layers, by_ratio, other_combinations, whole_layers,
+};
 use crate::search::tables::LayerTable;
 use crate::search::{COST_TIE, Counters, EvaluatedPlan, Search};
 use crate::slicing::{
@@ -115,10 +117,10 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
             if !self.may_prefer_per_layer() || effort == Effort::Coarse {
                 search.max_solved = COMPARISON_PAIRS;
             }
-            search.run(thinned(remote, effort));
+            search.run(thin_out(remote, effort));
             search.max_solved = usize::MAX;
             if effort == Effort::Full && self.remote != Remote::Never && self.may_prefer_per_layer() {
-                self.mixing().search_counts(&mut search, false);
+                self.mixed_search().search_counts(&mut search, false);
                 search.solve_open_pairs();
             }
             let remote_best = search.best.take();
@@ -169,7 +171,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
         plans
     }
 
-    pub(super) fn mixing(&'s self) -> MixedSearch<'s, 's> {
+    pub(super) fn mixed_search(&'s self) -> MixedSearch<'s, 's> {
         let Self { model, tables, remote, factors, .. } = *self;
         MixedSearch { model, tables, remote, factors }
     }
@@ -183,7 +185,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
         }
         let Self { model, tables, factors, .. } = *self;
         let cutoff = known.map_or(f64::INFINITY, |known| known.evaluation.total_cost * (1.0 - COST_TIE));
-        let picked = self.mixing().cheapest(cutoff)?;
+        let picked = self.mixed_search().cheapest(cutoff)?;
         let counts: Vec<usize> = picked.sets.iter().map(Vec::len).collect();
         let table = |(layer, set): (usize, &Vec<u32>)| tables[layer].with_first(model, layer, set);
         self.own_sets.set(picked.sets.iter().enumerate().map(table).collect()).ok()?;
@@ -229,7 +231,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
         if self.remote != Remote::Never {
             let across = across_layers(self.model, &all);
             all.extend(across);
-            let rest = others(self.model, &all, MAX_ENUMERATED_COUNTS);
+            let rest = other_combinations(self.model, &all, MAX_ENUMERATED_COUNTS);
             all.extend(rest);
         }
         all.retain(|candidate| self.remote.allows(self.model, &candidate.counts) && !is_local(candidate));
@@ -238,7 +240,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
 
     /// Returns the candidates of remote counts for a coarse search.
     pub(crate) fn coarse_choices(&self) -> Vec<Candidate> {
-        thinned(self.remote_counts(), Effort::Coarse)
+        thin_out(self.remote_counts(), Effort::Coarse)
     }
 
     /// Reports if plans with a function for each layer may be cheaper than plans with groups.
@@ -251,7 +253,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
     /// Searches a plan with remote experts that costs less than `cutoff` among `choices` and the most promising arrangements.
     ///
     /// Returns the cheapest plan of the explored ones.
-    pub(crate) fn below(
+    pub(crate) fn search_below(
         &self,
         cutoff: f64,
         choices: &[Candidate],
@@ -279,7 +281,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
             search.max_solved = COMPARISON_PAIRS;
             search.cutoff = cutoff;
             let remote = self.candidates.iter().filter(|candidate| !is_local(candidate));
-            search.run(thinned(remote.cloned().collect(), Effort::Coarse));
+            search.run(thin_out(remote.cloned().collect(), Effort::Coarse));
             take(ArrangementFamily::PerLayer, search.best.as_ref().map(FeasiblePlan::from));
         } else if self.may_prefer_per_layer() {
             take(ArrangementFamily::PerLayer, sliced(ArrangementFamily::PerLayer));
@@ -288,7 +290,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
     }
 
     /// Evaluates `planned` on this model, with sizes that hold its experts. Returns `None` if it breaks a limit.
-    pub(crate) fn carried(&self, planned: &FeasiblePlan) -> Option<FeasiblePlan> {
+    pub(crate) fn carry_over(&self, planned: &FeasiblePlan) -> Option<FeasiblePlan> {
         let group_search = self.new_group_search();
         let plan = match planned.plan.groups.is_empty() {
             true => planned.plan.clone(),
@@ -363,7 +365,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
     ) -> Option<FeasiblePlan> {
         let mut group_search = self.new_group_search();
         let slicing_effort = if effort == Effort::Full { SlicingEffort::Full } else { SlicingEffort::Coarse };
-        group_search.run(&thinned(candidates, effort), family, slicing_effort);
+        group_search.run(&thin_out(candidates, effort), family, slicing_effort);
         counters.add(group_search.counters);
         group_search.best
     }
@@ -414,7 +416,7 @@ impl From<&EvaluatedPlan> for FeasiblePlan {
 }
 
 /// Returns as many of `candidates` as `effort` allows, evenly spread. The all-local one stays.
-fn thinned(candidates: Vec<Candidate>, effort: Effort) -> Vec<Candidate> {
+fn thin_out(candidates: Vec<Candidate>, effort: Effort) -> Vec<Candidate> {
     if effort == Effort::Full || candidates.len() <= COARSE_RATIOS {
         return candidates;
     }

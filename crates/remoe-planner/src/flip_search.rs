@@ -141,7 +141,7 @@ impl<'a, 'm> FlipSearch<'a, 'm> {
         let Some((is_larger, logarithm, best)) = nearest else { return Ok(None) };
         let factor = factor(is_larger, logarithm);
         let best = self.confirm(cause, factor, best)?;
-        let (at, words) = cause.words(self.inputs.model.problem, factor);
+        let (at, words) = cause.describe(self.inputs.model.problem, factor);
         Ok(Some(ComparisonFlip { cause, factor, at, best, words }))
     }
 
@@ -267,7 +267,7 @@ impl<'a, 'm> FlipSearch<'a, 'm> {
         let inputs = SearchInputs { model, violations: &violations, ..*self.inputs };
         let mut carried = self.carried.iter();
         let known = carried
-            .find(|(_, planned)| inputs.carried(planned).is_some_and(|planned| planned.cost() < cutoff))
+            .find(|(_, planned)| inputs.carry_over(planned).is_some_and(|planned| planned.cost() < cutoff))
             .map(|(family, _)| *family);
         known.or_else(|| {
             let (family, planned) = self.search(cause, model, cutoff)?;
@@ -303,7 +303,7 @@ impl<'a, 'm> FlipSearch<'a, 'm> {
         } else {
             Vec::new()
         };
-        SearchInputs { candidates: &in_layers, ..inputs }.below(cutoff, &self.choices)
+        SearchInputs { candidates: &in_layers, ..inputs }.search_below(cutoff, &self.choices)
     }
 }
 
@@ -368,7 +368,7 @@ impl FlipFigure {
     }
 
     /// Returns the changed value and a description of the change.
-    fn words(self, problem: &Problem, factor: f64) -> (f64, String) {
+    fn describe(self, problem: &Problem, factor: f64) -> (f64, String) {
         match self {
             Self::ArrivalRate => {
                 let rate = problem.arrivals.as_ref().map_or(0.0, remoe_plan::alive::mean_per_second) * factor;

@@ -218,7 +218,11 @@ impl UnitRegime {
                     let offer = StrategyOffer {
                         way,
                         dollars_per_hour: rival.dollars_per_hour.filter(|_| rival.feasible),
-                        on: if way == ServingStrategy::Cpu { place(0) } else { place(gpus) },
+                        on: if way == ServingStrategy::Cpu {
+                            describe_processors(0)
+                        } else {
+                            describe_processors(gpus)
+                        },
                         sleeps: window.is_some(),
                         ttft_seconds: rival.ttft_seconds,
                         tpot_seconds: rival.tpot_seconds,
@@ -323,7 +327,7 @@ impl UnitRegime {
     }
 }
 
-fn place(gpus: u32) -> String {
+fn describe_processors(gpus: u32) -> String {
     match gpus {
         0 => "CPUs".to_owned(),
         1 => "CPUs and 1 GPU".to_owned(),

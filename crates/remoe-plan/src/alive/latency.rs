@@ -12,7 +12,7 @@
 
 use super::engine::{Engine, PrefillingRequest};
 use super::load::{MainFunctions, Service};
-use super::recorded::hashed;
+use super::recorded::hash;
 use crate::problem::{Arrivals, Quantile};
 use serde::Serialize;
 
@@ -183,7 +183,7 @@ impl<'a> SimulatedDeployment<'a> {
     /// Simulates the arrival of a request. Returns the index of its main function.
     fn arrive(&mut self, now: f64, prefill: f64, steps: f64) -> usize {
         let index = self.arrived.len();
-        let chosen = (hashed(index as u64) % self.engines.len() as u64) as usize;
+        let chosen = (hash(index as u64) % self.engines.len() as u64) as usize;
         if self.is_awake && now - self.last_arrival >= self.idle_seconds {
             self.engines.iter_mut().for_each(|engine| engine.advance(now));
             let last_done = self.engines.iter().map(|engine| engine.last_done).fold(self.ready, f64::max);
@@ -341,14 +341,14 @@ impl Lengths {
 
 /// Returns a pseudo-random number above 0 and up to 1.
 fn unit(index: u64) -> f64 {
-    ((hashed(index) >> 11) + 1) as f64 / (1_u64 << 53) as f64
+    ((hash(index) >> 11) + 1) as f64 / (1_u64 << 53) as f64
 }
 
 /// Returns the midpoints of `count` equal parts of the unit interval, shuffled. Each `stream` has its own order.
 fn shuffled(count: usize, stream: u64) -> Vec<f64> {
     let mut points: Vec<f64> = (0..count).map(|index| (index as f64 + 0.5) / count as f64).collect();
     for last in (1..count).rev() {
-        let other = hashed((stream << 48) + last as u64) % (last as u64 + 1);
+        let other = hash((stream << 48) + last as u64) % (last as u64 + 1);
         points.swap(last, other as usize);
     }
     points

@@ -87,7 +87,7 @@ pub fn alive_beside(
     }
     let time = match &arrivals.recorded_seconds {
         Some(times) => recorded::replay(times, arrivals.idle_seconds, start_seconds, &mains),
-        None => poisson::expect(arrivals, start_seconds, &mains),
+        None => poisson::expected_time_shares(arrivals, start_seconds, &mains),
     };
     mains.latencies(per_second, utilisation, &time)
 }
@@ -101,7 +101,7 @@ pub fn mean_per_second(arrivals: &Arrivals) -> f64 {
 }
 
 /// Simplifies `arrivals` for a search: replaces a long record by random arrivals at the same rate.
-pub fn quick(arrivals: &Arrivals) -> Cow<'_, Arrivals> {
+pub fn simplified_arrivals(arrivals: &Arrivals) -> Cow<'_, Arrivals> {
     match &arrivals.recorded_seconds {
         Some(times) if times.len() > MAX_REPLAYED => Cow::Owned(Arrivals {
             per_second: mean_per_second(arrivals),

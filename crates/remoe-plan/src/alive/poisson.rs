@@ -58,7 +58,11 @@ impl Bursts {
 }
 
 /// Computes the mean state under random arrivals, which must be fewer than the main functions can serve.
-pub(super) fn expect(arrivals: &Arrivals, start_seconds: f64, mains: &MainFunctions<'_>) -> TimeShares {
+pub(super) fn expected_time_shares(
+    arrivals: &Arrivals,
+    start_seconds: f64,
+    mains: &MainFunctions<'_>,
+) -> TimeShares {
     let (per_second, size) = (arrivals.per_second, arrivals.burst.max(1.0));
     let bursts = Bursts::new(per_second, size);
     let part_size = 1.0 + (size - 1.0) / mains.count;
@@ -216,7 +220,7 @@ impl<R: Fn(f64) -> f64> Queue<R> {
         let mut present = 0.0;
         loop {
             let settled = brought.is_settled();
-            let more = if settled { 0.0 } else { brought.more() };
+            let more = if settled { 0.0 } else { brought.probability_of_more() };
             if settled && present >= self.slots {
                 sums.add_rest(present, self.slots, self.most, self.bursts);
                 break;
@@ -287,7 +291,7 @@ impl WakeBatch {
     }
 
     /// The chance of more.
-    fn more(&self) -> f64 {
+    fn probability_of_more(&self) -> f64 {
         (1.0 - self.at_most).max(0.0)
     }
 

@@ -48,7 +48,7 @@ pub(super) fn replay(
         for (index, time) in times.iter().enumerate() {
             deployment.arrive(begin + (time - first), index);
         }
-        deployment.settle(begin + period);
+        deployment.advance_mains(begin + period);
     }
     let time = deployment.counted;
     let each =
@@ -90,10 +90,10 @@ impl RecordedDeployment<'_, '_> {
     }
 
     fn arrive(&mut self, now: f64, index: usize) {
-        let chosen = hashed(index as u64) as usize % self.each.len().max(1);
+        let chosen = hash(index as u64) as usize % self.each.len().max(1);
         // The deployment can have scaled to zero only after a gap of at least the idle window.
         if now - self.last_arrival >= self.idle_seconds {
-            self.settle(now);
+            self.advance_mains(now);
         }
         self.last_arrival = now;
         if self.awake_since.is_none() {
@@ -115,7 +115,7 @@ impl RecordedDeployment<'_, '_> {
     }
 
     /// Simulates and counts until `now`.
-    fn settle(&mut self, now: f64) {
+    fn advance_mains(&mut self, now: f64) {
         for main in &mut self.each {
             main.advance(now, self.mains);
         }
@@ -134,7 +134,7 @@ impl RecordedDeployment<'_, '_> {
 }
 
 /// Returns a pseudo-random number for `index`, the same on every run (SplitMix64).
-pub(super) fn hashed(index: u64) -> u64 {
+pub(super) fn hash(index: u64) -> u64 {
     let mut z = index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -33,7 +33,7 @@ impl Model<'_> {
         self.contention().map_or(1.0, |contention| {
             let remote: usize = plan.groups.iter().map(|group| prefill_functions(group, layer)).sum();
             let local = usize::from(plan.layers[layer].remote.len() < self.layers[layer].experts);
-            contention.among((remote + local) as f64, contention.prefill)
+            contention.factor_among((remote + local) as f64, contention.prefill)
         })
     }
 
@@ -42,8 +42,8 @@ impl Model<'_> {
         self.contention().map_or(1.0, |contention| {
             let remote = plan.groups.iter().map(|group| self.share_of(layer, &group.experts[layer]));
             let local = (1.0 - self.share_of(layer, &plan.layers[layer].remote)).max(0.0);
-            let called = remote.chain([local]).map(|share| self.layers[layer].called(share, rows));
-            contention.among(called.sum(), contention.step)
+            let called = remote.chain([local]).map(|share| self.layers[layer].call_probability(share, rows));
+            contention.factor_among(called.sum(), contention.step)
         })
     }
 

@@ -149,7 +149,7 @@ impl Model<'_> {
                 let others = (all_experts - own.experts).max(0.0);
                 let slowdown = contention.map_or(1.0, |contention| {
                     let concurrent = 1.0 + others / (function.throttle_factor * own.total());
-                    contention.among(concurrent, measured(contention))
+                    contention.factor_among(concurrent, measured(contention))
                 });
                 *time = time.max(function.throttle_factor * (slowdown * own.experts + own.non_expert));
             }
@@ -194,7 +194,7 @@ impl Model<'_> {
             work.experts.add(0.0, experts.steps.into_iter());
             let calls = |rows: f64| {
                 let called = plan.groups.iter().map(|group| self.share_of(layer, &group.experts[layer]));
-                called.map(|share| model.called(share, rows)).sum::<f64>() * self.main_cpu
+                called.map(|share| model.call_probability(share, rows)).sum::<f64>() * self.main_cpu
             };
             let working: usize =
                 plan.groups.iter().map(|group| self.replicas(layer, group, 1.0).working()).sum();
@@ -217,7 +217,7 @@ impl Model<'_> {
                 self.expert_cpu_seconds(layer, hosted, model.remote_curve(), speed, &contention[layer]);
             work.experts.add(0.0, experts.steps.into_iter());
             let share = self.share_of(layer, hosted);
-            let calls = batches.iter().map(|rows| model.called(share, *rows) * self.function_cpu);
+            let calls = batches.iter().map(|rows| model.call_probability(share, *rows) * self.function_cpu);
             work.non_expert.add(0.0, calls);
             let replicas = self.replicas(layer, group, contention[layer].prefill);
             let replicas = replicas.computing.iter().zip(&replicas.tokens);

@@ -166,7 +166,7 @@ impl Model<'_> {
         let part =
             ExpertPath::new(experts, model.remote_curve(), self.group_cpu_speed(group).vcpus, slowdown);
         let one = part.seconds(1.0) + self.down;
-        model.per_token() * share * one + model.called(share, 1.0) * self.round_trip()
+        model.per_token() * share * one + model.call_probability(share, 1.0) * self.round_trip()
     }
 
     /// Evaluates one decode step of `rows` requests in `layer`, without the non-expert part.
@@ -225,7 +225,7 @@ impl Model<'_> {
         };
         let trip = self.round_trip();
         let mut paths: Vec<Path> = remote_paths.iter().map(|part| path(part, self.down, trip)).collect();
-        let calls = paths.iter().map(|path| model.called(path.share, 1.0)).sum();
+        let calls = paths.iter().map(|path| model.call_probability(path.share, 1.0)).sum();
         let remote: f64 = paths.iter().map(|path| path.share).sum();
         // Shares sum to 1 but for rounding: what is not remote is local.
         paths.push(Path { share: (1.0 - remote).max(0.0), ..path(local_path, 0.0, 0.0) });
@@ -248,8 +248,8 @@ impl Model<'_> {
         let mut calls = 0.0;
         for part in remote_paths {
             let share = self.share_of(layer, part.experts).min(1.0);
-            let called = model.called(share, rows);
-            let travelling = rows * model.called(share, 1.0);
+            let called = model.call_probability(share, rows);
+            let travelling = rows * model.call_probability(share, 1.0);
             let mut work = self.work(layer, rows, part);
             work.mean += rows * per_token * share * self.down + travelling * self.up + called * self.invoke;
             works.push(work);

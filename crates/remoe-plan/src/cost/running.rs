@@ -1,6 +1,8 @@
 //! Cost and latency of a request from times and rates: of a request that runs alone, or under load from arrivals.
 
-use crate::alive::{Alive, Latency, Service, alive_beside, latency_unless, mean_per_second, quick};
+use crate::alive::{
+    Alive, Latency, Service, alive_beside, latency_unless, mean_per_second, simplified_arrivals,
+};
 use crate::cost::sleepers::{GroupLife, SleepingGroup, SleepingGroups};
 use crate::cost::{LimitViolations, TPOT_SLACK, TTFT_SLACK};
 use crate::model::Model;
@@ -206,7 +208,7 @@ impl Model<'_> {
     pub fn quick_bill(&self, running: &ServingFunctions) -> Bill {
         match &self.problem.arrivals {
             None => self.bill_alone(running),
-            Some(arrivals) => self.bill_under_load(running, &quick(arrivals), Detail::Bound),
+            Some(arrivals) => self.bill_under_load(running, &simplified_arrivals(arrivals), Detail::Bound),
         }
     }
 

@@ -3,7 +3,7 @@
 use crate::preallocation::WorstCase;
 use crate::search::candidate::{CandidateSides, LayerSide};
 use crate::search::continuous::{Continuous, continuous};
-use crate::search::improve::locals;
+use crate::search::improve::local_times;
 use crate::search::options::{CostTerms, OptionChoice};
 use crate::search::selection::{Candidate, Selection};
 use crate::search::{COST_TIE, EvaluatedPlan, Search};
@@ -123,7 +123,7 @@ pub(crate) fn explain<'m>(
     let sides = CandidateSides::new(search.model, search.tables, &best.candidate, search.factors);
     let mut binding = None;
     if let Some(mut sides) = sides {
-        let locals = locals(&sides, best.main);
+        let locals = local_times(&sides, best.main);
         if best.plan.replicas() > 0 {
             let (mut form, sizing) = continuous(&mut sides, best.main, &locals);
             let found = sizing
@@ -269,7 +269,7 @@ impl Neighbours<'_, '_> {
     /// Returns the latency limits that another size or number of replicas of one layer breaks.
     fn other_options(&mut self) -> Vec<Binding> {
         let main = self.best.main;
-        let locals = locals(self.sides, main);
+        let locals = local_times(self.sides, main);
         let mut own: Vec<Option<CostTerms>> = Vec::new();
         let mut totals = CostTerms::default();
         for (layer, local) in locals.iter().enumerate() {

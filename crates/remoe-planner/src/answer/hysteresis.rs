@@ -155,7 +155,7 @@ pub(crate) fn compare_with_previous(
     let new_cost = best.map(|best| best.evaluation.total_cost);
     let same = best.is_some_and(|best| best.plan == *previous);
     let saves_enough = new_cost.is_some_and(|cost| cost < old.total_cost * (1.0 - policy.hysteresis));
-    let loads = best.map(|best| loads(model, previous, &best.plan));
+    let loads = best.map(|best| functions_to_load(model, previous, &best.plan));
     let change_cost =
         loads.as_ref().zip(new_cost).filter(|_| model.problem.starts.is_some()).map(|(loads, new_cost)| {
             let per_second = requests_per_second(model, old) * (old.total_cost - new_cost);
@@ -289,7 +289,7 @@ fn function_sets(model: &Model<'_>, plan: &Plan) -> (FunctionSet, Vec<FunctionSe
 }
 
 /// Returns the loads of the functions of `to`, where those of `from` run.
-fn loads(model: &Model<'_>, from: &Plan, to: &Plan) -> Vec<FunctionLoad> {
+fn functions_to_load(model: &Model<'_>, from: &Plan, to: &Plan) -> Vec<FunctionLoad> {
     let ((old_main, old), (main, new)) = (function_sets(model, from), function_sets(model, to));
     let starts = model.problem.starts;
     let main_stays = main.size == old_main.size;
@@ -389,7 +389,8 @@ mod tests {
         };
         let from = plan(&[(&[0, 1, 2], 1), (&[3, 4], 2)]);
         let moved = |to: &Plan| {
-            loads(&model, &from, to).iter().map(|load| load.functions * load.bytes).sum::<f64>() / each
+            functions_to_load(&model, &from, to).iter().map(|load| load.functions * load.bytes).sum::<f64>()
+                / each
         };
         let close = |moved: f64, experts: f64| assert!((moved - experts).abs() < 1e-9, "{moved} {experts}");
         // The same groups in another order.
@@ -448,10 +449,13 @@ mod tests {
                 Plan { groups: groups.clone(), ..Plan::of_layers(1e9, vec![remote(0), remote(1)]) }
             };
             let (from, to) = (drawn(random), drawn(random));
-            let all = loads(&model, &from, &from);
+            let all = functions_to_load(&model, &from, &from);
             assert!(all.iter().all(|load| load.functions * load.bytes == 0.0), "{seed}");
-            let charged: f64 =
-                loads(&model, &from, &to).iter().skip(1).map(|load| load.functions * load.bytes).sum();
+            let charged: f64 = functions_to_load(&model, &from, &to)
+                .iter()
+                .skip(1)
+                .map(|load| load.functions * load.bytes)
+                .sum();
             let mut left = from.groups.clone();
             let mut expected = 0.0;
             for group in &to.groups {

@@ -293,7 +293,7 @@ fn attempt<'p>(
         meter.found_plan();
     }
     let mut plans = match kept.as_ref().filter(|_| is_near) {
-        Some(kept) => inputs.near(kept),
+        Some(kept) => inputs.best_near(kept),
         None => inputs.plans(Effort::Full),
     };
     check_cancelled(&model)?;

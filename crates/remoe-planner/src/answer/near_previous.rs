@@ -33,7 +33,7 @@ const RATIOS: usize = 16;
 
 impl<'s, 'm: 's> SearchInputs<'s, 'm> {
     /// Searches the cheapest plans near `kept`, within the work limit and the budget.
-    pub(crate) fn near(&'s self, kept: &PreviousPlan) -> BestPlans<'s> {
+    pub(crate) fn best_near(&'s self, kept: &PreviousPlan) -> BestPlans<'s> {
         let work = MAX_WORK + MAX_WORK_PER_EXPERT * self.model.experts();
         let start = self.model.meter.done();
         let until = |percent: usize| self.model.meter.limit_at(start + work / 100 * percent);
@@ -126,8 +126,8 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
         });
         search.run(candidates);
         search.max_solved = usize::MAX;
-        self.mixing().search_counts(&mut search, true);
-        self.mixing().search_counts(&mut search, false);
+        self.mixed_search().search_counts(&mut search, true);
+        self.mixed_search().search_counts(&mut search, false);
         search.best.as_ref().map(FeasiblePlan::from)
     }
 }

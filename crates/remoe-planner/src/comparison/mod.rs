@@ -312,7 +312,7 @@ fn baseline(
 mod tests {
     use super::*;
 
-    fn rival(name: ServingStrategy, cost: f64, tpot: f64, ttft: f64) -> StrategyEvaluation {
+    fn evaluation(name: ServingStrategy, cost: f64, tpot: f64, ttft: f64) -> StrategyEvaluation {
         StrategyEvaluation {
             feasible: true,
             dollars_per_request: Some(cost),
@@ -324,22 +324,22 @@ mod tests {
 
     #[test]
     fn equal_costs_go_to_the_faster_strategy() {
-        let mix = |cost: f64| rival(ServingStrategy::Mix, cost, 0.137, 2.0);
+        let mix = |cost: f64| evaluation(ServingStrategy::Mix, cost, 0.137, 2.0);
         let cheapest = |other: StrategyEvaluation, cost: f64| {
             cheapest_strategy(&[other, mix(cost)]).map(|(strategy, _)| strategy)
         };
         for (other, cost, wins) in [
             // The slower strategy comes first, and is cheaper by less than rounding.
-            (rival(ServingStrategy::Cpu, 1.0, 0.171, 1.0), 1.0 + 1e-12, ServingStrategy::Mix),
-            (rival(ServingStrategy::Cpu, 1.0, 0.137, 2.5), 1.0, ServingStrategy::Mix),
-            (rival(ServingStrategy::Cpu, 1.0, 0.137, 1.5), 1.0, ServingStrategy::Cpu),
-            (rival(ServingStrategy::Sliced, 1.0, 0.137, 2.0), 1.0, ServingStrategy::Mix),
-            (rival(ServingStrategy::Sliced, 1.0, 0.136, 2.0), 1.0, ServingStrategy::Sliced),
-            (rival(ServingStrategy::Cpu, 1.0, 0.171, 1.0), 1.0 + 1e-8, ServingStrategy::Cpu),
+            (evaluation(ServingStrategy::Cpu, 1.0, 0.171, 1.0), 1.0 + 1e-12, ServingStrategy::Mix),
+            (evaluation(ServingStrategy::Cpu, 1.0, 0.137, 2.5), 1.0, ServingStrategy::Mix),
+            (evaluation(ServingStrategy::Cpu, 1.0, 0.137, 1.5), 1.0, ServingStrategy::Cpu),
+            (evaluation(ServingStrategy::Sliced, 1.0, 0.137, 2.0), 1.0, ServingStrategy::Mix),
+            (evaluation(ServingStrategy::Sliced, 1.0, 0.136, 2.0), 1.0, ServingStrategy::Sliced),
+            (evaluation(ServingStrategy::Cpu, 1.0, 0.171, 1.0), 1.0 + 1e-8, ServingStrategy::Cpu),
         ] {
             assert_eq!(cheapest(other.clone(), cost), Some(wins), "{other:?}");
         }
-        let slow = StrategyEvaluation { feasible: false, ..rival(ServingStrategy::Gpu, 0.5, 0.01, 0.1) };
+        let slow = StrategyEvaluation { feasible: false, ..evaluation(ServingStrategy::Gpu, 0.5, 0.01, 0.1) };
         assert_eq!(cheapest_strategy(&[slow]), None);
     }
 }

@@ -141,7 +141,7 @@ pub(super) enum Infeasibility {
 }
 
 impl Infeasibility {
-    pub(super) fn slow(shape: usize, excess: Excess) -> Self {
+    pub(super) fn too_slow(shape: usize, excess: Excess) -> Self {
         let Excess { limit, value, allowed } = excess;
         Self::Slow { shape, limit, value, allowed }
     }

@@ -127,7 +127,7 @@ pub(super) fn compare(compiled: &CompiledRental<'_>, all: &[(Arrangement, BestNo
     let name = best.map(|rival| rival.name);
     NodesComparison {
         pays: name.is_some_and(Arrangement::is_remote),
-        sentence: sentence(&rivals, best),
+        sentence: summary_sentence(&rivals, best),
         best: name,
         flips: name.map(|name| compiled.flips(name.is_remote())).unwrap_or_default(),
         rivals,
@@ -135,7 +135,7 @@ pub(super) fn compare(compiled: &CompiledRental<'_>, all: &[(Arrangement, BestNo
 }
 
 /// Describes the result of the comparison.
-fn sentence(rivals: &[ArrangementEvaluation], best: Option<&ArrangementEvaluation>) -> String {
+fn summary_sentence(rivals: &[ArrangementEvaluation], best: Option<&ArrangementEvaluation>) -> String {
     let Some(best) = best else {
         return "No nodes on this list meet the limits; raise the limits, or list other nodes.".to_owned();
     };
@@ -201,7 +201,7 @@ impl CompiledRental<'_> {
                 dollars_per_hour: None,
                 dollars_per_million_tokens: None,
                 why: self.why_not(&best.infeasibility),
-                broken: self.broken(&best.infeasibility),
+                broken: self.broken_limit(&best.infeasibility),
                 nodes: Vec::new(),
                 expected: None,
                 layout: None,
@@ -223,7 +223,7 @@ impl CompiledRental<'_> {
         }
     }
 
-    fn broken(&self, infeasibility: &Infeasibility) -> Option<BrokenLimit> {
+    fn broken_limit(&self, infeasibility: &Infeasibility) -> Option<BrokenLimit> {
         let (limit, shape, value, allowed) = match infeasibility {
             Infeasibility::Absent(_) | Infeasibility::Count => return None,
             Infeasibility::Memory { shape, what, needed, usable } => (what, shape, needed, usable),
@@ -278,7 +278,7 @@ impl CompiledRental<'_> {
         let flip = |(cause, (factor, best)): (NodesFlipFigure, (f64, Arrangement))| {
             let now = if cause == NodesFlipFigure::TpotSeconds { self.variation.tpot } else { 1.0 };
             let at = now * factor;
-            NodesFlip { cause, now, at, best, sentence: words(cause, at, best) }
+            NodesFlip { cause, now, at, best, sentence: describe_flip(cause, at, best) }
         };
         found.into_iter().flatten().map(flip).collect()
     }
@@ -287,7 +287,7 @@ impl CompiledRental<'_> {
     fn flip(&self, cause: NodesFlipFigure, direction: f64, pays: bool) -> Option<(f64, Arrangement)> {
         let cheapest_at = |exponent: f64| {
             let factor = MAX_FACTOR.powf(direction * exponent);
-            let best = self.varied(cause, factor).cheapest()?;
+            let best = self.with_changed_input(cause, factor).cheapest()?;
             Some((factor, best))
         };
         let mut near = 0.0;
@@ -315,7 +315,7 @@ impl CompiledRental<'_> {
     }
 
     /// Returns the rental compiled with the figure `factor` times as large.
-    fn varied(&self, cause: NodesFlipFigure, factor: f64) -> Self {
+    fn with_changed_input(&self, cause: NodesFlipFigure, factor: f64) -> Self {
         let now = self.variation;
         let variation = match cause {
             NodesFlipFigure::TpotSeconds => Variation { tpot: now.tpot * factor, ..now },
@@ -327,7 +327,7 @@ impl CompiledRental<'_> {
     }
 }
 
-fn words(cause: NodesFlipFigure, at: f64, best: Arrangement) -> String {
+fn describe_flip(cause: NodesFlipFigure, at: f64, best: Arrangement) -> String {
     let change = match cause {
         NodesFlipFigure::TpotSeconds => format!("with a TPOT limit of {}", amount("tpot", at)),
         NodesFlipFigure::GpuPriceFactor => format!("with GPU nodes at {at:.2} times their price"),

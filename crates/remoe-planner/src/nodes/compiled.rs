@@ -3,7 +3,7 @@
 use super::batches::{BATCHES, BatchTimes, ByBatch, by_batch};
 use super::rental::{GpuGroup, GpuTimes, NodeShape, Rental, ResidentModel, SpotPolicy};
 use super::slowest::least_slowest;
-use remoe_plan::alive::quick;
+use remoe_plan::alive::simplified_arrivals;
 use remoe_plan::cost::slowest::{MAX_EXACT_TOP_K, Path, expected_slowest};
 use remoe_plan::problem::Arrivals;
 use remoe_plan::problem::curve::{Column, Curve};
@@ -196,7 +196,7 @@ impl<'a> CompiledRental<'a> {
             })
         };
         let stated = self.rental.arrivals.as_ref();
-        let arrivals = stated.map(|arrivals| at_rate(quick(arrivals).into_owned()));
+        let arrivals = stated.map(|arrivals| at_rate(simplified_arrivals(arrivals).into_owned()));
         let stated = stated.map(|arrivals| at_rate(arrivals.clone()));
         let mut compiled = Self {
             rental: self.rental,

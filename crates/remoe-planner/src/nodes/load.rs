@@ -160,7 +160,7 @@ impl CompiledRental<'_> {
                 break;
             }
             let (ttft, tpot) = self.simulated(&found.unit, found.units);
-            if self.within(ttft, tpot) {
+            if self.times_keep_limits(ttft, tpot) {
                 break;
             }
             // A smaller batch has faster steps, and is enough if it serves the load.
@@ -172,7 +172,8 @@ impl CompiledRental<'_> {
             }
             let units = found.units.saturating_add((found.units / 8).max(1));
             if units > max_units {
-                return best.record_infeasible(Infeasibility::slow(found.main, self.excess(ttft, tpot, 0.0)));
+                return best
+                    .record_infeasible(Infeasibility::too_slow(found.main, self.excess(ttft, tpot, 0.0)));
             }
             found = found.with(units);
         }
@@ -199,7 +200,7 @@ impl CompiledRental<'_> {
     /// Reports if `units` of `unit` keep the limits in a simulation.
     pub(super) fn keeps_simulated(&self, unit: &ServingUnit, units: u32) -> bool {
         let (ttft, tpot) = self.simulated(unit, units);
-        self.within(ttft, tpot)
+        self.times_keep_limits(ttft, tpot)
     }
 
     /// Simulates TTFT and TPOT of `units` of `unit` at the quantile of the limits, in seconds.
@@ -228,17 +229,17 @@ impl CompiledRental<'_> {
     /// Reports if `latency` keeps all limits.
     fn keeps_limits(&self, latency: &LoadedLatency) -> bool {
         let open = self.arrivals.is_some();
-        self.within(latency.ttft, latency.tpot)
+        self.times_keep_limits(latency.ttft, latency.tpot)
             && if open { latency.utilisation < 1.0 } else { latency.utilisation <= 1.0 }
     }
 
     /// Reports if `times` keep the limits for a request that runs alone.
     pub(super) fn holds_alone(&self, times: &BatchTimes) -> bool {
-        self.within(times.prefill, times.alone())
+        self.times_keep_limits(times.prefill, times.alone())
     }
 
     /// Reports if both times keep their limits.
-    fn within(&self, ttft: f64, tpot: f64) -> bool {
+    fn times_keep_limits(&self, ttft: f64, tpot: f64) -> bool {
         ttft <= self.rental.slo.ttft_seconds + 1e-9 && tpot <= self.variation.tpot + 1e-12
     }
 

@@ -180,7 +180,7 @@ impl CompiledRental<'_> {
                 let needed = self.least_units(&ServingUnit { times, slots, copies: 1 });
                 units = Some(units.map_or(needed, |known| known.min(needed)));
             } else {
-                best.record_infeasible(Infeasibility::slow(host, self.excess_alone(&times)));
+                best.record_infeasible(Infeasibility::too_slow(host, self.excess_alone(&times)));
             }
         }
         units.map(|units| units * each)
@@ -288,7 +288,9 @@ impl CompiledRental<'_> {
             let least = |per_node: usize| self.least_alone(&at(host, per_node));
             offer.capacity = largest_where(offer.capacity, |per_node| self.holds_alone(&least(per_node)));
             match offer.capacity {
-                0 if fits => best.record_infeasible(Infeasibility::slow(host, self.excess_alone(&least(1)))),
+                0 if fits => {
+                    best.record_infeasible(Infeasibility::too_slow(host, self.excess_alone(&least(1))))
+                }
                 0 => {}
                 _ => {
                     let times = self.least_split(&at(host, 1));
@@ -398,7 +400,7 @@ impl CompiledRental<'_> {
     /// Returns the limit that `units` of `unit` break.
     fn why_slow(&self, shape: usize, unit: ServingUnit, units: u32) -> Infeasibility {
         let excess = self.fewest(unit, units).err();
-        Infeasibility::slow(shape, excess.unwrap_or_else(|| self.excess_alone(&unit.times)))
+        Infeasibility::too_slow(shape, excess.unwrap_or_else(|| self.excess_alone(&unit.times)))
     }
 
     /// Returns the remote functions of a unit, and how many of them fit in the memory of each host.

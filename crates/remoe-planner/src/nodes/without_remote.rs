@@ -85,7 +85,7 @@ impl CompiledRental<'_> {
         let unit = ServingUnit { times: fitted.times, slots: fitted.slots, copies: fitted.copies };
         let (unit, units) = match self.fewest(unit, most) {
             Ok(fewest) => fewest,
-            Err(excess) => return best.record_infeasible(Infeasibility::slow(shape, excess)),
+            Err(excess) => return best.record_infeasible(Infeasibility::too_slow(shape, excess)),
         };
         let found = FoundNodes {
             per_hour: f64::from(units) * f64::from(fitted.stages) * self.per_hour(shape),

@@ -45,7 +45,7 @@ pub(crate) struct Improved {
 
 /// Searches the cheapest sizing within the limits, given the solved dual of a linear cost.
 pub(crate) fn improve(mut dual: Dual<'_, '_>, effort: Effort) -> Option<Improved> {
-    let locals = locals(dual.sides, dual.main);
+    let locals = local_times(dual.sides, dual.main);
     if dual.feasible.is_none() {
         let start = dual.relaxed.clone()?;
         let repaired = repair(&mut dual, &locals, start).or_else(|| fastest(&mut dual, &locals))?;
@@ -58,7 +58,7 @@ pub(crate) fn improve(mut dual: Dual<'_, '_>, effort: Effort) -> Option<Improved
     let gap = |best: &Sizing, dual: &Dual<'_, '_>| cost(&best.totals) - dual.bound;
     if gap(&best, &dual) > enough {
         // Moves among the visited options close most of the gap. A small gap excludes most other options.
-        let visited = visited(&dual);
+        let visited = visited_candidates(&dual);
         moves(dual.sides, &locals, &visited, &mut best, cost);
     }
     if gap(&best, &dual) <= enough {
@@ -76,7 +76,7 @@ pub(crate) fn improve(mut dual: Dual<'_, '_>, effort: Effort) -> Option<Improved
 }
 
 /// Returns the options that the dual visited.
-fn visited(dual: &Dual<'_, '_>) -> Vec<LayerCandidate> {
+fn visited_candidates(dual: &Dual<'_, '_>) -> Vec<LayerCandidate> {
     let prices = dual.prices.with(dual.multipliers);
     let layers = dual.seen.iter().enumerate().flat_map(|(layer, options)| {
         let extra = move |terms: &CostTerms| terms.priced(prices);
@@ -92,7 +92,7 @@ fn visited(dual: &Dual<'_, '_>) -> Vec<LayerCandidate> {
 }
 
 /// Returns the times of every layer in the main function with the main size at `main`.
-pub(crate) fn locals(sides: &CandidateSides<'_>, main: usize) -> Vec<LocalTimes> {
+pub(crate) fn local_times(sides: &CandidateSides<'_>, main: usize) -> Vec<LocalTimes> {
     (0..sides.layers.len()).map(|layer| sides.local(layer, main)).collect()
 }
 

@@ -13,7 +13,7 @@ pub(crate) mod tables;
 use crate::preallocation::WorstCase;
 use crate::search::candidate::{CandidateSides, Multipliers};
 use crate::search::dual::{Dual, Sizing};
-use crate::search::improve::{Effort, Improved, improve, improve_any, locals};
+use crate::search::improve::{Effort, Improved, improve, improve_any, local_times};
 use crate::search::options::{CostTerms, OptionChoice, TermPrices};
 use crate::search::selection::{Candidate, Selection};
 use crate::search::tables::LayerTable;
@@ -373,7 +373,7 @@ fn size_reserved(sides: &mut CandidateSides<'_>, main: usize) -> Option<Sizing> 
         }
     }
     let (_, mut sizing) = best?;
-    let locals = locals(sides, main);
+    let locals = local_times(sides, main);
     let cost = |terms: &CostTerms| (rate + terms.bill) * (terms.prefill + output * terms.step);
     improve_any(sides, &locals, &mut sizing, cost);
     Some(sizing)

@@ -28,7 +28,7 @@ pub(crate) struct Candidate {
 
 /// Returns the experts of a layer by expected use (u), the least used first; ties by index.
 pub(crate) fn by_use(model: &Model<'_>, layer: usize) -> Vec<u32> {
-    let used = uses(model, layer);
+    let used = expert_uses(model, layer);
     // Checked layers have at most 65,536 experts.
     let mut order: Vec<u32> = (0..used.len() as u32).collect();
     order.sort_by(|a, b| used[*a as usize].total_cmp(&used[*b as usize]));
@@ -36,7 +36,7 @@ pub(crate) fn by_use(model: &Model<'_>, layer: usize) -> Vec<u32> {
 }
 
 /// Returns the expected assignments of each expert in prefill and decode.
-fn uses(model: &Model<'_>, layer: usize) -> Vec<f64> {
+fn expert_uses(model: &Model<'_>, layer: usize) -> Vec<f64> {
     let per_token = model.layers[layer].per_token();
     let shares = model.shares[layer].iter();
     shares.map(|share| model.input * per_token * share + model.output * per_token * share).collect()
@@ -54,7 +54,7 @@ pub(crate) fn ratio_candidate(model: &Model<'_>, i: usize) -> Candidate {
 }
 
 /// Returns all combinations of remote counts that are not in `known`, or none if there are more than `most` combinations.
-pub(crate) fn others(model: &Model<'_>, known: &[Candidate], most: usize) -> Vec<Candidate> {
+pub(crate) fn other_combinations(model: &Model<'_>, known: &[Candidate], most: usize) -> Vec<Candidate> {
     let sizes = model.layers.iter().map(|layer| layer.experts + 1);
     if sizes.clone().try_fold(1_usize, |product, size| product.checked_mul(size)).is_none_or(|all| all > most)
     {
@@ -109,7 +109,7 @@ pub(crate) fn whole_layers(model: &Model<'_>) -> Vec<Candidate> {
 pub(crate) fn across_layers(model: &Model<'_>, ratios: &[Candidate]) -> Vec<Candidate> {
     let mut experts: Vec<(f64, usize)> = Vec::new();
     for (index, layer) in model.layers.iter().enumerate() {
-        experts.extend(uses(model, index).into_iter().map(|uses| (uses / layer.expert_bytes, index)));
+        experts.extend(expert_uses(model, index).into_iter().map(|uses| (uses / layer.expert_bytes, index)));
     }
     experts.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     let mut budgets: Vec<(f64, &Candidate)> = ratios

@@ -284,8 +284,9 @@ impl<'m> LayerTimes<'m> {
         let local_share = (1.0 - remote_shares.iter().sum::<f64>()).max(0.0);
         let count_probabilities = (layer_model.top_k <= MAX_TABULATED_TOP_K)
             .then(|| CountProbabilities::new(layer_model.top_k, local_share, &remote_shares));
-        let calls =
-            |rows: &f64| remote_shares.iter().map(|share| layer_model.called(*share, *rows)).sum::<f64>();
+        let calls = |rows: &f64| {
+            remote_shares.iter().map(|share| layer_model.call_probability(*share, *rows)).sum::<f64>()
+        };
         let path_work = |times: &PathExpertTimes, batch: usize, experts: &[u32], transfer_seconds: f64| {
             let slowdown = contention.steps[batch + 1];
             let step = &times.steps[batch];
@@ -300,10 +301,10 @@ impl<'m> LayerTimes<'m> {
             let mut work = vec![path_work(&expert_times.local, batch, &local, 0.0)];
             for ((_, experts), share) in hosts.iter().zip(&remote_shares) {
                 let share = share.min(1.0);
-                let sent_tokens = rows * layer_model.called(share, 1.0);
+                let sent_tokens = rows * layer_model.call_probability(share, 1.0);
                 let transfer_seconds = rows * layer_model.per_token() * share * model.down
                     + sent_tokens * model.up
-                    + layer_model.called(share, *rows) * model.invoke;
+                    + layer_model.call_probability(share, *rows) * model.invoke;
                 work.push(path_work(expert_times.remote(), batch, experts, transfer_seconds));
             }
             work
@@ -366,7 +367,7 @@ impl<'m> LayerTimes<'m> {
         let is_billed_by_use = !billed.is_empty();
         for host in self.hosting_groups.iter().filter(|_| is_billed_by_use) {
             let share = host.share.min(1.0);
-            let called = self.model.called(share, 1.0);
+            let called = self.model.call_probability(share, 1.0);
             billed[host.group] +=
                 model.output * (self.model.per_token() * share * remote_expert + called * trip);
         }
@@ -457,7 +458,9 @@ impl<'m> LayerTimes<'m> {
             });
             let own = &mut work[1 + host.group];
             own.experts.add(0.0, uncontended(index + 1, remote, single_step));
-            let calls = batches.iter().map(|rows| self.model.called(host.share, *rows) * model.function_cpu);
+            let calls = batches
+                .iter()
+                .map(|rows| self.model.call_probability(host.share, *rows) * model.function_cpu);
             own.non_expert.add(0.0, calls);
             own.add_prefill(prefill);
         }

@@ -24,7 +24,7 @@ impl GroupSearch<'_, '_> {
                 if self.has_enough(&plans, most) {
                     break;
                 }
-                plans.extend(self.with_fitting_sizes(merged(plan, one, other)));
+                plans.extend(self.with_fitting_sizes(merge_groups(plan, one, other)));
             }
         }
         let most_groups = self.model.problem.limits.max_groups.unwrap_or(1) as usize;
@@ -111,7 +111,7 @@ impl GroupSearch<'_, '_> {
 }
 
 /// Returns `plan` with the experts of the group at `other` in the group at `one`.
-fn merged(plan: &Plan, one: usize, other: usize) -> Plan {
+fn merge_groups(plan: &Plan, one: usize, other: usize) -> Plan {
     let mut merged = plan.clone();
     let removed = merged.groups.remove(other);
     for (own, more) in merged.groups[one].experts.iter_mut().zip(removed.experts) {

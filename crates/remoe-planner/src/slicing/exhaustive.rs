@@ -80,7 +80,7 @@ fn range(least: f64, most: f64, sizes: f64) -> SizeRange {
 }
 
 /// A problem of at most six experts in one to three layers, with any top-k and up to 16 groups.
-fn tiny(seed: u64) -> Problem {
+fn tiny_problem(seed: u64) -> Problem {
     let random = &mut SplitMix64::new(seed ^ 0x717);
     let layers = 1 + (seed % 3) as usize;
     let mut problem = small_problem(seed, layers);
@@ -96,7 +96,7 @@ fn tiny(seed: u64) -> Problem {
 }
 
 /// Returns a problem where groups may end by themselves, with experts that short requests rarely use.
-fn sleepy(seed: u64) -> Problem {
+fn problem_with_sleeping_groups(seed: u64) -> Problem {
     let random = &mut SplitMix64::new(seed ^ 0x51ee9);
     let mut problem = problem(seed);
     problem.pricing.billing = Billing::Reserved;
@@ -131,7 +131,7 @@ fn sleepy(seed: u64) -> Problem {
 
 /// Every way to deal the experts of `remote` to at most `most` groups, as the experts of every group per layer; groups
 /// that differ in their order only are the same.
-fn deals(remote: &[Vec<u32>], most: usize) -> Vec<Vec<Vec<Vec<u32>>>> {
+fn assignments(remote: &[Vec<u32>], most: usize) -> Vec<Vec<Vec<Vec<u32>>>> {
     let mut all: Vec<Vec<Vec<Vec<u32>>>> = vec![Vec::new()];
     for (layer, set) in remote.iter().enumerate() {
         for expert in set {
@@ -175,17 +175,21 @@ fn subsets(order: Vec<u32>) -> Vec<Vec<u32>> {
 /// The least cost of any plan whose remote experts are among `sets` of the experts by use.
 fn cheapest(model: &Model<'_>, sets: fn(Vec<u32>) -> Vec<Vec<u32>>) -> f64 {
     let mut least = f64::INFINITY;
-    every(model, sets, &mut |_, evaluation| least = least.min(evaluation.total_cost));
+    for_each_plan(model, sets, &mut |_, evaluation| least = least.min(evaluation.total_cost));
     least
 }
 
 /// `seen` is shown every plan that keeps the limits and whose remote experts are among `sets` of the experts by use:
 /// every deal, every size of every function and every number of replicas.
-fn every(model: &Model<'_>, sets: fn(Vec<u32>) -> Vec<Vec<u32>>, seen: &mut dyn FnMut(&Plan, &Evaluation)) {
+fn for_each_plan(
+    model: &Model<'_>,
+    sets: fn(Vec<u32>) -> Vec<Vec<u32>>,
+    seen: &mut dyn FnMut(&Plan, &Evaluation),
+) {
     let limits = &model.problem.limits;
     let all: Vec<Vec<Vec<u32>>> = (0..model.layers.len()).map(|layer| sets(by_use(model, layer))).collect();
     for remote in product(&all) {
-        for hosted in deals(&remote, limits.max_groups.unwrap_or(1) as usize) {
+        for hosted in assignments(&remote, limits.max_groups.unwrap_or(1) as usize) {
             all_sizings(model, &remote, &hosted, seen);
         }
     }
@@ -301,12 +305,12 @@ fn so_they_are_when_any_expert_may_be_remote() {
 #[test]
 fn groups_are_within_a_thousandth_of_every_subset() {
     let sample = Sample::new();
-    let (solved, sliced) = compare(sample.of(8_000..8_500).map(tiny), subsets);
+    let (solved, sliced) = compare(sample.of(8_000..8_500).map(tiny_problem), subsets);
     assert!(sample.is_enough(solved, 300) && sample.is_enough(sliced, 60), "{solved} {sliced}");
 }
 
 /// A problem of eight experts in four layers: more groups than any layer has remote experts.
-fn deep(seed: u64) -> Problem {
+fn deep_problem(seed: u64) -> Problem {
     let random = &mut SplitMix64::new(seed ^ 0xdee9);
     let mut problem = small_problem(seed, 4);
     let all = divide(&mut problem, 8, 4, random);
@@ -322,7 +326,7 @@ fn deep(seed: u64) -> Problem {
 #[test]
 fn groups_of_four_layers_are_near_exhaustive_optimum() {
     let sample = Sample::new();
-    let (solved, sliced) = compare(sample.of(9_001..9_501).map(deep), subsets);
+    let (solved, sliced) = compare(sample.of(9_001..9_501).map(deep_problem), subsets);
     assert!(sample.is_enough(solved, 200) && sample.is_enough(sliced, 50), "{solved} {sliced}");
 }
 
@@ -330,7 +334,7 @@ fn groups_of_four_layers_are_near_exhaustive_optimum() {
 #[test]
 fn so_they_are_when_groups_may_end_by_themselves() {
     let sample = Sample::new();
-    let (solved, sliced) = compare(sample.of(5_000..5_300).map(sleepy), prefixes);
+    let (solved, sliced) = compare(sample.of(5_000..5_300).map(problem_with_sleeping_groups), prefixes);
     assert!(sample.is_enough(solved, 120) && sample.is_enough(sliced, 30), "{solved} {sliced}");
 }
 
@@ -365,7 +369,7 @@ fn the_sturdiest_plan_within_two_percent_is_chosen() {
         let misestimated = misestimated_problems(&problem);
         let tests = StressTests::new(&model, &misestimated);
         let mut fewest = figures.broken;
-        every(&model, prefixes, &mut |plan, evaluation| {
+        for_each_plan(&model, prefixes, &mut |plan, evaluation| {
             if fewest > 0 && evaluation.total_cost < dearest {
                 fewest = fewest.min(tests.run(plan).unwrap().broken);
             }

@@ -154,10 +154,10 @@ impl GroupSearch<'_, '_> {
             };
             for group in 0..if is_small { plan.groups.len() } else { 0 } {
                 for to_local in &plan.groups[group].experts[layer] {
-                    let with_local = moved(plan.clone(), layer, *to_local, Some(group), None);
+                    let with_local = move_expert(plan.clone(), layer, *to_local, Some(group), None);
                     let swapped = to_remote
                         .iter()
-                        .map(|expert| moved(with_local.clone(), layer, *expert, None, Some(group)));
+                        .map(|expert| move_expert(with_local.clone(), layer, *expert, None, Some(group)));
                     plans.extend(swapped.filter_map(|plan| self.with_fitting_sizes(plan)));
                 }
             }
@@ -172,7 +172,7 @@ impl GroupSearch<'_, '_> {
                 if self.has_enough(&plans, most) {
                     break;
                 }
-                let moved = self.with_fitting_sizes(moved(plan.clone(), layer, expert, from, to));
+                let moved = self.with_fitting_sizes(move_expert(plan.clone(), layer, expert, from, to));
                 plans.extend(moved);
             }
         }
@@ -184,8 +184,8 @@ impl GroupSearch<'_, '_> {
                         if self.has_enough(&plans, most) {
                             break;
                         }
-                        let first = moved(plan.clone(), layer, *expert, Some(one), Some(other));
-                        let both = moved(first, layer, *exchanged, Some(other), Some(one));
+                        let first = move_expert(plan.clone(), layer, *expert, Some(one), Some(other));
+                        let both = move_expert(first, layer, *exchanged, Some(other), Some(one));
                         plans.extend(self.with_fitting_sizes(both));
                     }
                 }
@@ -330,7 +330,7 @@ fn fitting(options: impl Iterator<Item = Sizing>, bytes: f64, vcpus: Option<f64>
 /// Returns `plan` with `expert` of `layer` moved from one group to another.
 ///
 /// `None` stands for the main function, the number of groups for a new group.
-fn moved(mut plan: Plan, layer: usize, expert: u32, from: Option<usize>, to: Option<usize>) -> Plan {
+fn move_expert(mut plan: Plan, layer: usize, expert: u32, from: Option<usize>, to: Option<usize>) -> Plan {
     let insert = |set: &mut Vec<u32>| set.insert(set.partition_point(|id| *id < expert), expert);
     match from {
         Some(from) => plan.groups[from].experts[layer].retain(|id| *id != expert),

@@ -172,7 +172,7 @@ impl GroupSearch<'_, '_> {
         let mut open = Vec::new();
         let mut seen = BTreeSet::new();
         for known in std::iter::once(&best).chain(others).filter(|known| known.cost() <= max_cost) {
-            if seen.insert(key(&known.plan)) {
+            if seen.insert(plan_key(&known.plan)) {
                 open.extend(SearchedPlan::new((*known).clone(), &tests, costs));
             }
         }
@@ -198,7 +198,7 @@ impl GroupSearch<'_, '_> {
                 if seen.len() >= most || self.model.ends() {
                     break;
                 }
-                if !seen.insert(key(&plan)) {
+                if !seen.insert(plan_key(&plan)) {
                     continue;
                 }
                 let planned = self.evaluate_if_better(&from.candidate, plan, None);
@@ -307,7 +307,7 @@ impl GroupSearch<'_, '_> {
 }
 
 /// Encodes `plan` as numbers, to recognise equal plans.
-fn key(plan: &Plan) -> Vec<u64> {
+fn plan_key(plan: &Plan) -> Vec<u64> {
     let stated = |vcpus: Option<f64>| vcpus.map_or(u64::MAX, f64::to_bits);
     let set = |experts: &Vec<u32>| {
         let ids = experts.iter().map(|expert| u64::from(*expert));

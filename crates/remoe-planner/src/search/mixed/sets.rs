@@ -124,7 +124,7 @@ pub(super) fn expert_prefixes<'t>(
         let prefixes = (usize::from(!may_stay)..=table.order.len())
             .map(|count| ExpertPrefix { table: Cow::Borrowed(table), count });
         let mut expert_prefixes: Vec<ExpertPrefix<'t>> = prefixes.collect();
-        for set in width.others(&table.order) {
+        for set in width.sets_beyond_prefixes(&table.order) {
             model.add_work(table.order.len());
             let table = Cow::Owned(table.with_first(model, layer, &set));
             expert_prefixes.push(ExpertPrefix { table, count: set.len() });
@@ -149,7 +149,7 @@ impl SetFamily {
     }
 
     /// Returns the sets that are not the first experts of `order`.
-    fn others(self, order: &[u32]) -> Vec<Vec<u32>> {
+    fn sets_beyond_prefixes(self, order: &[u32]) -> Vec<Vec<u32>> {
         let is_prefix = |set: &[u32]| order.starts_with(set);
         let sets: Vec<Vec<u32>> = match self {
             Self::LeastUsed => Vec::new(),
