@@ -54,7 +54,7 @@ pub struct Model<'p> {
     pub nonexpert_bytes: f64,
     /// Dollars per GB-second of CPU memory with the vCPUs that come with it.
     pub cpu_price: f64,
-    /// Share of the time for which groups are billed: 1, or less in a search for groups that scale to zero by themselves.
+    /// Share of the time for which groups are billed: 1, or less in a search for groups that scale to zero.
     pub remote_share: f64,
     /// Bytes of memory that come with one vCPU.
     pub vcpu_bytes: f64,

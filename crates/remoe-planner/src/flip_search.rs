@@ -233,7 +233,7 @@ impl<'a, 'm> FlipSearch<'a, 'm> {
             (FlipFigure::ArrivalRate, false) => {
                 self.least_cost_at_end(cause) * (-f64::from(DOUBLINGS)).exp2() / factor
             }
-            // These changes make plans dearer or infeasible.
+            // These changes make plans more expensive or infeasible.
             (FlipFigure::Tpot, false) | (FlipFigure::ModelSize | FlipFigure::GpuPrice, true) => self.least,
             // Plans are cheapest at the largest change. The GPU price is only a part of their cost.
             (FlipFigure::Tpot, true) | (FlipFigure::ModelSize, false) => self.least_cost_at_end(cause),

@@ -6,7 +6,7 @@
 //! first come, first served.
 //!
 //! `load.rs` has the speed of a main function with n requests, `poisson.rs` the means under random arrivals, `recorded.rs`
-//! replays recorded arrivals, `scaling_group.rs` models a group that scales to zero by itself. `latency.rs` simulates latencies with
+//! replays recorded arrivals, `scaling_group.rs` models a group that scales to zero. `latency.rs` simulates latencies with
 //! quantiles, with the iterations of `engine.rs`.
 
 mod engine;

@@ -1,4 +1,4 @@
-//! Time alive of a group of remote functions that scales to zero by itself, while the main function stays alive.
+//! Time alive of a group of remote functions that scales to zero, while the main function stays alive.
 //!
 //! Requests that use any of its experts arrive at random, `l` per second. The first one that finds the group at zero starts
 //! it. The group is ready after T seconds. It stays alive until there was no such request for the idle window W, and it has
@@ -14,7 +14,7 @@
 //! At the end of the start the last request arrived v = min(Exp(l), T) seconds ago, so that x = max(W, C + W - v). The group
 //! is alive for T plus the mean of E(x) over v, and at zero for 1 / l per wake. All parts have integrals in closed form.
 
-/// Load of a group that scales to zero by itself, in seconds and requests per second.
+/// Load of a group that scales to zero, in seconds and requests per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScalingGroup {
     /// Requests per second that use any of its experts.

@@ -71,7 +71,7 @@ pub struct ServingFunctions {
     pub remote_bill: f64,
     /// Seconds of a cold start of the slowest function.
     pub start_seconds: f64,
-    /// Groups that scale to zero by themselves, in the order of the plan.
+    /// Groups that scale to zero, in the order of the plan.
     pub sleepers: Vec<SleepingGroup>,
 }
 
@@ -104,7 +104,7 @@ pub struct Bill {
     pub remote_cost: f64,
     /// Time alive and load, if the problem has [`Arrivals`].
     pub life: Option<Life>,
-    /// Time alive of the groups that scale to zero by themselves, in the order of the plan.
+    /// Time alive of the groups that scale to zero, in the order of the plan.
     pub sleepers: Vec<GroupLife>,
 }
 
@@ -160,7 +160,7 @@ pub struct Life {
     pub utilisation: f64,
     /// Dollars in an hour.
     pub dollars_per_hour: f64,
-    /// Number of groups that scale to zero by themselves. A request that uses one before it is ready is cold as well: the
+    /// Number of groups that scale to zero. A request that uses one before it is ready is cold as well: the
     /// local fallback loads and computes its experts, which lengthens the prefill.
     #[serde(skip_serializing_if = "is_none")]
     pub sleeping_groups: usize,

@@ -1,4 +1,4 @@
-//! Groups that scale to zero by themselves while the main function stays alive: their time alive, and the latency of
+//! Groups that scale to zero while the main function stays alive: their time alive, and the latency of
 //! requests that use a group before it is ready.
 //!
 //! A request uses a group unless none of its tokens chooses any of the group's experts. With r_l the share of layer l's
@@ -17,7 +17,7 @@ use serde::Serialize;
 /// Share of requests from which groups are assumed to start and stop together.
 const NEARLY_ALL: f64 = 0.99;
 
-/// Time alive and cold starts of a group that scales to zero by itself.
+/// Time alive and cold starts of a group that scales to zero.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct GroupLife {
     /// Share of the requests that use any of its experts.
@@ -34,7 +34,7 @@ pub struct GroupLife {
     pub cold_prefill_seconds: f64,
 }
 
-/// Inputs for the time alive of a group that scales to zero by itself.
+/// Inputs for the time alive of a group that scales to zero.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SleepingGroup {
     /// Dollars per second of all its functions.
@@ -49,7 +49,7 @@ pub struct SleepingGroup {
     fallback_step: f64,
 }
 
-/// Time alive and cost of all groups that scale to zero by themselves.
+/// Time alive and cost of all groups that scale to zero.
 pub struct SleepingGroups {
     /// Time alive of each group.
     pub lives: Vec<GroupLife>,
@@ -64,7 +64,7 @@ pub struct SleepingGroups {
 }
 
 impl Model<'_> {
-    /// Reports if groups may scale to zero by themselves.
+    /// Reports if groups may scale to zero.
     ///
     /// If the main function scales to zero, the groups do so together with it. Under invocation billing groups cost
     /// nothing between requests.
@@ -75,7 +75,7 @@ impl Model<'_> {
             && self.problem.starts.is_some()
     }
 
-    /// Reports if `group` scales to zero by itself.
+    /// Reports if `group` scales to zero.
     pub fn may_sleep(&self, group: &Group) -> bool {
         group.idle_seconds.is_some() && self.groups_may_sleep()
     }

@@ -51,7 +51,7 @@ pub struct ChangeCost {
     pub seconds: f64,
     /// Dollars of the loading functions, times the share of the time in which the previous plan is alive.
     pub dollars: f64,
-    /// Dollars that the new plan saves afterwards, for as long as it is expected to be used. Below 0 if it is dearer.
+    /// Dollars that the new plan saves afterwards, for as long as it is expected to be used. Below 0 if it is more expensive.
     pub saves: f64,
 }
 
@@ -60,7 +60,7 @@ impl ChangeCost {
     fn new(loads: &[FunctionLoad], saving_per_second: f64, used_seconds: f64) -> Self {
         let seconds = loads.iter().map(FunctionLoad::seconds).fold(0.0, f64::max);
         let dollars = loads.iter().map(|load| load.functions * load.rate * load.seconds()).sum();
-        // A dearer plan is charged for the whole time, so that slow loading is no advantage.
+        // A more expensive plan is charged for the whole time, so that slow loading is no advantage.
         let saves = if saving_per_second > 0.0 {
             saving_per_second * (used_seconds - seconds).max(0.0)
         } else {

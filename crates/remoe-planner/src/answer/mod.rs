@@ -51,7 +51,7 @@ pub struct Options {
     pub hysteresis: f64,
     /// Seconds for which a new plan is expected to be used. Within this time it must save more than the change costs.
     pub stands_seconds: f64,
-    /// Share of the cost by which a plan may be dearer to keep its limits if an input is misestimated. 0: the cheapest plan.
+    /// Share of the cost by which a plan may be more expensive to keep its limits if an input is misestimated. 0: the cheapest plan.
     pub sturdy: f64,
     /// Set if the result includes changes that would change whether remote experts pay: a search for each figure.
     pub flips: bool,

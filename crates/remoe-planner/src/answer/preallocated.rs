@@ -31,7 +31,7 @@ use std::rc::Rc;
 /// is larger or smaller by the error factors of the problem, or without_remote factors by the 95 % bound of Hoeffding's
 /// inequality. A later plan for these requests can keep that size.
 ///
-/// [`PlanningResult::walk`] is empty, and [`PlanningResult::verdict`] has only the strategies without_remote remote experts.
+/// [`PlanningResult::walk`] is empty, and [`PlanningResult::verdict`] has only the strategies without remote experts.
 ///
 /// # Errors
 /// An invalid problem, a previous plan that does not belong to it, or no size that keeps the limits.

@@ -1,4 +1,4 @@
-//! Search for plans with groups that scale to zero by themselves.
+//! Search for plans with groups that scale to zero.
 //!
 //! Often used experts stay in the main function or in groups that are always alive. Groups of the others are billed only
 //! while requests use them.

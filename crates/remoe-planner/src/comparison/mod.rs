@@ -49,7 +49,7 @@ pub struct StrategyEvaluation {
     pub ttft_seconds: Option<f64>,
     /// Time per output token in seconds.
     pub tpot_seconds: Option<f64>,
-    /// Reason that it is not feasible, or by which share it is dearer than the cheapest.
+    /// Reason that it is not feasible, or by which share it is more expensive than the cheapest.
     pub why: String,
     /// Set if costs are those under the arrivals of the problem.
     #[serde(skip)]

@@ -1,7 +1,7 @@
 //! Choice of nodes: which node shapes to rent for a model within its limits, and which functions run on them.
 //!
 //! Clouds sell nodes, not single GB and vCPUs. [`rent`] prices every arrangement of a model's parts ([`Arrangement`]) as
-//! whole nodes of a list. It reports whether remote experts pay, why every other arrangement is dearer or infeasible, and
+//! whole nodes of a list. It reports whether remote experts pay, why every other arrangement is more expensive or infeasible, and
 //! which changes would flip the result.
 //!
 //! Every arrangement has its own best batch, division of GPUs and nodes, and number of copies under the same load and

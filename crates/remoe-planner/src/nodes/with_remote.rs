@@ -474,7 +474,7 @@ impl CompiledRental<'_> {
 
     /// Returns `shapes` without dominated ones.
     ///
-    /// A shape dominates another if it is no dearer, has at least as much memory, is no slower, and is unlimited in number.
+    /// A shape dominates another if it costs no more, has at least as much memory, is no slower, and is unlimited in number.
     fn undominated(&self, shapes: &[usize], no_slower: impl Fn(usize, usize) -> bool) -> Vec<usize> {
         let dominates = |other: usize, one: usize| {
             let (a, b) = (&self.shapes[other], &self.shapes[one]);

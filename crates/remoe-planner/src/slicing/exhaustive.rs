@@ -95,7 +95,7 @@ fn tiny_problem(seed: u64) -> Problem {
     problem
 }
 
-/// Returns a problem where groups may end by themselves, with experts that short requests rarely use.
+/// Returns a problem whose groups may scale to zero, with experts that short requests rarely use.
 fn problem_with_sleeping_groups(seed: u64) -> Problem {
     let random = &mut SplitMix64::new(seed ^ 0x51ee9);
     let mut problem = problem(seed);
@@ -129,7 +129,7 @@ fn problem_with_sleeping_groups(seed: u64) -> Problem {
     problem
 }
 
-/// Every way to deal the experts of `remote` to at most `most` groups, as the experts of every group per layer; groups
+/// Lists all assignments of the experts of `remote` to at most `most` groups, as the experts of each group by layer; groups
 /// that differ in their order only are the same.
 fn assignments(remote: &[Vec<u32>], most: usize) -> Vec<Vec<Vec<Vec<u32>>>> {
     let mut all: Vec<Vec<Vec<Vec<u32>>>> = vec![Vec::new()];
@@ -180,7 +180,7 @@ fn cheapest(model: &Model<'_>, sets: fn(Vec<u32>) -> Vec<Vec<u32>>) -> f64 {
 }
 
 /// `seen` is shown every plan that keeps the limits and whose remote experts are among `sets` of the experts by use:
-/// every deal, every size of every function and every number of replicas.
+/// every assignment, every size of every function and every number of replicas.
 fn for_each_plan(
     model: &Model<'_>,
     sets: fn(Vec<u32>) -> Vec<Vec<u32>>,
@@ -301,7 +301,7 @@ fn so_they_are_when_any_expert_may_be_remote() {
     assert!(sample.is_enough(solved, 120) && sample.is_enough(sliced, 30), "{solved} {sliced}");
 }
 
-/// Every deal of every subset to up to 16 groups, under both billings.
+/// All assignments of all subsets to up to 16 groups, under both billings.
 #[test]
 fn groups_are_within_a_thousandth_of_every_subset() {
     let sample = Sample::new();
@@ -330,7 +330,7 @@ fn groups_of_four_layers_are_near_exhaustive_optimum() {
     assert!(sample.is_enough(solved, 200) && sample.is_enough(sliced, 50), "{solved} {sliced}");
 }
 
-/// Which experts are in groups that end by themselves, and which groups do.
+/// All choices of the groups that scale to zero, and of their experts.
 #[test]
 fn so_they_are_when_groups_may_end_by_themselves() {
     let sample = Sample::new();

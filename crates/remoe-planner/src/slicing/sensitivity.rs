@@ -1,6 +1,6 @@
 //! Sensitivity analysis: plans that keep their limits even if one input was misestimated.
 //!
-//! The optimum for exact inputs lies where a limit binds, and is the first to break it. A slightly dearer plan may keep
+//! The optimum for exact inputs lies where a limit binds, and is the first to break it. A slightly more expensive plan may keep
 //! its limits (AGH, arXiv 2604.07472, compares exact optima with less sensitive plans in this way).
 
 use super::{FEW_EXPERTS, FeasiblePlan, GroupSearch};
