@@ -290,7 +290,7 @@ fn groups_of_least_used_experts_are_within_a_thousandth() {
 
 /// The experts used least are not always the best ones to send away.
 #[test]
-fn so_they_are_when_any_expert_may_be_remote() {
+fn groups_of_any_experts_are_near_the_exhaustive_optimum() {
     let single = |seed| {
         let mut problem = problem(seed);
         problem.limits.max_replicas = 1;
@@ -332,7 +332,7 @@ fn groups_of_four_layers_are_near_exhaustive_optimum() {
 
 /// All choices of the groups that scale to zero, and of their experts.
 #[test]
-fn so_they_are_when_groups_may_end_by_themselves() {
+fn sleeping_groups_are_near_the_exhaustive_optimum() {
     let sample = Sample::new();
     let (solved, sliced) = compare(sample.of(5_000..5_300).map(problem_with_sleeping_groups), prefixes);
     assert!(sample.is_enough(solved, 120) && sample.is_enough(sliced, 30), "{solved} {sliced}");
@@ -341,7 +341,7 @@ fn so_they_are_when_groups_may_end_by_themselves() {
 /// No plan that costs less than 2 % more than the cheapest one breaks limits in fewer wrong problems than the plan
 /// that is chosen, with groups, with single functions and with nothing remote.
 #[test]
-fn the_sturdiest_plan_within_two_percent_is_chosen() {
+fn most_robust_plan_within_two_percent_is_chosen() {
     const SHARE: f64 = 0.02;
     let (mut solved, mut breakable, mut least_sensitive, mut missed) = ([0, 0], 0, 0, Vec::new());
     let sample = Sample::new();
