@@ -2,7 +2,7 @@
 
 use crate::flags::{DeploymentArgs, RemoteArg};
 use remoe_hardware::Origin;
-use remoe_planner::{PlanningResult, Problem, Rival, dollars, seconds};
+use remoe_planner::{PlanningResult, Problem, StrategyEvaluation, dollars, seconds};
 
 /// Number of requests that shown costs are of. The cost of one request is too small to read.
 const MILLION: f64 = 1e6;

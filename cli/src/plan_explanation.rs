@@ -2,7 +2,7 @@
 
 use crate::output::table;
 use crate::plan_report::{bytes, percent};
-use remoe_planner::{Binding, Plan, PlanningResult, Problem, Rival, dollars, limit_name};
+use remoe_planner::{Binding, Plan, PlanningResult, Problem, StrategyEvaluation, dollars, limit_name};
 
 /// Number of requests that shown costs are of. The cost of one request is too small to read.
 const MILLION: f64 = 1e6;
@@ -87,7 +87,7 @@ fn cost(answer: &PlanningResult) -> String {
 }
 
 fn rivals(answer: &PlanningResult) -> Option<String> {
-    let line = |rival: &Rival| {
+    let line = |rival: &StrategyEvaluation| {
         let price = rival.price();
         let summary = if price.is_empty() { rival.why.clone() } else { format!("{price}; {}", rival.why) };
         vec![format!("  {}", rival.name.name()), summary.trim_end_matches("; ").to_owned()]

@@ -2,9 +2,10 @@
 
 use crate::output::table;
 use remoe_planner::{
-    Alternative, Baseline, Device, Evaluation, Explanation, Latency, Layer, LayerPlan, Life, Plan,
-    PlanChange, PlanningResult, Preallocation, Problem, Quantiles, Reason, Refusal, Selection, Sturdiness,
-    Verdict, Violation, Way, WrongCase, amount, dollars, limit_name,
+    Alternative, Baseline, Device, Evaluation, Explanation, Latency, Layer, LayerPlan, Life,
+    MisestimatedCase, PlacementComparison, Plan, PlanChange, PlanningResult, Preallocation, Problem,
+    Quantiles, Refusal, ReplacementReason, Selection, SensitivityAnalysis, ServingStrategy, Violation,
+    amount, dollars, limit_name,
 };
 
 /// Formats a plan with its evaluation and comparisons. With `verbose`, adds how it was found, in terms of the Remoe
@@ -398,9 +399,9 @@ fn change(change: &PlanChange) -> String {
         Reason::MovesTooMuch => {
             "Keeps the previous plan: loading the best one costs more than it saves over its expected lifetime."
         }
-        Reason::Cheaper => "Replaces the previous plan: the saving exceeds the hysteresis.",
-        Reason::PreviousFails => "Replaces the previous plan: it violates the limits.",
-        Reason::NoNewPlan => "Keeps the previous plan: it meets all limits, and no new plan does.",
+        ReplacementReason::Cheaper => "Replaces the previous plan: the saving exceeds the hysteresis.",
+        ReplacementReason::PreviousFails => "Replaces the previous plan: it violates the limits.",
+        ReplacementReason::NoNewPlan => "Keeps the previous plan: it meets all limits, and no new plan does.",
     };
     let mut lines = vec![decision.to_owned()];
     lines.push(match change.new_cost {
@@ -415,7 +416,7 @@ fn change(change: &PlanChange) -> String {
         let functions = if starts == 1.0 { "function" } else { "functions" };
         lines.push(format!("{starts} {functions} would start, {} would be loaded", bytes(moved.0)));
     }
-    if let Some(toll) = change.toll.filter(|toll| toll.seconds > 0.0) {
+    if let Some(toll) = change.change_cost.filter(|cost| cost.seconds > 0.0) {
         lines.push(format!(
             "loading takes {} and costs {}; saves {} after that",
             seconds(toll.seconds),

@@ -21,7 +21,7 @@ use crate::workload::WorkloadArgs;
 use clap::Args;
 use ranges::{millicores, sizes};
 use remoe_hardware::{
-    DeploymentRequirements, ModelId, Origin, Prices, PricesError, ProblemError, Profile, attempted,
+    DeploymentRequirements, ModelId, Origin, Prices, PricesError, ProblemError, Profile, search_by_origin,
 };
 use remoe_model::{Checkpoint, Inspection};
 use remoe_planner::{
@@ -297,7 +297,7 @@ impl PlanningArgs {
 
     /// Converts `prices` for the planner.
     pub(crate) fn pricing_of(&self, prices: &Prices) -> Result<Pricing, CliError> {
-        let pricing = if self.main_cpu.is_some() { prices.pricing_apart() } else { prices.pricing() };
+        let pricing = if self.main_cpu.is_some() { prices.separate_pricing() } else { prices.pricing() };
         pricing.map_err(|error| CliError::arguments("--pricing", error.to_string()))
     }
 
@@ -329,7 +329,7 @@ pub(crate) async fn plan(
 ) -> Result<PlanningResult, CliError> {
     let problem = problem.clone();
     let solved = tokio::task::spawn_blocking(move || {
-        attempted(&problem, origin, remote.into(), |problem, remote| {
+        search_by_origin(&problem, origin, remote.into(), |problem, remote| {
             solve(problem, None, &Options { remote, sturdy: STURDY, ..Options::default() })
         })
     });

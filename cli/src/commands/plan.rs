@@ -127,7 +127,7 @@ struct WithProblem<'a, T> {
     problem: &'a Problem,
     /// Ratios of measured times to the profile's, from `--measured`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    factors: Option<Factors>,
+    factors: Option<TimeFactors>,
     #[serde(flatten)]
     answer: TimedResult<T>,
 }
@@ -203,7 +203,7 @@ pub(crate) fn run(args: &PlanArgs, as_json: bool, verbose: bool) -> Result<ExitC
         hysteresis: args.hysteresis,
         stands_seconds: args.stands.as_secs_f64(),
         sturdy,
-        turns: true,
+        flips: true,
     };
     let solved = match args.deadline {
         None => solve(problem, previous.as_ref(), &options),
@@ -292,7 +292,7 @@ impl PlanArgs {
 struct PlanRun<'a> {
     args: &'a PlanArgs,
     problem: Problem,
-    factors: Option<Factors>,
+    factors: Option<TimeFactors>,
     as_json: bool,
     /// Seconds of planning. `None` without a deadline.
     elapsed_seconds: Option<f64>,
@@ -316,7 +316,7 @@ impl PlanRun<'_> {
                     (true, None) => json::print(&TimedResult { elapsed_seconds, answer })?,
                     (false, _) => {
                         let mut out = anstream::stdout().lock();
-                        if let Some(Factors { prefill, decode }) = &self.factors {
+                        if let Some(TimeFactors { prefill, decode }) = &self.factors {
                             writeln!(out, "prefills take {}", prefill.in_words())?;
                             writeln!(out, "decode steps take {}\n", decode.in_words())?;
                         }

@@ -1,4 +1,4 @@
-//! Cold start in parts, from nothing to ready: Figure 11 of the Remoe paper.
+//! Stages of a cold start (figure 11 of the Remoe paper).
 
 use crate::costs::{ClassPlans, Strategy};
 use crate::scenario::Scenario;
@@ -6,12 +6,12 @@ use remoe_hardware::Start;
 use remoe_planner::Plan;
 use serde::Serialize;
 
-/// Seconds that decisions took, measured by the caller.
+/// Seconds of prediction and planning, measured by the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Decisions {
-    /// Predicting one prompt; absent where there is no predictor.
+    /// Predicting one prompt; absent without a predictor.
     pub predict_seconds: Option<f64>,
-    /// Sizing the main function before anything is predicted (MMP).
+    /// Sizing the main function before the prediction (MMP).
     pub preallocate_seconds: f64,
     /// Making the plan.
     pub solve_seconds: f64,
@@ -23,7 +23,7 @@ pub struct Decisions {
 pub enum ColdStartStage {
     /// Prediction, pre-allocation and planning.
     Calculate,
-    /// From the order to a process.
+    /// Start of the container and its process.
     Container,
     /// Weights from storage to memory.
     Load,
@@ -32,7 +32,7 @@ pub enum ColdStartStage {
 }
 
 impl ColdStartStage {
-    /// Every part.
+    /// All stages.
     pub const ALL: [Self; 4] = [Self::Calculate, Self::Container, Self::Load, Self::Move];
 
     /// Returns the name in tables.
@@ -47,7 +47,7 @@ impl ColdStartStage {
     }
 }
 
-/// One part of a cold start, in seconds since the request arrived.
+/// Time span of one stage, in seconds since the arrival of the request.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct StageSpan {
     /// Kind of work.
@@ -60,41 +60,41 @@ pub struct StageSpan {
 
 /// Spans of one function, or of the planner, until it is ready.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Lane {
-    /// Function, or the planner.
+pub struct ColdStartLane {
+    /// Name: a function, or the planner.
     pub who: String,
-    /// Spans, one after another.
+    /// Consecutive spans.
     pub spans: Vec<StageSpan>,
 }
 
 /// The cold start of a strategy.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ColdStart {
-    /// Which.
+    /// Strategy.
     pub strategy: Strategy,
-    /// Side by side.
-    pub lanes: Vec<Lane>,
+    /// Concurrent lanes: the planner and the functions.
+    pub lanes: Vec<ColdStartLane>,
     /// When the last lane ends.
     pub ready_seconds: f64,
-    /// `ready_seconds` if all functions read from one storage with the throughput that one of them gets alone.
+    /// `ready_seconds` if all functions share the storage throughput of one.
     pub ready_on_shared_storage_seconds: f64,
-    /// `ready_seconds` if every part waited for the one before it.
+    /// `ready_seconds` if all stages ran one after another.
     pub ready_one_after_another_seconds: f64,
 }
 
-/// Spans that follow each other.
-struct Sequence(Lane);
+/// Builder of a lane.
+struct Sequence(ColdStartLane);
 
 impl Sequence {
     fn from(who: &str) -> Self {
-        Self(Lane { who: who.to_owned(), spans: Vec::new() })
+        Self(ColdStartLane { who: who.to_owned(), spans: Vec::new() })
     }
 
     fn end(&self) -> f64 {
         self.0.spans.last().map_or(0.0, |span| span.to)
     }
 
-    /// Begins as soon as both the span before it and `earliest` have passed.
+    /// Adds a span that begins after the previous one, but not before `earliest`.
     fn then(mut self, part: ColdStartStage, earliest: f64, seconds: f64) -> Self {
         let from = self.end().max(earliest);
         self.0.spans.push(StageSpan { part, from, to: from + seconds });
@@ -116,10 +116,11 @@ impl ColdStart {
     }
 }
 
-/// Figure 11: every strategy from nothing to ready. The main function starts at the size that
-/// pre-allocation gives it, while prediction and planning run, and loads what is not an expert; which
-/// experts it loads, and what remote functions do, is known with the plan. Remote functions start at the
-/// same time; the lane is that of the slowest.
+/// Computes figure 11: the cold start of every strategy.
+///
+/// With a plan, the main function starts at its pre-allocated size and loads the non-expert part while prediction and
+/// planning run. Experts are loaded, and remote functions started, once the plan is known. Of the remote functions, the lane
+/// shows the slowest.
 #[must_use]
 pub fn cold_starts(scenario: &Scenario, plans: &ClassPlans, decisions: Decisions) -> Vec<ColdStart> {
     let (start, shape) = (scenario.profile.starts.main, &scenario.shape);
@@ -150,9 +151,9 @@ fn with_plan(scenario: &Scenario, strategy: Strategy, plan: &Plan, decisions: De
     let (starts, shape) = (scenario.profile.starts, &scenario.shape);
     let expert = shape.facts.expert_bytes as f64;
     let remote = |layer: &remoe_planner::LayerPlan| layer.remote.len() as f64 * expert;
-    let of_layers = plan.layers.iter().map(remote);
-    let (away, largest) = (of_layers.clone().sum::<f64>(), of_layers.fold(0.0, f64::max));
-    let (local, rest) = (shape.expert_bytes() - away, shape.other_bytes());
+    let layer_bytes = plan.layers.iter().map(remote);
+    let (remote_bytes, largest) = (layer_bytes.clone().sum::<f64>(), layer_bytes.fold(0.0, f64::max));
+    let (local, rest) = (shape.expert_bytes() - remote_bytes, shape.other_bytes());
     let calculation = decisions.predict_seconds.unwrap_or(0.0) + decisions.solve_seconds;
     let planner = Sequence::from("planner")
         .then(ColdStartStage::Calculate, 0.0, decisions.preallocate_seconds)
@@ -166,7 +167,7 @@ fn with_plan(scenario: &Scenario, strategy: Strategy, plan: &Plan, decisions: De
     let mut lanes = vec![planner, main];
     let mut shared = planned.max(starts.main.process_seconds)
         + shape.facts.total_bytes as f64 / starts.main.load_bytes_per_second;
-    if away > 0.0 {
+    if remote_bytes > 0.0 {
         let remote = Sequence::from("slowest remote")
             .then(ColdStartStage::Container, planned, starts.remote.process_seconds)
             .then(ColdStartStage::Load, 0.0, largest / starts.remote.load_bytes_per_second);

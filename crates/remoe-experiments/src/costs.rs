@@ -1,37 +1,35 @@
-//! Figure 9 of the Remoe paper: what requests cost under each strategy.
+//! Figure 9 of the Remoe paper: costs of requests under each strategy.
 
 use crate::error::ExperimentError;
+use crate::request_outcome::RequestOutcome;
 use crate::scenario::{Scenario, SimulatedRequest};
-use crate::truth::RequestOutcome;
 use remoe_planner::{Baseline, Baselines, Plan, PlanError, Problem, Remote, SizeRange, Slo, baselines};
 use serde::Serialize;
 
-/// Where the parts of a model run (Remoe paper, section V-C).
+/// Strategy to serve a model (Remoe paper, section V-C).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Strategy {
     /// Everything on CPUs.
     Cpu,
-    /// Everything on the accelerator.
+    /// Everything on the GPU.
     Gpu,
-    /// Experts in host memory that cross to the accelerator when they are needed.
+    /// Experts in host memory, moved to the GPU when they are used.
     Fetch,
-    /// [`Self::Fetch`] with transfers that take no time, as in the paper: a bound that no system reaches, and so no
-    /// rival in any ranking.
+    /// [`Self::Fetch`] with instant transfers, as in the paper: a bound that no system reaches, and which is not ranked.
     FetchWithoutMoves,
-    /// Experts on CPUs, everything else on the accelerator.
+    /// Experts on CPUs, the non-expert part on the GPU.
     Mix,
-    /// The cheapest plan for the class of requests; MIX is one of its choices.
+    /// The cheapest plan for the class of requests, which may be MIX.
     Remoe,
-    /// [`Self::Remoe`] for each request by its own prediction, as the paper plans; only where requests are predicted
-    /// one by one.
+    /// [`Self::Remoe`] with a plan for each request from its own prediction, as in the paper.
     RemoePerRequest,
     /// The cheapest plan with remote experts in every layer.
     RemoeAlways,
 }
 
 impl Strategy {
-    /// All strategies; the bound that no system reaches comes last.
+    /// All strategies; [`Self::FetchWithoutMoves`] comes last.
     pub const ALL: [Self; 8] = [
         Self::Cpu,
         Self::Gpu,
@@ -42,7 +40,7 @@ impl Strategy {
         Self::RemoeAlways,
         Self::FetchWithoutMoves,
     ];
-    /// Strategies of the paper in the form that a system can reach.
+    /// Strategies of the paper that a system can reach.
     pub const OF_THE_PAPER: [Self; 5] = [Self::Cpu, Self::Gpu, Self::Fetch, Self::Mix, Self::Remoe];
 
     /// Returns the name in tables.
@@ -60,7 +58,7 @@ impl Strategy {
         }
     }
 
-    /// Returns the meaning in a few words, for readers who see the name for the first time.
+    /// Returns a short description.
     #[must_use]
     pub fn meaning(self) -> &'static str {
         match self {
@@ -76,16 +74,16 @@ impl Strategy {
     }
 }
 
-/// The plans of a class.
+/// Plans of a class of requests.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClassPlans {
     /// The class's problem.
     pub problem: Problem,
     /// The cheapest plan.
     pub remoe: Plan,
-    /// The cheapest plan with remote experts in every layer; absent where none keeps the limits.
+    /// The cheapest plan with remote experts in every layer; absent if none keeps the limits.
     pub always: Option<Plan>,
-    /// Expected cost and times of the class, per strategy.
+    /// Expected cost and times of the class under each strategy.
     pub expected: Vec<(Strategy, RequestOutcome)>,
     baselines: Baselines,
 }
@@ -93,7 +91,7 @@ pub struct ClassPlans {
 /// Expected cost of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct StrategyCost {
-    /// Under which strategy.
+    /// Strategy.
     pub strategy: Strategy,
     /// Dollars.
     pub cost: f64,
@@ -102,37 +100,37 @@ pub struct StrategyCost {
 /// Costs of the requests of a scenario.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Costs {
-    /// Per strategy that is possible.
+    /// Costs under each feasible strategy.
     pub strategies: Vec<StrategyCosts>,
-    /// Strategies that are not possible: no size holds the model, or no plan keeps the limits.
+    /// Infeasible strategies: no size holds the model, or no plan keeps the limits.
     pub impossible: Vec<Strategy>,
 }
 
 /// Costs of the requests under one strategy.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StrategyCosts {
-    /// Which.
+    /// Strategy.
     pub strategy: Strategy,
-    /// CPU memory of the main function in bytes; absent where it differs from request to request.
+    /// CPU memory of the main function in bytes; absent if each request has its own plan.
     pub main_bytes: Option<f64>,
-    /// Experts of all layers that are remote; absent where they differ from request to request.
+    /// Remote experts of all layers; absent if each request has its own plan.
     pub remote_experts: Option<usize>,
-    /// Dollars that the class's plan expects one request to cost; absent where requests have plans of their own.
+    /// Expected dollars of a request under the class's plan; absent if each request has its own plan.
     pub expected_cost: Option<f64>,
     /// Dollars of each request with its true routing.
     pub costs: Vec<f64>,
-    /// Their mean.
+    /// Mean dollars of a request.
     pub mean_cost: f64,
-    /// The mean prefill, without a cold start.
+    /// Mean seconds of a prefill, without a cold start.
     pub mean_ttft_seconds: f64,
-    /// The mean decode step.
+    /// Mean seconds of a decode step.
     pub mean_tpot_seconds: f64,
-    /// Requests that took longer than was promised.
+    /// Number of requests that broke a latency limit.
     pub late: usize,
 }
 
 impl Costs {
-    /// One strategy's.
+    /// Returns the costs under `strategy`.
     #[must_use]
     pub fn of(&self, strategy: Strategy) -> Option<&StrategyCosts> {
         self.strategies.iter().find(|costs| costs.strategy == strategy)
@@ -150,7 +148,7 @@ impl From<&Baseline> for RequestOutcome {
 }
 
 impl ClassPlans {
-    /// Plans for the class of `scenario`, from its predictions alone.
+    /// Plans for the class of `scenario` from its predictions.
     ///
     /// # Errors
     /// The scenario is invalid, or no plan keeps its limits.
@@ -167,7 +165,10 @@ impl ClassPlans {
         let known = [
             (Strategy::Cpu, baselines.cpu.as_ref().map(RequestOutcome::from)),
             (Strategy::Gpu, baselines.gpu.as_ref().map(RequestOutcome::from)),
-            (Strategy::Fetch, baselines.fetch.as_ref().map(|ideal| scenario.moving(ideal, &problem.request))),
+            (
+                Strategy::Fetch,
+                baselines.fetch.as_ref().map(|ideal| scenario.fetch_with_transfers(ideal, &problem.request)),
+            ),
             (Strategy::FetchWithoutMoves, baselines.fetch.as_ref().map(RequestOutcome::from)),
             (Strategy::Mix, baselines.mix.as_ref().map(RequestOutcome::from)),
             (Strategy::Remoe, Some(outcome(&answer.evaluation))),
@@ -189,14 +190,14 @@ impl ClassPlans {
         self.expected.iter().find(|(one, _)| *one == strategy).map(|(_, outcome)| *outcome)
     }
 
-    /// Returns the expected cost of the class under each strategy of the paper that is possible.
+    /// Returns the expected cost of the class under each feasible strategy of the paper.
     pub(crate) fn of_the_paper(&self) -> Vec<StrategyCost> {
         let strategies = Strategy::OF_THE_PAPER.into_iter();
         let cost = |strategy| Some(StrategyCost { strategy, cost: self.expected(strategy)?.cost });
         strategies.filter_map(cost).collect()
     }
 
-    /// The baseline of `strategy`, where it is one that no size rules out.
+    /// Returns the baseline of `strategy`, or `None` if it is infeasible or no baseline.
     #[must_use]
     pub fn baseline(&self, strategy: Strategy) -> Option<&Baseline> {
         match strategy {
@@ -209,7 +210,7 @@ impl ClassPlans {
     }
 }
 
-/// Computes the cost of each request under each strategy: planned from predictions, paid with the true routing.
+/// Computes the cost of each request under each strategy: planned from predictions, billed with the true routing.
 ///
 /// # Errors
 /// The scenario is invalid, or no plan keeps its limits.
@@ -220,18 +221,21 @@ pub fn costs(scenario: &Scenario, plans: &ClassPlans) -> Result<Costs, Experimen
         Strategy::ALL.into_iter().filter(|one| *one != Strategy::RemoePerRequest || !same_prediction);
     for strategy in strategies {
         let outcomes = match strategy {
-            Strategy::Cpu | Strategy::Gpu | Strategy::Fetch | Strategy::FetchWithoutMoves => plans
-                .baseline(strategy)
-                .map(|baseline| each(scenario, |request| of_baseline(scenario, strategy, baseline, request))),
+            Strategy::Cpu | Strategy::Gpu | Strategy::Fetch | Strategy::FetchWithoutMoves => {
+                plans.baseline(strategy).map(|baseline| {
+                    outcomes(scenario, |request| baseline_outcome(scenario, strategy, baseline, request))
+                })
+            }
             Strategy::Mix => plans.baseline(strategy).map(|baseline| {
                 let plan = scenario.all_local(baseline.main_bytes);
-                each(scenario, |request| scenario.outcome(&plan, request))
+                outcomes(scenario, |request| scenario.outcome(&plan, request))
             }),
-            Strategy::Remoe => Some(each(scenario, |request| scenario.outcome(&plans.remoe, request))),
-            Strategy::RemoeAlways => {
-                plans.always.as_ref().map(|plan| each(scenario, |request| scenario.outcome(plan, request)))
-            }
-            Strategy::RemoePerRequest => Some(each(scenario, |request| {
+            Strategy::Remoe => Some(outcomes(scenario, |request| scenario.outcome(&plans.remoe, request))),
+            Strategy::RemoeAlways => plans
+                .always
+                .as_ref()
+                .map(|plan| outcomes(scenario, |request| scenario.outcome(plan, request))),
+            Strategy::RemoePerRequest => Some(outcomes(scenario, |request| {
                 let steps = scenario.setting.decode_steps;
                 let problem = scenario.problem(request.input_tokens, steps, request.predicted.clone())?;
                 scenario.outcome(&scenario.solve(&problem, Remote::Auto)?.plan, request)
@@ -246,10 +250,11 @@ pub fn costs(scenario: &Scenario, plans: &ClassPlans) -> Result<Costs, Experimen
 }
 
 impl Scenario {
-    /// Returns the outcome of Fetch with transfers from host memory: one per decode step for each expert that a token
-    /// uses, one per prefill for each expert that any token uses, while others compute. `ideal` is the planner's
-    /// Fetch for `request`, whose transfers take no time.
-    fn moving(&self, ideal: &Baseline, request: &remoe_planner::Request) -> RequestOutcome {
+    /// Returns the outcome of Fetch with the time of transfers, which overlap with computation.
+    ///
+    /// A decode step moves each expert that its token uses, a prefill each expert that any token uses. `ideal`: the baseline
+    /// of Fetch for `request`, with instant transfers.
+    fn fetch_with_transfers(&self, ideal: &Baseline, request: &remoe_planner::Request) -> RequestOutcome {
         let facts = &self.shape.facts;
         let moved = |experts: f64| {
             let bytes = experts * facts.expert_bytes as f64 * self.shape.moe_layers() as f64;
@@ -268,16 +273,17 @@ impl Scenario {
     }
 }
 
-fn each(
+fn outcomes(
     scenario: &Scenario,
     outcome: impl Fn(&SimulatedRequest) -> Result<RequestOutcome, ExperimentError>,
 ) -> Result<Vec<RequestOutcome>, ExperimentError> {
     scenario.requests.iter().map(outcome).collect()
 }
 
-/// A baseline of the class with the routing of one request. Its decode steps do not depend on which
-/// experts are used: all cost the same.
-fn of_baseline(
+/// Returns the outcome of one request under a baseline of the class.
+///
+/// Decode steps of a baseline do not depend on the routing.
+fn baseline_outcome(
     scenario: &Scenario,
     strategy: Strategy,
     of_class: &Baseline,
@@ -285,10 +291,10 @@ fn of_baseline(
 ) -> Result<RequestOutcome, ExperimentError> {
     let steps = scenario.setting.decode_steps;
     let mut problem = scenario.problem(request.input_tokens, steps, request.prefill.clone())?;
-    // The baseline's cost is asked for, not whether another plan would keep the limits.
+    // Only the cost is used: limits must not exclude the baseline.
     problem.slo = Slo::new(1e9, 1e9);
     if strategy == Strategy::Cpu {
-        // The size was chosen for the class, as every other strategy's.
+        // The size is that of the class, as for all strategies.
         let only = of_class.main_bytes;
         problem.specs.main = SizeRange { min_bytes: only, max_bytes: only, ..problem.specs.main };
     }
@@ -301,7 +307,7 @@ fn of_baseline(
     // A request of the class needs no more memory than the class.
     let found = found.as_ref().unwrap_or(of_class);
     Ok(match strategy {
-        Strategy::Fetch => scenario.moving(found, &problem.request),
+        Strategy::Fetch => scenario.fetch_with_transfers(found, &problem.request),
         _ => RequestOutcome::from(found),
     })
 }

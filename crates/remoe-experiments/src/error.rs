@@ -3,10 +3,10 @@
 use remoe_hardware::ProblemError;
 use remoe_planner::PlanError;
 
-/// Why an experiment has no result.
+/// Error of an experiment.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ExperimentError {
-    /// No problem can be made of the scenario.
+    /// The scenario does not give a valid problem.
     #[error("{scenario}: {error}")]
     Problem {
         /// Name of the scenario.
@@ -14,7 +14,7 @@ pub enum ExperimentError {
         /// Cause.
         error: ProblemError,
     },
-    /// The planner has no answer.
+    /// Planning failed.
     #[error("{scenario}: {error}")]
     Plan {
         /// Name of the scenario.
@@ -22,13 +22,13 @@ pub enum ExperimentError {
         /// Cause.
         error: PlanError,
     },
-    /// Nothing to plan for.
+    /// The scenario has no requests.
     #[error("{scenario}: missing requests; give at least one")]
     NoRequests {
         /// Name of the scenario.
         scenario: String,
     },
-    /// A request's shares do not have the form of the model.
+    /// The shares of a request do not have the model's layers and experts.
     #[error(
         "{scenario}: invalid shares of request {request}: expected {expected} (layers x experts), got {found}"
     )]

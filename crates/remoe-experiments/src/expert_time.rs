@@ -1,4 +1,4 @@
-//! Figure 4 of the Remoe paper: the time of experts over the ratio of remote ones, at two core counts.
+//! Figure 4 of the Remoe paper: time of experts over the ratio of remote experts, at two core counts.
 
 use crate::costs::ClassPlans;
 use crate::error::ExperimentError;
@@ -6,17 +6,17 @@ use crate::scenario::Scenario;
 use remoe_planner::{Layer, LayerPlan, Plan};
 use serde::Serialize;
 
-/// vCPUs of the main function and of every remote one (figure 4's caption); a function's GB are as many.
+/// vCPUs of the main function and of every remote function (caption of figure 4), with 1 GB each.
 pub const CORES: [u32; 2] = [5, 10];
 
 const GB: f64 = 1e9;
 
-/// Seconds that experts take at one ratio: computation, and the way to remote ones.
+/// Seconds of experts at one ratio: computation, and calls of remote functions.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ExpertTime {
     /// vCPUs of every function.
     pub cores: u32,
-    /// Share of each layer's experts that are remote, the least used first.
+    /// Share of each layer's experts that are remote: the least used ones.
     pub ratio: f64,
     /// All layers of a prefill.
     pub prefill_seconds: f64,
@@ -24,7 +24,7 @@ pub struct ExpertTime {
     pub decode_seconds: f64,
 }
 
-/// Every ratio that the model's experts allow, in eighths at most, whatever memory they need.
+/// Computes the times at ratios in steps of an eighth, or of one expert if there are fewer. Memory limits are ignored.
 ///
 /// # Errors
 /// The scenario is invalid.
@@ -43,11 +43,11 @@ pub fn expert_time(scenario: &Scenario, plans: &ClassPlans) -> Result<Vec<Expert
             let fixed = |tokens: f64| 2.0 * problem.swap_seconds.at(tokens);
             let layers = || problem.layers.iter().zip(&evaluation.layers);
             let prefill = layers().map(|(_, layer)| layer.local_prefill.max(layer.remote_prefill));
-            let rest = |of: &Layer| {
-                let of_context = of.context_seconds_per_token * problem.request.mean_context();
-                of.nonexpert_decode_seconds + of_context + fixed(1.0)
+            let nonexpert = |layer: &Layer| {
+                let context = layer.context_seconds_per_token * problem.request.mean_context();
+                layer.nonexpert_decode_seconds + context + fixed(1.0)
             };
-            let decode = layers().map(|(of, layer)| layer.decode - rest(of));
+            let decode = layers().map(|(layer, evaluated)| evaluated.decode - nonexpert(layer));
             times.push(ExpertTime {
                 cores,
                 ratio: count as f64 / experts as f64,
@@ -59,7 +59,7 @@ pub fn expert_time(scenario: &Scenario, plans: &ClassPlans) -> Result<Vec<Expert
     Ok(times)
 }
 
-/// A layer whose `count` least used experts are remote.
+/// Returns the plan of a layer whose `count` least used experts are remote.
 fn remote(shares: &[f64], count: usize, memory_bytes: f64) -> LayerPlan {
     let mut by_use: Vec<u32> = (0..shares.len() as u32).collect();
     by_use.sort_by(|a, b| shares[*a as usize].total_cmp(&shares[*b as usize]));

@@ -1,4 +1,4 @@
-//! Figures 5 and 10 of the Remoe paper: what the lengths of prompt and answer do to time and cost.
+//! Figures 5 and 10 of the Remoe paper: time and cost over the lengths of prompt and output.
 
 use crate::costs::{ClassPlans, Strategy, StrategyCost};
 use crate::error::ExperimentError;
@@ -7,10 +7,10 @@ use serde::Serialize;
 
 /// Token counts of figure 5.
 const TOKENS: [f64; 6] = [32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
-/// Decode steps of figure 10 for each token of the prompt.
+/// Decode steps per token of the prompt in figure 10.
 const STEPS_PER_TOKEN: [f64; 7] = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0];
 
-/// Seconds of a prefill, and of as many decode steps, under MIX.
+/// Seconds of a prefill and of as many decode steps, under MIX.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Phases {
     /// Tokens of the prompt, and decode steps.
@@ -21,19 +21,18 @@ pub struct Phases {
     pub decode_seconds: f64,
 }
 
-/// Expected cost of a request at one ratio of answer length to prompt length.
+/// Expected cost of a request at one ratio of output length to prompt length.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LengthRatio {
     /// Tokens of the prompt.
     pub input_tokens: f64,
     /// Decode steps.
     pub decode_steps: f64,
-    /// Expected dollars per strategy of the paper that is possible.
+    /// Expected dollars under each feasible strategy of the paper.
     pub costs: Vec<StrategyCost>,
 }
 
-/// Figure 5: prefill against decode over the number of tokens, all experts in the main function that MIX
-/// takes for the class.
+/// Computes figure 5: seconds of prefill and decode over the number of tokens, with MIX's main function for the class.
 ///
 /// # Errors
 /// The scenario is invalid, or no size holds all experts.
@@ -52,7 +51,7 @@ pub fn phases(scenario: &Scenario, plans: &ClassPlans) -> Result<Vec<Phases>, Ex
     TOKENS.into_iter().map(at).collect()
 }
 
-/// Figure 10: the class's expected cost over the length of answers, with a plan for each length.
+/// Computes figure 10: the class's expected cost over the length of outputs, with a plan for each length.
 ///
 /// # Errors
 /// The scenario is invalid, or no plan keeps its limits.

@@ -1,23 +1,24 @@
-//! An assumed machine, and the profile that a model would have on it.
+//! Assumed machine, and the profile of a model on it.
 
 use crate::shape::Shape;
 use remoe_hardware::{DeviceTimes, Memory, Profile, Start, Starts, Transport};
 use remoe_planner::{Affine, CpuProfile, GpuProfile};
 use serde::Serialize;
 
-/// Throughputs and overheads of an assumed machine. Its times are those of a roofline: the slower of reading weights
-/// and of computing, and the overhead of a call.
+/// Throughputs and overheads of an assumed machine.
+///
+/// Times follow a roofline model: the slower of reading weights and of computing, plus the overhead of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Machine {
     /// Processors.
     pub cpu: Cpu,
-    /// Accelerator.
+    /// GPU.
     pub gpu: Gpu,
     /// Bytes per second between main and remote functions.
     pub network_bytes_per_second: f64,
     /// One invocation of a remote function besides transfer and computation, in seconds.
     pub invoke_seconds: f64,
-    /// From the order to a process that could load weights, in seconds; the same for every function.
+    /// Start of a container until it can load weights, in seconds.
     pub container_seconds: f64,
     /// Weights that one function loads per second, in bytes.
     pub load_bytes_per_second: f64,
@@ -32,29 +33,30 @@ pub struct Machine {
 pub struct Cpu {
     /// Weights that one vCPU reads per second, in bytes.
     pub bytes_per_second_each: f64,
-    /// Weights that all vCPUs of a function read per second, in bytes.
+    /// Weights that all vCPUs of a function together read per second, in bytes.
     pub bytes_per_second_most: f64,
     /// Multiplications and additions of one vCPU per second, each counted.
     pub operations_per_second_each: f64,
-    /// How far one product spreads.
+    /// Scaling of one expert over vCPUs.
     pub scaling: CpuScaling,
 }
 
-/// How many vCPUs make one expert faster.
+/// Scaling of the time of one expert over vCPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CpuScaling {
-    /// All of a function's, until its memory bandwidth is used up: kernels that split one product over
-    /// output columns, as this project's do.
+    /// All vCPUs of a function make an expert faster, up to the memory bandwidth: kernels split one product over output
+    /// columns, as Remoe's kernels do.
     Wide,
-    /// Two, as far as weights are read and not computed with: the Remoe paper fits exp(-2.4363 y) to an
-    /// expert of DeepSeek-V2-Lite and exp(-11.8665 y) to one of GPT2-moe over y vCPUs (figure 6), and at
-    /// 2 vCPUs 0.8 % of the decay, or less, is left.
+    /// Two vCPUs read the weights of an expert; more make only its computation faster.
+    ///
+    /// The Remoe paper fits exp(-2.4363 y) to an expert of DeepSeek-V2-Lite and exp(-11.8665 y) to one of GPT2-moe over y
+    /// vCPUs (figure 6): at 2 vCPUs at most 0.8 % of the decay is left.
     Narrow,
 }
 
 impl CpuScaling {
-    /// Both.
+    /// Both scalings.
     pub const ALL: [Self; 2] = [Self::Wide, Self::Narrow];
 
     /// Returns the name in tables and file names.
@@ -66,7 +68,7 @@ impl CpuScaling {
         }
     }
 
-    /// Returns the meaning of the name, for readers who see it for the first time.
+    /// Returns a short description.
     #[must_use]
     pub fn meaning(self) -> &'static str {
         match self {
@@ -83,7 +85,7 @@ impl CpuScaling {
     }
 }
 
-/// Throughputs and overheads of an accelerator.
+/// Throughputs and overheads of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Gpu {
     /// Weights that it reads per second, in bytes.
@@ -101,7 +103,7 @@ pub struct Gpu {
 }
 
 impl Cpu {
-    /// Seconds in which `vcpus` multiply `tokens` rows with `bytes` of weights of `element_bytes` each.
+    /// Returns the seconds in which `vcpus` multiply `tokens` rows with `bytes` of weights of `element_bytes` each.
     fn seconds(self, bytes: f64, element_bytes: f64, tokens: f64, vcpus: f64) -> f64 {
         let reading = vcpus.min(self.scaling.useful_vcpus());
         let read = bytes / (self.bytes_per_second_each * reading).min(self.bytes_per_second_most);
@@ -118,13 +120,13 @@ impl Gpu {
 }
 
 impl Machine {
-    /// The kind of server that the Remoe paper names (section V-A: two Intel Xeon Gold 6348, NVIDIA
-    /// A100 with 80 GB), from data sheets:
+    /// Returns the server of the Remoe paper (section V-A: two Intel Xeon Gold 6348, NVIDIA A100 with 80 GB), from data
+    /// sheets:
     ///
     /// - a vCPU is a hardware thread; a function keeps to one socket, 28 cores with eight channels of
     ///   DDR4-3200 (204.8 GB/s, three quarters of it reached) and 64 float32 operations a cycle and
     ///   core at 2 GHz, half of it reached and shared by two threads;
-    /// - the accelerator reads 1,935 GB/s (70 % reached) and computes 312 Tera-operations in bfloat16
+    /// - the GPU reads 1,935 GB/s (70 % reached) and computes 312 Tera-operations in bfloat16
     ///   (40 % reached); an operator takes 10 us to launch, 25 of them a layer without routed experts,
     ///   5 an expert; PCIe 4.0 x16 moves 25 GB/s;
     /// - functions talk over 10 Gbit/s with 1 ms a call, start in 3 s and load 1 GB/s.
@@ -154,7 +156,7 @@ impl Machine {
         }
     }
 
-    /// The profile that a model of `shape` has on this machine, in its own dtype.
+    /// Returns the profile of `shape` on this machine, in its own dtype.
     #[must_use]
     pub fn profile(&self, shape: &Shape) -> Profile {
         let facts = &shape.facts;
@@ -165,7 +167,7 @@ impl Machine {
         Profile {
             expert_seconds: self.on_cpus(facts.expert_bytes as f64, shape.element_bytes()),
             remote_expert_seconds: None,
-            nonexpert_seconds: self.on_cpus(products(shape), shape.element_bytes()),
+            nonexpert_seconds: self.on_cpus(multiplied_bytes(shape), shape.element_bytes()),
             // The paper has one time of a decode step, whatever its context.
             context_seconds: None,
             device: Some(self.device(shape)),
@@ -183,11 +185,11 @@ impl Machine {
         }
     }
 
-    /// Everything but routed experts on this machine's accelerator.
+    /// Returns the times of the non-expert part on this machine's GPU.
     #[must_use]
     pub fn device(&self, shape: &Shape) -> DeviceTimes {
         let (gpu, element_bytes) = (self.gpu, shape.element_bytes());
-        let bytes = products(shape);
+        let bytes = multiplied_bytes(shape);
         let launches = shape.facts.layers as f64 * gpu.layer_seconds;
         DeviceTimes {
             prefill_seconds: Affine {
@@ -204,7 +206,7 @@ impl Machine {
         }
     }
 
-    /// One expert of `shape` on this machine's accelerator.
+    /// Returns the seconds of one expert of `shape` on this machine's GPU.
     #[must_use]
     pub fn gpu_expert_seconds(&self, shape: &Shape) -> GpuProfile {
         let bytes = shape.facts.expert_bytes as f64;
@@ -224,16 +226,16 @@ impl Machine {
     }
 }
 
-/// Bytes of weights that every token is multiplied with besides routed experts. An embedding is looked
-/// up; the head has its size.
-fn products(shape: &Shape) -> f64 {
+/// Returns the bytes of the non-expert weights that every token is multiplied with.
+///
+/// The embedding is looked up; the head, which has its size, is multiplied.
+fn multiplied_bytes(shape: &Shape) -> f64 {
     let facts = &shape.facts;
     let layers: u64 = facts.non_expert_layer_bytes.iter().sum();
     layers as f64 + facts.vocab_size as f64 * facts.token_bytes as f64
 }
 
-/// From 0.1 to 112 vCPUs in steps of at most a fifth: between them the planner interpolates linearly,
-/// and 1/v is nearly linear over such a step.
+/// Returns grid points from 0.1 to 112 vCPUs, close enough that 1/v is nearly linear between two of them.
 fn vcpus() -> Vec<f64> {
     const FIRST: f64 = 0.1;
     const LAST: f64 = 112.0;
@@ -241,7 +243,7 @@ fn vcpus() -> Vec<f64> {
     let ratio = LAST / FIRST;
     let mut vcpus: Vec<f64> =
         (0..=STEPS).map(|step| FIRST * ratio.powf(f64::from(step) / f64::from(STEPS))).collect();
-    // Where more vCPUs stop to help, the slope changes.
+    // The slope changes at 2 vCPUs, where more of them stop to help.
     vcpus.push(2.0);
     vcpus.sort_by(f64::total_cmp);
     vcpus

@@ -2,7 +2,7 @@
 
 use remoe_model::{AttentionOutline, ExpertsOutline, LayerOutline, MlpOutline, Outline, Weights};
 
-/// `count` layers, those before `first_moe_layer` with one MLP of `dense_width`.
+/// Returns `count` layers. Those before `first_moe_layer` have a dense MLP of `dense_width`.
 pub(crate) fn layers(
     count: usize,
     first_moe_layer: usize,
@@ -19,7 +19,7 @@ pub(crate) fn layers(
         .collect()
 }
 
-/// DeepSeek-V2-Lite; [`crate::Shape::deepseek_v2_lite`] says from where.
+/// Returns DeepSeek-V2-Lite; its source is at [`crate::Shape::deepseek_v2_lite`].
 pub(crate) fn deepseek_v2_lite() -> Outline {
     Outline {
         family: "deepseek_v2".to_owned(),
@@ -63,7 +63,7 @@ pub(crate) fn deepseek_v2_lite() -> Outline {
     }
 }
 
-/// Mixtral-8x7B; [`crate::Shape::mixtral_8x7b`] says from where.
+/// Returns Mixtral-8x7B; its source is at [`crate::Shape::mixtral_8x7b`].
 pub(crate) fn mixtral_8x7b() -> Outline {
     Outline {
         family: "mixtral".to_owned(),
@@ -117,7 +117,7 @@ fn gated(experts: usize, top_k: usize, width: usize) -> ExpertsOutline {
 }
 
 /// A model with untied embeddings in bfloat16.
-fn plain(
+fn bfloat16_model(
     family: &str,
     hidden: usize,
     vocabulary: usize,
@@ -143,19 +143,19 @@ fn plain(
 /// OLMoE-1B-7B (`allenai/OLMoE-1B-7B-0924`): norms over all queries and all keys.
 pub(crate) fn olmoe() -> Outline {
     let attention = AttentionOutline::Grouped { heads: 16, groups: 16, width: 128, besides: 2 * 2048 };
-    plain("olmoe", 2048, 50_304, 4096, layers(16, 0, 0, &attention, &gated(64, 8, 1024)))
+    bfloat16_model("olmoe", 2048, 50_304, 4096, layers(16, 0, 0, &attention, &gated(64, 8, 1024)))
 }
 
 /// Mixtral-8x22B (`mistralai/Mixtral-8x22B-v0.1`).
 pub(crate) fn mixtral_8x22b() -> Outline {
     let attention = AttentionOutline::Grouped { heads: 48, groups: 8, width: 128, besides: 0 };
-    plain("mixtral", 6144, 32_000, 65_536, layers(56, 0, 0, &attention, &gated(8, 2, 16_384)))
+    bfloat16_model("mixtral", 6144, 32_000, 65_536, layers(56, 0, 0, &attention, &gated(8, 2, 16_384)))
 }
 
 /// Qwen3-235B-A22B (`Qwen/Qwen3-235B-A22B`): norms of each head's queries and keys.
 pub(crate) fn qwen3_235b() -> Outline {
     let attention = AttentionOutline::Grouped { heads: 64, groups: 4, width: 128, besides: 2 * 128 };
-    plain("qwen3_moe", 4096, 151_936, 40_960, layers(94, 0, 0, &attention, &gated(128, 8, 1536)))
+    bfloat16_model("qwen3_moe", 4096, 151_936, 40_960, layers(94, 0, 0, &attention, &gated(128, 8, 1536)))
 }
 
 /// DeepSeek-V3 (`deepseek-ai/DeepSeek-V3`): matrices of layers in one byte an element, a shared expert, a
@@ -173,5 +173,5 @@ pub(crate) fn deepseek_v3() -> Outline {
     let experts = ExpertsOutline { corrections: 256, shared: 1, shared_width: 2048, ..gated(256, 8, 2048) };
     let layers = layers(61, 3, 18_432, &attention, &experts);
     let weights = Weights::Fp8 { block: Some(128 * 128) };
-    Outline { weights, ..plain("deepseek_v3", 7168, 129_280, 163_840, layers) }
+    Outline { weights, ..bfloat16_model("deepseek_v3", 7168, 129_280, 163_840, layers) }
 }

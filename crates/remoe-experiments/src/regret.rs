@@ -1,25 +1,25 @@
-//! Regret: what a plan is worth when the figures that it was made from are wrong.
+//! Regret of plans whose problem was misestimated.
 //!
-//! A problem is planned twice, exactly (the cheapest plan of its figures) and sturdily (the plan that `remoe plan` and
-//! the operator take: within 2 % of the cheapest cost the one that breaks the fewest limits in wrong problems). Then
-//! one figure at a time turns out to be another ([`WrongFigure`], in both directions), and both plans are evaluated
-//! under the true figures beside the plan that is made from those: a clairvoyant's.
+//! Each problem has two plans. The exact plan is the cheapest one. The robust plan is that of `remoe plan` and the operator:
+//! within 2 % of the cheapest cost, the one that breaks the fewest limits if an input was misestimated. Then one input at a
+//! time has another true value ([`MisestimatedInput`], in both directions). Both plans are evaluated on the true problem,
+//! and compared with the plan that is made for it: the clairvoyant plan.
 
 use crate::error::ExperimentError;
 use crate::map::{Subject, UnitRegime};
 use remoe_planner::{
-    Evaluation, Options, PlanDraft, PlanError, PlanningResult, Pricing, Problem, Slo, Truth, WrongFigure,
-    evaluate, solve,
+    ErrorDirection, Evaluation, MisestimatedInput, Options, PlanDraft, PlanError, PlanningResult, Pricing,
+    Problem, Slo, evaluate, solve,
 };
 use serde::Serialize;
 
-/// Share of the cost by which a sturdy plan may be dearer.
-const STURDY: f64 = 0.02;
-/// Requests per day where functions are always there, and where they sleep between requests.
+/// Share of the cost by which a robust plan may be dearer.
+const ROBUST_PREMIUM: f64 = 0.02;
+/// Requests per day with functions that are always alive, and with functions that scale to zero.
 const PER_DAY: [f64; 2] = [1_000.0, 100.0];
-/// Larger models take a second or more for each of some hundred plans.
-const MOST_EXPERTS: usize = 2_000;
-/// A limit binds where it is this part of what the cheapest plan takes without it.
+/// Largest number of experts: larger models take a second or more for each of hundreds of plans.
+const MAX_EXPERTS: usize = 2_000;
+/// Tight TPOT limit, as a share of the TPOT of the cheapest plan without a limit.
 const TIGHT: f64 = 0.8;
 
 /// A problem to plan for.
@@ -27,49 +27,48 @@ const TIGHT: f64 = 0.8;
 pub struct RegretSubject {
     /// Name of the subject.
     pub name: String,
-    /// The figures that it is planned from.
+    /// Problem that it is planned for.
     pub problem: Problem,
 }
 
-/// Cost of a plan under the true figures, and the limits that it breaks.
+/// Cost of a plan on the true problem, and the limits that it breaks.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Met {
+pub struct PlanOutcome {
     /// Dollars of a request.
     pub cost: f64,
-    /// Limits that it breaks.
+    /// Names of the broken limits.
     pub broken: Vec<String>,
-    /// Share by which it costs more than the clairvoyant's plan; absent where there is none, and where the plan breaks
-    /// a limit, which the clairvoyant's does not.
+    /// Share by which it costs more than the clairvoyant plan; absent if it breaks a limit, or without a clairvoyant plan.
     pub regret: Option<f64>,
 }
 
-/// One figure that turned out to be another.
+/// Outcome of both plans if one input was misestimated.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RegretCase {
     /// Name of the subject that was planned for.
     pub subject: String,
-    /// Which figure.
-    pub figure: WrongFigure,
-    /// In which direction.
-    pub truth: Truth,
-    /// The plan that is taken.
-    pub sturdy: Met,
-    /// The cheapest plan of the wrong figures.
-    pub exact: Met,
-    /// Dollars of the cheapest plan of the true figures; absent where no plan keeps the limits under them.
+    /// Misestimated input.
+    pub figure: MisestimatedInput,
+    /// Direction of the error.
+    pub truth: ErrorDirection,
+    /// Outcome of the robust plan.
+    pub sturdy: PlanOutcome,
+    /// Outcome of the exact plan.
+    pub exact: PlanOutcome,
+    /// Dollars of the clairvoyant plan; absent if no plan keeps the limits of the true problem.
     pub clairvoyant: Option<f64>,
 }
 
-/// Sturdy plan of a problem, compared with the exact one.
+/// Robust plan of a problem, compared with the exact one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct SturdyPlan {
+pub struct RobustPlan {
     /// Name of the subject that was planned for.
     pub subject: String,
-    /// Groups of the sturdy plan; 0 where every layer has a function of its own, or nothing is remote.
+    /// Groups of the robust plan; 0 if it has a function for each layer, or no remote experts.
     pub groups: usize,
-    /// Remote functions of the sturdy plan.
+    /// Remote functions of the robust plan.
     pub functions: u64,
-    /// Share by which it costs more than the exact plan, figures being right.
+    /// Share by which it costs more than the exact plan if no input was misestimated.
     pub above_exact: f64,
 }
 
@@ -77,29 +76,29 @@ pub struct SturdyPlan {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Regret {
     /// Plans of the subjects; subjects without any plan are left out.
-    pub plans: Vec<SturdyPlan>,
+    pub plans: Vec<RobustPlan>,
     /// Every case.
     pub cases: Vec<RegretCase>,
 }
 
-/// Some cases in numbers, for one of the two plans.
+/// Summary of cases for one of both plans.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Summary {
     /// Cases in which some plan keeps the limits.
     pub cases: usize,
     /// Cases among these in which this plan breaks a limit.
     pub broken: usize,
-    /// Median share by which it costs more than the clairvoyant's, where it keeps the limits; absent where it never
-    /// does.
+    /// Median regret of the cases in which it keeps the limits; absent without such cases.
     pub median: Option<f64>,
-    /// The largest.
+    /// Largest regret.
     pub most: Option<f64>,
 }
 
 impl RegretSubject {
-    /// Published models of the map, those with up to 2,000 experts in all, under requests at random, always there at
-    /// the prices and on the machine of the map's first regime and asleep between requests at those of its second,
-    /// each with the map's limits and with limits that bind.
+    /// Returns the subjects of the published models of the map with up to 2,000 experts, under random arrivals.
+    ///
+    /// Each is planned with functions that are always alive (the map's first regime) and with functions that scale to zero
+    /// (its second regime), with the map's limits and with tight limits.
     ///
     /// # Errors
     /// No problem can be made of a model.
@@ -107,7 +106,7 @@ impl RegretSubject {
         let regimes = UnitRegime::all(pricing);
         let mut all = Vec::new();
         let experts = |subject: &Subject| subject.facts.experts * subject.facts.moe_layers.len();
-        for subject in Subject::all().into_iter().filter(|subject| experts(subject) <= MOST_EXPERTS) {
+        for subject in Subject::all().into_iter().filter(|subject| experts(subject) <= MAX_EXPERTS) {
             for (regime, per_day) in regimes.iter().zip(PER_DAY) {
                 let window = regime.windows.last().copied().flatten();
                 let problem = regime.problem(&subject, per_day, 0, window)?;
@@ -122,8 +121,7 @@ impl RegretSubject {
     }
 }
 
-/// `problem` with a limit of the time per output token that keeps the cheapest plan without it out; none where there
-/// is no such plan.
+/// Returns `problem` with a TPOT limit that excludes the cheapest plan without limits, or `None` without such a plan.
 fn tightened(problem: &Problem) -> Option<Problem> {
     let slo = Slo { tpot_seconds: 1e6, ttft_seconds: 1e6, ..problem.slo };
     let loose = solve(&Problem { slo, ..problem.clone() }, None, &Options::default()).ok()?;
@@ -132,7 +130,7 @@ fn tightened(problem: &Problem) -> Option<Problem> {
 }
 
 impl Regret {
-    /// Every figure of every subject wrong, one at a time, in both directions.
+    /// Evaluates the regret of every input of every subject, in both directions. `done`: called after each subject.
     ///
     /// # Errors
     /// An invalid problem.
@@ -147,35 +145,35 @@ impl Regret {
 
     fn add(&mut self, subject: &RegretSubject) -> Result<(), ExperimentError> {
         let failed = |error: PlanError| ExperimentError::Plan { scenario: subject.name.clone(), error };
-        let sturdy = Options { sturdy: STURDY, ..Options::default() };
-        let exactly = answered(&subject.problem, &Options::default()).map_err(failed)?;
-        let sturdily = answered(&subject.problem, &sturdy).map_err(failed)?;
-        let (Some(exactly), Some(sturdily)) = (exactly, sturdily) else { return Ok(()) };
-        self.plans.push(SturdyPlan {
+        let robust = Options { sturdy: ROBUST_PREMIUM, ..Options::default() };
+        let exact_result = feasible(&subject.problem, &Options::default()).map_err(failed)?;
+        let robust_result = feasible(&subject.problem, &robust).map_err(failed)?;
+        let (Some(exact_result), Some(robust_result)) = (exact_result, robust_result) else { return Ok(()) };
+        self.plans.push(RobustPlan {
             subject: subject.name.clone(),
-            groups: sturdily.plan.groups.len(),
-            functions: sturdily.plan.replicas(),
-            above_exact: sturdily.evaluation.total_cost / exactly.evaluation.total_cost - 1.0,
+            groups: robust_result.plan.groups.len(),
+            functions: robust_result.plan.replicas(),
+            above_exact: robust_result.evaluation.total_cost / exact_result.evaluation.total_cost - 1.0,
         });
-        let plans = [&sturdily, &exactly].map(|answer| PlanDraft::from(&answer.plan));
-        for figure in WrongFigure::ALL {
-            for truth in Truth::ALL {
-                let Some(is) = figure.of(&subject.problem, truth) else { continue };
-                // The search proves no optimum: the clairvoyant may as well take one of the two plans.
+        let plans = [&robust_result, &exact_result].map(|answer| PlanDraft::from(&answer.plan));
+        for figure in MisestimatedInput::ALL {
+            for direction in ErrorDirection::ALL {
+                let Some(actual) = figure.apply(&subject.problem, direction) else { continue };
+                // The search may miss the optimum: the clairvoyant plan may be one of both plans.
                 let found =
-                    answered(&is, &Options::default()).map_err(failed)?.map(|answer| answer.evaluation);
+                    feasible(&actual, &Options::default()).map_err(failed)?.map(|answer| answer.evaluation);
                 let [sturdy, exact] = &plans;
-                let sturdy = evaluate(&is, sturdy, false).map_err(failed)?;
-                let exact = evaluate(&is, exact, false).map_err(failed)?;
+                let sturdy = evaluate(&actual, sturdy, false).map_err(failed)?;
+                let exact = evaluate(&actual, exact, false).map_err(failed)?;
                 let kept = [&sturdy, &exact].into_iter().filter(|known| known.violations.is_empty());
                 let costs = found.iter().chain(kept).map(|evaluation| evaluation.total_cost);
                 let clairvoyant = costs.reduce(f64::min);
                 self.cases.push(RegretCase {
                     subject: subject.name.clone(),
                     figure,
-                    truth,
-                    sturdy: Met::new(&sturdy, clairvoyant),
-                    exact: Met::new(&exact, clairvoyant),
+                    truth: direction,
+                    sturdy: PlanOutcome::new(&sturdy, clairvoyant),
+                    exact: PlanOutcome::new(&exact, clairvoyant),
                     clairvoyant,
                 });
             }
@@ -183,38 +181,44 @@ impl Regret {
         Ok(())
     }
 
-    /// The cases of `figure` and `truth`, of all where none is named, for the plan that `of` takes.
+    /// Summarises the cases of one input and direction, or all cases if `which` is `None`.
+    ///
+    /// `of`: selects the plan.
     #[must_use]
-    pub fn summary(&self, which: Option<(WrongFigure, Truth)>, of: fn(&RegretCase) -> &Met) -> Summary {
+    pub fn summary(
+        &self,
+        which: Option<(MisestimatedInput, ErrorDirection)>,
+        of: fn(&RegretCase) -> &PlanOutcome,
+    ) -> Summary {
         let chosen = self.cases.iter().filter(|case| {
             case.clairvoyant.is_some() && which.is_none_or(|which| which == (case.figure, case.truth))
         });
-        let met: Vec<&Met> = chosen.map(of).collect();
-        let mut regrets: Vec<f64> = met.iter().filter_map(|met| met.regret).collect();
+        let outcomes: Vec<&PlanOutcome> = chosen.map(of).collect();
+        let mut regrets: Vec<f64> = outcomes.iter().filter_map(|outcome| outcome.regret).collect();
         regrets.sort_by(f64::total_cmp);
         Summary {
-            cases: met.len(),
-            broken: met.iter().filter(|met| !met.broken.is_empty()).count(),
+            cases: outcomes.len(),
+            broken: outcomes.iter().filter(|outcome| !outcome.broken.is_empty()).count(),
             median: regrets.get(regrets.len().saturating_sub(1) / 2).copied(),
             most: regrets.last().copied(),
         }
     }
 }
 
-impl Met {
+impl PlanOutcome {
     fn new(evaluation: &Evaluation, clairvoyant: Option<f64>) -> Self {
         let cost = evaluation.total_cost;
-        let kept = clairvoyant.filter(|_| evaluation.violations.is_empty());
+        let least = clairvoyant.filter(|_| evaluation.violations.is_empty());
         Self {
             cost,
             broken: evaluation.violations.iter().map(|violation| violation.limit.clone()).collect(),
-            regret: kept.map(|least| cost / least - 1.0),
+            regret: least.map(|least| cost / least - 1.0),
         }
     }
 }
 
-/// The answer, or none where no plan keeps the limits.
-fn answered(problem: &Problem, options: &Options) -> Result<Option<PlanningResult>, PlanError> {
+/// Solves `problem`, or returns `None` if no plan keeps the limits.
+fn feasible(problem: &Problem, options: &Options) -> Result<Option<PlanningResult>, PlanError> {
     match solve(problem, None, options) {
         Ok(answer) => Ok(Some(answer)),
         Err(PlanError::Infeasible(_)) => Ok(None),

@@ -1,6 +1,5 @@
-//! Replicas that follow load: a deployment whose requests come in bursts and change their topic, simulated second by
-//! second with the operator's own rule ([`remoe_autoscale`]), beside fixed replicas and an autoscaler by concurrency
-//! alone.
+//! Simulation of autoscaling under bursts and changing topics, second by second: the operator's rule ([`remoe_autoscale`])
+//! against fixed replicas and an autoscaler by concurrency.
 
 use fastrand::Rng;
 use remoe_autoscale::replicas::{
@@ -11,43 +10,44 @@ use serde::Serialize;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Functions that each host a part of every layer's experts.
+/// Groups that each host a slice of every layer's experts.
 const GROUPS: usize = 8;
 /// Seconds of the trace.
 const SECONDS: u64 = 4 * 3600;
-/// Tokens a second that one replica of each group can do where all experts are used alike.
+/// Tokens per second that one replica of each group can compute with uniform routing.
 const CAPACITY: f64 = 100.0;
-/// Tokens a second outside of bursts.
+/// Tokens per second outside of bursts.
 const QUIET: f64 = 40.0;
-/// A burst has so many times that.
+/// Factor on [`QUIET`] during a burst.
 const BURST: std::ops::Range<f64> = 2.0..6.0;
-/// Seconds of a burst, and between two.
+/// Seconds of a burst.
 const LASTS: std::ops::Range<u64> = 60..240;
+/// Seconds between two bursts.
 const PAUSES: std::ops::Range<u64> = 300..900;
 /// Seconds between two topics.
 const TOPIC: u64 = 1_800;
-/// How unevenly a topic uses the groups: the n-th most used one n^-SKEW as much as the first.
+/// Skew of a topic: the n-th most used group is used n^-SKEW as much as the first.
 const SKEW: f64 = 0.8;
-/// Seconds that a token takes where nothing waits.
+/// Seconds of a token without queueing.
 const TOKEN: f64 = 0.025;
-/// Seconds from the decision until a replica serves.
+/// Seconds of the start of a replica.
 const START: u64 = 10;
-/// Replicas of a group at most.
-const MOST: u32 = 8;
+/// Maximum number of replicas of a group.
+const MAX_REPLICAS: u32 = 8;
 /// Name of all groups in the history of an autoscaler by concurrency.
 const MAINS: &str = "main";
 const POLICY: ScalingPolicy = ScalingPolicy { target: 0.7, window: Duration::from_secs(60) };
 
-/// Result of one way to choose replicas.
+/// Result of one autoscaling rule.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Scaled {
-    /// How replicas were chosen.
+pub struct ReplicaTrial {
+    /// Name of the rule.
     pub name: &'static str,
-    /// Replicas of all groups at the same time, on average: the memory that was used, in functions.
+    /// Mean number of replicas of all groups: the memory use in functions.
     pub functions: f64,
-    /// Seconds that a token waited for its slowest group, in the 50th, 95th and 99th percentile of tokens.
+    /// Seconds that a token waited for its slowest group: 50th, 95th and 99th percentile of tokens.
     pub wait: [f64; 3],
-    /// Share of tokens that came while a group had more to do than it could.
+    /// Share of tokens that arrived while a group was overloaded.
     pub overloaded: f64,
 }
 
@@ -55,19 +55,19 @@ pub struct Scaled {
 #[derive(Debug, Clone)]
 struct Second {
     tokens: f64,
-    /// How much of a replica's time a token takes of each group, in seconds.
+    /// Seconds of a replica of each group per token.
     work: [f64; GROUPS],
 }
 
-/// Every way on the same trace, drawn from `seed`.
+/// Simulates every rule on the same random trace of `seed`.
 #[must_use]
-pub fn replicas(seed: u64) -> Vec<Scaled> {
+pub fn replicas(seed: u64) -> Vec<ReplicaTrial> {
     let trace = trace(seed);
     let fixed = |name, count| run(name, &trace, |_| [count; GROUPS]);
     vec![
         fixed("one of each", 1),
         fixed("four of each", 4),
-        fixed("eight of each", MOST),
+        fixed("eight of each", MAX_REPLICAS),
         run("by concurrency", &trace, by_concurrency),
         run("by load", &trace, by_load),
     ]
@@ -95,7 +95,7 @@ fn trace(seed: u64) -> Vec<Second> {
         for (rank, group) in order.iter().enumerate() {
             work[*group] = weight(rank) / all * GROUPS as f64 / CAPACITY;
         }
-        // A Poisson process, about.
+        // Approximates a Poisson process.
         let mean = QUIET * factor;
         trace.push(Second { tokens: (mean + draw(-1.7..1.7) * mean.sqrt()).max(0.0), work });
     }
@@ -109,21 +109,21 @@ struct Observations {
     present: [u32; GROUPS],
 }
 
-/// All groups have as many, by the requests that there are at the same time.
+/// Chooses the same number of replicas for all groups, by the concurrent requests.
 fn by_concurrency(seen: &mut Observations) -> [u32; GROUPS] {
-    // Requests that one of each group can serve where all are used alike.
+    // Requests that one replica of each group can serve with uniform routing.
     let room = (CAPACITY * TOKEN).round() as u32;
     let present = seen.present.iter().copied().max().unwrap_or(1);
     let wanted = main_replicas(
         &POLICY,
         &seen.history,
-        MainReplicas { name: MAINS, present, least: 1, most: MOST, room, serves: true },
+        Mains { name: MAINS, present, least: 1, most: MAX_REPLICAS, room, serves: true },
         seen.now,
     );
     [wanted; GROUPS]
 }
 
-/// As the operator does.
+/// Chooses replicas by the operator's rule.
 fn by_load(seen: &mut Observations) -> [u32; GROUPS] {
     let addresses: Vec<[String; 1]> = (0..GROUPS).map(|group| [group.to_string()]).collect();
     let functions: Vec<RemoteReplicas<'_>> = addresses
@@ -134,7 +134,7 @@ fn by_load(seen: &mut Observations) -> [u32; GROUPS] {
             addresses,
             present,
             least: 1,
-            most: MOST,
+            most: MAX_REPLICAS,
             bytes: 1,
         })
         .collect();
@@ -142,11 +142,14 @@ fn by_load(seen: &mut Observations) -> [u32; GROUPS] {
     std::array::from_fn(|group| wanted[group])
 }
 
-fn run(name: &'static str, trace: &[Second], decide: impl Fn(&mut Observations) -> [u32; GROUPS]) -> Scaled {
-    let mut seen =
-        Observations { history: LoadHistory::default(), now: Duration::ZERO, present: [1; GROUPS] };
-    seen.history.start_at(seen.now);
-    // Replicas that serve; those that are coming, and when.
+fn run(
+    name: &'static str,
+    trace: &[Second],
+    decide: impl Fn(&mut Observations) -> [u32; GROUPS],
+) -> ReplicaTrial {
+    let mut seen = Observations { history: History::default(), now: Duration::ZERO, present: [1; GROUPS] };
+    seen.history.look(seen.now);
+    // Serving replicas; starting replicas with the second at which they serve.
     let (mut serving, mut coming) = ([1_u32; GROUPS], VecDeque::<(u64, [u32; GROUPS])>::new());
     let (mut backlog, mut computed) = ([0.0; GROUPS], [0.0; GROUPS]);
     let (mut occupied, mut said, mut functions) = (0.0, (0, 0.0), 0.0);
@@ -156,7 +159,7 @@ fn run(name: &'static str, trace: &[Second], decide: impl Fn(&mut Observations) 
         seen.now = Duration::from_secs(second);
         while coming.front().is_some_and(|(at, _)| *at <= second) {
             let Some((_, replicas)) = coming.pop_front() else { break };
-            // Those that were taken away meanwhile do not come.
+            // Replicas that were removed meanwhile never serve.
             serving =
                 std::array::from_fn(|group| replicas[group].min(seen.present[group]).max(serving[group]));
         }
@@ -220,7 +223,7 @@ fn run(name: &'static str, trace: &[Second], decide: impl Fn(&mut Observations) 
         });
         at.map_or(0.0, |(wait, _)| *wait)
     };
-    Scaled {
+    ReplicaTrial {
         name,
         functions: functions / trace.len() as f64,
         wait: [percentile(0.5), percentile(0.95), percentile(0.99)],
@@ -236,12 +239,12 @@ mod tests {
     fn autoscaling_needs_fewer_functions_than_static_peak_capacity() {
         for seed in [1, 2, 3] {
             let all = replicas(seed);
-            let [one, four, eight, concurrency, load] = &all[..] else { unreachable!("five ways") };
+            let [one, four, eight, concurrency, load] = &all[..] else { unreachable!("five rules") };
             assert!(one.functions <= 8.0 && eight.functions > 63.9);
-            // Nothing that stays is enough and cheap at the same time.
+            // No fixed number is both sufficient and cheap.
             assert!(four.overloaded > 3.0 * load.overloaded && eight.overloaded < 0.1, "{all:#?}");
             assert!(load.functions < four.functions && load.wait[1] < four.wait[1] / 10.0, "{all:#?}");
-            // All groups alike take more than those that have the work.
+            // Equal replicas for all groups take more functions than replicas where the load is.
             assert!(load.functions < concurrency.functions / 1.5, "{all:#?}");
             assert!(load.wait[0] <= concurrency.wait[0] && load.overloaded < 0.1, "{all:#?}");
         }

@@ -1,21 +1,22 @@
-//! Requests whose routing is drawn, for models without recorded routing.
+//! Random routing of requests, for models without recorded routing.
 
 use crate::scenario::{ExpertShares, SimulatedRequest};
 use crate::shape::Shape;
 use fastrand::Rng;
 use serde::Serialize;
 
-/// How unevenly experts are used, and how far single requests are from the mean of all.
+/// Distribution of random routing: skew of the mean, and spread of single requests.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Routing {
-    /// The i-th busiest expert of a layer has a share proportional to i to the power of minus this; 0:
-    /// all alike. The busiest quarter of 16 experts does 50 % of the work at 0.7, and 42 to 52 % on the
-    /// demo model for prompts of one kind (its card).
+    /// Exponent of the mean: the i-th busiest expert of a layer has a share proportional to i^-skew. 0 is uniform.
+    ///
+    /// At 0.7 the busiest quarter of 16 experts does 50 % of the work; on the demo model it does 42 to 52 % for prompts of
+    /// one kind (its card).
     pub skew: f64,
-    /// A request's share of an expert is the mean's times a factor drawn from 1/spread to spread (uniform
-    /// in the logarithm), normalised; 1: every request is the mean.
+    /// Spread of requests: a request's share of an expert is the mean times a log-uniform random factor from 1/spread to
+    /// spread, normalised. At 1 every request has the mean shares.
     pub spread: f64,
-    /// Seed of the draws; the same seed draws the same requests.
+    /// Random seed.
     pub seed: u64,
 }
 
@@ -26,15 +27,16 @@ impl Default for Routing {
 }
 
 impl Routing {
-    /// `count` requests of `input_tokens` each. All are predicted to be the mean; prefill and decode of
-    /// a request have the same shares.
+    /// Draws `count` requests of `input_tokens` each.
+    ///
+    /// The mean is predicted for all of them. Prefill and decode of a request have the same shares.
     #[must_use]
     pub fn requests(&self, shape: &Shape, count: usize, input_tokens: f64) -> Vec<SimulatedRequest> {
         let mut random = Rng::with_seed(self.seed);
         let mean: ExpertShares =
             (0..shape.moe_layers()).map(|_| self.mean(shape.facts.experts, &mut random)).collect();
         let requests = (0..count).map(|_| {
-            let shares: ExpertShares = mean.iter().map(|row| self.drawn(row, &mut random)).collect();
+            let shares: ExpertShares = mean.iter().map(|row| self.draw(row, &mut random)).collect();
             SimulatedRequest {
                 input_tokens,
                 predicted: mean.clone(),
@@ -45,15 +47,15 @@ impl Routing {
         requests.collect()
     }
 
-    /// Shares of one layer, the busiest expert anywhere.
+    /// Draws the mean shares of one layer, with the experts in random order.
     pub(crate) fn mean(&self, experts: usize, random: &mut Rng) -> Vec<f64> {
         let mut weights: Vec<f64> = (1..=experts).map(|rank| (rank as f64).powf(-self.skew)).collect();
         random.shuffle(&mut weights);
         normalised(weights)
     }
 
-    /// Shares of one request whose class has the shares `mean`.
-    pub(crate) fn drawn(&self, mean: &[f64], random: &mut Rng) -> Vec<f64> {
+    /// Draws the shares of one request around `mean`.
+    pub(crate) fn draw(&self, mean: &[f64], random: &mut Rng) -> Vec<f64> {
         let factor = |random: &mut Rng| self.spread.powf(2.0 * random.f64() - 1.0);
         normalised(mean.iter().map(|share| share * factor(random)).collect())
     }
@@ -69,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_busiest_quarter_does_half_of_the_work() {
+    fn busiest_quarter_of_experts_does_half_of_the_work() {
         let mut shares = Routing::default().mean(16, &mut Rng::with_seed(1));
         shares.sort_by(|a, b| b.total_cmp(a));
         let busiest: f64 = shares[..4].iter().sum();

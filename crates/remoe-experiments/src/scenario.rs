@@ -1,4 +1,4 @@
-//! A model on a machine with requests, and the planning problems that follow.
+//! Scenario of an experiment: a model on a machine with requests, and its planning problems.
 
 use crate::error::ExperimentError;
 use crate::machine::Machine;
@@ -18,17 +18,18 @@ pub type ExpertShares = Vec<Vec<f64>>;
 pub struct Setting {
     /// Prices of memory.
     pub pricing: Pricing,
-    /// Promised limits; without cold starts, which are an experiment of their own.
+    /// Latency limits, without cold starts.
     pub slo: Slo,
     /// Limits of the platform.
     pub limits: Limits,
-    /// Decode steps of a request: generated tokens without the first.
+    /// Decode steps of a request: generated tokens minus 1.
     pub decode_steps: f64,
 }
 
-/// Prices as the paper uses them: memory by the GB-second on CPUs and GPUs alike, a GB-second of the
-/// latter at 3 times the former (section IV-E), remote functions while they work. The paper names no
-/// price; 1 GB-second is AWS Lambda's list price on x86 (0.0000166667 dollars).
+/// Returns the prices of the paper: per GB-second, GPU memory at 3 times the price of CPU memory (section IV-E), and
+/// invocation billing.
+///
+/// The paper states no absolute price. 1 GB-second costs the list price of AWS Lambda on x86 (0.0000166667 dollars).
 #[must_use]
 pub fn paper_pricing() -> Pricing {
     const GB_SECOND: f64 = 0.000_016_666_7;
@@ -45,16 +46,16 @@ pub fn paper_pricing() -> Pricing {
     }
 }
 
-/// Tokens of 500 characters (Remoe paper, section V-C) of English text, at 4 characters a token.
+/// Tokens of a prompt of 500 characters (Remoe paper, section V-C), at 4 characters per token.
 pub const INPUT_TOKENS: f64 = 125.0;
 
 /// Requests of figure 9 (Remoe paper, section V-C).
 pub const REQUESTS: usize = 50;
 
 impl Setting {
-    /// 200 generated tokens (Remoe paper, section V-C), 6 MB of payload (section II), and what the paper
-    /// leaves open: 4 replicas, and 30 s to the first token and 2 s for each further one, which exclude
-    /// no strategy.
+    /// Returns the parameters of the paper: 200 generated tokens (section V-C) and a payload of 6 MB (section II).
+    ///
+    /// The paper leaves open: up to 4 replicas, a TTFT limit of 30 s and a TPOT limit of 2 s, which exclude no strategy.
     #[must_use]
     pub fn of_the_paper(pricing: Pricing) -> Self {
         Self {
@@ -66,7 +67,7 @@ impl Setting {
     }
 }
 
-/// One request, as it was predicted and as it was.
+/// A request with its predicted and its true routing.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SimulatedRequest {
     /// Tokens of the prompt.
@@ -84,15 +85,15 @@ pub struct SimulatedRequest {
 pub struct Scenario {
     /// Name in tables and file names.
     pub name: String,
-    /// Meaning of the name, for readers who see it for the first time.
+    /// Description.
     pub meaning: String,
     /// The model.
     pub shape: Shape,
     /// Profile of the model on the machine.
     pub profile: Profile,
-    /// One expert on the machine's accelerator.
+    /// Seconds of one expert on the machine's GPU.
     pub gpu_expert_seconds: GpuProfile,
-    /// Bytes per second from host memory to the machine's accelerator.
+    /// Bytes per second from host memory to the machine's GPU.
     pub host_bytes_per_second: f64,
     /// Parameters of all requests.
     pub setting: Setting,
@@ -101,7 +102,7 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// `shape` on an assumed machine.
+    /// Creates the scenario of `shape` on an assumed machine.
     #[must_use]
     pub fn assumed(
         shape: Shape,
@@ -111,11 +112,12 @@ impl Scenario {
     ) -> Self {
         let scaling = machine.cpu.scaling;
         let profile = machine.profile(&shape);
-        Self::on(scaling.name(), scaling.meaning(), shape, profile, machine, setting, requests)
+        Self::with_profile(scaling.name(), scaling.meaning(), shape, profile, machine, setting, requests)
     }
 
-    /// `shape` on the machine that `profile` was made on. The accelerator of `machine` stands in where
-    /// the profile has none, and always for experts, which no profile measures there.
+    /// Creates the scenario of `shape` on the machine of `profile`.
+    ///
+    /// The GPU of `machine` is used if the profile has none, and always for experts, which profiles do not measure there.
     #[must_use]
     pub fn measured(
         shape: Shape,
@@ -124,15 +126,23 @@ impl Scenario {
         setting: Setting,
         requests: Vec<SimulatedRequest>,
     ) -> Self {
-        // Those who are compared with it pay for context as measured.
+        // Times on CPUs include the measured time of the context: the assumed GPU must, too.
         let read = shape.facts.kv_bytes_per_token as f64 / machine.gpu.bytes_per_second;
         let assumed = || DeviceTimes { context_seconds_per_token: read, ..machine.device(&shape) };
         let device = profile.device.or_else(|| Some(assumed()));
         let profile = Profile { device, ..profile };
-        Self::on("measured", "times as measured, an assumed GPU", shape, profile, machine, setting, requests)
+        Self::with_profile(
+            "measured",
+            "times as measured, an assumed GPU",
+            shape,
+            profile,
+            machine,
+            setting,
+            requests,
+        )
     }
 
-    fn on(
+    fn with_profile(
         times: &str,
         meaning: &str,
         shape: Shape,
@@ -158,7 +168,7 @@ impl Scenario {
     /// Checks that there are requests, with shares for every layer and expert.
     ///
     /// # Errors
-    /// There are none, or one has another form.
+    /// No requests, or shares of another shape.
     pub fn check(&self) -> Result<(), ExperimentError> {
         let (layers, experts) = (self.shape.moe_layers(), self.shape.facts.experts);
         for (index, request) in self.requests.iter().enumerate() {
@@ -180,14 +190,14 @@ impl Scenario {
         Ok(())
     }
 
-    /// Tokens of a prompt: the mean and the most.
+    /// Returns the mean and the largest number of tokens of a prompt.
     fn input_tokens(&self) -> (f64, f64) {
         let tokens = self.requests.iter().map(|request| request.input_tokens);
         let most = tokens.clone().fold(0.0, f64::max);
         (tokens.sum::<f64>() / self.requests.len().max(1) as f64, most)
     }
 
-    /// The mean of all predictions, which the class is planned with.
+    /// Returns the mean of all predictions, which the class is planned with.
     #[must_use]
     pub fn class_prediction(&self) -> ExpertShares {
         let count = self.requests.len().max(1) as f64;
@@ -200,17 +210,18 @@ impl Scenario {
         mean
     }
 
-    /// The problem of the whole class: its mean prediction and mean length.
+    /// Returns the problem of the class, with its mean prediction and mean length.
     ///
     /// # Errors
-    /// No problem can be made of this scenario.
+    /// An invalid scenario.
     pub fn class_problem(&self) -> Result<Problem, ExperimentError> {
         self.check()?;
         self.problem(self.input_tokens().0, self.setting.decode_steps, self.class_prediction())
     }
 
-    /// The problem of one request with `shares`. Memory is for the longest of the class whatever the
-    /// request, so that every request pays for the same functions.
+    /// Returns the problem of one request with `shares`.
+    ///
+    /// Memory is that for the longest request of the class, so that all requests are billed for the same functions.
     pub(crate) fn problem(
         &self,
         input_tokens: f64,
@@ -245,13 +256,13 @@ impl Scenario {
         Ok(problem)
     }
 
-    /// The cheapest plan for `problem`.
+    /// Searches the cheapest plan for `problem`.
     pub(crate) fn solve(&self, problem: &Problem, remote: Remote) -> Result<PlanningResult, ExperimentError> {
         solve(problem, None, &Options { remote, ..Options::default() })
             .map_err(|error| self.plan_error(error))
     }
 
-    /// Evaluates `plan`, whatever limits it breaks.
+    /// Evaluates `plan`, also if it breaks limits.
     pub(crate) fn evaluate(&self, problem: &Problem, plan: &Plan) -> Result<Evaluation, ExperimentError> {
         evaluate(problem, &PlanDraft::from(plan), false).map_err(|error| self.plan_error(error))
     }
@@ -260,7 +271,7 @@ impl Scenario {
         ExperimentError::Plan { scenario: self.name.clone(), error }
     }
 
-    /// A plan with nothing remote.
+    /// Returns the plan with all experts local.
     pub(crate) fn all_local(&self, main_bytes: f64) -> Plan {
         Plan::of_layers(main_bytes, vec![LayerPlan::default(); self.shape.moe_layers()])
     }

@@ -1,4 +1,4 @@
-//! How the answer to figure 9 changes with what had to be assumed.
+//! Sensitivity of figure 9 to its assumptions.
 
 use crate::costs::{ClassPlans, StrategyCost};
 use crate::error::ExperimentError;
@@ -12,16 +12,15 @@ use serde::Serialize;
 /// The class's expected costs under one change of the assumptions.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Sensitivity {
-    /// Change of the assumptions, for people.
+    /// Description of the changed assumption.
     pub change: String,
-    /// How far one product spreads.
+    /// Scaling of an expert over vCPUs.
     pub scaling: CpuScaling,
-    /// Expected dollars of one request per strategy of the paper that is possible; empty where no plan
-    /// keeps the limits.
+    /// Expected dollars of a request under each feasible strategy of the paper; empty if no plan keeps the limits.
     pub costs: Vec<StrategyCost>,
 }
 
-/// The assumptions as they are, then one of them changed at a time.
+/// Computes the costs with the stated assumptions, then with one of them changed at a time.
 ///
 /// # Errors
 /// The scenario is invalid.

@@ -1,4 +1,4 @@
-//! Models whose sizes are known, with the memory sizes that their functions may have.
+//! Sizes of models, with the memory sizes of their functions.
 
 use crate::outlines::{self, layers};
 use remoe_model::{AttentionOutline, ExpertsOutline, Inspection, Outline, Weights};
@@ -7,21 +7,20 @@ use serde::Serialize;
 
 const MB: f64 = 1e6;
 
-/// A model as the experiments see it: no weights, only sizes.
+/// Sizes of a model, without weights.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Shape {
     /// Name in tables and file names.
     pub name: String,
-    /// Source of its sizes, for people.
+    /// Source of its sizes.
     pub source: String,
     /// Sizes of the model.
     pub facts: Inspection,
-    /// Sizes that its functions may have.
+    /// Memory sizes of its functions.
     pub specs: Specs,
 }
 
-/// Sizes from `main` and `remote`, both as (least, most) MB, in steps of 100 MB (Remoe paper, section
-/// V-A).
+/// Returns memory sizes in steps of 100 MB (Remoe paper, section V-A). `main`, `remote`: least and largest MB.
 fn specs(main: (f64, f64), remote: (f64, f64)) -> Specs {
     let range = |(least, most): (f64, f64)| SizeRange {
         min_bytes: least * MB,
@@ -114,13 +113,13 @@ impl Shape {
         )
     }
 
-    /// The three published models, the smallest first.
+    /// Returns the three published models, the smallest first.
     #[must_use]
     pub fn published_models() -> Vec<Self> {
         vec![Self::gpt2_moe(), Self::deepseek_v2_lite(), Self::mixtral_8x7b()]
     }
 
-    /// A checkpoint as it is, with the sizes of functions that the paper gives to its smaller model.
+    /// Returns the sizes of a checkpoint, with the function sizes that the paper uses for its smaller model.
     #[must_use]
     pub fn of_checkpoint(name: &str, facts: Inspection) -> Self {
         Self {
@@ -131,7 +130,7 @@ impl Shape {
         }
     }
 
-    /// A model with the layers, the experts and the routing of `facts` and the widths of OLMoE-1B-7B
+    /// Returns a model with the layers, experts and routing of `facts`, and the widths of OLMoE-1B-7B
     /// (`allenai/OLMoE-1B-7B-0924`, `config.json`: `hidden_size` 2048, `intermediate_size` 1024,
     /// `num_attention_heads` 16, `vocab_size` 50304, bfloat16): real routing where memory matters.
     #[must_use]
@@ -182,25 +181,25 @@ impl Shape {
         Self { name: name.to_owned(), source: source.to_owned(), facts, specs }
     }
 
-    /// MoE layers.
+    /// Returns the number of MoE layers.
     #[must_use]
     pub fn moe_layers(&self) -> usize {
         self.facts.moe_layers.len()
     }
 
-    /// Bytes of all routed experts.
+    /// Returns the bytes of all routed experts.
     #[must_use]
     pub fn expert_bytes(&self) -> f64 {
         (self.moe_layers() * self.facts.experts) as f64 * self.facts.expert_bytes as f64
     }
 
-    /// Bytes of everything but routed experts.
+    /// Returns the bytes of the non-expert part.
     #[must_use]
     pub fn other_bytes(&self) -> f64 {
         self.facts.total_bytes as f64 - self.expert_bytes()
     }
 
-    /// Bytes of one element.
+    /// Returns the bytes of one weight.
     pub(crate) fn element_bytes(&self) -> f64 {
         if self.facts.dtype == "float32" { 4.0 } else { 2.0 }
     }

@@ -1,5 +1,5 @@
-//! Wakes from zero: what the Remoe paper's chain (predict, pre-allocate, plan, partition) is worth beside plans that
-//! know more or less of the waiting requests.
+//! Cold starts from zero: cost of the Remoe paper's chain (predict, pre-allocate, plan, partition), compared with plans that
+//! know more or less about the waiting requests.
 
 use crate::error::ExperimentError;
 use crate::routing::Routing;
@@ -14,26 +14,26 @@ use serde::Serialize;
 const TOPICS: usize = 8;
 /// Requests that wait at a wake.
 const WAITING: usize = 4;
-/// Wakes of one topic in the load that changes.
+/// Consecutive wakes with one topic in [`TopicMix::Changing`].
 const WAKES_PER_TOPIC: usize = 4;
 /// Spread of requests around their topic.
 const SPREAD: f64 = 2.0;
-/// Spread of predictions around what requests use.
+/// Spread of predictions around the true usage.
 const ERROR: f64 = 1.5;
 
 /// Topics of the requests that wake functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TopicMix {
-    /// Always the same one.
+    /// All requests have the same topic.
     OneTopic,
-    /// Each request has one of eight, at random.
+    /// Each request has one of eight topics at random.
     Mixed,
-    /// Another one after every few wakes.
+    /// The topic changes after every few wakes.
     Changing,
 }
 
-/// Dollars of 1,000 requests that find no function, by what their plan knows.
+/// Dollars of 1,000 requests that wake a deployment, for plans with different knowledge.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct WakeCosts {
     /// Topics of the requests.
@@ -46,14 +46,14 @@ pub struct WakeCosts {
     pub last: f64,
     /// The full search with uniform usage.
     pub uniform: f64,
-    /// Share of wakes of the chain whose main function has the size of the oracle's.
+    /// Share of wakes in which the chain's main function has the size of the oracle's.
     pub same_main: f64,
-    /// Wakes by which a limit is missed: by oracle, chain, last plan and uniform.
+    /// Number of wakes that break a limit: of oracle, chain, last plan and uniform.
     pub missed: [usize; 4],
 }
 
 impl Scenario {
-    /// Plans `wakes` wakes of each load. Functions sleep between them, as `arrivals` says.
+    /// Plans `wakes` wakes of each load. Functions scale to zero between them, as in `arrivals`.
     ///
     /// # Errors
     /// The scenario is invalid, or no plan keeps its limits.
@@ -79,7 +79,7 @@ impl Scenario {
         let topics: Vec<ExpertShares> =
             (0..TOPICS).map(|_| (0..layers).map(|_| usage.mean(experts, &mut random)).collect()).collect();
         let uniform =
-            self.solved(&self.waking(arrivals, vec![vec![1.0 / experts as f64; experts]; layers])?)?;
+            self.solved(&self.wake_problem(arrivals, vec![vec![1.0 / experts as f64; experts]; layers])?)?;
         let (mut before, mut last) = (uniform.clone(), uniform.clone());
         let mut sums = [0.0; 4];
         let (mut missed, mut same_main) = ([0; 4], 0_usize);
@@ -91,12 +91,12 @@ impl Scenario {
                     TopicMix::Mixed => random.usize(..TOPICS),
                     TopicMix::Changing => wake / WAKES_PER_TOPIC % TOPICS,
                 };
-                add(&mut truth, &around(&topics[topic], SPREAD, &mut random), 1.0 / WAITING as f64);
+                add(&mut truth, &draw_around(&topics[topic], SPREAD, &mut random), 1.0 / WAITING as f64);
             }
-            let predicted = around(&truth, ERROR, &mut random);
-            let truth = self.waking(arrivals, truth)?;
+            let predicted = draw_around(&truth, ERROR, &mut random);
+            let truth = self.wake_problem(arrivals, truth)?;
             let oracle = self.solved(&truth)?;
-            let chain = self.chained(&self.waking(arrivals, predicted)?, &before)?;
+            let chain = self.next_chained_plan(&self.wake_problem(arrivals, predicted)?, &before)?;
             for (index, plan) in [&oracle, &chain, &last, &uniform].into_iter().enumerate() {
                 let evaluation = evaluate(&truth, &PlanDraft::from(plan), false)
                     .map_err(|error| self.plan_error(error))?;
@@ -111,8 +111,8 @@ impl Scenario {
         Ok(WakeCosts { load, oracle, chain, last, uniform, same_main: same_main as f64 / count, missed })
     }
 
-    /// The problem of requests that use experts by `shares` and find no function.
-    fn waking(&self, arrivals: &Arrivals, shares: ExpertShares) -> Result<Problem, ExperimentError> {
+    /// Returns the problem of requests with `shares` that wake a deployment.
+    fn wake_problem(&self, arrivals: &Arrivals, shares: ExpertShares) -> Result<Problem, ExperimentError> {
         let tokens = self.class_problem()?.request.input_tokens;
         let problem = self.problem(tokens, self.setting.decode_steps, shares)?;
         Ok(Problem { arrivals: Some(arrivals.clone()), ..problem })
@@ -123,11 +123,11 @@ impl Scenario {
         Ok(answer.plan)
     }
 
-    /// The plan of the chain after the plan `before`.
-    fn chained(&self, predicted: &Problem, before: &Plan) -> Result<Plan, ExperimentError> {
+    /// Returns the plan of the chain after the plan `before`.
+    fn next_chained_plan(&self, predicted: &Problem, before: &Plan) -> Result<Plan, ExperimentError> {
         let main = match preallocate_for(predicted, &PlanDraft::from(before)) {
             Ok(answer) => answer.plan,
-            // No size is safe: that of the last plan is as good as any.
+            // If no size keeps the limits in the worst case, the size of the last plan is kept.
             Err(_) => before.clone(),
         };
         let problem = predicted.with_main(main.main_bytes, main.main_vcpus);
@@ -138,10 +138,10 @@ impl Scenario {
     }
 }
 
-/// Usage around `mean`: each share times a factor from 1/spread to spread.
-fn around(mean: &ExpertShares, spread: f64, random: &mut Rng) -> ExpertShares {
+/// Draws usage around `mean`: each share times a random factor from 1/spread to spread.
+fn draw_around(mean: &ExpertShares, spread: f64, random: &mut Rng) -> ExpertShares {
     let routing = Routing { spread, ..Routing::default() };
-    mean.iter().map(|row| routing.drawn(row, random)).collect()
+    mean.iter().map(|row| routing.draw(row, random)).collect()
 }
 
 fn add(sum: &mut ExpertShares, rows: &ExpertShares, weight: f64) {

@@ -1,41 +1,41 @@
-//! Errors of profiles, prices and what is made of them.
+//! Errors of profiles, price lists, node lists and planning problems.
 
 use remoe_planner::FieldError;
 
-/// A profile that cannot be read or believed.
+/// Error of a profile: it is unreadable or has an invalid field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("profile: {}", at(field, message))]
+#[error("profile: {}", format_field(field, message))]
 pub struct ProfileError {
-    /// The field that is wrong, as `expert_seconds.seconds[1][0]`; empty: the file as a whole.
+    /// Path of the invalid field, such as `expert_seconds.seconds[1][0]`; empty if the error is in the file as a whole.
     pub field: String,
-    /// The value, what was expected and what to do.
+    /// The value, the expected values and the remedy.
     pub message: String,
 }
 
-/// Prices that cannot be.
+/// Error of a price list: it is unreadable or has an invalid field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("prices: {}", at(field, message))]
+#[error("prices: {}", format_field(field, message))]
 pub struct PricesError {
-    /// The field that is wrong; empty: the file as a whole.
+    /// Path of the invalid field; empty if the error is in the file as a whole.
     pub field: String,
-    /// The value, what was expected and what to do.
+    /// The value, the expected values and the remedy.
     pub message: String,
 }
 
-/// A list of nodes that cannot be.
+/// Error of a node list: it is unreadable or has an invalid field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("nodes: {}", at(field, message))]
+#[error("nodes: {}", format_field(field, message))]
 pub struct NodesError {
-    /// The field that is wrong, as `nodes[2].perHour`; empty: the file as a whole.
+    /// Path of the invalid field, such as `nodes[2].perHour`; empty if the error is in the file as a whole.
     pub field: String,
-    /// The value, what was expected and what to do.
+    /// The value, the expected values and the remedy.
     pub message: String,
 }
 
-/// Why no problem can be made of a profile and a model.
+/// Error of building a planning problem from a profile and a model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProblemError {
-    /// The profile was made of other weights.
+    /// The profile is of another checkpoint.
     #[error("profile of another checkpoint: expected {model}, got {profile}; run `remoe profile`")]
     ForeignModel {
         /// Fingerprint in the profile.
@@ -43,15 +43,15 @@ pub enum ProblemError {
         /// Fingerprint of the checkpoint.
         model: String,
     },
-    /// The profile was made in another dtype.
+    /// The profile is of another dtype.
     #[error(
         "profile of another dtype: expected {wanted}, got {profile}; run `remoe profile` with --dtype and \
          --experts-dtype"
     )]
     ForeignDtype {
-        /// The profile's.
+        /// Value in the profile.
         profile: String,
-        /// The one to plan for.
+        /// Value to plan for.
         wanted: String,
     },
     /// The profile is of main functions on another device.
@@ -60,26 +60,26 @@ pub enum ProblemError {
          or choose device {profile}"
     )]
     ForeignDevice {
-        /// The profile's.
+        /// Value in the profile.
         profile: String,
-        /// The one to plan for.
+        /// Value to plan for.
         wanted: String,
     },
-    /// GPU memory would be paid for as main memory.
+    /// The profile has a GPU, and the prices have none.
     #[error("missing GPU price: set gpuHour and gpuMemoryMB, or plan for the CPU")]
     NoGpuPrice,
-    /// There is nothing to place.
+    /// The model has no routed experts.
     #[error("cannot plan for family {family}: no routed experts")]
     NoExperts {
         /// The model's family.
         family: String,
     },
-    /// Figures that the planner refuses.
+    /// The planner rejects a field of the problem.
     #[error("problem: {0}")]
     Field(#[from] FieldError),
 }
 
-/// Returns the field and the message of a value that cannot be read.
+/// Converts a deserialization error to the path and the message of the field that caused it.
 pub(crate) fn unreadable<E: std::fmt::Display>(error: serde_path_to_error::Error<E>) -> FieldError {
     let path = error.path().to_string();
     FieldError::unreadable(&path, &error.into_inner().to_string())
@@ -103,6 +103,7 @@ impl From<FieldError> for NodesError {
     }
 }
 
-fn at(field: &str, message: &str) -> String {
+/// Formats `message` after the path of its field, if it has one.
+fn format_field(field: &str, message: &str) -> String {
     if field.is_empty() { message.to_owned() } else { format!("{field} {message}") }
 }

@@ -1,21 +1,21 @@
-//! Memory that a remote function asks for beside its experts.
+//! Memory that a remote-expert function needs besides its experts.
 
 use crate::Profile;
 use remoe_model::Inspection;
 
 const MIB: f64 = 1_048_576.0;
-/// Code, runtime and buffers of connections (16 MiB), messages that are not complete (16 MiB), and one request with its
-/// answer (8 MiB).
+/// Bytes of code, runtime and connection buffers (16 MiB), partly received messages (16 MiB), and one request with its
+/// response (8 MiB).
 const FIXED_BYTES: f64 = 40.0 * MIB;
-/// Largest payload of rows in one message.
+/// Largest payload of one message in bytes.
 const PAYLOAD_BYTES: f64 = 3.5 * MIB;
-/// Bytes that kernels add to each row at most: its padding to whole panels of 64 elements, and its places.
+/// Upper bound of the bytes that kernels add to each row: padding to whole panels of 64 elements, and row indices.
 const PADDING_BYTES: f64 = 512.0;
 
-/// Bytes of memory that a remote function of `model` in `dtype` asks for beside its experts, as `remote-expert-fn` counts
-/// them (an upper bound): it starts with no less. Kernels keep inner activations and a copy of the rows of the largest
-/// request.
-pub(crate) fn least_bytes(model: &Inspection, dtype: &str) -> f64 {
+/// Returns the bytes that a remote function of `model` in `dtype` needs besides its experts. It is the upper bound that
+/// `remote-expert-fn` itself computes and below which it refuses to start. Kernels hold the inner activations and a copy
+/// of the rows of the largest request.
+pub(crate) fn required_bytes(model: &Inspection, dtype: &str) -> f64 {
     let row = model.resident_bytes(model.token_bytes, dtype) as f64;
     // An expert without a gate has two matrices.
     let inner =
@@ -24,9 +24,10 @@ pub(crate) fn least_bytes(model: &Inspection, dtype: &str) -> f64 {
 }
 
 impl Profile {
-    /// Bytes of a remote function of `model` besides its experts: what was measured, but no less than it starts with.
+    /// Returns the bytes of a remote function of `model` besides its experts: the measured ones, and at least those that it
+    /// needs to start.
     #[must_use]
     pub fn function_bytes(&self, model: &Inspection) -> f64 {
-        self.memory.function_bytes.max(least_bytes(model, &self.model.dtype))
+        self.memory.function_bytes.max(required_bytes(model, &self.model.dtype))
     }
 }

@@ -1,4 +1,4 @@
-//! Times of a model on a node without measurements, from what its maker states, by the time model of
+//! Times of a model on a node without measurements, from the specification of the node and the time model of
 //! [`crate::NodeTiming`].
 
 use crate::node_timing::{NodeTiming, Timing};
@@ -11,67 +11,73 @@ use crate::profile::Profile;
 use remoe_model::{Inspection, Outline};
 use remoe_planner::{Affine, CpuProfile, GpuGroup, GpuProfile, GpuTimes, NodeShape};
 
-/// Bytes per second for each vCPU of a node that does not state its bandwidth, all vCPUs busy: three quarters
-/// of what the two hardware threads of a core of an Ice Lake server have (8 channels of DDR4-3200 for 32 cores).
-const SHARED_BYTES_PER_SECOND: f64 = 2.4e9;
-/// No node that does not state it reads more: two sockets of that kind, three quarters reached.
-const MOST_BYTES_PER_SECOND: f64 = 3e11;
-/// Share of a socket's bandwidth that is reached: up to the first GB per second, from the second on.
-const SMALL_SOCKET: (f64, f64) = (100e9, 0.7);
-const LARGE_SOCKET: (f64, f64) = (200e9, 0.5);
-/// No socket is specified for more bytes per second (12 channels of DDR5-6400): more is two of them, unless stated.
-const ONE_SOCKET: f64 = 6.2e11;
-/// Threads that wait for each other at the end of an expert.
+/// Bytes per second and vCPU of a node without a stated bandwidth if all vCPUs read: three quarters of the share of a
+/// hardware thread of an Ice Lake server (8 channels of DDR4-3200 for 32 cores with two threads each).
+const BYTES_PER_SECOND_PER_VCPU: f64 = 2.4e9;
+/// Upper bound of the bytes per second of a node without a stated bandwidth: three quarters of two such sockets.
+const MAX_BYTES_PER_SECOND: f64 = 3e11;
+/// Specified bytes per second of a slow and of a fast socket, each with the share of them that is reached; the share is
+/// interpolated between the two, and constant outside.
+const SLOW_SOCKET_SHARE: (f64, f64) = (100e9, 0.7);
+const FAST_SOCKET_SHARE: (f64, f64) = (200e9, 0.5);
+/// Largest specified bytes per second of one socket (12 channels of DDR5-6400). Nodes above it are taken to have two, unless
+/// they state their number.
+const MAX_SOCKET_BYTES_PER_SECOND: f64 = 6.2e11;
+/// Seconds for which threads wait for each other at the end of an expert.
 const CPU_EXPERT_SECONDS: f64 = 2e-6;
-/// PCIe 4.0 with 16 lanes, three quarters of it: GPUs with 40 GB and more. PCIe 3.0 for others.
+/// Bytes per second between host and GPU: three quarters of PCIe 4.0 with 16 lanes for GPUs of 40 GB and more, and of
+/// PCIe 3.0 for others.
 const WIDE_COPY_BYTES_PER_SECOND: f64 = 2.4e10;
 const NARROW_COPY_BYTES_PER_SECOND: f64 = 1.2e10;
 const WIDE_COPY_FROM_GB: f64 = 40.0;
-/// GPUs with at least this memory in GB, and at least so many on a node, are linked by NVLink, others by PCIe; bytes
-/// per second that each sends, and seconds of one exchange.
-const LINKED_FROM: (f64, u32) = (40.0, 8);
+/// Memory of a GPU in GB and GPUs of a node from which the GPUs are taken to be linked by NVLink; otherwise by PCIe.
+const NVLINK_FROM: (f64, u32) = (40.0, 8);
+/// Bytes per second that each GPU sends, and seconds of one exchange.
 const NVLINK: (f64, f64) = (3e11, 1.5e-5);
+/// As [`NVLINK`], for PCIe.
 const PCIE: (f64, f64) = (2e10, 5e-5);
-/// Links of at least so many bytes per second exchange as quickly as NVLink.
-const QUICK_LINK: f64 = 1e11;
+/// Bytes per second of a link from which an exchange takes as long as with NVLink.
+const FAST_LINK_BYTES_PER_SECOND: f64 = 1e11;
 
-/// By the memory of a GPU in GB: what is derived where it is not stated, GB per second and 10^12 operations
-/// per second. The slowest data centre GPU with at least so much: T4, L4, A40, A100.
-const DERIVED: [(f64, f64, f64); 4] =
+/// Speeds of GPUs that state none: largest memory in GB, GB per second, and 10^12 operations per second. They are those of
+/// the slowest data centre GPU of that size: T4, L4, A40, A100.
+const DERIVED_SPEEDS: [(f64, f64, f64); 4] =
     [(16.0, 300.0, 40.0), (24.0, 300.0, 60.0), (48.0, 600.0, 120.0), (f64::INFINITY, 1500.0, 250.0)];
 
-/// The first, the last and the number of vCPUs in a table of a node, and its token counts.
-const LEAST_VCPUS: f64 = 0.1;
+/// Smallest number of vCPUs in a table of a node.
+const MIN_VCPUS: f64 = 0.1;
+/// Columns of such a table.
 const VCPU_POINTS: u32 = 48;
+/// Rows of such a table.
 const TOKENS: [f64; 8] = [1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16_384.0];
 
-/// The weights of a model as functions hold them.
+/// Sizes of a model's weights in memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ResidentWeights {
     /// Bytes of a routed expert.
     pub expert_bytes: f64,
     /// Parameters of a routed expert.
     pub expert_parameters: f64,
-    /// Bytes that every token is multiplied with besides routed experts; an embedding is looked up. As engines in general
-    /// hold them.
+    /// Bytes of the weights besides routed experts that each token is multiplied with, as common inference engines hold
+    /// them. The embedding is not one of them, since it is looked up.
     pub rest_bytes: f64,
-    /// As [`Self::rest_bytes`], as main functions of this project hold them on CPUs.
+    /// Bytes of these weights as main functions of this project hold them on CPUs.
     pub main_rest_bytes: f64,
-    /// As [`Self::rest_bytes`], as main functions of this project hold them on a GPU.
+    /// Bytes of these weights as main functions of this project hold them on a GPU.
     pub device_rest_bytes: f64,
-    /// As [`Self::rest_bytes`], in parameters.
+    /// Parameters of the same weights.
     pub rest_parameters: f64,
-    /// Layers.
+    /// Number of layers.
     pub layers: f64,
-    /// One token's hidden state.
+    /// Bytes of the hidden state of a token.
     pub token_bytes: f64,
-    /// Keys and values of a token, all layers: a decode step reads those of its context.
+    /// Bytes of the keys and values of a token in all layers; a decode step reads those of its context.
     pub kv_bytes_per_token: f64,
 }
 
 impl ResidentWeights {
-    /// Returns the weights of a checkpoint held in `dtype`, `float32` or one of two bytes, but for those that the
-    /// inspection says are quantised.
+    /// Returns the sizes of a checkpoint's weights in `dtype` (`float32`, or one with two bytes); weights that the
+    /// inspection states as quantised keep their quantised size.
     #[must_use]
     pub fn of(model: &Inspection, dtype: &str) -> Self {
         let element = if dtype == "float32" { 4.0 } else { 2.0 };
@@ -80,7 +86,7 @@ impl ResidentWeights {
         let token_bytes = resident(plain.token_bytes);
         let layers: u64 = plain.non_expert_layer_bytes.iter().sum();
         let parameters = (resident(layers) + plain.vocab_size as f64 * token_bytes) / element;
-        // Embedding and head are of one size: one of them is multiplied with.
+        // Embedding and head have one size, and only the head is multiplied with.
         let held = model.resident_layer_bytes(dtype).iter().sum::<u64>() as f64;
         let head = model.resident_outside_bytes(dtype) as f64
             * (plain.vocab_size as f64 * token_bytes / resident(plain.outside_bytes).max(1.0)).min(1.0);
@@ -97,7 +103,7 @@ impl ResidentWeights {
         }
     }
 
-    /// Returns the weights of a model of which only the configuration is known, as it is stored.
+    /// Returns the sizes of the weights of a model of which only the configuration is known, in their stored dtype.
     #[must_use]
     pub fn of_outline(outline: &Outline) -> Self {
         let facts = outline.inspection("");
@@ -119,8 +125,8 @@ impl ResidentWeights {
     }
 }
 
-/// The shapes of `list` with the times of a model on them, at the prices of `commitment`: every node, and those that may
-/// also be had as spot nodes once more under the name `NAME (spot)`.
+/// Returns the shapes of `list` with the times of a model, at the prices of `commitment`. A node with a spot price is
+/// listed a second time at that price, with the name `NAME (spot)`.
 #[must_use]
 pub fn node_shapes(
     list: &NodeList,
@@ -141,8 +147,8 @@ pub fn node_shapes(
     shapes.collect()
 }
 
-/// The shape of `node` with the times of a model on it: of `profile` where there is one, whatever machine it
-/// was made on, else from the node's facts and `timing`.
+/// Returns the shape of `node` with the times of a model on it: those of `profile` if there is one, whatever its machine;
+/// otherwise times derived from the node's specification and `timing`.
 #[must_use]
 pub fn node_shape(
     node: &ListedNode,
@@ -152,8 +158,8 @@ pub fn node_shape(
     profile: Option<&Profile>,
 ) -> NodeShape {
     let timing = Timing::of(&node.timing, timing);
-    let cpus = Cpus::of(node, &timing);
-    let gpus = |count: u32| Gpus::of(node, count, &timing);
+    let cpus = NodeCpus::of(node, &timing);
+    let gpus = |count: u32| GpuSet::of(node, count, &timing);
     let sizes = (0..=node.gpus.checked_ilog2().unwrap_or(0)).map(|power| 1 << power).chain([node.gpus]);
     let mut sizes: Vec<u32> = sizes.filter(|size| *size > 0 && node.gpus.is_multiple_of(*size)).collect();
     sizes.dedup();
@@ -189,36 +195,38 @@ pub fn node_shape(
     }
 }
 
-/// The vCPUs of a node.
-struct Cpus {
+/// Speeds of the vCPUs of a node.
+struct NodeCpus {
     vcpus: f64,
-    /// Bytes per second that one reads.
-    read_each: f64,
-    /// Bytes per second that all of them read, and each its share.
-    read_most: f64,
-    /// Operations per second of one.
+    /// Bytes per second that one vCPU reads while all others read as well.
+    read_per_vcpu: f64,
+    /// Bytes per second that all vCPUs read together.
+    read_together: f64,
+    /// Operations per second of one vCPU.
     operations: f64,
 }
 
-impl Cpus {
+impl NodeCpus {
+    /// Returns the speeds of the vCPUs of `node`: from its stated bandwidth, or derived from the number of vCPUs.
     fn of(node: &ListedNode, timing: &Timing) -> Self {
-        let derived =
-            (node.vcpus * SHARED_BYTES_PER_SECOND).max(node.vcpus.min(USEFUL_VCPUS) * READ_BYTES_PER_SECOND);
-        let stated = node.memory_bandwidth_gbs.map(|gb| reached(gb * 1e9, node.sockets, timing));
-        let read_most = stated.unwrap_or(derived.min(MOST_BYTES_PER_SECOND));
-        // A node that states nothing is thought to be a slow one.
-        let each = if stated.is_some() { timing.cpu_read_each } else { READ_BYTES_PER_SECOND };
-        // Functions that share a node read at once: none gets more than its part.
-        let read_each = each.min(read_most / node.vcpus);
-        Self { vcpus: node.vcpus, read_each, read_most, operations: timing.cpu_operations_each }
+        let derived = (node.vcpus * BYTES_PER_SECOND_PER_VCPU)
+            .max(node.vcpus.min(USEFUL_VCPUS) * READ_BYTES_PER_SECOND);
+        let stated = node.memory_bandwidth_gbs.map(|gb| reached_bandwidth(gb * 1e9, node.sockets, timing));
+        let read_together = stated.unwrap_or(derived.min(MAX_BYTES_PER_SECOND));
+        // A node without a stated bandwidth is taken to be a slow one.
+        let read_alone = if stated.is_some() { timing.cpu_read_per_vcpu } else { READ_BYTES_PER_SECOND };
+        // Functions on one node read at once, so that each gets its share of the bandwidth.
+        let read_per_vcpu = read_alone.min(read_together / node.vcpus);
+        Self { vcpus: node.vcpus, read_per_vcpu, read_together, operations: timing.cpu_operations_per_vcpu }
     }
 
-    /// Seconds of `parameters` in `bytes`: the slower of reading and computing, and `fixed`.
+    /// Returns the seconds of computing with `parameters` held in `bytes`: the longer of reading and arithmetic, plus
+    /// `fixed`.
     fn table(&self, bytes: f64, parameters: f64, fixed: f64) -> CpuProfile {
         let vcpus = self.columns();
         let row = |tokens: &f64| {
             let at = |vcpus: &f64| {
-                let read = bytes / (self.read_each * vcpus).min(self.read_most);
+                let read = bytes / (self.read_per_vcpu * vcpus).min(self.read_together);
                 let computed = 2.0 * parameters * tokens / (self.operations * vcpus);
                 fixed + read.max(computed)
             };
@@ -227,53 +235,58 @@ impl Cpus {
         CpuProfile { seconds: TOKENS.iter().map(row).collect(), vcpus, tokens: TOKENS.to_vec() }
     }
 
-    /// Seconds of reading `bytes` for each token of context.
+    /// Returns the seconds of attention to the context, which reads `bytes` for each of its tokens.
     fn context(&self, bytes: f64) -> CpuProfile {
         let vcpus = self.columns();
-        let at = |vcpus: &f64| CONTEXT_TOKENS * bytes / (self.read_each * vcpus).min(self.read_most);
+        let at = |vcpus: &f64| CONTEXT_TOKENS * bytes / (self.read_per_vcpu * vcpus).min(self.read_together);
         let seconds = vec![vcpus.iter().map(at).collect()];
         CpuProfile { vcpus, tokens: vec![CONTEXT_TOKENS], seconds }
     }
 
-    /// vCPUs from few to all, so close to each other that 1/v is nearly linear between them.
+    /// Returns the columns of a table: vCPUs up to all of the node, in steps so small that 1/v is nearly linear between two.
     fn columns(&self) -> Vec<f64> {
-        let least = LEAST_VCPUS.min(self.vcpus / 2.0);
+        let least = MIN_VCPUS.min(self.vcpus / 2.0);
         let ratio = self.vcpus / least;
         let point = |step: u32| least * ratio.powf(f64::from(step) / f64::from(VCPU_POINTS - 1));
         (0..VCPU_POINTS).map(point).collect()
     }
 }
 
-/// Bytes per second that decode steps read of the specified bandwidth of all sockets.
-fn reached(specified: f64, sockets: Option<u32>, timing: &Timing) -> f64 {
-    let sockets = f64::from(sockets.unwrap_or(if specified > ONE_SOCKET { 2 } else { 1 }).max(1));
-    let each = specified / sockets;
-    let (small, large) = (SMALL_SOCKET, LARGE_SOCKET);
-    let part = ((each - small.0) / (large.0 - small.0)).clamp(0.0, 1.0);
+/// Returns the bytes per second that decode steps reach of `specified`, the bandwidth of all sockets.
+fn reached_bandwidth(specified: f64, sockets: Option<u32>, timing: &Timing) -> f64 {
+    let sockets =
+        f64::from(sockets.unwrap_or(if specified > MAX_SOCKET_BYTES_PER_SECOND { 2 } else { 1 }).max(1));
+    let per_socket = specified / sockets;
+    let (small, large) = (SLOW_SOCKET_SHARE, FAST_SOCKET_SHARE);
+    let part = ((per_socket - small.0) / (large.0 - small.0)).clamp(0.0, 1.0);
     let share = timing.cpu_bandwidth_share.unwrap_or(small.1 + part * (large.1 - small.1));
     let together = if sockets > 1.0 { timing.cpu_second_socket * sockets / 2.0 } else { 1.0 };
-    each * share * together
+    per_socket * share * together
 }
 
-/// Some GPUs of a node that compute every layer together.
-struct Gpus {
+/// Speeds of GPUs of a node that compute every layer together.
+struct GpuSet {
+    /// Bytes per second that they read from their memory.
     read: f64,
+    /// Operations per second.
     operations: f64,
+    /// Bytes per second between host and GPUs.
     copy: f64,
-    /// Seconds of an exchange of hidden states among them, over tokens: in each a GPU sends nearly twice what it has
-    /// (ring all-reduce).
+    /// Seconds of exchanging hidden states, by bytes. In a ring all-reduce each of n GPUs sends 2 (n - 1) / n of its data.
     exchange: Affine,
 }
 
-impl Gpus {
+impl GpuSet {
+    /// Returns the speeds of `count` GPUs of `node`.
     fn of(node: &ListedNode, count: u32, timing: &Timing) -> Self {
         let memory = node.gpu_memory_gb.unwrap_or(0.0);
-        let derived = DERIVED.iter().find(|(most, _, _)| memory <= *most).unwrap_or(&DERIVED[0]);
+        let derived =
+            DERIVED_SPEEDS.iter().find(|(most, _, _)| memory <= *most).unwrap_or(&DERIVED_SPEEDS[0]);
         let wide = memory >= WIDE_COPY_FROM_GB;
         let number = f64::from(count);
-        let linked = memory >= LINKED_FROM.0 && node.gpus >= LINKED_FROM.1;
+        let linked = memory >= NVLINK_FROM.0 && node.gpus >= NVLINK_FROM.1;
         let (link, seconds) = match node.gpu_link_gbs {
-            Some(gb) => (gb * 1e9, if gb * 1e9 >= QUICK_LINK { NVLINK.1 } else { PCIE.1 }),
+            Some(gb) => (gb * 1e9, if gb * 1e9 >= FAST_LINK_BYTES_PER_SECOND { NVLINK.1 } else { PCIE.1 }),
             None if linked => NVLINK,
             None => PCIE,
         };
@@ -292,12 +305,13 @@ impl Gpus {
         }
     }
 
+    /// Returns the seconds of computing `tokens` with `parameters` held in `bytes`: the longer of reading and arithmetic.
     fn seconds(&self, bytes: f64, parameters: f64, tokens: f64) -> f64 {
         (bytes / self.read).max(2.0 * parameters * tokens / self.operations)
     }
 
-    /// Times with an engine that records its launches once (CUDA graphs) and computes all experts of a layer in one
-    /// launch.
+    /// Returns the times of common inference engines, which replay recorded launches (CUDA graphs) and compute all experts
+    /// of a layer in one launch.
     fn of_engines(&self, weights: &ResidentWeights, timing: &Timing) -> GpuTimes {
         let exchange = Affine {
             base: 2.0 * weights.layers * self.exchange.base,
@@ -321,8 +335,8 @@ impl Gpus {
         }
     }
 
-    /// Times with a main function of this project, which launches every operation by itself: of `profile` where it has
-    /// some.
+    /// Returns the times of a main function of this project, which launches each operation separately: those of `profile`
+    /// if it has some.
     fn of_main_function(&self, weights: &ResidentWeights, profile: Option<&Profile>) -> GpuTimes {
         let launches = weights.layers * GPU_LAYER_SECONDS;
         let read = weights.device_rest_bytes / self.read;

@@ -1,9 +1,9 @@
-//! The time model of nodes: its figures, each of which a node list may replace.
+//! Constants of the time model of nodes. A node list may replace each of them.
 //!
-//! A decode step reads weights, keys and values from memory; a prefill multiplies with them. Both take the longer of
-//! reading at a share of the specified bandwidth and computing at a share of the specified operations, and a fixed
-//! time for every layer: launches of kernels on GPUs, threads that wait for each other on CPUs. GPUs that compute a
-//! layer together also exchange hidden states twice in each.
+//! A decode step reads weights, keys and values from memory, and a prefill multiplies with them. Both take the longer of
+//! reading at a share of the specified bandwidth and computing at a share of the specified operations per second, plus a
+//! fixed time per layer: kernel launches on GPUs, thread synchronization on CPUs. GPUs that compute a layer together also
+//! exchange hidden states twice per layer.
 //!
 //! Defaults are calibrated on the published measurements in `tests/fixtures/measurements.json`
 //! (`tests/it/published.rs` compares).
@@ -71,23 +71,33 @@ pub struct NodeTiming {
     pub swap_microseconds: Option<f64>,
 }
 
-/// The figures that hold for a node. Units: seconds, bytes, operations.
+/// Constants of the time model for one node, in seconds, bytes and operations.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Timing {
-    /// Absent: by the bandwidth of a socket.
+    /// Share of the specified memory bandwidth that decode steps reach on one CPU socket; if `None`, it depends on that
+    /// bandwidth.
     pub(crate) cpu_bandwidth_share: Option<f64>,
+    /// Bandwidth of two sockets over that of one.
     pub(crate) cpu_second_socket: f64,
-    pub(crate) cpu_read_each: f64,
-    pub(crate) cpu_operations_each: f64,
+    /// Bytes per second that one vCPU reads at most.
+    pub(crate) cpu_read_per_vcpu: f64,
+    /// Operations per second of one vCPU in a prefill.
+    pub(crate) cpu_operations_per_vcpu: f64,
+    /// Seconds per layer on CPUs besides reading and computing.
     pub(crate) cpu_layer_seconds: f64,
+    /// Share of the specified bandwidth that GPUs reach.
     pub(crate) gpu_bandwidth_share: f64,
+    /// Share of the specified operations per second that GPUs reach.
     pub(crate) gpu_arithmetic_share: f64,
+    /// Seconds per layer on GPUs besides reading and computing.
     pub(crate) gpu_layer_seconds: f64,
+    /// Seconds that each further request adds to a layer of a decode step.
     pub(crate) gpu_row_seconds: f64,
-    /// Absent: by the link between the GPUs.
+    /// Seconds of one exchange among GPUs; if `None`, it depends on their link.
     pub(crate) gpu_exchange_seconds: Option<f64>,
-    /// Absent: by the generation of the GPUs.
+    /// Bytes per second from main memory to each GPU; if `None`, they depend on the GPU's memory.
     pub(crate) host_to_gpu: Option<f64>,
+    /// Seconds of a move between GPU and host besides its bytes.
     pub(crate) swap_seconds: f64,
 }
 
@@ -96,8 +106,8 @@ impl Default for Timing {
         Self {
             cpu_bandwidth_share: None,
             cpu_second_socket: 1.1,
-            cpu_read_each: 1e10,
-            cpu_operations_each: 5e10,
+            cpu_read_per_vcpu: 1e10,
+            cpu_operations_per_vcpu: 5e10,
             cpu_layer_seconds: 6e-5,
             gpu_bandwidth_share: 0.7,
             gpu_arithmetic_share: 0.25,
@@ -111,13 +121,13 @@ impl Default for Timing {
 }
 
 impl NodeTiming {
-    /// Returns true if it states nothing.
+    /// Returns true if no figure is stated.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Every stated figure with its name and the range in which it is possible.
+    /// Lists the figures: name, value if stated, exclusive lower bound (-1 if 0 is valid), and upper bound.
     fn figures(&self) -> [(&'static str, Option<f64>, f64, f64); 12] {
         [
             ("cpuBandwidthShare", self.cpu_bandwidth_share, 0.0, 1.0),
@@ -135,14 +145,14 @@ impl NodeTiming {
         ]
     }
 
-    /// Checks the stated figures.
+    /// Checks that the stated figures are within their bounds; `place` is the path of this object in error messages.
     pub(crate) fn check(&self, place: &str) -> Result<(), NodesError> {
         for (name, stated, above, most) in self.figures() {
             let Some(value) = stated else { continue };
-            // Times may be zero, nothing else.
-            let possible =
+            // Only times may be 0.
+            let is_valid =
                 if above < 0.0 { (0.0..=most).contains(&value) } else { value > 0.0 && value <= most };
-            if !possible {
+            if !is_valid {
                 let least = if above < 0.0 { "0" } else { "above 0" };
                 let message = format!("is {value}, expected {least} to {most}");
                 return Err(NodesError { field: format!("{place}.{name}"), message });
@@ -153,32 +163,33 @@ impl NodeTiming {
 }
 
 impl Timing {
-    /// The figures of a node: its own, else those of its list, else the default.
+    /// Returns the constants of a node: its own, otherwise those of its list, otherwise the defaults.
     pub(crate) fn of(node: &NodeTiming, list: &NodeTiming) -> Self {
-        let assumed = Self::default();
+        let default = Self::default();
         let stated = |of: fn(&NodeTiming) -> Option<f64>, unit: f64| {
             of(node).or_else(|| of(list)).map(|value| value * unit)
         };
         Self {
             cpu_bandwidth_share: stated(|timing| timing.cpu_bandwidth_share, 1.0),
             cpu_second_socket: stated(|timing| timing.cpu_second_socket, 1.0)
-                .unwrap_or(assumed.cpu_second_socket),
-            cpu_read_each: stated(|timing| timing.cpu_gbs_per_vcpu, 1e9).unwrap_or(assumed.cpu_read_each),
-            cpu_operations_each: stated(|timing| timing.cpu_gigaflops_per_vcpu, 1e9)
-                .unwrap_or(assumed.cpu_operations_each),
+                .unwrap_or(default.cpu_second_socket),
+            cpu_read_per_vcpu: stated(|timing| timing.cpu_gbs_per_vcpu, 1e9)
+                .unwrap_or(default.cpu_read_per_vcpu),
+            cpu_operations_per_vcpu: stated(|timing| timing.cpu_gigaflops_per_vcpu, 1e9)
+                .unwrap_or(default.cpu_operations_per_vcpu),
             cpu_layer_seconds: stated(|timing| timing.cpu_layer_microseconds, 1e-6)
-                .unwrap_or(assumed.cpu_layer_seconds),
+                .unwrap_or(default.cpu_layer_seconds),
             gpu_bandwidth_share: stated(|timing| timing.gpu_bandwidth_share, 1.0)
-                .unwrap_or(assumed.gpu_bandwidth_share),
+                .unwrap_or(default.gpu_bandwidth_share),
             gpu_arithmetic_share: stated(|timing| timing.gpu_arithmetic_share, 1.0)
-                .unwrap_or(assumed.gpu_arithmetic_share),
+                .unwrap_or(default.gpu_arithmetic_share),
             gpu_layer_seconds: stated(|timing| timing.gpu_layer_microseconds, 1e-6)
-                .unwrap_or(assumed.gpu_layer_seconds),
+                .unwrap_or(default.gpu_layer_seconds),
             gpu_row_seconds: stated(|timing| timing.gpu_row_microseconds, 1e-6)
-                .unwrap_or(assumed.gpu_row_seconds),
+                .unwrap_or(default.gpu_row_seconds),
             gpu_exchange_seconds: stated(|timing| timing.gpu_exchange_microseconds, 1e-6),
             host_to_gpu: stated(|timing| timing.host_to_gpu_gbs, 1e9),
-            swap_seconds: stated(|timing| timing.swap_microseconds, 1e-6).unwrap_or(assumed.swap_seconds),
+            swap_seconds: stated(|timing| timing.swap_microseconds, 1e-6).unwrap_or(default.swap_seconds),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Nodes as a price list has them.
+//! Node lists: sizes, speeds and prices of nodes that can be rented or owned.
 
 use crate::error::{NodesError, unreadable};
 use crate::node_timing::NodeTiming;
@@ -6,23 +6,23 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Shapes of a list, at most.
-const MOST_SHAPES: usize = 200;
+/// Most shapes of a list.
+const MAX_SHAPES: usize = 200;
 const LONGEST_NAME: usize = 100;
-/// No node has more.
-const MOST_VCPUS: f64 = 4096.0;
-const MOST_MEMORY_GB: f64 = 100_000.0;
-const MOST_GPUS: u32 = 64;
-const MOST_GPU_MEMORY_GB: f64 = 4096.0;
-const MOST_PER_HOUR: f64 = 1e6;
-const MOST_NODES: u32 = 100_000;
-const MOST_GB_PER_SECOND: f64 = 1e6;
-const MOST_TERAFLOPS: f64 = 1e6;
-const MOST_PRICE: f64 = 1e9;
-const MOST_WATTS: f64 = 1e6;
-const MOST_YEARS: f64 = 50.0;
-const MOST_PER_KWH: f64 = 100.0;
-const MOST_SOCKETS: u32 = 64;
+/// Upper bounds of the fields.
+const MAX_VCPUS: f64 = 4096.0;
+const MAX_MEMORY_GB: f64 = 100_000.0;
+const MAX_GPUS: u32 = 64;
+const MAX_GPU_MEMORY_GB: f64 = 4096.0;
+const MAX_PER_HOUR: f64 = 1e6;
+const MAX_NODES: u32 = 100_000;
+const MAX_GB_PER_SECOND: f64 = 1e6;
+const MAX_TERAFLOPS: f64 = 1e6;
+const MAX_PRICE: f64 = 1e9;
+const MAX_WATTS: f64 = 1e6;
+const MAX_YEARS: f64 = 50.0;
+const MAX_PER_KWH: f64 = 100.0;
+const MAX_SOCKETS: u32 = 64;
 const HOURS_PER_YEAR: f64 = 8766.0;
 
 /// Shapes of nodes with what they cost, in YAML or JSON.
@@ -42,7 +42,7 @@ pub struct NodeList {
     #[serde(default, skip_serializing_if = "NodeTiming::is_empty")]
     pub timing: NodeTiming,
     /// The shapes.
-    #[schemars(length(min = 1, max = MOST_SHAPES))]
+    #[schemars(length(min = 1, max = MAX_SHAPES))]
     pub nodes: Vec<ListedNode>,
 }
 
@@ -74,16 +74,16 @@ pub enum Commitment {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Owned {
     /// Dollars that it cost.
-    #[schemars(range(max = MOST_PRICE), extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = MAX_PRICE), extend("exclusiveMinimum" = 0))]
     pub price: f64,
     /// Years of use.
-    #[schemars(range(max = MOST_YEARS), extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = MAX_YEARS), extend("exclusiveMinimum" = 0))]
     pub years: f64,
     /// Watts that it draws in the mean, cooling included.
-    #[schemars(range(max = MOST_WATTS), extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = MAX_WATTS), extend("exclusiveMinimum" = 0))]
     pub watts: f64,
     /// Dollars per kWh.
-    #[schemars(range(min = 0.0, max = MOST_PER_KWH))]
+    #[schemars(range(min = 0.0, max = MAX_PER_KWH))]
     pub per_kwh: f64,
 }
 
@@ -103,35 +103,35 @@ pub struct ListedNode {
     #[schemars(length(min = 1, max = LONGEST_NAME))]
     pub name: String,
     /// Number of vCPUs.
-    #[schemars(range(max = MOST_VCPUS), extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = MAX_VCPUS), extend("exclusiveMinimum" = 0))]
     pub vcpus: f64,
     /// GB (1e9 bytes) of main memory.
     #[serde(rename = "memoryGB")]
-    #[schemars(range(max = MOST_MEMORY_GB), extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = MAX_MEMORY_GB), extend("exclusiveMinimum" = 0))]
     pub memory_gb: f64,
     /// Number of GPUs.
     #[serde(default, skip_serializing_if = "is_zero")]
-    #[schemars(range(min = 0, max = MOST_GPUS))]
+    #[schemars(range(min = 0, max = MAX_GPUS))]
     pub gpus: u32,
     /// GB of memory of each GPU; required with `gpus`.
     #[serde(rename = "gpuMemoryGB", default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0.0, max = MOST_GPU_MEMORY_GB))]
+    #[schemars(range(min = 0.0, max = MAX_GPU_MEMORY_GB))]
     pub gpu_memory_gb: Option<f64>,
     /// Dollars per hour on demand. This, or `owned`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(max = MOST_PER_HOUR), extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = MAX_PER_HOUR), extend("exclusiveMinimum" = 0))]
     pub per_hour: Option<f64>,
     /// Dollars per hour as a spot node, which may be taken back at any time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(max = MOST_PER_HOUR), extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = MAX_PER_HOUR), extend("exclusiveMinimum" = 0))]
     pub spot_per_hour: Option<f64>,
     /// Dollars per hour when committed for a year.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(max = MOST_PER_HOUR), extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = MAX_PER_HOUR), extend("exclusiveMinimum" = 0))]
     pub one_year_per_hour: Option<f64>,
     /// Dollars per hour when committed for three years.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(max = MOST_PER_HOUR), extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = MAX_PER_HOUR), extend("exclusiveMinimum" = 0))]
     pub three_years_per_hour: Option<f64>,
     /// Costs of a machine of one's own, in place of `perHour`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -150,28 +150,28 @@ pub struct ListedNode {
     pub spot: bool,
     /// Number of nodes that can be had; any number where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = MOST_NODES))]
+    #[schemars(range(min = 1, max = MAX_NODES))]
     pub max: Option<u32>,
     /// CPU sockets; derived from the bandwidth where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = MOST_SOCKETS))]
+    #[schemars(range(min = 1, max = MAX_SOCKETS))]
     pub sockets: Option<u32>,
     /// GB that its memory is specified to move per second, all sockets together; derived from the vCPUs where absent.
     #[serde(rename = "memoryBandwidthGBs", default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(max = MOST_GB_PER_SECOND), extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = MAX_GB_PER_SECOND), extend("exclusiveMinimum" = 0))]
     pub memory_bandwidth_gbs: Option<f64>,
     /// GB per second that the memory of each GPU is specified to move; derived from its size where absent.
     #[serde(rename = "gpuBandwidthGBs", default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(max = MOST_GB_PER_SECOND), extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = MAX_GB_PER_SECOND), extend("exclusiveMinimum" = 0))]
     pub gpu_bandwidth_gbs: Option<f64>,
     /// Operations in bfloat16 that each GPU is specified for, dense, in 10^12 per second; derived from its
     /// memory where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(max = MOST_TERAFLOPS), extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = MAX_TERAFLOPS), extend("exclusiveMinimum" = 0))]
     pub gpu_teraflops: Option<f64>,
     /// GB per second that each GPU sends to the others of the node; derived from its memory and their number where absent.
     #[serde(rename = "gpuLinkGBs", default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(max = MOST_GB_PER_SECOND), extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = MAX_GB_PER_SECOND), extend("exclusiveMinimum" = 0))]
     pub gpu_link_gbs: Option<f64>,
     /// Figures of the time model that differ on this node.
     #[serde(default, skip_serializing_if = "NodeTiming::is_empty")]
@@ -196,18 +196,18 @@ impl NodeList {
     }
 
     fn check(&self) -> Result<(), NodesError> {
-        if !(1..=MOST_SHAPES).contains(&self.nodes.len()) {
-            let message = format!("lists {} shapes, expected 1 to {MOST_SHAPES}", self.nodes.len());
+        if !(1..=MAX_SHAPES).contains(&self.nodes.len()) {
+            let message = format!("lists {} shapes, expected 1 to {MAX_SHAPES}", self.nodes.len());
             return Err(NodesError { field: "nodes".to_owned(), message });
         }
         self.timing.check("timing")?;
         for (name, source) in &self.sources {
             if date_of(&source.date).is_none() {
-                return Err(wrong_date(&format!("sources.{name}.date"), &source.date));
+                return Err(invalid_date(&format!("sources.{name}.date"), &source.date));
             }
         }
         if let Some(date) = self.date.as_ref().filter(|date| date_of(date).is_none()) {
-            return Err(wrong_date("date", date));
+            return Err(invalid_date("date", date));
         }
         for (index, node) in self.nodes.iter().enumerate() {
             let at =
@@ -220,7 +220,7 @@ impl NodeList {
             ] {
                 if let Some(name) = named.as_ref().filter(|name| !self.sources.contains_key(*name)) {
                     let message = format!("is `{name}`, which `sources` does not have; add it there");
-                    return Err(at(wrong(field, message)));
+                    return Err(at(invalid_field(field, message)));
                 }
             }
             if let Some(first) = self.nodes[..index].iter().position(|other| other.name == node.name) {
@@ -238,43 +238,46 @@ impl ListedNode {
         let named = !self.name.trim().is_empty() && self.name.len() <= LONGEST_NAME;
         if !named || self.name.chars().any(char::is_control) {
             let message = format!("is invalid: expected 1 to {LONGEST_NAME} printable characters");
-            return Err(wrong("name", message));
+            return Err(invalid_field("name", message));
         }
-        within("vcpus", self.vcpus, MOST_VCPUS, "vCPUs")?;
-        within("memoryGB", self.memory_gb, MOST_MEMORY_GB, "GB")?;
+        check_range("vcpus", self.vcpus, MAX_VCPUS, "vCPUs")?;
+        check_range("memoryGB", self.memory_gb, MAX_MEMORY_GB, "GB")?;
         self.check_prices()?;
-        if let Some(sockets) = self.sockets.filter(|sockets| !(1..=MOST_SOCKETS).contains(sockets)) {
-            return Err(wrong("sockets", format!("is {sockets}, expected 1 to {MOST_SOCKETS}")));
+        if let Some(sockets) = self.sockets.filter(|sockets| !(1..=MAX_SOCKETS).contains(sockets)) {
+            return Err(invalid_field("sockets", format!("is {sockets}, expected 1 to {MAX_SOCKETS}")));
         }
-        if self.gpus > MOST_GPUS {
-            return Err(wrong("gpus", format!("is {}, expected at most {MOST_GPUS}", self.gpus)));
+        if self.gpus > MAX_GPUS {
+            return Err(invalid_field("gpus", format!("is {}, expected at most {MAX_GPUS}", self.gpus)));
         }
         match (self.gpus, self.gpu_memory_gb) {
             (0, Some(memory)) if memory != 0.0 => {
-                return Err(wrong("gpus", "is required with gpuMemoryGB; add it".to_owned()));
+                return Err(invalid_field("gpus", "is required with gpuMemoryGB; add it".to_owned()));
             }
             (1.., None) => {
-                return Err(wrong("gpuMemoryGB", "is required with gpus; add the GB of each GPU".to_owned()));
+                return Err(invalid_field(
+                    "gpuMemoryGB",
+                    "is required with gpus; add the GB of each GPU".to_owned(),
+                ));
             }
-            (1.., Some(memory)) => within("gpuMemoryGB", memory, MOST_GPU_MEMORY_GB, "GB of each GPU")?,
+            (1.., Some(memory)) => check_range("gpuMemoryGB", memory, MAX_GPU_MEMORY_GB, "GB of each GPU")?,
             (0, _) => {}
         }
         if let Some(max) = self.max
-            && !(1..=MOST_NODES).contains(&max)
+            && !(1..=MAX_NODES).contains(&max)
         {
-            let message = format!("is {max}, expected 1 to {MOST_NODES} nodes; omit unavailable shapes");
-            return Err(wrong("max", message));
+            let message = format!("is {max}, expected 1 to {MAX_NODES} nodes; omit unavailable shapes");
+            return Err(invalid_field("max", message));
         }
         for (field, stated, most, unit) in [
-            ("memoryBandwidthGBs", self.memory_bandwidth_gbs, MOST_GB_PER_SECOND, "GB per second"),
-            ("gpuBandwidthGBs", self.gpu_bandwidth_gbs, MOST_GB_PER_SECOND, "GB per second"),
-            ("gpuLinkGBs", self.gpu_link_gbs, MOST_GB_PER_SECOND, "GB per second"),
-            ("gpuTeraflops", self.gpu_teraflops, MOST_TERAFLOPS, "10^12 operations per second"),
+            ("memoryBandwidthGBs", self.memory_bandwidth_gbs, MAX_GB_PER_SECOND, "GB per second"),
+            ("gpuBandwidthGBs", self.gpu_bandwidth_gbs, MAX_GB_PER_SECOND, "GB per second"),
+            ("gpuLinkGBs", self.gpu_link_gbs, MAX_GB_PER_SECOND, "GB per second"),
+            ("gpuTeraflops", self.gpu_teraflops, MAX_TERAFLOPS, "10^12 operations per second"),
         ] {
             let Some(value) = stated else { continue };
-            within(field, value, most, unit)?;
+            check_range(field, value, most, unit)?;
             if field.starts_with("gpu") && self.gpus == 0 {
-                return Err(wrong(field, "is set for a node without gpus; remove it".to_owned()));
+                return Err(invalid_field(field, "is set for a node without gpus; remove it".to_owned()));
             }
         }
         self.timing.check("timing")
@@ -283,10 +286,13 @@ impl ListedNode {
     fn check_prices(&self) -> Result<(), NodesError> {
         match (self.per_hour, &self.owned) {
             (None, None) => {
-                return Err(wrong("perHour", "is missing; add dollars per hour, or `owned`".to_owned()));
+                return Err(invalid_field(
+                    "perHour",
+                    "is missing; add dollars per hour, or `owned`".to_owned(),
+                ));
             }
             (Some(_), Some(_)) => {
-                return Err(wrong("owned", "stands beside perHour; remove one of them".to_owned()));
+                return Err(invalid_field("owned", "stands beside perHour; remove one of them".to_owned()));
             }
             _ => {}
         }
@@ -297,23 +303,23 @@ impl ListedNode {
             ("threeYearsPerHour", self.three_years_per_hour),
         ] {
             if let Some(price) = price {
-                within(field, price, MOST_PER_HOUR, "dollars per hour")?;
+                check_range(field, price, MAX_PER_HOUR, "dollars per hour")?;
             }
         }
         let Some(owned) = &self.owned else { return Ok(()) };
-        within("owned.price", owned.price, MOST_PRICE, "dollars")?;
-        within("owned.years", owned.years, MOST_YEARS, "years")?;
-        within("owned.watts", owned.watts, MOST_WATTS, "watts")?;
-        match (0.0..=MOST_PER_KWH).contains(&owned.per_kwh) {
+        check_range("owned.price", owned.price, MAX_PRICE, "dollars")?;
+        check_range("owned.years", owned.years, MAX_YEARS, "years")?;
+        check_range("owned.watts", owned.watts, MAX_WATTS, "watts")?;
+        match (0.0..=MAX_PER_KWH).contains(&owned.per_kwh) {
             true => Ok(()),
             false => {
-                let message = format!("is {}, expected 0 to {MOST_PER_KWH} dollars per kWh", owned.per_kwh);
-                Err(wrong("owned.perKwh", message))
+                let message = format!("is {}, expected 0 to {MAX_PER_KWH} dollars per kWh", owned.per_kwh);
+                Err(invalid_field("owned.perKwh", message))
             }
         }
     }
 
-    /// Dollars per hour under `commitment`, where the shape has a price for it; none on demand.
+    /// Returns the dollars per hour under `commitment`; `None` on demand, or if the shape has no price for it.
     #[must_use]
     pub fn committed_per_hour(&self, commitment: Commitment) -> Option<f64> {
         match commitment {
@@ -323,7 +329,7 @@ impl ListedNode {
         }
     }
 
-    /// Dollars per hour under `commitment`; on demand where the shape has no price for it.
+    /// Returns the dollars per hour under `commitment`, or on demand if the shape has no price for it.
     #[must_use]
     pub fn dollars_per_hour(&self, commitment: Commitment) -> f64 {
         let owned = || self.owned.as_ref().map(Owned::per_hour);
@@ -331,7 +337,7 @@ impl ListedNode {
     }
 }
 
-/// Year, month and day of a date such as `2026-07-20`, `2026-07` or `2026`; the first of what is left out.
+/// Parses a date such as `2026-07-20`, `2026-07` or `2026` into year, month and day; an omitted month or day is 1.
 #[must_use]
 pub fn date_of(text: &str) -> Option<(i32, u32, u32)> {
     let mut parts = text.trim().splitn(3, '-');
@@ -343,17 +349,19 @@ pub fn date_of(text: &str) -> Option<(i32, u32, u32)> {
     Some((year, part(12)?, part(31)?))
 }
 
-fn wrong_date(field: &str, date: &str) -> NodesError {
-    wrong(field, format!("is `{date}`, expected a date such as 2026-07-20 or 2026-07"))
+/// Error of a field that is no date.
+fn invalid_date(field: &str, date: &str) -> NodesError {
+    invalid_field(field, format!("is `{date}`, expected a date such as 2026-07-20 or 2026-07"))
 }
 
-fn wrong(field: &str, message: String) -> NodesError {
+fn invalid_field(field: &str, message: String) -> NodesError {
     NodesError { field: field.to_owned(), message }
 }
 
-fn within(field: &str, value: f64, most: f64, unit: &str) -> Result<(), NodesError> {
+/// Checks that `value` is above 0 and up to `most`.
+fn check_range(field: &str, value: f64, most: f64, unit: &str) -> Result<(), NodesError> {
     match value > 0.0 && value <= most {
         true => Ok(()),
-        false => Err(wrong(field, format!("is {value}, expected {unit} above 0 and up to {most}"))),
+        false => Err(invalid_field(field, format!("is {value}, expected {unit} above 0 and up to {most}"))),
     }
 }

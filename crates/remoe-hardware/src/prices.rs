@@ -88,7 +88,7 @@ impl Default for Prices {
 }
 
 impl Prices {
-    /// Reads prices and checks that they can be.
+    /// Reads and checks a price list.
     ///
     /// # Errors
     /// The first field that is missing, unknown, stated twice, of the wrong type or out of range.
@@ -99,35 +99,37 @@ impl Prices {
         Ok(prices)
     }
 
-    /// The planner's prices: memory of a function comes with vCPUs, one with each GB where
-    /// [`Self::memory_per_vcpu_mb`] says nothing else, so that a GB costs itself and its part of a core; memory beside
-    /// that costs a GB; GPUs are paid for whole.
+    /// Returns the planner's prices for functions whose vCPUs follow from their memory: one per
+    /// [`Self::memory_per_vcpu_mb`], or one per GB. A GB then costs itself and its share of a core. GPUs are billed whole.
     ///
     /// # Errors
-    /// A price that is zero, negative or beyond all bounds. A core may cost nothing where memory brings it.
+    /// A price is not above 0 or too large. The price of a core may be 0 if `memoryPerVcpuMB` is set.
     pub fn pricing(&self) -> Result<Pricing, PricesError> {
         if let Some(megabytes) = self.memory_per_vcpu_mb.filter(|mb| !MEMORY_PER_VCPU_MB.contains(mb)) {
             let (least, most) = MEMORY_PER_VCPU_MB.into_inner();
             let message = format!("is {megabytes}, expected {least} to {most} MB of memory per vCPU");
-            return Err(wrong("memoryPerVcpuMB", message));
+            return Err(invalid_field("memoryPerVcpuMB", message));
         }
-        // A seller of memory that brings vCPUs may ask nothing for those.
+        // Sellers of memory that includes vCPUs may have no price for these.
         if self.memory_per_vcpu_mb.is_none() || self.cpu_core_hour != 0.0 {
-            price("cpuCoreHour", self.cpu_core_hour)?;
+            check_price("cpuCoreHour", self.cpu_core_hour)?;
         }
-        price("memoryGBHour", self.memory_gb_hour)?;
+        check_price("memoryGBHour", self.memory_gb_hour)?;
         if let Some(value) = self.gpu_hour {
-            price("gpuHour", value)?;
+            check_price("gpuHour", value)?;
         }
         match (self.gpu_hour, self.gpu_memory_mb) {
             (Some(_), None) => {
-                return Err(wrong("gpuMemoryMB", "is required with gpuHour; add it".to_owned()));
+                return Err(invalid_field("gpuMemoryMB", "is required with gpuHour; add it".to_owned()));
             }
             (None, Some(_)) => {
-                return Err(wrong("gpuHour", "is required with gpuMemoryMB; add it".to_owned()));
+                return Err(invalid_field("gpuHour", "is required with gpuMemoryMB; add it".to_owned()));
             }
             (Some(_), Some(memory)) if !GPU_MEMORY_MB.contains(&memory) => {
-                return Err(wrong("gpuMemoryMB", format!("is {memory}, expected 1 to 1e9 MB of one GPU")));
+                return Err(invalid_field(
+                    "gpuMemoryMB",
+                    format!("is {memory}, expected 1 to 1e9 MB of one GPU"),
+                ));
             }
             _ => {}
         }
@@ -148,32 +150,32 @@ impl Prices {
         })
     }
 
-    /// The planner's prices where vCPUs are sold apart from memory: a core costs a core, whatever the memory
-    /// beside it, and a GB a GB.
+    /// Returns the planner's prices for functions whose vCPUs are chosen and billed separately from memory.
     ///
     /// # Errors
-    /// As those of [`Self::pricing`], and where memory brings vCPUs: those cannot be chosen apart.
-    pub fn pricing_apart(&self) -> Result<Pricing, PricesError> {
+    /// A price is invalid as in [`Self::pricing`], or the price list bundles vCPUs with memory.
+    pub fn separate_pricing(&self) -> Result<Pricing, PricesError> {
         let together = self.pricing()?;
         if let Some(megabytes) = self.memory_per_vcpu_mb {
             let message = format!(
                 "is {megabytes}: this price list bundles vCPUs with memory; omit it, or the vCPU ranges"
             );
-            return Err(wrong("memoryPerVcpuMB", message));
+            return Err(invalid_field("memoryPerVcpuMB", message));
         }
         Ok(Pricing { cpu_per_core_second: Some(self.cpu_core_hour / HOUR), ..together })
     }
 }
 
-fn wrong(field: &str, message: String) -> PricesError {
+fn invalid_field(field: &str, message: String) -> PricesError {
     PricesError { field: field.to_owned(), message }
 }
 
-fn price(field: &str, value: f64) -> Result<(), PricesError> {
+/// Checks that `value` is a valid price.
+fn check_price(field: &str, value: f64) -> Result<(), PricesError> {
     if value > 0.0 && value <= HIGHEST {
         return Ok(());
     }
-    Err(wrong(field, format!("is {value}, expected dollars per hour above 0 and up to {HIGHEST}")))
+    Err(invalid_field(field, format!("is {value}, expected dollars per hour above 0 and up to {HIGHEST}")))
 }
 
 /// Decimal numbers in strings.

@@ -1,4 +1,4 @@
-//! The form of a profile.
+//! Profiles: measured times and memory of a model on a machine, with their checks.
 
 use crate::error::{ProblemError, ProfileError, unreadable};
 use remoe_model::{DenseDtype, ExpertsDtype, Inspection};
@@ -7,18 +7,18 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 
-/// Version of the form that is written and read.
+/// Version of the file format.
 pub(crate) const VERSION: u32 = 1;
-/// Version of what is measured and of how: raised by every change of kernels, numerics class, transport or
-/// measurements after which plans should not stand on older figures.
+/// Version of the measurements. It is raised by each change of kernels, numerics class, transport or measurements after
+/// which older profiles should not be used for plans.
 pub const MEASUREMENTS: u32 = 3;
-/// Tokens of `nonexpert_seconds` up to which they are requests of one decode step; more are those of a prompt.
+/// Number of tokens up to which a row of `nonexpert_seconds` is a decode step of as many requests; above, it is a prefill.
 pub const STEP_ROWS: usize = 8;
-/// Token counts or vCPUs of a table, at most.
+/// Most rows or columns of a table.
 const MAX_POINTS: usize = 1024;
-/// Points of a table, as in a problem.
+/// Valid token counts and vCPUs of a table, as in a planning problem.
 const POINTS: RangeInclusive<f64> = 1e-15..=1e12;
-/// No time is longer, in seconds, and no size or rate larger, in bytes.
+/// Upper bound of times in seconds, and of sizes and rates in bytes.
 const LARGEST: f64 = 1e15;
 
 /// Times and memory of one machine for one model in one dtype. Units: seconds and bytes.
@@ -156,7 +156,7 @@ pub struct ModelId {
 }
 
 impl ModelId {
-    /// `model` in `dtype`.
+    /// Identifies `model` in `dtype`.
     #[must_use]
     pub fn of(model: &Inspection, dtype: &str) -> Self {
         Self {
@@ -167,7 +167,7 @@ impl ModelId {
         }
     }
 
-    /// Names the dtypes of the computation, in a word that file names can have.
+    /// Returns the names of the dtypes, joined for use in file names.
     #[must_use]
     pub fn precision(&self) -> String {
         let experts = self.experts_dtype.map_or_else(String::new, |experts| format!("-{}", experts.name()));
@@ -232,7 +232,7 @@ pub struct Transport {
 }
 
 impl Transport {
-    /// Returns the problem's transport for rows of `token_bytes`, there and back.
+    /// Returns the transport of a planning problem whose rows have `token_bytes` in both directions.
     #[must_use]
     pub fn of_rows(&self, token_bytes: f64) -> remoe_planner::Transport {
         remoe_planner::Transport {
@@ -260,7 +260,7 @@ pub struct Memory {
 }
 
 impl Profile {
-    /// Reads a profile and checks that it can be one.
+    /// Reads and checks a profile.
     ///
     /// # Errors
     /// The first field that is missing, unknown, stated twice, of the wrong type or out of range.
@@ -272,14 +272,14 @@ impl Profile {
         Ok(profile)
     }
 
-    /// Checks that it can be one: what [`Self::from_json`] does with what it reads.
+    /// Checks all fields, as [`Self::from_json`] does.
     ///
     /// # Errors
-    /// The first figure that is out of range.
+    /// The first field that is out of range.
     pub fn check(&self) -> Result<(), ProfileError> {
         if self.version != VERSION {
             let message = format!("is {}, expected {VERSION}; measure again", self.version);
-            return Err(wrong("version", message));
+            return Err(invalid_field("version", message));
         }
         from_one_token("expert_seconds", &self.expert_seconds)?;
         if let Some(profile) = &self.remote_expert_seconds {
@@ -308,7 +308,7 @@ impl Profile {
         }
         if let Some(share) = self.disturbed.filter(|share| !(0.0..=1.0).contains(share)) {
             let message = format!("is {share}, expected a share from 0 to 1; measure again");
-            return Err(wrong("disturbed", message));
+            return Err(invalid_field("disturbed", message));
         }
         seconds("transport.invoke_seconds", self.transport.invoke_seconds)?;
         seconds("transport.send_seconds", self.transport.send_seconds)?;
@@ -318,7 +318,7 @@ impl Profile {
         for (name, value, least, most, unit) in self.contention.iter().flat_map(Contention::figures) {
             if !(least..=most).contains(&value) {
                 let message = format!("is {value}, expected {unit} from {least} to {most}; measure again");
-                return Err(wrong(format!("contention.{name}"), message));
+                return Err(invalid_field(format!("contention.{name}"), message));
             }
         }
         for (name, start) in [("main", self.starts.main), ("remote", self.starts.remote)] {
@@ -331,13 +331,14 @@ impl Profile {
         ] {
             if !(0.0..=LARGEST).contains(&bytes) {
                 let message = format!("is {bytes}, expected bytes from 0 to {LARGEST:e}; measure again");
-                return Err(wrong(name, message));
+                return Err(invalid_field(name, message));
             }
         }
         Ok(())
     }
 
-    /// Origin of the least certain figures that plans stand on: those of the device may be assumed beside measured ones.
+    /// Returns [`Origin::Prior`] if any times that plans use are assumed; those of the device may be while others are
+    /// measured.
     #[must_use]
     pub fn certainty(&self) -> Origin {
         match self.device {
@@ -346,11 +347,11 @@ impl Profile {
         }
     }
 
-    /// Checks that this profile is of main functions on `device`: `cpu`, or `cuda` with its index. Even the figures of
-    /// CPUs differ between the two, since other operations compute what is no expert.
+    /// Checks that the profile is of main functions on the kind of `device`: `cpu`, or `cuda` with its index. Even the CPU
+    /// times differ between the two, since different code computes the non-expert part.
     ///
     /// # Errors
-    /// It is of another kind of device.
+    /// The profile is of the other kind.
     pub fn check_device(&self, device: &str) -> Result<(), ProblemError> {
         let kind = |on_cpus: bool| if on_cpus { "cpu" } else { "cuda" };
         let (profile, wanted) = (kind(self.device.is_none()), kind(device == "cpu"));
@@ -360,11 +361,10 @@ impl Profile {
         Err(ProblemError::ForeignDevice { profile: profile.to_owned(), wanted: wanted.to_owned() })
     }
 
-    /// Checks that this profile is of that model in that dtype, its experts quantised or not as it says. A prior fits
-    /// every model.
+    /// Checks that the profile is of `model` in `dtype`, with the same quantisation. A prior passes for each model.
     ///
     /// # Errors
-    /// It is of another.
+    /// The profile is of another checkpoint or dtype.
     pub fn check_model(&self, model: &Inspection, dtype: &str) -> Result<(), ProblemError> {
         if self.origin == Origin::Prior {
             return Ok(());
@@ -386,7 +386,7 @@ impl Profile {
     }
 }
 
-fn wrong(field: impl Into<String>, message: impl Into<String>) -> ProfileError {
+fn invalid_field(field: impl Into<String>, message: impl Into<String>) -> ProfileError {
     ProfileError { field: field.into(), message: message.into() }
 }
 
@@ -394,14 +394,17 @@ fn seconds(field: &str, value: f64) -> Result<(), ProfileError> {
     if (0.0..=LARGEST).contains(&value) {
         return Ok(());
     }
-    Err(wrong(field, format!("is {value}, expected seconds from 0 to {LARGEST:e}; measure again")))
+    Err(invalid_field(field, format!("is {value}, expected seconds from 0 to {LARGEST:e}; measure again")))
 }
 
 fn rate(field: &str, value: f64) -> Result<(), ProfileError> {
     if (1.0..=LARGEST).contains(&value) {
         return Ok(());
     }
-    Err(wrong(field, format!("is {value}, expected bytes per second from 1 to {LARGEST:e}; measure again")))
+    Err(invalid_field(
+        field,
+        format!("is {value}, expected bytes per second from 1 to {LARGEST:e}; measure again"),
+    ))
 }
 
 fn from_one_token(name: &str, profile: &CpuProfile) -> Result<(), ProfileError> {
@@ -409,7 +412,7 @@ fn from_one_token(name: &str, profile: &CpuProfile) -> Result<(), ProfileError> 
     if profile.tokens.first() != Some(&1.0) {
         let first = profile.tokens.first().copied().unwrap_or_default();
         let message = format!("starts at {first}, expected 1: a decode step has one token");
-        return Err(wrong(format!("{name}.tokens"), message));
+        return Err(invalid_field(format!("{name}.tokens"), message));
     }
     Ok(())
 }
@@ -418,23 +421,26 @@ fn table(name: &str, table: &CpuProfile) -> Result<(), ProfileError> {
     for (axis, points) in [("vcpus", &table.vcpus), ("tokens", &table.tokens)] {
         let field = format!("{name}.{axis}");
         if points.is_empty() || points.len() > MAX_POINTS {
-            return Err(wrong(field, format!("has {} points, expected 1 to {MAX_POINTS}", points.len())));
+            return Err(invalid_field(
+                field,
+                format!("has {} points, expected 1 to {MAX_POINTS}", points.len()),
+            ));
         }
         let ascending = points.is_sorted_by(|a, b| a < b);
         if !ascending || points.iter().any(|point| !POINTS.contains(point)) {
             let (least, most) = POINTS.into_inner();
             let message = format!("is {points:?}, expected ascending numbers from {least:e} to {most:e}");
-            return Err(wrong(field, message));
+            return Err(invalid_field(field, message));
         }
     }
     if table.seconds.len() != table.tokens.len() {
         let message = format!("has {} rows, expected {} as tokens", table.seconds.len(), table.tokens.len());
-        return Err(wrong(format!("{name}.seconds"), message));
+        return Err(invalid_field(format!("{name}.seconds"), message));
     }
     for (row, values) in table.seconds.iter().enumerate() {
         if values.len() != table.vcpus.len() {
             let message = format!("has {} columns, expected {} as vcpus", values.len(), table.vcpus.len());
-            return Err(wrong(format!("{name}.seconds[{row}]"), message));
+            return Err(invalid_field(format!("{name}.seconds[{row}]"), message));
         }
         for (column, value) in values.iter().enumerate() {
             seconds(&format!("{name}.seconds[{row}][{column}]"), *value)?;

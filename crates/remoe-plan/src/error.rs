@@ -1,21 +1,21 @@
-//! Errors of a field of a problem or a plan.
+//! Error of a field of a problem or a plan.
 
-/// A field with a value that cannot be: which field, which value, and what to do.
+/// Invalid field: its path, its value and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", render(field, message))]
 pub struct FieldError {
-    /// Where it stands, as `layers[0].expert_seconds.seconds[1][2]`; empty: the file as a whole.
+    /// Path, such as `layers[0].expert_seconds.seconds[1][2]`; empty for the whole file.
     pub field: String,
-    /// The value, what was expected, and what to do.
+    /// Value, expected values and remedy.
     pub message: String,
 }
 
-/// Longest field and longest message in bytes: they quote input.
+/// Limits of field and message in bytes, since they quote input.
 const FIELD_BYTES: usize = 200;
 const MESSAGE_BYTES: usize = 1000;
 
-/// At most `limit` bytes of `text`, whole characters.
-fn shown(mut text: String, limit: usize) -> String {
+/// Truncates `text` to at most `limit` bytes, at a character boundary.
+fn truncated(mut text: String, limit: usize) -> String {
     let end = (0..=limit.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     text.truncate(end.unwrap_or(0));
     text
@@ -26,18 +26,21 @@ fn render(field: &str, message: &str) -> String {
 }
 
 impl FieldError {
-    /// Makes an error of `field`; both texts are cut to what a report can show.
+    /// Creates an error of `field`. Truncates both texts.
     pub fn new(field: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { field: shown(field.into(), FIELD_BYTES), message: shown(message.into(), MESSAGE_BYTES) }
+        Self {
+            field: truncated(field.into(), FIELD_BYTES),
+            message: truncated(message.into(), MESSAGE_BYTES),
+        }
     }
 
-    /// Returns the error of a parser that knows where it stood.
+    /// Converts the error of a JSON parser with its path.
     pub fn from_json(error: serde_path_to_error::Error<serde_json::Error>) -> Self {
         let path = error.path().to_string();
         Self::unreadable(&path, &error.into_inner().to_string())
     }
 
-    /// Returns what a person reads of `message`, which serde gave for the value at `path` (`.`: the file as a whole).
+    /// Converts the `message` of serde for the value at `path` to a readable error. `.` is the whole file.
     #[must_use]
     pub fn unreadable(path: &str, message: &str) -> Self {
         let path = if path == "." { "" } else { path };
@@ -49,7 +52,7 @@ impl FieldError {
             return Self::new(within(name), "is stated twice; keep one");
         }
         if let Some((name, rest)) = complaint(message, "unknown field `") {
-            // The path ends with the name of such a field.
+            // The path ends with the name of the unknown field.
             let (known, place) = rest.split_once(" at line ").unwrap_or((rest, ""));
             let place = if place.is_empty() { String::new() } else { format!(" (line {place})") };
             let known: Vec<&str> = known.split('`').skip(1).step_by(2).collect();
@@ -60,7 +63,7 @@ impl FieldError {
             };
             return Self::new(path, format!("{UNKNOWN_FIELD}{place}; {remedy}"));
         }
-        // Parsers of YAML write the path, or that of the field's parent, before their messages.
+        // YAML parsers prefix messages with the path, or with that of the parent.
         let message = match message.split_once(": ") {
             Some((before, rest)) if !before.is_empty() && path.starts_with(before) => rest,
             _ => message,
@@ -69,7 +72,7 @@ impl FieldError {
         Self::new(path, format!("{invalid}: {message}"))
     }
 
-    /// Reports if the field is one that the file's form does not have.
+    /// Reports if the error is an unknown field.
     pub fn is_unknown_field(&self) -> bool {
         self.message.starts_with(UNKNOWN_FIELD)
     }
@@ -77,7 +80,7 @@ impl FieldError {
 
 const UNKNOWN_FIELD: &str = "is an unknown field";
 
-/// Returns the name that `message` complains about behind `about`, and the rest. Parsers of YAML write a path before it.
+/// Returns the quoted name in `message` after the prefix `about`, and the rest. YAML parsers put a path before the prefix.
 fn complaint<'m>(message: &'m str, about: &str) -> Option<(&'m str, &'m str)> {
     let (before, rest) = message.split_once(about)?;
     let path = if before.is_empty() { before } else { before.strip_suffix(": ")? };
@@ -85,20 +88,20 @@ fn complaint<'m>(message: &'m str, about: &str) -> Option<(&'m str, &'m str)> {
     rest.split_once('`').filter(|_| is_path)
 }
 
-/// Returns the one of `known` that `name` was probably meant to be.
+/// Returns the name of `known` that is most similar to `name`, if any is similar enough.
 fn nearest<'k>(name: &str, known: &[&'k str]) -> Option<&'k str> {
     let plain = |name: &str| name.replace(['_', '-'], "").to_lowercase();
     // Names of files are short; a long one resembles none.
     let wanted = Some(plain(name)).filter(|name| name.len() <= FIELD_BYTES)?;
-    let apart = |known: &&str| {
+    let distance = |known: &&str| {
         let known = plain(known);
-        // A name with its unit left out, or with one too many.
+        // A missing or additional unit counts as one typo.
         let is_part = wanted.len() > 2 && (known.contains(&wanted) || wanted.contains(&known));
         let typos = strsim::osa_distance(&wanted, &known);
         if is_part { typos.min(1) } else { typos }
     };
-    let near = known.iter().map(|known| (apart(known), *known)).min_by_key(|(apart, _)| *apart);
-    near.filter(|(apart, _)| *apart <= (wanted.chars().count() / 3).max(1)).map(|(_, known)| known)
+    let near = known.iter().map(|known| (distance(known), *known)).min_by_key(|(distance, _)| *distance);
+    near.filter(|(distance, _)| *distance <= (wanted.chars().count() / 3).max(1)).map(|(_, known)| known)
 }
 
 #[cfg(test)]

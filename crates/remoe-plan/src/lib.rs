@@ -1,10 +1,12 @@
-//! Planning problems and plans, and what a plan costs: everything that programs need which read plans and do not search.
+//! Planning problems, plans and the cost model, for programs that read plans but do not search for them.
 //!
-//! A [`Problem`] states a model, a machine, prices and limits; a [`Plan`] states where each expert lives. The compiled form
-//! of a problem ([`model::Model`]) evaluates plans: latencies and dollars of a request ([`Evaluation`]), with functions that
-//! scale to zero ([`mod@alive`]). A [`PlanAccount`] holds a plan that runs, and says what a request should have cost beside
-//! what it did. Pure: no clock, no files, no threads. The search for the cheapest plan is the crate `remoe-planner`, whose
-//! README states the cost model.
+//! A [`Problem`] states a model, a machine, prices and limits. A [`Plan`] places each expert in a function. The compiled
+//! form of a problem ([`model::Model`]) evaluates plans: latencies and dollars of a request ([`Evaluation`]), with functions
+//! that scale to zero ([`mod@alive`]). A [`PlanAccount`] compares the expected cost of requests under a running plan with
+//! their actual cost.
+//!
+//! Pure: no clock, no files, no threads. The crate `remoe-planner` searches for the cheapest plan; its README states the
+//! cost model.
 
 pub mod alive;
 pub mod budget;
@@ -14,9 +16,9 @@ pub mod model;
 pub mod plan;
 pub mod problem;
 pub mod read;
-pub mod way;
+pub mod serving_strategy;
 
-pub use alive::{Alive, Alone, AloneTime, Latency, Quantiles, Service, alive, latency};
+pub use alive::{Alive, Latency, Quantiles, ScalingGroup, ScalingGroupTime, Service, alive, latency};
 pub use budget::{Budget, Proceed};
 pub use cost::account::{AccountError, Comparison, Measured, Outcome, PlanAccount};
 pub use cost::baselines::baselines;
@@ -29,11 +31,11 @@ pub use cost::sleepers::GroupLife;
 pub use cost::{BatchStep, Evaluation, LayerEvaluation, Violation};
 pub use error::FieldError;
 pub use plan::{Group, LayerPlan, Plan, PlanDraft, plan_file_schema};
-pub use problem::wrong::{Truth, WrongFigure};
+pub use problem::misestimated::{ErrorDirection, MisestimatedInput};
 pub use problem::{
     Affine, Arrivals, Billing, Contention, CpuProfile, Device, ErrorFactor, GpuProfile, Layer, Limits,
     Pricing, Problem, Quantile, Request, SizeRange, Slo, Specs, Start, Starts, Transport, VcpuRange,
     WindowedCache,
 };
 pub use read::of_any_version;
-pub use way::Way;
+pub use serving_strategy::ServingStrategy;

@@ -1,5 +1,4 @@
-//! The problem in the form that everything computes with: curves instead of grids, rates instead of
-//! prices, lists of sizes.
+//! Compiled form of a problem: curves instead of grids, rates instead of prices, lists of sizes.
 
 pub mod latencies;
 pub mod sizing;
@@ -22,22 +21,22 @@ pub struct Model<'p> {
     pub problem: &'p Problem,
     /// Layers in order.
     pub layers: Vec<LayerModel>,
-    /// Set if a larger main function is never slower. It may be where requests are longer than what was
-    /// measured; then no size stands for those above it.
+    /// Set if a larger main function is never slower. It can be slower for requests that are longer than the measured ones.
+    /// Then the times of a size are no bound for larger ones.
     pub is_isotonic: bool,
-    /// Predicted shares per layer and expert; no rows where there is no prediction.
+    /// `[layer][expert]`: predicted shares; empty without a prediction.
     pub shares: Cow<'p, [Vec<f64>]>,
-    /// Prompt tokens, for times and cost.
+    /// Prompt tokens that times and cost are computed for.
     pub input: f64,
-    /// Decode steps, for times and cost.
+    /// Decode steps that times and cost are computed for.
     pub output: f64,
     /// Prompt tokens that must fit in memory.
     pub memory_input: f64,
-    /// Tokens that must fit in memory, in all.
+    /// Tokens of prompt and output that must fit in memory.
     pub memory_tokens: f64,
-    /// Seconds per token on its way to a remote function (U).
+    /// Seconds per token sent to a remote function (U).
     pub up: f64,
-    /// Seconds per row on its way back (V).
+    /// Seconds per row that a remote function returns (V).
     pub down: f64,
     /// Seconds per invocation.
     pub invoke: f64,
@@ -49,15 +48,15 @@ pub struct Model<'p> {
     pub function_cpu: f64,
     /// Memory of the device in bytes (M^g; Remoe paper, equation 7); main memory on device `cpu`.
     pub gpu_bytes: f64,
-    /// Dollars per second of that.
+    /// Dollars per second of the GPU memory.
     pub gpu_rate: f64,
     /// Bytes of all weights but routed experts.
     pub nonexpert_bytes: f64,
-    /// Dollars per GB-second of CPU memory with the vCPUs that it brings.
+    /// Dollars per GB-second of CPU memory with the vCPUs that come with it.
     pub cpu_price: f64,
-    /// Share of the time for which groups are paid: 1, or what a search for groups that end by themselves expects of all.
+    /// Share of the time for which groups are billed: 1, or less in a search for groups that scale to zero.
     pub remote_share: f64,
-    /// Memory that brings one vCPU.
+    /// Bytes of memory that come with one vCPU.
     pub vcpu_bytes: f64,
     /// Bytes that a main function may have, ascending.
     pub main_sizes: Vec<f64>,
@@ -67,19 +66,19 @@ pub struct Model<'p> {
     pub ttft_limit: f64,
     /// Limit of the time per output token, in seconds.
     pub tpot_limit: f64,
-    /// Functions have rested before the request: quotas then slow it down less than lasting load.
+    /// Set if functions were idle before the request: unused CPU quota then makes it faster than under lasting load.
     pub is_rested: bool,
-    /// See [`Self::used`]; that of these shares.
+    /// Cache of [`Self::used`].
     pub used: OnceCell<Rc<UsedInSteps>>,
     /// See [`Self::work_done`].
     pub work: Cell<usize>,
     /// Counter of all work of the search that this model belongs to.
     pub meter: Rc<Meter<'p>>,
-    /// Latencies under load that were simulated.
+    /// Cache of simulated latencies.
     pub latencies: RefCell<Latencies>,
 }
 
-/// Use of every expert in a decode step, per batch but the first and layer.
+/// `[batch][layer][expert]`: use of every expert in a decode step, for each batch but the first.
 pub type UsedInSteps = Vec<Vec<Vec<ExpertUse>>>;
 
 /// One layer of a [`Model`].
@@ -93,19 +92,19 @@ pub struct LayerModel {
     pub expert_bytes: f64,
     /// Seconds of one expert on the main function's CPUs.
     pub curve: Curve,
-    /// Curve on a remote function's CPUs, where it differs.
+    /// Seconds of one expert on a remote function's CPUs, if they differ.
     remote: Option<Curve>,
-    rest: NonExpertTime,
-    /// Seconds of every further request in a decode step, for the device, its context and the moves.
+    nonexpert: NonExpertTime,
+    /// Seconds that each additional request adds to a decode step, on the device and for moves.
     row_seconds: f64,
 }
 
-/// The non-expert part and two moves of hidden states.
+/// Seconds of the non-expert part and of two moves of hidden states.
 #[derive(Debug)]
 enum NonExpertTime {
-    /// On a device: always the same.
+    /// On a GPU: a constant.
     Device(Seconds),
-    /// On the main function's CPUs: seconds over tokens and vCPUs, and the moves.
+    /// On the main function's CPUs: seconds over tokens and vCPUs, and seconds of the moves.
     Cpus { curve: Curve, context: Option<Box<ContextCost>>, input: f64, moves: Seconds },
 }
 
@@ -113,12 +112,12 @@ enum NonExpertTime {
 #[derive(Debug)]
 struct ContextCost {
     curve: Curve,
-    /// Tokens of it in the mean.
+    /// Mean tokens of the context.
     tokens: f64,
 }
 
 impl ContextCost {
-    /// Seconds for each request in a step, with `vcpus`.
+    /// Returns the seconds of each request in a step, with `vcpus`.
     fn seconds(&self, vcpus: f64) -> f64 {
         self.curve.seconds(self.tokens, self.curve.column(vcpus))
     }
@@ -134,7 +133,7 @@ pub struct Seconds {
 }
 
 impl Seconds {
-    /// Adds two pairs.
+    /// Returns the sum of both.
     pub fn plus(self, other: Self) -> Self {
         Self { prefill: self.prefill + other.prefill, step: self.step + other.step }
     }
@@ -158,7 +157,7 @@ impl LayerModel {
             remote: layer.remote_expert_seconds.as_ref().map(Curve::of_cpu),
             row_seconds: 2.0 * problem.swap_seconds.per_token
                 + on_cpus.map_or(layer.nonexpert_prefill_seconds.per_token + of_context, |_| 0.0),
-            rest: match on_cpus {
+            nonexpert: match on_cpus {
                 Some(profile) => NonExpertTime::Cpus {
                     curve: Curve::of_cpu(profile),
                     context: layer.cpu_context_seconds.as_ref().map(|profile| {
@@ -175,91 +174,90 @@ impl LayerModel {
         }
     }
 
-    /// Seconds of one expert on a remote function's CPUs.
+    /// Returns the seconds of one expert on a remote function's CPUs.
     pub fn remote_curve(&self) -> &Curve {
         self.remote.as_ref().unwrap_or(&self.curve)
     }
 
-    /// Curve of remote functions where it differs from the main function's.
+    /// Returns the curve of remote functions, or `None` if it is that of the main function.
     pub fn own_remote_curve(&self) -> Option<&Curve> {
         self.remote.as_ref()
     }
 
-    /// Seconds of everything but routed experts, in a main function with `vcpus`.
+    /// Returns the seconds of the non-expert part in a main function with `vcpus`.
     pub fn fixed(&self, vcpus: f64) -> Seconds {
-        match &self.rest {
+        match &self.nonexpert {
             NonExpertTime::Device(seconds) => *seconds,
-            NonExpertTime::Cpus { input, moves, .. } => {
-                Seconds { prefill: self.computing(vcpus, *input), step: self.step_computing(vcpus, 1.0) }
-                    .plus(*moves)
+            NonExpertTime::Cpus { input, moves, .. } => Seconds {
+                prefill: self.nonexpert_cpu(vcpus, *input),
+                step: self.nonexpert_step_cpu(vcpus, 1.0),
             }
+            .plus(*moves),
         }
     }
 
-    /// Seconds of everything but routed experts in one decode step of `rows` requests, in a main function
-    /// with `vcpus`.
+    /// Returns the seconds of the non-expert part in one decode step of `rows` requests, with `vcpus`.
     pub fn fixed_step(&self, vcpus: f64, rows: f64) -> f64 {
-        let one = match &self.rest {
+        let one = match &self.nonexpert {
             NonExpertTime::Device(seconds) => seconds.step,
-            NonExpertTime::Cpus { moves, .. } => self.step_computing(vcpus, rows) + moves.step,
+            NonExpertTime::Cpus { moves, .. } => self.nonexpert_step_cpu(vcpus, rows) + moves.step,
         };
         one + self.row_seconds * (rows - 1.0)
     }
 
-    /// The vCPUs at which that was measured; one of them where a device does it.
-    pub fn rest_vcpus(&self) -> impl Iterator<Item = f64> {
-        let (rest, context): (&[f64], &[f64]) = match &self.rest {
+    /// Returns the vCPUs at which the non-expert part was measured: 1 on a GPU.
+    pub fn nonexpert_vcpus(&self) -> impl Iterator<Item = f64> {
+        let (nonexpert, context): (&[f64], &[f64]) = match &self.nonexpert {
             NonExpertTime::Device(_) => (&[1.0], &[]),
             NonExpertTime::Cpus { curve, context, .. } => {
                 (curve.vcpus(), context.as_ref().map_or(&[][..], |context| context.curve.vcpus()))
             }
         };
-        rest.iter().chain(context).copied()
+        nonexpert.iter().chain(context).copied()
     }
 
-    /// Seconds of that on the main function's CPUs for a prompt of `tokens`; 0 where a device computes.
-    pub fn computing(&self, vcpus: f64, tokens: f64) -> f64 {
-        match &self.rest {
+    /// Returns the CPU seconds of the non-expert part for a prompt of `tokens`: 0 on a GPU.
+    pub fn nonexpert_cpu(&self, vcpus: f64, tokens: f64) -> f64 {
+        match &self.nonexpert {
             NonExpertTime::Device(_) => 0.0,
             NonExpertTime::Cpus { curve, .. } => curve.seconds(tokens, curve.column(vcpus)),
         }
     }
 
-    /// As above for a decode step of `rows` requests.
-    pub fn step_computing(&self, vcpus: f64, rows: f64) -> f64 {
-        let context = match &self.rest {
+    /// Returns the CPU seconds of the non-expert part in a decode step of `rows` requests: 0 on a GPU.
+    pub fn nonexpert_step_cpu(&self, vcpus: f64, rows: f64) -> f64 {
+        let context = match &self.nonexpert {
             NonExpertTime::Device(_) => None,
             NonExpertTime::Cpus { context, .. } => context.as_ref(),
         };
-        self.computing(vcpus, rows) + context.map_or(0.0, |context| rows * context.seconds(vcpus))
+        self.nonexpert_cpu(vcpus, rows) + context.map_or(0.0, |context| rows * context.seconds(vcpus))
     }
 
-    /// Reports if the main function's part never takes longer with more memory.
+    /// Reports if the main function is never slower with more memory.
     fn is_isotonic(&self) -> bool {
-        let rest = match &self.rest {
+        let nonexpert = match &self.nonexpert {
             NonExpertTime::Device(_) => true,
             NonExpertTime::Cpus { curve, context, .. } => {
                 let of_context = context.as_ref().is_none_or(|context| context.curve.is_isotonic_beyond());
                 curve.is_isotonic_beyond() && of_context
             }
         };
-        rest && self.curve.is_isotonic_beyond()
+        nonexpert && self.curve.is_isotonic_beyond()
     }
 
-    /// Top-k as a number.
+    /// Returns top-k as a float.
     pub fn per_token(&self) -> f64 {
         self.top_k as f64
     }
 
-    /// With what probability any of `rows` tokens uses an expert of a function that hosts `share` of the
-    /// assignments, so that it is called.
-    pub fn called(&self, share: f64, rows: f64) -> f64 {
+    /// Returns the probability that a function with `share` of the assignments is called in a step of `rows` tokens.
+    pub fn call_probability(&self, share: f64, rows: f64) -> f64 {
         1.0 - (1.0 - share.min(1.0)).powf(rows * self.per_token())
     }
 }
 
 impl<'p> Model<'p> {
-    /// `problem` must have passed its check.
+    /// Compiles `problem`, which must have passed its check.
     pub fn new(problem: &'p Problem) -> Self {
         let request = &problem.request;
         let (input, output) = (request.input_tokens, request.output_tokens);
@@ -304,7 +302,10 @@ impl<'p> Model<'p> {
         }
     }
 
-    /// Fails where there is no prediction.
+    /// Compiles `problem`, which must have passed its check.
+    ///
+    /// # Errors
+    /// A problem without a prediction.
     pub fn with_prediction(problem: &'p Problem) -> Result<Self, FieldError> {
         if problem.prediction.is_none() {
             let message = "is missing: only preallocation works without it; add one row of shares per layer";
@@ -313,12 +314,12 @@ impl<'p> Model<'p> {
         Ok(Self::new(problem))
     }
 
-    /// Copies the model as a part of the search that `meter` counts.
+    /// Returns the model as a part of the search whose work `meter` counts.
     pub fn metered(self, meter: &Rc<Meter<'p>>) -> Self {
         Self { meter: Rc::clone(meter), ..self }
     }
 
-    /// The model of `problem` as a part of the same search.
+    /// Compiles `problem` as a part of the same search.
     pub fn beside<'t>(&self, problem: &'t Problem) -> Model<'t>
     where
         'p: 't,
@@ -327,18 +328,17 @@ impl<'p> Model<'p> {
         Model { meter, ..Model::new(problem) }
     }
 
-    /// Returns true if the search is to return what it has.
+    /// Reports if the search must end and return its best plan so far.
     pub fn ends(&self) -> bool {
         self.meter.ends()
     }
 
-    /// Copies the model where the use of experts is known: `used` is that of a model with the same shares, top-k and
-    /// batches.
+    /// Returns the model with a known use of experts: `used` of a model with the same shares, top-k and batches.
     pub fn with_used(self, used: Rc<UsedInSteps>) -> Self {
         Self { used: OnceCell::from(used), ..self }
     }
 
-    /// How every expert is used in decode steps of several requests, at each of [`Self::batches`] but the first.
+    /// Returns the use of every expert in decode steps at each of [`Self::batches`] but the first.
     pub fn used(&self) -> &Rc<UsedInSteps> {
         self.used.get_or_init(|| {
             let of_layer = |rows: f64, layer: &LayerModel, shares: &Vec<f64>| {
@@ -354,67 +354,66 @@ impl<'p> Model<'p> {
         })
     }
 
-    /// As [`Self::used`] in a step of `rows` requests, where that is one of those batches.
+    /// Returns `[layer][expert]` of [`Self::used`] in a step of `rows` requests, or `None` if `rows` is no such batch.
     pub fn used_in(&self, rows: f64) -> Option<&Vec<Vec<ExpertUse>>> {
         let batch = self.batches()[1..].iter().position(|batch| *batch == rows)?;
         self.used().get(batch)
     }
 
-    /// Counts `terms` that were summed: the unit in which work is measured, the same on every machine.
+    /// Counts `terms` summed terms of work. The unit is the same on every machine.
     pub fn add_work(&self, terms: usize) {
         self.work.set(self.work.get().saturating_add(terms));
         self.meter.count(terms);
     }
 
-    /// Terms that were summed with this model so far.
+    /// Returns the work of this model so far, in summed terms.
     pub fn work_done(&self) -> usize {
         self.work.get()
     }
 
-    /// Dollars per second while a main function runs with `main_bytes` that bring its vCPUs (H^w).
+    /// Returns the dollars per second of a main function whose vCPUs come with `main_bytes` (H^w).
     pub fn coupled_main_rate(&self, main_bytes: f64) -> f64 {
         self.gpu_rate + self.cpu_price * main_bytes / GB
     }
 
-    /// Bytes that the main function needs besides experts: tokens and runtime.
+    /// Returns the bytes that the main function needs besides experts: tokens and runtime.
     pub fn main_base(&self) -> f64 {
         self.memory_tokens * self.problem.token_bytes + self.problem.runtime_bytes
     }
 
-    /// Bytes that the main function needs when `remote` experts of each layer are elsewhere.
+    /// Returns the bytes that the main function needs. `remote`: number of remote experts of each layer.
     pub fn main_needed(&self, remote: &[usize]) -> f64 {
         self.main_base() + self.local_expert_bytes(remote)
     }
 
-    /// Bytes of the experts that stay local, where `remote` counts the others by layer.
+    /// Returns the bytes of the local experts. `remote`: number of remote experts of each layer.
     pub fn local_expert_bytes(&self, remote: &[usize]) -> f64 {
         let layers = self.layers.iter().zip(remote);
         layers.map(|(layer, remote)| (layer.experts - remote) as f64 * layer.expert_bytes).sum()
     }
 
-    /// Bytes that a remote function of `layer` needs for `set` experts with `share` of the
-    /// assignments.
-    pub fn remote_needed(&self, layer: usize, set: usize, share: f64) -> f64 {
+    /// Returns the bytes that a remote function of `layer` needs for `experts` with `share` of the assignments.
+    pub fn remote_needed(&self, layer: usize, experts: usize, share: f64) -> f64 {
         let model = &self.layers[layer];
-        let rows = (set as f64).min(model.per_token()).min(model.per_token() * share);
-        set as f64 * model.expert_bytes
+        let rows = (experts as f64).min(model.per_token()).min(model.per_token() * share);
+        experts as f64 * model.expert_bytes
             + self.problem.token_bytes * self.memory_input * rows
             + self.problem.function_bytes
     }
 
-    /// Routed experts of all layers.
+    /// Returns the number of routed experts of all layers.
     pub fn experts(&self) -> usize {
         self.layers.iter().map(|layer| layer.experts).sum()
     }
 
-    /// Bytes of the weights of `experts` of each layer.
+    /// Returns the bytes of the weights of `experts`: `[layer]` of ids.
     pub fn weight_bytes(&self, experts: &[Vec<u32>]) -> f64 {
         let layers = experts.iter().zip(&self.layers);
         layers.map(|(experts, layer)| experts.len() as f64 * layer.expert_bytes).sum()
     }
 
-    /// Bytes that a function needs for `experts` of each layer: their weights, and the tokens of the layer
-    /// that brings it the most rows.
+    /// Returns the bytes that a function needs for `experts`, `[layer]` of ids: their weights, and the rows of the layer with
+    /// the most rows.
     pub fn group_needed(&self, experts: &[Vec<u32>]) -> f64 {
         let layers = experts.iter().enumerate().filter(|(_, experts)| !experts.is_empty());
         let (weights, rows) = layers.fold((0.0, 0.0_f64), |(weights, rows), (layer, experts)| {
@@ -426,40 +425,39 @@ impl<'p> Model<'p> {
         weights + rows + self.problem.function_bytes
     }
 
-    /// Sum of the predicted shares of `experts`; 0 without a prediction.
+    /// Returns the sum of the predicted shares of `experts`; 0 without a prediction.
     pub fn share_of(&self, layer: usize, experts: &[u32]) -> f64 {
         let Some(shares) = self.shares.get(layer) else { return 0.0 };
         experts.iter().map(|expert| shares[*expert as usize]).sum()
     }
 
-    /// Most experts of a layer.
+    /// Returns the largest number of experts of a layer.
     pub fn most_experts(&self) -> usize {
         self.layers.iter().map(|layer| layer.experts).max().unwrap_or(0)
     }
 
-    /// Seconds per token of an invocation in decode besides computation.
+    /// Returns the seconds of a call in a decode step besides computation.
     pub fn round_trip(&self) -> f64 {
         self.problem.transport.round_trip()
     }
 
-    /// Reports if functions are paid while they live, not while they work.
+    /// Reports if functions are billed for the time that they are alive, not for their busy time.
     pub fn is_reserved(&self) -> bool {
         self.problem.pricing.billing == Billing::Reserved
     }
 
-    /// The most replicas of a layer with `set` remote experts that can help.
-    pub fn useful_replicas(&self, set: usize) -> usize {
-        set.min(self.problem.limits.max_replicas as usize).max(1)
+    /// Returns the largest number of replicas that can speed up a layer with `experts` remote experts.
+    pub fn useful_replicas(&self, experts: usize) -> usize {
+        experts.min(self.problem.limits.max_replicas as usize).max(1)
     }
 }
 
-/// With what probability an expert is used in a step, and how many tokens it has then.
+/// Probability that an expert is used in a step, and its mean number of tokens if it is.
 pub type ExpertUse = (f64, f64);
 
-/// With what probability any of `rows` tokens uses an expert that each of them uses with probability
-/// `chance`, and how many of them do then.
-pub fn used(rows: f64, chance: f64) -> ExpertUse {
-    let chance = chance.min(1.0);
-    let used = 1.0 - (1.0 - chance).powf(rows);
-    if used > 0.0 { (used, rows * chance / used) } else { (0.0, 1.0) }
+/// Returns the use of an expert in a step of `rows` tokens, each of which uses it with `probability`.
+pub fn used(rows: f64, probability: f64) -> ExpertUse {
+    let probability = probability.min(1.0);
+    let used = 1.0 - (1.0 - probability).powf(rows);
+    if used > 0.0 { (used, rows * probability / used) } else { (0.0, 1.0) }
 }

@@ -1,4 +1,4 @@
-//! A plan, and the forms in which it is read.
+//! Plans, and the plan files that state them.
 
 pub mod listing;
 
@@ -12,43 +12,42 @@ use schemars::{JsonSchema, Schema, json_schema};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize, Serializer};
 
-/// Where every expert lives, and how large the functions are.
+/// A placement of all experts, with the sizes and replicas of the functions.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
-    /// Memory of the main function's experts, in bytes.
+    /// Bytes of memory of the main function's experts.
     #[serde(serialize_with = "whole_bytes")]
     pub main_bytes: f64,
-    /// vCPUs, where they are a decision of their own.
+    /// vCPUs of the main function; `None` if they follow from its memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub main_vcpus: Option<f64>,
-    /// The Mixture-of-Experts layers by position: with `groups` what is remote of each, without them also
-    /// the function that hosts it.
+    /// Remote experts of each MoE layer, in order. Without `groups`, each layer also states the function that hosts them.
     pub layers: Vec<LayerPlan>,
     /// Functions that host experts of several layers; no expert is in two of them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<Group>,
 }
 
-/// Functions that host the same experts and replace each other.
+/// Replicas of a remote function that host the same experts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Group {
-    /// Experts of each layer by position, ascending.
+    /// Ids of the experts of each layer, ascending.
     pub experts: Vec<Vec<u32>>,
-    /// Memory of each replica in bytes.
+    /// Bytes of memory of each replica.
     pub memory_bytes: f64,
-    /// vCPUs of each replica, where they are a decision of their own.
+    /// vCPUs of each replica; `None` if they follow from its memory.
     pub vcpus: Option<f64>,
-    /// Functions that are alike.
+    /// Number of replicas.
     pub replicas: u32,
-    /// Seconds without a request that uses any of its experts after which it ends by itself, until the next one starts
-    /// it again; where absent it lives and dies with the main function.
+    /// Seconds without a request for any of its experts after which the group scales to zero; the next such request starts
+    /// it again. If `None`, it runs whenever the main function runs.
     pub idle_seconds: Option<f64>,
 }
 
 impl Serialize for Group {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
-        struct Form<'a> {
+        struct SerializedGroup<'a> {
             #[serde(serialize_with = "listing::serialize")]
             experts: &'a [Vec<u32>],
             #[serde(serialize_with = "whole_bytes")]
@@ -56,14 +55,14 @@ impl Serialize for Group {
             #[serde(skip_serializing_if = "Option::is_none")]
             vcpus: Option<f64>,
             replicas: u32,
-            /// For readers who need not know the window.
+            /// True if `idle_seconds` is present.
             #[serde(skip_serializing_if = "std::ops::Not::not")]
             sleeps: bool,
             #[serde(skip_serializing_if = "Option::is_none")]
             idle_seconds: Option<f64>,
         }
         let Self { experts, memory_bytes, vcpus, replicas, idle_seconds } = self;
-        let form = Form {
+        let serialized = SerializedGroup {
             experts,
             memory_bytes: *memory_bytes,
             vcpus: *vcpus,
@@ -71,49 +70,49 @@ impl Serialize for Group {
             sleeps: idle_seconds.is_some(),
             idle_seconds: *idle_seconds,
         };
-        form.serialize(serializer)
+        serialized.serialize(serializer)
     }
 }
 
-/// The remote part of one layer.
+/// Remote experts of one layer, and the function that hosts them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct LayerPlan {
-    /// Remote experts, ascending.
+    /// Ids of the remote experts, ascending.
     pub remote: Vec<u32>,
-    /// Memory of each replica in bytes; 0 where nothing is remote.
+    /// Bytes of memory of each replica; 0 if no expert is remote, or if groups host them.
     #[serde(serialize_with = "whole_bytes")]
     pub memory_bytes: f64,
-    /// Replicas, each with all remote experts of the layer; 0 where nothing is remote.
+    /// Number of replicas, each with all remote experts of the layer; 0 if no expert is remote, or if groups host them.
     pub replicas: u32,
 }
 
 impl Plan {
-    /// Every layer with a remote function of its own, or none (the Remoe paper's form).
+    /// Builds a plan in which each layer has its own remote function or none, as in the Remoe paper.
     #[must_use]
     pub fn of_layers(main_bytes: f64, layers: Vec<LayerPlan>) -> Self {
         Self { main_bytes, main_vcpus: None, layers, groups: Vec::new() }
     }
 
-    /// Remote experts of each layer.
+    /// Returns the number of remote experts of each layer.
     pub fn remote_counts(&self) -> Vec<usize> {
         self.layers.iter().map(|layer| layer.remote.len()).collect()
     }
 
-    /// Reports if it has groups that are more than a function for each layer.
+    /// Returns true if a group hosts experts of several layers, or several groups host experts of one layer.
     pub fn is_sliced(&self) -> bool {
         let hosts = |layer: usize| self.groups.iter().filter(move |group| !group.experts[layer].is_empty());
         let several = |group: &Group| group.experts.iter().filter(|experts| !experts.is_empty()).count() > 1;
         self.groups.iter().any(several) || (0..self.layers.len()).any(|layer| hosts(layer).count() > 1)
     }
 
-    /// Remote functions: replicas of all layers and groups.
+    /// Returns the number of remote functions: the replicas of all layers and groups.
     #[must_use]
     pub fn replicas(&self) -> u64 {
         let layers = self.layers.iter().map(|layer| layer.replicas);
         layers.chain(self.groups.iter().map(|group| group.replicas)).map(u64::from).sum()
     }
 
-    /// Memory of the main function and of every replica, in bytes.
+    /// Returns the bytes of memory of the main function's experts and of all replicas.
     #[must_use]
     pub fn bytes(&self) -> f64 {
         let layers = self.layers.iter().map(|layer| layer.memory_bytes * f64::from(layer.replicas));
@@ -122,7 +121,7 @@ impl Plan {
     }
 }
 
-/// Whole numbers of bytes as whole numbers.
+/// Serializes `bytes` as an integer if it is one.
 pub fn whole_bytes<S: Serializer>(bytes: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     // Up to 2^53 every whole number is exact.
     if bytes.fract() == 0.0 && (0.0..9e15).contains(bytes) {
@@ -132,13 +131,15 @@ pub fn whole_bytes<S: Serializer>(bytes: &f64, serializer: S) -> Result<S::Ok, S
     }
 }
 
-/// Replicas of a layer that can be evaluated; what a problem allows may be less.
+/// Most replicas of a layer or group in a plan file; the problem may allow fewer.
 const MAX_REPLICAS: u32 = 65_536;
-/// No memory is larger, in bytes.
+/// Largest memory in a plan file, in bytes.
 const MAX_BYTES: f64 = 1e15;
-const LEAST_VCPUS: f64 = 1e-3;
+/// Smallest number of vCPUs in a plan file.
+const MIN_VCPUS: f64 = 1e-3;
+/// Largest number of vCPUs in a plan file.
 const MAX_VCPUS: f64 = 1e6;
-/// No idle window is longer, in seconds.
+/// Longest idle window in a plan file, in seconds.
 const MAX_IDLE: f64 = 1e9;
 
 /// A plan as a person writes it: sizes may be left out, layers may be named by the model's ids.
@@ -150,7 +151,7 @@ pub struct PlanDraft {
     #[schemars(range(min = 0.0, max = MAX_BYTES))]
     main_bytes: Option<f64>,
     /// vCPUs of the main function, where the problem chooses them separately; the fewest where absent.
-    #[schemars(range(min = LEAST_VCPUS, max = MAX_VCPUS))]
+    #[schemars(range(min = MIN_VCPUS, max = MAX_VCPUS))]
     main_vcpus: Option<f64>,
     /// Remote experts of the Mixture-of-Experts layers: by position, or all of them with `layer`.
     #[serde(default)]
@@ -171,7 +172,7 @@ struct GroupDraft {
     #[schemars(range(min = 0.0, max = MAX_BYTES))]
     memory_bytes: Option<f64>,
     /// vCPUs of each replica, where the problem chooses them separately; the fewest where absent.
-    #[schemars(range(min = LEAST_VCPUS, max = MAX_VCPUS))]
+    #[schemars(range(min = MIN_VCPUS, max = MAX_VCPUS))]
     vcpus: Option<f64>,
     /// Number of functions that host these experts; 1 where absent.
     #[schemars(range(min = 1, max = MAX_REPLICAS))]
@@ -254,13 +255,13 @@ pub fn plan_file_schema() -> Schema {
     })
 }
 
-/// Reads a plan file: a plan, or an answer with its problem.
+/// Reads a plan file: a plan, or the output of `remoe plan --json`, which may contain its problem.
 pub fn read_file<P: DeserializeOwned>(text: &str) -> Result<(PlanDraft, Option<P>), FieldError> {
     #[derive(Deserialize)]
-    struct Form {
+    struct OutputProbe {
         plan: Option<IgnoredAny>,
     }
-    let is_answer = serde_json::from_str(text).is_ok_and(|form: Form| form.plan.is_some());
+    let is_answer = serde_json::from_str(text).is_ok_and(|probe: OutputProbe| probe.plan.is_some());
     if !is_answer {
         return from_json(text).map(|plan| (plan, None));
     }
@@ -268,8 +269,7 @@ pub fn read_file<P: DeserializeOwned>(text: &str) -> Result<(PlanDraft, Option<P
 }
 
 impl PlanDraft {
-    /// Reads `{"main_bytes", "layers": [{"remote", "memory_bytes", "replicas"}]}`, or the planner's
-    /// answer, which has that under `plan`.
+    /// Reads a plan, or the output of `remoe plan --json`, which contains one under `plan`.
     ///
     /// # Errors
     /// The first field that is unknown, stated twice or of the wrong type.
@@ -304,16 +304,16 @@ impl From<&Plan> for PlanDraft {
 }
 
 impl Model<'_> {
-    /// The plan that `draft` means for this problem: what it leaves out becomes one replica and the
-    /// smallest size that holds.
+    /// Completes `draft` to a plan for this problem: omitted replicas become 1, omitted sizes the smallest ones that hold the
+    /// experts.
     pub fn plan(&self, draft: &PlanDraft) -> Result<Plan, FieldError> {
-        let groups = self.groups(&draft.groups, &named_layers(&draft.layers))?;
+        let groups = self.groups(&draft.groups, &stated_layer_ids(&draft.layers))?;
         let layers = match groups.is_empty() {
             true => self.layer_plans(draft)?,
             false => self.hosted_layers(draft, &groups)?,
         };
         let main_bytes = match draft.main_bytes {
-            Some(bytes) => size("main_bytes", bytes)?,
+            Some(bytes) => checked_size("main_bytes", bytes)?,
             None => {
                 let counts: Vec<usize> = layers.iter().map(|layer| layer.remote.len()).collect();
                 let least = first_at_least(&self.main_sizes, self.main_needed(&counts));
@@ -324,6 +324,7 @@ impl Model<'_> {
         Ok(Plan { main_bytes, main_vcpus, layers, groups })
     }
 
+    /// Completes the layers of `draft`.
     fn layer_plans(&self, draft: &PlanDraft) -> Result<Vec<LayerPlan>, FieldError> {
         let mut drafts: Vec<(usize, &LayerDraft)> = draft.layers.iter().enumerate().collect();
         let named = drafts.iter().filter(|(_, layer)| layer.layer.is_some()).count();
@@ -351,6 +352,7 @@ impl Model<'_> {
         plans.collect()
     }
 
+    /// Completes the groups `drafts`, whose layers are named by `ids` if there are as many as layers.
     fn groups(&self, drafts: &[GroupDraft], ids: &[u32]) -> Result<Vec<Group>, FieldError> {
         let experts: Vec<usize> = self.layers.iter().map(|layer| layer.experts).collect();
         let mut groups = Vec::with_capacity(drafts.len());
@@ -379,7 +381,7 @@ impl Model<'_> {
                 return Err(FieldError::new(field("replicas"), message));
             }
             let memory_bytes = match draft.memory_bytes {
-                Some(bytes) => size(&field("memory_bytes"), bytes)?,
+                Some(bytes) => checked_size(&field("memory_bytes"), bytes)?,
                 None => {
                     let least = first_at_least(&self.remote_sizes, self.group_needed(&hosted));
                     self.remote_sizes.get(least).copied().unwrap_or(self.problem.specs.remote.largest())
@@ -392,7 +394,7 @@ impl Model<'_> {
         Ok(groups)
     }
 
-    /// After which time a group ends by itself, if it does.
+    /// Returns the seconds after which the group of `draft` scales to zero; `None` if it does not.
     fn idle_seconds(&self, field: &str, draft: &GroupDraft) -> Result<Option<f64>, FieldError> {
         match (draft.idle_seconds, draft.sleeps) {
             (_, Some(false)) | (None, None) => Ok(None),
@@ -408,7 +410,7 @@ impl Model<'_> {
         }
     }
 
-    /// Remote experts of each layer when `groups` host it; layers that `draft` lists must say the same.
+    /// Returns the remote experts of each layer if `groups` host them. Layers in `draft` must list the same experts.
     fn hosted_layers(&self, draft: &PlanDraft, groups: &[Group]) -> Result<Vec<LayerPlan>, FieldError> {
         let remote = |layer: usize| {
             let mut remote: Vec<u32> = groups.iter().flat_map(|group| group.experts[layer].clone()).collect();
@@ -427,6 +429,7 @@ impl Model<'_> {
         Ok(hosted)
     }
 
+    /// Completes one layer; `field` is its path in error messages.
     fn layer_plan(&self, layer: usize, field: &str, draft: &LayerDraft) -> Result<LayerPlan, FieldError> {
         let experts = self.layers[layer].experts;
         let mut remote = draft.remote.clone();
@@ -450,7 +453,7 @@ impl Model<'_> {
             return Err(FieldError::new(format!("{field}.replicas"), message));
         }
         let memory_bytes = match draft.memory_bytes {
-            Some(bytes) => size(&format!("{field}.memory_bytes"), bytes)?,
+            Some(bytes) => checked_size(&format!("{field}.memory_bytes"), bytes)?,
             None => {
                 let needed = self.remote_needed(layer, remote.len(), self.share_of(layer, &remote));
                 let least = first_at_least(&self.remote_sizes, needed);
@@ -461,7 +464,7 @@ impl Model<'_> {
     }
 }
 
-/// The vCPUs of a function: as stated, or the fewest of `range`; none where its memory brings them.
+/// Returns the vCPUs of a function: the stated ones or the fewest of `range`; `None` if they follow from its memory.
 fn vcpus(field: &str, stated: Option<f64>, range: Option<VcpuRange>) -> Result<Option<f64>, FieldError> {
     match (stated, range) {
         (None, range) => Ok(range.map(|range| range.min)),
@@ -470,21 +473,22 @@ fn vcpus(field: &str, stated: Option<f64>, range: Option<VcpuRange>) -> Result<O
                            specs.main_vcpus and specs.remote_vcpus";
             Err(FieldError::new(field, message))
         }
-        (Some(vcpus), Some(_)) if (LEAST_VCPUS..=MAX_VCPUS).contains(&vcpus) => Ok(Some(vcpus)),
+        (Some(vcpus), Some(_)) if (MIN_VCPUS..=MAX_VCPUS).contains(&vcpus) => Ok(Some(vcpus)),
         (Some(vcpus), Some(_)) => {
             Err(FieldError::new(field, format!("is {vcpus}, expected a number of vCPUs from 0.001 to 1e6")))
         }
     }
 }
 
-/// The model's ids of all layers, ascending, where each of `layers` names its own; else nothing.
-fn named_layers(layers: &[LayerDraft]) -> Vec<u32> {
+/// Returns the ids of all layers, ascending, if each of `layers` states its own; otherwise nothing.
+fn stated_layer_ids(layers: &[LayerDraft]) -> Vec<u32> {
     let mut ids: Vec<u32> = layers.iter().filter_map(|layer| layer.layer).collect();
     ids.sort_unstable();
     if ids.len() == layers.len() { ids } else { Vec::new() }
 }
 
-fn size(field: &str, bytes: f64) -> Result<f64, FieldError> {
+/// Checks that `bytes` is a valid size.
+fn checked_size(field: &str, bytes: f64) -> Result<f64, FieldError> {
     if (0.0..=MAX_BYTES).contains(&bytes) {
         return Ok(bytes);
     }

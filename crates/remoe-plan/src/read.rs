@@ -1,4 +1,4 @@
-//! Reading of files: strict with files of people, tolerant with what another version of the programs wrote.
+//! Reading of files: strict for files of users, tolerant for files that another version of the programs wrote.
 
 use crate::error::FieldError;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -10,10 +10,10 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 
-/// Names of fields that another version may have and this one does not, at most.
-const MOST_UNKNOWN: usize = 64;
+/// Maximum number of unknown fields that are dropped.
+const MAX_UNKNOWN_FIELDS: usize = 64;
 
-/// Reads JSON that a person may have written.
+/// Reads JSON strictly, for files of users.
 pub fn from_json<T: DeserializeOwned>(text: &str) -> Result<T, FieldError> {
     let mut parser = serde_json::Deserializer::from_str(text);
     let read = serde_path_to_error::deserialize(&mut parser).map_err(FieldError::from_json)?;
@@ -21,9 +21,9 @@ pub fn from_json<T: DeserializeOwned>(text: &str) -> Result<T, FieldError> {
     Ok(read)
 }
 
-/// Reads JSON that another version of the programs may have written: drops fields that this one does not know.
+/// Reads JSON that another version of the programs may have written. Drops unknown fields.
 ///
-/// For what programs store and tell each other. Files of people are read strictly.
+/// For files and messages of programs. Files of users are read strictly.
 ///
 /// # Errors
 /// The first field that is missing, of the wrong type or stated twice.
@@ -34,7 +34,7 @@ pub fn of_any_version<T: DeserializeOwned>(text: &str) -> Result<T, FieldError> 
     };
     let mut tree: Value =
         serde_json::from_str(text).map_err(|error| FieldError::unreadable("", &error.to_string()))?;
-    for _ in 0..MOST_UNKNOWN {
+    for _ in 0..MAX_UNKNOWN_FIELDS {
         match serde_path_to_error::deserialize(&tree) {
             Ok(read) => return Ok(read),
             Err(unread) => {

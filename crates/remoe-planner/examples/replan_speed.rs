@@ -1,11 +1,11 @@
-//! How quickly plans follow new shares, and how much of a full search's saving they keep, on one thread:
+//! Measures the time of replanning for new shares on one thread, and its saving relative to a full search:
 //!
 //! `cargo run --profile ci -p remoe-planner --example replan_speed [VECTORS [LAYERS [CASE [SEED]]]]`
 //!
-//! Each vector of shares follows the one before it: drawn again (Dirichlet, alpha from 0.1 to 10), the last shares in
-//! another order, or the last shares with a small change. The saving is the cost of the last plan under the new shares
-//! less that of the new plan. Seconds are of processor time. The last columns are plans that break a limit, and plans
-//! that cost more than the last one where that keeps the limits.
+//! Each vector of shares evolves from the previous one: drawn independently (Dirichlet, alpha from 0.1 to 10),
+//! permuted, or slightly changed. The saving is the cost of the last plan under the new shares minus that of the new
+//! plan. Seconds are CPU time. The last columns count plans that break a limit, and plans that cost more than the last
+//! one although that keeps the limits.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,14 +15,14 @@ mod generate;
 use generate::{ExtendedDecisions, Shape, SplitMix64, beyond, model_problem, next_shares};
 use remoe_planner::{Billing, Budget, Device, Options, PlanDraft, Problem, evaluate, replan, solve_within};
 
-/// Layers, experts, top-k, bytes of an expert, and the milliseconds that a plan may take.
+/// Layers, experts, top-k, bytes of an expert, and the time limit of a plan in milliseconds.
 const MODELS: [(usize, u32, u32, f64, f64); 3] =
     [(16, 64, 8, 1.26e7, 50.0), (27, 64, 6, 1.73e7, 50.0), (58, 256, 8, 4.4e7, 150.0)];
 
 const GROUPS: ExtendedDecisions =
     ExtendedDecisions { groups: Some(16), vcpus: true, per_second: Some(1e-2), idle_seconds: None };
 
-/// Name, slack of the limits, and what is turned on.
+/// Name, slack of the limits, and enabled features.
 type SpeedCase = (&'static str, f64, fn(&Problem) -> Problem);
 
 const CASES: [SpeedCase; 7] = [
@@ -213,7 +213,7 @@ fn at(sorted: &[f64], share: f64) -> f64 {
     sorted.get((share * last as f64).round() as usize).copied().unwrap_or(f64::NAN)
 }
 
-/// Seconds that this thread has had a processor.
+/// Returns the CPU seconds of this thread.
 fn processor_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     text.split(' ').next().unwrap().parse::<f64>().unwrap() / 1e9

@@ -1,11 +1,10 @@
-//! How long planning takes, by the size of the model, on one thread:
+//! Measures the time of planning on one thread, by the size of the model:
 //!
 //! `cargo run --release -p remoe-planner --example solve_speed [LAYERS]`
 //!
-//! Seconds are of processor time, so that other load on the machine does not count. `walk` is
-//! pre-allocation, `tables` what planning without remote experts takes beyond it, `search` the rest
-//! of a plan. `sliced` is with up to 16 groups, `sturdy` the same and the sturdiest plan within 2 %, `asleep` with
-//! groups that may end by themselves.
+//! Seconds are CPU time, so that other load on the machine does not count. `walk` is pre-allocation, `tables` the time of
+//! planning without remote experts beyond it, and `search` the rest. `sliced` has up to 16 groups, `sturdy` also chooses
+//! the most robust plan within 2 % of the cost, and `asleep` has groups that may scale to zero.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +16,7 @@ use remoe_planner::{
     Arrivals, Billing, Options, PlanDraft, Problem, Remote, Start, Starts, evaluate, preallocate, solve,
 };
 
-/// Layers, experts, top-k, and the seconds that a plan may take.
+/// Layers, experts, top-k, and the time limit of a plan in seconds.
 const MODELS: [(usize, u32, u32, f64); 3] = [(27, 64, 6, 0.1), (58, 256, 8, 1.0), (1000, 512, 8, 30.0)];
 
 /// Name, bytes of an expert, slack of the limits, price of the device.
@@ -96,7 +95,7 @@ fn with_groups(problem: &Problem) -> Problem {
     problem
 }
 
-/// Returns `problem` with rare requests, and with groups that may end by themselves.
+/// Returns `problem` with rare requests, and with groups that may scale to zero.
 fn with_sleep(problem: &Problem) -> Problem {
     let arrivals = Arrivals {
         per_second: 1e-3,
@@ -115,7 +114,7 @@ fn with_sleep(problem: &Problem) -> Problem {
     }
 }
 
-/// Mean seconds of `work`, repeated until there is something to measure.
+/// Returns the mean seconds of `work`, repeated until the measurement is long enough.
 fn timed<T>(mut work: impl FnMut() -> T) -> (f64, T) {
     let start = processor_seconds();
     let mut value = work();
@@ -127,13 +126,13 @@ fn timed<T>(mut work: impl FnMut() -> T) -> (f64, T) {
     ((processor_seconds() - start) / runs, value)
 }
 
-/// Seconds that this thread has had a processor.
+/// Returns the CPU seconds of this thread.
 fn processor_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     text.split(' ').next().unwrap().parse::<f64>().unwrap() / 1e9
 }
 
-/// The most memory that this process has had so far.
+/// Returns the peak memory of this process.
 fn peak_megabytes() -> f64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = text.lines().find(|line| line.starts_with("VmHWM")).unwrap();

@@ -1,69 +1,69 @@
-//! Changes that would turn the verdict, found by planning for the changed problem.
+//! Search for flips: changes of one figure that change whether remote experts pay, found by planning changed problems.
 //!
-//! That remote experts pay at a step is shown by one plan: evaluated in full, it keeps every limit and costs less
-//! than every way without them, which are known exactly. That they do not is shown by the search of an answer, where
-//! the work that is left allows it. Work is counted in terms that are summed, never in time, so that plans are the
-//! same on every machine.
+//! One feasible plan that costs less than every strategy without remote experts proves that they pay; the costs of those
+//! strategies are exact. Only a full search proves that they do not pay; it runs if enough work is left. Work is counted in
+//! summed terms, never in time, so that results are the same on every machine.
 
+use crate::best_plans::{BestPlans, Effort, SearchInputs};
+use crate::best_plans::{candidates, violations_of};
+use crate::comparison::{ComparisonFlip, ComparisonFlips, FlipFigure, cheapest_strategy, evaluate_rivals};
 use crate::infeasible::device_too_small;
-use crate::plans::{Effort, Inputs, Plans};
-use crate::plans::{candidates, violations_of};
 use crate::preallocation::walk;
 use crate::search::selection::Candidate;
 use crate::search::tables::LayerTable;
-use crate::slicing::{ArrangementFamily, FeasiblePlan, LayerTerms};
-use crate::verdict::{FlipFigure, VerdictFlip, VerdictFlips, best, rivals};
-use crate::ways::ways;
+use crate::slicing::{ArrangementFamily, FeasiblePlan, LayerExpertTimes};
+use crate::strategies::evaluate_strategies;
 use crate::words::{rounded_up, seconds};
 use remoe_plan::cost::Evaluation;
 use remoe_plan::cost::baselines::{AllLocalTimes, WithoutRemote};
 use remoe_plan::model::Model;
 use remoe_plan::plan::Plan;
 use remoe_plan::problem::{CpuProfile, Device, Problem};
-use remoe_plan::way::Way;
+use remoe_plan::serving_strategy::ServingStrategy;
 use std::cell::OnceCell;
 use std::rc::Rc;
 
-/// No figure is changed by more than this power of 2.
+/// Largest change of a figure, as a power of 2.
 const DOUBLINGS: u32 = 6;
-/// Halvings of the factor's logarithm: to 2 %.
-const HALVINGS: usize = 5;
-/// Terms that may be summed to find all turns of a verdict.
-const MOST_WORK: usize = 9_000_000;
-/// How many times the work of the answer's search one at other figures may be.
-const SEARCHES: usize = 3;
-/// Share of a coarse search's cost that plans are taken to cost at least.
+/// Bisection steps of the factor's logarithm: to 2 %.
+const BISECTIONS: usize = 5;
+/// Maximum work of the search for all flips, in summed terms.
+const MAX_WORK: usize = 9_000_000;
+/// Assumed work of a full search of a changed problem, as a multiple of that of the original problem.
+const FULL_SEARCH_FACTOR: usize = 3;
+/// Assumed lower bound of the cost of plans, as a share of the cost that a coarse search finds.
 const COARSE_SHARE: f64 = 0.9;
-/// Plans that are tried at a step before anything is searched, at most.
-const MOST_CARRIED: usize = 3;
+/// Maximum number of known plans that are tried on a changed problem before a search.
+const MAX_CARRIED: usize = 3;
 
-/// More work than is left.
+/// Error: the search needs more work than is left.
 struct WorkLimitReached;
 
-/// The question what turns a verdict, with everything that is the same at every step.
+/// Search for flips, with everything that is the same for all changed problems.
 pub(crate) struct FlipSearch<'a, 'm> {
-    inputs: &'a Inputs<'a, 'm>,
-    unsplit: &'a AllLocalTimes,
+    inputs: &'a SearchInputs<'a, 'm>,
+    all_local: &'a AllLocalTimes,
+    /// Set if remote experts pay for the original problem.
     pays: bool,
-    /// Choices of remote experts that steps search.
+    /// Remote counts that are searched.
     choices: Vec<Candidate>,
-    /// Plans with remote experts that were the cheapest somewhere, the latest first.
+    /// Plans with remote experts that were the cheapest of some problem, the latest first.
     carried: Vec<(ArrangementFamily, FeasiblePlan)>,
-    /// Dollars of the cheapest plan with remote experts as things are; infinite where there is none.
+    /// Dollars of the cheapest plan with remote experts for the original problem; infinite without one.
     least: f64,
-    /// Dollars at the end of each direction that makes such plans cheaper, as far as it was asked for.
-    ends: Vec<(FlipFigure, f64)>,
-    /// Work of the answer's search.
-    search: usize,
+    /// Cache of [`Self::least_cost_at_end`].
+    end_costs: Vec<(FlipFigure, f64)>,
+    /// Work of the original search.
+    original_work: usize,
     work: usize,
 }
 
 impl<'a, 'm> FlipSearch<'a, 'm> {
-    /// Begins with the problem of `inputs`, where `plans` are the cheapest and remote experts pay or not.
+    /// `plans`: the cheapest plans of the problem of `inputs`. `pays`: set if remote experts pay for it.
     pub(crate) fn new(
-        inputs: &'a Inputs<'a, 'm>,
-        unsplit: &'a AllLocalTimes,
-        plans: &Plans<'_>,
+        inputs: &'a SearchInputs<'a, 'm>,
+        all_local: &'a AllLocalTimes,
+        plans: &BestPlans<'_>,
         pays: bool,
     ) -> Self {
         let known =
@@ -74,112 +74,127 @@ impl<'a, 'm> FlipSearch<'a, 'm> {
         carried.sort_by(|a, b| a.1.cost().total_cmp(&b.1.cost()));
         Self {
             inputs,
-            unsplit,
+            all_local,
             pays,
             choices: inputs.coarse_choices(),
             least: carried.first().map_or(f64::INFINITY, |(_, planned)| planned.cost()),
-            ends: Vec::new(),
+            end_costs: Vec::new(),
             carried,
-            search: inputs.model.work_done(),
+            original_work: inputs.model.work_done(),
             work: 0,
         }
     }
 
-    /// The nearest change of each figure by itself that turns the verdict, and how much work that was.
-    pub(crate) fn turns(mut self) -> (VerdictFlips, usize) {
-        let mut turns = VerdictFlips::default();
+    /// Finds the smallest flip of each figure. Returns the flips and the work of the search.
+    pub(crate) fn run(mut self) -> (ComparisonFlips, usize) {
+        let mut flips = ComparisonFlips::default();
         let all = [FlipFigure::ArrivalRate, FlipFigure::Tpot, FlipFigure::ModelSize, FlipFigure::GpuPrice];
         for (index, cause) in all.into_iter().enumerate() {
-            // Work that others leave is shared out again.
-            let share = (MOST_WORK.saturating_sub(self.work)) / (all.len() - index);
-            match self.turn(cause, self.work + share) {
-                Ok(turn) => turns.found.extend(turn),
-                Err(WorkLimitReached) => turns.undecided.push(cause),
+            // Divides the remaining work among the remaining figures.
+            let share = (MAX_WORK.saturating_sub(self.work)) / (all.len() - index);
+            match self.find_flip(cause, self.work + share) {
+                Ok(flip) => flips.found.extend(flip),
+                Err(WorkLimitReached) => flips.undecided.push(cause),
             }
         }
-        (turns, self.work)
+        (flips, self.work)
     }
 
-    fn turn(&mut self, cause: FlipFigure, most: usize) -> Result<Option<VerdictFlip>, WorkLimitReached> {
-        let factor = |up: bool, logarithm: f64| if up { logarithm.exp2() } else { (-logarithm).exp2() };
-        // The answer may turn and turn back: doublings first, then between the last that stays and the first
-        // that turns.
+    /// Finds the smallest flip of `cause`. `max_work`: limit of the total work.
+    fn find_flip(
+        &mut self,
+        cause: FlipFigure,
+        max_work: usize,
+    ) -> Result<Option<ComparisonFlip>, WorkLimitReached> {
+        let factor =
+            |is_larger: bool, logarithm: f64| if is_larger { logarithm.exp2() } else { (-logarithm).exp2() };
+        // The result may flip and flip back: powers of 2 first, then bisection between the last unflipped and the first
+        // flipped power.
         let mut first = Vec::new();
         for power in 1..=DOUBLINGS {
-            for up in [true, false] {
-                if let Some(way) = self.turned(cause, factor(up, f64::from(power)), most)? {
-                    first.push((up, f64::from(power), way));
+            for is_larger in [true, false] {
+                let factor = factor(is_larger, f64::from(power));
+                if let Some(strategy) = self.flipped_to(cause, factor, max_work)? {
+                    first.push((is_larger, f64::from(power), strategy));
                 }
             }
             if !first.is_empty() {
                 break;
             }
         }
-        let mut nearest: Option<(bool, f64, Way)> = None;
-        for (up, power, way) in first {
-            let (mut here, mut there, mut best) = (power - 1.0, power, way);
-            for _ in 0..HALVINGS {
-                let middle = f64::midpoint(here, there);
-                match self.turned(cause, factor(up, middle), most) {
-                    Ok(Some(way)) => (best, there) = (way, middle),
-                    Ok(None) => here = middle,
-                    // What turns it is known, only not to the last percent.
+        let mut nearest: Option<(bool, f64, ServingStrategy)> = None;
+        for (is_larger, power, strategy) in first {
+            let (mut unflipped, mut flipped, mut best) = (power - 1.0, power, strategy);
+            for _ in 0..BISECTIONS {
+                let middle = f64::midpoint(unflipped, flipped);
+                match self.flipped_to(cause, factor(is_larger, middle), max_work) {
+                    Ok(Some(strategy)) => (best, flipped) = (strategy, middle),
+                    Ok(None) => unflipped = middle,
+                    // The flip is known, but not to the last percent.
                     Err(WorkLimitReached) => break,
                 }
             }
-            if nearest.is_none_or(|(_, known, _)| there < known) {
-                nearest = Some((up, there, best));
+            if nearest.is_none_or(|(_, known, _)| flipped < known) {
+                nearest = Some((is_larger, flipped, best));
             }
         }
-        let Some((up, logarithm, best)) = nearest else { return Ok(None) };
-        let factor = factor(up, logarithm);
-        let best = self.confirmed(cause, factor, best)?;
-        let (at, words) = cause.words(self.inputs.model.problem, factor);
-        Ok(Some(VerdictFlip { cause, factor, at, best, words }))
+        let Some((is_larger, logarithm, best)) = nearest else { return Ok(None) };
+        let factor = factor(is_larger, logarithm);
+        let best = self.confirm(cause, factor, best)?;
+        let (at, words) = cause.describe(self.inputs.model.problem, factor);
+        Ok(Some(ComparisonFlip { cause, factor, at, best, words }))
     }
 
-    /// The cheapest way with the figure `factor` times as large, where the verdict is another one then.
-    fn turned(
+    /// Returns the cheapest strategy with the figure `factor` times as large, if that flips whether remote experts pay.
+    fn flipped_to(
         &mut self,
         cause: FlipFigure,
         factor: f64,
-        most: usize,
-    ) -> Result<Option<Way>, WorkLimitReached> {
-        let Some(changed) = cause.changed(self.inputs.model.problem, factor) else { return Ok(None) };
-        if self.work >= most || self.inputs.model.ends() {
+        max_work: usize,
+    ) -> Result<Option<ServingStrategy>, WorkLimitReached> {
+        let Some(changed) = cause.apply(self.inputs.model.problem, factor) else { return Ok(None) };
+        if self.work >= max_work || self.inputs.model.ends() {
             return Err(WorkLimitReached);
         }
         let best = self.cheapest(cause, factor, &changed);
         if self.inputs.model.ends() {
             return Err(WorkLimitReached);
         }
-        Ok(best.filter(|way| way.has_remote_experts() != self.pays))
+        Ok(best.filter(|strategy| strategy.has_remote_experts() != self.pays))
     }
 
-    /// The way that is the cheapest with the figure `factor` times as large, where the last word is that of the
-    /// search which the answer came from, if there is work left for it; else `found`, if a plan shows it.
-    fn confirmed(&mut self, cause: FlipFigure, factor: f64, found: Way) -> Result<Way, WorkLimitReached> {
-        if self.work + SEARCHES * self.search > MOST_WORK {
+    /// Confirms by a full search that the figure `factor` times as large is a flip, and returns the cheapest strategy.
+    ///
+    /// If too little work is left, returns `found` where a plan proves the flip.
+    fn confirm(
+        &mut self,
+        cause: FlipFigure,
+        factor: f64,
+        found: ServingStrategy,
+    ) -> Result<ServingStrategy, WorkLimitReached> {
+        if self.work + FULL_SEARCH_FACTOR * self.original_work > MAX_WORK {
             return if self.pays { Err(WorkLimitReached) } else { Ok(found) };
         }
-        let Some(changed) = cause.changed(self.inputs.model.problem, factor) else {
+        let Some(changed) = cause.apply(self.inputs.model.problem, factor) else {
             return Err(WorkLimitReached);
         };
         let robust = self.inputs.factors.is_some();
         let meter = &self.inputs.model.meter;
-        let Ok((rivals, work)) = ways(&changed, self.inputs.remote, robust, Effort::Full, meter) else {
+        let Ok((rivals, work)) =
+            evaluate_strategies(&changed, self.inputs.remote, robust, Effort::Full, meter)
+        else {
             return Err(WorkLimitReached);
         };
         self.work += work;
         if meter.ends() {
             return Err(WorkLimitReached);
         }
-        let way = best(&rivals).map(|(way, _)| way);
-        way.filter(|way| way.has_remote_experts() != self.pays).ok_or(WorkLimitReached)
+        let best = cheapest_strategy(&rivals).map(|(strategy, _)| strategy);
+        best.filter(|strategy| strategy.has_remote_experts() != self.pays).ok_or(WorkLimitReached)
     }
 
-    /// The cheapest way to serve `changed`, of those with remote experts as far as few arrangements have it.
-    fn cheapest(&mut self, cause: FlipFigure, factor: f64, changed: &Problem) -> Option<Way> {
+    /// Returns the cheapest strategy for `changed`. Of plans with remote experts few are searched.
+    fn cheapest(&mut self, cause: FlipFigure, factor: f64, changed: &Problem) -> Option<ServingStrategy> {
         if self.inputs.model.ends() {
             return None;
         }
@@ -188,116 +203,122 @@ impl<'a, 'm> FlipSearch<'a, 'm> {
         if device_too_small(&model).is_some() {
             return None;
         }
-        let own_unsplit = cause.is_of_experts().then(|| AllLocalTimes::new(&model));
-        let unsplit = own_unsplit.as_ref().unwrap_or(self.unsplit);
-        let without = best(&rivals(&model, &WithoutRemote::new(&model, unsplit), &Plans::none()));
-        let cutoff = without.map_or(f64::INFINITY, |(_, cost)| cost);
-        // Where they do not pay, what they cost at least may say that they do not here either.
-        let found = match self.pays || cutoff > self.floor(cause, factor) {
-            true => self.below(cause, &model, cutoff),
+        let own_unsplit = cause.changes_experts().then(|| AllLocalTimes::new(&model));
+        let all_local = own_unsplit.as_ref().unwrap_or(self.all_local);
+        let without_remote = cheapest_strategy(&evaluate_rivals(
+            &model,
+            &WithoutRemote::new(&model, all_local),
+            &BestPlans::none(),
+        ));
+        let cutoff = without_remote.map_or(f64::INFINITY, |(_, cost)| cost);
+        // A lower bound of plans with remote experts may make the search unnecessary.
+        let found = match self.pays || cutoff > self.cost_floor(cause, factor) {
+            true => self.find_below(cause, &model, cutoff),
             false => None,
         };
-        self.count(&model);
-        found.map(ArrangementFamily::way).or(without.map(|(way, _)| way))
+        self.count_work(&model);
+        found.map(ArrangementFamily::strategy).or(without_remote.map(|(strategy, _)| strategy))
     }
 
-    /// Counts what was done with `model`, and what its problem takes to be read.
-    fn count(&mut self, model: &Model<'_>) {
+    /// Counts the work of `model`, and of compiling its problem.
+    fn count_work(&mut self, model: &Model<'_>) {
         self.work += model.work_done() + model.experts();
     }
 
-    /// Least dollars that plans with remote experts are taken to cost with the figure `factor` times as large.
-    fn floor(&mut self, cause: FlipFigure, factor: f64) -> f64 {
+    /// Returns the assumed least dollars of plans with remote experts with the figure `factor` times as large.
+    fn cost_floor(&mut self, cause: FlipFigure, factor: f64) -> f64 {
         match (cause, factor > 1.0) {
-            // An hour is never cheaper where more requests come.
+            // More requests never lower the cost of an hour.
             (FlipFigure::ArrivalRate, true) => self.least / factor,
-            (FlipFigure::ArrivalRate, false) => self.end(cause) * (-f64::from(DOUBLINGS)).exp2() / factor,
-            // Plans get dearer, or fewer.
+            (FlipFigure::ArrivalRate, false) => {
+                self.least_cost_at_end(cause) * (-f64::from(DOUBLINGS)).exp2() / factor
+            }
+            // These changes make plans more expensive or infeasible.
             (FlipFigure::Tpot, false) | (FlipFigure::ModelSize | FlipFigure::GpuPrice, true) => self.least,
-            // They never get cheaper than at the end. A price is only a part of what they cost.
-            (FlipFigure::Tpot, true) | (FlipFigure::ModelSize, false) => self.end(cause),
-            (FlipFigure::GpuPrice, false) => self.end(cause).max(self.least * factor),
+            // Plans are cheapest at the largest change. The GPU price is only a part of their cost.
+            (FlipFigure::Tpot, true) | (FlipFigure::ModelSize, false) => self.least_cost_at_end(cause),
+            (FlipFigure::GpuPrice, false) => self.least_cost_at_end(cause).max(self.least * factor),
         }
     }
 
-    /// Least dollars of plans with remote experts at the end of the direction of `cause` that makes them cheaper.
-    fn end(&mut self, cause: FlipFigure) -> f64 {
-        if let Some((_, known)) = self.ends.iter().find(|(known, _)| *known == cause) {
+    /// Returns the assumed least dollars of plans with remote experts after the largest change of `cause` that lowers cost.
+    fn least_cost_at_end(&mut self, cause: FlipFigure) -> f64 {
+        if let Some((_, known)) = self.end_costs.iter().find(|(known, _)| *known == cause) {
             return *known;
         }
         let power = f64::from(DOUBLINGS);
         let factor = if cause == FlipFigure::Tpot { power.exp2() } else { (-power).exp2() };
-        let found =
-            cause.changed(self.inputs.model.problem, factor).filter(|changed| changed.check().is_ok());
+        let found = cause.apply(self.inputs.model.problem, factor).filter(|changed| changed.check().is_ok());
         let least = found.map_or(0.0, |changed| {
             let model = self.inputs.model.beside(&changed).with_used(Rc::clone(self.inputs.model.used()));
-            let found = self.searched(cause, &model, f64::INFINITY);
-            self.count(&model);
+            let found = self.search(cause, &model, f64::INFINITY);
+            self.count_work(&model);
             found.map_or(f64::INFINITY, |(_, planned)| planned.cost() * COARSE_SHARE)
         });
-        self.ends.push((cause, least));
+        self.end_costs.push((cause, least));
         least
     }
 
-    /// How a plan with remote experts that costs less than `cutoff` is formed, where one is found.
-    fn below(&mut self, cause: FlipFigure, model: &Model<'_>, cutoff: f64) -> Option<ArrangementFamily> {
+    /// Finds a plan with remote experts that costs less than `cutoff`, and returns its family.
+    fn find_below(&mut self, cause: FlipFigure, model: &Model<'_>, cutoff: f64) -> Option<ArrangementFamily> {
         let factors = self.inputs.factors;
         let violations =
             |plan: &Plan, evaluation: &Evaluation| violations_of(model, factors, plan, evaluation);
-        let inputs = Inputs { model, violations: &violations, ..*self.inputs };
+        let inputs = SearchInputs { model, violations: &violations, ..*self.inputs };
         let mut carried = self.carried.iter();
         let known = carried
-            .find(|(_, planned)| inputs.carried(planned).is_some_and(|planned| planned.cost() < cutoff))
+            .find(|(_, planned)| inputs.carry_over(planned).is_some_and(|planned| planned.cost() < cutoff))
             .map(|(family, _)| *family);
         known.or_else(|| {
-            let (family, planned) = self.searched(cause, model, cutoff)?;
+            let (family, planned) = self.search(cause, model, cutoff)?;
             self.carried.insert(0, (family, planned));
-            self.carried.truncate(MOST_CARRIED);
+            self.carried.truncate(MAX_CARRIED);
             Some(family)
         })
     }
 
-    /// The cheapest plan with remote experts below `cutoff` of those that a coarse search finds.
-    fn searched(
+    /// Runs a coarse search for the cheapest plan with remote experts below `cutoff`.
+    fn search(
         &self,
         cause: FlipFigure,
         model: &Model<'_>,
         cutoff: f64,
     ) -> Option<(ArrangementFamily, FeasiblePlan)> {
-        let is_own = cause.is_of_experts();
+        let changes_experts = cause.changes_experts();
         let factors = self.inputs.factors;
         let violations =
             |plan: &Plan, evaluation: &Evaluation| violations_of(model, factors, plan, evaluation);
-        let own_terms = OnceCell::new();
-        let terms: &OnceCell<Option<Vec<LayerTerms>>> = if is_own { &own_terms } else { self.inputs.terms };
-        let own_tables: Option<Vec<LayerTable>> = is_own.then(|| {
+        let own_expert_times = OnceCell::new();
+        let expert_times: &OnceCell<Option<Vec<LayerExpertTimes>>> =
+            if changes_experts { &own_expert_times } else { self.inputs.expert_times };
+        let own_tables: Option<Vec<LayerTable>> = changes_experts.then(|| {
             model.add_work(model.experts());
             (0..model.layers.len()).map(|layer| LayerTable::new(model, layer)).collect()
         });
         let tables = own_tables.as_deref().unwrap_or(self.inputs.tables);
-        let inputs = Inputs { model, tables, terms, violations: &violations, ..*self.inputs };
-        let in_layers = if inputs.has_rival_layers() {
+        let inputs = SearchInputs { model, tables, expert_times, violations: &violations, ..*self.inputs };
+        let in_layers = if inputs.may_prefer_per_layer() {
             model.add_work(model.most_experts() * model.layers.len());
             candidates(model, inputs.remote, &walk(model))
         } else {
             Vec::new()
         };
-        Inputs { candidates: &in_layers, ..inputs }.below(cutoff, &self.choices)
+        SearchInputs { candidates: &in_layers, ..inputs }.search_below(cutoff, &self.choices)
     }
 }
 
 impl ArrangementFamily {
-    fn way(self) -> Way {
+    fn strategy(self) -> ServingStrategy {
         match self {
-            Self::Sliced => Way::Sliced,
-            Self::PerLayer => Way::Layers,
+            Self::Sliced => ServingStrategy::Sliced,
+            Self::PerLayer => ServingStrategy::Layers,
         }
     }
 }
 
 impl FlipFigure {
-    /// `problem` with the figure `factor` times as large; none where it has no such figure.
-    fn changed(self, problem: &Problem, factor: f64) -> Option<Problem> {
+    /// Returns `problem` with the figure `factor` times as large, or `None` without that figure.
+    fn apply(self, problem: &Problem, factor: f64) -> Option<Problem> {
         let mut changed = problem.clone();
         match self {
             Self::ArrivalRate => {
@@ -331,12 +352,12 @@ impl FlipFigure {
         Some(changed)
     }
 
-    /// Reports if the times of experts are changed: nothing about them holds then.
-    fn is_of_experts(self) -> bool {
+    /// Reports if the figure changes the times of experts, so that cached times do not hold.
+    fn changes_experts(self) -> bool {
         self == Self::ModelSize
     }
 
-    /// Changed figure, in words.
+    /// Returns the name of the figure.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::ArrivalRate => "request rate",
@@ -346,7 +367,8 @@ impl FlipFigure {
         }
     }
 
-    fn words(self, problem: &Problem, factor: f64) -> (f64, String) {
+    /// Returns the changed value and a description of the change.
+    fn describe(self, problem: &Problem, factor: f64) -> (f64, String) {
         match self {
             Self::ArrivalRate => {
                 let rate = problem.arrivals.as_ref().map_or(0.0, remoe_plan::alive::mean_per_second) * factor;

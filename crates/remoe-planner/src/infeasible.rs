@@ -1,52 +1,51 @@
-//! The answer that no plan keeps every limit: which one fails, by how much, and what would help.
+//! Infeasible problems: which limit fails, by how much, and what would make the problem feasible.
 
 pub(crate) mod remedy;
 
 use self::remedy::Remedy;
+use crate::comparison::PlacementComparison;
 use crate::preallocation::WorstCase;
 use crate::search::selection::Candidate;
 use crate::search::tables::LayerTable;
-use crate::verdict::Verdict;
 use crate::words::{amount, limit_name, rounded_up};
 use remoe_plan::cost::{Evaluation, Violation};
 use remoe_plan::model::Model;
 use remoe_plan::plan::{LayerPlan, Plan, whole_bytes};
 use serde::Serialize;
 
-/// The limit that fails at the pair of remote ratio and main size that comes closest.
+/// Limit that fails at the remote ratio and main size that come closest to keeping all limits.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Infeasible {
     /// Name, as in [`Violation`].
     pub limit: String,
-    /// Where the limits come closest to being kept.
+    /// Remote ratio and main size that come closest.
     pub at: RatioAndSize,
-    /// Value that it would take.
+    /// Value of the limited quantity there.
     pub value: f64,
     /// Allowed value.
     pub allowed: f64,
-    /// Changes that make it feasible, all of them together.
+    /// Changes that together make the problem feasible.
     pub remedy: Vec<Remedy>,
-    /// Times are those of the worst case that functions per layer must stand, not of the
-    /// prediction.
+    /// Set if `value` is that of the worst case for plans with a function for each layer, not that of the prediction.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub worst_case: bool,
-    /// Every way to serve the model, and what keeps each out; absent where the search was not begun.
+    /// All strategies to serve the model, and why each is infeasible; absent if the search did not begin.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub verdict: Option<Verdict>,
+    pub verdict: Option<PlacementComparison>,
 }
 
 /// A remote ratio and a main size.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct RatioAndSize {
-    /// The ratio times the experts of the largest layer.
+    /// Remote ratio times the experts of the largest layer.
     pub i: usize,
-    /// The main function's memory.
+    /// Memory of the main function in bytes.
     #[serde(serialize_with = "whole_bytes")]
     pub main_bytes: f64,
 }
 
 impl Infeasible {
-    /// Which limit fails, by how much, and where that was.
+    /// Returns a sentence with the failing limit, its value, and the remote ratio and main size.
     #[must_use]
     pub fn sentence(&self) -> String {
         let name = limit_name(&self.limit);
@@ -60,10 +59,10 @@ impl Infeasible {
         format!("infeasible: {name} is at least {value}{worst}, limit {allowed} ({at})")
     }
 
-    /// The sentence, and what would make it feasible, each remedy in the words of `say`.
+    /// Returns the sentence and the remedies. `describe`: returns the description of a remedy.
     #[must_use]
-    pub fn with_remedies(&self, say: impl Fn(&Remedy) -> String) -> String {
-        let remedies: Vec<String> = self.remedy.iter().map(say).collect();
+    pub fn with_remedies(&self, describe: impl Fn(&Remedy) -> String) -> String {
+        let remedies: Vec<String> = self.remedy.iter().map(describe).collect();
         let sentence = self.sentence();
         if remedies.is_empty() {
             sentence
@@ -91,7 +90,7 @@ impl std::fmt::Display for Infeasible {
     }
 }
 
-/// Why the device cannot hold the model, whatever the plan.
+/// Returns the reason if the GPU cannot hold the non-expert part under any plan.
 pub(crate) fn device_too_small(model: &Model<'_>) -> Option<Infeasible> {
     let allowed = model.problem.limits.gpu_bytes?;
     (model.gpu_bytes > allowed + remoe_plan::problem::sizes::BYTE_SLACK).then(|| Infeasible {
@@ -105,7 +104,7 @@ pub(crate) fn device_too_small(model: &Model<'_>) -> Option<Infeasible> {
     })
 }
 
-/// Why none of `candidates` passes the worst case; none where one does. Ties go to the larger ratio.
+/// Explains why none of `candidates` passes the worst case, or returns `None` if one does. Ties go to the larger ratio.
 pub(crate) fn worst_case(model: &Model<'_>, candidates: &[Candidate]) -> Option<Infeasible> {
     let mut best: Option<(f64, RatioAndSize, (f64, f64))> = None;
     let mut least_memory: Option<(f64, usize)> = None;
@@ -120,7 +119,7 @@ pub(crate) fn worst_case(model: &Model<'_>, candidates: &[Candidate]) -> Option<
         if least_memory.is_none_or(|(least, _)| case.needed_bytes() < least) {
             least_memory = Some((case.needed_bytes(), candidate.i));
         }
-        let Some((main_bytes, strain)) = case.least_strain() else { continue };
+        let Some((main_bytes, strain)) = case.least_limit_ratio() else { continue };
         if best.as_ref().is_none_or(|(least, ..)| strain < *least) {
             best = Some((strain, RatioAndSize { i: candidate.i, main_bytes }, case.times(main_bytes)));
         }
@@ -137,11 +136,11 @@ pub(crate) fn worst_case(model: &Model<'_>, candidates: &[Candidate]) -> Option<
             worst_case: false,
             verdict: None,
         }),
-        (None, None) => no_room(model, candidates),
+        (None, None) => no_fitting_set(model, candidates),
     }
 }
 
-/// The limit of which `times` uses more than of the other one.
+/// Returns the latency limit that `times` (TTFT and TPOT) exceed by the larger factor.
 fn too_slow(model: &Model<'_>, at: RatioAndSize, times: (f64, f64)) -> Infeasible {
     let (ttft, tpot) = times;
     let limits = [
@@ -163,8 +162,8 @@ fn too_slow(model: &Model<'_>, at: RatioAndSize, times: (f64, f64)) -> Infeasibl
     }
 }
 
-/// No remote set fits: the layer that comes closest at the smallest ratio.
-fn no_room(model: &Model<'_>, candidates: &[Candidate]) -> Option<Infeasible> {
+/// Explains that no remote set fits: returns the layer that needs the most memory at the smallest ratio.
+fn no_fitting_set(model: &Model<'_>, candidates: &[Candidate]) -> Option<Infeasible> {
     let smallest = candidates.iter().min_by_key(|candidate| candidate.i)?;
     let allowed = model.problem.specs.remote.largest();
     let needed = |(layer, count): (usize, &usize)| match count {
@@ -188,8 +187,9 @@ fn no_room(model: &Model<'_>, candidates: &[Candidate]) -> Option<Infeasible> {
     })
 }
 
-/// The worst case passes, or is not asked for, but no plan keeps the limits on this prediction: the
-/// candidate that comes closest with the largest sizes and all useful replicas.
+/// Explains why no plan keeps the limits for the prediction although the worst case passes or does not matter.
+///
+/// Returns the candidate that comes closest with the largest sizes and all useful replicas.
 pub(crate) fn on_prediction(
     model: &Model<'_>,
     tables: &[LayerTable],
@@ -219,6 +219,7 @@ pub(crate) fn on_prediction(
     best.map(|(_, found)| found)
 }
 
+/// Returns the plan of `candidate` with the largest sizes and all useful replicas.
 fn largest_plan(model: &Model<'_>, tables: &[LayerTable], candidate: &Candidate) -> Plan {
     let layers = tables.iter().zip(&candidate.counts).map(|(table, count)| match count {
         0 => LayerPlan::default(),
@@ -233,7 +234,7 @@ fn largest_plan(model: &Model<'_>, tables: &[LayerTable], candidate: &Candidate)
 }
 
 impl Infeasible {
-    /// Where no candidate is left to explain it with: the time limit that every plan has.
+    /// Returns the latency limit of an all-local plan, if no candidate explains the failure.
     pub(crate) fn unknown(model: &Model<'_>) -> Self {
         let main_bytes = model.problem.specs.main.largest();
         let counts = vec![0; model.layers.len()];

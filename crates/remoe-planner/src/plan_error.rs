@@ -1,13 +1,13 @@
-//! Errors of a search.
+//! Errors of planning.
 
 use crate::infeasible::Infeasible;
 use remoe_plan::cost::account::AccountError;
 use remoe_plan::error::FieldError;
 
-/// Reason that there is no answer.
+/// Error of planning.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PlanError {
-    /// The problem states something invalid.
+    /// A field of the problem is invalid.
     #[error("problem: {0}")]
     Problem(FieldError),
     /// The plan does not belong to the problem.
@@ -16,7 +16,7 @@ pub enum PlanError {
     /// No plan keeps every limit.
     #[error("{0}")]
     Infeasible(Box<Infeasible>),
-    /// The caller's budget said so.
+    /// The caller's budget cancelled the search.
     #[error("cannot plan: cancelled by the caller; plan again with more time")]
     Cancelled,
 }

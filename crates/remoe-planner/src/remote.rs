@@ -1,4 +1,4 @@
-//! The policy on remote experts.
+//! Policy on remote experts.
 
 use remoe_plan::model::{LayerModel, Model};
 use serde::Serialize;
@@ -7,17 +7,17 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Remote {
-    /// Where it is cheaper.
+    /// Remote experts where that is cheaper.
     #[default]
     Auto,
-    /// In every layer with more experts than a token uses.
+    /// Remote experts in every layer with more experts than a token uses.
     Always,
-    /// Nowhere.
+    /// No remote experts.
     Never,
 }
 
 impl Remote {
-    /// Reports if plans may have `counts` remote experts in the layers.
+    /// Reports if plans may have `counts` remote experts in their layers.
     pub(crate) fn allows(self, model: &Model<'_>, counts: &[usize]) -> bool {
         model.layers.iter().zip(counts).all(|(layer, count)| self.allows_in(layer, *count))
     }

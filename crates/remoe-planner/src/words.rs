@@ -1,6 +1,6 @@
-//! Limits and amounts as people say them.
+//! Names of limits and amounts with units, for reports and errors.
 
-/// A limit by its name in [`crate::Violation`], in words.
+/// Returns the description of a limit, given its name in [`crate::Violation`].
 #[must_use]
 pub fn limit_name(limit: &str) -> String {
     let name = limit.trim_end_matches(|c: char| c.is_ascii_digit());
@@ -30,23 +30,23 @@ pub fn limit_name(limit: &str) -> String {
     }
 }
 
-/// `value` of a limit with its unit, to three digits.
+/// Formats `value` of a limit with its unit, to three significant digits.
 #[must_use]
 pub fn amount(limit: &str, value: f64) -> String {
     amount_to(limit, value, THREE_DIGITS)
 }
 
-/// A value that breaks a limit and the limit, with as many digits as tell them apart, at most five more than three.
+/// Formats a value and the limit that it breaks with as many digits as tell them distinct_amounts, at most eight.
 #[must_use]
-pub(crate) fn apart(limit: &str, value: f64, allowed: f64) -> (String, String) {
+pub(crate) fn distinct_amounts(limit: &str, value: f64, allowed: f64) -> (String, String) {
     let both = |more: usize| {
         (amount_to(limit, value, THREE_DIGITS + more), amount_to(limit, allowed, THREE_DIGITS + more))
     };
-    (0..MOST_FURTHER_DIGITS).map(both).find(|(value, allowed)| value != allowed).unwrap_or_else(|| both(0))
+    (0..MAX_FURTHER_DIGITS).map(both).find(|(value, allowed)| value != allowed).unwrap_or_else(|| both(0))
 }
 
 const THREE_DIGITS: usize = 3;
-const MOST_FURTHER_DIGITS: usize = 6;
+const MAX_FURTHER_DIGITS: usize = 6;
 
 fn amount_to(limit: &str, value: f64, figures: usize) -> String {
     match limit.trim_end_matches(|c: char| c.is_ascii_digit()) {
@@ -57,7 +57,7 @@ fn amount_to(limit: &str, value: f64, figures: usize) -> String {
     }
 }
 
-/// Seconds in the unit that suits them.
+/// Formats seconds as `us`, `ms` or `s`, to three significant digits.
 #[must_use]
 pub fn seconds(value: f64) -> String {
     seconds_to(value, THREE_DIGITS)
@@ -72,12 +72,12 @@ fn seconds_to(value: f64, figures: usize) -> String {
     format!("{} {unit}", digits(scaled, figures))
 }
 
-/// Dollars: whole ones from a thousand on, with cents from one on, three significant digits below, so that no amount is
-/// shown as nothing.
+/// Formats dollars: whole from 1000 on, with cents from 1 on, with three significant digits below, so that no amount other
+/// than 0 is shown as 0.
 #[must_use]
 pub fn dollars(value: f64) -> String {
     let (sign, size) = (if value < 0.0 { "-" } else { "" }, value.abs());
-    // Nine hundred and ninety-nine and a half thousandths are a dollar to three digits.
+    // 0.9995 is 1.00 to three digits.
     let decimals = match size {
         0.0 => return "$0".to_owned(),
         large if large >= 999.995 => 0,
@@ -88,14 +88,14 @@ pub fn dollars(value: f64) -> String {
     format!("{sign}${size:.decimals$}")
 }
 
-/// Bytes in the unit that suits them.
+/// Formats bytes as `B`, `kB`, `MB`, `GB` or `TB`.
 fn bytes(value: f64, figures: usize) -> String {
     let units = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
     let (unit, name) = units.into_iter().find(|(unit, _)| value >= *unit).unwrap_or((1.0, "B"));
     format!("{} {name}", digits(value / unit, figures))
 }
 
-/// So many significant digits, three at least, without zeros behind the point that say nothing.
+/// Formats `value` with `figures` significant digits, at least three, without trailing zeros.
 fn digits(value: f64, figures: usize) -> String {
     let further = figures - THREE_DIGITS;
     let decimals = further
@@ -108,14 +108,14 @@ fn digits(value: f64, figures: usize) -> String {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
-/// The next number of three significant digits that is no smaller.
+/// Rounds `value` up to three significant digits.
 #[must_use]
 pub fn rounded_up(value: f64) -> f64 {
     if value <= 0.0 || !value.is_finite() {
         return value;
     }
     let unit = 10_f64.powi(value.log10().floor() as i32 - 2);
-    // A value that has three digits already stays, whatever the division makes of it.
+    // The slack keeps values that have three digits already, despite rounding of the division.
     (value / unit - 1e-9).ceil() * unit
 }
 
@@ -133,9 +133,9 @@ mod tests {
 
     #[test]
     fn value_above_limit_never_reads_like_the_limit() {
-        assert_eq!(apart("tpot", 0.250, 0.2), ("250 ms".to_owned(), "200 ms".to_owned()));
-        assert_eq!(apart("tpot", 0.200_04, 0.2), ("200.04 ms".to_owned(), "200 ms".to_owned()));
-        assert_eq!(apart("memory", 95.004e9, 95e9), ("95.004 GB".to_owned(), "95 GB".to_owned()));
+        assert_eq!(distinct_amounts("tpot", 0.250, 0.2), ("250 ms".to_owned(), "200 ms".to_owned()));
+        assert_eq!(distinct_amounts("tpot", 0.200_04, 0.2), ("200.04 ms".to_owned(), "200 ms".to_owned()));
+        assert_eq!(distinct_amounts("memory", 95.004e9, 95e9), ("95.004 GB".to_owned(), "95 GB".to_owned()));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::http::Uri;
 use remoe_http::{ApiError, query_parameter};
 use remoe_model::Inspection;
-use remoe_plan::{Comparison, Measured, Outcome, Plan, PlanAccount, Way, baselines};
+use remoe_plan::{Comparison, Measured, Outcome, Plan, PlanAccount, ServingStrategy, baselines};
 use remoe_predictor::Activations;
 use remoe_proto::format_listing;
 use remoe_proto::v1::LayerExperts;
@@ -359,10 +359,10 @@ fn rivals_of(account: &PlanAccount) -> Vec<RivalLine> {
     // The running plan was made from the same problem, so an error is not expected.
     let Ok(baselines) = baselines(account.problem()) else { return Vec::new() };
     let named = [
-        (Way::Cpu, baselines.cpu),
-        (Way::Mix, baselines.mix),
-        (Way::Gpu, baselines.gpu),
-        (Way::Fetch, baselines.fetch),
+        (ServingStrategy::Cpu, baselines.cpu),
+        (ServingStrategy::Mix, baselines.mix),
+        (ServingStrategy::Gpu, baselines.gpu),
+        (ServingStrategy::Fetch, baselines.fetch),
     ];
     let lines = named.into_iter().filter_map(|(way, baseline)| {
         let baseline = baseline?;

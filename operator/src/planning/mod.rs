@@ -19,7 +19,7 @@ use remoe_api::{
     ComputeDtype, DenseDtype, Device, KvCacheDtype, MainPlan, MixOf, MoEDeploymentSpec, MoEPlanSpec,
     PlanVerdict, PlannedModel, PlannedPrediction, ProfileSource, RemoteMode,
 };
-use remoe_hardware::{Origin, Profile, attempted};
+use remoe_hardware::{Origin, Profile, search_by_origin};
 use remoe_model::{Inspection, ONE_GPU};
 #[cfg(test)]
 use remoe_planner::PlanChange;
@@ -390,7 +390,7 @@ impl Planning {
             RemoteMode::Always => Remote::Always,
             RemoteMode::Never => Remote::Never,
         };
-        let (answer, missed) = attempted(problem, self.origin(), wanted, |problem, remote| {
+        let (answer, missed) = search_by_origin(problem, self.origin(), wanted, |problem, remote| {
             search(problem, &Options { remote, sturdy: STURDY, ..Options::default() })
         })?;
         Ok((answer, missed.map(|why| why.to_string())))

@@ -2,13 +2,14 @@
 
 use crate::planning::numbers::rounded;
 use remoe_api::{MAX_VERDICT, PlanVerdict, ServingWay, WayCost};
-use remoe_planner::{Rival, Verdict, Way};
+use remoe_planner::{PlacementComparison, ServingStrategy, StrategyEvaluation};
 
 /// Returns `verdict` as a plan has it.
-pub(super) fn of(verdict: &Verdict) -> PlanVerdict {
+pub(super) fn of(verdict: &PlacementComparison) -> PlanVerdict {
     let cheapest = verdict.best.and_then(|best| verdict.rivals.iter().find(|rival| rival.name == best));
-    let is_other = |rival: &&Rival| {
-        rival.feasible && Some(rival.name.has_remote_experts()) != verdict.best.map(Way::has_remote_experts)
+    let is_other = |rival: &&StrategyEvaluation| {
+        rival.feasible
+            && Some(rival.name.has_remote_experts()) != verdict.best.map(ServingStrategy::has_remote_experts)
     };
     let others = verdict.rivals.iter().filter(is_other).filter_map(cost);
     let rival = others.min_by(|a, b| a.cost.total_cmp(&b.cost)).filter(|_| cheapest.is_some());
@@ -20,14 +21,14 @@ pub(super) fn of(verdict: &Verdict) -> PlanVerdict {
     }
 }
 
-fn cost(rival: &Rival) -> Option<WayCost> {
+fn cost(rival: &StrategyEvaluation) -> Option<WayCost> {
     let way = match rival.name {
-        Way::Sliced => ServingWay::Sliced,
-        Way::Layers => ServingWay::Layers,
-        Way::Mix => ServingWay::Mix,
-        Way::Cpu => ServingWay::Cpu,
-        Way::Gpu => ServingWay::Gpu,
-        Way::Fetch => ServingWay::Fetch,
+        ServingStrategy::Sliced => ServingWay::Sliced,
+        ServingStrategy::Layers => ServingWay::Layers,
+        ServingStrategy::Mix => ServingWay::Mix,
+        ServingStrategy::Cpu => ServingWay::Cpu,
+        ServingStrategy::Gpu => ServingWay::Gpu,
+        ServingStrategy::Fetch => ServingWay::Fetch,
     };
     Some(WayCost { way, cost: rounded(rival.dollars_per_request?) })
 }

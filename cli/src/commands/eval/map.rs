@@ -10,9 +10,9 @@ use crate::output::progress::bar;
 use crate::output::table;
 use crate::plan_report::bytes;
 use remoe_experiments::ExperimentError;
-use remoe_experiments::map::{Cell, ListRegime, PER_DAY, Regime, Subject, UnitRegime, WAYS};
+use remoe_experiments::map::{Cell, ListRegime, PER_DAY, Regime, STRATEGIES, Subject, UnitRegime};
 use remoe_hardware::NodeList;
-use remoe_planner::Way;
+use remoe_planner::ServingStrategy;
 use serde::Serialize;
 use std::path::Path;
 
@@ -42,7 +42,7 @@ impl MapReport {
         let failed = |error: ExperimentError| CliError::runtime(error.to_string());
         let mut prices = None;
         if let Some((path, stated)) = &inputs.prices {
-            let pricing = stated.pricing_apart().map_err(|error| wrong("--pricing", path, &error))?;
+            let pricing = stated.separate_pricing().map_err(|error| wrong("--pricing", path, &error))?;
             let all = UnitRegime::all(pricing);
             let bar = bar(all.len(), "maps");
             for regime in all {
@@ -169,14 +169,14 @@ fn frequency(per_day: f64) -> String {
 }
 
 /// A way in one word.
-fn word(way: Way) -> &'static str {
+fn word(way: ServingStrategy) -> &'static str {
     match way {
-        Way::Sliced => "sliced",
-        Way::Layers => "layers",
-        Way::Mix => "mix",
-        Way::Cpu => "cpu",
-        Way::Gpu => "gpu",
-        Way::Fetch => "fetch",
+        ServingStrategy::Sliced => "sliced",
+        ServingStrategy::Layers => "layers",
+        ServingStrategy::Mix => "mix",
+        ServingStrategy::Cpu => "cpu",
+        ServingStrategy::Gpu => "gpu",
+        ServingStrategy::Fetch => "fetch",
     }
 }
 
@@ -232,7 +232,7 @@ fn rows(regime: &Regime) -> Vec<Vec<String>> {
 
 fn picture(regime: &Regime) -> HeatMap<'_> {
     let tile = |cell: &Cell| Tile {
-        series: cell.best.and_then(|best| WAYS.iter().position(|way| *way == best)),
+        series: cell.best.and_then(|best| STRATEGIES.iter().position(|way| *way == best)),
         lines: match cell.best {
             Some(best) => [word(best).to_owned(), against(cell)],
             None => ["nothing".to_owned(), "meets the limits".to_owned()],
@@ -250,18 +250,18 @@ fn picture(regime: &Regime) -> HeatMap<'_> {
             .chunks(PER_DAY.len())
             .filter_map(|cells| Some(cells.first()?.model.clone()))
             .collect(),
-        series: WAYS.map(meaning).to_vec(),
+        series: STRATEGIES.map(meaning).to_vec(),
         tiles: regime.cells.iter().map(tile).collect(),
     }
 }
 
-fn meaning(way: Way) -> &'static str {
+fn meaning(way: ServingStrategy) -> &'static str {
     match way {
-        Way::Sliced => "sliced: remote experts in groups",
-        Way::Layers => "layers: remote experts by layer",
-        Way::Mix => "mix: experts on the main function's CPUs",
-        Way::Cpu => "cpu: everything on CPUs",
-        Way::Gpu => "gpu: everything on GPUs",
-        Way::Fetch => "fetch: experts fetched to GPUs on use",
+        ServingStrategy::Sliced => "sliced: remote experts in groups",
+        ServingStrategy::Layers => "layers: remote experts by layer",
+        ServingStrategy::Mix => "mix: experts on the main function's CPUs",
+        ServingStrategy::Cpu => "cpu: everything on CPUs",
+        ServingStrategy::Gpu => "gpu: everything on GPUs",
+        ServingStrategy::Fetch => "fetch: experts fetched to GPUs on use",
     }
 }

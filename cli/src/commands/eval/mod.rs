@@ -19,7 +19,8 @@ use clap::{Args, ValueEnum};
 use inputs::Inputs;
 use map::MapReport;
 use remoe_experiments::{
-    CpuScaling, ExperimentError, Machine, REQUESTS, Regret, Routing, Scaled, Scenario, Shape, sensitivity,
+    CpuScaling, ExperimentError, Machine, REQUESTS, Regret, ReplicaTrial, Routing, Scenario, Shape,
+    sensitivity,
 };
 use remoe_hub::ModelArgs;
 use remoe_planner::PlanError;
@@ -101,7 +102,7 @@ struct EvalResults {
     #[serde(skip_serializing_if = "Option::is_none")]
     prediction: Option<Vec<WorthReport>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    replicas: Option<Vec<Scaled>>,
+    replicas: Option<Vec<ReplicaTrial>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     regret: Option<Regret>,
 }

@@ -9,13 +9,13 @@ use crate::output::plot::{Bar, Bars, Segment};
 use crate::output::progress::bar;
 use crate::output::table;
 use crate::plan_report::percent;
-use remoe_experiments::{Met, Regret, RegretCase, RegretSubject, Summary};
+use remoe_experiments::{PlanOutcome, Regret, RegretCase, RegretSubject, Summary};
 use remoe_hardware::Prices;
-use remoe_planner::{Problem, Truth, WrongFigure};
+use remoe_planner::{ErrorDirection, MisestimatedInput, Problem};
 use std::path::Path;
 
 /// A plan's name, and where a case has what it comes to.
-type NamedPlan = (&'static str, fn(&RegretCase) -> &Met);
+type NamedPlan = (&'static str, fn(&RegretCase) -> &PlanOutcome);
 
 /// The two plans.
 const PLANS: [NamedPlan; 2] = [("cheapest", |case| &case.exact), ("sturdy", |case| &case.sturdy)];
@@ -37,7 +37,7 @@ pub(super) fn measured(args: &EvalArgs, inputs: &Inputs) -> Result<Regret, CliEr
     let default = Prices::default();
     let prices = inputs.prices.as_ref().map_or(&default, |(_, prices)| prices);
     let pricing =
-        prices.pricing_apart().map_err(|error| CliError::arguments("--pricing", error.to_string()))?;
+        prices.separate_pricing().map_err(|error| CliError::arguments("--pricing", error.to_string()))?;
     subjects.extend(RegretSubject::published(pricing)?);
     let bar = bar(subjects.len(), "plans");
     let regret = Regret::of(&subjects, |name| {
@@ -54,12 +54,12 @@ pub(super) fn text(regret: &Regret) -> String {
         let share = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), percent);
         [format!("{} of {}", summary.broken, summary.cases), share(summary.median), share(summary.most)]
     };
-    let row = |name: &str, which: Option<(WrongFigure, Truth)>| {
+    let row = |name: &str, which: Option<(MisestimatedInput, ErrorDirection)>| {
         let both = PLANS.iter().flat_map(|(_, of)| columns(regret.summary(which, *of)));
         [vec![name.to_owned()], both.collect()].concat()
     };
     let mut rows: Vec<Vec<String>> =
-        figures().map(|which| row(which.0.named(which.1), Some(which))).collect();
+        figures().map(|which| row(which.0.described(which.1), Some(which))).collect();
     rows.push(row("all", None));
     let header = [
         "true figures",
@@ -96,12 +96,12 @@ pub(super) fn text(regret: &Regret) -> String {
     )
 }
 
-fn figures() -> impl Iterator<Item = (WrongFigure, Truth)> {
-    Truth::ALL.into_iter().flat_map(|truth| WrongFigure::ALL.map(|figure| (figure, truth)))
+fn figures() -> impl Iterator<Item = (MisestimatedInput, ErrorDirection)> {
+    ErrorDirection::ALL.into_iter().flat_map(|truth| MisestimatedInput::ALL.map(|figure| (figure, truth)))
 }
 
 /// In how many cases of `subject` a plan breaks a limit, of those in which some plan does not.
-fn broken(regret: &Regret, subject: &str, of: fn(&RegretCase) -> &Met) -> String {
+fn broken(regret: &Regret, subject: &str, of: fn(&RegretCase) -> &PlanOutcome) -> String {
     let cases = regret.cases.iter().filter(|case| case.subject == subject && case.clairvoyant.is_some());
     let (mut all, mut broken) = (0, 0);
     for case in cases {
@@ -128,7 +128,7 @@ pub(super) fn write(folder: &Path, regret: &Regret) -> Result<(), CliError> {
     let rows = regret.cases.iter().map(|case| {
         vec![
             case.subject.clone(),
-            case.figure.named(case.truth).to_owned(),
+            case.figure.described(case.truth).to_owned(),
             case.clairvoyant.map_or_else(String::new, |cost| cost.to_string()),
             case.exact.cost.to_string(),
             case.exact.broken.join(" "),
@@ -147,7 +147,7 @@ fn picture(regret: &Regret) -> String {
             let summary = regret.summary(Some(which), *of);
             let share = 100.0 * summary.broken as f64 / summary.cases.max(1) as f64;
             Bar {
-                name: format!("{}: {plan} plan", which.0.named(which.1)),
+                name: format!("{}: {plan} plan", which.0.described(which.1)),
                 segments: vec![Segment { series, from: 0.0, to: share }],
             }
         })

@@ -4,11 +4,11 @@ use super::files::OutputFolder;
 use crate::exit::CliError;
 use crate::output::table;
 use crate::plan_report::percent;
-use remoe_experiments::Scaled;
+use remoe_experiments::ReplicaTrial;
 use std::path::Path;
 
 /// The ways to choose replicas, side by side.
-pub(super) fn text(ways: &[Scaled]) -> String {
+pub(super) fn text(ways: &[ReplicaTrial]) -> String {
     let rows = ways.iter().map(|way| {
         let seconds = |seconds: f64| {
             if seconds < 1.0 { format!("{:.0} ms", seconds * 1e3) } else { format!("{seconds:.1} s") }
@@ -22,7 +22,7 @@ pub(super) fn text(ways: &[Scaled]) -> String {
 }
 
 /// Writes the table, and its numbers as CSV.
-pub(super) fn write(folder: &Path, ways: &[Scaled]) -> Result<(), CliError> {
+pub(super) fn write(folder: &Path, ways: &[ReplicaTrial]) -> Result<(), CliError> {
     let target = OutputFolder::new(folder.join("replicas"));
     target.store("tables.txt", format!("{}\n", text(ways)).as_bytes())?;
     let header = ["replicas", "functions", "wait_p50_s", "wait_p95_s", "wait_p99_s", "overloaded"];

@@ -3,7 +3,8 @@
 use super::nodes_model::{KnownModel, WeightDtypes};
 use remoe_hub::{ModelArgs, ModelLocation};
 use remoe_planner::{
-    Arrangement, Device, NodeShape, NodesAnswer, NodesLayout, Rental, RentedNodes, RivalNodes, dollars,
+    Arrangement, ArrangementEvaluation, Device, NodeShape, NodesAnswer, NodesLayout, Rental, RentedNodes,
+    dollars,
 };
 use remoe_process::format_duration;
 use std::fmt::Write;
@@ -43,7 +44,7 @@ fn write_comments(
     best: Option<&RivalNodes>,
     chosen: &RivalNodes,
 ) -> std::fmt::Result {
-    let cost = |rival: &RivalNodes| rival.dollars_per_hour.unwrap_or(0.0);
+    let cost = |rival: &ArrangementEvaluation| rival.dollars_per_hour.unwrap_or(0.0);
     writeln!(text, "# {}: {} per hour", capitalised(chosen.name.meaning()), dollars(cost(chosen)))?;
     if let Some(best) = best.filter(|best| best.name != chosen.name) {
         let message = "is cheaper, but not served by Remoe";

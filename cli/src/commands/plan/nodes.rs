@@ -16,8 +16,8 @@ use remoe_hardware::{Commitment, NodeList, Profile, node_shapes};
 use remoe_hub::ModelArgs;
 use remoe_model::{ExpertsDtype, Inspection};
 use remoe_planner::{
-    BrokenLimit, FieldError, NodesAnswer, NodesVerdict, Rental, Reserve, RivalNodes, Slo, Spot,
-    cheapest_nodes, rent,
+    ArrangementEvaluation, BrokenLimit, FieldError, NodesAnswer, NodesComparison, Rental, Reserve, Slo,
+    SpotPolicy, cheapest_nodes, rent,
 };
 use remoe_predictor::Phase;
 use serde::Serialize;
@@ -137,7 +137,7 @@ pub(super) struct QuantisedNodes {
 struct InfeasibleReport<'a> {
     infeasible: Option<&'a BrokenLimit>,
     model: &'a KnownModel,
-    verdict: &'a NodesVerdict,
+    verdict: &'a NodesComparison,
 }
 
 /// Plans nodes, and prints the recommendation. An infeasible problem has its own exit code.
@@ -345,9 +345,9 @@ impl NodesInputs<'_> {
             shapes: node_shapes(list, self.args.commitment.into(), &model.weights, profile),
             reserve: Reserve::default(),
             spot: match self.args.spot {
-                SpotArg::Never => Spot::Never,
-                SpotArg::Remote => Spot::Remote,
-                SpotArg::Everything => Spot::Everything,
+                SpotArg::Never => SpotPolicy::Never,
+                SpotArg::Remote => SpotPolicy::Remote,
+                SpotArg::Everything => SpotPolicy::Everything,
             },
             transport: known.transport.of_rows(token_bytes),
             runtime_bytes: known.memory.main_bytes,

@@ -5,8 +5,8 @@ use super::nodes_model::KnownModel;
 use super::nodes_prices::ApiCost;
 use crate::output::table;
 use remoe_planner::{
-    Device, ExpectedTimes, NodesAnswer, NodesLayout, NodesVerdict, Rental, RentedNodes, RivalNodes, amount,
-    dollars,
+    ArrangementEvaluation, Device, ExpectedTimes, NodesAnswer, NodesComparison, NodesLayout, Rental,
+    RentedNodes, amount, dollars,
 };
 
 /// Additional content of a report.
@@ -256,7 +256,7 @@ fn rivals_table(rental: &Rental, answer: &NodesAnswer) -> String {
         Some(_) => "$ per million tokens, at this rate",
         None => "$ per million tokens, full batches",
     };
-    let per_million = |rival: &RivalNodes| match per_hour {
+    let per_million = |rival: &ArrangementEvaluation| match per_hour {
         Some(tokens) => rival.dollars_per_hour.map(|dollars| dollars / tokens * 1e6),
         None => rival.dollars_per_million_tokens,
     };
@@ -272,8 +272,8 @@ fn rivals_table(rental: &Rental, answer: &NodesAnswer) -> String {
             format!("{best}{}", rival.name.meaning()),
             rival.dollars_per_hour.map_or_else(|| "-".to_owned(), dollars),
             per_million(rival).map_or_else(|| "-".to_owned(), dollars),
-            seconds(|expected| expected.met.ttft_seconds),
-            seconds(|expected| expected.met.tpot_seconds),
+            seconds(|expected| expected.under_load.ttft_seconds),
+            seconds(|expected| expected.under_load.tpot_seconds),
             if rival.feasible { rival.why.clone() } else { format!("no: {}", rival.why) },
         ]
     };

@@ -1,8 +1,7 @@
-//! The map of regimes: who serves a model at the least cost, over how large it is and how often it is asked.
+//! Map of regimes: the cheapest strategy to serve a model, over the size of the model and the request rate.
 //!
-//! Every cell is answers of the planner to problems that differ in model, rate and place only: [`compare`] for
-//! prices by the core, the GB and the GPU (`unit.rs`), [`rent`] for nodes as they are sold (`nodes.rs`). A cell
-//! adds nothing to their costs; it takes each way where it is cheapest.
+//! A cell takes its costs from the planner: [`compare`] for prices per core, GB and GPU (`unit.rs`), [`rent`] for nodes
+//! (`nodes.rs`). It takes each strategy on the platform and window with which it is cheapest.
 //!
 //! [`compare`]: remoe_planner::compare
 //! [`rent`]: remoe_planner::rent
@@ -13,27 +12,34 @@ mod unit;
 
 use crate::error::ExperimentError;
 pub use nodes::{ListRegime, rental};
-use remoe_planner::{Request, Slo, Way};
+use remoe_planner::{Request, ServingStrategy, Slo};
 use serde::Serialize;
 pub use subject::Subject;
 pub use unit::{Platform, UnitRegime};
 
-/// Requests per day, from once to as many as keep one deployment busy.
+/// Request rates per day, from one request to a busy deployment.
 pub const PER_DAY: [f64; 6] = [1.0, 10.0, 100.0, 1_000.0, 5_000.0, 15_000.0];
 
-/// Where functions may sleep, they end after so many seconds without requests.
+/// Idle window of functions that scale to zero, in seconds.
 pub(crate) const IDLE_SECONDS: f64 = 300.0;
-/// Seconds per output token for users who wait longer than [`slo`] says.
+/// TPOT limit in seconds for more patient users than [`slo`] assumes.
 pub(crate) const PATIENT_SECONDS: f64 = 0.5;
-/// Seconds per output token on modest nodes.
+/// TPOT limit in seconds on modest nodes.
 pub(crate) const SLOW_SECONDS: f64 = 1.0;
 /// Seconds of a day.
 pub(crate) const DAY: f64 = 86_400.0;
 
-/// Ways in the order of the map.
-pub const WAYS: [Way; 6] = [Way::Sliced, Way::Layers, Way::Mix, Way::Cpu, Way::Gpu, Way::Fetch];
+/// Strategies in the order of the map.
+pub const STRATEGIES: [ServingStrategy; 6] = [
+    ServingStrategy::Sliced,
+    ServingStrategy::Layers,
+    ServingStrategy::Mix,
+    ServingStrategy::Cpu,
+    ServingStrategy::Gpu,
+    ServingStrategy::Fetch,
+];
 
-/// Typical and largest requests of the map: eight at once.
+/// Returns the typical and largest requests of the map, with a concurrency of eight.
 #[must_use]
 pub fn request() -> Request {
     Request {
@@ -51,22 +57,22 @@ pub fn slo() -> Slo {
     Slo::new(10.0, 0.3)
 }
 
-/// One way to serve a model, at its cheapest within the limits.
+/// One strategy at its cheapest within the limits.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Offer {
-    /// Which.
-    pub way: Way,
-    /// Dollars in an hour; absent where it does not keep the limits.
+pub struct StrategyOffer {
+    /// Strategy.
+    pub way: ServingStrategy,
+    /// Dollars in an hour; absent if it breaks the limits.
     pub dollars_per_hour: Option<f64>,
-    /// Hardware that it runs on, for people.
+    /// Description of its hardware.
     pub on: String,
-    /// Set if its functions end without requests.
+    /// Set if its functions scale to zero.
     pub sleeps: bool,
     /// Time to first token in seconds.
     pub ttft_seconds: Option<f64>,
     /// Time per output token in seconds.
     pub tpot_seconds: Option<f64>,
-    /// Reason that keeps it out; empty where nothing does.
+    /// Reason that it is infeasible; empty if it is feasible.
     pub why: String,
 }
 
@@ -75,32 +81,32 @@ pub struct Offer {
 pub struct Cell {
     /// The model's name.
     pub model: String,
-    /// Requests per day, in the mean.
+    /// Mean requests per day.
     pub per_day: f64,
-    /// The cheapest way; absent where none keeps the limits.
-    pub best: Option<Way>,
-    /// Share of its cost that the best way with remote experts saves against the best without; below 0 where it is
-    /// dearer, absent where one of both does not keep the limits.
+    /// The cheapest strategy; absent if none keeps the limits.
+    pub best: Option<ServingStrategy>,
+    /// Share of cost that the best strategy with remote experts saves against the best without. Below 0 if it is dearer;
+    /// absent if either does not exist within the limits.
     pub saving: Option<f64>,
-    /// All ways, in the order of [`WAYS`].
-    pub offers: Vec<Offer>,
+    /// All strategies, in the order of [`STRATEGIES`].
+    pub offers: Vec<StrategyOffer>,
 }
 
 /// The cells of one set of prices and limits.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Regime {
-    /// For files.
+    /// Name in file names.
     pub name: String,
-    /// For people.
+    /// Title.
     pub title: String,
-    /// Limits and assumptions, for people.
+    /// Description of limits and assumptions.
     pub limits: String,
-    /// Model by model, by rising rate.
+    /// Cells by model, then by rising rate.
     pub cells: Vec<Cell>,
 }
 
 impl Regime {
-    /// The cells that `cell` makes of every one of `subjects` at every rate.
+    /// Computes the cells of all `subjects` at all rates by `cell`.
     fn of(
         name: &str,
         title: &str,
@@ -115,15 +121,15 @@ impl Regime {
 }
 
 impl Cell {
-    /// `offers`: all ways at their cheapest.
-    pub(crate) fn new(subject: &Subject, per_day: f64, offers: Vec<Offer>) -> Self {
+    /// `offers`: all strategies at their cheapest.
+    pub(crate) fn new(subject: &Subject, per_day: f64, offers: Vec<StrategyOffer>) -> Self {
         let dollars = |remote: bool| {
-            let of = offers.iter().filter(|offer| offer.way.has_remote_experts() == remote);
-            of.filter_map(|offer| offer.dollars_per_hour).reduce(f64::min)
+            let selected = offers.iter().filter(|offer| offer.way.has_remote_experts() == remote);
+            selected.filter_map(|offer| offer.dollars_per_hour).reduce(f64::min)
         };
         let saving = dollars(true).zip(dollars(false)).map(|(with, without)| 1.0 - with / without);
-        // Equal costs go to the way without remote experts: it is the simpler one.
-        let order = |offer: &Offer| {
+        // Ties go to the strategy without remote experts, which is simpler.
+        let order = |offer: &StrategyOffer| {
             (offer.dollars_per_hour.unwrap_or(f64::INFINITY), u8::from(offer.way.has_remote_experts()))
         };
         let best = offers.iter().filter(|offer| offer.dollars_per_hour.is_some());
@@ -131,22 +137,21 @@ impl Cell {
         Self { model: subject.name.clone(), per_day, best: best.map(|offer| offer.way), saving, offers }
     }
 
-    /// One way's offer.
+    /// Returns the offer of one strategy.
     #[must_use]
-    pub fn offer(&self, way: Way) -> Option<&Offer> {
+    pub fn offer(&self, way: ServingStrategy) -> Option<&StrategyOffer> {
         self.offers.iter().find(|offer| offer.way == way)
     }
 
-    /// Reports if remote experts are the cheapest here.
+    /// Reports if the cheapest strategy has remote experts.
     #[must_use]
     pub fn pays(&self) -> bool {
-        self.best.is_some_and(Way::has_remote_experts)
+        self.best.is_some_and(ServingStrategy::has_remote_experts)
     }
 }
 
 impl Regime {
-    /// The cell in which remote experts save the largest share, among those where something else keeps the
-    /// limits.
+    /// Returns the cell in which remote experts save the largest share of the cost.
     #[must_use]
     pub fn largest_saving(&self) -> Option<&Cell> {
         let known = self.cells.iter().filter(|cell| cell.saving.is_some());
@@ -154,9 +159,11 @@ impl Regime {
     }
 }
 
-/// The cheaper of two offers of the same way. Of two that are none the later one says why, unless it sleeps and the
-/// known one does not: what would have to start in time is no reason against a way that may always be there.
-pub(crate) fn cheaper(known: Offer, other: Offer) -> Offer {
+/// Returns the cheaper of two offers of the same strategy.
+///
+/// If neither is feasible, returns `other`, unless only `other` scales to zero: the reason of the one that is always alive
+/// is more general.
+pub(crate) fn cheaper(known: StrategyOffer, other: StrategyOffer) -> StrategyOffer {
     match (known.dollars_per_hour, other.dollars_per_hour) {
         (Some(cost), Some(than)) if cost <= than => known,
         (Some(_), None) => known,

@@ -1,36 +1,39 @@
-//! Cells on nodes as they are sold.
+//! Cells for rented nodes.
 
 use super::{
-    Cell, DAY, IDLE_SECONDS, Offer, PATIENT_SECONDS, Regime, SLOW_SECONDS, Subject, WAYS, request, slo,
+    Cell, DAY, IDLE_SECONDS, PATIENT_SECONDS, Regime, SLOW_SECONDS, STRATEGIES, StrategyOffer, Subject,
+    request, slo,
 };
 use crate::error::ExperimentError;
 use remoe_hardware::{Commitment, ListedNode, NodeList, Profile, node_shapes};
-use remoe_planner::{Arrivals, Rental, Reserve, ResidentModel, RivalNodes, Slo, Spot, Way, rent};
+use remoe_planner::{
+    ArrangementEvaluation, Arrivals, Rental, Reserve, ResidentModel, ServingStrategy, Slo, SpotPolicy, rent,
+};
 
-/// Nodes of modest size have no more vCPUs, memory in GB and GPUs.
+/// Largest vCPUs, memory in GB and GPUs of a modest node.
 const MODEST: (f64, f64, u32) = (16.0, 69.0, 1);
 
-/// A list, and which of it may be rented.
+/// A regime of rented nodes: a list of nodes, with limits and an idle window.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ListRegime {
-    /// For files.
+    /// Name in file names.
     pub name: &'static str,
-    /// For people.
+    /// Title.
     pub title: &'static str,
     /// Nodes that may be rented, on demand.
     pub list: NodeList,
-    /// Promised limits.
+    /// Latency limits.
     pub slo: Slo,
-    /// Idle window in seconds; none: nodes are always there.
+    /// Idle window in seconds; if absent, nodes are always rented.
     pub window: Option<f64>,
 }
 
 impl ListRegime {
-    /// The regimes of `list`: all of it, all of it for those who wait longer for a token, all of it where nodes
-    /// may go, and modest nodes only; a list without any has no such regime.
+    /// Returns the regimes of `list`: all nodes, all nodes with a longer TPOT limit, all nodes with an idle window, and
+    /// modest nodes only, if there are any.
     #[must_use]
     pub fn all(list: &NodeList) -> Vec<Self> {
-        // Spot nodes are another question.
+        // The map excludes spot nodes.
         let nodes =
             list.nodes.iter().map(|node| ListedNode { spot_per_hour: None, ..node.clone() }).collect();
         let always = Self {
@@ -72,20 +75,20 @@ impl ListRegime {
         all
     }
 
-    /// Finds the cheapest way for every model at every rate.
+    /// Finds the cheapest strategy for every model at every rate.
     ///
     /// # Errors
-    /// A figure of a model or of the list that the planner does not take.
+    /// A figure of a model or of the list that the planner rejects.
     pub fn regime(&self, subjects: &[Subject]) -> Result<Regime, ExperimentError> {
         Regime::of(self.name, self.title, self.limits(), subjects, |subject, per_day| {
             self.cell(subject, per_day)
         })
     }
 
-    /// Finds the cheapest way for `subject` at `per_day` requests a day.
+    /// Finds the cheapest strategy for `subject` at `per_day` requests a day.
     ///
     /// # Errors
-    /// A figure of the model or of the list that the planner does not take.
+    /// A figure of the model or of the list that the planner rejects.
     pub fn cell(&self, subject: &Subject, per_day: f64) -> Result<Cell, ExperimentError> {
         let arrivals = Arrivals {
             per_second: per_day / DAY,
@@ -100,16 +103,16 @@ impl ListRegime {
             scenario: subject.name.clone(),
             error: remoe_planner::PlanError::Problem(error),
         })?;
-        let offers = WAYS.into_iter().filter_map(|way| {
-            let rivals = answer.verdict.rivals.iter().filter(|rival| rival.name.way() == way);
+        let offers = STRATEGIES.into_iter().filter_map(|way| {
+            let rivals = answer.verdict.rivals.iter().filter(|rival| rival.name.strategy() == way);
             Some(self.offer(way, rivals.min_by(|a, b| a.order(b))?))
         });
         Ok(Cell::new(subject, per_day, offers.collect()))
     }
 
-    fn offer(&self, way: Way, rival: &RivalNodes) -> Offer {
-        let met = rival.expected.map(|times| times.met);
-        Offer {
+    fn offer(&self, way: ServingStrategy, rival: &ArrangementEvaluation) -> StrategyOffer {
+        let met = rival.expected.map(|times| times.under_load);
+        StrategyOffer {
             way,
             dollars_per_hour: rival.dollars_per_hour,
             on: if rival.feasible { rival.why.clone() } else { String::new() },
@@ -139,7 +142,7 @@ impl ListRegime {
     }
 }
 
-/// The planner's question for `subject` on `list`.
+/// Returns the planner's input for `subject` on `list`.
 #[must_use]
 pub fn rental(subject: &Subject, list: &NodeList, slo: Slo, arrivals: Option<Arrivals>) -> Rental {
     let facts = &subject.facts;
@@ -164,7 +167,7 @@ pub fn rental(subject: &Subject, list: &NodeList, slo: Slo, arrivals: Option<Arr
         starts: Some(prior.starts),
         shapes: node_shapes(list, Commitment::OnDemand, &subject.weights, None),
         reserve: Reserve::default(),
-        spot: Spot::Remote,
+        spot: SpotPolicy::Remote,
         transport: prior.transport.of_rows(token_bytes),
         runtime_bytes: prior.memory.main_bytes,
         fallback_bytes: subject.fallback_bytes(),

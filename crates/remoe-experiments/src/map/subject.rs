@@ -1,4 +1,4 @@
-//! The models of the map, from 14 GB to more than any single node of modest size holds.
+//! Models of the map, from 14 GB to more than a single modest node can hold.
 
 use crate::outlines;
 use remoe_hardware::ResidentWeights;
@@ -12,7 +12,7 @@ pub struct Subject {
     pub name: String,
     /// Bytes of all weights.
     pub total_bytes: u64,
-    /// Bytes that one token is multiplied with.
+    /// Bytes of the weights that one token uses.
     pub active_bytes: u64,
     /// Sizes of the model.
     #[serde(skip)]
@@ -23,7 +23,7 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// A model of its outline alone.
+    /// Creates a model from its outline.
     #[must_use]
     pub fn new(name: &str, outline: &Outline) -> Self {
         let facts = outline.inspection(name);
@@ -38,7 +38,7 @@ impl Subject {
         }
     }
 
-    /// The models of the map, the smallest first.
+    /// Returns the models of the map, the smallest first.
     #[must_use]
     pub fn all() -> Vec<Self> {
         vec![
@@ -51,12 +51,12 @@ impl Subject {
         ]
     }
 
-    /// Everything but routed experts, at rest.
+    /// Returns the bytes of the non-expert part in the checkpoint.
     pub(crate) fn rest_bytes(&self) -> f64 {
         (self.facts.non_expert_layer_bytes.iter().sum::<u64>() + self.facts.outside_bytes) as f64
     }
 
-    /// Memory for experts that no remote function answers for: two tokens' of a layer.
+    /// Returns the memory for the local fallback: the experts of two tokens in a layer.
     pub(crate) fn fallback_bytes(&self) -> f64 {
         2.0 * self.facts.top_k as f64 * self.facts.expert_bytes as f64
     }

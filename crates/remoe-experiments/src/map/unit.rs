@@ -1,49 +1,48 @@
-//! Cells at prices by the core, the GB and the whole GPU.
+//! Cells for unit prices: per core, GB and whole GPU.
 
 use super::{
-    Cell, DAY, IDLE_SECONDS, Offer, PATIENT_SECONDS, Regime, SLOW_SECONDS, Subject, WAYS, cheaper, request,
-    slo,
+    Cell, DAY, IDLE_SECONDS, PATIENT_SECONDS, Regime, SLOW_SECONDS, STRATEGIES, StrategyOffer, Subject,
+    cheaper, request, slo,
 };
 use crate::error::ExperimentError;
 use remoe_hardware::{
     Commitment, DeploymentRequirements, DeviceTimes, ListedNode, NodeTiming, Profile, node_shape, problem,
 };
 use remoe_planner::{
-    Affine, Arrivals, Device, Limits, PlanError, Pricing, Problem, SizeRange, Slo, Specs, Start, Starts,
-    VcpuRange, Way, compare,
+    Affine, Arrivals, Device, Limits, PlanError, Pricing, Problem, ServingStrategy, SizeRange, Slo, Specs,
+    Start, Starts, VcpuRange, compare,
 };
 
 const GB: f64 = 1e9;
-/// Where functions may sleep, the first token from nothing is promised within so many seconds.
+/// Limit of the TTFT of cold requests, in seconds.
 const COLD_SECONDS: f64 = 60.0;
-/// Groups of remote functions, at most.
-const MOST_GROUPS: u32 = 16;
-/// A container from an image that is on the node, and weights that a function loads: those of
-/// [`crate::Machine::reference`].
+/// Maximum number of groups of remote functions.
+const MAX_GROUPS: u32 = 16;
+/// Cold start of a function whose image is on the node, as in [`crate::Machine::reference`].
 const START: Start = Start { process_seconds: 3.0, load_bytes_per_second: 1e9 };
-/// Share of GPU memory that is not there for weights and caches.
+/// Share of GPU memory that weights and KV cache cannot use.
 const GPU_RESERVE: f64 = 0.08;
 
-/// Where functions live: what the largest has, and the machine that times follow from.
+/// Platform: largest function sizes, and the machine that determines times.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Platform {
     /// Memory of the largest function in GB.
     largest_gb: f64,
-    /// From one memory size to the next in GB.
+    /// Step between memory sizes in GB.
     step_gb: f64,
     /// vCPUs of the largest function.
     vcpus: f64,
-    /// From one number of vCPUs to the next.
+    /// Step between numbers of vCPUs.
     vcpu_step: f64,
     /// GPUs that one main function may have.
     gpus: &'static [u32],
-    /// vCPUs of a machine, and GB per second that its memory is specified for.
+    /// vCPUs of a machine, and its specified memory bandwidth in GB per second.
     machine: (f64, f64),
 }
 
 impl Platform {
-    /// Functions as large as the largest machines of clouds: 784 GB and 96 vCPUs of a machine with 128 that
-    /// share 410 GB/s (Google's n2-highmem-128), up to 8 GPUs.
+    /// Functions as large as the largest cloud machines: 784 GB and 96 vCPUs of a machine with 128 vCPUs and 410 GB/s
+    /// (Google's n2-highmem-128), up to 8 GPUs.
     pub const LARGE: Self = Self {
         largest_gb: 784.0,
         step_gb: 4.0,
@@ -53,8 +52,7 @@ impl Platform {
         machine: (128.0, 410.0),
     };
 
-    /// A cluster of modest nodes: 60 GB and 16 vCPUs that share 40 GB/s (n2-standard-16 without its reserve),
-    /// one GPU.
+    /// A cluster of modest nodes: 60 GB, 16 vCPUs and 40 GB/s (n2-standard-16 without its reserve), one GPU.
     pub const MODEST: Self = Self {
         largest_gb: 60.0,
         step_gb: 2.0,
@@ -64,7 +62,7 @@ impl Platform {
         machine: (16.0, 40.0),
     };
 
-    /// Functions of up to `most_gb`.
+    /// Returns the sizes of functions of up to `most_gb`.
     fn specs(&self, most_gb: f64) -> Specs {
         let step = self.step_gb * GB;
         let most = self.largest_gb.min(most_gb).max(self.step_gb) * GB;
@@ -73,7 +71,7 @@ impl Platform {
         Specs { main_vcpus: vcpus, remote_vcpus: vcpus, ..Specs::new(sizes, sizes) }
     }
 
-    /// Times of `subject` on a machine with so many GPUs of `gpu_bytes` each, none where 0.
+    /// Returns the profile of `subject` on a machine with `gpus` GPUs of `gpu_bytes` each.
     fn profile(&self, subject: &Subject, gpus: u32, gpu_bytes: f64, starts: Starts) -> Profile {
         let node = ListedNode {
             name: String::new(),
@@ -91,7 +89,7 @@ impl Platform {
             prefill_seconds: gpu.rest_prefill_seconds,
             decode_seconds: gpu.rest_decode_seconds,
             context_seconds_per_token: gpu.context_seconds_per_token,
-            // Experts that are moved come as fast as all GPUs of the machine take them.
+            // Experts are copied to all GPUs of the machine at once.
             swap_seconds: Affine {
                 per_token: subject.weights.token_bytes / gpu.host_bytes_per_second,
                 ..gpu.swap_seconds
@@ -110,28 +108,28 @@ impl Platform {
     }
 }
 
-/// Prices, limits and a place, for any model at any rate.
+/// A regime of unit prices: platform, prices and limits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UnitRegime {
-    /// For files.
+    /// Name in file names.
     pub name: &'static str,
-    /// For people.
+    /// Title.
     pub title: &'static str,
-    /// Where functions live.
+    /// Platform.
     pub place: Platform,
-    /// Prices; GPUs by the whole one, if any.
+    /// Prices; of whole GPUs, if any.
     pub pricing: Pricing,
-    /// Promised limits.
+    /// Latency limits.
     pub slo: Slo,
-    /// Idle windows in seconds that a way may choose from; none: functions never end.
+    /// Idle windows in seconds that are tried for each strategy; `None`: functions are always alive.
     pub windows: &'static [Option<f64>],
-    /// How functions start.
+    /// Cold starts.
     pub starts: Starts,
 }
 
 impl UnitRegime {
-    /// The regimes at `pricing`: large functions, large functions that may sleep, modest nodes, modest nodes
-    /// that may sleep, and the second one for mains that load four times as fast.
+    /// Returns the regimes at `pricing`: large functions and modest nodes, always alive or scaling to zero, and large
+    /// functions that scale to zero with main functions that load four times as fast.
     #[must_use]
     pub fn all(pricing: Pricing) -> Vec<Self> {
         let always = Self {
@@ -177,28 +175,29 @@ impl UnitRegime {
         ]
     }
 
-    /// Finds the cheapest way for every model at every rate.
+    /// Finds the cheapest strategy for every model at every rate.
     ///
     /// # Errors
-    /// No problem can be made of a model.
+    /// An invalid problem.
     pub fn regime(&self, subjects: &[Subject]) -> Result<Regime, ExperimentError> {
         Regime::of(self.name, self.title, self.limits(), subjects, |subject, per_day| {
             self.cell(subject, per_day)
         })
     }
 
-    /// Finds the cheapest way for `subject` at `per_day` requests a day.
+    /// Finds the cheapest strategy for `subject` at `per_day` requests a day.
     ///
     /// # Errors
-    /// No problem can be made of the model.
+    /// An invalid problem.
     pub fn cell(&self, subject: &Subject, per_day: f64) -> Result<Cell, ExperimentError> {
-        let mut offers: Vec<Offer> = WAYS.map(|way| absent(way, "no GPU in the price list")).into();
+        let mut offers: Vec<StrategyOffer> =
+            STRATEGIES.map(|way| absent(way, "no GPU in the price list")).into();
         for gpus in self.gpus() {
             for window in self.windows {
                 let problem = self.problem(subject, per_day, gpus, *window)?;
                 let rivals = match compare(&problem) {
                     Ok(verdict) => verdict.rivals,
-                    // Nothing is on GPUs that do not even hold what is no expert.
+                    // The GPUs cannot hold the non-expert part: no strategy uses them.
                     Err(PlanError::Infeasible(why)) => {
                         let why = why.to_string();
                         for offer in offers.iter_mut().filter(|offer| offer.dollars_per_hour.is_none()) {
@@ -212,14 +211,18 @@ impl UnitRegime {
                 };
                 for rival in rivals {
                     let way = match rival.name {
-                        // Beside a main function on CPUs, experts are where everything else is.
-                        Way::Mix if problem.device == Device::Cpu => Way::Cpu,
+                        // With a main function on CPUs, MIX is the same as everything on CPUs.
+                        ServingStrategy::Mix if problem.device == Device::Cpu => ServingStrategy::Cpu,
                         way => way,
                     };
-                    let offer = Offer {
+                    let offer = StrategyOffer {
                         way,
                         dollars_per_hour: rival.dollars_per_hour.filter(|_| rival.feasible),
-                        on: if way == Way::Cpu { place(0) } else { place(gpus) },
+                        on: if way == ServingStrategy::Cpu {
+                            describe_processors(0)
+                        } else {
+                            describe_processors(gpus)
+                        },
                         sleeps: window.is_some(),
                         ttft_seconds: rival.ttft_seconds,
                         tpot_seconds: rival.tpot_seconds,
@@ -234,17 +237,16 @@ impl UnitRegime {
         Ok(Cell::new(subject, per_day, offers))
     }
 
-    /// Numbers of GPUs of a main function, 0 for none.
+    /// Returns the numbers of GPUs of a main function that are tried, including 0.
     pub fn gpus(&self) -> impl Iterator<Item = u32> {
         let gpus = if self.pricing.gpu_bytes_each.is_some() { self.place.gpus } else { &[] };
         std::iter::once(0).chain(gpus.iter().copied())
     }
 
-    /// The planner's problem behind a part of a cell: a main function with `gpus`, functions that end after
-    /// `window` seconds without requests.
+    /// Returns the planner's problem for a cell, with `gpus` of the main function and an idle `window` in seconds.
     ///
     /// # Errors
-    /// No problem can be made of the model.
+    /// An invalid problem.
     pub fn problem(
         &self,
         subject: &Subject,
@@ -254,7 +256,7 @@ impl UnitRegime {
     ) -> Result<Problem, ExperimentError> {
         let each = self.pricing.gpu_bytes_each.unwrap_or(0.0);
         let together = f64::from(gpus);
-        // Several GPUs of a main function work as one that is as large, as quick and as dear as all.
+        // Several GPUs of a main function count as one with their total memory, speed and price.
         let pricing = match gpus {
             0 => Pricing { gpu_bytes_each: None, gpu_per_second_each: None, ..self.pricing },
             _ => Pricing {
@@ -263,7 +265,7 @@ impl UnitRegime {
                 ..self.pricing
             },
         };
-        // What loads for longer than is promised never sleeps: the search need not look at it.
+        // Functions that take longer to load than the cold TTFT limit cannot scale to zero: larger sizes are left out.
         let loaded =
             self.slo.cold_ttft_seconds.map(|cold| cold * self.starts.main.load_bytes_per_second / GB);
         let most_gb = loaded.filter(|_| window.is_some()).unwrap_or(f64::INFINITY);
@@ -284,7 +286,7 @@ impl UnitRegime {
             limits: Limits {
                 payload_bytes: None,
                 max_replicas: 1,
-                max_groups: Some(MOST_GROUPS),
+                max_groups: Some(MAX_GROUPS),
                 gpu_bytes: (gpus > 0).then_some(each * together * (1.0 - GPU_RESERVE)),
             },
             prediction: None,
@@ -325,7 +327,7 @@ impl UnitRegime {
     }
 }
 
-fn place(gpus: u32) -> String {
+fn describe_processors(gpus: u32) -> String {
     match gpus {
         0 => "CPUs".to_owned(),
         1 => "CPUs and 1 GPU".to_owned(),
@@ -333,8 +335,8 @@ fn place(gpus: u32) -> String {
     }
 }
 
-fn absent(way: Way, why: &str) -> Offer {
-    Offer {
+fn absent(way: ServingStrategy, why: &str) -> StrategyOffer {
+    StrategyOffer {
         way,
         dollars_per_hour: None,
         on: String::new(),

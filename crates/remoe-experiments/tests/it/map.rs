@@ -1,9 +1,9 @@
 //! The map of regimes against the planner's own answers.
 
-use remoe_experiments::map::{Cell, ListRegime, Subject, UnitRegime, WAYS, rental};
+use remoe_experiments::map::{Cell, ListRegime, STRATEGIES, Subject, UnitRegime, rental};
 use remoe_hardware::{NodeList, Prices};
 use remoe_model::{Folder, Outline};
-use remoe_planner::{Arrivals, Device, Options, Way, compare, rent, solve};
+use remoe_planner::{Arrivals, Device, Options, ServingStrategy, compare, rent, solve};
 use std::path::PathBuf;
 
 fn workspace(path: &str) -> PathBuf {
@@ -20,7 +20,7 @@ fn subject(name: &str) -> Subject {
 
 fn unit(name: &str) -> UnitRegime {
     let prices = Prices::from_yaml(&read("examples/pricing/gke-autopilot.yaml")).unwrap();
-    let regimes = UnitRegime::all(prices.pricing_apart().unwrap());
+    let regimes = UnitRegime::all(prices.separate_pricing().unwrap());
     regimes.into_iter().find(|regime| regime.name == name).unwrap()
 }
 
@@ -31,8 +31,8 @@ fn listed(name: &str) -> ListRegime {
 
 /// The winner is the cheapest of all that keep the limits, and savings are those of the offers.
 fn check(cell: &Cell) {
-    assert_eq!(cell.offers.iter().map(|offer| offer.way).collect::<Vec<_>>(), WAYS);
-    let dollars = |way: Way| cell.offer(way).unwrap().dollars_per_hour;
+    assert_eq!(cell.offers.iter().map(|offer| offer.way).collect::<Vec<_>>(), STRATEGIES);
+    let dollars = |way: ServingStrategy| cell.offer(way).unwrap().dollars_per_hour;
     let best = cell.best.and_then(dollars);
     for offer in &cell.offers {
         assert_eq!(offer.dollars_per_hour.is_none(), !offer.why.is_empty(), "{offer:?}");
@@ -40,7 +40,7 @@ fn check(cell: &Cell) {
         assert!(best.unwrap() <= other, "{cell:?}");
     }
     let least = |remote: bool| {
-        let ways = WAYS.into_iter().filter(|way| way.has_remote_experts() == remote);
+        let ways = STRATEGIES.into_iter().filter(|way| way.has_remote_experts() == remote);
         ways.filter_map(dollars).reduce(f64::min)
     };
     match (least(true), least(false)) {
@@ -80,14 +80,14 @@ fn cells_at_unit_prices_are_what_the_planner_answers() {
         let cell = regime.cell(&subject, per_day).unwrap();
         check(&cell);
         // Each way at its cheapest over places and windows, by the planner's full answer.
-        let mut least = WAYS.map(|way| (way, f64::INFINITY));
+        let mut least = STRATEGIES.map(|way| (way, f64::INFINITY));
         for gpus in regime.gpus() {
             for window in regime.windows {
                 let problem = regime.problem(&subject, per_day, gpus, *window).unwrap();
                 let Ok(answer) = solve(&problem, None, &Options::default()) else { continue };
                 for rival in answer.verdict.rivals.iter().filter(|rival| rival.feasible) {
-                    let on_cpus = rival.name == Way::Mix && problem.device == Device::Cpu;
-                    let way = if on_cpus { Way::Cpu } else { rival.name };
+                    let on_cpus = rival.name == ServingStrategy::Mix && problem.device == Device::Cpu;
+                    let way = if on_cpus { ServingStrategy::Cpu } else { rival.name };
                     let known = &mut least.iter_mut().find(|(name, _)| *name == way).unwrap().1;
                     *known = known.min(rival.dollars_per_hour.unwrap());
                 }
@@ -118,7 +118,7 @@ fn cells_on_nodes_are_what_the_planner_answers() {
         let best = cell.best.and_then(|best| cell.offer(best)?.dollars_per_hour);
         assert_eq!(best, answer.dollars_per_hour, "{}", subject.name);
         for offer in &cell.offers {
-            let rivals = answer.verdict.rivals.iter().filter(|rival| rival.name.way() == offer.way);
+            let rivals = answer.verdict.rivals.iter().filter(|rival| rival.name.strategy() == offer.way);
             let least = rivals.filter_map(|rival| rival.dollars_per_hour).reduce(f64::min);
             assert_eq!(offer.dollars_per_hour, least, "{} {:?}", subject.name, offer.way);
         }

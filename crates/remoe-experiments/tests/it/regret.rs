@@ -1,7 +1,9 @@
 //! Regret against what the planner answers.
 
 use remoe_experiments::{Regret, RegretCase, RegretSubject};
-use remoe_planner::{Arrivals, Options, PlanDraft, Problem, Truth, WrongFigure, evaluate, solve};
+use remoe_planner::{
+    Arrivals, ErrorDirection, MisestimatedInput, Options, PlanDraft, Problem, evaluate, solve,
+};
 use std::path::PathBuf;
 
 fn worked(name: &str) -> RegretSubject {
@@ -42,7 +44,7 @@ fn every_case_is_what_the_planner_says_of_the_true_figures() {
     assert!(regret.plans.len() >= 3, "{:?}", regret.plans);
     for case in &regret.cases {
         let subject = subjects.iter().find(|subject| subject.name == case.subject).unwrap();
-        let is = case.figure.of(&subject.problem, case.truth).unwrap();
+        let is = case.figure.apply(&subject.problem, case.truth).unwrap();
         // The plan of the wrong figures, met by the true ones.
         let exact = solve(&subject.problem, None, &Options::default()).unwrap();
         let met = evaluate(&is, &PlanDraft::from(&exact.plan), false).unwrap();
@@ -59,9 +61,11 @@ fn every_case_is_what_the_planner_says_of_the_true_figures() {
         }
     }
     // Summaries count what is there.
-    let exact: fn(&RegretCase) -> &remoe_experiments::Met = |case| &case.exact;
+    let exact: fn(&RegretCase) -> &remoe_experiments::PlanOutcome = |case| &case.exact;
     let all = regret.summary(None, exact);
-    let parts = Truth::ALL.into_iter().flat_map(|truth| WrongFigure::ALL.map(|figure| (figure, truth)));
+    let parts = ErrorDirection::ALL
+        .into_iter()
+        .flat_map(|truth| MisestimatedInput::ALL.map(|figure| (figure, truth)));
     let parts: Vec<_> = parts.map(|which| regret.summary(Some(which), exact)).collect();
     assert_eq!(all.cases, parts.iter().map(|part| part.cases).sum::<usize>());
     assert_eq!(all.broken, parts.iter().map(|part| part.broken).sum::<usize>());

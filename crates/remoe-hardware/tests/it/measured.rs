@@ -3,7 +3,7 @@
 use crate::common;
 
 use common::{measured, model, wishes};
-use remoe_hardware::{Factors, Profile, Ratio, TimeRatios, problem};
+use remoe_hardware::{Profile, TimeFactors, TimeRatio, TimeRatios, problem};
 use remoe_planner::{CpuProfile, Options, PlanDraft, solve};
 use serde_json::json;
 
@@ -23,7 +23,7 @@ fn answers(times: impl Iterator<Item = [(f64, f64); 2]>) -> String {
 #[test]
 fn steps_of_several_requests_go_by_the_factor_of_decode_steps() {
     let factors =
-        Factors::of(&TimeRatios::read(&answers((0..10).map(|_| [(1.0, 2.0), (1.0, 0.5)]))).unwrap());
+        TimeFactors::of(&TimeRatios::read(&answers((0..10).map(|_| [(1.0, 2.0), (1.0, 0.5)]))).unwrap());
     let table =
         CpuProfile { vcpus: vec![1.0], tokens: vec![1.0, 4.0, 8.0, 16.0], seconds: vec![vec![1.0]; 4] };
     let profile = Profile { expert_seconds: table.clone(), nonexpert_seconds: table, ..measured() };
@@ -39,7 +39,7 @@ fn steps_of_several_requests_go_by_the_factor_of_decode_steps() {
 
 #[test]
 fn factors_are_bounded_medians_of_enough_answers() {
-    let factors = |text: &str| Factors::of(&TimeRatios::read(text).unwrap());
+    let factors = |text: &str| TimeFactors::of(&TimeRatios::read(text).unwrap());
     let alike = |count: usize| answers((0..count).map(|_| [(0.1, 0.13), (0.01, 0.05)]));
     let few = factors(&alike(9));
     assert_eq!((few.prefill.factor, few.prefill.median, few.prefill.pairs), (1.0, None, 9));
@@ -66,8 +66,11 @@ fn answers_are_read_as_they_come() {
     let pairs = TimeRatios::read(&text).unwrap();
     // Waiting for a turn is no computing, and a cached prompt is none that was planned.
     let prefills: Vec<_> = pairs.iter().map(|pair| pair.prefill).collect();
-    assert_eq!(prefills, [Ratio::new(0.1, 0.9), Ratio::new(0.1, 0.2), Ratio::new(0.1, 0.3), None]);
-    assert!(pairs.iter().all(|pair| pair.decode == Ratio::new(0.01, 0.02)));
+    assert_eq!(
+        prefills,
+        [TimeRatio::new(0.1, 0.9), TimeRatio::new(0.1, 0.2), TimeRatio::new(0.1, 0.3), None]
+    );
+    assert!(pairs.iter().all(|pair| pair.decode == TimeRatio::new(0.01, 0.02)));
     for (text, line) in [("{}\nnothing", "line 2"), (r#"{"plan":{"expected":{}}}"#, "line 1")] {
         let error = TimeRatios::read(text).unwrap_err();
         assert!(error.contains(line), "{error}");
@@ -110,7 +113,7 @@ fn plans_with_factors_expect_what_requests_take() {
         let text = answers(expected.iter().zip(&took).map(|(expected, took)| {
             [(expected.ttft_seconds, took.ttft_seconds), (expected.tpot_seconds, took.tpot_seconds)]
         }));
-        let factors = Factors::of(&TimeRatios::read(&text).unwrap());
+        let factors = TimeFactors::of(&TimeRatios::read(&text).unwrap());
         let better = both(&factors.applied(&profile));
         for ((before, after), took) in expected.iter().zip(&better).zip(&took) {
             for (before, after, took) in [

@@ -3,8 +3,8 @@
 use remoe_hardware::{Commitment, NodeList, Profile, ResidentWeights, node_shapes};
 use remoe_model::{Folder, Outline};
 use remoe_planner::{
-    Arrangement, Arrivals, FlipCause, NodesAnswer, Rental, Request, Reserve, ResidentModel, RivalNodes, Slo,
-    Spot, rent,
+    Arrangement, ArrangementEvaluation, Arrivals, NodesAnswer, NodesFlipFigure, Rental, Request, Reserve,
+    ResidentModel, Slo, SpotPolicy, rent,
 };
 use std::path::PathBuf;
 
@@ -75,7 +75,7 @@ fn rental(model: &str, list: &NodeList) -> Rental {
         starts: Some(prior.starts),
         shapes: node_shapes(list, Commitment::OnDemand, &weights, None),
         reserve: Reserve::default(),
-        spot: Spot::Remote,
+        spot: SpotPolicy::Remote,
         transport: prior.transport.of_rows(facts.token_bytes as f64),
         runtime_bytes: prior.memory.main_bytes,
         fallback_bytes: 2.0 * facts.top_k as f64 * facts.expert_bytes as f64,
@@ -89,7 +89,7 @@ fn weights_of(model: &str) -> ResidentWeights {
     ResidentWeights::of_outline(&Outline::open_in(&Folder::new(folder), None).unwrap())
 }
 
-fn rival(answer: &NodesAnswer, name: Arrangement) -> &RivalNodes {
+fn rival(answer: &NodesAnswer, name: Arrangement) -> &ArrangementEvaluation {
     answer.verdict.rivals.iter().find(|rival| rival.name == name).unwrap()
 }
 
@@ -195,7 +195,7 @@ fn answers_keep_their_limits_and_are_the_cheapest_of_all_rivals() {
                 };
                 assert!(dollars >= answer.dollars_per_hour.unwrap(), "{model} {rival:?}");
                 let (expected, layout) = (rival.expected.unwrap(), rival.layout.unwrap());
-                let met = expected.met;
+                let met = expected.under_load;
                 assert!(
                     met.ttft_seconds <= 10.0 + 1e-6 && met.tpot_seconds <= 0.2 + 1e-6,
                     "{model} {rival:?}"
@@ -235,7 +235,8 @@ fn concurrency_beside_a_rate_changes_nothing() {
             assert_eq!(few, at(256), "{model} {per_second}");
             let expected = few.expected.unwrap();
             let steps = 199.0;
-            let little = per_second * (expected.met.ttft_seconds + steps * expected.met.tpot_seconds);
+            let little =
+                per_second * (expected.under_load.ttft_seconds + steps * expected.under_load.tpot_seconds);
             let ratio = expected.in_flight / little;
             assert!((0.5..1.5).contains(&ratio), "{model} {per_second}: {} {little}", expected.in_flight);
         }
@@ -325,7 +326,7 @@ fn equal_prices_go_to_the_faster_way() {
         for other in
             answer.verdict.rivals.iter().filter(|other| other.dollars_per_hour == best.dollars_per_hour)
         {
-            let tpot = |rival: &RivalNodes| rival.expected.unwrap().tpot_seconds;
+            let tpot = |rival: &ArrangementEvaluation| rival.expected.unwrap().tpot_seconds;
             assert!(tpot(best) <= tpot(other), "{model}: {best:?} {other:?}");
         }
     }
@@ -398,12 +399,12 @@ fn spot_nodes_host_what_they_may_and_counts_are_kept() {
         here.map(|node| node.count).sum()
     };
     let at = |spot| rent(&Rental { spot, slo: Slo::new(10.0, 0.4), ..base.clone() }).unwrap();
-    let remote_only = at(Spot::Remote);
+    let remote_only = at(SpotPolicy::Remote);
     assert_eq!(count(&remote_only, "main"), 0);
     assert!((1..=2).contains(&count(&remote_only, "group")));
-    let everything = at(Spot::Everything);
+    let everything = at(SpotPolicy::Everything);
     assert!(count(&everything, "main") + count(&everything, "group") <= 2);
-    let never = at(Spot::Never);
+    let never = at(SpotPolicy::Never);
     assert!(never.verdict.rivals.iter().all(|rival| rival.nodes.iter().all(|node| !node.spot)));
     assert!(remote(&everything) <= remote(&remote_only) && remote(&remote_only) < remote(&never));
 }
@@ -417,14 +418,14 @@ fn the_verdict_turns_where_it_says() {
         for flip in &verdict.flips {
             let mut there = base.clone();
             match flip.cause {
-                FlipCause::TpotSeconds => there.slo.tpot_seconds = flip.at,
-                FlipCause::GpuPriceFactor => {
+                NodesFlipFigure::TpotSeconds => there.slo.tpot_seconds = flip.at,
+                NodesFlipFigure::GpuPriceFactor => {
                     let gpus = there.shapes.iter_mut().filter(|shape| shape.gpus > 0);
                     gpus.for_each(|shape| shape.per_hour *= flip.at);
                 }
                 // Sizes scale times too: the search does both.
-                FlipCause::ModelSizeFactor => continue,
-                FlipCause::RequestRateFactor => unreachable!("{flip:?}"),
+                NodesFlipFigure::ModelSizeFactor => continue,
+                NodesFlipFigure::RequestRateFactor => unreachable!("{flip:?}"),
             }
             let turned = rent(&there).unwrap().verdict;
             assert_eq!(turned.pays, !verdict.pays, "{model} {flip:?} {}", turned.sentence);
@@ -467,13 +468,13 @@ fn what_is_rented_again_and_again_is_loaded_again_and_again() {
     let list = short_list();
     let base = Rental { arrivals: comes(1e-4, Some(60.0)), ..rental("gpt-oss-120b", &list) };
     let (answer, name) = (rent(&base).unwrap(), Arrangement::Cpu);
-    let met = rival(&answer, name).expected.unwrap().met;
+    let met = rival(&answer, name).expected.unwrap().under_load;
     assert!(met.cold_share > 0.9 && met.cold_ttft_seconds > met.ttft_seconds, "{met:?}");
     let mut slow = base;
     let starts = slow.starts.as_mut().unwrap();
     (starts.main.load_bytes_per_second, starts.remote.load_bytes_per_second) = (1e7, 1e7);
     let slow = rent(&slow).unwrap();
-    assert!(rival(&slow, name).expected.unwrap().met.cold_ttft_seconds > 2.0 * met.cold_ttft_seconds);
+    assert!(rival(&slow, name).expected.unwrap().under_load.cold_ttft_seconds > 2.0 * met.cold_ttft_seconds);
     // Who loads is there meanwhile.
     let dollars = |answer| rival(answer, name).dollars_per_hour.unwrap();
     assert!(dollars(&slow) > 1.5 * dollars(&answer), "{} {}", dollars(&slow), dollars(&answer));
@@ -489,7 +490,7 @@ fn turns_go_by_what_nodes_cost_in_the_mean() {
     let base = Rental { slo: Slo::new(10.0, 0.3), ..rental("mixtral-8x22b", &list) };
     let base = Rental { arrivals: comes(5.0 / 3600.0, Some(10.0)), ..base };
     let verdict = rent(&base).unwrap().verdict;
-    for flip in verdict.flips.iter().filter(|flip| flip.cause == FlipCause::GpuPriceFactor) {
+    for flip in verdict.flips.iter().filter(|flip| flip.cause == NodesFlipFigure::GpuPriceFactor) {
         assert!(!(0.999..1.001).contains(&flip.at), "{flip:?}");
         let mut there = base.clone();
         let gpus = there.shapes.iter_mut().filter(|shape| shape.gpus > 0);
@@ -506,7 +507,7 @@ fn limits_hold_under_the_load_that_comes() {
     let mut before = answer.dollars_per_hour.unwrap();
     for per_day in [1.0, 1_000.0, 5_000.0] {
         let answer = rent(&Rental { arrivals: comes(per_day / 86_400.0, None), ..alone.clone() }).unwrap();
-        let met = answer.expected.unwrap().met;
+        let met = answer.expected.unwrap().under_load;
         assert!(met.tpot_seconds <= 0.3 + 1e-9 && met.ttft_seconds <= 10.0 + 1e-9, "{per_day} {met:?}");
         assert!(met.tpot_seconds >= answer.expected.unwrap().tpot_seconds * 0.99);
         let dollars = answer.dollars_per_hour.unwrap();
@@ -590,7 +591,7 @@ fn main_functions_share(model: &str) {
     for per_second in [0.5, 6.0, 40.0] {
         let answer = at(per_second);
         let (dollars, layout) = (answer.dollars_per_hour.unwrap(), answer.layout.unwrap());
-        let met = answer.expected.unwrap().met;
+        let met = answer.expected.unwrap().under_load;
         assert!(met.tpot_seconds <= 0.4 + 1e-9 && met.ttft_seconds <= 10.0 + 1e-9, "{met:?}");
         for mains in [2, 3, 4, 6] {
             let together = f64::from(mains) * at(per_second / f64::from(mains)).dollars_per_hour.unwrap();

@@ -278,7 +278,7 @@ fn prices_have_the_units_of_bills() {
     assert_eq!(Prices::from_yaml(r#"{"cpuCoreHour": 1, "memoryGBHour": 1}"#).unwrap().gpu_hour, None);
     // Cores apart from memory.
     assert_eq!(pricing.cpu_per_core_second, None);
-    let apart = Prices::from_yaml(text).unwrap().pricing_apart().unwrap();
+    let apart = Prices::from_yaml(text).unwrap().separate_pricing().unwrap();
     assert!((apart.cpu_per_core_second.unwrap() - 0.03 / 3600.0).abs() < 1e-18);
     assert_eq!(apart.memory_per_gb_second, pricing.memory_per_gb_second);
 }
@@ -310,7 +310,7 @@ fn memory_that_brings_vcpus_is_a_property_of_prices() {
     assert!((one(None) - one(Some(1e9))).abs() < 1e-15);
     assert!(one(Some(1.769e9)) > 1.3 * one(None));
     // vCPUs cannot be chosen apart from the memory that brings them.
-    let apart = Prices::from_yaml(lambda).unwrap().pricing_apart().unwrap_err();
+    let apart = Prices::from_yaml(lambda).unwrap().separate_pricing().unwrap_err();
     assert_eq!(apart.field, "memoryPerVcpuMB");
 }
 

@@ -2,7 +2,9 @@
 
 use remoe_hardware::{Commitment, ListedNode, NodeTiming, Profile, ResidentWeights, node_shape};
 use remoe_model::{Folder, Outline};
-use remoe_planner::{Arrangement, ExpectedTimes, Rental, Request, Reserve, ResidentModel, Slo, Spot, rent};
+use remoe_planner::{
+    Arrangement, ExpectedTimes, Rental, Request, Reserve, ResidentModel, Slo, SpotPolicy, rent,
+};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -142,7 +144,7 @@ impl Measurement {
             starts: None,
             shapes: vec![shape],
             reserve: Reserve::default(),
-            spot: Spot::Never,
+            spot: SpotPolicy::Never,
             transport: prior.transport.of_rows(weights.token_bytes),
             runtime_bytes: prior.memory.main_bytes,
             fallback_bytes: 0.0,
@@ -163,7 +165,7 @@ impl Measurement {
     /// The predicted speed over the measured one.
     fn ratio(&self) -> f64 {
         let expected = self.expected();
-        let step = if self.batch > 1 { expected.met.tpot_seconds } else { expected.tpot_seconds };
+        let step = if self.batch > 1 { expected.under_load.tpot_seconds } else { expected.tpot_seconds };
         let (batch, steps) = (f64::from(self.batch), self.output_tokens.unwrap_or(OUTPUT) - 1.0);
         match self.metric.as_str() {
             "decode_tps_per_request" => 1.0 / step / self.value,

@@ -1,43 +1,44 @@
-//! The engine of one main function, from event to event.
+//! Discrete-event simulation of the engine of one main function.
 //!
-//! The engine (`main-model-fn/src/engine/thread.rs`) repeats admission, one decode iteration of all running
-//! streams, and a time slice of prompts. The slice is `part x target - d` seconds, where d is the median of the
-//! last decode iterations, and 0.1 d at least (`engine/pace.rs`). Without a stated target, the target is 3 d.
-//! `part` falls after each gap above the target and rises after each other one. Without running streams a prompt
-//! goes on until it is done. The shortest and the oldest prompt get the time of prompts in equal parts
-//! (`engine/scheduler.rs`).
+//! The engine (`main-model-fn/src/engine/thread.rs`) repeats admission, one decode iteration of all running streams, and a
+//! time slice of prefill. The slice is `part x target - d` seconds, at least 0.1 d, where d is the median of the last decode
+//! iterations (`engine/pace.rs`). Without a stated target, the target is 3 d. `part` falls after each gap above the target
+//! and rises after each other gap. Without running streams a prompt is prefilled without interruption. The shortest and the
+//! oldest prompt share the time of prefill equally (`engine/scheduler.rs`).
 //!
-//! Equal iterations are taken together, so that a request costs some events, however many steps it has.
+//! Equal iterations are simulated as one event, so that the work of a request does not depend on its number of steps.
 //!
-//! Left out: short prompts that share a pass, the limit of four passes under way, preemption, priority classes and
+//! Not simulated: short prompts that share a pass, the limit of four concurrent passes, preemption, priority classes and
 //! prefix caching.
 
 use super::load::Service;
 use std::collections::VecDeque;
 
-/// Decode iterations whose median counts (`REMEMBERED` of the engine).
+/// Number of decode iterations in the median (`REMEMBERED` of the engine).
 const REMEMBERED: usize = 31;
-/// Target in decode iterations where none is stated (`DEFAULT_SLOWDOWN`).
+/// Default target in decode iterations (`DEFAULT_SLOWDOWN` of the engine).
 const SLOWDOWN: f64 = 3.0;
-/// Changes of the planned part of the target after a gap above it, and after another one.
+/// Decrease of the planned part of the target after a gap above it.
 const STEP_DOWN: f64 = 0.02;
+/// Increase of the planned part of the target after any other gap.
 const STEP_UP: f64 = STEP_DOWN / 49.0;
-/// The least part of a target that is planned for.
+/// Least planned part of a target.
 const LEAST_PART: f64 = 0.6;
-/// Part of a decode iteration that prompts get at least.
+/// Least time of prefill between two decode iterations, as a share of an iteration.
 const LEAST_SHARE: f64 = 0.1;
-/// Iterations that are taken together, at most: while `part` changes, and while the median does.
-const MOST_TOGETHER: f64 = 32.0;
-const MOST_WHILE_MIXED: f64 = 4.0;
-/// Relative difference that is rounding.
+/// Maximum number of iterations in one event while `part` changes.
+const MAX_MERGED: f64 = 32.0;
+/// Maximum number of iterations in one event while the median changes.
+const MAX_MERGED_WHILE_MIXED: f64 = 4.0;
+/// Relative tolerance for rounding.
 const ROUNDING: f64 = 1e-9;
 
-/// Seconds of prompts between two decode iterations of `decode` seconds, at `part` of the target.
+/// Returns the seconds of prefill between two decode iterations of `decode` seconds, at `part` of the target.
 fn planned_slice(decode: f64, target_itl: Option<f64>, part: f64) -> f64 {
     (target_itl.unwrap_or(SLOWDOWN * decode) * part - decode).max(LEAST_SHARE * decode)
 }
 
-/// Seconds of prompts between two decode iterations of `decode` seconds, while gaps keep the target.
+/// Returns the seconds of prefill between two decode iterations of `decode` seconds, while gaps keep the target.
 pub(super) fn slice_seconds(decode: f64, target_itl: Option<f64>) -> f64 {
     planned_slice(decode, target_itl, 1.0)
 }
@@ -45,33 +46,33 @@ pub(super) fn slice_seconds(decode: f64, target_itl: Option<f64>) -> f64 {
 /// A request before its first token.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PrefillingRequest {
-    /// Position in the order of arrival.
+    /// Index in the order of arrival.
     pub index: usize,
-    /// Seconds of prefill that are left.
+    /// Remaining seconds of prefill.
     pub left: f64,
-    /// Decode steps, a whole number.
+    /// Number of decode steps.
     pub steps: f64,
 }
 
 /// A request after its first token.
 #[derive(Debug, Clone, Copy)]
 struct DecodingRequest {
-    /// Decode iterations of the engine after which it is done.
+    /// Count of the engine's decode iterations at which it is done.
     end: f64,
     first_token: f64,
     steps: f64,
 }
 
-/// Batches of the latest decode iterations.
+/// Batch sizes of the latest decode iterations.
 #[derive(Debug, Clone)]
-struct Recent {
+struct RecentBatches {
     runs: VecDeque<(usize, usize)>,
-    /// Iterations of n streams at index n.
+    /// `[n]`: number of iterations with n streams.
     counts: Vec<usize>,
     len: usize,
 }
 
-impl Recent {
+impl RecentBatches {
     fn push(&mut self, batch: usize, iterations: usize) {
         let iterations = iterations.min(REMEMBERED);
         match self.runs.back_mut() {
@@ -92,7 +93,7 @@ impl Recent {
         }
     }
 
-    /// Batch of the median iteration, as steps do not get shorter with more streams. None before the first one.
+    /// Returns the batch of the median iteration, or `None` before the first one. Steps never get shorter with more streams.
     fn median(&self) -> Option<usize> {
         if let (1, Some((batch, _))) = (self.runs.len(), self.runs.front()) {
             return Some(*batch);
@@ -109,34 +110,34 @@ impl Recent {
     }
 }
 
-/// One main function that is ready.
+/// Engine of one ready main function.
 #[derive(Debug, Clone)]
 pub(super) struct Engine<'a> {
     service: &'a Service,
     target_itl: Option<f64>,
-    /// Until when everything has happened. A decode iteration ends when it ends, so this may be later than asked.
+    /// Simulated time. It may be later than requested, since decode iterations are not interrupted.
     pub now: f64,
-    /// When the last request was done.
+    /// End of the last request.
     pub last_done: f64,
     /// Requests without a slot.
     waiting: VecDeque<PrefillingRequest>,
     /// Prompts with a slot, in the order of arrival.
     prompts: VecDeque<PrefillingRequest>,
-    /// The next one that is done stands last.
+    /// Running streams; the next one to end is the last.
     streams: Vec<DecodingRequest>,
     /// Decode iterations so far.
     iterations: f64,
-    recent: Recent,
+    recent: RecentBatches,
     /// Seconds of the median of the recent decode iterations.
     median: f64,
-    /// False while all prompts are as long: the oldest is the shortest one then.
+    /// Set if prompts have different lengths. Otherwise the oldest prompt is also the shortest.
     varies: bool,
     part: f64,
-    /// End of the last decode iteration, if prompts went on since.
+    /// End of the last decode iteration, if prompts were prefilled since.
     last_token: Option<f64>,
-    /// Position and time of first tokens since they were taken.
+    /// Index and time of first tokens.
     pub first_tokens: Vec<(usize, f64)>,
-    /// Seconds per decode step of requests that are done.
+    /// Seconds per decode step of finished requests.
     pub steps_took: Vec<f64>,
 }
 
@@ -152,7 +153,7 @@ impl<'a> Engine<'a> {
             prompts: VecDeque::new(),
             streams: Vec::new(),
             iterations: 0.0,
-            recent: Recent { runs: VecDeque::new(), counts: vec![0; slots + 1], len: 0 },
+            recent: RecentBatches { runs: VecDeque::new(), counts: vec![0; slots + 1], len: 0 },
             median: 0.0,
             varies: false,
             part: 1.0,
@@ -176,12 +177,12 @@ impl<'a> Engine<'a> {
         steps.get(batch.saturating_sub(1)).or(steps.last()).copied().unwrap_or(0.0)
     }
 
-    /// Seconds of prompts between two decode iterations.
+    /// Returns the seconds of prefill between two decode iterations.
     fn slice(&self) -> f64 {
         planned_slice(self.median, self.target_itl, self.part)
     }
 
-    /// Lets everything happen until `end`, at which the next request arrives.
+    /// Simulates until `end`, the next arrival.
     pub(super) fn advance(&mut self, end: f64) {
         while self.now < end {
             while self.prompts.len() + self.streams.len() < self.service.concurrency.max(1) as usize {
@@ -209,7 +210,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// One decode iteration, and the slice of prompts after it.
+    /// Simulates one decode iteration and the time slice of prefill after it.
     fn iterate(&mut self, end: f64) {
         let step = self.step_seconds(self.streams.len());
         if let Some(before) = self.last_token.take() {
@@ -227,15 +228,16 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Alike iterations before `end` in which nothing else happens, `left` decode iterations before the next
-    /// request is done. False where there is none.
+    /// Simulates equal iterations before `end` as one event. Returns false if there are none.
+    ///
+    /// `left`: decode iterations until the next request is done.
     fn iterate_together(&mut self, end: f64, left: f64) -> bool {
         if self.last_token.is_none() {
             return false;
         }
         let batch = self.streams.len();
         let (slice, step) = (self.slice(), self.step_seconds(batch));
-        let (oldest, shortest) = self.turns();
+        let (oldest, shortest) = self.oldest_and_shortest();
         let (parts, least) = match oldest == shortest {
             true => (1.0, self.prompts[oldest].left),
             false => (2.0, self.prompts[oldest].left.min(self.prompts[shortest].left)),
@@ -243,8 +245,8 @@ impl<'a> Engine<'a> {
         let change = self.change_of_part(slice + step);
         let most = match self.recent.is_full_of(batch) {
             true if self.part == 1.0 && change > 0.0 => f64::INFINITY,
-            true => MOST_TOGETHER,
-            false => MOST_WHILE_MIXED,
+            true => MAX_MERGED,
+            false => MAX_MERGED_WHILE_MIXED,
         };
         let fit = (parts * least / slice - ROUNDING).floor();
         let count = fit.min(left - 1.0).min(((end - self.now) / (slice + step)).floor()).min(most);
@@ -260,13 +262,13 @@ impl<'a> Engine<'a> {
         true
     }
 
-    /// Change of the planned part of the target after a gap of `seconds` between two tokens.
+    /// Returns the change of the planned part of the target after a gap of `seconds` between two tokens.
     fn change_of_part(&self, seconds: f64) -> f64 {
         let target = self.target_itl.unwrap_or(SLOWDOWN * self.median);
         if seconds > target * (1.0 + ROUNDING) { -STEP_DOWN } else { STEP_UP }
     }
 
-    /// Decode iterations that take `seconds` with what goes on between them.
+    /// Simulates decode iterations, which take `seconds` together with the prefill between them.
     fn decode(&mut self, iterations: f64, seconds: f64) {
         let batch = self.streams.len();
         if !self.recent.is_full_of(batch) {
@@ -281,8 +283,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Positions of the oldest and of the shortest prompt.
-    fn turns(&self) -> (usize, usize) {
+    /// Returns the indices of the oldest and of the shortest prompt.
+    fn oldest_and_shortest(&self) -> (usize, usize) {
         if !self.varies {
             return (0, 0);
         }
@@ -295,9 +297,9 @@ impl<'a> Engine<'a> {
         (0, shortest)
     }
 
-    /// Prompts go on until one of them is done, `until` at most.
+    /// Simulates prefill until one prompt is done, or until `until`.
     fn prefill(&mut self, until: f64) {
-        let (oldest, shortest) = self.turns();
+        let (oldest, shortest) = self.oldest_and_shortest();
         let time = until - self.now;
         let slack = ROUNDING * self.service.prefill_seconds;
         let (parts, first) = match self.prompts[shortest].left < self.prompts[oldest].left {

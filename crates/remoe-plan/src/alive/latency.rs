@@ -1,32 +1,33 @@
-//! Times of requests under load, from a small simulation with the same random numbers on every call.
+//! Latencies of requests under load, from a small simulation with the same random numbers on every call.
 //!
-//! Requests come to engines (`engine.rs`) as [`Arrivals`] say. Gaps between bursts and sizes of bursts take the
-//! quantiles of their distributions, each once, in a random order that is always the same. So a call is a pure
-//! function, and plans that differ little have times that differ little.
+//! Requests arrive at engines (`engine.rs`) as in [`Arrivals`]. Gaps between bursts and sizes of bursts take the quantiles
+//! of their distributions, each once, in a fixed pseudo-random order. So a call is a pure function, and similar plans have
+//! similar latencies.
 //!
-//! **Control variate.** The same requests go through a queue with one server and the engine's greatest throughput.
+//! **Control variate.** The same requests pass through a queue with one server and the engine's greatest throughput.
 //! The mean wait of that queue is known (Pollaczek and Khinchine; bursts: Chaudhry and Templeton, A First Course in
 //! Bulk Queues, 1983). The difference between the known and the simulated mean corrects the mean of the engine, by
 //! the slope of a regression over batches of requests. Quantiles move with the mean. With one slot and constant
 //! requests the mean is that of M/D/1.
 
 use super::engine::{Engine, PrefillingRequest};
-use super::load::{Mains, Service};
-use super::recorded::spread;
+use super::load::{MainFunctions, Service};
+use super::recorded::hash;
 use crate::problem::{Arrivals, Quantile};
 use serde::Serialize;
 
-/// Requests that are simulated without bursts, and at most.
+/// Simulated requests without bursts.
 const REQUESTS: f64 = 4_000.0;
-const MOST_REQUESTS: f64 = 12_000.0;
-/// Bursts that are simulated, at least.
-const LEAST_BURSTS: f64 = 16.0;
-/// Requests after which a simulation asks whether to go on.
-const ASK_EVERY: usize = 64;
+/// Maximum number of simulated requests.
+const MAX_REQUESTS: f64 = 12_000.0;
+/// Minimum number of simulated bursts.
+const MIN_BURSTS: f64 = 16.0;
+/// Number of requests between two checks if the simulation must end.
+const CHECK_EVERY: usize = 64;
 /// Batches of requests in the regression.
 const BATCHES: usize = 32;
-/// Corrections of waits by the control variate, at most and at least, as factors.
-const MOST_CORRECTED: f64 = 2.0;
+/// Largest correction of waits by the control variate, as a factor in both directions.
+const MAX_CORRECTION: f64 = 2.0;
 
 /// Seconds over requests: the mean and quantiles.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -42,12 +43,12 @@ pub struct Quantiles {
 }
 
 impl Quantiles {
-    /// Returns figures of requests that all take so long.
+    /// Returns the quantiles of a constant.
     pub fn constant(seconds: f64) -> Self {
         Self { mean: seconds, p50: seconds, p95: seconds, p99: seconds }
     }
 
-    /// The figure that a limit names: the mean where it names none.
+    /// Returns the given quantile, or the mean without one.
     #[must_use]
     pub fn at(&self, quantile: Option<Quantile>) -> f64 {
         match quantile {
@@ -58,12 +59,12 @@ impl Quantiles {
         }
     }
 
-    /// Each of the figures by `change`.
+    /// Applies `change` to each figure.
     pub fn map(self, change: impl Fn(f64) -> f64) -> Self {
         Self { mean: change(self.mean), p50: change(self.p50), p95: change(self.p95), p99: change(self.p99) }
     }
 
-    /// Brings `values` into another order. Without any all figures are 0.
+    /// Computes the quantiles of `values`, which it reorders. Without values all figures are 0.
     fn of(values: &mut [f64]) -> Self {
         let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;
         let mut at = |share: f64| {
@@ -77,29 +78,27 @@ impl Quantiles {
 /// Latencies of requests under load.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Latency {
-    /// Time to first token of requests that find functions ready, with the wait for a slot.
+    /// Time to first token of warm requests, including the wait for a slot.
     pub ttft: Quantiles,
-    /// Time to first token of all requests, with starts from nothing.
+    /// Time to first token of all requests, including cold starts.
     pub ttft_with_starts: Quantiles,
-    /// Time per output token of a request, in the mean over its decode steps. 0 without decode steps.
+    /// Time per output token of a request: the mean over its decode steps, or 0 without decode steps.
     pub tpot: Quantiles,
 }
 
 impl Latency {
-    /// Returns the latencies of requests that each wait for so many `seconds` more.
+    /// Returns the latencies if each request waits for `seconds` more.
     pub fn after(self, seconds: f64) -> Self {
         let later = |times: Quantiles| times.map(|time| time + seconds);
         Self { ttft: later(self.ttft), ttft_with_starts: later(self.ttft_with_starts), ..self }
     }
 }
 
-/// Returns the latencies of requests that come as `arrivals` say to main functions that serve as `service` says and
-/// take `start_seconds` from nothing to ready.
+/// Simulates the latencies of requests under `arrivals`, with cold starts of `start_seconds`.
 ///
-/// `target_itl` is the inter-token latency that the engine aims at beside prompts, in seconds. Without one it is
-/// three decode iterations.
+/// `target_itl`: target inter-token latency of the engine during prefills, in seconds; three decode iterations if absent.
 ///
-/// A call takes up to a few milliseconds. None where more requests come than can be served.
+/// A call takes up to a few milliseconds. Returns `None` if more requests arrive than can be served.
 #[must_use]
 pub fn latency(
     arrivals: &Arrivals,
@@ -110,7 +109,7 @@ pub fn latency(
     latency_unless(arrivals, service, start_seconds, target_itl, &|_| false)
 }
 
-/// [`latency`], given up where `ends` says so, which is told how many requests came since it was asked.
+/// Simulates as [`latency`], and returns `None` as soon as `ends` returns true. It gets the requests since its last call.
 pub fn latency_unless(
     arrivals: &Arrivals,
     service: &Service,
@@ -118,7 +117,7 @@ pub fn latency_unless(
     target_itl: Option<f64>,
     ends: &dyn Fn(usize) -> bool,
 ) -> Option<Latency> {
-    let mains = Mains::paced(service, target_itl);
+    let mains = MainFunctions::with_target(service, target_itl);
     let per_second = super::mean_per_second(arrivals);
     if per_second <= 0.0 {
         let step =
@@ -134,7 +133,7 @@ pub fn latency_unless(
         Some(times) => {
             let first = times.first().copied().unwrap_or(0.0);
             for (index, time) in times.iter().enumerate() {
-                if index.is_multiple_of(ASK_EVERY) && ends(ASK_EVERY) {
+                if index.is_multiple_of(CHECK_EVERY) && ends(CHECK_EVERY) {
                     return None;
                 }
                 deployment.arrive(time - first, service.prefill_seconds, service.steps.round());
@@ -146,11 +145,11 @@ pub fn latency_unless(
     Some(deployment.latency(control.as_ref()))
 }
 
-/// The queue whose mean wait is known, beside the engines.
+/// Control variate: a queue with a known mean wait that gets the same requests.
 struct Control {
     /// Wait of each request.
     waits: Vec<f64>,
-    /// Their mean over all time.
+    /// Known mean wait.
     expected: f64,
 }
 
@@ -162,13 +161,13 @@ struct SimulatedDeployment<'a> {
     is_awake: bool,
     ready: f64,
     last_arrival: f64,
-    /// When each request came, and when functions were ready for it.
+    /// Arrival of each request, and the time at which functions were ready for it.
     arrived: Vec<(f64, f64)>,
 }
 
 impl<'a> SimulatedDeployment<'a> {
     fn new(arrivals: &Arrivals, service: &'a Service, start_seconds: f64, target_itl: Option<f64>) -> Self {
-        let mains = service.mains.clamp(1, MOST_REQUESTS as u32) as usize;
+        let mains = service.mains.clamp(1, MAX_REQUESTS as u32) as usize;
         Self {
             service,
             engines: vec![Engine::new(service, target_itl); mains],
@@ -181,10 +180,10 @@ impl<'a> SimulatedDeployment<'a> {
         }
     }
 
-    /// A request of so many seconds of prefill and decode steps comes. Returns the position of its main function.
+    /// Simulates the arrival of a request. Returns the index of its main function.
     fn arrive(&mut self, now: f64, prefill: f64, steps: f64) -> usize {
         let index = self.arrived.len();
-        let chosen = (spread(index as u64) % self.engines.len() as u64) as usize;
+        let chosen = (hash(index as u64) % self.engines.len() as u64) as usize;
         if self.is_awake && now - self.last_arrival >= self.idle_seconds {
             self.engines.iter_mut().for_each(|engine| engine.advance(now));
             let last_done = self.engines.iter().map(|engine| engine.last_done).fold(self.ready, f64::max);
@@ -203,41 +202,40 @@ impl<'a> SimulatedDeployment<'a> {
         chosen
     }
 
-    /// Lets random requests come, to the engines and to the control queue. None if `ends` says so.
+    /// Simulates random arrivals at the engines and at the control queue. Returns `None` if `ends` returns true.
     fn random(
         &mut self,
         arrivals: &Arrivals,
-        mains: &Mains<'_>,
+        mains: &MainFunctions<'_>,
         ends: &dyn Fn(usize) -> bool,
     ) -> Option<Control> {
         let size = arrivals.burst.max(1.0);
-        let count =
-            (REQUESTS.max(MOST_REQUESTS.min(REQUESTS * size)) / size).ceil().max(LEAST_BURSTS) as usize;
+        let count = (REQUESTS.max(MAX_REQUESTS.min(REQUESTS * size)) / size).ceil().max(MIN_BURSTS) as usize;
         let (gaps, sizes) = (shuffled(count, 1), shuffled(count, 2));
         let together = |further: &f64| {
             let geometric = if size > 1.0 { further.ln() / (1.0 - 1.0 / size).ln() } else { 0.0 };
-            1 + geometric.min(MOST_REQUESTS) as usize
+            1 + geometric.min(MAX_REQUESTS) as usize
         };
         let requests = sizes.iter().map(together).sum();
         let input = Lengths::new(arrivals.input_variation, requests, 3);
         let output = Lengths::new(arrivals.output_variation, requests, 4);
         let (prefill, steps) = (self.service.prefill_seconds, self.service.steps);
         let main_rate = mains.most_per_second() / mains.count;
-        // Of the time that a request costs, its prefill's part.
+        // Share of the prefill in the work of a request.
         let part = (prefill * main_rate).min(1.0);
-        let mut owed = vec![(0.0_f64, 0.0_f64); self.engines.len()];
+        let mut control_work = vec![(0.0_f64, 0.0_f64); self.engines.len()];
         let (mut now, mut waits) = (0.0, Vec::new());
         for (gap, further) in gaps.iter().zip(&sizes) {
             now -= gap.ln() * size / arrivals.per_second;
             for _ in 0..together(further) {
                 let index = self.arrived.len();
-                if index.is_multiple_of(ASK_EVERY) && ends(ASK_EVERY) {
+                if index.is_multiple_of(CHECK_EVERY) && ends(CHECK_EVERY) {
                     return None;
                 }
                 let (of_input, of_output) = (input.factor(index), output.factor(index));
                 let whole = if steps > 0.0 { (steps * of_output).round().max(1.0) } else { 0.0 };
                 let chosen = self.arrive(now, prefill * of_input, whole);
-                let (work, since) = &mut owed[chosen];
+                let (work, since) = &mut control_work[chosen];
                 *work = (*work - (now - *since)).max(0.0);
                 waits.push(*work);
                 *work += (part * of_input + (1.0 - part) * of_output) / main_rate;
@@ -247,13 +245,13 @@ impl<'a> SimulatedDeployment<'a> {
         let load = arrivals.per_second / mains.most_per_second();
         let variation =
             (part * arrivals.input_variation).powi(2) + ((1.0 - part) * arrivals.output_variation).powi(2);
-        // Of a burst each request goes to one of the main functions by chance.
+        // Each request of a burst goes to a random main function.
         let further = (size - 1.0) / mains.count;
         let expected = (load * (1.0 + variation) / 2.0 + further) / ((1.0 - load) * main_rate);
         Some(Control { waits, expected })
     }
 
-    /// Lets all requests end.
+    /// Simulates until all requests are done, and returns their latencies.
     fn latency(mut self, control: Option<&Control>) -> Latency {
         let mut all = vec![f64::NAN; self.arrived.len()];
         let mut steps = Vec::new();
@@ -284,7 +282,7 @@ impl<'a> SimulatedDeployment<'a> {
             let least = values.iter().copied().reduce(f64::min).unwrap_or(0.0);
             let wait = found.mean - least;
             let factor = if wait > 0.0 { 1.0 + correction / wait } else { 1.0 };
-            let factor = factor.clamp(1.0 / MOST_CORRECTED, MOST_CORRECTED);
+            let factor = factor.clamp(1.0 / MAX_CORRECTION, MAX_CORRECTION);
             found.map(|seconds| least + (seconds - least) * factor)
         };
         let ttft = corrected(&mut warm);
@@ -297,32 +295,32 @@ impl<'a> SimulatedDeployment<'a> {
 }
 
 impl Control {
-    /// Seconds by which the mean of `found` is wrong, from how wrong the mean of the waits is.
+    /// Returns the correction in seconds of the mean of `found`, by a regression on the error of the mean wait.
     fn correction(&self, found: &[f64]) -> f64 {
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
         let (wait, seconds) = (mean(&self.waits), mean(found));
         let size = (found.len() / BATCHES).max(1);
         let (mut square, mut product) = (0.0, 0.0);
         for (waits, found) in self.waits.chunks(size).zip(found.chunks(size)) {
-            let apart = mean(waits) - wait;
-            square += apart * apart;
-            product += apart * (mean(found) - seconds);
+            let deviation = mean(waits) - wait;
+            square += deviation * deviation;
+            product += deviation * (mean(found) - seconds);
         }
-        let slope = if square > 0.0 { (product / square).clamp(0.0, MOST_CORRECTED) } else { 0.0 };
+        let slope = if square > 0.0 { (product / square).clamp(0.0, MAX_CORRECTION) } else { 0.0 };
         slope * (self.expected - wait)
     }
 }
 
-/// Lengths of requests over their mean: lognormal with a coefficient of variation.
+/// Lengths of requests relative to their mean: lognormal with a coefficient of variation.
 struct Lengths {
     deviation: f64,
     stream: u64,
-    /// Part of each request's draw that decides how far it is from typical.
+    /// Radius of each request's normal variable (Box and Muller).
     radii: Vec<f64>,
 }
 
 impl Lengths {
-    /// Lengths of `count` requests, in an order of its own for each `stream`.
+    /// Draws the lengths of `count` requests. Each `stream` has its own order.
     fn new(variation: f64, count: usize, stream: u64) -> Self {
         let deviation = (variation * variation).ln_1p().sqrt();
         Self {
@@ -332,7 +330,7 @@ impl Lengths {
         }
     }
 
-    /// The factor of the request at `index`: Box and Muller.
+    /// Returns the relative length of the request at `index` (Box and Muller).
     fn factor(&self, index: usize) -> f64 {
         let Some(radius) = self.radii.get(index) else { return 1.0 };
         let normal = (-2.0 * radius.ln()).sqrt()
@@ -341,16 +339,16 @@ impl Lengths {
     }
 }
 
-/// A number above 0 and at most 1.
+/// Returns a pseudo-random number above 0 and up to 1.
 fn unit(index: u64) -> f64 {
-    ((spread(index) >> 11) + 1) as f64 / (1_u64 << 53) as f64
+    ((hash(index) >> 11) + 1) as f64 / (1_u64 << 53) as f64
 }
 
-/// The midpoints of `count` equal parts of the unit interval, in a random order of its own for each `stream`.
+/// Returns the midpoints of `count` equal parts of the unit interval, shuffled. Each `stream` has its own order.
 fn shuffled(count: usize, stream: u64) -> Vec<f64> {
     let mut points: Vec<f64> = (0..count).map(|index| (index as f64 + 0.5) / count as f64).collect();
     for last in (1..count).rev() {
-        let other = spread((stream << 48) + last as u64) % (last as u64 + 1);
+        let other = hash((stream << 48) + last as u64) % (last as u64 + 1);
         points.swap(last, other as usize);
     }
     points

@@ -1,86 +1,82 @@
-//! How much of the time functions are alive, how many requests find them asleep, and what load those
-//! that run are under.
+//! Queueing model of a deployment: share of the time in which its functions are alive, share of cold requests, and load.
 //!
-//! A deployment has some main functions; remote functions live and die with them. It sleeps when no
-//! request has been there for [`Arrivals::idle_seconds`], and the next request starts it. Requests go to
-//! one of the mains by chance, as a Kubernetes Service sends them; each main serves up to
-//! [`Service::concurrency`] at once and lets others wait, first come first served.
+//! A deployment has one or more main functions; remote functions start and stop with them. It scales to zero if there was
+//! no request for [`Arrivals::idle_seconds`], and the next request starts it. Requests go to a random main function, as with
+//! a Kubernetes Service. Each main function serves up to [`Service::concurrency`] requests at once; others wait in a queue,
+//! first come, first served.
 //!
-//! `load.rs` says how fast a main serves n requests, `poisson.rs` what random arrivals make of that in
-//! the mean, `recorded.rs` replays recorded ones, `alone.rs` is a group that ends by itself. `latency.rs` has times of
-//! requests with their quantiles, from the iterations of `engine.rs`.
+//! `load.rs` has the speed of a main function with n requests, `poisson.rs` the means under random arrivals, `recorded.rs`
+//! replays recorded arrivals, `scaling_group.rs` models a group that scales to zero. `latency.rs` simulates latencies with
+//! quantiles, with the iterations of `engine.rs`.
 
-mod alone;
 mod engine;
 mod latency;
 mod load;
 mod poisson;
 mod recorded;
+mod scaling_group;
 
-pub use alone::{Alone, AloneTime};
 pub use latency::latency_unless;
 pub use latency::{Latency, Quantiles, latency};
 pub use load::Service;
+pub use scaling_group::{ScalingGroup, ScalingGroupTime};
 
 use crate::problem::Arrivals;
-use load::Mains;
+use load::MainFunctions;
 use std::borrow::Cow;
 
-/// Recorded times that a search replays for every candidate.
-const LONG_RECORD: usize = 64;
+/// Largest number of recorded times that a search replays for every candidate.
+const MAX_REPLAYED: usize = 64;
 
-/// Life of a deployment under its arrivals: means over all time.
+/// Time alive and load of a deployment under its arrivals: means over all time.
 ///
-/// In seconds and requests per second. Cost is [`Self::share`] times the price of what is alive.
+/// Units: seconds, requests per second. The cost per second is [`Self::share`] times the price of all functions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Alive {
-    /// Share of the time in which functions are alive; starts and idle windows included.
+    /// Share of the time in which functions are alive, including starts and idle windows.
     pub share: f64,
-    /// Starts from nothing, per second.
+    /// Cold starts per second.
     pub wakes_per_second: f64,
-    /// Share of the requests that wait for a start.
+    /// Share of the requests that wait for a cold start.
     pub cold_share: f64,
-    /// How long they wait for it in the mean; 0 where there are none.
+    /// Mean seconds that these requests wait for the start; 0 without them.
     pub cold_wait_seconds: f64,
-    /// Requests that one main serves, over all time: asleep it serves none.
+    /// Mean number of requests that a main function serves, over all time.
     pub in_flight: f64,
-    /// From the moment a request has a slot of a ready main to its last token, over all requests.
+    /// Mean seconds from the admission of a request to its last token.
     pub service_seconds: f64,
-    /// From that moment to its first token: the iteration that runs, prompts that stand before its own, and the
-    /// iteration of its own prompt.
+    /// Mean seconds from the admission of a request to its first token: the running iteration, prompts before its own, and its
+    /// own prefill.
     pub first_token_seconds: f64,
-    /// Per decode step: what a request takes beyond a prefill of its own, so other requests' prefills
-    /// are in it. 0 where requests have no decode steps.
+    /// Mean seconds per decode step, including the prefills of other requests. 0 if requests have no decode steps.
     pub tpot_seconds: f64,
-    /// For a slot of a ready main, over all requests; infinite where saturated.
+    /// Mean seconds that requests wait for admission to a ready main function; infinite if saturated.
     pub wait_seconds: f64,
-    /// Arrivals over what the mains can serve at most.
+    /// Arrival rate divided by the largest rate that the main functions can serve.
     pub utilisation: f64,
-    /// More requests come than the mains can serve: figures are those of mains that are always full.
+    /// Set if more requests arrive than can be served: then figures are those of full main functions.
     pub saturated: bool,
 }
 
-/// Life under `arrivals` of mains that serve as `service` says and take `start_seconds` from nothing to
-/// ready, the slowest function counted.
+/// Computes time alive and load of a deployment under `arrivals`, with cold starts of `start_seconds`.
 ///
-/// Recorded times are replayed, in time proportional to their number. For others the time is that of
-/// some operations for each number of requests that is at all likely to be there at once: microseconds.
+/// Recorded arrivals are replayed, in time proportional to their number. For random arrivals it takes microseconds.
 ///
-/// Figures are as good as their inputs: those of a checked problem are finite and not negative. Without
-/// arrivals (none per second; fewer than two distinct recorded times) the deployment sleeps for good.
+/// Inputs must be those of a checked problem: finite and not negative. Without arrivals (a rate of 0, or fewer than two
+/// distinct recorded times) the deployment stays at zero.
 #[must_use]
 pub fn alive(arrivals: &Arrivals, service: &Service, start_seconds: f64) -> Alive {
     alive_beside(arrivals, service, start_seconds, None)
 }
 
-/// As [`alive`], for mains that aim at an inter-token latency of `target_itl` seconds beside prompts.
+/// Computes [`alive`] for main functions with a target inter-token latency of `target_itl` seconds during prefills.
 pub fn alive_beside(
     arrivals: &Arrivals,
     service: &Service,
     start_seconds: f64,
     target_itl: Option<f64>,
 ) -> Alive {
-    let mains = Mains::paced(service, target_itl);
+    let mains = MainFunctions::with_target(service, target_itl);
     let per_second = mean_per_second(arrivals);
     if per_second <= 0.0 {
         return mains.unused(arrivals.idle_seconds.is_none());
@@ -91,12 +87,12 @@ pub fn alive_beside(
     }
     let time = match &arrivals.recorded_seconds {
         Some(times) => recorded::replay(times, arrivals.idle_seconds, start_seconds, &mains),
-        None => poisson::expect(arrivals, start_seconds, &mains),
+        None => poisson::expected_time_shares(arrivals, start_seconds, &mains),
     };
-    mains.figures(per_second, utilisation, &time)
+    mains.latencies(per_second, utilisation, &time)
 }
 
-/// Requests per second, in the mean.
+/// Returns the mean number of requests per second.
 pub fn mean_per_second(arrivals: &Arrivals) -> f64 {
     match &arrivals.recorded_seconds {
         Some(times) => recorded::per_second(times),
@@ -104,10 +100,10 @@ pub fn mean_per_second(arrivals: &Arrivals) -> f64 {
     }
 }
 
-/// `arrivals` for a search, which would replay a long record for every candidate: requests come as often at random then.
-pub fn quick(arrivals: &Arrivals) -> Cow<'_, Arrivals> {
+/// Simplifies `arrivals` for a search: replaces a long record by random arrivals at the same rate.
+pub fn simplified_arrivals(arrivals: &Arrivals) -> Cow<'_, Arrivals> {
     match &arrivals.recorded_seconds {
-        Some(times) if times.len() > LONG_RECORD => Cow::Owned(Arrivals {
+        Some(times) if times.len() > MAX_REPLAYED => Cow::Owned(Arrivals {
             per_second: mean_per_second(arrivals),
             burst: 1.0,
             recorded_seconds: None,
@@ -117,23 +113,23 @@ pub fn quick(arrivals: &Arrivals) -> Cow<'_, Arrivals> {
     }
 }
 
-/// Where time goes, in the mean.
+/// Mean state of a deployment over time.
 #[derive(Debug, Clone, Copy, Default)]
-struct Time {
-    /// Share of it in which functions are alive.
+struct TimeShares {
+    /// Share of the time in which functions are alive.
     alive: f64,
-    /// Starts per second.
+    /// Cold starts per second.
     wakes: f64,
-    /// Requests per second that wait for a start.
+    /// Requests per second that wait for a cold start.
     cold: f64,
-    /// Requests that wait for a start at once.
+    /// Number of requests that wait for a cold start.
     awaiting_start: f64,
-    /// Requests that one main serves at once.
+    /// Number of requests that one main function serves.
     served: f64,
-    /// Requests that are served only because prompts that came with theirs go first.
+    /// Number of served requests that wait for prompts of the same burst.
     held_up: f64,
-    /// Prompts that came together with a request's and go first.
+    /// Prompts of the same burst that are before that of a request.
     before: f64,
-    /// Requests that wait for a slot of one ready main at once.
+    /// Number of requests that wait for admission to one ready main function.
     queued: f64,
 }

@@ -1,52 +1,49 @@
-//! Random arrivals: bursts at the moments of a Poisson process, sizes geometric.
+//! Mean state under random arrivals: bursts of geometric sizes in a Poisson process.
 //!
-//! **Requests present** are a birth-death process with bursts. Between n and n + 1 as many requests pass
-//! upwards as downwards: with p(n) the share of time with n requests there, bursts at rate `l` and
-//! q = 1 - 1 / burst (a burst goes on with chance q, so q^j brings it more than j further),
+//! **Requests present** are a birth-death process with bursts. The flows between n and n + 1 requests are equal in both
+//! directions. Let p(n) be the share of time with n requests, `l` the rate of bursts and q = 1 - 1 / burst: a burst continues
+//! with probability q. Then
 //!
 //! `rate(n + 1) p(n + 1) = l a(n) + w P(K > n)`, `a(n) = p(n) + q a(n - 1)`,
 //!
-//! where `w` is the wakes per second and K the requests that a start brings with it: the burst that began
-//! it and all that come while it lasts. Those are a compound Poisson number with the recursion of the
-//! Pólya-Aeppli distribution (Johnson, Kemp, Kotz, Univariate Discrete Distributions, 9.7). Beyond
-//! the slots p falls geometrically and is summed as such.
+//! where `w` is the rate of cold starts and K the number of requests at the end of a start: the burst that began it and all
+//! arrivals during it. These are a compound Poisson number with the recursion of the Pólya-Aeppli distribution (Johnson,
+//! Kemp, Kotz, Univariate Discrete Distributions, 9.7). Beyond the slots p falls geometrically.
 //!
-//! Single requests of any length that share a processor at a speed that depends on their number have just
-//! this p (Cohen, The multiple phase service network with generalized processor sharing, 1979); waiting
-//! for slots, bursts and starts make it depend on how lengths vary, and exponential ones are meant then.
+//! Without bursts, starts and waiting, p holds for any distribution of lengths (Cohen, The multiple phase service network
+//! with generalized processor sharing, 1979). Otherwise lengths are assumed to be exponential.
 //!
-//! **Asleep.** Whenever the last request goes, chance e^-lW lets W seconds pass without another. Per such
-//! moment e^-lW wakes follow, and (1 - e^-lW) / l seconds idle but awake. With unbounded slots and a
-//! constant S this is Takács's busy period of M/G/inf, T + (e^l(S+W) - 1) / l alive per 1 / l asleep
-//! (Introduction to the Theory of Queues, 1962). No exponential of a large number occurs: the chance is at
-//! most 1, and p is scaled as it grows.
+//! **At zero.** After the last request, W seconds pass without another one with probability e^-lW. Per such moment there are
+//! e^-lW cold starts, and (1 - e^-lW) / l seconds idle but alive. With unbounded slots and a constant S this is Takács's busy
+//! period of M/G/inf, T + (e^l(S+W) - 1) / l alive per 1 / l at zero (Introduction to the Theory of Queues, 1962). No
+//! exponential of a large number occurs: the probability is at most 1, and p is scaled as it grows.
 //!
-//! **Several mains.** How much of the time none has anything is that of one process with the rate of all
-//! (`Mains::rate`). The load is that of one main with its part of the requests: a burst of which each
-//! request goes to one of M mains by chance brings one main none, or geometrically many, 1 + (burst - 1) / M
-//! in the mean. Mains are taken as independent beyond that.
+//! **Several main functions.** The share of time without any request is that of one process with the rate of all
+//! (`MainFunctions::rate`). The load is that of one main function with its part of the requests. If each request of a burst
+//! goes to one of M main functions at random, one of them gets none, or a geometric number with the mean 1 + (burst - 1) / M.
+//! Apart from that main functions are assumed to be independent.
 //!
-//! **Errors** against engines that run iteration by iteration: `tests/it/alive.rs`, and the table of the README.
-//! Waits and times to the first token are estimates for a search: `latency.rs` has them.
+//! **Errors** against simulated engines: `tests/it/alive.rs`, and the table of the README. Waits and times to first token
+//! are estimates for a search; `latency.rs` simulates them.
 
-use super::Time;
-use super::load::Mains;
+use super::TimeShares;
+use super::load::MainFunctions;
 use crate::problem::Arrivals;
 
-/// Rarer events than e^-this are taken not to happen.
+/// Exponent from which events are neglected: e^-40.
 const NEVER: f64 = 40.0;
-/// Share that is left out of sums.
+/// Share that sums neglect.
 const NEGLIGIBLE: f64 = 1e-15;
-/// Requests over slots from which several mains are full however requests are spread.
-const BEYOND: f64 = 4.0;
-/// More requests than these during one start are taken for a fluid.
+/// Requests per slot from which all main functions are assumed to be full.
+const FULL_LOAD: f64 = 4.0;
+/// Number of requests during one start above which they are modelled as a fluid.
 const FLUID: f64 = 100_000.0;
 
-/// Bursts as they come to a queue.
+/// Arrivals of bursts at a queue.
 #[derive(Clone, Copy)]
 struct Bursts {
     per_second: f64,
-    /// Chance that a burst has a further request.
+    /// Probability that a burst has a further request.
     further: f64,
 }
 
@@ -60,15 +57,19 @@ impl Bursts {
     }
 }
 
-/// Where time goes with random arrivals that are fewer than the mains can serve.
-pub(super) fn expect(arrivals: &Arrivals, start_seconds: f64, mains: &Mains<'_>) -> Time {
+/// Computes the mean state under random arrivals, which must be fewer than the main functions can serve.
+pub(super) fn expected_time_shares(
+    arrivals: &Arrivals,
+    start_seconds: f64,
+    mains: &MainFunctions<'_>,
+) -> TimeShares {
     let (per_second, size) = (arrivals.per_second, arrivals.burst.max(1.0));
     let bursts = Bursts::new(per_second, size);
     let part_size = 1.0 + (size - 1.0) / mains.count;
     let part = Bursts::new(per_second / mains.count, part_size);
     let all = Queue {
         bursts,
-        slots: if mains.count > 1.0 { BEYOND * mains.count * mains.slots } else { mains.slots },
+        slots: if mains.count > 1.0 { FULL_LOAD * mains.count * mains.slots } else { mains.slots },
         most: mains.most_per_second(),
         rate: |present| mains.rate(present),
     };
@@ -79,19 +80,18 @@ pub(super) fn expect(arrivals: &Arrivals, start_seconds: f64, mains: &Mains<'_>)
         rate: |present| mains.main_rate(present),
     };
     let one_awake = one.awake();
-    // Allen-Cunneen: waits go with the variation of arrivals, 2 b - 1 for geometric bursts, plus that of
-    // work, here below 1 because prefills do not vary. What starts add to them is a term of its own
-    // (decomposition, Fuhrmann and Cooper 1985) and stays.
+    // Allen-Cunneen: waits are proportional to the variation of arrivals, 2 b - 1 for geometric bursts, plus that of work,
+    // which is below 1 because prefills do not vary. Starts add a separate term (decomposition, Fuhrmann and Cooper 1985).
     let excess = one_awake.queued * (1.0 - mains.variation()) / (2.0 * part_size);
-    // Prompts of a burst, and of what a start brings.
+    // Delay by the prompts of the same burst.
     let warm = part.requests_per_second() * mains.held_up(part_size - 1.0);
-    let never_asleep = Time {
+    let never_asleep = TimeShares {
         alive: 1.0,
         served: one_awake.served,
         held_up: warm,
         before: part_size - 1.0,
         queued: one_awake.queued - excess,
-        ..Time::default()
+        ..TimeShares::default()
     };
     let windows = match arrivals.idle_seconds {
         Some(idle) if bursts.per_second * idle < NEVER => bursts.per_second * idle,
@@ -102,7 +102,7 @@ pub(super) fn expect(arrivals: &Arrivals, start_seconds: f64, mains: &Mains<'_>)
         return never_asleep;
     }
 
-    // Per moment at which the last request goes.
+    // Means per moment at which the last request ends.
     let wakes = (-windows).exp();
     let idle = -(-windows).exp_m1() / bursts.per_second;
     let all_started = all.started(start_seconds, 1.0);
@@ -110,7 +110,7 @@ pub(super) fn expect(arrivals: &Arrivals, start_seconds: f64, mains: &Mains<'_>)
     let alive = awake + wakes * start_seconds;
     let whole = alive + wakes / bursts.per_second;
 
-    // The time that all are awake, for one of them: part of it after starts, the rest as ever.
+    // Time alive of one main function: after starts, and the rest.
     let wakes = wakes / whole;
     let reached = size / (mains.count * part_size);
     let started = one.started(start_seconds, reached);
@@ -118,42 +118,43 @@ pub(super) fn expect(arrivals: &Arrivals, start_seconds: f64, mains: &Mains<'_>)
     let cold = wakes * (size + per_second * start_seconds);
     let brought = WakeBatch::new(part, start_seconds, reached);
     let cold_held_up = cold / mains.count * mains.held_up(brought.before());
-    Time {
+    TimeShares {
         alive: alive / whole,
         wakes,
         cold,
         held_up: (1.0 - cold / per_second).max(0.0) * warm + cold_held_up,
         before: part_size - 1.0
             + (cold / per_second).min(1.0) * (brought.before() - part_size + 1.0).max(0.0),
-        // All of the first burst wait for the whole start, the others for half of it in the mean.
+        // The first burst waits for the whole start, other requests for half of it in the mean.
         awaiting_start: wakes * start_seconds * (size + per_second * start_seconds / 2.0),
         served: rest * one_awake.served + wakes * started.served,
         queued: (rest * one_awake.queued + wakes * started.queued - excess).max(0.0),
     }
 }
 
-/// Requests that come and are served.
+/// A queue of requests.
 struct Queue<R> {
     bursts: Bursts,
-    /// From so many on, further ones wait.
+    /// Number of requests that are served at once.
     slots: f64,
-    /// Requests completed in a second with that many.
+    /// Service rate with all slots in use.
     most: f64,
+    /// Service rate by the number of requests.
     rate: R,
 }
 
-/// Time with requests, by their number.
+/// Sums of time over the number of requests.
 #[derive(Default)]
 struct TimeSums {
-    /// All of it.
+    /// Total time.
     time: f64,
-    /// With none.
+    /// Time without requests.
     idle: f64,
-    /// Times the number that is served.
+    /// Time times served requests.
     served: f64,
-    /// Times the number that waits.
+    /// Time times waiting requests.
     queued: f64,
-    /// a(n): time from which bursts lead beyond n.
+    /// a(n): time from which a burst leads beyond n requests.
     leading: f64,
 }
 
@@ -164,7 +165,7 @@ impl TimeSums {
         self.queued += time * (present - slots).max(0.0);
     }
 
-    /// All that lies beyond `present` requests, where the rate stays `most` and no start adds any.
+    /// Adds the time with more than `present` requests, where the rate is constant and starts add no requests.
     fn add_rest(&mut self, present: f64, queue_slots: f64, most: f64, bursts: Bursts) {
         let step = bursts.per_second / most;
         let left = 1.0 - bursts.further - step;
@@ -182,9 +183,9 @@ impl TimeSums {
 }
 
 impl<R: Fn(f64) -> f64> Queue<R> {
-    /// Shares of the time of a queue that never sleeps.
+    /// Returns the time shares of a queue that never scales to zero.
     fn awake(&self) -> TimeSums {
-        /// Sums are made small again beyond this.
+        /// Bound above which sums are rescaled.
         const LARGE: f64 = 1e200;
         let mut sums = TimeSums { time: 1.0, idle: 1.0, leading: 1.0, ..TimeSums::default() };
         let mut present = 0.0;
@@ -204,8 +205,9 @@ impl<R: Fn(f64) -> f64> Queue<R> {
         sums
     }
 
-    /// Seconds after a start of `start_seconds` which are there because of it: until the last request has
-    /// gone. The burst that began the start brings any here with chance `reached`.
+    /// Returns the seconds that a start of `start_seconds` adds, until its last request ends.
+    ///
+    /// `reached`: probability that the burst that began the start has a request for this queue.
     fn started(&self, start_seconds: f64, reached: f64) -> TimeSums {
         let mut sums = TimeSums::default();
         let mut brought = WakeBatch::new(self.bursts, start_seconds, reached);
@@ -218,7 +220,7 @@ impl<R: Fn(f64) -> f64> Queue<R> {
         let mut present = 0.0;
         loop {
             let settled = brought.is_settled();
-            let more = if settled { 0.0 } else { brought.more() };
+            let more = if settled { 0.0 } else { brought.probability_of_more() };
             if settled && present >= self.slots {
                 sums.add_rest(present, self.slots, self.most, self.bursts);
                 break;
@@ -243,7 +245,7 @@ struct WakeBatch {
     mean: f64,
     /// Bursts while it lasts, in the mean.
     bursts: f64,
-    /// Chance that a burst has a further request.
+    /// Probability that a burst has a further request.
     further: f64,
     /// Chance that the burst that began it brings any.
     reached: f64,
@@ -289,7 +291,7 @@ impl WakeBatch {
     }
 
     /// The chance of more.
-    fn more(&self) -> f64 {
+    fn probability_of_more(&self) -> f64 {
         (1.0 - self.at_most).max(0.0)
     }
 

@@ -1,15 +1,14 @@
-//! Recorded arrivals, replayed.
+//! Replay of recorded arrivals.
 //!
-//! The recording repeats: after its last request the mean gap, then its first one. One repetition comes
-//! first, so that what is counted begins in the state in which it ends. Requests are all alike; those of
-//! one main share it, so they finish in the order in which they began. A replay takes time proportional to
-//! the number of requests, and to that of mains for each long gap.
+//! The recording repeats after its last request and a mean gap. One repetition warms up, so that counting begins in the
+//! state in which it ends. All requests are equal. Those of one main function share it and finish in order. A replay takes
+//! time proportional to the number of requests, and to the number of main functions for each long gap.
 
-use super::Time;
-use super::load::Mains;
+use super::TimeShares;
+use super::load::MainFunctions;
 use std::collections::VecDeque;
 
-/// From the first request to its repetition; 0 where that cannot be said.
+/// Returns the seconds from the first request to its repetition; 0 if it is unknown.
 fn period(times: &[f64]) -> f64 {
     match times {
         [first, .., last] if last > first => (last - first) * times.len() as f64 / (times.len() as f64 - 1.0),
@@ -17,50 +16,50 @@ fn period(times: &[f64]) -> f64 {
     }
 }
 
-/// Requests per second, in the mean; 0 where that cannot be said.
+/// Returns the mean requests per second; 0 if it is unknown.
 pub(super) fn per_second(times: &[f64]) -> f64 {
     let period = period(times);
     if period > 0.0 { times.len() as f64 / period } else { 0.0 }
 }
 
-/// Where time goes when the requests come at `times`, ascending, fewer than the mains can serve.
+/// Replays arrivals at `times`, ascending, which must be fewer than the main functions can serve.
 pub(super) fn replay(
     times: &[f64],
     idle_seconds: Option<f64>,
     start_seconds: f64,
-    mains: &Mains<'_>,
-) -> Time {
+    mains: &MainFunctions<'_>,
+) -> TimeShares {
     let period = period(times);
     let first = times.first().copied().unwrap_or(0.0);
     let mut deployment = RecordedDeployment {
         mains,
         idle_seconds: idle_seconds.unwrap_or(f64::INFINITY),
         start_seconds,
-        // Without an idle window it is awake from the beginning.
+        // Without an idle window it is alive from the beginning.
         awake_since: idle_seconds.is_none().then_some(0.0),
         ready: 0.0,
         last_arrival: 0.0,
-        // Mains beyond the number of requests would have none.
+        // Main functions beyond the number of requests would have none.
         each: vec![RecordedMain::default(); times.len().min(mains.count as usize)],
-        counted: Time::default(),
+        counted: TimeShares::default(),
     };
     for begin in [0.0, period] {
-        deployment.forget();
+        deployment.reset_counters();
         for (index, time) in times.iter().enumerate() {
             deployment.arrive(begin + (time - first), index);
         }
-        deployment.settle(begin + period);
+        deployment.advance_mains(begin + period);
     }
     let time = deployment.counted;
     let each =
         |sum: fn(&RecordedMain) -> f64| deployment.each.iter().map(sum).sum::<f64>() / period / mains.count;
-    Time {
+    TimeShares {
         alive: time.alive / period,
         wakes: time.wakes / period,
         cold: time.cold / period,
         awaiting_start: time.awaiting_start / period,
         served: each(|main| main.served),
-        // The replay serves all that are there alike, in order.
+        // In a replay requests of one main function finish in order.
         held_up: 0.0,
         before: 0.0,
         queued: each(|main| main.queued),
@@ -68,33 +67,33 @@ pub(super) fn replay(
 }
 
 struct RecordedDeployment<'a, 'b> {
-    mains: &'a Mains<'b>,
+    mains: &'a MainFunctions<'b>,
     idle_seconds: f64,
     start_seconds: f64,
-    /// Since when it is alive, as far as that is not counted yet; asleep where there is none.
+    /// Time since which it is alive and not counted yet; `None` at zero.
     awake_since: Option<f64>,
-    /// When the last start ends or ended.
+    /// End of the last start.
     ready: f64,
     last_arrival: f64,
     each: Vec<RecordedMain>,
-    /// Sums over time, not yet per second; what mains sum up stands with them.
-    counted: Time,
+    /// Sums over time; those of main functions are in `each`.
+    counted: TimeShares,
 }
 
 impl RecordedDeployment<'_, '_> {
-    /// Begins to count.
-    fn forget(&mut self) {
-        self.counted = Time::default();
+    /// Resets the counters.
+    fn reset_counters(&mut self) {
+        self.counted = TimeShares::default();
         for main in &mut self.each {
             (main.served, main.queued) = (0.0, 0.0);
         }
     }
 
     fn arrive(&mut self, now: f64, index: usize) {
-        let chosen = spread(index as u64) as usize % self.each.len().max(1);
-        // Only where no request came for so long can the deployment have gone to sleep.
+        let chosen = hash(index as u64) as usize % self.each.len().max(1);
+        // The deployment can have scaled to zero only after a gap of at least the idle window.
         if now - self.last_arrival >= self.idle_seconds {
-            self.settle(now);
+            self.advance_mains(now);
         }
         self.last_arrival = now;
         if self.awake_since.is_none() {
@@ -115,8 +114,8 @@ impl RecordedDeployment<'_, '_> {
         }
     }
 
-    /// Counts all that happens until `now`.
-    fn settle(&mut self, now: f64) {
+    /// Simulates and counts until `now`.
+    fn advance_mains(&mut self, now: f64) {
         for main in &mut self.each {
             main.advance(now, self.mains);
         }
@@ -134,8 +133,8 @@ impl RecordedDeployment<'_, '_> {
     }
 }
 
-/// A number that looks drawn by chance, and is the same for an index on every run (SplitMix64).
-pub(super) fn spread(index: u64) -> u64 {
+/// Returns a pseudo-random number for `index`, the same on every run (SplitMix64).
+pub(super) fn hash(index: u64) -> u64 {
     let mut z = index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -145,23 +144,23 @@ pub(super) fn spread(index: u64) -> u64 {
 /// One main function and its requests.
 #[derive(Clone, Default)]
 struct RecordedMain {
-    /// Until when everything is counted; the end of a start that goes on.
+    /// Time up to which it is simulated; during a start, its end.
     now: f64,
     last_done: f64,
-    /// Progress, in requests, that each request served all the time would have made.
+    /// Progress, in requests, of a request that would have been served all the time.
     progress: f64,
-    /// At what progress those that are served are done.
+    /// Progress at which each served request is done.
     serving: VecDeque<f64>,
-    /// Requests that are not.
+    /// Number of requests without a slot.
     waiting: usize,
-    /// Requests served times seconds.
+    /// Served requests times seconds.
     served: f64,
-    /// Requests waiting times seconds.
+    /// Waiting requests times seconds.
     queued: f64,
 }
 
 impl RecordedMain {
-    fn arrive(&mut self, mains: &Mains<'_>) {
+    fn arrive(&mut self, mains: &MainFunctions<'_>) {
         if (self.serving.len() as f64) < mains.slots {
             self.serving.push_back(self.progress + 1.0);
         } else {
@@ -169,8 +168,8 @@ impl RecordedMain {
         }
     }
 
-    /// Lets time pass until `end`.
-    fn advance(&mut self, end: f64, mains: &Mains<'_>) {
+    /// Simulates until `end`.
+    fn advance(&mut self, end: f64, mains: &MainFunctions<'_>) {
         while self.now < end {
             let Some(&done) = self.serving.front() else {
                 self.now = end;

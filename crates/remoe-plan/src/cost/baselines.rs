@@ -1,7 +1,7 @@
 //! Costs of the same request without remote experts (Remoe paper, section V-C).
 
 use crate::cost::LimitViolations;
-use crate::cost::running::{Detail, Life, ServingFunctions, Times};
+use crate::cost::running::{Detail, Life, PhaseTimes, ServingFunctions};
 use crate::error::FieldError;
 use crate::model::Model;
 use crate::model::sizing::Sizing;
@@ -11,26 +11,26 @@ use crate::problem::Problem;
 use crate::problem::curve::{Column, Curve};
 use serde::Serialize;
 
-/// The baselines; one whose inputs are missing, or that no size holds, is absent.
+/// Costs without remote experts. A baseline is absent if its inputs are missing or no size holds it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Baselines {
-    /// All experts on the CPUs of the main function, everything else on the device.
+    /// All experts on the CPUs of the main function, the rest on the GPU.
     pub mix: Option<Baseline>,
     /// Everything on CPUs.
     pub cpu: Option<Baseline>,
-    /// Everything on the device.
+    /// Everything on the GPU.
     pub gpu: Option<Baseline>,
-    /// Ideal offloading: experts in host memory, on the device exactly when they are needed.
+    /// Ideal offloading: experts in host memory, moved to the GPU in no time when they are used.
     pub fetch: Option<Baseline>,
 }
 
-/// Cost and speed of one baseline.
+/// Cost and times of one baseline.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Baseline {
     /// CPU memory of the main function.
     #[serde(serialize_with = "whole_bytes")]
     pub main_bytes: f64,
-    /// vCPUs of the main function, where they are a decision of their own.
+    /// vCPUs of the main function, if they are a decision variable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub main_vcpus: Option<f64>,
     /// Prefill of all layers.
@@ -39,14 +39,14 @@ pub struct Baseline {
     pub decode_seconds: f64,
     /// Prefill and cold start.
     pub ttft_seconds: f64,
-    /// One decode step; 0 where there is none.
+    /// One decode step; 0 if a request has none.
     pub tpot_seconds: f64,
     /// Dollars.
     pub total_cost: f64,
-    /// How functions live, where the problem says when requests come.
+    /// Time alive and load, if the problem has arrivals.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub life: Option<Life>,
-    /// Names of the limits that it does not keep: `ttft`, `tpot`, `gpu`, and those of [`Life`].
+    /// Names of the broken limits: `ttft`, `tpot`, `gpu`, and those of [`Life`].
     pub violations: Vec<String>,
 }
 
@@ -59,64 +59,65 @@ impl Baseline {
 }
 
 impl Baselines {
-    /// Evaluates all of them.
+    /// Evaluates all baselines, each at its cheapest size.
     pub fn of(model: &Model<'_>) -> Self {
-        Self::with(model, &AllLocalTimes::new(model))
+        Self::with_times(model, &AllLocalTimes::new(model))
     }
 
-    /// As [`Self::of`] where the times of experts are known.
-    fn with(model: &Model<'_>, unsplit: &AllLocalTimes) -> Self {
+    /// Evaluates all baselines with given times.
+    fn with_times(model: &Model<'_>, all_local: &AllLocalTimes) -> Self {
         Self {
-            mix: mix(model, &unsplit.on_cpus),
-            cpu: cpu(model, &unsplit.on_cpus),
-            gpu: unsplit.on_gpu.clone().and_then(|times| gpu(model, times)),
-            fetch: unsplit.on_gpu.clone().and_then(|times| fetch(model, times)),
+            mix: mix(model, &all_local.on_cpus),
+            cpu: cpu(model, &all_local.on_cpus),
+            gpu: all_local.on_gpu.clone().and_then(|times| gpu(model, times)),
+            fetch: all_local.on_gpu.clone().and_then(|times| fetch(model, times)),
         }
     }
 }
 
-/// Every way to serve without remote experts.
+/// Every strategy to serve without remote experts.
 pub struct WithoutRemote {
-    /// Costs of each baseline.
+    /// The baselines of the Remoe paper.
     pub baselines: Baselines,
-    /// Offloading with the moves that it takes; see [`fetch_with_moves`].
+    /// Offloading with the time of moves; see [`fetch_with_moves`].
     pub fetch: Option<Baseline>,
 }
 
 impl WithoutRemote {
     /// Evaluates every baseline at its cheapest size.
-    pub fn new(model: &Model<'_>, unsplit: &AllLocalTimes) -> Self {
-        Self { baselines: Baselines::with(model, unsplit), fetch: fetch_with_moves(model, unsplit) }
+    pub fn new(model: &Model<'_>, all_local: &AllLocalTimes) -> Self {
+        Self { baselines: Baselines::with_times(model, all_local), fetch: fetch_with_moves(model, all_local) }
     }
 }
 
-/// Times of all experts where none is remote: equal for all prices, limits and arrivals.
+/// Times if all experts are local. They do not depend on prices, limits or arrivals.
 pub struct AllLocalTimes {
+    /// Experts on CPUs.
     on_cpus: CpuExpertTimes,
-    /// Absent where the problem does not say.
-    on_gpu: Option<Times>,
+    /// Everything on the GPU; absent without GPU times of experts.
+    on_gpu: Option<PhaseTimes>,
 }
 
 impl AllLocalTimes {
-    /// Sums the times of a model whose experts are all in the main function.
+    /// Sums the times of all experts.
     pub fn new(model: &Model<'_>) -> Self {
         Self { on_cpus: CpuExpertTimes::new(model), on_gpu: on_gpu(model) }
     }
 }
 
-/// Bytes of all routed experts.
+/// Returns the bytes of all routed experts.
 fn all_expert_bytes(model: &Model<'_>) -> f64 {
     model.local_expert_bytes(&vec![0; model.layers.len()])
 }
 
 /// Seconds of all experts of all layers on CPUs, at the measured vCPU columns.
 ///
-/// Interpolation along vCPUs is linear, so that sums over experts may be taken before it: one pass
-/// over the experts serves every main size.
+/// Interpolation along vCPUs is linear, so that sums over experts may be taken first. One pass over the experts is enough
+/// for all main sizes.
 struct CpuExpertTimes {
-    /// Per layer, prefill seconds of all its experts at each column.
+    /// `[layer][column]`: prefill seconds of all its experts.
     prefill: Vec<Vec<f64>>,
-    /// Per batch but the first, and layer, seconds of a decode step at each column.
+    /// `[batch][layer][column]`: seconds of a decode step, for each batch but the first.
     batches: Vec<Vec<Vec<f64>>>,
 }
 
@@ -145,42 +146,46 @@ impl CpuExpertTimes {
         }
     }
 
-    /// Prefill and decode steps of the experts alone with `vcpus`.
-    fn experts(&self, model: &Model<'_>, vcpus: f64) -> Times {
+    /// Returns the times of the experts alone with `vcpus`.
+    fn experts(&self, model: &Model<'_>, vcpus: f64) -> PhaseTimes {
         let columns: Vec<Column> = model.layers.iter().map(|layer| layer.curve.column(vcpus)).collect();
         let sum = |sums: &[Vec<f64>]| -> f64 {
             columns.iter().zip(sums).map(|(column, sums)| column.of(ndarray::ArrayView1::from(sums))).sum()
         };
-        let one = model.layers.iter().zip(&columns);
-        let one = one.map(|(layer, column)| layer.per_token() * layer.curve.seconds(1.0, *column)).sum();
-        let steps = std::iter::once(one).chain(self.batches.iter().map(|batch| sum(batch)));
-        Times { prefill: sum(&self.prefill), steps: steps.collect() }
+        let single_step = model.layers.iter().zip(&columns);
+        let single_step =
+            single_step.map(|(layer, column)| layer.per_token() * layer.curve.seconds(1.0, *column)).sum();
+        let steps = std::iter::once(single_step).chain(self.batches.iter().map(|batch| sum(batch)));
+        PhaseTimes { prefill: sum(&self.prefill), steps: steps.collect() }
     }
 }
 
-/// Where a baseline keeps its weights, and what it pays by the second.
+/// Size, memory and price of the main function of a baseline.
 struct BaselineHost {
     main: Sizing,
+    /// Dollars per second, including the GPU.
     rate: f64,
     gpu_bytes: f64,
-    weights: f64,
+    /// Bytes that a cold start loads.
+    weight_bytes: f64,
 }
 
-fn record(model: &Model<'_>, times: Times, place: &BaselineHost, detail: Detail) -> Baseline {
+/// Evaluates a baseline with the given times on `host`.
+fn evaluate(model: &Model<'_>, times: PhaseTimes, host: &BaselineHost, detail: Detail) -> Baseline {
     let step = times.steps.first().copied().unwrap_or(0.0);
     let running = ServingFunctions {
-        start_seconds: model.start_seconds(place.weights, 0.0),
-        ..ServingFunctions::of_main(times, place.rate)
+        start_seconds: model.start_seconds(host.weight_bytes, 0.0),
+        ..ServingFunctions::of_main(times, host.rate)
     };
     let bill = model.bill(&running, detail);
     let mut found = LimitViolations::default();
-    model.late(&bill, &mut found);
+    model.check_latency(&bill, &mut found);
     if let Some(allowed) = model.problem.limits.gpu_bytes {
-        found.unless_at_most("gpu", place.gpu_bytes, allowed, 0.0);
+        found.unless_at_most("gpu", host.gpu_bytes, allowed, 0.0);
     }
     Baseline {
-        main_bytes: place.main.bytes,
-        main_vcpus: place.main.stated,
+        main_bytes: host.main.bytes,
+        main_vcpus: host.main.stated,
         prefill_seconds: running.times.prefill,
         decode_seconds: model.output * step,
         ttft_seconds: bill.ttft_seconds,
@@ -191,8 +196,9 @@ fn record(model: &Model<'_>, times: Times, place: &BaselineHost, detail: Detail)
     }
 }
 
-/// The cheapest record over the main sizes that hold `needed` bytes: of the feasible ones, where
-/// there are any. The smaller size of equal ones.
+/// Returns the cheapest baseline over the main sizes that hold `needed` bytes, a feasible one if there is any.
+///
+/// Ties go to the smaller size. `at`: evaluates the baseline with a size.
 fn cheapest(model: &Model<'_>, needed: f64, at: impl Fn(Sizing, Detail) -> Baseline) -> Option<Baseline> {
     let mut best: Option<(Sizing, Baseline)> = None;
     let options = model.main_options(needed);
@@ -201,14 +207,15 @@ fn cheapest(model: &Model<'_>, needed: f64, at: impl Fn(Sizing, Detail) -> Basel
         if model.ends() {
             return None;
         }
-        let record = at(main, Detail::Bound);
-        let better = best.as_ref().is_none_or(|(_, best)| match (record.is_feasible(), best.is_feasible()) {
-            (true, false) => true,
-            (false, true) => false,
-            _ => record.total_cost < best.total_cost,
-        });
+        let candidate = at(main, Detail::Bound);
+        let better =
+            best.as_ref().is_none_or(|(_, best)| match (candidate.is_feasible(), best.is_feasible()) {
+                (true, false) => true,
+                (false, true) => false,
+                _ => candidate.total_cost < best.total_cost,
+            });
         if better {
-            best = Some((main, record));
+            best = Some((main, candidate));
         }
     }
     best.map(|(main, _)| at(main, Detail::Full))
@@ -216,18 +223,19 @@ fn cheapest(model: &Model<'_>, needed: f64, at: impl Fn(Sizing, Detail) -> Basel
 
 fn mix(model: &Model<'_>, on_cpus: &CpuExpertTimes) -> Option<Baseline> {
     cheapest(model, model.main_base() + all_expert_bytes(model), |main, detail| {
-        let pace = model.pace(main.vcpus);
+        let speed = model.cpu_speed(main.vcpus);
         let layers = || model.layers.iter();
-        let rest = |rows: f64| layers().map(|layer| layer.fixed_step(pace.vcpus, rows)).sum::<f64>();
-        let prefill = layers().map(|layer| layer.fixed(pace.vcpus).prefill).sum();
-        let prompt: f64 = layers().map(|layer| layer.computing(pace.vcpus, model.input)).sum();
-        let computing = |rows: f64| layers().map(|layer| layer.step_computing(pace.vcpus, rows)).sum::<f64>();
-        let (experts, batches) = (on_cpus.experts(model, pace.vcpus), model.batches());
-        let mut times = experts.plus(prefill, rest, &batches);
-        times.at_least(&experts.plus(prompt, computing, &batches), pace.stretch);
-        let weights = model.nonexpert_bytes + all_expert_bytes(model);
+        let step = |rows: f64| layers().map(|layer| layer.fixed_step(speed.vcpus, rows)).sum::<f64>();
+        let prefill = layers().map(|layer| layer.fixed(speed.vcpus).prefill).sum();
+        let prefill_cpu: f64 = layers().map(|layer| layer.nonexpert_cpu(speed.vcpus, model.input)).sum();
+        let step_cpu =
+            |rows: f64| layers().map(|layer| layer.nonexpert_step_cpu(speed.vcpus, rows)).sum::<f64>();
+        let (experts, batches) = (on_cpus.experts(model, speed.vcpus), model.batches());
+        let mut times = experts.plus(prefill, step, &batches);
+        times.at_least(&experts.plus(prefill_cpu, step_cpu, &batches), speed.throttle_factor);
+        let weight_bytes = model.nonexpert_bytes + all_expert_bytes(model);
         let rate = model.gpu_rate + main.rate;
-        record(model, times, &BaselineHost { main, rate, gpu_bytes: model.gpu_bytes, weights }, detail)
+        evaluate(model, times, &BaselineHost { main, rate, gpu_bytes: model.gpu_bytes, weight_bytes }, detail)
     })
 }
 
@@ -241,26 +249,26 @@ fn cpu(model: &Model<'_>, on_cpus: &CpuExpertTimes) -> Option<Baseline> {
     let context_tokens = model.problem.request.mean_context();
     let needed = model.gpu_bytes + all_expert_bytes(model) + model.problem.runtime_bytes;
     cheapest(model, needed, |main, detail| {
-        let pace = model.pace(main.vcpus);
+        let speed = model.cpu_speed(main.vcpus);
         let all = |curves: &[Curve], tokens: f64| -> f64 {
-            curves.iter().map(|curve| curve.seconds(tokens, curve.column(pace.vcpus))).sum()
+            curves.iter().map(|curve| curve.seconds(tokens, curve.column(speed.vcpus))).sum()
         };
-        let of_context = all(&context, context_tokens);
-        let step = |rows: f64| all(&curves, rows) + rows * of_context;
-        let experts = on_cpus.experts(model, pace.vcpus);
+        let context_seconds = all(&context, context_tokens);
+        let step = |rows: f64| all(&curves, rows) + rows * context_seconds;
+        let experts = on_cpus.experts(model, speed.vcpus);
         let computing = experts.plus(all(&curves, model.input), step, &model.batches());
         let mut times = computing.clone();
-        times.at_least(&computing, pace.stretch);
-        let weights = model.nonexpert_bytes + all_expert_bytes(model);
-        record(model, times, &BaselineHost { main, rate: main.rate, gpu_bytes: 0.0, weights }, detail)
+        times.at_least(&computing, speed.throttle_factor);
+        let weight_bytes = model.nonexpert_bytes + all_expert_bytes(model);
+        evaluate(model, times, &BaselineHost { main, rate: main.rate, gpu_bytes: 0.0, weight_bytes }, detail)
     })
 }
 
-/// Seconds with every expert on the device.
-fn on_gpu(model: &Model<'_>) -> Option<Times> {
+/// Returns the times if every expert is on the GPU, or `None` without GPU times of experts.
+fn on_gpu(model: &Model<'_>) -> Option<PhaseTimes> {
     let batches = model.batches();
     model.add_work(model.experts() * batches.len());
-    let mut times = Times { prefill: 0.0, steps: vec![0.0; batches.len()] };
+    let mut times = PhaseTimes { prefill: 0.0, steps: vec![0.0; batches.len()] };
     let layers = model.layers.iter().zip(&model.problem.layers).zip(model.shares.iter());
     for (index, ((layer, spec), shares)) in layers.enumerate() {
         let curve = Curve::of_gpu(spec.gpu_expert_seconds.as_ref()?);
@@ -284,17 +292,18 @@ fn on_gpu(model: &Model<'_>) -> Option<Times> {
     Some(times)
 }
 
-fn gpu(model: &Model<'_>, times: Times) -> Option<Baseline> {
+fn gpu(model: &Model<'_>, times: PhaseTimes) -> Option<Baseline> {
     let gpu_bytes = model.gpu_bytes + all_expert_bytes(model);
     at_smallest(model, model.main_base(), times, gpu_bytes)
 }
 
-fn fetch(model: &Model<'_>, times: Times) -> Option<Baseline> {
+fn fetch(model: &Model<'_>, times: PhaseTimes) -> Option<Baseline> {
     at_smallest(model, model.main_base() + all_expert_bytes(model), times, fetch_gpu_bytes(model))
 }
 
-/// Device memory when one layer computes while the experts of the next one arrive; no layer brings more
-/// experts than tokens ask for.
+/// Returns the GPU memory of offloading: one layer computes while the experts of the next one are moved.
+///
+/// No layer moves more experts than its tokens use.
 fn fetch_gpu_bytes(model: &Model<'_>) -> f64 {
     let active = |index: usize| {
         model.layers.get(index).map_or(0.0, |layer| {
@@ -305,14 +314,16 @@ fn fetch_gpu_bytes(model: &Model<'_>) -> f64 {
     model.gpu_bytes + pairs.fold(0.0, f64::max)
 }
 
-/// Offloading as it is: experts come from host memory as fast as hidden states do, every one that a step
-/// uses once, while others compute. None where the problem does not say how fast that is.
-fn fetch_with_moves(model: &Model<'_>, unsplit: &AllLocalTimes) -> Option<Baseline> {
+/// Evaluates offloading with the time of moves. Moves overlap with computation.
+///
+/// Every expert that a step uses is moved once, with the bandwidth of the moves of hidden states. Returns `None` if the
+/// problem does not state that bandwidth.
+fn fetch_with_moves(model: &Model<'_>, all_local: &AllLocalTimes) -> Option<Baseline> {
     let per_byte = model.problem.swap_seconds.per_token / model.problem.token_bytes;
     if per_byte.is_nan() || per_byte <= 0.0 {
         return None;
     }
-    let mut times = unsplit.on_gpu.clone()?;
+    let mut times = all_local.on_gpu.clone()?;
     let moved = |rows: f64| -> f64 {
         let known = model.used_in(rows);
         let layers =
@@ -332,17 +343,17 @@ fn fetch_with_moves(model: &Model<'_>, unsplit: &AllLocalTimes) -> Option<Baseli
     at_smallest(model, model.main_base() + all_expert_bytes(model), times, fetch_gpu_bytes(model))
 }
 
-fn at_smallest(model: &Model<'_>, needed: f64, times: Times, gpu_bytes: f64) -> Option<Baseline> {
+fn at_smallest(model: &Model<'_>, needed: f64, times: PhaseTimes, gpu_bytes: f64) -> Option<Baseline> {
     let main = *model.main_options(needed).first()?;
     let rate = model.problem.pricing.gpu_rate(gpu_bytes) + main.rate;
-    let weights = model.nonexpert_bytes + all_expert_bytes(model);
-    Some(record(model, times, &BaselineHost { main, rate, gpu_bytes, weights }, Detail::Full))
+    let weight_bytes = model.nonexpert_bytes + all_expert_bytes(model);
+    Some(evaluate(model, times, &BaselineHost { main, rate, gpu_bytes, weight_bytes }, Detail::Full))
 }
 
-/// Costs of `problem` without remote experts; a baseline whose inputs are missing, or that no size holds, is absent.
+/// Evaluates all baselines of `problem`.
 ///
 /// # Errors
-/// A problem that cannot be, or one without a prediction.
+/// An invalid problem, or one without a prediction.
 pub fn baselines(problem: &Problem) -> Result<Baselines, FieldError> {
     problem.check()?;
     Ok(Baselines::of(&Model::with_prediction(problem)?))

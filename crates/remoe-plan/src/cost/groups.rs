@@ -1,8 +1,8 @@
-//! Layers whose remote experts lie in groups that all work at the same time, and decode steps of several
+//! Times of layers whose remote experts are in groups, which all compute at the same time, and of decode steps of several
 //! requests at once.
 
 use crate::cost::LayerEvaluation;
-use crate::cost::quota::Pace;
+use crate::cost::cpu_quota::CpuSpeed;
 use crate::cost::replicas::Replicas;
 use crate::cost::sleepers::GroupLife;
 use crate::cost::slowest::{Path, PathWork, expected_slowest, slowest_of};
@@ -19,34 +19,34 @@ pub struct GroupEvaluation {
     pub needed_bytes: f64,
     /// Share of all assignments that go to it.
     pub share: f64,
-    /// Seconds that its functions work in the prefill, all together.
+    /// Busy seconds of all its functions in the prefill.
     pub prefill_billed: f64,
-    /// Seconds of one decode step.
+    /// Busy seconds of its functions in one decode step.
     pub decode_billed: f64,
     /// Dollars per second of all its functions.
     pub rate: f64,
-    /// How it lives where it ends by itself.
+    /// Starts and time alive, if it has an idle window of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub life: Option<GroupLife>,
 }
 
-/// The experts of one layer that are computed on one path.
+/// Experts of one layer that are computed on one path: by the main function or by one group.
 pub struct ExpertPath<'a> {
     experts: &'a [u32],
     curve: &'a Curve,
     column: Column,
-    slowed: f64,
+    slowdown: f64,
 }
 
 impl<'a> ExpertPath<'a> {
-    /// `experts` on functions with `vcpus`, where each takes `slowed` times as long as alone.
-    pub fn new(experts: &'a [u32], curve: &'a Curve, vcpus: f64, slowed: f64) -> Self {
-        Self { experts, curve, column: curve.column(vcpus), slowed }
+    /// Creates the path of `experts` on functions with `vcpus`. Contention lengthens each expert by the factor `slowdown`.
+    pub fn new(experts: &'a [u32], curve: &'a Curve, vcpus: f64, slowdown: f64) -> Self {
+        Self { experts, curve, column: curve.column(vcpus), slowdown }
     }
 
     /// Seconds of one expert with `tokens`.
     fn seconds(&self, tokens: f64) -> f64 {
-        self.slowed * self.curve.seconds(tokens, self.column)
+        self.slowdown * self.curve.seconds(tokens, self.column)
     }
 }
 
@@ -59,35 +59,35 @@ struct Step {
 }
 
 impl Model<'_> {
-    /// How the main function of `plan` computes.
-    pub fn main_pace(&self, plan: &Plan) -> Pace {
-        self.pace(plan.main_vcpus.unwrap_or_else(|| self.main_vcpus(plan.main_bytes)))
+    /// Returns the CPU speed of the main function of `plan`.
+    pub fn main_cpu_speed(&self, plan: &Plan) -> CpuSpeed {
+        self.cpu_speed(plan.main_vcpus.unwrap_or_else(|| self.main_vcpus(plan.main_bytes)))
     }
 
-    /// How each function of `group` computes.
-    pub fn group_pace(&self, group: &Group) -> Pace {
-        self.pace(group.vcpus.unwrap_or_else(|| self.remote_vcpus(group.memory_bytes)))
+    /// Returns the CPU speed of each function of `group`.
+    pub fn group_cpu_speed(&self, group: &Group) -> CpuSpeed {
+        self.cpu_speed(group.vcpus.unwrap_or_else(|| self.remote_vcpus(group.memory_bytes)))
     }
 
-    /// The terms of `layer` when `plan` has groups; costs are left out.
+    /// Evaluates `layer` of a plan with groups. The costs in the result are 0.
     pub fn layer_in_groups(&self, layer: usize, plan: &Plan) -> LayerEvaluation {
         let model = &self.layers[layer];
-        let vcpus = self.main_pace(plan).vcpus;
-        let slowed = self.slowed_prefill(layer, plan);
+        let vcpus = self.main_cpu_speed(plan).vcpus;
+        let slowdown = self.prefill_contention(layer, plan);
         let local = self.local_experts(layer, plan);
-        let local_prefill = self.prefill_work(layer, &ExpertPath::new(&local, &model.curve, vcpus, slowed));
+        let local_prefill = self.prefill_work(layer, &ExpertPath::new(&local, &model.curve, vcpus, slowdown));
         let replicas: Vec<Replicas> =
-            plan.groups.iter().map(|group| self.replicas(layer, group, slowed)).collect();
+            plan.groups.iter().map(|group| self.replicas(layer, group, slowdown)).collect();
         let remote_prefill = replicas.iter().map(Replicas::slowest).fold(0.0, f64::max);
-        let shared_prefill = self.shared(hosts(layer, plan), || {
-            let part = |experts, curve| ExpertPath::new(experts, curve, 1.0, slowed);
+        let shared_prefill = self.shared_core_bound(hosting_groups(layer, plan), || {
+            let part = |experts, curve| ExpertPath::new(experts, curve, 1.0, slowdown);
             let parts = plan.groups.iter().map(|group| part(&group.experts[layer], model.remote_curve()));
             let parts = parts.chain([part(&local, &model.curve)]);
             parts.map(|part| self.prefill_work(layer, &part)).sum()
         });
         let step = self.step(layer, 1.0, plan, &local);
-        let slowed = self.slowed_step(layer, 1.0, plan);
-        let billed: f64 = plan.groups.iter().map(|group| self.group_step(layer, group, slowed)).sum();
+        let slowdown = self.step_contention(layer, 1.0, plan);
+        let billed: f64 = plan.groups.iter().map(|group| self.group_step(layer, group, slowdown)).sum();
         let called = replicas.iter().filter(|replicas| replicas.slowest() > 0.0).count() as f64;
         let fixed =
             model.fixed(vcpus).plus(Seconds { prefill: called * self.send, step: step.calls * self.send });
@@ -109,12 +109,12 @@ impl Model<'_> {
         }
     }
 
-    /// Work of the group at `index` of `plan` for a request; `evaluated` are the terms of all layers.
+    /// Evaluates the group at `index` of `plan`. `evaluated`: the evaluations of all layers.
     pub fn group(&self, index: usize, plan: &Plan, evaluated: &[LayerEvaluation]) -> GroupEvaluation {
         let group = &plan.groups[index];
         let layers = 0..self.layers.len();
         let prefill = |layer: usize| {
-            of_group(index, layer, plan, &evaluated[layer].replica_seconds).iter().sum::<f64>()
+            replicas_of_group(index, layer, plan, &evaluated[layer].replica_seconds).iter().sum::<f64>()
         };
         let share = |layer: usize| self.share_of(layer, &group.experts[layer]);
         GroupEvaluation {
@@ -122,22 +122,22 @@ impl Model<'_> {
             share: layers.clone().map(share).sum::<f64>() / self.layers.len() as f64,
             prefill_billed: layers.clone().map(prefill).sum(),
             decode_billed: layers
-                .map(|layer| self.group_step(layer, group, self.slowed_step(layer, 1.0, plan)))
+                .map(|layer| self.group_step(layer, group, self.step_contention(layer, 1.0, plan)))
                 .sum(),
             rate: self.remote_rate(group.memory_bytes, group.vcpus) * f64::from(group.replicas),
             life: None,
         }
     }
 
-    /// Seconds of one decode step of `rows` requests in all layers of `plan`.
+    /// Returns the seconds of one decode step of `rows` requests in all layers of `plan`.
     pub fn batch_step(&self, plan: &Plan, rows: f64) -> f64 {
         (0..self.layers.len()).map(|layer| self.batch_step_of(layer, plan, rows)).sum()
     }
 
-    /// Seconds of one decode step of `rows` requests in `layer`.
+    /// Returns the seconds of one decode step of `rows` requests in `layer`.
     pub fn batch_step_of(&self, layer: usize, plan: &Plan, rows: f64) -> f64 {
         let step = self.step(layer, rows, plan, &self.local_experts(layer, plan));
-        let fixed = self.layers[layer].fixed_step(self.main_pace(plan).vcpus, rows);
+        let fixed = self.layers[layer].fixed_step(self.main_cpu_speed(plan).vcpus, rows);
         fixed + step.calls * self.send + step.seconds
     }
 
@@ -145,51 +145,54 @@ impl Model<'_> {
         self.input * self.layers[layer].per_token() * self.shares[layer][expert as usize]
     }
 
-    /// Ids of the experts of `layer` that stay in the main function, ascending.
+    /// Returns the ids of the local experts of `layer`, ascending.
     pub fn local_experts(&self, layer: usize, plan: &Plan) -> Vec<u32> {
         let remote = &plan.layers[layer].remote;
         let experts = 0..self.layers[layer].experts as u32;
         experts.filter(|expert| remote.binary_search(expert).is_err()).collect()
     }
 
-    /// Splits the work of `group` in `layer` among its replicas; `slowed` is the factor of [`Slowed`](super::contention::Slowed).
-    pub fn replicas(&self, layer: usize, group: &Group, slowed: f64) -> Replicas {
-        let vcpus = self.group_pace(group).vcpus;
-        Replicas::new(self, layer, &group.experts[layer], vcpus, group.replicas, slowed)
+    /// Splits the work of `group` in `layer` among its replicas; `slowdown` is the factor of [`ContentionFactors`](super::contention::Slowed).
+    pub fn replicas(&self, layer: usize, group: &Group, slowdown: f64) -> Replicas {
+        let vcpus = self.group_cpu_speed(group).vcpus;
+        Replicas::new(self, layer, &group.experts[layer], vcpus, group.replicas, slowdown)
     }
 
-    /// Seconds of one decode step that `group` works for one request in `layer`.
-    pub fn group_step(&self, layer: usize, group: &Group, slowed: f64) -> f64 {
+    /// Returns the busy seconds of `group` in one decode step of one request in `layer`.
+    pub fn group_step(&self, layer: usize, group: &Group, slowdown: f64) -> f64 {
         let model = &self.layers[layer];
         let experts = &group.experts[layer];
         let share = self.share_of(layer, experts).min(1.0);
-        let part = ExpertPath::new(experts, model.remote_curve(), self.group_pace(group).vcpus, slowed);
+        let part =
+            ExpertPath::new(experts, model.remote_curve(), self.group_cpu_speed(group).vcpus, slowdown);
         let one = part.seconds(1.0) + self.down;
-        model.per_token() * share * one + model.called(share, 1.0) * self.round_trip()
+        model.per_token() * share * one + model.call_probability(share, 1.0) * self.round_trip()
     }
 
-    /// One decode step of `rows` requests in `layer`, without the fixed part.
+    /// Evaluates one decode step of `rows` requests in `layer`, without the non-expert part.
     fn step(&self, layer: usize, rows: f64, plan: &Plan, local: &[u32]) -> Step {
         let model = &self.layers[layer];
-        let slowed = self.slowed_step(layer, rows, plan);
-        let here = ExpertPath::new(local, &model.curve, self.main_pace(plan).vcpus, slowed);
-        // Without groups the layer's own function is the only one.
+        let slowdown = self.step_contention(layer, rows, plan);
+        let local_path = ExpertPath::new(local, &model.curve, self.main_cpu_speed(plan).vcpus, slowdown);
+        // In a plan without groups each layer has at most one remote function.
         let own = &plan.layers[layer];
         let own = (plan.groups.is_empty() && !own.remote.is_empty())
             .then(|| (own.remote.as_slice(), self.remote_vcpus(own.memory_bytes)));
-        let of_groups =
-            plan.groups.iter().map(|group| (group.experts[layer].as_slice(), self.group_pace(group).vcpus));
-        let away: Vec<ExpertPath<'_>> = of_groups
+        let of_groups = plan
+            .groups
+            .iter()
+            .map(|group| (group.experts[layer].as_slice(), self.group_cpu_speed(group).vcpus));
+        let remote_paths: Vec<ExpertPath<'_>> = of_groups
             .chain(own)
             .filter(|(experts, _)| !experts.is_empty())
-            .map(|(experts, vcpus)| ExpertPath::new(experts, model.remote_curve(), vcpus, slowed))
+            .map(|(experts, vcpus)| ExpertPath::new(experts, model.remote_curve(), vcpus, slowdown))
             .collect();
         let step = match rows > 1.0 {
-            true => self.step_of_many(layer, rows, &here, &away),
-            false => self.step_of_one(layer, &here, &away),
+            true => self.step_of_many(layer, rows, &local_path, &remote_paths),
+            false => self.step_of_one(layer, &local_path, &remote_paths),
         };
-        let shared = self.shared(hosts(layer, plan), || {
-            let parts = away.iter().chain([&here]);
+        let shared = self.shared_core_bound(hosting_groups(layer, plan), || {
+            let parts = remote_paths.iter().chain([&local_path]);
             parts
                 .map(|part| {
                     self.mean_work(layer, rows, &ExpertPath { column: part.curve.column(1.0), ..*part })
@@ -199,14 +202,20 @@ impl Model<'_> {
         Step { seconds: step.seconds.max(shared), ..step }
     }
 
-    /// Seconds in which the cores of a machine that main function and `groups` share do what one core does in
-    /// so many; 0 where they do not share one.
-    pub fn shared(&self, groups: usize, seconds_of_one: impl FnOnce() -> f64) -> f64 {
+    /// Returns a lower bound of the seconds in which the shared cores of one machine do the work of all functions.
+    ///
+    /// `core_seconds`: that work on one core. 0 if main function and groups do not share a machine, or without `groups`.
+    pub fn shared_core_bound(&self, groups: usize, core_seconds: impl FnOnce() -> f64) -> f64 {
         let cores = self.problem.shared_cores.filter(|_| groups > 0);
-        cores.map_or(0.0, |cores| seconds_of_one() / cores)
+        cores.map_or(0.0, |cores| core_seconds() / cores)
     }
 
-    fn step_of_one(&self, layer: usize, here: &ExpertPath<'_>, away: &[ExpertPath<'_>]) -> Step {
+    fn step_of_one(
+        &self,
+        layer: usize,
+        local_path: &ExpertPath<'_>,
+        remote_paths: &[ExpertPath<'_>],
+    ) -> Step {
         let model = &self.layers[layer];
         let path = |part: &ExpertPath<'_>, down: f64, trip: f64| Path {
             share: self.share_of(layer, part.experts),
@@ -215,25 +224,32 @@ impl Model<'_> {
             count: 1,
         };
         let trip = self.round_trip();
-        let mut paths: Vec<Path> = away.iter().map(|part| path(part, self.down, trip)).collect();
-        let calls = paths.iter().map(|path| model.called(path.share, 1.0)).sum();
+        let mut paths: Vec<Path> = remote_paths.iter().map(|part| path(part, self.down, trip)).collect();
+        let calls = paths.iter().map(|path| model.call_probability(path.share, 1.0)).sum();
         let remote: f64 = paths.iter().map(|path| path.share).sum();
         // Shares sum to 1 but for rounding: what is not remote is local.
-        paths.push(Path { share: (1.0 - remote).max(0.0), ..path(here, 0.0, 0.0) });
+        paths.push(Path { share: (1.0 - remote).max(0.0), ..path(local_path, 0.0, 0.0) });
         Step { seconds: expected_slowest(model.top_k, &paths), calls }
     }
 
-    /// Several tokens share experts: every one that any of them uses is read once. How many that are differs
-    /// from step to step, on every path by itself.
-    fn step_of_many(&self, layer: usize, rows: f64, here: &ExpertPath<'_>, away: &[ExpertPath<'_>]) -> Step {
+    /// Evaluates a decode step of several tokens, which share experts: the weights of each used expert are read once.
+    ///
+    /// The number of used experts varies from step to step, independently on each path.
+    fn step_of_many(
+        &self,
+        layer: usize,
+        rows: f64,
+        local_path: &ExpertPath<'_>,
+        remote_paths: &[ExpertPath<'_>],
+    ) -> Step {
         let model = &self.layers[layer];
         let per_token = model.per_token();
-        let mut works = vec![self.work(layer, rows, here)];
+        let mut works = vec![self.work(layer, rows, local_path)];
         let mut calls = 0.0;
-        for part in away {
+        for part in remote_paths {
             let share = self.share_of(layer, part.experts).min(1.0);
-            let called = model.called(share, rows);
-            let travelling = rows * model.called(share, 1.0);
+            let called = model.call_probability(share, rows);
+            let travelling = rows * model.call_probability(share, 1.0);
             let mut work = self.work(layer, rows, part);
             work.mean += rows * per_token * share * self.down + travelling * self.up + called * self.invoke;
             works.push(work);
@@ -242,14 +258,15 @@ impl Model<'_> {
         Step { seconds: slowest_of(works.into_iter()), calls }
     }
 
-    /// Seconds of computing the experts of `part` in the prefill.
+    /// Returns the CPU seconds of the experts of `part` in the prefill.
     pub fn prefill_work(&self, layer: usize, part: &ExpertPath<'_>) -> f64 {
         let tokens = part.experts.iter().map(|expert| self.prefill_tokens(layer, *expert));
         tokens.map(|tokens| part.seconds(tokens)).sum()
     }
 
-    /// Mean seconds of computing the experts of `part` in a decode step of `rows` requests. One request has no more experts than
-    /// its top-k, whatever shares say of each.
+    /// Returns the mean CPU seconds of the experts of `part` in a decode step of `rows` requests.
+    ///
+    /// A single request uses at most top-k experts, even if the shares sum to more.
     pub fn mean_work(&self, layer: usize, rows: f64, part: &ExpertPath<'_>) -> f64 {
         match rows > 1.0 {
             true => self.work(layer, rows, part).mean,
@@ -260,7 +277,7 @@ impl Model<'_> {
         }
     }
 
-    /// Computing the experts of `part` for `rows` tokens.
+    /// Returns mean and variance of the CPU seconds of the experts of `part` for `rows` tokens.
     fn work(&self, layer: usize, rows: f64, part: &ExpertPath<'_>) -> PathWork {
         let per_token = self.layers[layer].per_token();
         let known = self.used_in(rows).map(|layers| &layers[layer]);
@@ -277,9 +294,10 @@ impl Model<'_> {
     }
 }
 
-/// Share of the group at `index` in the figures of all functions of `layer`, which
-/// [`LayerEvaluation`] lists group by group.
-pub fn of_group<'f>(index: usize, layer: usize, plan: &Plan, figures: &'f [f64]) -> &'f [f64] {
+/// Returns the figures of the replicas of the group at `index`, out of the `figures` of all functions of `layer`.
+///
+/// [`LayerEvaluation`] lists functions group by group.
+pub fn replicas_of_group<'f>(index: usize, layer: usize, plan: &Plan, figures: &'f [f64]) -> &'f [f64] {
     let functions = |group: &Group| match group.experts[layer].is_empty() {
         true => 0,
         false => group.replicas.max(1) as usize,
@@ -288,7 +306,7 @@ pub fn of_group<'f>(index: usize, layer: usize, plan: &Plan, figures: &'f [f64])
     &figures[before..before + functions(&plan.groups[index])]
 }
 
-/// How many groups host experts of `layer`.
-fn hosts(layer: usize, plan: &Plan) -> usize {
+/// Counts the groups that host experts of `layer`.
+fn hosting_groups(layer: usize, plan: &Plan) -> usize {
     plan.groups.iter().filter(|group| !group.experts[layer].is_empty()).count()
 }

@@ -1,11 +1,11 @@
-//! Longest processing time first: experts to replicas.
+//! Longest processing time first (LPT): assignment of experts to replicas.
 
 /// One replica's share of the work.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Replica {
     /// Indices of its items, in the order in which they were assigned.
     pub items: Vec<usize>,
-    /// Sum of their weights, and what it had before.
+    /// Sum of their weights and of its initial load.
     pub load: f64,
 }
 
@@ -19,10 +19,10 @@ pub fn longest_first(weights: &[f64], replicas: usize) -> Vec<Replica> {
     longest_first_beside(weights, &vec![0.0; replicas.max(1)])
 }
 
-/// As [`longest_first`] for replicas that have the work `loads` already, one each.
+/// Assigns items as [`longest_first`] does to replicas with initial `loads`, one for each replica.
 ///
-/// A replica that gets an item ends above the mean of all loads by less than its last item. Without replicas
-/// nothing is assigned.
+/// The load of a replica that gets an item exceeds the mean of all loads by less than its last item. Without replicas
+/// no item is assigned.
 #[must_use]
 pub fn longest_first_beside(weights: &[f64], loads: &[f64]) -> Vec<Replica> {
     let mut assigned: Vec<Replica> = loads.iter().map(|&load| Replica { items: Vec::new(), load }).collect();
@@ -37,7 +37,7 @@ pub fn longest_first_beside(weights: &[f64], loads: &[f64]) -> Vec<Replica> {
     assigned
 }
 
-/// Items by weight descending, ties by index.
+/// Returns the indices of items by descending weight, ties by index.
 fn descending(weights: &[f64]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..weights.len()).collect();
     order.sort_by(|a, b| weights[*b].total_cmp(&weights[*a]));
@@ -54,8 +54,8 @@ fn least_loaded(loads: impl Iterator<Item = f64>) -> usize {
     least.0
 }
 
-/// The largest load that [`longest_first`] can produce (Remoe paper, Theorem 4):
-/// `(z - 1) / z` of the heaviest item, and `1 / z` of everything.
+/// Returns an upper bound of the largest load of [`longest_first`] (Remoe paper, Theorem 4):
+/// `(z - 1) / z` of the heaviest weight, plus `1 / z` of the sum of all weights, with z replicas.
 #[must_use]
 pub fn load_bound(weights: &[f64], replicas: usize) -> f64 {
     let count = replicas.max(1) as f64;

@@ -1,45 +1,47 @@
-//! How large a main function is that serves as planned: container, keys and values, threads.
+//! Size of the main function under a plan: container, KV cache, threads.
 
 use crate::model::Model;
 use crate::problem::{CpuProfile, Device, Layer, Problem};
 
-/// Positions that a page of keys and values holds. Each request that runs has a last page that is not full.
+/// Positions in a page of the KV cache. The last page of each running request is not full.
 pub const PAGE_POSITIONS: u32 = 32;
 
 /// The main function's size under a plan, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MainSize {
-    /// The plan's: what its price goes by, and its vCPUs where they come with memory.
+    /// Memory of the plan, which determines its price, and its vCPUs if they come with memory.
     pub main_bytes: f64,
     /// vCPUs of the function.
     pub vcpus: f64,
-    /// Bytes that its container needs: on CPUs the non-expert part, keys and values live there too.
+    /// Bytes that its container needs. On CPUs these include the non-expert part and the KV cache.
     pub memory_bytes: f64,
-    /// Keys and values of all requests that run at once, in whole pages ([`PAGE_POSITIONS`]).
+    /// KV cache of all concurrent requests, in whole pages ([`PAGE_POSITIONS`]).
     pub kv_cache_bytes: f64,
-    /// Tokens that those are of.
+    /// Tokens in that KV cache.
     pub kv_cache_tokens: f64,
     /// Requests that run at once.
     pub concurrency: u32,
-    /// Threads: as many of its whole vCPUs as the profile found to help.
+    /// Threads: the fastest measured number of whole vCPUs, up to those it has.
     pub threads: usize,
 }
 
 impl MainSize {
-    /// The size of a main function of `main_bytes` for `problem`, with `vcpus` where they are a decision of
-    /// their own; where they are and were not decided, as many as there may be.
+    /// Computes the size of a main function of `main_bytes` for `problem`.
+    ///
+    /// `vcpus`: if absent, those that come with the memory, or the most allowed if vCPUs are a decision variable.
     #[must_use]
     pub fn of(problem: &Problem, main_bytes: f64, vcpus: Option<f64>) -> Self {
         let model = Model::new(problem);
         let vcpus = vcpus.unwrap_or_else(|| model.main_vcpus(main_bytes));
-        let unfilled = f64::from((PAGE_POSITIONS - 1) * problem.request.concurrency.max(1))
+        let unfilled_bytes = f64::from((PAGE_POSITIONS - 1) * problem.request.concurrency.max(1))
             * problem.kv_bytes_per_token();
-        let beside = if problem.device == Device::Cpu { model.gpu_bytes + unfilled } else { 0.0 };
+        let nonexpert_bytes =
+            if problem.device == Device::Cpu { model.gpu_bytes + unfilled_bytes } else { 0.0 };
         Self {
             main_bytes,
             vcpus,
-            memory_bytes: main_bytes + beside,
-            kv_cache_bytes: (problem.kv_bytes_in_memory() + unfilled).ceil(),
+            memory_bytes: main_bytes + nonexpert_bytes,
+            kv_cache_bytes: (problem.kv_bytes_in_memory() + unfilled_bytes).ceil(),
             kv_cache_tokens: model.memory_tokens,
             concurrency: problem.request.concurrency,
             threads: useful_vcpus(problem, vcpus),
@@ -47,9 +49,9 @@ impl MainSize {
     }
 }
 
-/// Picks among the measured numbers of whole vCPUs up to `most` the quickest in a decode step of all requests that
-/// run at once: more of them can take longer where there is little to do. `most`, at least 1, where no
-/// whole number was measured.
+/// Returns the measured number of whole vCPUs, up to `most`, with the fastest decode step of all concurrent requests.
+///
+/// More vCPUs can be slower if there is little work. If no whole number was measured, returns `most`, at least 1.
 #[must_use]
 pub fn useful_vcpus(problem: &Problem, most: f64) -> usize {
     let most = most.floor().max(1.0);
@@ -61,7 +63,7 @@ pub fn useful_vcpus(problem: &Problem, most: f64) -> usize {
     let (rows, tokens) = (f64::from(problem.request.concurrency.max(1)), problem.request.mean_context());
     let step = |vcpus: f64| {
         let rest = rest.map_or(0.0, |profile| between(profile, rows, vcpus));
-        // Linear from nothing on.
+        // Linear in the tokens of the context.
         let of_context = |profile: &CpuProfile| {
             let most = profile.tokens.last().copied().unwrap_or(tokens);
             between(profile, most, vcpus) * tokens / most
@@ -72,31 +74,31 @@ pub fn useful_vcpus(problem: &Problem, most: f64) -> usize {
     best.unwrap_or(most) as usize
 }
 
-/// Seconds of the experts of one decode step of `rows` tokens that are routed evenly, all of them local.
+/// Returns the seconds of the experts of one decode step of `rows` tokens with uniform routing, if all are local.
 fn experts_step(layer: &Layer, rows: f64, vcpus: f64) -> f64 {
     let (experts, per_token) = (f64::from(layer.experts), f64::from(layer.top_k));
-    // An expert is left out when no token takes it.
+    // Expected number of experts that any token uses.
     let used = (experts * (1.0 - (1.0 - per_token / experts).powf(rows))).max(per_token);
     used * between(&layer.expert_seconds, rows * per_token / used, vcpus)
 }
 
-/// The measured seconds between the points of a grid, as they are: a curve that never rises with the vCPUs
-/// would hide which of them help.
+/// Interpolates measured seconds without making them isotonic, which would hide that more vCPUs can be slower.
 fn between(profile: &CpuProfile, tokens: f64, vcpus: f64) -> f64 {
-    let (column, beside) = place(&profile.vcpus, vcpus);
+    let (column, right) = grid_position(&profile.vcpus, vcpus);
     let at = |row: usize| {
         let (low, high) =
             (profile.seconds[row][column], profile.seconds[row][(column + 1).min(profile.vcpus.len() - 1)]);
-        low + (high - low) * beside
+        low + (high - low) * right
     };
-    let (row, above) = place(&profile.tokens, tokens);
+    let (row, above) = grid_position(&profile.tokens, tokens);
     let (low, high) = (at(row), at((row + 1).min(profile.tokens.len() - 1)));
     low + (high - low) * above
 }
 
-/// The last of the ascending `points` that `value` reaches, and how far it is on the way to the next one;
-/// the first or last point outside of them.
-fn place(points: &[f64], value: f64) -> (usize, f64) {
+/// Returns the index of the last of the ascending `points` up to `value`, and the fraction of the way to the next point.
+///
+/// Outside of the points, returns the first or the last one.
+fn grid_position(points: &[f64], value: f64) -> (usize, f64) {
     let low = points.partition_point(|point| *point <= value).max(1) - 1;
     match points.get(low + 1) {
         Some(next) if value > points[low] => (low, (value - points[low]) / (next - points[low])),

@@ -1,24 +1,24 @@
-//! Cost and speed of a plan, term by term (README of `remoe-planner`, "The cost model").
+//! Cost model: times and cost of a request under a plan, term by term (README of `remoe-planner`, "The cost model").
 
 pub mod account;
+pub mod baseline_prices;
 pub mod baselines;
 pub mod contention;
+pub mod cpu_quota;
 pub mod decode;
 pub mod groups;
 pub mod lpt;
 pub mod main_size;
-pub mod quota;
 pub mod replicas;
-pub mod rivals;
 pub mod running;
 pub mod sleepers;
 pub mod slowest;
 pub mod stress;
 
 use crate::cost::decode::{expected_slower_path, remote_count_probabilities};
-use crate::cost::groups::{GroupEvaluation, of_group};
+use crate::cost::groups::{GroupEvaluation, replicas_of_group};
 use crate::cost::replicas::Replicas;
-use crate::cost::running::{Bill, Detail, Life, ServingFunctions, Times};
+use crate::cost::running::{Bill, Detail, Life, PhaseTimes, ServingFunctions};
 use crate::model::{Model, Seconds};
 use crate::plan::{Group, LayerPlan, Plan, whole_bytes};
 use crate::problem::sizes::{BYTE_SLACK, GB};
@@ -36,18 +36,18 @@ pub struct Evaluation {
     pub prefill_seconds: f64,
     /// All decode steps (GT; Remoe paper, equation 4).
     pub decode_seconds: f64,
-    /// Prefill and cold start; where requests come, the mean over requests.
+    /// Time to first token: prefill and cold start. With arrivals, the mean over requests.
     pub ttft_seconds: f64,
-    /// One decode step; 0 where there is none. Where requests come, the mean over requests.
+    /// Time per output token: one decode step, or 0 without one. With arrivals, the mean over requests.
     pub tpot_seconds: f64,
-    /// Where requests come, a decode step with several of them, up to as many as run at once.
+    /// With arrivals, decode steps of several requests, up to the concurrency.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<BatchStep>,
-    /// The main function (Remoe paper, equation 6).
+    /// Dollars of the main function (Remoe paper, equation 6).
     pub main_cost: f64,
-    /// The remote functions (Remoe paper, equations 8 and 9).
+    /// Dollars of the remote functions (Remoe paper, equations 8 and 9).
     pub remote_cost: f64,
-    /// Both.
+    /// Dollars of all functions.
     pub total_cost: f64,
     /// Memory of the device (Remoe paper, equation 7).
     #[serde(serialize_with = "whole_bytes")]
@@ -57,27 +57,26 @@ pub struct Evaluation {
     /// The terms of each group.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<GroupEvaluation>,
-    /// How functions live, where the problem says when requests come: costs and times are those at that load
-    /// then.
+    /// With arrivals, time alive and load of the functions. Costs and times are those at that load.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub life: Option<Life>,
-    /// Limits that the plan does not keep.
+    /// Limits that the plan breaks.
     pub violations: Vec<Violation>,
 }
 
 /// One decode step of several requests.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct BatchStep {
-    /// How many requests have a token in it.
+    /// Number of requests with a token in the step.
     pub requests: f64,
-    /// How long it takes.
+    /// Seconds of the step.
     pub seconds: f64,
 }
 
 /// The terms of one layer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LayerEvaluation {
-    /// Prefill seconds: fixed part and the slower of both paths.
+    /// Prefill seconds: the non-expert part and the slower of both paths.
     pub prefill: f64,
     /// Seconds of one decode step.
     pub decode: f64,
@@ -87,58 +86,59 @@ pub struct LayerEvaluation {
     pub remote_prefill: f64,
     /// Prefill seconds of each replica (ZT; Remoe paper, equation 3).
     pub replica_seconds: Vec<f64>,
-    /// Tokens that travel to each replica.
+    /// Tokens that are sent to each replica.
     pub replica_tokens: Vec<f64>,
-    /// Loads that longest-first assignment balanced: seconds without invocation and without the cap on
+    /// Load of each replica, as balanced by longest-first assignment: seconds without invocation and without the cap on sent
     /// tokens.
     pub replica_load: Vec<f64>,
-    /// The largest load that can be (Remoe paper, Theorem 4).
+    /// Upper bound of the largest load (Remoe paper, Theorem 4).
     pub load_bound: f64,
-    /// Remote seconds that are billed per decode step.
+    /// Billed seconds of remote functions in a decode step.
     pub remote_decode_billed: f64,
     /// Share of the layer's assignments that go to remote experts.
     pub remote_share: f64,
     /// Bytes that a replica needs.
     #[serde(serialize_with = "whole_bytes")]
     pub needed_bytes: f64,
-    /// Dollars of the main function while it works on this layer.
+    /// Dollars of the main function for this layer.
     pub main_cost: f64,
     /// Dollars of this layer's remote functions.
     pub remote_cost: f64,
 }
 
-/// A limit that is not kept.
+/// A broken limit.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Violation {
     /// Name: `ttft`, `tpot`, `gpu`, `main`, `mem<l>`, `payload<l>`, `z<l>`, `spec_main`, `spec<l>`.
     pub limit: String,
     /// Value of the plan.
     pub value: f64,
-    /// Allowed value: the most, or for a size the nearest of its list.
+    /// Allowed value: the largest one, or for a size the nearest allowed size.
     pub allowed: f64,
 }
 
 impl Model<'_> {
-    /// The evaluation of `plan`, which must have been made for this problem, for a search.
+    /// Evaluates `plan`, which must belong to this problem. Latencies are simulated only if limits depend on it.
     pub fn evaluate(&self, plan: &Plan) -> Evaluation {
         self.evaluate_in(plan, Detail::Search)
     }
 
-    /// The evaluation of `plan` with simulated latencies: it keeps the same limits as for a search.
+    /// Evaluates `plan` with simulated latencies. It breaks the same limits as [`Self::evaluate`] finds.
     pub fn evaluate_fully(&self, plan: &Plan) -> Evaluation {
         self.evaluate_in(plan, Detail::Full)
     }
 
-    /// The evaluation of `plan` for a search that takes no plan of another cost than `takes` says: only then are
-    /// latencies simulated. None also if the search ends.
-    pub fn evaluate_if(&self, plan: &Plan, takes: impl Fn(f64) -> bool) -> Option<Evaluation> {
+    /// Evaluates `plan` if `accepts_cost` accepts its cost in dollars. Otherwise, or if the search ends, returns `None`.
+    ///
+    /// Rejected plans take no simulation.
+    pub fn evaluate_if(&self, plan: &Plan, accepts_cost: impl Fn(f64) -> bool) -> Option<Evaluation> {
         if self.ends() {
             return None;
         }
         let (mut evaluation, running) = self.evaluate_times(plan);
         // Costs do not depend on simulations.
         let cost = self.bill(&running, Detail::Cost).total();
-        takes(cost).then(|| {
+        accepts_cost(cost).then(|| {
             self.complete(plan, &mut evaluation, &running, Detail::Search);
             evaluation
         })
@@ -150,9 +150,9 @@ impl Model<'_> {
         evaluation
     }
 
-    /// The times of `plan`, and what its cost follows from.
+    /// Evaluates the times of `plan`. Cost and latency follow in [`Self::complete`].
     fn evaluate_times(&self, plan: &Plan) -> (Evaluation, ServingFunctions) {
-        // Prefills, a part for each batch, and what every layer takes however few experts it has.
+        // Terms of the prefill and of each batch, and the fixed work of each layer.
         self.add_work(self.experts() * (2 + self.batches().len() / 2) + 40 * self.layers.len());
         let mut layers: Vec<LayerEvaluation> = match plan.groups.is_empty() {
             true => {
@@ -196,39 +196,39 @@ impl Model<'_> {
         (evaluation, running)
     }
 
-    /// Adds to the times of `plan` what it costs, how long requests take and which limits it breaks.
+    /// Adds cost, latency and broken limits to an evaluation of times.
     fn complete(&self, plan: &Plan, evaluation: &mut Evaluation, running: &ServingFunctions, detail: Detail) {
         let bill = self.bill(running, detail);
-        let asleep =
+        let sleeping =
             plan.groups.iter().zip(&mut evaluation.groups).filter(|(group, _)| self.may_sleep(group));
-        asleep.zip(&bill.sleepers).for_each(|((_, group), life)| group.life = Some(*life));
+        sleeping.zip(&bill.sleepers).for_each(|((_, group), life)| group.life = Some(*life));
         (evaluation.ttft_seconds, evaluation.tpot_seconds) = (bill.ttft_seconds, bill.tpot_seconds);
         (evaluation.main_cost, evaluation.remote_cost) = (bill.main_cost, bill.remote_cost);
         evaluation.total_cost = bill.total();
         evaluation.life = bill.life;
-        self.share_out(evaluation);
+        self.divide_cost_among_layers(evaluation);
         evaluation.violations = self.violations(plan, evaluation, &bill);
     }
 
-    /// How long the parts of a request take. What quotas add is spread over `layers`.
-    fn times(&self, plan: &Plan, layers: &mut [LayerEvaluation]) -> Times {
+    /// Sums the times of `layers`. The time that CPU quotas add is spread over `layers`.
+    fn times(&self, plan: &Plan, layers: &mut [LayerEvaluation]) -> PhaseTimes {
         let mut steps = vec![layers.iter().map(|layer| layer.decode).sum()];
         steps.extend(self.batches()[1..].iter().map(|rows| self.batch_step(plan, *rows)));
-        let quick = Times { prefill: layers.iter().map(|layer| layer.prefill).sum(), steps };
-        let mut times = quick.clone();
+        let unthrottled = PhaseTimes { prefill: layers.iter().map(|layer| layer.prefill).sum(), steps };
+        let mut times = unthrottled.clone();
         self.within_quotas(plan, &mut times);
-        for layer in layers.iter_mut().filter(|_| times != quick) {
-            layer.prefill *= longer(times.prefill, quick.prefill);
-            layer.decode *= longer(times.steps[0], quick.steps[0]);
+        for layer in layers.iter_mut().filter(|_| times != unthrottled) {
+            layer.prefill *= ratio(times.prefill, unthrottled.prefill);
+            layer.decode *= ratio(times.steps[0], unthrottled.steps[0]);
         }
         times
     }
 
-    /// Terms that the cost of `plan` follows from.
+    /// Collects the times and rates that the cost of `plan` follows from.
     fn running(
         &self,
         plan: &Plan,
-        times: Times,
+        times: PhaseTimes,
         layers: &[LayerEvaluation],
         groups: &[GroupEvaluation],
     ) -> ServingFunctions {
@@ -237,19 +237,19 @@ impl Model<'_> {
         let billed = |prefill: f64, step: f64| prefill + self.output * step;
         let (mut remote_rate, mut remote_bill) = (0.0, 0.0);
         if self.is_reserved() {
-            let awake = plan.groups.iter().zip(groups).filter(|(part, _)| !self.may_sleep(part));
+            let always_alive = plan.groups.iter().zip(groups).filter(|(part, _)| !self.may_sleep(part));
             remote_rate = of_layers().map(|(part, _)| rate(part) * f64::from(part.replicas)).sum::<f64>()
-                + awake.map(|(_, group)| group.rate).sum::<f64>();
+                + always_alive.map(|(_, group)| group.rate).sum::<f64>();
         } else {
             let of_layer = |(part, layer): (&LayerPlan, &LayerEvaluation)| {
                 rate(part) * billed(layer.replica_seconds.iter().sum(), layer.remote_decode_billed)
             };
-            // Replicas are paid for what each of them works.
-            let of_group = |(part, group): (&Group, &GroupEvaluation)| {
+            // Each replica is billed for its own busy time.
+            let replicas_of_group = |(part, group): (&Group, &GroupEvaluation)| {
                 group.rate / f64::from(part.replicas) * billed(group.prefill_billed, group.decode_billed)
             };
             remote_bill = of_layers().map(of_layer).sum::<f64>()
-                + plan.groups.iter().zip(groups).map(of_group).sum::<f64>();
+                + plan.groups.iter().zip(groups).map(replicas_of_group).sum::<f64>();
         }
         let remote = plan.remote_counts();
         let largest = match plan.groups.is_empty() {
@@ -276,13 +276,13 @@ impl Model<'_> {
         }
     }
 
-    /// Dollars per second of the main function of `plan` (H^w).
+    /// Returns the dollars per second of the main function of `plan` (H^w).
     pub fn main_rate(&self, plan: &Plan) -> f64 {
         self.gpu_rate + self.function_rate(plan.main_bytes, plan.main_vcpus)
     }
 
-    /// Gives every layer its part of what groups and time alive cost.
-    fn share_out(&self, evaluation: &mut Evaluation) {
+    /// Divides the costs of groups and of time alive among the layers.
+    fn divide_cost_among_layers(&self, evaluation: &mut Evaluation) {
         let seconds = evaluation.prefill_seconds + evaluation.decode_seconds;
         if evaluation.groups.is_empty() && evaluation.life.is_none() || seconds == 0.0 {
             return;
@@ -294,7 +294,7 @@ impl Model<'_> {
         }
     }
 
-    /// Dollars of one layer's remote functions, when the whole request takes `seconds`.
+    /// Returns the dollars of one layer's remote functions if the whole request takes `seconds`.
     fn remote_cost(&self, layer: &LayerEvaluation, part: &LayerPlan, seconds: f64) -> f64 {
         let billed = if self.is_reserved() {
             seconds * f64::from(part.replicas) / f64::from(self.problem.pricing.main_replicas)
@@ -304,7 +304,7 @@ impl Model<'_> {
         self.cpu_price * part.memory_bytes / GB * billed
     }
 
-    /// The total cost of `plan`, whose evaluation is known, with another `part` for one layer.
+    /// Returns the total cost of `plan` with `part` in place of the plan of `layer`. `evaluation`: that of `plan`.
     pub fn cost_with_layer(
         &self,
         plan: &Plan,
@@ -316,7 +316,7 @@ impl Model<'_> {
         let before = evaluation.prefill_seconds + evaluation.decode_seconds;
         let after = before + new.prefill - old.prefill + self.output * (new.decode - old.decode);
         let others = evaluation.remote_cost - old.remote_cost;
-        // Reserved functions are paid for as long as the request takes.
+        // Under reserved billing functions are billed for the time of the request.
         let others = if self.is_reserved() { others / before * after } else { others };
         after * self.main_rate(plan) + others + self.remote_cost(&new, part, after)
     }
@@ -325,7 +325,7 @@ impl Model<'_> {
         let model = &self.layers[layer];
         let shares = &self.shares[layer];
         let tokens = |expert: usize| self.input * model.per_token() * shares[expert];
-        let vcpus = self.main_pace(plan).vcpus;
+        let vcpus = self.main_cpu_speed(plan).vcpus;
         let main = model.curve.column(vcpus);
         let fixed = model.fixed(vcpus);
         let is_local = |expert: &usize| part.remote.binary_search(&(*expert as u32)).is_err();
@@ -365,7 +365,7 @@ impl Model<'_> {
 
     fn violations(&self, plan: &Plan, evaluation: &Evaluation, bill: &Bill) -> Vec<Violation> {
         let mut found = LimitViolations::default();
-        self.late(bill, &mut found);
+        self.check_latency(bill, &mut found);
         if let Some(allowed) = self.problem.limits.gpu_bytes {
             found.unless_at_most("gpu", self.gpu_bytes, allowed, BYTE_SLACK);
         }
@@ -381,9 +381,9 @@ impl Model<'_> {
                 let value = tokens * self.problem.transport.token_bytes_up;
                 found.unless_at_most(&format!("payload{index}"), value, allowed, BYTE_SLACK);
             }
-            let most = self.problem.limits.max_replicas;
-            if !(1..=most).contains(&part.replicas) {
-                found.add(&format!("z{index}"), f64::from(part.replicas), f64::from(most));
+            let max_replicas = self.problem.limits.max_replicas;
+            if !(1..=max_replicas).contains(&part.replicas) {
+                found.add(&format!("z{index}"), f64::from(part.replicas), f64::from(max_replicas));
             }
             found.unless_equal(
                 &format!("spec{index}"),
@@ -419,7 +419,7 @@ impl Model<'_> {
         if let Some(allowed) = limits.payload_bytes {
             let layers = evaluation.layers.iter().enumerate();
             let tokens = layers
-                .flat_map(|(layer, terms)| of_group(index, layer, plan, &terms.replica_tokens))
+                .flat_map(|(layer, terms)| replicas_of_group(index, layer, plan, &terms.replica_tokens))
                 .copied();
             let value = tokens.fold(0.0, f64::max) * self.problem.transport.token_bytes_up;
             found.unless_at_most(&name("payload"), value, allowed, BYTE_SLACK);
@@ -434,17 +434,17 @@ impl Model<'_> {
     }
 }
 
-/// How many times as long `seconds` is as `quick`; 1 where there is nothing to compare.
-fn longer(seconds: f64, quick: f64) -> f64 {
-    if quick > 0.0 { seconds / quick } else { 1.0 }
+/// Returns `seconds / base`, or 1 if `base` is 0.
+fn ratio(seconds: f64, base: f64) -> f64 {
+    if base > 0.0 { seconds / base } else { 1.0 }
 }
 
-/// The violations found so far.
+/// Collected violations.
 #[derive(Default)]
 pub struct LimitViolations(Vec<Violation>);
 
 impl LimitViolations {
-    /// Names of the limits.
+    /// Returns the names of the broken limits.
     pub fn names(self) -> Vec<String> {
         self.0.into_iter().map(|violation| violation.limit).collect()
     }
@@ -453,7 +453,7 @@ impl LimitViolations {
         self.0.push(Violation { limit: limit.to_owned(), value, allowed });
     }
 
-    /// Notes a violation of `limit` unless `value` is at most `allowed`, but for `slack`.
+    /// Adds a violation of `limit` unless `value` is at most `allowed + slack`.
     pub fn unless_at_most(&mut self, limit: &str, value: f64, allowed: f64, slack: f64) {
         if value > allowed + slack {
             self.add(limit, value, allowed);

@@ -1,31 +1,31 @@
-//! Functions that hold the same experts of a layer, and share them in the prefill.
+//! Prefill work of replicas: functions that host the same experts of a layer and divide them among themselves.
 
 use crate::cost::lpt::{Replica, load_bound, longest_first};
 use crate::model::Model;
 
-/// Work in the prefill of functions with the same experts of a layer.
+/// Prefill work of the replicas that host the same experts of a layer.
 pub struct Replicas {
-    /// Seconds of each (ZT; Remoe paper, equation 3).
+    /// Seconds of each replica (ZT; Remoe paper, equation 3).
     pub seconds: Vec<f64>,
-    /// Seconds of each without transfer and invocation.
+    /// CPU seconds of each replica: without transfer and invocation.
     pub computing: Vec<f64>,
-    /// Tokens that travel to each.
+    /// Tokens that are sent to each replica.
     pub tokens: Vec<f64>,
-    /// Load of each that longest-first assignment balanced.
+    /// Load of each replica, as balanced by longest-first assignment.
     pub loads: Vec<f64>,
     /// Seconds of the slowest replica by the bound of LPT.
     pub load_bound: f64,
 }
 
 impl Replicas {
-    /// Assigns items to replicas, the longest first.
+    /// Assigns `experts` of the layer at `index` to `count` replicas, the longest first. Contention lengthens each expert by `slowdown`.
     pub fn new(
         model: &Model<'_>,
         index: usize,
         experts: &[u32],
         vcpus: f64,
         count: u32,
-        slowed: f64,
+        slowdown: f64,
     ) -> Self {
         let layer = &model.layers[index];
         let shares = &model.shares[index];
@@ -46,34 +46,35 @@ impl Replicas {
         let both_ways = model.up + model.down;
         let weights: Vec<f64> =
             tokens.iter().zip(&computing).map(|(tokens, seconds)| seconds + tokens * both_ways).collect();
-        // A replica that does not exist cannot work: the violation of `z` says so.
+        // A count of 0 is reported as a violation of the limit `z`.
         let count = count.max(1) as usize;
         let replicas = longest_first(&weights, count);
         let assigned =
             |replica: &Replica, of: &[f64]| replica.items.iter().map(|item| of[*item]).sum::<f64>();
         let rows: Vec<f64> = replicas.iter().map(|replica| assigned(replica, &tokens)).collect();
-        let travelling: Vec<f64> = rows.iter().map(|rows| rows.min(model.input)).collect();
+        let sent_tokens: Vec<f64> = rows.iter().map(|rows| rows.min(model.input)).collect();
         let computing: Vec<f64> =
-            replicas.iter().map(|replica| slowed * assigned(replica, &computing)).collect();
-        let seconds = computing.iter().zip(&rows).zip(&travelling).map(|((computing, rows), travelling)| {
-            let working = computing + rows * model.down + travelling * model.up;
-            if *travelling > 0.0 { working + model.invoke } else { 0.0 }
-        });
+            replicas.iter().map(|replica| slowdown * assigned(replica, &computing)).collect();
+        let seconds =
+            computing.iter().zip(&rows).zip(&sent_tokens).map(|((computing, rows), sent_tokens)| {
+                let working = computing + rows * model.down + sent_tokens * model.up;
+                if *sent_tokens > 0.0 { working + model.invoke } else { 0.0 }
+            });
         Self {
             seconds: seconds.collect(),
             loads: replicas.iter().map(|replica| replica.load).collect(),
             load_bound: load_bound(&weights, count),
             computing,
-            tokens: travelling,
+            tokens: sent_tokens,
         }
     }
 
-    /// How many of them have tokens to compute.
+    /// Counts the replicas that receive tokens.
     pub fn working(&self) -> usize {
         self.tokens.iter().filter(|tokens| **tokens > 0.0).count()
     }
 
-    /// Seconds of the slowest of them.
+    /// Returns the seconds of the slowest replica.
     pub fn slowest(&self) -> f64 {
         self.seconds.iter().copied().fold(0.0, f64::max)
     }

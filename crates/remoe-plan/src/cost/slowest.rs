@@ -1,32 +1,32 @@
-//! The slowest of several paths on which a layer's experts are computed at the same time: the main
-//! function and groups of remote functions.
+//! Expected time of the slowest of several concurrent paths: the main function and the groups of remote functions.
 
-/// Up to this many experts per token their distribution over the paths is summed exactly.
-pub const MOST_EXACT: usize = 16;
+/// Largest top-k for which the distribution of a token's experts over paths is summed exactly.
+pub const MAX_EXACT_TOP_K: usize = 16;
 
-/// One path: where a token's experts may be computed.
+/// One path on which a token's experts may be computed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Path {
     /// Share of the layer's assignments.
     pub share: f64,
     /// Seconds per expert.
     pub seconds: f64,
-    /// Seconds once, where there is any expert.
+    /// Seconds of a call, once if the path has any expert.
     pub trip: f64,
-    /// Paths that are the same in all of this.
+    /// Number of equal paths.
     pub count: usize,
 }
 
-/// Expected seconds of the slowest of `paths` for one token with `top_k` experts, each of which is on a path
-/// with the path's share as probability (the multinomial form of equation 5 of the Remoe paper; with two
-/// paths it is the binomial one).
+/// Returns the expected seconds of the slowest of `paths` for one token with `top_k` experts.
 ///
-/// The slowest path takes at most t exactly where no path has more experts than it computes by t, and the
-/// probability of that is a coefficient of a product of truncated exponential series, one per path.
+/// Each expert is on a path with the path's share as probability: the multinomial form of equation 5 of the Remoe paper,
+/// which with two paths is the binomial form.
+///
+/// The slowest path takes at most t if no path has more experts than it computes within t. The probability of that is a
+/// coefficient of a product of truncated exponential series, one for each path.
 pub fn expected_slowest(top_k: usize, paths: &[Path]) -> f64 {
-    if top_k > MOST_EXACT {
-        let works = paths.iter().flat_map(|path| vec![PathWork::of_token(path, top_k); path.count]);
-        return slowest_of(works);
+    if top_k > MAX_EXACT_TOP_K {
+        let work = paths.iter().flat_map(|path| vec![PathWork::of_token(path, top_k); path.count]);
+        return slowest_of(work);
     }
     let seconds = |path: &Path, count: usize| match count {
         0 => 0.0,
@@ -39,27 +39,27 @@ pub fn expected_slowest(top_k: usize, paths: &[Path]) -> f64 {
     times.dedup();
     let most =
         |path: &Path, time: f64| (0..=top_k).rev().find(|count| seconds(path, *count) <= time).unwrap_or(0);
-    // Mostly all but the last path, the main function, are functions of one size: how a token spreads over them changes
-    // only with how many experts each of them computes.
+    // Usually all paths but the last, the main function, are equally fast. Then their distribution depends only on the
+    // most experts that each computes within the time, and is reused.
     let (last, others) = match possible().next_back() {
         Some(last) => (last, possible().take(possible().count() - 1)),
         None => return 0.0,
     };
-    let alike = |path: &Path, other: &Path| path.seconds == other.seconds && path.trip == other.trip;
+    let is_as_fast = |path: &Path, other: &Path| path.seconds == other.seconds && path.trip == other.trip;
     let first = others.clone().next();
-    let known_by_most =
-        first.is_some_and(|first| last.count == 1 && others.clone().all(|path| alike(path, first)));
-    let mut known: Option<(usize, Spread)> = None;
+    let others_as_fast =
+        first.is_some_and(|first| last.count == 1 && others.clone().all(|path| is_as_fast(path, first)));
+    let mut last_spread: Option<(usize, Spread)> = None;
     let (mut expected, mut before) = (0.0, 0.0);
     for time in times {
-        let within = match first.filter(|_| known_by_most) {
+        let within = match first.filter(|_| others_as_fast) {
             Some(first) => {
                 let each = most(first, time);
-                if known.as_ref().is_none_or(|(most, _)| *most != each) {
+                if last_spread.as_ref().is_none_or(|(most, _)| *most != each) {
                     let paths = others.clone().map(|path| (path.share, each, path.count));
-                    known = Some((each, Spread::of(top_k, paths)));
+                    last_spread = Some((each, Spread::of(top_k, paths)));
                 }
-                known.as_ref().map_or(0.0, |(_, spread)| spread.with(last.share, most(last, time)))
+                last_spread.as_ref().map_or(0.0, |(_, spread)| spread.with(last.share, most(last, time)))
             }
             None => {
                 let paths = possible().map(|path| (path.share, most(path, time), path.count));
@@ -68,7 +68,7 @@ pub fn expected_slowest(top_k: usize, paths: &[Path]) -> f64 {
         };
         expected += time * (within - before);
         before = within;
-        // What is left is rounding.
+        // The rest is rounding.
         if within >= 1.0 - 1e-15 {
             break;
         }
@@ -76,15 +76,16 @@ pub fn expected_slowest(top_k: usize, paths: &[Path]) -> f64 {
     expected
 }
 
-/// How a token's experts spread over paths that each have at most so many: the coefficients of
-/// prod over paths of sum over j up to the most of (share x)^j / j!.
+/// Distribution of a token's experts over paths with at most a given number of experts each.
+///
+/// It consists of the coefficients of: product over the paths of sum over j <= most of (share x)^j / j!
 #[derive(Debug, Clone)]
 pub struct Spread {
     coefficients: Vec<f64>,
 }
 
 impl Spread {
-    /// Paths with a share and the most experts each, so many times.
+    /// `paths`: share of each path, most experts on it, and the number of such paths.
     pub fn of(top_k: usize, paths: impl Iterator<Item = (f64, usize, usize)>) -> Self {
         let mut coefficients = vec![0.0; top_k + 1];
         coefficients[0] = 1.0;
@@ -107,13 +108,13 @@ impl Spread {
         Self { coefficients }
     }
 
-    /// Probability that all experts of the token are spread so.
+    /// Returns the probability that no path has more experts than its most.
     pub fn probability(&self) -> f64 {
         let top_k = self.coefficients.len() - 1;
         self.coefficients[top_k] * factorial(top_k)
     }
 
-    /// Probability that they are, and one path more with `share` has at most `most` of them.
+    /// Returns that probability with an additional path with `share` and at most `most` experts.
     pub fn with(&self, share: f64, most: usize) -> f64 {
         let top_k = self.coefficients.len() - 1;
         let mut term = 1.0;
@@ -126,11 +127,11 @@ impl Spread {
     }
 }
 
-fn factorial(of: usize) -> f64 {
-    (1..=of).map(|factor| factor as f64).product()
+fn factorial(number: usize) -> f64 {
+    (1..=number).map(|factor| factor as f64).product()
 }
 
-/// Seconds of a path whose experts are many and independent enough to be told by mean and variance.
+/// Seconds of a path with many independent experts, approximated by a normal distribution.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct PathWork {
     /// Mean, in seconds.
@@ -140,7 +141,7 @@ pub struct PathWork {
 }
 
 impl PathWork {
-    /// One token's experts on `path`.
+    /// Returns the seconds of one token's experts on `path`.
     fn of_token(path: &Path, top_k: usize) -> Self {
         let count = top_k as f64;
         let called = 1.0 - (1.0 - path.share.min(1.0)).powf(count);
@@ -150,35 +151,35 @@ impl PathWork {
         }
     }
 
-    /// The slower of two independent normal variables, as a normal variable again (Clark, "The greatest of
+    /// Returns the maximum of two independent normal variables, approximated by a normal variable (Clark, "The greatest of
     /// a finite set of random variables", Operations Research 9, 1961, equations 2 to 4).
     fn slower(self, other: Self) -> Self {
         let spread = (self.variance + other.variance).sqrt();
-        let apart = (self.mean - other.mean).abs();
-        if apart >= 6.0 * spread {
+        let distance = (self.mean - other.mean).abs();
+        if distance >= 6.0 * spread {
             return if self.mean >= other.mean { self } else { other };
         }
         let ratio = (self.mean - other.mean) / spread;
-        let (here, there, density) = (normal_share(ratio), normal_share(-ratio), normal_density(ratio));
-        let mean = self.mean * here + other.mean * there + spread * density;
-        let square = (self.mean * self.mean + self.variance) * here
-            + (other.mean * other.mean + other.variance) * there
+        let (own, others, density) = (normal_cdf(ratio), normal_cdf(-ratio), normal_density(ratio));
+        let mean = self.mean * own + other.mean * others + spread * density;
+        let square = (self.mean * self.mean + self.variance) * own
+            + (other.mean * other.mean + other.variance) * others
             + (self.mean + other.mean) * spread * density;
         Self { mean, variance: (square - mean * mean).max(0.0) }
     }
 }
 
-/// Expected seconds of the slowest of `works`.
-pub fn slowest_of(works: impl Iterator<Item = PathWork>) -> f64 {
-    works.reduce(PathWork::slower).map_or(0.0, |slowest| slowest.mean)
+/// Returns the expected seconds of the slowest path, given the `work` of each.
+pub fn slowest_of(work: impl Iterator<Item = PathWork>) -> f64 {
+    work.reduce(PathWork::slower).map_or(0.0, |slowest| slowest.mean)
 }
 
 fn normal_density(at: f64) -> f64 {
     (-0.5 * at * at).exp() / (2.0 * std::f64::consts::PI).sqrt()
 }
 
-/// The standard normal distribution function, to 1.5e-7 (Abramowitz and Stegun, 26.2.17).
-fn normal_share(at: f64) -> f64 {
+/// Returns the standard normal distribution function, with an error below 1.5e-7 (Abramowitz and Stegun, 26.2.17).
+fn normal_cdf(at: f64) -> f64 {
     let t = 1.0 / (1.0 + 0.231_641_9 * at.abs());
     let series = t
         * (0.319_381_530
@@ -208,7 +209,7 @@ mod tests {
         })
     }
 
-    /// Every assignment of every expert to a path, one by one.
+    /// Sums over every assignment of experts to paths.
     fn enumerated(top_k: usize, paths: &[Path], counts: &mut Vec<usize>) -> f64 {
         if top_k == 0 {
             let seconds = paths.iter().zip(counts.iter()).map(|(path, count)| match count {
@@ -229,7 +230,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_the_sum_over_all_assignments(paths in paths(), top_k in 0_usize..6) {
+        fn expected_slowest_equals_sum_over_all_assignments(paths in paths(), top_k in 0_usize..6) {
             let sum: f64 = paths.iter().map(|path| path.share).sum();
             prop_assume!(sum > 0.5);
             let exact = enumerated(top_k, &paths, &mut vec![0; paths.len()]);
@@ -238,7 +239,7 @@ mod tests {
         }
 
         #[test]
-        fn equal_paths_may_be_counted(share in 0.0_f64..1.0, seconds in 0.1_f64..2.0, trip in 0.0_f64..1.0, count in 1_usize..5, top_k in 1_usize..6) {
+        fn equal_paths_equal_one_path_with_count(share in 0.0_f64..1.0, seconds in 0.1_f64..2.0, trip in 0.0_f64..1.0, count in 1_usize..5, top_k in 1_usize..6) {
             let local = Path { share: 1.0 - share, seconds: 1.0, trip: 0.0, count: 1 };
             let one = Path { share: share / count as f64, seconds, trip, count: 1 };
             let counted = expected_slowest(top_k, &[local, Path { count, ..one }]);
@@ -257,7 +258,7 @@ mod tests {
         }
 
         #[test]
-        fn a_path_more_is_the_last_factor(share in 0.0_f64..1.0, most in 0_usize..5, top_k in 1_usize..6) {
+        fn spread_with_additional_path_equals_spread_of_all(share in 0.0_f64..1.0, most in 0_usize..5, top_k in 1_usize..6) {
             let others = [(share * 0.4, 3, 1), (share * 0.3, 2, 2)];
             let all = others.into_iter().chain([(1.0 - share, most, 1)]);
             let whole = Spread::of(top_k, all).probability();
@@ -267,10 +268,10 @@ mod tests {
     }
 
     #[test]
-    fn many_experts_per_token_are_told_by_mean_and_variance() {
+    fn normal_approximation_is_close_to_exact_slowest() {
         let paths = [0.2, 0.3, 0.5].map(|share| Path { share, seconds: 1.0, trip: 0.1, count: 1 });
-        let exact = expected_slowest(MOST_EXACT, &paths);
-        let normal = slowest_of(paths.iter().map(|path| PathWork::of_token(path, MOST_EXACT)));
+        let exact = expected_slowest(MAX_EXACT_TOP_K, &paths);
+        let normal = slowest_of(paths.iter().map(|path| PathWork::of_token(path, MAX_EXACT_TOP_K)));
         assert!((exact - normal).abs() < 0.03 * exact, "{exact} {normal}");
     }
 }

@@ -1,4 +1,4 @@
-//! Robust plans: what happens when predictions err as far as they do in 5 % of the cases.
+//! Robust plans: limits must also hold if predictions err as far as they do in 5 % of the cases.
 
 use crate::cost::{Evaluation, Violation};
 use crate::model::Model;
@@ -7,9 +7,11 @@ use crate::problem::ErrorFactor;
 use crate::problem::stressed::stressed_scales;
 use std::borrow::Cow;
 
-/// The violations of `plan`, on the prediction and when each remote set's share is `factors` times
-/// the predicted one; of the same limit the worse one. Factors by count are of the experts used least; any
-/// other set of as many is taken to err as far.
+/// Returns the limits that `plan` breaks for the prediction, or if each remote set's share is `factors` times the
+/// predicted one.
+///
+/// If both break the same limit, the larger value is returned. Factors by count were measured for the least used
+/// experts; other sets of the same size are assumed to err as much.
 pub fn all_violations(
     model: &Model<'_>,
     factors: &[ErrorFactor],
@@ -27,7 +29,7 @@ pub fn all_violations(
     found
 }
 
-/// Copies the problem with the shares that `factors` make of the prediction under `plan`.
+/// Returns the model with the remote shares of `plan` scaled by `factors`, and the local shares scaled down to match.
 pub fn stressed<'p>(model: &Model<'p>, factors: &[ErrorFactor], plan: &Plan) -> Model<'p> {
     let layers = model.shares.iter().zip(&plan.layers).zip(factors);
     let shares = layers.enumerate().map(|(layer, ((shares, part), factor))| {

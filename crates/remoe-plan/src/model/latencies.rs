@@ -1,61 +1,63 @@
-//! Simulated latencies that a search has asked for, by the times that they follow from.
+//! Cache of simulated latencies, by the times that they follow from.
 
 use crate::alive::Latency;
 use std::collections::HashMap;
 
-/// Latencies that are kept, at most, and those that stand for others.
-const MOST_KEPT: usize = 10_000;
-const MOST_COMPARED: usize = 128;
+/// Maximum number of cached latencies. Beyond it the cache is cleared.
+const MAX_CACHED: usize = 10_000;
+/// Number of latest latencies that serve as bounds.
+const MAX_BOUNDS: usize = 128;
 
-/// Latencies that are known.
+/// Cache of simulated latencies.
 #[derive(Debug, Default)]
 pub struct Latencies {
     by_bits: HashMap<Vec<u64>, Option<Latency>>,
-    /// The latest ones, which stand for slower or faster functions.
-    latest: Vec<EvaluatedLatency>,
+    /// Ring buffer of the latest latencies, which serve as bounds for slower or faster functions.
+    latest: Vec<SimulatedLatency>,
     next: usize,
 }
 
 #[derive(Debug)]
-struct EvaluatedLatency {
+struct SimulatedLatency {
     times: Vec<f64>,
     latency: Latency,
-    /// Latencies break a limit.
+    /// Set if the latencies break a limit.
     is_late: bool,
 }
 
 impl Latencies {
-    /// The latency of `times`; none where they are not known.
+    /// Returns the cached latency of `times`. The inner `None`: the simulation had no result.
     pub fn get(&self, times: &[f64]) -> Option<Option<Latency>> {
         self.by_bits.get(&bits(times)).copied()
     }
 
-    /// A latency that tells whether functions with `times` keep their limits: that of faster ones which do not, or of
-    /// slower ones which do.
-    pub fn standing_for(&self, times: &[f64]) -> Option<Latency> {
-        let stands = |known: &&EvaluatedLatency| {
+    /// Returns a latency that shows whether functions with `times` keep the limits.
+    ///
+    /// It is that of faster functions which break a limit, or of slower functions which keep all.
+    pub fn bound(&self, times: &[f64]) -> Option<Latency> {
+        let decides = |known: &&SimulatedLatency| {
             known.times.len() == times.len()
                 && known.times.iter().zip(times).all(|(known_time, time)| match known.is_late {
                     true => known_time <= time,
                     false => known_time >= time,
                 })
         };
-        self.latest.iter().find(stands).map(|known| known.latency)
+        self.latest.iter().find(decides).map(|known| known.latency)
     }
 
-    /// Keeps the `latency` of `times`, which breaks a limit where it `is_late`.
-    pub fn keep(&mut self, times: Vec<f64>, latency: Option<Latency>, is_late: bool) {
-        if self.by_bits.len() >= MOST_KEPT {
+    /// Caches the `latency` of `times`. `is_late`: set if it breaks a limit.
+    pub fn insert(&mut self, times: Vec<f64>, latency: Option<Latency>, is_late: bool) {
+        if self.by_bits.len() >= MAX_CACHED {
             self.by_bits.clear();
         }
         self.by_bits.insert(bits(&times), latency);
         let Some(latency) = latency else { return };
-        let known = EvaluatedLatency { times, latency, is_late };
+        let known = SimulatedLatency { times, latency, is_late };
         match self.latest.get_mut(self.next) {
             Some(oldest) => *oldest = known,
             None => self.latest.push(known),
         }
-        self.next = (self.next + 1) % MOST_COMPARED;
+        self.next = (self.next + 1) % MAX_BOUNDS;
     }
 }
 

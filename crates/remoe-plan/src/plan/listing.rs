@@ -1,12 +1,12 @@
-//! Experts of several layers as text: `0:0-7,1:8,10` is experts 0 to 7 of the layer at position 0, and
-//! experts 8 and 10 of the layer at position 1.
+//! Text form of the experts of several layers. `0:0-7,1:8,10` denotes experts 0 to 7 of layer 0, and experts 8 and 10 of
+//! layer 1.
 
 use serde::Serializer;
 
-/// Why a listing cannot be read.
-pub struct NotAListing(pub String);
+/// Message of a listing that cannot be parsed.
+pub struct ListingError(pub String);
 
-/// `experts` of each layer by position, with ranges.
+/// Formats the experts of each layer, runs of ids as ranges.
 pub fn format(experts: &[Vec<u32>]) -> String {
     let mut parts = Vec::new();
     for (layer, experts) in experts.iter().enumerate() {
@@ -23,14 +23,14 @@ pub fn format(experts: &[Vec<u32>]) -> String {
     parts.join(",")
 }
 
-/// Writes the experts of each layer, runs of ids as ranges.
+/// Serializes the experts of each layer in the text form.
 pub fn serialize<S: Serializer>(experts: &[Vec<u32>], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&format(experts))
 }
 
-/// Reads what [`format`] writes, for layers with so many experts each; ascending, each expert once. Layers are
-/// named by their `ids` in that order, where there are as many, else by position.
-pub fn parse(text: &str, experts: &[usize], ids: &[u32]) -> Result<Vec<Vec<u32>>, NotAListing> {
+/// Parses the output of [`format`]; `experts` is the number of experts of each layer. The result is ascending. Layers are
+/// named by `ids` if there are as many of these as layers, otherwise by position.
+pub fn parse(text: &str, experts: &[usize], ids: &[u32]) -> Result<Vec<Vec<u32>>, ListingError> {
     let position = |layer: usize| match ids.len() == experts.len() {
         true => ids.iter().position(|id| *id as usize == layer),
         false => (layer < experts.len()).then_some(layer),
@@ -39,35 +39,35 @@ pub fn parse(text: &str, experts: &[usize], ids: &[u32]) -> Result<Vec<Vec<u32>>
     let mut current = None;
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         let shown: String = part.chars().take(100).collect();
-        let wrong = |why: String| NotAListing(format!("{shown:?} {why}"));
-        let form = || {
+        let invalid = |why: String| ListingError(format!("{shown:?} {why}"));
+        let invalid_form = || {
             let expected = "LAYER:ID, LAYER:FIRST-LAST, or a further ID of the same layer";
-            wrong(format!("is invalid, expected {expected}"))
+            invalid(format!("is invalid, expected {expected}"))
         };
         let range = match part.split_once(':') {
             Some((layer, range)) => {
-                current = Some(layer.trim().parse::<usize>().map_err(|_| form())?);
+                current = Some(layer.trim().parse::<usize>().map_err(|_| invalid_form())?);
                 range
             }
             None => part,
         };
-        let layer = current.ok_or_else(form)?;
+        let layer = current.ok_or_else(invalid_form)?;
         let Some((layer, most)) = position(layer).and_then(|at| Some((at, experts.get(at)?))) else {
             let named = match ids.len() == experts.len() {
                 true => format!("expected one of {ids:?}"),
                 false => format!("expected 0 to {}", experts.len() - 1),
             };
-            return Err(wrong(format!("names layer {layer}, {named}")));
+            return Err(invalid(format!("names layer {layer}, {named}")));
         };
         let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let id = |digits: &str| digits.trim().parse::<u32>().map_err(|_| form());
+        let id = |digits: &str| digits.trim().parse::<u32>().map_err(|_| invalid_form());
         let (first, last) = (id(first)?, id(last)?);
         if first > last || last as usize >= *most {
             let message = format!("is invalid, expected a range of the layer's experts 0 to {}", most - 1);
-            return Err(wrong(message));
+            return Err(invalid(message));
         }
         if read[layer].iter().any(|known| (first..=last).contains(known)) {
-            return Err(wrong("lists an expert twice".to_owned()));
+            return Err(invalid("lists an expert twice".to_owned()));
         }
         read[layer].extend(first..=last);
     }
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn formatted_listings_parse_to_the_same_experts() {
         let experts = vec![vec![0, 1, 2, 7], vec![], vec![3]];
         let text = format(&experts);
         assert_eq!(text, "0:0-2,7,2:3");
@@ -90,13 +90,13 @@ mod tests {
     }
 
     #[test]
-    fn layers_may_have_ids() {
+    fn layers_can_be_named_by_id() {
         assert_eq!(parse("3:1,7:0", &[8, 8], &[3, 7]).ok().unwrap(), vec![vec![1], vec![0]]);
         assert!(parse("0:1", &[8, 8], &[3, 7]).err().unwrap().0.contains("[3, 7]"));
     }
 
     #[test]
-    fn what_is_no_listing_is_named() {
+    fn invalid_listings_are_reported() {
         for (text, why) in [
             ("3", "expected LAYER:ID"),
             ("0:a", "expected LAYER:ID"),

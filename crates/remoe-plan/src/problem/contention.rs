@@ -35,7 +35,7 @@ impl Contention {
     }
 
     /// `measured` where so many functions compute at the same time.
-    pub fn among(self, functions: f64, measured: f64) -> f64 {
+    pub fn factor_among(self, functions: f64, measured: f64) -> f64 {
         let others = f64::from(self.functions) - 1.0;
         1.0 + (measured - 1.0) * ((functions - 1.0) / others).clamp(0.0, 1.0)
     }
@@ -48,8 +48,8 @@ mod tests {
     #[test]
     fn contention_grows_up_to_the_measured_function_count() {
         let contention = Contention { functions: 4, step: 1.6, prefill: 1.0 };
-        let step = |functions| (10.0 * contention.among(functions, contention.step)).round();
+        let step = |functions| (10.0 * contention.factor_among(functions, contention.step)).round();
         assert_eq!([0.2, 1.0, 2.0, 3.0, 4.0, 9.0].map(step), [10.0, 10.0, 12.0, 14.0, 16.0, 16.0]);
-        assert_eq!(contention.among(4.0, contention.prefill), 1.0);
+        assert_eq!(contention.factor_among(4.0, contention.prefill), 1.0);
     }
 }

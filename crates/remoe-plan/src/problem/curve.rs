@@ -1,25 +1,25 @@
-//! Measured times between their grid points.
+//! Interpolation of measured times.
 
 use crate::problem::{CpuProfile, GpuProfile};
 use ndarray::Array2;
 
-/// Seconds over tokens and vCPUs: isotonic, linear between the points.
+/// Seconds over tokens and vCPUs: isotonic, and linear between grid points.
 ///
-/// More vCPUs never take longer and more tokens are never quicker, whatever was measured: a running
-/// minimum along vCPUs, then a running maximum along tokens. Outside the measured vCPUs the nearest
-/// column holds. Tokens start at (0, 0) and go on with the slope of the last segment.
+/// Measured times are made isotonic by a running minimum along vCPUs, then a running maximum along tokens. Outside the
+/// measured vCPUs the nearest column holds. Along tokens the curve starts at (0, 0) and continues with the slope of the last
+/// segment.
 #[derive(Debug, Clone)]
 pub struct Curve {
     vcpus: Vec<f64>,
-    /// With 0 in front.
+    /// Token counts, with 0 as the first.
     tokens: Vec<f64>,
-    /// `[token][vcpu]`, with a row of zeros in front.
+    /// `[token][vcpu]`, with a first row of zeros.
     seconds: Array2<f64>,
     /// Seconds of one token, at each measured vCPU column.
     one: Vec<f64>,
 }
 
-/// A place between two vCPU columns.
+/// Position between two vCPU columns.
 #[derive(Debug, Clone, Copy)]
 pub struct Column {
     low: usize,
@@ -28,7 +28,7 @@ pub struct Column {
 }
 
 impl Column {
-    /// The place of `vcpus` among ascending `points`, one at least; outside of them the nearest one holds.
+    /// Returns the position of `vcpus` among ascending `points`, at least one. Outside of them it is the nearest point.
     pub fn between(points: &[f64], vcpus: f64) -> Self {
         let above = points.partition_point(|point| *point <= vcpus);
         if above == 0 {
@@ -41,20 +41,19 @@ impl Column {
         Self { low: above - 1, high: above, fraction: (vcpus - low) / (high - low) }
     }
 
-    /// The value there of a row over the columns.
+    /// Returns the value of `row` at this position.
     pub fn of(self, row: ndarray::ArrayView1<'_, f64>) -> f64 {
         let low = row[self.low];
         low + (row[self.high] - low) * self.fraction
     }
 
-    /// The least value of a row over the columns there or anywhere at fewer vCPUs: what no place up to this one
-    /// undercuts, where more vCPUs may take longer.
+    /// Returns the least value of `row` up to this position. It is a lower bound if more vCPUs may be slower.
     pub fn least_of(self, row: ndarray::ArrayView1<'_, f64>) -> f64 {
         (0..=self.low).fold(self.of(row), |least, column| least.min(row[column]))
     }
 }
 
-/// A place between two token rows, beyond the last with a fraction above 1.
+/// Position between two token rows. Beyond the last row the fraction is above 1.
 #[derive(Debug, Clone, Copy)]
 pub struct Row {
     low: usize,
@@ -62,12 +61,12 @@ pub struct Row {
 }
 
 impl Curve {
-    /// Compiles measured times of CPUs.
+    /// Creates the curve of measured times of CPUs.
     pub fn of_cpu(profile: &CpuProfile) -> Self {
         Self::new(profile.vcpus.clone(), &profile.tokens, |row, column| profile.seconds[row][column])
     }
 
-    /// Compiles measured times of a device.
+    /// Creates the curve of measured times of a GPU.
     pub fn of_gpu(profile: &GpuProfile) -> Self {
         Self::new(vec![1.0], &profile.tokens, |row, _| profile.seconds[row])
     }
@@ -87,35 +86,34 @@ impl Curve {
         curve
     }
 
-    /// Reports if more vCPUs never take longer for any number of tokens. Between the points that always
-    /// holds; beyond the last one the slope of the last segment may rise with vCPUs.
+    /// Reports if more vCPUs are never slower beyond the last token count. Between grid points that always holds.
     pub fn is_isotonic_beyond(&self) -> bool {
         let last = self.tokens.len() - 1;
         let rise = |column: usize| self.seconds[(last, column)] - self.seconds[(last - 1, column)];
         (1..self.vcpus.len()).all(|column| rise(column) <= rise(column - 1))
     }
 
-    /// Measured vCPU columns.
+    /// Returns the number of measured vCPU columns.
     pub fn columns(&self) -> usize {
         self.vcpus.len()
     }
 
-    /// The measured vCPUs, ascending.
+    /// Returns the measured vCPUs, ascending.
     pub fn vcpus(&self) -> &[f64] {
         &self.vcpus
     }
 
-    /// Seconds of one token at every measured vCPU column.
+    /// Returns the seconds of one token at every measured vCPU column.
     pub fn one(&self) -> &[f64] {
         &self.one
     }
 
-    /// The place of a function with `vcpus`.
+    /// Returns the position of `vcpus`.
     pub fn column(&self, vcpus: f64) -> Column {
         Column::between(&self.vcpus, vcpus)
     }
 
-    /// The place of `tokens`.
+    /// Returns the position of `tokens`.
     pub fn row(&self, tokens: f64) -> Row {
         let above = self.tokens.partition_point(|point| *point <= tokens);
         let low = above.saturating_sub(1).min(self.tokens.len() - 2);
@@ -123,38 +121,38 @@ impl Curve {
         Row { low, fraction: (tokens - from) / (to - from) }
     }
 
-    /// Seconds for `tokens` at every measured vCPU column.
+    /// Returns the seconds for `tokens` at every measured vCPU column.
     pub fn over_columns(&self, tokens: f64) -> Vec<f64> {
         let row = self.row(tokens);
         (0..self.columns()).map(|column| self.at_column(row, column)).collect()
     }
 
-    /// Seconds at a measured vCPU column.
+    /// Returns the seconds at `row` and a measured vCPU column.
     pub fn at_column(&self, row: Row, column: usize) -> f64 {
         let low = self.seconds[(row.low, column)];
         low + (self.seconds[(row.low + 1, column)] - low) * row.fraction
     }
 
-    /// Seconds for `row` at `column`: along vCPUs first, then along tokens.
+    /// Returns the seconds at `row` and `column`: interpolated along vCPUs first, then along tokens.
     pub fn at(&self, row: Row, column: Column) -> f64 {
         let low = column.of(self.seconds.row(row.low));
         let high = column.of(self.seconds.row(row.low + 1));
         low + (high - low) * row.fraction
     }
 
-    /// Seconds for `tokens` at `column`.
+    /// Returns the seconds for `tokens` at `column`.
     pub fn seconds(&self, tokens: f64, column: Column) -> f64 {
         self.at(self.row(tokens), column)
     }
 
-    /// The curve over tokens at one place between columns, for many evaluations.
+    /// Returns the curve over tokens at one position between columns, for many evaluations.
     pub fn slice(&self, column: Column) -> Vec<f64> {
         self.seconds.rows().into_iter().map(|row| column.of(row)).collect()
     }
 }
 
 impl Row {
-    /// The value there of a [`Curve::slice`].
+    /// Returns the value of a [`Curve::slice`] at this position.
     pub fn of(self, slice: &[f64]) -> f64 {
         let low = slice[self.low];
         low + (slice[self.low + 1] - low) * self.fraction

@@ -1,7 +1,7 @@
 //! One Mixture-of-Experts layer: sizes and times.
 
+use super::bounds::{LARGEST, MAX_POINTS, MAX_TOKENS, SMALLEST};
 use super::check::MAX_EXPERTS;
-use super::figures::{LARGEST, MAX_GRID, MAX_TOKENS, SMALLEST};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -102,14 +102,14 @@ impl Affine {
 #[serde(deny_unknown_fields)]
 pub struct CpuProfile {
     /// Numbers of vCPUs, ascending.
-    #[schemars(length(min = 1, max = MAX_GRID), inner(range(min = SMALLEST, max = MAX_TOKENS)))]
+    #[schemars(length(min = 1, max = MAX_POINTS), inner(range(min = SMALLEST, max = MAX_TOKENS)))]
     pub vcpus: Vec<f64>,
     /// Token counts, ascending; an expert's start at 1.
-    #[schemars(length(min = 1, max = MAX_GRID), inner(range(min = SMALLEST, max = MAX_TOKENS)))]
+    #[schemars(length(min = 1, max = MAX_POINTS), inner(range(min = SMALLEST, max = MAX_TOKENS)))]
     pub tokens: Vec<f64>,
     /// Seconds, `[token][vcpu]`.
-    #[schemars(length(min = 1, max = MAX_GRID))]
-    #[schemars(inner(length(min = 1, max = MAX_GRID), inner(range(min = 0.0, max = LARGEST))))]
+    #[schemars(length(min = 1, max = MAX_POINTS))]
+    #[schemars(inner(length(min = 1, max = MAX_POINTS), inner(range(min = 0.0, max = LARGEST))))]
     pub seconds: Vec<Vec<f64>>,
 }
 
@@ -118,9 +118,9 @@ pub struct CpuProfile {
 #[serde(deny_unknown_fields)]
 pub struct GpuProfile {
     /// Token counts, ascending.
-    #[schemars(length(min = 1, max = MAX_GRID), inner(range(min = SMALLEST, max = MAX_TOKENS)))]
+    #[schemars(length(min = 1, max = MAX_POINTS), inner(range(min = SMALLEST, max = MAX_TOKENS)))]
     pub tokens: Vec<f64>,
     /// Seconds, `[token]`.
-    #[schemars(length(min = 1, max = MAX_GRID), inner(range(min = 0.0, max = LARGEST)))]
+    #[schemars(length(min = 1, max = MAX_POINTS), inner(range(min = 0.0, max = LARGEST)))]
     pub seconds: Vec<f64>,
 }

@@ -1,7 +1,7 @@
 //! Prices, and what memory costs per second.
 
+use super::bounds::{LARGEST, SMALLEST};
 use super::check::MAX_EXPERTS;
-use super::figures::{LARGEST, SMALLEST};
 use crate::problem::Device;
 use crate::problem::sizes::GB;
 use schemars::JsonSchema;

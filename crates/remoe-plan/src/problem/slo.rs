@@ -1,6 +1,6 @@
 //! Limits of latencies, and what they hold for.
 
-use super::figures::{LARGEST, SMALLEST, above_zero, between};
+use super::bounds::{LARGEST, SMALLEST, check_above_zero, check_between};
 use crate::error::FieldError;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -84,14 +84,14 @@ impl Slo {
     /// # Errors
     /// The first field with an impossible value.
     pub fn check(&self) -> Result<(), FieldError> {
-        above_zero("slo.ttft_seconds", self.ttft_seconds, "seconds")?;
-        above_zero("slo.tpot_seconds", self.tpot_seconds, "seconds")?;
+        check_above_zero("slo.ttft_seconds", self.ttft_seconds, "seconds")?;
+        check_above_zero("slo.tpot_seconds", self.tpot_seconds, "seconds")?;
         if let Some(seconds) = self.cold_ttft_seconds {
-            above_zero("slo.cold_ttft_seconds", seconds, "seconds")?;
+            check_above_zero("slo.cold_ttft_seconds", seconds, "seconds")?;
         }
         if let Some(seconds) = self.target_itl_seconds {
-            above_zero("slo.target_itl_seconds", seconds, "seconds")?;
+            check_above_zero("slo.target_itl_seconds", seconds, "seconds")?;
         }
-        self.cold_share.map_or(Ok(()), |share| between("slo.cold_share", share, 0.0, 1.0, "a share"))
+        self.cold_share.map_or(Ok(()), |share| check_between("slo.cold_share", share, 0.0, 1.0, "a share"))
     }
 }

@@ -1,7 +1,8 @@
-//! Shares of remote experts where the prediction errs.
+//! Shares of remote experts if the prediction errs.
 
-/// Factors on the shares of the remote set and on those of the rest, when the set's `share` is
-/// `factor` times as large, at most 1 in all.
+/// Returns the factors on the shares of the remote set and on those of all other experts.
+///
+/// The set's `share` becomes `factor` times as large, at most 1; the others are scaled so that the sum stays 1.
 pub fn stressed_scales(share: f64, factor: f64) -> (f64, f64) {
     let stressed = (share * factor).min(1.0);
     let up = if share > 0.0 { stressed / share } else { 1.0 };

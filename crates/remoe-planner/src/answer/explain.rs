@@ -1,11 +1,10 @@
-//! Why it is this plan: the limit that keeps a cheaper neighbour out, the next best alternative, and
-//! what other ways of planning would have cost.
+//! Explanation of a plan: the limit that a cheaper neighbour breaks, the next best plan, and the cost of the paper's form.
 
 use crate::preallocation::WorstCase;
 use crate::search::candidate::{CandidateSides, LayerSide};
 use crate::search::continuous::{Continuous, continuous};
-use crate::search::improve::locals;
-use crate::search::options::{OptionChoice, Terms};
+use crate::search::improve::local_times;
+use crate::search::options::{CostTerms, OptionChoice};
 use crate::search::selection::{Candidate, Selection};
 use crate::search::{COST_TIE, EvaluatedPlan, Search};
 use crate::slicing::FeasiblePlan;
@@ -14,38 +13,37 @@ use remoe_plan::cost::{Evaluation, TPOT_SLACK, TTFT_SLACK};
 use remoe_plan::plan::{LayerPlan, Plan, whole_bytes};
 use serde::Serialize;
 
-/// The figures behind a choice.
+/// Explanation of the choice of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Explanation {
-    /// How the number of remote experts per layer was chosen; absent for a previous plan that stays.
+    /// How the number of remote experts per layer was chosen; absent for a previous plan that is kept.
     pub selection: Option<Selection>,
-    /// The remote ratio times the experts of the largest layer, or the ratio whose bytes were the
-    /// budget across layers.
+    /// Remote ratio times the experts of the largest layer, or the ratio whose bytes were the budget across layers.
     pub i: Option<usize>,
     /// Share of each baseline's cost that the plan saves.
     pub saving: Saving,
-    /// The limit that a cheaper neighbouring plan would break; absent where every neighbour costs more.
+    /// The limit that a cheaper neighbouring plan would break; absent if every neighbour costs more.
     pub binding: Option<Binding>,
     /// The cheapest plan that was found with other remote counts or another main size.
     pub next_best: Option<Alternative>,
-    /// Plan of the paper's continuous form for the same remote sets and main size.
+    /// Result of the paper's continuous form for the same remote sets and main size.
     pub continuous: Option<Continuous>,
 }
 
-/// Shares of cost that are saved; negative where the plan costs more.
+/// Shares of the baselines' cost that the plan saves; negative if it costs more.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Saving {
     /// Against all experts in the main function.
     pub mix: Option<f64>,
     /// Against everything on CPUs.
     pub cpu: Option<f64>,
-    /// Against everything on the device.
+    /// Against everything on the GPU.
     pub gpu: Option<f64>,
     /// Against ideal offloading.
     pub fetch: Option<f64>,
 }
 
-/// A limit that binds.
+/// Binding limit: a cheaper neighbouring plan breaks it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Binding {
     /// Name of the limit, as in [`crate::Violation`].
@@ -54,30 +52,30 @@ pub struct Binding {
     pub value: f64,
     /// Allowed value.
     pub allowed: f64,
-    /// Dollars that the neighbour beyond the limit would save.
+    /// Dollars that the neighbour would save.
     pub would_save: f64,
 }
 
-/// Another plan.
+/// A plan that was not chosen.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Alternative {
     /// How its remote counts were chosen.
     pub selection: Selection,
     /// Ratio of remote experts, times the experts of the largest layer.
     pub i: usize,
-    /// Main memory.
+    /// Memory of the main function in bytes.
     #[serde(serialize_with = "whole_bytes")]
     pub main_bytes: f64,
     /// Replicas in all layers.
     pub replicas: u64,
     /// Cost in dollars.
     pub total_cost: f64,
-    /// By which share that is above the plan's cost.
+    /// Share by which its cost is above that of the chosen plan.
     pub above: f64,
 }
 
 impl Explanation {
-    /// Explains a previous plan that stays, with the `best` new one as the alternative.
+    /// Explains a kept previous plan, with the `best` new one as the alternative.
     pub(crate) fn of_kept(old: &Evaluation, baselines: &Baselines, best: Option<&FeasiblePlan>) -> Self {
         Self {
             selection: None,
@@ -108,13 +106,13 @@ impl Explanation {
 }
 
 impl FeasiblePlan {
-    /// This plan beside one of `cost`.
+    /// Describes this plan as the alternative to one of `cost`.
     fn alternative(&self, cost: f64) -> Alternative {
         alternative(&self.candidate, &self.plan, &self.evaluation, cost)
     }
 }
 
-/// Explains `best`; where the paper's form leads to a cheaper plan, that one.
+/// Explains `best`, or the plan of the paper's form if that is cheaper. Returns the explained plan.
 pub(crate) fn explain<'m>(
     search: &Search<'m>,
     mut best: EvaluatedPlan,
@@ -125,7 +123,7 @@ pub(crate) fn explain<'m>(
     let sides = CandidateSides::new(search.model, search.tables, &best.candidate, search.factors);
     let mut binding = None;
     if let Some(mut sides) = sides {
-        let locals = locals(&sides, best.main);
+        let locals = local_times(&sides, best.main);
         if best.plan.replicas() > 0 {
             let (mut form, sizing) = continuous(&mut sides, best.main, &locals);
             let found = sizing
@@ -179,8 +177,9 @@ fn alternative(candidate: &Candidate, plan: &Plan, evaluation: &Evaluation, cost
     }
 }
 
-/// The cheapest of the plan's neighbours: another main size, the candidates with a little more and a
-/// little less that is remote, and nothing remote.
+/// Returns the cheapest neighbour of the plan.
+///
+/// Neighbours have another main size, one step more or less of remote experts, or no remote experts.
 fn next_best(search: &Search<'_>, best: &EvaluatedPlan, candidates: &[Candidate]) -> Option<EvaluatedPlan> {
     let passes = |candidate: &Candidate| {
         candidate.selection != Selection::AcrossLayers
@@ -192,7 +191,7 @@ fn next_best(search: &Search<'_>, best: &EvaluatedPlan, candidates: &[Candidate]
     };
     let sizes = search.model.main_sizes.len();
     let mut found: Option<EvaluatedPlan> = None;
-    // A mixed choice is none of the candidates.
+    // A mixed candidate is not among `candidates`.
     let own = (best.candidate.selection == Selection::Mixed).then_some(&best.candidate);
     let others = candidates.iter().filter(near).filter(|candidate| passes(candidate));
     for candidate in others.chain(own) {
@@ -217,7 +216,7 @@ fn next_best(search: &Search<'_>, best: &EvaluatedPlan, candidates: &[Candidate]
     found
 }
 
-/// Plans one step away.
+/// Plans that are one step away from `best`.
 struct Neighbours<'a, 'm> {
     search: &'a Search<'m>,
     best: &'a EvaluatedPlan,
@@ -225,7 +224,7 @@ struct Neighbours<'a, 'm> {
 }
 
 impl Neighbours<'_, '_> {
-    /// The broken limit of the neighbour that would save the most.
+    /// Returns the broken limit of the neighbour that would save the most.
     fn binding(mut self) -> Option<Binding> {
         let mut found: Option<Binding> = None;
         let mut consider = |binding: Binding| {
@@ -240,7 +239,7 @@ impl Neighbours<'_, '_> {
         found
     }
 
-    /// A main function one size smaller.
+    /// Returns the limit that a main function one size smaller breaks.
     fn smaller_main(&self) -> Option<Binding> {
         let smaller = self.best.main.checked_sub(1)?;
         let plan = Plan { main_bytes: self.search.model.main_sizes[smaller], ..self.best.plan.clone() };
@@ -267,12 +266,12 @@ impl Neighbours<'_, '_> {
         }
     }
 
-    /// One layer with one size or one replica more or less, beyond a time limit.
+    /// Returns the latency limits that another size or number of replicas of one layer breaks.
     fn other_options(&mut self) -> Vec<Binding> {
         let main = self.best.main;
-        let locals = locals(self.sides, main);
-        let mut own: Vec<Option<Terms>> = Vec::new();
-        let mut totals = Terms::default();
+        let locals = local_times(self.sides, main);
+        let mut own: Vec<Option<CostTerms>> = Vec::new();
+        let mut totals = CostTerms::default();
         for (layer, local) in locals.iter().enumerate() {
             let local_terms = self.sides.local_terms(layer, *local);
             let terms = match (&mut self.sides.layers[layer], self.best.choices[layer]) {
@@ -287,7 +286,7 @@ impl Neighbours<'_, '_> {
         let mut found = Vec::new();
         for (layer, local) in locals.iter().enumerate() {
             let (Some(now), Some(choice)) = (own[layer], self.best.choices[layer]) else { continue };
-            for neighbour in steps_from(choice) {
+            for neighbour in option_neighbours(choice) {
                 let LayerSide::Remote(options) = &mut self.sides.layers[layer] else { continue };
                 let Some(terms) = options.terms(neighbour, *local) else { continue };
                 let other = totals.minus(&now).plus(&terms);
@@ -307,7 +306,7 @@ impl Neighbours<'_, '_> {
         found
     }
 
-    /// One layer with less memory than its experts need.
+    /// Returns the memory limits that a smaller size of one layer breaks.
     fn smaller_memory(&self) -> Vec<Binding> {
         let model = self.search.model;
         let mut found = Vec::new();
@@ -331,7 +330,7 @@ impl Neighbours<'_, '_> {
     }
 }
 
-fn steps_from(choice: OptionChoice) -> impl Iterator<Item = OptionChoice> {
+fn option_neighbours(choice: OptionChoice) -> impl Iterator<Item = OptionChoice> {
     let with_memory = |memory| OptionChoice { memory, ..choice };
     let with_replicas = |replicas| OptionChoice { replicas, ..choice };
     let smaller = choice.memory.checked_sub(1).map(with_memory);

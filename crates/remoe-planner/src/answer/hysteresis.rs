@@ -1,12 +1,13 @@
-//! Hysteresis: when a running plan is replaced, what that would change, and what the change itself costs.
+//! Hysteresis: whether a running plan is replaced, what that changes, and what the change itself costs.
 //!
-//! While a plan gives way to another, both are alive: the previous one serves until every function of the new one has
-//! loaded what it does not have. No remote function can change its experts or its size: a group that differs in them
-//! is new functions, which start and load all that they host. A main function of the same size stays and loads the
-//! experts that become local; one of another size restarts and loads all of its weights. A function that loads b
-//! bytes takes T = b / load rate, and if it starts the seconds of a process before that; it is paid meanwhile and
-//! saves nothing yet. So of the H seconds that the new plan is expected to stand the change costs sum T_f rate_f, as
-//! far as functions are alive then, and what is saved is saved for H - max T_f.
+//! During a change both plans are alive: the previous one serves until every function of the new one has loaded its
+//! experts. A remote function cannot change its experts or its size, so a changed group consists of new functions, which
+//! start and load all their experts. A main function of the same size stays and loads the experts that become local. One
+//! of another size restarts and loads all its weights.
+//!
+//! A function f that loads b bytes takes T_f = b / load rate, plus the start of a process if it is new. Meanwhile it is
+//! billed at rate_f and saves nothing. If the new plan is used for H seconds, the change costs the sum of T_f rate_f, and
+//! the new plan saves its lower cost for H - max T_f seconds.
 
 use crate::remote::Remote;
 use crate::slicing::FeasiblePlan;
@@ -18,73 +19,77 @@ use remoe_plan::problem::Start;
 use remoe_plan::problem::sizes::GB;
 use serde::Serialize;
 
-/// The previous plan against the new one.
+/// Comparison of the previous plan with the new one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PlanChange {
-    /// Set if the previous plan stays.
+    /// Set if the previous plan is kept.
     pub kept: bool,
-    /// Why.
-    pub reason: Reason,
-    /// Dollars of the previous plan on this problem.
+    /// Reason of the decision.
+    pub reason: ReplacementReason,
+    /// Dollars of a request under the previous plan.
     pub previous_cost: f64,
-    /// Dollars of the new one, where there is one.
+    /// Dollars of a request under the new plan, if there is one.
     pub new_cost: Option<f64>,
-    /// Main memory before and after, where it differs.
+    /// Memory of the main function before and after, if it changes.
     pub main_bytes: Option<[Bytes; 2]>,
     /// Changes in each layer that the new plan changes.
     pub layers: Vec<LayerChange>,
-    /// Functions of the new plan that start; where there is one.
+    /// Number of functions of the new plan that start, if there is a new plan.
     pub starts: Option<f64>,
-    /// Bytes of weights that functions of the new plan have to load: those that start all of theirs, main functions
-    /// that stay the experts that become local; where there is a new plan.
+    /// Bytes of weights that functions of the new plan load, if there is a new plan. New functions load all their weights,
+    /// main functions that stay load the experts that become local.
     pub moved_bytes: Option<Bytes>,
-    /// Time and cost of loading them, and the saving of the new plan; where there is one and the problem says how
-    /// functions start.
-    pub toll: Option<ChangeCost>,
+    /// Time and cost of the change, and the saving of the new plan, if there is one and the problem states starts.
+    #[serde(rename = "toll")]
+    pub change_cost: Option<ChangeCost>,
 }
 
 /// Cost and saving of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ChangeCost {
-    /// Seconds until every function of the new plan has its experts: both plans are alive.
+    /// Seconds until every function of the new plan has its experts. Meanwhile both plans are alive.
     pub seconds: f64,
-    /// Dollars of the functions that load meanwhile, times the share of the time in which the previous plan is alive.
+    /// Dollars of the loading functions, times the share of the time in which the previous plan is alive.
     pub dollars: f64,
-    /// Dollars that the new plan saves from then on, as long as it is expected to stand; below 0 where it is dearer.
+    /// Dollars that the new plan saves afterwards, for as long as it is expected to be used. Below 0 if it is more expensive.
     pub saves: f64,
 }
 
 impl ChangeCost {
-    /// Functions that load as `loads` say, for a plan that saves `per_second` dollars and stands for `stands` seconds.
-    fn new(loads: &[FunctionLoad], per_second: f64, stands: f64) -> Self {
+    /// `saving_per_second`: dollars that the new plan saves. `used_seconds`: time for which it is expected to be used.
+    fn new(loads: &[FunctionLoad], saving_per_second: f64, used_seconds: f64) -> Self {
         let seconds = loads.iter().map(FunctionLoad::seconds).fold(0.0, f64::max);
         let dollars = loads.iter().map(|load| load.functions * load.rate * load.seconds()).sum();
-        // What is dearer is so for as long as it stands, which is no reason to load slowly.
-        let saves = per_second * if per_second > 0.0 { (stands - seconds).max(0.0) } else { stands };
+        // A more expensive plan is charged for the whole time, so that slow loading is no advantage.
+        let saves = if saving_per_second > 0.0 {
+            saving_per_second * (used_seconds - seconds).max(0.0)
+        } else {
+            saving_per_second * used_seconds
+        };
         Self { seconds, dollars, saves }
     }
 
-    /// Reports if less is spent in all than by staying.
+    /// Reports if the change saves more than it costs.
     fn pays(&self) -> bool {
         self.saves > self.dollars
     }
 }
 
-/// Why a previous plan stays or goes.
+/// Reason that a previous plan is kept or replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reason {
-    /// It is the plan that would be made now.
+pub enum ReplacementReason {
+    /// Kept: the new plan is the same.
     Unchanged,
-    /// The new plan saves too little.
+    /// Kept: the new plan saves too small a share of the cost.
     WithinHysteresis,
-    /// The new plan saves enough, but not what loading it costs in the time that it is expected to stand.
+    /// Kept: the new plan does not save the cost of the change in the time for which it is expected to be used.
     MovesTooMuch,
-    /// The new plan saves enough.
+    /// Replaced: the new plan saves enough.
     Cheaper,
-    /// It misses a limit, or has remote experts where it must not.
+    /// Replaced: the previous plan breaks a limit, or has remote experts where they are not allowed.
     PreviousFails,
-    /// It keeps every limit, and no new plan that does was found.
+    /// Kept: no new plan that keeps every limit was found.
     NoNewPlan,
 }
 
@@ -103,21 +108,21 @@ pub struct LayerChange {
     pub replicas: [u32; 2],
 }
 
-/// Bytes, printed as a whole number where they are one.
+/// Bytes, serialised as an integer if they are whole.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct Bytes(#[serde(serialize_with = "whole_bytes")] pub f64);
 
-/// The previous plan on this problem.
+/// The previous plan, evaluated on the current problem.
 pub(crate) struct PreviousPlan {
     pub(crate) plan: Plan,
     pub(crate) evaluation: Evaluation,
-    /// Set if it keeps every limit and has remote experts only where it may.
-    pub(crate) stands: bool,
+    /// Set if it keeps every limit and has remote experts only where they are allowed.
+    pub(crate) is_feasible: bool,
 }
 
 impl PreviousPlan {
-    /// `violations`: the limits that a plan does not keep, given its evaluation.
+    /// `violations`: returns the limits that a plan breaks, given its evaluation.
     pub(crate) fn new(
         model: &Model<'_>,
         plan: Plan,
@@ -126,50 +131,52 @@ impl PreviousPlan {
     ) -> Self {
         let evaluation = model.evaluate(&plan);
         let keeps = violations(&plan, &evaluation).is_empty();
-        Self { stands: keeps && remote.allows(model, &plan.remote_counts()), plan, evaluation }
+        Self { is_feasible: keeps && remote.allows(model, &plan.remote_counts()), plan, evaluation }
     }
 }
 
-/// When a plan is replaced.
+/// Policy on replacing a running plan.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Inertia {
+pub(crate) struct HysteresisPolicy {
     /// Share of the cost that the new plan must save.
     pub(crate) hysteresis: f64,
-    /// Seconds that it is expected to stand.
+    /// Seconds for which the new plan is expected to be used.
     pub(crate) stands_seconds: f64,
 }
 
-/// Compares the previous plan with the `best` new one.
-pub(crate) fn decide(
+/// Compares the previous plan with the `best` new one, and decides which of them is used.
+pub(crate) fn compare_with_previous(
     model: &Model<'_>,
     previous: &PreviousPlan,
     best: Option<&FeasiblePlan>,
-    inertia: Inertia,
+    policy: HysteresisPolicy,
 ) -> PlanChange {
-    let PreviousPlan { plan: previous, evaluation: old, stands } = previous;
+    let PreviousPlan { plan: previous, evaluation: old, is_feasible } = previous;
     let new_cost = best.map(|best| best.evaluation.total_cost);
     let same = best.is_some_and(|best| best.plan == *previous);
-    let cheaper = new_cost.is_some_and(|cost| cost < old.total_cost * (1.0 - inertia.hysteresis));
-    let loads = best.map(|best| loads(model, previous, &best.plan));
-    let toll =
-        loads.as_ref().zip(new_cost).filter(|_| model.problem.starts.is_some()).map(|(loads, cost)| {
-            let per_second = requests_per_second(model, old) * (old.total_cost - cost);
-            let toll = ChangeCost::new(loads, per_second, inertia.stands_seconds);
-            // What sleeps at that moment starts as the new plan, and loads what it would have loaded anyway.
-            ChangeCost { dollars: toll.dollars * old.life.map_or(1.0, |life| life.alive_share), ..toll }
+    let saves_enough = new_cost.is_some_and(|cost| cost < old.total_cost * (1.0 - policy.hysteresis));
+    let loads = best.map(|best| functions_to_load(model, previous, &best.plan));
+    let change_cost =
+        loads.as_ref().zip(new_cost).filter(|_| model.problem.starts.is_some()).map(|(loads, new_cost)| {
+            let per_second = requests_per_second(model, old) * (old.total_cost - new_cost);
+            let cost = ChangeCost::new(loads, per_second, policy.stands_seconds);
+            // If the deployment is at zero, it starts with the new plan, which costs no more than with the previous one.
+            ChangeCost { dollars: cost.dollars * old.life.map_or(1.0, |life| life.alive_share), ..cost }
         });
-    let reason = match (*stands, best) {
-        (false, _) => Reason::PreviousFails,
-        (true, None) => Reason::NoNewPlan,
-        (true, Some(_)) if same => Reason::Unchanged,
-        (true, Some(_)) if cheaper && toll.is_some_and(|toll| !toll.pays()) => Reason::MovesTooMuch,
-        (true, Some(_)) if cheaper => Reason::Cheaper,
-        (true, Some(_)) => Reason::WithinHysteresis,
+    let reason = match (*is_feasible, best) {
+        (false, _) => ReplacementReason::PreviousFails,
+        (true, None) => ReplacementReason::NoNewPlan,
+        (true, Some(_)) if same => ReplacementReason::Unchanged,
+        (true, Some(_)) if saves_enough && change_cost.is_some_and(|cost| !cost.pays()) => {
+            ReplacementReason::MovesTooMuch
+        }
+        (true, Some(_)) if saves_enough => ReplacementReason::Cheaper,
+        (true, Some(_)) => ReplacementReason::WithinHysteresis,
     };
-    let kept = !matches!(reason, Reason::PreviousFails | Reason::Cheaper);
+    let kept = !matches!(reason, ReplacementReason::PreviousFails | ReplacementReason::Cheaper);
     let (main_bytes, layers) = best.map_or((None, Vec::new()), |best| differences(previous, &best.plan));
-    let starting = |load: &&FunctionLoad| !load.runs;
-    let starts = loads.as_ref().map(|loads| loads.iter().filter(starting).map(|load| load.functions).sum());
+    let is_new = |load: &&FunctionLoad| !load.is_running;
+    let starts = loads.as_ref().map(|loads| loads.iter().filter(is_new).map(|load| load.functions).sum());
     let moved_bytes =
         loads.map(|loads| Bytes(loads.iter().map(|load| load.functions * load.bytes).sum::<f64>()));
     PlanChange {
@@ -181,11 +188,11 @@ pub(crate) fn decide(
         layers,
         starts,
         moved_bytes,
-        toll,
+        change_cost,
     }
 }
 
-/// Returns the requests in a second: those that come, or without arrivals one after the other on every main function.
+/// Returns the requests in a second: of the arrivals, or without them one after the other on every main function.
 fn requests_per_second(model: &Model<'_>, running: &Evaluation) -> f64 {
     let seconds = running.prefill_seconds + running.decode_seconds;
     match &model.problem.arrivals {
@@ -195,33 +202,34 @@ fn requests_per_second(model: &Model<'_>, running: &Evaluation) -> f64 {
     }
 }
 
-/// Functions that load the same.
+/// Functions that load the same bytes during a change.
 #[derive(Debug, Clone, Copy)]
 struct FunctionLoad {
     functions: f64,
-    /// Bytes of each.
+    /// Bytes that each loads.
     bytes: f64,
     /// Dollars per second of each.
     rate: f64,
-    /// How they start; if absent, nothing takes any time.
+    /// Start of a process and load rate; if absent, loading takes no time.
     start: Option<Start>,
-    /// Set if they run already.
-    runs: bool,
+    /// Set if their process is running already.
+    is_running: bool,
 }
 
 impl FunctionLoad {
-    /// Until each has what it loads.
+    /// Returns the seconds of loading.
     fn seconds(&self) -> f64 {
         let Some(start) = self.start.filter(|_| self.functions > 0.0) else { return 0.0 };
-        let process = if self.runs { 0.0 } else { start.process_seconds };
+        let process = if self.is_running { 0.0 } else { start.process_seconds };
         process + self.bytes / start.load_bytes_per_second
     }
 }
 
-/// Functions that host the same experts: these, per layer, and how many there are.
-struct Hosts {
+/// Functions of the same size that host the same experts.
+struct FunctionSet {
+    /// `[layer]`: ids of the experts.
     experts: Vec<Vec<u32>>,
-    size: Size,
+    size: FunctionSize,
     functions: f64,
     /// Dollars per second of each.
     rate: f64,
@@ -229,39 +237,43 @@ struct Hosts {
 
 /// Size of a function, which it cannot change.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Size {
+struct FunctionSize {
     memory_bytes: f64,
     vcpus: Option<f64>,
-    /// Set for a function of a single layer in a plan without groups, which is named by its layer.
-    of_layer: bool,
+    /// Set for a function of a single layer in a plan without groups.
+    is_layer_function: bool,
 }
 
-impl Hosts {
+impl FunctionSet {
     fn bytes(&self, model: &Model<'_>) -> f64 {
         model.weight_bytes(&self.experts)
     }
 
-    /// Bytes of the experts that `other` has as well.
+    /// Returns the bytes of the experts that both host.
     fn shared_bytes(&self, other: &Self, model: &Model<'_>) -> f64 {
         let layers = self.experts.iter().zip(&other.experts);
-        let shared = layers.map(|(own, theirs)| {
-            own.iter().copied().filter(|expert| theirs.binary_search(expert).is_ok()).collect()
+        let shared = layers.map(|(own, others)| {
+            own.iter().copied().filter(|expert| others.binary_search(expert).is_ok()).collect()
         });
         model.weight_bytes(&shared.collect::<Vec<Vec<u32>>>())
     }
 }
 
-/// All main functions, and the remote ones of every group or layer.
-fn hosts(model: &Model<'_>, plan: &Plan) -> (Hosts, Vec<Hosts>) {
-    let main = Hosts {
+/// Returns the main functions and the remote functions of every group or layer.
+fn function_sets(model: &Model<'_>, plan: &Plan) -> (FunctionSet, Vec<FunctionSet>) {
+    let main = FunctionSet {
         experts: (0..plan.layers.len()).map(|layer| model.local_experts(layer, plan)).collect(),
-        size: Size { memory_bytes: plan.main_bytes, vcpus: plan.main_vcpus, of_layer: false },
+        size: FunctionSize {
+            memory_bytes: plan.main_bytes,
+            vcpus: plan.main_vcpus,
+            is_layer_function: false,
+        },
         functions: f64::from(model.problem.pricing.main_replicas),
         rate: model.main_rate(plan),
     };
-    let of_groups = plan.groups.iter().map(|group| Hosts {
+    let of_groups = plan.groups.iter().map(|group| FunctionSet {
         experts: group.experts.clone(),
-        size: Size { memory_bytes: group.memory_bytes, vcpus: group.vcpus, of_layer: false },
+        size: FunctionSize { memory_bytes: group.memory_bytes, vcpus: group.vcpus, is_layer_function: false },
         functions: f64::from(group.replicas),
         rate: model.function_rate(group.memory_bytes, group.vcpus),
     });
@@ -270,18 +282,18 @@ fn hosts(model: &Model<'_>, plan: &Plan) -> (Hosts, Vec<Hosts>) {
         let mut experts = vec![Vec::new(); plan.layers.len()];
         experts[layer].clone_from(&part.remote);
         let rate = model.cpu_price * part.memory_bytes / GB;
-        let size = Size { memory_bytes: part.memory_bytes, vcpus: None, of_layer: true };
-        Hosts { experts, size, functions: f64::from(part.replicas), rate }
+        let size = FunctionSize { memory_bytes: part.memory_bytes, vcpus: None, is_layer_function: true };
+        FunctionSet { experts, size, functions: f64::from(part.replicas), rate }
     });
     (main, of_groups.chain(of_layers).collect())
 }
 
 /// Returns the loads of the functions of `to`, where those of `from` run.
-fn loads(model: &Model<'_>, from: &Plan, to: &Plan) -> Vec<FunctionLoad> {
-    let ((old_main, old), (main, new)) = (hosts(model, from), hosts(model, to));
+fn functions_to_load(model: &Model<'_>, from: &Plan, to: &Plan) -> Vec<FunctionLoad> {
+    let ((old_main, old), (main, new)) = (function_sets(model, from), function_sets(model, to));
     let starts = model.problem.starts;
-    let stays = main.size == old_main.size;
-    let bytes = match stays {
+    let main_stays = main.size == old_main.size;
+    let bytes = match main_stays {
         true => main.bytes(model) - main.shared_bytes(&old_main, model),
         false => model.nonexpert_bytes + main.bytes(model),
     };
@@ -290,25 +302,24 @@ fn loads(model: &Model<'_>, from: &Plan, to: &Plan) -> Vec<FunctionLoad> {
         bytes,
         rate: main.rate,
         start: starts.map(|starts| starts.main),
-        runs: stays,
+        is_running: main_stays,
     };
-    let of_remote = |hosts: &Hosts| {
-        let same = old.iter().filter(|old| old.size == hosts.size && old.experts == hosts.experts);
-        let there: f64 = same.map(|old| old.functions).sum();
+    let of_remote = |set: &FunctionSet| {
+        let same = old.iter().filter(|old| old.size == set.size && old.experts == set.experts);
+        let running: f64 = same.map(|old| old.functions).sum();
         FunctionLoad {
-            functions: (hosts.functions - there).max(0.0),
-            bytes: hosts.bytes(model),
-            rate: hosts.rate,
+            functions: (set.functions - running).max(0.0),
+            bytes: set.bytes(model),
+            rate: set.rate,
             start: starts.map(|starts| starts.remote),
-            runs: false,
+            is_running: false,
         }
     };
     std::iter::once(of_main).chain(new.iter().map(of_remote)).collect()
 }
 
-/// `plan` with the groups that stay as they are at the places that they have in `previous`: functions are named by
-/// them.
-pub(crate) fn aligned(plan: &Plan, previous: &Plan) -> Plan {
+/// Reorders the groups of `plan` so that unchanged ones have their position of `previous`: functions are named by it.
+pub(crate) fn with_group_positions(plan: &Plan, previous: &Plan) -> Plan {
     let same = |one: &Group, other: &Group| {
         one.experts == other.experts && one.memory_bytes == other.memory_bytes && one.vcpus == other.vcpus
     };
@@ -326,6 +337,7 @@ pub(crate) fn aligned(plan: &Plan, previous: &Plan) -> Plan {
     Plan { groups: order.into_iter().map(|index| plan.groups[index].clone()).collect(), ..plan.clone() }
 }
 
+/// Returns the main sizes before and after, if they differ, and the changed layers.
 fn differences(from: &Plan, to: &Plan) -> (Option<[Bytes; 2]>, Vec<LayerChange>) {
     let main_bytes =
         (from.main_bytes != to.main_bytes).then_some([Bytes(from.main_bytes), Bytes(to.main_bytes)]);
@@ -352,7 +364,7 @@ mod tests {
     use remoe_plan::plan::LayerPlan;
 
     #[test]
-    fn only_what_no_function_has_is_moved() {
+    fn change_moves_only_missing_experts() {
         let mut problem = small_problem(1, 1);
         problem.layers[0].experts = 6;
         problem.prediction = Some(vec![vec![1.0 / 6.0; 6]]);
@@ -377,20 +389,21 @@ mod tests {
         };
         let from = plan(&[(&[0, 1, 2], 1), (&[3, 4], 2)]);
         let moved = |to: &Plan| {
-            loads(&model, &from, to).iter().map(|load| load.functions * load.bytes).sum::<f64>() / each
+            functions_to_load(&model, &from, to).iter().map(|load| load.functions * load.bytes).sum::<f64>()
+                / each
         };
         let close = |moved: f64, experts: f64| assert!((moved - experts).abs() < 1e-9, "{moved} {experts}");
-        // Other numbers of the same groups.
+        // The same groups in another order.
         close(moved(&plan(&[(&[3, 4], 2), (&[0, 1, 2], 1)])), 0.0);
-        // An expert to another group: both groups are new, two functions of the second one.
+        // An expert moves to another group: both groups are new, the second with two functions.
         close(moved(&plan(&[(&[0, 1], 1), (&[2, 3, 4], 2)])), 2.0 + 2.0 * 3.0);
-        // A function more loads all that it has.
+        // An additional replica loads all its experts.
         close(moved(&plan(&[(&[0, 1, 2], 2), (&[3, 4], 2)])), 3.0);
-        // An expert that becomes local, in both main functions; what it leaves is a new group.
+        // An expert becomes local in both main functions; its former group is new.
         close(moved(&plan(&[(&[0, 1], 1), (&[3, 4], 2)])), 2.0 + 2.0);
-        // One function of each group is gone; three experts become local in both main functions.
+        // A group and a replica are removed; three experts become local in both main functions.
         close(moved(&plan(&[(&[3, 4], 1)])), 6.0);
-        // Another size is another function, another idle window is not.
+        // A changed size needs new functions, a changed idle window does not.
         let mut other = from.clone();
         other.groups[1].memory_bytes = 2e9;
         close(moved(&other), 2.0 * 2.0);
@@ -398,12 +411,11 @@ mod tests {
         close(moved(&other), 2.0 * 2.0);
         other.groups[1] = Group { idle_seconds: Some(9.0), ..from.groups[1].clone() };
         close(moved(&other), 0.0);
-        // A main function of another size loads everything that it has.
+        // A main function of another size loads all its weights.
         let main = Plan { main_bytes: 2e9, ..from.clone() };
         close(moved(&main), 2.0 * (model.nonexpert_bytes / each + 1.0));
     }
 
-    /// A change is charged for what no function of the previous plan has as a whole, whatever the plans are.
     #[test]
     fn change_charges_every_new_function_and_no_other() {
         let random = &mut SplitMix64::new(8);
@@ -437,10 +449,13 @@ mod tests {
                 Plan { groups: groups.clone(), ..Plan::of_layers(1e9, vec![remote(0), remote(1)]) }
             };
             let (from, to) = (drawn(random), drawn(random));
-            let all = loads(&model, &from, &from);
+            let all = functions_to_load(&model, &from, &from);
             assert!(all.iter().all(|load| load.functions * load.bytes == 0.0), "{seed}");
-            let charged: f64 =
-                loads(&model, &from, &to).iter().skip(1).map(|load| load.functions * load.bytes).sum();
+            let charged: f64 = functions_to_load(&model, &from, &to)
+                .iter()
+                .skip(1)
+                .map(|load| load.functions * load.bytes)
+                .sum();
             let mut left = from.groups.clone();
             let mut expected = 0.0;
             for group in &to.groups {
@@ -462,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_that_stay_keep_their_numbers() {
+    fn unchanged_groups_keep_their_positions() {
         let group = |expert: u32| Group {
             experts: vec![vec![expert]],
             memory_bytes: 1e9,
@@ -479,36 +494,34 @@ mod tests {
             (vec![3, 2, 1, 0], vec![0, 1, 2, 3]),
             (vec![2, 7, 0], vec![0, 7, 2]),
             (vec![8, 9, 1, 3, 5], vec![8, 1, 9, 3, 5]),
-            // The number of the last one is gone.
+            // A position beyond the last group cannot be kept.
             (vec![3, 1], vec![3, 1]),
         ] {
-            assert_eq!(aligned(&plan(&new), &previous), plan(&expected));
+            assert_eq!(with_group_positions(&plan(&new), &previous), plan(&expected));
         }
     }
 
-    fn load(functions: f64, bytes: f64, rate: f64, runs: bool) -> FunctionLoad {
+    fn load(functions: f64, bytes: f64, rate: f64, is_running: bool) -> FunctionLoad {
         let start = Start { process_seconds: 3.0, load_bytes_per_second: 1e9 };
-        FunctionLoad { functions, bytes, rate, start: Some(start), runs }
+        FunctionLoad { functions, bytes, rate, start: Some(start), is_running }
     }
 
     #[test]
-    fn both_ends_are_paid_while_functions_load() {
-        // Two functions of 10 GB start, one that runs loads 4 GB; a third has all that it needs.
+    fn change_cost_counts_loading_functions() {
+        // Two functions of 10 GB start, one that is_running loads 4 GB; a third has all that it needs.
         let loads = [load(2.0, 1e10, 0.5, false), load(1.0, 4e9, 2.0, true), load(1.0, 0.0, 9.0, true)];
-        let toll = ChangeCost::new(&loads, 0.1, 1_000.0);
+        let cost = ChangeCost::new(&loads, 0.1, 1_000.0);
         assert_eq!(
-            toll,
+            cost,
             ChangeCost { seconds: 13.0, dollars: 2.0 * 0.5 * 13.0 + 2.0 * 4.0, saves: 0.1 * 987.0 }
         );
-        assert!(toll.pays());
-        assert!(!ChangeCost::new(&loads, 0.1, 200.0).pays(), "it stands too shortly");
+        assert!(cost.pays());
+        assert!(!ChangeCost::new(&loads, 0.1, 200.0).pays(), "it is used too shortly");
         // Zero functions cost nothing to start, and a change that costs nothing is made for any saving.
         assert_eq!(ChangeCost::new(&[load(0.0, 1e10, 0.5, false)], 1e-9, 10.0).dollars, 0.0);
         assert!(ChangeCost::new(&[], 1e-9, 10.0).pays() && !ChangeCost::new(&[], 0.0, 10.0).pays());
     }
 
-    /// More bytes never turn a plan that stays into one that goes, and whatever goes spends less in all than what
-    /// stays.
     #[test]
     fn hysteresis_grows_with_bytes_and_never_worsens_cost() {
         let random = &mut SplitMix64::new(5);
@@ -517,20 +530,25 @@ mod tests {
             let count = random.whole(1, 4);
             let mut loads: Vec<FunctionLoad> = (0..count)
                 .map(|_| {
-                    let (functions, runs) = (random.whole(0, 3) as f64, random.one_in(2));
-                    load(functions, 10f64.powf(random.between(7.0, 11.0)), random.between(1e-6, 1e-3), runs)
+                    let (functions, is_running) = (random.whole(0, 3) as f64, random.one_in(2));
+                    load(
+                        functions,
+                        10f64.powf(random.between(7.0, 11.0)),
+                        random.between(1e-6, 1e-3),
+                        is_running,
+                    )
                 })
                 .collect();
             let (old, new) = (random.between(1e-5, 1e-3), random.between(1e-5, 1e-3));
             let stands = 10f64.powf(random.between(0.0, 5.0));
             let mut pays = true;
             for _ in 0..6 {
-                let toll = ChangeCost::new(&loads, old - new, stands);
-                assert!(pays || !toll.pays());
-                pays = toll.pays();
+                let cost = ChangeCost::new(&loads, old - new, stands);
+                assert!(pays || !cost.pays());
+                pays = cost.pays();
                 if pays {
                     went += 1;
-                    let going = old * toll.seconds + toll.dollars + new * (stands - toll.seconds);
+                    let going = old * cost.seconds + cost.dollars + new * (stands - cost.seconds);
                     assert!(going <= old * stands * (1.0 + 1e-12), "{going} {}", old * stands);
                 } else {
                     stayed += 1;

@@ -1,27 +1,29 @@
-//! The choice: modes, robustness and hysteresis around the search.
+//! Planning: the search with its modes, robustness and hysteresis.
 
-mod asleep;
 pub(crate) mod explain;
 pub(crate) mod hysteresis;
-mod near;
+mod near_previous;
 pub(crate) mod preallocated;
+mod sleeping_groups;
 
 use crate::answer::explain::{Explanation, explain};
-use crate::answer::hysteresis::{Inertia, PlanChange, PreviousPlan, aligned, decide};
+use crate::answer::hysteresis::{
+    HysteresisPolicy, PlanChange, PreviousPlan, compare_with_previous, with_group_positions,
+};
+use crate::best_plans::{Effort, SearchInputs};
+use crate::best_plans::{candidates, violations_of};
+use crate::comparison::{ComparisonFlips, PlacementComparison, evaluate_rivals};
 use crate::flip_search::FlipSearch;
 use crate::infeasible::remedy::sufficient;
 use crate::infeasible::{Infeasible, device_too_small, on_prediction, worst_case};
 use crate::plan_error::PlanError;
-use crate::plans::{Effort, Inputs};
-use crate::plans::{candidates, violations_of};
 use crate::preallocation::{WalkStep, walk};
 use crate::remote::Remote;
 use crate::search::Counters;
 use crate::search::selection::{Candidate, by_ratio};
 use crate::search::tables::LayerTable;
-use crate::slicing::{FeasiblePlan, Sturdiness};
-use crate::verdict::{Verdict, VerdictFlips, rivals};
-use crate::ways::{factors, go_on, tables, ways};
+use crate::slicing::{FeasiblePlan, SensitivityAnalysis};
+use crate::strategies::{check_cancelled, evaluate_strategies, factors, tables};
 use remoe_plan::budget::{Budget, Meter};
 use remoe_plan::cost::baselines::{AllLocalTimes, Baselines, WithoutRemote};
 use remoe_plan::cost::stress::all_violations;
@@ -33,33 +35,31 @@ use serde::Serialize;
 use std::cell::OnceCell;
 use std::rc::Rc;
 
-/// Recorded requests beyond which a simulation of them takes tens of milliseconds.
+/// Number of recorded requests from which a simulation takes tens of milliseconds.
 const LONG_RECORD: usize = 10_000;
-/// Beyond so many experts in all, [`compare`] searches coarsely.
-const MOST_COMPARED: usize = 1000;
+/// Largest number of experts, over all layers, for which [`compare`] searches in full.
+const MAX_FULLY_COMPARED_EXPERTS: usize = 1000;
 
-/// How to plan.
+/// Options of a search.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Options {
     /// Policy on remote experts.
     pub remote: Remote,
-    /// Set if the limits must also hold when predictions err as far as they do in 5 % of the cases.
+    /// Set if the limits must also hold if predictions err as far as they do in 5 % of the cases.
     pub robust: bool,
-    /// By which share a new plan must be cheaper than a previous one to replace it.
+    /// Share of the cost that a new plan must save to replace the previous one.
     pub hysteresis: f64,
-    /// Seconds that a new plan is expected to stand: what it saves by then must be more than what it costs to load
-    /// what its functions do not have.
+    /// Seconds for which a new plan is expected to be used. Within this time it must save more than the change costs.
     pub stands_seconds: f64,
-    /// By which share of the cost a plan may be dearer to keep limits when figures are wrong; 0: the
-    /// cheapest for the figures as they are.
+    /// Share of the cost by which a plan may be more expensive to keep its limits if an input is misestimated. 0: the cheapest plan.
     pub sturdy: f64,
-    /// Set if the verdict says what would turn it: a search for every figure that might.
-    pub turns: bool,
+    /// Set if the result includes changes that would change whether remote experts pay: a search for each figure.
+    pub flips: bool,
 }
 
 impl Options {
-    fn inertia(&self) -> Inertia {
-        Inertia { hysteresis: self.hysteresis, stands_seconds: self.stands_seconds }
+    fn hysteresis_policy(&self) -> HysteresisPolicy {
+        HysteresisPolicy { hysteresis: self.hysteresis, stands_seconds: self.stands_seconds }
     }
 }
 
@@ -71,58 +71,58 @@ impl Default for Options {
             hysteresis: 0.05,
             stands_seconds: 3600.0,
             sturdy: 0.0,
-            turns: false,
+            flips: false,
         }
     }
 }
 
-/// A plan, what it is expected to cost, what else it could have been, and why it is this one.
+/// Result of a search: the plan, its evaluation, its alternatives and its explanation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PlanningResult {
     /// The plan.
     pub plan: Plan,
     /// Times and cost of the plan.
     pub evaluation: Evaluation,
-    /// Costs of the request without remote experts.
+    /// Costs without remote experts.
     pub baselines: Baselines,
-    /// Every remote ratio in the worst case.
+    /// Worst case of every remote ratio.
     pub walk: Vec<WalkStep>,
-    /// Why it is this plan.
+    /// Explanation of the choice.
     pub explanation: Explanation,
-    /// Verdict on remote experts, beside every rival.
-    pub verdict: Verdict,
-    /// Effect of wrong figures on the plan, where that was asked.
+    /// Comparison of all strategies, and whether remote experts pay.
+    pub verdict: PlacementComparison,
+    /// Effect of misestimated inputs on the plan, if [`Options::sturdy`] is above 0.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub sturdiness: Option<Sturdiness>,
-    /// Differences from the previous plan, where there is one.
+    pub sturdiness: Option<SensitivityAnalysis>,
+    /// Differences from the previous plan, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub change: Option<PlanChange>,
-    /// How much was searched.
+    /// Counters of the search.
     pub search: Counters,
-    /// Set if the plan is the previous one or near it ([`replan`]), not the result of a full search.
+    /// Set if the plan is the result of a search near the previous one ([`replan`]).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub incremental: bool,
-    /// Dollars that no plan of the searched family costs less than; known of an incremental plan.
+    /// Lower bound in dollars of the cost of every plan of the searched family; only for incremental plans.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost_bound: Option<f64>,
     /// False if the budget ended the search.
     pub complete: bool,
 }
 
-/// How the main function starts before anything is known about the request's experts.
+/// Size of the main function before the use of experts is predicted.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Preallocation {
-    /// Every remote ratio, the largest first.
+    /// Worst case of every remote ratio, the largest first.
     pub walk: Vec<WalkStep>,
-    /// Memory of the main function.
+    /// Memory of the main function in bytes.
     #[serde(serialize_with = "whole_bytes")]
     pub main_bytes: f64,
-    /// The remote ratio times the experts of the largest layer.
+    /// Remote ratio times the experts of the largest layer.
     pub i: usize,
 }
 
-/// How much memory the main function starts with, without a prediction (MMP; Remoe paper,
-/// Algorithm 2).
+/// Chooses the memory that the main function starts with, without a prediction (main-model pre-allocation, MMP; Remoe
+/// paper, Algorithm 2).
 ///
 /// # Errors
 /// An invalid problem, or one where no remote ratio keeps the limits in the worst case.
@@ -144,10 +144,10 @@ pub fn preallocate(problem: &Problem) -> Result<Preallocation, PlanError> {
     }
 }
 
-/// The evaluation of a plan: times, cost and the limits that it does not keep.
+/// Evaluates a plan: times, cost and broken limits.
 ///
 /// # Errors
-/// An invalid problem, or a plan that is not one for it.
+/// An invalid problem, or a plan that does not belong to it.
 pub fn evaluate(problem: &Problem, plan: &PlanDraft, robust: bool) -> Result<Evaluation, PlanError> {
     problem.check().map_err(PlanError::Problem)?;
     let model = Model::with_prediction(problem).map_err(PlanError::Problem)?;
@@ -160,10 +160,10 @@ pub fn evaluate(problem: &Problem, plan: &PlanDraft, robust: bool) -> Result<Eva
     Ok(evaluation)
 }
 
-/// The cheapest plan that keeps every limit, or the previous one where that is close enough.
+/// Searches the cheapest plan that keeps every limit. The previous plan is kept if the new one saves too little.
 ///
 /// # Errors
-/// An invalid problem, a previous plan that is not one for it, or no plan at all.
+/// An invalid problem, a previous plan that does not belong to it, or no feasible plan.
 pub fn solve(
     problem: &Problem,
     previous: Option<&PlanDraft>,
@@ -172,10 +172,10 @@ pub fn solve(
     solve_within(problem, previous, options, Budget::UNLIMITED)
 }
 
-/// [`solve`] within `budget`.
+/// Searches as [`solve`] within `budget`.
 ///
-/// A search that is told to finish returns the best plan so far that keeps every limit, which may be `previous`, with
-/// its evaluation, the baselines and a verdict on what is known. If none is known yet, it goes on until the first one.
+/// If the budget asks it to finish, the search returns the best feasible plan so far, which may be `previous`, with the
+/// baselines and a comparison of what is known. If no feasible plan is known yet, it continues until the first one.
 ///
 /// # Errors
 /// As [`solve`], and [`PlanError::Cancelled`].
@@ -189,13 +189,13 @@ pub fn solve_within(
     full(problem, previous, options, &Rc::new(Meter::new(budget)))
 }
 
-/// A plan near `previous` for shares that have changed, within `budget`: milliseconds where [`solve`] takes seconds.
+/// Searches a plan near `previous` for changed shares, within `budget`: in milliseconds, where [`solve`] takes seconds.
 ///
-/// The arrangement of `previous` is dealt again by the new shares. Then numbers of remote experts, sizes and numbers of
-/// groups are improved. The plan keeps every limit, and where `previous` does, it costs no more. Hysteresis and toll
-/// are those of [`solve`]. If no plan near `previous` keeps the limits, the answer is that of [`solve_within`].
+/// Reassigns the experts of `previous` by the new shares, then improves remote counts, sizes and numbers of groups. The
+/// plan keeps every limit. It costs no more than `previous`, if `previous` is feasible. Hysteresis and the cost of the
+/// change are those of [`solve`]. If no plan near `previous` is feasible, the result is that of [`solve_within`].
 ///
-/// [`PlanningResult::walk`] is empty, and the verdict does not say what turns it.
+/// [`PlanningResult::walk`] and [`PlacementComparison::flips`] are empty.
 ///
 /// # Errors
 /// As [`solve_within`].
@@ -213,16 +213,16 @@ pub fn replan(
     }
 }
 
-/// Refuses a problem that is invalid, or that has no room for what `options` ask for.
+/// Checks `problem`, and that it can have the remote experts that `options` demand.
 fn check(problem: &Problem, options: &Options) -> Result<(), PlanError> {
     problem.check().map_err(PlanError::Problem)?;
     if options.remote == Remote::Always {
-        problem.check_room().map_err(PlanError::Problem)?;
+        problem.check_remote_capacity().map_err(PlanError::Problem)?;
     }
     Ok(())
 }
 
-/// The full search of a checked problem.
+/// Runs the full search of a checked problem.
 fn full<'p>(
     problem: &'p Problem,
     previous: Option<&PlanDraft>,
@@ -232,8 +232,8 @@ fn full<'p>(
     meter.limit_at(usize::MAX);
     match attempt(problem, previous, options, Scope::All, meter) {
         Err(PlanError::Infeasible(mut why)) => {
-            let simple = Options { sturdy: 0.0, turns: false, ..*options };
-            // From here on a search that is to finish has nothing to find.
+            let simple = Options { sturdy: 0.0, flips: false, ..*options };
+            // There is no plan to wait for: from here on the budget may end the search at once.
             meter.found_plan();
             sufficient(problem, &mut why, |raised| {
                 match attempt(raised, None, &simple, Scope::All, &meter.clone()) {
@@ -247,14 +247,15 @@ fn full<'p>(
     }
 }
 
-/// Where plans are searched.
+/// Part of all plans that is searched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scope {
     All,
-    /// Near the previous plan.
+    /// Plans near the previous one.
     Near,
 }
 
+/// Runs one search of a checked problem.
 fn attempt<'p>(
     problem: &'p Problem,
     previous: Option<&PlanDraft>,
@@ -273,57 +274,59 @@ fn attempt<'p>(
     let tables = tables(&model)?;
     let candidates = if is_near { Vec::new() } else { candidates(&model, options.remote, &walk) };
     let violations = |plan: &Plan, evaluation: &Evaluation| violations_of(&model, factors, plan, evaluation);
-    let (terms, own_sets) = (OnceCell::new(), OnceCell::new());
-    let inputs = Inputs {
+    let (expert_times, own_sets) = (OnceCell::new(), OnceCell::new());
+    let inputs = SearchInputs {
         model: &model,
         tables: &tables,
-        terms: &terms,
+        expert_times: &expert_times,
         own_sets: &own_sets,
         factors,
         violations: &violations,
         remote: options.remote,
         candidates: &candidates,
     };
-    // These are known in any case, so that a search that is told to finish has them.
-    let unsplit = AllLocalTimes::new(&model);
-    let without = WithoutRemote::new(&model, &unsplit);
+    // Computed first, so that a search that the budget ends early has them.
+    let all_local = AllLocalTimes::new(&model);
+    let without_remote = WithoutRemote::new(&model, &all_local);
     let kept = previous.map(|previous| PreviousPlan::new(&model, previous, options.remote, &violations));
-    if kept.as_ref().is_some_and(|kept| kept.stands) {
+    if kept.as_ref().is_some_and(|kept| kept.is_feasible) {
         meter.found_plan();
     }
     let mut plans = match kept.as_ref().filter(|_| is_near) {
-        Some(kept) => inputs.near(kept),
+        Some(kept) => inputs.best_near(kept),
         None => inputs.plans(Effort::Full),
     };
-    go_on(&model)?;
-    let rivals = rivals(&model, &without, &plans);
+    check_cancelled(&model)?;
+    let rivals = evaluate_rivals(&model, &without_remote, &plans);
     let mut counters = plans.counters;
     counters.work = model.work_done();
-    let turns = |pays: bool| {
-        let (turns, work) = FlipSearch::new(&inputs, &unsplit, &plans, pays).turns();
+    let find_flips = |pays: bool| {
+        let (flips, work) = FlipSearch::new(&inputs, &all_local, &plans, pays).run();
         counters.work += work;
-        turns
+        flips
     };
-    let verdict = Verdict::new(rivals, (options.turns && !is_near).then_some(turns));
+    let verdict = PlacementComparison::new(rivals, (options.flips && !is_near).then_some(find_flips));
     let mut best = plans.best().cloned();
     let mut sturdiness = None;
-    go_on(&model)?;
+    check_cancelled(&model)?;
     if let Some(planned) = best.as_mut().filter(|_| options.sturdy > 0.0) {
         let before = model.work_done();
-        let (sturdier, figures) = inputs.sturdier(planned, &plans, options.sturdy);
+        let (least_sensitive, analysis) = inputs.least_sensitive(planned, &plans, options.sturdy);
         counters.work += model.work_done() - before;
-        *planned = sturdier;
-        sturdiness = figures;
+        *planned = least_sensitive;
+        sturdiness = analysis;
     }
-    go_on(&model)?;
+    check_cancelled(&model)?;
     if let (Some(best), Some(kept)) = (&mut best, &kept) {
-        keep_places(&model, best, &kept.plan, &violations);
+        keep_group_positions(&model, best, &kept.plan, &violations);
     }
-    let change = kept.as_ref().map(|kept| decide(&model, kept, best.as_ref(), options.inertia()));
-    let keeps = change.as_ref().is_some_and(|change| change.kept);
-    let baselines = without.baselines;
+    let change = kept
+        .as_ref()
+        .map(|kept| compare_with_previous(&model, kept, best.as_ref(), options.hysteresis_policy()));
+    let is_kept = change.as_ref().is_some_and(|change| change.kept);
+    let baselines = without_remote.baselines;
     let (plan, evaluation, explanation) = match (best, kept) {
-        (best, Some(PreviousPlan { plan, evaluation, .. })) if keeps => {
+        (best, Some(PreviousPlan { plan, evaluation, .. })) if is_kept => {
             let explanation = Explanation::of_kept(&evaluation, &baselines, best.as_ref());
             (plan, evaluation, explanation)
         }
@@ -341,15 +344,15 @@ fn attempt<'p>(
             }
         }
         (None, _) => {
-            let mut why = no_plan(&model, &tables, &candidates, options.remote, violations);
+            let mut why = explain_infeasible(&model, &tables, &candidates, options.remote, violations);
             why.verdict = Some(verdict);
             return Err(PlanError::Infeasible(Box::new(why)));
         }
     };
-    go_on(&model)?;
+    check_cancelled(&model)?;
     let complete = !meter.is_cut();
     meter.conclude();
-    let evaluation = concluded(&model, &plan, evaluation);
+    let evaluation = final_evaluation(&model, &plan, evaluation);
     let cost = evaluation.total_cost;
     Ok(PlanningResult {
         plan,
@@ -367,56 +370,57 @@ fn attempt<'p>(
     })
 }
 
-/// Every way to serve the model beside the others, whether or not any plan keeps the limits.
+/// Compares all strategies to serve the model, also if no plan keeps the limits.
 ///
-/// Up to a thousand experts in all this is the verdict of [`solve`]. Beyond, plans with remote experts come from a
-/// coarse search, which is a hundredth of the work and never finds cheaper ones; the other ways are those of
-/// [`solve`] for any model.
+/// Up to a thousand experts in all, the result is that of [`solve`]. Beyond, plans with remote experts come from a coarse
+/// search, which takes a hundredth of the work and never finds cheaper ones.
 ///
 /// # Errors
-/// An invalid problem, or a device that does not hold what is no expert.
-pub fn compare(problem: &Problem) -> Result<Verdict, PlanError> {
+/// An invalid problem, or a GPU that does not hold the non-expert part.
+pub fn compare(problem: &Problem) -> Result<PlacementComparison, PlanError> {
     compare_within(problem, Budget::UNLIMITED)
 }
 
-/// [`compare`] within `budget`. If that ends the search, plans with remote experts are the cheapest so far.
+/// Compares as [`compare`] within `budget`. If the budget ends the search, plans with remote experts are the best so far.
 ///
 /// # Errors
 /// As [`compare`], and [`PlanError::Cancelled`].
-pub fn compare_within(problem: &Problem, budget: Budget<'_>) -> Result<Verdict, PlanError> {
+pub fn compare_within(problem: &Problem, budget: Budget<'_>) -> Result<PlacementComparison, PlanError> {
     let experts: usize = problem.layers.iter().map(|layer| layer.experts as usize).sum();
-    let effort = if experts > MOST_COMPARED { Effort::Coarse } else { Effort::Full };
-    let (rivals, _) = ways(problem, Remote::Auto, false, effort, &Rc::new(Meter::new(budget)))?;
-    Ok(Verdict::new(rivals, None::<fn(bool) -> VerdictFlips>))
+    let effort = if experts > MAX_FULLY_COMPARED_EXPERTS { Effort::Coarse } else { Effort::Full };
+    let (rivals, _) =
+        evaluate_strategies(problem, Remote::Auto, false, effort, &Rc::new(Meter::new(budget)))?;
+    Ok(PlacementComparison::new(rivals, None::<fn(bool) -> ComparisonFlips>))
 }
 
-/// Gives the groups of `best` that are those of `previous` the places that they have there.
-fn keep_places(
+/// Gives groups of `best` that are also in `previous` the positions that they have there.
+fn keep_group_positions(
     model: &Model<'_>,
     best: &mut FeasiblePlan,
     previous: &Plan,
     violations: &dyn Fn(&Plan, &Evaluation) -> Vec<Violation>,
 ) {
-    let plan = aligned(&best.plan, previous);
+    let plan = with_group_positions(&best.plan, previous);
     if plan == best.plan {
         return;
     }
-    // Sums in another order may differ in their last bits.
+    // Sums in another order may differ in their last bits, and so may broken limits.
     let evaluation = model.evaluate(&plan);
     if violations(&plan, &evaluation).is_empty() {
         (best.plan, best.evaluation) = (plan, evaluation);
     }
 }
 
-/// The evaluation of the plan of an answer, which the search has seen as `known`.
-fn concluded(model: &Model<'_>, plan: &Plan, known: Evaluation) -> Evaluation {
-    let Some(arrivals) = &model.problem.arrivals else { return known };
-    // A search that was told to finish does not wait for a long record.
+/// Evaluates the plan of a result with simulated latencies. `searched`: its evaluation during the search.
+fn final_evaluation(model: &Model<'_>, plan: &Plan, searched: Evaluation) -> Evaluation {
+    let Some(arrivals) = &model.problem.arrivals else { return searched };
+    // If the budget asks to finish, a long record is not simulated again.
     let is_long = arrivals.recorded_seconds.as_ref().is_some_and(|times| times.len() > LONG_RECORD);
-    if is_long && model.meter.is_finishing() { known } else { model.evaluate_fully(plan) }
+    if is_long && model.meter.is_finishing() { searched } else { model.evaluate_fully(plan) }
 }
 
-fn no_plan(
+/// Explains why no plan keeps the limits.
+fn explain_infeasible(
     model: &Model<'_>,
     tables: &[LayerTable],
     candidates: &[Candidate],
@@ -425,8 +429,8 @@ fn no_plan(
 ) -> Infeasible {
     let mut ratios = by_ratio(model);
     ratios.retain(|candidate| remote.allows(model, &candidate.counts));
-    // Without remote experts the worst case is not asked for.
-    let in_the_worst_case = (remote != Remote::Never).then(|| worst_case(model, &ratios)).flatten();
-    let why = in_the_worst_case.or_else(|| on_prediction(model, tables, candidates, violations));
+    // The worst case matters only with remote experts.
+    let in_worst_case = (remote != Remote::Never).then(|| worst_case(model, &ratios)).flatten();
+    let why = in_worst_case.or_else(|| on_prediction(model, tables, candidates, violations));
     why.unwrap_or_else(|| Infeasible::unknown(model))
 }

@@ -1,17 +1,17 @@
 //! Pre-allocation of the main function for predicted requests: its size is bounded before their plan is known.
 
 use crate::answer::explain::Explanation;
-use crate::answer::{PlanningResult, concluded};
+use crate::answer::{PlanningResult, final_evaluation};
+use crate::best_plans::violations_of;
+use crate::best_plans::{BestPlans, SearchInputs};
+use crate::comparison::{PlacementComparison, evaluate_rivals};
 use crate::infeasible::{Infeasible, device_too_small};
 use crate::plan_error::PlanError;
-use crate::plans::violations_of;
-use crate::plans::{Inputs, Plans};
 use crate::preallocation::hoeffding::assignments_bound;
 use crate::remote::Remote;
 use crate::search::selection::{Candidate, Selection};
 use crate::slicing::in_groups;
-use crate::verdict::{Verdict, rivals};
-use crate::ways::{go_on, tables};
+use crate::strategies::{check_cancelled, tables};
 use remoe_plan::budget::{Budget, Meter};
 use remoe_plan::cost::Evaluation;
 use remoe_plan::cost::baselines::{AllLocalTimes, WithoutRemote};
@@ -26,15 +26,15 @@ use std::rc::Rc;
 /// Pre-allocates the main function for the requests that `problem` predicts, before their plan is known (MMP; Remoe
 /// paper, Algorithm 2), starting from the plan `previous`.
 ///
-/// Every layer keeps its number of remote experts. They are dealt again by the predicted shares. The main function gets
-/// the cheapest size that keeps every limit for the prediction and in the worst case on both sides of it: the remote
-/// experts' share is larger or smaller by the error factors of the problem, or by the 95 % bound of Hoeffding's
-/// inequality if it has none. A later plan for these requests can keep that size.
+/// Every layer keeps its number of remote experts, which are reassigned by the predicted shares. The main function gets the
+/// cheapest size that keeps every limit for the prediction and in two worst cases. In these the share of the remote experts
+/// is larger or smaller by the error factors of the problem, or without_remote factors by the 95 % bound of Hoeffding's
+/// inequality. A later plan for these requests can keep that size.
 ///
-/// [`PlanningResult::walk`] is empty, and [`PlanningResult::verdict`] knows the other ways only.
+/// [`PlanningResult::walk`] is empty, and [`PlanningResult::verdict`] has only the strategies without remote experts.
 ///
 /// # Errors
-/// An invalid problem, a previous plan that is not one for it, or no size that keeps the limits.
+/// An invalid problem, a previous plan that does not belong to it, or no size that keeps the limits.
 pub fn preallocate_for(problem: &Problem, previous: &PlanDraft) -> Result<PlanningResult, PlanError> {
     problem.check().map_err(PlanError::Problem)?;
     let meter = Rc::new(Meter::new(Budget::UNLIMITED));
@@ -45,39 +45,42 @@ pub fn preallocate_for(problem: &Problem, previous: &PlanDraft) -> Result<Planni
     }
     let tables = tables(&model)?;
     let violations = |plan: &Plan, evaluation: &Evaluation| violations_of(&model, None, plan, evaluation);
-    let (terms, own_sets) = (OnceCell::new(), OnceCell::new());
-    let inputs = Inputs {
+    let (expert_times, own_sets) = (OnceCell::new(), OnceCell::new());
+    let inputs = SearchInputs {
         model: &model,
         tables: &tables,
-        terms: &terms,
+        expert_times: &expert_times,
         own_sets: &own_sets,
         factors: None,
         violations: &violations,
         remote: Remote::Auto,
         candidates: &[],
     };
-    let slicing = inputs.new_slicing();
+    let group_search = inputs.new_group_search();
     let grouped = in_groups(&previous);
-    let dealt = slicing.dealt_again(&grouped).unwrap_or(grouped);
+    let reassigned = group_search.reassigned(&grouped).unwrap_or(grouped);
     let unknown = || PlanError::Infeasible(Box::new(Infeasible::unknown(&model)));
-    let sized = sized(&model, problem, &dealt).ok_or_else(unknown)?;
+    let sized = with_robust_main_size(&model, problem, &reassigned).ok_or_else(unknown)?;
     let counts = sized.remote_counts();
     let i = counts.iter().copied().max().unwrap_or(0);
-    let planned = slicing.unjudged(&Candidate { selection: Selection::Mixed, i, counts }, sized);
+    let planned = group_search.evaluated(&Candidate { selection: Selection::Mixed, i, counts }, sized);
     let planned = match problem.limits.max_groups {
         Some(_) => planned,
         None => inputs.in_layers(&planned).unwrap_or(planned),
     };
-    go_on(&model)?;
-    let unsplit = AllLocalTimes::new(&model);
-    let without = WithoutRemote::new(&model, &unsplit);
-    let verdict = Verdict::new(rivals(&model, &without, &Plans::none()), None::<fn(bool) -> _>);
-    let explanation = Explanation::of_groups(&planned, &without.baselines, None);
-    let evaluation = concluded(&model, &planned.plan, planned.evaluation);
+    check_cancelled(&model)?;
+    let all_local = AllLocalTimes::new(&model);
+    let without_remote = WithoutRemote::new(&model, &all_local);
+    let verdict = PlacementComparison::new(
+        evaluate_rivals(&model, &without_remote, &BestPlans::none()),
+        None::<fn(bool) -> _>,
+    );
+    let explanation = Explanation::of_groups(&planned, &without_remote.baselines, None);
+    let evaluation = final_evaluation(&model, &planned.plan, planned.evaluation);
     Ok(PlanningResult {
         plan: planned.plan,
         evaluation,
-        baselines: without.baselines,
+        baselines: without_remote.baselines,
         walk: Vec::new(),
         explanation,
         verdict,
@@ -90,19 +93,18 @@ pub fn preallocate_for(problem: &Problem, previous: &PlanDraft) -> Result<Planni
     })
 }
 
-/// Returns `plan` with the main function with which it costs least and keeps every limit in the worst case of the
-/// prediction.
-fn sized(model: &Model<'_>, problem: &Problem, plan: &Plan) -> Option<Plan> {
-    let cases: Vec<Model<'_>> = match bounds(model, problem, plan) {
-        Some(bounds) => bounds.iter().map(|factors| stressed(model, factors, plan)).collect(),
+/// Returns `plan` with the main size that costs least of those that keep every limit in the worst case of the prediction.
+fn with_robust_main_size(model: &Model<'_>, problem: &Problem, plan: &Plan) -> Option<Plan> {
+    let worst_cases: Vec<Model<'_>> = match worst_case_factors(model, problem, plan) {
+        Some(cases) => cases.iter().map(|factors| stressed(model, factors, plan)).collect(),
         None => Vec::new(),
     };
     let mut options = model.useful_main_options(model.main_needed(&plan.remote_counts()));
     options.sort_by(|a, b| a.vcpus.total_cmp(&b.vcpus).then(a.rate.total_cmp(&b.rate)));
-    // Memory beyond what is needed helps by its vCPUs alone.
+    // Of sizes with the same vCPUs only the cheapest can be chosen.
     options.dedup_by(|next, first| next.vcpus == first.vcpus);
     let with = |sizing: &Sizing| Plan { main_bytes: sizing.bytes, main_vcpus: sizing.stated, ..plan.clone() };
-    let keeps = |of: &Model<'_>, plan: &Plan| of.evaluate(plan).violations.is_empty();
+    let is_feasible = |case: &Model<'_>, plan: &Plan| case.evaluate(plan).violations.is_empty();
     let mut found: Vec<(f64, Plan)> = options
         .iter()
         .map(with)
@@ -112,11 +114,16 @@ fn sized(model: &Model<'_>, problem: &Problem, plan: &Plan) -> Option<Plan> {
         })
         .collect();
     found.sort_by(|a, b| a.0.total_cmp(&b.0));
-    found.into_iter().map(|(_, plan)| plan).find(|plan| cases.iter().all(|case| keeps(case, plan)))
+    found
+        .into_iter()
+        .map(|(_, plan)| plan)
+        .find(|plan| worst_cases.iter().all(|case| is_feasible(case, plan)))
 }
 
-/// Factors of each layer's remote share: as large and as small as it may be. None if nothing is remote.
-fn bounds(model: &Model<'_>, problem: &Problem, plan: &Plan) -> Option<[Vec<ErrorFactor>; 2]> {
+/// Returns factors of each layer's remote share for both worst cases: the largest and the smallest share.
+///
+/// Returns `None` if no expert is remote.
+fn worst_case_factors(model: &Model<'_>, problem: &Problem, plan: &Plan) -> Option<[Vec<ErrorFactor>; 2]> {
     if plan.layers.iter().all(|layer| layer.remote.is_empty()) {
         return None;
     }
@@ -132,7 +139,7 @@ fn bounds(model: &Model<'_>, problem: &Problem, plan: &Plan) -> Option<[Vec<Erro
         }
         let (set, experts) = (remote.len() as f64, parts.experts as f64);
         let pairs = tokens * parts.per_token();
-        // By how much more than its mean the set gets, where all experts are used alike.
+        // Assignments above the mean that the set may get under uniform routing.
         let bound = assignments_bound(tokens, set, parts.per_token(), experts);
         let deviation = (bound - set * pairs / experts).max(0.0);
         1.0 + deviation / (share * pairs)

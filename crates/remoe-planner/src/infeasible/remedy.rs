@@ -1,4 +1,4 @@
-//! Fields that would have to be raised for a plan to exist.
+//! Remedies of infeasible problems: fields that must be raised.
 
 use crate::infeasible::Infeasible;
 use remoe_plan::cost::Violation;
@@ -11,15 +11,15 @@ use serde::Serialize;
 pub struct Remedy {
     /// Name of the field.
     pub field: String,
-    /// To this, at least.
+    /// Least value that it must have.
     pub at_least: f64,
 }
 
-/// Difference that rounding must not undo.
+/// Relative slack, so that rounding does not undo a remedy.
 const SLACK: f64 = 1e-9;
 
 impl Remedy {
-    /// Returns the field that would make up for `violation`; none where no field does.
+    /// Returns the remedy of `violation`, or `None` if raising a field does not help.
     pub(crate) fn of(model: &Model<'_>, violation: &Violation) -> Option<Self> {
         let mains = f64::from(model.problem.pricing.main_replicas);
         let (field, at_least) = match violation.limit.trim_end_matches(|c: char| c.is_ascii_digit()) {
@@ -31,14 +31,14 @@ impl Remedy {
             "main" => ("specs.main.max_bytes", violation.value),
             "mem" => ("specs.remote.max_bytes", violation.value),
             "payload" => ("limits.payload_bytes", violation.value),
-            // All of what they can serve is too much: there is no end of waiting then.
+            // The utilisation must stay below 1: at 1 the queue grows without bound.
             "load" => ("pricing.main_replicas", (mains * violation.value).floor() + 1.0),
             _ => return None,
         };
         Some(Self { field: field.to_owned(), at_least })
     }
 
-    /// The limit that it raises, as in [`Violation`].
+    /// Returns the name of the limit that it raises, as in [`Violation`].
     #[must_use]
     pub fn limit(&self) -> &'static str {
         match self.field.as_str() {
@@ -54,7 +54,7 @@ impl Remedy {
         }
     }
 
-    /// Raises the field of `problem`, unless it is that large.
+    /// Raises the field of `problem` to at least the remedy's value.
     fn apply(&self, problem: &mut Problem) {
         let enough = self.at_least * (1.0 + SLACK);
         let raise = |limit: &mut Option<f64>| *limit = limit.map(|now| now.max(enough));
@@ -75,13 +75,13 @@ impl Remedy {
     }
 }
 
-/// Lets sizes of `range` hold `bytes`: its steps stay where they are.
+/// Extends `range` by whole steps until its largest size holds `bytes`.
 fn raise_size(range: &mut SizeRange, bytes: f64) {
     let steps = ((bytes - range.min_bytes) / range.step_bytes).ceil().max(0.0);
     range.max_bytes = range.max_bytes.max(range.min_bytes + steps * range.step_bytes);
 }
 
-/// Adds `more`, one of each field.
+/// Adds `more` to `remedies`, with the largest value for each field.
 fn merge(remedies: &mut Vec<Remedy>, more: Vec<Remedy>) {
     for remedy in more {
         match remedies.iter_mut().find(|known| known.field == remedy.field) {
@@ -91,13 +91,15 @@ fn merge(remedies: &mut Vec<Remedy>, more: Vec<Remedy>) {
     }
 }
 
-/// Rounds of raising limits, at most: one limit that is raised may lay another one bare.
+/// Maximum number of rounds: a raised limit may uncover another one that fails.
 const ROUNDS: usize = 4;
-/// Experts beyond which remedies are not tried.
-const MOST_EXPERTS: usize = 2_000;
+/// Largest number of experts, over all layers, for which remedies are tried.
+const MAX_EXPERTS: usize = 2_000;
 
-/// `why` with remedies that are enough, as far as `attempt` says that for the problem with all of them: the
-/// ones it names are those of a single plan, which others of its limits may hold back.
+/// Extends the remedies of `why` until the problem with all of them is feasible.
+///
+/// `attempt`: plans a raised problem, and returns further remedies if it is still infeasible. The first remedies are those
+/// of a single plan, and may not be enough.
 pub(crate) fn sufficient(
     problem: &Problem,
     why: &mut Infeasible,
@@ -105,13 +107,13 @@ pub(crate) fn sufficient(
 ) {
     let first = std::mem::take(&mut why.remedy);
     merge(&mut why.remedy, first);
-    if problem.layers.iter().map(|layer| layer.experts as usize).sum::<usize>() > MOST_EXPERTS {
+    if problem.layers.iter().map(|layer| layer.experts as usize).sum::<usize>() > MAX_EXPERTS {
         return;
     }
     let mut raised = problem.clone();
     why.remedy.iter().for_each(|remedy| remedy.apply(&mut raised));
     for _ in 0..ROUNDS {
-        // A list of sizes that is longer than any may be is not searched.
+        // Raised size ranges may have too many sizes to be valid.
         if raised.check().is_err() {
             break;
         }
@@ -123,7 +125,7 @@ pub(crate) fn sufficient(
         merge(&mut why.remedy, missing);
     }
     for remedy in &mut why.remedy {
-        // A size that is in the list.
+        // Sizes must be in the raised range.
         match remedy.limit() {
             "mem" => remedy.at_least = raised.specs.remote.max_bytes,
             "main" => remedy.at_least = raised.specs.main.max_bytes,

@@ -1,40 +1,40 @@
-//! Times over the batch size.
+//! Times of a request as a function of the batch size.
 
-/// Batch sizes at which decode steps are computed; steps of other batches lie between them.
+/// Batch sizes at which decode steps are computed. Steps of other batches are interpolated.
 pub(super) const BATCHES: [u32; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
 
 /// Figures at [`BATCHES`].
 pub(super) type ByBatch = [f64; BATCHES.len()];
 
-/// Returns the figures of `of` at [`BATCHES`].
-pub(super) fn by_batch(of: impl FnMut(usize) -> f64) -> ByBatch {
-    std::array::from_fn(of)
+/// Returns the values of `figure` for every index into [`BATCHES`].
+pub(super) fn by_batch(figure: impl FnMut(usize) -> f64) -> ByBatch {
+    std::array::from_fn(figure)
 }
 
-/// Position in [`BATCHES`] of the largest that is at most `batch`.
+/// Returns the index in [`BATCHES`] of the largest size up to `batch`.
 pub(super) fn position(batch: u32) -> usize {
     BATCHES.iter().rposition(|size| *size <= batch).unwrap_or(0)
 }
 
 /// Times of a typical request, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Times {
+pub(super) struct BatchTimes {
     /// Prefill of a request that runs alone.
     pub(super) prefill: f64,
-    /// Decode step by the number of requests in it; zeros where requests have no decode steps.
+    /// Decode step at each of [`BATCHES`]; zeros if requests have no decode steps.
     pub(super) steps: ByBatch,
 }
 
-impl Times {
-    /// Times that take nothing.
-    pub(super) const NOTHING: Self = Self { prefill: 0.0, steps: [0.0; BATCHES.len()] };
+impl BatchTimes {
+    /// Times of 0.
+    pub(super) const ZERO: Self = Self { prefill: 0.0, steps: [0.0; BATCHES.len()] };
 
-    /// Seconds of a decode step of a request that runs alone.
+    /// Returns the seconds of a decode step of a request that runs alone.
     pub(super) fn alone(&self) -> f64 {
         self.steps[0]
     }
 
-    /// Seconds of a decode step of `batch` requests.
+    /// Returns the seconds of a decode step of `batch` requests.
     pub(super) fn step(&self, batch: u32) -> f64 {
         let below = position(batch);
         let Some(above) = BATCHES.get(below + 1) else { return self.steps[below] };
@@ -42,15 +42,15 @@ impl Times {
         self.steps[below] + part * (self.steps[below + 1] - self.steps[below])
     }
 
-    /// The quicker of each.
-    pub(super) fn quicker(self, other: Self) -> Self {
+    /// Returns the smaller of each time.
+    pub(super) fn faster(self, other: Self) -> Self {
         Self {
             prefill: self.prefill.min(other.prefill),
             steps: by_batch(|index| self.steps[index].min(other.steps[index])),
         }
     }
 
-    /// The slower of each.
+    /// Returns the larger of each time.
     pub(super) fn slower(self, other: Self) -> Self {
         Self {
             prefill: self.prefill.max(other.prefill),
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn step_between_two_batches_is_linear() {
-        let times = Times { prefill: 1.0, steps: by_batch(|index| f64::from(BATCHES[index])) };
+        let times = BatchTimes { prefill: 1.0, steps: by_batch(|index| f64::from(BATCHES[index])) };
         for batch in [1, 2, 3, 5, 24, 100, 512] {
             assert!((times.step(batch) - f64::from(batch)).abs() < 1e-12, "{batch}");
         }

@@ -1,75 +1,75 @@
-//! Shapes with their times ready to be added up.
+//! Compiled rental: node shapes with times in a form that can be summed.
 
-use super::batches::{BATCHES, ByBatch, Times, by_batch};
-use super::form::{GpuGroup, GpuTimes, NodeShape, Rental, ResidentModel, Spot};
+use super::batches::{BATCHES, BatchTimes, ByBatch, by_batch};
+use super::rental::{GpuGroup, GpuTimes, NodeShape, Rental, ResidentModel, SpotPolicy};
 use super::slowest::least_slowest;
-use remoe_plan::alive::quick;
-use remoe_plan::cost::slowest::{MOST_EXACT, Path, expected_slowest};
+use remoe_plan::alive::simplified_arrivals;
+use remoe_plan::cost::slowest::{MAX_EXACT_TOP_K, Path, expected_slowest};
 use remoe_plan::problem::Arrivals;
 use remoe_plan::problem::curve::{Column, Curve};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// Functions on one node, at most.
-pub(super) const MOST_PER_NODE: usize = 64;
+/// Maximum number of functions on one node.
+pub(super) const MAX_FUNCTIONS_PER_NODE: usize = 64;
 
-/// Figures that are varied to find where an answer changes.
+/// Varied figures of a rental, in a search for flips.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Setting {
+pub(super) struct Variation {
     /// Limit of the time per output token, in seconds.
     pub(super) tpot: f64,
     /// Factor on the prices of nodes with GPUs.
     pub(super) gpu_price: f64,
-    /// Factor on the bytes of all weights, and on the time that they take.
-    pub(super) size: f64,
-    /// Factor on the rate of requests.
-    pub(super) rate: f64,
+    /// Factor on the bytes and the seconds of all weights.
+    pub(super) model_size: f64,
+    /// Factor on the arrival rate.
+    pub(super) arrival_rate: f64,
 }
 
-/// Device of the non-expert part.
+/// Device that computes the non-expert part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Device {
     Gpu,
     Cpu,
 }
 
-pub(super) struct Compiled<'a> {
+/// A compiled rental under one [`Variation`].
+pub(super) struct CompiledRental<'a> {
     pub(super) rental: &'a Rental,
     pub(super) shapes: Rc<[CompiledNode<'a>]>,
     usage: Rc<LayerUsage>,
-    pub(super) setting: Setting,
-    /// When requests come, for a search that asks very often.
+    pub(super) variation: Variation,
+    /// Simplified arrivals, for a search.
     pub(super) arrivals: Option<Rc<Arrivals>>,
-    /// Arrivals as they were stated, at the rate of the setting.
+    /// Stated arrivals, at the rate of the variation.
     pub(super) stated: Option<Rc<Arrivals>>,
-    /// Share of time in which nodes are there, at least.
+    /// Lower bound of the share of time in which nodes are rented.
     pub(super) least_share: f64,
-    /// Times that were asked for, with the bits of the size that they are for: other prices and limits ask for the same
-    /// ones.
-    known: Rc<RefCell<HashMap<(Split, u64), Times>>>,
-    known_steps: Rc<RefCell<KnownSteps>>,
-    /// Times of the rest by shape and device, at the present size.
-    rests: Vec<[Times; 2]>,
+    /// Cache of [`Self::split`], by split and bits of the model size. Shared by all variations of prices and limits.
+    split_cache: Rc<RefCell<HashMap<(RemoteSplit, u64), BatchTimes>>>,
+    step_cache: Rc<RefCell<StepCache>>,
+    /// Times of the non-expert part by shape and device, at the varied model size.
+    nonexpert: Vec<[BatchTimes; 2]>,
 }
 
-/// Steps of experts by shape, functions on it, and range of experts.
-type KnownSteps = HashMap<(usize, usize, usize, usize), ByBatch>;
+/// Cache of [`CompiledRental::expert_steps`]: by shape, functions on the node, and range of experts.
+type StepCache = HashMap<(usize, usize, usize, usize), ByBatch>;
 
-/// Times that are kept, at most.
-const MOST_KNOWN: usize = 1 << 18;
+/// Maximum number of entries of each cache. Beyond it the cache is cleared.
+const MAX_CACHED: usize = 1 << 18;
 
 /// Usage of a layer's experts, the most used first.
 struct LayerUsage {
-    /// Sums of the shares of assignments, from no expert to all.
+    /// `[count]`: share of assignments of the `count` most used experts.
     shares: Vec<f64>,
-    /// Sums of the expected numbers of experts that a step uses, by its batch.
+    /// `[count]`: expected number of the `count` most used experts that a step uses, for each batch.
     used: Vec<ByBatch>,
-    /// Sums of the variances of these numbers.
+    /// `[count]`: variance of that number.
     variances: Vec<ByBatch>,
 }
 
-/// Experts of a layer in a decode step: how many are used, and tokens of each of these, by batch.
+/// Experts of a layer in a decode step: number of used experts, and tokens of each used expert, for each batch.
 #[derive(Debug, Clone, Copy)]
 struct StepUse {
     experts: ByBatch,
@@ -80,34 +80,35 @@ impl LayerUsage {
     fn new(shares: &[f64], top_k: usize) -> Self {
         let mut used = vec![[0.0; BATCHES.len()]];
         let mut variances = used.clone();
-        // Rounding may leave their sum beside 1.
+        // Normalises the shares: their sum may differ from 1 by rounding.
         let total: f64 = shares.iter().sum();
         let shares: Vec<f64> = shares.iter().map(|share| share / total).collect();
         for share in &shares {
             let called = (top_k as f64 * share).min(1.0);
-            let of = by_batch(|index| 1.0 - (1.0 - called).powi(BATCHES[index].cast_signed()));
+            let used_share = by_batch(|index| 1.0 - (1.0 - called).powi(BATCHES[index].cast_signed()));
             let (mean, variance) = (used[used.len() - 1], variances[variances.len() - 1]);
-            used.push(by_batch(|index| mean[index] + of[index]));
-            variances.push(by_batch(|index| variance[index] + of[index] * (1.0 - of[index])));
+            used.push(by_batch(|index| mean[index] + used_share[index]));
+            variances.push(by_batch(|index| variance[index] + used_share[index] * (1.0 - used_share[index])));
         }
-        Self { shares: sums(shares.into_iter()), used, variances }
+        Self { shares: prefix_sums(shares.into_iter()), used, variances }
     }
 
-    /// Share of the experts that all of `groups` groups use in a step which the busiest of them uses, of `from` to
-    /// `to`: the greatest of so many independent normal variables.
-    fn busiest(&self, from: usize, to: usize, groups: usize) -> ByBatch {
+    /// Returns the busiest group's share of the used experts `from` to `to` in a step, which are divided among `groups`.
+    ///
+    /// Approximates it by the maximum of independent normal variables.
+    fn busiest_share(&self, from: usize, to: usize, groups: usize) -> ByBatch {
         let number = groups as f64;
         by_batch(|index| {
             let all = self.used[to][index] - self.used[from][index];
             let variance = (self.variances[to][index] - self.variances[from][index]).max(0.0);
             let most = (to - from).div_ceil(groups) as f64;
-            let busiest = all / number + greatest_normal(groups) * (variance / number).sqrt();
+            let busiest = all / number + mean_of_max_normal(groups) * (variance / number).sqrt();
             busiest.min(most) / all.max(f64::MIN_POSITIVE)
         })
     }
 
-    /// Experts `from` to `to` of the order.
-    fn between(&self, from: usize, to: usize, top_k: usize) -> StepUse {
+    /// Returns the use of the experts `from` to `to` in the order of use.
+    fn range(&self, from: usize, to: usize, top_k: usize) -> StepUse {
         let share = self.shares[to] - self.shares[from];
         let experts = by_batch(|index| self.used[to][index] - self.used[from][index]);
         let tokens = by_batch(|index| {
@@ -117,43 +118,45 @@ impl LayerUsage {
     }
 }
 
+/// A compiled node shape.
 pub(super) struct CompiledNode<'a> {
     pub(super) node: &'a NodeShape,
+    /// Main memory that functions can use, in bytes.
     pub(super) memory: f64,
-    /// Memory of one GPU.
+    /// Memory of one GPU that functions can use, in bytes.
     pub(super) gpu_memory: f64,
     pub(super) vcpus: f64,
     /// Times of one expert on its CPUs, over tokens and vCPUs.
     expert: Curve,
-    /// Experts of the main function here, then of each of 2, 3, .. remote functions.
-    speeds: Vec<Speed>,
-    rest_prefill: f64,
-    rest_steps: ByBatch,
+    /// Experts of the main function on this node, then of each of 2, 3, .. remote functions on it.
+    speeds: Vec<ExpertSpeed>,
+    nonexpert_prefill: f64,
+    nonexpert_steps: ByBatch,
     /// Groups of its GPUs with their times.
     pub(super) groups: Vec<GpuReplica<'a>>,
 }
 
-/// GPUs that compute one copy of the model together.
+/// A group of GPUs that compute one copy of the model.
 pub(super) struct GpuReplica<'a> {
     pub(super) form: &'a GpuGroup,
-    /// Seconds per decode step and request of attending to its context.
+    /// Seconds of attention to the context for each request in a decode step.
     context: f64,
     expert: Curve,
-    /// The most used experts of a layer in a prefill, from none to all.
+    /// `[count]`: prefill seconds of the `count` most used experts of a layer.
     prefill: Vec<f64>,
 }
 
-/// Experts on the vCPUs of one function.
-struct Speed {
-    /// Place of its vCPUs in the times of experts.
+/// Seconds of experts on the vCPUs of one function.
+struct ExpertSpeed {
+    /// Position of its vCPUs on the curve of experts.
     column: Column,
-    /// One expert, one token.
+    /// Seconds of one expert with one token.
     decode: f64,
-    /// The most used experts one after another in a prefill, from none to all.
+    /// `[count]`: prefill seconds of the `count` most used experts of a layer.
     prefill: Vec<f64>,
 }
 
-impl<'a> Compiled<'a> {
+impl<'a> CompiledRental<'a> {
     pub(super) fn new(rental: &'a Rental) -> Self {
         let (model, input) = (&rental.model, rental.request.input_tokens);
         let mut usage =
@@ -161,45 +164,56 @@ impl<'a> Compiled<'a> {
         usage.sort_by(|a, b| b.total_cmp(a));
         let tokens: Vec<f64> = usage.iter().map(|share| input * model.top_k as f64 * share).collect();
         let shapes = rental.shapes.iter().map(|node| CompiledNode::new(node, rental, &tokens)).collect();
-        let setting = Setting { tpot: rental.slo.tpot_seconds, gpu_price: 1.0, size: 1.0, rate: 1.0 };
+        let variation =
+            Variation { tpot: rental.slo.tpot_seconds, gpu_price: 1.0, model_size: 1.0, arrival_rate: 1.0 };
         let usage = Rc::new(LayerUsage::new(&usage, model.top_k));
-        let (known, known_steps) = (Rc::default(), Rc::default());
-        let (arrivals, stated, least_share, rests) = (None, None, 1.0, Vec::new());
-        let compiled =
-            Self { rental, shapes, usage, setting, arrivals, stated, least_share, known, known_steps, rests };
-        compiled.with(setting)
+        let (split_cache, step_cache) = (Rc::default(), Rc::default());
+        let (arrivals, stated, least_share, nonexpert) = (None, None, 1.0, Vec::new());
+        let compiled = Self {
+            rental,
+            shapes,
+            usage,
+            variation,
+            arrivals,
+            stated,
+            least_share,
+            split_cache,
+            step_cache,
+            nonexpert,
+        };
+        compiled.with(variation)
     }
 
-    /// Returns the rental compiled under another setting.
-    pub(super) fn with(&self, setting: Setting) -> Self {
+    /// Returns the rental compiled under another variation.
+    pub(super) fn with(&self, variation: Variation) -> Self {
         let at_rate = |arrivals: Arrivals| {
             let recorded = arrivals.recorded_seconds.as_ref();
             Rc::new(Arrivals {
-                per_second: arrivals.per_second * setting.rate,
+                per_second: arrivals.per_second * variation.arrival_rate,
                 recorded_seconds: recorded
-                    .map(|times| times.iter().map(|seconds| seconds / setting.rate).collect()),
+                    .map(|times| times.iter().map(|seconds| seconds / variation.arrival_rate).collect()),
                 ..arrivals
             })
         };
         let stated = self.rental.arrivals.as_ref();
-        let arrivals = stated.map(|arrivals| at_rate(quick(arrivals).into_owned()));
+        let arrivals = stated.map(|arrivals| at_rate(simplified_arrivals(arrivals).into_owned()));
         let stated = stated.map(|arrivals| at_rate(arrivals.clone()));
         let mut compiled = Self {
             rental: self.rental,
             shapes: self.shapes.clone(),
             usage: self.usage.clone(),
-            setting,
+            variation,
             arrivals,
             stated,
             least_share: 1.0,
-            known: self.known.clone(),
-            known_steps: self.known_steps.clone(),
-            rests: Vec::new(),
+            split_cache: self.split_cache.clone(),
+            step_cache: self.step_cache.clone(),
+            nonexpert: Vec::new(),
         };
-        compiled.least_share = compiled.share_of_nothing();
+        compiled.least_share = compiled.least_alive_share();
         let shapes = 0..compiled.shapes.len();
-        compiled.rests = shapes
-            .map(|shape| [Device::Gpu, Device::Cpu].map(|device| compiled.rest_of(shape, device)))
+        compiled.nonexpert = shapes
+            .map(|shape| [Device::Gpu, Device::Cpu].map(|device| compiled.nonexpert_times(shape, device)))
             .collect();
         compiled
     }
@@ -212,44 +226,43 @@ impl<'a> Compiled<'a> {
         self.model().layers as f64
     }
 
-    /// Dollars per hour of one node.
+    /// Returns the dollars per hour of one node.
     pub(super) fn per_hour(&self, shape: usize) -> f64 {
         let node = self.shapes[shape].node;
-        node.per_hour * if node.gpus > 0 { self.setting.gpu_price } else { 1.0 }
+        node.per_hour * if node.gpus > 0 { self.variation.gpu_price } else { 1.0 }
     }
 
-    /// Bytes of so many experts of every layer.
+    /// Returns the bytes of `per_layer` experts of every layer.
     pub(super) fn expert_bytes(&self, per_layer: usize) -> f64 {
         per_layer as f64 * self.layers() * self.one_expert_bytes()
     }
 
     pub(super) fn one_expert_bytes(&self) -> f64 {
-        self.model().expert_bytes * self.setting.size
+        self.model().expert_bytes * self.variation.model_size
     }
 
-    /// Everything but experts as engines in general hold it, with keys and values of `slots` requests.
+    /// Returns the bytes of the non-expert part in other engines, with the KV cache of `slots` requests.
     pub(super) fn rest_bytes(&self, slots: u32) -> f64 {
         self.rest_weights() + self.context_bytes(slots)
     }
 
-    /// Bytes of the weights besides experts as engines in general hold them.
+    /// Returns the bytes of the non-expert weights in other engines.
     pub(super) fn rest_weights(&self) -> f64 {
-        self.model().rest_bytes * self.setting.size
+        self.model().rest_bytes * self.variation.model_size
     }
 
-    /// Returns the bytes of everything but experts as main functions of this project hold it, with keys and values of
-    /// `slots` requests.
+    /// Returns the bytes of the non-expert part in Remoe's main function, with the KV cache of `slots` requests.
     pub(super) fn main_rest_bytes(&self, device: Device, slots: u32) -> f64 {
         self.main_weights(device) + self.context_bytes(slots)
     }
 
-    /// Bytes of the weights besides experts in a main function of this project.
+    /// Returns the bytes of the non-expert weights in Remoe's main function.
     pub(super) fn main_weights(&self, device: Device) -> f64 {
         let bytes = match device {
             Device::Cpu => self.model().main_rest_bytes,
             Device::Gpu => self.model().device_rest_bytes,
         };
-        bytes * self.setting.size
+        bytes * self.variation.model_size
     }
 
     fn context_bytes(&self, slots: u32) -> f64 {
@@ -259,18 +272,18 @@ impl<'a> Compiled<'a> {
             + request.tokens_in_memory_of(slots) * model.token_bytes
     }
 
-    /// Memory on the host besides experts and the rest.
+    /// Returns the host memory besides weights and KV cache: runtime and hidden states.
     pub(super) fn host_bytes(&self, slots: u32) -> f64 {
         let tokens = self.rental.request.tokens_in_memory_of(slots);
         self.rental.runtime_bytes + tokens * self.model().token_bytes
     }
 
-    /// Memory that a main function with remote experts keeps for those that no remote function answers for.
+    /// Returns the memory of a main function for the local fallback of remote experts.
     pub(super) fn fallback_bytes(&self) -> f64 {
-        self.rental.fallback_bytes * self.setting.size
+        self.rental.fallback_bytes * self.variation.model_size
     }
 
-    /// Largest batch that the load can fill.
+    /// Returns the largest batch that the load can fill.
     pub(super) fn most_slots(&self) -> u32 {
         let largest = BATCHES[BATCHES.len() - 1];
         match self.arrivals {
@@ -280,28 +293,28 @@ impl<'a> Compiled<'a> {
     }
 
     pub(super) fn may_host_main(&self, shape: usize) -> bool {
-        !self.shapes[shape].node.spot || self.rental.spot == Spot::Everything
+        !self.shapes[shape].node.spot || self.rental.spot == SpotPolicy::Everything
     }
 
     pub(super) fn may_host_remote(&self, shape: usize) -> bool {
         let node = self.shapes[shape].node;
-        node.gpus == 0 && (!node.spot || self.rental.spot != Spot::Never)
+        node.gpus == 0 && (!node.spot || self.rental.spot != SpotPolicy::Never)
     }
 
-    /// Seconds of moving the hidden states of `tokens` tokens from one node to another.
+    /// Returns the seconds of sending the hidden states of `tokens` from one node to another.
     pub(super) fn hop_seconds(&self, tokens: f64) -> f64 {
         let transport = &self.rental.transport;
         transport.invoke_seconds / 2.0 + tokens * transport.token_bytes_up / transport.bytes_per_second
     }
 
-    /// The part that is no expert in a main function, with the moves between device and host.
-    pub(super) fn rest(&self, shape: usize, device: Device) -> Times {
-        let [on_gpu, on_cpus] = self.rests[shape];
+    /// Returns the times of the non-expert part in a main function, with the moves between GPU and host.
+    pub(super) fn nonexpert(&self, shape: usize, device: Device) -> BatchTimes {
+        let [on_gpu, on_cpus] = self.nonexpert[shape];
         if device == Device::Gpu { on_gpu } else { on_cpus }
     }
 
-    fn rest_of(&self, shape: usize, device: Device) -> Times {
-        let (shape, size) = (&self.shapes[shape], self.setting.size);
+    fn nonexpert_times(&self, shape: usize, device: Device) -> BatchTimes {
+        let (shape, size) = (&self.shapes[shape], self.variation.model_size);
         match (device, &shape.node.gpu) {
             (Device::Gpu, Some(gpu)) => {
                 let context = self.context_seconds(gpu);
@@ -311,11 +324,11 @@ impl<'a> Compiled<'a> {
                         + 2.0 * layers * gpu.swap_seconds.at(self.rental.request.input_tokens),
                     |index| {
                         let rows = f64::from(BATCHES[index]);
-                        rest_step(gpu, rows, context) * size + 2.0 * layers * gpu.swap_seconds.at(rows)
+                        nonexpert_step(gpu, rows, context) * size + 2.0 * layers * gpu.swap_seconds.at(rows)
                     },
                 )
             }
-            _ => self.times(shape.rest_prefill * size, |index| shape.rest_steps[index] * size),
+            _ => self.times(shape.nonexpert_prefill * size, |index| shape.nonexpert_steps[index] * size),
         }
     }
 
@@ -323,51 +336,53 @@ impl<'a> Compiled<'a> {
         gpu.context_seconds_per_token * self.rental.request.mean_context()
     }
 
-    /// Times with steps of nothing where requests have none.
-    fn times(&self, prefill: f64, step: impl Fn(usize) -> f64) -> Times {
+    /// Returns times with the given prefill and steps; steps are 0 if requests have no decode steps.
+    fn times(&self, prefill: f64, step: impl Fn(usize) -> f64) -> BatchTimes {
         let decodes = self.rental.request.output_tokens > 0.0;
-        Times { prefill, steps: by_batch(|index| if decodes { step(index) } else { 0.0 }) }
+        BatchTimes { prefill, steps: by_batch(|index| if decodes { step(index) } else { 0.0 }) }
     }
 
-    /// Steps of the experts `from` to `to` of a layer in one of `per_node` functions on a node of `shape`.
+    /// Returns the steps of the experts `from` to `to` of a layer in one of `per_node` functions on a node of `shape`.
     fn expert_steps(&self, shape: usize, per_node: usize, from: usize, to: usize) -> ByBatch {
-        let size = self.setting.size;
+        let size = self.variation.model_size;
         let key = (shape, per_node, from, to);
-        let mut known = self.known_steps.borrow_mut();
-        if known.len() >= MOST_KNOWN {
-            known.clear();
+        let mut cache = self.step_cache.borrow_mut();
+        if cache.len() >= MAX_CACHED {
+            cache.clear();
         }
-        let steps = known.entry(key).or_insert_with(|| {
-            let used = self.usage.between(from, to, self.model().top_k);
+        let steps = cache.entry(key).or_insert_with(|| {
+            let used = self.usage.range(from, to, self.model().top_k);
             let (expert, column) = (&self.shapes[shape].expert, self.speed(shape, per_node).column);
             by_batch(|index| used.experts[index] * expert.seconds(used.tokens[index], column))
         });
         steps.map(|seconds| seconds * size)
     }
 
-    /// A main function with all experts beside it.
-    pub(super) fn all_local(&self, shape: usize, device: Device) -> Times {
-        let (rest, layers, size) = (self.rest(shape, device), self.layers(), self.setting.size);
+    /// Returns the times of a main function with all experts local.
+    pub(super) fn all_local(&self, shape: usize, device: Device) -> BatchTimes {
+        let (nonexpert, layers, size) =
+            (self.nonexpert(shape, device), self.layers(), self.variation.model_size);
         let steps = self.expert_steps(shape, 1, 0, self.model().experts);
         let shape = &self.shapes[shape];
-        self.times(rest.prefill + layers * size * last(&shape.speeds[0].prefill), |index| {
-            rest.steps[index] + layers * steps[index]
+        self.times(nonexpert.prefill + layers * size * last(&shape.speeds[0].prefill), |index| {
+            nonexpert.steps[index] + layers * steps[index]
         })
     }
 
-    /// Everything on a group of GPUs but the experts of the last `on_host` layers, which the node's CPUs compute.
+    /// Returns the times of a model on a group of GPUs, with the experts of `on_host` layers on the node's CPUs.
     ///
-    /// Prompts may also take these experts to the GPUs, whichever is quicker.
-    pub(super) fn on_group(&self, shape: usize, group: &GpuReplica<'_>, on_host: usize) -> Times {
-        let (model, size, gpu) = (self.model(), self.setting.size, &group.form.times);
+    /// In a prefill these experts may be moved to the GPUs, if that is faster.
+    pub(super) fn on_group(&self, shape: usize, group: &GpuReplica<'_>, on_host: usize) -> BatchTimes {
+        let (model, size, gpu) = (self.model(), self.variation.model_size, &group.form.times);
         let (layers, hosted) = ((model.layers - on_host) as f64, on_host as f64);
-        let used = self.usage.between(0, model.experts, model.top_k);
+        let used = self.usage.range(0, model.experts, model.top_k);
         let (number, shape) = (shape, &self.shapes[shape]);
         let input = self.rental.request.input_tokens;
         let one = group.expert.column(1.0);
         let (mut host_prefill, mut host_steps) = (0.0, [0.0; BATCHES.len()]);
         if on_host > 0 {
-            let moved = self.moving(model.experts as f64, gpu) / self.layers() + size * last(&group.prefill);
+            let moved =
+                self.copy_seconds(model.experts as f64, gpu) / self.layers() + size * last(&group.prefill);
             let swaps = 2.0 * gpu.swap_seconds.at(input);
             host_prefill = (size * last(&shape.speeds[0].prefill) + swaps).min(moved);
             let steps = self.expert_steps(number, 1, 0, model.experts);
@@ -381,66 +396,69 @@ impl<'a> Compiled<'a> {
             |index| {
                 let rows = f64::from(BATCHES[index]);
                 let expert = group.expert.seconds(used.tokens[index], one);
-                (rest_step(gpu, rows, group.context) + layers * used.experts[index] * expert) * size
+                (nonexpert_step(gpu, rows, group.context) + layers * used.experts[index] * expert) * size
                     + hosted * host_steps[index]
             },
         )
     }
 
-    /// Seconds in which so many experts of every layer come from the host's memory.
-    pub(super) fn moving(&self, experts: f64, gpu: &GpuTimes) -> f64 {
+    /// Returns the seconds of copying `experts` of every layer from host memory to the GPUs.
+    pub(super) fn copy_seconds(&self, experts: f64, gpu: &GpuTimes) -> f64 {
         experts * self.one_expert_bytes() * self.layers() / gpu.host_bytes_per_second
     }
 
-    /// Experts of a layer that a step uses besides the `cached` most used ones, by batch.
-    pub(super) fn used_beside(&self, cached: usize) -> ByBatch {
-        self.usage.between(cached, self.model().experts, self.model().top_k).experts
+    /// Returns the number of used experts of a layer besides the `cached` most used ones, for each batch.
+    pub(super) fn cache_misses(&self, cached: usize) -> ByBatch {
+        self.usage.range(cached, self.model().experts, self.model().top_k).experts
     }
 
-    /// The main function with the `local` most used experts of every layer, and the others in `groups` that work at the
-    /// same time, each on a node of `host` with `per_node` of them.
-    pub(super) fn split(&self, at: &Split) -> Times {
-        let key = (*at, self.setting.size.to_bits());
-        if let Some(times) = self.known.borrow().get(&key) {
+    /// Returns the times of a main function with remote functions, arranged as in `at`. Results are cached.
+    pub(super) fn split(&self, at: &RemoteSplit) -> BatchTimes {
+        let key = (*at, self.variation.model_size.to_bits());
+        if let Some(times) = self.split_cache.borrow().get(&key) {
             return *times;
         }
-        let times = self.timed(at, expected_slowest, BATCHES.len());
-        let mut known = self.known.borrow_mut();
-        if known.len() >= MOST_KNOWN {
-            known.clear();
+        let times = self.split_times(at, expected_slowest, BATCHES.len());
+        let mut cache = self.split_cache.borrow_mut();
+        if cache.len() >= MAX_CACHED {
+            cache.clear();
         }
-        known.insert(key, times);
+        cache.insert(key, times);
         times
     }
 
-    /// The times that [`Self::split`] is not below.
-    pub(super) fn least_split(&self, at: &Split) -> Times {
-        self.timed(at, self.least(), BATCHES.len())
+    /// Returns lower bounds of [`Self::split`].
+    pub(super) fn least_split(&self, at: &RemoteSplit) -> BatchTimes {
+        self.split_times(at, self.slowest_bound(), BATCHES.len())
     }
 
-    /// Returns the times that [`Self::split`] is not below for a request that runs alone; steps of larger batches are
-    /// not computed.
-    pub(super) fn least_alone(&self, at: &Split) -> Times {
-        self.timed(at, self.least(), 1)
+    /// Returns lower bounds of [`Self::split`] for a request that runs alone. Steps of larger batches are not computed.
+    pub(super) fn least_alone(&self, at: &RemoteSplit) -> BatchTimes {
+        self.split_times(at, self.slowest_bound(), 1)
     }
 
-    /// The bound of the slowest path; the value itself where that is an approximation, which may be below the bound.
-    fn least(&self) -> fn(usize, &[Path]) -> f64 {
-        if self.model().top_k > MOST_EXACT { expected_slowest } else { least_slowest }
+    /// Returns the lower bound of the slowest path, or its value if that is an approximation, which may be below the bound.
+    fn slowest_bound(&self) -> fn(usize, &[Path]) -> f64 {
+        if self.model().top_k > MAX_EXACT_TOP_K { expected_slowest } else { least_slowest }
     }
 
-    fn timed(&self, at: &Split, slowest: fn(usize, &[Path]) -> f64, batches: usize) -> Times {
-        let (model, rental, size) = (self.model(), self.rental, self.setting.size);
-        let rest = self.rest(at.main, at.device);
+    fn split_times(
+        &self,
+        at: &RemoteSplit,
+        slowest: fn(usize, &[Path]) -> f64,
+        batches: usize,
+    ) -> BatchTimes {
+        let (model, rental, size) = (self.model(), self.rental, self.variation.model_size);
+        let nonexpert = self.nonexpert(at.main, at.device);
         let (main, host) = (self.speed(at.main, 1), self.speed(at.host, at.per_node));
         let remote = model.experts - at.local;
         let local_share = self.usage.shares[at.local];
         let transport = &rental.transport;
-        let back = transport.token_bytes_down / transport.bytes_per_second;
-        // Groups of the mean size: they differ by one expert at most.
+        let down = transport.token_bytes_down / transport.bytes_per_second;
+        // Groups of the mean size: they differ by at most one expert.
         let group = Path {
             share: (1.0 - local_share) / at.groups as f64,
-            seconds: host.decode * size + back,
+            seconds: host.decode * size + down,
             trip: transport.round_trip(),
             count: at.groups,
         };
@@ -451,54 +469,60 @@ impl<'a> Compiled<'a> {
         let rows = rental.request.input_tokens * model.top_k as f64 * (1.0 - local_share) * largest;
         let sent = rows.min(rental.request.input_tokens);
         let group = (last(&host.prefill) - host.prefill[at.local]) * size * largest
-            + rows * back
+            + rows * down
             + sent * transport.token_bytes_up / transport.bytes_per_second
             + transport.invoke_seconds;
         let prefill = (main.prefill[at.local] * size).max(group) + transport.send_seconds;
         let layers = self.layers();
         if batches == 1 {
-            let alone = rest.steps[0] + layers * (step + called * transport.send_seconds);
-            return self.times(rest.prefill + layers * prefill, |_| alone);
+            let alone = nonexpert.steps[0] + layers * (step + called * transport.send_seconds);
+            return self.times(nonexpert.prefill + layers * prefill, |_| alone);
         }
-        let beside = self.expert_steps(at.main, 1, 0, at.local);
-        let away = self.expert_steps(at.host, at.per_node, at.local, model.experts);
-        let busiest = self.usage.busiest(at.local, model.experts, at.groups);
+        let local_steps = self.expert_steps(at.main, 1, 0, at.local);
+        let remote_steps = self.expert_steps(at.host, at.per_node, at.local, model.experts);
+        let busiest = self.usage.busiest_share(at.local, model.experts, at.groups);
         let reached = 1.0 - (1.0 - (1.0 - local_share) * largest).powi(model.top_k as i32);
         let up = transport.token_bytes_up / transport.bytes_per_second;
-        self.times(rest.prefill + layers * prefill, |index| {
+        self.times(nonexpert.prefill + layers * prefill, |index| {
             let rows = f64::from(BATCHES[index]);
-            let answered = rows * model.top_k as f64 * (1.0 - local_share) * largest * back;
-            // The round trip has one token on its way there.
+            let answered = rows * model.top_k as f64 * (1.0 - local_share) * largest * down;
+            // The round trip includes the transfer of one token.
             let sent = (rows * reached - 1.0).max(0.0) * up;
             let moved = answered + sent + transport.round_trip();
-            let mean = beside[index].max(away[index] * busiest[index] + moved);
+            let mean = local_steps[index].max(remote_steps[index] * busiest[index] + moved);
             let send = if index == 0 { called } else { 1.0 } * transport.send_seconds;
             let slower = if index == 0 { step } else { mean.max(step) };
-            rest.steps[index] + layers * (slower + send)
+            nonexpert.steps[index] + layers * (slower + send)
         })
     }
 
-    /// Reports if experts take no longer on `a` than on `b`, however many functions share the node.
-    pub(super) fn no_slower(&self, a: usize, b: usize) -> bool {
-        let quick = |(a, b): (&Speed, &Speed)| a.decode <= b.decode && last(&a.prefill) <= last(&b.prefill);
+    /// Reports if experts are no slower on shape `a` than on shape `b`, however many functions share the node.
+    pub(super) fn is_no_slower(&self, a: usize, b: usize) -> bool {
+        let quick = |(a, b): (&ExpertSpeed, &ExpertSpeed)| {
+            a.decode <= b.decode && last(&a.prefill) <= last(&b.prefill)
+        };
         self.shapes[a].speeds.iter().zip(&self.shapes[b].speeds).all(quick)
     }
 
-    fn speed(&self, shape: usize, per_node: usize) -> &Speed {
+    fn speed(&self, shape: usize, per_node: usize) -> &ExpertSpeed {
         let speeds = &self.shapes[shape].speeds;
         &speeds[per_node.clamp(1, speeds.len()) - 1]
     }
 }
 
-/// A main function and groups on one kind of node.
+/// Arrangement of a main function and of equal groups on one kind of node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Split {
+pub(super) struct RemoteSplit {
+    /// Shape of the main function's node.
     pub(super) main: usize,
     pub(super) device: Device,
+    /// Number of local experts of every layer: the most used ones.
     pub(super) local: usize,
-    /// Groups that work at the same time.
+    /// Groups that compute at the same time.
     pub(super) groups: usize,
+    /// Shape of the groups' nodes.
     pub(super) host: usize,
+    /// Groups on each node.
     pub(super) per_node: usize,
 }
 
@@ -509,14 +533,14 @@ impl<'a> CompiledNode<'a> {
         let (expert, rest) = (Curve::of_cpu(&node.expert_seconds), Curve::of_cpu(&node.rest_seconds));
         let speed = |functions: usize| {
             let column = expert.column(vcpus / functions as f64);
-            Speed {
+            ExpertSpeed {
                 column,
                 decode: expert.seconds(1.0, column),
-                prefill: sums(runs(tokens, |tokens| expert.seconds(tokens, column))),
+                prefill: prefix_sums(map_runs(tokens, |tokens| expert.seconds(tokens, column))),
             }
         };
-        // Remote functions are on nodes without GPUs.
-        let densities = if node.gpus > 0 { 1 } else { MOST_PER_NODE };
+        // Remote functions run on nodes without GPUs only.
+        let max_functions = if node.gpus > 0 { 1 } else { MAX_FUNCTIONS_PER_NODE };
         let column = rest.column(vcpus);
         let context_tokens = rental.request.mean_context();
         let context = node.context_seconds.as_ref().map_or(0.0, |profile| {
@@ -529,7 +553,7 @@ impl<'a> CompiledNode<'a> {
             GpuReplica {
                 form,
                 context: form.times.context_seconds_per_token * context_tokens,
-                prefill: sums(runs(tokens, |tokens| curve.seconds(tokens, one))),
+                prefill: prefix_sums(map_runs(tokens, |tokens| curve.seconds(tokens, one))),
                 expert: curve,
             }
         };
@@ -542,32 +566,32 @@ impl<'a> CompiledNode<'a> {
             memory: node.usable_bytes(reserve),
             gpu_memory: node.usable_gpu_bytes(reserve),
             vcpus,
-            speeds: (1..=densities).map(speed).collect(),
+            speeds: (1..=max_functions).map(speed).collect(),
             expert,
-            rest_prefill: rest.seconds(rental.request.input_tokens, column),
-            rest_steps: steps,
+            nonexpert_prefill: rest.seconds(rental.request.input_tokens, column),
+            nonexpert_steps: steps,
             groups: node.gpu_groups.iter().map(group).collect(),
         }
     }
 }
 
-/// Everything but experts in a decode step of `rows` requests, each of which attends for `context` seconds.
-fn rest_step(gpu: &GpuTimes, rows: f64, context: f64) -> f64 {
+/// Returns the seconds of the non-expert part in a decode step. `context`: seconds of attention for each request.
+fn nonexpert_step(gpu: &GpuTimes, rows: f64, context: f64) -> f64 {
     gpu.rest_decode_seconds + (rows - 1.0) * gpu.rest_row_seconds + rows * context
 }
 
-/// `of` every value; equal neighbours are asked once.
-fn runs(values: &[f64], of: impl Fn(f64) -> f64) -> impl Iterator<Item = f64> {
+/// Maps `values` by `function`, which is called once for equal neighbours.
+fn map_runs(values: &[f64], function: impl Fn(f64) -> f64) -> impl Iterator<Item = f64> {
     values.iter().scan((f64::NAN, 0.0), move |(last, result), value| {
         if *last != *value {
-            (*last, *result) = (*value, of(*value));
+            (*last, *result) = (*value, function(*value));
         }
         Some(*result)
     })
 }
 
-/// Mean of the greatest of `count` independent standard normal variables (Teichroew 1956).
-fn greatest_normal(count: usize) -> f64 {
+/// Returns the mean of the maximum of `count` independent standard normal variables (Teichroew 1956).
+fn mean_of_max_normal(count: usize) -> f64 {
     const MEANS: [f64; 17] = [
         0.0, 0.0, 0.564, 0.846, 1.029, 1.163, 1.267, 1.352, 1.424, 1.485, 1.539, 1.586, 1.629, 1.668, 1.703,
         1.736, 1.766,
@@ -575,8 +599,8 @@ fn greatest_normal(count: usize) -> f64 {
     MEANS[count.min(MEANS.len() - 1)]
 }
 
-/// 0, then the sum of the first, of the first two, ..
-fn sums(values: impl Iterator<Item = f64>) -> Vec<f64> {
+/// Returns the prefix sums: 0, the first value, the sum of the first two, ..
+fn prefix_sums(values: impl Iterator<Item = f64>) -> Vec<f64> {
     let sums = values.scan(0.0, |sum, value| {
         *sum += value;
         Some(*sum)

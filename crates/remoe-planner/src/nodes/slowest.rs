@@ -1,19 +1,20 @@
-//! A bound on how long a token waits for its experts when they are split over paths that work at the same time.
+//! Lower bound of the time of the slowest of several concurrent paths.
 
 use remoe_plan::cost::slowest::Path;
 
-/// Experts per token, at most: up to so many the expectation is exact.
-pub(super) const MOST_TOP_K: usize = 32;
+/// Largest supported top-k.
+pub(super) const MAX_TOP_K: usize = 32;
 
-/// Returns a lower bound of [`remoe_plan::cost::slowest::expected_slowest`], at a fraction of the effort: the slowest
-/// of equal places takes no less than their mean.
+/// Returns a lower bound of [`remoe_plan::cost::slowest::expected_slowest`], at a fraction of the work.
+///
+/// The slowest of equal paths takes no less than their mean.
 pub(super) fn least_slowest(top_k: usize, paths: &[Path]) -> f64 {
-    let of_path = |path: &Path| {
-        let all = (path.share * path.count as f64).min(1.0);
-        let called = 1.0 - (1.0 - all).powi(top_k as i32);
+    let lower_bound = |path: &Path| {
+        let total_share = (path.share * path.count as f64).min(1.0);
+        let called = 1.0 - (1.0 - total_share).powi(top_k as i32);
         called * path.trip + top_k as f64 * path.share * path.seconds
     };
-    paths.iter().filter(|path| path.count > 0).map(of_path).fold(0.0, f64::max)
+    paths.iter().filter(|path| path.count > 0).map(lower_bound).fold(0.0, f64::max)
 }
 
 #[cfg(test)]
@@ -22,7 +23,7 @@ mod tests {
     use remoe_plan::cost::slowest::expected_slowest;
 
     #[test]
-    fn the_bound_is_not_above_the_expectation() {
+    fn lower_bound_never_exceeds_expectation() {
         let path = |share, seconds, trip, count| Path { share, seconds, trip, count };
         for (paths, top_k) in [
             (vec![path(1.0, 2.0, 0.0, 1)], 3),

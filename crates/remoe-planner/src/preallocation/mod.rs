@@ -1,5 +1,5 @@
-//! Main-model pre-allocation (MMP; Remoe paper, Algorithm 2): how much memory the main function
-//! starts with before anybody knows which experts a request uses.
+//! Main-model pre-allocation (MMP; Remoe paper, Algorithm 2): memory of the main function before the use of experts is
+//! predicted.
 
 pub(crate) mod hoeffding;
 
@@ -11,20 +11,20 @@ use remoe_plan::problem::curve::{Column, Row};
 use remoe_plan::problem::sizes::{BYTE_SLACK, first_at_least};
 use serde::{Serialize, Serializer};
 
-/// One remote ratio of the walk, from everything remote to nothing.
+/// Worst case of one remote ratio. The walk goes from all experts remote to all local.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct WalkStep {
-    /// The ratio times the experts of the largest layer.
+    /// Ratio times the experts of the largest layer.
     pub i: usize,
     /// Remote experts of each layer.
     pub remote_experts: Vec<usize>,
     /// Set if the largest remote function holds every remote set.
     pub fits: bool,
-    /// The smallest main function that keeps both limits, where there is one.
+    /// Bytes of the smallest main function that keeps both limits, if there is one.
     #[serde(serialize_with = "optional_bytes")]
     pub main_bytes: Option<f64>,
-    /// The smallest main function whose local experts are no slower than the remote ones, at most
-    /// the largest remote function.
+    /// Bytes of the smallest main function whose local experts are no slower than the remote ones, at most those of the
+    /// largest remote function.
     #[serde(serialize_with = "whole_bytes")]
     pub calibration_bytes: f64,
     /// Bytes that the main function needs to hold its experts.
@@ -53,24 +53,24 @@ fn optional_bytes<S: Serializer>(bytes: &Option<f64>, serializer: S) -> Result<S
     }
 }
 
-/// Remote experts of every layer at ratio `i` / `most` (integers throughout).
+/// Returns the remote experts of every layer at the ratio `i` / `most`, in integer arithmetic.
 pub(crate) fn ratio_counts(model: &Model<'_>, i: usize, most: usize) -> Vec<usize> {
     model.layers.iter().map(|layer| i * layer.experts / most).collect()
 }
 
-/// Every ratio, the largest first.
+/// Evaluates the worst case of every ratio, the largest first.
 pub(crate) fn walk(model: &Model<'_>) -> Vec<WalkStep> {
     let most = model.most_experts();
     (0..=most).rev().map(|i| WorstCase::new(model, ratio_counts(model, i, most)).step(i)).collect()
 }
 
-/// The worst case of one choice of how many experts of each layer are remote, with one replica of
-/// the largest size.
+/// Worst case of routing for given remote counts, with one replica of the largest size.
 #[derive(Debug)]
 pub(crate) struct WorstCase<'m> {
     model: &'m Model<'m>,
     counts: Vec<usize>,
     layers: Vec<WorstLayer<'m>>,
+    /// Set if the largest remote function holds every remote set.
     pub(crate) fits: bool,
     calibration_bytes: f64,
     needed_bytes: f64,
@@ -114,7 +114,7 @@ impl<'m> WorstLayer<'m> {
         }
     }
 
-    /// Reports if the local path is no slower than the remote one; decode counts where there is any.
+    /// Reports if the local path is no slower than the remote one, in the prefill and, if `decodes`, in decode steps.
     fn local_keeps_up(&self, vcpus: f64, decodes: bool) -> bool {
         let Some(remote) = self.remote else { return true };
         let local = self.local(self.model.curve.column(vcpus));
@@ -132,6 +132,7 @@ impl<'m> WorstLayer<'m> {
     }
 }
 
+/// Returns the worst-case seconds of `remote` experts of a layer (Hoeffding bound of their assignments).
 fn worst_remote(model: &Model<'_>, layer: &LayerModel, remote: usize) -> Seconds {
     let set = remote as f64;
     let experts = layer.experts as f64;
@@ -174,7 +175,7 @@ impl<'m> WorstCase<'m> {
         Self { model, counts, layers, fits, calibration_bytes, needed_bytes, start }
     }
 
-    /// Time to first token and time per output token with `main_bytes`.
+    /// Returns time to first token and time per output token with `main_bytes`, in seconds.
     pub(crate) fn times(&self, main_bytes: f64) -> (f64, f64) {
         let mut prefill = self.model.problem.cold_start_seconds;
         let mut step = 0.0;
@@ -189,7 +190,7 @@ impl<'m> WorstCase<'m> {
         (prefill, if self.model.output > 0.0 { step } else { 0.0 })
     }
 
-    /// The smallest main size that keeps both limits.
+    /// Returns the smallest main size that keeps both limits.
     fn smallest_main(&self) -> Option<f64> {
         if !self.fits {
             return None;
@@ -211,20 +212,20 @@ impl<'m> WorstCase<'m> {
         self.needed_bytes
     }
 
-    /// The larger share of a limit that is used with `main_bytes`.
-    fn strain(&self, main_bytes: f64) -> f64 {
+    /// Returns the larger ratio of value to limit with `main_bytes`.
+    fn limit_ratio(&self, main_bytes: f64) -> f64 {
         let (ttft, tpot) = self.times(main_bytes);
         (ttft / self.model.ttft_limit).max(tpot / self.model.tpot_limit)
     }
 
-    /// The main size with the smallest strain, the smaller one of equal ones, and its strain.
-    pub(crate) fn least_strain(&self) -> Option<(f64, f64)> {
+    /// Returns the main size with the smallest [`Self::limit_ratio`], and that ratio. Ties go to the smaller size.
+    pub(crate) fn least_limit_ratio(&self) -> Option<(f64, f64)> {
         let candidates = self.model.main_sizes.get(self.start..)?;
         let least = match self.model.is_isotonic {
-            true => self.strain(*candidates.last()?),
-            false => candidates.iter().map(|main_bytes| self.strain(*main_bytes)).reduce(f64::min)?,
+            true => self.limit_ratio(*candidates.last()?),
+            false => candidates.iter().map(|main_bytes| self.limit_ratio(*main_bytes)).reduce(f64::min)?,
         };
-        let first = first_hit(self.model, candidates, |main_bytes| self.strain(*main_bytes) > least);
+        let first = first_hit(self.model, candidates, |main_bytes| self.limit_ratio(*main_bytes) > least);
         candidates.get(first).map(|main_bytes| (*main_bytes, least))
     }
 
@@ -244,8 +245,9 @@ impl<'m> WorstCase<'m> {
     }
 }
 
-/// Index of the first of `main_sizes` that does not miss, their number where there is none. Where more
-/// memory is never slower, everything behind a hit is one too.
+/// Returns the index of the first of `main_sizes` for which `misses` is false, or their number.
+///
+/// Uses bisection if more memory is never slower.
 fn first_hit(model: &Model<'_>, main_sizes: &[f64], misses: impl Fn(&f64) -> bool) -> usize {
     match model.is_isotonic {
         true => main_sizes.partition_point(misses),
@@ -253,8 +255,9 @@ fn first_hit(model: &Model<'_>, main_sizes: &[f64], misses: impl Fn(&f64) -> boo
     }
 }
 
-/// The smallest main size at which no layer's local path is slower than its remote one; the largest
-/// remote or main size where that is smaller, and 0 where nothing is remote.
+/// Returns the smallest main size at which no layer's local path is slower than its remote one.
+///
+/// It is at most the largest remote and main size, and 0 if no expert is remote.
 fn calibration(model: &Model<'_>, layers: &[WorstLayer<'_>], largest_remote: f64) -> f64 {
     if layers.iter().all(|layer| layer.remote.is_none()) {
         return 0.0;

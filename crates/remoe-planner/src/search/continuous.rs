@@ -1,12 +1,12 @@
-//! The paper's own way to memory sizes and replicas (Remoe paper, sections IV-E and IV-F), kept
-//! beside the exact one as a start and as a comparison.
+//! Memory sizes and replicas by the paper's continuous form (Remoe paper, sections IV-E and IV-F), as a start and for
+//! comparison with the exact form.
 //!
-//! Decode seconds over memory are fitted by theta1 exp(-theta2 y) + theta3, the sizes are relaxed to
-//! real numbers and found with one multiplier, then rounded up; replicas are raised afterwards.
+//! Decode seconds over memory are fitted by theta1 exp(-theta2 y) + theta3. Sizes are relaxed to real numbers, found with
+//! one multiplier, and rounded up. Then replicas are raised.
 
 use crate::search::candidate::{CandidateSides, LayerSide};
 use crate::search::dual::Sizing;
-use crate::search::options::{LayerOptions, Local, OptionChoice, Terms};
+use crate::search::options::{CostTerms, LayerOptions, LocalTimes, OptionChoice};
 use argmin::core::{CostFunction, Error, Executor, State};
 use argmin::solver::brent::{BrentOpt, BrentRoot};
 use ndarray::{Array1, ArrayView1};
@@ -15,12 +15,12 @@ use remoe_plan::problem::sizes::{GB, first_at_least};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A fit with less than this R^2 is not trusted.
+/// Least R^2 of a fit that is used.
 const LEAST_R2: f64 = 0.95;
-/// Points of the first look at theta2, over six decades.
+/// Number of grid points for theta2, over six decades.
 const DECAY_POINTS: i32 = 24;
-/// Points that a fit reads, at most.
-const FIT_POINTS: usize = 64;
+/// Maximum number of points of a fit.
+const MAX_FIT_POINTS: usize = 64;
 
 /// The fitted curve of one layer: seconds of one expert for one token over memory in GB.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -92,7 +92,7 @@ impl<F: Fn(f64) -> f64> CostFunction for LineObjective<F> {
     }
 }
 
-/// Where `function` is least between `low` and `high`.
+/// Returns the argument between `low` and `high` at which `function` is least.
 fn minimum(function: impl Fn(f64) -> f64, low: f64, high: f64) -> f64 {
     let run = Executor::new(LineObjective(function), BrentOpt::new(low, high))
         .configure(|state| state.max_iters(60))
@@ -101,7 +101,7 @@ fn minimum(function: impl Fn(f64) -> f64, low: f64, high: f64) -> f64 {
     run.ok().and_then(|run| run.state.get_best_param().copied()).unwrap_or(low)
 }
 
-/// Where `function` changes sign between `low` and `high`, if it does.
+/// Returns the argument between `low` and `high` at which `function` changes its sign, if it does.
 fn root(function: impl Fn(f64) -> f64, low: f64, high: f64) -> Option<f64> {
     let run = Executor::new(LineObjective(function), BrentRoot::new(low, high, 1e-9 * (high - low)))
         .configure(|state| state.max_iters(100))
@@ -110,8 +110,9 @@ fn root(function: impl Fn(f64) -> f64, low: f64, high: f64) -> Option<f64> {
     run.ok().and_then(|run| run.state.get_best_param().copied())
 }
 
-/// Non-linear least squares of `seconds` over `memory` in GB. For a given theta2 the other two are
-/// linear, so that one dimension is left.
+/// Fits `seconds` over `memory` in GB by non-linear least squares.
+///
+/// For a given theta2 the other two parameters are linear, so the search has one dimension.
 fn fit(memory: ArrayView1<'_, f64>, seconds: ArrayView1<'_, f64>) -> Option<Fit> {
     let mean = seconds.mean()?;
     let variance = seconds.mapv(|value| (value - mean).powi(2)).sum();
@@ -130,7 +131,7 @@ fn fit(memory: ArrayView1<'_, f64>, seconds: ArrayView1<'_, f64>) -> Option<Fit>
     (theta1 > 0.0 && theta3 > 0.0).then_some(Fit { theta1, theta2, theta3, r2: 1.0 - left / variance })
 }
 
-/// The best theta1 and theta3 (not negative) for a theta2, and the squares that are left.
+/// Returns the best non-negative theta1 and theta3 for a given theta2, and the sum of squared residuals.
 fn linear_part(memory: ArrayView1<'_, f64>, seconds: ArrayView1<'_, f64>, theta2: f64) -> ((f64, f64), f64) {
     let decay: Array1<f64> = memory.mapv(|memory| (-theta2 * memory).exp());
     let count = decay.len() as f64;
@@ -143,7 +144,7 @@ fn linear_part(memory: ArrayView1<'_, f64>, seconds: ArrayView1<'_, f64>, theta2
     );
     let (theta1, theta3) = match free {
         (theta1, theta3) if theta1 > 0.0 && theta3 > 0.0 => (theta1, theta3),
-        // No decay, or nothing that remains.
+        // A parameter is negative: fits the other one alone.
         (theta1, _) if theta1 <= 0.0 => (0.0, sum_seconds / count),
         (_, theta3) if theta3 <= 0.0 && squares > 0.0 => (product / squares, f64::MIN_POSITIVE),
         _ => (0.0, sum_seconds / count),
@@ -153,24 +154,25 @@ fn linear_part(memory: ArrayView1<'_, f64>, seconds: ArrayView1<'_, f64>, theta2
 }
 
 /// One layer of the relaxed problem.
-struct Relaxed {
+struct RelaxedLayer {
     layer: usize,
     fit: Fit,
     /// Expected remote experts per token.
     experts: f64,
-    /// Expected seconds per token that no size changes: transfer and invocation.
+    /// Expected seconds per token that do not depend on the size: transfer and invocation.
     fixed: f64,
     /// Least and largest memory in GB.
     range: (f64, f64),
 }
 
-impl Relaxed {
+impl RelaxedLayer {
     fn decode(&self, memory: f64) -> f64 {
         self.experts * self.fit.seconds(memory) + self.fixed
     }
 
-    /// The best memory when a second of decode is worth `rate + multiplier` besides the memory's own
-    /// price: the root of the derivative of a convex function.
+    /// Returns the best memory if a second of decode costs `rate + multiplier` besides the memory's own price.
+    ///
+    /// It is the root of the derivative of a convex function.
     fn best(&self, rate: f64, price: f64, multiplier: f64) -> f64 {
         let slope = |memory: f64| {
             let falling =
@@ -188,23 +190,23 @@ impl Relaxed {
     }
 }
 
-/// The paper's form on the remote sets and main size of `sides`, and the sizing that it leads to,
-/// where that keeps the limits.
+/// Solves the paper's form for the remote sets and main size of `sides`. Also returns its sizing, if that keeps the limits.
 pub(crate) fn continuous(
     sides: &mut CandidateSides<'_>,
     main: usize,
-    locals: &[Local],
+    locals: &[LocalTimes],
 ) -> (Continuous, Option<Sizing>) {
     let model = sides.model;
     let mut report = Continuous { fits: Vec::new(), refused: None, total_cost: None, above: None };
     let rate = model.coupled_main_rate(model.main_sizes[main]);
-    let stride = model.remote_sizes.len().div_ceil(FIT_POINTS);
+    let stride = model.remote_sizes.len().div_ceil(MAX_FIT_POINTS);
     let mut relaxed = Vec::new();
-    let mut elsewhere = 0.0;
+    // Decode seconds of the non-expert part and of layers without remote experts.
+    let mut other_seconds = 0.0;
     for (layer, side) in sides.layers.iter().enumerate() {
-        elsewhere += locals[layer].fixed.step;
+        other_seconds += locals[layer].fixed.step;
         let LayerSide::Remote(options) = side else {
-            elsewhere += model.layers[layer].per_token() * locals[layer].step;
+            other_seconds += model.layers[layer].per_token() * locals[layer].step;
             continue;
         };
         let memory: Array1<f64> = model.remote_sizes.iter().step_by(stride).map(|bytes| bytes / GB).collect();
@@ -217,7 +219,7 @@ pub(crate) fn continuous(
     if report.refused.is_some() || relaxed.is_empty() {
         return (report, None);
     }
-    let limit = if model.output > 0.0 { model.tpot_limit - elsewhere } else { f64::INFINITY };
+    let limit = if model.output > 0.0 { model.tpot_limit - other_seconds } else { f64::INFINITY };
     let Some(memory) = sizes(&relaxed, rate, model.cpu_price, limit) else {
         report.refused = Some(Refusal::TooSlow);
         return (report, None);
@@ -231,11 +233,11 @@ pub(crate) fn continuous(
     (report, sizing)
 }
 
-fn relax(model: &Model<'_>, layer: usize, options: &LayerOptions<'_>, fit: Fit) -> Relaxed {
+fn relax(model: &Model<'_>, layer: usize, options: &LayerOptions<'_>, fit: Fit) -> RelaxedLayer {
     let per_token = model.layers[layer].per_token();
     let share = options.share();
     let called = 1.0 - (1.0 - share).powi(per_token as i32);
-    Relaxed {
+    RelaxedLayer {
         layer,
         fit,
         experts: per_token * share,
@@ -258,8 +260,8 @@ fn refusal(model: &Model<'_>, fits: &[Option<Fit>], rate: f64) -> Option<Refusal
     (!fits.iter().flatten().all(convex)).then_some(Refusal::NotConvex)
 }
 
-/// Memory of each layer in GB, within `limit` decode seconds of all of them.
-fn sizes(layers: &[Relaxed], rate: f64, price: f64, limit: f64) -> Option<Vec<f64>> {
+/// Returns the memory of each layer in GB such that all layers together take at most `limit` decode seconds.
+fn sizes(layers: &[RelaxedLayer], rate: f64, price: f64, limit: f64) -> Option<Vec<f64>> {
     let at = |multiplier: f64| layers.iter().map(move |layer| (layer, layer.best(rate, price, multiplier)));
     let over =
         |multiplier: f64| at(multiplier).map(|(layer, memory)| layer.decode(memory)).sum::<f64>() - limit;
@@ -277,20 +279,21 @@ fn sizes(layers: &[Relaxed], rate: f64, price: f64, limit: f64) -> Option<Vec<f6
     Some(at(multiplier).map(|(_, memory)| memory).collect())
 }
 
-/// Replicas as the paper raises them: for the payload first, then the layer of the greatest potential
-/// until the time to first token holds, then while any potential is positive. While that time does
-/// not hold and no potential is positive, the layer whose prefill falls the most.
+/// Raises replicas as the paper does: first for the payload limit, then in the layer of the greatest potential.
+///
+/// Continues until the TTFT limit holds and no potential is positive. If the limit does not hold and no potential is
+/// positive, raises the layer whose prefill falls the most.
 fn raise_replicas(
     sides: &mut CandidateSides<'_>,
     main: usize,
-    locals: &[Local],
+    locals: &[LocalTimes],
     mut choices: Vec<Option<OptionChoice>>,
 ) -> Option<Sizing> {
     let prices = sides.invocation_prices(main);
     let (prefill_limit, step_limit) = sides.limits();
-    let mut totals = Terms::default();
+    let mut totals = CostTerms::default();
     // Per layer: its terms, and those with one replica more.
-    let mut steps: Vec<(Terms, Option<Terms>)> = Vec::new();
+    let mut steps: Vec<(CostTerms, Option<CostTerms>)> = Vec::new();
     for (layer, local) in locals.iter().enumerate() {
         let local_terms = sides.local_terms(layer, *local);
         let terms = match (&mut sides.layers[layer], &mut choices[layer]) {
@@ -310,7 +313,7 @@ fn raise_replicas(
     }
     loop {
         let late = totals.limit_prefill > prefill_limit;
-        let best_by = |gain: &dyn Fn(&Terms, &Terms) -> f64| {
+        let best_by = |gain: &dyn Fn(&CostTerms, &CostTerms) -> f64| {
             let mut best = (0.0, None);
             for (layer, (now, next)) in steps.iter().enumerate() {
                 let gain = next.as_ref().map_or(0.0, |next| gain(now, next));
@@ -320,10 +323,10 @@ fn raise_replicas(
             }
             best.1
         };
-        let potential = |now: &Terms, next: &Terms| now.priced(prices) - next.priced(prices);
+        let potential = |now: &CostTerms, next: &CostTerms| now.priced(prices) - next.priced(prices);
         let mut layer = best_by(&potential);
         if late && layer.is_none() {
-            layer = best_by(&|now: &Terms, next: &Terms| now.limit_prefill - next.limit_prefill);
+            layer = best_by(&|now: &CostTerms, next: &CostTerms| now.limit_prefill - next.limit_prefill);
         }
         let Some(layer) = layer else { break };
         let (LayerSide::Remote(options), Some(choice)) = (&mut sides.layers[layer], &mut choices[layer])

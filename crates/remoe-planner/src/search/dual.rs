@@ -1,65 +1,66 @@
-//! Memory and replicas of all layers for one candidate and one main size: the Lagrangian dual.
+//! Lagrangian dual of the choice of memory and replicas of all layers, for one candidate and one main size.
 //!
-//! One option per layer, two sums to keep within limits. A multiplier per limit makes the layers
-//! independent; the dual function is concave and piecewise linear in each multiplier, so that the
-//! intersection of the two known lines finds its maximum in a few steps.
+//! Each layer has one option, and two sums must keep limits. A multiplier for each limit makes the layers independent. The
+//! dual function is concave and piecewise linear in each multiplier, so that intersecting two of its lines finds the maximum
+//! in a few steps.
 
 use crate::search::candidate::{CandidateSides, LayerSide, Multipliers};
-use crate::search::options::{OptionChoice, Prices, Terms};
+use crate::search::options::{CostTerms, OptionChoice, TermPrices};
 
 /// One option per layer.
 #[derive(Debug, Clone)]
 pub(crate) struct Sizing {
-    /// Choices of the layers; `None` where nothing is remote.
+    /// Choices of the layers; `None` for a layer without remote experts.
     pub(crate) choices: Vec<Option<OptionChoice>>,
-    pub(crate) totals: Terms,
+    pub(crate) totals: CostTerms,
 }
 
-/// A limit.
+/// A latency limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Limit {
     Prefill,
     Step,
 }
 
-/// A sizing that is cheapest at some multipliers.
+/// Point of the dual function: the cheapest sizing at some multipliers.
 #[derive(Debug, Clone)]
-struct Point {
+struct DualPoint {
     sizing: Sizing,
-    /// Value of the dual function: priced terms, multipliers included, less what the limits allow.
+    /// Value of the dual function: priced terms including multipliers, minus the multipliers times the limits.
     value: f64,
 }
 
-/// Bounds and sizings that are known for one candidate with one main size.
+/// Bound and sizings of one candidate with one main size.
 #[derive(Debug)]
 pub(crate) struct Dual<'a, 'm> {
     pub(crate) sides: &'a mut CandidateSides<'m>,
     pub(crate) main: usize,
-    pub(crate) prices: Prices,
-    /// No sizing within the limits costs less.
+    pub(crate) prices: TermPrices,
+    /// Lower bound of the cost of sizings within the limits.
     pub(crate) bound: f64,
-    /// The multipliers of that bound.
+    /// Multipliers of that bound.
     pub(crate) multipliers: Multipliers,
-    /// The cheapest sizing within the limits that was met.
+    /// The cheapest visited sizing within the limits.
     pub(crate) feasible: Option<Sizing>,
-    /// The sizing of the bound; it may miss the limits.
+    /// Sizing of the bound, which may break the limits.
     pub(crate) relaxed: Option<Sizing>,
-    /// Per layer, every option that was the cheapest at some multipliers.
-    pub(crate) seen: Vec<Vec<(OptionChoice, Terms)>>,
+    /// `[layer]`: every option that was the cheapest at some multipliers.
+    pub(crate) seen: Vec<Vec<(OptionChoice, CostTerms)>>,
 }
 
-/// Steps of one search along one multiplier; a piecewise linear function ends it much earlier.
-const LINE_STEPS: usize = 40;
+/// Maximum number of steps along one multiplier. A piecewise linear function needs far fewer.
+const MAX_LINE_STEPS: usize = 40;
 /// Searches along alternating multipliers.
 const ROUNDS: usize = 6;
 
 impl<'a, 'm> Dual<'a, 'm> {
-    /// Solves the dual; stops early when the bound exceeds `cutoff`. `prices` must make the cost
-    /// linear, without multipliers.
+    /// Solves the dual. Stops early if the bound exceeds `cutoff`.
+    ///
+    /// `prices`: prices of a linear cost, without multipliers. `hint`: multipliers near which the search begins.
     pub(crate) fn solve(
         sides: &'a mut CandidateSides<'m>,
         main: usize,
-        prices: Prices,
+        prices: TermPrices,
         hint: Multipliers,
         cutoff: f64,
     ) -> Self {
@@ -82,12 +83,12 @@ impl<'a, 'm> Dual<'a, 'm> {
         if over == [false, false] || dual.bound > cutoff {
             return dual;
         }
-        // The limit that is missed first; the other one joins where that makes it missed.
+        // Starts with a broken limit, and alternates between both.
         let mut limit = if over[0] { Limit::Prefill } else { Limit::Step };
         let mut multipliers = Multipliers::default();
         let mut before = f64::NEG_INFINITY;
         for round in 0..ROUNDS {
-            let Some(best) = dual.along(limit, multipliers, hint, cutoff) else {
+            let Some(best) = dual.maximise_along(limit, multipliers, hint, cutoff) else {
                 dual.bound = f64::INFINITY;
                 return dual;
             };
@@ -102,7 +103,7 @@ impl<'a, 'm> Dual<'a, 'm> {
         dual
     }
 
-    /// Seconds by which `sizing` misses `limit`.
+    /// Returns the seconds by which `sizing` exceeds `limit`.
     fn excess(&self, limit: Limit, sizing: &Sizing) -> f64 {
         let (prefill, step) = self.sides.limits();
         match limit {
@@ -112,13 +113,13 @@ impl<'a, 'm> Dual<'a, 'm> {
     }
 
     /// Reports if `totals` keeps both limits.
-    pub(crate) fn keeps_limits(&self, totals: &Terms) -> bool {
+    pub(crate) fn keeps_limits(&self, totals: &CostTerms) -> bool {
         let (prefill, step) = self.sides.limits();
         totals.limit_prefill <= prefill && totals.limit_step <= step
     }
 
-    /// The cheapest sizing at `multipliers`; none where a layer has no option at all.
-    fn at(&mut self, multipliers: Multipliers) -> Option<Point> {
+    /// Returns the cheapest sizing at `multipliers`, or `None` if a layer has no option.
+    fn at(&mut self, multipliers: Multipliers) -> Option<DualPoint> {
         let sizing = self.cheapest(self.prices.with(multipliers))?;
         let (prefill, step) = self.sides.limits();
         let mut value = sizing.totals.priced(self.prices.with(multipliers)) - multipliers.prefill * prefill;
@@ -132,10 +133,10 @@ impl<'a, 'm> Dual<'a, 'm> {
             (self.bound, self.multipliers) = (value, multipliers);
             self.relaxed = Some(sizing.clone());
         }
-        Some(Point { sizing, value })
+        Some(DualPoint { sizing, value })
     }
 
-    /// Keeps `sizing`, which is within the limits, if it is the cheapest so far.
+    /// Keeps `sizing`, which must be within the limits, if it is the cheapest so far.
     pub(crate) fn offer(&mut self, sizing: &Sizing) {
         let cost = |sizing: &Sizing| sizing.totals.priced(self.prices);
         if self.feasible.as_ref().is_none_or(|best| cost(sizing) < cost(best)) {
@@ -143,10 +144,10 @@ impl<'a, 'm> Dual<'a, 'm> {
         }
     }
 
-    /// The cheapest option of every layer at `prices`.
-    fn cheapest(&mut self, prices: Prices) -> Option<Sizing> {
+    /// Returns the cheapest option of every layer at `prices`.
+    fn cheapest(&mut self, prices: TermPrices) -> Option<Sizing> {
         let count = self.sides.layers.len();
-        let mut sizing = Sizing { choices: Vec::with_capacity(count), totals: Terms::default() };
+        let mut sizing = Sizing { choices: Vec::with_capacity(count), totals: CostTerms::default() };
         for layer in 0..count {
             let local = self.sides.local(layer, self.main);
             let (choice, terms) = match &mut self.sides.layers[layer] {
@@ -166,9 +167,10 @@ impl<'a, 'm> Dual<'a, 'm> {
         Some(sizing)
     }
 
-    /// The best multiplier of `limit` beside the other one in `from`; none where no multiplier makes
-    /// the limit hold. Looks near `hint` first.
-    fn along(
+    /// Maximises the dual over the multiplier of `limit`; the other multiplier stays that of `from`.
+    ///
+    /// Starts near `hint`. Returns `None` if no multiplier makes the limit hold.
+    fn maximise_along(
         &mut self,
         limit: Limit,
         from: Multipliers,
@@ -206,8 +208,8 @@ impl<'a, 'm> Dual<'a, 'm> {
         if self.bound > cutoff {
             return Some(with(high.0));
         }
-        for _ in 0..LINE_STEPS {
-            // Each point is a line over the multiplier: its value, and the excess as the slope.
+        for _ in 0..MAX_LINE_STEPS {
+            // Each point defines a line over the multiplier, whose slope is the excess.
             let slopes = (self.excess(limit, &low.1.sizing), self.excess(limit, &high.1.sizing));
             let at_zero = (low.1.value - low.0 * slopes.0, high.1.value - high.0 * slopes.1);
             let crossing = (at_zero.1 - at_zero.0) / (slopes.0 - slopes.1);

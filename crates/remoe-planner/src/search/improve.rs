@@ -1,48 +1,51 @@
-//! From a dual solution to the best sizing within the limits: repair, single and pair moves, and an
-//! exact search among what the bound leaves.
+//! Best sizing within the limits, from a dual solution: repair, single and pair moves, and an exact search among the options
+//! that the bound does not exclude.
 
 use crate::search::candidate::{CandidateSides, LayerSide};
 use crate::search::dual::{Dual, Sizing};
-use crate::search::options::{Local, OptionChoice, Terms};
+use crate::search::options::{CostTerms, LocalTimes, OptionChoice};
 use remoe_plan::budget::Meter;
 
-/// Up to this many layers the best sizing is found, beyond them one within [`GAP`] of the bound will do.
+/// Largest number of layers for which the optimal sizing is searched. Beyond it, one within [`GAP`] is enough.
 const FEW_LAYERS: usize = 4;
+/// Relative optimality gap.
 const GAP: f64 = 1e-6;
-/// Options that pair moves are tried over, at most.
-const PAIR_OPTIONS: usize = 600;
-/// Passes over all pairs, at most; two or three are the rule.
-const PASSES: usize = 20;
-/// Nodes of the exact search.
-const NODES: usize = 20_000;
+/// Maximum number of options for pair moves.
+const MAX_PAIR_OPTIONS: usize = 600;
+/// Maximum number of passes over all pairs. Two or three are usual.
+const MAX_PASSES: usize = 20;
+/// Maximum number of nodes of the exact search.
+const MAX_NODES: usize = 20_000;
 
-/// An option of a layer, with what it costs more than the layer's cheapest at the multipliers.
+/// An option of a layer.
 #[derive(Debug, Clone, Copy)]
-struct Candidate {
+struct LayerCandidate {
     layer: usize,
     choice: OptionChoice,
-    terms: Terms,
+    terms: CostTerms,
+    /// Priced terms at the multipliers, above those of the layer's cheapest option.
     extra: f64,
 }
 
-/// How much work a sizing is worth.
+/// Effort of a sizing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effort {
-    /// Moves among the options that the dual has met.
+    /// Moves among the options that the dual visited.
     Quick,
-    /// Then among all that the bound leaves, and an exact search.
+    /// Also moves among all options that the bound does not exclude, and an exact search.
     Full,
 }
 
-/// A sizing within the limits, and whether there is a cheaper one to look for.
+/// A sizing within the limits.
 pub(crate) struct Improved {
     pub(crate) sizing: Sizing,
+    /// Set if there may be a cheaper sizing.
     pub(crate) open: bool,
 }
 
-/// The cheapest sizing that is found within the limits, given the solved dual of a linear cost.
+/// Searches the cheapest sizing within the limits, given the solved dual of a linear cost.
 pub(crate) fn improve(mut dual: Dual<'_, '_>, effort: Effort) -> Option<Improved> {
-    let locals = locals(dual.sides, dual.main);
+    let locals = local_times(dual.sides, dual.main);
     if dual.feasible.is_none() {
         let start = dual.relaxed.clone()?;
         let repaired = repair(&mut dual, &locals, start).or_else(|| fastest(&mut dual, &locals))?;
@@ -50,14 +53,13 @@ pub(crate) fn improve(mut dual: Dual<'_, '_>, effort: Effort) -> Option<Improved
     }
     let mut best = dual.feasible.clone()?;
     let prices = dual.prices;
-    let cost = |totals: &Terms| totals.priced(prices);
+    let cost = |totals: &CostTerms| totals.priced(prices);
     let enough = dual.bound.abs() * if locals.len() <= FEW_LAYERS { 1e-13 } else { GAP };
     let gap = |best: &Sizing, dual: &Dual<'_, '_>| cost(&best.totals) - dual.bound;
     if gap(&best, &dual) > enough {
-        // What was cheapest at some multipliers comes first: it closes most of the gap, and a small
-        // gap leaves few options to look at.
-        let seen = seen(&dual);
-        moves(dual.sides, &locals, &seen, &mut best, cost);
+        // Moves among the visited options close most of the gap. A small gap excludes most other options.
+        let visited = visited_candidates(&dual);
+        moves(dual.sides, &locals, &visited, &mut best, cost);
     }
     if gap(&best, &dual) <= enough {
         return Some(Improved { sizing: best, open: false });
@@ -73,13 +75,13 @@ pub(crate) fn improve(mut dual: Dual<'_, '_>, effort: Effort) -> Option<Improved
     Some(Improved { sizing: best, open: false })
 }
 
-/// The options that the dual has met.
-fn seen(dual: &Dual<'_, '_>) -> Vec<Candidate> {
+/// Returns the options that the dual visited.
+fn visited_candidates(dual: &Dual<'_, '_>) -> Vec<LayerCandidate> {
     let prices = dual.prices.with(dual.multipliers);
     let layers = dual.seen.iter().enumerate().flat_map(|(layer, options)| {
-        let extra = move |terms: &Terms| terms.priced(prices);
+        let extra = move |terms: &CostTerms| terms.priced(prices);
         let least = options.iter().map(|(_, terms)| extra(terms)).fold(f64::INFINITY, f64::min);
-        options.iter().map(move |(choice, terms)| Candidate {
+        options.iter().map(move |(choice, terms)| LayerCandidate {
             layer,
             choice: *choice,
             terms: *terms,
@@ -89,12 +91,18 @@ fn seen(dual: &Dual<'_, '_>) -> Vec<Candidate> {
     layers.collect()
 }
 
-pub(crate) fn locals(sides: &CandidateSides<'_>, main: usize) -> Vec<Local> {
+/// Returns the times of every layer in the main function with the main size at `main`.
+pub(crate) fn local_times(sides: &CandidateSides<'_>, main: usize) -> Vec<LocalTimes> {
     (0..sides.layers.len()).map(|layer| sides.local(layer, main)).collect()
 }
 
-/// Terms of the layer's option in `sizing`.
-fn terms_in(sides: &mut CandidateSides<'_>, locals: &[Local], sizing: &Sizing, layer: usize) -> Terms {
+/// Returns the terms of the layer's option in `sizing`.
+fn terms_in(
+    sides: &mut CandidateSides<'_>,
+    locals: &[LocalTimes],
+    sizing: &Sizing,
+    layer: usize,
+) -> CostTerms {
     let local = locals[layer];
     let local_terms = sides.local_terms(layer, local);
     match (&mut sides.layers[layer], sizing.choices[layer]) {
@@ -103,10 +111,10 @@ fn terms_in(sides: &mut CandidateSides<'_>, locals: &[Local], sizing: &Sizing, l
     }
 }
 
-/// Every option of every layer that a sizing cheaper than the best one may have: what it costs more
-/// than the layer's cheapest, at the multipliers, is at most the gap between bound and best. Without
-/// those that another one beats in every term.
-fn core(dual: &mut Dual<'_, '_>, locals: &[Local], gap: f64) -> Vec<Candidate> {
+/// Returns every undominated option that a sizing cheaper than the best one may have.
+///
+/// At the multipliers it costs at most `gap` more than the layer's cheapest option. `gap`: best cost minus lower bound.
+fn core(dual: &mut Dual<'_, '_>, locals: &[LocalTimes], gap: f64) -> Vec<LayerCandidate> {
     let prices = dual.prices.with(dual.multipliers);
     let linear = dual.prices;
     let mut core = Vec::new();
@@ -114,10 +122,15 @@ fn core(dual: &mut Dual<'_, '_>, locals: &[Local], gap: f64) -> Vec<Candidate> {
         let LayerSide::Remote(options) = &mut dual.sides.layers[layer] else { continue };
         let Some((_, _, least)) = options.cheapest(prices, *local) else { continue };
         let found = options.up_to(|terms| terms.priced(prices), *local, least + gap + least.abs() * 1e-12);
-        let mut kept: Vec<Candidate> = Vec::new();
-        let mut sorted: Vec<Candidate> = found
+        let mut kept: Vec<LayerCandidate> = Vec::new();
+        let mut sorted: Vec<LayerCandidate> = found
             .into_iter()
-            .map(|(choice, terms)| Candidate { layer, choice, terms, extra: terms.priced(prices) - least })
+            .map(|(choice, terms)| LayerCandidate {
+                layer,
+                choice,
+                terms,
+                extra: terms.priced(prices) - least,
+            })
             .collect();
         sorted.sort_by(|a, b| a.terms.priced(linear).total_cmp(&b.terms.priced(linear)));
         for candidate in sorted {
@@ -134,19 +147,18 @@ fn core(dual: &mut Dual<'_, '_>, locals: &[Local], gap: f64) -> Vec<Candidate> {
     core
 }
 
-/// Exchanges single options for those that reduce the missed limits the most per dollar, until both
-/// limits hold.
-fn repair(dual: &mut Dual<'_, '_>, locals: &[Local], mut sizing: Sizing) -> Option<Sizing> {
+/// Exchanges single options for those that reduce the excess over the limits the most per dollar, until both hold.
+fn repair(dual: &mut Dual<'_, '_>, locals: &[LocalTimes], mut sizing: Sizing) -> Option<Sizing> {
     let (prefill, step) = dual.sides.limits();
     let prices = dual.prices;
-    let missed = |totals: &Terms| {
+    let missed = |totals: &CostTerms| {
         let prefill_missed = (totals.limit_prefill - prefill).max(0.0) / prefill.abs().max(1e-9);
         let step_missed = if step.is_finite() { (totals.limit_step - step).max(0.0) / step } else { 0.0 };
         prefill_missed + step_missed
     };
     while !dual.keeps_limits(&sizing.totals) {
         let now = missed(&sizing.totals);
-        let mut best: Option<(f64, usize, OptionChoice, Terms)> = None;
+        let mut best: Option<(f64, usize, OptionChoice, CostTerms)> = None;
         for (layer, local) in locals.iter().enumerate() {
             let current = terms_in(dual.sides, locals, &sizing, layer);
             let LayerSide::Remote(options) = &mut dual.sides.layers[layer] else { continue };
@@ -170,43 +182,42 @@ fn repair(dual: &mut Dual<'_, '_>, locals: &[Local], mut sizing: Sizing) -> Opti
     Some(sizing)
 }
 
-/// The largest memory everywhere, with the replicas that are quickest there, if that is within the
-/// limits.
-fn fastest(dual: &mut Dual<'_, '_>, locals: &[Local]) -> Option<Sizing> {
+/// Returns the sizing with the largest memory and the fastest number of replicas in every layer, if it keeps the limits.
+fn fastest(dual: &mut Dual<'_, '_>, locals: &[LocalTimes]) -> Option<Sizing> {
     let memory = dual.sides.model.remote_sizes.len() - 1;
-    let mut sizing = Sizing { choices: vec![None; locals.len()], totals: Terms::default() };
+    let mut sizing = Sizing { choices: vec![None; locals.len()], totals: CostTerms::default() };
     for (layer, local) in locals.iter().enumerate() {
         let mut terms = dual.sides.local_terms(layer, *local);
         if let LayerSide::Remote(options) = &mut dual.sides.layers[layer] {
             let choices = (1..=options.replicas).map(|replicas| OptionChoice { memory, replicas });
-            let choices: Vec<(OptionChoice, Terms)> = choices
+            let choices: Vec<(OptionChoice, CostTerms)> = choices
                 .filter_map(|choice| options.terms(choice, *local).map(|terms| (choice, terms)))
                 .collect();
-            let quickest = choices.iter().min_by(|a, b| a.1.limit_prefill.total_cmp(&b.1.limit_prefill))?;
-            sizing.choices[layer] = Some(quickest.0);
-            terms = quickest.1;
+            let fastest = choices.iter().min_by(|a, b| a.1.limit_prefill.total_cmp(&b.1.limit_prefill))?;
+            sizing.choices[layer] = Some(fastest.0);
+            terms = fastest.1;
         }
         sizing.totals = sizing.totals.plus(&terms);
     }
     dual.keeps_limits(&sizing.totals).then_some(sizing)
 }
 
-/// Exchanges one option, then two, for as long as the cost falls within the limits.
+/// Exchanges one option, then two, as long as the cost falls within the limits.
 fn moves(
     sides: &mut CandidateSides<'_>,
-    locals: &[Local],
-    core: &[Candidate],
+    locals: &[LocalTimes],
+    core: &[LayerCandidate],
     best: &mut Sizing,
-    cost: impl Fn(&Terms) -> f64,
+    cost: impl Fn(&CostTerms) -> f64,
 ) {
     let (prefill, step) = sides.limits();
     let current = (0..locals.len()).map(|layer| terms_in(sides, locals, best, layer)).collect();
     let meter = &sides.model.meter;
     let mut state = Moves { best, current, cost, prefill, step, meter };
-    let mut for_pairs: Vec<Candidate> = core.to_vec();
+    let mut for_pairs: Vec<LayerCandidate> = core.to_vec();
     for_pairs.sort_by(|a, b| a.extra.total_cmp(&b.extra));
-    for_pairs.truncate(PAIR_OPTIONS);
-    for _ in 0..PASSES {
+    for_pairs.truncate(MAX_PAIR_OPTIONS);
+    for _ in 0..MAX_PASSES {
         while !meter.ends() && state.best_single(core) {}
         if !state.pairs(&for_pairs) {
             return;
@@ -214,40 +225,41 @@ fn moves(
     }
 }
 
+/// State of a local search by exchanges of options.
 struct Moves<'a, F> {
     best: &'a mut Sizing,
     /// Terms of the layers in `best`.
-    current: Vec<Terms>,
+    current: Vec<CostTerms>,
     cost: F,
     prefill: f64,
     step: f64,
     meter: &'a Meter<'a>,
 }
 
-impl<F: Fn(&Terms) -> f64> Moves<'_, F> {
-    /// The cost below which a move is worth making.
-    fn worth(&self) -> f64 {
+impl<F: Fn(&CostTerms) -> f64> Moves<'_, F> {
+    /// Returns the cost that a move must undercut.
+    fn cost_to_beat(&self) -> f64 {
         let now = (self.cost)(&self.best.totals);
         now - now.abs() * 1e-13
     }
 
-    fn with(&self, totals: &Terms, candidate: &Candidate) -> Terms {
+    fn with(&self, totals: &CostTerms, candidate: &LayerCandidate) -> CostTerms {
         totals.minus(&self.current[candidate.layer]).plus(&candidate.terms)
     }
 
-    fn allows(&self, totals: &Terms) -> bool {
+    fn allows(&self, totals: &CostTerms) -> bool {
         totals.limit_prefill <= self.prefill && totals.limit_step <= self.step
     }
 
-    fn make(&mut self, candidate: &Candidate) {
+    fn make(&mut self, candidate: &LayerCandidate) {
         self.best.totals = self.with(&self.best.totals, candidate);
         self.best.choices[candidate.layer] = Some(candidate.choice);
         self.current[candidate.layer] = candidate.terms;
     }
 
-    /// Makes the single exchange that saves the most.
-    fn best_single(&mut self, options: &[Candidate]) -> bool {
-        let mut found = (self.worth(), None);
+    /// Makes the single exchange that saves the most. Returns false if none saves anything.
+    fn best_single(&mut self, options: &[LayerCandidate]) -> bool {
+        let mut found = (self.cost_to_beat(), None);
         self.meter.count(options.len());
         for candidate in options {
             let totals = self.with(&self.best.totals, candidate);
@@ -259,23 +271,23 @@ impl<F: Fn(&Terms) -> f64> Moves<'_, F> {
         found.1.inspect(|candidate| self.make(candidate)).is_some()
     }
 
-    /// Goes over all pairs once and makes every exchange that saves anything.
-    fn pairs(&mut self, options: &[Candidate]) -> bool {
+    /// Makes every pair of exchanges that saves anything, in one pass. Returns false if none does.
+    fn pairs(&mut self, options: &[LayerCandidate]) -> bool {
         let mut any = false;
         for (index, first) in options.iter().enumerate() {
             self.meter.count(index);
             if self.meter.ends() {
                 return false;
             }
-            let mut worth = self.worth();
+            let mut cost_to_beat = self.cost_to_beat();
             let mut with_first = self.with(&self.best.totals, first);
             for second in options[..index].iter().filter(|second| second.layer != first.layer) {
                 let totals = self.with(&with_first, second);
-                if (self.cost)(&totals) < worth && self.allows(&totals) {
+                if (self.cost)(&totals) < cost_to_beat && self.allows(&totals) {
                     self.make(first);
                     self.make(second);
                     any = true;
-                    worth = self.worth();
+                    cost_to_beat = self.cost_to_beat();
                     with_first = self.best.totals;
                 }
             }
@@ -284,33 +296,34 @@ impl<F: Fn(&Terms) -> f64> Moves<'_, F> {
     }
 }
 
-/// Single and pair moves over all options for a cost that need not be linear.
+/// Improves `best` by single and pair moves over all options, for a cost that need not be linear.
 pub(crate) fn improve_any(
     sides: &mut CandidateSides<'_>,
-    locals: &[Local],
+    locals: &[LocalTimes],
     best: &mut Sizing,
-    cost: impl Fn(&Terms) -> f64,
+    cost: impl Fn(&CostTerms) -> f64,
 ) {
     let mut all = Vec::new();
     for (layer, local) in locals.iter().enumerate() {
         let LayerSide::Remote(options) = &mut sides.layers[layer] else { continue };
         for (choice, terms) in options.up_to(|_| 0.0, *local, 0.0) {
             let totals = best.totals.plus(&terms);
-            all.push(Candidate { layer, choice, terms, extra: cost(&totals) });
+            all.push(LayerCandidate { layer, choice, terms, extra: cost(&totals) });
         }
     }
     moves(sides, locals, &all, best, cost);
 }
 
-/// Depth-first search over the core, within a number of nodes: what costs more than the gap at the
-/// multipliers cannot be better, nor can what leaves the limits out of reach.
-fn exhaust(dual: &Dual<'_, '_>, core: &[Candidate], locals: &[Local], best: &mut Sizing, gap: f64) {
-    let mut layers: Vec<Vec<Candidate>> =
+/// Improves `best` by a depth-first search over the core with up to [`MAX_NODES`] nodes.
+///
+/// Skips partial sizings whose extra cost exceeds the gap, or that cannot keep the limits.
+fn exhaust(dual: &Dual<'_, '_>, core: &[LayerCandidate], locals: &[LocalTimes], best: &mut Sizing, gap: f64) {
+    let mut layers: Vec<Vec<LayerCandidate>> =
         core.chunk_by(|a, b| a.layer == b.layer).map(<[_]>::to_vec).collect();
     for options in &mut layers {
         options.sort_by(|a, b| a.extra.total_cmp(&b.extra));
     }
-    let mut fixed = Terms::default();
+    let mut fixed = CostTerms::default();
     for (layer, local) in locals.iter().enumerate() {
         if matches!(dual.sides.layers[layer], LayerSide::Local) {
             fixed = fixed.plus(&dual.sides.local_terms(layer, *local));
@@ -320,18 +333,25 @@ fn exhaust(dual: &Dual<'_, '_>, core: &[Candidate], locals: &[Local], best: &mut
     if layers.len() != remote {
         return;
     }
-    // What the layers from each depth on need at least.
+    // Least seconds of the layers from each depth on.
     let mut rest = vec![(0.0, 0.0)];
     for options in layers.iter().rev() {
         let least =
-            |of: fn(&Terms) -> f64| options.iter().map(|o| of(&o.terms)).fold(f64::INFINITY, f64::min);
+            |of: fn(&CostTerms) -> f64| options.iter().map(|o| of(&o.terms)).fold(f64::INFINITY, f64::min);
         let (prefill, step) = rest[rest.len() - 1];
         rest.push((prefill + least(|terms| terms.limit_prefill), step + least(|terms| terms.limit_step)));
     }
     rest.reverse();
     let limits = dual.sides.limits();
-    let mut search =
-        Search { layers: &layers, rest: &rest, limits, gap, nodes: NODES, chosen: Vec::new(), found: None };
+    let mut search = ExactSearch {
+        layers: &layers,
+        rest: &rest,
+        limits,
+        gap,
+        nodes: MAX_NODES,
+        chosen: Vec::new(),
+        found: None,
+    };
     search.descend(fixed, 0.0, |totals| totals.priced(dual.prices) - dual.bound);
     if let Some((chosen, totals)) = search.found {
         for candidate in chosen {
@@ -341,19 +361,20 @@ fn exhaust(dual: &Dual<'_, '_>, core: &[Candidate], locals: &[Local], best: &mut
     }
 }
 
-struct Search<'a> {
-    layers: &'a [Vec<Candidate>],
+/// State of the depth-first search.
+struct ExactSearch<'a> {
+    layers: &'a [Vec<LayerCandidate>],
     rest: &'a [(f64, f64)],
     limits: (f64, f64),
-    /// How much the best sizing costs more than the bound.
+    /// Cost of the best sizing minus the lower bound.
     gap: f64,
     nodes: usize,
-    chosen: Vec<Candidate>,
-    found: Option<(Vec<Candidate>, Terms)>,
+    chosen: Vec<LayerCandidate>,
+    found: Option<(Vec<LayerCandidate>, CostTerms)>,
 }
 
-impl Search<'_> {
-    fn descend(&mut self, totals: Terms, extra: f64, over_bound: impl Fn(&Terms) -> f64 + Copy) {
+impl ExactSearch<'_> {
+    fn descend(&mut self, totals: CostTerms, extra: f64, over_bound: impl Fn(&CostTerms) -> f64 + Copy) {
         let depth = self.chosen.len();
         let (prefill, step) = self.rest[depth];
         if totals.limit_prefill + prefill > self.limits.0 || totals.limit_step + step > self.limits.1 {

@@ -1,7 +1,7 @@
-//! The options of one layer with a given remote set: memory sizes and replica counts.
+//! Options of one layer with a given remote set: memory sizes and numbers of replicas.
 //!
-//! An option with several replicas needs an assignment of experts to them, which is by far the most expensive figure
-//! here. Until the figure is needed, the option is known by a lower bound.
+//! An option with several replicas needs an assignment of experts to them, which is by far the most expensive step here. It
+//! is computed on demand; until then the option has a lower bound.
 
 use crate::search::remote_set::{RemoteSet, Stressed};
 use crate::search::tables::LayerTable;
@@ -9,9 +9,9 @@ use ndarray::ArrayView1;
 use remoe_plan::model::{LayerModel, Model, Seconds};
 use remoe_plan::problem::sizes::{BYTE_SLACK, GB, first_at_least};
 
-/// Dollars for what an option uses.
+/// Prices of the terms of an option, in dollars.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Prices {
+pub(crate) struct TermPrices {
     /// Price of one second of prefill.
     pub(crate) prefill: f64,
     /// Price of one second of a decode step.
@@ -24,43 +24,44 @@ pub(crate) struct Prices {
     pub(crate) limit_step: f64,
 }
 
-/// Times of a layer in the main function at one main size.
+/// Seconds of a layer in the main function at one main size.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Local {
-    /// Everything but routed experts.
+pub(crate) struct LocalTimes {
+    /// Non-expert part.
     pub(crate) fixed: Seconds,
     /// Prefill seconds of the local experts.
     pub(crate) prefill: f64,
     /// Seconds of one local expert in a decode step.
     pub(crate) step: f64,
-    /// The prefill seconds when the prediction errs as far as it does in 5 % of the cases.
+    /// Prefill seconds of the local experts if the prediction errs as far as it does in 5 % of the cases.
     pub(crate) stressed_prefill: f64,
 }
 
 /// Contribution of one option of a layer to times and cost.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Terms {
+pub(crate) struct CostTerms {
     /// Prefill seconds.
     pub(crate) prefill: f64,
     /// Seconds of one decode step.
     pub(crate) step: f64,
     /// Dollars of the remote function (invocation billing), or dollars per second (reserved).
     pub(crate) bill: f64,
-    /// The prefill seconds that count against the limit.
+    /// Prefill seconds that are compared with the limit.
     pub(crate) limit_prefill: f64,
-    /// The decode seconds that count against the limit.
+    /// Seconds of one decode step that are compared with the limit.
     pub(crate) limit_step: f64,
 }
 
-impl Terms {
-    /// Terms of a layer without remote experts.
-    pub(crate) fn all_local(layer: &LayerModel, local: Local) -> Self {
+impl CostTerms {
+    /// Returns the terms of a layer without remote experts.
+    pub(crate) fn all_local(layer: &LayerModel, local: LocalTimes) -> Self {
         let prefill = local.fixed.prefill + local.prefill;
         let step = local.fixed.step + layer.per_token() * local.step;
         Self { prefill, step, bill: 0.0, limit_prefill: prefill, limit_step: step }
     }
 
-    pub(crate) fn priced(&self, prices: Prices) -> f64 {
+    /// Returns the dollars of all terms at `prices`.
+    pub(crate) fn priced(&self, prices: TermPrices) -> f64 {
         prices.prefill * self.prefill
             + prices.step * self.step
             + prices.bill * self.bill
@@ -89,19 +90,19 @@ impl Terms {
     }
 }
 
-/// One option: a memory size with a number of replicas.
+/// Figures of one option: a memory size with a number of replicas.
 #[derive(Debug, Clone, Copy)]
-struct Cell {
-    /// Prefill seconds of the slowest replica; infinite where the payload limit forbids it.
+struct OptionFigures {
+    /// Prefill seconds of the slowest replica; infinite if a call exceeds the payload limit.
     seconds: f64,
-    /// Seconds in the stressed case; 0 where that was not asked.
+    /// Prefill seconds if the prediction errs; 0 unless plans must be robust.
     stressed_seconds: f64,
     bill: f64,
-    /// Set if these are figures, not lower bounds.
+    /// Set if the figures are exact, not lower bounds.
     exact: bool,
 }
 
-/// Name of an option: index of its memory size and number of replicas.
+/// Key of an option: index of its memory size, and number of replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OptionChoice {
     pub(crate) memory: usize,
@@ -109,7 +110,7 @@ pub(crate) struct OptionChoice {
 }
 
 impl OptionChoice {
-    /// With one replica more.
+    /// Returns the option with one more replica.
     pub(crate) fn raised(self) -> Self {
         Self { replicas: self.replicas + 1, ..self }
     }
@@ -126,25 +127,26 @@ pub(crate) struct LayerOptions<'m> {
     stressed: Option<Stressed<'m>>,
     /// Index of the smallest size that holds the set.
     pub(crate) first: usize,
-    /// The most replicas that can help.
+    /// Largest useful number of replicas.
     pub(crate) replicas: usize,
-    /// Seconds of computation and answers on each size from `first`, all experts together.
+    /// `[size - first]`: prefill seconds of computing all experts and returning their rows.
     work: Vec<f64>,
-    /// Remote seconds of all decode steps on each of them.
+    /// `[size - first]`: billed seconds of all decode steps.
     decode_billed: Vec<f64>,
-    /// `[size][replicas - 1]`; filled when it is first asked for.
-    cells: Vec<Cell>,
-    /// Decode seconds on each size from `first`, for the local step that they were asked for.
+    /// `[size - first][replicas - 1]`; filled on first use.
+    cells: Vec<OptionFigures>,
+    /// `[size - first]`: decode seconds for the local step `decode_for`.
     decode: Vec<f64>,
     decode_for: f64,
-    /// Figures that no option undercuts.
+    /// Lower bounds over all options.
     least_seconds: f64,
     least_bill: f64,
 }
 
 impl<'m> LayerOptions<'m> {
-    /// The options of `layer` when its `count` least used experts are remote, at least one; none
-    /// where no remote size holds them. `factor`: how far the set's share may exceed its prediction.
+    /// Prepares the options of `layer` with its `count` least used experts remote, at least one.
+    ///
+    /// `factor`: error factor of the set's share that plans must tolerate. Returns `None` if no remote size holds the set.
     pub(crate) fn new(
         model: &'m Model<'m>,
         table: &'m LayerTable,
@@ -184,12 +186,12 @@ impl<'m> LayerOptions<'m> {
         Some(options)
     }
 
-    /// Share of the layer's assignments that go to the set.
+    /// Returns the share of the layer's assignments that go to the set.
     pub(crate) fn share(&self) -> f64 {
         self.expected.share
     }
 
-    /// Seconds of one remote expert for one token on each remote size, with the way back.
+    /// Returns the seconds of one remote expert for one token on each remote size, including the returned row.
     pub(crate) fn steps(&self) -> impl Iterator<Item = f64> {
         self.table.remote_step.iter().copied()
     }
@@ -202,11 +204,12 @@ impl<'m> LayerOptions<'m> {
         self.model.remote_sizes[memory] / GB
     }
 
-    /// Seconds that the set's tokens travel, at least.
-    fn travel(&self) -> f64 {
+    /// Returns the least seconds of sending the set's tokens.
+    fn sending_seconds(&self) -> f64 {
         self.expected.token_sum.min(self.model.input) * self.model.up
     }
 
+    /// Computes the figures that do not depend on replicas or the main size.
     fn measure(&mut self) {
         let (model, per_token) = (self.model, self.model.layers[self.layer].per_token());
         let case = &self.expected;
@@ -215,7 +218,7 @@ impl<'m> LayerOptions<'m> {
         let (mut work, mut billed) = (Vec::new(), Vec::new());
         let mut least_bill = f64::INFINITY;
         for memory in self.sizes() {
-            let seconds = self.table.away(self.count, memory) + answers;
+            let seconds = self.table.remote_prefill(self.count, memory) + answers;
             let step = per_token * case.share * self.table.remote_step[memory] + called * model.round_trip();
             work.push(seconds);
             billed.push(model.output * step);
@@ -225,14 +228,14 @@ impl<'m> LayerOptions<'m> {
         let fastest = work.last().copied().unwrap_or(0.0);
         self.least_seconds = match self.one_replica(fastest) {
             seconds if self.replicas == 1 || seconds == 0.0 => seconds,
-            _ => (fastest + self.travel()) / self.replicas as f64 + model.invoke,
+            _ => (fastest + self.sending_seconds()) / self.replicas as f64 + model.invoke,
         };
         (self.work, self.decode_billed, self.least_bill) = (work, billed, least_bill);
     }
 
-    /// Seconds of a single replica that computes and answers in `work` seconds.
+    /// Returns the seconds of a single replica that computes and returns rows in `work` seconds.
     fn one_replica(&self, work: f64) -> f64 {
-        if self.expected.token_sum > 0.0 { work + self.travel() + self.model.invoke } else { 0.0 }
+        if self.expected.token_sum > 0.0 { work + self.sending_seconds() + self.model.invoke } else { 0.0 }
     }
 
     fn bill(&self, memory: usize, replicas: usize, seconds: f64) -> f64 {
@@ -244,8 +247,8 @@ impl<'m> LayerOptions<'m> {
         }
     }
 
-    /// Readies cells and decode seconds for questions at `local`.
-    fn fill(&mut self, local: Local) {
+    /// Fills the lower bounds of all cells, and the decode seconds for `local`.
+    fn fill(&mut self, local: LocalTimes) {
         if self.decode_for != local.step {
             let path = &self.expected.path;
             let steps = self.table.remote_step[self.first..].iter();
@@ -260,8 +263,8 @@ impl<'m> LayerOptions<'m> {
         let case = &self.expected;
         let heaviest = case.tokens.last().copied().zip(case.rows.last().copied());
         let working = case.tokens.iter().filter(|tokens| **tokens > 0.0).count();
-        // Weightless experts may all land on one replica.
-        let weighs =
+        // If experts take no time, all of them may be assigned to one replica.
+        let takes_time =
             model.up + model.down > 0.0 || self.table.remote_step.last().is_some_and(|step| *step > 0.0);
         let allowed = model.problem.limits.payload_bytes.unwrap_or(f64::INFINITY) + BYTE_SLACK;
         let travelling = case.token_sum.min(model.input);
@@ -276,16 +279,16 @@ impl<'m> LayerOptions<'m> {
             });
             for replicas in 1..=self.replicas {
                 let one = self.one_replica(work);
-                let spread = one - model.invoke;
-                let active = if weighs { replicas.min(working) } else { 1 };
+                let search_counts = one - model.invoke;
+                let active = if takes_time { replicas.min(working) } else { 1 };
                 let seconds = match (one > 0.0, replicas) {
                     (false, _) => 0.0,
                     (true, _) if !fits(travelling / replicas as f64) => f64::INFINITY,
                     (true, 1) => one,
-                    (true, _) => (spread / replicas as f64).max(alone) + model.invoke,
+                    (true, _) => (search_counts / replicas as f64).max(alone) + model.invoke,
                 };
-                let in_all = if one > 0.0 { spread + active as f64 * model.invoke } else { 0.0 };
-                cells.push(Cell {
+                let in_all = if one > 0.0 { search_counts + active as f64 * model.invoke } else { 0.0 };
+                cells.push(OptionFigures {
                     seconds,
                     stressed_seconds: 0.0,
                     bill: self.bill(memory, replicas, in_all + billed),
@@ -304,8 +307,8 @@ impl<'m> LayerOptions<'m> {
         OptionChoice { memory: self.first + cell / self.replicas, replicas: cell % self.replicas + 1 }
     }
 
-    /// Replaces the bounds of a cell by figures.
-    fn settle(&mut self, cell: usize) {
+    /// Replaces the lower bounds of a cell by exact figures.
+    fn make_exact(&mut self, cell: usize) {
         if self.cells[cell].exact {
             return;
         }
@@ -314,7 +317,7 @@ impl<'m> LayerOptions<'m> {
         let stressed_seconds =
             self.stressed.as_ref().map_or(0.0, |stressed| stressed.set.split(choice).slowest);
         let billed = self.decode_billed[choice.memory - self.first];
-        self.cells[cell] = Cell {
+        self.cells[cell] = OptionFigures {
             seconds: expected.slowest,
             stressed_seconds,
             bill: self.bill(choice.memory, choice.replicas, expected.in_all + billed),
@@ -323,16 +326,16 @@ impl<'m> LayerOptions<'m> {
     }
 
     /// Returns the local times of this layer with the main size at `main`.
-    pub(crate) fn local(&self, main: usize) -> Local {
+    pub(crate) fn local(&self, main: usize) -> LocalTimes {
         let column = self.table.main[main];
-        let prefill = column.of(self.table.stay(self.count));
+        let prefill = column.of(self.table.local_prefill_columns(self.count));
         let stressed_prefill =
             self.stressed.as_ref().map_or(prefill, |stressed| column.of(ArrayView1::from(&stressed.local)));
-        // The set's share, not its size or replicas, says how often it is called.
+        // Calls depend on the set's share, not on its size or replicas.
         let called = 1.0 - (1.0 - self.expected.share).powi(self.model.layers[self.layer].top_k as i32);
         let calls = if self.expected.token_sum > 0.0 { 1.0 } else { 0.0 };
         let send = Seconds { prefill: calls * self.model.send, step: called * self.model.send };
-        Local {
+        LocalTimes {
             fixed: self.table.fixed[main].plus(send),
             prefill,
             step: self.table.main_step[main],
@@ -340,8 +343,8 @@ impl<'m> LayerOptions<'m> {
         }
     }
 
-    /// The least times that any option can have, each by itself.
-    pub(crate) fn fastest(&self, local: Local) -> (f64, f64) {
+    /// Returns the least prefill and decode seconds over all options, each independently.
+    pub(crate) fn fastest(&self, local: LocalTimes) -> (f64, f64) {
         let remote = self.table.remote_step.last().copied().unwrap_or(0.0);
         (
             local.fixed.prefill + local.prefill.max(self.least_seconds),
@@ -349,20 +352,25 @@ impl<'m> LayerOptions<'m> {
         )
     }
 
-    /// The least bill of any option.
+    /// Returns the least bill of any option.
     pub(crate) fn least_bill(&self) -> f64 {
         self.least_bill
     }
 
-    /// At most what the cheapest option costs, from the bounds alone.
-    pub(crate) fn lower_bound(&mut self, prices: Prices, local: Local) -> f64 {
+    /// Returns a lower bound of the priced terms of all options, without exact figures.
+    pub(crate) fn lower_bound(&mut self, prices: TermPrices, local: LocalTimes) -> f64 {
         self.fill(local);
         self.cheapest_cell(prices, local).1
     }
 
-    /// The cheapest option at these prices and its terms; of equal ones the one with fewer replicas,
-    /// then with less memory. None where the payload limit forbids all.
-    pub(crate) fn cheapest(&mut self, prices: Prices, local: Local) -> Option<(OptionChoice, Terms, f64)> {
+    /// Returns the cheapest option at `prices`, with its terms and its priced value.
+    ///
+    /// Ties go to fewer replicas, then to less memory. Returns `None` if the payload limit forbids all options.
+    pub(crate) fn cheapest(
+        &mut self,
+        prices: TermPrices,
+        local: LocalTimes,
+    ) -> Option<(OptionChoice, CostTerms, f64)> {
         self.fill(local);
         loop {
             let (cell, value) = self.cheapest_cell(prices, local);
@@ -373,11 +381,11 @@ impl<'m> LayerOptions<'m> {
                 let choice = self.choice(cell);
                 return Some((choice, self.terms_of(cell, local), value));
             }
-            self.settle(cell);
+            self.make_exact(cell);
         }
     }
 
-    fn cheapest_cell(&self, prices: Prices, local: Local) -> (usize, f64) {
+    fn cheapest_cell(&self, prices: TermPrices, local: LocalTimes) -> (usize, f64) {
         if self.stressed.is_some() {
             return self.cheapest_stressed_cell(prices, local);
         }
@@ -390,7 +398,7 @@ impl<'m> LayerOptions<'m> {
                 if value < best.1 * (1.0 - 1e-14) {
                     best = (index * self.replicas + extra, value);
                 }
-                // More replicas cost more and would save nothing.
+                // The local path is the slower one: more replicas save nothing.
                 if cell.seconds <= local.prefill {
                     break;
                 }
@@ -399,7 +407,7 @@ impl<'m> LayerOptions<'m> {
         (best.0, best.1 + prefill * local.fixed.prefill + step * local.fixed.step)
     }
 
-    fn cheapest_stressed_cell(&self, prices: Prices, local: Local) -> (usize, f64) {
+    fn cheapest_stressed_cell(&self, prices: TermPrices, local: LocalTimes) -> (usize, f64) {
         let mut best = (0, f64::INFINITY);
         for cell in 0..self.cells.len() {
             let value = self.terms_of(cell, local).priced(prices);
@@ -410,7 +418,7 @@ impl<'m> LayerOptions<'m> {
         best
     }
 
-    fn terms_of(&self, cell: usize, local: Local) -> Terms {
+    fn terms_of(&self, cell: usize, local: LocalTimes) -> CostTerms {
         let figures = self.cells[cell];
         let size = cell / self.replicas;
         let prefill = local.fixed.prefill + local.prefill.max(figures.seconds);
@@ -423,34 +431,34 @@ impl<'m> LayerOptions<'m> {
             let decode = stressed.set.path.seconds(local.step, remote);
             limit_step = limit_step.max(local.fixed.step + decode);
         }
-        Terms { prefill, step, bill: figures.bill, limit_prefill, limit_step }
+        CostTerms { prefill, step, bill: figures.bill, limit_prefill, limit_step }
     }
 
-    /// The terms of one option, where the payload limit allows it.
-    pub(crate) fn terms(&mut self, choice: OptionChoice, local: Local) -> Option<Terms> {
+    /// Returns the terms of one option, or `None` if the payload limit forbids it.
+    pub(crate) fn terms(&mut self, choice: OptionChoice, local: LocalTimes) -> Option<CostTerms> {
         if !self.sizes().contains(&choice.memory) || !(1..=self.replicas).contains(&choice.replicas) {
             return None;
         }
         self.fill(local);
         let cell = self.cell_index(choice);
-        self.settle(cell);
+        self.make_exact(cell);
         Some(self.terms_of(cell, local)).filter(|terms| terms.limit_prefill.is_finite())
     }
 
-    /// Every option whose priced terms may be at most `most`, with its exact terms.
+    /// Returns every option whose priced terms are at most `most`, with its terms.
     pub(crate) fn up_to(
         &mut self,
-        prices: impl Fn(&Terms) -> f64,
-        local: Local,
+        prices: impl Fn(&CostTerms) -> f64,
+        local: LocalTimes,
         most: f64,
-    ) -> Vec<(OptionChoice, Terms)> {
+    ) -> Vec<(OptionChoice, CostTerms)> {
         self.fill(local);
         let mut found = Vec::new();
         for cell in 0..self.cells.len() {
             if prices(&self.terms_of(cell, local)) > most {
                 continue;
             }
-            self.settle(cell);
+            self.make_exact(cell);
             let terms = self.terms_of(cell, local);
             if terms.limit_prefill.is_finite() && prices(&terms) <= most {
                 found.push((self.choice(cell), terms));

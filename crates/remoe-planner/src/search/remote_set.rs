@@ -1,4 +1,4 @@
-//! A layer's remote set under one assumption about its share, and its assignment to replicas.
+//! Remote set of a layer for a given share, and its assignment to replicas.
 
 use crate::search::options::OptionChoice;
 use crate::search::tables::LayerTable;
@@ -10,7 +10,7 @@ use remoe_plan::problem::sizes::BYTE_SLACK;
 use remoe_plan::problem::stressed::stressed_scales;
 use std::borrow::Cow;
 
-/// The least used experts of a layer, with the tokens that they are assumed to receive.
+/// The least used experts of a layer, with the tokens that they receive.
 #[derive(Debug)]
 pub(crate) struct RemoteSet<'m> {
     model: &'m Model<'m>,
@@ -22,20 +22,20 @@ pub(crate) struct RemoteSet<'m> {
     pub(crate) token_sum: f64,
     /// Share of the layer's assignments, at most 1.
     pub(crate) share: f64,
-    /// Decode seconds.
+    /// Expected decode seconds of the slower path.
     pub(crate) path: SlowerPath,
 }
 
-/// The work of replicas together.
-pub(crate) struct Split {
-    /// Prefill seconds of the slowest replica; infinite where the payload limit forbids its tokens.
+/// Prefill work of all replicas of a set.
+pub(crate) struct ReplicaWork {
+    /// Prefill seconds of the slowest replica; infinite if its tokens exceed the payload limit.
     pub(crate) slowest: f64,
-    /// Prefill seconds of all of them.
+    /// Sum of the prefill seconds of all replicas.
     pub(crate) in_all: f64,
 }
 
 impl<'m> RemoteSet<'m> {
-    /// The `count` least used experts of `layer`, as predicted.
+    /// Returns the `count` least used experts of `layer` with their predicted share.
     pub(crate) fn expected(model: &'m Model<'m>, table: &'m LayerTable, layer: usize, count: usize) -> Self {
         let share = table.share[count].min(1.0);
         Self {
@@ -51,7 +51,7 @@ impl<'m> RemoteSet<'m> {
     }
 
     /// Assigns the set to replicas, the longest first, as [`crate::longest_first`] does.
-    pub(crate) fn split(&self, choice: OptionChoice) -> Split {
+    pub(crate) fn split(&self, choice: OptionChoice) -> ReplicaWork {
         let model = self.model;
         let slice = model.layers[self.layer].remote_curve().slice(self.table.remote[choice.memory]);
         let both_ways = model.up + model.down;
@@ -62,26 +62,26 @@ impl<'m> RemoteSet<'m> {
             .zip(&self.table.order)
             .map(|((row, tokens), expert)| (*expert, row.of(&slice), *tokens))
             .collect();
-        // Ties go to the lower expert.
+        // Ties go to the lower expert id.
         items.sort_unstable_by_key(|(expert, ..)| *expert);
         let weights: Vec<f64> =
             items.iter().map(|(_, computing, tokens)| computing + tokens * both_ways).collect();
         let allowed = model.problem.limits.payload_bytes.unwrap_or(f64::INFINITY) + BYTE_SLACK;
-        let mut split = Split { slowest: 0.0, in_all: 0.0 };
+        let mut split = ReplicaWork { slowest: 0.0, in_all: 0.0 };
         for replica in longest_first(&weights, choice.replicas) {
             let (mut work, mut tokens) = (0.0, 0.0);
             for (_, computing, sum) in replica.items.into_iter().map(|item| items[item]) {
                 work += computing;
                 tokens += sum;
             }
-            let travelling = f64::min(tokens, model.input);
-            if travelling == 0.0 {
+            let sent_tokens = f64::min(tokens, model.input);
+            if sent_tokens == 0.0 {
                 continue;
             }
-            let seconds = work + tokens * model.down + travelling * model.up + model.invoke;
+            let seconds = work + tokens * model.down + sent_tokens * model.up + model.invoke;
             split.in_all += seconds;
             split.slowest = split.slowest.max(seconds);
-            if travelling * model.problem.transport.token_bytes_up > allowed {
+            if sent_tokens * model.problem.transport.token_bytes_up > allowed {
                 split.slowest = f64::INFINITY;
             }
         }
@@ -93,7 +93,7 @@ fn slower_path(model: &Model<'_>, layer: usize, share: f64) -> SlowerPath {
     SlowerPath::new(&remote_count_probabilities(model.layers[layer].top_k, share), model.round_trip())
 }
 
-/// A layer when the prediction errs as far as it does in 5 % of the cases.
+/// A layer whose prediction errs as far as it does in 5 % of the cases.
 #[derive(Debug)]
 pub(crate) struct Stressed<'m> {
     pub(crate) set: RemoteSet<'m>,
@@ -102,7 +102,7 @@ pub(crate) struct Stressed<'m> {
 }
 
 impl<'m> Stressed<'m> {
-    /// The remote set's share is `factor` times the predicted one.
+    /// Scales the share of the remote set by `factor`.
     pub(crate) fn new(
         model: &'m Model<'m>,
         table: &'m LayerTable,

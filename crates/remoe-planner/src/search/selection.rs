@@ -1,4 +1,4 @@
-//! Which experts are remote, given how many (Remoe paper, section IV-D), and how many per layer.
+//! Selection of remote experts (Remoe paper, section IV-D), and candidates of remote counts.
 
 use crate::preallocation::ratio_counts;
 use remoe_plan::model::Model;
@@ -10,7 +10,7 @@ use serde::Serialize;
 pub enum Selection {
     /// One ratio for every layer.
     Ratio,
-    /// The least used experts per byte of all layers, under the same number of bytes.
+    /// The least used experts per byte of all layers, within the bytes of a ratio.
     AcrossLayers,
     /// Any experts of every layer: some layers may be wholly local, others wholly remote.
     Mixed,
@@ -20,41 +20,41 @@ pub enum Selection {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Candidate {
     pub(crate) selection: Selection,
-    /// The ratio times the experts of the largest layer; its bytes are the budget across layers.
+    /// Ratio times the experts of the largest layer. For a selection across layers, the ratio whose bytes are the budget.
     pub(crate) i: usize,
+    /// Remote experts of each layer.
     pub(crate) counts: Vec<usize>,
 }
 
-/// Experts of a layer by expected use (u), the least used first; ties by index.
+/// Returns the experts of a layer by expected use (u), the least used first; ties by index.
 pub(crate) fn by_use(model: &Model<'_>, layer: usize) -> Vec<u32> {
-    let used = uses(model, layer);
+    let used = expert_uses(model, layer);
     // Checked layers have at most 65,536 experts.
     let mut order: Vec<u32> = (0..used.len() as u32).collect();
     order.sort_by(|a, b| used[*a as usize].total_cmp(&used[*b as usize]));
     order
 }
 
-/// Expected assignments of each expert in prefill and decode.
-fn uses(model: &Model<'_>, layer: usize) -> Vec<f64> {
+/// Returns the expected assignments of each expert in prefill and decode.
+fn expert_uses(model: &Model<'_>, layer: usize) -> Vec<f64> {
     let per_token = model.layers[layer].per_token();
     let shares = model.shares[layer].iter();
     shares.map(|share| model.input * per_token * share + model.output * per_token * share).collect()
 }
 
-/// One candidate per ratio, the largest first.
+/// Returns one candidate for each ratio, the largest first.
 pub(crate) fn by_ratio(model: &Model<'_>) -> Vec<Candidate> {
     (0..=model.most_experts()).rev().map(|i| ratio_candidate(model, i)).collect()
 }
 
-/// The candidate of the ratio `i` / K, K the experts of the largest layer.
+/// Returns the candidate of the ratio `i` / K, where K is the number of experts of the largest layer.
 pub(crate) fn ratio_candidate(model: &Model<'_>, i: usize) -> Candidate {
     let counts = ratio_counts(model, i, model.most_experts());
     Candidate { selection: Selection::Ratio, i, counts }
 }
 
-/// Every choice of how many experts of each layer are remote that `known` does not have, where those are
-/// at most `most`; else nothing.
-pub(crate) fn others(model: &Model<'_>, known: &[Candidate], most: usize) -> Vec<Candidate> {
+/// Returns all combinations of remote counts that are not in `known`, or none if there are more than `most` combinations.
+pub(crate) fn other_combinations(model: &Model<'_>, known: &[Candidate], most: usize) -> Vec<Candidate> {
     let sizes = model.layers.iter().map(|layer| layer.experts + 1);
     if sizes.clone().try_fold(1_usize, |product, size| product.checked_mul(size)).is_none_or(|all| all > most)
     {
@@ -74,18 +74,19 @@ pub(crate) fn others(model: &Model<'_>, known: &[Candidate], most: usize) -> Vec
         .collect()
 }
 
-/// Choices of [`whole_layers`] at most, of each order.
-const MOST_WHOLE: usize = 24;
+/// Maximum number of candidates of [`whole_layers`] for each order of layers.
+const MAX_WHOLE_LAYER_CANDIDATES: usize = 24;
 
-/// Choices in which layers are wholly remote or wholly local: the first ones, and those whose experts are used least
-/// per byte; evenly where layers are many.
+/// Returns candidates whose layers are wholly remote or wholly local.
+///
+/// The remote layers are the first ones, or those with the least use per byte.
 pub(crate) fn whole_layers(model: &Model<'_>) -> Vec<Candidate> {
     let layers = model.layers.len();
     let uses = |layer: &usize| model.layers[*layer].per_token() / model.layers[*layer].expert_bytes;
     let in_order: Vec<usize> = (0..layers).collect();
     let mut by_use = in_order.clone();
     by_use.sort_by(|a, b| uses(a).total_cmp(&uses(b)));
-    let steps = MOST_WHOLE.min(layers.saturating_sub(1));
+    let steps = MAX_WHOLE_LAYER_CANDIDATES.min(layers.saturating_sub(1));
     let mut found: Vec<Candidate> = Vec::new();
     for order in [in_order, by_use] {
         for step in 1..=steps {
@@ -102,12 +103,13 @@ pub(crate) fn whole_layers(model: &Model<'_>) -> Vec<Candidate> {
     found
 }
 
-/// For each of `ratios` the candidate that sends away the experts of all layers in the order of use
-/// per byte, as long as their bytes stay within those of the ratio; without those that are the same.
+/// Returns for each of `ratios` the candidate whose remote experts are the least used per byte over all layers.
+///
+/// Their bytes are within those of the ratio. Equal candidates are left out.
 pub(crate) fn across_layers(model: &Model<'_>, ratios: &[Candidate]) -> Vec<Candidate> {
     let mut experts: Vec<(f64, usize)> = Vec::new();
     for (index, layer) in model.layers.iter().enumerate() {
-        experts.extend(uses(model, index).into_iter().map(|uses| (uses / layer.expert_bytes, index)));
+        experts.extend(expert_uses(model, index).into_iter().map(|uses| (uses / layer.expert_bytes, index)));
     }
     experts.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     let mut budgets: Vec<(f64, &Candidate)> = ratios

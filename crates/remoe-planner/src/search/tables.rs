@@ -1,53 +1,52 @@
-//! Sums over experts that the search reads instead of experts.
+//! Prefix sums over the experts of a layer, which give the times of every remote set in constant time.
 //!
-//! The remote set of a layer is a prefix of its experts by use, and times are linear in the measured
-//! vCPU columns, so that prefix and suffix sums at those columns give the time of every remote or
-//! local set on every size in constant time.
+//! The remote set of a layer is a prefix of its experts by use. Times are linear between the measured vCPU columns. So
+//! prefix and suffix sums at these columns are enough for every set on every size.
 
-use crate::search::options::Local;
+use crate::search::options::LocalTimes;
 use crate::search::selection::by_use;
 use ndarray::Array2;
 use remoe_plan::model::{Model, Seconds};
 use remoe_plan::problem::curve::{Column, Row};
 use std::rc::Rc;
 
-/// The sums of one layer.
+/// Prefix sums of one layer.
 #[derive(Debug, Clone)]
 pub(crate) struct LayerTable {
-    /// Experts in the order in which they become remote: by use, the least used first, unless a set of its own
-    /// comes before the others.
+    /// Experts in the order in which they become remote: the least used first, or after a given set ([`Self::with_first`]).
     pub(crate) order: Vec<u32>,
-    /// Expected prefill tokens of each, in that order.
+    /// Expected prefill tokens of each expert, in that order.
     pub(crate) tokens: Vec<f64>,
-    /// Where those stand on the remote curve.
+    /// Positions of these tokens on the remote curve.
     pub(crate) rows: Vec<Row>,
-    /// Share of the first experts, by how many.
+    /// `[count]`: share of the first `count` experts.
     pub(crate) share: Vec<f64>,
-    /// Tokens of the first experts, by how many.
+    /// `[count]`: tokens of the first `count` experts.
     pub(crate) token_sum: Vec<f64>,
-    /// Prefill seconds of the first experts, by how many and vCPU column.
-    away: Array2<f64>,
-    /// Prefill seconds of the others.
-    stay: Array2<f64>,
-    /// Where main and remote sizes stand between the columns.
+    /// `[count][column]`: prefill seconds of the first `count` experts on remote functions.
+    remote_prefill: Array2<f64>,
+    /// `[count][column]`: prefill seconds of all other experts on the main function.
+    local_prefill: Array2<f64>,
+    /// Positions of the main sizes between the vCPU columns.
     pub(crate) main: Rc<[Column]>,
+    /// Positions of the remote sizes between the vCPU columns.
     pub(crate) remote: Rc<[Column]>,
-    /// Seconds of everything but routed experts on each main size.
+    /// Seconds of the non-expert part on each main size.
     pub(crate) fixed: Rc<[Seconds]>,
-    /// Seconds of one token on each main size.
+    /// Seconds of one expert for one token on each main size.
     pub(crate) main_step: Rc<[f64]>,
-    /// Seconds of one token on each remote size, with the way back.
+    /// Seconds of one expert for one token on each remote size, including the returned row.
     pub(crate) remote_step: Rc<[f64]>,
 }
 
-/// The sums of one layer over one order of its experts.
+/// Prefix sums of one layer for one order of its experts.
 struct LayerSums {
     tokens: Vec<f64>,
     rows: Vec<Row>,
     share: Vec<f64>,
     token_sum: Vec<f64>,
-    away: Array2<f64>,
-    stay: Array2<f64>,
+    remote_prefill: Array2<f64>,
+    local_prefill: Array2<f64>,
 }
 
 impl LayerSums {
@@ -58,20 +57,29 @@ impl LayerSums {
         let tokens: Vec<f64> = shares.iter().map(|share| model.input * parts.per_token() * share).collect();
         let rows: Vec<Row> = tokens.iter().map(|tokens| remote_curve.row(*tokens)).collect();
         let experts = order.len();
-        let mut away = Array2::zeros((experts + 1, remote_curve.columns()));
+        let mut remote_prefill = Array2::zeros((experts + 1, remote_curve.columns()));
         for column in 0..remote_curve.columns() {
             for (index, row) in rows.iter().enumerate() {
-                away[(index + 1, column)] = away[(index, column)] + remote_curve.at_column(*row, column);
+                remote_prefill[(index + 1, column)] =
+                    remote_prefill[(index, column)] + remote_curve.at_column(*row, column);
             }
         }
-        let mut stay = Array2::zeros((experts + 1, curve.columns()));
+        let mut local_prefill = Array2::zeros((experts + 1, curve.columns()));
         for column in 0..curve.columns() {
             for (index, tokens) in tokens.iter().enumerate().rev() {
                 let row = curve.row(*tokens);
-                stay[(index, column)] = stay[(index + 1, column)] + curve.at_column(row, column);
+                local_prefill[(index, column)] =
+                    local_prefill[(index + 1, column)] + curve.at_column(row, column);
             }
         }
-        Self { share: prefix_sums(&shares), token_sum: prefix_sums(&tokens), tokens, rows, away, stay }
+        Self {
+            share: prefix_sums(&shares),
+            token_sum: prefix_sums(&tokens),
+            tokens,
+            rows,
+            remote_prefill,
+            local_prefill,
+        }
     }
 }
 
@@ -80,7 +88,8 @@ impl LayerTable {
         let parts = &model.layers[layer];
         let (curve, remote_curve) = (&parts.curve, parts.remote_curve());
         let order = by_use(model, layer);
-        let LayerSums { tokens, rows, share, token_sum, away, stay } = LayerSums::new(model, layer, &order);
+        let LayerSums { tokens, rows, share, token_sum, remote_prefill, local_prefill } =
+            LayerSums::new(model, layer, &order);
         let main: Vec<Column> =
             model.main_sizes.iter().map(|bytes| curve.column(model.main_vcpus(*bytes))).collect();
         let remote: Vec<Column> =
@@ -100,18 +109,18 @@ impl LayerTable {
             rows,
             share,
             token_sum,
-            away,
-            stay,
+            remote_prefill,
+            local_prefill,
         }
     }
 
-    /// Returns the table of the layer where the experts of `first` become remote before all others; both parts by
-    /// use.
-    pub(crate) fn led_by(&self, model: &Model<'_>, layer: usize, first: &[u32]) -> Self {
-        let leads = |expert: &u32| first.contains(expert);
-        let (mut order, rest): (Vec<u32>, Vec<u32>) = self.order.iter().copied().partition(leads);
+    /// Returns the table with the experts of `first` before all others. Both parts are ordered by use.
+    pub(crate) fn with_first(&self, model: &Model<'_>, layer: usize, first: &[u32]) -> Self {
+        let is_first = |expert: &u32| first.contains(expert);
+        let (mut order, rest): (Vec<u32>, Vec<u32>) = self.order.iter().copied().partition(is_first);
         order.extend(rest);
-        let LayerSums { tokens, rows, share, token_sum, away, stay } = LayerSums::new(model, layer, &order);
+        let LayerSums { tokens, rows, share, token_sum, remote_prefill, local_prefill } =
+            LayerSums::new(model, layer, &order);
         let (main, remote, fixed) = (self.main.clone(), self.remote.clone(), self.fixed.clone());
         let (main_step, remote_step) = (self.main_step.clone(), self.remote_step.clone());
         Self {
@@ -120,8 +129,8 @@ impl LayerTable {
             rows,
             share,
             token_sum,
-            away,
-            stay,
+            remote_prefill,
+            local_prefill,
             main,
             remote,
             fixed,
@@ -130,28 +139,28 @@ impl LayerTable {
         }
     }
 
-    /// Prefill seconds of the first `count` experts on the remote size `memory`.
-    pub(crate) fn away(&self, count: usize, memory: usize) -> f64 {
-        self.remote[memory].of(self.away.row(count))
+    /// Returns the prefill seconds of the first `count` experts on the remote size `memory`.
+    pub(crate) fn remote_prefill(&self, count: usize, memory: usize) -> f64 {
+        self.remote[memory].of(self.remote_prefill.row(count))
     }
 
     /// Returns the prefill seconds of the first `count` experts at each vCPU column.
-    pub(crate) fn away_at(&self, count: usize) -> ndarray::ArrayView1<'_, f64> {
-        self.away.row(count)
+    pub(crate) fn remote_prefill_columns(&self, count: usize) -> ndarray::ArrayView1<'_, f64> {
+        self.remote_prefill.row(count)
     }
 
-    /// Prefill seconds of all but the first `count` experts at each vCPU column.
-    pub(crate) fn stay(&self, count: usize) -> ndarray::ArrayView1<'_, f64> {
-        self.stay.row(count)
+    /// Returns the prefill seconds of all but the first `count` experts at each vCPU column.
+    pub(crate) fn local_prefill_columns(&self, count: usize) -> ndarray::ArrayView1<'_, f64> {
+        self.local_prefill.row(count)
     }
 
-    /// Terms of the layer with the main size at `main` when nothing of it is remote.
-    pub(crate) fn all_local(&self, main: usize) -> Local {
-        let prefill = self.main[main].of(self.stay(0));
-        Local { fixed: self.fixed[main], prefill, step: self.main_step[main], stressed_prefill: prefill }
+    /// Returns the times of the layer with all experts local, with the main size at `main`.
+    pub(crate) fn all_local(&self, main: usize) -> LocalTimes {
+        let prefill = self.main[main].of(self.local_prefill_columns(0));
+        LocalTimes { fixed: self.fixed[main], prefill, step: self.main_step[main], stressed_prefill: prefill }
     }
 
-    /// The first `count` experts, ascending.
+    /// Returns the first `count` experts, ascending.
     pub(crate) fn remote_set(&self, count: usize) -> Vec<u32> {
         let mut set = self.order[..count].to_vec();
         set.sort_unstable();

@@ -2,7 +2,7 @@
 
 use crate::generate::{Sample, SplitMix64, small_problem, tighten};
 use crate::search::selection::by_use;
-use crate::slicing::sturdy::{Trials, wrong_problems};
+use crate::slicing::sensitivity::{StressTests, misestimated_problems};
 use crate::{Options, PlanError, solve};
 use remoe_plan::cost::Evaluation;
 use remoe_plan::model::Model;
@@ -80,7 +80,7 @@ fn range(least: f64, most: f64, sizes: f64) -> SizeRange {
 }
 
 /// A problem of at most six experts in one to three layers, with any top-k and up to 16 groups.
-fn tiny(seed: u64) -> Problem {
+fn tiny_problem(seed: u64) -> Problem {
     let random = &mut SplitMix64::new(seed ^ 0x717);
     let layers = 1 + (seed % 3) as usize;
     let mut problem = small_problem(seed, layers);
@@ -95,8 +95,8 @@ fn tiny(seed: u64) -> Problem {
     problem
 }
 
-/// Returns a problem where groups may end by themselves, with experts that short requests rarely use.
-fn sleepy(seed: u64) -> Problem {
+/// Returns a problem whose groups may scale to zero, with experts that short requests rarely use.
+fn problem_with_sleeping_groups(seed: u64) -> Problem {
     let random = &mut SplitMix64::new(seed ^ 0x51ee9);
     let mut problem = problem(seed);
     problem.pricing.billing = Billing::Reserved;
@@ -129,20 +129,21 @@ fn sleepy(seed: u64) -> Problem {
     problem
 }
 
-/// Every way to deal the experts of `remote` to at most `most` groups, as the experts of every group per layer; groups
+/// Lists all assignments of the experts of `remote` to at most `most` groups, as the experts of each group by layer; groups
 /// that differ in their order only are the same.
-fn deals(remote: &[Vec<u32>], most: usize) -> Vec<Vec<Vec<Vec<u32>>>> {
+fn assignments(remote: &[Vec<u32>], most: usize) -> Vec<Vec<Vec<Vec<u32>>>> {
     let mut all: Vec<Vec<Vec<Vec<u32>>>> = vec![Vec::new()];
     for (layer, set) in remote.iter().enumerate() {
         for expert in set {
-            let dealt = |deal: &Vec<Vec<Vec<u32>>>| {
-                let deal = deal.clone();
-                (0..(deal.len() + 1).min(most)).map(move |group| {
-                    let mut deal = deal.clone();
-                    deal.resize(deal.len().max(group + 1), vec![Vec::new(); remote.len()]);
-                    deal[group][layer].push(*expert);
-                    deal[group][layer].sort_unstable();
-                    deal
+            let dealt = |assign_to_groups: &Vec<Vec<Vec<u32>>>| {
+                let assign_to_groups = assign_to_groups.clone();
+                (0..(assign_to_groups.len() + 1).min(most)).map(move |group| {
+                    let mut assign_to_groups = assign_to_groups.clone();
+                    assign_to_groups
+                        .resize(assign_to_groups.len().max(group + 1), vec![Vec::new(); remote.len()]);
+                    assign_to_groups[group][layer].push(*expert);
+                    assign_to_groups[group][layer].sort_unstable();
+                    assign_to_groups
                 })
             };
             all = all.iter().flat_map(dealt).collect();
@@ -174,23 +175,27 @@ fn subsets(order: Vec<u32>) -> Vec<Vec<u32>> {
 /// The least cost of any plan whose remote experts are among `sets` of the experts by use.
 fn cheapest(model: &Model<'_>, sets: fn(Vec<u32>) -> Vec<Vec<u32>>) -> f64 {
     let mut least = f64::INFINITY;
-    every(model, sets, &mut |_, evaluation| least = least.min(evaluation.total_cost));
+    for_each_plan(model, sets, &mut |_, evaluation| least = least.min(evaluation.total_cost));
     least
 }
 
 /// `seen` is shown every plan that keeps the limits and whose remote experts are among `sets` of the experts by use:
-/// every deal, every size of every function and every number of replicas.
-fn every(model: &Model<'_>, sets: fn(Vec<u32>) -> Vec<Vec<u32>>, seen: &mut dyn FnMut(&Plan, &Evaluation)) {
+/// every assignment, every size of every function and every number of replicas.
+fn for_each_plan(
+    model: &Model<'_>,
+    sets: fn(Vec<u32>) -> Vec<Vec<u32>>,
+    seen: &mut dyn FnMut(&Plan, &Evaluation),
+) {
     let limits = &model.problem.limits;
     let all: Vec<Vec<Vec<u32>>> = (0..model.layers.len()).map(|layer| sets(by_use(model, layer))).collect();
     for remote in product(&all) {
-        for hosted in deals(&remote, limits.max_groups.unwrap_or(1) as usize) {
-            every_size(model, &remote, &hosted, seen);
+        for hosted in assignments(&remote, limits.max_groups.unwrap_or(1) as usize) {
+            all_sizings(model, &remote, &hosted, seen);
         }
     }
 }
 
-fn every_size(
+fn all_sizings(
     model: &Model<'_>,
     remote: &[Vec<u32>],
     hosted: &[Vec<Vec<u32>>],
@@ -285,7 +290,7 @@ fn groups_of_least_used_experts_are_within_a_thousandth() {
 
 /// The experts used least are not always the best ones to send away.
 #[test]
-fn so_they_are_when_any_expert_may_be_remote() {
+fn groups_of_any_experts_are_near_the_exhaustive_optimum() {
     let single = |seed| {
         let mut problem = problem(seed);
         problem.limits.max_replicas = 1;
@@ -296,16 +301,16 @@ fn so_they_are_when_any_expert_may_be_remote() {
     assert!(sample.is_enough(solved, 120) && sample.is_enough(sliced, 30), "{solved} {sliced}");
 }
 
-/// Every deal of every subset to up to 16 groups, under both billings.
+/// All assignments of all subsets to up to 16 groups, under both billings.
 #[test]
 fn groups_are_within_a_thousandth_of_every_subset() {
     let sample = Sample::new();
-    let (solved, sliced) = compare(sample.of(8_000..8_500).map(tiny), subsets);
+    let (solved, sliced) = compare(sample.of(8_000..8_500).map(tiny_problem), subsets);
     assert!(sample.is_enough(solved, 300) && sample.is_enough(sliced, 60), "{solved} {sliced}");
 }
 
 /// A problem of eight experts in four layers: more groups than any layer has remote experts.
-fn deep(seed: u64) -> Problem {
+fn deep_problem(seed: u64) -> Problem {
     let random = &mut SplitMix64::new(seed ^ 0xdee9);
     let mut problem = small_problem(seed, 4);
     let all = divide(&mut problem, 8, 4, random);
@@ -321,24 +326,24 @@ fn deep(seed: u64) -> Problem {
 #[test]
 fn groups_of_four_layers_are_near_exhaustive_optimum() {
     let sample = Sample::new();
-    let (solved, sliced) = compare(sample.of(9_001..9_501).map(deep), subsets);
+    let (solved, sliced) = compare(sample.of(9_001..9_501).map(deep_problem), subsets);
     assert!(sample.is_enough(solved, 200) && sample.is_enough(sliced, 50), "{solved} {sliced}");
 }
 
-/// Which experts are in groups that end by themselves, and which groups do.
+/// All choices of the groups that scale to zero, and of their experts.
 #[test]
-fn so_they_are_when_groups_may_end_by_themselves() {
+fn sleeping_groups_are_near_the_exhaustive_optimum() {
     let sample = Sample::new();
-    let (solved, sliced) = compare(sample.of(5_000..5_300).map(sleepy), prefixes);
+    let (solved, sliced) = compare(sample.of(5_000..5_300).map(problem_with_sleeping_groups), prefixes);
     assert!(sample.is_enough(solved, 120) && sample.is_enough(sliced, 30), "{solved} {sliced}");
 }
 
 /// No plan that costs less than 2 % more than the cheapest one breaks limits in fewer wrong problems than the plan
 /// that is chosen, with groups, with single functions and with nothing remote.
 #[test]
-fn the_sturdiest_plan_within_two_percent_is_chosen() {
+fn most_robust_plan_within_two_percent_is_chosen() {
     const SHARE: f64 = 0.02;
-    let (mut solved, mut breakable, mut sturdier, mut missed) = ([0, 0], 0, 0, Vec::new());
+    let (mut solved, mut breakable, mut least_sensitive, mut missed) = ([0, 0], 0, 0, Vec::new());
     let sample = Sample::new();
     for seed in sample.of(3_000..3_150) {
         let mut problem = problem(seed);
@@ -356,24 +361,27 @@ fn the_sturdiest_plan_within_two_percent_is_chosen() {
         assert!(answer.evaluation.total_cost <= dearest * (1.0 + 1e-9), "{seed}");
         solved[usize::from(!answer.plan.groups.is_empty())] += 1;
         breakable += usize::from(figures.broken_of_cheapest > 0);
-        sturdier += usize::from(figures.broken < figures.broken_of_cheapest);
+        least_sensitive += usize::from(figures.broken < figures.broken_of_cheapest);
         if figures.broken == 0 {
             continue;
         }
         let model = Model::with_prediction(&problem).unwrap();
-        let wrong = wrong_problems(&problem);
-        let trials = Trials::new(&model, &wrong);
+        let misestimated = misestimated_problems(&problem);
+        let tests = StressTests::new(&model, &misestimated);
         let mut fewest = figures.broken;
-        every(&model, prefixes, &mut |plan, evaluation| {
+        for_each_plan(&model, prefixes, &mut |plan, evaluation| {
             if fewest > 0 && evaluation.total_cost < dearest {
-                fewest = fewest.min(trials.of(plan).unwrap().broken);
+                fewest = fewest.min(tests.run(plan).unwrap().broken);
             }
         });
         if fewest < figures.broken {
             missed.push((seed, figures.broken, fewest));
         }
     }
-    eprintln!("{solved:?} solved, {breakable} break, {sturdier} sturdier, missed {missed:?}");
-    assert!(sample.is_enough(breakable, 35) && sample.is_enough(sturdier, 5), "{breakable} {sturdier}");
+    eprintln!("{solved:?} solved, {breakable} break, {least_sensitive} sturdier, missed {missed:?}");
+    assert!(
+        sample.is_enough(breakable, 35) && sample.is_enough(least_sensitive, 5),
+        "{breakable} {least_sensitive}"
+    );
     assert!(missed.is_empty(), "{missed:?}");
 }

@@ -1,22 +1,28 @@
-//! The sizes of one arrangement: rectangles of them by what they cost at least.
+//! Branch and bound over the sizes of one arrangement: rectangles of sizes in the order of their lower bounds.
 
-use super::arrangement::Arrangement;
-use super::table::{SizePair, Table};
-use super::{COARSE_GAIN, FeasiblePlan, LayerTerms, MANY_EXPERTS, Slicing, sized_as};
+use super::arrangement::GroupArrangement;
+use super::arrangement_times::{ArrangementTimes, SizePair};
+use super::{COARSE_SAVING, FeasiblePlan, GroupSearch, LayerExpertTimes, MANY_EXPERTS, with_sizes};
 use crate::search::COST_TIE;
 use remoe_plan::model::sizing::Sizing;
 use std::collections::BinaryHeap;
 
-impl Slicing<'_, '_> {
-    /// The cheapest plan of `arrangement` that keeps every limit and is worth a search after so much `work`.
-    pub(super) fn explore(&mut self, arrangement: &Arrangement<'_>, work: usize) -> Option<FeasiblePlan> {
+impl GroupSearch<'_, '_> {
+    /// Returns the cheapest plan of `arrangement` that keeps every limit and costs at most [`Self::cost_limit`] after `work`.
+    pub(super) fn explore(
+        &mut self,
+        arrangement: &GroupArrangement<'_>,
+        work: usize,
+    ) -> Option<FeasiblePlan> {
         let model = self.model;
-        let plan = self.plan(arrangement.candidate, arrangement.cut, arrangement.replicas);
-        let terms = self.terms.get_or_init(|| LayerTerms::of_all(model)).as_deref();
-        let table = Table::new(model, &self.rest, terms, &plan, arrangement.replicas)?;
+        let plan = self.plan(arrangement.candidate, arrangement.layout, arrangement.replicas);
+        let expert_times = self.expert_times.get_or_init(|| LayerExpertTimes::of_all(model)).as_deref();
+        let times = ArrangementTimes::new(model, &self.nonexpert, expert_times, &plan, arrangement.replicas)?;
         let stressed = self.factors.map(|factors| remoe_plan::cost::stress::stressed(model, factors, &plan));
         let stressed = match &stressed {
-            Some(stressed) => Some(Table::new(stressed, &self.rest, None, &plan, arrangement.replicas)?),
+            Some(stressed) => {
+                Some(ArrangementTimes::new(stressed, &self.nonexpert, None, &plan, arrangement.replicas)?)
+            }
             None => None,
         };
         let mains = model.useful_main_options(model.main_needed(&arrangement.candidate.counts));
@@ -24,23 +30,24 @@ impl Slicing<'_, '_> {
         if mains.is_empty() || remotes.is_empty() {
             return None;
         }
-        let sized = Sizes { table: &table, stressed: stressed.as_ref(), mains: &mains, remotes: &remotes };
+        let sizes =
+            SizeOptions { times: &times, stressed: stressed.as_ref(), mains: &mains, remotes: &remotes };
         let whole = Rectangle { main: (0, mains.len() - 1), remote: (0, remotes.len() - 1) };
         let mut best: Option<FeasiblePlan> = None;
         let mut open = BinaryHeap::from([OpenRectangle { bound: 0.0, rectangle: whole }]);
         while let Some(OpenRectangle { bound, rectangle }) = open.pop() {
-            if bound > self.worth(best.as_ref(), work) {
+            if bound > self.cost_to_beat(best.as_ref(), work) {
                 break;
             }
             let Some(halves) = rectangle.halves() else {
-                let plan = sized_as(&plan, &sized.pair(rectangle.low()));
-                best = self.judged(arrangement.candidate, plan, best.as_ref()).or(best);
+                let plan = with_sizes(&plan, &sizes.pair(rectangle.low()));
+                best = self.evaluate_if_better(arrangement.candidate, plan, best.as_ref()).or(best);
                 continue;
             };
             for half in halves {
-                let bound = self.cost_between(&sized, half.low(), half.high());
+                let bound = self.cost_between(&sizes, half.low(), half.high());
                 self.counters.bounds += 1;
-                if let Some(bound) = bound.filter(|bound| *bound <= self.worth(best.as_ref(), work)) {
+                if let Some(bound) = bound.filter(|bound| *bound <= self.cost_to_beat(best.as_ref(), work)) {
                     open.push(OpenRectangle { bound, rectangle: half });
                 }
             }
@@ -48,48 +55,58 @@ impl Slicing<'_, '_> {
         best
     }
 
-    /// Returns the cost above which no plan of an arrangement is considered: less than the best one of it, and no
-    /// more than [`Self::limit`].
-    fn worth(&self, own: Option<&FeasiblePlan>, work: usize) -> f64 {
-        let experts = self.model.experts();
-        let gain = if experts > MANY_EXPERTS { COARSE_GAIN } else { -COST_TIE };
-        own.map_or(f64::INFINITY, |own| own.cost() * (1.0 - gain)).min(self.limit(work))
+    /// Returns the cost above which no plan of an arrangement is considered.
+    ///
+    /// It is less than the cost of `best`, the arrangement's best plan so far, and at most [`Self::cost_limit`].
+    fn cost_to_beat(&self, best: Option<&FeasiblePlan>, work: usize) -> f64 {
+        let saving = if self.model.experts() > MANY_EXPERTS { COARSE_SAVING } else { -COST_TIE };
+        best.map_or(f64::INFINITY, |best| best.cost() * (1.0 - saving)).min(self.cost_limit(work))
     }
 
+    /// Reports if larger sizes are never slower.
     fn is_isotonic(&self) -> bool {
         let remote = self.model.layers.iter().all(|layer| layer.remote_curve().is_isotonic_beyond());
         self.model.is_isotonic && remote
     }
 
-    /// Returns a lower bound of the cost of any pair of sizes between `low` and `high`; none where even `high` is too
-    /// late.
-    fn cost_between(&self, sized: &Sizes<'_, '_>, low: (usize, usize), high: (usize, usize)) -> Option<f64> {
-        // A corner speaks for smaller sizes only where it is never slower than they are.
-        let least = low != high && !self.is_isotonic();
-        let (quick, cheap) = (sized.pair(high), sized.pair(low));
-        let bill = self.model.quick_bill(&sized.table.running(&quick, &cheap, least));
-        let stressed =
-            sized.stressed.map(|table| self.model.quick_bill(&table.running(&quick, &cheap, least)));
-        let late = self.is_late(&bill) || stressed.is_some_and(|bill| self.is_late(&bill));
-        (!late).then_some(bill.total())
+    /// Returns a lower bound of the cost of any pair of sizes between `low` and `high`.
+    ///
+    /// Returns `None` if even `high` breaks a latency limit. Sizes are indices into `sizes`.
+    fn cost_between(
+        &self,
+        sizes: &SizeOptions<'_, '_>,
+        low: (usize, usize),
+        high: (usize, usize),
+    ) -> Option<f64> {
+        // The times at `high` bound those of smaller sizes only if larger sizes are never slower.
+        let lower_bound = low != high && !self.is_isotonic();
+        let (fastest, cheapest) = (sizes.pair(high), sizes.pair(low));
+        let bill = self.model.quick_bill(&sizes.times.serving_functions(&fastest, &cheapest, lower_bound));
+        let stressed = sizes
+            .stressed
+            .map(|times| self.model.quick_bill(&times.serving_functions(&fastest, &cheapest, lower_bound)));
+        let breaks_limit =
+            self.breaks_latency_limit(&bill) || stressed.is_some_and(|bill| self.breaks_latency_limit(&bill));
+        (!breaks_limit).then_some(bill.total())
     }
 }
 
-/// The sizes of one arrangement and their times.
-struct Sizes<'a, 'm> {
-    table: &'a Table<'m>,
-    stressed: Option<&'a Table<'m>>,
+/// Possible sizes of one arrangement, and its times.
+struct SizeOptions<'a, 'm> {
+    times: &'a ArrangementTimes<'m>,
+    /// Times if the prediction errs as far as plans must tolerate.
+    stressed: Option<&'a ArrangementTimes<'m>>,
     mains: &'a [Sizing],
     remotes: &'a [Vec<Sizing>],
 }
 
-impl Sizes<'_, '_> {
+impl SizeOptions<'_, '_> {
     fn pair(&self, (main, remote): (usize, usize)) -> SizePair<'_> {
         SizePair { main: self.mains[main], remote: &self.remotes[remote] }
     }
 }
 
-/// A rectangle that is still to be looked into; of two the one with the lower bound is the greater one.
+/// An unexplored rectangle. The one with the lower bound is the greater one, so that a heap returns it first.
 struct OpenRectangle {
     bound: f64,
     rectangle: Rectangle,
@@ -115,7 +132,7 @@ impl PartialEq for OpenRectangle {
 
 impl Eq for OpenRectangle {}
 
-/// A range of main and of remote sizes.
+/// Ranges of main and remote sizes: first and last index, both included.
 #[derive(Debug, Clone, Copy)]
 struct Rectangle {
     main: (usize, usize),
@@ -131,7 +148,7 @@ impl Rectangle {
         (self.main.1, self.remote.1)
     }
 
-    /// Both halves along the longer side, the smaller sizes first; none of a single pair.
+    /// Splits the rectangle in halves along its longer side, the smaller sizes first. `None` for a single pair.
     fn halves(self) -> Option<[Self; 2]> {
         let (mains, remotes) = (self.main.1 - self.main.0, self.remote.1 - self.remote.0);
         let split = |(low, high): (usize, usize)| {
@@ -153,13 +170,12 @@ impl Rectangle {
 mod tests {
     use super::*;
     use crate::generate::{SplitMix64, small_problem};
-    use crate::slicing::RestOfLayers;
+    use crate::slicing::NonExpertTimes;
     use remoe_plan::plan::{Group, LayerPlan, Plan};
 
-    /// No pair of sizes costs less than the rectangle around it, also where more vCPUs are slower for more tokens
-    /// than were measured.
+    /// Beyond the measured tokens more vCPUs may be slower: the bound must hold there, too.
     #[test]
-    fn a_rectangle_costs_no_more_than_any_pair_in_it() {
+    fn rectangle_bound_holds_for_every_pair_of_sizes() {
         let mut slower = 0;
         for seed in 0..60 {
             let random = &mut SplitMix64::new(seed);
@@ -199,15 +215,15 @@ mod tests {
                 layers: model.layers.iter().map(all).collect(),
                 groups: vec![half(0), half(1)],
             };
-            let rest = RestOfLayers::new(&model);
-            let table = Table::new(&model, &rest, None, &plan, 1).unwrap();
+            let nonexpert = NonExpertTimes::new(&model);
+            let times = ArrangementTimes::new(&model, &nonexpert, None, &plan, 1).unwrap();
             let mains = model.main_options(0.0);
             let remotes: Vec<Vec<Sizing>> =
                 model.remote_options(0.0).into_iter().map(|sizing| vec![sizing; 2]).collect();
-            let sized = Sizes { table: &table, stressed: None, mains: &mains, remotes: &remotes };
-            let cost = |quick: (usize, usize), cheap: (usize, usize), least: bool| {
-                let running = table.running(&sized.pair(quick), &sized.pair(cheap), least);
-                model.quick_bill(&running).total()
+            let sizes = SizeOptions { times: &times, stressed: None, mains: &mains, remotes: &remotes };
+            let cost = |fastest: (usize, usize), cheapest: (usize, usize), lower_bound: bool| {
+                let (fastest, cheapest) = (sizes.pair(fastest), sizes.pair(cheapest));
+                model.quick_bill(&times.serving_functions(&fastest, &cheapest, lower_bound)).total()
             };
             let high = (mains.len() - 1, remotes.len() - 1);
             let bound = cost(high, (0, 0), true);

@@ -1,38 +1,44 @@
-//! Moves of single groups, sizes and experts on the exact cost.
+//! Local search by moves of single groups, sizes and experts, on the exact cost.
 
-use super::known::KnownLayers;
-use super::{FEW_EXPERTS, FeasiblePlan, Slicing};
+use super::layer_cache::LayerTimesCache;
+use super::{FEW_EXPERTS, FeasiblePlan, GroupSearch};
 use remoe_plan::model::sizing::Sizing;
 use remoe_plan::plan::{Group, Plan};
 
-/// Sizes of all functions together that are all tried for another deal, at most.
-const MOST_SIZES: usize = 512;
+/// Maximum number of combinations of sizes of all functions that [`GroupSearch::all_sizings`] tries.
+const MAX_SIZINGS: usize = 512;
 
-/// How many moves are made at once.
+/// Number of moves that are made at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Depth {
-    /// One.
+pub(crate) enum MoveDepth {
+    /// Single moves.
     Single,
-    /// One, and where none saves anything a pair.
+    /// Single moves, and pairs of moves if no single move saves anything.
     Pairs,
 }
 
-impl Slicing<'_, '_> {
-    /// `best` after every move that saves something: another size of the main function or of one group, a
-    /// function more or less of one group, one expert to another group, home or away; and after pairs of
-    /// them as far as `left` evaluations go.
-    pub(crate) fn improved(&self, mut best: FeasiblePlan, depth: Depth, left: &mut usize) -> FeasiblePlan {
-        let mut known = KnownLayers::default();
+impl GroupSearch<'_, '_> {
+    /// Improves `best` by moves until none saves anything, or until `left` evaluations are used up.
+    ///
+    /// A move changes the size of the main function or of one group, the replicas of one group, or the place of one
+    /// expert: in another group or in the main function.
+    pub(crate) fn improved(
+        &self,
+        mut best: FeasiblePlan,
+        depth: MoveDepth,
+        left: &mut usize,
+    ) -> FeasiblePlan {
+        let mut cache = LayerTimesCache::default();
         while *left > 0 && !self.model.ends() {
-            // Of many experts few moves are made: most of them in the small.
+            // With many experts few moves are affordable: most of them are single moves.
             let most = if self.is_small() { *left } else { *left / 4 };
-            let blocks = self.block_moves(&best.plan, most);
+            let bulk = self.bulk_moves(&best.plan, most);
             let near = self.neighbours(&best.plan, *left);
-            let single = self.cheapest(blocks.iter().chain(&near), &best, left, &mut known);
+            let single = self.cheapest(bulk.iter().chain(&near), &best, left, &mut cache);
             let found = match depth {
-                Depth::Single => single,
-                Depth::Pairs => {
-                    single.or_else(|| self.cheapest_pair(&best, &blocks, &near, left, &mut known))
+                MoveDepth::Single => single,
+                MoveDepth::Pairs => {
+                    single.or_else(|| self.cheapest_pair(&best, &bulk, &near, left, &mut cache))
                 }
             };
             match found {
@@ -43,51 +49,54 @@ impl Slicing<'_, '_> {
         best
     }
 
-    /// The cheapest plan two moves away from `best`, whose neighbours are `near` and, with many experts moved at once,
-    /// `blocks`.
+    /// Returns the cheapest plan that is two moves away from `best`, if it beats `best`.
+    ///
+    /// `near`: plans one single move away. `bulk`: plans one bulk move away.
     fn cheapest_pair(
         &self,
         best: &FeasiblePlan,
-        blocks: &[Plan],
+        bulk: &[Plan],
         near: &[Plan],
         left: &mut usize,
-        known: &mut KnownLayers,
+        cache: &mut LayerTimesCache,
     ) -> Option<FeasiblePlan> {
         let pairs =
             near.iter().take_while(|_| !self.model.ends()).flat_map(|plan| self.neighbours(plan, usize::MAX));
         let affordable = near.len() * near.len() <= *left;
         let pairs: Vec<Plan> = if affordable { pairs.collect() } else { Vec::new() };
-        let snug: Vec<Plan> =
-            pairs.iter().filter(|_| self.is_small()).filter_map(|plan| self.snug(plan)).collect();
-        let found = self.cheapest(pairs.iter().chain(&snug), best, left, known);
+        let tight: Vec<Plan> =
+            pairs.iter().filter(|_| self.is_small()).filter_map(|plan| self.with_least_sizes(plan)).collect();
+        let found = self.cheapest(pairs.iter().chain(&tight), best, left, cache);
         let found = found.or_else(|| {
-            // Another deal may want other sizes of all functions at once.
-            let others = blocks.iter().chain(near);
-            let others = others
-                .filter(|plan| self.is_small() && !self.model.ends() && !is_dealt_alike(plan, &best.plan));
-            let sized: Vec<Plan> = others.flat_map(|plan| self.every_size(plan)).take(*left).collect();
-            self.cheapest(sized.iter(), best, left, known)
+            // Another assignment of experts may need other sizes of all functions at once.
+            let others = bulk.iter().chain(near);
+            let others = others.filter(|plan| {
+                self.is_small() && !self.model.ends() && !has_same_assignment(plan, &best.plan)
+            });
+            let sized: Vec<Plan> = others.flat_map(|plan| self.all_sizings(plan)).take(*left).collect();
+            self.cheapest(sized.iter(), best, left, cache)
         });
         found.or_else(|| {
-            // Many experts that move at once may want single ones elsewhere.
-            let affordable = self.is_small() && blocks.len() * near.len() <= *left;
-            let from = blocks.iter().filter(|_| affordable && !self.model.ends());
+            // After a bulk move single experts may belong elsewhere.
+            let affordable = self.is_small() && bulk.len() * near.len() <= *left;
+            let from = bulk.iter().filter(|_| affordable && !self.model.ends());
             let pairs: Vec<Plan> = from.flat_map(|plan| self.neighbours(plan, usize::MAX)).collect();
-            self.cheapest(pairs.iter(), best, left, known)
+            self.cheapest(pairs.iter(), best, left, cache)
         })
     }
 
-    /// Reports if experts are few: then moves may be tried that would be too many with more experts.
+    /// Reports if experts are so few that costly moves may be tried.
     pub(crate) fn is_small(&self) -> bool {
         self.model.experts() <= FEW_EXPERTS
     }
 
+    /// Returns the cheapest of `plans` that beats `best`. Every plan uses up one of `left` evaluations.
     fn cheapest<'p>(
         &self,
         plans: impl Iterator<Item = &'p Plan>,
         best: &FeasiblePlan,
         left: &mut usize,
-        known: &mut KnownLayers,
+        cache: &mut LayerTimesCache,
     ) -> Option<FeasiblePlan> {
         let mut better: Option<FeasiblePlan> = None;
         for plan in plans {
@@ -96,31 +105,32 @@ impl Slicing<'_, '_> {
                 break;
             }
             let beaten = better.as_ref().unwrap_or(best);
-            if self.may_beat(plan, beaten, known) {
-                better = self.judged(&best.candidate, plan.clone(), Some(beaten)).or(better);
+            if self.may_beat(plan, beaten, cache) {
+                better = self.evaluate_if_better(&best.candidate, plan.clone(), Some(beaten)).or(better);
             }
         }
         better
     }
 
-    /// Returns true if `plans` are at least `most`, or the search ends.
+    /// Returns true if there are `most` plans or more, or if the search ends.
     pub(super) fn has_enough(&self, plans: &[Plan], most: usize) -> bool {
         if plans.len() >= most || self.model.ends() {
             return true;
         }
-        // A plan is written expert by expert, list by list.
+        // Work of writing a plan: its experts and its lists.
         let lists = plans.last().map_or(1, |plan| plan.groups.len()) * self.model.layers.len();
         self.model.meter.count(1 + self.model.experts() / 8 + lists);
         false
     }
 
-    /// At most `most` plans one move away.
+    /// Returns up to `most` plans that are one move away from `plan`.
     pub(super) fn neighbours(&self, plan: &Plan, most: usize) -> Vec<Plan> {
         let mut plans = Vec::new();
         let counts = plan.remote_counts();
         let mains = self.model.main_options(self.model.main_needed(&counts));
-        let now = |sizing: &Sizing| sizing.bytes == plan.main_bytes && sizing.stated == plan.main_vcpus;
-        for main in beside(&mains, now) {
+        let is_current =
+            |sizing: &Sizing| sizing.bytes == plan.main_bytes && sizing.stated == plan.main_vcpus;
+        for main in adjacent_sizes(&mains, is_current) {
             plans.push(Plan { main_bytes: main.bytes, main_vcpus: main.stated, ..plan.clone() });
         }
         for index in 0..plan.groups.len() {
@@ -130,73 +140,77 @@ impl Slicing<'_, '_> {
             plans.extend(self.group_moves(plan, index));
         }
         let most_groups = self.model.problem.limits.max_groups.unwrap_or(1) as usize;
-        let few = self.is_small();
+        let is_small = self.is_small();
         let groups = || (0..plan.groups.len()).map(Some);
-        // One group more, where there may be.
+        // Including a new group, if the limit allows one.
         let with_new = || (0..(plan.groups.len() + 1).min(most_groups.max(plan.groups.len()))).map(Some);
         for (layer, table) in self.tables.iter().enumerate() {
-            // The local expert that is used least may go; of few experts any, or one in the place of another.
+            // The least used local expert may become remote. With few experts, each may, also in exchange for another.
             let remote = &plan.layers[layer].remote;
             let mut local = table.order.iter().filter(|expert| remote.binary_search(expert).is_err());
-            let going: Vec<u32> = match few {
+            let to_remote: Vec<u32> = match is_small {
                 true => local.copied().collect(),
                 false => local.next().copied().into_iter().collect(),
             };
-            for group in 0..if few { plan.groups.len() } else { 0 } {
-                for back in &plan.groups[group].experts[layer] {
-                    let home = moved(plan.clone(), layer, *back, Some(group), None);
-                    let swapped =
-                        going.iter().map(|expert| moved(home.clone(), layer, *expert, None, Some(group)));
-                    plans.extend(swapped.filter_map(|plan| self.sized(plan)));
+            for group in 0..if is_small { plan.groups.len() } else { 0 } {
+                for to_local in &plan.groups[group].experts[layer] {
+                    let with_local = move_expert(plan.clone(), layer, *to_local, Some(group), None);
+                    let swapped = to_remote
+                        .iter()
+                        .map(|expert| move_expert(with_local.clone(), layer, *expert, None, Some(group)));
+                    plans.extend(swapped.filter_map(|plan| self.with_fitting_sizes(plan)));
                 }
             }
-            let away = going.iter().flat_map(|expert| with_new().map(move |to| (*expert, None, to)));
-            let of_groups = plan.groups.iter().enumerate().flat_map(|(from, group)| {
+            let from_local =
+                to_remote.iter().flat_map(|expert| with_new().map(move |to| (*expert, None, to)));
+            let from_groups = plan.groups.iter().enumerate().flat_map(|(from, group)| {
                 let to = groups().chain([None]).filter(move |to| *to != Some(from));
                 let experts = group.experts[layer].iter();
                 experts.flat_map(move |expert| to.clone().map(move |to| (*expert, Some(from), to)))
             });
-            for (expert, from, to) in away.chain(of_groups) {
+            for (expert, from, to) in from_local.chain(from_groups) {
                 if self.has_enough(&plans, most) {
                     break;
                 }
-                let moved = self.sized(moved(plan.clone(), layer, expert, from, to));
+                let moved = self.with_fitting_sizes(move_expert(plan.clone(), layer, expert, from, to));
                 plans.extend(moved);
             }
         }
+        // Exchanges of two experts of different groups.
         for (one, other) in pairs(plan.groups.len()) {
             for layer in 0..plan.layers.len() {
                 for expert in &plan.groups[one].experts[layer] {
-                    for back in &plan.groups[other].experts[layer] {
+                    for exchanged in &plan.groups[other].experts[layer] {
                         if self.has_enough(&plans, most) {
                             break;
                         }
-                        let there = moved(plan.clone(), layer, *expert, Some(one), Some(other));
-                        plans.extend(self.sized(moved(there, layer, *back, Some(other), Some(one))));
+                        let first = move_expert(plan.clone(), layer, *expert, Some(one), Some(other));
+                        let both = move_expert(first, layer, *exchanged, Some(other), Some(one));
+                        plans.extend(self.with_fitting_sizes(both));
                     }
                 }
             }
         }
         plans.retain(|plan| {
             let counts = plan.remote_counts();
-            // What has nothing remote is a way of its own.
+            // Plans without remote experts are searched as a strategy of their own.
             plan.replicas() > 0 && self.remote.allows(self.model, &counts)
         });
         plans.truncate(most);
         plans
     }
 
-    /// Other sizes and numbers of functions of one group, and whether it ends by itself.
+    /// Returns plans with another size, number of replicas or idle window of the group at `index`.
     fn group_moves(&self, plan: &Plan, index: usize) -> Vec<Plan> {
         let group = &plan.groups[index];
-        let options = self.model.remote_options(self.needed(plan, group));
-        let now = |sizing: &Sizing| sizing.bytes == group.memory_bytes && sizing.stated == group.vcpus;
+        let options = self.model.remote_options(self.needed_bytes(plan, group));
+        let is_current = |sizing: &Sizing| sizing.bytes == group.memory_bytes && sizing.stated == group.vcpus;
         let with = |changed: Group| {
             let mut plan = plan.clone();
             plan.groups[index] = changed;
             plan
         };
-        let sizes = beside(&options, now).map(|sizing| Group {
+        let sizes = adjacent_sizes(&options, is_current).map(|sizing| Group {
             memory_bytes: sizing.bytes,
             vcpus: sizing.stated,
             ..group.clone()
@@ -204,45 +218,47 @@ impl Slicing<'_, '_> {
         let fewer = (group.replicas > 1).then(|| Group { replicas: group.replicas - 1, ..group.clone() });
         let more = (group.replicas < self.model.problem.limits.max_replicas)
             .then(|| Group { replicas: group.replicas + 1, ..group.clone() });
-        let other = self.window.map(|window| match group.idle_seconds {
+        let toggled = self.idle_window.map(|window| match group.idle_seconds {
             Some(_) => Group { idle_seconds: None, ..group.clone() },
             None => Group { idle_seconds: Some(window), ..group.clone() },
         });
-        sizes.chain(fewer).chain(more).chain(other).map(with).collect()
+        sizes.chain(fewer).chain(more).chain(toggled).map(with).collect()
     }
 
-    /// `plan` with every function of the least size that holds what is there, at the same vCPUs: what fewer experts
-    /// need was sized for more.
-    fn snug(&self, plan: &Plan) -> Option<Plan> {
+    /// Returns `plan` with the least sizes that hold its experts, at the same vCPUs, if that differs from `plan`.
+    fn with_least_sizes(&self, plan: &Plan) -> Option<Plan> {
         let mut least = Plan { main_bytes: 0.0, ..plan.clone() };
         least.groups.iter_mut().for_each(|group| group.memory_bytes = 0.0);
-        self.sized(least).filter(|snug| snug != plan)
+        self.with_fitting_sizes(least).filter(|tight| tight != plan)
     }
 
-    /// `plan` with every size and number of all its functions, and every choice of groups that end by themselves; none
-    /// where they are many.
-    pub(super) fn every_size(&self, plan: &Plan) -> Vec<Plan> {
+    /// Returns `plan` with every combination of sizes, replicas and idle windows of all its functions.
+    ///
+    /// Returns no plans if there are more than [`MAX_SIZINGS`].
+    pub(super) fn all_sizings(&self, plan: &Plan) -> Vec<Plan> {
         let mains = self.model.main_options(self.model.main_needed(&plan.remote_counts()));
         let replicas = self.model.problem.limits.max_replicas;
-        let options = plan.groups.iter().map(|group| self.model.remote_options(self.needed(plan, group)));
+        let options =
+            plan.groups.iter().map(|group| self.model.remote_options(self.needed_bytes(plan, group)));
         let options: Vec<Vec<Sizing>> = options.collect();
         let of_groups = options.iter().map(|options| options.len().saturating_mul(replicas as usize));
-        if of_groups.fold(mains.len(), usize::saturating_mul) > MOST_SIZES {
+        if of_groups.fold(mains.len(), usize::saturating_mul) > MAX_SIZINGS {
             return Vec::new();
         }
         let with_main =
             |main: &Sizing| Plan { main_bytes: main.bytes, main_vcpus: main.stated, ..plan.clone() };
         let mut plans: Vec<Plan> = mains.iter().map(with_main).collect();
         for (index, options) in options.iter().enumerate() {
-            let ends = match self.window {
+            let idle_windows = match self.idle_window {
                 Some(window) => vec![None, Some(window)],
                 None => vec![plan.groups[index].idle_seconds],
             };
             let each = |plan: &Plan| {
                 let sizes =
                     options.iter().flat_map(|sizing| (1..=replicas).map(move |replicas| (*sizing, replicas)));
-                let sizes = sizes
-                    .flat_map(|(sizing, replicas)| ends.iter().map(move |idle| (sizing, replicas, *idle)));
+                let sizes = sizes.flat_map(|(sizing, replicas)| {
+                    idle_windows.iter().map(move |idle| (sizing, replicas, *idle))
+                });
                 let with = |(sizing, replicas, idle_seconds): (Sizing, u32, Option<f64>)| {
                     let mut plan = plan.clone();
                     let group = &mut plan.groups[index];
@@ -257,16 +273,17 @@ impl Slicing<'_, '_> {
         plans
     }
 
-    /// `plan` with every size raised or lowered to the least that holds what is there, at the same vCPUs;
-    /// none where nothing holds it.
-    pub(crate) fn sized(&self, mut plan: Plan) -> Option<Plan> {
+    /// Returns `plan` with sizes that hold its experts, at the same vCPUs where these are stated.
+    ///
+    /// Returns `None` if no size holds the experts of a function.
+    pub(crate) fn with_fitting_sizes(&self, mut plan: Plan) -> Option<Plan> {
         let counts = plan.remote_counts();
         let mains = self.model.main_sizings(self.model.main_needed(&counts));
         let main = fitting(mains, plan.main_bytes, plan.main_vcpus)?;
         (plan.main_bytes, plan.main_vcpus) = (main.bytes, main.stated);
         plan.groups.retain(|group| group.experts.iter().any(|experts| !experts.is_empty()));
         for index in 0..plan.groups.len() {
-            let options = self.model.remote_sizings(self.needed(&plan, &plan.groups[index]));
+            let options = self.model.remote_sizings(self.needed_bytes(&plan, &plan.groups[index]));
             let group = &mut plan.groups[index];
             let sizing = fitting(options, group.memory_bytes, group.vcpus)?;
             (group.memory_bytes, group.vcpus) = (sizing.bytes, sizing.stated);
@@ -275,25 +292,26 @@ impl Slicing<'_, '_> {
     }
 }
 
-/// Reports if the same groups have the same experts.
-fn is_dealt_alike(one: &Plan, other: &Plan) -> bool {
+/// Reports if both plans assign the same experts to each group.
+fn has_same_assignment(one: &Plan, other: &Plan) -> bool {
     one.groups.iter().map(|group| &group.experts).eq(other.groups.iter().map(|group| &group.experts))
 }
 
-/// All pairs of so many groups.
+/// Returns all pairs of different indices below `groups`.
 fn pairs(groups: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..groups).flat_map(move |one| (one + 1..groups).map(move |other| (one, other)))
 }
 
-/// The options right below and above the present one.
-fn beside(options: &[Sizing], now: impl Fn(&Sizing) -> bool) -> impl Iterator<Item = Sizing> {
-    let at = options.iter().position(now);
-    let pair = at.map(|at| [at.checked_sub(1), Some(at + 1)]).into_iter().flatten().flatten();
+/// Returns the options next to the current one: the smaller and the larger.
+fn adjacent_sizes(options: &[Sizing], is_current: impl Fn(&Sizing) -> bool) -> impl Iterator<Item = Sizing> {
+    let current = options.iter().position(is_current);
+    let pair = current.map(|index| [index.checked_sub(1), Some(index + 1)]).into_iter().flatten().flatten();
     pair.filter_map(|index| options.get(index).copied()).collect::<Vec<_>>().into_iter()
 }
 
-/// The option with these vCPUs, or where memory brings them the least one with as much memory, or the largest;
-/// of a new function the least one.
+/// Returns the first option with `vcpus`, or if vCPUs come with memory, the first with at least `bytes`.
+///
+/// If there is none, returns the last option.
 fn fitting(options: impl Iterator<Item = Sizing>, bytes: f64, vcpus: Option<f64>) -> Option<Sizing> {
     let fits = |sizing: &Sizing| match vcpus {
         Some(_) => sizing.stated == vcpus,
@@ -309,22 +327,23 @@ fn fitting(options: impl Iterator<Item = Sizing>, bytes: f64, vcpus: Option<f64>
     last
 }
 
-/// `plan` with `expert` of `layer` moved from one group to another; none stands for home, the number behind
-/// the last group for a new one.
-fn moved(mut plan: Plan, layer: usize, expert: u32, from: Option<usize>, to: Option<usize>) -> Plan {
+/// Returns `plan` with `expert` of `layer` moved from one group to another.
+///
+/// `None` stands for the main function, the number of groups for a new group.
+fn move_expert(mut plan: Plan, layer: usize, expert: u32, from: Option<usize>, to: Option<usize>) -> Plan {
     let insert = |set: &mut Vec<u32>| set.insert(set.partition_point(|id| *id < expert), expert);
     match from {
         Some(from) => plan.groups[from].experts[layer].retain(|id| *id != expert),
         None => insert(&mut plan.layers[layer].remote),
     }
     if to == Some(plan.groups.len()) {
-        let like = plan.groups.first();
+        let first = plan.groups.first();
         plan.groups.push(Group {
             experts: vec![Vec::new(); plan.layers.len()],
             memory_bytes: 0.0,
-            vcpus: like.and_then(|group| group.vcpus),
+            vcpus: first.and_then(|group| group.vcpus),
             replicas: 1,
-            idle_seconds: like.and_then(|group| group.idle_seconds),
+            idle_seconds: first.and_then(|group| group.idle_seconds),
         });
     }
     match to {

@@ -1,106 +1,108 @@
-//! The search over groups: how many experts are remote, over how many groups they are sliced, and how large
-//! main function and groups are.
+//! Search over groups: how many experts are remote, over how many groups they are sliced, and how large the main
+//! function and the groups are.
 //!
-//! All groups of an arrangement have the same vCPUs and nearly the same work, so that an arrangement has
-//! two sizes to choose. Arrangements go in the order of what they cost at least; a rectangle of sizes whose
-//! bound is too high, or whose quickest corner is too late, is never looked into. Moves of single groups and
-//! experts follow (`improve.rs`).
+//! All groups of an arrangement have the same vCPUs and nearly the same work, so that an arrangement has two decision
+//! variables: the size of the main function and that of the groups. Branch and bound explores arrangements in the order
+//! of their lower bounds. It skips a rectangle of sizes if its bound is too high, or if its fastest corner breaks a
+//! latency limit. A local search that moves single groups and experts follows (`improve.rs`).
 
-mod again;
 mod arrangement;
-mod blocks;
-mod climb;
-mod cold;
-pub(crate) mod deal;
+mod arrangement_times;
+pub(crate) mod assignment;
+mod bulk_moves;
+mod cold_groups;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
 mod exhaustive;
+mod expert_times;
 mod explore;
 mod improve;
-mod known;
-mod rest;
-mod sturdy;
-mod table;
-mod terms;
+mod layer_cache;
+mod local_search;
+mod nonexpert_times;
+mod reassign;
+mod sensitivity;
 
 use crate::remote::Remote;
 use crate::search::selection::Candidate;
 use crate::search::tables::LayerTable;
 use crate::search::{COST_TIE, Counters};
-use arrangement::Arrangement;
-pub(crate) use climb::Climbed;
-use deal::{Cut, deal};
-pub(crate) use improve::Depth;
+use arrangement::GroupArrangement;
+use arrangement_times::SizePair;
+use assignment::{GroupLayout, assign_to_groups};
+pub(crate) use expert_times::LayerExpertTimes;
+pub(crate) use improve::MoveDepth;
+pub(crate) use local_search::LocalSearchResult;
+pub(crate) use nonexpert_times::NonExpertTimes;
 use remoe_plan::cost::running::Bill;
 use remoe_plan::cost::{Evaluation, LimitViolations as Limits, Violation};
 use remoe_plan::model::Model;
 use remoe_plan::model::sizing::Sizing;
 use remoe_plan::plan::{Group, LayerPlan, Plan};
 use remoe_plan::problem::ErrorFactor;
-pub(crate) use rest::RestOfLayers;
+pub use sensitivity::{MisestimatedCase, SensitivityAnalysis};
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
-pub use sturdy::{Sturdiness, WrongCase};
-use table::SizePair;
-pub(crate) use terms::LayerTerms;
 
-/// After how much work, in experts of arrangements, only savings above this share are pursued; at first also
-/// what costs more by so much, since moves may make more of it.
-const PATIENCE: [(usize, f64); 5] =
+/// Share of the best cost that an arrangement's bound must save to be explored, by work done so far.
+///
+/// Work is counted in experts of explored arrangements. At first arrangements may cost more than the best plan, since
+/// moves may improve them.
+const REQUIRED_SAVING: [(usize, f64); 5] =
     [(0, -0.3), (5_000, 1e-4), (300_000, 1e-3), (600_000, 5e-3), (1_200_000, 1.0)];
-/// Functions of a group that arrangements are tried with, at most; moves may add more.
-const MOST_REPLICAS: u32 = 4;
+/// Maximum replicas of a group in arrangements. Moves may add more.
+const MAX_ARRANGEMENT_REPLICAS: u32 = 4;
 
-/// Work that moves may be, in experts evaluated.
-const MOST_WORK: usize = 300_000;
-/// Up to so many experts in all, any expert may be moved, and plans that are late are repaired.
+/// Maximum work of moves, in evaluated experts.
+const MAX_MOVE_WORK: usize = 300_000;
+/// Largest number of experts, over all layers, for which every expert may be moved and infeasible plans are repaired.
 const FEW_EXPERTS: usize = 32;
-/// Beyond so many experts in all, sizes of an arrangement must save this share to be tried.
+/// Number of experts, over all layers, above which sizes must save [`COARSE_SAVING`] to be tried.
 const MANY_EXPERTS: usize = 500;
-const COARSE_GAIN: f64 = 1e-3;
-/// Arrangements that a search without moves looks into, the most promising first.
+const COARSE_SAVING: f64 = 1e-3;
+/// Arrangements that [`SlicingEffort::Coarse`] explores.
 const COARSE_ARRANGEMENTS: usize = 8;
-/// Arrangements that are searched if the only question is whether something is cheap enough.
-const FEW_ARRANGEMENTS: usize = 3;
-/// Plans that moves start from, at most.
-const MOST_STARTS: usize = 24;
-/// Plans that moves start from with few experts, at most.
-const MOST_STARTS_OF_FEW: usize = 100;
-/// Evaluations of moves, at most.
-const MOST_EVALUATIONS: usize = 150_000;
+/// Arrangements that [`SlicingEffort::Probe`] explores.
+const PROBE_ARRANGEMENTS: usize = 3;
+/// Maximum number of plans that moves start from.
+const MAX_STARTS: usize = 24;
+/// Maximum number of plans that moves start from with up to [`FEW_EXPERTS`] experts.
+const MAX_STARTS_WITH_FEW_EXPERTS: usize = 100;
+/// Maximum number of evaluations of moves.
+const MAX_EVALUATIONS: usize = 150_000;
 
-/// Which arrangements are searched.
+/// Family of arrangements that a search covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ArrangementFamily {
-    /// A function of its own for every layer.
+    /// One remote function for each layer.
     PerLayer,
-    /// Groups that hold a part of every layer, or of every layer of a block.
+    /// Groups that each host a slice of every layer, or of every layer of a block.
     Sliced,
 }
 
-/// Moves that follow the search over arrangements.
+/// Effort of a search over groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Moves {
-    /// Moves from the best of many arrangements.
-    All,
-    /// Nothing, and few arrangements are looked into.
-    None,
-    /// Nothing, and very few are.
-    Few,
+pub(crate) enum SlicingEffort {
+    /// All promising arrangements, then moves from the best of them.
+    Full,
+    /// The most promising arrangements, without moves.
+    Coarse,
+    /// Very few arrangements, without moves: is there a plan that is cheap enough?
+    Probe,
 }
 
-impl Moves {
-    /// Arrangements that are looked into, at most.
-    fn arrangements(self) -> usize {
+impl SlicingEffort {
+    /// Returns the maximum number of arrangements that are explored.
+    fn max_arrangements(self) -> usize {
         match self {
-            Self::All => usize::MAX,
-            Self::None => COARSE_ARRANGEMENTS,
-            Self::Few => FEW_ARRANGEMENTS,
+            Self::Full => usize::MAX,
+            Self::Coarse => COARSE_ARRANGEMENTS,
+            Self::Probe => PROBE_ARRANGEMENTS,
         }
     }
 }
 
-/// A plan that keeps every limit.
+/// A plan that keeps every limit, with its evaluation.
 #[derive(Debug, Clone)]
 pub(crate) struct FeasiblePlan {
     pub(crate) candidate: Candidate,
@@ -113,80 +115,86 @@ impl FeasiblePlan {
         self.evaluation.total_cost
     }
 
-    /// Cheaper; of equal ones fewer functions, then less memory.
+    /// Reports if this plan is cheaper than `other`, or as cheap with fewer functions, then with less memory.
     pub(crate) fn beats(&self, other: &Self) -> bool {
-        let (cost, than) = (self.cost(), other.cost());
-        if (cost - than).abs() > COST_TIE * than.abs() {
-            return cost < than;
+        let (own, others) = (self.cost(), other.cost());
+        if (own - others).abs() > COST_TIE * others.abs() {
+            return own < others;
         }
         let rank = |planned: &Self| (planned.plan.replicas(), planned.plan.bytes());
         rank(self) < rank(other)
     }
 }
 
-/// Everything that the search reads.
-pub(crate) struct Slicing<'s, 'm> {
+/// Search over groups: its inputs, and the best plan so far.
+pub(crate) struct GroupSearch<'s, 'm> {
     pub(crate) model: &'s Model<'m>,
     pub(crate) tables: &'s [LayerTable],
-    /// How far remote shares may exceed their prediction, where plans must bear it.
+    /// Prediction errors that plans must tolerate, for each layer; absent unless plans must be robust.
     pub(crate) factors: Option<&'s [ErrorFactor]>,
-    /// The limits that a plan does not keep, given its evaluation.
+    /// Returns the limits that a plan breaks, given its evaluation.
     pub(crate) violations: &'s dyn Fn(&Plan, &Evaluation) -> Vec<Violation>,
     /// Policy on remote experts.
     pub(crate) remote: Remote,
-    /// Seconds after which groups end by themselves, where moves may have them do so.
-    pub(crate) window: Option<f64>,
+    /// Idle window that moves may give to groups, in seconds; absent if groups must not scale to zero.
+    pub(crate) idle_window: Option<f64>,
     pub(crate) best: Option<FeasiblePlan>,
-    /// Where nothing keeps the limits: the plans that come closest to it.
-    pub(crate) late: Vec<(f64, FeasiblePlan)>,
-    /// Cost above which no plan is considered, whatever else is known.
+    /// Plans that break limits, with their excess ([`Self::limit_excess`]): starts for repairs if no plan is feasible.
+    pub(crate) infeasible: Vec<(f64, FeasiblePlan)>,
+    /// Cost above which no plan is considered, in dollars.
     pub(crate) cutoff: f64,
-    /// Figures that are the same for every arrangement: of layers, and of every expert.
-    pub(crate) rest: RestOfLayers,
-    pub(crate) terms: &'s OnceCell<Option<Vec<LayerTerms>>>,
+    /// Times of the non-expert part, which are the same for every arrangement.
+    pub(crate) nonexpert: NonExpertTimes,
+    /// Times of every expert, once they are computed; `None` inside if they are too many to keep.
+    pub(crate) expert_times: &'s OnceCell<Option<Vec<LayerExpertTimes>>>,
     pub(crate) counters: Counters,
 }
 
-impl Slicing<'_, '_> {
-    /// Searches `candidates` in all arrangements of `family`.
-    pub(crate) fn run(&mut self, candidates: &[Candidate], family: ArrangementFamily, moves: Moves) {
-        let with_moves = moves == Moves::All;
-        let mut arrangements: Vec<Arrangement<'_>> = Vec::new();
+impl GroupSearch<'_, '_> {
+    /// Searches all arrangements of `family` for `candidates`, and sets [`Self::best`].
+    pub(crate) fn run(&mut self, candidates: &[Candidate], family: ArrangementFamily, effort: SlicingEffort) {
+        let with_moves = effort == SlicingEffort::Full;
+        let mut arrangements: Vec<GroupArrangement<'_>> = Vec::new();
         for candidate in candidates {
             if self.model.ends() {
                 return;
             }
             self.counters.candidates += 1;
-            let nothing = candidate.counts.iter().all(|count| *count == 0);
-            let cuts = if nothing { vec![Cut { blocks: 1, slices: 1 }] } else { self.cuts(family) };
-            let most = if nothing { 1 } else { self.model.problem.limits.max_replicas.min(MOST_REPLICAS) };
-            let least = self.least(candidate);
-            for cut in cuts {
-                for replicas in 1..=most {
-                    let least = least.as_ref();
-                    let bound =
-                        least.map_or(f64::INFINITY, |least| self.bound(candidate, least, cut, replicas));
+            let is_local = candidate.counts.iter().all(|count| *count == 0);
+            let layouts =
+                if is_local { vec![GroupLayout { blocks: 1, slices: 1 }] } else { self.layouts(family) };
+            let max_replicas = if is_local {
+                1
+            } else {
+                self.model.problem.limits.max_replicas.min(MAX_ARRANGEMENT_REPLICAS)
+            };
+            let bounds = self.lower_bounds(candidate);
+            for layout in layouts {
+                for replicas in 1..=max_replicas {
+                    let bounds = bounds.as_ref();
+                    let bound = bounds
+                        .map_or(f64::INFINITY, |bounds| self.bound(candidate, bounds, layout, replicas));
                     self.counters.bounds += 1;
-                    arrangements.push(Arrangement { candidate, cut, replicas, bound });
+                    arrangements.push(GroupArrangement { candidate, layout, replicas, bound });
                 }
             }
         }
-        // What is too late by its bound is only looked at where nothing else is there.
+        // Arrangements whose bound breaks a limit are explored only if there are no others: moves may repair them.
         let experts = self.model.experts();
-        let hopeless = experts <= FEW_EXPERTS
+        let all_infeasible = experts <= FEW_EXPERTS
             && arrangements.iter().all(|arrangement| arrangement.bound == f64::INFINITY);
-        arrangements.retain(|arrangement| hopeless || arrangement.bound < f64::INFINITY);
+        arrangements.retain(|arrangement| all_infeasible || arrangement.bound < f64::INFINITY);
         self.counters.pairs += arrangements.len();
         arrangements.sort_by(|a, b| a.bound.total_cmp(&b.bound));
         let mut starts = Vec::new();
-        for (built, arrangement) in arrangements.iter().enumerate() {
-            let work = built * experts;
-            if arrangement.bound > self.limit(work) || built >= moves.arrangements() {
+        for (explored, arrangement) in arrangements.iter().enumerate() {
+            let work = explored * experts;
+            if arrangement.bound > self.cost_limit(work) || explored >= effort.max_arrangements() {
                 break;
             }
             self.counters.solved += 1;
             let Some(found) = self.explore(arrangement, work) else {
-                self.note_late(arrangement);
+                self.remember_infeasible(arrangement);
                 continue;
             };
             if self.best.as_ref().is_none_or(|best| found.beats(best)) {
@@ -195,32 +203,33 @@ impl Slicing<'_, '_> {
             starts.push(found);
         }
         if with_moves && starts.is_empty() {
-            starts.extend(self.repaired());
+            starts.extend(self.repair_infeasible());
         }
         if with_moves {
             // The best start is not always the best end.
             starts.sort_by(|a: &FeasiblePlan, b| a.cost().total_cmp(&b.cost()));
             let is_small = self.is_small();
-            let kind = |start: &FeasiblePlan| {
+            // Starts with the same groups and remote counts lead to the same plans.
+            let shape = |start: &FeasiblePlan| {
                 let counts = &start.candidate.counts;
                 let counts = if is_small { counts.clone() } else { vec![counts.iter().sum::<usize>()] };
                 (start.plan.groups.len(), counts)
             };
-            let most_starts = if is_small { MOST_STARTS_OF_FEW } else { MOST_STARTS };
+            let max_starts = if is_small { MAX_STARTS_WITH_FEW_EXPERTS } else { MAX_STARTS };
             let mut seen = BTreeSet::new();
-            starts.retain(|start| seen.insert(kind(start)) && seen.len() <= most_starts);
-            // A recorded time is replayed in a tenth of what an expert takes.
+            starts.retain(|start| seen.insert(shape(start)) && seen.len() <= max_starts);
+            // Replaying ten recorded arrivals takes as long as evaluating one expert.
             let recorded =
                 self.model.problem.arrivals.as_ref().and_then(|arrivals| arrivals.recorded_seconds.as_ref());
             let replayed = recorded.map_or(0, Vec::len) / 10;
-            let most = most_moves(experts) * experts;
-            let mut left = (most / (experts + replayed).max(1)).min(MOST_EVALUATIONS);
+            let max_work = max_evaluations(experts) * experts;
+            let mut left = (max_work / (experts + replayed).max(1)).min(MAX_EVALUATIONS);
             if is_small {
-                // Of few experts single moves are cheap: pairs follow from where those end.
+                // With few experts single moves are cheap. Pairs of moves start from their results.
                 let mut ends: Vec<FeasiblePlan> = Vec::new();
-                let mut left = MOST_EVALUATIONS / 2;
+                let mut left = MAX_EVALUATIONS / 2;
                 for start in starts {
-                    let end = self.improved(start, Depth::Single, &mut left);
+                    let end = self.improved(start, MoveDepth::Single, &mut left);
                     if ends.iter().all(|known| known.plan != end.plan) {
                         ends.push(end);
                     }
@@ -229,7 +238,7 @@ impl Slicing<'_, '_> {
                 starts = ends;
             }
             for start in starts {
-                let end = self.improved(start, Depth::Pairs, &mut left);
+                let end = self.improved(start, MoveDepth::Pairs, &mut left);
                 if self.best.as_ref().is_none_or(|best| end.beats(best)) {
                     self.best = Some(end);
                 }
@@ -237,61 +246,63 @@ impl Slicing<'_, '_> {
         }
     }
 
-    /// The plan that moves make of one with a function per layer, where groups may be as many.
-    pub(crate) fn moved_on(&self, planned: &FeasiblePlan) -> Option<FeasiblePlan> {
+    /// Converts a plan with a function for each layer to groups and improves it by moves.
+    ///
+    /// Returns `None` if there may not be as many groups, or if no converted plan keeps the limits.
+    pub(crate) fn improved_per_layer(&self, planned: &FeasiblePlan) -> Option<FeasiblePlan> {
         let layers = &planned.plan.layers;
         let experts = self.model.experts();
-        let hosts = layers.iter().filter(|layer| !layer.remote.is_empty()).count();
-        let most = self.model.problem.limits.max_groups.unwrap_or(0) as usize;
-        if hosts > most || !planned.plan.groups.is_empty() || experts > FEW_EXPERTS && hosts == 0 {
+        let functions = layers.iter().filter(|layer| !layer.remote.is_empty()).count();
+        let max_groups = self.model.problem.limits.max_groups.unwrap_or(0) as usize;
+        let is_local = functions == 0;
+        if functions > max_groups || !planned.plan.groups.is_empty() || experts > FEW_EXPERTS && is_local {
             return None;
         }
         let plan = in_groups(&planned.plan);
-        let start = self.judged(&planned.candidate, plan, None)?;
-        // Nothing remote is a start for few moves: what lies farther is found from arrangements.
-        let mut left = if hosts == 0 { MOST_EVALUATIONS / 20 } else { most_moves(experts) };
-        Some(self.improved(start, Depth::Pairs, &mut left))
+        let start = self.evaluate_if_better(&planned.candidate, plan, None)?;
+        // An all-local plan gets few moves: plans that differ more are found from arrangements.
+        let mut left = if is_local { MAX_EVALUATIONS / 20 } else { max_evaluations(experts) };
+        Some(self.improved(start, MoveDepth::Pairs, &mut left))
     }
 
-    /// Remembers the quickest plan of an arrangement that keeps no limit, where so few experts are there that
-    /// moves may help.
-    fn note_late(&mut self, arrangement: &Arrangement<'_>) {
+    /// Remembers the fastest plan of an arrangement without a feasible one, if experts are few enough for a repair.
+    fn remember_infeasible(&mut self, arrangement: &GroupArrangement<'_>) {
         let experts = self.model.experts();
         if self.best.is_some() || experts > FEW_EXPERTS {
             return;
         }
-        let plan = self.plan(arrangement.candidate, arrangement.cut, arrangement.replicas);
+        let plan = self.plan(arrangement.candidate, arrangement.layout, arrangement.replicas);
         let mains = self.model.useful_main_options(self.model.main_needed(&arrangement.candidate.counts));
         let remotes = self.remote_options(&plan);
         let (Some(main), Some(remote)) = (mains.last(), remotes.last()) else { return };
-        let plan = sized_as(&plan, &SizePair { main: *main, remote });
-        let planned = self.unjudged(arrangement.candidate, plan);
-        self.late.push((self.strain(&planned), planned));
+        let plan = with_sizes(&plan, &SizePair { main: *main, remote });
+        let planned = self.evaluated(arrangement.candidate, plan);
+        self.infeasible.push((self.limit_excess(&planned), planned));
     }
 
-    /// By how much `planned` misses the limit that it misses most; 0 where it keeps all.
-    fn strain(&self, planned: &FeasiblePlan) -> f64 {
+    /// Returns by which share `planned` exceeds its most exceeded limit; 0 if it keeps all limits.
+    fn limit_excess(&self, planned: &FeasiblePlan) -> f64 {
         let violations = (self.violations)(&planned.plan, &planned.evaluation);
         violations.iter().map(|violation| violation.value / violation.allowed - 1.0).fold(0.0, f64::max)
     }
 
-    /// Plans that keep the limits, moves away from those that come closest.
-    fn repaired(&mut self) -> Vec<FeasiblePlan> {
-        let mut late = std::mem::take(&mut self.late);
-        late.sort_by(|a, b| a.0.total_cmp(&b.0));
-        late.truncate(MOST_STARTS);
+    /// Moves from the remembered infeasible plans, those with the least excess first, until the limits hold.
+    fn repair_infeasible(&mut self) -> Vec<FeasiblePlan> {
+        let mut starts = std::mem::take(&mut self.infeasible);
+        starts.sort_by(|a, b| a.0.total_cmp(&b.0));
+        starts.truncate(MAX_STARTS);
         let mut repaired = Vec::new();
-        for (mut strain, mut planned) in late {
-            while strain > 0.0 && !self.model.ends() {
-                let near = self.neighbours(&planned.plan, MOST_EVALUATIONS).into_iter();
-                let near = near.map(|plan| self.unjudged(&planned.candidate, plan));
-                let near = near.map(|planned| (self.strain(&planned), planned));
+        for (mut excess, mut planned) in starts {
+            while excess > 0.0 && !self.model.ends() {
+                let near = self.neighbours(&planned.plan, MAX_EVALUATIONS).into_iter();
+                let near = near.map(|plan| self.evaluated(&planned.candidate, plan));
+                let near = near.map(|planned| (self.limit_excess(&planned), planned));
                 match near.min_by(|a, b| a.0.total_cmp(&b.0)) {
-                    Some((less, better)) if less < strain => (strain, planned) = (less, better),
+                    Some((less, better)) if less < excess => (excess, planned) = (less, better),
                     _ => break,
                 }
             }
-            if strain == 0.0 && !self.model.ends() {
+            if excess == 0.0 && !self.model.ends() {
                 self.model.meter.found_plan();
                 if self.best.as_ref().is_none_or(|best| planned.beats(best)) {
                     self.best = Some(planned.clone());
@@ -302,29 +313,31 @@ impl Slicing<'_, '_> {
         repaired
     }
 
-    pub(crate) fn unjudged(&self, candidate: &Candidate, plan: Plan) -> FeasiblePlan {
+    /// Evaluates `plan`, whether or not it keeps the limits.
+    pub(crate) fn evaluated(&self, candidate: &Candidate, plan: Plan) -> FeasiblePlan {
         let evaluation = self.model.evaluate(&plan);
         FeasiblePlan { candidate: candidate.clone(), plan, evaluation }
     }
 
-    /// Returns the cost above which no plan is considered.
-    fn limit(&self, work: usize) -> f64 {
-        let gain = PATIENCE.iter().filter(|(after, _)| work >= *after).map(|(_, gain)| *gain).next_back();
-        let factor = gain.map_or(1.0 + COST_TIE, |gain| 1.0 - gain);
+    /// Returns the cost in dollars above which no plan is considered after `work` explored experts.
+    fn cost_limit(&self, work: usize) -> f64 {
+        let saving =
+            REQUIRED_SAVING.iter().filter(|(after, _)| work >= *after).map(|(_, saving)| *saving).next_back();
+        let factor = saving.map_or(1.0 + COST_TIE, |saving| 1.0 - saving);
         if self.model.ends() {
             return f64::NEG_INFINITY;
         }
         self.best.as_ref().map_or(f64::INFINITY, |best| best.cost() * factor).min(self.cutoff)
     }
 
-    fn is_late(&self, bill: &Bill) -> bool {
-        let mut late = Limits::default();
-        self.model.late(bill, &mut late);
-        !late.names().is_empty()
+    fn breaks_latency_limit(&self, bill: &Bill) -> bool {
+        let mut broken = Limits::default();
+        self.model.check_latency(bill, &mut broken);
+        !broken.names().is_empty()
     }
 
-    /// The plan with its evaluation, where it keeps every limit and beats `other`.
-    pub(crate) fn judged(
+    /// Evaluates `plan`, and returns it if it keeps every limit and beats `other`.
+    pub(crate) fn evaluate_if_better(
         &self,
         candidate: &Candidate,
         plan: Plan,
@@ -335,17 +348,17 @@ impl Slicing<'_, '_> {
         let planned = FeasiblePlan { candidate: candidate.clone(), plan, evaluation };
         let beats = other.is_none_or(|other| planned.beats(other));
         let keeps = beats && (self.violations)(&planned.plan, &planned.evaluation).is_empty();
-        // Where the search ends meanwhile, latencies of the plan may be unknown.
-        let stands = keeps && !self.model.ends();
-        stands.then(|| {
+        // If the search ended meanwhile, latencies of the plan may not have been simulated.
+        let is_complete = keeps && !self.model.ends();
+        is_complete.then(|| {
             self.model.meter.found_plan();
             planned
         })
     }
 
-    /// The sets of an arrangement; sizes are still open.
-    fn plan(&self, candidate: &Candidate, cut: Cut, replicas: u32) -> Plan {
-        let hosted = deal(self.model, self.tables, &candidate.counts, cut);
+    /// Returns the plan of an arrangement, with sizes of 0 in place of those that are not chosen yet.
+    fn plan(&self, candidate: &Candidate, layout: GroupLayout, replicas: u32) -> Plan {
+        let hosted = assign_to_groups(self.model, self.tables, &candidate.counts, layout);
         let group = |experts| Group { experts, memory_bytes: 0.0, vcpus: None, replicas, idle_seconds: None };
         let remote = |(table, count): (&LayerTable, &usize)| LayerPlan {
             remote: table.remote_set(*count),
@@ -359,13 +372,13 @@ impl Slicing<'_, '_> {
         }
     }
 
-    /// Sizes of all groups of `plan`, the cheapest first; the vCPUs of one entry are the same.
+    /// Returns the possible sizes of all groups of `plan`, the cheapest first. All groups of one entry have the same vCPUs.
     fn remote_options(&self, plan: &Plan) -> Vec<Vec<Sizing>> {
         let model = self.model;
         if plan.groups.is_empty() {
             return vec![Vec::new()];
         }
-        let needed: Vec<f64> = plan.groups.iter().map(|group| self.needed(plan, group)).collect();
+        let needed: Vec<f64> = plan.groups.iter().map(|group| self.needed_bytes(plan, group)).collect();
         if model.problem.specs.remote_vcpus.is_none() {
             let largest = needed.iter().copied().fold(0.0, f64::max);
             let sizes = model.useful_remote_options(largest).into_iter();
@@ -377,8 +390,8 @@ impl Slicing<'_, '_> {
         (0..count).map(|index| each.iter().map(|options| options[index]).collect()).collect()
     }
 
-    /// Bytes that a function of `group` needs, also when the prediction errs as far as plans must bear.
-    fn needed(&self, plan: &Plan, group: &Group) -> f64 {
+    /// Returns the bytes that a function of `group` needs, also if the prediction errs by [`Self::factors`].
+    fn needed_bytes(&self, plan: &Plan, group: &Group) -> f64 {
         let expected = self.model.group_needed(&group.experts);
         self.factors.map_or(expected, |factors| {
             expected.max(
@@ -388,12 +401,12 @@ impl Slicing<'_, '_> {
     }
 }
 
-/// Evaluations that moves may be, of so many experts.
-pub(crate) fn most_moves(experts: usize) -> usize {
-    if experts <= FEW_EXPERTS { MOST_EVALUATIONS } else { MOST_WORK / experts }
+/// Returns the maximum number of evaluations of moves with `experts` in all.
+pub(crate) fn max_evaluations(experts: usize) -> usize {
+    if experts <= FEW_EXPERTS { MAX_EVALUATIONS } else { MAX_MOVE_WORK / experts }
 }
 
-/// `plan`, whose layers may have functions of their own, with these as groups.
+/// Converts `plan` to groups: the function of each layer, if any, becomes a group.
 pub(crate) fn in_groups(plan: &Plan) -> Plan {
     if !plan.groups.is_empty() {
         return plan.clone();
@@ -413,8 +426,8 @@ pub(crate) fn in_groups(plan: &Plan) -> Plan {
     Plan { layers: layers.iter().map(of_groups).collect(), groups: groups.collect(), ..plan.clone() }
 }
 
-/// `plan` with the sizes of `pair`.
-fn sized_as(plan: &Plan, pair: &SizePair<'_>) -> Plan {
+/// Returns `plan` with the sizes of `pair`.
+fn with_sizes(plan: &Plan, pair: &SizePair<'_>) -> Plan {
     let groups = plan.groups.iter().zip(pair.remote).map(|(group, sizing)| Group {
         memory_bytes: sizing.bytes,
         vcpus: sizing.stated,

@@ -1,5 +1,5 @@
-//! Time alive: the closed form against engines that run iteration by iteration, against known queues, and against
-//! recordings of the same arrivals.
+//! Comparison of the closed form of alive time with simulated engines, with known queueing results, and with the replay of
+//! recorded arrivals.
 
 use crate::engine;
 use crate::generate;
@@ -73,7 +73,7 @@ fn arrivals(per_second: f64, burst: f64, idle_seconds: Option<f64>) -> Arrivals 
     }
 }
 
-/// Every request takes `seconds`, whatever else is there.
+/// A service in which each request takes `seconds` at any load.
 fn constant(seconds: f64, concurrency: u32) -> Service {
     Service { prefill_seconds: 0.0, step_seconds: vec![seconds / 10.0], steps: 10.0, concurrency, mains: 1 }
 }
@@ -83,7 +83,7 @@ fn close(left: f64, right: f64, relative: f64) {
     assert!(error <= relative * left.abs().max(right.abs()), "{left} is not {right}");
 }
 
-/// How far the closed form is from what was seen, part by part.
+/// Relative errors of the closed form against the simulation, by part.
 fn errors(expected: &Alive, seen: &SimulatedFigures) -> [f64; 9] {
     let relative = |expected: f64, seen: f64| if seen > 0.0 { (expected - seen).abs() / seen } else { 0.0 };
     [
@@ -116,8 +116,7 @@ const PARTS: [&str; 9] = [
     "first token",
 ];
 
-/// Settings of one kind, and the median and the largest error of each part that they may have: what was
-/// measured and a fifth more.
+/// Settings of one kind with the permitted median and largest error of each part: the measured ones plus a fifth.
 struct SettingKind {
     name: &'static str,
     of: fn(&Setting, &Alive) -> bool,
@@ -126,7 +125,7 @@ struct SettingKind {
 }
 
 #[test]
-fn the_closed_form_agrees_with_engines() {
+fn closed_form_matches_simulated_engines() {
     let kinds = [
         SettingKind {
             name: "single requests of varying length",
@@ -204,7 +203,7 @@ fn the_closed_form_agrees_with_engines() {
 }
 
 #[test]
-fn unbounded_mains_have_the_busy_period_of_takacs() {
+fn busy_period_of_unbounded_mains_matches_takacs() {
     for (rate, service, idle, start) in [(0.01, 5.0, 60.0, 30.0), (0.5, 3.0, 2.0, 0.0), (2.0, 1.5, 0.0, 0.0)]
     {
         let found = alive(&arrivals(rate, 1.0, Some(idle)), &constant(service, 1000), start);
@@ -224,7 +223,7 @@ fn unbounded_mains_have_the_busy_period_of_takacs() {
 }
 
 #[test]
-fn slots_are_waited_for_as_erlang_says() {
+fn wait_for_a_slot_matches_erlang_c() {
     for (rate, seconds, slots) in [(0.7, 1.0, 1_u32), (3.2, 2.0, 8), (0.4, 4.0, 2)] {
         let found = alive(&arrivals(rate, 1.0, None), &constant(seconds, slots), 10.0);
         let load = rate * seconds;
@@ -237,7 +236,7 @@ fn slots_are_waited_for_as_erlang_says() {
 }
 
 #[test]
-fn bursts_to_one_slot_wait_for_those_before_them() {
+fn requests_of_a_burst_wait_for_earlier_ones() {
     // M^X/M/1: the wait of a queue with single arrivals at the same load, and for the mean of b - 1 before
     // in the burst, both longer by the load.
     let (rate, seconds, burst) = (0.1, 4.0, 3.0);
@@ -247,7 +246,7 @@ fn bursts_to_one_slot_wait_for_those_before_them() {
 }
 
 #[test]
-fn rare_requests_cost_a_start_a_request_and_a_window() {
+fn rare_requests_cost_a_start_a_request_and_an_idle_window() {
     for burst in [1.0, 4.0] {
         let setting = Setting { burst, per_second: 1e-9, ..Setting::random(4) };
         let service = setting.service();
@@ -268,7 +267,7 @@ fn rare_requests_cost_a_start_a_request_and_a_window() {
 }
 
 #[test]
-fn those_that_come_during_a_start_wait_for_half_of_it() {
+fn requests_during_a_start_wait_for_half_of_it() {
     let found = alive(&arrivals(0.1, 2.0, Some(0.0)), &constant(0.001, 1000), 40.0);
     // The burst of 2 waits for 40 s, the 4 that come meanwhile for 20 s.
     close(found.cold_wait_seconds, (2.0 * 40.0 + 4.0 * 20.0) / 6.0, 1e-9);
@@ -276,7 +275,7 @@ fn those_that_come_during_a_start_wait_for_half_of_it() {
 }
 
 #[test]
-fn requests_that_take_no_time_are_served_at_once() {
+fn requests_of_zero_time_are_served_without_wait() {
     let recorded_seconds = Some(vec![0.0, 1.0, 50.0]);
     let random = arrivals(0.05, 1.0, Some(10.0));
     for arrivals in [Arrivals { recorded_seconds, ..random.clone() }, random] {
@@ -287,7 +286,7 @@ fn requests_that_take_no_time_are_served_at_once() {
 }
 
 #[test]
-fn prefills_that_do_not_vary_shorten_waits() {
+fn constant_prefills_shorten_waits() {
     // M/G/1 (Pollaczek and Khinchine): a prefill of 3 s, then decode steps of 1 s in the mean.
     let service =
         Service { prefill_seconds: 3.0, step_seconds: vec![0.1], steps: 10.0, concurrency: 1, mains: 1 };
@@ -298,7 +297,7 @@ fn prefills_that_do_not_vary_shorten_waits() {
 }
 
 #[test]
-fn many_requests_keep_it_awake() {
+fn many_requests_keep_the_deployment_awake() {
     for (rate, idle) in [(50.0, 600.0), (1e6, 1e9), (1.0, 1e15)] {
         let found = alive(&arrivals(rate, 1.0, Some(idle)), &constant(0.5 / rate, 1000), 100.0);
         assert_eq!((found.share, found.wakes_per_second, found.cold_share), (1.0, 0.0, 0.0));
@@ -307,7 +306,7 @@ fn many_requests_keep_it_awake() {
 }
 
 #[test]
-fn without_a_window_it_never_sleeps() {
+fn deployment_without_an_idle_window_never_sleeps() {
     let setting = Setting { idle_seconds: None, ..Setting::random(11) };
     let found = setting.alive();
     assert_eq!((found.share, found.wakes_per_second), (1.0, 0.0));
@@ -316,7 +315,7 @@ fn without_a_window_it_never_sleeps() {
 }
 
 #[test]
-fn too_many_requests_are_called_so() {
+fn overload_is_reported() {
     let full = alive(&arrivals(4.0, 1.0, Some(60.0)), &constant(2.0, 8), 10.0);
     assert!(full.saturated && full.wait_seconds.is_infinite());
     assert_eq!((full.share, full.utilisation, full.in_flight), (1.0, 1.0, 8.0));
@@ -326,7 +325,7 @@ fn too_many_requests_are_called_so() {
 }
 
 #[test]
-fn without_requests_it_sleeps_unless_it_may_not() {
+fn deployment_without_requests_sleeps_if_it_has_an_idle_window() {
     let service = constant(2.0, 8);
     let recorded = Arrivals { recorded_seconds: Some(vec![3.0]), ..arrivals(1.0, 1.0, Some(5.0)) };
     for arrivals in [arrivals(0.0, 1.0, Some(5.0)), recorded] {
@@ -359,7 +358,7 @@ fn a_recording_is_replayed_exactly() {
 }
 
 #[test]
-fn recorded_arrivals_mean_what_random_ones_do() {
+fn recorded_poisson_arrivals_match_random_ones() {
     let random = &mut SplitMix64::new(17);
     for (idle, mains) in [(20.0, 1), (60.0, 1), (20.0, 3)] {
         let rate = 0.05;

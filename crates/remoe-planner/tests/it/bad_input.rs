@@ -9,7 +9,7 @@ pub(crate) fn worked() -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Sets what stands at a JSON pointer; `null` for an absent field removes nothing.
+/// Sets the value at a JSON pointer; `null` for an absent field removes nothing.
 pub(crate) fn with(changes: &[(&str, Value)]) -> Value {
     let mut problem = worked();
     for (pointer, value) in changes {
@@ -31,7 +31,7 @@ fn without(pointer: &str) -> Value {
     problem
 }
 
-/// The field that solving the problem complains about.
+/// Returns the field that the error of solving the problem names.
 fn complaint(text: &str) -> Result<(), (String, String)> {
     let problem = Problem::from_json(text).map_err(|error| (error.field.clone(), error.to_string()))?;
     match solve(&problem, None, &Options::default()) {
@@ -43,7 +43,7 @@ fn complaint(text: &str) -> Result<(), (String, String)> {
 }
 
 #[test]
-fn each_bad_value_of_arrivals_is_named() {
+fn invalid_arrivals_are_reported_by_field() {
     let arrivals = |changes: Value| {
         let mut arrivals = json!({"per_second": 0.1, "burst": 2.0, "idle_seconds": 60.0});
         arrivals.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
@@ -82,7 +82,7 @@ fn each_bad_value_of_arrivals_is_named() {
 }
 
 #[test]
-fn too_many_recorded_times_are_refused() {
+fn too_many_recorded_times_are_rejected() {
     let mut problem = Problem::from_json(&worked().to_string()).unwrap();
     let recorded_seconds = Some((0..10_000_001).map(f64::from).collect());
     problem.arrivals = Some(Arrivals {
@@ -97,7 +97,7 @@ fn too_many_recorded_times_are_refused() {
 }
 
 #[test]
-fn each_bad_value_is_named() {
+fn invalid_values_are_reported_by_field() {
     let infinite = json!(1e300);
     let table = [
         (with(&[("/prediction/0/0", json!(0.5))]), "prediction[0]"),
@@ -191,7 +191,7 @@ fn each_bad_value_is_named() {
     }
 }
 
-/// Sizes that hold no expert leave everything local; only who insists on remote experts is told.
+/// If no remote size holds an expert, all stay local; it is an error only if remote experts are required.
 #[test]
 fn remote_functions_too_small_for_an_expert_are_not_used() {
     for (least, most) in [(1e8, 1e8), (1e8, 1.3e8)] {
@@ -211,7 +211,7 @@ fn remote_functions_too_small_for_an_expert_are_not_used() {
 }
 
 #[test]
-fn not_a_number_is_named() {
+fn nan_is_reported_by_field() {
     let text = worked().to_string();
     for value in ["NaN", "Infinity", "-NaN", "1e999"] {
         let text = text.replace("\"cold_start_seconds\":1.5", &format!("\"cold_start_seconds\":{value}"));
@@ -226,7 +226,7 @@ fn not_a_number_is_named() {
 }
 
 #[test]
-fn what_is_unusual_but_legal_is_solved() {
+fn unusual_valid_problems_are_solved() {
     for problem in [
         with(&[("/request/output_tokens", json!(0))]),
         with(&[("/limits/payload_bytes", json!(null))]),
@@ -250,7 +250,7 @@ fn what_is_unusual_but_legal_is_solved() {
 }
 
 #[test]
-fn bad_plans_are_named() {
+fn invalid_plans_are_reported_by_field() {
     let problem = Problem::from_json(&worked().to_string()).unwrap();
     let complaint = |plan: Value| {
         let draft = match PlanDraft::from_json(&plan.to_string()) {
@@ -286,7 +286,7 @@ fn bad_plans_are_named() {
 }
 
 #[test]
-fn plans_are_read_in_every_form() {
+fn plan_files_are_read_in_each_format() {
     let problem = Problem::from_json(&worked().to_string()).unwrap();
     let cost = |plan: &Value| {
         let draft = PlanDraft::from_json(&plan.to_string()).unwrap();
@@ -325,7 +325,7 @@ fn violations_are_listed() {
     assert_eq!(names, ["ttft", "tpot", "gpu", "main", "mem0", "payload0", "z0", "spec0", "spec_main"]);
 }
 
-/// Every way to use a text as a problem or a plan. Nothing here may panic.
+/// Uses a text as a problem and as a plan in all ways. None may panic.
 fn use_it(text: &str) {
     if let Ok(problem) = Problem::from_json(text) {
         for robust in [false, true] {
@@ -344,7 +344,7 @@ fn use_it(text: &str) {
 }
 
 #[test]
-fn what_no_list_of_sizes_may_hold_is_named_without_a_search() {
+fn memory_beyond_all_sizes_is_reported_without_a_search() {
     let problem = with(&[("/token_bytes", json!(4.096e13))]);
     let problem = Problem::from_json(&problem.to_string()).unwrap();
     let Err(PlanError::Infeasible(why)) = solve(&problem, None, &Options::default()) else {
@@ -372,7 +372,7 @@ fn any_json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Every JSON pointer into `value`.
+/// Lists all JSON pointers into `value`.
 pub(crate) fn pointers(value: &Value, at: &str, found: &mut Vec<String>) {
     found.push(at.to_owned());
     match value {

@@ -1,4 +1,4 @@
-//! Requests that run at once: what they take of memory, and which threads help them.
+//! Concurrent requests: their memory, and the useful threads.
 
 use crate::generate;
 
@@ -12,7 +12,7 @@ fn with_concurrency(problem: &Problem, concurrency: u32) -> Problem {
     Problem { request: Request { concurrency, ..problem.request.clone() }, ..problem.clone() }
 }
 
-/// Tokens of one typical request, and of the largest one.
+/// Tokens of a typical request, and of the largest one.
 fn tokens(problem: &Problem) -> (f64, f64) {
     let request = &problem.request;
     let input = request.max_input_tokens.unwrap_or(request.input_tokens);
@@ -20,7 +20,7 @@ fn tokens(problem: &Problem) -> (f64, f64) {
     (request.input_tokens + request.output_tokens, input + output)
 }
 
-/// Returns `problem` with the same memory for one request, whose answer is as long as it takes.
+/// Returns `problem` with the same memory for one request, by an accordingly longer response.
 fn one_as_large(problem: &Problem) -> Problem {
     let (typical, largest) = tokens(problem);
     let room = largest.max(f64::from(problem.request.concurrency) * typical);
@@ -85,7 +85,7 @@ fn expected_request_cost_keeps_memory_of_plan() {
     }
 }
 
-/// A main function on CPUs in which one thread is the quickest for one token, and two are for several.
+/// A main function on CPUs in which one thread is fastest for one token, and two for several.
 fn small_steps() -> Problem {
     let mut problem = small_problem(1, 2);
     problem.device = Device::Cpu;
@@ -102,7 +102,7 @@ fn small_steps() -> Problem {
 }
 
 #[test]
-fn threads_are_those_that_help_a_step_of_all_requests() {
+fn threads_are_chosen_for_a_step_of_all_requests() {
     let problem = small_steps();
     let many = with_concurrency(&problem, 16);
     let threads = |problem: &Problem, bytes: f64| MainSize::of(problem, bytes, None).threads;

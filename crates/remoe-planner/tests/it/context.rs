@@ -1,4 +1,4 @@
-//! Decode steps over the context that they attend to.
+//! Time of decode steps by the context that they attend to.
 
 use crate::generate;
 
@@ -6,7 +6,7 @@ use generate::{BEYOND, beyond, small_problem};
 use remoe_planner::{CpuProfile, Device, Evaluation, Options, PlanDraft, Problem, Remote, evaluate, solve};
 use serde_json::json;
 
-/// Between these vCPUs a token of context takes 200 to 10 microseconds in each layer.
+/// vCPUs between which a token of context takes from 200 down to 10 microseconds in each layer.
 const VCPUS: [f64; 2] = [0.3, 3.0];
 const PER_TOKEN: [f64; 2] = [2e-4, 1e-5];
 const MEASURED: f64 = 100.0;
@@ -33,7 +33,7 @@ fn with_context(problem: &Problem) -> Problem {
     problem
 }
 
-/// Every other expert of every layer in one group, on the largest functions.
+/// A plan with every other expert of each layer in one group, and the largest functions.
 fn evaluated(problem: &Problem) -> Evaluation {
     let away = |experts: u32| (0..experts).filter(|expert| expert % 2 == 1).collect::<Vec<u32>>();
     let layers: Vec<_> = problem
@@ -101,9 +101,9 @@ fn every_request_of_a_step_attends_to_its_own_context() {
     assert!(compared.iter().all(|count| *count >= 25), "{compared:?}");
 }
 
-/// Plans are found with it: of main functions without remote experts the cheapest that keeps the limits.
+/// The plan without remote experts has the cheapest main function that keeps the limits with context.
 #[test]
-fn plans_count_it() {
+fn plans_count_the_context() {
     let mut other = 0;
     for seed in (1..240).step_by(3) {
         let plain = small_problem(seed, 2);

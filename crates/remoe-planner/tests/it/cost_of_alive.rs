@@ -1,5 +1,4 @@
-//! Cost of a plan, part by part, against seconds alive of engines that run iteration by iteration, times what the
-//! plan's functions cost a second.
+//! Comparison of each part of a plan's cost with the alive seconds of simulated engines times the price of the functions.
 
 // Only how long functions are alive is read here.
 #[allow(dead_code)]
@@ -10,7 +9,7 @@ use engine::{Lengths, Setting, observe};
 use generate::{ExtendedDecisions, SplitMix64, beyond, small_problem};
 use remoe_planner::{Device, Options, Problem, Remote, solve};
 
-/// A problem with groups, vCPUs and requests that come rarely enough for functions to end between them.
+/// A problem with groups, vCPUs, and requests so rare that functions end between them.
 fn problem(seed: u64) -> Problem {
     let random = &mut SplitMix64::new(seed);
     let idle_seconds = random.between(1.0, 100.0);
@@ -30,7 +29,7 @@ fn problem(seed: u64) -> Problem {
     problem
 }
 
-/// Dollars per second of what is no expert.
+/// Dollars per second of the non-expert part.
 fn device_rate(problem: &Problem, bytes: f64) -> f64 {
     let pricing = &problem.pricing;
     match (problem.device, pricing.gpu_bytes_each, pricing.gpu_per_second_each) {
@@ -43,7 +42,7 @@ fn device_rate(problem: &Problem, bytes: f64) -> f64 {
 }
 
 #[test]
-fn it_is_seconds_alive_times_rates() {
+fn cost_with_arrivals_is_alive_seconds_times_rates() {
     let (mut compared, mut with_groups, mut worst) = (0, 0, 0.0_f64);
     for seed in 0..60 {
         let problem = problem(seed);

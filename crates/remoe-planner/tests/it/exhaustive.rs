@@ -1,5 +1,5 @@
-//! Plans with a function per layer against the exhaustive optimum: every subset of every layer's experts, every
-//! main size, every remote size and every number of replicas.
+//! Comparison of plans with one function per layer with the exhaustive optimum over all subsets of each layer's experts,
+//! main sizes, remote sizes and replicas.
 
 use crate::generate;
 
@@ -10,10 +10,10 @@ use remoe_planner::{
 };
 use serde_json::json;
 
-/// Experts of a problem in all, at most.
-const MOST_EXPERTS: u32 = 12;
+/// Most experts of a problem in total.
+const MAX_EXPERTS: u32 = 12;
 
-/// Terms of one option of a layer at one main size.
+/// Cost and latency terms of one option of a layer at one main size.
 #[derive(Clone, Debug)]
 struct Terms {
     prefill: f64,
@@ -44,12 +44,12 @@ impl Terms {
     }
 }
 
-/// A problem of at most [`MOST_EXPERTS`] experts in one to four layers, whose plans can all be tried.
+/// A problem of at most [`MAX_EXPERTS`] experts in one to four layers, all of whose plans can be tried.
 fn problem(seed: u64) -> Problem {
     let random = &mut SplitMix64::new(seed ^ 0xa11);
     let layers = 1 + seed as usize % 4;
     let mut problem = small_problem(seed, layers);
-    let mut left = MOST_EXPERTS;
+    let mut left = MAX_EXPERTS;
     for (index, layer) in problem.layers.iter_mut().enumerate() {
         let others = (layers - index - 1) as u32;
         let most = if layers == 1 { left } else { (left - 2 * others).min(7) };
@@ -75,7 +75,7 @@ fn problem(seed: u64) -> Problem {
     problem
 }
 
-/// All subsets of so many experts, ascending.
+/// Lists all subsets of a number of experts, ascending.
 fn subsets(experts: u32) -> Vec<Vec<u32>> {
     (0..1_u32 << experts)
         .map(|mask| (0..experts).filter(|expert| mask >> expert & 1 == 1).collect())
@@ -89,7 +89,7 @@ fn plan_of(main: f64, parts: impl Iterator<Item = (Vec<u32>, f64, u32)>) -> Plan
     PlanDraft::from_json(&json!({"main_bytes": main, "layers": layers}).to_string()).unwrap()
 }
 
-/// One set per layer, with the same size and replicas in every layer that has any.
+/// Builds a plan with one set per layer, and the same size and replicas in each layer with remote experts.
 fn evaluated(problem: &Problem, sets: &[Vec<u32>], main: f64, memory: f64, replicas: u32) -> Evaluation {
     let parts = sets.iter().map(|set| match set.is_empty() {
         true => (Vec::new(), 0.0, 0),
@@ -98,7 +98,7 @@ fn evaluated(problem: &Problem, sets: &[Vec<u32>], main: f64, memory: f64, repli
     evaluate(problem, &plan_of(main, parts), false).unwrap()
 }
 
-/// Without what another one beats in every term.
+/// Removes options that another one dominates in all terms.
 fn undominated(mut options: Vec<Terms>) -> Vec<Terms> {
     options.sort_by(|a, b| a.bill.total_cmp(&b.bill).then(a.prefill.total_cmp(&b.prefill)));
     let mut kept: Vec<Terms> = Vec::new();
@@ -110,7 +110,7 @@ fn undominated(mut options: Vec<Terms>) -> Vec<Terms> {
     kept
 }
 
-/// The least cost of any plan with a function per layer.
+/// Returns the smallest cost of all plans with one function per layer.
 fn optimum(problem: &Problem) -> Option<f64> {
     let (mains, remotes) = (problem.specs.main.sizes(), problem.specs.remote.sizes());
     let reserved = problem.pricing.billing == Billing::Reserved;
@@ -285,7 +285,7 @@ fn passes_its_own_evaluation(problem: &Problem, plan: &Plan) -> bool {
 }
 
 #[test]
-fn plans_per_layer_are_the_optimum_over_every_subset() {
+fn plans_per_layer_are_optimal_over_all_subsets() {
     let mut gaps = Gaps::default();
     let sample = Sample::new();
     for seed in sample.of(0..800) {
@@ -297,7 +297,7 @@ fn plans_per_layer_are_the_optimum_over_every_subset() {
     assert!(gaps.above.iter().all(|(above, _)| *above <= 1e-9), "{:?}", gaps.above.last());
 }
 
-/// Compares problems of more experts with plans whose first layers are wholly remote and others wholly local.
+/// Compares the plans of larger problems with those whose first layers are entirely remote and others entirely local.
 #[test]
 fn plans_with_whole_layers_cost_no_less_than_the_answer() {
     let (mut compared, mut mixed) = (0, 0);

@@ -1,4 +1,4 @@
-//! Changes that turn a verdict: that they do, and that finding them is never much work.
+//! Changes that flip a placement comparison: they do, and finding them takes little work.
 
 use crate::generate;
 
@@ -6,10 +6,10 @@ use generate::{
     BEYOND, ExtendedDecisions, MOST_TURN_WORK, Sample, Shape, SplitMix64, beyond, model_problem,
     small_problem,
 };
-use remoe_planner::{FlipFigure, Options, PlanError, PlanningResult, Problem, Verdict, solve};
+use remoe_planner::{FlipFigure, Options, PlacementComparison, PlanError, PlanningResult, Problem, solve};
 
 const TURNS: Options = Options {
-    turns: true,
+    flips: true,
     robust: false,
     hysteresis: 0.05,
     stands_seconds: 3600.0,
@@ -17,8 +17,8 @@ const TURNS: Options = Options {
     remote: remoe_planner::Remote::Auto,
 };
 
-/// The verdict, also where no plan keeps the limits.
-fn verdict(problem: &Problem, options: &Options) -> Option<Verdict> {
+/// Returns the comparison, also if no plan keeps the limits.
+fn verdict(problem: &Problem, options: &Options) -> Option<PlacementComparison> {
     match solve(problem, None, options) {
         Ok(answer) => Some(answer.verdict),
         Err(PlanError::Infeasible(why)) => why.verdict,
@@ -26,7 +26,7 @@ fn verdict(problem: &Problem, options: &Options) -> Option<Verdict> {
     }
 }
 
-/// `problem` with the figure `factor` times as large.
+/// Copies `problem` with the input multiplied by `factor`.
 fn with(problem: &Problem, cause: FlipFigure, factor: f64) -> Problem {
     let mut problem = problem.clone();
     match cause {
@@ -51,7 +51,7 @@ fn with(problem: &Problem, cause: FlipFigure, factor: f64) -> Problem {
     problem
 }
 
-/// Small problems of every kind, whose remote experts have a price that makes either answer likely.
+/// Small problems of all kinds, with prices at which remote experts are about as likely to pay as not.
 fn problems() -> impl Iterator<Item = (u64, Problem)> {
     Sample::new().of(0..48).map(|seed| {
         let random = &mut SplitMix64::new(seed);
@@ -75,16 +75,16 @@ fn problems() -> impl Iterator<Item = (u64, Problem)> {
 }
 
 #[test]
-fn a_turn_turns_the_verdict_and_changes_nothing_else() {
+fn a_flip_changes_the_comparison_and_nothing_else() {
     let (mut turned, mut back, mut undecided, mut asked) = (0, 0, 0, 0);
     for (seed, problem) in problems() {
         let Some(said) = verdict(&problem, &TURNS) else { continue };
-        let plain = verdict(&problem, &Options { turns: false, ..TURNS }).unwrap();
+        let plain = verdict(&problem, &Options { flips: false, ..TURNS }).unwrap();
         assert_eq!((plain.pays, plain.best, &plain.rivals), (said.pays, said.best, &said.rivals), "{seed}");
-        assert!(plain.turns.is_empty() && plain.undecided.is_empty());
+        assert!(plain.flips.is_empty() && plain.undecided.is_empty());
         undecided += said.undecided.len();
         asked += 1;
-        for turn in &said.turns {
+        for turn in &said.flips {
             let then = verdict(&with(&problem, turn.cause, turn.factor), &Options::default()).unwrap();
             assert_ne!(then.pays, said.pays, "{seed}: {turn:?}, {}", then.sentence);
             assert_eq!(then.pays, turn.best.has_remote_experts(), "{seed}: {turn:?}");
@@ -97,10 +97,10 @@ fn a_turn_turns_the_verdict_and_changes_nothing_else() {
     assert!(undecided < 2 * asked, "{undecided} of {asked}");
 }
 
-/// Terms that are summed for the turns of `problem` beyond those for its plan; none where it has no plan.
+/// Counts the terms that are summed for the flips of `problem` beyond those for its plan; `None` if it has no plan.
 fn work_of_turns(problem: &Problem) -> Option<usize> {
     let work = |options: &Options| Some(solve(problem, None, options).ok()?.search.work);
-    Some(work(&TURNS)? - work(&Options { turns: false, ..TURNS })?)
+    Some(work(&TURNS)? - work(&Options { flips: false, ..TURNS })?)
 }
 
 fn answer(problem: &Problem) -> PlanningResult {
@@ -108,7 +108,7 @@ fn answer(problem: &Problem) -> PlanningResult {
 }
 
 #[test]
-fn what_turns_the_verdict_of_a_model_is_little_work() {
+fn flips_of_a_model_are_found_with_little_work() {
     for (name, form) in BEYOND {
         for (expert_bytes, slack, gpu_price) in [(1.7e7, 10.0, 3.0), (1.7e7, 0.2, 3.0), (2e5, 0.2, 1e-2)] {
             let shape = Shape { layers: 58, experts: 256, top_k: 8, slack, gpu_price, expert_bytes, seed: 7 };
@@ -119,7 +119,7 @@ fn what_turns_the_verdict_of_a_model_is_little_work() {
 }
 
 #[test]
-fn what_turns_small_problems_is_no_more_work() {
+fn flips_of_small_problems_are_found_with_little_work() {
     for (seed, problem) in problems() {
         let Some(work) = work_of_turns(&problem) else { continue };
         assert!(work <= MOST_TURN_WORK, "{seed}: {work}");
@@ -141,18 +141,18 @@ fn what_turns_small_problems_is_no_more_work() {
 }
 
 #[test]
-fn the_same_answer_with_turns_on_every_run() {
+fn answers_with_flips_are_deterministic() {
     let shape =
         Shape { layers: 6, experts: 16, top_k: 2, slack: 0.2, gpu_price: 3.0, expert_bytes: 1.7e7, seed: 7 };
     let problem = beyond(&model_problem(shape), BEYOND[3].1);
     let first = answer(&problem);
     assert_eq!(first, answer(&problem));
-    let plain = solve(&problem, None, &Options { turns: false, ..TURNS }).unwrap();
+    let plain = solve(&problem, None, &Options { flips: false, ..TURNS }).unwrap();
     assert_eq!((first.plan, first.evaluation), (plain.plan, plain.evaluation));
 }
 
-/// Where more vCPUs are slower for more tokens than were measured, no size stands for smaller ones by its times:
-/// the search must not look at all pairs of sizes for that.
+/// If more vCPUs are slower beyond the measured tokens, no size dominates smaller ones; the search must nevertheless not
+/// evaluate all pairs of sizes.
 #[test]
 fn profile_slower_with_more_vcpus_keeps_search_small() {
     let shape =

@@ -1,4 +1,4 @@
-//! Latencies under load: against engines that run iteration by iteration, and against known queues.
+//! Comparison of latencies under load with simulated engines and with known queueing results.
 
 use crate::engine;
 use crate::generate;
@@ -114,7 +114,7 @@ const FIGURES: [&str; 6] = ["ttft mean", "ttft p50", "ttft p95", "ttft p99", "tp
 
 /// Prints the table of the README: the median and the largest error of each figure, and checks the largest ones.
 #[test]
-fn latency_of_every_load_is_that_of_the_engine() {
+fn latency_matches_the_simulated_engine_at_each_load() {
     const MOST: [f64; 6] = [0.10, 0.25, 0.15, 0.35, 0.10, 0.25];
     let cells = cells();
     let sample = Sample::one_in(47);
@@ -179,7 +179,7 @@ fn one_slot(load: f64, burst: f64) -> (Setting, f64) {
 }
 
 #[test]
-fn ttft_of_one_slot_is_that_of_m_d_1() {
+fn ttft_of_one_slot_matches_m_d_1() {
     for load in [0.1, 0.3, 0.5, 0.8, 0.95] {
         for burst in [1.0, 2.0, 4.0] {
             let (setting, expected) = one_slot(load, burst);
@@ -201,7 +201,7 @@ fn latency_without_load_is_that_of_one_request() {
 }
 
 #[test]
-fn latency_is_none_where_more_comes_than_can_be_served() {
+fn latency_is_none_under_overload() {
     let (setting, _) = one_slot(1.0, 1.0);
     let arrivals = Arrivals {
         per_second: setting.per_second,
@@ -221,9 +221,9 @@ fn latency_is_none_where_more_comes_than_can_be_served() {
     assert_eq!(latency(&arrivals, &service, 0.0, None), None);
 }
 
-/// Starts from nothing, two main functions and a stated target.
+/// Cold starts, two main functions and a stated target.
 #[test]
-fn latency_with_sleep_and_mains_is_that_of_the_engine() {
+fn latency_with_sleep_and_several_mains_matches_the_simulated_engine() {
     for (seed, (utilisation, target_itl)) in
         [(0.05, None), (0.2, Some(0.2)), (0.5, Some(0.03))].into_iter().enumerate()
     {
@@ -251,9 +251,9 @@ fn latency_with_sleep_and_mains_is_that_of_the_engine() {
     }
 }
 
-/// Rare and frequent, short and long requests: figures are finite numbers, and a call ends.
+/// For rare and frequent, short and long requests, latencies are finite and their computation ends.
 #[test]
-fn latency_is_finite_whatever_the_sizes() {
+fn latency_is_finite_for_extreme_sizes() {
     let ten = |exponent: i32| 10_f64.powi(exponent);
     for prefill in [-9, -3, 0, 6] {
         for step in [-12, -6, 0, 4] {
@@ -280,7 +280,7 @@ fn latency_is_finite_whatever_the_sizes() {
 }
 
 #[test]
-fn limit_of_a_quantile_is_broken_where_the_mean_keeps_it() {
+fn limit_of_a_quantile_can_fail_while_the_mean_keeps_it() {
     let mut tried = 0;
     for seed in 0..40 {
         let mut problem = small_problem(seed, 1);

@@ -2,7 +2,6 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::print_stderr, clippy::unwrap_used)]
 
 mod alive;
-mod alone;
 mod bad_input;
 mod concurrency;
 mod context;
@@ -12,11 +11,12 @@ mod exhaustive;
 mod flips;
 mod generate;
 mod latency;
+mod misestimated;
 mod one_machine;
 mod properties;
 mod quota;
 mod replan;
+mod scaling_group;
 mod sleepers;
 mod unknown_fields;
 mod worked;
-mod wrong;

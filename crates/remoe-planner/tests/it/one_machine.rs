@@ -1,11 +1,11 @@
-//! Functions that share a machine: its cores, and the memory that all of them read.
+//! Functions that share the cores and the memory bandwidth of a machine.
 
 use remoe_planner::{Contention, Evaluation, PlanDraft, Problem, evaluate};
 use serde_json::{Value, json};
 
 const CONTENTION: Contention = Contention { functions: 4, step: 1.6, prefill: 1.3 };
 
-/// One layer of two experts that every token uses, whatever else a request does takes no time.
+/// A problem with one layer whose two experts each token uses; nothing else takes time.
 fn problem(contention: Option<Contention>) -> Value {
     let sizes = json!({"min_bytes": 1e8, "max_bytes": 1e10, "step_bytes": 1e8});
     let vcpus = json!({"min": 1.0, "max": 1.0, "step": 1.0});
@@ -34,12 +34,12 @@ fn problem(contention: Option<Contention>) -> Value {
     })
 }
 
-/// Evaluates a plan with `groups`, each with so many replicas.
+/// Evaluates a plan of `groups` with their numbers of replicas.
 fn evaluated(problem: &Value, groups: &[(&str, u32)]) -> Evaluation {
     evaluated_with(problem, groups, [1.0, 1.0])
 }
 
-/// As [`evaluated`], with so many vCPUs in the main function and in every remote one.
+/// Evaluates such a plan with the given vCPUs of the main function and of each remote one.
 fn evaluated_with(problem: &Value, groups: &[(&str, u32)], [main, vcpus]: [f64; 2]) -> Evaluation {
     let problem = Problem::from_json(&problem.to_string()).unwrap();
     let group = |(experts, replicas): &(&str, u32)| json!({"experts": experts, "memory_bytes": 1e9, "vcpus": vcpus, "replicas": replicas});
@@ -54,10 +54,10 @@ fn assert_close(evaluation: &Evaluation, prefill: f64, step: f64) {
     assert!(close(times.0, prefill) && close(times.1, step), "{times:?}, expected {prefill} and {step}");
 }
 
-/// Both experts of a token are on the same path with probability 1/2: the slower path has 1.5 experts in the mean, and
-/// a path is called with probability 3/4.
+/// Both experts of a token are in the same function with probability 1/2. The slower function thus has 1.5 experts in the
+/// mean, and each function is called with probability 3/4.
 #[test]
-fn experts_take_longer_where_other_functions_compute_theirs() {
+fn experts_slow_down_while_other_functions_compute() {
     let (quiet, busy) = (problem(None), problem(Some(CONTENTION)));
     // Two functions are a third of what four do to each other; of a step half of another one computes.
     let (prefill, step) = (1.1, 1.1);
@@ -75,10 +75,10 @@ fn experts_take_longer_where_other_functions_compute_theirs() {
     assert_close(&evaluated(&elsewhere, &[("0:0", 1), ("0:1", 1)]), 3.0, 1.5);
 }
 
-/// With quotas of half a vCPU what a function computes takes twice as long, and the other one is in its way for half
-/// of that, which is a sixth of what four functions do to each other.
+/// With quotas of half a vCPU a computation takes twice as long and overlaps the other function for half of that, which is
+/// a sixth of the contention among four functions.
 #[test]
-fn quotas_bear_what_it_adds() {
+fn cpu_quotas_count_the_time_that_contention_adds() {
     let mut busy = problem(Some(CONTENTION));
     busy["cpu_quotas"] = json!(true);
     let half = json!({"min": 0.5, "max": 0.5, "step": 1.0});
@@ -91,7 +91,7 @@ fn quotas_bear_what_it_adds() {
 }
 
 #[test]
-fn impossible_contention_is_named() {
+fn invalid_contention_is_reported() {
     let wrong = |functions: u32, step: f64, prefill: f64| {
         let text = problem(Some(Contention { functions, step, prefill })).to_string();
         Problem::from_json(&text).unwrap_err().to_string()
@@ -105,10 +105,10 @@ fn impossible_contention_is_named() {
     }
 }
 
-/// A main function with a quota that has most of a token's experts is held back by it; how many replicas share the
-/// work of the others does not matter, as all of them together compute no longer for that.
+/// A main function that computes most of a token's experts is bound by its CPU quota. The number of remote replicas does
+/// not matter, since together they compute for the same time.
 #[test]
-fn who_is_held_back_meets_others_for_as_long_as_they_compute() {
+fn contention_of_a_quota_bound_main_is_independent_of_replicas() {
     let mut busy = problem(Some(CONTENTION));
     busy["cpu_quotas"] = json!(true);
     busy["specs"]["main_vcpus"] = json!({"min": 0.25, "max": 0.25, "step": 1.0});

@@ -1,13 +1,13 @@
-//! Properties of every problem.
+//! Properties that hold for all problems.
 
 use crate::generate;
 
 use generate::{Sample, Shape, SplitMix64, model_problem, small_problem};
 use proptest::prelude::*;
 use remoe_planner::{
-    Affine, CpuProfile, Device, ErrorFactor, Layer, LayerPlan, Measured, Options, PlanAccount, PlanDraft,
-    PlanError, PlanningResult, Pricing, Problem, Remote, SizeRange, WrongCase, assignments_bound, evaluate,
-    load_bound, longest_first, longest_first_beside, paper_bound, solve,
+    Affine, CpuProfile, Device, ErrorFactor, Layer, LayerPlan, Measured, MisestimatedCase, Options,
+    PlanAccount, PlanDraft, PlanError, PlanningResult, Pricing, Problem, Remote, SizeRange,
+    assignments_bound, evaluate, load_bound, longest_first, longest_first_beside, paper_bound, solve,
 };
 
 fn problems() -> impl Strategy<Value = Problem> {
@@ -30,9 +30,9 @@ fn close(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-9 * a.abs().max(b.abs())
 }
 
-/// Beyond the measured tokens more vCPUs may be slower: then no size stands for those above it.
+/// Beyond the measured tokens more vCPUs may be slower; then no size dominates larger ones.
 #[test]
-fn no_plan_costs_more_than_mix_where_more_memory_is_slower() {
+fn no_plan_costs_more_than_mix_if_more_memory_is_slower() {
     let (mut plans, mut small) = (0, 0);
     for seed in 0..300 {
         let mut problem = small_problem(seed, 2);
@@ -417,7 +417,7 @@ proptest! {
     }
 }
 
-/// The least largest load over every partition.
+/// Returns the smallest makespan over all partitions.
 fn best_partition(weights: &[f64], replicas: usize) -> f64 {
     fn place(weights: &[f64], loads: &mut [f64], best: &mut f64) {
         let Some((first, rest)) = weights.split_first() else {
@@ -435,8 +435,8 @@ fn best_partition(weights: &[f64], replicas: usize) -> f64 {
     best
 }
 
-/// Share of prompts whose assignments to `set` experts stay within `bound`, when each token takes
-/// `top_k` different experts at random.
+/// Returns the share of prompts whose assignments to `set` experts stay within `bound` if each token chooses `top_k`
+/// different experts at random.
 fn within(random: &mut SplitMix64, tokens: u64, set: u64, top_k: u64, experts: u64, bound: f64) -> f64 {
     const PROMPTS: u32 = 2000;
     let prompt = |random: &mut SplitMix64| -> f64 {
@@ -458,7 +458,7 @@ fn within(random: &mut SplitMix64, tokens: u64, set: u64, top_k: u64, experts: u
 }
 
 #[test]
-fn the_bound_holds_in_95_of_100_prompts() {
+fn assignments_bound_holds_in_95_of_100_prompts() {
     let random = &mut SplitMix64::new(5);
     let mut least = (1.0, 1.0);
     for (tokens, top_k, experts) in
@@ -478,7 +478,7 @@ fn the_bound_holds_in_95_of_100_prompts() {
 }
 
 #[test]
-fn no_other_option_of_a_single_layer_is_better() {
+fn changing_one_layer_does_not_improve_the_plan() {
     let shape = |seed| Shape {
         layers: 12,
         experts: 16,
@@ -513,9 +513,9 @@ fn no_other_option_of_a_single_layer_is_better() {
     assert!(held > 0, "no limit binds: the test says nothing");
 }
 
-/// A plan for uniform shares that keeps the limits on the true ones is one of those that the truth chooses from.
+/// A plan for uniform shares that keeps the limits under the true shares is also a candidate for the true shares.
 #[test]
-fn truth_never_plans_dearer_than_uniform_shares() {
+fn plans_for_true_shares_cost_no_more_than_plans_for_uniform_ones() {
     let (mut compared, mut cheaper, sample) = (0, 0, Sample::new());
     for seed in sample.of(0..400) {
         let mut problem = small_problem(seed, 1 + seed as usize % 3);
@@ -540,10 +540,9 @@ fn truth_never_plans_dearer_than_uniform_shares() {
     assert!(sample.is_enough(compared, 150) && cheaper > 10, "{compared} {cheaper}");
 }
 
-/// A plan that may cost a little more breaks limits no more often when figures are wrong, and keeps them when
-/// they are right.
+/// A robust plan breaks limits in no more misestimated cases than the cheapest one, and keeps them if the inputs are exact.
 #[test]
-fn sturdy_plans_stand_wrong_figures_no_worse() {
+fn robust_plans_break_no_more_limits_under_misestimated_inputs() {
     let (mut with_groups, mut sturdier, sample) = (0, 0, Sample::new());
     for seed in sample.of(0..50) {
         let mut problem = small_problem(seed, 2);
@@ -556,7 +555,7 @@ fn sturdy_plans_stand_wrong_figures_no_worse() {
         sturdier += usize::from(figures.broken < figures.broken_of_cheapest);
         assert!(figures.broken <= figures.broken_of_cheapest, "{seed}");
         // The list of cases says the same, case by case.
-        let broken = |of: fn(&WrongCase) -> &Vec<String>| {
+        let broken = |of: fn(&MisestimatedCase) -> &Vec<String>| {
             figures.cases.iter().filter(|case| !of(case).is_empty()).count()
         };
         assert_eq!(broken(|case| &case.broken), figures.broken, "{seed}");
@@ -569,9 +568,9 @@ fn sturdy_plans_stand_wrong_figures_no_worse() {
     assert!(sample.is_enough(with_groups, 8) && sturdier >= 1, "{with_groups} {sturdier}");
 }
 
-/// With what an answer without a plan asks for there is one, whatever else it lays bare.
+/// After an infeasible problem is changed by its remedies, there is a plan.
 #[test]
-fn remedies_are_enough() {
+fn remedies_make_problems_feasible() {
     let raise =
         |range: &mut remoe_planner::SizeRange, bytes: f64| range.max_bytes = range.max_bytes.max(bytes);
     let (mut asked, mut enough) = (0, 0);

@@ -1,5 +1,5 @@
-//! Quotas of CPU time: expected decode steps against functions that run out of their part of a period and wait for
-//! the next one, call by call.
+//! Comparison of expected decode steps with a simulation of functions that exhaust their CPU quota and wait for the next
+//! period.
 
 use crate::generate;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 const PERIOD_NANOS: u64 = 100_000_000;
 
-/// One function under a quota: what is left of the period that it is in.
+/// A simulated function under a CPU quota, with the rest of its current period.
 struct QuotaFunction {
     vcpus: f64,
     phase: u64,
@@ -42,7 +42,7 @@ impl QuotaFunction {
     }
 }
 
-/// A request whose every step calls one function after the other.
+/// A request each of whose steps calls one function after the other.
 struct QuotaCase {
     main_vcpus: f64,
     group_vcpus: f64,
@@ -192,9 +192,9 @@ fn step_time_matches_functions_that_exhaust_cpu_quota() {
     assert!(slow > 100, "{slow}");
 }
 
-/// Single requests find functions rested: what a period gives them is there when they begin.
+/// Single requests find functions idle, with the whole quota of a period available.
 #[test]
-fn a_short_answer_ends_before_quotas_slow_it_down() {
+fn a_short_response_ends_before_quotas_slow_it_down() {
     let random = &mut SplitMix64::new(12);
     let mut ratios: Vec<f64> = Vec::new();
     let mut quicker = 0;
@@ -212,7 +212,7 @@ fn a_short_answer_ends_before_quotas_slow_it_down() {
     assert!(quicker > 10, "{quicker} of 300 are much quicker than what lasts");
 }
 
-/// The main function, whose quota is what a prefill waits for, calls each of a group's functions that has tokens.
+/// The prefill waits for the quota of the main function, which calls each function of a group that has tokens.
 #[test]
 fn a_prefill_calls_every_function_of_a_group() {
     const CALL: f64 = 0.01;
@@ -241,7 +241,7 @@ fn a_prefill_calls_every_function_of_a_group() {
     }
 }
 
-/// A group's replicas compute different experts of a prefill. Each has a quota of its own.
+/// Replicas of a group compute different experts of a prefill, each with its own quota.
 #[test]
 fn a_prefill_waits_for_the_busiest_replica() {
     const TOKENS: f64 = 100.0;

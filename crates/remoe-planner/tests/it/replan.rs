@@ -1,31 +1,31 @@
-//! Plans within a budget, and near a previous plan.
+//! Plans within a search budget, and plans near a previous plan.
 
 use crate::generate::{
     BEYOND, ExtendedDecisions, Sample, Shape, SplitMix64, beyond, model_problem, next_shares, small_problem,
 };
 use remoe_planner::{
-    Arrivals, Billing, Budget, Options, PlanDraft, PlanError, PlanningResult, Problem, Proceed, Reason,
-    compare, compare_within, evaluate, replan, solve, solve_within,
+    Arrivals, Billing, Budget, Options, PlanDraft, PlanError, PlanningResult, Problem, Proceed,
+    ReplacementReason, compare, compare_within, evaluate, replan, solve, solve_within,
 };
 use std::cell::Cell;
 
-/// Any saving replaces the previous plan.
+/// Hysteresis under which any saving replaces the previous plan.
 const EAGER: Options = Options {
     remote: remoe_planner::Remote::Auto,
     robust: false,
     hysteresis: 0.0,
     stands_seconds: 1e12,
     sturdy: 0.0,
-    turns: false,
+    flips: false,
 };
 
-/// `problem` with shares that follow its own.
+/// Copies `problem` with shares that evolved from its own.
 fn drifted(problem: &Problem, random: &mut SplitMix64, index: usize) -> Problem {
     let shares = problem.prediction.as_ref().unwrap();
     Problem { prediction: Some(next_shares(random, shares, index)), ..problem.clone() }
 }
 
-/// Small problems of every form, with a plan for each.
+/// Small problems of all kinds, with a plan for each.
 fn small_problems(seeds: impl Iterator<Item = u64>) -> impl Iterator<Item = (u64, Problem, PlanningResult)> {
     seeds.filter_map(|seed| {
         let small = small_problem(seed, 1 + seed as usize % 3);
@@ -42,7 +42,7 @@ fn small_problems(seeds: impl Iterator<Item = u64>) -> impl Iterator<Item = (u64
     })
 }
 
-/// A problem in the shape of a model with groups that may end by themselves.
+/// A problem in the shape of a model, with groups that may scale to zero.
 fn operator_problem(layers: usize, experts: u32) -> Problem {
     let shape = Shape { layers, experts, top_k: 8, slack: 0.5, gpu_price: 3.0, expert_bytes: 1.2e7, seed: 3 };
     let form =
@@ -50,7 +50,7 @@ fn operator_problem(layers: usize, experts: u32) -> Problem {
     Problem { remote_idle_seconds: Some(60.0), ..beyond(&model_problem(shape), form) }
 }
 
-/// Asserts that the answer keeps the limits, and costs no more than the previous plan where that keeps them.
+/// Asserts that the answer keeps the limits, and costs no more than the previous plan if that keeps them.
 fn check(problem: &Problem, previous: &PlanDraft, answer: &PlanningResult, name: &str) {
     let own = evaluate(problem, &PlanDraft::from(&answer.plan), false).unwrap();
     assert!(own.violations.is_empty(), "{name}: {:?}", own.violations);
@@ -146,48 +146,48 @@ fn replan_keeps_the_previous_plan_within_hysteresis() {
                 kept += 1;
                 assert_eq!(new.plan, answer.plan, "{seed}");
             }
-            false if change.reason == Reason::Cheaper => {
+            false if change.reason == ReplacementReason::Cheaper => {
                 replaced += 1;
                 assert!(new.evaluation.total_cost < change.previous_cost * 0.9, "{seed}");
-                assert!(change.toll.is_none_or(|toll| toll.saves > toll.dollars), "{seed}");
+                assert!(change.change_cost.is_none_or(|toll| toll.saves > toll.dollars), "{seed}");
             }
-            false => assert_eq!(change.reason, Reason::PreviousFails, "{seed}"),
+            false => assert_eq!(change.reason, ReplacementReason::PreviousFails, "{seed}"),
         }
     }
     assert!(sample.is_enough(kept, 80) && sample.is_enough(replaced, 5), "{kept} {replaced}");
 }
 
-/// Answers with `then` from the question `at` on, and counts questions.
-fn asked(at: usize, then: Proceed, mut run: impl FnMut(Budget<'_>)) -> usize {
-    let questions = Cell::new(0);
+/// Runs with a budget that answers with `then` from query `at` on. Returns the number of queries.
+fn count_queries(at: usize, then: Proceed, mut run: impl FnMut(Budget<'_>)) -> usize {
+    let queries = Cell::new(0);
     let proceed = || {
-        questions.set(questions.get() + 1);
-        if questions.get() > at { then } else { Proceed::Continue }
+        queries.set(queries.get() + 1);
+        if queries.get() > at { then } else { Proceed::Continue }
     };
     run(Budget::new(&proceed));
-    questions.get()
+    queries.get()
 }
 
-/// Questions that a search may go on for after it was cancelled: 1,000 terms each.
-const QUESTIONS_AFTER_CANCEL: usize = 60;
+/// Budget queries after cancellation within which a search must end, 1,000 terms each.
+const QUERIES_AFTER_CANCEL: usize = 60;
 
-/// Cancels a search at points all over it.
+/// Cancels a search at points spread over its whole run.
 fn cancel_everywhere(name: &str, run: &dyn Fn(Budget<'_>) -> Result<(), PlanError>) {
-    let all = asked(usize::MAX, Proceed::Continue, |budget| run(budget).unwrap());
+    let all = count_queries(usize::MAX, Proceed::Continue, |budget| run(budget).unwrap());
     for point in 0..12 {
         let at = all * point / 12;
-        let questions = asked(at, Proceed::Cancel, |budget| {
+        let queries = count_queries(at, Proceed::Cancel, |budget| {
             assert_eq!(run(budget), Err(PlanError::Cancelled), "{name}: {at} of {all}");
         });
-        let after = questions - at;
-        assert!(after <= QUESTIONS_AFTER_CANCEL, "{name}: {after} after {at} of {all}");
+        let after = queries - at;
+        assert!(after <= QUERIES_AFTER_CANCEL, "{name}: {after} after {at} of {all}");
     }
 }
 
 #[test]
 fn cancelled_search_ends_within_few_terms() {
     let problem = operator_problem(16, 64);
-    let options = Options { sturdy: 0.02, turns: true, ..EAGER };
+    let options = Options { sturdy: 0.02, flips: true, ..EAGER };
     let previous = PlanDraft::from(&solve(&problem, None, &EAGER).unwrap().plan);
     cancel_everywhere("solve", &|budget| solve_within(&problem, None, &options, budget).map(|_| ()));
     cancel_everywhere("replan", &|budget| replan(&problem, &previous, &options, budget).map(|_| ()));
@@ -205,15 +205,15 @@ fn cancelled_search_ends_within_few_terms() {
 fn cancelled_search_for_remedies_ends_within_few_terms() {
     let mut problem = small_problem(6, 3);
     problem.slo.tpot_seconds = 1e-9;
-    let all = asked(usize::MAX, Proceed::Continue, |budget| {
+    let all = count_queries(usize::MAX, Proceed::Continue, |budget| {
         let answer = solve_within(&problem, None, &EAGER, budget);
         assert!(matches!(answer, Err(PlanError::Infeasible(_))), "{answer:?}");
     });
     for at in [0, all / 4, all / 2, all * 3 / 4] {
-        let questions = asked(at, Proceed::Cancel, |budget| {
+        let queries = count_queries(at, Proceed::Cancel, |budget| {
             assert_eq!(solve_within(&problem, None, &EAGER, budget), Err(PlanError::Cancelled));
         });
-        assert!(questions - at <= QUESTIONS_AFTER_CANCEL, "{} after {at} of {all}", questions - at);
+        assert!(queries - at <= QUERIES_AFTER_CANCEL, "{} after {at} of {all}", queries - at);
     }
 }
 
@@ -223,15 +223,15 @@ fn finished_search_returns_a_plan_that_keeps_limits() {
     let first = operator_problem(16, 64);
     let previous = PlanDraft::from(&solve(&first, None, &EAGER).unwrap().plan);
     let problem = drifted(&first, random, 2);
-    let options = Options { sturdy: 0.02, turns: true, ..EAGER };
+    let options = Options { sturdy: 0.02, flips: true, ..EAGER };
     let unlimited = solve(&problem, Some(&previous), &options).unwrap();
     assert!(unlimited.complete && !unlimited.incremental);
-    let all = asked(usize::MAX, Proceed::Continue, |budget| {
+    let all = count_queries(usize::MAX, Proceed::Continue, |budget| {
         assert_eq!(solve_within(&problem, Some(&previous), &options, budget).unwrap(), unlimited);
     });
     for previous in [None, Some(&previous)] {
         for at in [0, 10, all / 8, all / 2, all * 7 / 8] {
-            asked(at, Proceed::Finish, |budget| {
+            count_queries(at, Proceed::Finish, |budget| {
                 let answer = solve_within(&problem, previous, &options, budget).unwrap();
                 assert!(answer.evaluation.violations.is_empty() && !answer.complete, "{at} of {all}");
                 assert!(!answer.verdict.rivals.is_empty() && answer.baselines.mix.is_some());
@@ -245,7 +245,7 @@ fn finished_search_returns_a_plan_that_keeps_limits() {
             });
         }
     }
-    asked(5, Proceed::Finish, |budget| {
+    count_queries(5, Proceed::Finish, |budget| {
         let answer = replan(&problem, &previous, &options, budget).unwrap();
         check(&problem, &previous, &answer, "replan");
         assert!(answer.incremental && !answer.complete);
@@ -257,7 +257,7 @@ fn finished_search_that_has_no_plan_goes_on_to_the_first_one() {
     let sample = Sample::new();
     let mut found = 0;
     for (seed, problem, _) in small_problems(sample.of(0..200)) {
-        asked(0, Proceed::Finish, |budget| {
+        count_queries(0, Proceed::Finish, |budget| {
             let answer = solve_within(&problem, None, &EAGER, budget).unwrap();
             assert!(answer.evaluation.violations.is_empty(), "{seed}");
             found += 1;

@@ -1,15 +1,15 @@
-//! Groups that end by themselves beside a main function that is always there.
+//! Groups that scale to zero independently of an always running main function.
 
 use crate::generate;
 
 use generate::{ExtendedDecisions, Sample, Shape, SplitMix64, beyond, model_problem, small_problem};
 use remoe_planner::{
-    Alone, Options, PlanDraft, PlanError, PlanningResult, Problem, Remote, Start, Starts, Way, evaluate,
-    solve,
+    Options, PlanDraft, PlanError, PlanningResult, Problem, Remote, ScalingGroup, ServingStrategy, Start,
+    Starts, evaluate, solve,
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A problem with groups whose requests come seldom.
+/// A problem with groups and rare requests.
 fn problem(seed: u64, per_second: f64) -> Problem {
     let form =
         ExtendedDecisions { groups: Some(3), vcpus: true, per_second: Some(per_second), idle_seconds: None };
@@ -27,7 +27,7 @@ fn solved(problem: &Problem) -> Option<PlanningResult> {
     }
 }
 
-/// Plans the problem of each seed. Returns how many could be planned, and how many plans have groups that sleep.
+/// Plans the problem of each seed. Returns the number of plans, and of those with sleeping groups.
 fn compared(seeds: impl Iterator<Item = u64>) -> (usize, usize) {
     let (mut compared, mut asleep) = (0, 0);
     for seed in seeds {
@@ -52,7 +52,7 @@ fn compared(seeds: impl Iterator<Item = u64>) -> (usize, usize) {
         let life = after.evaluation.life.unwrap();
         assert_eq!((life.sleeping_groups, life.alive_share), (sleeping, 1.0), "{seed}");
         // The verdict names the cheaper way.
-        let rival = after.verdict.rivals.iter().find(|rival| rival.name == Way::Sliced).unwrap();
+        let rival = after.verdict.rivals.iter().find(|rival| rival.name == ServingStrategy::Sliced).unwrap();
         assert!((rival.dollars_per_request.unwrap() / cost - 1.0).abs() < 1e-9, "{seed}");
         // Groups are paid for while they are alive, all else always.
         let per_second = may.arrivals.as_ref().unwrap().per_second;
@@ -78,7 +78,7 @@ fn compared(seeds: impl Iterator<Item = u64>) -> (usize, usize) {
 }
 
 #[test]
-fn they_are_taken_where_they_are_cheaper_and_nowhere_else() {
+fn sleeping_groups_are_chosen_only_if_cheaper() {
     // Some problems take many times as long as others: a thread that is done takes the next.
     let sample = Sample::new();
     let seeds: Vec<u64> = sample.of(0..40).collect();
@@ -95,7 +95,7 @@ fn they_are_taken_where_they_are_cheaper_and_nowhere_else() {
 }
 
 #[test]
-fn a_group_is_alive_as_long_as_requests_that_use_it_keep_it() {
+fn group_is_alive_while_requests_use_it() {
     let mut problem = Problem { remote_idle_seconds: Some(30.0), ..problem(7, 1e-3) };
     let start = Start { process_seconds: 2.0, load_bytes_per_second: 1e8 };
     problem.starts = Some(Starts { main: start, remote: start });
@@ -110,7 +110,7 @@ fn a_group_is_alive_as_long_as_requests_that_use_it_keep_it() {
     assert!((found.used_share - (1.0 - (1.0 - share).powf(choices))).abs() < 1e-9);
     assert_eq!(found.start_seconds, 2.0 + problem.layers[0].expert_bytes / 1e8);
     // Where requests are short beside windows, their length hardly counts.
-    let alone = Alone {
+    let alone = ScalingGroup {
         per_second: 1e-3 * found.used_share,
         idle_seconds: 30.0,
         start_seconds: found.start_seconds,
@@ -136,7 +136,7 @@ fn a_group_is_alive_as_long_as_requests_that_use_it_keep_it() {
     }
 }
 
-/// Observed life of groups as requests come whose tokens choose experts one by one.
+/// Simulated alive times of groups, for requests whose tokens choose experts individually.
 struct ObservedGroups {
     used: f64,
     alive: f64,
@@ -144,9 +144,9 @@ struct ObservedGroups {
     cold: f64,
 }
 
-/// `groups` (experts of each layer), each of which takes its seconds of a start, and as much longer for who uses it
-/// before.
-fn lived(
+/// Simulates `groups`, each with the experts of each layer, the seconds of a start, and the additional seconds of requests
+/// during a start.
+fn simulate_groups(
     problem: &Problem,
     groups: &[(Vec<Vec<u32>>, f64, f64)],
     service_seconds: f64,
@@ -215,9 +215,9 @@ fn lived(
     seen
 }
 
-/// The rarer a group's experts are the longer it sleeps: as long as the chance that a request uses any of them has it.
+/// The alive time of a group follows from the probability that a request uses any of its experts.
 #[test]
-fn groups_live_as_requests_that_touch_them_have_it() {
+fn alive_time_of_groups_follows_the_requests_that_use_them() {
     let (mut worst, mut sum, mut compared) = (0.0_f64, 0.0, 0);
     for seed in 0..24 {
         let random = &mut SplitMix64::new(seed);
@@ -265,7 +265,7 @@ fn groups_live_as_requests_that_touch_them_have_it() {
             .zip(&lives)
             .map(|(experts, life)| (experts.clone(), life.start_seconds, life.cold_prefill_seconds))
             .collect();
-        let seen = lived(&problem, &groups, evaluation.life.unwrap().service_seconds, 40_000);
+        let seen = simulate_groups(&problem, &groups, evaluation.life.unwrap().service_seconds, 40_000);
         for (life, seen) in lives.iter().zip(&seen) {
             let pairs = [
                 (life.used_share, seen.used),
@@ -284,11 +284,11 @@ fn groups_live_as_requests_that_touch_them_have_it() {
     assert!(sum / f64::from(compared) <= 0.01, "{sum} of {compared}");
 }
 
-/// Terms that may be summed for a plan of 58 x 256 experts whose groups may end by themselves.
+/// Most terms that may be summed for a plan of 58 x 256 experts whose groups may scale to zero.
 const MOST_WORK: usize = 25_000_000;
 
 #[test]
-fn planning_for_a_model_whose_groups_may_sleep_is_little_work() {
+fn planning_with_sleeping_groups_takes_little_work() {
     for (vcpus, expert_bytes, slack) in
         [(true, 1.7e7, 10.0), (true, 2e5, 0.2), (false, 1.7e7, 1e-3), (false, 2e5, 0.2)]
     {

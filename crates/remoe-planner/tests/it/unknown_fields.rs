@@ -1,10 +1,10 @@
-//! Files with fields that do not belong in them, and messages about figures.
+//! Files with unknown fields, and messages about values out of range.
 
 use crate::bad_input::{pointers, with, worked};
 use remoe_planner::{Options, PlanAccount, PlanDraft, Problem, solve};
 use serde_json::{Value, json};
 
-/// Every object of `value`, by its JSON pointer.
+/// Lists the JSON pointers of all objects in `value`.
 fn objects(value: &Value) -> Vec<String> {
     let mut all = Vec::new();
     pointers(value, "", &mut all);
@@ -12,8 +12,8 @@ fn objects(value: &Value) -> Vec<String> {
     all
 }
 
-/// A problem with every optional part.
-fn whole() -> Value {
+/// A problem with all optional fields.
+fn complete_problem() -> Value {
     let starts = json!({"process_seconds": 1.0, "load_bytes_per_second": 1e9});
     let vcpus = json!({"min": 0.5, "max": 4.0, "step": 0.5});
     with(&[
@@ -29,8 +29,8 @@ fn whole() -> Value {
 }
 
 #[test]
-fn problem_with_an_unknown_field_is_refused_at_every_level() {
-    let whole = whole();
+fn unknown_fields_of_a_problem_are_rejected_at_each_level() {
+    let whole = complete_problem();
     Problem::from_json(&whole.to_string()).unwrap();
     let places = objects(&whole);
     assert!(places.len() > 20, "{places:?}");
@@ -49,7 +49,7 @@ fn problem_with_an_unknown_field_is_refused_at_every_level() {
 }
 
 #[test]
-fn problem_with_a_duplicate_field_is_refused() {
+fn duplicate_fields_of_a_problem_are_rejected() {
     let text = worked().to_string().replacen("\"version\":1", "\"version\":1,\"version\":1", 1);
     assert_eq!(Problem::from_json(&text).unwrap_err().to_string(), "version is stated twice; keep one");
     let plan = r#"{"plan": {"layers": [], "layers": []}}"#;
@@ -77,7 +77,7 @@ fn account_of_another_version_is_read_and_a_plan_file_is_not() {
 }
 
 #[test]
-fn figures_out_of_range_are_told_with_their_unit() {
+fn out_of_range_errors_state_the_unit() {
     for (pointer, value, text) in [
         ("/slo/ttft_seconds", json!(-1), "is -1, expected seconds from 1e-15 to 1e15"),
         ("/head_bytes", json!(-5e20), "is -5e20, expected bytes from 0 to 1e15"),

@@ -1,8 +1,8 @@
-//! The worked problems: evaluation, bounds, walk, baselines and cheapest plan, to a relative 1e-9.
+//! The worked problems: evaluation, bounds, pre-allocation steps, baselines and cheapest plan, to a relative 1e-9.
 
 use remoe_planner::{
-    Billing, Options, PlanDraft, PlanError, Problem, Reason, Selection, assignments_bound, evaluate,
-    preallocate, solve,
+    Billing, Options, PlanDraft, PlanError, Problem, ReplacementReason, Selection, assignments_bound,
+    evaluate, preallocate, solve,
 };
 use serde_json::Value;
 
@@ -21,7 +21,7 @@ fn expected(name: &str) -> Value {
     serde_json::from_str(&read(&format!("{name}-evaluation.json"))).unwrap()
 }
 
-/// Every figure of `expected` stands in `actual`, which may have more fields.
+/// Asserts that `actual` has all values of `expected`; it may have more fields.
 fn same(at: &str, actual: &Value, expected: &Value) {
     match expected {
         Value::Object(fields) => fields.iter().for_each(|(name, value)| {
@@ -43,7 +43,7 @@ fn same(at: &str, actual: &Value, expected: &Value) {
 }
 
 #[test]
-fn evaluation() {
+fn evaluation_of_the_worked_example() {
     for name in WORKED {
         let expected = expected(name);
         let plan = PlanDraft::from_json(&expected["plan"].to_string()).unwrap();
@@ -54,7 +54,7 @@ fn evaluation() {
 }
 
 #[test]
-fn bounds() {
+fn assignment_bounds_of_the_worked_example() {
     for name in WORKED {
         for bound in expected(name)["n_up"].as_array().unwrap() {
             let field = |name: &str| bound[name].as_f64().unwrap();
@@ -65,7 +65,7 @@ fn bounds() {
 }
 
 #[test]
-fn walk() {
+fn preallocation_steps_of_the_worked_example() {
     for name in WORKED {
         let mut problem = problem(name);
         problem.prediction = None;
@@ -101,7 +101,7 @@ fn baselines_and_cheapest_plan() {
 }
 
 #[test]
-fn whole_layers_cost_less_than_any_ratio() {
+fn whole_remote_layers_cost_less_than_any_ratio() {
     let mut problem = problem("whole-layers");
     let known = PlanDraft::from_json(&read("whole-layers-plan.json")).unwrap();
     for max_groups in [None, Some(16)] {
@@ -142,13 +142,16 @@ fn half_the_limit_is_infeasible() {
 }
 
 #[test]
-fn failing_previous_plan_is_replaced_and_near_optimal_one_kept() {
+fn previous_plan_is_replaced_if_it_fails_and_kept_if_near_optimal() {
     let mut problem = problem("example3");
     let best = solve(&problem, None, &Options::default()).unwrap();
     let mut small = best.plan.clone();
     small.main_bytes = 200_000_000.0;
     let answer = solve(&problem, Some(&PlanDraft::from(&small)), &Options::default()).unwrap();
-    assert_eq!((answer.change.unwrap().reason, answer.plan), (Reason::PreviousFails, best.plan.clone()));
+    assert_eq!(
+        (answer.change.unwrap().reason, answer.plan),
+        (ReplacementReason::PreviousFails, best.plan.clone())
+    );
     // Whole requests in the worst case are too slow, but a plan that keeps the limits on the prediction is found.
     problem.slo.ttft_seconds = 1.6;
     assert!(matches!(preallocate(&problem), Err(PlanError::Infeasible(_))));

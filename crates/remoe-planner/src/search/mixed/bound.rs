@@ -1,35 +1,35 @@
-//! Lower bounds of the cost of one option per layer at one main size.
+//! Lower bounds of the cost of one option for each layer at one main size.
 //!
-//! A multiplier on the bytes of local experts makes layers independent. Under invocation billing the cost is
-//! linear, so that one such bound says all. Under reserved billing it is seconds times rate: the least seconds,
-//! the least rate and the least of a sum of both leave a region whose cheapest points are two of its corners.
+//! A multiplier on the bytes of local experts makes layers independent. Under invocation billing the cost is linear, so that
+//! one such bound is enough. Under reserved billing it is seconds times rate: the least seconds, the least rate and the
+//! least weighted sum of both bound a region whose cheapest points are two of its corners.
 
-use crate::search::options::{OptionChoice, Terms};
+use crate::search::options::{CostTerms, OptionChoice};
 
 /// One option of a layer at one main size.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LayerOption {
-    /// Place of the set among the layer's sets.
+    /// Index of the set among the layer's sets.
     pub(super) set: usize,
     pub(super) choice: Option<OptionChoice>,
-    pub(super) sum: Sum,
+    pub(super) sum: OptionSum,
 }
 
-/// Sum of options.
+/// Sum of options of several layers.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Sum {
-    pub(super) terms: Terms,
-    /// Bytes of experts that stay with the main function.
+pub(super) struct OptionSum {
+    pub(super) terms: CostTerms,
+    /// Bytes of local experts.
     pub(super) bytes: f64,
 }
 
-impl Sum {
+impl OptionSum {
     pub(super) fn plus(&self, other: &Self) -> Self {
         Self { terms: self.terms.plus(&other.terms), bytes: self.bytes + other.bytes }
     }
 }
 
-/// How the cost of a plan follows from the sum of its layers at one main size.
+/// Cost of a plan as a function of the sum of its layers, at one main size.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MainSizeCost {
     /// Dollars per second of the main function.
@@ -40,30 +40,30 @@ pub(super) struct MainSizeCost {
 }
 
 impl MainSizeCost {
-    pub(super) fn seconds(&self, terms: &Terms) -> f64 {
+    pub(super) fn seconds(&self, terms: &CostTerms) -> f64 {
         terms.prefill + self.output * terms.step
     }
 
-    pub(super) fn of(&self, terms: &Terms) -> f64 {
+    pub(super) fn of(&self, terms: &CostTerms) -> f64 {
         let seconds = self.seconds(terms);
         if self.is_reserved { (self.rate + terms.bill) * seconds } else { self.rate * seconds + terms.bill }
     }
 }
 
-/// A sum of seconds, bills and local bytes with these weights, the last of which is the multiplier.
+/// Weighted sum of seconds, bills and local bytes. The weight of bytes is the Lagrangian multiplier.
 #[derive(Debug, Clone, Copy)]
-struct Linear {
+struct LinearBound {
     seconds: f64,
     bill: f64,
     bytes: f64,
 }
 
-impl Linear {
-    fn of(&self, cost: &MainSizeCost, sum: &Sum) -> f64 {
+impl LinearBound {
+    fn of(&self, cost: &MainSizeCost, sum: &OptionSum) -> f64 {
         self.seconds * cost.seconds(&sum.terms) + self.bill * sum.terms.bill + self.bytes * sum.bytes
     }
 
-    /// The option of a layer with the least value; of equal ones the one with the fewest local bytes.
+    /// Returns the option of a layer with the least value. Ties go to fewer local bytes.
     fn least<'i>(&self, cost: &MainSizeCost, items: &'i [LayerOption]) -> Option<(f64, &'i LayerOption)> {
         let all = items.iter().map(|item| (self.of(cost, &item.sum), item));
         all.reduce(|best, other| {
@@ -73,19 +73,19 @@ impl Linear {
     }
 }
 
-/// Steps of the search for a multiplier.
+/// Bisection steps of the search for a multiplier.
 const STEPS: usize = 24;
 
-/// Lower bounds at one main size with so many `bytes` for local experts.
+/// Lower bounds at one main size with `bytes` for local experts.
 #[derive(Debug, Clone)]
 pub(super) struct Bounds {
     cost: MainSizeCost,
     bytes: f64,
-    linears: Vec<Linear>,
+    linears: Vec<LinearBound>,
 }
 
 impl Bounds {
-    /// Returns none if the experts that cannot be remote are too many bytes. `aim` is the expected cost of plans.
+    /// `aim`: expected cost of plans. Returns `None` if the experts that must be local need more than `bytes`.
     pub(super) fn new(cost: MainSizeCost, bytes: f64, layers: &[Vec<LayerOption>], aim: f64) -> Option<Self> {
         let mut bounds = Self { cost, bytes, linears: Vec::new() };
         if !cost.is_reserved {
@@ -96,7 +96,7 @@ impl Bounds {
         bounds.add(layers, 0.0, 1.0)?;
         let least = |index: usize| bounds.value(index, bounds.sum_of(layers, index));
         let (seconds, bill) = (least(0).max(f64::MIN_POSITIVE), least(1));
-        // Where seconds times rate are what is aimed at, the line through that point falls by this price.
+        // Slope of the curve seconds times rate = aim at the least seconds.
         let rate = if aim.is_finite() { aim / seconds } else { cost.rate + bill };
         bounds.add(layers, rate / seconds, 1.0)?;
         Some(bounds)
@@ -105,7 +105,7 @@ impl Bounds {
     /// Adds the linear bound with these weights at its best multiplier.
     fn add(&mut self, layers: &[Vec<LayerOption>], seconds: f64, bill: f64) -> Option<()> {
         let at = |multiplier: f64| {
-            let linear = Linear { seconds, bill, bytes: multiplier };
+            let linear = LinearBound { seconds, bill, bytes: multiplier };
             let mut bytes = 0.0;
             for items in layers {
                 bytes += linear.least(&self.cost, items)?.1.sum.bytes;
@@ -131,7 +131,7 @@ impl Bounds {
                 if at(middle)? > 0.0 { low = middle } else { high = middle }
             }
         }
-        self.linears.push(Linear { seconds, bill, bytes: high });
+        self.linears.push(LinearBound { seconds, bill, bytes: high });
         Some(())
     }
 
@@ -139,12 +139,12 @@ impl Bounds {
         self.linears.len()
     }
 
-    /// The value of a sum in the bound at `index`.
-    pub(super) fn of(&self, index: usize, sum: &Sum) -> f64 {
+    /// Returns the value of a sum in the bound at `index`.
+    pub(super) fn of(&self, index: usize, sum: &OptionSum) -> f64 {
         self.linears[index].of(&self.cost, sum)
     }
 
-    /// The least value of a layer in the bound at `index`.
+    /// Returns the least value of a layer in the bound at `index`.
     pub(super) fn least(&self, index: usize, items: &[LayerOption]) -> f64 {
         self.linears[index].least(&self.cost, items).map_or(f64::INFINITY, |(least, _)| least)
     }
@@ -153,13 +153,13 @@ impl Bounds {
         layers.iter().map(|items| self.least(index, items)).sum()
     }
 
-    /// Lower bound of plans within the bytes, given the sum of least values in the bound at `index`.
+    /// Returns the lower bound of plans within the bytes, given the sum of least values in the bound at `index`.
     fn value(&self, index: usize, sum: f64) -> f64 {
         let multiplier = self.linears[index].bytes;
         if multiplier > 0.0 { sum - multiplier * self.bytes } else { sum }
     }
 
-    /// No plan costs less whose values in every bound are at least these.
+    /// Returns a lower bound of the cost of plans whose value in each bound is at least that of `values`.
     pub(super) fn cost(&self, values: &[f64]) -> f64 {
         let value = |index: usize| self.value(index, values[index]);
         if !self.cost.is_reserved {
@@ -172,7 +172,7 @@ impl Bounds {
         at_least_seconds.min(at_least_rate)
     }
 
-    /// No plan of one option per layer costs less.
+    /// Returns a lower bound of the cost of all plans of one option for each layer.
     pub(super) fn of_all(&self, layers: &[Vec<LayerOption>]) -> f64 {
         let sums: Vec<f64> = (0..self.count()).map(|index| self.sum_of(layers, index)).collect();
         self.cost(&sums)

@@ -1,58 +1,60 @@
-//! Numbers of remote experts of every layer that are worth a search, where experts are too many to try their sets.
+//! Promising remote counts of every layer, if experts are too many to try their sets.
 //!
-//! With a multiplier on the bytes of local experts every layer chooses its number by itself, so that some layers
-//! become wholly local and others wholly remote where that is cheapest. What the multiplier leaves of the main
-//! function's memory is filled by exchanges in single layers and in pairs of them. The search over sizes
-//! ([`Search`]) then works out each of the most promising choices.
+//! With a Lagrangian multiplier on the bytes of local experts every layer chooses its count independently. Exchanges in
+//! single layers and in pairs of layers use the memory that the multiplier leaves free. The search over sizes ([`Search`])
+//! then solves the most promising choices.
 
-use super::Mixed;
+use super::MixedSearch;
 use super::sets::{CandidateSet, ExpertPrefix};
-use crate::search::options::{Prices, Terms};
+use crate::search::options::{CostTerms, TermPrices};
 use crate::search::selection::{Candidate, Selection};
 use crate::search::{EvaluatedPlan, Search};
 use std::borrow::Cow;
 
-/// Numbers of remote experts in all layers together that are compared, at most.
-const MOST_COUNTS: usize = 1_500;
-/// Main sizes of a round: at first over the whole range, then beside the best one.
-const MAINS: usize = 16;
-const BESIDE: [isize; 9] = [0, -1, 1, -2, 2, -4, 4, -8, 8];
-/// Rounds, each of which looks closer at what the last one found.
+/// Maximum number of compared remote counts, over all layers.
+const MAX_COUNTS: usize = 1_500;
+/// Main sizes of the first round, over the whole range.
+const MAIN_SIZES_PER_ROUND: usize = 16;
+/// Main sizes of later rounds, as offsets from the best one.
+const MAIN_SIZE_OFFSETS: [isize; 9] = [0, -1, 1, -2, 2, -4, 4, -8, 8];
+/// Number of rounds. Each searches nearer to the best plan of the last one.
 const ROUNDS: usize = 4;
-/// Choices of a round whose sizes are worked out.
-const MOST_TRIED: usize = 3;
-/// Steps of the search for a multiplier.
+/// Number of choices whose sizes are solved in a round.
+const MAX_TRIED: usize = 3;
+/// Bisection steps of the search for a multiplier.
 const STEPS: usize = 24;
-/// Exchanges of pairs of layers, at most.
-const PAIRS: usize = 12;
+/// Maximum number of exchanges of pairs of layers.
+const MAX_PAIRS: usize = 12;
 
-/// Numbers of remote experts with what each costs at one main size.
-struct Priced {
-    /// Per layer and number.
+/// Costs of remote counts at one main size.
+struct PricedCounts {
+    /// `[layer][index]`: priced terms of a count.
     values: Vec<Vec<f64>>,
+    /// `[layer][index]`: bytes of local experts with a count.
     bytes: Vec<Vec<f64>>,
-    /// Bytes for local experts in all.
+    /// Bytes for the local experts of all layers.
     allowed: f64,
 }
 
-/// Dollars of times and bills, and what else a plan costs at these prices.
+/// Linear approximation of the cost: prices of terms, and a constant.
 #[derive(Clone, Copy)]
-struct Pricing {
-    prices: Prices,
-    besides: f64,
+struct LinearPricing {
+    prices: TermPrices,
+    constant: f64,
 }
 
-impl<'m> Mixed<'m, 'm> {
-    /// Has `search` look at the most promising choices, starting from the best plan that it knows. The first round
-    /// looks at the whole range; without it the search stays near that plan.
-    pub(crate) fn spread(&self, search: &mut Search<'m>, near: bool) {
+impl<'m> MixedSearch<'m, 'm> {
+    /// Lets `search` solve the most promising remote counts, starting from its best plan.
+    ///
+    /// If `near`, skips the first round over the whole range, so that the search stays near that plan.
+    pub(crate) fn search_counts(&self, search: &mut Search<'m>, near: bool) {
         for round in (usize::from(near)..ROUNDS).take_while(|_| !self.model.ends()) {
             let before = search.best.as_ref().map(|best| best.evaluation.total_cost);
-            let leads = self.grid(search.best.as_ref(), round);
-            let mut sets: Vec<Vec<CandidateSet<'_>>> = Vec::with_capacity(leads.len());
-            for (layer, leads) in leads.iter().enumerate() {
+            let expert_prefixes = self.grid(search.best.as_ref(), round);
+            let mut sets: Vec<Vec<CandidateSet<'_>>> = Vec::with_capacity(expert_prefixes.len());
+            for (layer, expert_prefixes) in expert_prefixes.iter().enumerate() {
                 let set = |lead| CandidateSet::new(self.model, lead, layer, self.factors);
-                sets.push(leads.iter().filter_map(set).collect());
+                sets.push(expert_prefixes.iter().filter_map(set).collect());
             }
             let mut promising: Vec<(f64, usize, Candidate)> = Vec::new();
             for main in self.mains(&sets, search.best.as_ref(), round) {
@@ -65,13 +67,13 @@ impl<'m> Mixed<'m, 'm> {
                 let counts: Vec<usize> = chosen.iter().zip(&sets).map(|(at, sets)| sets[*at].count).collect();
                 let i = counts.iter().copied().max().unwrap_or(0);
                 let candidate = Candidate { selection: Selection::Mixed, i, counts };
-                promising.push((value + pricing.besides, main, candidate));
+                promising.push((value + pricing.constant, main, candidate));
             }
             promising.retain(|(.., candidate)| candidate.i > 0);
             promising.sort_by(|a, b| a.0.total_cmp(&b.0));
-            promising.truncate(MOST_TRIED);
+            promising.truncate(MAX_TRIED);
             for (_, main, candidate) in promising {
-                search.try_one(&candidate, main);
+                search.solve_pair(&candidate, main);
             }
             let after = search.best.as_ref().map(|best| best.evaluation.total_cost);
             if round > usize::from(near) && before == after {
@@ -80,10 +82,11 @@ impl<'m> Mixed<'m, 'm> {
         }
     }
 
-    /// Numbers of remote experts of every layer: none, all, and some between them, which are closer to those of `best`
-    /// in later rounds.
+    /// Returns the remote counts of every layer that are compared: none, all, and some between them.
+    ///
+    /// In later rounds these are nearer to the counts of `best`.
     fn grid(&self, best: Option<&EvaluatedPlan>, round: usize) -> Vec<Vec<ExpertPrefix<'m>>> {
-        let each = (MOST_COUNTS / self.tables.len().max(1)).max(3);
+        let each = (MAX_COUNTS / self.tables.len().max(1)).max(3);
         let of_layer = |(layer, table): (usize, &'m crate::search::tables::LayerTable)| {
             let experts = table.order.len();
             let own = best.map(|best| best.candidate.counts[layer]);
@@ -108,7 +111,7 @@ impl<'m> Mixed<'m, 'm> {
         self.tables.iter().enumerate().map(of_layer).collect()
     }
 
-    /// Main sizes to look at.
+    /// Returns the indices of the main sizes that are tried.
     fn mains(
         &self,
         sets: &[Vec<CandidateSet<'_>>],
@@ -122,16 +125,16 @@ impl<'m> Mixed<'m, 'm> {
         let needed = self.model.main_base() + sets.iter().map(fewest).sum::<f64>();
         let first = self.model.main_sizes.partition_point(|size| *size < needed);
         let all: f64 = self.model.layers.iter().map(|layer| layer.experts as f64 * layer.expert_bytes).sum();
-        // What holds everything has nothing to choose.
+        // A size that holds all experts leaves nothing to choose.
         let most = self.model.main_base() + all;
         let last = self.model.main_sizes.partition_point(|size| *size < most).min(sizes);
         let mut mains: Vec<usize> = match best.filter(|_| round > 0) {
             Some(best) => {
-                let beside = BESIDE.iter().map(|by| best.main.checked_add_signed(*by));
+                let beside = MAIN_SIZE_OFFSETS.iter().map(|by| best.main.checked_add_signed(*by));
                 beside.flatten().collect()
             }
             None => {
-                let steps = MAINS.min(last.saturating_sub(first)).max(1);
+                let steps = MAIN_SIZES_PER_ROUND.min(last.saturating_sub(first)).max(1);
                 let even = (0..steps).map(|step| first + step * last.saturating_sub(first) / steps);
                 even.chain(best.map(|best| best.main)).collect()
             }
@@ -142,20 +145,21 @@ impl<'m> Mixed<'m, 'm> {
         mains
     }
 
-    /// Prices at the main size at `main`, with what limits were worth in the pair that was solved last. Under reserved
-    /// billing those of a cost that is linear beside that of the best plan.
-    fn pricing(&self, search: &Search<'_>, main: usize) -> Pricing {
+    /// Returns the linear cost with the main size at `main`, with the multipliers of the latest solved pair.
+    ///
+    /// Under reserved billing the cost is linearised at the best plan.
+    fn pricing(&self, search: &Search<'_>, main: usize) -> LinearPricing {
         let model = self.model;
         let rate = model.coupled_main_rate(model.main_sizes[main]);
         if !model.is_reserved() {
-            let prices = Prices {
+            let prices = TermPrices {
                 prefill: rate,
                 step: rate * model.output,
                 bill: 1.0,
                 limit_prefill: 0.0,
                 limit_step: 0.0,
             };
-            return Pricing { prices: prices.with(search.multipliers), besides: 0.0 };
+            return LinearPricing { prices: prices.with(search.multipliers), constant: 0.0 };
         }
         let (dollars, seconds) = match &search.best {
             Some(best) => {
@@ -164,37 +168,42 @@ impl<'m> Mixed<'m, 'm> {
             }
             None => {
                 let local = self.tables.iter().zip(&model.layers).map(|(table, layer)| {
-                    let terms = Terms::all_local(layer, table.all_local(main));
+                    let terms = CostTerms::all_local(layer, table.all_local(main));
                     terms.prefill + model.output * terms.step
                 });
                 (rate, local.sum())
             }
         };
-        let prices = Prices {
+        let prices = TermPrices {
             prefill: dollars,
             step: dollars * model.output,
             bill: seconds,
             limit_prefill: 0.0,
             limit_step: 0.0,
         };
-        Pricing { prices, besides: seconds * (rate - dollars) }
+        LinearPricing { prices, constant: seconds * (rate - dollars) }
     }
 
-    /// Returns the least cost of every number of remote experts; none if a layer has none that fits.
-    fn priced(&self, sets: &mut [Vec<CandidateSet<'_>>], main: usize, prices: Prices) -> Option<Priced> {
+    /// Returns the least cost of every remote count, or `None` if a layer has no count that fits.
+    fn priced(
+        &self,
+        sets: &mut [Vec<CandidateSet<'_>>],
+        main: usize,
+        prices: TermPrices,
+    ) -> Option<PricedCounts> {
         let allowed = self.model.main_sizes[main] - self.model.main_base();
-        let mut priced = Priced { values: Vec::new(), bytes: Vec::new(), allowed };
+        let mut priced = PricedCounts { values: Vec::new(), bytes: Vec::new(), allowed };
         for (layer, sets) in sets.iter_mut().enumerate() {
             if sets.is_empty() {
                 return None;
             }
             self.model.add_work(sets.len() * self.model.remote_sizes.len() / 8 + 1);
-            // Options are filled in beside what they are compared by.
+            // Work of filling the options.
             self.model.meter.count(sets.len() * self.model.remote_sizes.len() / 8);
             let value = |set: &mut CandidateSet<'_>| {
                 let local = set.local(main);
                 match &mut set.options {
-                    None => Terms::all_local(&self.model.layers[layer], local).priced(prices),
+                    None => CostTerms::all_local(&self.model.layers[layer], local).priced(prices),
                     Some(options) => options.lower_bound(prices, local),
                 }
             };
@@ -205,12 +214,12 @@ impl<'m> Mixed<'m, 'm> {
     }
 }
 
-impl Priced {
-    /// The cheapest choice within the bytes that multiplier and exchanges find; none where nothing is within them.
+impl PricedCounts {
+    /// Searches the cheapest choice within the bytes by a multiplier and exchanges. `None` if no choice is within them.
     fn cheapest(&self) -> Option<(f64, Vec<usize>)> {
-        let chosen = self.multiplied()?;
-        let mut state = Exchanges::new(self, chosen);
-        for _ in 0..PAIRS {
+        let chosen = self.at_multiplier()?;
+        let mut state = CountExchanges::new(self, chosen);
+        for _ in 0..MAX_PAIRS {
             while state.best_single() {}
             if !state.pair() {
                 break;
@@ -219,8 +228,8 @@ impl Priced {
         state.value.is_finite().then_some((state.value, state.chosen))
     }
 
-    /// The choice of every layer at the least multiplier whose bytes are within those that are allowed.
-    fn multiplied(&self) -> Option<Vec<usize>> {
+    /// Returns the choice of every layer at the least multiplier whose bytes are within the allowed ones.
+    fn at_multiplier(&self) -> Option<Vec<usize>> {
         let at = |multiplier: f64| {
             let layers = self.values.iter().zip(&self.bytes);
             let chosen: Vec<usize> = layers
@@ -260,15 +269,15 @@ impl Priced {
     }
 }
 
-/// A choice with what it costs, while layers are exchanged.
-struct Exchanges<'p> {
-    priced: &'p Priced,
+/// State of a local search by exchanges of counts.
+struct CountExchanges<'p> {
+    priced: &'p PricedCounts,
     chosen: Vec<usize>,
     value: f64,
     bytes: f64,
 }
 
-/// One layer with another number: how much it saves, and the bytes that it adds.
+/// Exchange of the count of one layer: saved dollars and added bytes.
 #[derive(Clone, Copy)]
 struct CountSwap {
     layer: usize,
@@ -277,14 +286,14 @@ struct CountSwap {
     adds: f64,
 }
 
-impl<'p> Exchanges<'p> {
-    fn new(priced: &'p Priced, chosen: Vec<usize>) -> Self {
+impl<'p> CountExchanges<'p> {
+    fn new(priced: &'p PricedCounts, chosen: Vec<usize>) -> Self {
         let sum = |of: &[Vec<f64>]| of.iter().zip(&chosen).map(|(row, at)| row[*at]).sum();
         Self { value: sum(&priced.values), bytes: sum(&priced.bytes), priced, chosen }
     }
 
     fn all(&self) -> impl Iterator<Item = CountSwap> {
-        let Priced { values, bytes, .. } = self.priced;
+        let PricedCounts { values, bytes, .. } = self.priced;
         self.chosen.iter().enumerate().flat_map(move |(layer, at)| {
             (0..values[layer].len()).filter(move |to| to != at).map(move |to| CountSwap {
                 layer,
@@ -301,7 +310,7 @@ impl<'p> Exchanges<'p> {
         self.bytes += exchange.adds;
     }
 
-    /// Makes the exchange that saves the most for its bytes, of those for which there is memory.
+    /// Makes the exchange that saves the most per byte, of those that fit in memory.
     fn best_single(&mut self) -> bool {
         let least = self.value.abs() * 1e-9;
         let left = self.priced.allowed - self.bytes;
@@ -311,14 +320,14 @@ impl<'p> Exchanges<'p> {
         best.inspect(|exchange| self.make(*exchange)).is_some()
     }
 
-    /// Makes the pair of exchanges that saves the most: one that frees memory, and one that uses it.
+    /// Makes the pair of exchanges that saves the most: one frees memory, the other uses it.
     fn pair(&mut self) -> bool {
         let least = self.value.abs() * 1e-9;
         let left = self.priced.allowed - self.bytes;
         let (mut frees, mut uses): (Vec<CountSwap>, Vec<CountSwap>) =
             self.all().filter(|exchange| exchange.saves.is_finite()).partition(|one| one.adds < 0.0);
         uses.retain(|exchange| exchange.saves > least);
-        // By the bytes that they add: of those that fit behind one, the best is known.
+        // Sorted by added bytes, so that the best of those that fit is known by prefix.
         uses.sort_by(|a, b| a.adds.total_cmp(&b.adds));
         frees.sort_by(|a, b| b.saves.total_cmp(&a.saves));
         let mut best: Option<(f64, CountSwap, CountSwap)> = None;

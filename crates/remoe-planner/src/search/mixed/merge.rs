@@ -1,13 +1,14 @@
-//! The cheapest choice of one option per layer at one main size: layers are added one after the other, and of the
-//! sums of their options those go that another one beats in everything, or that cannot lead below the best plan.
+//! Cheapest choice of one option for each layer at one main size, by dynamic programming over the layers.
+//!
+//! Partial plans are dropped if another one dominates them, or if their lower bound exceeds the best cost.
 
-use super::bound::{Bounds, LayerOption, MainSizeCost, Sum};
+use super::bound::{Bounds, LayerOption, MainSizeCost, OptionSum};
 use remoe_plan::budget::Meter;
 
-/// Sums that are kept after each layer, at most; the most promising ones beyond.
-const MOST_SUMS: usize = 1_500;
-/// Sums that are compared with each other, at most.
-const MOST_COMPARED: usize = 6_000;
+/// Maximum number of partial plans that are kept after each layer: the most promising ones.
+const MAX_SUMS: usize = 1_500;
+/// Maximum number of partial plans that are compared with each other.
+const MAX_COMPARED_SUMS: usize = 6_000;
 
 /// Limits of plans at one main size.
 #[derive(Debug, Clone, Copy)]
@@ -18,44 +19,45 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    fn allow(&self, sum: &Sum) -> bool {
+    fn allow(&self, sum: &OptionSum) -> bool {
         sum.terms.limit_prefill <= self.prefill
             && sum.terms.limit_step <= self.step
             && sum.bytes <= self.bytes
     }
 }
 
-/// One option of every layer.
+/// A plan: one option for every layer.
 #[derive(Debug, Clone)]
-pub(super) struct Merged {
+pub(super) struct MergedPlan {
     pub(super) cost: f64,
     pub(super) items: Vec<LayerOption>,
-    pub(super) sum: Sum,
+    pub(super) sum: OptionSum,
 }
 
-/// A sum of options of the first layers.
+/// A partial plan: options of the first layers.
 #[derive(Debug, Clone, Copy)]
-struct Partial {
-    sum: Sum,
-    /// Set if anything is remote.
-    is_away: bool,
-    /// Where it came from: a sum of one layer less, and an option.
+struct PartialPlan {
+    sum: OptionSum,
+    /// Set if any expert is remote.
+    has_remote: bool,
+    /// Back pointer: index of the partial plan of one layer less, and of the added option.
     from: (usize, usize),
     bound: f64,
 }
 
-/// Figures that sums are compared by.
+/// Dominance of partial plans: the figures that are compared.
 #[derive(Clone, Copy)]
-struct Compared<'a> {
+struct DominanceCheck<'a> {
     meter: &'a Meter<'a>,
     cost: MainSizeCost,
-    /// Limits that not every sum keeps.
+    /// Set if some plan may break the prefill limit.
     prefill: bool,
+    /// Set if some plan may break the limit of decode steps.
     step: bool,
 }
 
-impl Compared<'_> {
-    fn figures(&self, sum: &Sum) -> [f64; 5] {
+impl DominanceCheck<'_> {
+    fn figures(&self, sum: &OptionSum) -> [f64; 5] {
         let (seconds, bill) = (self.cost.seconds(&sum.terms), sum.terms.bill);
         let (first, second) = match self.cost.is_reserved {
             true => (bill, seconds),
@@ -66,14 +68,15 @@ impl Compared<'_> {
         [first, second, prefill, counts(self.step, sum.terms.limit_step), sum.bytes]
     }
 
-    /// Returns the ones of `all` that no other one beats in every figure, and the number of comparisons. A sum with
-    /// nothing remote beats none that has.
-    fn undominated<T: Copy>(&self, all: Vec<T>, of: impl Fn(&T) -> (Sum, bool)) -> (Vec<T>, usize) {
+    /// Returns the undominated ones of `all`, and the number of comparisons.
+    ///
+    /// `of`: returns the sum, and whether any expert is remote. All-local sums do not dominate sums with remote experts.
+    fn undominated<T: Copy>(&self, all: Vec<T>, of: impl Fn(&T) -> (OptionSum, bool)) -> (Vec<T>, usize) {
         let mut sorted: Vec<([f64; 5], bool, T)> = all
             .into_iter()
             .map(|one| {
-                let (sum, is_away) = of(&one);
-                (self.figures(&sum), is_away, one)
+                let (sum, has_remote) = of(&one);
+                (self.figures(&sum), has_remote, one)
             })
             .collect();
         sorted.sort_by(|a, b| {
@@ -99,22 +102,22 @@ impl Compared<'_> {
     }
 }
 
-/// The layers at one main size.
-pub(super) struct Merge<'a> {
+/// Dynamic program over the layers at one main size.
+pub(super) struct OptionMerge<'a> {
     pub(super) cost: MainSizeCost,
     pub(super) limits: Limits,
     pub(super) bounds: &'a Bounds,
-    /// Sums and comparisons that may still be made.
+    /// Remaining number of sums and comparisons.
     pub(super) left: &'a mut usize,
     pub(super) meter: &'a Meter<'a>,
 }
 
-impl<'a> Merge<'a> {
-    /// The cheapest choice within the limits that has something remote and costs less than `cutoff`.
-    pub(super) fn cheapest(mut self, layers: &[Vec<LayerOption>], mut cutoff: f64) -> Option<Merged> {
+impl<'a> OptionMerge<'a> {
+    /// Returns the cheapest plan within the limits that has remote experts and costs less than `cutoff`.
+    pub(super) fn cheapest(mut self, layers: &[Vec<LayerOption>], mut cutoff: f64) -> Option<MergedPlan> {
         let compared = self.compared(layers);
         let mut order: Vec<usize> = (0..layers.len()).collect();
-        let mut reduced: Vec<Vec<LayerOption>> = self.hopeful(layers, cutoff)?;
+        let mut reduced: Vec<Vec<LayerOption>> = self.promising_options(layers, cutoff)?;
         for items in &mut reduced {
             let (kept, work) =
                 compared.undominated(std::mem::take(items), |item| (item.sum, item.choice.is_some()));
@@ -123,9 +126,14 @@ impl<'a> Merge<'a> {
         }
         order.sort_by_key(|layer| reduced[*layer].len());
         let rest = self.rest(&reduced, &order);
-        let nothing = Partial { sum: Sum::default(), is_away: false, from: (0, 0), bound: f64::NEG_INFINITY };
-        let mut steps: Vec<Vec<Partial>> = vec![vec![nothing]];
-        let mut best: Option<(Partial, f64)> = None;
+        let nothing = PartialPlan {
+            sum: OptionSum::default(),
+            has_remote: false,
+            from: (0, 0),
+            bound: f64::NEG_INFINITY,
+        };
+        let mut steps: Vec<Vec<PartialPlan>> = vec![vec![nothing]];
+        let mut best: Option<(PartialPlan, f64)> = None;
         for (depth, layer) in order.iter().enumerate() {
             let is_last = depth + 1 == order.len();
             let before = steps.last()?;
@@ -138,15 +146,16 @@ impl<'a> Merge<'a> {
                 }
                 for (at, item) in reduced[*layer].iter().enumerate() {
                     let sum = partial.sum.plus(&item.sum);
-                    let is_away = partial.is_away || item.choice.is_some();
+                    let has_remote = partial.has_remote || item.choice.is_some();
                     if !self.limits.allow(&sum.plus(&rest[depth + 1].least)) {
                         continue;
                     }
                     if is_last {
                         let cost = self.cost.of(&sum.terms);
-                        if cost < cutoff && is_away {
+                        if cost < cutoff && has_remote {
                             cutoff = cost;
-                            best = Some((Partial { sum, is_away, from: (index, at), bound: cost }, cost));
+                            best =
+                                Some((PartialPlan { sum, has_remote, from: (index, at), bound: cost }, cost));
                         }
                         continue;
                     }
@@ -155,17 +164,17 @@ impl<'a> Merge<'a> {
                         values.map(|(bound, rest)| self.bounds.of(bound, &sum) + rest).collect();
                     let bound = self.bounds.cost(&values);
                     if bound < cutoff {
-                        longer.push(Partial { sum, is_away, from: (index, at), bound });
+                        longer.push(PartialPlan { sum, has_remote, from: (index, at), bound });
                     }
                 }
             }
             if is_last {
                 break;
             }
-            most_promising(&mut longer, MOST_COMPARED);
-            let (mut kept, work) = compared.undominated(longer, |partial| (partial.sum, partial.is_away));
+            keep_most_promising(&mut longer, MAX_COMPARED_SUMS);
+            let (mut kept, work) = compared.undominated(longer, |partial| (partial.sum, partial.has_remote));
             self.spend(work);
-            most_promising(&mut kept, MOST_SUMS);
+            keep_most_promising(&mut kept, MAX_SUMS);
             steps.push(kept);
         }
         let (last, cost) = best?;
@@ -176,18 +185,18 @@ impl<'a> Merge<'a> {
             from = steps[depth][from.0].from;
         }
         chosen.sort_by_key(|(layer, _)| *layer);
-        Some(Merged { cost, items: chosen.into_iter().map(|(_, item)| item).collect(), sum: last.sum })
+        Some(MergedPlan { cost, items: chosen.into_iter().map(|(_, item)| item).collect(), sum: last.sum })
     }
 
     fn spend(&mut self, work: usize) {
         *self.left = self.left.saturating_sub(work);
     }
 
-    /// Options that may be part of a plan below `cutoff`; none where a layer has no such option.
-    fn hopeful(&self, layers: &[Vec<LayerOption>], cutoff: f64) -> Option<Vec<Vec<LayerOption>>> {
+    /// Returns the options that may be part of a plan below `cutoff`, or `None` if a layer has no such option.
+    fn promising_options(&self, layers: &[Vec<LayerOption>], cutoff: f64) -> Option<Vec<Vec<LayerOption>>> {
         let of_layers: Vec<LayerBounds> = layers.iter().map(|items| self.least_of(items)).collect();
         let all = of_layers.iter().fold(LayerBounds::none(self.bounds.count()), |sum, one| sum.plus(one));
-        let mut hopeful = Vec::with_capacity(layers.len());
+        let mut promising = Vec::with_capacity(layers.len());
         for (items, own) in layers.iter().zip(&of_layers) {
             let others = all.minus(own);
             let may_pay = |item: &&LayerOption| {
@@ -206,16 +215,16 @@ impl<'a> Merge<'a> {
             if kept.is_empty() {
                 return None;
             }
-            hopeful.push(kept);
+            promising.push(kept);
         }
-        Some(hopeful)
+        Some(promising)
     }
 
-    fn compared(&self, layers: &[Vec<LayerOption>]) -> Compared<'a> {
+    fn compared(&self, layers: &[Vec<LayerOption>]) -> DominanceCheck<'a> {
         let most = |of: fn(&LayerOption) -> f64| -> f64 {
             layers.iter().map(|items| items.iter().map(of).fold(0.0, f64::max)).sum()
         };
-        Compared {
+        DominanceCheck {
             meter: self.meter,
             cost: self.cost,
             prefill: most(|item| item.sum.terms.limit_prefill) > self.limits.prefill,
@@ -223,7 +232,7 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// Returns for every depth the least of the layers from there on, each figure by itself.
+    /// Returns for every depth the sum of least figures of the remaining layers, each figure independently.
     fn rest(&self, layers: &[Vec<LayerOption>], order: &[usize]) -> Vec<LayerBounds> {
         let mut rest = vec![LayerBounds::none(self.bounds.count())];
         for layer in order.iter().rev() {
@@ -236,7 +245,7 @@ impl<'a> Merge<'a> {
 
     fn least_of(&self, items: &[LayerOption]) -> LayerBounds {
         let least = |of: fn(&LayerOption) -> f64| items.iter().map(of).fold(f64::INFINITY, f64::min);
-        let mut sum = Sum { bytes: least(|item| item.sum.bytes), ..Sum::default() };
+        let mut sum = OptionSum { bytes: least(|item| item.sum.bytes), ..OptionSum::default() };
         sum.terms.limit_prefill = least(|item| item.sum.terms.limit_prefill);
         sum.terms.limit_step = least(|item| item.sum.terms.limit_step);
         let values = (0..self.bounds.count()).map(|bound| self.bounds.least(bound, items));
@@ -244,17 +253,17 @@ impl<'a> Merge<'a> {
     }
 }
 
-/// The least figures of layers.
+/// Least figures of one or more layers.
 struct LayerBounds {
-    /// Limits and bytes.
-    least: Sum,
-    /// In every bound.
+    /// Least limited seconds and bytes.
+    least: OptionSum,
+    /// Least value in every bound.
     values: Vec<f64>,
 }
 
 impl LayerBounds {
     fn none(bounds: usize) -> Self {
-        Self { least: Sum::default(), values: vec![0.0; bounds] }
+        Self { least: OptionSum::default(), values: vec![0.0; bounds] }
     }
 
     fn plus(&self, other: &Self) -> Self {
@@ -264,7 +273,7 @@ impl LayerBounds {
 
     fn minus(&self, other: &Self) -> Self {
         let values = self.values.iter().zip(&other.values).map(|(own, other)| own - other);
-        let least = Sum {
+        let least = OptionSum {
             terms: self.least.terms.minus(&other.least.terms),
             bytes: self.least.bytes - other.least.bytes,
         };
@@ -272,8 +281,8 @@ impl LayerBounds {
     }
 }
 
-/// The `most` of `sums` with the lowest bounds.
-fn most_promising(sums: &mut Vec<Partial>, most: usize) {
+/// Keeps the `most` partial plans with the lowest bounds.
+fn keep_most_promising(sums: &mut Vec<PartialPlan>, most: usize) {
     if sums.len() > most {
         sums.sort_by(|a, b| a.bound.total_cmp(&b.bound));
         sums.truncate(most);

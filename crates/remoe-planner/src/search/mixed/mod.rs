@@ -1,9 +1,9 @@
-//! Plans with a function per layer whose layers differ freely: some wholly local, some wholly remote, some split.
+//! Search for plans with a function for each layer and independent remote sets: layers may be local, remote or split.
 //!
-//! The local experts of all layers share the main function's memory, which is all that ties layers together beside
-//! the limits of times. So a plan is one option per layer (a set of experts, a size, a number of functions) within
-//! three sums. Few experts are searched to the end here (`sets.rs`, `bound.rs`, `merge.rs`); of many, multipliers
-//! say which numbers of remote experts are worth a search (`counts.rs`).
+//! Layers depend on each other only through the main function's memory and the latency limits. So a plan is one option for
+//! each layer (a set of experts, a size, a number of replicas) within three sums. With few experts all sets are searched
+//! (`sets.rs`, `bound.rs`, `merge.rs`). With many, Lagrangian multipliers select the remote counts that are searched
+//! (`counts.rs`).
 
 mod bound;
 mod counts;
@@ -14,60 +14,61 @@ use crate::remote::Remote;
 use crate::search::candidate::limits;
 use crate::search::dual::Sizing;
 use crate::search::tables::LayerTable;
-use bound::{Bounds, LayerOption, MainSizeCost, Sum};
-use merge::{Limits, Merge};
+use bound::{Bounds, LayerOption, MainSizeCost, OptionSum};
+use merge::{Limits, OptionMerge};
 use remoe_plan::model::Model;
 use remoe_plan::problem::ErrorFactor;
 use remoe_plan::problem::sizes::BYTE_SLACK;
-use sets::{CandidateSet, leads};
+use sets::{CandidateSet, expert_prefixes};
 
-/// Sums and comparisons of one search, at most.
-const MOST_MERGED: usize = 20_000_000;
+/// Maximum number of sums and comparisons of one search.
+const MAX_WORK: usize = 20_000_000;
 
-/// Everything that the search reads.
+/// Inputs of the search.
 #[derive(Clone, Copy)]
-pub(crate) struct Mixed<'s, 'm> {
+pub(crate) struct MixedSearch<'s, 'm> {
     pub(crate) model: &'s Model<'m>,
     pub(crate) tables: &'s [LayerTable],
     pub(crate) remote: Remote,
-    /// How far remote shares may exceed their prediction, where plans must bear it.
+    /// Prediction errors that plans must tolerate; absent unless plans must be robust.
     pub(crate) factors: Option<&'s [ErrorFactor]>,
 }
 
-/// A plan as the sets of its layers and their sizes.
+/// A plan: remote sets and sizing of all layers.
 pub(crate) struct MixedPlan {
+    /// Index of the main size.
     pub(crate) main: usize,
-    /// Remote experts of every layer.
+    /// `[layer]`: ids of the remote experts.
     pub(crate) sets: Vec<Vec<u32>>,
     pub(crate) sizing: Sizing,
 }
 
-impl Mixed<'_, '_> {
-    /// The cheapest plan below `cutoff` that has something remote, where experts are few enough to try their sets.
+impl MixedSearch<'_, '_> {
+    /// Searches the cheapest plan with remote experts below `cutoff`, if experts are few enough to try their sets.
     pub(crate) fn cheapest(&self, cutoff: f64) -> Option<MixedPlan> {
         let model = self.model;
-        let leads = leads(model, self.tables, self.remote)?;
-        let mut sets: Vec<Vec<CandidateSet<'_>>> = Vec::with_capacity(leads.len());
-        for (layer, leads) in leads.iter().enumerate() {
+        let expert_prefixes = expert_prefixes(model, self.tables, self.remote)?;
+        let mut sets: Vec<Vec<CandidateSet<'_>>> = Vec::with_capacity(expert_prefixes.len());
+        for (layer, expert_prefixes) in expert_prefixes.iter().enumerate() {
             let set = |lead| CandidateSet::new(model, lead, layer, self.factors);
-            sets.push(leads.iter().filter_map(set).collect());
+            sets.push(expert_prefixes.iter().filter_map(set).collect());
         }
-        // The main sizes, the one with the lowest bound first.
+        // Tries main sizes in the order of their lower bounds.
         let mut mains = Vec::new();
         for main in (0..model.main_sizes.len()).take_while(|_| !model.ends()) {
-            let bound = self.at(&mut sets, main, cutoff).map(|at| at.bound);
+            let bound = self.options_at(&mut sets, main, cutoff).map(|at| at.bound);
             mains.extend(bound.filter(|bound| *bound < cutoff).map(|bound| (bound, main)));
         }
         mains.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let mut left = MOST_MERGED;
+        let mut left = MAX_WORK;
         let mut best: Option<(f64, MixedPlan)> = None;
         for (bound, main) in mains {
             let cutoff = best.as_ref().map_or(cutoff, |(cost, _)| *cost);
             if bound >= cutoff || left == 0 || model.ends() {
                 break;
             }
-            let Some(at) = self.at(&mut sets, main, cutoff) else { continue };
-            let merge = Merge {
+            let Some(at) = self.options_at(&mut sets, main, cutoff) else { continue };
+            let merge = OptionMerge {
                 cost: at.cost,
                 limits: at.limits,
                 bounds: &at.bounds,
@@ -85,12 +86,17 @@ impl Mixed<'_, '_> {
             };
             best = Some((merged.cost, MixedPlan { main, sets: remote.collect(), sizing }));
         }
-        model.add_work((MOST_MERGED - left) / 8);
+        model.add_work((MAX_WORK - left) / 8);
         best.map(|(_, picked)| picked)
     }
 
-    /// Every option of every layer at one main size; none where it holds too little.
-    fn at(&self, sets: &mut [Vec<CandidateSet<'_>>], main: usize, cutoff: f64) -> Option<SizeOptions> {
+    /// Returns the options of every layer at one main size, or `None` if the size holds too few experts.
+    fn options_at(
+        &self,
+        sets: &mut [Vec<CandidateSet<'_>>],
+        main: usize,
+        cutoff: f64,
+    ) -> Option<SizeOptions> {
         let model = self.model;
         let size = model.main_sizes[main];
         let cost = MainSizeCost {
@@ -110,11 +116,11 @@ impl Mixed<'_, '_> {
             let mut items = Vec::new();
             for (index, set) in sets.iter_mut().enumerate() {
                 let bytes = set.local_bytes;
-                let all = set.at(model, layer, main).into_iter();
+                let all = set.undominated_options(model, layer, main).into_iter();
                 items.extend(all.map(|(choice, terms)| LayerOption {
                     set: index,
                     choice,
-                    sum: Sum { terms, bytes },
+                    sum: OptionSum { terms, bytes },
                 }));
             }
             layers.push(items);
@@ -126,7 +132,7 @@ impl Mixed<'_, '_> {
     }
 }
 
-/// The options of all layers at one main size.
+/// Options of all layers at one main size.
 struct SizeOptions {
     cost: MainSizeCost,
     limits: Limits,

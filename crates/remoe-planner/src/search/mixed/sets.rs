@@ -1,20 +1,20 @@
-//! The sets of experts that a layer may have remote, with every size and number of functions of each.
+//! Remote sets of a layer that are tried, with all sizes and numbers of replicas of each.
 
 use crate::remote::Remote;
-use crate::search::options::{LayerOptions, Local, OptionChoice, Terms};
+use crate::search::options::{CostTerms, LayerOptions, LocalTimes, OptionChoice};
 use crate::search::tables::LayerTable;
 use remoe_plan::model::Model;
 use remoe_plan::problem::ErrorFactor;
 use std::borrow::Cow;
 
-/// Options of all sets together, at most: sets times sizes times numbers of functions.
-const MOST_CELLS: usize = 200_000;
-/// Options times main sizes, at most.
-const MOST_TERMS: usize = 3_000_000;
-/// Experts of all layers together up to which all of that is spent.
+/// Maximum number of options of all sets: sets times sizes times numbers of replicas.
+const MAX_OPTIONS: usize = 200_000;
+/// Maximum number of options times main sizes.
+const MAX_TERMS: usize = 3_000_000;
+/// Largest number of experts, over all layers, for which the full maxima apply; beyond it a tenth of them.
 const FEW_EXPERTS: usize = 12;
 
-/// The order of experts whose first ones are a set, and how many those are.
+/// A set of experts, as a prefix of an order of experts.
 pub(super) struct ExpertPrefix<'t> {
     pub(super) table: Cow<'t, LayerTable>,
     pub(super) count: usize,
@@ -24,14 +24,14 @@ pub(super) struct ExpertPrefix<'t> {
 pub(super) struct CandidateSet<'m> {
     pub(super) table: &'m LayerTable,
     pub(super) count: usize,
-    /// Bytes of the experts that stay with the main function.
+    /// Bytes of the local experts.
     pub(super) local_bytes: f64,
-    /// Sizes and numbers of functions; absent where nothing is remote.
+    /// Sizes and numbers of replicas; absent for the empty set.
     pub(super) options: Option<Box<LayerOptions<'m>>>,
 }
 
 impl<'m> CandidateSet<'m> {
-    /// Returns none if no remote size holds it.
+    /// Returns `None` if no remote size holds the set.
     pub(super) fn new(
         model: &'m Model<'m>,
         lead: &'m ExpertPrefix<'m>,
@@ -51,25 +51,25 @@ impl<'m> CandidateSet<'m> {
         Some(Self { table, count, local_bytes, options })
     }
 
-    /// Figures of the layer with this set at the main size at `main`.
-    pub(super) fn local(&self, main: usize) -> Local {
+    /// Returns the times of the layer in the main function with this set and the main size at `main`.
+    pub(super) fn local(&self, main: usize) -> LocalTimes {
         self.options.as_ref().map_or_else(|| self.table.all_local(main), |options| options.local(main))
     }
 
-    /// Every option of it at one main size that no other one beats in every term.
-    pub(super) fn at(
+    /// Returns the undominated options of the set at one main size.
+    pub(super) fn undominated_options(
         &mut self,
         model: &Model<'_>,
         layer: usize,
         main: usize,
-    ) -> Vec<(Option<OptionChoice>, Terms)> {
+    ) -> Vec<(Option<OptionChoice>, CostTerms)> {
         let local = self.local(main);
         match &mut self.options {
-            None => vec![(None, Terms::all_local(&model.layers[layer], local))],
+            None => vec![(None, CostTerms::all_local(&model.layers[layer], local))],
             Some(options) => {
-                let mut kept: Vec<(Option<OptionChoice>, Terms)> = Vec::new();
+                let mut kept: Vec<(Option<OptionChoice>, CostTerms)> = Vec::new();
                 let mut all = options.up_to(|_| 0.0, local, 0.0);
-                // Stable: of equal ones the one with less memory and fewer functions comes first.
+                // The sort is stable: of equal options the one with less memory and fewer replicas comes first.
                 all.sort_by(|a, b| a.1.bill.total_cmp(&b.1.bill));
                 for (choice, terms) in all {
                     let beaten = kept.iter().any(|(_, other)| {
@@ -88,52 +88,54 @@ impl<'m> CandidateSet<'m> {
     }
 }
 
-/// Sets that are tried of every layer, from all subsets to the least used experts alone.
+/// Family of sets that are tried for every layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Width {
+enum SetFamily {
+    /// All subsets.
     Subsets,
-    /// The least used experts, with one of them exchanged for another one.
+    /// The least used experts, with one of them exchanged for another expert.
     Exchanged,
+    /// The least used experts only.
     LeastUsed,
 }
 
-/// The sets to try of every layer: as many as their work allows; none where even the fewest are too many.
-pub(super) fn leads<'t>(
+/// Returns the sets of every layer that are tried, or `None` if even the smallest family is too much work.
+pub(super) fn expert_prefixes<'t>(
     model: &Model<'_>,
     tables: &'t [LayerTable],
     remote: Remote,
 ) -> Option<Vec<Vec<ExpertPrefix<'t>>>> {
     let sizes = model.remote_sizes.len();
-    // Every subset of so few experts is worth the work; of more, most plans are found in a tenth of it.
+    // With more experts a tenth of the work finds most of the best plans.
     let experts: usize = model.layers.iter().map(|layer| layer.experts).sum();
     let part = if experts <= FEW_EXPERTS { 1 } else { 10 };
     let most = model.problem.limits.max_replicas as usize;
-    let fits = |width: &Width| {
+    let fits = |width: &SetFamily| {
         let sets = model
             .layers
             .iter()
             .map(|layer| width.sets(layer.experts).saturating_mul(most.min(layer.experts)));
         let cells = sets.fold(0_usize, usize::saturating_add).saturating_mul(sizes);
-        cells <= MOST_CELLS / part && cells.saturating_mul(model.main_sizes.len()) <= MOST_TERMS / part
+        cells <= MAX_OPTIONS / part && cells.saturating_mul(model.main_sizes.len()) <= MAX_TERMS / part
     };
-    let width = [Width::Subsets, Width::Exchanged, Width::LeastUsed].into_iter().find(fits)?;
+    let width = [SetFamily::Subsets, SetFamily::Exchanged, SetFamily::LeastUsed].into_iter().find(fits)?;
     let of_layer = |(layer, table): (usize, &'t LayerTable)| {
         let may_stay = remote.allows_in(&model.layers[layer], 0);
         let prefixes = (usize::from(!may_stay)..=table.order.len())
             .map(|count| ExpertPrefix { table: Cow::Borrowed(table), count });
-        let mut leads: Vec<ExpertPrefix<'t>> = prefixes.collect();
-        for set in width.others(&table.order) {
+        let mut expert_prefixes: Vec<ExpertPrefix<'t>> = prefixes.collect();
+        for set in width.sets_beyond_prefixes(&table.order) {
             model.add_work(table.order.len());
-            let table = Cow::Owned(table.led_by(model, layer, &set));
-            leads.push(ExpertPrefix { table, count: set.len() });
+            let table = Cow::Owned(table.with_first(model, layer, &set));
+            expert_prefixes.push(ExpertPrefix { table, count: set.len() });
         }
-        leads
+        expert_prefixes
     };
     Some(tables.iter().enumerate().map(of_layer).collect())
 }
 
-impl Width {
-    /// How many sets a layer with so many experts has.
+impl SetFamily {
+    /// Returns the number of sets of a layer with `experts`.
     fn sets(self, experts: usize) -> usize {
         match self {
             Self::Subsets => {
@@ -147,7 +149,7 @@ impl Width {
     }
 
     /// Returns the sets that are not the first experts of `order`.
-    fn others(self, order: &[u32]) -> Vec<Vec<u32>> {
+    fn sets_beyond_prefixes(self, order: &[u32]) -> Vec<Vec<u32>> {
         let is_prefix = |set: &[u32]| order.starts_with(set);
         let sets: Vec<Vec<u32>> = match self {
             Self::LeastUsed => Vec::new(),

@@ -1,16 +1,16 @@
-//! One main function: admission, a decode iteration, a slice of prompts, and again.
+//! Simulation of one main function: a loop of admission, one decode iteration and one slice of prompts.
 
 use super::Setting;
 use std::collections::VecDeque;
 
-/// Seconds of prompts where nothing decodes, and of one of several.
-const ALONE: f64 = 0.25;
-const IN_TURN: f64 = 0.05;
-/// Prefills under way at most.
-const MOST_PREFILLS: usize = 4;
-/// Seconds that the shortest or the oldest prompt is owed at most.
-const MOST_OWED: f64 = 1.0;
-/// Seconds that are rounding.
+/// Seconds of a slice of prompts while nothing decodes, and of one of several prompts.
+const SLICE_WITHOUT_DECODING: f64 = 0.25;
+const SLICE_OF_SEVERAL: f64 = 0.05;
+/// Most concurrent prefills.
+const MAX_PREFILLS: usize = 4;
+/// Most seconds of credit of the shortest or the oldest prompt.
+const MAX_CREDIT: f64 = 1.0;
+/// Seconds below which a difference is rounding.
 const ROUNDING: f64 = 1e-9;
 
 pub(super) struct EngineRequest {
@@ -155,9 +155,9 @@ impl<'s> Engine<'s> {
         }
         let streams = self.running.iter().any(|request| request.is_prefilled);
         let time = match (streams, self.target(), self.median()) {
-            (false, ..) => ALONE,
+            (false, ..) => SLICE_WITHOUT_DECODING,
             (true, Some(target), Some(decode)) => (target * self.part - decode).max(0.1 * decode),
-            (true, ..) => IN_TURN,
+            (true, ..) => SLICE_OF_SEVERAL,
         };
         if streams {
             self.last_token = Some(self.now);
@@ -180,7 +180,7 @@ impl<'s> Engine<'s> {
     fn prefill_one(&mut self, until: f64, end: f64) -> bool {
         let under_way = self.running.iter().filter(|request| request.is_under_way).count();
         let could = |request: &EngineRequest| {
-            !request.is_prefilled && (request.is_under_way || under_way < MOST_PREFILLS)
+            !request.is_prefilled && (request.is_under_way || under_way < MAX_PREFILLS)
         };
         let prompts: Vec<usize> =
             (0..self.running.len()).filter(|index| could(&self.running[*index])).collect();
@@ -188,7 +188,7 @@ impl<'s> Engine<'s> {
         let Some(&oldest) = prompts.first() else { return false };
         let shortest = prompts.iter().copied().min_by(|a, b| left(a).total_cmp(&left(b))).unwrap();
         let chosen = if self.owed > 0.0 { oldest } else { shortest };
-        let until = if prompts.len() > 1 { until.min(self.now + IN_TURN) } else { until };
+        let until = if prompts.len() > 1 { until.min(self.now + SLICE_OF_SEVERAL) } else { until };
         // A request that arrives is looked at first.
         let until = until.min(end).max(self.now);
         let request = &mut self.running[chosen];
@@ -203,8 +203,8 @@ impl<'s> Engine<'s> {
         }
         self.owed = match chosen {
             _ if oldest == shortest => 0.0,
-            _ if chosen == oldest => (self.owed - took).max(-MOST_OWED),
-            _ => (self.owed + took).min(MOST_OWED),
+            _ if chosen == oldest => (self.owed - took).max(-MAX_CREDIT),
+            _ => (self.owed + took).min(MAX_CREDIT),
         };
         true
     }

@@ -1,13 +1,12 @@
-//! A deployment's engines, iteration by iteration and slice by slice, with arrivals by chance: what the planner's
-//! latencies are held against. It follows `main-model-fn/src/engine/{thread,pace,scheduler}.rs` line by line and knows
-//! nothing of the planner.
+//! Simulation of a deployment's engines with random arrivals, against which the planner's latencies are compared. It
+//! follows `main-model-fn/src/engine/{thread,pace,scheduler}.rs` line by line, independently of the planner.
 
 mod main_function;
 
 use crate::generate::SplitMix64;
 use main_function::{Engine, EngineRequest};
 
-/// One deployment and what comes to it.
+/// A deployment and its arrivals.
 #[derive(Debug, Clone)]
 pub(crate) struct Setting {
     pub(crate) per_second: f64,
@@ -29,16 +28,16 @@ pub(crate) struct Setting {
     pub(crate) target_itl: Option<f64>,
 }
 
-/// How many decode steps requests have.
+/// Distribution of the number of decode steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Lengths {
     Fixed,
     Geometric,
-    /// With this standard deviation over the mean.
+    /// Standard deviation over the mean.
     Lognormal(f64),
 }
 
-/// Observed figures, in the mean.
+/// Means of the observed values.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SimulatedFigures {
     pub(crate) share: f64,
@@ -62,7 +61,7 @@ fn exponential(random: &mut SplitMix64, mean: f64) -> f64 {
     -mean * (1.0 - random.unit()).ln()
 }
 
-/// At least 1.
+/// Draws a number of decode steps, at least 1.
 fn geometric(random: &mut SplitMix64, mean: f64) -> u64 {
     if mean <= 1.0 {
         return 1;
@@ -98,12 +97,12 @@ impl SimulatedFigures {
     }
 }
 
-/// The value that `share` of the sorted `values` do not exceed.
+/// Returns the quantile `share` of the sorted `values`.
 pub(crate) fn quantile(values: &[f64], share: f64) -> f64 {
     values[((share * values.len() as f64).ceil() as usize).clamp(1, values.len()) - 1]
 }
 
-/// Requests in a second that all mains complete while each always has some that wait.
+/// Returns the requests per second that all mains complete in saturation.
 pub(crate) fn saturated_per_second(setting: &Setting) -> f64 {
     const REQUESTS: usize = 4000;
     let random = &mut SplitMix64::new(5);
@@ -116,7 +115,7 @@ pub(crate) fn saturated_per_second(setting: &Setting) -> f64 {
     setting.mains as f64 * (REQUESTS / 2) as f64 / (ended(3) - ended(1))
 }
 
-/// `requests` of them, from an empty deployment; the first tenth is not counted.
+/// Simulates `requests` from an empty deployment; the first tenth is not counted.
 pub(crate) fn observe(setting: &Setting, requests: usize, seed: u64) -> SimulatedFigures {
     let random = &mut SplitMix64::new(seed);
     let mut engines: Vec<Engine<'_>> = (0..setting.mains).map(|_| Engine::new(setting)).collect();

@@ -1,4 +1,4 @@
-//! Problems from a seed: random small ones, and ones in the shape of real models.
+//! Generated problems: random small ones, and ones in the shape of real models.
 
 #![allow(dead_code)]
 
@@ -40,7 +40,7 @@ impl Sample {
     }
 }
 
-/// A generator of numbers that are the same everywhere (SplitMix64).
+/// A portable random number generator (SplitMix64).
 pub(crate) struct SplitMix64(u64);
 
 impl SplitMix64 {
@@ -86,7 +86,7 @@ impl SplitMix64 {
 const VCPUS: [f64; 6] = [0.2, 0.5, 1.0, 2.0, 4.0, 8.0];
 const TOKENS: [f64; 4] = [1.0, 8.0, 64.0, 256.0];
 
-/// Seconds that fall with vCPUs towards a floor and rise with tokens, a little noisy.
+/// Generates times that decrease with vCPUs towards a floor and increase with tokens, with some noise.
 fn cpu_profile(random: &mut SplitMix64, scale: f64) -> CpuProfile {
     let (decay, floor) = (random.between(0.4, 1.6), random.between(0.1, 0.4));
     let (fixed, per_token) = (random.between(0.5, 0.9), random.between(0.1, 0.4));
@@ -118,7 +118,7 @@ fn layer(random: &mut SplitMix64, experts: u32, top_k: u32, expert_bytes: f64, s
     }
 }
 
-/// Returns the profile of the same work on machines that take `factor` times as long, measured at other points.
+/// Returns the profile of the same work on machines that are `factor` times slower, measured at other points.
 fn elsewhere(profile: &CpuProfile, factor: f64) -> CpuProfile {
     let slower = |row: &Vec<f64>| row[1..].iter().map(|seconds| seconds * factor).collect();
     CpuProfile {
@@ -334,7 +334,7 @@ pub(crate) fn model_problem(shape: Shape) -> Problem {
     problem
 }
 
-/// Decisions beyond the paper's form.
+/// Features of plans beyond the Remoe paper.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ExtendedDecisions {
     pub(crate) groups: Option<u32>,
@@ -344,7 +344,7 @@ pub(crate) struct ExtendedDecisions {
     pub(crate) idle_seconds: Option<f64>,
 }
 
-/// `problem` with these, under reserved billing where there are groups.
+/// Copies `problem` with these features, and with reserved billing if there are groups.
 pub(crate) fn beyond(problem: &Problem, beyond: ExtendedDecisions) -> Problem {
     let mut problem = problem.clone();
     problem.limits.max_groups = beyond.groups;
@@ -373,7 +373,7 @@ pub(crate) fn beyond(problem: &Problem, beyond: ExtendedDecisions) -> Problem {
     problem
 }
 
-/// Everything that `remoe plan` turns on, step by step.
+/// Features that `remoe plan` enables, in steps.
 pub(crate) const BEYOND: [(&str, ExtendedDecisions); 4] = [
     (
         "memory only",
@@ -395,11 +395,10 @@ pub(crate) const BEYOND: [(&str, ExtendedDecisions); 4] = [
     ),
 ];
 
-/// Terms that may be summed for what turns a verdict: half a second, at some 20 to 50 ns each.
+/// Most terms that may be summed for the flips of a comparison: half a second at 20 to 50 ns each.
 pub(crate) const MOST_TURN_WORK: usize = 18_000_000;
 
-/// Returns shares that follow `last`: of three one is drawn without the last ones, one has them in another order, and
-/// one changes them a little.
+/// Returns shares that evolve from `last`: drawn independently, permuted or slightly changed, depending on `index`.
 pub(crate) fn next_shares(random: &mut SplitMix64, last: &[Vec<f64>], index: usize) -> Vec<Vec<f64>> {
     let alpha = 10f64.powf(random.between(-1.0, 1.0));
     let next = |random: &mut SplitMix64, shares: &Vec<f64>| match index % 3 {
