@@ -202,8 +202,8 @@ fn life(life: &Life) -> String {
 }
 
 /// Formats the robustness of a plan of groups to wrong figures.
-fn sturdiness(sturdy: &Sturdiness) -> String {
-    let Sturdiness { tried, broken, worst_above, broken_of_cheapest, above_cheapest, cases } = sturdy;
+fn sturdiness(sturdy: &SensitivityAnalysis) -> String {
+    let SensitivityAnalysis { tried, broken, worst_above, broken_of_cheapest, above_cheapest, cases } = sturdy;
     let cheapest = match above_cheapest {
         none if *none <= 0.0 => "no other plan of its kind is cheaper".to_owned(),
         above => {
@@ -213,7 +213,7 @@ fn sturdiness(sturdy: &Sturdiness) -> String {
             )
         }
     };
-    let figure_names = |selects: &dyn Fn(&WrongCase) -> bool| {
+    let figure_names = |selects: &dyn Fn(&MisestimatedCase) -> bool| {
         let names: Vec<&str> =
             cases.iter().filter(|case| selects(case)).map(|case| case.figure.name()).collect();
         names.join(", ")
@@ -236,7 +236,7 @@ fn sturdiness(sturdy: &Sturdiness) -> String {
 }
 
 /// Formats the compared placements, and the conclusion in a sentence.
-pub(crate) fn verdict(verdict: &Verdict) -> String {
+pub(crate) fn verdict(verdict: &PlacementComparison) -> String {
     let rows = verdict.rivals.iter().map(|rival| {
         let optional = |value: Option<f64>, format: fn(f64) -> String| value.map_or_else(String::new, format);
         vec![
@@ -324,10 +324,10 @@ fn baselines(problem: &Problem, answer: &PlanningResult) -> String {
         (false, Device::Gpu) => "missing gpu_expert_seconds",
     };
     let compared = [
-        (Way::Mix.baseline_name(), &baselines.mix, saving.mix, too_large),
-        (Way::Cpu.baseline_name(), &baselines.cpu, saving.cpu, without_cpu),
-        (Way::Gpu.baseline_name(), &baselines.gpu, saving.gpu, without_gpu),
-        (Way::Fetch.baseline_name(), &baselines.fetch, saving.fetch, without_gpu),
+        (ServingStrategy::Mix.baseline_name(), &baselines.mix, saving.mix, too_large),
+        (ServingStrategy::Cpu.baseline_name(), &baselines.cpu, saving.cpu, without_cpu),
+        (ServingStrategy::Gpu.baseline_name(), &baselines.gpu, saving.gpu, without_gpu),
+        (ServingStrategy::Fetch.baseline_name(), &baselines.fetch, saving.fetch, without_gpu),
     ];
     let header =
         ["baseline", "cost", "saving of the plan", "main function", "TTFT", "TPOT", "meets the limits"];
@@ -394,9 +394,9 @@ fn refusal_text(refusal: Refusal) -> &'static str {
 
 fn change(change: &PlanChange) -> String {
     let decision = match change.reason {
-        Reason::Unchanged => "Keeps the previous plan: it is optimal.",
-        Reason::WithinHysteresis => "Keeps the previous plan: the best one saves less than the hysteresis.",
-        Reason::MovesTooMuch => {
+        ReplacementReason::Unchanged => "Keeps the previous plan: it is optimal.",
+        ReplacementReason::WithinHysteresis => "Keeps the previous plan: the best one saves less than the hysteresis.",
+        ReplacementReason::MovesTooMuch => {
             "Keeps the previous plan: loading the best one costs more than it saves over its expected lifetime."
         }
         ReplacementReason::Cheaper => "Replaces the previous plan: the saving exceeds the hysteresis.",

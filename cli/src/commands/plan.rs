@@ -21,7 +21,7 @@ use crate::workload::ConcurrencyArgs;
 use clap::Args;
 use nodes::{NodesArgs, NodesInputs};
 use nodes_model::WeightDtypes;
-use remoe_hardware::{Factors, ModelId, Origin, TimeRatios};
+use remoe_hardware::{TimeFactors, ModelId, Origin, TimeRatios};
 use remoe_hub::ModelArgs;
 use remoe_model::{DenseDtype, ExpertsDtype, KvCacheDtype};
 use remoe_planner::{
@@ -245,7 +245,7 @@ fn plan_until_deadline(
 
 impl PlanArgs {
     /// Reads the problem file, or builds the problem for the model. `factors` scale the times of the profile.
-    fn read_problem(&self, factors: Option<Factors>) -> Result<Problem, CliError> {
+    fn read_problem(&self, factors: Option<TimeFactors>) -> Result<Problem, CliError> {
         if let Some(path) = &self.problem {
             let text = files::read("--problem", path)?;
             return Problem::from_json(&text).map_err(|error| file_error(error, Some(path)));
@@ -356,9 +356,9 @@ fn file_error(error: FieldError, path: Option<&Path>) -> CliError {
     CliError { path: path.map(Path::to_owned), field, ..CliError::arguments("", message) }
 }
 
-fn read_factors(path: &Path) -> Result<Factors, CliError> {
+fn read_factors(path: &Path) -> Result<TimeFactors, CliError> {
     let ratios = TimeRatios::read(&files::read("--measured", path)?);
-    Ok(Factors::of(&ratios.map_err(|error| files::file_error("--measured", path, &error))?))
+    Ok(TimeFactors::of(&ratios.map_err(|error| files::file_error("--measured", path, &error))?))
 }
 
 fn read_plan(flag: &str, path: &Path) -> Result<PlanDraft, CliError> {

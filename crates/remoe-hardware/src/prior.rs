@@ -28,8 +28,11 @@ const LOAD_BYTES_PER_SECOND: f64 = 2e8;
 /// Bytes of the main function's tokenizer, buffers and code: 2e7 for the demo model, more for large vocabularies and wide
 /// layers.
 const MAIN_BYTES: f64 = 1.5e8;
-/// Bytes of LibTorch, which the main function loads to compute on a GPU.
-const LIBTORCH_BYTES: f64 = 2.5e8;
+/// Host bytes of CUDA and LibTorch in a main function on a GPU: 1.2 GB at the first use of CUDA (pytorch issue 106511,
+/// 2023), 250 MB of LibTorch and 50 MB of pinned buffers. If the driver loads kernels lazily, as it does since CUDA 12.2,
+/// CUDA takes less (0.1 GB for one tensor in pytorch issue 113326). If it loads all of them, it takes 2.4 GB (pytorch
+/// issue 70416).
+const CUDA_PROCESS_BYTES: f64 = 1.5e9;
 /// Bytes that a GPU reads from its memory per second: half of the specification of an NVIDIA T4 (320 GB/s), the slowest
 /// one that clouds offer.
 const GPU_READ_BYTES_PER_SECOND: f64 = 1.6e11;

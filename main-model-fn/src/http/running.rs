@@ -149,7 +149,7 @@ impl RunningGeneration {
             && let Some(account) = self.stopwatch.state().account()
         {
             let steps = one.completion_tokens.saturating_sub(self.choices);
-            for (rival, dollars) in account.rivals(one.prompt_tokens, steps) {
+            for (rival, dollars) in account.baseline_costs(one.prompt_tokens, steps) {
                 // The conversion saturates for costs that no price list reaches.
                 *self.rivals.entry(rival.to_owned()).or_default() += (dollars * 1e9).round() as u64;
             }

@@ -41,8 +41,8 @@ pub(super) fn format_manifest(inputs: &ManifestInputs<'_>) -> Option<String> {
 fn write_comments(
     text: &mut String,
     inputs: &ManifestInputs<'_>,
-    best: Option<&RivalNodes>,
-    chosen: &RivalNodes,
+    best: Option<&ArrangementEvaluation>,
+    chosen: &ArrangementEvaluation,
 ) -> std::fmt::Result {
     let cost = |rival: &ArrangementEvaluation| rival.dollars_per_hour.unwrap_or(0.0);
     writeln!(text, "# {}: {} per hour", capitalised(chosen.name.meaning()), dollars(cost(chosen)))?;
@@ -83,7 +83,7 @@ fn hosts(node: &RentedNodes) -> String {
 fn write_resource(
     text: &mut String,
     inputs: &ManifestInputs<'_>,
-    chosen: &RivalNodes,
+    chosen: &ArrangementEvaluation,
     layout: &NodesLayout,
     rental: &Rental,
 ) -> std::fmt::Result {

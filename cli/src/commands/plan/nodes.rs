@@ -129,7 +129,7 @@ struct Report<'a> {
 pub(super) struct QuantisedNodes {
     pub(super) experts_dtype: ExpertsDtype,
     /// Cheapest arrangement. `None` if none meets the limits.
-    pub(super) cheapest: Option<RivalNodes>,
+    pub(super) cheapest: Option<ArrangementEvaluation>,
 }
 
 /// Result as JSON if no arrangement meets the limits, with the one that comes closest.
@@ -245,7 +245,7 @@ fn read_list(path: &Path) -> Result<NodeList, CliError> {
 }
 
 /// Returns the violated limit that is exceeded by the smallest factor.
-fn closest_violation(verdict: &NodesVerdict) -> Option<&BrokenLimit> {
+fn closest_violation(verdict: &NodesComparison) -> Option<&BrokenLimit> {
     let excess = |broken: &BrokenLimit| broken.value / broken.allowed.max(f64::MIN_POSITIVE);
     let broken = verdict.rivals.iter().filter_map(|rival| rival.broken.as_ref());
     broken.min_by(|a, b| excess(a).total_cmp(&excess(b)))

@@ -211,7 +211,7 @@ fn times(rental: &Rental, expected: ExpectedTimes) -> String {
     let row = |name: &str, value: f64, allowed: f64| {
         vec![name.to_owned(), amount("ttft", value), amount("ttft", allowed)]
     };
-    let (load, format_time) = (expected.met, |value: f64| amount("tpot", value));
+    let (load, format_time) = (expected.under_load, |value: f64| amount("tpot", value));
     let statistic = rental.slo.quantile.map_or("mean", remoe_planner::Quantile::name);
     let (ttft, tpot) = load.latency.map_or((load.ttft_seconds, load.tpot_seconds), |latency| {
         (latency.ttft.at(rental.slo.quantile), latency.tpot.at(rental.slo.quantile))
@@ -260,7 +260,7 @@ fn rivals_table(rental: &Rental, answer: &NodesAnswer) -> String {
         Some(tokens) => rival.dollars_per_hour.map(|dollars| dollars / tokens * 1e6),
         None => rival.dollars_per_million_tokens,
     };
-    let row = |rival: &RivalNodes| {
+    let row = |rival: &ArrangementEvaluation| {
         let seconds = |select: fn(&ExpectedTimes) -> f64| {
             rival
                 .expected
@@ -315,7 +315,7 @@ fn api_comparison(api: ApiCost, answer: &NodesAnswer) -> String {
     format!("An API at the stated prices costs {hourly} per hour for {requests}.{break_even}")
 }
 
-fn sensitivity(verdict: &NodesVerdict) -> String {
+fn sensitivity(verdict: &NodesComparison) -> String {
     match verdict.flips.as_slice() {
         [] => "No change of TPOT limit, GPU price, model size or request rate within a factor of 10 changes whether remote experts pay."
             .to_owned(),
