@@ -185,7 +185,7 @@ async fn report_load(
     mut demand_writer: DemandWriter,
     mut shutdown: watch::Receiver<bool>,
 ) {
-    let (mut loads, mut answered) = (model.watch_load(), learner.learner.answered());
+    let (mut loads, mut answered) = (model.watch_load(), learner.learner.answered_usage());
     // Last written entry, and the time of writing.
     let mut last_entry: Option<(LastEntry, Instant)> = None;
     // Latest cold start and its timeline. It is known before the answer ends, so the entry that reports the end

@@ -5,7 +5,7 @@
 //! begins with a copy of that: during an upgrade, new gateways start before the old ones end. Each gateway writes
 //! expert usage to its own part, and reads that of all others.
 
-use remoe_usage::Store;
+use remoe_usage::HistoryStore;
 use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -149,7 +149,7 @@ pub(crate) fn other_usage_files(folder: &Path, model: &str) -> Vec<PathBuf> {
     let other_usage_files = parts.map(|part| part.path()).filter(|part| part != own);
     let mut files: Vec<PathBuf> = other_usage_files
         .take(MAX_GATEWAYS)
-        .map(|part| Store::file_in(&part.join(uid).join(model)))
+        .map(|part| HistoryStore::file_in(&part.join(uid).join(model)))
         .collect();
     files.sort();
     files
@@ -165,7 +165,7 @@ pub(crate) fn for_each_ended_usage_file(
         return Ok(());
     };
     for_unowned_parts(all, |part| {
-        each(&Store::file_in(&part.join(uid).join(model)));
+        each(&HistoryStore::file_in(&part.join(uid).join(model)));
         Ok(())
     })
 }

@@ -246,7 +246,7 @@ impl UsageFollower {
         order: &PredictionOrder,
         is_cached: bool,
     ) -> Result<(), SummaryError> {
-        let loader = PredictorLoader {
+        let loader = SummaryLoader {
             folder: self.folder.clone(),
             order: order.clone(),
             memory: self.resources.memory.clone(),
@@ -256,7 +256,7 @@ impl UsageFollower {
             let (own_folder, own_model) = (folder.clone(), order.model.clone());
             let model = order.model.clone();
             PeerGateways {
-                every: self.resources.history_read_interval,
+                poll_interval: self.resources.history_read_interval,
                 files: Box::new(move || other_usage_files(&folder, &model)),
                 for_each_ended: Box::new(move |each| {
                     if let Err(error) = for_each_ended_usage_file(&own_folder, &own_model, each) {
@@ -304,7 +304,7 @@ impl UsageFollower {
                 if is_cold {
                     sleep(GROUPING_TIME).await;
                 }
-                let limit = if service.is_open() { PREDICTION_TIMEOUT } else { FIRST_PREDICTION_TIMEOUT };
+                let limit = if service.is_loaded() { PREDICTION_TIMEOUT } else { FIRST_PREDICTION_TIMEOUT };
                 let started = Instant::now();
                 (self.learner.predict_joint_usage(limit).await, started.elapsed())
             }
@@ -327,14 +327,14 @@ impl UsageFollower {
 }
 
 /// Loader of a model's predictor.
-struct PredictorLoader {
+struct SummaryLoader {
     folder: Option<PathBuf>,
     order: PredictionOrder,
     memory: Arc<Semaphore>,
     experience_bytes: u64,
 }
 
-impl PredictorLoader {
+impl SummaryLoader {
     /// Reserves memory for the predictor of `summary`, and opens it.
     fn open(&self, summary: ModelSummary) -> Result<LoadedPredictor, SummaryError> {
         let history_bytes = self.folder.as_ref().map_or(IN_MEMORY_HISTORY_BYTES, |_| self.experience_bytes);

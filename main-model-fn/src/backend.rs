@@ -199,8 +199,6 @@ pub trait Backend: Sized + Send + Sync + 'static {
 
     /// True if the device selects the largest logits, so that the others are not copied to the host.
     const SELECTS_LOGITS: bool = false;
-    /// Bytes of device memory that KV cache pages must leave free for the tensors of iterations.
-    const WORKSPACE_BYTES: usize = 0;
 
     /// Opens `device`, or the best available device if `None`.
     ///
@@ -319,12 +317,23 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Fails if the device has no memory left.
     fn upload_vector(&self, values: &[f32]) -> Result<Self::Vector, BackendError>;
 
-    /// Reserves memory for `count` pages, or for fewer if the device has no memory for all. Returns the number reserved.
+    /// Reserves memory for `count` pages, or for fewer if the device has no memory for all beside its workspace. Sequences
+    /// have up to `positions` positions. Returns the number reserved.
     ///
     /// # Errors
     /// Fails if the device cannot hold a single page.
-    fn reserve_pages(&self, _pages: &mut Self::Pages, count: usize) -> Result<usize, BackendError> {
+    fn reserve_pages(
+        &self,
+        _pages: &mut Self::Pages,
+        count: usize,
+        _positions: usize,
+    ) -> Result<usize, BackendError> {
         Ok(count)
+    }
+
+    /// Returns the bytes of device memory that `pages` leave to iterations.
+    fn workspace_bytes(_pages: &Self::Pages) -> usize {
+        0
     }
 
     /// Prepares `spans` for the attention of all layers of `pages`.

@@ -78,7 +78,8 @@ impl Loaded {
         // Rounded up, so that a request of exactly the configured size fits.
         let wanted_pages = settings.kv_cache_bytes.div_ceil(model.page_bytes().max(1) as u64);
         let wanted_pages = usize::try_from(wanted_pages).unwrap_or(usize::MAX);
-        let cache_pages = model.reserve_pages(wanted_pages).map_err(LoadModelError::from)?;
+        let positions = checkpoint.config().served_context();
+        let cache_pages = model.reserve_pages(wanted_pages, positions).map_err(LoadModelError::from)?;
         if cache_pages < wanted_pages {
             let bytes = cache_pages.saturating_mul(model.page_bytes());
             tracing::warn!(bytes, "KV cache limited by device memory");

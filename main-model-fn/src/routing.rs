@@ -1,4 +1,7 @@
-//! Routing: selects each token's experts by the router's logits. Runs on the host in float32.
+//! Routing: selects each token's experts by the router's logits, in float32.
+//!
+//! On the CPU the host selects ([`RoutingRule::route`]). Devices select by operations of their own, and the host weighs the
+//! selected experts ([`RoutingRule::weigh_selected`]).
 
 use half::bf16;
 use remoe_kernels::Dtype;

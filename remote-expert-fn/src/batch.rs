@@ -136,7 +136,7 @@ fn forward(
         let packed = hosted.ok_or_else(|| format!("expert {expert} of layer {layer} is not hosted"))?;
         let (row_index, other_rows) = rest.split_at(group.len());
         let (expert_output, other_output) = output.split_at_mut(group.len() * row_bytes);
-        jobs.push(Job { expert: packed, inputs, row_index, output: expert_output });
+        jobs.push(ExpertJob { expert: packed, inputs, row_index, output: expert_output });
         (rest, output) = (other_rows, other_output);
     }
     pool.forward(&mut jobs).map_err(|error| error.to_string())?;

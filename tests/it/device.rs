@@ -380,21 +380,21 @@ async fn device_without_memory_refuses_new_requests_and_no_running_one() {
 async fn shortage_lowers_the_batch_until_memory_is_free_again() {
     let model = ModelFixture::fixture("olmoe-basic");
     let options = StartOptions::dtype("float32").simulated_device(2 * GIB).with("--max-batch", 16);
-    let device = Recorded::start_with(&model, options).await;
+    let device = RecordedFunction::start_with(&model, options).await;
     device.main.control.route(&[], &[]).await;
     let http = device.main.http();
     let batch_limit = async || MetricsPage::read(http).await.value("remoe_batch_limit_sequences");
     assert_eq!(batch_limit().await, 16);
     let mut alone = Vec::new();
-    for request in decoding(16, 60) {
+    for request in decode_requests(16, 60) {
         alone.push(device.main.control.generate(request).await.finished.tokens);
     }
     let held = device.recording().await.held_bytes;
     let mut free = 1 << 20;
     let lowered = loop {
-        device.leave(held, free).await;
+        device.set_free_memory(held, free).await;
         let mut streams = Vec::new();
-        for request in decoding(16, 60) {
+        for request in decode_requests(16, 60) {
             streams.push(device.main.control.begin(request).await.unwrap());
         }
         for (stream, alone) in streams.into_iter().zip(&alone) {
@@ -406,9 +406,9 @@ async fn shortage_lowers_the_batch_until_memory_is_free_again() {
         }
     };
     assert!((1..16).contains(&lowered), "{lowered}");
-    device.leave(held, GIB).await;
+    device.set_free_memory(held, GIB).await;
     until(LONG, "the batch of the settings", async || {
-        device.main.control.generate(decoding(1, 120)[0].clone()).await;
+        device.main.control.generate(decode_requests(1, 120)[0].clone()).await;
         (batch_limit().await == 16).then_some(())
     })
     .await;

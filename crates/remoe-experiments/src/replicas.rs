@@ -117,7 +117,7 @@ fn by_concurrency(seen: &mut Observations) -> [u32; GROUPS] {
     let wanted = main_replicas(
         &POLICY,
         &seen.history,
-        Mains { name: MAINS, present, least: 1, most: MAX_REPLICAS, room, serves: true },
+        MainReplicas { name: MAINS, present, least: 1, most: MAX_REPLICAS, room, serves: true },
         seen.now,
     );
     [wanted; GROUPS]
@@ -147,8 +147,8 @@ fn run(
     trace: &[Second],
     decide: impl Fn(&mut Observations) -> [u32; GROUPS],
 ) -> ReplicaTrial {
-    let mut seen = Observations { history: History::default(), now: Duration::ZERO, present: [1; GROUPS] };
-    seen.history.look(seen.now);
+    let mut seen = Observations { history: LoadHistory::default(), now: Duration::ZERO, present: [1; GROUPS] };
+    seen.history.start_at(seen.now);
     // Serving replicas; starting replicas with the second at which they serve.
     let (mut serving, mut coming) = ([1_u32; GROUPS], VecDeque::<(u64, [u32; GROUPS])>::new());
     let (mut backlog, mut computed) = ([0.0; GROUPS], [0.0; GROUPS]);

@@ -153,7 +153,7 @@ async fn usage_is_reported_and_survives_a_restart() {
     }
     let used_share = |mix: &RequestMix| used_share(&main, mix);
     answered
-        .wait_for(|report| report.as_ref().is_some_and(|report| report.mix.requests > 5.5))
+        .wait_for(|report| report.as_ref().is_some_and(|report| report.usage.requests > 5.5))
         .await
         .unwrap();
     let mix = first.mix(DemandPhase::Active, 0).await.unwrap();
@@ -303,7 +303,7 @@ async fn opted_out_tenant_is_erased_from_ended_gateway_records() {
         let file = HistoryStore::file_in(&ended.of_deployment(UID).join(&main.header.model));
         let mut answered = learner.learner.answered_usage();
         answered
-            .wait_for(|report| report.as_ref().is_some_and(|report| report.mix.requests > 2.5))
+            .wait_for(|report| report.as_ref().is_some_and(|report| report.usage.requests > 2.5))
             .await
             .unwrap();
         task.abort();

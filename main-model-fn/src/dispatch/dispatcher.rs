@@ -61,7 +61,7 @@ pub(crate) struct ExpertDispatcher {
     pub(super) metrics: ExpertMetrics,
     tally: Vec<ExpertTally>,
     pub(super) time: ExpertTime,
-    pairs: Pairs,
+    pairs: PairCounts,
     /// Totals of the calls to each link, in an iteration with traced requests.
     call_totals: Vec<CallTotals>,
     /// Buffer of the local kernels' output, kept for the next call.
@@ -117,7 +117,7 @@ impl ExpertDispatcher {
             metrics: parts.metrics,
             tally: Vec::new(),
             time: ExpertTime::default(),
-            pairs: Pairs::default(),
+            pairs: PairCounts::default(),
             call_totals: Vec::new(),
             local_rows: Vec::new(),
         })
@@ -167,7 +167,7 @@ impl ExpertDispatcher {
     }
 
     /// Returns which links answered for which rows in the iteration, all layers together.
-    pub(crate) fn pairs(&self) -> &Pairs {
+    pub(crate) fn pairs(&self) -> &PairCounts {
         &self.pairs
     }
 
@@ -365,7 +365,7 @@ impl ExpertDispatcher {
         for (expert, slots) in work {
             let (expert_tokens, other_tokens) = tokens.split_at(slots.len());
             let (expert_output, other_output) = output.split_at_mut(slots.len() * row_bytes);
-            jobs.push(Job { expert, inputs: call.inputs, row_index: expert_tokens, output: expert_output });
+            jobs.push(ExpertJob { expert, inputs: call.inputs, row_index: expert_tokens, output: expert_output });
             (tokens, output) = (other_tokens, other_output);
         }
         self.metrics.reads.inc_by(jobs.len() as u64);

@@ -12,7 +12,7 @@ use crate::grammar::{Grammar, GrammarProgress};
 use crate::pages::{BlockPages, SequenceCache};
 use crate::records::{Recording, Step};
 use crate::transformer::{OutputRows, Segment, Trace};
-use remoe_billing::{Billed, Phase, RequestWork};
+use remoe_billing::{BilledRequest, Phase, RequestWork};
 use remoe_model::text::Tokenizer;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ pub(crate) struct ActiveRequest {
     pub(super) spans: Option<Box<RequestSpans>>,
 }
 
-impl Billed for ActiveRequest {
+impl BilledRequest for ActiveRequest {
     fn work(&mut self) -> (&mut RequestWork, Phase) {
         let phase = match &self.stage {
             RequestStage::Prompt(_) => Phase::Prefill,

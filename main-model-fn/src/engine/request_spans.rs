@@ -5,7 +5,7 @@
 
 use super::request::{ExpertTally, Figures};
 use crate::dispatch::CallTotals;
-use remoe_otel::{CONTEXT_BYTES, Kind, Reserved, Span, SpanRef};
+use remoe_otel::{CONTEXT_BYTES, SpanRole, ReservedSpan, Span, SpanRef};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -29,7 +29,7 @@ pub(super) struct RequestSpans {
 struct RemoteCalls {
     totals: CallTotals,
     /// Id of the span, reserved before the span is reported.
-    reserved: Reserved,
+    reserved: ReservedSpan,
     /// Time at which a message first named the span; without it, the span is not reported.
     named_at: Option<Instant>,
 }
@@ -40,9 +40,9 @@ impl RequestSpans {
         if !request.is_recording() {
             return None;
         }
-        request.child_at("queue", Kind::Internal, submitted).end_at(now);
+        request.child_at("queue", SpanRole::Internal, submitted).end_at(now);
         Some(Box::new(Self {
-            phase: request.child_at("prefill", Kind::Internal, now),
+            phase: request.child_at("prefill", SpanRole::Internal, now),
             request: request.clone(),
             remote: BTreeMap::new(),
             tally_before: ExpertTally::default(),
@@ -85,7 +85,7 @@ impl RequestSpans {
     /// Ends prefill and begins decode.
     pub(super) fn record_first_token(&mut self, figures: &Figures, now: Instant) {
         self.finish_phase(figures, now);
-        let decode = self.request.child_at("decode", Kind::Internal, now);
+        let decode = self.request.child_at("decode", SpanRole::Internal, now);
         std::mem::replace(&mut self.phase, decode).end_at(now);
         self.tally_before = figures.experts;
     }
@@ -126,7 +126,7 @@ impl RequestSpans {
             // Calls that were cancelled, because another replica was faster, have no times.
             let (first, last) = totals.time.unwrap_or((named_at, now));
             let name = "remoe.v1.ExpertFunction/Forward";
-            let span = self.phase.reserved_child(&reserved, name, Kind::Client, first.min(named_at));
+            let span = self.phase.reserved_child(&reserved, name, SpanRole::Client, first.min(named_at));
             span.set("rpc.system", "grpc");
             span.set("rpc.service", "remoe.v1.ExpertFunction");
             span.set("rpc.method", "Forward");

@@ -7,7 +7,7 @@
 use super::Rows;
 use super::rows::BufferPool;
 use crate::backend::{BackendError, LoadModelError, ResidentPart};
-use remoe_kernels::{MAX_ROWS, NumericsClass, PackedMatrix, Pool, Product};
+use remoe_kernels::{MAX_ROWS, NumericsClass, PackedMatrix, Pool, MatrixProduct};
 use remoe_model::{Checkpoint, MlaFacts, TensorRef};
 use remoe_weights::stored_dtype;
 
@@ -116,8 +116,8 @@ impl NativeUpProjections {
         let mut output = vec![0; matrices.len() * x.rows * output_bytes];
         let heads = inputs.chunks_exact((x.rows * input_bytes).max(1));
         let outputs = output.chunks_exact_mut((x.rows * output_bytes).max(1));
-        let mut products: Vec<Product<'_>> = (matrices.iter().zip(heads).zip(outputs))
-            .map(|((matrix, inputs), output)| Product { matrix, inputs, output })
+        let mut products: Vec<MatrixProduct<'_>> = (matrices.iter().zip(heads).zip(outputs))
+            .map(|((matrix, inputs), output)| MatrixProduct { matrix, inputs, output })
             .collect();
         // One call of the kernels takes at most `MAX_ROWS` rows; a long prompt has its rows once per head.
         for products in products.chunks_mut((MAX_ROWS / x.rows.max(1)).max(1)) {

@@ -96,11 +96,15 @@ pub(crate) trait Model: Send {
     /// Returns the bytes of one KV cache page.
     fn page_bytes(&self) -> usize;
 
-    /// Reserves memory for `count` pages, or for as many as the device can hold. Returns the number reserved.
+    /// Reserves memory for `count` pages, or for as many as the device can hold beside its workspace. Sequences have up to
+    /// `positions` positions. Returns the number reserved.
     ///
     /// # Errors
     /// Fails if the device cannot hold a single page.
-    fn reserve_pages(&mut self, count: usize) -> Result<usize, BackendError>;
+    fn reserve_pages(&mut self, count: usize, positions: usize) -> Result<usize, BackendError>;
+
+    /// Returns the bytes of device memory that pages leave to iterations.
+    fn workspace_bytes(&self) -> usize;
 
     /// Returns the pages that a sequence needs by its length.
     fn page_needs(&self) -> PageNeeds;
@@ -278,8 +282,12 @@ impl<B: Backend> Model for Transformer<B> {
         B::page_bytes(&self.pages)
     }
 
-    fn reserve_pages(&mut self, count: usize) -> Result<usize, BackendError> {
-        self.backend.reserve_pages(&mut self.pages, count)
+    fn reserve_pages(&mut self, count: usize, positions: usize) -> Result<usize, BackendError> {
+        self.backend.reserve_pages(&mut self.pages, count, positions)
+    }
+
+    fn workspace_bytes(&self) -> usize {
+        B::workspace_bytes(&self.pages)
     }
 
     fn page_needs(&self) -> PageNeeds {
