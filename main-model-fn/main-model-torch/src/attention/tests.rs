@@ -36,7 +36,7 @@ fn random(device: &Arc<TorchDevice>, size: [usize; 2], seed: u64) -> Tensor {
 
 /// Pages of one layer with random keys and values.
 fn filled_pages(device: &Arc<TorchDevice>, shape: AttentionShape) -> TorchPages {
-    let mut pages = TorchPages::new(&[PagedLayer { shape, table: 0 }], Kind::Float, device.clone());
+    let mut pages = TorchPages::new(&[PagedLayer { shape, page_table: 0 }], Kind::Float, device.clone());
     let count = CONTEXT / PAGE_POSITIONS;
     assert_eq!(pages.reserve(count, CONTEXT).unwrap(), count);
     let (_, slab, widths) = pages.slab(0).unwrap();
@@ -46,7 +46,7 @@ fn filled_pages(device: &Arc<TorchDevice>, shape: AttentionShape) -> TorchPages 
 }
 
 fn span(past: usize, rows: usize) -> RowSpan {
-    RowSpan { first: 0, rows, past, tables: vec![(0..CONTEXT / PAGE_POSITIONS).collect()] }
+    RowSpan { first_row: 0, rows, past, page_tables: vec![(0..CONTEXT / PAGE_POSITIONS).collect()] }
 }
 
 /// Attention of the rows from `first` on that `spans` has.
